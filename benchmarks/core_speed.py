@@ -191,7 +191,7 @@ class Still:
     ) -> Decision:
         """Zero actions."""
         n = len(observation)
-        return Decision(torch.zeros(n, 1, 1), TensorDict({}, [n]), torch.zeros(n, 1))
+        return Decision(torch.zeros(n, 1, 1), TensorDict({}, [n]), torch.zeros(n, 1, 1))
 
 
 def pictures(envs: int = 8, decisions: int = 35) -> dict[str, Any]:

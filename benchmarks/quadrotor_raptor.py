@@ -89,7 +89,7 @@ class Raptor:
         pipe.flush()
         actions, memory = self._floats(count, 4), self._floats(count, self.size)
         sample = TensorDict({MEMORY: memory}, batch_size=[count])
-        return Decision(actions.unsqueeze(1), sample, torch.zeros(count, 1), None)
+        return Decision(actions.unsqueeze(1), sample, torch.zeros(count, 1, 1), None)
 
     def close(self) -> None:
         """End its process."""

@@ -1,12 +1,13 @@
 """Protocols of policies: reinforcement learning needs one that samples and scores its samples.
 
 One forward pass returns everything a learner needs, so that shared layers run once. Letters in shape comments:
-N observations, T decisions, H actions of a chunk, A action dimension, P parts of a log-probability.
+N observations, T decisions, H actions of a chunk, of which K are executed, A action dimension, P parts of a
+log-probability.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, runtime_checkable
@@ -15,11 +16,15 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from embodied.contract import Contract
+from embodied.contract import Contract, TensorSpec
 from embodied.world import World
 
 Module = TypeVar("Module", bound=nn.Module)
 Given = ParamSpec("Given")
+
+
+EXECUTED = "executed"
+"""Key of a stored sample: actions that were executed before the episode ended, [..., K] bool; without it all were."""
 
 
 @dataclass
@@ -28,13 +33,33 @@ class Decision:
 
     actions: Tensor  # [N, H, A] in robot units, inside the contract's limits
     sample: TensorDict  # [N] pre-squash action, tokens, or the denoising path
-    log_prob: Tensor  # [N, P]
+    log_prob_terms: Tensor  # [N, K, P] what each of the first K actions adds to each part of the log-probability
     value: Tensor | None = None  # [N] or None, see `explored_value`
+
+    def __post_init__(self) -> None:
+        """AssertionError for a log-probability that is not divided into those of actions."""
+        assert self.log_prob_terms.ndim == 3, f"expected [N, K, P], got {list(self.log_prob_terms.shape)}"
+
+    @property
+    def log_prob(self) -> Tensor:
+        """Log-probability of all K actions, [N, P]."""
+        return self.log_prob_terms.sum(-2)
+
+
+def sum_of_executed(terms: Tensor, sample: TensorDict) -> Tensor:
+    """Log-probability or entropy [..., P] of the executed actions of `sample`, from `terms` [..., K, P] of each."""
+    if (executed := sample.get(EXECUTED, None)) is None:
+        return terms.sum(-2)
+    assert terms.shape[-2] == executed.shape[-1], f"{terms.shape[-2]} terms of {executed.shape[-1]} actions"
+    return torch.where(executed.unsqueeze(-1), terms, 0.0).sum(-2)
 
 
 @dataclass
 class Evaluation:
-    """Differentiable score of stored samples [N] or sequences [T, N], and the value of their observations."""
+    """Differentiable score of stored samples [N] or sequences [T, N], and the value of their observations.
+
+    Actions that were not executed count neither in the log-probability nor in the entropy (`sum_of_executed`).
+    """
 
     log_prob: Tensor  # [..., P]
     entropy: Tensor  # [..., P]
@@ -57,10 +82,16 @@ class TrainablePolicy(Policy, Protocol):
     """A torch module whose samples can be scored, with a value head and a supervised loss.
 
     `critic_parameters` are those that only `value` uses; `scores` is False if samples have no log-probability.
+    `actor_keys` are the observations that actions depend on.
     """
 
     device: torch.device
     scores: bool
+
+    @property
+    def actor_keys(self) -> Sequence[str]:
+        """Names of the observations that `act` reads, whatever it does with them."""
+        ...
 
     def to(self, device: torch.device | str) -> Self:
         """Move the weights."""
@@ -83,7 +114,7 @@ class TrainablePolicy(Policy, Protocol):
         ...
 
     def evaluate(self, observation: TensorDict, sample: TensorDict) -> Evaluation:
-        """Score stored samples; log_prob and value equal `act`'s at unchanged weights."""
+        """Score stored samples; value and log_prob of executed actions equal `act`'s at unchanged weights."""
         ...
 
     def value(self, observation: TensorDict) -> Tensor:
@@ -108,6 +139,17 @@ class TrainablePolicy(Policy, Protocol):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> Any:  # noqa: ANN401 - torch's
         """Load weights and normalisation statistics."""
         ...
+
+
+def unread_observations(policy: TrainablePolicy) -> list[str]:
+    """Names and kinds of the observations that actors may read and `policy` does not, such as "wrist (picture)"."""
+
+    def kind(spec: TensorSpec) -> str:
+        shape = " x ".join("any" if size < 0 else str(size) for size in spec.shape)
+        return "picture" if spec.is_picture else "text" if spec.is_text else f"{spec.dtype}, {shape}"
+
+    specs, keys = policy.contract.observation, set(policy.actor_keys)
+    return [f"{key} ({kind(spec)})" for key, spec in specs.items() if not spec.privileged and key not in keys]
 
 
 def acting(act: Callable[Concatenate[Module, Given], Decision]) -> Callable[Concatenate[Module, Given], Decision]:

@@ -18,7 +18,6 @@ from embodied.command_line.config import at_least
 from embodied.contract import Contract
 from embodied.deployment.network import PRESENT, TokenAttention, Tokens
 from embodied.errors import UserError
-from policies.flat import STILL
 from policies.mlp import MLPConfig, MLPPolicy
 
 
@@ -91,7 +90,6 @@ def _statistics(rows: Tensor, present: int | None) -> tuple[Tensor, Tensor]:
     mean, std = torch.zeros_like(rows[0]), torch.ones_like(rows[0])
     if len(there) > 1:
         mean, std = there.mean(0), there.std(0)
-        std = torch.where(std < STILL, 1.0, std)
     if present is not None:
         mean[present], std[present] = 0.0, 1.0
     return mean, std

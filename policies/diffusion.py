@@ -17,7 +17,7 @@ from torch import Tensor
 from embodied.command_line.config import at_least
 from embodied.contract import Contract
 from embodied.errors import UserError
-from embodied.policy import Evaluation, take_statistics
+from embodied.policy import Evaluation, sum_of_executed, take_statistics
 from policies import diffusion_checkpoint
 from policies.chunk_networks import ChunkUNet, NetworkKind, chunk_network
 from policies.diffusion_checkpoint import Published
@@ -148,7 +148,7 @@ class DiffusionPolicy(GenerativePolicy):
     ) -> tuple[Tensor, TensorDict, Tensor]:
         """The path [B, P+1, H, A] through the last P steps is the sample."""
         first = self.config.denoising_steps - self.config.tuned_steps
-        path, parts = [x], [torch.zeros(x.shape[:1], device=x.device)] * self.config.tuned_steps
+        path, parts = [x], [self._aggregated(torch.zeros_like(x))] * self.config.tuned_steps
         for step in range(self.config.denoising_steps):
             index = torch.full(x.shape[:1], step, device=x.device)
             mean, std = self._kernel(path[-1], index, features, deterministic)
@@ -157,7 +157,7 @@ class DiffusionPolicy(GenerativePolicy):
             if step >= first and not deterministic:
                 parts[step - first] = self._aggregated(gaussian_log_prob(path[-1], mean, std))
         sample = TensorDict({"path": torch.stack(path[first:], 1)}, batch_size=[len(x)])
-        return path[-1], sample, torch.stack(parts, 1)
+        return path[-1], sample, torch.stack(parts, -1)
 
     def evaluate(self, observation: TensorDict, sample: TensorDict) -> Evaluation:
         """Log-probabilities of the stored steps, all of which the network sees in one batch."""
@@ -170,7 +170,10 @@ class DiffusionPolicy(GenerativePolicy):
         mean, std = self._kernel(x, index, features, deterministic=False)
         log_prob = self._aggregated(gaussian_log_prob(following, mean, std))
         entropy = self._aggregated(gaussian_entropy(std).expand_as(x))
-        return Evaluation(log_prob.view(count, steps), entropy.view(count, steps), self.value(observation))
+        log_prob, entropy = (
+            sum_of_executed(terms.view(count, steps, -1).transpose(1, 2), sample) for terms in (log_prob, entropy)
+        )
+        return Evaluation(log_prob, entropy, self.value(observation))
 
     def _error(self, target_chunk: Tensor, features: Tensor) -> Tensor:
         """Squared error of the prediction, mean over the action's elements, at random noise levels.

@@ -16,13 +16,19 @@ from embodied.errors import UserError
 from embodied.world import ALONE, World
 from policies.encoders import Encoder
 
-STILL = 1e-2
-"""An element that varies less than this (about a sensor's noise) counts as constant so far, and may vary later."""
+SMALLEST_SPREAD = 1e-6
+"""A deviation below this, in the element's units or as a share of its mean, is rounding: the element is constant."""
+
+
+def divisor(spread: Tensor, centre: Tensor) -> Tensor:
+    """`spread` of elements around `centre`, by which they are normalised; 1 where they are constant."""
+    return torch.where(spread <= SMALLEST_SPREAD * centre.abs().clamp_min(1.0), 1.0, spread)
 
 
 class FlatObservations(nn.Module):
     """The float32 observations of a contract concatenated and standardised; privileged ones come last.
 
+    `std` is the measured deviation of each element, 0 of what never varied; `scale` is what inputs are divided by.
     `distances` are read as `network.reciprocal`, which resolves near distances to the centimetre. Errors name `reader`
     and suggest `other`.
 
@@ -57,9 +63,8 @@ class FlatObservations(nn.Module):
     def fit_statistics(self, observation: TensorDict) -> None:
         """Compute mean and standard deviation of every element from observations [N]."""
         inputs = self.concatenated(observation, self.keys)
-        std = inputs.std(0)
         self.mean.copy_(inputs.mean(0))
-        self.std.copy_(torch.where(std < STILL, 1.0, std))
+        self.std.copy_(inputs.std(0))
         self.count.fill_(len(inputs))
         self.fitted.fill_(True)
 
@@ -75,8 +80,13 @@ class FlatObservations(nn.Module):
         squares = squares + self.std.double().square() * max(before - 1, 0) + shift.square() * (before * count / total)
         std = (squares / max(total - 1, 1)).sqrt()
         self.mean.copy_(self.mean + shift * (count / total))
-        self.std.copy_(torch.where(std < STILL, 1.0, std))
+        self.std.copy_(std)
         self.count.fill_(total)
+
+    @property
+    def scale(self) -> Tensor:
+        """What elements are divided by, [feature_size]: their deviation, or 1 where they are constant."""
+        return divisor(self.std, self.mean)
 
     def standardised(self, observation: TensorDict, keys: Sequence[str]) -> Tensor:
         """The first columns, those of `keys` (`actor_keys` or `keys`), standardised; [..., columns].
@@ -90,7 +100,7 @@ class FlatObservations(nn.Module):
             )
         inputs = self.concatenated(observation, keys)
         columns = inputs.shape[-1]
-        return (inputs - self.mean[:columns]) / self.std[:columns]
+        return (inputs - self.mean[:columns]) / self.scale[:columns]
 
     def concatenated(self, observation: TensorDict, keys: Sequence[str]) -> Tensor:
         """Observations `keys` concatenated, distances as reciprocals, [..., columns]."""

@@ -17,11 +17,11 @@ from embodied.command_line.config import at_least
 from embodied.contract import Contract
 from embodied.deployment.chunking import Running
 from embodied.errors import UserError
-from embodied.policy import Decision, Evaluation, acting
+from embodied.policy import Decision, Evaluation, acting, sum_of_executed
 from policies.chunk_networks import chunk_network
 from policies.generative import Aggregate, GenerativeConfig, GenerativePolicy
 from policies.kernels.flow import TimeGrid, gaussian_velocity, given_actions
-from policies.kernels.sampling import Field, FlowSampling, Sampler, check_delay, trained_for
+from policies.kernels.sampling import Field, FlowSampling, Sampler, check_delay, trained_for, undefined_log_prob
 from policies.kernels.shortcut import LENGTHS, drawn, length_of, two_steps
 
 
@@ -129,7 +129,7 @@ class FlowPolicy(GenerativePolicy):
         actions = torch.where(keeps.unsqueeze(-1), known, self.to_robot(x))
         rows = self._best(observation, actions, count)
         nothing = TensorDict({}, batch_size=list(observation.batch_size))
-        return Decision(actions[rows], nothing, torch.full((len(rows), 1), torch.nan, device=x.device))
+        return Decision(actions[rows], nothing, undefined_log_prob(len(rows), self.contract, x.device))
 
     def _generate(
         self, x: Tensor, features: Tensor, deterministic: bool, generator: torch.Generator | None
@@ -148,6 +148,7 @@ class FlowPolicy(GenerativePolicy):
         observation = self.encoder.read(observation)
         field = self._field(self.encoder(observation))
         log_prob, entropy = self.sampling.score(sample["path"], sample["noisy"], field)
+        log_prob, entropy = (sum_of_executed(terms, sample) for terms in (log_prob, entropy))
         return Evaluation(log_prob, entropy, self.value(observation))
 
     @property

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Self
@@ -40,16 +41,17 @@ class Aggregate(Enum):
     """How the log-probabilities of noisy steps and of the K executed actions' elements make one of the chunk.
 
     SUM is the joint log-probability; STEP_MEAN averages over steps (pi_RL, arXiv 2510.25889), MEAN over elements, too
-    (ReinFlow, arXiv 2505.22094; DPPO, arXiv 2409.00588, whose steps stay apart).
+    (ReinFlow, arXiv 2505.22094; DPPO, arXiv 2409.00588, whose steps stay apart). In a chunk that an episode's end cuts
+    short the mean is over as many elements, those that were not executed being 0.
     """
 
     SUM = "sum"
     STEP_MEAN = "step_mean"
     MEAN = "mean"
 
-    def over(self, elements: Tensor) -> Tensor:
-        """One number of the executed `elements` [..., E] of a step, [...]."""
-        return elements.mean(-1) if self is Aggregate.MEAN else elements.sum(-1)
+    def of_actions(self, elements: Tensor) -> Tensor:
+        """What each of K actions with `elements` [..., K, A] adds to the number of a step, [..., K]."""
+        return elements.mean(-1) / elements.shape[-2] if self is Aggregate.MEAN else elements.sum(-1)
 
 
 @dataclass
@@ -129,6 +131,11 @@ class GenerativePolicy(nn.Module, ABC):
         return self.action_mean.device
 
     @property
+    def actor_keys(self) -> Sequence[str]:
+        """Names of the observations that chunks are generated from."""
+        return self.encoder.reads
+
+    @property
     def teaches(self) -> bool:
         """Whether the advantage reads what the actor can't."""
         return type(self.advantage_encoder) is not type(self.encoder)
@@ -201,7 +208,7 @@ class GenerativePolicy(nn.Module, ABC):
     def _generate(
         self, x: Tensor, features: Tensor, deterministic: bool, generator: torch.Generator | None
     ) -> tuple[Tensor, TensorDict, Tensor]:
-        """Normalised chunks from noise `x` [B, generated, A], the sample [B] and its log_prob [B, P]."""
+        """Normalised chunks from noise `x` [B, generated, A], the sample [B] and terms of its log_prob [B, K, P]."""
 
     @abstractmethod
     def _error(self, target: Tensor, features: Tensor) -> Tensor:
@@ -289,9 +296,8 @@ class GenerativePolicy(nn.Module, ABC):
         return (x * self.action_std + self.action_mean).clamp(self.action_low, self.action_high)
 
     def _aggregated(self, elementwise: Tensor) -> Tensor:
-        """The sum, or mean, over executed actions and their elements of [..., generated, A], [...]."""
-        executed = elementwise[..., self.past : self.past + self.contract.executed, :]
-        return self.config.aggregate.over(executed.flatten(-2))
+        """The terms [..., K] of the executed actions, of [..., generated, A]."""
+        return self.config.aggregate.of_actions(elementwise[..., self.past : self.past + self.contract.executed, :])
 
 
 def head(inputs: int, hidden: int) -> nn.Sequential:

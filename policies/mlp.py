@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from embodied.contract import Contract
 from embodied.deployment.network import Network
 from embodied.errors import UserError
-from embodied.policy import Decision, Evaluation, acting, explored_value, take_statistics
+from embodied.policy import Decision, Evaluation, acting, explored_value, sum_of_executed, take_statistics
 from embodied.world import ALONE, World
 from policies.flat import FlatObservations
 from policies.kernels.flow import gaussian_entropy, gaussian_log_prob
@@ -109,9 +109,9 @@ class MLPPolicy(FlatObservations):
     def evaluate(self, observation: TensorDict, sample: TensorDict) -> Evaluation:
         """Log-probability of stored raw actions."""
         mean, std = self._means(observation), self.log_std.exp()
-        log_prob = self._sum(gaussian_log_prob(sample["raw"], mean, std))
-        entropy = self._sum(gaussian_entropy(std).expand_as(mean))
-        return Evaluation(log_prob, entropy, self.value(observation))
+        log_prob = self._terms(gaussian_log_prob(sample["raw"], mean, std))
+        entropy = self._terms(gaussian_entropy(std).expand_as(mean))
+        return Evaluation(sum_of_executed(log_prob, sample), sum_of_executed(entropy, sample), self.value(observation))
 
     def value(self, observation: TensorDict) -> Tensor:
         """Expected discounted return [N]; for sequences [T, N], [T, N]."""
@@ -137,7 +137,7 @@ class MLPPolicy(FlatObservations):
         if self.reciprocal:
             raise UserError("bptt supports only dense layers, not reciprocals; train with policy.reciprocal=[]")
         linear = [layer for layer in self.actor if isinstance(layer, nn.Linear)]
-        weight = linear[0].weight / self.std[: self.observed]
+        weight = linear[0].weight / self.scale[: self.observed]
         bias = linear[0].bias - weight @ self.mean[: self.observed]
         return [(weight, bias), *((layer.weight, layer.bias) for layer in linear[1:])]
 
@@ -146,8 +146,8 @@ class MLPPolicy(FlatObservations):
         if not self.fitted:
             raise UserError("the policy has no normalisation statistics; train it before exporting")
         distances = [key for key in self.reciprocal if key in self.actor_keys]
-        mean, std = self.mean[: self.observed], self.std[: self.observed]
-        return Network.of(self.contract, mean, std, self.actor, distances)
+        mean, scale = self.mean[: self.observed], self.scale[: self.observed]
+        return Network.of(self.contract, mean, scale, self.actor, distances)
 
     def loss(self, observation: TensorDict, actions: Tensor, valid: Tensor) -> Tensor:
         """Behaviour cloning: mean squared error of the mean action over valid steps, in half action ranges."""
@@ -158,11 +158,11 @@ class MLPPolicy(FlatObservations):
     def _sample(
         self, mean: Tensor, deterministic: bool, generator: torch.Generator | None
     ) -> tuple[TensorDict, Tensor, Tensor]:
-        """Sample [N], actions [N, H, A] and log_prob [N, 1] around raw actions `mean` [N, H * A]."""
+        """Sample [N], actions [N, H, A] and terms of log_prob [N, K, 1] around raw actions `mean` [N, H * A]."""
         std, raw = self.log_std.exp(), mean
         if not deterministic:
             raw = mean + std * torch.randn(mean.shape, generator=generator, device=mean.device)
-        log_prob = self._sum(gaussian_log_prob(raw, mean, std))
+        log_prob = self._terms(gaussian_log_prob(raw, mean, std))
         return TensorDict({"raw": raw}, batch_size=[len(raw)]), self._to_robot(raw.clamp(-1.0, 1.0)), log_prob
 
     def _means(self, observation: TensorDict) -> Tensor:
@@ -175,9 +175,10 @@ class MLPPolicy(FlatObservations):
     def _to_robot(self, raw: Tensor) -> Tensor:
         return raw.view(len(raw), self.contract.horizon, -1) * self.half_range + self.centre
 
-    def _sum(self, elementwise: Tensor) -> Tensor:
-        executed = self.contract.executed * self.contract.action.shape[-1]
-        return elementwise[..., :executed].sum(-1, keepdim=True)
+    def _terms(self, elementwise: Tensor) -> Tensor:
+        """Sums [..., K, 1] over the elements of each executed action, of [..., H * A]."""
+        actions = elementwise.unflatten(-1, (self.contract.horizon, -1))
+        return actions[..., : self.contract.executed, :].sum(-1, keepdim=True)
 
 
 def _run(layers: nn.Sequential, x: Tensor) -> Tensor:

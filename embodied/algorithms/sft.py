@@ -30,12 +30,16 @@ RECENT = 50
 
 @dataclass
 class SFTConfig:
-    """Optimiser settings; the learning rate decays by a cosine to `final_learning_rate` over the planned `steps`."""
+    """Optimiser settings; the learning rate decays by a cosine to `final_learning_rate` over the planned `steps`.
+
+    It rises linearly in the first `warmup` steps, at most a tenth of the planned ones.
+    """
 
     steps: int = 4000
     batch: int = 256
     learning_rate: float = 1e-3
     final_learning_rate: float = 1e-4
+    warmup: int = 0
     weight_decay: float = 1e-4
     average: float = 0.998
     max_gradient_norm: float = 1.0
@@ -43,7 +47,7 @@ class SFTConfig:
     def __post_init__(self) -> None:
         """Raise UserError for impossible sizes."""
         at_least(self, 1, "batch")
-        at_least(self, 0, "steps", "learning_rate", "final_learning_rate")
+        at_least(self, 0, "steps", "learning_rate", "final_learning_rate", "warmup")
 
     def build(self, policy: TrainablePolicy, generator: torch.Generator) -> SFT:
         """Make the learner of `policy`; `generator` draws minibatches."""
@@ -110,7 +114,9 @@ class SFT:
 
     def _learning_rate(self, progress: float) -> float:
         high, low = self.config.learning_rate, self.config.final_learning_rate
-        return low + (high - low) * 0.5 * (1.0 + math.cos(math.pi * min(1.0, progress)))
+        warmup = min(self.config.warmup, self.config.steps // 10)
+        rise = min(1.0, (self.gradient_steps + 1) / (warmup + 1))
+        return rise * (low + (high - low) * 0.5 * (1.0 + math.cos(math.pi * min(1.0, progress))))
 
     def _average(self) -> None:
         # The window grows with training, so that the initial random weights leave the average.

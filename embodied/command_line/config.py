@@ -23,6 +23,8 @@ NAMED = (NUMBERS, "options", "axes")
 """Options by names that only what they are for knows, which refuses others."""
 MOVABLE = ("placement",)
 """Groups that are no part of what a run computes: one that is resumed may be elsewhere, if that is asked for."""
+WEIGHTS = "weights"
+"""Group of settings for published weights of a policy, chosen by the option `policy.weights`."""
 C = TypeVar("C")
 Groups = Mapping[str, Mapping[str, type]]
 """Config classes by name, for each config group."""
@@ -72,7 +74,8 @@ def compose(
             composed = hydra_compose(name, [*choices, *chosen_now], return_hydra_config=True)
             chosen = {group: composed.hydra.runtime.choices[group] for group in groups}
             overrides = [_member(override, composed) for override in overrides]
-            config = hydra_compose(name, [*choices, *map(_addable, overrides)])
+            published = [] if saved else _published(overrides, chosen)
+            config = hydra_compose(name, [*choices, *published, *map(_addable, overrides)])
         if saved:
             _check_same({group: chosen[group] for group in kept}, before)
             given = [override for override in overrides if override.split("=")[0] not in groups]
@@ -85,6 +88,14 @@ def compose(
         return cast(C, OmegaConf.to_object(config)), {"choices": chosen, "values": values, "arguments": arguments}
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(_explain(error)) from error
+
+
+def _published(overrides: Sequence[str], chosen: Mapping[str, str]) -> list[str]:
+    """The choice of settings for published weights, if `overrides` name some and the `chosen` policy has settings."""
+    values = dict(override.split("=", 1) for override in overrides)
+    if values.get("policy.weights", "null") == "null" or chosen.get("policy") not in names(WEIGHTS, {WEIGHTS: {}}):
+        return []
+    return [f"{WEIGHTS}={chosen['policy']}"]
 
 
 def parsed(overrides: Sequence[str]) -> dict[str, Any]:

@@ -77,7 +77,7 @@ class DelayedPolicy:
         kept = [torch.ones_like(memory[:, :1]), shifted(actions, self.contract.executed).flatten(1)]
         kept += [decision.sample[MEMORY]] if remembers else []
         sample = TensorDict({MEMORY: torch.cat(kept, 1)}, batch_size=[len(runs)])
-        return Decision(actions, sample, decision.log_prob, decision.value)
+        return Decision(actions, sample, decision.log_prob_terms, decision.value)
 
     def _executed(self, actions: Tensor, past: Tensor, runs: Tensor) -> Tensor:
         """Executed actions [N, H, A]: aligned chunks begin with the frozen actions, others start after the delay."""

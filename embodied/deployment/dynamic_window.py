@@ -134,7 +134,7 @@ class DynamicWindow:
         actions = self.command(observation["lidar"], observation["velocity"], goal)
         actions = actions.unsqueeze(1).expand(-1, self.contract.horizon, -1)
         empty = TensorDict({}, batch_size=[len(actions)])
-        return Decision(actions, empty, torch.zeros(len(actions), 1, device=actions.device))
+        return Decision(actions, empty, torch.zeros(len(actions), 1, 1, device=actions.device))
 
     def command(self, ranges: Tensor, velocity: Tensor, goal: Tensor) -> Tensor:
         """Speed and yaw rate [N, 2] for ranges [N, B], velocity [N, 2] and `goal` [N, 2] (m, base)."""

@@ -1,7 +1,6 @@
 """Collects decisions from an environment; finished episodes restart between chunks.
 
-Letters: T decisions, N environments, H predicted and K executed actions, A action dimension, P log-probability parts, E
-episode ends.
+Letters: T decisions, N environments, H predicted and K executed actions, A action size, P parts, E episode ends.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from embodied.environment import (
     clip_gradient,
 )
 from embodied.errors import UserError
-from embodied.policy import Decision, DensePolicy, DeterministicPolicy, Policy
+from embodied.policy import EXECUTED, Decision, DensePolicy, DeterministicPolicy, Policy, sum_of_executed
 from embodied.rollout.memory import Memory
 from embodied.rollout.starts import Starts
 from embodied.rollout.storage import Rows, Storage
@@ -45,8 +44,8 @@ class Rollout:
     observation: TensorDict  # [T, N]
     last_observation: TensorDict  # [N] after the last decision
     actions: Tensor  # [T, N, H, A]
-    sample: TensorDict  # [T, N]
-    log_prob: Tensor  # [T, N, P]
+    sample: TensorDict  # [T, N], with the executed actions as `policy.EXECUTED`
+    log_prob: Tensor  # [T, N, P] of the executed actions
     reward: Tensor  # [T, N, K]
     executed: Tensor  # [T, N, K] bool
     terminated: Tensor  # [T, N] bool
@@ -232,7 +231,7 @@ class Collector:
         decision = self.policy.act(observation, generator=self.generator)
         sample = decision.sample if there == here else decision.sample.to(here)
         value = None if decision.value is None else decision.value.to(here, torch.float32)
-        return Decision(decision.actions.to(here), sample, decision.log_prob.to(here), value)
+        return Decision(decision.actions.to(here), sample, decision.log_prob_terms.to(here), value)
 
     def _due(self) -> Tensor:
         """Environments that begin a new episode before the next chunk, [N] bool."""
@@ -304,10 +303,11 @@ class Collector:
 def _row(decision: Decision, transition: Transition) -> dict[str, Tensor | TensorDict]:
     """A rollout's row for one decision, without the observation."""
     optional = {"value": decision.value, "human": transition.human}
+    sample = decision.sample.copy().update({EXECUTED: transition.executed})
     return {
         "actions": _executed(decision, transition),
-        "sample": decision.sample,
-        "log_prob": decision.log_prob,
+        "sample": sample,
+        "log_prob": sum_of_executed(decision.log_prob_terms, sample),
         **{field: getattr(transition, field) for field in ("reward", "executed", *ENDS)},
         **{name: value for name, value in optional.items() if value is not None},
     }
@@ -389,7 +389,7 @@ class DifferentiableCollector(Collector):
             actions = policy.actions(seen[-1].to(policy.device)).to(self.env.device)
             clip_gradient(actions, max_action_gradient)
             transition = self.env.step(actions[:, : self.env.contract.executed])
-            made.append(_row(Decision(actions, empty, actions.new_zeros(len(actions), 1)), transition))
+            made.append(_row(Decision(actions, empty, actions.new_zeros(*transition.executed.shape, 1)), transition))
             seen.append(transition.observation)
             pushed, frozen = pushed + _pushed(transition, frozen), transition.done
         stacked = {name: torch.stack([row[name] for row in made]) for name in made[0]}

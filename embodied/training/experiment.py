@@ -30,7 +30,7 @@ from embodied.evaluation.evaluation import evaluate
 from embodied.evaluation.in_training import InTraining
 from embodied.evaluation.report import BASELINE, Report, title, told
 from embodied.placement.local import Elsewhere, Local, Processes, one_after_another, own_share
-from embodied.policy import Policy, PretrainedPolicy, TrainablePolicy
+from embodied.policy import Policy, PretrainedPolicy, TrainablePolicy, unread_observations
 from embodied.precision import precision_of
 from embodied.rollout.ahead import CollectorAhead
 from embodied.rollout.demonstrations import report_notes, with_privileged
@@ -89,8 +89,12 @@ class Experiment(SavedRun):
             saved.check(self.contract)
         self.own_seed = own_seed(seed, self.world, saved)
         self.policy = self._policy(None if saved else config.start_from)
+        if unread := unread_observations(self.policy):
+            log.warning("the policy does not read %s", ", ".join(unread))
         self.env = self._environment("train", task.distributions[0])
-        self.report.notes = lacking(self.env) + ([self.world.remark] if isinstance(self.world, Elsewhere) else [])
+        if unread:
+            self.report.notes.append(f"The policy does not read these observations: {', '.join(unread)}.")
+        self.report.notes += lacking(self.env) + ([self.world.remark] if isinstance(self.world, Elsewhere) else [])
         with seeding.undisturbed():
             self.evaluation_envs: dict[str, Environment] = {}
             if not isinstance(self.env, SwitchableEnvironment) and not self.world.rank:

@@ -6,6 +6,7 @@ print(step.env_steps, step.ended.get("success"))
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
@@ -18,7 +19,7 @@ from embodied.algorithms.finite import check_finite, losses
 from embodied.algorithms.parts import reached
 from embodied.environment import Environment
 from embodied.errors import UserError
-from embodied.policy import RenormalisedPolicy, TrainablePolicy
+from embodied.policy import RenormalisedPolicy, TrainablePolicy, unread_observations
 from embodied.precision import Precision
 from embodied.rollout.ahead import CollectorAhead
 from embodied.rollout.episodes import Episodes
@@ -28,6 +29,7 @@ from embodied.rollout.starts import OwnStarts
 from embodied.task import Learner, LearnerConfig
 from embodied.world import ALONE, World
 
+log = logging.getLogger(__name__)
 PACKAGE = "embodied."
 
 
@@ -99,6 +101,8 @@ def train(
             f"train() runs in one process, got a world of {world.size}, each of which would train a policy of its own;"
             " leave out world, or start train.py with torchrun"
         )
+    if unread := unread_observations(policy):
+        log.warning("the policy does not read %s", ", ".join(unread))
     policy.fit(*(each.to(policy.device) for each in first_decisions(env, seeding.generator(seed, "random play"))))
     policy.start_critic()
     learner, collector = build(env, policy, algorithm, demonstrations, seed, world)

@@ -290,7 +290,7 @@ class _Planned:
             *([made.value] if made.value is not None else []),
         ]
         ends, start, totals = 3, 8, 8
-        return self._observation_bytes() + _bytes(tensors) + 5 * executed + ends + start + totals
+        return self._observation_bytes() + _bytes(tensors) + 6 * executed + ends + start + totals
 
 
 class _Shapes:

@@ -58,8 +58,8 @@ class Sampler(Enum):
 class FlowSampling:
     """One time grid and kernel for both sampling and scoring.
 
-    `spread(hidden, index)` gives the learned noise before squashing, [B, H, A]. `part` sums the log-probabilities
-    [B, H, A] of a step to one, [B, 1]; those of a path are added, or `averaged` over its noisy steps.
+    `spread(hidden, index)` gives the learned noise before squashing, [B, H, A]. `part` makes terms of K actions,
+    [B, K, 1], of the log-probabilities [B, H, A] of a step; those of a path are added, or `averaged` over its steps.
     """
 
     grid: TimeGrid
@@ -74,13 +74,13 @@ class FlowSampling:
     def denoise(
         self, x: Tensor, field: Field, deterministic: bool, generator: torch.Generator | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Path [B, S+1, H, A] from noise `x` [B, H, A], index of its noisy step [B] (-1: none), log_prob [B, 1]."""
+        """Path [B, S+1, H, A] from noise `x`, index of its noisy step [B] (-1: none), terms of log_prob [B, K, 1]."""
         count, steps = x.shape[0], self.grid.steps  # not len(x), which exported graphs would take for a constant
         explore = not deterministic and self.sampler is not Sampler.ODE
         noisy = torch.full((count,), -1, device=x.device)
         if explore:
             noisy = torch.randint(steps, (count,), device=x.device, generator=generator)
-        path, log_prob = [x], torch.zeros(count, 1, device=x.device)
+        path, log_prob = [x], self.part(torch.zeros_like(x))
         for step in range(steps):
             index = torch.full((count,), step, device=x.device)
             velocity, hidden = field(x, index)
@@ -89,7 +89,7 @@ class FlowSampling:
                 mean, std = self._kernel(x, velocity, index, hidden)
                 sampled = mean + std * self._drawn(x, generator)
                 chosen = self._chosen(noisy, index)
-                log_prob = log_prob + chosen[:, None] * self.part(gaussian_log_prob(sampled, mean, std))
+                log_prob = log_prob + chosen.view(-1, 1, 1) * self.part(gaussian_log_prob(sampled, mean, std))
                 following = torch.where(chosen.view(-1, 1, 1), sampled, following)
             x = following
             path.append(x)
@@ -118,7 +118,7 @@ class FlowSampling:
         return torch.where(keeps.unsqueeze(-1), known, x)
 
     def score(self, path: Tensor, noisy: Tensor, field: Field) -> tuple[Tensor, Tensor]:
-        """Log-probability and entropy [B, 1] of paths: one call of `field` for Flow-SDE, S for learned noise.
+        """Terms [B, K, 1] of log-probability and entropy: one call of `field` for Flow-SDE, S for learned noise.
 
         Raises:
             UserError: for the ODE, which has no likelihood.
@@ -130,7 +130,7 @@ class FlowSampling:
         indices = (
             [torch.full_like(noisy, step) for step in range(self.grid.steps)] if everywhere else [noisy.clamp_min(0)]
         )
-        log_prob = entropy = torch.zeros(len(path), 1, device=path.device)
+        log_prob = entropy = self.part(torch.zeros_like(path[:, 0]))
         for index in indices:
             x, following = path[rows, index], path[rows, index + 1]
             velocity, hidden = field(x, index)
@@ -154,6 +154,11 @@ class FlowSampling:
 
     def _chosen(self, noisy: Tensor, index: Tensor) -> Tensor:
         return torch.ones_like(index, dtype=torch.bool) if self.sampler.everywhere else noisy == index
+
+
+def undefined_log_prob(count: int, contract: Contract, device: torch.device) -> Tensor:
+    """Terms [count, K, 1] of a log-probability that is not known: NaN."""
+    return torch.full((count, contract.executed, 1), torch.nan, device=device)
 
 
 def check_delay(trained_delay: int, contract: Contract) -> None:

@@ -49,6 +49,7 @@ class Inputs(nn.Module):
         fixed = {key: spec for key, spec in seen.items() if -1 not in spec.shape}
         self.state = FlatObservations(replace(contract, observation=fixed), [], reader, "another policy")
         self.state_size = self.state.observed
+        self.keys = [*self.cameras, *texts[:1], *self.state.actor_keys]
         self.tokenizer: Tokenizer | None = None
         self.words = WordTable(INSTRUCTION_WORDS)
 

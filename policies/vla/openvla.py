@@ -19,7 +19,6 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from policies.flat import STILL
 from policies.vla.computing import Computing
 from policies.vla.inputs import Inputs, Tokenizer, quantile
 from policies.vla.parallel import StateProjector
@@ -142,7 +141,7 @@ class PromptedInputs(Inputs):
         super().fit(observation)
         values = self.state.concatenated(observation, self.state.keys)
         low, high = (quantile(values, share) for share in (0.01, 0.99))
-        self.take(low, (high - low).clamp_min(STILL))
+        self.take(low, high - low)
 
     @torch.no_grad()
     def take(self, begin: Tensor, length: Tensor) -> None:

@@ -23,15 +23,13 @@ from embodied.errors import UserError
 from embodied.saving.json_text import loads
 from policies.vla.openvla import SPACE, Prismatic
 from policies.vla.parallel import BINS
-from policies.vla.statistics import UNREADABLE, reason
+from policies.vla.statistics import DEMONSTRATIONS, UNREADABLE, reason
 from policies.vla.weights import folder_of, planned
 
 VISION = "vit_large_patch14_reg4_dinov2", "vit_so400m_patch14_siglip"
 """Beginnings of timm's names of what sees."""
 HEADS = 16
 """Of attention, in both of them."""
-DEMONSTRATIONS = "demonstrations"
-"""An `unnorm_key` that asks for no published statistics."""
 DINO, SIGLIP, LLAMA = "vision_backbone.featurizer.", "vision_backbone.fused_featurizer.", "language_model."
 POSITIONS = "dino.embeddings.position_embeddings", "siglip.embeddings.position_embedding.weight"
 BEGINNINGS = {

@@ -20,21 +20,23 @@ from embodied.command_line.config import at_least
 from embodied.contract import Contract
 from embodied.deployment.chunking import Running
 from embodied.errors import UserError
-from embodied.policy import Decision, Evaluation, acting, take_statistics, values_explored
+from embodied.policy import Decision, Evaluation, acting, sum_of_executed, take_statistics, values_explored
 from embodied.seeding import fixed_noise
 from policies.generative import SMALLEST_STD, Aggregate
 from policies.kernels.flow import TimeGrid, given_actions
-from policies.kernels.sampling import Field, FlowSampling, Sampler, check_delay, trained_for
+from policies.kernels.sampling import Field, FlowSampling, Sampler, check_delay, trained_for, undefined_log_prob
 from policies.vla import adapters
 from policies.vla.computing import Computing, layers, prepare
 from policies.vla.critic import Critic, Reads
 from policies.vla.inputs import Inputs, Tokenizer
 from policies.vla.model import Pi0Model, Prefix, untrained
 from policies.vla.sizes import Size
-from policies.vla.statistics import PARTS, counted, fitting
+from policies.vla.statistics import DEMONSTRATIONS, PARTS, counted, fitting
 from policies.vla.weights import Published, published
 
 log = logging.getLogger(__name__)
+NEW_STEPS = 4
+"""Denoising steps of a new model."""
 
 
 @dataclass
@@ -43,7 +45,10 @@ class Pi0Config(Computing):
 
     Published `weights` (a folder, or a name on the hub) bring their own size, and statistics, which stay if the
     contract's state and action have as many elements; otherwise, as for a new model, they are those of the
-    demonstrations. Adapters in peft's format are merged into the weights that they name.
+    demonstrations. Where openpi left statistics of several data sets, `unnorm_key` names one; unnorm_key=demonstrations
+    takes those of the demonstrations. Adapters in peft's format are merged into the weights that they name.
+    Chunks are denoised in as many `denoising_steps` as published weights name, 10 if they name none, and 4 of a new
+    model (None).
 
     `frozen` keeps the vision-language model as it is and trains the action expert alone. With a `lora_rank` low-rank
     adapters are trained on frozen `weights` (`policies.vla.adapters`), new ones or those that `weights` hold;
@@ -63,9 +68,10 @@ class Pi0Config(Computing):
 
     size: Size = Size.TINY
     weights: str | None = None
+    unnorm_key: str | None = None
     frozen: bool = False
     lora_rank: int = 0
-    denoising_steps: int = 4
+    denoising_steps: int | None = None
     sampler: Sampler = Sampler.FLOW_SDE
     noise_level: float = 0.5
     std_min: float = 0.08
@@ -79,7 +85,7 @@ class Pi0Config(Computing):
 
     def __post_init__(self) -> None:
         """Raise UserError for impossible sizes."""
-        at_least(self, 1, "denoising_steps", "draws", "hidden")
+        at_least(self, 1, *(["denoising_steps"] if self.denoising_steps is not None else []), "draws", "hidden")
         at_least(self, 0, "lora_rank", "trained_delay")
         if self.lora_rank and not self.weights:
             raise UserError(f"lora_rank={self.lora_rank} adapts published weights: name them in policy.weights")
@@ -116,8 +122,9 @@ class Pi0Policy(adapters.AdaptablePolicy):
         self.contract, self.config = contract, config
         self.actions = contract.action.shape[-1]
         self.inputs = self.reads(contract, f"policy={self.kind}")
-        given = published(config.weights, self.kind) if config.weights else None
+        given = published(config.weights, self.kind, config.unnorm_key) if config.weights else None
         self.model = given.model if given else self._new()
+        self.grid = TimeGrid(config.denoising_steps or (given.settings.denoising_steps if given else NEW_STEPS))
         self._check_sizes()
         if given:
             self._adapt(given)
@@ -144,6 +151,11 @@ class Pi0Policy(adapters.AdaptablePolicy):
         return self.action_mean.device
 
     @property
+    def actor_keys(self) -> list[str]:
+        """Names of the observations that chunks are generated from."""
+        return self.inputs.keys
+
+    @property
     def scores(self) -> bool:
         """Whether the sampler adds noise, so that a path has a likelihood."""
         return self.config.sampler is not Sampler.ODE
@@ -151,9 +163,9 @@ class Pi0Policy(adapters.AdaptablePolicy):
     @property
     def sampling(self) -> FlowSampling:
         """How paths are sampled and scored."""
-        config, grid = self.config, TimeGrid(self.config.denoising_steps)
+        config = self.config
         return FlowSampling(
-            grid, config.sampler, config.noise_level, config.std_min, config.std_max, self._spread, self._part,
+            self.grid, config.sampler, config.noise_level, config.std_min, config.std_max, self._spread, self._part,
             config.aggregate is not Aggregate.SUM,
         )  # fmt: skip
 
@@ -228,12 +240,13 @@ class Pi0Policy(adapters.AdaptablePolicy):
             x = self.sampling.inpaint(x, self._field(state, prefix), target, mask, self.config.guidance)
         actions = torch.where(running.keeps().unsqueeze(-1), running.actions, self.to_robot(x))
         nothing = TensorDict({}, batch_size=list(observation.batch_size))
-        return Decision(actions, nothing, torch.full((len(actions), 1), torch.nan, device=x.device))
+        return Decision(actions, nothing, undefined_log_prob(len(actions), self.contract, x.device))
 
     def evaluate(self, observation: TensorDict, sample: TensorDict) -> Evaluation:
         """Log-probability of stored denoising paths: one pass of the expert for Flow-SDE, S for learned noise."""
         state, prefix = self._state(observation), self._prefix(observation)
         log_prob, entropy = self.sampling.score(sample["path"], sample["noisy"], self._field(state, prefix))
+        log_prob, entropy = (sum_of_executed(terms, sample) for terms in (log_prob, entropy))
         return Evaluation(log_prob, entropy, self._value(observation, state, prefix))
 
     def value(self, observation: TensorDict) -> Tensor:
@@ -290,11 +303,14 @@ class Pi0Policy(adapters.AdaptablePolicy):
         words = self.model.native.config.vlm_config.text_config.vocab_size
         self.inputs.tokenizer = Tokenizer(given.tokenizer, words)
         weights, sizes = f"policy.weights={self.config.weights}", (self.inputs.state_size, self.actions)
-        if given.horizon != (horizon := self.contract.horizon):
-            _warn(f"{weights} has learned chunks of {given.horizon} actions, task.horizon={horizon}")
-        if given.cameras and given.cameras != self.inputs.cameras:
-            _warn(f"{weights} has learned with {', '.join(given.cameras)}, and sees {', '.join(self.inputs.cameras)}")
+        learned, cameras = given.settings.model.chunk_size, given.settings.cameras
+        if learned != (horizon := self.contract.horizon):
+            _warn(f"{weights} has learned chunks of {learned} actions, task.horizon={horizon}")
+        if cameras and cameras != self.inputs.cameras:
+            _warn(f"{weights} has learned with {', '.join(cameras)}, and sees {', '.join(self.inputs.cameras)}")
         self.lacks_statistics = "" if given.statistics else f"{weights} has no statistics of state and action"
+        if self.config.unnorm_key == DEMONSTRATIONS:
+            self.lacks_statistics = f"policy.unnorm_key={DEMONSTRATIONS} leaves the statistics of weights out"
         if not given.statistics:
             return
         pairs = [(given.statistics[f"{what}_mean"], given.statistics[f"{what}_std"]) for what in PARTS]
@@ -332,8 +348,7 @@ class Pi0Policy(adapters.AdaptablePolicy):
         return self.model.velocity(prefix, padded, x, time)
 
     def _field(self, state: Tensor, prefix: Prefix) -> Field:
-        grid = self.sampling.grid
-        return lambda x, index: self._velocity(state, prefix, x, grid.times(index))
+        return lambda x, index: self._velocity(state, prefix, x, self.grid.times(index))
 
     def _spread(self, hidden: Tensor, index: Tensor) -> Tensor:
         return self.noise(hidden)
@@ -346,9 +361,9 @@ class Pi0Policy(adapters.AdaptablePolicy):
         return torch.cat((prefix.mean(), state), -1)
 
     def _part(self, elementwise: Tensor) -> Tensor:
-        """The sum, or mean, over executed actions and their elements of [N, H, D], [N, 1]."""
-        executed = elementwise[..., : self.contract.executed, : self.actions].flatten(-2)
-        return self.config.aggregate.over(executed).unsqueeze(-1)
+        """The terms [N, K, 1] of the executed actions, of [N, H, D]."""
+        executed = elementwise[..., : self.contract.executed, : self.actions]
+        return self.config.aggregate.of_actions(executed).unsqueeze(-1)
 
 
 @cache

@@ -16,10 +16,10 @@ from torch import Tensor
 from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.text import decode
-from policies.flat import STILL
 from policies.vla.adaptive import Pi05Model
 from policies.vla.inputs import BOS, FIRST_BYTE, PAD, Inputs, quantile
 from policies.vla.pi0 import Pi0Config, Pi0Policy
+from policies.vla.weights import Published
 
 BINS = 256
 LONGEST = 200
@@ -39,8 +39,11 @@ class Pi05Config(Pi0Config):
 class StatedInputs(Inputs):
     """What pi0.5 reads: as pi0, but the state is in the prompt, in bins of its range.
 
-    The range, between the first and the last of a hundred quantiles, lies in `state` as middle and half width.
+    The range, between the first and the last of a hundred quantiles, lies in `state` as middle and half width. Weights
+    of openpi that were trained with discrete_state_input=False, and set `states_in_prompt` so, read no state.
     """
+
+    states_in_prompt = True
 
     @torch.no_grad()
     def fit(self, observation: TensorDict) -> None:
@@ -48,17 +51,18 @@ class StatedInputs(Inputs):
         super().fit(observation)
         values = self.state.concatenated(observation, self.state.keys)
         low, high = (quantile(values, share) for share in (0.01, 0.99))
-        half = (high - low) / 2.0
         self.state.mean.copy_((low + high) / 2.0)
-        self.state.std.copy_(torch.where(half < STILL, 1.0, half))
+        self.state.std.copy_((high - low) / 2.0)
 
     def prompts(self, observation: TensorDict) -> list[str]:
         """The prompt of each observation [N]."""
+        texts = observation[self.instruction].cpu().numpy() if self.instruction else [None] * len(observation)
+        said = ["" if text is None else " ".join(decode(text).replace("_", " ").split()) for text in texts]
+        if not self.states_in_prompt:
+            return [f"{words}\n" for words in said]
         edges = torch.linspace(-1.0, 1.0, BINS + 1, device=self.state.mean.device)[:-1]
         state = self.standardised_state(observation).contiguous()
         bins = (torch.bucketize(state, edges, right=True) - 1).tolist()
-        texts = observation[self.instruction].cpu().numpy() if self.instruction else [None] * len(bins)
-        said = ["" if text is None else " ".join(decode(text).replace("_", " ").split()) for text in texts]
         return [FRAME.format(words, " ".join(map(str, row))) for words, row in zip(said, bins, strict=True)]
 
     def tokens(self, observation: TensorDict) -> tuple[Tensor, Tensor]:
@@ -92,6 +96,11 @@ class Pi05Policy(Pi0Policy):
 
     kind = "pi05"
     reads = StatedInputs
+    inputs: StatedInputs
 
     def _new(self) -> Pi05Model:
         return Pi05Model(super()._new().native)
+
+    def _take(self, given: Published) -> None:
+        super()._take(given)
+        self.inputs.states_in_prompt = given.settings.states_in_prompt

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -15,41 +16,89 @@ from embodied.errors import UserError
 from embodied.saving.json_text import loads
 
 STATISTICS = ("state_mean", "state_std", "action_mean", "action_std")
-PARTS, MEANS, RANGES = ("state", "action"), ("mean", "std"), ("q01", "q99")
+PARTS, MEANS = ("state", "action"), ("mean", "std")
 NORMALIZER = "policy_preprocessor_step_*_normalizer_processor.safetensors"
 ADVICE = "mend this file, or remove it to take those of demonstrations"
+DEMONSTRATIONS = "demonstrations"
+"""An `unnorm_key` that asks for no published statistics."""
 Pairs = list[list[Any]]
-"""What two names say of the state, and of the action; [] where a file is about something else."""
+"""Two statistics each of the state and of the action; [] where a file is about something else."""
 UNREADABLE = OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, SafetensorError
 """Errors of reading missing or damaged files."""
 
 
-def read(folder: Path, kind: str) -> dict[str, Tensor]:
+class Mode(Enum):
+    """Normalisation of a feature, by LeRobot's names: to (x - mean) / std, or a range between two values to [-1, 1]."""
+
+    MEAN_STD = "MEAN_STD"
+    MIN_MAX = "MIN_MAX"
+    QUANTILES = "QUANTILES"
+    QUANTILE10 = "QUANTILE10"
+    IDENTITY = "IDENTITY"
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """The two statistics that it takes; IDENTITY only takes their number of elements."""
+        ranges = {Mode.MIN_MAX: ("min", "max"), Mode.QUANTILES: ("q01", "q99"), Mode.QUANTILE10: ("q10", "q90")}
+        return ranges.get(self, MEANS)
+
+    def located(self, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+        """What is subtracted from a feature, and what it is divided by then."""
+        if self is Mode.IDENTITY:
+            return torch.zeros_like(first), torch.ones_like(first)
+        return (first, second) if self is Mode.MEAN_STD else ((first + second) / 2.0, (second - first) / 2.0)
+
+
+Modes = tuple[Mode, Mode]
+"""Normalisation of the state and of the action."""
+
+
+def read(folder: Path, modes: Modes, key: str | None = None) -> dict[str, Tensor]:
     """`STATISTICS` from where transformers, LeRobot or openpi leave them in `folder`; {} if there are none.
 
-    Those of pi05 are middle and half width of the range between the first and the last of a hundred quantiles.
+    `key` names one of several data sets whose statistics openpi left, or is "demonstrations": then they are not read.
 
     Raises:
-        UserError: on one line that names the file, if they are damaged, not finite, or of nothing that varied.
+        UserError: on one line that names the file, if they are damaged, not finite, or of nothing that varied; and for
+            several without a `key`, or a `key` that is none of them.
     """
-    ours = MEANS if kind == "pi0" else RANGES
-    kept = [
-        *((path, _transformers, MEANS) for path in sorted(folder.glob("*processor_config.json"))),
-        *((path, _lerobot, ours) for path in sorted(folder.glob(NORMALIZER))),
-        *((path, _openpi, ours) for path in sorted(folder.rglob("norm_stats.json"))),
+    if key == DEMONSTRATIONS:
+        return {}
+    means = Mode.MEAN_STD, Mode.MEAN_STD
+    kept: list[tuple[Path, Callable[[Path, Sequence[Sequence[str]]], Pairs], Modes]] = [
+        *((path, _transformers, means) for path in sorted(folder.glob("*processor_config.json"))),
+        *((path, _lerobot, modes) for path in sorted(folder.glob(NORMALIZER))),
+        *((path, _openpi, modes) for path in _chosen(folder, key)),
     ]
-    for path, reader, names in kept:
+    for path, reader, used in kept:
+        names = [mode.names for mode in used]
         try:
             pairs = [[torch.as_tensor(each, device="cpu").float() for each in pair] for pair in reader(path, names)]
-            wrong = [_wrong(names, *pair) for pair in pairs]
+            wrong = [
+                _wrong(of, *pair) if mode is not Mode.IDENTITY else ""
+                for mode, of, pair in zip(used, names, pairs, strict=False)
+            ]
         except UNREADABLE as error:
             raise UserError(f"cannot read the statistics in {path} ({reason(error)}); {ADVICE}") from error
         if any(wrong):
-            told = "; ".join(f"{part}: {what}" for part, what in zip(PARTS, wrong, strict=True) if what)
-            raise UserError(f"wrong statistics in {path} ({told}); {ADVICE}")
+            message = "; ".join(f"{part}: {what}" for part, what in zip(PARTS, wrong, strict=True) if what)
+            raise UserError(f"wrong statistics in {path} ({message}); {ADVICE}")
         if pairs:
-            return _located(names, pairs)
+            located = [value for mode, pair in zip(used, pairs, strict=True) for value in mode.located(*pair)]
+            return dict(zip(STATISTICS, located, strict=True))
     return {}
+
+
+def _chosen(folder: Path, key: str | None) -> list[Path]:
+    """Openpi's statistics of the data set `key`, or of the only one."""
+    by_name = {str(path.parent.relative_to(folder)): path for path in sorted(folder.rglob("norm_stats.json"))}
+    found = [path for name, path in by_name.items() if key is None or name == key or name.endswith(f"/{key}")]
+    names = ", ".join(Path(name).name if name != "." else name for name in by_name)
+    if key is not None and not found:
+        raise UserError(f"{folder} has no statistics of policy.unnorm_key={key}; expected one of {names or 'none'}")
+    if len(found) > 1:
+        raise UserError(f"{folder} has statistics of {len(found)} data sets; choose policy.unnorm_key from {names}")
+    return found
 
 
 def fitting(mean: Tensor, std: Tensor, size: int) -> tuple[Tensor, Tensor] | None:
@@ -75,23 +124,28 @@ def reason(error: Exception) -> str:
     return f"it lacks {said}" if isinstance(error, KeyError) else said or type(error).__name__
 
 
-def _transformers(path: Path, names: Sequence[str]) -> Pairs:
+def _transformers(path: Path, names: Sequence[Sequence[str]]) -> Pairs:
     said = loads(path.read_text(encoding="utf-8"))
     if not (said.get("state_mean") and said.get("actions_mean")):
         return []  # about something else
-    return [[said[f"{of}_{what}"] for what in names] for of in ("state", "actions")]
+    return _pairs(said, ("state_{}", "actions_{}"), names)
 
 
-def _lerobot(path: Path, names: Sequence[str]) -> Pairs:
-    said = load_file(path)
-    keys = [[f"{of}.{what}" for what in names] for of in ("observation.state", "action")]
-    return [[said[key] for key in pair] for pair in keys] if {*keys[0], *keys[1]} <= said.keys() else []
+def _lerobot(path: Path, names: Sequence[Sequence[str]]) -> Pairs:
+    said, keys = load_file(path), ("observation.state.{}", "action.{}")
+    if not any(name.startswith(("observation.state.", "action.")) for name in said):
+        return []  # about something else
+    return _pairs(said, keys, names)
 
 
-def _openpi(path: Path, names: Sequence[str]) -> Pairs:
+def _openpi(path: Path, names: Sequence[Sequence[str]]) -> Pairs:
     said = loads(path.read_text(encoding="utf-8"))
     said = said.get("norm_stats", said)
-    return [[said[of][what] for what in names] for of in ("state", "actions")]
+    return [[said[of][what] for what in pair] for of, pair in zip(("state", "actions"), names, strict=True)]
+
+
+def _pairs(said: dict[str, Any], keys: Sequence[str], names: Sequence[Sequence[str]]) -> Pairs:
+    return [[said[key.format(what)] for what in pair] for key, pair in zip(keys, names, strict=True)]
 
 
 def _wrong(names: Sequence[str], first: Tensor, second: Tensor) -> str:
@@ -102,14 +156,8 @@ def _wrong(names: Sequence[str], first: Tensor, second: Tensor) -> str:
     for name, values in zip(names, (first, second), strict=True):
         if not bool(values.isfinite().all()):
             return f"infinity or not a number in {name}"
-    spread, what = (second, "std") if names == MEANS else (second - first, "q99 - q01")
+    spread, what = (second, "std") if names == MEANS else (second - first, f"{names[1]} - {names[0]}")
     least = int(spread.argmin()) if len(spread) else 0
     if bool((spread < 0.0).any()):
         return f"expected {what} of at least 0, got {spread[least]:g} of element {least}"
     return "" if bool(spread.any()) else f"{what} is 0 of all {len(spread)} elements"
-
-
-def _located(names: Sequence[str], pairs: list[list[Tensor]]) -> dict[str, Tensor]:
-    if names == RANGES:
-        pairs = [[(low + high) / 2.0, (high - low) / 2.0] for low, high in pairs]
-    return dict(zip(STATISTICS, [value for pair in pairs for value in pair], strict=True))

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from embodied.command_line.config import at_least
 from embodied.contract import Contract
 from embodied.errors import UserError
-from embodied.policy import Decision, Evaluation, acting, take_statistics, values_explored
+from embodied.policy import Decision, Evaluation, acting, sum_of_executed, take_statistics, values_explored
 from embodied.seeding import fixed_noise
 from policies.vla import adapters
 from policies.vla.computing import Computing, layers, prepare
@@ -169,6 +169,11 @@ class TokensPolicy(adapters.AdaptablePolicy):
         return self.action_from.device
 
     @property
+    def actor_keys(self) -> list[str]:
+        """Names of the observations that chunks are generated from."""
+        return self.inputs.keys
+
+    @property
     def scores(self) -> bool:
         """Whether chunks have a likelihood."""
         return self.regression is None
@@ -220,7 +225,12 @@ class TokensPolicy(adapters.AdaptablePolicy):
         value = self._value(observation, state, hidden) if values_explored(self, observation, deterministic) else None
         if self.regression:
             nothing = TensorDict({}, batch_size=[len(state)], device=self.device)
-            return Decision(self.to_robot(self.regression(hidden)), nothing, hidden.new_zeros(len(state), 1), value)
+            return Decision(
+                self.to_robot(self.regression(hidden)),
+                nothing,
+                hidden.new_zeros(len(state), self.contract.executed, 1),
+                value,
+            )
         log_probs = self._log_probs(hidden)
         if deterministic:
             bins, x = self._likely(log_probs, observation)
@@ -229,7 +239,7 @@ class TokensPolicy(adapters.AdaptablePolicy):
             bins = drawn.view(log_probs.shape[:-1])
             x = centres(bins, self.bins)
         sample = TensorDict({"bins": bins.to(torch.uint8)}, batch_size=[len(state)])
-        return Decision(self.to_robot(x), sample, self._parts(chosen(log_probs, bins)), value)
+        return Decision(self.to_robot(x), sample, self._terms(chosen(log_probs, bins)), value)
 
     def evaluate(self, observation: TensorDict, sample: TensorDict) -> Evaluation:
         """Log-probability and entropy of stored bins, at the temperature at which they were drawn.
@@ -242,8 +252,9 @@ class TokensPolicy(adapters.AdaptablePolicy):
         state, hidden = self._read(observation)
         log_probs = self._log_probs(hidden)
         entropy = -(log_probs.exp() * log_probs).sum(-1)
-        log_prob = self._parts(chosen(log_probs, sample["bins"].long()))
-        return Evaluation(log_prob, self._parts(entropy), self._value(observation, state, hidden))
+        terms = self._terms(chosen(log_probs, sample["bins"].long())), self._terms(entropy)
+        log_prob, entropy = (sum_of_executed(each, sample) for each in terms)
+        return Evaluation(log_prob, entropy, self._value(observation, state, hidden))
 
     def value(self, observation: TensorDict) -> Tensor:
         """Expected discounted return, [N]."""
@@ -339,13 +350,14 @@ class TokensPolicy(adapters.AdaptablePolicy):
         """What the critic reads if it is of the model, [N, W + state_size]."""
         return torch.cat((hidden.mean((1, 2)), state), -1)
 
-    def _parts(self, elementwise: Tensor) -> Tensor:
-        """Sums [N, P] over the tokens of each part, of executed actions, of [N, H, A]."""
+    def _terms(self, elementwise: Tensor) -> Tensor:
+        """What each executed action adds to each part, [N, K, P], of [N, H, A]: its tokens' parts are its own."""
         executed = elementwise[:, : self.contract.executed]
-        if self.config.part is Part.TOKEN:
-            return executed.flatten(1)
-        summed = executed.sum(-1)
-        return summed if self.config.part is Part.ACTION else summed.sum(-1, keepdim=True)
+        if self.config.part is not Part.TOKEN:
+            executed = executed.sum(-1, keepdim=True)
+        if self.config.part is Part.CHUNK:
+            return executed
+        return torch.diag_embed(executed.transpose(1, 2)).permute(0, 2, 3, 1).flatten(2)
 
 
 def bins_of(x: Tensor, bins: int) -> Tensor:

@@ -1,7 +1,6 @@
 """Published weights of pi0 and pi0.5, in transformers', LeRobot's or openpi's PyTorch naming, with their statistics.
 
-transformers itself renames pi0's tensors of the other two; it has no pi0.5. All was tried with small models; no
-published weights have been loaded yet.
+All was tried with small models; no published weights have been loaded yet.
 """
 
 from __future__ import annotations
@@ -20,51 +19,56 @@ from embodied.command_line.compute import enough_memory
 from embodied.command_line.extras import needs_extra
 from embodied.errors import UserError
 from embodied.saving.json_text import loads
-from policies.vla import adapters, statistics
+from policies.vla import adapters, settings, statistics
 from policies.vla.adaptive import Pi05Model
 from policies.vla.model import Pi0Model
+from policies.vla.settings import CONFIG, Settings
 from policies.vla.statistics import UNREADABLE, reason
 
 TOKENIZER = "google/paligemma-3b-pt-224"
 """Where the tokenizer is if it does not lie with the weights."""
-SIZES = {"paligemma_variant": "gemma_2b", "action_expert_variant": "gemma_300m"}
-"""LeRobot's and openpi's names of pi0's sizes."""
-UNUSED = "model.dit.embed_tokens.weight"
+NATIVE = ("model.vlm.", "model.dit.", "embed_action_time.", "final_norm.")
+"""Beginnings of the names of our tensors, which transformers has too."""
 RENAMED = {
-    "paligemma_with_expert.paligemma.lm_head.": "model.vlm.language_model.embed_tokens.",
     "paligemma_with_expert.paligemma.model.": "model.vlm.",
-    "paligemma_with_expert.gemma_expert.model.norm.": "final_norm.",
+    "paligemma_with_expert.paligemma.": "model.vlm.",
     "paligemma_with_expert.gemma_expert.model.": "model.dit.",
     "action_in_proj.": "embed_action_time.action_in_proj.",
+    "action_time_mlp_": "embed_action_time.action_time_mlp_",
+    "state_proj.": "embed_action_time.state_proj.",
     "time_mlp_": "embed_action_time.time_mlp_",
 }
-"""Beginnings of the names of pi0.5's tensors at openpi and LeRobot, and ours."""
+"""Beginnings of the names of tensors at openpi and LeRobot, and ours."""
+LAST_NORM = "paligemma_with_expert.gemma_expert.model.norm."
+"""Its last norm, which pi0.5 has outside the expert."""
+HEADS = "model.vlm.lm_head.weight", "model.vlm.language_model.lm_head.weight"
+EMBEDDING = "model.vlm.language_model.embed_tokens.weight"
+"""Where files leave the embedding out because it is tied to the language model's head, they have it by this name."""
+ADAPTIVE = {"time_mlp_in.weight", "model.time_mlp_in.weight"}
+"""Names of a tensor that pi0.5 alone has."""
 FLOATS = {"F64", "F32", "F16", "BF16"}
 """Types of weights, as safetensors names them."""
-CONFIG = "config.json"
 
 
 @dataclass
 class Published:
-    """A model, its tokenizer, the actions of its chunks, and `statistics.STATISTICS` by name, if it brings any.
+    """A model, its tokenizer, its settings, and `statistics.STATISTICS` by name, if it brings any.
 
-    `cameras` are those that it has learned with, if its configuration names them, as LeRobot's does. `base` is where
-    its weights without adapters are, and `fingerprint` theirs (`policies.vla.adapters`).
+    `base` is where its weights without adapters are, and `fingerprint` theirs (`policies.vla.adapters`).
     """
 
     model: Pi0Model
     tokenizer: Any
-    horizon: int
-    cameras: list[str]
+    settings: Settings
     statistics: dict[str, Tensor]
     base: str
     fingerprint: Tensor
 
 
-def published(weights: str, kind: str = "pi0") -> Published:
+def published(weights: str, kind: str = "pi0", key: str | None = None) -> Published:
     """The model, of a `kind` (pi0 or pi05), in a folder or of a name on the hub; or adapters on the model they name.
 
-    Adapters are in peft's format.
+    Adapters are in peft's format. `key` names one of several data sets with statistics (`statistics.read`).
 
     Raises:
         UserError: on one line, if there is none, it is of another kind or incomplete, or transformers is missing.
@@ -72,39 +76,40 @@ def published(weights: str, kind: str = "pi0") -> Published:
     told = f"policy.weights={weights}"
     folder = folder_of(weights, kind)
     if not (folder / adapters.CONFIG).exists():
-        return _model(weights, folder, kind)
+        return _model(weights, folder, kind, key)
     with _reading(f"{told}: cannot read {adapters.CONFIG}"):
         base = str(loads((folder / adapters.CONFIG).read_text(encoding="utf-8"))["base_model_name_or_path"])
-    found = _model(base, folder_of(base, kind), kind)
+    own = list(folder.rglob("norm_stats.json"))  # then the key is about these
+    found = _model(base, folder_of(base, kind), kind, statistics.DEMONSTRATIONS if own else key)
     adapters.read(found.model, folder, found.fingerprint)
-    found.statistics = statistics.read(folder, kind) or found.statistics
+    found.statistics = statistics.read(folder, found.settings.modes, key if own else None) or found.statistics
     return found
 
 
-def _model(weights: str, folder: Path, kind: str) -> Published:
+def _model(weights: str, folder: Path, kind: str, key: str | None) -> Published:
     with needs_extra("vla"):
         from transformers.utils import logging as messages
     messages.set_verbosity_error()  # what is missing is reported below
     messages.disable_progress_bar()
     told = f"policy.weights={weights}"
+    if not (folder / CONFIG).exists():
+        raise UserError(f"{told}: cannot read {CONFIG} as that of a {kind} (No such file or directory)")
+    names = None if planned() else _check_files(told, folder)
+    adaptive = None if names is None else bool(names & ADAPTIVE)
     with _reading(f"{told}: cannot read {CONFIG} as that of a {kind}"):
-        settings, cameras = _settings(folder, kind)
-    brought = statistics.read(folder, kind)
+        options = settings.read(folder, kind, adaptive=adaptive)
+    brought = statistics.read(folder, options.modes, key)
     tokenizer = _tokenizer(told, folder)
-    if not planned():
-        _check_files(told, folder)
     with _reading(f"{told}: cannot read the weights"):
-        model, lacking, others = (_pi05 if kind == "pi05" else _pi0)(folder, settings)
-    if missing := sorted(lacking - {UNUSED}):
+        model, lacking, others = _loaded(folder, options.model, Pi05Model if kind == "pi05" else Pi0Model)
+    if missing := sorted(lacking):
         raise UserError(f"{told} lacks {len(missing)} tensors of {kind}, such as {missing[0]}")
     if others:
         name, got, expected = min(others)
         raise UserError(f"{told}: expected {name} of shape {expected} after {CONFIG}, got {got}")
     if not planned() and (broken := [name for name, weight in model.native.named_parameters() if not _finite(weight)]):
         raise UserError(f"{told} has infinity or not a number in {broken[0]}; download or export the weights again")
-    return Published(
-        model, tokenizer, settings.chunk_size, cameras, brought, weights, adapters.fingerprint(model.native)
-    )
+    return Published(model, tokenizer, options, brought, weights, adapters.fingerprint(model.native))
 
 
 def _tokenizer(told: str, folder: Path) -> Any:  # noqa: ANN401 - of transformers
@@ -120,18 +125,20 @@ def _tokenizer(told: str, folder: Path) -> Any:  # noqa: ANN401 - of transformer
     return found
 
 
-def _check_files(told: str, folder: Path) -> None:
-    """Read the heads of the files of weights, which tell whether they are whole, and of what types."""
-    files = sorted(folder.glob("model*.safetensors"))
+def _check_files(told: str, folder: Path) -> set[str]:
+    """Check by the heads of the files of weights that they are whole, and of floats; returns names of tensors."""
+    files, names = sorted(folder.glob("model*.safetensors")), set[str]()
     if not files:
         raise UserError(f"{told} has no model.safetensors")
     for file in files:
         with _reading(f"{file} is damaged, or not whole: download or export it again"), safe_open(file, "pt") as given:
             types = {given.get_slice(name).get_dtype() for name in given.keys()}  # noqa: SIM118 - not a dict
+            names |= set(given.keys())
         if not types <= FLOATS:
             raise UserError(
                 f"expected weights of type {', '.join(sorted(FLOATS))}, got {min(types - FLOATS)} in {file}"
             )
+    return names
 
 
 def _finite(weight: Tensor) -> bool:
@@ -142,38 +149,39 @@ Found = tuple[Pi0Model, set[str], list[tuple[str, list[int], list[int]]]]
 """The model, names of tensors that it lacks, and those of another shape: name, shape there, expected shape."""
 
 
-def _pi0(folder: Path, settings: Any) -> Found:  # noqa: ANN401 - of transformers
+@torch.no_grad()
+def _loaded(folder: Path, config: Any, kind: type[Pi0Model]) -> Found:  # noqa: ANN401 - of transformers
     from transformers import PI0ForConditionalGeneration
 
-    if planned():
-        return Pi0Model(PI0ForConditionalGeneration(settings)), set(), []
-    native, found = PI0ForConditionalGeneration.from_pretrained(
-        folder, config=settings, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True,
-        use_safetensors=True,
-    )  # fmt: skip
-    others = [(name, list(got), list(expected)) for name, got, expected in found["mismatched_keys"]]
-    return Pi0Model(native), set(found["missing_keys"]), others
-
-
-def _pi05(folder: Path, settings: Any) -> Found:  # noqa: ANN401 - of transformers
-    from safetensors.torch import load_file
-    from transformers import PI0ForConditionalGeneration
-
-    model = Pi05Model(PI0ForConditionalGeneration(settings))
+    model = kind(PI0ForConditionalGeneration(config))
     if planned():
         return model, set(), []
-    files = sorted(folder.glob("model*.safetensors"))
-    given = {_renamed(name): value.float() for file in files for name, value in load_file(file).items()}
-    pairs = [
-        (name, given[name].shape, value.shape) for name, value in model.native.state_dict().items() if name in given
-    ]
-    others = [(name, list(got), list(expected)) for name, got, expected in pairs if got != expected]
-    fitting = {name: value for name, value in given.items() if name not in {name for name, *_ in others}}
-    return model, set(model.native.load_state_dict(fitting, strict=False).missing_keys) - given.keys(), others
+    weights: dict[str, Tensor] = dict(model.native.state_dict())
+    lacking, others = set(weights), []
+    for file in sorted(folder.glob("model*.safetensors")):
+        with safe_open(file, "pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118 - not a dict
+                own = _renamed(name, adaptive=kind is Pi05Model)
+                if own in HEADS:  # where both are there, LeRobot and openpi read the embedding
+                    own = EMBEDDING if EMBEDDING in lacking else ""
+                if own not in weights:
+                    continue
+                value, expected = tensors.get_tensor(name), weights[own].shape
+                if value.shape != expected:
+                    others.append((own, list(value.shape), list(expected)))
+                else:
+                    weights[own].copy_(value)
+                lacking.discard(own)
+    return model, lacking, others
 
 
-def _renamed(name: str) -> str:
-    name = name.removeprefix("model.").replace("vision_tower.vision_model.", "vision_tower.")
+def _renamed(name: str, *, adaptive: bool) -> str:
+    """Our name of a tensor of any of the three namings."""
+    name = name if name.startswith(NATIVE) else name.removeprefix("model.")
+    for layer in ("vision_tower.vision_model.", "language_model.model."):  # of earlier releases of transformers
+        name = name.replace(layer, layer.partition(".")[0] + ".")
+    if adaptive and name.startswith(LAST_NORM):
+        return "final_norm." + name.removeprefix(LAST_NORM)
     found = next((old for old in RENAMED if name.startswith(old)), "")
     return RENAMED.get(found, "") + name.removeprefix(found)
 
@@ -211,35 +219,3 @@ def folder_of(weights: str, kind: str, *also: str) -> Path:
     wanted = ["*.json", "tokenizer*", *([] if planned() else ["*.safetensors", *also])]
     with _reading(f"policy.weights={weights}: expected a folder or a name on the hub of {kind}"):
         return Path(snapshot_download(weights, allow_patterns=wanted))
-
-
-def _settings(folder: Path, expected_kind: str) -> tuple[Any, list[str]]:
-    """The configuration of transformers, and names of cameras; ValueError for that of another model."""
-    with needs_extra("vla"):
-        from huggingface_hub.errors import StrictDataclassError
-        from transformers import PI0Config
-
-    said = loads((folder / CONFIG).read_text(encoding="utf-8"))
-    try:
-        if said.get("model_type") == "pi0" == expected_kind:
-            return PI0Config.from_pretrained(folder), []
-        cameras = [name for name, what in said.get("input_features", {}).items() if what["type"] == "VISUAL"]
-        return PI0Config(**_sizes(said, expected_kind)), cameras
-    except StrictDataclassError as error:
-        raise ValueError(" ".join(str(error).split())) from error
-
-
-def _sizes(said: dict[str, Any], expected_kind: str) -> dict[str, Any]:
-    """Those of transformers' configuration, from LeRobot's or openpi's."""
-    openpi = ("pi05" if said.get("pi05") else "pi0") if "action_horizon" in said else "unknown"
-    kind = said.get("type", said.get("model_type", openpi))
-    if kind != expected_kind:
-        raise ValueError(f"it is of type {kind}")
-    for key, expected in SIZES.items():
-        if said.get(key, expected) != expected:
-            raise ValueError(f"{key} is {said[key]}, which is not {expected}")
-    action = said.get("max_action_dim", said.get("action_dim", 32))
-    return {
-        "chunk_size": said.get("chunk_size", said.get("action_horizon", 50)), "max_action_dim": action,
-        "max_state_dim": said.get("max_state_dim", action),
-    } | {key: said[key] for key in ("vlm_config", "dit_config") if key in said}  # fmt: skip

@@ -135,7 +135,7 @@ class PolicyClient:
             raise UserError(f"expected finite actions from {self.uri}, got infinity or not a number")
         sample = {MEMORY: torch.from_numpy(reply[MEMORY]).unsqueeze(0)} if self._initial is not None else {}
         batch = torch.from_numpy(actions.astype(np.float32, copy=False)).unsqueeze(0)
-        return Decision(batch, TensorDict(sample, batch_size=[1]), torch.full((1, 1), torch.nan))
+        return Decision(batch, TensorDict(sample, batch_size=[1]), torch.full((1, 1, 1), torch.nan))
 
     def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
         """Send a request; repeat it once if the connection was lost, because a server keeps no state."""

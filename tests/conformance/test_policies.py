@@ -10,7 +10,7 @@ from tensordict import TensorDict
 from embodied.contract import Contract, TensorSpec
 from embodied.deployment.network import MEMORY
 from embodied.evaluation.evaluation import act
-from embodied.policy import RankingPolicy
+from embodied.policy import EXECUTED, RankingPolicy, unread_observations
 from embodied.rollout.memory import Memory
 from policies.attention import AttentionConfig
 from policies.chunk_networks import NetworkKind
@@ -158,6 +158,41 @@ def test_evaluate_equals_act(make):
     rows = torch.tensor([7, 3, 150])
     some = policy.evaluate(observation[rows], decision.sample[rows]).log_prob
     assert ((some - decision.log_prob[rows]).abs() <= 1e-5 * decision.log_prob[rows].abs().clamp_min(1.0)).all()
+
+
+def test_actions_depend_on_the_observations_that_are_named_and_on_no_others(make):
+    policy, observation = make(), observations(30, seed=1)
+    other = observations(30, seed=5)
+    first = policy.act(observation, deterministic=True).actions
+    assert set(policy.actor_keys) <= set(CONTRACT.observation)
+    unread = [key for key in CONTRACT.observation if key not in policy.actor_keys]
+    assert [text.split(" (")[0] for text in unread_observations(policy)] == [
+        key for key in unread if not CONTRACT.observation[key].privileged
+    ]
+    changed = observation.copy().update({key: other[key] for key in unread})
+    torch.testing.assert_close(policy.act(changed, deterministic=True).actions, first)
+    if "front" in policy.actor_keys:
+        seen = policy.act(observation.copy().update({"front": other["front"]}), deterministic=True).actions
+        assert not torch.equal(seen, first)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3])
+def test_only_executed_actions_are_scored(make, count: int):
+    policy, observation = make(), observations(40, seed=1)
+    decision = policy.act(observation, generator=generator())
+    assert decision.log_prob_terms.shape[:2] == (40, 3)
+    whole = policy.evaluate(observation, decision.sample)
+    executed = (torch.arange(3) < count).expand(40, 3)
+    found = policy.evaluate(observation, decision.sample.copy().update({EXECUTED: executed}))
+    expected = decision.log_prob_terms[:, :count].sum(1)
+    torch.testing.assert_close(found.log_prob, expected, rtol=1e-5, atol=1e-5)
+    if count == 0:  # nothing pulls at the weights
+        assert float(found.entropy.detach().abs().max()) == 0.0
+        policy.zero_grad(set_to_none=True)
+        (found.log_prob.sum() + found.entropy.sum()).backward()
+        assert not any(each.grad is not None and each.grad.any() for each in policy.parameters())
+    if count == 3:
+        torch.testing.assert_close(found.entropy, whole.entropy, rtol=1e-5, atol=1e-5)
 
 
 def test_likelihood_is_a_matter_of_the_actor_and_value_of_the_critic(make):

@@ -57,4 +57,4 @@ class RankingMLP(MLPPolicy):
         best = self.advantage(observation[rows], every.actions).view(count, CANDIDATES).argmax(1)
         best = best + torch.arange(0, len(rows), CANDIDATES)
         assert every.value is not None
-        return Decision(every.actions[best], every.sample[best], every.log_prob[best], every.value[best])
+        return Decision(every.actions[best], every.sample[best], every.log_prob_terms[best], every.value[best])

@@ -7,7 +7,10 @@ import torch
 from tensordict import TensorDict
 
 from embodied.contract import Contract, TensorSpec
-from policies.mlp import MLPConfig
+from embodied.policy import unread_observations
+from policies.encoders import EncoderKind
+from policies.flow import FlowConfig
+from policies.mlp import MLPConfig, MLPPolicy
 
 CONTRACT = Contract({"x": TensorSpec((2,))}, TensorSpec((1,), low=(-1.0,), high=(3.0,)), 0.1, horizon=3, executed=2)
 
@@ -34,6 +37,23 @@ def test_what_stood_still_keeps_its_unit():
     policy.fit(seen, torch.zeros(1, 1))
     moved = TensorDict({"x": torch.tensor([[0.0, 2.5]])}, [1])
     assert policy.features(moved)[0, 1] == 0.5
+
+
+@pytest.mark.parametrize("policy", [MLPConfig(hidden=[8]), FlowConfig(encoder=EncoderKind.PLAIN)])
+@pytest.mark.parametrize("range_m", [1e-3, 1e-4])
+def test_what_varies_by_little_is_normalised_by_its_measured_spread(policy: object, range_m: float):
+    made = policy.build(CONTRACT)
+    x = torch.stack((0.4 + range_m * torch.linspace(-1, 1, 500), torch.full((500,), 0.3)), 1)
+    seen = TensorDict({"x": x}, [500])
+    made.fit(seen, torch.zeros(2, 1))
+    features = made.features(seen) if isinstance(made, MLPPolicy) else made.encoder(seen)
+    torch.testing.assert_close(features[:, 0].std(), torch.tensor(1.0), rtol=1e-3, atol=0.0)
+    assert features[:, 1].abs().max() < 1e-6  # a constant is left alone, rounding included
+    if isinstance(made, MLPPolicy):  # deployed and differentiable forms divide by the same
+        weight, bias = made.layers()[0]
+        folded = x @ weight.T + bias
+        torch.testing.assert_close(folded, made.actor[0](features).detach(), rtol=0.0, atol=2e-3)
+        torch.testing.assert_close(made.deployable().layers[0](x), features, rtol=0.0, atol=1e-4)
 
 
 def test_behaviour_cloning_compares_in_half_ranges_of_the_actions():
@@ -103,3 +123,16 @@ def test_distances_may_be_read_as_reciprocals():
     torch.testing.assert_close(policy.deployable()(x)[:, :, None], policy.actions(seen))
     with pytest.raises(ValueError, match=r"\['nearby'\]; expected some of near, far"):
         MLPConfig(reciprocal=["nearby"]).build(contract)
+
+
+def test_what_it_does_not_read_is_named_with_its_kind():
+    spec = {
+        "front": TensorSpec((8, 8, 3), "uint8"),
+        "words": TensorSpec((16,), "uint8", unit="utf-8"),
+        "x": TensorSpec((2,)),
+        "mode": TensorSpec((1,), "int64"),
+        "secret": TensorSpec((8, 8, 3), "uint8", privileged=True),
+    }
+    policy = MLPConfig(hidden=[8]).build(Contract(spec, CONTRACT.action, 0.1))
+    assert unread_observations(policy) == ["front (picture)", "words (text)", "mode (int64, 1)"]
+    assert unread_observations(MLPConfig(hidden=[8]).build(CONTRACT)) == []

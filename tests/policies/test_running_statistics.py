@@ -34,6 +34,19 @@ def test_merged_statistics_are_those_of_all_observations_together():
     assert int(policy.count) == 347
 
 
+def test_an_element_that_was_constant_at_first_is_measured_once_it_varies():
+    policy = MLPConfig(hidden=[4], running_statistics=True).build(CONTRACT)
+    parts = [seen(2048, 0)] + [seen(500, number) for number in range(1, 8)]
+    for number, part in enumerate(parts):
+        part["x"][:, 2] = 5.0 + number * 0.02 * torch.randn(len(part))
+    policy.fit(parts[0], torch.zeros(1, 1))
+    assert float(policy.scale[2]) == 1.0
+    for part in parts[1:]:
+        policy.renormalise(part)
+    together = torch.cat([part["x"] for part in parts]).std(0)
+    torch.testing.assert_close(policy.scale, together, rtol=1e-4, atol=0.0)
+
+
 def test_they_stay_as_they_are_unless_asked_for():
     policy = MLPConfig(hidden=[4]).build(CONTRACT)
     policy.fit(seen(40, 0), torch.zeros(1, 1))

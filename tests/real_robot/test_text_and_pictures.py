@@ -149,7 +149,7 @@ class Listener:
 
     def act(self, observation: TensorDict, *, deterministic: bool = False, generator=None) -> Decision:
         self.heard.append(observation)
-        return Decision(torch.zeros(1, 1, 1), TensorDict({}, [1]), torch.zeros(1, 1))
+        return Decision(torch.zeros(1, 1, 1), TensorDict({}, [1]), torch.zeros(1, 1, 1))
 
 
 @pytest.mark.parametrize("as_text", [False, True])

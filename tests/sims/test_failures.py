@@ -32,7 +32,7 @@ class Always:
     def act(self, observation, *, deterministic=False, generator=None):
         n = len(observation)
         actions = self.action.expand(n, self.contract.horizon, -1)
-        return Decision(actions, TensorDict({}, [n]), torch.zeros(n, 1))
+        return Decision(actions, TensorDict({}, [n]), torch.zeros(n, 1, 1))
 
 
 def reasons(env, action):

@@ -74,7 +74,7 @@ class Raceline:
         actions = self._commands(thrust, torque, observation["rotor_speed"].cpu().float())
         actions = actions.to(observation.device or "cpu").unsqueeze(1).expand(-1, self.contract.horizon, -1)
         empty = TensorDict({}, batch_size=[len(actions)])
-        return Decision(actions, empty, torch.zeros(len(actions), 1, device=actions.device))
+        return Decision(actions, empty, torch.zeros(len(actions), 1, 1, device=actions.device))
 
     def _place(self, attitude: Tensor, gate: Tensor) -> tuple[Tensor, Tensor]:
         """Number of the next gate [N], which its heading tells, and position [N, 3], m."""

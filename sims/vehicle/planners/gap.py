@@ -63,7 +63,7 @@ class FollowTheGap:
         actions = torch.stack((steering, speed.clamp(v.speed_min_m_s, v.speed_max_m_s)), 1)
         actions = actions.unsqueeze(1).expand(-1, self.contract.horizon, -1)
         empty = TensorDict({}, batch_size=[len(actions)])
-        return Decision(actions, empty, torch.zeros(len(actions), 1, device=actions.device))
+        return Decision(actions, empty, torch.zeros(len(actions), 1, 1, device=actions.device))
 
     def _widened(self, ranges: Tensor) -> Tensor:
         """Free distance [N, B] of the vehicle in each direction: obstacles are widened by half its width."""

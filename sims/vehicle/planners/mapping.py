@@ -46,4 +46,4 @@ class MappingPlanner:
         actions = self.local.command(observation["lidar"], observation["velocity"], target)
         actions = actions.unsqueeze(1).expand(-1, self.contract.horizon, -1)
         sample = TensorDict({MEMORY: memory}, batch_size=[len(memory)])
-        return Decision(actions, sample, torch.zeros(len(memory), 1, device=memory.device))
+        return Decision(actions, sample, torch.zeros(len(memory), 1, 1, device=memory.device))

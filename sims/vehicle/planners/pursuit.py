@@ -47,7 +47,7 @@ class PurePursuit:
         actions = torch.stack((steering, self._speed(route)), 1)
         actions = actions.unsqueeze(1).expand(-1, self.contract.horizon, -1)
         empty = TensorDict({}, batch_size=[len(actions)])
-        return Decision(actions, empty, torch.zeros(len(actions), 1, device=actions.device))
+        return Decision(actions, empty, torch.zeros(len(actions), 1, 1, device=actions.device))
 
     def curvature(self, route: Tensor, speed: Tensor, least_m: Tensor | None = None) -> Tensor:
         """Curvature [N], 1/m, of the rear axle's circle through a point of `route` [N, W, 2] (m, base) at `speed` [N].

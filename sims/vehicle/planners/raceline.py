@@ -90,7 +90,7 @@ class Raceline:
         actions = torch.stack((steering.clamp(-most, most), torch.minimum(wanted, safe)), 1)
         actions = actions.to(observation.device or "cpu").unsqueeze(1).expand(-1, self.contract.horizon, -1)
         empty = TensorDict({}, batch_size=[len(actions)])
-        return Decision(actions, empty, torch.zeros(len(actions), 1, device=actions.device))
+        return Decision(actions, empty, torch.zeros(len(actions), 1, 1, device=actions.device))
 
     def _understeer(self) -> float:
         """Understeer gradient: slip angle of the front minus the rear axle, rad per m/s^2."""

@@ -68,6 +68,19 @@ def test_the_learning_rate_falls_by_a_cosine_and_then_stays():
     assert unplanned.optimiser.param_groups[0]["lr"] == pytest.approx(1e-3)
 
 
+def test_the_learning_rate_rises_in_the_first_steps():
+    _, learner = make(steps=100, learning_rate=1e-2, final_learning_rate=1e-2, warmup=4)
+    rates = []
+    for _ in range(6):
+        rates.append(learner._learning_rate(0.0))
+        learner.gradient_steps += 1
+    assert rates == pytest.approx([2e-3, 4e-3, 6e-3, 8e-3, 1e-2, 1e-2])
+    _, short = make(steps=20, learning_rate=1e-2, final_learning_rate=1e-2, warmup=1000)
+    assert short._learning_rate(0.0) == pytest.approx(1e-2 / 3)  # a tenth of the planned steps at most
+    _, plain = make(steps=20, learning_rate=1e-2, final_learning_rate=1e-2)
+    assert plain._learning_rate(0.0) == 1e-2
+
+
 def test_it_learns_what_it_is_shown():
     policy, learner = make(steps=300)
     learner.fit(shown(), 300)

@@ -136,3 +136,37 @@ def test_every_number_of_a_task_is_an_option_and_is_kept():
             composed(f"task={task}", "task.numbers.mass=1")
     with pytest.raises(UserError, match=r"^task\.sim: .*expected one of \[mujoco, mjwarp\]"):
         composed("task=mjcf_cartpole", "task.sim=warp")
+
+
+@pytest.mark.parametrize("policy", ["pi0", "tokens"])
+@pytest.mark.parametrize("task", ["libero_pick", "libero_pictures"])
+@pytest.mark.parametrize("algorithm", ["ppo", "grpo"])
+def test_published_weights_are_trained_at_the_rates_of_the_field(policy: str, task: str, algorithm: str):
+    def rates(*more: str) -> tuple[float, float, int, float]:
+        config, _ = composed(f"task={task}", f"policy={policy}", f"algorithm={algorithm}", *more)
+        return (
+            config.sft.learning_rate, config.sft.final_learning_rate, config.sft.warmup, config.algorithm.learning_rate
+        )  # fmt: skip
+
+    assert rates("policy.weights=DIR") == (2.5e-5, 2.5e-6, 1000, 5e-6)
+    assert rates("policy.weights=DIR", "sft.learning_rate=1e-4", "algorithm.learning_rate=2e-6") == (
+        1e-4, 2.5e-6, 1000, 2e-6
+    )  # fmt: skip
+    scratch = rates()
+    assert scratch == rates("policy.weights=null")
+    assert min(scratch[0], scratch[3]) >= 2e-5
+    assert scratch[2] == 0
+
+
+def test_weights_of_a_policy_without_rates_of_its_own_leave_them():
+    plain, _ = composed("policy=diffusion", "algorithm=ppo")
+    config, record = composed("policy=diffusion", "algorithm=ppo", "policy.weights=DIR")
+    assert config.sft == plain.sft
+    assert config.algorithm.learning_rate == plain.algorithm.learning_rate
+    assert record["choices"].keys() == GROUPS.keys()
+
+
+def test_a_saved_run_keeps_its_rates():
+    _, record = composed("policy=pi0", "algorithm=ppo", "policy.weights=DIR", "sft.learning_rate=3e-4")
+    again, _ = composed("env_steps=9e6", saved=record)
+    assert (again.sft.learning_rate, again.sft.warmup, again.algorithm.learning_rate) == (3e-4, 1000, 5e-6)

@@ -24,7 +24,7 @@ class Counter:
     def act(self, observation, *, deterministic=False, generator=None):
         number = observation["memory"]
         actions = (10.0 * number + torch.arange(float(self.contract.horizon))).unsqueeze(-1)
-        return Decision(actions, TensorDict({"memory": number + 1}, [len(number)]), torch.zeros(len(number), 1))
+        return Decision(actions, TensorDict({"memory": number + 1}, [len(number)]), torch.zeros(len(number), 1, 1))
 
 
 class Inpainter(Counter):
@@ -95,7 +95,7 @@ class Left:
     def act(self, observation, *, deterministic=False, generator=None):
         step = (-observation["position"] / self.contract.horizon).clamp(-0.25, 0.25)
         actions = step.unsqueeze(1).expand(-1, self.contract.horizon, -1)
-        return Decision(actions, TensorDict({}, [len(step)]), torch.zeros(len(step), 1))
+        return Decision(actions, TensorDict({}, [len(step)]), torch.zeros(len(step), 1, 1))
 
 
 @pytest.mark.parametrize("execution", ["blend", "naive", "synchronous"])

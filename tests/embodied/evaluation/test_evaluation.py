@@ -81,7 +81,7 @@ class NetworkPolicy(nn.Module):
     def act(self, observation: TensorDict, *, deterministic: bool = False, generator=None) -> Decision:
         assert deterministic
         actions = self.layers(observation["x"]).unsqueeze(-1)
-        return Decision(actions, TensorDict({}, batch_size=[len(actions)]), torch.zeros(len(actions), 1))
+        return Decision(actions, TensorDict({}, batch_size=[len(actions)]), torch.zeros(len(actions), 1, 1))
 
 
 def test_every_initial_state_runs_once():

@@ -23,7 +23,7 @@ class Homing:
         assert deterministic
         position = observation["position"].unsqueeze(1).expand(-1, 4, 1)
         # All four at once overshoot, so that the decision rate affects the outcome.
-        return Decision(-position.sign() * self.speed, observation, torch.zeros(len(position), 1))
+        return Decision(-position.sign() * self.speed, observation, torch.zeros(len(position), 1, 1))
 
 
 def camera(env):

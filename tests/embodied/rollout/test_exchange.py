@@ -27,7 +27,7 @@ class Own:
         noise = torch.rand(len(observation), generator=generator)  # a sampling policy draws, too
         own = 1e-7 * torch.arange(len(observation)).float()
         actions = own[:, None, None].expand(-1, self.contract.horizon, 1)
-        return Decision(actions, TensorDict({"raw": actions}, [len(own)]), torch.zeros(len(own), 1), noise)
+        return Decision(actions, TensorDict({"raw": actions}, [len(own)]), torch.zeros(len(own), 2, 1), noise)
 
 
 def collector(exchange: float | None, envs: int = ENVS) -> Collector:

@@ -26,7 +26,7 @@ class Patient:
     def act(self, observation, *, deterministic=False, generator=None):
         left = observation["memory"]
         actions = torch.where(left > 0, 0.0, -0.1).unsqueeze(1).expand(-1, self.contract.horizon, 1)
-        return Decision(actions, TensorDict({"memory": left - 1}, batch_size=[len(left)]), torch.zeros(len(left), 1))
+        return Decision(actions, TensorDict({"memory": left - 1}, batch_size=[len(left)]), torch.zeros(len(left), 2, 1))
 
 
 def recurrent(env: Reach) -> RecurrentPolicy:

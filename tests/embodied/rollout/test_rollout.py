@@ -23,7 +23,7 @@ class Constant:
     def act(self, observation, *, deterministic=False, generator=None):
         n = len(observation)
         actions = torch.full((n, self.contract.horizon, 1), self.action)
-        return Decision(actions, TensorDict({"raw": actions}, batch_size=[n]), torch.zeros(n, 1))
+        return Decision(actions, TensorDict({"raw": actions}, batch_size=[n]), torch.zeros(n, 2, 1))
 
 
 class FirstTwo:

@@ -53,7 +53,7 @@ class Still:
 
     def act(self, observation, *, deterministic=False, generator=None) -> Decision:
         n = len(observation)
-        return Decision(torch.zeros(n, 1, 1), TensorDict({}, [n]), torch.zeros(n, 1))
+        return Decision(torch.zeros(n, 1, 1), TensorDict({}, [n]), torch.zeros(n, 1, 1))
 
 
 def tensors(rollout: Rollout) -> dict[str, Tensor]:

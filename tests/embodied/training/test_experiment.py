@@ -19,13 +19,14 @@ from embodied.algorithms.ranking import RankingConfig
 from embodied.algorithms.self_imitation import SelfImitationConfig
 from embodied.algorithms.sft import SFTConfig
 from embodied.algorithms.td3 import TD3Config
-from embodied.contract import Contract
+from embodied.contract import Contract, TensorSpec
 from embodied.environment import Transition
 from embodied.errors import UserError
 from embodied.rollout.episodes import Episodes
 from embodied.rollout.rollout import first_decisions
 from embodied.saving import checkpoint
 from embodied.training.experiment import Experiment, ExperimentConfig
+from policies.encoders import EncoderKind
 from policies.flow import FlowConfig, Sampler
 from policies.mlp import MLPConfig
 from policies.recurrent import RecurrentConfig
@@ -352,6 +353,37 @@ def test_a_task_with_a_baseline_has_it_measured_on_the_same_episodes(tmp_path: P
         "baseline beginner",
         "rl",
     ]
+
+
+class Seen(Reach):
+    """Reach with a camera."""
+
+    def __init__(self, num_envs: int) -> None:
+        super().__init__(num_envs)
+        front = TensorSpec((8, 8, 3), "uint8")
+        self.contract = replace(self.contract, observation=self.contract.observation | {"front": front})
+
+    def _observation(self) -> TensorDict:
+        return super()._observation().set("front", torch.zeros(self.num_envs, 8, 8, 3, dtype=torch.uint8))
+
+
+def test_pictures_that_the_policy_ignores_are_in_the_log_and_in_the_report(tmp_path: Path, caplog) -> None:
+    class SeenTask(ScratchTask):
+        def contract(self, distribution: str) -> Contract:
+            return Seen(1).contract
+
+        def environment(self, num_envs: int, *given: object, **more: object) -> Seen:
+            return Seen(num_envs)
+
+    config = ExperimentConfig(num_envs=8, env_steps=8, evaluation_starts=4, evaluation_envs=8, video=False)
+    algorithm = PPOConfig(rollout_length=1, epochs=1)
+    Experiment(config, SeenTask(), MLPConfig(hidden=[4]), algorithm, tmp_path / "blind", record={}).run()
+    assert "The policy does not read these observations: front (picture)." in (tmp_path / "blind/report.md").read_text()
+    assert "the policy does not read front (picture)" in caplog.text
+    caplog.clear()
+    policy = FlowConfig(width=8, hidden=8, encoder=EncoderKind.PICTURES)
+    seeing = Experiment(config, SeenTask(), policy, algorithm, tmp_path / "seeing", record={})
+    assert "does not read" not in caplog.text + "".join(seeing.report.notes)
 
 
 def test_what_cannot_work_says_so_before_anything_runs(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ class Home:
     def act(self, observation: TensorDict, *, deterministic: bool = False, generator: object = None) -> Decision:
         actions = (-observation["position"]).clamp(-0.05, 0.05).unsqueeze(1).expand(-1, self.contract.horizon, -1)
         count = len(actions)
-        return Decision(actions, TensorDict({}, [count]), torch.zeros(count, 1))
+        return Decision(actions, TensorDict({}, [count]), torch.zeros(count, 2, 1))
 
 
 def trained(env) -> tuple[dict, list]:

@@ -55,7 +55,10 @@ def test_the_range_of_the_state_is_between_quantiles() -> None:
     observation["fingers"][:, 1] = 7.0
     made.inputs.fit(observation)
     torch.testing.assert_close(made.inputs.state.mean, torch.tensor([100.0, 7.0]))
-    torch.testing.assert_close(made.inputs.state.std, torch.tensor([98.0, 1.0]))
+    torch.testing.assert_close(made.inputs.state.scale, torch.tensor([98.0, 1.0]))
+    observation["fingers"][:, 1] = 0.001 * torch.arange(201.0)  # a range of 0.2 mm is one, too
+    made.inputs.fit(observation)
+    torch.testing.assert_close(made.inputs.state.scale, torch.tensor([98.0, 0.098]))
 
 
 def plain(made: Pi05Policy, observation: object, x: torch.Tensor, time: float) -> torch.Tensor:

@@ -10,10 +10,11 @@ import torch
 from safetensors.torch import save_file
 
 from embodied.errors import UserError
-from policies.vla.statistics import read
+from policies.vla.statistics import Mode, read
 
 NORMALIZER = "policy_preprocessor_step_5_normalizer_processor.safetensors"
 GOOD = {"state": ([0.1, 0.2], [0.3, 0.0]), "action": ([1.0, 2.0, 3.0], [0.5, 0.6, 0.7])}
+MEANS = (Mode.MEAN_STD, Mode.MEAN_STD)
 NAMINGS = ("transformers", "lerobot", "openpi")
 
 
@@ -51,18 +52,18 @@ def write(folder: Path, naming: str, names: tuple[str, str] = ("mean", "std"), *
 def test_wrong_statistics_are_one_line_that_names_the_file(tmp_path: Path, naming: str, parts, message: str) -> None:
     path = write(tmp_path, naming, **parts)
     with pytest.raises(UserError) as caught:
-        read(tmp_path, "pi0")
+        read(tmp_path, MEANS)
     assert f"wrong statistics in {path} ({message}" in str(caught.value)
     assert str(caught.value).endswith("; mend this file, or remove it to take those of demonstrations")
     path.unlink()
-    assert read(tmp_path, "pi0") == {}
+    assert read(tmp_path, MEANS) == {}
 
 
 @pytest.mark.parametrize("naming", ["lerobot", "openpi"])
 def test_quantiles_in_the_wrong_order_are_told_by_their_element(tmp_path: Path, naming: str) -> None:
     path = write(tmp_path, naming, ("q01", "q99"), state=([0.0, 0.0], [1.0, 1.0]), action=([0.0] * 3, [1.0, 1.0, -2.0]))
     with pytest.raises(UserError) as caught:
-        read(tmp_path, "pi05")
+        read(tmp_path, (Mode.QUANTILES, Mode.QUANTILES))
     assert f"{path} (action: expected q99 - q01 of at least 0, got -2 of element 2)" in str(caught.value)
 
 
@@ -84,7 +85,7 @@ def test_damaged_statistics_are_one_line_that_names_the_file(
     path = write(tmp_path, naming)
     path.write_text(content)
     with pytest.raises(UserError) as caught:
-        read(tmp_path, "pi0")
+        read(tmp_path, MEANS)
     assert f"cannot read the statistics in {path} (" in str(caught.value)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)

@@ -42,7 +42,7 @@ class Counter:
         self.seen.append(observation["x"][0].tolist())
         up = 100.0 * number + torch.arange(float(self.contract.horizon))
         actions = torch.stack((up, -up), -1)
-        return Decision(actions, TensorDict({"memory": number + 1}, [len(number)]), torch.zeros(len(number), 1))
+        return Decision(actions, TensorDict({"memory": number + 1}, [len(number)]), torch.zeros(len(number), 1, 1))
 
     def inpaint(self, observation, running, *, deterministic=False, generator=None):
         decision = self.act(observation)
@@ -379,7 +379,7 @@ def test_a_chunk_of_another_shape_is_an_error():
     policy.contract = Contract(policy.contract.observation, policy.contract.action, DT_S, 8, 4)
     found = executor(policy, robot, Execution.NAIVE)
     act = policy.act
-    policy.act = lambda *a, **b: Decision(act(*a, **b).actions[:, :3], TensorDict({}, [1]), torch.zeros(1, 1))
+    policy.act = lambda *a, **b: Decision(act(*a, **b).actions[:, :3], TensorDict({}, [1]), torch.zeros(1, 1, 1))
     found.observe(robot.reading())
     assert found.action(0.0) is None
     assert "expected actions of shape (1, 8, 2), got (1, 3, 2)" in found.reason

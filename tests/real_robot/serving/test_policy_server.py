@@ -403,7 +403,7 @@ class Follower:
 
     def act(self, observation, **_) -> Decision:
         actions = observation["position"].view(1, 1, 1).expand(1, 8, 1)
-        return Decision(actions, TensorDict({}, [1]), torch.zeros(1, 1))
+        return Decision(actions, TensorDict({}, [1]), torch.zeros(1, 1, 1))
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -452,7 +452,7 @@ def test_integers_out_of_the_contracts_range_are_refused():
         contract = Contract({"words": words}, TensorSpec((1,)), 0.1)
 
         def act(self, observation, **_) -> Decision:
-            return Decision(observation["words"].float().sum(-1).view(1, 1, 1), observation, torch.zeros(1, 1))
+            return Decision(observation["words"].float().sum(-1).view(1, 1, 1), observation, torch.zeros(1, 1, 1))
 
     with PolicyServer(Reader(), TOKEN, port=0) as server:
         client = PolicyClient(uri(server), TOKEN, deadline_s=5.0)

@@ -202,7 +202,7 @@ class Still:
 
     def act(self, observation, *, deterministic=False, generator=None):
         actions = torch.zeros(len(observation), self.contract.horizon, 7)
-        return Decision(actions, TensorDict({}, [len(observation)]), torch.zeros(len(observation), 1))
+        return Decision(actions, TensorDict({}, [len(observation)]), torch.zeros(len(observation), 1, 1))
 
 
 def test_an_evaluation_counts_what_diverged_as_failed_and_goes_on(tmp_path):

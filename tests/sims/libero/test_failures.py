@@ -61,7 +61,7 @@ class Hands:
         """All four run from the first step to the last: they are the first rows of every block."""
         actions = torch.zeros(len(observation), 1, 7)
         actions[:4] = self.chunk()
-        return Decision(actions, TensorDict({}, [len(observation)]), torch.zeros(len(observation), 1))
+        return Decision(actions, TensorDict({}, [len(observation)]), torch.zeros(len(observation), 1, 1))
 
 
 def test_an_evaluation_tells_who_never_grasped_dropped_still_holds_or_took_something_else():

@@ -213,7 +213,7 @@ class Reckless:
         x, y = observation["goal_direction"].unbind(1)
         command = torch.stack((torch.ones_like(x), (2.0 * torch.atan2(y, x)).clamp(-1.5, 1.5)), 1)
         empty = TensorDict({}, batch_size=[len(x)])
-        return Decision(command.unsqueeze(1), empty, torch.zeros(len(x), 1))
+        return Decision(command.unsqueeze(1), empty, torch.zeros(len(x), 1, 1))
 
 
 def test_a_guard_keeps_a_reckless_policy_from_what_its_lidar_sees():

@@ -273,7 +273,7 @@ def test_pictures_and_films_of_policies(tmp_path):
 
         def act(self, observation, *, deterministic=False, generator=None) -> Decision:
             actions = torch.tensor([[[1.0, 0.0]]]).expand(len(observation), 1, 2)
-            return Decision(actions, observation.empty(), torch.zeros(len(observation), 1))
+            return Decision(actions, observation.empty(), torch.zeros(len(observation), 1, 1))
 
     task.video(tmp_path / "video.mp4", {"straight": Straight()}, "cpu")
     assert (tmp_path / "video.mp4").stat().st_size > 1000

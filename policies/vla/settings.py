@@ -1,0 +1,134 @@
+"""The configuration (config.json) of published weights of pi0 and pi0.5, by transformers, LeRobot or openpi.
+
+A field that changes what a model computes is read, or its value is checked and refused: none is ignored. Fields about
+training and hardware (dtype, freezing, optimiser) are options of ours.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from embodied.command_line.extras import needs_extra
+from embodied.saving.json_text import loads
+from policies.vla.statistics import Mode
+
+CONFIG, PREPROCESSOR = "config.json", "policy_preprocessor.json"
+SIZES = {"paligemma_variant": "gemma_2b", "action_expert_variant": "gemma_300m"}
+"""LeRobot's and openpi's names of pi0's sizes."""
+REQUIRED = {
+    "use_relative_actions": False, "use_delta_joint_actions_aloha": False, "adapt_to_pi_aloha": False,
+    "n_obs_steps": 1, "time_sampling_beta_alpha": 1.5, "time_sampling_beta_beta": 1.0, "time_sampling_scale": 0.999,
+    "time_sampling_offset": 0.001,
+}  # fmt: skip
+"""Fields with the only value that is supported; a field that is absent has it."""
+STEPS = 10
+"""Denoising steps of LeRobot, transformers and openpi where a configuration does not name their number."""
+MODES = {"pi0": Mode.MEAN_STD, "pi05": Mode.QUANTILES}
+"""Normalisation of state and action where a configuration does not name it."""
+
+
+@dataclass
+class Settings:
+    """The configuration `model` (transformers' PI0Config), and what it lacks.
+
+    `cameras` are names of the pictures that the model was trained with, if the configuration has them. `modes` are
+    normalisations of state and action. `states_in_prompt` is openpi's discrete_state_input.
+    """
+
+    model: Any
+    cameras: list[str]
+    denoising_steps: int
+    modes: tuple[Mode, Mode]
+    states_in_prompt: bool
+
+
+def read(folder: Path, expected_kind: str, *, adaptive: bool | None) -> Settings:
+    """The settings in `folder` of a model of `expected_kind` (pi0 or pi05).
+
+    `adaptive` says whether the weights have pi0.5's adaptive norms, which openpi's converter does not write into
+    config.json; None: unknown.
+
+    Raises:
+        ValueError: for the configuration of another model, and for fields that ask for something unsupported.
+    """
+    with needs_extra("vla"):
+        from huggingface_hub.errors import StrictDataclassError
+        from transformers import PI0Config
+
+    fields = loads((folder / CONFIG).read_text(encoding="utf-8"))
+    _check_kind(fields, expected_kind, adaptive)
+    _check_values(fields)
+    try:
+        if fields.get("model_type") == "pi0":
+            model = PI0Config.from_pretrained(folder)
+        else:
+            model = PI0Config(**_model_fields(fields))
+    except StrictDataclassError as error:
+        raise ValueError(" ".join(str(error).split())) from error
+    _check_pictures(fields, model.vlm_config.vision_config.image_size)
+    inputs = fields.get("input_features") or {}
+    return Settings(
+        model,
+        [name for name, feature in inputs.items() if feature["type"] == "VISUAL"],
+        fields.get("num_inference_steps", STEPS),
+        _modes(folder, fields, expected_kind),
+        fields.get("discrete_state_input") is not False,
+    )
+
+
+def _check_kind(fields: Mapping[str, Any], expected_kind: str, adaptive: bool | None) -> None:
+    openpi = "unknown"
+    if "action_horizon" in fields:
+        by_weights = expected_kind if adaptive is None else "pi05" if adaptive else "pi0"
+        openpi = {True: "pi05", False: "pi0"}.get(fields.get("pi05", ""), by_weights)
+    kind = fields.get("type", fields.get("model_type", openpi))
+    if kind != expected_kind:
+        raise ValueError(f"it is of type {kind}")
+
+
+def _check_values(fields: Mapping[str, Any]) -> None:
+    for key, expected in SIZES.items():
+        if fields.get(key, expected) != expected:
+            raise ValueError(f"{key} is {fields[key]}, which is not {expected}")
+    for key, expected in REQUIRED.items():
+        if (value := fields.get(key, expected)) != expected:
+            raise ValueError(f"{key} is {json.dumps(value)}, and only {json.dumps(expected)} is supported")
+
+
+def _check_pictures(fields: Mapping[str, Any], side: int) -> None:
+    resolution = fields.get("image_resolution", [side, side])
+    if list(resolution) != [side, side]:
+        raise ValueError(f"image_resolution is {resolution}, and the model reads {[side, side]}")
+
+
+def _model_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of transformers' PI0Config, from the fields of LeRobot or openpi."""
+    action = fields.get("max_action_dim", fields.get("action_dim", 32))
+    sizes = {
+        "chunk_size": fields.get("chunk_size", fields.get("action_horizon", 50)),
+        "max_action_dim": action,
+        "max_state_dim": fields.get("max_state_dim", action),
+    }
+    same = ("vlm_config", "dit_config", "min_period", "max_period")
+    return sizes | {key: fields[key] for key in same if key in fields}
+
+
+def _modes(folder: Path, fields: Mapping[str, Any], kind: str) -> tuple[Mode, Mode]:
+    """Normalisations of state and action: of LeRobot's processor, which it runs, or of its configuration."""
+    mapping = dict(fields.get("normalization_mapping") or {})
+    if (folder / PREPROCESSOR).exists():
+        for step in loads((folder / PREPROCESSOR).read_text(encoding="utf-8")).get("steps", []):
+            name, options = str(step.get("registry_name", step.get("class", ""))), step.get("config") or {}
+            if ("relative" in name.lower() or "delta" in name.lower()) and options.get("enabled", True):
+                raise ValueError(f"{PREPROCESSOR} has the step {name}, which is not supported")
+            mapping |= options.get("norm_map") or {}
+    if (visual := mapping.get("VISUAL", "IDENTITY")) != "IDENTITY":
+        raise ValueError(f"the normalisation of VISUAL is {visual}, and only IDENTITY is supported")
+    modes = [mapping.get(part, MODES[kind].value) for part in ("STATE", "ACTION")]
+    if unknown := [mode for mode in modes if mode not in {mode.value for mode in Mode}]:
+        raise ValueError(f"the normalisation is {unknown[0]}, expected one of {', '.join(mode.value for mode in Mode)}")
+    return Mode(modes[0]), Mode(modes[1])

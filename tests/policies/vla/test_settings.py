@@ -1,0 +1,178 @@
+"""Fields of published configurations that change what a policy computes are read, or refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from embodied.errors import UserError
+from policies.vla.pi0 import Pi0Config, Pi0Policy
+from policies.vla.pi05 import Pi05Config
+from tests.policies.vla.test_pi0 import SEEING, seen
+from tests.policies.vla.test_pi05 import named
+from tests.policies.vla.test_weights import changed, save
+
+NORMALIZER = "policy_preprocessor_step_5_normalizer_processor.safetensors"
+VALUES = {
+    "mean": (0.1, 1.0), "std": (0.5, 2.0), "min": (-1.0, -3.0), "max": (1.0, 5.0), "q01": (-0.5, -2.0),
+    "q99": (0.5, 2.0), "q10": (-0.2, -1.0), "q90": (0.2, 3.0),
+}  # fmt: skip
+LOCATED = {
+    "MEAN_STD": ((0.1, 0.5), (1.0, 2.0)), "MIN_MAX": ((0.0, 1.0), (1.0, 4.0)), "QUANTILES": ((0.0, 0.5), (0.0, 2.0)),
+    "QUANTILE10": ((0.0, 0.2), (1.0, 2.0)), "IDENTITY": ((0.0, 1.0), (0.0, 1.0)),
+}  # fmt: skip
+"""Location and scale of the state's and of the action's elements, by LeRobot's normalisation."""
+
+
+def lerobot(folder: Path, kind: str, **fields: object) -> type[Pi0Config]:
+    """A folder as LeRobot leaves it, with all of its statistics."""
+    save(folder, "lerobot")
+    if kind == "pi05":
+        save_file(named("lerobot"), folder / "model.safetensors", {"format": "pt"})
+    changed(folder, "config.json", type=kind, **fields)
+    statistics = {f"observation.state.{name}": torch.full((2,), state) for name, (state, _) in VALUES.items()}
+    statistics |= {f"action.{name}": torch.full((3,), action) for name, (_, action) in VALUES.items()}
+    save_file(statistics, folder / NORMALIZER)
+    return Pi05Config if kind == "pi05" else Pi0Config
+
+
+def built(folder: Path, config: type[Pi0Config] = Pi0Config, **options: object) -> Pi0Policy:
+    return config(weights=str(folder), hidden=16, **options).build(SEEING)
+
+
+def refused(folder: Path, config: type[Pi0Config] = Pi0Config) -> str:
+    with pytest.raises(UserError) as caught:
+        built(folder, config)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def located(policy: Pi0Policy) -> tuple[tuple[float, float], tuple[float, float]]:
+    pairs = (policy.inputs.state.mean, policy.inputs.state.std), (policy.action_mean, policy.action_std)
+    return tuple(tuple(round(float(each[0]), 5) for each in pair) for pair in pairs)
+
+
+@pytest.mark.parametrize("kind", ["pi0", "pi05"])
+@pytest.mark.parametrize("mode", list(LOCATED))
+def test_state_and_action_are_normalised_as_the_configuration_says(kind: str, mode: str, tmp_path: Path) -> None:
+    mapping = {"VISUAL": "IDENTITY", "STATE": mode, "ACTION": mode}
+    config = lerobot(tmp_path, kind, normalization_mapping=mapping)
+    assert located(built(tmp_path, config)) == LOCATED[mode]
+
+
+def test_each_part_has_its_own_normalisation_and_the_processor_comes_first(tmp_path: Path) -> None:
+    mapping = {"VISUAL": "IDENTITY", "STATE": "MIN_MAX", "ACTION": "MEAN_STD"}
+    config = lerobot(tmp_path, "pi05", normalization_mapping=mapping)
+    assert located(built(tmp_path, config)) == (LOCATED["MIN_MAX"][0], LOCATED["MEAN_STD"][1])
+    step = {"registry_name": "normalizer_processor", "config": {"norm_map": {**mapping, "STATE": "QUANTILE10"}}}
+    (tmp_path / "policy_preprocessor.json").write_text(json.dumps({"steps": [step]}))
+    assert located(built(tmp_path, config)) == (LOCATED["QUANTILE10"][0], LOCATED["MEAN_STD"][1])
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"use_relative_actions": True}, "use_relative_actions is true, and only false is supported"),
+        ({"adapt_to_pi_aloha": True}, "adapt_to_pi_aloha is true"),
+        ({"use_delta_joint_actions_aloha": True}, "use_delta_joint_actions_aloha is true"),
+        ({"n_obs_steps": 2}, "n_obs_steps is 2, and only 1 is supported"),
+        ({"time_sampling_beta_alpha": 1.0}, "time_sampling_beta_alpha is 1.0"),
+        ({"image_resolution": [64, 64]}, "image_resolution is [64, 64], and the model reads [32, 32]"),
+        ({"normalization_mapping": {"VISUAL": "MEAN_STD"}}, "the normalisation of VISUAL is MEAN_STD"),
+        ({"normalization_mapping": {"ACTION": "LOG"}}, "the normalisation is LOG, expected one of MEAN_STD, MIN_MAX"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_its_field(tmp_path: Path, fields: dict, message: str) -> None:
+    lerobot(tmp_path, "pi0", **fields)
+    assert f"cannot read config.json as that of a pi0 ({message}" in refused(tmp_path)
+
+
+def test_a_processor_of_relative_actions_is_refused(tmp_path: Path) -> None:
+    lerobot(tmp_path, "pi0", use_relative_actions=False)
+    step = {"registry_name": "relative_actions_processor", "config": {"enabled": True}}
+    (tmp_path / "policy_preprocessor.json").write_text(json.dumps({"steps": [step]}))
+    assert "policy_preprocessor.json has the step relative_actions_processor" in refused(tmp_path)
+    step["config"]["enabled"] = False
+    (tmp_path / "policy_preprocessor.json").write_text(json.dumps({"steps": [step]}))
+    built(tmp_path)
+
+
+def test_the_number_of_denoising_steps_is_that_of_the_configuration(tmp_path: Path) -> None:
+    lerobot(tmp_path, "pi0", num_inference_steps=3)
+    assert built(tmp_path).act(seen(2)).sample["path"].shape[1] == 3 + 1
+    assert built(tmp_path, denoising_steps=6).act(seen(2)).sample["path"].shape[1] == 6 + 1
+    changed(tmp_path, "config.json", num_inference_steps=None)
+    assert built(tmp_path).act(seen(2)).sample["path"].shape[1] == 10 + 1
+    assert Pi0Config(hidden=16).build(SEEING).grid.steps == 4
+
+
+def test_periods_of_the_embedding_of_time_are_read(tmp_path: Path) -> None:
+    lerobot(tmp_path, "pi0", min_period=0.01, max_period=2.0)
+    config = built(tmp_path).model.native.config
+    assert (config.min_period, config.max_period) == (0.01, 2.0)
+
+
+@pytest.mark.parametrize("kind", ["pi0", "pi05"])
+@pytest.mark.parametrize("shards", [["embedding", "head"], ["head", "embedding"], ["both"]])
+def test_words_are_embedded_by_embed_tokens_where_it_differs_from_the_head(
+    kind: str, shards: list[str], tmp_path: Path
+) -> None:
+    config = lerobot(tmp_path, kind)
+    head = "model.paligemma_with_expert.paligemma.lm_head.weight"
+    own = "model.paligemma_with_expert.paligemma.model.language_model.embed_tokens.weight"
+    tensors = load_file(tmp_path / "model.safetensors")
+    embedding = torch.randn(tensors[head].shape)
+    parts = {"head": tensors, "embedding": {own: embedding}, "both": tensors | {own: embedding}}
+    (tmp_path / "model.safetensors").unlink()
+    for number, part in enumerate(shards):
+        save_file(parts[part], tmp_path / f"model-{number}.safetensors", {"format": "pt"})
+    found = built(tmp_path, config).model.native.model.vlm.language_model.embed_tokens.weight
+    torch.testing.assert_close(found.detach(), embedding)
+
+
+def test_one_of_several_data_sets_with_statistics_is_chosen_by_name(tmp_path: Path) -> None:
+    save(tmp_path, "openpi")
+    (tmp_path / "assets" / "arm").mkdir()
+    statistics = json.loads((tmp_path / "assets" / "robot" / "norm_stats.json").read_text())
+    statistics["norm_stats"]["actions"]["mean"][0] = 7.0
+    (tmp_path / "assets" / "arm" / "norm_stats.json").write_text(json.dumps(statistics))
+    assert "has statistics of 2 data sets; choose policy.unnorm_key from arm, robot" in refused(tmp_path)
+    assert float(built(tmp_path, unnorm_key="arm").action_mean[0]) == 7.0
+    assert float(built(tmp_path, unnorm_key="robot").action_mean[0]) == 1.0
+    without = built(tmp_path, unnorm_key="demonstrations")
+    assert without.lacks_statistics == "policy.unnorm_key=demonstrations leaves the statistics of weights out"
+    with pytest.raises(UserError, match=r"no statistics of policy\.unnorm_key=hand; expected one of arm, robot"):
+        built(tmp_path, unnorm_key="hand")
+
+
+def converted(folder: Path) -> None:
+    """A pi0.5 as openpi's converter leaves it: config.json does not say that it is one."""
+    save(folder, "openpi")
+    save_file(named("openpi"), folder / "model.safetensors", {"format": "pt"})
+    variants = {"paligemma_variant": "gemma_2b", "action_expert_variant": "gemma_300m"}
+    changed(folder, "config.json", precision="bfloat16", **variants)
+    stats = {of: {"q01": [-1.0] * size, "q99": [1.0] * size} for of, size in (("state", 2), ("actions", 3))}
+    (folder / "assets" / "robot" / "norm_stats.json").write_text(json.dumps({"norm_stats": stats}))
+
+
+def test_a_converted_pi05_is_known_by_its_tensors(tmp_path: Path) -> None:
+    converted(tmp_path)
+    built(tmp_path, Pi05Config)
+    assert "(it is of type pi05)" in refused(tmp_path)
+    other = tmp_path / "other"
+    other.mkdir()
+    save(other, "openpi")
+    assert "(it is of type pi0)" in refused(other, Pi05Config)
+
+
+def test_states_are_in_the_prompt_unless_the_configuration_says_otherwise(tmp_path: Path) -> None:
+    converted(tmp_path)
+    assert built(tmp_path, Pi05Config).inputs.prompts(seen(1))[0].startswith("Task: pick the milk, State: ")
+    changed(tmp_path, "config.json", discrete_state_input=False)
+    policy = built(tmp_path, Pi05Config)
+    assert policy.inputs.prompts(seen(2)) == ["pick the milk\n", "open\n"]
+    assert policy.fresh().inputs.prompts(seen(2)) == ["pick the milk\n", "open\n"]
