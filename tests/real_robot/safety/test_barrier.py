@@ -230,6 +230,15 @@ def test_an_element_without_a_kind_is_no_velocity():
         guarded(plant, Limits(distance=distance))
 
 
+@pytest.mark.parametrize("braking", [{}, {"acceleration": 6.0}, {"acceleration": 4.0, "jerk": 90.0}])
+def test_a_distance_that_counts_on_more_braking_than_the_limits_allow_is_refused(braking):
+    plant = Plant(Kind.VELOCITY, np.zeros(2))
+    element = ElementLimits(Kind.VELOCITY, velocity=1.0, acceleration=5.0, jerk=80.0)
+    distance = Distance(["a", "b"], position="position", planes=[[1.0, 0.0, -1.0]], **braking)
+    with pytest.raises(ValueError, match="the robot could not stop in time; use distance"):
+        Safety(plant, Limits(dict.fromkeys("ab", element), distance=distance), plant.clock)
+
+
 @pytest.mark.parametrize("motion", [Motion.TURNING, Motion.STEERED])
 def test_a_vehicle_slows_down_for_a_post_on_its_left_as_far_as_it_turns_there(motion):
     distance = Distance(

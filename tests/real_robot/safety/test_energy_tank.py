@@ -64,6 +64,19 @@ def test_the_world_gets_no_more_energy_than_there_was(seed, kind, forward_only):
     assert limited > 0
 
 
+def test_stops_are_paid_for_however_often_it_holds():
+    plant = Pressing(Kind.VELOCITY, 0)
+    plant.read = lambda: Reading({"position": plant.position, "force": np.full(2, 10.0)}, plant.clock(), plant.ticks)
+    limits = {name: ElementLimits(Kind.VELOCITY, velocity=2.0, acceleration=4.0) for name in "ab"}
+    tank = Tank(["a", "b"], ["force.a", "force.b"], start_j=1.0, most_j=1.0)
+    safety, before = guarded(plant, Limits(limits, tank=tank)), plant.position.copy()
+    for period in range(600):
+        safety.command(None if period % 40 > 10 else np.full(2, 0.1), plant.tick())
+    work_j = 10.0 * float((plant.position - before).sum())
+    assert 0.9 <= work_j <= 1.0 + 1e-9  # it was 1.88
+    assert safety.energy_j == pytest.approx(1.0 - work_j)
+
+
 def test_positions_are_refused_since_less_of_a_position_is_no_rest():
     plant = Pressing(Kind.POSITION, 0)
     limits = {name: ElementLimits(velocity=2.0) for name in "ab"}

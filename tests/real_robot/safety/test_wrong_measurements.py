@@ -1,0 +1,213 @@
+"""An arm whose measurements lie, that sags or lags, and a program that stalls: what it does after the fault."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from embodied.contract import Contract, TensorSpec
+from real_robot.robots.robot import Reading
+from real_robot.safety.limits import ElementLimits, Kind, Limits
+from real_robot.safety.safety import Command, Safety, State
+
+DT_S = 0.02
+NAMES = ("a", "b", "c")
+START = np.array([-1.4, 0.3, 0.2])
+LIMITS = {
+    name: ElementLimits(low=-3.0, high=3.0, velocity=0.5, acceleration=2.0, measured=f"joint_position.{name}")
+    for name in NAMES
+}
+STOP_RAD = 0.5**2 / (2 * 2.0) + 3 * 0.5 * DT_S
+"""Distance of the certified stop from full speed, whole periods included."""
+
+
+class Arm:
+    """It goes where it is commanded to, `sag` below; `lie` replaces its measurements."""
+
+    at_rest = (math.nan,) * 3
+    stops_after_s = None
+
+    def __init__(self, sag: float = 0.0) -> None:
+        spec = TensorSpec((3,), unit="rad", names=NAMES)
+        self.contract = Contract({"joint_position": spec}, spec, DT_S)
+        self.position, self.sag, self.lie = START.copy(), sag, None
+        self.commands: list[np.ndarray] = []
+        self.periods = 0
+
+    def clock(self) -> float:
+        return self.periods * DT_S
+
+    def read(self) -> Reading:
+        measured = self.position - self.sag if self.lie is None else np.asarray(self.lie, np.float64)
+        return Reading({"joint_position": measured.copy()}, self.clock(), self.periods)
+
+    def tick(self) -> Reading:
+        self.periods += 1
+        return self.read()
+
+    def write(self, action: np.ndarray) -> None:
+        self.position = action.copy()
+        self.commands.append(action.copy())
+
+    def hold(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def moving(arm: Arm) -> Safety:
+    """Safety of the arm, which moves its first joint at full speed."""
+    safety = Safety(arm, Limits(dict(LIMITS)), arm.clock)
+    for _ in range(3):
+        safety.observe(arm.tick())
+    for _ in range(40):
+        assert safety.command(Command(START + 9.0, arm.clock()), arm.tick()).state is State.ACTIVE
+    return safety
+
+
+def go_on(arm: Arm, safety: Safety, periods: int) -> float:
+    """Whatever the policy wants for some periods; returns how far the arm moved."""
+    before = arm.position.copy()
+    for _ in range(periods):
+        safety.command(Command(START + 9.0, arm.clock()), arm.tick())
+    return float(np.abs(arm.position - before).max())
+
+
+@pytest.mark.parametrize("lie", [np.zeros(3), np.full(3, -math.pi)])
+def test_one_wrong_measurement_is_rejected_and_the_arm_goes_on(lie):
+    arm = Arm()
+    safety = moving(arm)
+    arm.lie = lie
+    verdict = safety.command(Command(START + 9.0, arm.clock()), arm.tick())
+    arm.lie = None
+    assert (verdict.state, safety.rejected) == (State.ACTIVE, 1)
+    assert go_on(arm, safety, 5) == pytest.approx(5 * 0.5 * DT_S)
+    assert safety.state is State.ACTIVE
+
+
+@pytest.mark.parametrize("lie", [np.zeros(3), np.full(3, -math.pi)])
+@pytest.mark.parametrize("ends", ["", "trip"])
+def test_one_that_persists_stops_the_arm_where_it_is(lie, ends):
+    arm = Arm()
+    safety = moving(arm)
+    arm.lie = lie
+    go_on(arm, safety, 7)  # the last good measurement gets stale
+    assert safety.state is State.STOPPED
+    assert "check the sensor" in safety.reason
+    if ends == "trip":
+        safety.trip("button")
+    at = arm.position.copy()
+    assert go_on(arm, safety, 400) <= STOP_RAD
+    assert (arm.position >= at - 1e-12).all()  # it was 1.4 rad away from the zeros, and did not move there
+    arm.lie = None
+    assert go_on(arm, safety, 50) == 0.0  # until a reset
+    safety.reset()
+    assert safety.command(Command(START, arm.clock() - DT_S), arm.tick()).action is None  # issued before it
+    assert go_on(arm, safety, 50) > 0.2
+    assert safety.state is State.ACTIVE
+
+
+def test_a_reset_does_not_make_a_wrong_measurement_true():
+    arm = Arm()
+    safety = moving(arm)
+    arm.lie = np.zeros(3)
+    go_on(arm, safety, 30)
+    safety.reset()
+    assert go_on(arm, safety, 100) == 0.0
+
+
+def test_a_motion_does_not_begin_from_a_measurement_that_contradicts_the_others():
+    arm = Arm()
+    safety = Safety(arm, Limits(dict(LIMITS)), arm.clock)
+    for _ in range(10):
+        safety.command(None, arm.tick())
+    arm.lie = np.zeros(3)
+    assert go_on(arm, safety, 5) == 0.0  # it was 1.5 rad in 20 ms
+    arm.lie = None
+    assert 0.0 < go_on(arm, safety, 3) < 0.02
+
+
+@pytest.mark.parametrize("sag", [0.0, 0.06])
+def test_an_arm_that_sags_neither_jumps_at_a_restart_nor_creeps_down(sag):
+    arm = Arm(sag)
+    safety = moving(arm)
+    rests = []
+    for _ in range(5):
+        for _ in range(60):
+            safety.command(None, arm.tick())
+        rests.append(arm.position.copy())
+        for _ in range(3):
+            safety.command(Command(rests[-1], arm.clock()), arm.tick())
+    assert np.abs(np.diff(rests, axis=0)).max() <= 1e-9  # it was 0.058 in one period
+    assert np.abs(np.diff(arm.commands, axis=0)).max() <= 0.5 * DT_S * (1 + 1e-9)
+
+
+class Base:
+    """A vehicle that does in `late` periods what it is commanded to, at a wall at 1 m."""
+
+    at_rest = (0.0,)
+    stops_after_s = None
+
+    def __init__(self, late: int) -> None:
+        spec = TensorSpec((1,), unit="m", names=("x",))
+        action = TensorSpec((1,), unit="m/s", names=("v",), low=(-1.0,), high=(1.0,))
+        self.contract = Contract({"position": spec}, action, DT_S)
+        self.x, self.pending, self.periods = 0.0, [0.0] * (late + 1), 0
+        self.velocities: list[float] = []
+
+    def clock(self) -> float:
+        return self.periods * DT_S
+
+    def read(self) -> Reading:
+        return Reading({"position": np.array([self.x])}, self.clock(), self.periods)
+
+    def tick(self) -> Reading:
+        self.periods += 1
+        self.pending.append(self.pending[-1])
+        self.x += self.pending.pop(0) * DT_S
+        return self.read()
+
+    def write(self, action: np.ndarray) -> None:
+        self.pending[-1] = float(action[0])
+        self.velocities.append(float(action[0]))
+
+    def hold(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize("late", [0, 5, 15])
+@pytest.mark.parametrize("stall", [0, 4])
+def test_a_base_that_lags_and_a_program_that_stalls_pass_no_wall(late, stall):
+    base = Base(late)
+    element = ElementLimits(Kind.VELOCITY, high=1.0, velocity=1.0, acceleration=1.0, measured="position.x")
+    safety = Safety(base, Limits({"v": element}, lag_s=late * DT_S), base.clock)
+    for period in range(600):
+        reading = base.tick()
+        if stall and period % 40 > 40 - stall:
+            continue
+        safety.command(np.ones(1), reading)
+    assert 0.9 < base.x <= 1.0 + 1e-9  # 28 to 87 mm beyond it before
+    assert np.abs(np.diff(base.velocities)).max() <= 1.0 * DT_S * (stall + 1) * (1 + 1e-9)
+
+
+def test_a_loop_that_stalled_goes_on_from_the_velocity_that_the_robot_has():
+    base = Base(0)
+    element = ElementLimits(Kind.VELOCITY, velocity=1.0, acceleration=1.0, measured="position.x")
+    safety = Safety(base, Limits({"v": element}), base.clock)
+    for _ in range(80):
+        safety.command(np.ones(1), base.tick())
+    assert base.velocities[-1] == pytest.approx(1.0)
+    for _ in range(7):  # 1.4 times the time-out
+        reading = base.tick()
+    safety.command(np.ones(1), reading)
+    assert base.velocities[-1] >= 1.0 - DT_S * (1 + 1e-9)  # it was 0.02
+
+
+def test_limits_with_numbers_that_are_none_are_refused():
+    for fields in ({"command_timeout_s": math.nan}, {"observation_timeout_s": math.inf}, {"lag_s": -1.0}):
+        with pytest.raises(ValueError, match=next(iter(fields))):
+            Limits(dict(LIMITS), **fields)
+    for fields in ({"velocity": math.nan}, {"scale": math.inf}, {"low": math.nan}, {"following": math.nan}):
+        with pytest.raises(ValueError, match=next(iter(fields))):
+            replace(LIMITS["a"], **fields)
