@@ -180,14 +180,12 @@ class LimitedElement:
     def travel(self, value: float) -> float:
         """Way of the stop after a period at the rate `value`, in the unit of the limits and with its sign.
 
-        w^2 / 2B, less half a period's motion since the first period of the stop is slower already, and w B / 2C and a
-        whole period more where the jerk is limited.
+        w^2 / 2B, and w B / 2C and a whole period more where the jerk is limited; whole periods included.
         """
         w, B, C = abs(value * self._scale), self._axis.most_b, self._axis.most_c
-        if B == 0.0 or math.isinf(B):
-            return 0.0
-        ramp = B / C if C < 2.0 * B else 0.0
-        way = 0.5 * w * w / B + 0.5 * w * (ramp + 1.0) if ramp else max(0.5 * w * w / B - 0.5 * w, 0.0)
+        if w <= B and C >= 2.0 * B:
+            return 0.0  # within a period
+        way = 0.5 * w * w / B + (0.5 * w * (B / C + 1.0) if C < 2.0 * B else 0.0)
         return math.copysign(way, value)
 
     def mark(self) -> None:
