@@ -22,7 +22,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from embodied.contract import Contract
-from embodied.environment import Restorable, SwitchableEnvironment, Transition
+from embodied.environment import OVERFLOW, Restorable, SwitchableEnvironment, Transition
 from embodied.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -54,6 +54,7 @@ class Outcome:
     human: Tensor | None = None
     has_success: bool = True  # as Transition's
     failures: dict[str, Tensor] = field(default_factory=dict)  # as Transition's, of all N
+    overflow: Light | None = None  # [N] bool, those of `diverged` whose simulator had no room for all contacts
 
 
 class EpisodeEngine(ABC):
@@ -169,17 +170,20 @@ class EpisodeEngine(ABC):
         self.steps = tensor(steps)
         failed, won = light(outcome.terminated), light(outcome.success)
         over = steps >= self.step_limit
+        failures = dict(outcome.failures)
         if outcome.diverged is not None:
             failed = failed | light(outcome.diverged)
+        if outcome.overflow is not None and bool(outcome.overflow.any()):
+            failures[OVERFLOW] = tensor(light(outcome.overflow) & self._running)
         if outcome.truncated is not None:
             over = over | light(outcome.truncated)
         if (failed | over | won).any():  # in most steps there is nothing to write down
-            self._end(failed, over, won, outcome.diverged)
+            self._end(failed, over, won, outcome.diverged, failures.get(OVERFLOW))
         return Transition(
             self.observe(), tensor(outcome.reward), tensor(outcome.executed), self.terminated, self.truncated,
             self.success, outcome.metrics, outcome.actions, outcome.human,
             None if outcome.diverged is None else self.diverged, has_success=outcome.has_success,
-            failures=outcome.failures,
+            failures=failures,
         )  # fmt: skip
 
     def next_starts(self, ids: Tensor) -> Tensor:
@@ -196,8 +200,11 @@ class EpisodeEngine(ABC):
         if not self._begun:
             raise ValueError("an environment has no episode yet; call reset() before step()")
 
-    def _end(self, failed: Light, over: Light, won: Light, diverged: Light | None) -> None:
-        """Set the flags of running environments that failed (or diverged), are over or succeeded, [N] bool each."""
+    def _end(self, failed: Light, over: Light, won: Light, diverged: Light | None, overflow: Tensor | None) -> None:
+        """Set the flags of running environments that failed (or diverged), are over or succeeded, [N] bool each.
+
+        `overflow` is why some of them diverged.
+        """
         running = self._running
         flags = {
             "terminated": tensor(light(self.terminated) | (running & failed)),
@@ -206,7 +213,7 @@ class EpisodeEngine(ABC):
         }
         if diverged is not None:
             broken = running & light(diverged)
-            self._report(tensor(broken))
+            self._report(tensor(broken), overflow)
             flags["diverged"] = tensor(light(self.diverged) | broken)
         self._set(flags)
 
@@ -215,11 +222,12 @@ class EpisodeEngine(ABC):
         vars(self).update(flags)
         self._running = ~light(self.done)
 
-    def _report(self, diverged: Tensor) -> None:
+    def _report(self, diverged: Tensor, overflow: Tensor | None) -> None:
         for i in diverged.nonzero().flatten().tolist():
+            cause = f" ({OVERFLOW})" if overflow is not None and bool(overflow[i]) else ""
             log.warning(
-                f"the simulation diverged in {self.task_names[self.task_index[i]]}, initial state {int(self.start[i])},"
-                f" control step {int(self.steps[i])}: counted as a failure"
+                f"the simulation diverged{cause} in {self.task_names[self.task_index[i]]}, initial state"
+                f" {int(self.start[i])}, control step {int(self.steps[i])}: counted as a failure"
             )
 
     def _check(self, actions: Tensor) -> None:

@@ -18,6 +18,9 @@ from torch import Tensor
 
 from embodied.contract import Contract
 
+OVERFLOW = "no room for contacts"
+"""The failure of `diverged` episodes whose simulator had no room for all contacts or constraints."""
+
 
 @dataclass
 class Transition:

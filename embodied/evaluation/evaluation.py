@@ -17,7 +17,7 @@ from torch import Tensor
 
 from embodied.command_line.progress import Progress
 from embodied.engine import check_starts, rank
-from embodied.environment import Environment, NumberedStarts, SharedWorlds, Transition, Watched
+from embodied.environment import OVERFLOW, Environment, NumberedStarts, SharedWorlds, Transition, Watched
 from embodied.errors import UserError
 from embodied.evaluation.means import difference_interval, mean_interval
 from embodied.evaluation.repeatability import Replay
@@ -394,6 +394,7 @@ def _failures(transition: Transition) -> dict[str, Tensor]:
     never = torch.zeros_like(transition.success)
     reasons = {
         "the simulator's process died": never if transition.lost is None else transition.lost,
+        OVERFLOW: transition.failures.get(OVERFLOW, never),
         "the simulation diverged": never if transition.diverged is None else transition.diverged,
         **transition.failures,
         "ended early": transition.terminated,

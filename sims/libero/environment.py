@@ -116,7 +116,7 @@ class LiberoEnvironment(RestorableEngine):
         executed, success, diverged = self.simulation.run(actions.detach().double().clamp(-1.0, 1.0), left)
         last = (executed.sum(1, keepdim=True) - 1).clamp_min(0)
         reward = torch.zeros(executed.shape, device=self.device).scatter_(1, last, success[:, None].float())
-        return Outcome(reward, executed, success, success, diverged=diverged)
+        return Outcome(reward, executed, success, success, diverged=diverged, overflow=self.simulation.overflow)
 
     def observe(self) -> TensorDict:
         """Observations of all environments; images are rendered only where the state has changed."""
@@ -131,7 +131,7 @@ class LiberoEnvironment(RestorableEngine):
         found = super().settle(outcome)
         for env in (found.done & ~found.success & ~done).nonzero().flatten().tolist():
             self._handling.judge(env, self.simulation.achieved(env))
-        return replace(found, failures=self._handling.failures())
+        return replace(found, failures=found.failures | self._handling.failures())
 
     def save(self) -> dict[str, Any]:
         """The state of MuJoCo and the controllers, and what was lifted."""

@@ -61,7 +61,7 @@ class MjcfEnvironment(RestorableEngine):
             task_names=(name,), instructions=(mdp.INSTRUCTION,), seed=seed,
             device=device if sim is Sim.mjwarp else "cpu",
         )  # fmt: skip
-        self.worlds = make_worlds(sim, self.model, num_envs, mdp.READS, self.device, threads)
+        self.worlds = make_worlds(sim, mdp, self.model, num_envs, self.device, threads)
         self.now = Moment(self.model, self.worlds.fields, self.contract.control_dt_s, self.step_limit)
         action = self.contract.action
         self._low, self._high = (torch.tensor(each, device=self.device) for each in (action.low, action.high))
@@ -86,14 +86,14 @@ class MjcfEnvironment(RestorableEngine):
     def advance(self, actions: Tensor, left: Tensor) -> Outcome:
         """One call of the physics per action; an episode that ends stops there."""
         rewards, ran = [], []
-        ended, won, broken = torch.zeros(3, self.num_envs, dtype=torch.bool, device=self.device)
+        ended, won, broken, overflow = torch.zeros(4, self.num_envs, dtype=torch.bool, device=self.device)
         for k, action in enumerate(actions.float().unbind(1)):
             active = (left > k) & ~(ended | broken)
-            diverged = self._move(action.clamp(self._low, self._high), active)
+            diverged, crowded = self._move(action.clamp(self._low, self._high), active)
             fine = active & ~diverged
             over = fine & self.mdp.terminated(self.now)
             limit = fine & (self.now.steps >= self.step_limit)
-            ended, broken = ended | over, broken | diverged
+            ended, broken, overflow = ended | over, broken | diverged, overflow | crowded
             if bool((over | limit).any()):
                 won = won | ((over | limit) & self.mdp.success(self.now))
             rewards.append(torch.where(fine, self.mdp.reward(self.now), 0.0).float())
@@ -101,7 +101,7 @@ class MjcfEnvironment(RestorableEngine):
         metrics = {name: values.float() for name, values in self.mdp.metrics(self.now).items()}
         return Outcome(
             torch.stack(rewards, 1), torch.stack(ran, 1), ended, won, diverged=broken, metrics=metrics,
-            failures=self.mdp.failures(self.now),
+            failures=self.mdp.failures(self.now), overflow=overflow,
         )  # fmt: skip
 
     def observe(self) -> TensorDict:
@@ -125,13 +125,13 @@ class MjcfEnvironment(RestorableEngine):
         for name in ("steps", "action", "previous", "key"):
             setattr(self.now, name, state[name].to(self.device, copy=True))
 
-    def _move(self, action: Tensor, active: Tensor) -> Tensor:
-        """One control step of who is `active`; returns whose numbers broke, [N] bool."""
+    def _move(self, action: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
+        """One control step of `active` worlds; returns broken worlds and overflows as `Worlds.step`."""
         now, mdp = self.now, self.mdp
         push = mdp.disturb(now)
         if push is not None:
             now.qvel.add_(torch.where(active.unsqueeze(1), push, 0.0))
-        diverged = self.worlds.step(active, mdp.control(now, action), mdp.SUBSTEPS)
+        broken, overflow = self.worlds.step(active, mdp.control(now, action), mdp.SUBSTEPS)
         scaled, chosen = (action - self._middle) / self._half, active.unsqueeze(1)
         now.previous = torch.where(chosen, now.action, now.previous)
         now.action = torch.where(chosen, scaled, now.action)
@@ -139,7 +139,7 @@ class MjcfEnvironment(RestorableEngine):
         for name, values in mdp.update(now).items():
             rows = active.view(-1, *[1] * (values.dim() - 1))
             now.memory[name] = torch.where(rows, values, now.memory[name]).to(now.memory[name].dtype)
-        return diverged
+        return broken, overflow
 
 
 def contract(mdp: Mdp, model: mujoco.MjModel, executed: int = 1) -> Contract:
@@ -158,11 +158,11 @@ def contract(mdp: Mdp, model: mujoco.MjModel, executed: int = 1) -> Contract:
 
 
 def make_worlds(
-    sim: Sim, model: mujoco.MjModel, count: int, reads: tuple[str, ...], device: torch.device, threads: int | None
+    sim: Sim, mdp: Mdp, model: mujoco.MjModel, count: int, device: torch.device, threads: int | None
 ) -> Worlds:
     """The back end of `sim`."""
     if sim is Sim.mujoco:
-        return MujocoWorlds(model, count, reads, threads)
+        return MujocoWorlds(model, count, mdp.READS, threads)
     from sims.mjcf.warp import WarpWorlds  # it takes seconds to import
 
-    return WarpWorlds(model, count, reads, device)
+    return WarpWorlds(model, count, mdp.READS, device, mdp.CONTACTS)

@@ -114,6 +114,8 @@ class Mdp:
     READS: ClassVar[tuple[str, ...]] = ()
     """Fields of MjData beyond qpos, qvel and sensordata that the functions read."""
     CAMERA: ClassVar[str] = "film"
+    CONTACTS: ClassVar[int | None] = None
+    """Contacts that mujoco_warp makes room for in a world; estimated from the model if None."""
 
     def load(self) -> mujoco.MjModel:
         """The model.

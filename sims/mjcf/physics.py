@@ -36,10 +36,11 @@ class Worlds(Protocol):
         """Put worlds `ids` [M] into the model's default state but for `state` [M, ...]; their models have `model`."""
         ...
 
-    def step(self, active: Tensor, ctrl: Tensor, substeps: int) -> Tensor:
-        """Make physics steps with `ctrl` [N, nu] where `active` [N]; returns whose numbers broke, [N] bool.
+    def step(self, active: Tensor, ctrl: Tensor, substeps: int) -> tuple[Tensor, Tensor]:
+        """Make physics steps with `ctrl` [N, nu] where `active` [N]; returns broken worlds and overflows, [N] each.
 
-        Those are put back to where they were, at rest.
+        A world is broken whose numbers are none, or whose contacts or constraint rows had no room: the second are
+        overflows. Broken worlds are put back to where they were, at rest.
         """
         ...
 
@@ -82,8 +83,8 @@ class MujocoWorlds:
             self.batch.set_const(rows)
         self.batch.forward(rows)
 
-    def step(self, active: Tensor, ctrl: Tensor, substeps: int) -> Tensor:
-        """One call of the batch; a world in which MuJoCo raises an error is broken, too."""
+    def step(self, active: Tensor, ctrl: Tensor, substeps: int) -> tuple[Tensor, Tensor]:
+        """One call of the batch; a world in which MuJoCo raises an error is broken, too. MuJoCo's arena grows."""
         broken = torch.zeros_like(active)
         if everyone := bool(active.all()):
             rows = None
@@ -103,7 +104,7 @@ class MujocoWorlds:
             ids = broken.nonzero().squeeze(1)
             mocap = {name: torch.from_numpy(self.batch.bind(name)[ids.numpy()]) for name in SHOWN[1:]}
             self.begin(ids, {"qpos": before[ids], **mocap}, {})
-        return broken
+        return broken, torch.zeros_like(broken)
 
     def save(self) -> dict[str, Tensor]:
         """The batch's rows, and the fields that are not part of them."""

@@ -20,22 +20,32 @@ warp.config.log_level = warp.LOG_ERROR  # before mujoco_warp's import: it would 
 
 import mujoco_warp  # noqa: E402
 
+from sims.warp_capacity import OVERFLOW, capacity  # noqa: E402
+
 STATE = ("time", "qpos", "qvel", "act", "qacc_warmstart", "ctrl", "mocap_pos", "mocap_quat")
 
 
 class WarpWorlds:
     """Worlds of mujoco_warp on `device`; it steps all of them, and those that a call does not name are put back."""
 
-    def __init__(self, model: mujoco.MjModel, count: int, reads: tuple[str, ...], device: torch.device) -> None:
+    def __init__(
+        self,
+        model: mujoco.MjModel,
+        count: int,
+        reads: tuple[str, ...],
+        device: torch.device,
+        contacts: int | None = None,
+    ) -> None:
         self.mjm, self.device = model, warp_device(device)
         self._default, self._count = mujoco.MjData(self.mjm), count
         self._graph: dict[int, warp.Graph] = {}
-        limits = mujoco_warp.OverflowType
         with in_order(self.device):
             self.model = mujoco_warp.put_model(self.mjm)
-            # The model's limits of iterations are reached all the time; kernels would print that, for every world.
-            self.model.opt.warn_overflow &= ~(limits.ITERATIONS | limits.LS_ITERATIONS)
-            self.data = mujoco_warp.make_data(self.mjm, nworld=count)
+            self.model.opt.warn_overflow = 0  # counted; kernels would print it, for every world
+            mujoco.mj_forward(self.mjm, resting := mujoco.MjData(self.mjm))
+            room = capacity(self.mjm, self.model, contacts, resting.ncon)
+            self.data = mujoco_warp.make_data(self.mjm, nworld=count, **room._asdict())
+        self._overflow = warp.to_torch(self.data.overflow)  # [N] bits
         if missing := [name for name in reads if not hasattr(self.data, name) or not hasattr(self._default, name)]:
             raise UserError(f"READS: mujoco_warp has no field {missing[0]!r}")
         self.fields = {name: self._tensor(name) for name in dict.fromkeys((*ALWAYS, *reads))}
@@ -52,18 +62,20 @@ class WarpWorlds:
                 self._kept[name][ids] = state.get(name, default).to(self._kept[name])
             self._launch(0)
 
-    def step(self, active: Tensor, ctrl: Tensor, substeps: int) -> Tensor:
+    def step(self, active: Tensor, ctrl: Tensor, substeps: int) -> tuple[Tensor, Tensor]:
         """Physics steps, then positions and velocities anew for what is read."""
         before = self.fields["qpos"].clone()
+        self._overflow.zero_()
         with self._only(active):
             self.fields["ctrl"].copy_(ctrl)
             self._launch(substeps)
-        broken = active & broken_rows(self.fields)
+        overflow = active & ((self._overflow & OVERFLOW) != 0)
+        broken = overflow | active & broken_rows(self.fields)
         if bool(broken.any()):
             ids = broken.nonzero().squeeze(1)
             mocap = {name: self._kept[name][ids].clone() for name in SHOWN[1:]}
             self.begin(ids, {"qpos": before[ids], **mocap}, {})
-        return broken
+        return broken, overflow
 
     def save(self) -> dict[str, Tensor]:
         """State and fields."""

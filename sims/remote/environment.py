@@ -149,8 +149,8 @@ class RemoteEnvironment(EpisodeEngine):
         self._place = {"do": "switch", "distribution": distribution, "split": split}
         self._ask(self._place, range(len(self._children)))
 
-    def _report(self, diverged: Tensor) -> None:
-        super()._report(diverged & ~self.lost)
+    def _report(self, diverged: Tensor, overflow: Tensor | None) -> None:
+        super()._report(diverged & ~self.lost, overflow)
 
     def _having(self, mask: Tensor) -> list[int]:
         """The children that have some of `mask` [N]."""

@@ -18,6 +18,7 @@ class HostSimulation(ABC):
 
     num: int
     torch_device = torch.device("cpu")
+    overflow: Tensor | None = None  # MuJoCo's arena grows
 
     @abstractmethod
     def write(

@@ -8,10 +8,10 @@ pseudo-inverse. W: worlds of one scene.
 from __future__ import annotations
 
 import warp as wp
-from mujoco_warp import OverflowType as Overflow
 
 from sims.libero.physics.controller import KP, POSITION_SCALE, POSTURE_KP, ROTATION_SCALE
 from sims.libero.scene.predicates import ABOVE_ON, BELOW_IN, BELOW_ON, NEAR
+from sims.warp_capacity import OVERFLOW
 
 wp.set_module_options({"enable_backward": False, "max_unroll": 4})
 
@@ -31,7 +31,7 @@ GRIP = wp.constant(wp.float64(0.01))  # change of the fingers' normalised comman
 SMALLEST = wp.constant(wp.float64(1e-10))  # pivot, relative to the largest diagonal element
 LARGEST = wp.constant(1e10)  # mjMAXVAL: a larger state has blown up
 IN, ON_OBJECT, ON_SITE, JOINT_ANY, JOINT_ALL = (wp.constant(kind) for kind in range(5))
-OVERFLOW = wp.constant(int(Overflow.NEFC | Overflow.NJMAX_NNZ | Overflow.BROADPHASE | Overflow.NARROWPHASE))
+NO_ROOM = wp.constant(OVERFLOW)
 NEAR_M, BELOW_IN_M = wp.constant(NEAR), wp.constant(BELOW_IN)
 BELOW_ON_M, ABOVE_ON_M = wp.constant(BELOW_ON), wp.constant(ABOVE_ON)
 
@@ -333,7 +333,7 @@ def judge(
     if active[w] == 0:
         return
     executed[w] = executed[w] + 1
-    finite = (overflow[w] & OVERFLOW) == 0  # without room for its contacts a world's physics is wrong
+    finite = (overflow[w] & NO_ROOM) == 0  # without room for its contacts a world's physics is wrong
     for i in range(qpos.shape[1]):
         finite = finite and wp.abs(qpos[w, i]) < LARGEST
     for i in range(qvel.shape[1]):

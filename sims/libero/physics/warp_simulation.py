@@ -27,12 +27,9 @@ wp.config.log_level = wp.LOG_ERROR  # before mujoco_warp's import: it would repo
 import mujoco_warp  # noqa: E402
 
 from sims.libero.physics import warp_kernels as kernels  # noqa: E402
+from sims.warp_capacity import OVERFLOW, capacity  # noqa: E402
 from sims.warp_order import captured, in_order  # noqa: E402
 
-CONTACTS, CONSTRAINTS = 256, 1024
-"""Room for contacts and constraint rows per world. libero_spatial's scenes, which have most, take up to 160 and 480; a
-world that takes more counts as diverged.
-"""
 KEPT = 1024
 """Numbered starts of a scene that are kept on the device, about 20 kB each."""
 KINDS = {"in": kernels.IN, "on_object": kernels.ON_OBJECT, "on_site": kernels.ON_SITE}
@@ -56,6 +53,7 @@ class WarpSimulation:
     def __init__(self, scenes: Sequence[Scene], *, device: str | None = None, varied: Sequence[str] = ()) -> None:
         self.scenes = list(scenes)
         self.num = len(self.scenes)
+        self.overflow: Tensor | None = None  # [N] bool after `run`: worlds whose contacts had no room
         self.device = wp.get_device(device)
         self.torch_device = torch.device(wp.device_to_torch(self.device))
         self.groups: list[Worlds] = []
@@ -103,10 +101,11 @@ class WarpSimulation:
     def run(self, actions: Tensor, left: Tensor, *, stop_on_success: bool = True) -> tuple[Tensor, Tensor, Tensor]:
         """Run the first `left` [N] actions of the chunk `actions` [N, K, 7]; returns as `step`, of all simulations."""
         executed = torch.zeros(actions.shape[:2], dtype=torch.bool, device=self.torch_device)
-        success, diverged = torch.zeros(2, self.num, dtype=torch.bool, device=self.torch_device)
+        success, diverged, self.overflow = torch.zeros(3, self.num, dtype=torch.bool, device=self.torch_device)
         for worlds in self.groups:
             rows, result = worlds.rows, worlds.step(actions[worlds.rows], left[worlds.rows], stop_on_success)
             executed[rows], success[rows], diverged[rows] = result
+            self.overflow[rows] = diverged[rows] & ((worlds.overflow & OVERFLOW) != 0)
         return executed, success, diverged
 
     def step(
@@ -200,8 +199,10 @@ class Worlds:
         model.opt.disableflags |= int(mujoco.mjtDisableBit.mjDSBL_SENSOR)
         self._host, self._scratch = model, mujoco.MjData(model)
         self.model = mujoco_warp.put_model(model, batch_sizes=dict.fromkeys((*PLACES, *varied), self.count))
-        self.model.opt.warn_overflow = 0  # counted, see CONTACTS
-        self.data = mujoco_warp.make_data(model, nworld=self.count, nconmax=CONTACTS, njmax=CONSTRAINTS)
+        self.model.opt.warn_overflow = 0  # counted as diverged
+        room = capacity(model, self.model)
+        self.data = mujoco_warp.make_data(model, nworld=self.count, **room._asdict())
+        self.overflow = wp.to_torch(self.data.overflow)  # [W] bits, of the last `step`
         self._arm, self._goal = _arm(scene, model), _goal(scene)
         self._memory = _memory(self.count)
         self._kept = {name: wp.clone(getattr(self.data, name)) for name in STATE}

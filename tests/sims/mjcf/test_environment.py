@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 
+from embodied.environment import OVERFLOW
 from embodied.errors import UserError
 from sims.backend import Sim
 from sims.mjcf.environment import MjcfEnvironment
@@ -190,6 +191,47 @@ def test_mujoco_warp_moves_like_mujoco(mdp: Mdp):
         for name, values in left.observation.items():
             assert torch.allclose(values, right.observation[name], atol=1e-4), (step, name)
         assert torch.allclose(left.reward, right.reward, atol=1e-4)
+
+
+def boxes(count: int, **fields: object) -> Mdp:
+    """Boxes that fall from 1 mm above the floor, and a block on a rail."""
+    floor = "".join(
+        f'<body pos="{0.3 * (i % 8)} {0.3 * (i // 8)} 0.101"><freejoint/><geom type="box" size="0.1 0.1 0.1"/></body>'
+        for i in range(count)
+    )
+    model = SLIDER.format(range='ctrllimited="true" ctrlrange="-1 3"').replace(' gravity="0 0 0"', "")
+    model = model.replace("<worldbody>", f'<worldbody><geom type="plane" pos="0 0 0" size="9 9 1"/>{floor}')
+
+    def reset(self, model: mujoco.MjModel, draws: Draws) -> Start:
+        return Start({"qpos": torch.from_numpy(model.qpos0).repeat(draws._key.shape[1], 1)})
+
+    own = {"MODEL": model.replace('name="block">', 'name="block" pos="0 0 5">', 1), "reset": reset, "STEP_LIMIT": 20}
+    empty = {name: lambda self, now: {} for name in ("update", "metrics", "failures")}
+    own |= empty | {"success": lambda self, now: now.steps < 0, "terminated": lambda self, now: now.steps < 0}
+    return type("Boxes", (Slider,), own | fields)()
+
+
+def test_mujoco_warp_has_room_for_the_contacts_of_many_bodies():
+    """Its own default is 48 contacts a world: 36 of 40 boxes fell through the floor."""
+    env = MjcfEnvironment(2, mdp=boxes(40), sim=Sim.mjwarp)
+    env.reset()
+    for _ in range(3):  # 12 physics steps
+        transition = env.step(force(env, 0.0))
+    assert not transition.diverged.any()
+    height = env.now.qpos[:, :280].view(2, 40, 7)[..., 2]
+    assert height.min() > 0.099
+    assert height.max() < 0.1011
+
+
+def test_a_world_without_room_for_its_contacts_ends_as_diverged_and_says_why(caplog):
+    env = MjcfEnvironment(2, mdp=boxes(40, CONTACTS=40), sim=Sim.mjwarp)
+    env.reset()
+    transition = env.step(force(env, 0.0))
+    assert transition.diverged.all()
+    assert transition.terminated.all()
+    assert transition.failures[OVERFLOW].all()
+    assert OVERFLOW in caplog.text
+    assert env.now.qpos.isfinite().all()
 
 
 def test_models_of_tasks_lie_beside_them():

@@ -15,6 +15,7 @@ from sims.libero.scene.placement import Placement
 from sims.libero.scene.predicates import Predicate
 from sims.libero.scene.scene import build_scene
 from sims.libero.suite import load_tasks
+from sims.warp_capacity import Capacity
 
 BOTH = np.arange(2)
 OPEN = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0])
@@ -225,7 +226,8 @@ def _goal(scene, kind, target, holder):
 
 
 def test_a_world_without_room_for_its_contacts_diverges(scene, monkeypatch):
-    monkeypatch.setattr(warp_simulation, "CONSTRAINTS", 16)
+    monkeypatch.setattr(warp_simulation, "capacity", lambda *_: Capacity(256, 16))
     warp = WarpSimulation([scene], device="cpu")
     warp.write(0, **Placement(scene, "wide", "train")(0)._asdict())
     assert warp.step([0], np.tile(OPEN, (1, 1, 1)))[2].all()
+    assert warp.overflow.all()

@@ -1,0 +1,75 @@
+"""Room for contacts and constraint rows in mujoco_warp, which allocates both once, where MuJoCo's arena grows.
+
+mujoco_warp's own defaults are 48 contacts and 64 rows a world, however many bodies a model has, and drop the rest.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import mujoco
+import mujoco_warp
+import numpy as np
+from numpy.typing import NDArray
+
+OVERFLOW = int(
+    mujoco_warp.OverflowType.ALL
+    # The model's limits of iterations are reached all the time; a height field's pair has as many contacts in MuJoCo.
+    & ~(mujoco_warp.OverflowType.ITERATIONS | mujoco_warp.OverflowType.LS_ITERATIONS)
+    & ~(mujoco_warp.OverflowType.EPA_HORIZON | mujoco_warp.OverflowType.HFIELD)
+)
+"""Bits of mujoco_warp's `Data.overflow` of worlds that lack contacts, constraint rows or readings of sensors."""
+NEIGHBOURS, POINTS = 6, 3
+"""Bodies that a body touches, counting each pair once, and contacts with each of them.
+
+In a heap of 40 boxes, capsules or spheres there were up to 197, 145 and 112 contacts; there is room for 720, 480, 240.
+"""
+ROUND = mujoco.mjtGeom.mjGEOM_SPHERE, mujoco.mjtGeom.mjGEOM_ELLIPSOID
+GROUND = mujoco.mjtGeom.mjGEOM_HFIELD, mujoco.mjtGeom.mjGEOM_SDF
+
+
+class Capacity(NamedTuple):
+    """Contacts and constraint rows of one world, by their names in `mujoco_warp.make_data`.
+
+    All worlds share the contacts, so that one may have more where others have fewer.
+    """
+
+    nconmax: int
+    njmax: int
+
+
+def capacity(
+    model: mujoco.MjModel, compiled: mujoco_warp.Model, contacts: int | None = None, resting: int = 0
+) -> Capacity:
+    """Capacity of a world of `model`, whose pairs of geoms that can touch are those of `compiled`.
+
+    Room for all contacts of all pairs where these are few, else for those of `NEIGHBOURS` of every body, and for twice
+    the contacts in a `resting` state. `contacts` replaces the estimate.
+    """
+    if contacts is None:
+        contacts = max(1, _contacts(model, compiled), 2 * resting)
+    dim = max((1, *model.geom_condim, *model.pair_dim, *model.flex_condim))
+    pyramidal = model.opt.cone == mujoco.mjtCone.mjCONE_PYRAMIDAL and dim > 1
+    rows = contacts * (2 * (dim - 1) if pyramidal else dim)
+    others = 6 * model.neq + model.nflexedge + model.nv + model.njnt + 2 * model.ntendon  # equality, friction, limits
+    return Capacity(int(contacts), int(rows + others))
+
+
+def _contacts(model: mujoco.MjModel, compiled: mujoco_warp.Model) -> int:
+    pairs = compiled.nxn_geom_pair_filtered.numpy().reshape(-1, 2)
+    points = _points(model.geom_type[pairs])
+    body = model.body_weldid[model.geom_bodyid[pairs]]
+    with_one = np.zeros(model.nbody, dtype=np.int64)  # contacts of each body with one neighbour
+    for side in range(2):
+        np.maximum.at(with_one, body[:, side], np.minimum(points, POINTS))
+    of_bodies = NEIGHBOURS * with_one[1:].sum()  # the first is the world
+    return int(min(points.sum(), of_bodies)) + NEIGHBOURS * model.nflexvert
+
+
+def _points(kinds: NDArray[np.int32]) -> NDArray[np.int64]:
+    """Most contacts [P] of pairs of geoms of `kinds` [P, 2]."""
+    points = np.full(len(kinds), 8)
+    points[(kinds == mujoco.mjtGeom.mjGEOM_CAPSULE).any(1)] = 2
+    points[np.isin(kinds, ROUND).any(1)] = 1
+    points[np.isin(kinds, GROUND).any(1)] = mujoco.mjMAXCONPAIR
+    return points
