@@ -23,6 +23,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from embodied.algorithms.advantage import chunk_reward, gae, next_values, values
+from embodied.algorithms.finite import check_finite, gradient_norm
 from embodied.algorithms.minibatches import Minibatches
 from embodied.algorithms.schedule import linear_decay
 from embodied.command_line.config import at_least
@@ -110,9 +111,14 @@ class BPTT:
         return partial(DifferentiableCollector, max_action_gradient=self.config.max_action_gradient)
 
     def update(self, rollout: Rollout, progress: float, world: World = ALONE) -> dict[str, float]:
-        """One gradient step of the actor, `value_epochs` of the critic; returns the mean reward and losses."""
+        """One gradient step of the actor, `value_epochs` of the critic; returns the mean reward and losses.
+
+        Raises:
+            DivergedError: before a step whose objective, loss or gradient is not finite.
+        """
         linear_decay(self.optimiser, progress, self.config.final_lr_share, self.config.learning_rate)
         objective = self._objective(rollout)
+        check_finite({"objective": objective.detach()}, self.gradient_steps + 1)
         self.optimiser.zero_grad()
         (-objective).backward()
         norm = nn.utils.clip_grad_norm_(self.parameters, self.config.max_gradient_norm)
@@ -158,6 +164,8 @@ class BPTT:
                 loss = torch.where(counted, error, 0.0).sum() / count
                 self.value_optimiser.zero_grad()
                 loss.backward()
+                gradient = gradient_norm(self.policy.critic_parameters())
+                check_finite({"value_loss": loss.detach(), "gradient of the critic": gradient}, self.gradient_steps)
                 self.value_optimiser.step()
                 losses.append(loss.detach())
         return float(torch.stack(losses).mean())

@@ -23,6 +23,7 @@ from omegaconf import MISSING
 from tensordict import TensorDict
 from torch import Tensor, nn
 
+from embodied.algorithms.finite import check_finite
 from embodied.algorithms.minibatches import Minibatches
 from embodied.algorithms.schedule import linear_decay
 from embodied.command_line.config import at_least
@@ -208,7 +209,8 @@ class Distillation:
         loss = share * self.policy.loss(observation.to(self.policy.device), labels, valid)
         self.optimiser.zero_grad()
         loss.backward()
-        nn.utils.clip_grad_norm_(self.parameters, self.config.max_gradient_norm)
+        norm = nn.utils.clip_grad_norm_(self.parameters, self.config.max_gradient_norm)
+        check_finite({"imitation_loss": loss.detach(), "gradient": norm}, self.student_gradient_steps + 1)
         self.optimiser.step()
         self.student_gradient_steps += 1
         return loss.detach()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from embodied.errors import DivergedError
 
@@ -21,6 +21,11 @@ def check_finite(values: Mapping[str, float | Tensor], gradient_step: int) -> No
     for name, value in values.items():
         if not math.isfinite(number := float(value)):
             raise DivergedError(f"{name.replace('_', ' ')} became {number} at gradient step {gradient_step}; {ADVICE}")
+
+
+def gradient_norm(parameters: Iterable[Tensor]) -> Tensor:
+    """Norm of the gradient of `parameters`."""
+    return nn.utils.get_total_norm([part.grad for part in parameters if part.grad is not None])
 
 
 def losses(metrics: Mapping[str, float]) -> dict[str, float | Tensor]:

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from embodied import seeding
 from embodied.algorithms.advantage import n_step
+from embodied.algorithms.finite import check_finite, gradient_norm
 from embodied.algorithms.schedule import linear_decay
 from embodied.command_line.config import at_least
 from embodied.environment import Environment
@@ -143,12 +144,19 @@ class TD3:
         return rows.flatten(0, 1)
 
     def _step(self) -> Tensor:
+        """One step of the critics, and of the actor at every `policy_delay`-th; returns the critics' loss.
+
+        Raises:
+            DivergedError: before a step whose loss or gradient is not finite.
+        """
         batch = self.replay.sample(self.config.minibatch, self.generator).to(self.policy.device)
         target = self._target(batch)
         values = self._values(self.critics, batch["observation"], self._scaled(batch["actions"]))
         loss = (values - target).square().mean(-1).sum()
         self.critic_optimiser.zero_grad()
         loss.backward()
+        gradient = gradient_norm(self.critics.parameters())
+        check_finite({"value_loss": loss.detach(), "gradient of the critic": gradient}, self.gradient_steps + 1)
         self.critic_optimiser.step()
         self.gradient_steps += 1
         if self.gradient_steps % self.config.policy_delay == 0:
@@ -169,6 +177,8 @@ class TD3:
         loss = -self._values(self.critics, observation, actions)[0].mean()
         self.actor_optimiser.zero_grad()
         loss.backward()
+        gradient = gradient_norm(self.policy.mean_parameters())
+        check_finite({"policy_loss": loss.detach(), "gradient of the actor": gradient}, self.gradient_steps)
         self.actor_optimiser.step()
         with torch.no_grad():
             _approach(self.target_critics.parameters(), self.critics.parameters(), self.config.averaging)

@@ -22,6 +22,7 @@ from embodied.errors import UserError
 from embodied.evaluation.means import difference_interval, mean_interval
 from embodied.evaluation.repeatability import Replay
 from embodied.policy import Policy
+from embodied.rollout.finite import check_observation, check_transition
 from embodied.rollout.memory import Memory
 
 Z95 = NormalDist().inv_cdf(0.975)
@@ -245,8 +246,8 @@ def evaluate(
     initial states begin once more, to see whether they lead to the same (`repeatable`).
 
     Raises:
-        UserError: if a task has no environment or no initial state `first_start`, `starts_per_task` < 1, or the policy
-            was built for other tensors.
+        UserError: if a task has no environment or no initial state `first_start`, `starts_per_task` < 1, the policy was
+            built for other tensors, or an observation or a reward is not finite.
     """
     policy.contract.check(env.contract)
     group = env.group if isinstance(env, SharedWorlds) else 1
@@ -279,6 +280,7 @@ def evaluate(
                 there = None if mask is None else mask.to(env.device)
                 numbers = (starts.to(env.device),) if isinstance(env, NumberedStarts) else ()
                 observation = env.reset(there, *numbers)
+                check_observation(env, observation)
                 memory.restart(mask)
                 taken[slice(None) if mask is None else mask] = 0
                 earned[slice(None) if mask is None else mask] = 0.0
@@ -288,6 +290,7 @@ def evaluate(
             if watched:
                 watched.tell(None, schedule.running.to(env.device))
             transition = env.step(chunk.clone())  # the environment may modify it
+            check_transition(env, transition)
             replay.end(transition)
             if watch:  # mask out episodes that do not count
                 counts = transition.executed & schedule.running.to(env.device).unsqueeze(1)

@@ -27,6 +27,7 @@ from embodied.environment import (
 )
 from embodied.errors import UserError
 from embodied.policy import EXECUTED, Decision, DensePolicy, DeterministicPolicy, Policy, sum_of_executed
+from embodied.rollout.finite import check_observation, check_reward, check_transition
 from embodied.rollout.memory import Memory
 from embodied.rollout.starts import Starts
 from embodied.rollout.storage import Rows, Storage
@@ -122,7 +123,7 @@ def first_decisions(env: Environment, generator: torch.Generator, count: int = 2
     states that a policy will visit.
 
     Raises:
-        UserError: if actions have no limits.
+        UserError: if actions have no limits, or an observation is not finite.
     """
     spec = env.contract.action
     if not spec.low:
@@ -134,6 +135,7 @@ def first_decisions(env: Environment, generator: torch.Generator, count: int = 2
     while sum(map(len, observations)) < count:
         observation = env.reset()
         for _ in range(RANDOM_DECISIONS):
+            check_observation(env, observation)
             observations.append(observation.clone())
             chunks.append(low + (high - low) * torch.rand(shape, generator=generator))
             observation = env.step(chunks[-1].to(env.device, copy=True)).observation  # it may modify its actions
@@ -182,7 +184,11 @@ class Collector:
         self.totals = torch.zeros(2, env.num_envs, device=env.device)  # reward and steps of the running episodes
 
     def collect(self, decisions: int) -> Rollout:
-        """Run `decisions` chunks in every environment; finished ones restart before the next chunk."""
+        """Run `decisions` chunks in every environment; finished ones restart before the next chunk.
+
+        Raises:
+            UserError: for an observation or a reward that is not finite.
+        """
         rows, finals, has_success = Rows(decisions, self.storage, self.folder), [], True
         diverged = lost = pushed = 0
         simulation_s = policy_s = 0.0
@@ -206,6 +212,7 @@ class Collector:
                 self.watched.tell(decision.value, None)
             transition = self.env.step(decision.actions[:, : self.env.contract.executed].clone())  # it may modify it
             simulation_s += time.perf_counter() - started
+            check_transition(self.env, transition)
             frozen = self.finished & ~due
             self.finished, self.success = transition.done, transition.success
             self.observation = transition.observation
@@ -246,6 +253,7 @@ class Collector:
                 self.observation = cast(NumberedStarts, self.env).reset(due, starts)
             else:
                 self.observation = self.env.reset(due)
+            check_observation(self.env, self.observation)
             self.memory.restart(due)
         return self.observation
 
@@ -362,7 +370,11 @@ class DifferentiableCollector(Collector):
         self.max_action_gradient = max_action_gradient
 
     def collect(self, decisions: int) -> Rollout:
-        """Run `decisions` single actions in every environment, from where the last rollout ended."""
+        """Run `decisions` single actions in every environment, from where the last rollout ended.
+
+        Raises:
+            UserError: for an observation or a reward that is not finite.
+        """
         started = time.perf_counter()
         self._restart(self.finished, bool(self.finished.any()))
         env = cast(DifferentiableEnvironment, self.env)
@@ -370,6 +382,9 @@ class DifferentiableCollector(Collector):
         if isinstance(env, UnrolledEnvironment) and isinstance(self.policy, DensePolicy):
             layers = [(weight.to(env.device), bias.to(env.device)) for weight, bias in self.policy.layers()]
             rollout = env.unroll(layers, decisions, most)
+            check_reward(env, rollout.reward)
+            for observation in (rollout.observation, rollout.last_observation):
+                check_observation(env, observation)
         else:
             rollout = self._by_steps(decisions, most)
         env.detach()
@@ -389,6 +404,7 @@ class DifferentiableCollector(Collector):
             actions = policy.actions(seen[-1].to(policy.device)).to(self.env.device)
             clip_gradient(actions, max_action_gradient)
             transition = self.env.step(actions[:, : self.env.contract.executed])
+            check_transition(self.env, transition)
             made.append(_row(Decision(actions, empty, actions.new_zeros(*transition.executed.shape, 1)), transition))
             seen.append(transition.observation)
             pushed, frozen = pushed + _pushed(transition, frozen), transition.done

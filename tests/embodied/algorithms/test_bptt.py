@@ -7,6 +7,7 @@ import torch
 
 from embodied.algorithms.advantage import values
 from embodied.algorithms.bptt import BPTT, BPTTConfig
+from embodied.errors import DivergedError
 from embodied.rollout.rollout import DifferentiableCollector
 from policies.flow import FlowConfig
 from policies.mlp import MLPConfig, MLPPolicy
@@ -185,3 +186,40 @@ def test_what_has_no_gradients_is_refused(env, policy, message) -> None:
 def test_a_critic_needs_a_discount() -> None:
     with pytest.raises(ValueError, match="discount below 1"):
         BPTTConfig(critic=True)
+
+
+def weights(policy: MLPPolicy) -> dict[str, torch.Tensor]:
+    return {name: part.clone() for name, part in policy.state_dict().items()}
+
+
+def root(rewards: torch.Tensor) -> torch.Tensor:
+    """Zero, whose gradient is not finite."""
+    return (0.0 * rewards).sqrt()
+
+
+@pytest.mark.parametrize("critic", [False, True])
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (lambda rewards: rewards + torch.nan, "objective became nan at gradient step 1"),
+        (lambda rewards: rewards + root(-rewards), "the gradient through the simulator became nan at gradient step 1"),
+    ],
+)
+def test_no_weight_changes_by_what_is_not_finite(fault, message, critic: bool) -> None:
+    policy, learner, collector = make(critic=critic, discount=0.9)
+    rollout, before = collector.collect(5), weights(policy)
+    with pytest.raises(DivergedError, match=message):
+        learner.update(replace(rollout, reward=fault(rollout.reward)), 0.0)
+    for name, values in weights(policy).items():
+        assert torch.equal(values, before[name]), name
+
+
+def test_the_critic_does_not_learn_from_what_is_not_finite() -> None:
+    policy, learner, collector = make(critic=True, discount=0.9)
+    rollout = collector.collect(5)
+    rollout.reward.data[0, 0] = torch.nan
+    before = weights(policy)
+    with pytest.raises(DivergedError, match="value loss became nan"):
+        learner._fit_value(rollout)
+    for name, values in weights(policy).items():
+        assert torch.equal(values, before[name]), name

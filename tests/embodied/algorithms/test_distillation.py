@@ -11,6 +11,7 @@ import torch
 from embodied.algorithms.bptt import BPTTConfig
 from embodied.algorithms.distillation import Distillation, DistillationConfig, informed
 from embodied.algorithms.ppo import PPOConfig
+from embodied.errors import DivergedError
 from embodied.evaluation.evaluation import evaluate
 from embodied.rollout.rollout import Collector
 from embodied.rollout.storage import Storage
@@ -159,3 +160,14 @@ def test_only_privileged_observations_are_named() -> None:
         with pytest.raises(ValueError, match="privileged to be among the privileged") as caught:
             informed(contract, [wrong])
         assert "\n" not in str(caught.value)
+
+
+def test_the_student_does_not_learn_from_labels_that_are_not_finite() -> None:
+    student, learner, collector = make(config=replace(CONFIG, teacher_steps=1))
+    learner.update(collector.collect(24), 0.0)
+    rollout, before = collector.collect(24), [part.clone() for part in student.parameters()]
+    learner._labels = lambda observation: torch.full((*observation.batch_size, 1, 1), torch.nan)
+    with pytest.raises(DivergedError, match="imitation loss became nan"):
+        learner.update(rollout, 0.5)
+    for old, new in zip(before, student.parameters(), strict=True):
+        assert torch.equal(old, new)

@@ -8,6 +8,7 @@ import torch
 from tensordict import TensorDict
 
 from embodied.algorithms.td3 import TD3, Critics, TD3Config
+from embodied.errors import DivergedError
 from embodied.rollout.rollout import Collector
 from policies.flow import FlowConfig
 from policies.mlp import MLPConfig, MLPPolicy
@@ -130,3 +131,21 @@ def test_a_policy_that_only_samples_is_refused() -> None:
         TD3Config().build(
             FlowConfig(width=8, hidden=8, turn_rad=0.0).build(env.contract), TensorDict(), env, torch.Generator()
         )
+
+
+@pytest.mark.parametrize("fault", ["reward", "actor"])
+def test_no_weight_changes_by_what_is_not_finite(fault: str) -> None:
+    policy, learner, collector = make(gradient_steps=4, policy_delay=1)
+    rollout = collector.collect(16)
+    if fault == "reward":
+        rollout.reward[:] = torch.nan
+    else:
+        learner._values = lambda critics, observation, actions: (
+            (0.0 * actions.square()).sqrt().sum(-1).mean(-1)
+            + (critics(torch.cat((policy.features(observation), actions.flatten(1)), -1)))
+        )
+    before = [part.clone() for part in policy.mean_parameters()]
+    with pytest.raises(DivergedError, match="value loss became nan" if fault == "reward" else "the actor became nan"):
+        learner.update(rollout, 0.0)
+    for old, new in zip(before, policy.mean_parameters(), strict=True):
+        assert torch.equal(old, new)

@@ -1,0 +1,62 @@
+"""Observations and rewards are checked where they enter, before anything is learned or normalised from them."""
+
+from __future__ import annotations
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from embodied.environment import Environment, Transition
+from embodied.errors import UserError
+
+
+def check_observation(env: Environment, observation: TensorDict) -> None:
+    """Check that all numbers of `observation` [..., N] are finite.
+
+    Raises:
+        UserError: naming the environment, the observation and its element.
+    """
+    for key, value in observation.items(include_nested=True, leaves_only=True):
+        if value.is_floating_point() and not bool(value.isfinite().all()):
+            name = ".".join(key) if isinstance(key, tuple) else key
+            dims = observation.batch_dims
+            _refuse(env, f"element {_element(env, name, value, dims)} of observation {name!r}", value, dims - 1)
+
+
+def check_reward(env: Environment, reward: Tensor) -> None:
+    """Check that all rewards [..., N, K] are finite.
+
+    Raises:
+        UserError: naming the environment.
+    """
+    if not bool(reward.isfinite().all()):
+        _refuse(env, "the reward", reward, reward.ndim - 2)
+
+
+def check_transition(env: Environment, transition: Transition) -> None:
+    """Check observation and reward of one step.
+
+    Raises:
+        UserError: as `check_observation` and `check_reward`.
+    """
+    check_reward(env, transition.reward)
+    check_observation(env, transition.observation)
+
+
+def _refuse(env: Environment, subject: str, values: Tensor, env_dim: int) -> None:
+    values = values.detach()
+    place = (~values.isfinite()).nonzero()[0]
+    number = int(place[env_dim])
+    task = env.task_names[int(env.task_index[number])]
+    raise UserError(
+        f"{subject} became {float(values[tuple(place)])} in environment {number} ({task}); expected finite numbers:"
+        " check the simulator and the task's functions"
+    )
+
+
+def _element(env: Environment, name: str, value: Tensor, dims: int) -> str:
+    """Name of the first element that is not finite; its index where elements have no names."""
+    index = (~value.isfinite()).nonzero()[0][dims:].tolist()
+    spec = env.contract.observation.get(name)
+    names = spec.names if spec else ()
+    return names[index[0]] if len(index) == 1 and len(names) > index[0] else str(index)
