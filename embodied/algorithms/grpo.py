@@ -153,6 +153,7 @@ class GRPO(Clipped):
         """The training batch [T, N], in which decisions of groups that count are `own`; and shares of the groups."""
         episodes = WholeRollout.of(rollout)
         outcome = self._outcome(rollout, episodes, world)
+        outcome = torch.where(episodes.at_end(rollout.simulated), outcome, outcome.amin() if len(outcome) else 0.0)
         by_success = rollout.has_success and self.config.outcome is Outcome.SUCCESS
         found = compared(outcome, episodes, self.config.of_running, self.config.by_deviation)
         kept = found.varied

@@ -147,13 +147,13 @@ class Ranking:
         value = rollout.value
         returns, advantage = self._targets(rollout, value, next_values(self.policy, rollout, value))
         metrics = {
-            "value_loss": self._fit_value(rollout.observation.flatten(0, 1), returns.flatten()),
+            "value_loss": self._fit_value(*_simulated(rollout, rollout.observation, returns)),
             "advantage_std": float(advantage.std()),
             "explained_variance": explained_variance(value, returns, world),
         }
         if self.iterations >= self.config.warmup // 3:
             rows = {"observation": rollout.observation, "actions": rollout.actions, "advantage": advantage}
-            self.replay.add(TensorDict(rows, batch_size=list(advantage.shape)).flatten(0, 1))
+            self.replay.add(*_simulated(rollout, TensorDict(rows, batch_size=list(advantage.shape))))
             metrics["advantage_loss"] = self._fit_advantage()
         self.iterations += 1
         if self.iterations >= self.config.warmup:
@@ -207,3 +207,9 @@ class Ranking:
         for part in PARTS:
             getattr(self, part).load_state_dict(state[part])
         self.iterations, self.critic_steps = state["iterations"], state["critic_steps"]
+
+
+def _simulated(rollout: Rollout, *parts: Any) -> list[Any]:  # noqa: ANN401 - tensors and observations
+    """Rows [B] of `parts` [T, N] of `rollout` whose simulation did not diverge."""
+    rows = rollout.simulated.flatten()
+    return [part.flatten(0, 1)[rows] for part in parts]

@@ -141,7 +141,7 @@ class TD3:
             },
             batch_size=list(total.shape),
         )
-        return rows.flatten(0, 1)
+        return rows.flatten(0, 1)[rollout.simulated.flatten()]
 
     def _step(self) -> Tensor:
         """One step of the critics, and of the actor at every `policy_delay`-th; returns the critics' loss.

@@ -87,12 +87,12 @@ class Gain:
 class EvaluationResult:
     """Outcome of every episode: `success`, `steps` (control steps it took), each of `metrics` are [tasks, starts].
 
-    `diverged` episodes failed because the simulation blew up; in `pushed` a person pushed something. Without numbered
-    initial states no other evaluation has the same episodes: it is not `repeatable`, and has no `step_limit`. Nor is it
-    `repeatable` if the same initial state and actions led to something else in this evaluation. `returns`
-    [tasks, starts] are the sums of rewards if the environment does not define success, else None. `failures` [tasks,
-    starts] tell by reason which episodes failed; each failed one has one reason. Columns are initial states from
-    `first_start` on.
+    `diverged` episodes failed because the simulation blew up; their returns are the worst of the evaluation. In
+    `pushed` a person pushed something. Without numbered initial states no other evaluation has the same episodes: it
+    is not `repeatable`, and has no `step_limit`. Nor is it `repeatable` if the same initial state and actions led to
+    something else in this evaluation. `returns` [tasks, starts] are the sums of rewards if the environment does not
+    define success, else None. `failures` [tasks, starts] tell by reason which episodes failed; each failed one has one
+    reason. Columns are initial states from `first_start` on.
     """
 
     tasks: tuple[str, ...]
@@ -267,7 +267,7 @@ def evaluate(
     metrics: dict[str, Tensor] = {}
     free = torch.ones(env.num_envs, dtype=torch.bool)
     failures: dict[str, Tensor] = {}
-    diverged = pushed = 0
+    diverged, pushed = torch.zeros(shape, dtype=torch.bool), 0
     watched = env if isinstance(env, Watched) else None
     observation: TensorDict | None = None
     memory = Memory(policy, env.num_envs, env.device)
@@ -304,7 +304,8 @@ def evaluate(
             place = schedule.task_index[rows], schedule.start[rows]
             success[place], steps[place] = transition.success.cpu()[rows], taken[rows]
             returns[place] = earned[rows]
-            diverged += 0 if transition.diverged is None else int(transition.diverged.cpu()[rows].sum())
+            if transition.diverged is not None:
+                diverged[place] = transition.diverged.cpu()[rows]
             pushed += 0 if transition.pushed is None else int(transition.pushed.cpu()[rows].sum())
             for name, values in transition.metrics.items():
                 metrics.setdefault(name, torch.full(shape, math.nan, dtype=torch.float64))
@@ -314,10 +315,20 @@ def evaluate(
             bar.update(len(rows))
     limit = env.step_limit if isinstance(env, NumberedStarts) else None
     repeatable = isinstance(env, NumberedStarts) and replay.repeats(env)
-    told = None if has_success else returns
+    told = None if has_success else _with_worst(returns, steps, diverged, limit)
     failures = {name: failed for name, failed in failures.items() if bool(failed.any())}
     return EvaluationResult(
-        tuple(env.task_names), success, steps, limit, metrics, diverged, repeatable, told, failures, first_start, pushed
+        tuple(env.task_names),
+        success,
+        steps,
+        limit,
+        metrics,
+        int(diverged.sum()),
+        repeatable,
+        told,
+        failures,
+        first_start,
+        pushed,
     )
 
 
@@ -408,6 +419,17 @@ def _failures(transition: Transition) -> dict[str, Tensor]:
         found[name] = left & holds.cpu()
         left = left & ~found[name]
     return found
+
+
+def _with_worst(returns: Tensor, steps: Tensor, diverged: Tensor, limit: int | None) -> Tensor:
+    """`returns` [tasks, starts], where `diverged` the worst that is known of the task: an early end saves no costs.
+
+    That is the lowest return of the other episodes, or the episode's own if its rewards had gone on at their mean until
+    the step limit (without one, as long as the longest episode), whichever is lower.
+    """
+    going_on = returns * (limit or int(steps.max())) / steps.clamp_min(1)
+    lowest = torch.where(diverged, torch.inf, returns).amin(1, keepdim=True)
+    return torch.where(diverged, torch.minimum(returns, torch.minimum(going_on, lowest)), returns)
 
 
 def _rate(success: Tensor) -> dict[str, Any]:

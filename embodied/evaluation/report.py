@@ -368,7 +368,9 @@ def _metrics(result: EvaluationResult, pick: Callable[[dict[str, Any]], dict[str
 
 
 def _odd(row: Mapping[str, Any]) -> str:
-    return "".join(f", {row[name]} {name}" for name in ("diverged", "pushed", "immediate") if name in row)
+    worst = "" if "success" in row else " (counted with the worst return)"
+    notes = {"diverged": worst, "pushed": "", "immediate": ""}
+    return "".join(f", {row[name]} {name}{note}" for name, note in notes.items() if name in row)
 
 
 def _number(value: float | None) -> str:

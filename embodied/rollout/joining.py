@@ -17,7 +17,7 @@ from embodied.rollout.rollout import Rollout
 
 DECISIONS = (
     "observation", "actions", "sample", "log_prob", "reward", "executed", "terminated", "truncated", "success", "start",
-    "value", "human", "episode_return", "episode_steps",
+    "value", "human", "episode_return", "episode_steps", "diverged_at",
 )  # fmt: skip
 """Fields [T, N]."""
 ENVIRONMENTS = ("last_observation", "task_index")

@@ -58,6 +58,7 @@ class Rollout:
     final_rows: Tensor | None = None  # [E] the decisions before them, t * N + n, ascending
     value: Tensor | None = None  # [T, N] from the policy's decisions
     human: Tensor | None = None  # [T, N, K] bool, actions that a person gave
+    diverged_at: Tensor | None = None  # [T, N] bool, decisions that an episode's simulation did not survive; None: none
     diverged: int = 0  # episodes that ended because the simulation blew up
     lost: int = 0  # those of `diverged` that ended because a process of the simulator died
     pushed: int = 0  # episodes that ended and in which a person pushed something
@@ -85,12 +86,20 @@ class Rollout:
 
     @property
     def own(self) -> Tensor:
-        """Decisions of the policy, [T, N] bool: no person took over."""
-        return torch.ones_like(self.done) if self.human is None else ~self.human.any(-1)
+        """Decisions of the policy whose consequences are known, [T, N] bool: no person took over, nothing diverged."""
+        return self.simulated if self.human is None else self.simulated & ~self.human.any(-1)
+
+    @property
+    def simulated(self) -> Tensor:
+        """Decisions whose consequences are known, [T, N] bool: the simulation did not diverge."""
+        return torch.ones_like(self.done) if self.diverged_at is None else ~self.diverged_at
 
     @property
     def cut(self) -> Tensor:
-        """Returns are bootstrapped after this decision, [T, N] bool: at time limits and when a person takes over."""
+        """Returns are bootstrapped after this decision, [T, N] bool.
+
+        At time limits, where a person takes over, and before the simulation diverges: that costs and earns nothing.
+        """
         following = torch.cat((self.own[1:], torch.ones_like(self.own[:1])))
         return self.truncated | ~following
 
@@ -104,8 +113,14 @@ class Rollout:
         if self.episode_return is None or self.episode_steps is None or not self.done.any():
             return {}
         found = {"success": self.success} if self.has_success else {}
-        found |= {"episode_return": self.episode_return, "episode_steps": self.episode_steps}
+        found |= {"episode_return": self._returns(), "episode_steps": self.episode_steps}
         return {name: float(values[self.done].double().mean()) for name, values in found.items()}
+
+    def _returns(self) -> Tensor:
+        """Returns of episodes [T, N], where they diverged the lowest of those that ended: they are not comparable."""
+        assert self.episode_return is not None
+        worst = self.episode_return[self.done].min()
+        return torch.where(self.simulated, self.episode_return, worst)
 
 
 class Cancelled(Exception):  # noqa: N818 - not an error
@@ -217,6 +232,8 @@ class Collector:
             self.finished, self.success = transition.done, transition.success
             self.observation = transition.observation
             rows.put(t, _row(decision, transition))
+            if transition.diverged is not None:
+                rows.put(t, {"diverged_at": transition.diverged & ~frozen})
             diverged, lost = diverged + _count(transition.diverged, frozen), lost + _count(transition.lost, frozen)
             pushed += _pushed(transition, frozen)
             has_success = transition.has_success

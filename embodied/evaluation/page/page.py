@@ -275,7 +275,8 @@ def _training(record: Record, directory: Path) -> str:
 
 def _figures(row: Record) -> Iterator[str]:
     value, interval = _told(row)
-    odd = "".join(f" ({row[name]} {name})" for name in ("diverged", "pushed") if name in row)
+    notes = {"diverged": "" if "success" in row else ", counted with the worst return", "pushed": ""}
+    odd = "".join(f" ({row[name]} {name}{note})" for name, note in notes.items() if name in row)
     yield f"<td><b>{value}</b>{odd}</td>"
     yield f'<td class="interval-text">{interval}</td>'
 

@@ -210,8 +210,8 @@ def test_no_weight_changes_by_what_is_not_finite(fault, message, critic: bool) -
     rollout, before = collector.collect(5), weights(policy)
     with pytest.raises(DivergedError, match=message):
         learner.update(replace(rollout, reward=fault(rollout.reward)), 0.0)
-    for name, values in weights(policy).items():
-        assert torch.equal(values, before[name]), name
+    for name, part in weights(policy).items():
+        assert torch.equal(part, before[name]), name
 
 
 def test_the_critic_does_not_learn_from_what_is_not_finite() -> None:
@@ -221,5 +221,5 @@ def test_the_critic_does_not_learn_from_what_is_not_finite() -> None:
     before = weights(policy)
     with pytest.raises(DivergedError, match="value loss became nan"):
         learner._fit_value(rollout)
-    for name, values in weights(policy).items():
-        assert torch.equal(values, before[name]), name
+    for name, part in weights(policy).items():
+        assert torch.equal(part, before[name]), name

@@ -149,3 +149,14 @@ def test_no_weight_changes_by_what_is_not_finite(fault: str) -> None:
         learner.update(rollout, 0.0)
     for old, new in zip(before, policy.mean_parameters(), strict=True):
         assert torch.equal(old, new)
+
+
+def test_decisions_that_the_simulation_did_not_survive_are_not_stored() -> None:
+    _, learner, collector = make(lookahead=3)
+    rollout = collector.collect(6)
+    broken = torch.zeros_like(rollout.done)
+    env = int((~rollout.done[:3].any(0)).nonzero()[0])
+    broken[2, env] = True
+    rows = learner._rows(replace(rollout, diverged_at=broken, terminated=rollout.terminated | broken))
+    assert len(rows) == 6 * 32 - 1
+    assert (rows["carry"][[env, 32 + env]] > 0).all()  # of the observation before it

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from embodied.contract import Contract, TensorSpec
 from embodied.environment import Transition
 from embodied.errors import UserError
-from embodied.evaluation.evaluation import Z95, EvaluationResult, _independent_gain, evaluate, wilson
+from embodied.evaluation import report
+from embodied.evaluation.evaluation import Z95, EvaluationResult, _independent_gain, _with_worst, evaluate, wilson
 from embodied.policy import Decision
 from tests.embodied.nameless import Nameless
 from tests.embodied.rollout.test_rollout import Constant
@@ -323,3 +324,34 @@ def test_episodes_that_succeed_with_their_first_action_are_counted():
     ]
     before = {"success_at_reset": torch.tensor([[1.0, 0.0, 1.0, 1.0]])}
     assert EvaluationResult(("a",), success, steps, 280, before).immediate == 2
+
+
+class Costs(ChaoticEnvironment):
+    """Every control step costs 1, 2 in start 2; starts 0, 2 and 3 of task 0 diverge in the first chunk."""
+
+    def step(self, actions: Tensor) -> Transition:
+        early = ~self.frozen & (self.task_index == 0) & torch.isin(self.start, torch.tensor([0, 2, 3]))
+        found = super().step(actions)
+        self.frozen |= early
+        cost = torch.where(self.start == 2, 2.0, 1.0)
+        return replace(
+            found, reward=-cost.unsqueeze(1) * found.executed, terminated=early, truncated=self.frozen & ~early,
+            success=torch.zeros_like(early), diverged=early, has_success=False,
+        )  # fmt: skip
+
+
+def test_an_episode_that_diverges_saves_no_costs():
+    result = evaluate(Costs(6), NetworkPolicy(), starts_per_task=6)
+    assert result.diverged == 3
+    assert result.steps[0].tolist() == [2, 20, 2, 2, 50, 60]
+    # As long as the step limit of 60 at their own costs, 1 and 2 a step; the longest of the others cost 60.
+    assert result.returns.tolist()[:2] == [[-60, -20, -120, -60, -50, -60], [-10, -20, -60, -40, -50, -60]]
+    assert "3 diverged (counted with the worst return)" in report._odd(result.summary())
+
+
+def test_rewards_of_others_bound_those_of_an_episode_that_diverged():
+    returns, steps = torch.tensor([[0.0, 5.0, -7.0]]).double(), torch.tensor([[1, 9, 9]])
+    diverged = torch.tensor([[True, False, False]])
+    assert _with_worst(returns, steps, diverged, None).tolist() == [[-7.0, 5.0, -7.0]]
+    all_of_them = torch.ones(1, 3, dtype=torch.bool)
+    assert _with_worst(-steps.double(), steps, all_of_them, 10).tolist() == [[-10.0, -10.0, -10.0]]

@@ -79,10 +79,14 @@ def test_no_learner_learns_from_what_is_not_finite(name: str, fault: str, messag
         env.unroll = None
     loop = iterations(learner, collector, config.rollout_length, 1000)
     weights: dict[str, torch.Tensor] = {}
-    with pytest.raises(UserError, match=message):
+
+    def train() -> None:
         for _ in range(5):
-            weights = {name: part.clone() for name, part in policy.state_dict().items()}
+            weights.update({name: part.clone() for name, part in policy.state_dict().items()})
             next(loop)
+
+    with pytest.raises(UserError, match=message):
+        train()
     for part, values in policy.state_dict().items():
         assert torch.equal(values, weights[part]), part
 

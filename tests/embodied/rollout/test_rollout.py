@@ -1,14 +1,17 @@
 """Collection: episodes, true final observations and initial states are correct."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
 from tensordict import TensorDict
 
+from embodied.algorithms.advantage import gae
+from embodied.environment import Transition
 from embodied.errors import UserError
 from embodied.policy import Decision
-from embodied.rollout.rollout import Collector, first_decisions
+from embodied.rollout.rollout import Collector, Rollout, first_decisions
 from embodied.rollout.starts import RetryStarts
 from tests.embodied.nameless import Nameless
 from tests.embodied.reach import Reach
@@ -238,3 +241,42 @@ def test_put_back_where_the_simulator_cannot_be_every_episode_begins_anew() -> N
     rollout = collector.collect(1)
     assert [row for row, _ in env.begun[3:]] == [0, 1, 2]
     assert rollout.episode_steps.tolist() == [[2.0, 2.0, 2.0]]
+
+
+class Diverging(Reach):
+    """Environment 0 diverges in its second chunk, and every control step costs 1."""
+
+    def step(self, actions: torch.Tensor) -> Transition:
+        found = super().step(actions)
+        broken = (self.steps > 2) & (torch.arange(self.num_envs) == 0)
+        self.frozen |= broken
+        return replace(
+            found, reward=-found.executed.float(), terminated=found.terminated | broken,
+            truncated=found.truncated & ~broken, diverged=broken,
+        )  # fmt: skip
+
+
+def test_a_decision_that_the_simulation_did_not_survive_is_not_the_policys() -> None:
+    env = Diverging(2)
+    rollout = Collector(env, Constant(env, 0.01), torch.Generator()).collect(5)
+    assert rollout.diverged == 2
+    assert rollout.diverged_at.tolist() == [[False, False], [True, False], [False, False], [True, False], [False] * 2]
+    assert torch.equal(rollout.own, ~rollout.diverged_at)
+    assert rollout.cut[:, 0].tolist() == [True, False, True, False, False]  # the value before it stands for the rest
+    assert rollout.done[:, 0].tolist() == [False, True, False, True, False]
+    assert rollout.ended()["episode_return"] == -7.0  # that of environment 1: the others are no better
+
+
+def test_only_decisions_that_were_simulated_get_advantages() -> None:
+    value = torch.tensor([[-5.0], [-5.0]])
+    reward, executed = -torch.ones(2, 1, 1), torch.ones(2, 1, 1, dtype=torch.bool)
+    none = torch.zeros(2, 1, dtype=torch.bool)
+    ends = torch.tensor([[False], [True]])
+    rollout = Rollout(
+        TensorDict({}, [2, 1]), TensorDict({}, [1]), torch.zeros(2, 1, 1, 1), TensorDict({}, [2, 1]),
+        torch.zeros(2, 1, 1), reward, executed, ends, none, none, torch.zeros(1), diverged_at=ends,
+    )  # fmt: skip
+    seen = (reward, executed, ends, rollout.cut, value, torch.full((2, 1), -5.0))
+    advantage, _ = gae(*seen, discount=1.0, gae_lambda=1.0)
+    assert float(advantage[0]) == -1.0  # -1 - 5 + 5: not the 5 that an early end would save
+    assert rollout.own.flatten().tolist() == [True, False]
