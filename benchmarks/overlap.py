@@ -38,7 +38,8 @@ from embodied.algorithms.ppo import PPOConfig  # noqa: E402
 from embodied.environment import Transition  # noqa: E402
 from embodied.evaluation.report import git_commit, table, versions  # noqa: E402
 from embodied.rollout.ahead import CollectorAhead  # noqa: E402
-from embodied.rollout.rollout import Rollout, first_decisions  # noqa: E402
+from embodied.rollout.random_play import first_decisions  # noqa: E402
+from embodied.rollout.rollout import Rollout  # noqa: E402
 from embodied.saving.files import complete_or_absent  # noqa: E402
 from embodied.training.loop import build, iterations  # noqa: E402
 from embodied.wrapping import WrappedEnvironment  # noqa: E402

@@ -46,7 +46,7 @@ from embodied.placement.ray import Actors, RayConfig, cluster, library  # noqa: 
 from embodied.placement.worker import Recipe, part_of  # noqa: E402
 from embodied.policy import TrainablePolicy  # noqa: E402
 from embodied.rollout.joining import joined  # noqa: E402
-from embodied.rollout.rollout import first_decisions  # noqa: E402
+from embodied.rollout.random_play import first_decisions  # noqa: E402
 from embodied.saving.files import complete_or_absent  # noqa: E402
 from embodied.training.loop import build, iterations  # noqa: E402
 from embodied.world import ALONE  # noqa: E402

@@ -36,7 +36,7 @@ from embodied.evaluation.report import git_commit, table, versions  # noqa: E402
 from embodied.placement.collectors import RemoteCollectors  # noqa: E402
 from embodied.placement.ray import Actors, RayConfig, cluster, library  # noqa: E402
 from embodied.placement.worker import Recipe, part_of  # noqa: E402
-from embodied.rollout.rollout import first_decisions  # noqa: E402
+from embodied.rollout.random_play import first_decisions  # noqa: E402
 from embodied.training.loop import Iteration, build, iterations  # noqa: E402
 from embodied.wrapping import WrappedEnvironment  # noqa: E402
 from policies.mlp import MLPConfig  # noqa: E402

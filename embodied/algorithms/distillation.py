@@ -33,7 +33,8 @@ from embodied.errors import UserError
 from embodied.policy import Policy, TrainablePolicy
 from embodied.rollout.episodes import Episodes
 from embodied.rollout.memory import RecurrentPolicy
-from embodied.rollout.rollout import Collector, Rollout, first_decisions
+from embodied.rollout.random_play import first_decisions
+from embodied.rollout.rollout import Collector, Rollout
 from embodied.rollout.starts import Starts
 from embodied.task import Learner
 from embodied.world import ALONE, World

@@ -37,3 +37,9 @@ def best(points: Sequence[Point]) -> Point:
 def measure(row: Mapping[str, Any]) -> str:
     """What a point, or another evaluation of a report, is measured by: success or return."""
     return "success" if "success" in row else "return"
+
+
+def odd_episodes(row: Mapping[str, Any]) -> list[str]:
+    """Numbers of odd episodes, where there are any: diverged, pushed by a person, successful at once."""
+    notes = {"diverged": "" if "success" in row else ", counted with the worst return", "pushed": "", "immediate": ""}
+    return [f"{row[name]} {name}{note}" for name, note in notes.items() if name in row]

@@ -13,7 +13,7 @@ from typing import Any
 from embodied.evaluation.curves import plot_curves
 from embodied.evaluation.evaluation import EvaluationResult, Gain
 from embodied.evaluation.headline import BASELINE, headline, points, regressions, selection, significant
-from embodied.evaluation.in_training import InTraining, measure
+from embodied.evaluation.in_training import InTraining, measure, odd_episodes
 from embodied.evaluation.markdown import markdown, table
 from embodied.evaluation.page.page import page
 from embodied.evaluation.provenance import git_commit, versions
@@ -368,9 +368,7 @@ def _metrics(result: EvaluationResult, pick: Callable[[dict[str, Any]], dict[str
 
 
 def _odd(row: Mapping[str, Any]) -> str:
-    worst = "" if "success" in row else " (counted with the worst return)"
-    notes = {"diverged": worst, "pushed": "", "immediate": ""}
-    return "".join(f", {row[name]} {name}{note}" for name, note in notes.items() if name in row)
+    return "".join(f", {each}" for each in odd_episodes(row))
 
 
 def _number(value: float | None) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from tensordict import TensorDict
 from torch import Tensor
 
@@ -15,7 +17,8 @@ def check_observation(env: Environment, observation: TensorDict) -> None:
     Raises:
         UserError: naming the environment, the observation and its element.
     """
-    for key, value in observation.items(include_nested=True, leaves_only=True):
+    for key, leaf in observation.items(include_nested=True, leaves_only=True):
+        value = cast(Tensor, leaf)
         if value.is_floating_point() and not bool(value.isfinite().all()):
             name = ".".join(key) if isinstance(key, tuple) else key
             dims = observation.batch_dims
@@ -57,5 +60,5 @@ def _element(env: Environment, name: str, value: Tensor, dims: int) -> str:
     """Name of the first element that is not finite; its index where elements have no names."""
     index = (~value.isfinite()).nonzero()[0][dims:].tolist()
     spec = env.contract.observation.get(name)
-    names = spec.names if spec else ()
-    return names[index[0]] if len(index) == 1 and len(names) > index[0] else str(index)
+    names: tuple[str, ...] = spec.names if spec else ()
+    return str(names[index[0]]) if len(index) == 1 and len(names) > index[0] else str(index)

@@ -96,10 +96,7 @@ class Rollout:
 
     @property
     def cut(self) -> Tensor:
-        """Returns are bootstrapped after this decision, [T, N] bool.
-
-        At time limits, where a person takes over, and before the simulation diverges: that costs and earns nothing.
-        """
+        """Returns are bootstrapped after this decision, [T, N] bool: at time limits, before ones that are not `own`."""
         following = torch.cat((self.own[1:], torch.ones_like(self.own[:1])))
         return self.truncated | ~following
 
@@ -125,36 +122,6 @@ class Rollout:
 
 class Cancelled(Exception):  # noqa: N818 - not an error
     """A collection was `cancelled`; its decisions are lost."""
-
-
-RANDOM_DECISIONS = 8
-
-
-def first_decisions(env: Environment, generator: torch.Generator, count: int = 2048) -> tuple[TensorDict, Tensor]:
-    """At least `count` observations [B] from the first decisions of episodes, and uniformly random actions [B, K, A].
-
-    A policy without demonstrations computes its normalisation statistics from them. Each episode runs for
-    `RANDOM_DECISIONS`: initial states alone may have constant elements, and longer random play leads far from the
-    states that a policy will visit.
-
-    Raises:
-        UserError: if actions have no limits, or an observation is not finite.
-    """
-    spec = env.contract.action
-    if not spec.low:
-        raise UserError("expected action limits in the contract for a policy without demonstrations; set low and high")
-    low, high = torch.tensor(spec.low), torch.tensor(spec.high)
-    shape = (env.num_envs, env.contract.executed, *spec.shape)
-    observations: list[TensorDict] = []
-    chunks: list[Tensor] = []
-    while sum(map(len, observations)) < count:
-        observation = env.reset()
-        for _ in range(RANDOM_DECISIONS):
-            check_observation(env, observation)
-            observations.append(observation.clone())
-            chunks.append(low + (high - low) * torch.rand(shape, generator=generator))
-            observation = env.step(chunks[-1].to(env.device, copy=True)).observation  # it may modify its actions
-    return TensorDict.cat(observations), torch.cat(chunks)
 
 
 class Collector:
@@ -231,9 +198,7 @@ class Collector:
             frozen = self.finished & ~due
             self.finished, self.success = transition.done, transition.success
             self.observation = transition.observation
-            rows.put(t, _row(decision, transition))
-            if transition.diverged is not None:
-                rows.put(t, {"diverged_at": transition.diverged & ~frozen})
+            rows.put(t, _row(decision, transition, frozen))
             diverged, lost = diverged + _count(transition.diverged, frozen), lost + _count(transition.lost, frozen)
             pushed += _pushed(transition, frozen)
             has_success = transition.has_success
@@ -325,9 +290,10 @@ class Collector:
         return replace(rollout, episode_return=episode_return, episode_steps=episode_steps)
 
 
-def _row(decision: Decision, transition: Transition) -> dict[str, Tensor | TensorDict]:
-    """A rollout's row for one decision, without the observation."""
-    optional = {"value": decision.value, "human": transition.human}
+def _row(decision: Decision, transition: Transition, frozen: Tensor) -> dict[str, Tensor | TensorDict]:
+    """A rollout's row for one decision, without the observation; `frozen` [N] had ended before."""
+    diverged_at = None if transition.diverged is None else transition.diverged & ~frozen
+    optional = {"value": decision.value, "human": transition.human, "diverged_at": diverged_at}
     sample = decision.sample.copy().update({EXECUTED: transition.executed})
     return {
         "actions": _executed(decision, transition),
@@ -422,7 +388,8 @@ class DifferentiableCollector(Collector):
             clip_gradient(actions, max_action_gradient)
             transition = self.env.step(actions[:, : self.env.contract.executed])
             check_transition(self.env, transition)
-            made.append(_row(Decision(actions, empty, actions.new_zeros(*transition.executed.shape, 1)), transition))
+            unscored = Decision(actions, empty, actions.new_zeros(*transition.executed.shape, 1))
+            made.append(_row(unscored, transition, frozen))
             seen.append(transition.observation)
             pushed, frozen = pushed + _pushed(transition, frozen), transition.done
         stacked = {name: torch.stack([row[name] for row in made]) for name in made[0]}

@@ -20,13 +20,14 @@ PAUSES_S = 0.1, 0.5, 2.0, 5.0
 
 @contextmanager
 def complete_or_absent(path: Path) -> Iterator[Path]:
-    """Temporary path for the body to write; afterwards it is synced and renamed to `path`, or deleted on an error."""
+    """Temporary path for the body to write; afterwards it is renamed to `path`, both synced, or deleted on an error."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with named(path):
             yield temporary
             flush(temporary)
             rename(temporary, path)
+            flush(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -42,6 +42,7 @@ def publish(saved: Checkpoint, run: Path, folder: Path) -> None:
         )
         flush(temporary)
         rename(temporary, folder)
+        flush(folder.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

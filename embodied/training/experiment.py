@@ -35,7 +35,8 @@ from embodied.precision import precision_of
 from embodied.rollout.ahead import CollectorAhead
 from embodied.rollout.demonstrations import report_notes, with_privileged
 from embodied.rollout.episodes import Episodes
-from embodied.rollout.rollout import Collector, first_decisions
+from embodied.rollout.random_play import first_decisions
+from embodied.rollout.rollout import Collector
 from embodied.saving import checkpoint
 from embodied.saving.tree import copy_tree
 from embodied.task import BaselineTask, Learner, LearnerConfig, PolicyConfig, Task, measured

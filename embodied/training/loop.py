@@ -23,8 +23,9 @@ from embodied.policy import RenormalisedPolicy, TrainablePolicy, unread_observat
 from embodied.precision import Precision
 from embodied.rollout.ahead import CollectorAhead
 from embodied.rollout.episodes import Episodes
+from embodied.rollout.random_play import first_decisions
 from embodied.rollout.replay import ChunkReplay, EpisodeReplay
-from embodied.rollout.rollout import Collector, Rollout, first_decisions
+from embodied.rollout.rollout import Collector, Rollout
 from embodied.rollout.starts import OwnStarts
 from embodied.task import Learner, LearnerConfig
 from embodied.world import ALONE, World

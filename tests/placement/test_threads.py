@@ -17,7 +17,8 @@ from embodied.placement.registry import LocalConfig
 from embodied.placement.threads import Threads
 from embodied.placement.worker import Place, Recipe, Worker, part_of
 from embodied.rollout.joining import joined
-from embodied.rollout.rollout import Collector, first_decisions
+from embodied.rollout.random_play import first_decisions
+from embodied.rollout.rollout import Collector
 from embodied.training.experiment import Experiment, ExperimentConfig
 from embodied.training.interrupt import Stopped
 from policies.mlp import MLPConfig, MLPPolicy

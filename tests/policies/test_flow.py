@@ -13,7 +13,8 @@ from embodied.contract import Contract, TensorSpec
 from embodied.deployment.chunking import Running
 from embodied.errors import UserError
 from embodied.evaluation.evaluation import evaluate
-from embodied.rollout.rollout import Collector, first_decisions
+from embodied.rollout.random_play import first_decisions
+from embodied.rollout.rollout import Collector
 from embodied.seeding import fixed_noise
 from policies.augmentation import AugmentationKind, CartesianScene
 from policies.chunk_networks import NetworkKind

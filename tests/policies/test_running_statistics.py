@@ -1,5 +1,8 @@
 """Running statistics equal those of all observations so far, and keep ratios at one."""
 
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
 import pytest
 import torch
 from tensordict import TensorDict
@@ -45,6 +48,38 @@ def test_an_element_that_was_constant_at_first_is_measured_once_it_varies():
         policy.renormalise(part)
     together = torch.cat([part["x"] for part in parts]).std(0)
     torch.testing.assert_close(policy.scale, together, rtol=1e-4, atol=0.0)
+
+
+class Share:
+    """One of two processes, here threads, whose sums wait for each other."""
+
+    size = 2
+
+    def __init__(self, rank: int, parts: list[torch.Tensor | None], barrier: Barrier) -> None:
+        self.rank, self.parts, self.barrier = rank, parts, barrier
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        self.parts[self.rank] = values
+        self.barrier.wait(10)
+        total = self.parts[0] + self.parts[1]
+        self.barrier.wait(10)
+        return total
+
+
+def test_statistics_are_of_the_observations_of_all_processes():
+    policies = [MLPConfig(hidden=[4], running_statistics=True).build(CONTRACT) for _ in range(2)]
+    parts, barrier = [None, None], Barrier(2)
+    first, shares = seen(40, 0), [seen(30, 1), seen(90, 2)]
+    for policy in policies:
+        policy.fit(first, torch.zeros(1, 1))
+    with ThreadPoolExecutor(2) as threads:
+        worlds = [Share(rank, parts, barrier) for rank in range(2)]
+        list(threads.map(lambda policy, share, world: policy.renormalise(share, world), policies, shares, worlds))
+    together = torch.cat([part["x"] for part in (first, *shares)])
+    for policy in policies:
+        torch.testing.assert_close(policy.mean, together.mean(0), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(policy.scale[:2], together.std(0)[:2], rtol=1e-4, atol=1e-4)
+        assert int(policy.count) == 160
 
 
 def test_they_stay_as_they_are_unless_asked_for():

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from embodied.evaluation.headline import BASELINE, Record, points, selection, significant
 from embodied.evaluation.in_training import measure as _measure
+from embodied.evaluation.in_training import odd_episodes
 from embodied.evaluation.page.charts import Mark, bar, curves, stages, ticks
 from embodied.evaluation.page.parts import chart, costs, files, listed, repeat, table
 from embodied.evaluation.repeating import film_command
@@ -275,8 +276,7 @@ def _training(record: Record, directory: Path) -> str:
 
 def _figures(row: Record) -> Iterator[str]:
     value, interval = _told(row)
-    notes = {"diverged": "" if "success" in row else ", counted with the worst return", "pushed": ""}
-    odd = "".join(f" ({row[name]} {name}{note})" for name, note in notes.items() if name in row)
+    odd = "".join(f" ({each})" for each in odd_episodes(row))
     yield f"<td><b>{value}</b>{odd}</td>"
     yield f'<td class="interval-text">{interval}</td>'
 

@@ -154,3 +154,15 @@ def test_a_resumed_learner_takes_the_same_steps(warmup):
     other_collector.load_state_dict(saved["collector"])
     assert [other.update(other_collector.collect(5), 0.1 * (iteration + 4)) for iteration in range(2)] == first
     assert all(torch.equal(value, other_policy.state_dict()[name]) for name, value in policy.state_dict().items())
+
+
+def test_what_the_simulation_did_not_survive_is_not_learned_from():
+    """Neither by the critic, whose returns there would be 1000, nor by the ranking."""
+    _, learner, collector = make(warmup=1)
+    rollout = collector.collect(4)
+    broken = torch.zeros_like(rollout.done)
+    broken[2, :3] = True
+    reward = rollout.reward + 1000.0 * broken.unsqueeze(-1)
+    rollout = replace(rollout, diverged_at=broken, terminated=rollout.terminated | broken, reward=reward)
+    assert learner.update(rollout, 0.1)["value_loss"] < 100.0
+    assert len(learner.replay) == 4 * 64 - 3

@@ -12,6 +12,7 @@ from embodied.environment import Transition
 from embodied.errors import UserError
 from embodied.evaluation import report
 from embodied.evaluation.evaluation import Z95, EvaluationResult, _independent_gain, _with_worst, evaluate, wilson
+from embodied.evaluation.in_training import odd_episodes
 from embodied.policy import Decision
 from tests.embodied.nameless import Nameless
 from tests.embodied.rollout.test_rollout import Constant
@@ -346,7 +347,7 @@ def test_an_episode_that_diverges_saves_no_costs():
     assert result.steps[0].tolist() == [2, 20, 2, 2, 50, 60]
     # As long as the step limit of 60 at their own costs, 1 and 2 a step; the longest of the others cost 60.
     assert result.returns.tolist()[:2] == [[-60, -20, -120, -60, -50, -60], [-10, -20, -60, -40, -50, -60]]
-    assert "3 diverged (counted with the worst return)" in report._odd(result.summary())
+    assert odd_episodes(result.summary()) == ["3 diverged, counted with the worst return"]
 
 
 def test_rewards_of_others_bound_those_of_an_episode_that_diverged():

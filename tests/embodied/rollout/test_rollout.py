@@ -11,7 +11,8 @@ from embodied.algorithms.advantage import gae
 from embodied.environment import Transition
 from embodied.errors import UserError
 from embodied.policy import Decision
-from embodied.rollout.rollout import Collector, Rollout, first_decisions
+from embodied.rollout.random_play import first_decisions
+from embodied.rollout.rollout import Collector, Rollout
 from embodied.rollout.starts import RetryStarts
 from tests.embodied.nameless import Nameless
 from tests.embodied.reach import Reach

@@ -17,6 +17,7 @@ from torch import nn
 
 from embodied.contract import Contract, TensorSpec
 from embodied.errors import DivergedError
+from embodied.placement import sharding
 from embodied.saving import checkpoint as checkpoints
 from embodied.saving import sealed
 from embodied.saving.checkpoint import Checkpoint, load, save
@@ -256,3 +257,62 @@ def test_weights_of_another_network_are_refused_on_one_line(tmp_path):
         with pytest.raises(ValueError, match=f"are of another network .*{reason}") as error:
             load(tmp_path).restore(other)
         assert "\n" not in str(error.value)
+
+
+@pytest.fixture
+def written(monkeypatch) -> list[tuple[str, str]]:
+    """Names of what is synced and renamed, in order, while the real calls run."""
+    events: list[tuple[str, str]] = []
+    sync, rename, replace = os.fsync, os.rename, os.replace
+
+    def synced(descriptor: int) -> None:
+        events.append(("sync", Path(os.readlink(f"/proc/self/fd/{descriptor}")).name))
+        sync(descriptor)
+
+    def moved(old, new, move) -> None:
+        move(old, new)
+        events.append(("rename", Path(new).name))
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "rename", lambda old, new: moved(old, new, rename))
+    monkeypatch.setattr(os, "replace", lambda old, new: moved(old, new, replace))
+    return events
+
+
+needs_proc = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
+
+
+@needs_proc
+def test_a_power_failure_after_saving_loses_nothing(tmp_path, written):
+    """Files and their folder reach the disk before the checkpoint has its name, and the name after that."""
+    save(tmp_path, example())
+    named = written.index(("rename", "000001"))
+    assert {name for kind, name in written[:named] if kind == "sync"} >= {"checkpoint.json", ".000001.tmp"}
+    assert written[named - 1] == ("sync", ".000001.tmp")
+    assert written[named + 1 :] == [("sync", "checkpoint")]
+
+
+@needs_proc
+def test_the_name_of_a_file_is_synced_with_its_folder(tmp_path, written):
+    save_tree(tmp_path / "tree", {"values": torch.zeros(2)})
+    (content, *_), *rest = written[0], *written[1:]
+    assert content == "sync"
+    assert rest == [("rename", "tree"), ("sync", tmp_path.name)]
+
+
+@pytest.mark.parametrize("damage", ["changed", "missing"])
+def test_a_damaged_shard_is_named(damage: str, tmp_path):
+    shards = tmp_path / "written"
+    sharding.write(shards, {f"{checkpoints.POLICY}half": torch.arange(64.0)})
+    (tmp_path / "run").mkdir()
+    path = save(tmp_path / "run", dataclasses.replace(example(), shards=shards))
+    assert torch.equal(load(path).policy["half"], torch.arange(64.0))
+    [shard] = (path / "shards").glob("*.safetensors")
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1  # a bit of the last number: no reader but the checksum finds it
+    shard.unlink()
+    if damage == "changed":
+        shard.write_bytes(data)
+    message = "its checksum differs" if damage == "changed" else "is missing"
+    with pytest.raises(ValueError, match=rf"shards/{shard.name}.*{message}"):
+        load(path)

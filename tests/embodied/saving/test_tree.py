@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from tensordict import TensorDict
 
-from embodied.saving.tree import load_tree, save_tree
+from embodied.saving.tree import copy_tree, load_tree, save_tree
 
 
 def same(a, b) -> bool:
@@ -160,3 +160,21 @@ def test_the_same_tree_is_the_same_file(tmp_path):
     for number in range(8):
         save_tree(tmp_path / f"{number}.safetensors", tree)
     assert len({path.read_bytes() for path in tmp_path.iterdir()}) == 1
+
+
+@pytest.mark.parametrize("device", [None, "cpu"])
+def test_a_copy_shares_no_memory(device: str | None):
+    def made() -> dict:
+        return {
+            "tensor": torch.zeros(2), "array": np.zeros(2), "number": 1,
+            "nested": [(torch.zeros(2), {"deep": np.zeros(2)}), TensorDict({"row": torch.zeros(2)}, [2])],
+        }  # fmt: skip
+
+    tree = made()
+    copy = copy_tree(tree, device)
+    assert same(copy, tree)
+    for part in (tree["tensor"], tree["array"], tree["nested"][0][0], tree["nested"][0][1]["deep"]):
+        part += 1
+    tree["nested"][1]["row"] += 1
+    tree["nested"].append(3)
+    assert same(copy, made())

@@ -23,7 +23,7 @@ from embodied.contract import Contract, TensorSpec
 from embodied.environment import Transition
 from embodied.errors import UserError
 from embodied.rollout.episodes import Episodes
-from embodied.rollout.rollout import first_decisions
+from embodied.rollout.random_play import first_decisions
 from embodied.saving import checkpoint
 from embodied.training.experiment import Experiment, ExperimentConfig
 from policies.encoders import EncoderKind

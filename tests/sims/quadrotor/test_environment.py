@@ -225,6 +225,8 @@ def test_an_episode_begins_and_ends_with_a_history_of_its_own():
 
 def test_the_history_is_that_of_the_actions_oldest_first():
     env = QuadrotorEnvironment(2, history=3)
+    names = env.contract.observation["action_history"].names
+    assert names == tuple(f"{rotor}_{age}" for age in (3, 2, 1) for rotor in env.contract.action.names)
     assert env.reset()["action_history"].abs().max() < 1e-6  # rotors at half speed
     given = [hover_actions(env, 0.1, seed) for seed in range(4)]
     for action in given:

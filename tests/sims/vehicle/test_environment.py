@@ -330,3 +330,25 @@ def test_a_guard_without_a_map_is_refused():
 def test_what_is_exported_tells_of_the_guard_that_is_not():
     assert NavigateTask().conditions.trained_for == ("commands that a guard checks, which is not exported",)
     assert NavigateTask(guard=False).conditions.trained_for == ("commands that nobody checks",)
+
+
+def test_odometry_turns_every_step_by_the_drift_that_there_was_half_way():
+    """The estimated path is that of steps, each turned by the drift until its middle: to the left if it is positive."""
+    env = NavigateTask(guard=False).environment(16, "drift", "eval")
+    env.reset(starts=torch.arange(16))
+    ahead = torch.tensor([[[0.6, 0.3]]]).expand(16, 1, 2)
+    share, drift = env.now.world["odometry"].unbind(1)
+    error, angle = torch.zeros(16, 2), torch.zeros(16)
+    for _ in range(20):
+        before, running = env.now.state[:, :2].clone(), ~env.done
+        env.step(ahead)
+        step = env.now.state[:, :2] - before
+        turned = env.mdp.odometry_yaw_rad_m * drift * step.norm(dim=1)
+        middle = angle + 0.5 * turned
+        turn = torch.stack((middle.cos(), -middle.sin(), middle.sin(), middle.cos()), 1).view(-1, 2, 2)
+        estimated = (1.0 + env.mdp.odometry_share * share)[:, None] * (turn @ step.unsqueeze(2)).squeeze(2)
+        error += torch.where(running[:, None], estimated - step, 0.0)
+        angle += torch.where(running, turned, 0.0)
+    assert angle.abs().max() > 0.004
+    torch.testing.assert_close(env.now.memory[:, 1:3], error, atol=1e-5, rtol=1e-3)
+    torch.testing.assert_close(env.now.memory[:, 3], angle, atol=1e-5, rtol=1e-3)

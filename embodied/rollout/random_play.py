@@ -1,0 +1,40 @@
+"""Random play, from whose observations a policy without demonstrations computes its normalisation statistics."""
+
+from __future__ import annotations
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from embodied.environment import Environment
+from embodied.errors import UserError
+from embodied.rollout.finite import check_observation
+
+RANDOM_DECISIONS = 8
+
+
+def first_decisions(env: Environment, generator: torch.Generator, count: int = 2048) -> tuple[TensorDict, Tensor]:
+    """At least `count` observations [B] from the first decisions of episodes, and uniformly random actions [B, K, A].
+
+    A policy without demonstrations computes its normalisation statistics from them. Each episode runs for
+    `RANDOM_DECISIONS`: initial states alone may have constant elements, and longer random play leads far from the
+    states that a policy will visit.
+
+    Raises:
+        UserError: if actions have no limits, or an observation is not finite.
+    """
+    spec = env.contract.action
+    if not spec.low:
+        raise UserError("expected action limits in the contract for a policy without demonstrations; set low and high")
+    low, high = torch.tensor(spec.low), torch.tensor(spec.high)
+    shape = (env.num_envs, env.contract.executed, *spec.shape)
+    observations: list[TensorDict] = []
+    chunks: list[Tensor] = []
+    while sum(map(len, observations)) < count:
+        observation = env.reset()
+        for _ in range(RANDOM_DECISIONS):
+            check_observation(env, observation)
+            observations.append(observation.clone())
+            chunks.append(low + (high - low) * torch.rand(shape, generator=generator))
+            observation = env.step(chunks[-1].to(env.device, copy=True)).observation  # it may modify its actions
+    return TensorDict.cat(observations), torch.cat(chunks)

@@ -1,0 +1,30 @@
+"""Which measurements are accepted after which."""
+
+import numpy as np
+import pytest
+
+from embodied.contract import Contract, TensorSpec
+from real_robot.robots.robot import Reading
+from real_robot.safety.inputs import Inputs
+from real_robot.safety.limits import Limits
+
+CONTRACT = Contract({"position": TensorSpec((1,))}, TensorSpec((1,), low=(-1.0,), high=(1.0,)), control_dt_s=0.1)
+
+
+@pytest.mark.parametrize(
+    ("stamp_s", "sequence", "accepted"),
+    [
+        (5.0, 3, True),  # the same again
+        (5.1, 4, True),
+        (5.0, 4, True),  # two of one time
+        (5.1, 3, False),  # the same number, another time
+        (4.9, 3, False),
+        (4.9, 4, False),  # a later number, an earlier time
+        (5.1, 2, False),
+    ],
+)
+def test_a_measurement_follows_the_one_before_in_number_and_time(stamp_s: float, sequence: int, accepted: bool):
+    inputs = Inputs(CONTRACT, Limits(observation_timeout_s=1.0))
+    assert not inputs.reading_fault(Reading({"position": np.zeros(1)}, 5.0, 3), 5.0)
+    fault = inputs.reading_fault(Reading({"position": np.zeros(1)}, stamp_s, sequence), 5.1)
+    assert ("reordered measurement" in fault) != accepted
