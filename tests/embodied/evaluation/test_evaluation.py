@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from embodied.contract import Contract, TensorSpec
 from embodied.environment import Transition
 from embodied.errors import UserError
-from embodied.evaluation import report
 from embodied.evaluation.evaluation import Z95, EvaluationResult, _independent_gain, _with_worst, evaluate, wilson
 from embodied.evaluation.in_training import odd_episodes
 from embodied.policy import Decision

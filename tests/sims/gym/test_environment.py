@@ -11,7 +11,8 @@ from gymnasium import spaces
 from embodied.errors import UserError
 from embodied.evaluation.evaluation import evaluate
 from embodied.evaluation.report import Report
-from embodied.rollout.rollout import Collector, first_decisions
+from embodied.rollout.random_play import first_decisions
+from embodied.rollout.rollout import Collector
 from embodied.saving.tree import load_tree, save_tree
 from embodied.seeding import derive
 from policies.mlp import MLPConfig
