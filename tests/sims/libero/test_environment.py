@@ -202,7 +202,8 @@ class Still:
 
     def act(self, observation, *, deterministic=False, generator=None):
         actions = torch.zeros(len(observation), self.contract.horizon, 7)
-        return Decision(actions, TensorDict({}, [len(observation)]), torch.zeros(len(observation), 1, 1))
+        terms = torch.zeros(len(observation), self.contract.executed, 1)
+        return Decision(actions, TensorDict({}, [len(observation)]), terms)
 
 
 def test_an_evaluation_counts_what_diverged_as_failed_and_goes_on(tmp_path):
@@ -218,10 +219,11 @@ def test_an_evaluation_counts_what_diverged_as_failed_and_goes_on(tmp_path):
     assert "| 10, 1 diverged |" in (tmp_path / "report.md").read_text()
 
 
-def test_training_goes_on_after_a_divergence_and_bootstraps_nothing_from_it():
+def test_training_goes_on_after_a_divergence_and_does_not_learn_from_it():
     env = Diverges(TASKS[:1], 2, assets=ASSETS, threads=1, executed=4, step_limit=8)
     rollout = Collector(env, Still(env), torch.Generator(), FixedStarts([2, 3])).collect(4)
     assert rollout.diverged == 2  # the same start again
+    assert rollout.own.tolist() == [[True, True], [True, False]] * 2
     assert rollout.terminated.tolist() == [[False, False], [False, True]] * 2
     assert rollout.truncated.tolist() == [[False, False], [True, False]] * 2
     assert all(part.isfinite().all() for part in rollout.next_observation().float().values())
