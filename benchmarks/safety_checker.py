@@ -212,14 +212,15 @@ class Checker:
             track.rest(track.p)
             return
         allowed, start = self._following(track), min(max(at, track.low), track.high)
-        if self.commanded_once and not self.deceived and abs(at - track.p) <= allowed:
+        if self.commanded_once and not self.deceived and self.disturbed <= 0 and abs(at - track.p) <= allowed:
             track.rest(track.p)
             return
         lags = self.commanded_once and self._away(track, at) == 0.0 and abs(value - track.p) <= 1.001 * track.fastest
         near = abs(value - start) <= allowed + self._window() * track.fastest
-        if not (near or lags or self.deceived):
+        if not (near or lags or self.deceived or self.disturbed > 0):
             raise ViolationError(f"began at {value:.4g}, the robot is at {start:.4g}")
         track.lost(value)
+        track.past.append(at)
 
     def _by_hand(self, track: Track) -> float:
         """How far an element may have been moved since it was measured last; before that, anywhere."""

@@ -127,7 +127,7 @@ class Sequence:
         self.graph = Network(rng, bool(rng.random() < 0.3), table.control_dt_s)
         self.settings = safety.SafetySettings(
             "", self.row, options, heartbeat_timeout_s=float(rng.uniform(0.15, 0.5)),
-            liveliness_s=float(rng.uniform(0.1, 0.5)),
+            liveliness_s=float(rng.uniform(0.1, 0.5)), relocates=False,
         )  # fmt: skip
         safety.read_contract = lambda path: contract  # files are read elsewhere
         safety.read_limits = lambda path: limits

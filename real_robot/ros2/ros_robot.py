@@ -93,6 +93,10 @@ class RosRobot:
         """ROS time, s; never earlier than a measurement that arrived before its /clock message."""
         return max(self._now(), self._newest_s) if self.simulated else self._now()
 
+    def relocates(self, option: bool | None) -> bool:
+        """Whether the robot may be put elsewhere at once; if the `option` is None, in simulated time."""
+        return self.simulated if option is None else option
+
     def steady(self) -> float:
         """Time in s for what lasts: steady time, or a simulator's without what its clock has jumped back by."""
         return self.clock() + self._back_s if self.simulated else self._node.steady_s

@@ -57,6 +57,8 @@ class PolicySettings:
         prefix: of the command topic; "policy/" is for safety_node, "" for the robot itself.
         execution, asynchronous: of action chunks; see `chunk_executor.ChunkExecutor`.
         limits: YAML file of `limits.Limits` for commands and measurements; "": those of the contract.
+        relocates: whether the robot may be put elsewhere at once, so that its measurements are not compared with each
+            other; None: in simulated time, as at the beginning of an episode.
         recording: a new MCAP file of what the policy reads and decides and of every period, for replay; "": none.
         device: of the policy.
     """
@@ -71,6 +73,7 @@ class PolicySettings:
     execution: Execution = Execution.SYNCHRONOUS
     asynchronous: bool = False
     limits: str = ""
+    relocates: bool | None = None
     recording: str = ""
     device: str = "cpu"
 
@@ -105,7 +108,7 @@ class PolicyNode(ManagedNode[PolicySettings]):
         self._commander = table.translate(self._executor)
         robot = self._robot
         limits = read_limits(settings.limits)
-        self._safety = Safety(robot, limits, robot.clock, robot.steady, relocates=robot.simulated)
+        self._safety = Safety(robot, limits, robot.clock, robot.steady, relocates=robot.relocates(settings.relocates))
         self._timing = _Timing(table.control_dt_s)
         self._passed_on, self._stopped = not settings.prefix, False
         if settings.prefix:

@@ -46,6 +46,7 @@ class SafetySettings:
             simulated time, without progress of the clock.
         liveliness_s: time after which a policy's process that has ended or been suspended is noticed.
         limits: as in policy_node; their `command_timeout_s`, in ROS time, is also the longest gap between commands.
+        relocates: as in policy_node.
     """
 
     checkpoint: str = ""
@@ -55,6 +56,7 @@ class SafetySettings:
     heartbeat_timeout_s: float = 0.2
     liveliness_s: float = 0.2
     limits: str = ""
+    relocates: bool | None = None
 
     def __post_init__(self) -> None:
         """Raise UserError for times that are not above 0."""
@@ -86,7 +88,9 @@ class SafetyNode(ManagedNode[SafetySettings]):
         observed = {"measured": self._measured, "repeated": self._measured, "observation_timeout_s": oldest_s}
         self._robot = RosRobot(self, self._table, **observed)
         robot = self._robot
-        self._safety = Safety(robot, self._limits, robot.clock, robot.steady, relocates=robot.simulated)
+        self._safety = Safety(
+            robot, self._limits, robot.clock, robot.steady, relocates=robot.relocates(settings.relocates)
+        )
         self._passed = self._held = 0
         self._beat_stamp_s = math.nan
         self._complaint = ""

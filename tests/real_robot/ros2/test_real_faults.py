@@ -73,7 +73,8 @@ class Arm(Processes):
             self.stop("safety_node")
         settings = {
             "robot": robot, "options": {"rate_hz": 1 / PERIOD_S, "joints": list(JOINTS)} | options,
-            "checkpoint": str(self.directory), "use_sim_time": True, "limits": str(self.directory / "limits.yaml"),
+            "checkpoint": str(self.directory), "use_sim_time": True, "relocates": False,
+            "limits": str(self.directory / "limits.yaml"),
             "liveliness_s": 10.0, "heartbeat_timeout_s": 10.0,  # of a busy machine
         }  # fmt: skip
         self.start("safety_node", settings)
@@ -122,13 +123,10 @@ class Arm(Processes):
             self.spin(left / 1e9)
 
     def move(self) -> None:
-        """Bring the arm into motion from `START`, after a reset of what was before."""
+        """Bring the arm into motion from `START`, where it is put before safety_node is started anew."""
         self.policy, self.late_s = False, 0.0
+        self.begin()
         self.position, self.wanted = START.copy(), START.copy()
-        self.trigger("/safety_node/reset")
-        self.run(12)  # its last stop ends
-        self.position, self.wanted = START.copy(), START.copy()
-        self.trigger("/safety_node/reset")
         self.run(5)
         self.policy = True
         assert len(self.run(30)) > 15
