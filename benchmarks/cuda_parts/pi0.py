@@ -139,9 +139,9 @@ def inpainted(made: Pi0Policy) -> dict[str, Tensor]:
 def scored(made: Pi0Policy) -> dict[str, Tensor]:
     """Likelihood of given paths, the value, and the gradient of both."""
     seen = few(made)
-    shape = (4, made.config.denoising_steps + 1, made.contract.horizon, made.model.action_size)
+    shape = (4, made.grid.steps + 1, made.contract.horizon, made.model.action_size)
     sample = seen.empty().update({"path": torch.randn(shape).to(made.device)})
-    sample["noisy"] = torch.arange(4, device=made.device) % made.config.denoising_steps
+    sample["noisy"] = torch.arange(4, device=made.device) % made.grid.steps
     evaluation = made.evaluate(seen, sample)
     # The likelihood of random paths is large; its share in the gradient is that of a mean over the actions' elements.
     gradient = gradients(made, evaluation.log_prob.mean() / 35.0 + evaluation.value.square().mean())
