@@ -23,7 +23,7 @@ NAMED = (NUMBERS, "options", "axes")
 """Options by names that only what they are for knows, which refuses others."""
 MOVABLE = ("placement",)
 """Groups that are no part of what a run computes: one that is resumed may be elsewhere, if that is asked for."""
-WEIGHTS = "weights"
+WEIGHTS = "published"
 """Group of settings for published weights of a policy, chosen by the option `policy.weights`."""
 C = TypeVar("C")
 Groups = Mapping[str, Mapping[str, type]]

@@ -90,10 +90,8 @@ class Experiment(SavedRun):
             saved.check(self.contract)
         self.own_seed = own_seed(seed, self.world, saved)
         self.policy = self._policy(None if saved else config.start_from)
-        if unread := unread_observations(self.policy):
-            log.warning("the policy does not read %s", ", ".join(unread))
         self.env = self._environment("train", task.distributions[0])
-        if unread:
+        if unread := unread_observations(self.policy):
             self.report.notes.append(f"The policy does not read these observations: {', '.join(unread)}.")
         self.report.notes += lacking(self.env) + ([self.world.remark] if isinstance(self.world, Elsewhere) else [])
         with seeding.undisturbed():
@@ -105,6 +103,8 @@ class Experiment(SavedRun):
         self.demonstrations = self._demonstrate(demonstrations)
         if self.own_seed != seed:
             seeding.seed_everything(self.own_seed)
+        if unread:
+            log.warning("the policy does not read %s", ", ".join(unread))
         self.stage, *_ = self.stages = self._plan()
         rows = self._restore(saved) if saved else 0
         told = {"config": record, "wandb_project": wandb_project, "rows": rows}
