@@ -20,6 +20,7 @@ from omegaconf import MISSING
 from embodied.command_line import program
 from embodied.command_line.config import compose
 from embodied.command_line.programs import module, typed
+from embodied.configuration import Configuration, PositiveInt
 from embodied.errors import UserError
 from embodied.evaluation import margins
 from embodied.saving import checkpoint
@@ -44,7 +45,7 @@ class Format(Enum):
 
 
 @dataclass
-class ExportConfig:
+class ExportConfig(Configuration):
     """`weights=int8` is for target=c, `opset` (17 to 20) for target=onnx; `output` defaults to a folder in the run.
 
     `hub=OWNER/NAME` uploads what target=hub, transformers or peft has written.
@@ -53,7 +54,7 @@ class ExportConfig:
     checkpoint: str = MISSING
     target: Format = Format.c
     weights: Weights = Weights.float32
-    opset: int | None = None
+    opset: PositiveInt | None = None
     output: str | None = None
     hub: str | None = None
 

@@ -19,6 +19,7 @@ from omegaconf import MISSING
 from embodied.command_line import program
 from embodied.command_line.compute import prepare
 from embodied.command_line.config import compose
+from embodied.configuration import Configuration, NonNegativeInt, PositiveInt
 from embodied.errors import UserError
 from embodied.saving.files import complete_or_absent
 from real_robot.recording import driven
@@ -34,7 +35,7 @@ GUESSES = {"drag_x": 0.1, "drag_y": 0.1, "drag_z": 0.1, "delay_s": 0.5 * DT_S}
 
 
 @dataclass
-class IdentifyConfig:
+class IdentifyConfig(Configuration):
     """`airframe` is the first guess; `steps` are in a segment; delays of up to `delay_steps` are tried."""
 
     recordings: list[str] = MISSING
@@ -45,10 +46,10 @@ class IdentifyConfig:
             *("drag_x", "drag_y", "drag_z"),
         ]
     )
-    steps: int = 25
-    delay_steps: int = 3
+    steps: PositiveInt = 25
+    delay_steps: NonNegativeInt = 3
     output: str = "identified.json"
-    threads: int | None = None
+    threads: PositiveInt | None = None
 
 
 def run(arguments: list[str]) -> None:
