@@ -1,10 +1,9 @@
 """Export a policy: python export.py checkpoint=DIR target=c|onnx|torchscript|hub|transformers|peft [key=value ...].
 
 DIR is a run, such as outputs/quadrotor_hover/<run>, or one of its checkpoints. The exported policy includes
-normalisation; contract.json beside it describes inputs and outputs. C is verified on an emulated microcontroller by
-`python -m real_robot.firmware.verify OUTPUT`. For policy=pi0: transformers writes the weights, adapters merged into
-them, and peft the adapters alone; for any policy, hub writes the checkpoint without what only training needs. All three
-have a model card. Options, with their defaults, are printed by --help.
+normalisation; contract.json describes inputs and outputs. `python -m real_robot.firmware.verify OUTPUT` verifies C on
+an emulated microcontroller. For policy=pi0: transformers writes the weights, adapters merged into them, and peft the
+adapters alone; for any policy, hub writes the checkpoint without what only training needs. --help lists the options.
 """
 
 from __future__ import annotations

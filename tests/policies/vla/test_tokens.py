@@ -210,5 +210,5 @@ def test_what_it_cannot_work_with_is_one_line() -> None:
     with pytest.raises(UserError, match="policy=tokens needs action limits"):
         TokensConfig().build(replace(SEEING, action=TensorSpec((3,))))
     for options in ({"temperature": 0.0}, {"temperature": float("nan")}, {"hidden": 0}):
-        with pytest.raises(UserError, match=r"above 0|at least 1"):
+        with pytest.raises(UserError, match=r"(temperature|hidden)=.* (above 0|at least 1)"):
             TokensConfig(**options)
