@@ -100,11 +100,11 @@ class Checker:
         self.good, self.held = 10**9, 0  # periods
         self.silent = self.commanded_once = False
         self.reset_s = -math.inf
-        self.lied, self.lying, self.truths = False, False, 0
-        """Whether the newest measurement lies."""
+        self.lied, self.lying, self.truths = "", "", 0
+        """How the newest measurement lies, and the one before did; the number of true ones."""
         self.deceived = False
         """Whether a measurement lied that the robot is where it could have been moved to since it was measured last."""
-        self.now_s = self.written_s = self.true_s = -math.inf
+        self.now_s = self.written_s = self.true_s = self.true_stamp_s = -math.inf
         self.bounds: list[tuple[float, float, float]] = []  # of p, or of w summed up; periods
         self.sums = [0.0] * len(self.tracks)
         self.departure = 0.0
@@ -115,7 +115,7 @@ class Checker:
 
     def reset(self, state: State) -> None:
         """An operator has reset an emergency stop."""
-        self.state, self.good, self.reset_s = state, 10**9, self.world.clock()
+        self.state, self.good, self.reset_s, self.truths = state, 10**9, self.world.clock(), 0
 
     def check(self, verdict: Verdict, reading: Reading | None, command: Command | None = None) -> None:
         """One call has ended; `reading` is what was measured, true or not."""
@@ -142,12 +142,13 @@ class Checker:
         if not -self.limits.clock_error_s <= age_s <= self.limits.observation_timeout_s:
             return
         if not self.lied:
-            self.true_s, self.lying, self.truths = self.now_s, False, self.truths + 1
-        elif not self.lying:
-            self.lying = True
+            self.true_s, self.true_stamp_s = self.now_s, reading.stamp_s
+            self.lying, self.truths = "", self.truths + 1
+        elif self.lying != self.lied:  # another lie
+            self.lying = self.lied
             off = np.abs(positions - self.world.position - self.world.sag)
             tellable = [
-                each > self._by_hand(track)
+                each > self._by_hand(track, reading.stamp_s)
                 for each, track in zip(off, self.tracks, strict=True)
                 if track.given.measured
             ]
@@ -222,10 +223,11 @@ class Checker:
         track.lost(value)
         track.past.append(at)
 
-    def _by_hand(self, track: Track) -> float:
+    def _by_hand(self, track: Track, stamp_s: float) -> float:
         """How far an element may have been moved since it was measured last; before that, anywhere."""
         speed = max(track.fastest / self.world.dt_s, HAND_SPEED)
-        return speed * (self.now_s - self.true_s) + self._following(track)
+        elapsed_s = max(self.now_s - self.true_s, stamp_s - self.true_stamp_s)
+        return speed * elapsed_s + self._following(track)
 
     def _window(self) -> int:
         """Periods by which a measurement may be late."""

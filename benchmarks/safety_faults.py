@@ -294,7 +294,7 @@ class Sequence:
             late = min(len(self.readings), 12) - faults["lost measurement"]
         reading = self.readings[max(len(self.readings) - 1 - max(late, 0), 0)]
         wrong = next((fault for fault in WRONG if fault in faults), "")
-        self.checker.lied = bool(wrong)
+        self.checker.lied = wrong
         if wrong:
             lies = {"zeros measured": 0.0, "-pi measured": -math.pi, "offset measured": self.offset}
             positions = newest.observation["position"] * (wrong == "offset measured") + lies[wrong]

@@ -65,7 +65,7 @@ class Consistency:
         The robot is `commanded`, or may be moved by hand; `follows` says whether it is measured where commands lead it.
         Once a measurement has been rejected, the robot has to be measured there again, or, if it was not commanded
         meanwhile, where it was. While the first measurements contradict each other, none of them is trusted: the newest
-        is accepted, and a motion starts only after `Limits.recovery_s` without a contradiction.
+        is accepted. After a contradiction a motion starts only after `Limits.recovery_s` without another one.
         """
         before, self._newest = self._newest, reading
         if self.accepted is None or before is None:
@@ -91,8 +91,9 @@ class Consistency:
             self._commanded_s = self._idle_s = 0.0
             return reading
         self.rejected += 1
+        self._streak, self._needed = 0, self._long
         if not self._trusted:
-            self.accepted, self._streak, self._needed, self.fault = reading, 0, self._long, ""
+            self.accepted, self.fault = reading, ""
             self._count(reading)
             self._commanded_s = self._idle_s = 0.0
         return self.accepted

@@ -124,7 +124,8 @@ def test_a_motion_does_not_begin_from_a_measurement_that_contradicts_the_others(
     arm.lie = np.zeros(3)
     assert go_on(arm, safety, 5) == 0.0  # it was 1.5 rad in 20 ms
     arm.lie = None
-    assert 0.0 < go_on(arm, safety, 3) < 0.02
+    assert go_on(arm, safety, 23) == 0.0  # recovery_s without another contradiction
+    assert 0.0 < go_on(arm, safety, 4) < 0.02
 
 
 @pytest.mark.parametrize("sag", [0.0, 0.06])
