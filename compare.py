@@ -15,6 +15,7 @@ from pathlib import Path
 
 from embodied.command_line import program
 from embodied.command_line.config import compose
+from embodied.configuration import Configuration
 from embodied.evaluation.comparison import compare
 from embodied.evaluation.comparison_report import write
 
@@ -22,7 +23,7 @@ log = logging.getLogger("embodied")
 
 
 @dataclass
-class CompareConfig:
+class CompareConfig(Configuration):
     """`output` is the folder for compare.md, compare.json and compare.png; null: outputs/comparisons/<time>."""
 
     output: str | None = None

@@ -1,10 +1,9 @@
 """Export a policy: python export.py checkpoint=DIR target=c|onnx|torchscript|hub|transformers|peft [key=value ...].
 
 DIR is a run, such as outputs/quadrotor_hover/<run>, or one of its checkpoints. The exported policy includes
-normalisation; contract.json beside it describes inputs and outputs. C is verified on an emulated microcontroller by
-`python -m real_robot.firmware.verify OUTPUT`. For policy=pi0: transformers writes the weights, adapters merged into
-them, and peft the adapters alone; for any policy, hub writes the checkpoint without what only training needs. All three
-have a model card. Options, with their defaults, are printed by --help.
+normalisation; contract.json describes inputs and outputs. `python -m real_robot.firmware.verify OUTPUT` verifies C on
+an emulated microcontroller. For policy=pi0: transformers writes the weights, adapters merged into them, and peft the
+adapters alone; for any policy, hub writes the checkpoint without what only training needs. --help lists the options.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from omegaconf import MISSING
 from embodied.command_line import program
 from embodied.command_line.config import compose
 from embodied.command_line.programs import module, typed
+from embodied.configuration import Configuration, PositiveInt
 from embodied.errors import UserError
 from embodied.evaluation import margins
 from embodied.saving import checkpoint
@@ -44,7 +44,7 @@ class Format(Enum):
 
 
 @dataclass
-class ExportConfig:
+class ExportConfig(Configuration):
     """`weights=int8` is for target=c, `opset` (17 to 20) for target=onnx; `output` defaults to a folder in the run.
 
     `hub=OWNER/NAME` uploads what target=hub, transformers or peft has written.
@@ -53,7 +53,7 @@ class ExportConfig:
     checkpoint: str = MISSING
     target: Format = Format.c
     weights: Weights = Weights.float32
-    opset: int | None = None
+    opset: PositiveInt | None = None
     output: str | None = None
     hub: str | None = None
 

@@ -13,20 +13,21 @@ import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-import torch
 from omegaconf import MISSING
 
 from embodied.command_line import program
 from embodied.command_line.compute import prepare
 from embodied.command_line.config import compose
+from embodied.configuration import Configuration, NonNegativeInt, PositiveInt
 from embodied.errors import UserError
 from embodied.saving.files import complete_or_absent
 from real_robot.recording import driven
 from real_robot.recording.recording import Recording
 from real_robot.sim_to_real.identification import Parameter, Segments, cut, identify, prediction_error
-from sims.quadrotor.airframes import AIRFRAMES, Airframe
+from sims.quadrotor.airframes import Airframe
 from sims.quadrotor.dynamics import DT_S, Options
 from sims.quadrotor.fitting import KEYS, FlightModel
+from sims.quadrotor.task import named_airframe
 
 log = logging.getLogger("embodied")
 GUESSES = {"drag_x": 0.1, "drag_y": 0.1, "drag_z": 0.1, "delay_s": 0.5 * DT_S}
@@ -34,7 +35,7 @@ GUESSES = {"drag_x": 0.1, "drag_y": 0.1, "drag_z": 0.1, "delay_s": 0.5 * DT_S}
 
 
 @dataclass
-class IdentifyConfig:
+class IdentifyConfig(Configuration):
     """`airframe` is the first guess; `steps` are in a segment; delays of up to `delay_steps` are tried."""
 
     recordings: list[str] = MISSING
@@ -45,27 +46,25 @@ class IdentifyConfig:
             *("drag_x", "drag_y", "drag_z"),
         ]
     )
-    steps: int = 25
-    delay_steps: int = 3
+    steps: PositiveInt = 25
+    delay_steps: NonNegativeInt = 3
     output: str = "identified.json"
-    threads: int | None = None
+    threads: PositiveInt | None = None
 
 
 def run(arguments: list[str]) -> None:
     """Fit, print the estimates, and write `output`."""
     config, _ = compose(IdentifyConfig, "identify", arguments, {})
     prepare("cpu", config.threads)
-    if config.airframe not in AIRFRAMES:
-        raise UserError(f"unknown airframe {config.airframe!r}; expected one of {', '.join(AIRFRAMES)}")
-    airframe = AIRFRAMES[config.airframe]
+    airframe = named_airframe(config.airframe)
     model = FlightModel(airframe, config.parameters, Options(drag=True, delay_steps=config.delay_steps))
     parameters = [parameter(airframe, name, config.delay_steps) for name in config.parameters]
     flown = (episode for path in config.recordings for _, episode in driven.episodes(Recording(path)))
     segments = cut(flown, KEYS, config.steps, model.past)
-    held_out = torch.arange(len(segments.measured)) % 4 == 3
-    fitted, other = (Segments(segments.measured[rows], segments.actions[rows]) for rows in (~held_out, held_out))
-    if not held_out.any():
-        raise UserError(f"expected at least 4 segments of {config.steps} steps, got {len(held_out)}; record more")
+    if (count := len(segments.measured)) < 4:
+        raise UserError(f"expected at least 4 segments of {config.steps} steps, got {count}; record more")
+    split = [row for row in range(count) if row % 4 < 3], list(range(3, count, 4))
+    fitted, other = (Segments(segments.measured[rows], segments.actions[rows]) for rows in split)
     found = identify(model.simulate, parameters, fitted, model.guess(fitted.measured, fitted.actions))
     errors = {}
     for when, values in (("before", [p.initial for p in parameters]), ("after", found.values())):

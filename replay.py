@@ -16,6 +16,7 @@ from typing import Any
 
 from embodied.command_line import program
 from embodied.command_line.config import compose
+from embodied.configuration import Configuration
 from embodied.errors import UserError
 from real_robot.recording.recording import Recording
 from real_robot.recording.viewing import foxglove_layout, summary, to_rerun
@@ -32,7 +33,7 @@ class Viewer(Enum):
 
 
 @dataclass
-class ReplayConfig:
+class ReplayConfig(Configuration):
     """`output` is a new .rrd file in place of rerun's window, or the layout (default: beside the recording)."""
 
     viewer: Viewer = Viewer.NONE

@@ -21,6 +21,7 @@ from omegaconf import MISSING
 from embodied.command_line import program
 from embodied.command_line.compute import prepare
 from embodied.command_line.config import compose
+from embodied.configuration import Configuration, Port, PositiveInt
 from embodied.errors import UserError
 from embodied.policy import Policy
 from embodied.saving import checkpoint
@@ -33,16 +34,16 @@ log = logging.getLogger("embodied")
 
 
 @dataclass
-class ServeConfig:
+class ServeConfig(Configuration):
     """`port=0` chooses a free one; at most `clients` are served at once; `token_file` defaults to one in the run."""
 
     checkpoint: str = MISSING
     host: str = "127.0.0.1"
-    port: int = 8000
+    port: Port = 8000
     token_file: str | None = None
-    clients: int = 8
+    clients: PositiveInt = 8
     device: str = "cpu"
-    threads: int | None = None
+    threads: PositiveInt | None = None
 
 
 def run(arguments: list[str]) -> None:

@@ -18,6 +18,7 @@ from embodied.algorithms.registry import ALGORITHMS
 from embodied.command_line import listing, program
 from embodied.command_line.compute import prepare
 from embodied.command_line.config import compose
+from embodied.configuration import PositiveFloat, PositiveInt, Seed
 from embodied.deployment.latency import LatencyConfig, with_latency
 from embodied.placement.registry import PLACEMENTS, PlacementOptions, with_placement
 from embodied.training.experiment import Experiment, ExperimentConfig
@@ -45,10 +46,10 @@ class TrainConfig(ViewerOptions, DemonstrationOptions, PlacementOptions, Experim
     policy: Any = MISSING
     algorithm: Any = MISSING
     latency: LatencyConfig = field(default_factory=LatencyConfig)
-    seed: int = 0
+    seed: Seed = 0
     device: str = "cpu"
-    device_gb: float | None = None
-    threads: int | None = None
+    device_gb: PositiveFloat | None = None
+    threads: PositiveInt | None = None
     wandb: str | None = None
     output: str | None = None
     resume: str | None = None

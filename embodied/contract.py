@@ -6,6 +6,7 @@ Every environment, policy, checkpoint and dataset has one; it is checked whereve
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -110,8 +111,8 @@ class Contract:
 
     def __post_init__(self) -> None:
         """Raise UserError for impossible time steps or chunk sizes."""
-        if self.control_dt_s <= 0:
-            raise UserError(f"control_dt_s must be positive, got {self.control_dt_s}")
+        if not 0 < self.control_dt_s < math.inf:
+            raise UserError(f"control_dt_s={self.control_dt_s}: expected a finite number above 0")
         if not 1 <= self.executed <= self.horizon:
             raise UserError(f"need 1 <= executed <= horizon, got executed={self.executed}, horizon={self.horizon}")
 

@@ -1,12 +1,14 @@
-"""Programs import this first, and start in about half the time: tensordict comes without torch._dynamo.
+"""Programs import this before PyTorch: OpenMP's threads then sleep while they wait, and tensordict skips torch._dynamo.
 
 tensordict marks a few of its functions for Dynamo, the compiler behind `torch.compile`, which imports all of Dynamo.
-Here they are marked once something else imports it, such as `torch.compile` or an optimiser; nothing else changes.
+Here they are marked once something else imports it, such as `torch.compile` or an optimiser; nothing else changes, and
+programs start in about half the time.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
@@ -68,5 +70,9 @@ def _without_dynamo(tensordict: ModuleType, execute: Execute) -> None:
         sys.meta_path.insert(0, _Around("torch._dynamo", with_marks))
 
 
+# OpenMP reads this when PyTorch loads it. Otherwise its threads spin while they wait for each other, and where another
+# process needs the cores, too, a small network's step takes 10 to 100 times as long (benchmarks/shared_cores.py).
+if "GOMP_SPINCOUNT" not in os.environ:
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 if not {"tensordict", "torch._dynamo"} & sys.modules.keys():
     sys.meta_path.insert(0, _Around("tensordict", _without_dynamo))

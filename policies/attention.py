@@ -14,7 +14,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from embodied.command_line.config import at_least
+from embodied.configuration import PositiveInt
 from embodied.contract import Contract
 from embodied.deployment.network import PRESENT, TokenAttention, Tokens
 from embodied.errors import UserError
@@ -25,13 +25,9 @@ from policies.mlp import MLPConfig, MLPPolicy
 class AttentionConfig(MLPConfig):
     """Width of the attention and of the layers after it (`head`); `hidden` is the critic's."""
 
-    hidden: list[int] = field(default_factory=lambda: [64, 64])
-    width: int = 32
-    head: list[int] = field(default_factory=lambda: [16])
-
-    def __post_init__(self) -> None:
-        """Raise UserError for impossible sizes."""
-        at_least(self, 1, "width")
+    hidden: list[PositiveInt] = field(default_factory=lambda: [64, 64])
+    width: PositiveInt = 32
+    head: list[PositiveInt] = field(default_factory=lambda: [16])
 
     def build(self, contract: Contract) -> AttentionPolicy:
         """Make the policy for `contract`; observations of shape [K, size] are tokens, the others form the own state."""

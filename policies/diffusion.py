@@ -14,7 +14,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from embodied.command_line.config import at_least
+from embodied.configuration import Fraction, PositiveFloat, PositiveInt
 from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.policy import Evaluation, sum_of_executed, take_statistics
@@ -42,26 +42,23 @@ class DiffusionConfig(GenerativeConfig):
     diffusion_policy for states, with statistics: its sizes replace those of encoder and network.
     """
 
-    train_steps: int = 100
-    denoising_steps: int = 10
-    tuned_steps: int = 5
+    train_steps: PositiveInt = 100
+    denoising_steps: PositiveInt = 10
+    tuned_steps: PositiveInt = 5
     schedule: str = "squaredcos_cap_v2"
     prediction: Prediction = Prediction.EPSILON
-    eta: float = 1.0
-    smallest_std: float = 0.1
+    eta: Fraction = 1.0
+    smallest_std: PositiveFloat = 0.1
     weights: str | None = None
 
     def __post_init__(self) -> None:
-        """Raise UserError for impossible sizes."""
+        """Raise UserError for numbers that are out of range or do not go together."""
         super().__post_init__()
-        at_least(self, 1, "train_steps", "denoising_steps", "tuned_steps")
         if self.denoising_steps > self.train_steps or self.tuned_steps > self.denoising_steps:
             raise UserError(
                 "expected policy.tuned_steps <= denoising_steps <= train_steps, got "
                 f"{self.tuned_steps}, {self.denoising_steps} and {self.train_steps}"
             )
-        if self.smallest_std <= 0.0:
-            raise UserError(f"expected policy.smallest_std above 0, got {self.smallest_std}")
 
     def build(self, contract: Contract) -> DiffusionPolicy:
         """Make the policy for `contract`; only the critic reads privileged observations."""

@@ -8,12 +8,13 @@ observation. When ranking, chunks that continue running ones are candidates too.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from embodied.command_line.config import at_least
+from embodied.configuration import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Range
 from embodied.contract import Contract
 from embodied.deployment.chunking import Running
 from embodied.errors import UserError
@@ -47,25 +48,21 @@ class FlowConfig(GenerativeConfig):
     Flow-SDE's mean is that of a velocity at a point.
     """
 
-    denoising_steps: int = 4
+    denoising_steps: PositiveInt = 4
     sampler: Sampler = Sampler.FLOW_SDE
-    noise_level: float = 0.7
-    std_min: float = 0.08
-    std_max: float = 0.16
-    guidance: float = 1.0
-    trained_delay: int = 0
-    initial_std: float | None = None
-    shortcut: float = 0.0
+    noise_level: PositiveFloat = 0.7
+    std_min: PositiveFloat = 0.08
+    std_max: PositiveFloat = 0.16
+    guidance: NonNegativeFloat = 1.0
+    trained_delay: NonNegativeInt = 0
+    initial_std: PositiveFloat | None = None
+    shortcut: Annotated[float, Range(at_least=0, below=1)] = 0.0
 
     def __post_init__(self) -> None:
-        """Raise UserError for impossible sizes."""
+        """Raise UserError for numbers out of range, and for options that exclude each other."""
         super().__post_init__()
-        at_least(self, 1, "denoising_steps")
-        at_least(self, 0, "trained_delay")
-        if self.initial_std is not None and self.initial_std <= 0.0:
-            raise UserError(f"expected policy.initial_std above 0, got {self.initial_std}")
-        if not 0.0 <= self.shortcut < 1.0:
-            raise UserError(f"expected policy.shortcut in [0, 1), got {self.shortcut}")
+        if self.std_min > self.std_max:
+            raise UserError(f"expected policy.std_min <= std_max, got {self.std_min} and {self.std_max}")
         if self.shortcut:
             length_of(self.denoising_steps)
             if self.trained_delay:

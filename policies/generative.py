@@ -8,17 +8,18 @@ An encoder reads the observation, a network denoises the chunk, a critic with it
 from __future__ import annotations
 
 import copy
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Self
+from typing import Annotated, Self
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from embodied.command_line.config import at_least
+from embodied.configuration import Configuration, Fraction, PositiveInt, Range
 from embodied.contract import Contract
 from embodied.deployment.chunk_network import ChunkNetwork
 from embodied.errors import UserError
@@ -55,7 +56,7 @@ class Aggregate(Enum):
 
 
 @dataclass
-class GenerativeConfig:
+class GenerativeConfig(Configuration):
     """Networks and augmentations of a policy that generates chunks.
 
     `encoder` reads object tokens, or pictures (by `vision`), the instruction and the robot's state, or all float32
@@ -74,21 +75,17 @@ class GenerativeConfig:
     vision: VisionConfig = field(default_factory=VisionConfig)
     augmentation: AugmentationKind = AugmentationKind.AUTO
     reciprocal: list[str] = field(default_factory=list)
-    width: int = 64
+    width: PositiveInt = 64
     network: NetworkKind = NetworkKind.MLP
-    hidden: int = 256
-    depth: int = 1
-    turn_rad: float = 0.8
-    hidden_distractors: float = 0.5
-    hidden_words: float = 0.3
-    candidates: int = 32
-    explored_candidates: int = 8
+    hidden: PositiveInt = 256
+    depth: PositiveInt = 1
+    turn_rad: Annotated[float, Range(at_least=0, at_most=math.pi)] = 0.8
+    hidden_distractors: Fraction = 0.5
+    hidden_words: Fraction = 0.3
+    candidates: PositiveInt = 32
+    explored_candidates: PositiveInt = 8
     aggregate: Aggregate = Aggregate.SUM
-    draws: int = 1
-
-    def __post_init__(self) -> None:
-        """Raise UserError for impossible sizes."""
-        at_least(self, 1, "width", "hidden", "depth", "candidates", "explored_candidates", "draws")
+    draws: PositiveInt = 1
 
 
 class GenerativePolicy(nn.Module, ABC):

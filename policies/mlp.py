@@ -11,6 +11,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
+from embodied.configuration import Configuration, PositiveFloat, PositiveInt
 from embodied.contract import Contract
 from embodied.deployment.network import Network
 from embodied.errors import UserError
@@ -22,7 +23,7 @@ from policies.tanh import tanh
 
 
 @dataclass
-class MLPConfig:
+class MLPConfig(Configuration):
     """Layer widths and the initial standard deviation in units of half the action range.
 
     `reciprocal` observations are distances, read as `network.reciprocal`, which resolves near distances to the
@@ -30,8 +31,8 @@ class MLPConfig:
     of the first ones, for tasks whose observations change as the policy learns (locomotion).
     """
 
-    hidden: list[int] = field(default_factory=lambda: [256, 256])
-    initial_std: float = 0.5
+    hidden: list[PositiveInt] = field(default_factory=lambda: [256, 256])
+    initial_std: PositiveFloat = 0.5
     reciprocal: list[str] = field(default_factory=list)
     running_statistics: bool = False
 

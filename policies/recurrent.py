@@ -14,7 +14,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from embodied.command_line.config import at_least
+from embodied.configuration import PositiveInt
 from embodied.contract import Contract
 from embodied.deployment.network import GRU, MEMORY, chain
 from embodied.errors import UserError
@@ -27,13 +27,9 @@ from policies.mlp import MLPConfig, MLPPolicy
 class RecurrentConfig(MLPConfig):
     """Widths of the encoder and of the memory; `hidden` is the critic's."""
 
-    hidden: list[int] = field(default_factory=lambda: [64, 64])
-    encoder: int = 16
-    memory: int = 16
-
-    def __post_init__(self) -> None:
-        """Raise UserError for impossible sizes."""
-        at_least(self, 1, "encoder", "memory")
+    hidden: list[PositiveInt] = field(default_factory=lambda: [64, 64])
+    encoder: PositiveInt = 16
+    memory: PositiveInt = 16
 
     def build(self, contract: Contract) -> RecurrentPolicy:
         """Make the policy for `contract`."""

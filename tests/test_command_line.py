@@ -282,7 +282,7 @@ def test_what_cannot_be_compared_or_begun_is_one_line(refused, finished: Path):
     assert "libero_pick has no planners to compare with" in refused(evaluate, *asked, "baselines=true")
     message = refused(evaluate, *asked, "baselines=true", "sim_to_real=[simulator]")
     assert "back ends run a policy alone" in message
-    assert "expected a first initial state of at least 0, got -1" in refused(evaluate, *asked, "first_start=-1")
+    assert "first_start=-1: expected a number of at least 0" in refused(evaluate, *asked, "first_start=-1")
 
 
 def test_eval_only_becomes_evaluate_with_the_options_it_has(finished: Path, monkeypatch):

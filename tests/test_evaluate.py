@@ -89,7 +89,7 @@ def test_an_evaluation_that_cannot_be_written_is_told(run: Path, caplog: pytest.
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("seed=-1", "expected seed of at least 0, got -1"),
+        ("seed=-1", "seed=-1: expected a number of at least 0"),
         ("margins=true video=true", "margins=true sweeps by itself; leave out .*video"),
         ("sim_to_real=[simulator] video=true", "nothing is filmed; use video=false"),
         ("sim=[own,mjwarp] render=true", "nothing is filmed; use render=false"),

@@ -217,7 +217,7 @@ def test_a_terminal_that_is_gone_stops_the_robot(tmp_path: Path):
     [
         (["task=vehicle_navigate"], "expected a terminal to read keys from"),
         (["task=vehicle_navigate", "device=leader"], "device=leader needs ROS 2; give the follower's row"),
-        (["task=vehicle_navigate", "speed=2"], "expected a speed above 0, up to 1, got 2"),
+        (["task=vehicle_navigate", "speed=2"], "speed=2: expected a number above 0 and of at most 1"),
         (["task=vehicle_navigate", "device=mouse"], "device: .*mouse.*keyboard, gamepad, spacemouse, leader|mouse"),
         (["tusk=vehicle_navigate"], "unknown option 'tusk'"),
     ],

@@ -26,7 +26,7 @@ from embodied.algorithms.advantage import chunk_reward, gae, next_values, values
 from embodied.algorithms.finite import check_finite, gradient_norm
 from embodied.algorithms.minibatches import Minibatches
 from embodied.algorithms.schedule import linear_decay
-from embodied.command_line.config import at_least
+from embodied.configuration import Configuration, Fraction, Limit, NonNegativeFloat, PositiveInt
 from embodied.environment import DifferentiableEnvironment, Environment
 from embodied.errors import DivergedError, UserError
 from embodied.policy import DeterministicPolicy, TrainablePolicy
@@ -36,7 +36,7 @@ from embodied.world import ALONE, World
 
 
 @dataclass
-class BPTTConfig:
+class BPTTConfig(Configuration):
     """Hyper-parameters; `rollout_length` is the horizon. The learning rate decays linearly to its `final_lr_share`.
 
     The gradient of an environment's return by one of its actions is scaled down to norm `max_action_gradient`, in units
@@ -44,23 +44,22 @@ class BPTTConfig:
     decide its gradient, for theirs grow exponentially with the horizon. inf does not limit it.
     """
 
-    rollout_length: int = 48
-    learning_rate: float = 5e-3
-    final_lr_share: float = 0.05
-    max_gradient_norm: float = 0.5
-    max_action_gradient: float = math.inf
-    discount: float = 1.0
-    terminal_weight: float = 5.0
+    rollout_length: PositiveInt = 48
+    learning_rate: NonNegativeFloat = 5e-3
+    final_lr_share: Fraction = 0.05
+    max_gradient_norm: Limit = 0.5
+    max_action_gradient: Limit = math.inf
+    discount: Fraction = 1.0
+    terminal_weight: NonNegativeFloat = 5.0
     critic: bool = False
-    value_learning_rate: float = 1e-3
-    value_epochs: int = 4
-    value_minibatch: int = 1024
-    gae_lambda: float = 0.95
+    value_learning_rate: NonNegativeFloat = 1e-3
+    value_epochs: PositiveInt = 4
+    value_minibatch: PositiveInt = 1024
+    gae_lambda: Fraction = 0.95
 
     def __post_init__(self) -> None:
-        """Raise UserError for impossible sizes."""
-        at_least(self, 1, "rollout_length", "value_epochs", "value_minibatch")
-        at_least(self, 0, "learning_rate", "value_learning_rate", "max_action_gradient")
+        """Raise UserError for numbers that are out of range or do not go together."""
+        super().__post_init__()
         if self.critic and self.discount >= 1.0:
             raise UserError(f"expected a discount below 1 with critic=true, got {self.discount}")
 

@@ -22,7 +22,7 @@ from embodied.algorithms.finite import check_finite, losses
 from embodied.algorithms.micro_batch import rows_within
 from embodied.algorithms.minibatches import Minibatches
 from embodied.algorithms.schedule import linear_decay
-from embodied.command_line.config import at_least
+from embodied.configuration import Configuration, Fraction, Limit, NonNegativeFloat, PositiveFloat, PositiveInt
 from embodied.errors import UserError
 from embodied.policy import Evaluation, TrainablePolicy
 from embodied.rollout.episodes import Episodes
@@ -33,7 +33,7 @@ GRADIENTS = ("gradient of the actor", "gradient of the critic")
 
 
 @dataclass
-class ClippedConfig:
+class ClippedConfig(Configuration):
     """Hyper-parameters of clipped steps; `rollout_length` (T) decisions per environment and iteration.
 
     The rollout's decisions are learned from in `epochs` of minibatches of `minibatch` decisions. Learning rates decay
@@ -47,29 +47,22 @@ class ClippedConfig:
     supervised loss on `bc_batch` chunks of the demonstrations, drawn for every step (0: none).
     """
 
-    rollout_length: int = 35
-    epochs: int = 5
-    minibatch: int = 1750
-    learning_rate: float = 1e-4
-    clip: float = 0.2
-    clip_high: float | None = None
-    clip_first: float | None = None
-    part_discount: float = 1.0
-    entropy_weight: float = 0.0
-    target_kl: float = 0.05
-    kl_coefficient: float = 0.0
-    bc_coefficient: float = 0.0
-    bc_batch: int = 256
-    max_gradient_norm: float = 1.0
-    final_lr_share: float = 1.0
-    memory_gb: float | None = None
-
-    def __post_init__(self) -> None:
-        """Raise UserError for impossible sizes."""
-        at_least(self, 1, "rollout_length", "epochs", "minibatch", "bc_batch")
-        at_least(self, 0, "learning_rate", "kl_coefficient", "bc_coefficient")
-        if self.memory_gb is not None and not self.memory_gb > 0.0:
-            raise UserError(f"expected memory_gb above 0, got {self.memory_gb}")
+    rollout_length: PositiveInt = 35
+    epochs: PositiveInt = 5
+    minibatch: PositiveInt = 1750
+    learning_rate: NonNegativeFloat = 1e-4
+    clip: PositiveFloat = 0.2
+    clip_high: PositiveFloat | None = None
+    clip_first: PositiveFloat | None = None
+    part_discount: Fraction = 1.0
+    entropy_weight: NonNegativeFloat = 0.0
+    target_kl: Limit = 0.05
+    kl_coefficient: NonNegativeFloat = 0.0
+    bc_coefficient: NonNegativeFloat = 0.0
+    bc_batch: PositiveInt = 256
+    max_gradient_norm: Limit = 1.0
+    final_lr_share: Fraction = 1.0
+    memory_gb: PositiveFloat | None = None
 
     @property
     def reads_demonstrations(self) -> bool:

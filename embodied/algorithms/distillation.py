@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from embodied.algorithms.finite import check_finite
 from embodied.algorithms.minibatches import Minibatches
 from embodied.algorithms.schedule import linear_decay
-from embodied.command_line.config import at_least
+from embodied.configuration import Configuration, Fraction, Limit, NonNegativeFloat, PositiveInt
 from embodied.contract import Contract
 from embodied.environment import Environment
 from embodied.errors import UserError
@@ -41,7 +41,7 @@ from embodied.world import ALONE, World
 
 
 @dataclass
-class DistillationConfig:
+class DistillationConfig(Configuration):
     """Hyper-parameters of both phases.
 
     The teacher is a policy (`teacher`) that also reads the observations `privileged`; the learner `teaching` trains it
@@ -52,18 +52,13 @@ class DistillationConfig:
     teacher: Any = MISSING
     teaching: Any = MISSING
     privileged: list[str] = field(default_factory=list)
-    teacher_steps: int = 3_700_000
-    rollout_length: int = 50
-    epochs: int = 4
-    minibatch: int = 128
-    learning_rate: float = 8e-3
-    final_lr_share: float = 0.02
-    max_gradient_norm: float = 1.0
-
-    def __post_init__(self) -> None:
-        """Raise UserError for impossible sizes."""
-        at_least(self, 1, "rollout_length", "epochs", "minibatch", "teacher_steps")
-        at_least(self, 0, "learning_rate")
+    teacher_steps: PositiveInt = 3_700_000
+    rollout_length: PositiveInt = 50
+    epochs: PositiveInt = 4
+    minibatch: PositiveInt = 128
+    learning_rate: NonNegativeFloat = 8e-3
+    final_lr_share: Fraction = 0.02
+    max_gradient_norm: Limit = 1.0
 
     @property
     def reads_demonstrations(self) -> bool:

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from tensordict import TensorDict
@@ -32,7 +32,7 @@ from torch import Tensor
 from embodied.algorithms.clipped import Clipped, ClippedConfig
 from embodied.algorithms.rewards.process_reward import LearnedProgress, ProcessModel
 from embodied.algorithms.rewards.progress_reward import ProgressReward
-from embodied.command_line.config import at_least
+from embodied.configuration import Fraction, PositiveFloat, Range
 from embodied.environment import Environment, NumberedStarts, SharedWorlds
 from embodied.errors import UserError
 from embodied.policy import TrainablePolicy
@@ -68,20 +68,19 @@ class GRPOConfig(ClippedConfig):
     divided by the standard deviation of the group's outcomes if `by_deviation`.
     """
 
-    clip_high: float | None = 0.28
-    group: int = 8
+    clip_high: PositiveFloat | None = 0.28
+    group: Annotated[int, Range(at_least=2)] = 8
     outcome: Outcome = Outcome.SUCCESS
-    lowest: float = 0.1
-    highest: float = 0.9
+    lowest: Fraction = 0.1
+    highest: Fraction = 0.9
     of_running: bool = True
     by_deviation: bool = True
 
     def __post_init__(self) -> None:
-        """Raise UserError for impossible sizes."""
+        """Raise UserError for numbers that are out of range or do not go together."""
         super().__post_init__()
-        at_least(self, 2, "group")
-        if not 0.0 <= self.lowest <= self.highest <= 1.0:
-            raise UserError(f"expected 0 <= lowest <= highest <= 1, got {self.lowest} and {self.highest}")
+        if self.lowest > self.highest:
+            raise UserError(f"expected lowest <= highest, got {self.lowest} and {self.highest}")
 
     @property
     def reads_demonstrations(self) -> bool:

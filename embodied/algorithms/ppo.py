@@ -26,7 +26,7 @@ Differs from the papers:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from tensordict import TensorDict
@@ -36,7 +36,7 @@ from embodied.algorithms.advantage import explained_variance, gae, moments, next
 from embodied.algorithms.clipped import Clipped, ClippedConfig
 from embodied.algorithms.rewards.process_reward import LearnedProgress, ProcessModel, shaped
 from embodied.algorithms.rewards.reward_scale import RewardScale
-from embodied.command_line.config import at_least
+from embodied.configuration import INF, Fraction, NonNegativeFloat, NonNegativeInt, Range
 from embodied.environment import Environment, NumberedStarts, SharedWorlds
 from embodied.errors import UserError
 from embodied.policy import TrainablePolicy
@@ -63,23 +63,14 @@ class PPOConfig(ClippedConfig):
     that collected).
     """
 
-    value_learning_rate: float = 1e-3
-    discount: float = 0.99
-    gae_lambda: float = 0.95
-    value_gae_lambda: float | None = None
-    critic_warmup: int = 3
-    curriculum: float = 0.0
-    process_reward: float = 0.0
-    importance_limit: float | None = None
-
-    def __post_init__(self) -> None:
-        """Raise UserError for impossible sizes."""
-        super().__post_init__()
-        at_least(self, 0, "curriculum", "process_reward", "value_learning_rate")
-        if self.curriculum > 1.0:
-            raise UserError(f"expected curriculum in [0, 1], got {self.curriculum}")
-        if self.importance_limit is not None and not self.importance_limit >= 1.0:
-            raise UserError(f"expected importance_limit of at least 1, or null; got {self.importance_limit}")
+    value_learning_rate: NonNegativeFloat = 1e-3
+    discount: Fraction = 0.99
+    gae_lambda: Fraction = 0.95
+    value_gae_lambda: Fraction | None = None
+    critic_warmup: NonNegativeInt = 3
+    curriculum: Fraction = 0.0
+    process_reward: NonNegativeFloat = 0.0
+    importance_limit: Annotated[float, Range(at_least=1, at_most=INF)] | None = None
 
     @property
     def max_staleness(self) -> int:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from tensordict import TensorDict
@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from embodied.algorithms.advantage import explained_variance, gae, next_values
 from embodied.algorithms.finite import check_finite
 from embodied.algorithms.self_imitation import SelfImitation, SelfImitationConfig
-from embodied.command_line.config import at_least
+from embodied.configuration import Configuration, Fraction, Limit, NonNegativeFloat, NonNegativeInt, PositiveInt, Range
 from embodied.environment import Environment
 from embodied.errors import UserError
 from embodied.policy import RankingPolicy, TrainablePolicy
@@ -41,7 +41,7 @@ PARTS = ("imitation", "value_optimiser", "advantage_optimiser", "replay")
 
 
 @dataclass
-class RankingConfig:
+class RankingConfig(Configuration):
     """Hyper-parameters; `imitation` makes the proposals and configures rollouts and initial states.
 
     Its rounds take the first share `imitated` of a run; in the rest only the value and the advantage are trained.
@@ -53,27 +53,20 @@ class RankingConfig:
     """
 
     imitation: SelfImitationConfig = field(default_factory=lambda: SelfImitationConfig(gradient_steps=180, rounds=4))
-    imitated: float = 0.8
-    discount: float = 0.99
-    epochs: int = 5
-    value_minibatch: int = 1750
-    value_learning_rate: float = 1e-3
-    value_gae_lambda: float = 0.95
-    gradient_steps: int = 120
-    minibatch: int = 384
-    learning_rate: float = 3e-4
-    weight_decay: float = 1e-2
-    gae_lambda: float = 0.7
-    window: int = 20
-    warmup: int = 6
-    max_gradient_norm: float = 1.0
-
-    def __post_init__(self) -> None:
-        """Raise UserError for impossible sizes."""
-        at_least(self, 1, "epochs", "value_minibatch", "gradient_steps", "minibatch", "window")
-        at_least(self, 0, "warmup", "learning_rate", "value_learning_rate")
-        if not 0.0 < self.imitated <= 1.0:
-            raise UserError(f"expected imitated in (0, 1], got {self.imitated}")
+    imitated: Annotated[float, Range(above=0, at_most=1)] = 0.8
+    discount: Fraction = 0.99
+    epochs: PositiveInt = 5
+    value_minibatch: PositiveInt = 1750
+    value_learning_rate: NonNegativeFloat = 1e-3
+    value_gae_lambda: Fraction = 0.95
+    gradient_steps: PositiveInt = 120
+    minibatch: PositiveInt = 384
+    learning_rate: NonNegativeFloat = 3e-4
+    weight_decay: NonNegativeFloat = 1e-2
+    gae_lambda: Fraction = 0.7
+    window: PositiveInt = 20
+    warmup: NonNegativeInt = 6
+    max_gradient_norm: Limit = 1.0
 
     @property
     def rollout_length(self) -> int:

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from embodied import seeding
 from embodied.algorithms.sft import SFT, SFTConfig
-from embodied.command_line.config import at_least
+from embodied.configuration import Configuration, Fraction, PositiveInt
 from embodied.environment import Environment, NumberedStarts
 from embodied.errors import UserError
 from embodied.policy import TrainablePolicy
@@ -44,7 +44,7 @@ PARTS = ("sft", "replay", "episodes")
 
 
 @dataclass
-class SelfImitationConfig:
+class SelfImitationConfig(Configuration):
     """`gradient_steps` per iteration of `rollout_length` chunks per environment; a run has `rounds` of equal length.
 
     A share `demonstration_share` of each minibatch is demonstrations; the rest is divided equally among the tasks, with
@@ -53,22 +53,16 @@ class SelfImitationConfig:
     is another environment's. Rounds begin with new networks, or with the last round's if `warm_start`.
     """
 
-    rollout_length: int = 35
-    rounds: int = 6
-    gradient_steps: int = 300
-    demonstration_share: float = 0.25
-    capacity: int = 400_000
-    retry: float = 0.5
-    attempts: int = 4
-    exchange: float = 0.0
+    rollout_length: PositiveInt = 35
+    rounds: PositiveInt = 6
+    gradient_steps: PositiveInt = 300
+    demonstration_share: Fraction = 0.25
+    capacity: PositiveInt = 400_000
+    retry: Fraction = 0.5
+    attempts: PositiveInt = 4
+    exchange: Fraction = 0.0
     warm_start: bool = False
     sft: SFTConfig = field(default_factory=SFTConfig)
-
-    def __post_init__(self) -> None:
-        """Raise UserError for impossible sizes."""
-        at_least(self, 1, "rollout_length", "rounds", "gradient_steps", "capacity", "attempts")
-        if not 0.0 <= self.exchange <= 1.0:
-            raise UserError(f"expected exchange in [0, 1], got {self.exchange}")
 
     @property
     def reads_demonstrations(self) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from tensordict import TensorDict
@@ -18,7 +18,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from embodied import seeding
 from embodied.algorithms.finite import check_finite
-from embodied.command_line.config import at_least
+from embodied.configuration import Configuration, Limit, NonNegativeFloat, NonNegativeInt, PositiveInt, Range
 from embodied.errors import UserError
 from embodied.policy import TrainablePolicy
 from embodied.rollout.episodes import Episodes
@@ -29,25 +29,20 @@ RECENT = 50
 
 
 @dataclass
-class SFTConfig:
+class SFTConfig(Configuration):
     """Optimiser settings; the learning rate decays by a cosine to `final_learning_rate` over the planned `steps`.
 
     It rises linearly in the first `warmup` steps, at most a tenth of the planned ones.
     """
 
-    steps: int = 4000
-    batch: int = 256
-    learning_rate: float = 1e-3
-    final_learning_rate: float = 1e-4
-    warmup: int = 0
-    weight_decay: float = 1e-4
-    average: float = 0.998
-    max_gradient_norm: float = 1.0
-
-    def __post_init__(self) -> None:
-        """Raise UserError for impossible sizes."""
-        at_least(self, 1, "batch")
-        at_least(self, 0, "steps", "learning_rate", "final_learning_rate", "warmup")
+    steps: NonNegativeInt = 4000
+    batch: PositiveInt = 256
+    learning_rate: NonNegativeFloat = 1e-3
+    final_learning_rate: NonNegativeFloat = 1e-4
+    warmup: NonNegativeInt = 0
+    weight_decay: NonNegativeFloat = 1e-4
+    average: Annotated[float, Range(at_least=0, below=1)] = 0.998
+    max_gradient_norm: Limit = 1.0
 
     def build(self, policy: TrainablePolicy, generator: torch.Generator) -> SFT:
         """Make the learner of `policy`; `generator` draws minibatches."""

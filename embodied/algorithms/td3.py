@@ -18,7 +18,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from tensordict import TensorDict
@@ -28,7 +28,7 @@ from embodied import seeding
 from embodied.algorithms.advantage import n_step
 from embodied.algorithms.finite import check_finite, gradient_norm
 from embodied.algorithms.schedule import linear_decay
-from embodied.command_line.config import at_least
+from embodied.configuration import INF, Configuration, Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt, Range
 from embodied.environment import Environment
 from embodied.errors import UserError
 from embodied.policy import DeterministicPolicy, TrainablePolicy
@@ -39,32 +39,27 @@ from embodied.world import ALONE, World
 
 
 @dataclass
-class TD3Config:
+class TD3Config(Configuration):
     """Hyper-parameters of TD3; noise is in half ranges of the actions, gradient steps begin after `warmup` rows.
 
     Learning rates decay linearly to their `final_lr_share`.
     """
 
-    rollout_length: int = 16
-    gradient_steps: int = 100
-    lookahead: int = 8
-    minibatch: int = 256
-    capacity: int = 500_000
-    warmup: int = 10_000
-    learning_rate: float = 3e-4
-    value_learning_rate: float = 1e-3
-    final_lr_share: float = 0.1
-    discount: float = 0.99
-    averaging: float = 0.005
-    target_noise: float = 0.2
-    noise_clip: float = 0.5
-    policy_delay: int = 2
-    hidden: list[int] = field(default_factory=lambda: [64, 64])
-
-    def __post_init__(self) -> None:
-        """Raise UserError for impossible sizes."""
-        at_least(self, 1, "rollout_length", "gradient_steps", "lookahead", "minibatch", "capacity", "policy_delay")
-        at_least(self, 0, "learning_rate", "value_learning_rate")
+    rollout_length: PositiveInt = 16
+    gradient_steps: PositiveInt = 100
+    lookahead: PositiveInt = 8
+    minibatch: PositiveInt = 256
+    capacity: PositiveInt = 500_000
+    warmup: NonNegativeInt = 10_000
+    learning_rate: NonNegativeFloat = 3e-4
+    value_learning_rate: NonNegativeFloat = 1e-3
+    final_lr_share: Fraction = 0.1
+    discount: Fraction = 0.99
+    averaging: Annotated[float, Range(above=0, at_most=1)] = 0.005
+    target_noise: NonNegativeFloat = 0.2
+    noise_clip: Annotated[float, Range(at_least=0, at_most=INF)] = 0.5
+    policy_delay: PositiveInt = 2
+    hidden: list[PositiveInt] = field(default_factory=lambda: [64, 64])
 
     @property
     def reads_demonstrations(self) -> bool:

@@ -37,7 +37,7 @@ def prepare(device: str, threads: int | None = None) -> None:
     most = max(64, 8 * cores)
     if threads is not None and not 1 <= threads <= most:
         raise UserError(f"expected threads from 1 to {most} (cores here: {cores}), got {threads}")
-    # A second thread makes a supervised step a quarter faster; matrices are too small for many.
+    # Matrices of small networks are too small for many threads.
     shared = cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     torch.set_num_threads(threads or max(1, min(4, shared)))
     keep_freed_memory()

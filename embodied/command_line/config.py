@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any, TypeVar, cast
 
@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 from embodied.command_line import combinations, foreign
 from embodied.command_line.programs import CONFIGS, typed
 from embodied.command_line.suggestion import did_you_mean
+from embodied.configuration import check_numbers, type_hints
 from embodied.errors import UserError
 
 WHOLE = re.compile(r"(?<![^\[,:])\d+(\.\d+)?[eE]\+?\d{1,2}(?![^\],}])")
@@ -84,6 +85,7 @@ def compose(
             config = _saved(config, values)
             for name, value in parsed(given).items():
                 OmegaConf.update(config, name, value, merge=True)
+        check_ranges(config)
         values = OmegaConf.to_container(config, resolve=True, enum_to_str=True)
         return cast(C, OmegaConf.to_object(config)), {"choices": chosen, "values": values, "arguments": arguments}
     except (HydraException, OmegaConfBaseException) as error:
@@ -147,21 +149,20 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str 
     return found
 
 
-LARGEST_PICTURE = 4096
-"""Pixels a side: more is a mistyped number."""
+def check_ranges(config: Any, prefix: str = "") -> None:  # noqa: ANN401 - OmegaConf's
+    """Check every number of the composed `config` against the range of its option.
 
-
-def at_least(config: object, least: int, *fields: str) -> None:
-    """Raise UserError unless the numbers `fields` of `config` are `least` or more."""
-    for field in fields:
-        if not getattr(config, field) >= least:  # nor not a number
-            raise UserError(f"expected {field} of at least {least}, got {getattr(config, field)}")
-
-
-def check_picture_size(option: str, pixels: int) -> None:
-    """Raise UserError unless pictures of `pixels` a side, set by `option`, can be taken."""
-    if not 1 <= pixels <= LARGEST_PICTURE:
-        raise UserError(f"expected {option} of 1 to {LARGEST_PICTURE} pixels, got {pixels}")
+    Raises:
+        UserError: naming the option, after `prefix`, as it is typed.
+    """
+    hints = type_hints(OmegaConf.get_type(config))
+    for name in config:
+        value, option = None if OmegaConf.is_missing(config, name) else config[name], f"{prefix}{name}"
+        if OmegaConf.is_dict(value) and is_dataclass(OmegaConf.get_type(value)):
+            check_ranges(value, f"{option}.")
+        else:
+            plain = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+            check_numbers(option, plain, hints[name])
 
 
 def names(group: str, groups: Groups) -> list[str]:

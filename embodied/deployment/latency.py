@@ -18,6 +18,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from embodied.configuration import Configuration, NonNegativeFloat
 from embodied.contract import Contract, TensorSpec
 from embodied.environment import DifferentiableEnvironment, Environment, NumberedStarts, Restorable, Transition
 from embodied.errors import UserError
@@ -32,26 +33,25 @@ NAMES = ("observation", "action")
 
 
 @dataclass
-class LatencyConfig:
+class LatencyConfig(Configuration):
     """Latencies drawn per episode between a lowest and a highest one, s; each message deviates by up to `jitter_s`.
 
     `observed`: the policy reads observation "latency" [N, 2], s: the observation's age and the episode's action
     latency. Otherwise only critics read it (privileged).
     """
 
-    observation_s: list[float] = field(default_factory=lambda: [0.0, 0.0])
-    action_s: list[float] = field(default_factory=lambda: [0.0, 0.0])
-    jitter_s: float = 0.0
+    observation_s: list[NonNegativeFloat] = field(default_factory=lambda: [0.0, 0.0])
+    action_s: list[NonNegativeFloat] = field(default_factory=lambda: [0.0, 0.0])
+    jitter_s: NonNegativeFloat = 0.0
     observed: bool = False
 
     def __post_init__(self) -> None:
-        """Raise UserError for impossible ranges."""
+        """Raise UserError for numbers out of range, and unless ranges are [lowest, highest]."""
+        super().__post_init__()
         for name in ("observation_s", "action_s"):
             given = getattr(self, name)
-            if len(given) != 2 or not 0.0 <= given[0] <= given[1]:
-                raise UserError(f"expected {name} as [lowest, highest] of at least 0, got {given}")
-        if self.jitter_s < 0.0:
-            raise UserError(f"expected jitter_s of at least 0, got {self.jitter_s}")
+            if len(given) != 2 or given[0] > given[1]:
+                raise UserError(f"expected {name} as [lowest, highest], got {given}")
 
     @property
     def present(self) -> bool:

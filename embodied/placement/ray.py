@@ -20,8 +20,8 @@ from typing import Any
 from torch import Tensor
 
 from embodied import seeding
-from embodied.command_line.config import at_least
 from embodied.command_line.extras import needs_extra
+from embodied.configuration import Configuration, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from embodied.errors import UserError
 from embodied.placement.apart import Apart, places
 from embodied.placement.worker import About, Place, Recipe, Worker, software
@@ -38,7 +38,7 @@ LONGEST_REST_S = 60.0
 
 
 @dataclass
-class RayConfig:
+class RayConfig(Configuration):
     """Collectors on a Ray cluster, and the learner in this process.
 
     `collectors` have `num_envs` environments together, each its part, on `cpus` and `gpus` of any machine. `address` is
@@ -48,20 +48,13 @@ class RayConfig:
     without any.
     """
 
-    collectors: int = 2
+    collectors: PositiveInt = 2
     address: str | None = None
-    max_staleness: int = 0
-    cpus: float = 1.0
-    gpus: float = 0.0
-    timeout_s: float = 600.0
-    patience_s: float = 300.0
-
-    def __post_init__(self) -> None:
-        """Raise UserError for impossible sizes."""
-        at_least(self, 1, "collectors")
-        at_least(self, 0, "max_staleness", "cpus", "gpus")
-        if min(self.timeout_s, self.patience_s) <= 0.0:
-            raise UserError(f"expected timeout_s and patience_s above 0, got {self.timeout_s}, {self.patience_s}")
+    max_staleness: NonNegativeInt = 0
+    cpus: NonNegativeFloat = 1.0
+    gpus: NonNegativeFloat = 0.0
+    timeout_s: PositiveFloat = 600.0
+    patience_s: PositiveFloat = 300.0
 
     @contextmanager
     def start(self, device: str) -> Iterator[Connected]:

@@ -7,11 +7,11 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from omegaconf import MISSING
 
-from embodied.command_line.config import at_least
+from embodied.configuration import Configuration, NonNegativeInt, PositiveInt, Range
 from embodied.errors import UserError
 from embodied.placement.local import Local, Processes
 from embodied.placement.ray import RayConfig
@@ -21,7 +21,7 @@ VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
 @dataclass
-class LocalConfig:
+class LocalConfig(Configuration):
     """One process, on one device.
 
     With several `collectors` each is a thread with its part of the `num_envs` environments, and the policy acts for one
@@ -29,13 +29,12 @@ class LocalConfig:
     `max_staleness` updates after their weights were sent (0: collectors wait for each update).
     """
 
-    collectors: int = 1
-    max_staleness: int = 0
+    collectors: PositiveInt = 1
+    max_staleness: NonNegativeInt = 0
 
     def __post_init__(self) -> None:
-        """Raise UserError for impossible sizes."""
-        at_least(self, 1, "collectors")
-        at_least(self, 0, "max_staleness")
+        """Raise UserError for numbers that are out of range or do not go together."""
+        super().__post_init__()
         if self.collectors == 1 and self.max_staleness:
             raise UserError("placement.max_staleness is of several collectors; use overlap=true, or collectors=2")
 
@@ -55,7 +54,7 @@ class LocalConfig:
 
 
 @dataclass
-class TorchrunConfig:
+class TorchrunConfig(Configuration):
     """The processes of torchrun, each with its share of the environments.
 
     A collective operation that takes longer than `timeout_s` ends the run. `shard` divides weights and optimiser among
@@ -63,15 +62,9 @@ class TorchrunConfig:
     which plan=true counts, too; null: any number.
     """
 
-    timeout_s: float = 600.0
+    timeout_s: Annotated[float, Range(at_least=1)] = 600.0
     shard: bool | None = None
-    processes: int | None = None
-
-    def __post_init__(self) -> None:
-        """Raise UserError for impossible numbers."""
-        at_least(self, 1, "timeout_s")
-        if self.processes is not None:
-            at_least(self, 1, "processes")
+    processes: PositiveInt | None = None
 
     @property
     def size(self) -> int:
@@ -104,7 +97,7 @@ PLACEMENTS: dict[str, type] = {"local": LocalConfig, "ray": RayConfig, "torchrun
 
 
 @dataclass
-class PlacementOptions:
+class PlacementOptions(Configuration):
     """Where a run is: `placement` is local, ray or torchrun, which need not be given where torchrun starts it."""
 
     placement: Any = MISSING

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from embodied.algorithms.sft import SFTConfig
-from embodied.command_line.config import at_least
+from embodied.configuration import Configuration, NonNegativeInt, PositiveInt
 from embodied.errors import UserError
 from embodied.precision import Precision
 from embodied.rollout.storage import Storage
@@ -14,7 +14,7 @@ AUTO = "auto"
 
 
 @dataclass
-class ExperimentConfig:
+class ExperimentConfig(Configuration):
     """Sizes of a run.
 
     RL takes `env_steps` control steps in `num_envs` environments, saving every `checkpoint_every` iterations.
@@ -28,13 +28,13 @@ class ExperimentConfig:
     CPU memory or on disk.
     """
 
-    num_envs: int = 100
-    env_steps: int = 1_050_000
-    checkpoint_every: int = 10
-    evaluation_starts: int = 50
-    comparison_starts: int | None = None
-    evaluation_envs: int = 100
-    evaluate_every_steps: int | str | None = AUTO
+    num_envs: PositiveInt = 100
+    env_steps: NonNegativeInt = 1_050_000
+    checkpoint_every: PositiveInt = 10
+    evaluation_starts: PositiveInt = 50
+    comparison_starts: PositiveInt | None = None
+    evaluation_envs: PositiveInt = 100
+    evaluate_every_steps: NonNegativeInt | str | None = AUTO
     control: bool = True
     video: bool = True
     stages: list[str] | None = None
@@ -45,13 +45,10 @@ class ExperimentConfig:
     sft: SFTConfig = field(default_factory=SFTConfig)
 
     def __post_init__(self) -> None:
-        """Raise UserError for impossible sizes or stages."""
-        at_least(self, 0, "env_steps")
-        at_least(self, 1, "num_envs", "checkpoint_every", "evaluation_starts", "evaluation_envs")
-        if self.comparison_starts is not None:
-            at_least(self, 1, "comparison_starts")
+        """Raise UserError for numbers out of range, and for unknown stages or evaluation intervals."""
+        super().__post_init__()
         if self.stages is not None and tuple(self.stages) not in (("sft",), ("rl",), ("sft", "rl")):
             raise UserError(f"expected stages=[sft], [rl] or [sft,rl], got {list(self.stages)}")
         every = self.evaluate_every_steps
-        if every not in (AUTO, None) and not (isinstance(every, int) and every >= 0):
+        if isinstance(every, str) and every != AUTO:
             raise UserError(f"expected evaluate_every_steps=auto, null or a number of steps, got {every}")

@@ -7,17 +7,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from embodied.configuration import Configuration, Port
 from embodied.task import Task
 
 log = logging.getLogger(__name__)
 
 
 @dataclass
-class ViewerOptions:
+class ViewerOptions(Configuration):
     """`viewer` shows the environments live in a browser on this machine, at port `viewer_port`; 0: any free one."""
 
     viewer: bool = False
-    viewer_port: int = 8080
+    viewer_port: Port = 8080
 
 
 @contextmanager

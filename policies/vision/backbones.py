@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 
-from embodied.command_line.config import at_least
 from embodied.command_line.extras import needs_extra
+from embodied.configuration import Configuration, NonNegativeInt, PositiveInt, Range
 from embodied.errors import UserError
 
 
@@ -26,7 +26,7 @@ class Backbone(Enum):
 
 
 @dataclass
-class VisionConfig:
+class VisionConfig(Configuration):
     """How a policy sees: `backbone` of `width` channels gives `features` numbers a camera, given the instruction.
 
     A transformer starts from published `weights`, a folder or a name on the hub, and is trained on unless `frozen`;
@@ -37,17 +37,14 @@ class VisionConfig:
     backbone: Backbone = Backbone.CNN
     weights: str | None = None
     frozen: bool = False
-    width: int = 16
-    features: int = 128
-    shift: int = 0
-    colour: float = 0.0
+    width: PositiveInt = 16
+    features: PositiveInt = 128
+    shift: NonNegativeInt = 0
+    colour: Annotated[float, Range(at_least=0, below=1)] = 0.0
 
     def __post_init__(self) -> None:
-        """Raise UserError for impossible sizes, or options that the backbone does not have."""
-        at_least(self, 1, "width", "features")
-        at_least(self, 0, "shift")
-        if not 0.0 <= self.colour < 1.0:
-            raise UserError(f"expected policy.vision.colour in [0, 1), got {self.colour}")
+        """Raise UserError for numbers out of range, or options that the backbone does not have."""
+        super().__post_init__()
         if self.backbone is Backbone.CNN and self.weights:
             raise UserError("policy.vision.weights are of a transformer; use vision.backbone=siglip or dinov2")
         if self.frozen and not self.weights:

@@ -16,12 +16,13 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from embodied.configuration import Configuration
 from embodied.errors import UserError
 from embodied.precision import Precision
 
 
 @dataclass
-class Computing:
+class Computing(Configuration):
     """How a vision-language-action model computes.
 
     With `precision=bfloat16` it does so in bfloat16, in training and wherever it runs, and its frozen weights are

@@ -16,7 +16,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from embodied.command_line.config import at_least
+from embodied.configuration import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from embodied.contract import Contract
 from embodied.deployment.chunking import Running
 from embodied.errors import UserError
@@ -70,23 +70,24 @@ class Pi0Config(Computing):
     weights: str | None = None
     unnorm_key: str | None = None
     frozen: bool = False
-    lora_rank: int = 0
-    denoising_steps: int | None = None
+    lora_rank: NonNegativeInt = 0
+    denoising_steps: PositiveInt | None = None
     sampler: Sampler = Sampler.FLOW_SDE
-    noise_level: float = 0.5
-    std_min: float = 0.08
-    std_max: float = 0.16
-    guidance: float = 5.0
-    trained_delay: int = 0
+    noise_level: PositiveFloat = 0.5
+    std_min: PositiveFloat = 0.08
+    std_max: PositiveFloat = 0.16
+    guidance: NonNegativeFloat = 5.0
+    trained_delay: NonNegativeInt = 0
     aggregate: Aggregate = Aggregate.SUM
-    draws: int = 1
+    draws: PositiveInt = 1
     critic: Reads = Reads.AUTO
-    hidden: int = 256
+    hidden: PositiveInt = 256
 
     def __post_init__(self) -> None:
-        """Raise UserError for impossible sizes."""
-        at_least(self, 1, *(["denoising_steps"] if self.denoising_steps is not None else []), "draws", "hidden")
-        at_least(self, 0, "lora_rank", "trained_delay")
+        """Raise UserError for numbers out of range, and for options that exclude each other."""
+        super().__post_init__()
+        if self.std_min > self.std_max:
+            raise UserError(f"expected policy.std_min <= std_max, got {self.std_min} and {self.std_max}")
         if self.lora_rank and not self.weights:
             raise UserError(f"lora_rank={self.lora_rank} adapts published weights: name them in policy.weights")
         if self.lora_rank and self.frozen:

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Self
+from typing import Annotated, Self
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from embodied.command_line.config import at_least
+from embodied.configuration import NonNegativeInt, PositiveFloat, PositiveInt, Range
 from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.policy import Decision, Evaluation, acting, sum_of_executed, take_statistics, values_explored
@@ -93,27 +93,22 @@ class TokensConfig(Computing):
     size: Size = Size.TINY
     weights: str | None = None
     unnorm_key: str | None = None
-    lora_rank: int = 0
+    lora_rank: NonNegativeInt = 0
     head: Head = Head.AUTO
-    bins: int | None = None
-    temperature: float = 1.0
+    bins: Annotated[int, Range(at_least=2, at_most=BINS)] | None = None
+    temperature: PositiveFloat = 1.0
     reading: Reading = Reading.AUTO
     part: Part = Part.TOKEN
     critic: Reads = Reads.AUTO
-    hidden: int = 256
+    hidden: PositiveInt = 256
 
     def __post_init__(self) -> None:
-        """Raise UserError for impossible sizes."""
-        at_least(self, 1, "hidden")
-        at_least(self, 0, "lora_rank")
+        """Raise UserError for numbers out of range, and for options that exclude each other."""
+        super().__post_init__()
         if self.lora_rank and not self.weights:
             raise UserError(f"lora_rank={self.lora_rank} adapts published weights: name them in policy.weights")
-        if self.bins is not None and not 2 <= self.bins <= BINS:
-            raise UserError(f"expected policy.bins of 2 to {BINS}, got {self.bins}")
         if self.weights and self.bins not in (None, BINS):
             raise UserError(f"policy.weights have {BINS} bins, and policy.bins={self.bins}: leave one of them out")
-        if not self.temperature > 0.0:
-            raise UserError(f"expected policy.temperature above 0, got {self.temperature}")
 
     def build(self, contract: Contract) -> TokensPolicy:
         """Make the policy for `contract`."""

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from embodied.configuration import Configuration, PositiveFloat
 from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.rollout import episodes as stored
@@ -47,7 +48,7 @@ def sources(given: Any, weights: Sequence[float] | None) -> list[str] | None:  #
 
 
 @dataclass
-class DemonstrationOptions:
+class DemonstrationOptions(Configuration):
     """Demonstrations of a run.
 
     `demonstrations` replaces the task's own: LeRobot, HDF5, recordings or another run's, or several [DIR1,DIR2];
@@ -57,7 +58,7 @@ class DemonstrationOptions:
     """
 
     demonstrations: Any = None
-    demonstration_weights: list[float] | None = None
+    demonstration_weights: list[PositiveFloat] | None = None
     demonstration_names: Any = None
     demonstration_tasks: Any = None
     demonstration_resampling: bool = False

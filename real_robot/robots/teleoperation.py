@@ -8,10 +8,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
+from embodied.configuration import PositiveInt, Range
 from embodied.contract import Contract
 from embodied.deployment.chunking import Execution
 from embodied.environment import Environment
@@ -54,11 +55,11 @@ class RecordConfig(ViewerOptions):
     device: Device = Device.KEYBOARD
     event: str = ""
     axes: dict[str, str] = field(default_factory=dict)
-    speed: float = 0.5
+    speed: Annotated[float, Range(above=0, at_most=1)] = 0.5
     leader: str = "leader/joint_states"
     leader_joints: list[str] = field(default_factory=list)
     checkpoint: str | None = None
-    episodes: int | None = None
+    episodes: PositiveInt | None = None
     limits: str | None = None
     prefix: str = "policy/"
     simulated_time: bool = False
@@ -68,9 +69,8 @@ class RecordConfig(ViewerOptions):
     output: str | None = None
 
     def __post_init__(self) -> None:
-        """Raise UserError for a speed that is none, and for a leader arm in a simulation."""
-        if not 0.0 < self.speed <= 1.0:
-            raise UserError(f"expected a speed above 0, up to 1, got {self.speed}")
+        """Raise UserError for numbers out of range, and for a leader arm in a simulation."""
+        super().__post_init__()
         if self.device is Device.LEADER and self.robot == SIMULATION:
             raise UserError("device=leader needs ROS 2; give the follower's row, such as robot=joint_trajectory")
 

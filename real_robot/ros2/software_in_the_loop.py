@@ -21,6 +21,7 @@ from omegaconf import MISSING, OmegaConf
 from embodied.command_line import program
 from embodied.command_line.config import compose
 from embodied.command_line.progress import Progress
+from embodied.configuration import Configuration, NonNegativeInt, PositiveInt
 from embodied.errors import UserError
 from embodied.evaluation.evaluation import EvaluationResult
 from embodied.evaluation.sim_to_real import BackEndRun
@@ -35,7 +36,7 @@ PATIENCE_S = 30.0
 
 
 @dataclass
-class Episodes:
+class Episodes(Configuration):
     """What to run: initial states `first_start` to `first_start + episodes - 1` of each of `tasks`.
 
     Attributes:
@@ -49,8 +50,8 @@ class Episodes:
     """
 
     checkpoint: str = MISSING
-    episodes: int = 50
-    first_start: int = 0
+    episodes: PositiveInt = 50
+    first_start: NonNegativeInt = 0
     tasks: list[str] = field(default_factory=list)
     distribution: str = ""
     lock_step: bool = True

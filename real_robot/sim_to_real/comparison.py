@@ -9,7 +9,7 @@ from pathlib import Path
 
 from omegaconf import MISSING
 
-from embodied.command_line.config import at_least
+from embodied.configuration import Configuration, NonNegativeFloat, NonNegativeInt, PositiveInt, Seed
 from embodied.environment import NumberedStarts
 from embodied.errors import UserError
 from embodied.evaluation import sim_to_real_report
@@ -27,7 +27,7 @@ LATE = re.compile(
 
 
 @dataclass
-class ComparisonConfig:
+class ComparisonConfig(Configuration):
     """Uses `episodes` initial states of each task (None: 50, in stock LIBERO 10); `seed` selects among unlimited ones.
 
     `first_start` selects the first one instead. With `baselines` the task's planners are measured too.
@@ -38,11 +38,11 @@ class ComparisonConfig:
     up every trial and judges its outcome.
     """
 
-    episodes: int | None = None
-    seed: int = 0
-    first_start: int | None = None
+    episodes: PositiveInt | None = None
+    seed: Seed = 0
+    first_start: NonNegativeInt | None = None
     baselines: bool = False
-    num_envs: int | None = None
+    num_envs: PositiveInt | None = None
     device: str = "cpu"
     sim: list[str] = field(default_factory=list)
     sim_to_real: list[str] = field(default_factory=list)
@@ -61,10 +61,7 @@ class ComparisonConfig:
         return sim_to_real_report.SIM_TO_REAL if self.sim_to_real else sim_to_real_report.SIM_TO_SIM
 
     def check(self) -> None:
-        """Raise UserError for unknown back ends, back ends without their options, or a first start below 0."""
-        at_least(self, 0, "seed")
-        if self.first < 0:
-            raise UserError(f"expected a first initial state of at least 0, got {self.first}")
+        """Raise UserError for unknown back ends, back ends without their options."""
         for name in self.sim_to_real:
             if name not in BACK_ENDS:
                 raise UserError(f"unknown back end {name!r} in sim_to_real; expected some of {', '.join(BACK_ENDS)}")
@@ -98,10 +95,10 @@ class EvaluateConfig(ViewerOptions, ComparisonConfig):
     suite: str | None = None
     assets: str | None = None
     distributions: list[str] | None = None
-    delay_s: float = 0.0
+    delay_s: NonNegativeFloat = 0.0
     execution: str | None = None
-    executed: int | None = None
-    threads: int | None = None
+    executed: PositiveInt | None = None
+    threads: PositiveInt | None = None
     margins: bool = False
     video: bool = False
     render: bool = False

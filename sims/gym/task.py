@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from embodied.command_line.config import at_least
+from embodied.configuration import FiniteFloat, PositiveFloat, PositiveInt
 from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.evaluation.video import Frames, film, tile, write_video
@@ -38,19 +38,17 @@ class GymTask(ProcessOptions):
     name: str = "gym"
     id: str = "Pendulum-v1"
     options: Any = None
-    executed: int = 1
-    step_limit: int | None = None
-    control_dt_s: float | None = None
-    action_limit: float | None = None
-    success_return: float | None = None
+    executed: PositiveInt = 1
+    step_limit: PositiveInt | None = None
+    control_dt_s: PositiveFloat | None = None
+    action_limit: PositiveFloat | None = None
+    success_return: FiniteFloat | None = None
 
     def __post_init__(self) -> None:
-        """Raise UserError for impossible sizes, and options that are no arguments."""
+        """Raise UserError for numbers out of range, and options that are no arguments."""
+        super().__post_init__()
         if not isinstance(self.options, Mapping | None):
             raise UserError(f"expected task.options={{name:value}}, got {self.options!r}")
-        at_least(self, 1, "executed")
-        if self.step_limit is not None:
-            at_least(self, 1, "step_limit")
 
     @property
     def distributions(self) -> tuple[str, ...]:

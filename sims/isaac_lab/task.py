@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from embodied.command_line.config import at_least
+from embodied.configuration import PositiveFloat, PositiveInt
 from embodied.contract import Contract
 from embodied.engine import Unnumbered
 from embodied.errors import UserError
@@ -36,16 +36,14 @@ class IsaacLabTask(ProcessOptions):
     id: str = "Isaac-Cartpole-Direct"
     assets: str = "stock"
     overrides: list[str] = field(default_factory=list)
-    executed: int = 1
-    step_limit: int | None = None
-    action_limit: float | None = None
+    executed: PositiveInt = 1
+    step_limit: PositiveInt | None = None
+    action_limit: PositiveFloat | None = None
     survival: bool = False
 
     def __post_init__(self) -> None:
-        """Raise UserError for impossible sizes and unknown assets."""
-        at_least(self, 1, "executed")
-        if self.step_limit is not None:
-            at_least(self, 1, "step_limit")
+        """Raise UserError for numbers out of range and unknown assets."""
+        super().__post_init__()
         if self.assets not in ASSETS:
             raise UserError(f"unknown task.assets {self.assets!r}; expected one of {', '.join(ASSETS)}")
         self._contract: Contract | None = None

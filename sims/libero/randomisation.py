@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from embodied.configuration import Configuration, Fraction, NonNegativeFloat, PositiveFloat
 from embodied.errors import UserError
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def _same() -> list[float]:
 
 
 @dataclass
-class Randomisation:
+class Randomisation(Configuration):
     """What training varies; nothing by default.
 
     Ranges [low, high] are of factors, drawn uniformly in their logarithm. `friction` scales the sliding friction of all
@@ -54,25 +55,21 @@ class Randomisation:
         UserError: for a range that is not [low, high] with 0 < low <= high, or a negative width.
     """
 
-    friction: list[float] = field(default_factory=_same)
-    mass: list[float] = field(default_factory=_same)
-    light: list[float] = field(default_factory=_same)
-    light_m: float = 0.0
-    light_colour: float = 0.0
-    camera_m: float = 0.0
-    camera_rad: float = 0.0
+    friction: list[PositiveFloat] = field(default_factory=_same)
+    mass: list[PositiveFloat] = field(default_factory=_same)
+    light: list[PositiveFloat] = field(default_factory=_same)
+    light_m: NonNegativeFloat = 0.0
+    light_colour: Fraction = 0.0
+    camera_m: NonNegativeFloat = 0.0
+    camera_rad: NonNegativeFloat = 0.0
     evaluation: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in FACTORS:
             factors = getattr(self, name)
-            if len(factors) != 2 or not 0.0 < factors[0] <= factors[1] < np.inf:
-                raise UserError(f"expected randomisation.{name}=[low,high] with 0 < low <= high, got {list(factors)}")
-        for name in WIDTHS:
-            if not 0.0 <= getattr(self, name) < np.inf:
-                raise UserError(f"expected randomisation.{name} of at least 0, got {getattr(self, name)}")
-        if self.light_colour > 1.0:
-            raise UserError(f"expected randomisation.light_colour of at most 1, got {self.light_colour}")
+            if len(factors) != 2 or factors[0] > factors[1]:
+                raise UserError(f"expected randomisation.{name}=[low,high] with low <= high, got {list(factors)}")
 
     def fields(self, split: str = "train") -> tuple[str, ...]:
         """Fields of MuJoCo's model that differ between worlds of `split`."""

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from embodied.command_line.config import check_picture_size
 from embodied.command_line.extras import needs_extra
+from embodied.configuration import Fraction, NonNegativeFloat, Pixels, PositiveInt
 from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.evaluation.video import film, tile, write_video
@@ -55,29 +55,27 @@ class LiberoTask(ProcessOptions):
 
     name: str = "libero"
     starts: str = "wide"
-    areas_share: float = 0.0
+    areas_share: Fraction = 0.0
     suite: str = "libero_object"
     tasks: list[str] = field(default_factory=list)
     assets: str | None = None
-    horizon: int = 8
-    executed: int = 4
-    step_limit: int | None = None
-    train_step_limit: int | None = None
-    episodes: int = 1
-    noise: float = 0.1
+    horizon: PositiveInt = 8
+    executed: PositiveInt = 4
+    step_limit: PositiveInt | None = None
+    train_step_limit: PositiveInt | None = None
+    episodes: PositiveInt = 1
+    noise: NonNegativeFloat = 0.1
     sim: LiberoSim = LiberoSim.mujoco
     images: list[str] = field(default_factory=list)
-    image_size: int = 128
+    image_size: Pixels = 128
     joints: bool = True
     randomisation: Randomisation = field(default_factory=Randomisation)
 
     def __post_init__(self) -> None:
-        """Raise UserError for impossible sizes."""
-        check_picture_size("task.image_size", self.image_size)
+        """Raise UserError for numbers out of range, and for unknown starts."""
+        super().__post_init__()
         if self.starts not in ("wide", "areas"):
             raise UserError(f"unknown task.starts={self.starts}; expected one of wide, areas")
-        if not 0.0 <= self.areas_share <= 1.0:
-            raise UserError(f"expected task.areas_share in [0, 1], got {self.areas_share}")
 
     @property
     def distributions(self) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from embodied import seeding
-from embodied.command_line.config import check_picture_size
+from embodied.configuration import NonNegativeFloat, NonNegativeInt, Pixels, PositiveInt
 from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.evaluation.video import Frames, film, tile, write_video
@@ -41,23 +41,17 @@ class ManiSkillTask(ProcessOptions):
     id: str = "PickCube-v1"
     control_mode: str = "pd_ee_delta_pose"
     reward: str = "normalized_dense"
-    images: int | None = None
-    step_limit: int | None = None
-    executed: int = 1
-    episodes: int = 0
-    noise: float = 0.1
+    images: Pixels | None = None
+    step_limit: PositiveInt | None = None
+    executed: PositiveInt = 1
+    episodes: NonNegativeInt = 0
+    noise: NonNegativeFloat = 0.1
 
     def __post_init__(self) -> None:
-        """Raise UserError for what there is not."""
+        """Raise UserError for numbers out of range and an unknown reward."""
+        super().__post_init__()
         if self.reward not in REWARDS:
             raise UserError(f"unknown task.reward {self.reward!r}; expected one of {', '.join(REWARDS)}")
-        if self.images is not None:
-            check_picture_size("task.images", self.images)
-        if min(self.executed, self.episodes + 1) < 1 or self.noise < 0.0:
-            got = f"executed={self.executed}, episodes={self.episodes}, noise={self.noise}"
-            raise UserError(
-                f"expected task.executed of at least 1, task.episodes and task.noise of at least 0, got {got}"
-            )
         self._contract: Contract | None = None
 
     @property

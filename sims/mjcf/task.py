@@ -6,14 +6,14 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from embodied.command_line.config import at_least
 from embodied.command_line.extras import needs_extra
+from embodied.configuration import FiniteFloat, PositiveInt, with_numbers
 from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.evaluation.video import film, tile, write_video
@@ -42,18 +42,17 @@ class MjcfTask(ProcessOptions):
     name: str = "mjcf"
     mdp: str = "cartpole"
     sim: Sim = Sim.mujoco
-    numbers: dict[str, float] = field(default_factory=dict)
-    step_limit: int | None = None
+    numbers: dict[str, FiniteFloat] = field(default_factory=dict)
+    step_limit: PositiveInt | None = None
 
     distributions: ClassVar[tuple[str, ...]] = ("own",)
     sims: ClassVar[tuple[str, ...]] = tuple(sim.value for sim in Sim)
     usual_starts: ClassVar[int | None] = None
 
     def __post_init__(self) -> None:
-        """Raise UserError for what there is not."""
-        self._mdp = changed(found(self.mdp), self.numbers)
-        if self.step_limit is not None:
-            at_least(self, 1, "step_limit")
+        """Raise UserError for numbers out of range, and unknown tasks and numbers."""
+        super().__post_init__()
+        self._mdp = with_numbers(found(self.mdp), self.numbers, "task.numbers")
 
     @property
     def asset_kind(self) -> None:
@@ -137,15 +136,3 @@ def found(name: str) -> Mdp:
     if len(own) != 1:
         raise UserError(f"expected one subclass of Mdp in {name}, got {len(own)}")
     return own[0]()
-
-
-def changed(mdp: Mdp, numbers: Mapping[str, float]) -> Mdp:
-    """The task with other `numbers`, by name.
-
-    Raises:
-        UserError: for a number that it does not have.
-    """
-    known: dict[str, Any] = {entry.name: getattr(mdp, entry.name) for entry in fields(mdp)}
-    if unknown := [name for name in numbers if name not in known]:
-        raise UserError(f"unknown number {unknown[0]!r} in task.numbers; expected one of {', '.join(known)}")
-    return replace(mdp, **{name: type(known[name])(value) for name, value in numbers.items()})

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Annotated, Any, ClassVar, Protocol, TypeVar
 
 from torch import Tensor
 
+from embodied.configuration import Range, with_numbers
 from embodied.contract import TensorSpec
-from embodied.errors import UserError
 from sims.quadrotor import air, dynamics
 from sims.quadrotor.airframes import PARAMETERS, Airframe, hover_speed
 from sims.quadrotor.dynamics import AIR_ROWS, BODY_ROWS, DT_S, SENSED_ROWS, Body, Options
@@ -22,6 +22,7 @@ from sims.quadrotor.rotors import Rotors
 from sims.tracer.arithmetic import Rows, Value, gaussians, sqrt, squares, where
 from sims.tracer.program import LANE, UNIFORM, WORD, Group, Program
 
+Reward, Weight = Annotated[Value, Range()], Annotated[Value, Range(at_least=0)]
 COUNTERS = 3
 """Rows of the record before the task's: control steps, terminated, truncated."""
 PRIVILEGED_ROWS = 10
@@ -89,13 +90,9 @@ def reweighted(mdp: M, reward: Mapping[str, float]) -> M:
     """`mdp` with other weights of its `reward`, by name.
 
     Raises:
-        UserError: where it has no such weight.
+        UserError: where it has no such weight, and for one out of range.
     """
-    known = weights(mdp)
-    for name in reward:
-        if name not in known:
-            raise UserError(f"unknown weight {name!r} in task.reward; expected one of {', '.join(known)}")
-    return replace(mdp, **reward)
+    return with_numbers(mdp, reward, "task.reward", known=weights(mdp))
 
 
 @dataclass(frozen=True)

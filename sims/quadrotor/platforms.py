@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, fields, replace
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
+from embodied.configuration import Configuration, PositiveFloat, PositiveInt, Range
 from embodied.deployment.conditions import Conditions
 from embodied.errors import UserError
 from sims.quadrotor.airframes import CRAZYFLIE, CRAZYFLIE_21, GRAVITY, PARAMETERS, Airframe, between
@@ -82,7 +84,7 @@ MEASURED = INSIDE | OUTSIDE
 
 
 @dataclass
-class Ranges:
+class Ranges(Configuration):
     """Ranges of random platforms, each [lowest, highest].
 
     Attributes:
@@ -94,23 +96,22 @@ class Ranges:
         rotors: numbers of rotors that a platform may have, each as frequent: some of 4, 6 and 8.
     """
 
-    mass_kg: list[float] = field(default_factory=lambda: [0.02, 2.6])
-    thrust_to_weight: list[float] = field(default_factory=lambda: [1.3, 6.0])
-    lag_rise_s: list[float] = field(default_factory=lambda: [0.03, 0.36])
-    lag_fall_s: list[float] = field(default_factory=lambda: [0.03, 0.43])
-    arm_ratio: list[float] = field(default_factory=lambda: [0.8, 1.25])
-    rotors: list[int] = field(default_factory=lambda: list(COUNTS))
+    mass_kg: list[PositiveFloat] = field(default_factory=lambda: [0.02, 2.6])
+    thrust_to_weight: list[Annotated[float, Range(above=1)]] = field(default_factory=lambda: [1.3, 6.0])
+    lag_rise_s: list[PositiveFloat] = field(default_factory=lambda: [0.03, 0.36])
+    lag_fall_s: list[PositiveFloat] = field(default_factory=lambda: [0.03, 0.43])
+    arm_ratio: list[PositiveFloat] = field(default_factory=lambda: [0.8, 1.25])
+    rotors: list[PositiveInt] = field(default_factory=lambda: list(COUNTS))
 
     def __post_init__(self) -> None:
-        """Raise UserError for ranges that are none, and platforms that could not fly."""
+        """Raise UserError for numbers out of range, and platforms that could not fly."""
+        super().__post_init__()
         if not self.rotors or not set(self.rotors) <= set(COUNTS):
             raise UserError(f"expected platforms.rotors as some of {list(COUNTS)}, got {list(self.rotors)}")
         for name in RANGES:
             given = getattr(self, name)
-            if len(given) != 2 or not 0.0 < given[0] <= given[1]:
-                raise UserError(f"expected platforms.{name} as [lowest, highest] above 0, got {list(given)}")
-        if self.thrust_to_weight[0] <= 1.0:
-            raise UserError(f"expected platforms.thrust_to_weight above 1, got {list(self.thrust_to_weight)}")
+            if len(given) != 2 or given[0] > given[1]:
+                raise UserError(f"expected platforms.{name} as [lowest, highest], got {list(given)}")
         if self.lag_rise_s[1] > self.lag_fall_s[1]:
             raise UserError("expected platforms.lag_fall_s to reach as far as platforms.lag_rise_s: motors brake less")
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from embodied.command_line.config import at_least
+from embodied.configuration import FiniteFloat, PositiveInt, Range
 from embodied.contract import Contract
 from embodied.deployment.conditions import Conditions
 from embodied.errors import UserError
@@ -42,9 +42,9 @@ class QuadrotorTask(ProcessOptions):
     """
 
     name: str = "quadrotor"
-    history: int = 1
-    step_limit: int = STEP_LIMIT
-    reward: dict[str, float] = field(default_factory=dict)
+    history: PositiveInt = 1
+    step_limit: PositiveInt = STEP_LIMIT
+    reward: dict[str, FiniteFloat] = field(default_factory=dict)
 
     MDPS: ClassVar[Mapping[str, Mdp]] = {}
     """The goal by name of the distribution; the first one is for training."""
@@ -52,8 +52,8 @@ class QuadrotorTask(ProcessOptions):
     """Effects of the dynamics."""
 
     def __post_init__(self) -> None:
-        """Raise UserError for impossible sizes and unknown weights."""
-        at_least(self, 1, "step_limit", "history")
+        """Raise UserError for numbers that are out of range or do not go together, and unknown weights."""
+        super().__post_init__()
         if self.history > self.step_limit:
             raise UserError(f"expected history of at most step_limit={self.step_limit} actions, got {self.history}")
         for mdp in self.MDPS.values():
@@ -124,14 +124,12 @@ class AirframeTask(QuadrotorTask):
     """
 
     airframe: str = "crazyflie"
-    randomisation: float = 0.0
+    randomisation: Annotated[float, Range(at_least=0, at_most=SCATTER_MAX)] = 0.0
 
     def __post_init__(self) -> None:
         """Raise UserError for an unknown airframe too."""
         super().__post_init__()
         named_airframe(self.airframe)
-        if not 0.0 <= self.randomisation <= SCATTER_MAX:
-            raise UserError(f"expected randomisation from 0 to {SCATTER_MAX}, got {self.randomisation}")
 
     @property
     def conditions(self) -> Conditions:
@@ -167,18 +165,18 @@ class HoverTask(AirframeTask):
 
     name: str = "quadrotor_hover"
     nominal: bool = False
-    history: int | None = None  # type: ignore[assignment]
-    training_steps: int = 150
+    history: PositiveInt | None = None  # type: ignore[assignment]
+    training_steps: PositiveInt = 150
     sim: HoverSim = HoverSim.own
-    reward: dict[str, float] = field(default_factory=lambda: weights(Hover()))
+    reward: dict[str, FiniteFloat] = field(default_factory=lambda: weights(Hover()))
 
     MDPS: ClassVar[Mapping[str, Mdp]] = {"robust": RobustHover(), "disturbed": Hover()}
 
     def __post_init__(self) -> None:
-        """Raise UserError for impossible sizes too."""
-        self.history = self.history or (1 if self.nominal else min(HISTORY, self.step_limit))
+        """Raise UserError as QuadrotorTask."""
+        if self.history is None:
+            self.history = 1 if self.nominal else max(1, min(HISTORY, self.step_limit))
         super().__post_init__()
-        at_least(self, 1, "training_steps")
 
     @property
     def distributions(self) -> tuple[str, ...]:
@@ -287,7 +285,7 @@ class TrackTask(AirframeTask):
     """Follow moving references; numbers in distribution names are highest speeds in m/s."""
 
     name: str = "quadrotor_track"
-    reward: dict[str, float] = field(default_factory=lambda: weights(Track()))
+    reward: dict[str, FiniteFloat] = field(default_factory=lambda: weights(Track()))
 
     MDPS: ClassVar[Mapping[str, Mdp]] = {
         "mixed": Track(),
@@ -302,7 +300,7 @@ class RecoverTask(AirframeTask):
     """Come to rest upright after a throw."""
 
     name: str = "quadrotor_recover"
-    reward: dict[str, float] = field(default_factory=lambda: weights(Recover()))
+    reward: dict[str, FiniteFloat] = field(default_factory=lambda: weights(Recover()))
 
     MDPS: ClassVar[Mapping[str, Mdp]] = {"thrown": Recover()}
 
@@ -312,7 +310,7 @@ class RaceTask(AirframeTask):
     """Race through gates."""
 
     name: str = "quadrotor_race"
-    reward: dict[str, float] = field(default_factory=lambda: weights(Race()))
+    reward: dict[str, FiniteFloat] = field(default_factory=lambda: weights(Race()))
 
     MDPS: ClassVar[Mapping[str, Mdp]] = {"track": Race()}
     OPTIONS: ClassVar[Options] = Options(drag=True, delay_steps=1)
@@ -332,19 +330,14 @@ class AnyPlatformTask(QuadrotorTask):
 
     name: str = "quadrotor_any"
     platforms: Ranges = field(default_factory=Ranges)
-    training_steps: int = 150
-    reward: dict[str, float] = field(default_factory=lambda: weights(AnyHover()))
+    training_steps: PositiveInt = 150
+    reward: dict[str, FiniteFloat] = field(default_factory=lambda: weights(AnyHover()))
 
     MDPS: ClassVar[Mapping[str, Mdp]] = {
         "random": AnyHover(),
         **dict.fromkeys(MEASURED, Hover(position_limit_m=POSITION_LIMIT_M)),
     }
     OPTIONS: ClassVar[Options] = Options(drag=True, delay_steps=2)
-
-    def __post_init__(self) -> None:
-        """Raise UserError for impossible sizes too."""
-        super().__post_init__()
-        at_least(self, 1, "training_steps")
 
     @property
     def conditions(self) -> Conditions:

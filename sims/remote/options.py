@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
+from embodied.configuration import Configuration, NonNegativeInt, PositiveFloat
+
 
 @dataclass(kw_only=True)
-class ProcessOptions:
+class ProcessOptions(Configuration):
     """Where environments run, see `sims/remote`.
 
     They are divided among `processes` child processes (0: in this one). The children run the interpreter `python`, such
@@ -15,9 +17,9 @@ class ProcessOptions:
     `timeout_s` counts as dead.
     """
 
-    processes: int = 0
+    processes: NonNegativeInt = 0
     python: str | None = None
-    timeout_s: float = 120.0
+    timeout_s: PositiveFloat = 120.0
 
     group: ClassVar[int] = 1
     """Consecutive environments that share a world, which no two processes can divide."""

@@ -111,10 +111,6 @@ def in_processes(task: T) -> T | RemoteTask:
     task = task.settled()
     if not (task.processes or task.python):
         return task
-    if task.processes < 0 or task.timeout_s <= 0.0:
-        raise UserError(
-            f"expected task.processes of at least 0 and task.timeout_s above 0, got {task.processes}, {task.timeout_s}"
-        )
     return RemoteTask(cast(Task, task), task)
 
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from embodied.command_line.config import at_least, check_picture_size
 from embodied.command_line.extras import needs_extra
+from embodied.configuration import NonNegativeFloat, NonNegativeInt, Pixels, PositiveInt
 from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.evaluation.video import film, tile, write_video
@@ -46,19 +46,17 @@ class RobosuiteTask(ProcessOptions):
     controller: str = "OSC_POSE"
     shaped: bool = True
     images: list[str] = field(default_factory=list)
-    image_size: int = 128
-    horizon: int = 1
-    executed: int = 1
-    step_limit: int | None = None
-    train_step_limit: int | None = None
-    episodes: int = 0
-    noise: float = 0.1
+    image_size: Pixels = 128
+    horizon: PositiveInt = 1
+    executed: PositiveInt = 1
+    step_limit: PositiveInt | None = None
+    train_step_limit: PositiveInt | None = None
+    episodes: NonNegativeInt = 0
+    noise: NonNegativeFloat = 0.1
 
     def __post_init__(self) -> None:
-        """Raise UserError for impossible sizes, and demonstrations of what the expert cannot do."""
-        check_picture_size("task.image_size", self.image_size)
-        at_least(self, 1, "horizon", "executed")
-        at_least(self, 0, "episodes")
+        """Raise UserError for numbers out of range, and demonstrations of what the expert cannot do."""
+        super().__post_init__()
         if self.episodes and (self.env_name, self.controller, list(self.robots)) not in (
             ("Lift", "OSC_POSE", []),
             ("Lift", "OSC_POSE", ["Panda"]),

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from embodied.configuration import FiniteFloat, NonNegativeFloat
 from embodied.contract import TensorSpec
 from embodied.deployment.network import PRESENT
 from sims.quadrotor.observation import ANGULAR_VELOCITY, AXES, ROTATION, VELOCITY
@@ -85,14 +86,14 @@ class Swarm:
     obstacle_margin_m: float = 0.3
     room_margin_m: float = 0.5
     foresight_s: float = 0.4
-    reward_alive: float = 1.0
-    weight_velocity: float = 2.0
-    weight_angular_velocity: float = 0.01
-    weight_rotation: float = 0.2
-    weight_action_change: float = 0.05
-    weight_neighbour: float = 4.0
-    weight_obstacle: float = 1.5
-    weight_room: float = 6.0
+    reward_alive: FiniteFloat = 1.0
+    weight_velocity: NonNegativeFloat = 2.0
+    weight_angular_velocity: NonNegativeFloat = 0.01
+    weight_rotation: NonNegativeFloat = 0.2
+    weight_action_change: NonNegativeFloat = 0.05
+    weight_neighbour: NonNegativeFloat = 4.0
+    weight_obstacle: NonNegativeFloat = 1.5
+    weight_room: NonNegativeFloat = 6.0
 
     def specs(self) -> dict[str, TensorSpec]:
         """Specs of a drone's observations."""

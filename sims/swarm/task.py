@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from embodied.command_line.config import at_least
+from embodied.configuration import FiniteFloat, PositiveInt
 from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.evaluation.video import paths_beside, tile, write_video
@@ -33,8 +33,8 @@ class SwarmTask(ProcessOptions):
     """
 
     name: str = "quadrotor_swarm"
-    step_limit: int = STEP_LIMIT
-    reward: dict[str, float] = field(default_factory=lambda: weights(Swarm()))
+    step_limit: PositiveInt = STEP_LIMIT
+    reward: dict[str, FiniteFloat] = field(default_factory=lambda: weights(Swarm()))
     airframe: str = "crazyflie"
 
     MDPS: ClassVar[Mapping[str, Swarm]] = {
@@ -45,8 +45,8 @@ class SwarmTask(ProcessOptions):
     """The task by name of the distribution; the first one is for training, the others for the final policy."""
 
     def __post_init__(self) -> None:
-        """Raise UserError for an unknown airframe, impossible sizes and unknown weights."""
-        at_least(self, 1, "step_limit")
+        """Raise UserError for numbers out of range, an unknown airframe and unknown weights."""
+        super().__post_init__()
         named_airframe(self.airframe)
         for mdp in self.MDPS.values():
             reweighted(mdp, self.reward)

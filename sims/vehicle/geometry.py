@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from embodied.errors import UserError
+from embodied.configuration import Configuration, NonNegativeFloat, PositiveFloat, Range
 from sims.counter_rng import COUNTER, GOLDEN, mix
 
 FAR_M = 1e6
@@ -20,21 +21,16 @@ BYTES_MEAN, BYTES_STD = 510.0, 147.8  # sum of four uniform bytes
 
 
 @dataclass(frozen=True)
-class Lidar:
+class Lidar(Configuration):
     """A planar lidar: `beams` over `field_rad` around the front, from right to left; `noise_m` is a standard deviation.
 
     In a full circle the last beam is one spacing before the first, else both ends of the field have a beam.
     """
 
-    beams: int = 64
-    field_rad: float = 2.0 * math.pi
-    range_m: float = 10.0
-    noise_m: float = 0.01
-
-    def __post_init__(self) -> None:
-        """Raise UserError for impossible values."""
-        if self.beams < 2 or not 0.0 < self.field_rad <= 2.0 * math.pi + 1e-6 or self.range_m <= 0 or self.noise_m < 0:
-            raise UserError(f"expected beams >= 2, field_rad in (0, 2 pi], range_m > 0 and noise_m >= 0, got {self}")
+    beams: Annotated[int, Range(at_least=2)] = 64
+    field_rad: Annotated[float, Range(above=0, at_most=2.0 * math.pi + 1e-6)] = 2.0 * math.pi
+    range_m: PositiveFloat = 10.0
+    noise_m: NonNegativeFloat = 0.01
 
     @property
     def spacing_rad(self) -> float:

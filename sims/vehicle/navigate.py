@@ -11,6 +11,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from embodied.configuration import FiniteFloat, Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat
 from embodied.contract import TensorSpec
 from sims.vehicle.episode import FORWARD, YAW, YAW_RATE, Moment, Outcome
 from sims.vehicle.geometry import Lidar
@@ -41,22 +42,22 @@ class Navigate:
             ranges; weight_replaced: penalty of a command that a guard replaces.
     """
 
-    goal_m: float = 0.3
-    half_m: float = 5.0
-    divided: float = 0.6
-    obstacles_low: int = 10
-    obstacles_high: int = 20
-    gap_m: float = 0.75
-    distance_m: float = 6.0
-    people: int = 0
-    odometry_share: float = 0.0
-    odometry_yaw_rad_m: float = 0.0
-    reward_goal: float = 8.0
-    reward_collision: float = -16.0
-    reward_progress: float = 1.0
-    weight_time: float = 0.2
-    weight_turn: float = 0.005
-    weight_replaced: float = 0.1
+    goal_m: PositiveFloat = 0.3
+    half_m: PositiveFloat = 5.0
+    divided: Fraction = 0.6
+    obstacles_low: NonNegativeInt = 10
+    obstacles_high: NonNegativeInt = 20
+    gap_m: PositiveFloat = 0.75
+    distance_m: PositiveFloat = 6.0
+    people: NonNegativeInt = 0
+    odometry_share: Fraction = 0.0
+    odometry_yaw_rad_m: NonNegativeFloat = 0.0
+    reward_goal: FiniteFloat = 8.0
+    reward_collision: FiniteFloat = -16.0
+    reward_progress: FiniteFloat = 1.0
+    weight_time: NonNegativeFloat = 0.2
+    weight_turn: NonNegativeFloat = 0.005
+    weight_replaced: NonNegativeFloat = 0.1
 
     INSTRUCTION: ClassVar[str] = "drive to the goal without touching anything"
     MODEL: ClassVar[Model] = Model.DIFFERENTIAL_DRIVE

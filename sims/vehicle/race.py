@@ -11,6 +11,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from embodied.configuration import FiniteFloat, NonNegativeFloat, PositiveFloat, PositiveInt
 from embodied.contract import TensorSpec
 from sims.vehicle.episode import FORWARD, LEFTWARD, STEERING, YAW, YAW_RATE, Moment, Outcome
 from sims.vehicle.geometry import Lidar
@@ -35,14 +36,14 @@ class Race:
         weight_steering: penalty of the squared change of the steering command, in half ranges.
     """
 
-    laps: int = 3
-    radius_low_m: float = 6.0
-    radius_high_m: float = 9.0
-    half_width_low_m: float = 0.9
-    half_width_high_m: float = 1.4
-    reward_progress: float = 1.0
-    reward_collision: float = -10.0
-    weight_steering: float = 0.05
+    laps: PositiveInt = 3
+    radius_low_m: PositiveFloat = 6.0
+    radius_high_m: PositiveFloat = 9.0
+    half_width_low_m: PositiveFloat = 0.9
+    half_width_high_m: PositiveFloat = 1.4
+    reward_progress: FiniteFloat = 1.0
+    reward_collision: FiniteFloat = -10.0
+    weight_steering: NonNegativeFloat = 0.05
 
     INSTRUCTION: ClassVar[str] = "drive the laps fast without touching the walls"
     MODEL: ClassVar[Model] = Model.DYNAMIC_BICYCLE

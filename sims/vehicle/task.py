@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from embodied.command_line.config import at_least
+from embodied.configuration import FiniteFloat, PositiveInt, Range, with_numbers
 from embodied.contract import Contract
 from embodied.deployment.conditions import Conditions
 from embodied.deployment.dynamic_window import DynamicWindow
@@ -57,11 +57,11 @@ class VehicleTask(ProcessOptions):
     """
 
     name: str = "vehicle"
-    vehicle: dict[str, float] = field(default_factory=dict)
-    numbers: dict[str, float] = field(default_factory=dict)
-    lidar: dict[str, float] = field(default_factory=dict)
-    randomisation: float = 0.0
-    step_limit: int = 300
+    vehicle: dict[str, FiniteFloat] = field(default_factory=dict)
+    numbers: dict[str, FiniteFloat] = field(default_factory=dict)
+    lidar: dict[str, FiniteFloat] = field(default_factory=dict)
+    randomisation: Annotated[float, Range(at_least=0, below=1)] = 0.0
+    step_limit: PositiveInt = 300
 
     MDP: ClassVar[Mdp]
     VEHICLE: ClassVar[Vehicle]
@@ -69,12 +69,10 @@ class VehicleTask(ProcessOptions):
 
     def __post_init__(self) -> None:
         """Raise UserError for unknown or impossible values."""
-        if not 0.0 <= self.randomisation < 1.0:
-            raise UserError(f"expected task.randomisation in [0, 1), got {self.randomisation}")
-        self._vehicle = _changed(self.VEHICLE, self.vehicle, "task.vehicle")
-        self._lidar = _changed(self.MDP.LIDAR, self.lidar, "task.lidar")
-        self._mdp = _changed(self.MDP, self.numbers, "task.numbers")
-        at_least(self, 1, "step_limit")
+        super().__post_init__()
+        self._vehicle = with_numbers(self.VEHICLE, self.vehicle, "task.vehicle")
+        self._lidar = with_numbers(self.MDP.LIDAR, self.lidar, "task.lidar")
+        self._mdp = with_numbers(self.MDP, self.numbers, "task.numbers")
 
     @property
     def asset_kind(self) -> None:
@@ -163,10 +161,10 @@ class NavigateTask(VehicleTask):
     """
 
     name: str = "vehicle_navigate"
-    vehicle: dict[str, float] = field(default_factory=lambda: _numbers(JACKAL))
-    numbers: dict[str, float] = field(default_factory=lambda: _numbers(Navigate()))
-    lidar: dict[str, float] = field(default_factory=lambda: _numbers(Navigate.LIDAR))
-    step_limit: int = Navigate.STEP_LIMIT
+    vehicle: dict[str, FiniteFloat] = field(default_factory=lambda: _numbers(JACKAL))
+    numbers: dict[str, FiniteFloat] = field(default_factory=lambda: _numbers(Navigate()))
+    lidar: dict[str, FiniteFloat] = field(default_factory=lambda: _numbers(Navigate.LIDAR))
+    step_limit: PositiveInt = Navigate.STEP_LIMIT
     map: bool = True
     guard: bool = True
 
@@ -203,9 +201,9 @@ class NavigateTask(VehicleTask):
         if distribution == "rooms":
             return self._mdp, self._lidar
         if distribution == "people":
-            return _changed(self._mdp, {"people": PEOPLE}, "the distribution"), self._lidar
+            return with_numbers(self._mdp, {"people": PEOPLE}, "the distribution"), self._lidar
         lidar = replace(self._lidar, noise_m=NOISE * self._lidar.noise_m)
-        return _changed(self._mdp, DRIFT, "the distribution"), lidar
+        return with_numbers(self._mdp, DRIFT, "the distribution"), lidar
 
 
 @dataclass
@@ -213,10 +211,10 @@ class RaceTask(VehicleTask):
     """Race an F1TENTH car on random unknown tracks."""
 
     name: str = "vehicle_race"
-    vehicle: dict[str, float] = field(default_factory=lambda: _numbers(F1TENTH))
-    numbers: dict[str, float] = field(default_factory=lambda: _numbers(Race()))
-    lidar: dict[str, float] = field(default_factory=lambda: _numbers(Race.LIDAR))
-    step_limit: int = Race.STEP_LIMIT
+    vehicle: dict[str, FiniteFloat] = field(default_factory=lambda: _numbers(F1TENTH))
+    numbers: dict[str, FiniteFloat] = field(default_factory=lambda: _numbers(Race()))
+    lidar: dict[str, FiniteFloat] = field(default_factory=lambda: _numbers(Race.LIDAR))
+    step_limit: PositiveInt = Race.STEP_LIMIT
 
     MDP: ClassVar[Mdp] = Race()
     VEHICLE: ClassVar[Vehicle] = F1TENTH
@@ -255,18 +253,3 @@ class _Drive:
             origin = pose[:2] + mounted
             pictures.append(draw(world, np.stack(self.trails[row]), outline, origin, origin + rays))
         return np.stack(pictures)
-
-
-def _changed(given: T, numbers: Mapping[str, float], option: str) -> T:
-    """The dataclass `given` with `numbers`, by name, replaced.
-
-    Raises:
-        UserError: for an unknown name, or a fraction in place of an integer.
-    """
-    known = _numbers(given)
-    if unknown := [name for name in numbers if name not in known]:
-        raise UserError(f"unknown number {unknown[0]!r} in {option}; expected one of {', '.join(known)}")
-    for name, value in numbers.items():
-        if isinstance(getattr(given, name), int) and value % 1:
-            raise UserError(f"expected a whole number as {option}.{name}, got {value}")
-    return replace(given, **{name: type(getattr(given, name))(value) for name, value in numbers.items()})

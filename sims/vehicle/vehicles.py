@@ -8,6 +8,8 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
+from embodied.configuration import FiniteFloat, NonNegativeFloat, PositiveFloat
+
 
 class Model(IntEnum):
     """Equations of motion, see `dynamics.step`; the values equal those in native.c."""
@@ -35,26 +37,26 @@ class Vehicle:
         front_stiffness, rear_stiffness: cornering stiffness, 1/rad: lateral force over load and friction at small slip.
     """
 
-    length_m: float
-    width_m: float
-    lidar_x_m: float
-    speed_min_m_s: float
-    speed_max_m_s: float
-    acceleration_m_s2: float
-    deceleration_m_s2: float
-    lag_s: float
-    yaw_rate_rad_s: float = 0.0
-    yaw_acceleration_rad_s2: float = 0.0
-    steering_rad: float = 0.0
-    steering_rate_rad_s: float = 0.0
-    front_axle_m: float = 0.0
-    rear_axle_m: float = 0.0
-    mass_kg: float = 0.0
-    inertia_kg_m2: float = 0.0
-    height_m: float = 0.0
-    friction: float = 0.0
-    front_stiffness: float = 0.0
-    rear_stiffness: float = 0.0
+    length_m: PositiveFloat
+    width_m: PositiveFloat
+    lidar_x_m: FiniteFloat
+    speed_min_m_s: FiniteFloat
+    speed_max_m_s: PositiveFloat
+    acceleration_m_s2: PositiveFloat
+    deceleration_m_s2: PositiveFloat
+    lag_s: NonNegativeFloat
+    yaw_rate_rad_s: NonNegativeFloat = 0.0
+    yaw_acceleration_rad_s2: NonNegativeFloat = 0.0
+    steering_rad: NonNegativeFloat = 0.0
+    steering_rate_rad_s: NonNegativeFloat = 0.0
+    front_axle_m: NonNegativeFloat = 0.0
+    rear_axle_m: NonNegativeFloat = 0.0
+    mass_kg: NonNegativeFloat = 0.0
+    inertia_kg_m2: NonNegativeFloat = 0.0
+    height_m: NonNegativeFloat = 0.0
+    friction: NonNegativeFloat = 0.0
+    front_stiffness: NonNegativeFloat = 0.0
+    rear_stiffness: NonNegativeFloat = 0.0
 
     def scattered(self, draws: Tensor, share: float) -> Tensor:
         """Parameters [N, P], those in `SCATTERED` scaled by 1 + `share` `draws`, with `draws` [N, D] in [-1, 1].

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 
 import pytest
 import torch
@@ -175,7 +176,8 @@ def test_a_malformed_contract_is_one_line(damage):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"control_dt_s": 0.0}, "control_dt_s must be positive"),
+        ({"control_dt_s": 0.0}, r"control_dt_s=0\.0: expected a finite number above 0"),
+        ({"control_dt_s": math.nan}, "control_dt_s=nan: expected a finite number above 0"),
         ({"executed": 9}, "executed=9, horizon=8"),
         ({"executed": 0}, "need 1 <= executed"),
     ],

@@ -63,7 +63,7 @@ def test_without_torchrun_its_command_is_told(monkeypatch) -> None:
         TorchrunConfig().start("cpu"),
     ):
         pass
-    with pytest.raises(UserError, match="expected timeout_s of at least 1, got 0"):
+    with pytest.raises(UserError, match="timeout_s=0: expected a number of at least 1"):
         TorchrunConfig(timeout_s=0)
 
 

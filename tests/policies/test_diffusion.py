@@ -138,7 +138,7 @@ def test_networks_use_time_and_features(kind: NetworkKind) -> None:
     [
         ({"tuned_steps": 6}, "expected policy.tuned_steps <= denoising_steps <= train_steps, got 6, 5 and 20"),
         ({"denoising_steps": 21, "train_steps": 20}, "<= train_steps, got 3, 21 and 20"),
-        ({"smallest_std": 0.0}, "expected policy.smallest_std above 0"),
+        ({"smallest_std": 0.0}, "smallest_std=0: expected a number above 0"),
         ({"network": NetworkKind.UNET, "hidden": 30}, "policy.hidden in multiples of 8 with network=unet, got 30"),
         ({"network": NetworkKind.DIT, "hidden": 40}, "policy.hidden in multiples of 32 with network=dit, got 40"),
     ],

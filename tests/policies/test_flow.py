@@ -74,7 +74,7 @@ def ode_ends(policy: FlowPolicy, x: torch.Tensor, observation: TensorDict) -> to
 
 
 def test_an_impossible_initial_deviation_is_refused() -> None:
-    with pytest.raises(UserError, match="initial_std above 0, got 0"):
+    with pytest.raises(UserError, match="initial_std=0: expected a number above 0"):
         FlowConfig(initial_std=0.0)
 
 

@@ -10,6 +10,7 @@ import mujoco
 import torch
 from torch import Tensor
 
+from embodied.configuration import NonNegativeFloat, PositiveFloat
 from embodied.contract import TensorSpec
 from sims.mjcf.mdp import Draws, Mdp, Moment, Start
 
@@ -22,8 +23,8 @@ class Cartpole(Mdp):
     the last `held_s` seconds of it.
     """
 
-    upright_rad: float = 0.2
-    held_s: float = 2.0
+    upright_rad: PositiveFloat = 0.2
+    held_s: NonNegativeFloat = 2.0
 
     MODEL = Path(__file__).with_name("cartpole.xml")
     INSTRUCTION = "swing the pole up and balance it"

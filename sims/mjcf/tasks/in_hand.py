@@ -10,6 +10,7 @@ import mujoco
 import torch
 from torch import Tensor
 
+from embodied.configuration import NonNegativeFloat, PositiveFloat
 from embodied.contract import TensorSpec
 from sims.mjcf.mdp import Draws, Mdp, Moment, Start
 
@@ -29,15 +30,15 @@ class InHand(Mdp):
     is tilted by more than `tilt_rad`. Turning faster than `rate_rad_s` earns no more.
     """
 
-    turned_rad: float = 3.1416
-    slid_m: float = 0.04
-    tilt_rad: float = 0.7
-    rate_rad_s: float = 1.5
-    cost_slid: float = 5.0
-    cost_speed: float = 0.5
-    cost_torque: float = 0.05
-    cost_action_rate: float = 0.005
-    cost_drop: float = 5.0
+    turned_rad: PositiveFloat = 3.1416
+    slid_m: PositiveFloat = 0.04
+    tilt_rad: PositiveFloat = 0.7
+    rate_rad_s: PositiveFloat = 1.5
+    cost_slid: NonNegativeFloat = 5.0
+    cost_speed: NonNegativeFloat = 0.5
+    cost_torque: NonNegativeFloat = 0.05
+    cost_action_rate: NonNegativeFloat = 0.005
+    cost_drop: NonNegativeFloat = 5.0
 
     MODEL = Path(__file__).with_name("in_hand.xml")
     INSTRUCTION = "turn the cube to the left"

@@ -10,6 +10,7 @@ import mujoco
 import torch
 from torch import Tensor
 
+from embodied.configuration import FiniteFloat, NonNegativeFloat, PositiveFloat
 from embodied.contract import TensorSpec
 from sims.mjcf.mdp import Draws, Mdp, Moment, Start
 
@@ -28,14 +29,14 @@ class Lift(Mdp):
     An episode succeeds if at its end the cube is `lifted_m` or more above where it lay.
     """
 
-    place_m: float = 0.05
-    turn_rad: float = 0.4
-    lifted_m: float = 0.1
-    reward_reach: float = 0.5
-    reward_grasp: float = 0.5
-    reward_lift: float = 3.0
-    cost_tilt: float = 0.2
-    cost_action_rate: float = 0.01
+    place_m: NonNegativeFloat = 0.05
+    turn_rad: NonNegativeFloat = 0.4
+    lifted_m: PositiveFloat = 0.1
+    reward_reach: FiniteFloat = 0.5
+    reward_grasp: FiniteFloat = 0.5
+    reward_lift: FiniteFloat = 3.0
+    cost_tilt: NonNegativeFloat = 0.2
+    cost_action_rate: NonNegativeFloat = 0.01
 
     MODEL = Path(__file__).with_name("lift.xml")
     INSTRUCTION = "lift the cube"

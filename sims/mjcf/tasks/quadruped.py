@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from embodied.configuration import FiniteFloat, NonNegativeFloat, PositiveFloat
 from embodied.contract import TensorSpec
 from sims.counter_rng import uniform
 from sims.mjcf.mdp import Draws, Mdp, Moment, Start
@@ -42,26 +43,26 @@ class Quadruped(Mdp):
     velocity changed by up to that, every `push_every_s`.
     """
 
-    forward_m_s: float = 1.0
-    backward_m_s: float = 0.5
-    sideways_m_s: float = 0.3
-    turn_rad_s: float = 0.8
-    command_s: float = 5.0
-    speed_error_m_s: float = 0.25
-    turn_error_rad_s: float = 0.3
-    tilt_rad: float = 1.0
-    rough_m: float = 0.0
-    friction_range: float = 0.0
-    push_m_s: float = 0.0
-    push_every_s: float = 2.5
-    reward_speed: float = 1.0
-    reward_turn: float = 0.5
-    reward_air: float = 1.0
-    cost_bounce: float = 2.0
-    cost_roll: float = 0.05
-    cost_tilt: float = 2.0
-    cost_torque: float = 2e-4
-    cost_action_rate: float = 0.05
+    forward_m_s: NonNegativeFloat = 1.0
+    backward_m_s: NonNegativeFloat = 0.5
+    sideways_m_s: NonNegativeFloat = 0.3
+    turn_rad_s: NonNegativeFloat = 0.8
+    command_s: PositiveFloat = 5.0
+    speed_error_m_s: PositiveFloat = 0.25
+    turn_error_rad_s: PositiveFloat = 0.3
+    tilt_rad: PositiveFloat = 1.0
+    rough_m: NonNegativeFloat = 0.0
+    friction_range: NonNegativeFloat = 0.0
+    push_m_s: NonNegativeFloat = 0.0
+    push_every_s: PositiveFloat = 2.5
+    reward_speed: FiniteFloat = 1.0
+    reward_turn: FiniteFloat = 0.5
+    reward_air: FiniteFloat = 1.0
+    cost_bounce: NonNegativeFloat = 2.0
+    cost_roll: NonNegativeFloat = 0.05
+    cost_tilt: NonNegativeFloat = 2.0
+    cost_torque: NonNegativeFloat = 2e-4
+    cost_action_rate: NonNegativeFloat = 0.05
 
     MODEL = Path(__file__).with_name("quadruped.xml")
     INSTRUCTION = "walk as commanded"

@@ -10,6 +10,7 @@ import mujoco
 import torch
 from torch import Tensor
 
+from embodied.configuration import PositiveFloat
 from embodied.contract import TensorSpec
 from sims.mjcf.mdp import Draws, Mdp, Moment, Start
 
@@ -18,7 +19,7 @@ from sims.mjcf.mdp import Draws, Mdp, Moment, Start
 class Reacher(Mdp):
     """An episode succeeds if the tip is within `reached_m` of the target at its end."""
 
-    reached_m: float = 0.02
+    reached_m: PositiveFloat = 0.02
 
     MODEL = Path(__file__).with_name("reacher.xml")
     INSTRUCTION = "reach the green ball"

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from embodied.contract import TensorSpec
 from sims.quadrotor.airframes import GRAVITY, Airframe, hover_speed
-from sims.quadrotor.episode import Moment
+from sims.quadrotor.episode import Moment, Reward, Weight
 from sims.quadrotor.observation import ANGULAR_VELOCITY, AXES, ROTATION, VELOCITY
 from sims.tracer.arithmetic import Rows, Value, gaussians, sqrt, squares, uniform, where
 
@@ -53,13 +53,13 @@ class Hover:
     noise_rotation: Value = 0.001
     noise_velocity_m_s: Value = 0.002
     noise_angular_velocity_rad_s: Value = 0.002
-    reward_alive: Value = 1.0
-    weight_position: Value = 5.0
-    weight_rotation: Value = 0.5
-    weight_velocity: Value = 0.05
-    weight_angular_velocity: Value = 0.01
-    weight_action: Value = 0.01
-    weight_action_change: Value = 0.0
+    reward_alive: Reward = 1.0
+    weight_position: Weight = 5.0
+    weight_rotation: Weight = 0.5
+    weight_velocity: Weight = 0.05
+    weight_angular_velocity: Weight = 0.01
+    weight_action: Weight = 0.01
+    weight_action_change: Weight = 0.0
 
     INSTRUCTION: ClassVar[str] = "hover at the origin"
     OBSERVED: ClassVar[Mapping[str, TensorSpec]] = {

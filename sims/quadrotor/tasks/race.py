@@ -13,7 +13,7 @@ from torch import Tensor
 from embodied.contract import TensorSpec
 from sims.quadrotor.airframes import Airframe, hover_speed
 from sims.quadrotor.dynamics import DT_S, Body
-from sims.quadrotor.episode import Moment
+from sims.quadrotor.episode import Moment, Weight
 from sims.quadrotor.observation import ANGULAR_VELOCITY, AXES, ROTATION
 from sims.quadrotor.tasks.hover import INITIAL, Hover
 from sims.tracer.arithmetic import Rows, Value, gaussians, sqrt, squares, uniform, where
@@ -77,10 +77,10 @@ class Race(Hover):
     initial_speed_m_s: Value = 4.0
     initial_tilt: Value = 0.3
     speed_m_s: Value = 24.0
-    weight_velocity: Value = 1.0
-    weight_angular_velocity: Value = 0.001
-    weight_action: Value = 0.0
-    weight_action_change: Value = 0.005
+    weight_velocity: Weight = 1.0
+    weight_angular_velocity: Weight = 0.001
+    weight_action: Weight = 0.0
+    weight_action_change: Weight = 0.005
 
     INSTRUCTION: ClassVar[str] = "fly through the gates in order, fast"
     OBSERVED: ClassVar[Mapping[str, TensorSpec]] = {

@@ -13,7 +13,7 @@ from torch import Tensor
 from embodied.contract import TensorSpec
 from sims.quadrotor.airframes import Airframe, hover_speed
 from sims.quadrotor.dynamics import DT_S, Body
-from sims.quadrotor.episode import Moment
+from sims.quadrotor.episode import Moment, Weight
 from sims.quadrotor.observation import ANGULAR_VELOCITY, ROTATION, VELOCITY
 from sims.quadrotor.tasks.hover import INITIAL, Hover
 from sims.tracer.arithmetic import Rows, Value, squares, uniform, where
@@ -39,9 +39,9 @@ class Recover(Hover):
     position_limit_m: Value = 5.0
     initial_velocity_m_s: Value = 2.0
     initial_angular_velocity_rad_s: Value = 6.0
-    weight_rotation: Value = 0.5
-    weight_velocity: Value = 0.2
-    weight_angular_velocity: Value = 0.01
+    weight_rotation: Weight = 0.5
+    weight_velocity: Weight = 0.2
+    weight_angular_velocity: Weight = 0.01
     tilt_low_rad: Value = 2.0 * math.pi / 3.0
     within_s: Value = 2.0
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from embodied.contract import TensorSpec
 from sims.quadrotor.airframes import Airframe, hover_speed
 from sims.quadrotor.dynamics import DT_S, Body
-from sims.quadrotor.episode import Moment
+from sims.quadrotor.episode import Moment, Weight
 from sims.quadrotor.observation import ANGULAR_VELOCITY, AXES, ROTATION, VELOCITY
 from sims.quadrotor.tasks.hover import INITIAL, Hover
 from sims.tracer.arithmetic import Rows, Value, gaussians, sqrt, squares, uniform, where
@@ -50,8 +50,8 @@ class Track(Hover):
 
     position_limit_m: Value = 1.0
     initial_velocity_m_s: Value = 0.5
-    weight_position: Value = 20.0
-    weight_rotation: Value = 0.2
+    weight_position: Weight = 20.0
+    weight_rotation: Weight = 0.2
     eight_share: Value = 0.25
     lissajous_share: Value = 0.25
     speed_low_m_s: Value = 0.5

@@ -244,7 +244,7 @@ def test_pieces_keep_no_more_than_the_budget_allows() -> None:
     seen.clear()
     assert update(2e-6) == pytest.approx(whole, rel=1e-4, abs=1e-6)
     assert 1 < max(seen) < 32
-    with pytest.raises(UserError, match="expected memory_gb above 0, got 0"):
+    with pytest.raises(UserError, match="memory_gb=0: expected a number above 0"):
         PPOConfig(memory_gb=0.0)
 
 

@@ -137,7 +137,7 @@ def test_what_cannot_be_filmed_says_so(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("size", ["executed", "step_limit"])
 def test_impossible_sizes_are_refused(size):
-    with pytest.raises(UserError, match=f"expected {size} of at least 1, got 0"):
+    with pytest.raises(UserError, match=f"{size}=0: expected a number of at least 1"):
         GymTask(**{size: 0})
 
 

@@ -71,7 +71,7 @@ def test_pictures_are_of_the_contract_and_hide_where_objects_are():
     assert env.reset()["wrist_image"].shape == (1, 16, 16, 3)
     with pytest.raises(ValueError, match="unknown images: front; expected some of agentview, robot0_eye_in_hand"):
         task(images=["front"]).contract("wide")
-    with pytest.raises(ValueError, match=r"task\.image_size of 1 to 4096 pixels, got 0"):
+    with pytest.raises(ValueError, match=r"image_size=0: expected a number of at least 1 and of at most 4096"):
         task(image_size=0)
 
 

@@ -36,7 +36,7 @@ def test_reward_weights_are_those_of_the_task() -> None:
 
 @pytest.mark.parametrize("task", [HoverTask, SwarmTask])
 def test_unknown_reward_weight_is_refused(task) -> None:
-    with pytest.raises(ValueError, match="unknown weight 'position'"):
+    with pytest.raises(ValueError, match="unknown number 'position'"):
         task(reward={"position": 1.0})
 
 
@@ -77,5 +77,5 @@ def test_environments_run_where_they_are_asked_to() -> None:
 
 @pytest.mark.parametrize("kind", [HoverTask, TrackTask])
 def test_an_impossible_step_limit_is_named(kind: type):
-    with pytest.raises(UserError, match="expected step_limit of at least 1, got 0"):
+    with pytest.raises(UserError, match="step_limit=0: expected a number of at least 1"):
         kind(step_limit=0)
