@@ -234,7 +234,7 @@ def test_what_there_is_not_is_one_line(options, message):
     ("options", "message"),
     [
         ({"reward": "love"}, "normalized_dense, dense, sparse"),
-        ({"images": 0}, "1 to 4096 pixels"),
+        ({"images": 0}, "images=0: expected a number of at least 1 and of at most 4096"),
         ({"executed": 0}, "executed=0"),
     ],
 )
