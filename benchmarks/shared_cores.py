@@ -26,7 +26,7 @@ def train() -> None:
     from embodied import seeding
     from embodied.command_line.compute import prepare
     from embodied.command_line.config import compose
-    from embodied.rollout.rollout import first_decisions
+    from embodied.rollout.random_play import first_decisions
     from train import GROUPS, TrainConfig
 
     import torch  # isort: skip - after embodied
@@ -95,7 +95,10 @@ def main(arguments: Sequence[str]) -> None:
         print(f"{name}: {ratio:.2f}")
     print(f"cores {os.cpu_count()}, load of the machine {min(loads):.1f} to {max(loads):.1f}")
     if options.json:
-        record = {"step_ms": steps_ms, "ratios": ratios, "cores": os.cpu_count(), "load": loads, "steps": STEPS}
+        from embodied.evaluation.report import git_commit
+
+        about = {"git_commit": git_commit(), "cores": os.cpu_count(), "load": loads, "steps": STEPS}
+        record = about | {"step_ms": steps_ms, "ratios": ratios}
         options.json.write_text(json.dumps(record, indent=2) + "\n")
 
 

@@ -39,6 +39,7 @@ WITHOUT_COMMIT = {
     "mjcf_speed.json",
     "quadrotor_speed.json",
     "remote_speed.json",
+    "shared_cores.json",
     "ros2_latency.json",
     "safety_speed.json",
     "vehicle_speed.json",
