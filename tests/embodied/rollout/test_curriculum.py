@@ -149,5 +149,5 @@ def test_where_states_are_not_numbered_a_curriculum_is_refused() -> None:
     policy = MLPConfig(hidden=[8]).build(env.contract)
     with pytest.raises(UserError, match=r"algorithm\.curriculum repeats initial states .*; use curriculum=0"):
         PPOConfig(curriculum=0.5).build(policy, None, env, torch.Generator())
-    with pytest.raises(UserError, match=r"expected curriculum in \[0, 1\], got 1.5"):
+    with pytest.raises(UserError, match=r"curriculum=1.5: expected a number of at least 0 and of at most 1"):
         PPOConfig(curriculum=1.5)
