@@ -249,8 +249,8 @@ def test_vision_transformers_start_small_or_from_a_folder(kind: Backbone, tmp_pa
     [
         ({"weights": "somewhere"}, "vision.backbone=siglip or dinov2"),
         ({"backbone": Backbone.SIGLIP, "frozen": True}, "needs policy.vision.weights"),
-        ({"colour": 1.0}, r"colour in \[0, 1\), got 1.0"),
-        ({"shift": -1}, "shift of at least 0, got -1"),
+        ({"colour": 1.0}, "colour=1: expected a number of at least 0 and below 1"),
+        ({"shift": -1}, "shift=-1: expected a number of at least 0"),
     ],
 )
 def test_impossible_settings_are_refused(settings: dict, message: str) -> None:
