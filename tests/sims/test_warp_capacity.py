@@ -5,7 +5,8 @@ import mujoco_warp
 import numpy as np
 import pytest
 
-from sims.mjcf.task import changed, found
+from embodied.configuration import with_numbers
+from sims.mjcf.task import found
 from sims.warp_capacity import capacity
 
 WALLS = "".join(
@@ -54,4 +55,4 @@ def test_the_room_follows_from_bodies_and_pairs():
 def test_tasks_without_contacts_take_next_to_no_room():
     assert room(found("cartpole").load())[0] == 1
     assert room(found("quadruped").load())[0] == 16  # mujoco_warp's default: 48
-    assert room(changed(found("quadruped"), {"rough_m": 0.06}).load())[0] == 90
+    assert room(with_numbers(found("quadruped"), {"rough_m": 0.06}, "task.numbers").load())[0] == 90
