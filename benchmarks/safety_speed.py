@@ -23,7 +23,7 @@ from embodied.contract import Contract, TensorSpec
 from embodied.evaluation.report import git_commit
 from real_robot.robots.robot import Array, Reading
 from real_robot.safety.barrier import Distance, Motion
-from real_robot.safety.limits import ElementLimits, Kind, Limits, Range
+from real_robot.safety.limits import ElementLimits, Kind, Limits, ObservedRange
 from real_robot.safety.safety import Safety
 
 JOINTS = tuple(f"joint{number}" for number in range(1, 8))
@@ -69,7 +69,7 @@ def arm() -> tuple[Still, Limits]:
         )
         for name in JOINTS
     }
-    torque = {f"joint_torque.{name}": Range(-80.0, 80.0) for name in JOINTS}
+    torque = {f"joint_torque.{name}": ObservedRange(-80.0, 80.0) for name in JOINTS}
     still = {"joint_position": np.zeros(7), "joint_torque": np.zeros(7)}
     return Still(contract, still, follows="joint_position"), Limits(each, torque)
 
@@ -84,7 +84,7 @@ def quadrotor() -> tuple[Still, Limits]:
         "velocity": TensorSpec((3,), unit="m/s", names=axes),
         "attitude": TensorSpec((4,), names=("x", "y", "z", "w")),
     }
-    fence = {f"position.{axis}": Range(-5.0, 5.0, f"velocity.{axis}", 10.0, 4.0) for axis in axes}
+    fence = {f"position.{axis}": ObservedRange(-5.0, 5.0, f"velocity.{axis}", 10.0, 4.0) for axis in axes}
     commands = {name: ElementLimits(velocity=100.0, rest=9.8 if name == "thrust" else 0.0) for name in names}
     still = {"position": np.zeros(3), "velocity": np.zeros(3), "attitude": np.array([0.0, 0.0, 0.0, 1.0])}
     limits = Limits(commands, fence, attitude="attitude", tilt_rad=1.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from enum import Enum
 from typing import Any, TypeVar, cast
 
@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from embodied.command_line import combinations, foreign
 from embodied.command_line.programs import CONFIGS, typed
 from embodied.command_line.suggestion import did_you_mean
-from embodied.configuration import check_numbers, type_hints
+from embodied.configuration import check_ranges
 from embodied.errors import UserError
 
 WHOLE = re.compile(r"(?<![^\[,:])\d+(\.\d+)?[eE]\+?\d{1,2}(?![^\],}])")
@@ -147,22 +147,6 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str 
         elif pair[0] != pair[1]:
             found[name] = pair
     return found
-
-
-def check_ranges(config: Any, prefix: str = "") -> None:  # noqa: ANN401 - OmegaConf's
-    """Check every number of the composed `config` against the range of its option.
-
-    Raises:
-        UserError: naming the option, after `prefix`, as it is typed.
-    """
-    hints = type_hints(OmegaConf.get_type(config))
-    for name in config:
-        value, option = None if OmegaConf.is_missing(config, name) else config[name], f"{prefix}{name}"
-        if OmegaConf.is_dict(value) and is_dataclass(OmegaConf.get_type(value)):
-            check_ranges(value, f"{option}.")
-        else:
-            plain = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
-            check_numbers(option, plain, hints[name])
 
 
 def names(group: str, groups: Groups) -> list[str]:

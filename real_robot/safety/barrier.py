@@ -13,9 +13,9 @@ from enum import Enum
 
 import numpy as np
 
+from embodied.configuration import Configuration, FiniteFloat, Limit, NonNegativeFloat
 from embodied.errors import UserError
 from real_robot.robots.robot import Array
-from real_robot.safety.numbers import check_numbers
 
 TOLERANCE = 1e-12
 HALVINGS = 8
@@ -35,7 +35,7 @@ class Motion(Enum):
 
 
 @dataclass
-class Distance:
+class Distance(Configuration):
     """Obstacles to keep away from, and how hard the robot can brake.
 
     A POINT keeps `margin_m` from `planes` [normal..., offset], the half-spaces normal x >= offset, and from `spheres`
@@ -51,26 +51,26 @@ class Distance:
     elements: list[str] = field(default_factory=list)
     motion: Motion = Motion.POINT
     position: str = ""
-    planes: list[list[float]] = field(default_factory=list)
-    spheres: list[list[float]] = field(default_factory=list)
+    planes: list[list[FiniteFloat]] = field(default_factory=list)
+    spheres: list[list[FiniteFloat]] = field(default_factory=list)
     ranges: str = ""
-    first_angle_rad: float = 0.0
-    angle_step_rad: float = 0.0
-    ahead_m: float = 0.0
-    wheelbase_m: float = 0.0
-    margin_m: float = 0.0
-    acceleration: float = math.inf
-    jerk: float = math.inf
+    first_angle_rad: FiniteFloat = 0.0
+    angle_step_rad: FiniteFloat = 0.0
+    ahead_m: NonNegativeFloat = 0.0
+    wheelbase_m: NonNegativeFloat = 0.0
+    margin_m: NonNegativeFloat = 0.0
+    acceleration: Limit = math.inf
+    jerk: Limit = math.inf
 
     def __post_init__(self) -> None:
         """Raise UserError if the parts do not fit together."""
-        check_numbers(self, unlimited=("acceleration", "jerk"))
+        super().__post_init__()
         point = self.motion is Motion.POINT
         if point != bool(self.position) or point == bool(self.ranges):
             raise UserError("expected `position` for motion=point, and `ranges` for a vehicle")
-        if not point and (len(self.elements) != 2 or self.ahead_m <= 0):
+        if not point and (len(self.elements) != 2 or self.ahead_m == 0):
             raise UserError("expected a vehicle's two elements and ahead_m > 0, the point in front that keeps distance")
-        if self.motion is Motion.STEERED and self.wheelbase_m <= 0:
+        if self.motion is Motion.STEERED and self.wheelbase_m == 0:
             raise UserError("expected wheelbase_m > 0 of a steered vehicle")
         if point and not self.planes and not self.spheres:
             raise UserError("expected `planes` or `spheres` for motion=point, the obstacles to keep away from")
@@ -79,8 +79,6 @@ class Distance:
         wrong = [row for row in self.planes + self.spheres if len(row) != len(self.elements) + 1]
         if wrong:
             raise UserError(f"expected rows of {len(self.elements) + 1} numbers, got {wrong[0]}")
-        if not (self.acceleration > 0 and self.jerk > 0 and self.margin_m >= 0):
-            raise UserError("expected positive acceleration and jerk, and margin_m >= 0")
         if math.isinf(self.acceleration) and not math.isinf(self.jerk):
             raise UserError("expected an acceleration together with a jerk")
 

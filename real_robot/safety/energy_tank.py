@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from embodied.configuration import Configuration, NonNegativeFloat
 from embodied.errors import UserError
-from real_robot.safety.numbers import check_numbers
 
 HALVINGS = 20
 
 
 @dataclass
-class Tank:
+class Tank(Configuration):
     """Energy in J: `start_j` at a reset, at most `most_j`, with `reserve_j` kept for braking.
 
     `elements` are the action elements that do work, of kind VELOCITY or DELTA. `conjugate` are the observed elements
@@ -28,17 +28,17 @@ class Tank:
 
     elements: list[str] = field(default_factory=list)
     conjugate: list[str] = field(default_factory=list)
-    start_j: float = 1.0
-    most_j: float = 2.0
-    reserve_j: float = 0.0
+    start_j: NonNegativeFloat = 1.0
+    most_j: NonNegativeFloat = 2.0
+    reserve_j: NonNegativeFloat = 0.0
 
     def __post_init__(self) -> None:
         """Raise UserError if the pairs or the energies do not fit."""
-        check_numbers(self)
+        super().__post_init__()
         if not self.elements or len(self.elements) != len(self.conjugate):
             raise UserError(f"expected one conjugate for each element, got {self.elements} and {self.conjugate}")
-        if not 0 <= self.reserve_j <= self.start_j <= self.most_j:
-            raise UserError(f"expected 0 <= reserve_j <= start_j <= most_j, got {self}")
+        if not self.reserve_j <= self.start_j <= self.most_j:
+            raise UserError(f"expected reserve_j <= start_j <= most_j, got {self}")
 
 
 class EnergyTank:

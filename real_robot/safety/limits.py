@@ -6,11 +6,21 @@ import math
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
+from typing import Annotated, Any
 
+from embodied.configuration import (
+    Bound,
+    Configuration,
+    FiniteFloat,
+    Limit,
+    NonNegativeFloat,
+    PositiveFloat,
+    Range,
+    check_ranges,
+)
 from embodied.errors import UserError
 from real_robot.safety.barrier import Distance
 from real_robot.safety.energy_tank import Tank
-from real_robot.safety.numbers import check_numbers
 
 INF = math.inf
 
@@ -29,7 +39,7 @@ class Kind(Enum):
 
 
 @dataclass
-class ElementLimits:
+class ElementLimits(Configuration):
     """Limits of one element of the action.
 
     `scale` converts the contract's value to the unit of the limits: m of a DELTA, rad/s of a VELOCITY. `low` and `high`
@@ -44,15 +54,15 @@ class ElementLimits:
     """
 
     kind: Kind = Kind.POSITION
-    scale: float = 1.0
-    low: float = -INF
-    high: float = INF
-    velocity: float = INF
-    acceleration: float = INF
-    jerk: float = INF
+    scale: PositiveFloat = 1.0
+    low: Bound = -INF
+    high: Bound = INF
+    velocity: Limit = INF
+    acceleration: Limit = INF
+    jerk: Limit = INF
     measured: str = ""
-    rest: float = 0.0
-    following: float | None = None
+    rest: FiniteFloat = 0.0
+    following: PositiveFloat | None = None
 
     @property
     def limited(self) -> bool:
@@ -62,18 +72,17 @@ class ElementLimits:
 
     def __post_init__(self) -> None:
         """Raise UserError for limits that cannot be met."""
-        check_numbers(self, unlimited=("low", "high", "velocity", "acceleration", "jerk"))
-        rates = (self.velocity, self.acceleration, self.jerk)
-        if not (self.low < self.high and all(rate > 0 for rate in rates) and self.scale > 0):
-            raise UserError(f"expected low < high, positive limits and a positive scale, got {self}")
-        if self.following is not None and not (self.following > 0 and self.measured):
-            raise UserError(f"expected `following` > 0, with `measured`, got {self}")
+        super().__post_init__()
+        if not self.low < self.high:
+            raise UserError(f"expected low < high, got {self}")
+        if self.following is not None and not self.measured:
+            raise UserError(f"expected `measured`, the position that `following` compares, got {self}")
         if self.kind is not Kind.POSITION and not self.measured and (self.low, self.high) != (-INF, INF):
             raise UserError(f"expected `measured`, the observed position that {self.low} and {self.high} bound")
 
 
 @dataclass
-class Range:
+class ObservedRange(Configuration):
     """Bounds of an observed element: outside them the robot is stopped until `Safety.reset`.
 
     If `rate` names the observed derivative, the robot holds as soon as one more command could lead to a state from
@@ -81,23 +90,23 @@ class Range:
     s^2. This geofence works for any action.
     """
 
-    low: float = -INF
-    high: float = INF
+    low: Bound = -INF
+    high: Bound = INF
     rate: str = ""
-    acceleration: float = 0.0
-    deceleration: float = INF
+    acceleration: NonNegativeFloat = 0.0
+    deceleration: Limit = INF
 
     def __post_init__(self) -> None:
         """Raise UserError for an empty range."""
-        check_numbers(self, unlimited=("low", "high", "deceleration"))
-        if not (self.low < self.high and self.deceleration > 0 and self.acceleration >= 0):
-            raise UserError(f"expected low < high, acceleration >= 0 and deceleration > 0, got {self}")
+        super().__post_init__()
+        if not self.low < self.high:
+            raise UserError(f"expected low < high, got {self}")
         if not self.rate and (self.acceleration, self.deceleration) != (0.0, INF):
             raise UserError(f"expected `rate`, the observed derivative that `acceleration` changes, got {self}")
 
 
 @dataclass
-class Limits:
+class Limits(Configuration):
     """Everything that `safety.Safety` enforces.
 
     `commands` are limits of action elements by name (by number if the contract has no names); elements without limits
@@ -112,27 +121,21 @@ class Limits:
     """
 
     commands: dict[str, ElementLimits] = field(default_factory=dict)
-    observed: dict[str, Range] = field(default_factory=dict)
+    observed: dict[str, ObservedRange] = field(default_factory=dict)
     attitude: str = ""
-    tilt_rad: float = math.pi
+    tilt_rad: Annotated[float, Range(above=0, at_most=math.pi)] = math.pi
     distance: Distance | None = None
     tank: Tank | None = None
-    observation_timeout_s: float = 0.1
-    command_timeout_s: float = 0.1
-    clock_error_s: float = 0.05
-    lag_s: float = 0.0
-    following_s: float = 0.3
-    recovery_s: float = 0.5
+    observation_timeout_s: PositiveFloat = 0.1
+    command_timeout_s: PositiveFloat = 0.1
+    clock_error_s: NonNegativeFloat = 0.05
+    lag_s: NonNegativeFloat = 0.0
+    following_s: PositiveFloat = 0.3
+    recovery_s: NonNegativeFloat = 0.5
 
     def __post_init__(self) -> None:
         """Raise UserError for times or angles out of range."""
-        check_numbers(self)
-        if not min(self.observation_timeout_s, self.command_timeout_s, self.following_s) > 0:
-            raise UserError("expected observation_timeout_s, command_timeout_s and following_s > 0")
-        if not min(self.clock_error_s, self.lag_s, self.recovery_s) >= 0:
-            raise UserError("expected clock_error_s, lag_s and recovery_s >= 0")
-        if not 0 < self.tilt_rad <= math.pi:
-            raise UserError(f"expected 0 < tilt_rad <= pi, got {self.tilt_rad}")
+        super().__post_init__()
         if bool(self.attitude) != (self.tilt_rad < math.pi):
             raise UserError("expected `attitude` and `tilt_rad` together: an observation and its largest tilt")
 
@@ -148,13 +151,25 @@ def load_limits(path: Path) -> Limits:
     from yaml import YAMLError
 
     try:
-        limits = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Limits), OmegaConf.load(path)))
+        written = _with_floats_in_rows(OmegaConf.to_container(OmegaConf.load(path)))
+        config = OmegaConf.merge(OmegaConf.structured(Limits), written)
+        check_ranges(config, f"{path}: ")
+        limits = OmegaConf.to_object(config)
     except OmegaConfBaseException as error:
         raise UserError(f"{path}: {str(error).splitlines()[0]}") from error
     except YAMLError as error:
         raise UserError(f"{path} is no YAML: {' '.join(str(error).split())}") from error
     assert isinstance(limits, Limits)
     return limits
+
+
+def _with_floats_in_rows(tree: Any, depth: int = 0) -> Any:  # noqa: ANN401 - values of YAML
+    """Copy of `tree` with floats for integers in lists of lists, where OmegaConf does not convert them."""
+    if isinstance(tree, dict):
+        return {key: _with_floats_in_rows(value) for key, value in tree.items()}
+    if isinstance(tree, list):
+        return [_with_floats_in_rows(value, depth + 1) for value in tree]
+    return float(tree) if depth > 1 and isinstance(tree, int) and not isinstance(tree, bool) else tree
 
 
 def read_limits(path: str) -> Limits:

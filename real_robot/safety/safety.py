@@ -18,7 +18,7 @@ from real_robot.safety.consistency import Consistency
 from real_robot.safety.element import Element, observed_element
 from real_robot.safety.filters import Filters
 from real_robot.safety.inputs import CLOCKS, Command, Inputs
-from real_robot.safety.limits import Limits, Range, load_limits
+from real_robot.safety.limits import Limits, ObservedRange, load_limits
 
 __all__ = ["Command", "Limits", "Safety", "State", "Verdict", "load_limits"]
 
@@ -367,7 +367,7 @@ class Bounds:
         return ""
 
 
-def _travel(rate: float, delay_s: float, bounds: Range) -> float:
+def _travel(rate: float, delay_s: float, bounds: ObservedRange) -> float:
     """Distance that an element travels if it accelerates for `delay_s` and is then brought to rest."""
     faster = max(rate + bounds.acceleration * delay_s, 0.0)
     return (rate + 0.5 * bounds.acceleration * delay_s) * delay_s + 0.5 * faster * faster / bounds.deceleration

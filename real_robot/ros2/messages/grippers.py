@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from embodied.configuration import Configuration, FiniteFloat, PositiveFloat
 from embodied.contract import TensorSpec
 from embodied.errors import UserError
 from real_robot.ros2.messages.codecs import JointTrajectory
-from real_robot.safety.numbers import check_numbers
 
 
 class GripperKind(Enum):
@@ -35,7 +35,7 @@ class Goal:
 
 
 @dataclass
-class Gripper:
+class Gripper(Configuration):
     """A gripper of two fingers that move alike.
 
     Attributes:
@@ -50,16 +50,16 @@ class Gripper:
     kind: GripperKind = GripperKind.none
     name: str = ""
     fingers: list[str] = field(default_factory=list)
-    open_m: float = 0.04
-    closed_m: float = 0.0
-    travel_s: float = 0.4
-    force_n: float = 40.0
+    open_m: FiniteFloat = 0.04
+    closed_m: FiniteFloat = 0.0
+    travel_s: PositiveFloat = 0.4
+    force_n: PositiveFloat = 40.0
 
     def __post_init__(self) -> None:
         """Raise UserError for a gripper that cannot move or be reached."""
-        check_numbers(self)
-        if self.open_m == self.closed_m or not min(self.travel_s, self.force_n) > 0:
-            raise UserError(f"expected open_m and closed_m to differ, travel_s > 0 and force_n > 0, got {self}")
+        super().__post_init__()
+        if self.open_m == self.closed_m:
+            raise UserError(f"expected open_m and closed_m to differ, got {self}")
         if self.kind is not GripperKind.none and not self.name:
             raise UserError("expected gripper.name, the gripper's action server or topic")
         if self.kind is GripperKind.trajectory and not self.fingers:

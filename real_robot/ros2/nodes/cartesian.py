@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from scipy.spatial.transform import Rotation
 
+from embodied.configuration import Configuration, FiniteFloat, NonNegativeFloat, PositiveFloat
 from embodied.contract import TensorSpec
 from embodied.errors import UserError
 from real_robot.firmware.record import read_contract
@@ -59,7 +60,7 @@ TWIST = dict(zip(AXES, (f"twist.{part}.{axis}" for part in ("linear", "angular")
 
 
 @dataclass
-class CartesianSettings:
+class CartesianSettings(Configuration):
     """Parameters of cartesian_node.
 
     Attributes:
@@ -95,18 +96,19 @@ class CartesianSettings:
     hand_frame: str = ""
     base_frame: str = "base"
     world_frame: str = ""
-    base: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0])
+    base: list[FiniteFloat] = field(default_factory=lambda: [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0])
     gripper: Gripper = field(default_factory=Gripper)
-    finger_signs: list[float] = field(default_factory=lambda: [1.0, -1.0])
-    leash_m: float = 0.02
-    leash_rad: float = 0.1
-    lag_s: float = 0.0
-    joint_velocity: float = 2.0
-    measurement_timeout_s: float = 0.1
-    command_timeout_s: float = 0.2
+    finger_signs: list[FiniteFloat] = field(default_factory=lambda: [1.0, -1.0])
+    leash_m: PositiveFloat = 0.02
+    leash_rad: PositiveFloat = 0.1
+    lag_s: NonNegativeFloat = 0.0
+    joint_velocity: PositiveFloat = 2.0
+    measurement_timeout_s: PositiveFloat = 0.1
+    command_timeout_s: PositiveFloat = 0.2
 
     def __post_init__(self) -> None:
         """Raise UserError for what does not go together."""
+        super().__post_init__()
         if self.output is Output.trajectory and not self.model:
             raise UserError("expected model, the arm's MJCF or URDF file: trajectories need inverse kinematics")
         if sum(map(bool, (self.model, self.measured_pose, self.hand_frame))) != 1:
@@ -115,11 +117,6 @@ class CartesianSettings:
             raise UserError(f"expected joints, and as many model_joints if any, got {self.joints}, {self.model_joints}")
         if len(self.base) != 7 or not any(self.base[3:]):
             raise UserError(f"expected base as x, y, z and a quaternion x, y, z, w, got {self.base}")
-        above_zero = ("leash_m", "leash_rad", "joint_velocity", "measurement_timeout_s", "command_timeout_s")
-        if wrong := [name for name in above_zero if not getattr(self, name) > 0.0]:
-            raise UserError(f"expected {', '.join(wrong)} > 0, got {[getattr(self, name) for name in wrong]}")
-        if not self.lag_s >= 0.0:
-            raise UserError(f"expected lag_s >= 0, got {self.lag_s}")
 
 
 class CartesianNode(ManagedNode[CartesianSettings]):

@@ -8,7 +8,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar, cast
 
 import rclpy
@@ -27,10 +27,10 @@ from rclpy.qos import qos_policy_name_from_kind
 from rclpy.signals import SignalHandlerOptions
 
 from embodied import without_dynamo  # noqa: F401 - first
+from embodied.configuration import Configuration, check_ranges
 from embodied.errors import UserError
-from real_robot.safety.numbers import check_numbers
 
-S, E = TypeVar("S"), TypeVar("E")
+S, E = TypeVar("S", bound=Configuration), TypeVar("E")
 OK, WARN, ERROR = (cast(bytes, getattr(DiagnosticStatus, level)) for level in ("OK", "WARN", "ERROR"))
 DIAGNOSTICS_PERIOD_S = 0.5
 PR_SET_PDEATHSIG = 1
@@ -280,9 +280,8 @@ def read_settings(node: LifecycleNode, cls: type[S]) -> S:
     for name, value in _leaves(OmegaConf.to_container(config, enum_to_str=True), ""):
         if not node.has_parameter(name):
             node.declare_parameter(name, value)
-    settings = OmegaConf.to_object(config)
-    _check(settings)
-    return cast(S, settings)
+    check_ranges(config, f"parameters of {node.get_name()}: ")
+    return cast(S, OmegaConf.to_object(config))
 
 
 def spin(make: Callable[[], ManagedNode]) -> None:
@@ -321,14 +320,6 @@ def spin(make: Callable[[], ManagedNode]) -> None:
         node.end()
         node.destroy_node()
         rclpy.shutdown()
-
-
-def _check(settings: Any) -> None:  # noqa: ANN401 - a dataclass
-    """Raise UserError for a number that is not finite, at any depth."""
-    check_numbers(settings)
-    for part in fields(settings):
-        if is_dataclass(value := getattr(settings, part.name)):
-            _check(value)
 
 
 def _end_with_parent() -> None:

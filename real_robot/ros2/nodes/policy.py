@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from std_srvs.srv import Trigger
 
+from embodied.configuration import Configuration
 from embodied.deployment.chunking import Execution
 from embodied.policy import Policy
 from real_robot.recording.recorder import Recorder
@@ -46,7 +47,7 @@ class Pace(Enum):
 
 
 @dataclass
-class PolicySettings:
+class PolicySettings(Configuration):
     """Parameters of policy_node.
 
     Attributes:

@@ -16,6 +16,7 @@ from rclpy.qos import QoSProfile
 from std_msgs.msg import Header
 from std_srvs.srv import Trigger
 
+from embodied.configuration import Configuration, PositiveFloat
 from embodied.errors import UserError
 from real_robot.firmware.record import read_contract
 from real_robot.ros2.messages.codecs import read
@@ -35,7 +36,7 @@ LIFELESS = "the policy's process gives no sign of life"
 
 
 @dataclass
-class SafetySettings:
+class SafetySettings(Configuration):
     """Parameters of safety_node.
 
     Attributes:
@@ -53,16 +54,10 @@ class SafetySettings:
     robot: str = "simulation"
     options: dict[str, Any] = field(default_factory=dict)
     prefix: str = "policy/"
-    heartbeat_timeout_s: float = 0.2
-    liveliness_s: float = 0.2
+    heartbeat_timeout_s: PositiveFloat = 0.2
+    liveliness_s: PositiveFloat = 0.2
     limits: str = ""
     relocates: bool | None = None
-
-    def __post_init__(self) -> None:
-        """Raise UserError for times that are not above 0."""
-        if not min(self.heartbeat_timeout_s, self.liveliness_s) > 0:
-            found = f"{self.heartbeat_timeout_s} and {self.liveliness_s}"
-            raise UserError(f"expected heartbeat_timeout_s and liveliness_s > 0, got {found}")
 
 
 class SafetyNode(ManagedNode[SafetySettings]):

@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from embodied.configuration import Configuration
 from embodied.errors import UserError
 from real_robot.firmware.record import read_contract
 from real_robot.ros2.messages.body_codecs import check_frame
@@ -26,7 +27,7 @@ OLD = 3.0
 
 
 @dataclass
-class SceneSettings:
+class SceneSettings(Configuration):
     """Parameters of scene_node.
 
     Attributes:
@@ -51,6 +52,7 @@ class SceneSettings:
 
     def __post_init__(self) -> None:
         """Raise UserError for lists that do not go together."""
+        super().__post_init__()
         if self.frames and self.detections:
             raise UserError("expected frames or detections, not both, to know where the objects are")
         if len(self.heard) != len(self.objects):

@@ -11,7 +11,7 @@ import array
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from rosgraph_msgs.msg import Clock
 from std_msgs.msg import Float64MultiArray
 from std_srvs.srv import Trigger
 
+from embodied.configuration import Configuration, FiniteFloat, NonNegativeInt, PositiveFloat, Range
 from embodied.environment import NumberedStarts, Transition
 from embodied.errors import UserError
 from real_robot.robots.robot import SimulatedRobot
@@ -37,7 +38,7 @@ nothing arrives before the listener's process has found this one, whenever this 
 
 
 @dataclass
-class SimSettings:
+class SimSettings(Configuration):
     """Parameters of sim_node.
 
     Attributes:
@@ -60,20 +61,12 @@ class SimSettings:
     robot: str = "simulation"
     options: dict[str, Any] = field(default_factory=dict)
     lock_step: bool = True
-    real_time_factor: float = 1.0
-    hold_action: list[float] = field(default_factory=list)
-    command_timeout_s: float = 0.1
-    silence_s: float = 10.0
-    listeners: int = 1
-    start: int = -1
-
-    def __post_init__(self) -> None:
-        """Raise UserError for times and numbers out of range."""
-        above_zero = ("real_time_factor", "command_timeout_s", "silence_s")
-        if wrong := [name for name in above_zero if not getattr(self, name) > 0.0]:
-            raise UserError(f"expected {', '.join(wrong)} > 0, got {[getattr(self, name) for name in wrong]}")
-        if self.listeners < 0 or self.start < -1:
-            raise UserError(f"expected listeners >= 0 and start >= -1, got {self.listeners} and {self.start}")
+    real_time_factor: PositiveFloat = 1.0
+    hold_action: list[FiniteFloat] = field(default_factory=list)
+    command_timeout_s: PositiveFloat = 0.1
+    silence_s: PositiveFloat = 10.0
+    listeners: NonNegativeInt = 1
+    start: Annotated[int, Range(at_least=-1)] = -1
 
 
 class SimNode(ManagedNode[SimSettings]):

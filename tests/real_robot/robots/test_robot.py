@@ -6,7 +6,7 @@ import torch
 
 from real_robot.robots.control_loop import Controller
 from real_robot.robots.robot import Robot, SimulatedRobot
-from real_robot.safety.limits import ElementLimits, Limits, Range
+from real_robot.safety.limits import ElementLimits, Limits, ObservedRange
 from real_robot.safety.safety import Safety, State
 from sims.quadrotor.environment import QuadrotorEnvironment
 from tests.embodied.reach import Reach
@@ -72,7 +72,7 @@ def test_a_quadrotor_is_flown_and_stopped_through_safety():
     names = env.contract.action.names
     limits = Limits(
         {name: ElementLimits(velocity=20.0) for name in names},
-        {"position.z": Range(height - 0.1, height + 9.0)},
+        {"position.z": ObservedRange(height - 0.1, height + 9.0)},
         attitude="rotation", tilt_rad=1.2, observation_timeout_s=3 * env.contract.control_dt_s,
     )  # fmt: skip
     safety = Safety(robot, limits, robot.clock)

@@ -283,7 +283,10 @@ WALL = [[1.0, 0.0]]
         ({"elements": ["a", "b"], "motion": Motion.TURNING, "ranges": "r", "ahead_m": 0.1}, "expected angle_step_rad"),
         ({"elements": ["a"], "motion": Motion.TURNING, "ranges": "r"}, "two elements"),
         ({"elements": ["a", "b"], "motion": Motion.STEERED, "ranges": "r", "ahead_m": 0.1}, "wheelbase_m"),
-        ({"elements": ["a"], "position": "p", "planes": WALL, "acceleration": 0.0}, "positive acceleration"),
+        (
+            {"elements": ["a"], "position": "p", "planes": WALL, "acceleration": 0.0},
+            "acceleration=0: expected a number above 0",
+        ),
         ({"elements": ["a"], "position": "p", "planes": WALL, "jerk": 9.0}, "acceleration together"),
     ],
 )

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from real_robot.robots.robot import Reading
-from real_robot.safety.limits import ElementLimits, Kind, Limits, Range
+from real_robot.safety.limits import ElementLimits, Kind, Limits, ObservedRange
 from real_robot.safety.safety import Command, State
 from tests.real_robot.plant import DT_S, Plant, guarded
 
@@ -173,7 +173,7 @@ METHODS = ("good", "good", "good", "bad", "none", "watch", "trip", "out of bound
 def test_a_stop_latches_until_reset(sequence):
     plant = Plant(Kind.VELOCITY, np.zeros(2))
     limits = {name: ElementLimits(Kind.VELOCITY, velocity=1.0, acceleration=5.0) for name in "ab"}
-    safety = guarded(plant, Limits(limits, {"position.a": Range(-8.0, 8.0)}))
+    safety = guarded(plant, Limits(limits, {"position.a": ObservedRange(-8.0, 8.0)}))
     stopped, stopping = False, 0
     for name in sequence:
         plant.tick()

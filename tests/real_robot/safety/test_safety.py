@@ -15,7 +15,7 @@ from embodied.contract import Contract, TensorSpec
 from real_robot.robots.robot import Reading
 from real_robot.safety.filters import Filters
 from real_robot.safety.inputs import Command
-from real_robot.safety.limits import ElementLimits, Kind, Limits, Range, load_limits
+from real_robot.safety.limits import ElementLimits, Kind, Limits, ObservedRange, load_limits
 from real_robot.safety.safety import Safety, State
 from tests.real_robot.plant import DT_S, Plant, contract, guarded
 
@@ -204,7 +204,7 @@ def test_after_trip_has_returned_nothing_is_written_by_any_thread():
 
 
 def test_bounds_of_what_is_observed_stop_and_tell():
-    plant, safety = make(Limits(dict(VELOCITY), {"position.b": Range(-0.5, 0.5)}))
+    plant, safety = make(Limits(dict(VELOCITY), {"position.b": ObservedRange(-0.5, 0.5)}))
     plant.position = np.array([0.0, 0.51])
     verdict = safety.command(np.ones(2), plant.tick())
     assert verdict.state is State.STOPPED
@@ -267,7 +267,7 @@ class Flier:
 @pytest.mark.parametrize("wanted", [9.0, -9.0, 1.0])
 def test_a_geofence_is_kept_by_holding_in_time_whatever_the_action_means(wanted):
     flier = Flier(0.01)
-    fence = Range(-3.0, 3.0, rate="velocity.x", acceleration=9.0, deceleration=Flier.DECELERATION)
+    fence = ObservedRange(-3.0, 3.0, rate="velocity.x", acceleration=9.0, deceleration=Flier.DECELERATION)
     safety = Safety(flier, Limits(observed={"position.x": fence}, clock_error_s=0.0), flier.clock)
     furthest = 0.0
     for _ in range(2000):
@@ -304,9 +304,12 @@ def test_limits_are_one_yaml_file(tmp_path):
         ("commands: {a: {speed: 1}}", "speed"),
         ("commands: {a: {kind: velocity}}", "VELOCITY"),
         ("commands: {a: {velocity: fast}}", "fast"),
-        ("commands: {a: {velocity: -1}}", "positive limits"),
+        ("commands: {a: {velocity: -1}}", r"limits.yaml: commands\.a\.velocity=-1: expected a number above 0, or inf"),
+        ("commands: {a: {low: .nan}}", r"commands\.a\.low=nan: expected a finite number, or inf"),
+        ("distance: {elements: [a], position: p, planes: [[1, .nan]]}", r"distance\.planes"),
+        ("[1, 2]", "limits.yaml"),
         ("commands: {a: {kind: DELTA, high: 1}}", "`measured`"),
-        ("tilt_rad: 4", "tilt_rad"),
+        ("tilt_rad: 4", "tilt_rad=4: expected a number above 0 and of at most 3.14"),
         ("tilt_rad: 0.5", "`attitude` and `tilt_rad` together"),
         ("attitude: rotation", "`attitude` and `tilt_rad` together"),
         ("observed: {position.a: {low: -1, high: 1, deceleration: 2}}", "expected `rate`"),
@@ -327,7 +330,7 @@ def test_wrong_files_are_reported_on_one_line(tmp_path, text, message):
     [
         (Limits({"c": ElementLimits(), **VELOCITY}), "unknown elements \\['c'\\] in limits"),
         (Limits({"a": VELOCITY["a"]}), "no limits for action element 'b'"),
-        (Limits(dict(VELOCITY), {"position.c": Range()}), "no observed element 'position.c'"),
+        (Limits(dict(VELOCITY), {"position.c": ObservedRange()}), "no observed element 'position.c'"),
         (Limits({"a": VELOCITY["a"], "b": ElementLimits(Kind.VELOCITY)}), "no limits for action element 'b'"),
         (Limits(dict(VELOCITY), attitude="position", tilt_rad=0.5), "attitude"),
         (Limits({"a": VELOCITY["a"], "b": ElementLimits(low=1.0, high=2.0)}), "expected rest inside"),
@@ -370,3 +373,11 @@ def test_safety_alone_writes_to_a_robot():
     }
     assert callers - set(ROBOTS) == {"safety/safety.py"}
     assert writes(ROOT / "real_robot" / "safety" / "safety.py") == ["robot"]
+
+
+def test_walls_may_be_written_in_whole_numbers(tmp_path):
+    path = tmp_path / "limits.yaml"
+    path.write_text("distance: {elements: [a], position: p, planes: [[1, 0]], margin_m: 1}")
+    distance = load_limits(path).distance
+    assert distance is not None
+    assert (distance.planes, distance.margin_m) == ([[1.0, 0.0]], 1.0)
