@@ -16,10 +16,11 @@ LONG = (*TASK, "env_steps=100_000_000", "evaluate_every_steps=null", "policy.hid
 
 
 def start(*arguments: str, environment: dict[str, str] | None = None, **options) -> subprocess.Popen:
-    return subprocess.Popen(
-        [sys.executable, "train.py", *arguments], cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})}, **options,
-    )  # fmt: skip
+    # Under nohup the tests ignore SIGHUP, and so would the run.
+    code = "import signal, sys, runpy; signal.signal(signal.SIGHUP, signal.SIG_DFL); sys.argv[0] = 'train.py'; "
+    command = [sys.executable, "-c", code + "runpy.run_path('train.py', run_name='__main__')", *arguments]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})}
+    return subprocess.Popen(command, cwd=ROOT, env=environment, **options)
 
 
 @pytest.mark.parametrize("both", [False, True])
@@ -41,7 +42,10 @@ def test_a_stopped_run_saves_and_has_the_status_of_the_signal(tmp_path: Path, nu
     while run.poll() is None and not (metrics.exists() and metrics.stat().st_size):
         time.sleep(0.1)
     run.send_signal(number)
-    told, _ = run.communicate()
+    try:
+        told, _ = run.communicate(timeout=120.0)
+    finally:
+        run.kill()
     assert run.returncode == 128 + number, told
     assert "Stopped and saved. Continue with: " in told
     assert list((tmp_path / "run" / "checkpoint").iterdir())
