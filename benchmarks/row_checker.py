@@ -124,6 +124,7 @@ class StoppedByCommands(RowChecker):
             given = self.limits.commands.get(name, ElementLimits(low=low, high=high))
             scale = dt_s if given.kind is Kind.VELOCITY else 1.0
             self.tracks.append(Track(given, dt_s, 0.0, (low * scale, high * scale), 4 * ROUNDING))
+        known.tracks = self.tracks
         self.rates = np.array([dt_s if track.given.kind is Kind.VELOCITY else 1.0 for track in self.tracks])
         self.fresh, self.silent = True, False
         self.sent_s = self.ran_s = self.idle_s = -math.inf

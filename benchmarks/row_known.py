@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.row_network import Network
+from benchmarks.safety_checker import Track
 from embodied.errors import UserError
 from real_robot.ros2.messages.codecs import ForeignError, read
 from real_robot.ros2.nodes.safety import SafetySettings
@@ -28,6 +29,8 @@ class Known:
         self.command = settings.prefix + table.command.name
         self.state, self.moving = "inactive", False
         """safety_node's state as it publishes it, and whether it commands a motion or a stop; `row_checker` knows."""
+        self.tracks: list[Track] = []
+        """What has been commanded lately, by element; `row_checker` knows."""
         self.forget()
 
     def forget(self) -> None:
@@ -61,8 +64,10 @@ class Known:
         self.position, self._position_s = np.empty(0), -math.inf
         """The last measured position that the one before makes possible."""
         self.consistent = 0
-        self._newest = self.position, self._position_s
         """Number of consistent measurements in a row."""
+        self._newest = self.position, self._position_s
+        self._rejected = self._commanded = False
+        """Whether the newest measurement was impossible, and whether the robot was commanded since a possible one."""
 
     def jump_back(self, seconds: float) -> None:
         """A simulator's clock has jumped back."""
@@ -124,9 +129,14 @@ class Known:
             self._place(arrays[self._key].astype(np.float64), self.stamps[topic] or 0.0)
 
     def _place(self, position: np.ndarray, stamp_s: float) -> None:
-        """Take a measured position if it is possible after the last one, or nothing moves yet."""
+        """Take a measured position if it is possible after the last one, or nothing moves yet.
+
+        After an impossible one the robot is also known again where commands have led it meanwhile: it may have refused
+        or been held up, and then have gone there at once.
+        """
         self._newest = position, stamp_s
         elapsed_s = max(stamp_s - self._position_s, 0.0)
+        self._commanded = self._commanded or self.moving
         possible = True
         if self.table.name != "cartesian" and self.limits.commands:
             for at, before, name in zip(position, self.position, self.table.contract.action.names, strict=False):
@@ -134,9 +144,19 @@ class Known:
                 speed, allowed = given.velocity, given.following or FOLLOWING_RAD
                 fastest = speed if self.moving else max(speed, HAND_SPEED)
                 possible = possible and abs(at - before) <= fastest * elapsed_s + allowed + CLOSE_S
+            possible = possible or (self._rejected and self._commanded and self._led(position))
         if possible or self.state == "ready":
-            self.position, self._position_s = position, stamp_s
+            self.position, self._position_s, self._commanded = position, stamp_s, self.moving
+        self._rejected = not possible
         self.consistent = self.consistent + 1 if possible else int(self.state == "ready")
+
+    def _led(self, position: np.ndarray) -> bool:
+        """Whether every joint is where it was commanded to lately."""
+        return all(
+            min(track.past) - allowed <= at <= max(track.past) + allowed
+            for at, track in zip(position, self.tracks, strict=True)
+            for allowed in [(track.given.following or FOLLOWING_RAD) + CLOSE_S]
+        )
 
     def objections(self) -> str:
         """Why nothing new may be commanded now; "" if nothing speaks against it."""
