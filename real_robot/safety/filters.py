@@ -70,7 +70,7 @@ class Filters:
             self._tank.tank.reset()
 
     def outside(self, observation: dict[str, Array], idle_s: float) -> str:
-        """Description of an element outside whose limits no motion may start, `idle_s` after the last command; or ""."""
+        """Description of a position too far outside its limits to start, `idle_s` after the last command; or ""."""
         periods = self._periods(idle_s)
         outside = (self._names[axis.index] for axis in self._axes if not axis.startable(observation, periods))
         return next((f"{name} is outside its limits: move it inside by hand" for name in outside), "")
