@@ -12,14 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.row_known import CLOSE_S, FOLLOWING_RAD, Known
+from benchmarks.row_known import CLOSE_S, FOLLOWING_RAD, START_READINGS, Known
 from benchmarks.safety_checker import Track, ViolationError
 from real_robot.robots.robot import Array
 from real_robot.ros2.robots.quadrotors import PX4_ARMED, PX4_HOLD, PX4_OFFBOARD
 from real_robot.ros2.robots.tables import ACTION
 from real_robot.safety.limits import ElementLimits, Kind
 
-START_READINGS = 3
 ROUNDING = 2.0**-23
 """Messages carry actions of 32 bits."""
 
@@ -46,7 +45,7 @@ class RowChecker:
     def send(self, topic: str, message: Any, sender: str) -> None:  # noqa: ANN401 - a ROS message
         """A node has sent something."""
         if topic == "safety_node/state":
-            self.state = self.known.state = message.data
+            self.state = message.data
         elif topic == self.command_topic:
             self.values.append(self.decoded(message))
         elif sender == "safety_node":
@@ -56,6 +55,7 @@ class RowChecker:
         """A node's callback has ended."""
         if name != "safety_node":
             return
+        self.known.look()
         values, self.values = self.values, []
         before, self.before = self.before, self.state
         if self.stopped and self.state == "active":
@@ -70,7 +70,7 @@ class RowChecker:
     def begin(self) -> None:
         """safety_node has been started again."""
         self.known.forget()
-        self.state = self.before = self.known.state = "inactive"
+        self.state = self.before = "inactive"
         self.stopped = False
 
     def decoded(self, message: Any) -> Array:  # noqa: ANN401 - a ROS message
@@ -156,9 +156,9 @@ class StoppedByCommands(RowChecker):
             self._begin_stop()
         self.commands += len(values)
         self._rest()
-        self.known.moving = self.state == "active" or not self.silent
         if not values:
             self.silent = self.silent or self.now_s - self.idle_s > 2.01 * self.dt_s
+        self.known.moving = not self.silent
         for each in values:
             if self.silent:
                 raise ViolationError("commanded after the stop")
