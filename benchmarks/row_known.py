@@ -55,7 +55,7 @@ class Known:
         self.heard_s: dict[str, float] = {}
         """When each of the driver's modes was heard last."""
         self.beat_stamp_s = math.nan
-        self._graph_s = dict[str, float]()  # since when the graph has shown each fault
+        self._graph_s: dict[str, float] = {}  # since when the graph has shown each fault
         self._key = "end_effector_position" if self.table.name == "cartesian" else "joint_position"
         self.begun_s = math.inf  # when the first command came, from which on a heartbeat is expected
         self.good_s = self.good_stamp_s = self.beat_s = self.status_s = -math.inf
@@ -189,7 +189,7 @@ class Known:
         table, limits, graph = self.table, self.limits, self.graph
         now_s = graph.ros_s
         if graph.simulated:  # a measurement may tell the time before the clock does
-            now_s = max([now_s, *(stamp for stamp in self.stamps.values() if stamp is not None)])
+            now_s = max([now_s] + [stamp for stamp in self.stamps.values() if stamp is not None])
         if self.bad_command:
             return "the last command was bad"
         beat_s = max(self.beat_s, self.begun_s)
