@@ -158,7 +158,7 @@ class StoppedByCommands(RowChecker):
         self._rest()
         if not values:
             self.silent = self.silent or self.now_s - self.idle_s > 2.01 * self.dt_s
-        self.known.moving = not self.silent
+        self.known.moving = not (self.silent or all(track.still for track in self.tracks))
         for each in values:
             if self.silent:
                 raise ViolationError("commanded after the stop")

@@ -55,7 +55,7 @@ class Known:
         self.heard_s: dict[str, float] = {}
         """When each of the driver's modes was heard last."""
         self.beat_stamp_s = math.nan
-        self._graph_s: dict[str, float] = {}  # since when the graph has shown each fault
+        self._graph_s = dict[str, float]()  # since when the graph has shown each fault
         self._key = "end_effector_position" if self.table.name == "cartesian" else "joint_position"
         self.begun_s = math.inf  # when the first command came, from which on a heartbeat is expected
         self.good_s = self.good_stamp_s = self.beat_s = self.status_s = -math.inf
@@ -85,7 +85,7 @@ class Known:
         }
         command = self.table.command.name
         shown[f"somebody else publishes on {command}"] = len(graph.publishers.get(command, ())) > 1
-        self._graph_s = {fault: self._graph_s.get(fault, now_s) for fault, is_so in shown.items() if is_so}
+        self._graph_s = {fault: self._graph_s.get(fault) or now_s for fault, is_so in shown.items() if is_so}
 
     def read(self, topic: str, message: Any) -> None:  # noqa: ANN401 - a ROS message
         """A message has been handled."""

@@ -36,7 +36,8 @@ class Robot:
         self.integrates = ~np.array(positions)
         low = [-0.5 if e is None else max(e.low, -0.5) for e in self.elements]
         high = [0.5 if e is None else min(e.high, 0.5) for e in self.elements]
-        self.position = self.rng.uniform(low, np.maximum(high, low))
+        self._low, self._high = np.array(low), np.maximum(high, low)
+        self.position = self.rng.uniform(self._low, self._high)
         self.velocity = np.zeros(len(names))
         self.observation = _rest(table.contract)
         self.refuses = self.taken = self.silent = False
@@ -68,10 +69,10 @@ class Robot:
         self.taken = not back
 
     def misread(self) -> None:
-        """Its position is measured wrong: once as zeros or -pi, or with an offset for as long as the fault lasts."""
+        """Its position is measured wrong: once as zeros or -pi, or elsewhere for as long as the fault lasts."""
         kind = int(self.rng.integers(3))
         shape = self.position.shape
-        self.wrong = (np.zeros(shape), np.full(shape, -math.pi), self.position + 0.7)[kind]
+        self.wrong = (np.zeros(shape), np.full(shape, -math.pi), self.rng.uniform(self._low, self._high))[kind]
         self._once = kind < 2
 
     def restart(self, down_s: float) -> None:

@@ -181,9 +181,9 @@ class Sequence:
 
     def _operate(self) -> None:
         """An operator resets what has stopped, now and then."""
-        if self.rng.random() < 0.05 and self.safety.runs and "emergency stop" not in self.faults:
+        if self.rng.random() < 0.1 and self.safety.runs and "emergency stop" not in self.faults:
             lost = isinstance(self.checker, StoppedByItself) and self.checker.lost
-            if lost or self.checker.state == "stopped":
+            if lost or self.checker.state in ("stopped", "holding"):
                 self.checker.stopped = False
                 self.checker.known.reset()
                 if isinstance(self.checker, StoppedByItself):
