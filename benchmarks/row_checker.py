@@ -155,7 +155,7 @@ class StoppedByCommands(RowChecker):
         if before == "active" or (before == "holding" and self.state == "stopped"):
             self._begin_stop()
         self.commands += len(values)
-        self._rest()
+        self._rest(values[0] if values else None)
         if not values:
             self.silent = self.silent or self.now_s - self.idle_s > 2.01 * self.dt_s
         self.known.moving = not (self.silent or all(track.still for track in self.tracks))
@@ -172,7 +172,7 @@ class StoppedByCommands(RowChecker):
     def _active(self, values: Array) -> None:
         self.silent, self.known.moving = False, True
         rests = all(track.still for track in self.tracks)
-        self._rest()
+        self._rest(values)
         paused = self._gap_s > self.limits.command_timeout_s and all(track.position for track in self.tracks)
         if self.fresh or rests or paused:
             self._start(values)
@@ -180,12 +180,21 @@ class StoppedByCommands(RowChecker):
         self._take(values)
         self.fresh = False
 
-    def _rest(self) -> None:
-        """It stands still by its own time-out, and may be commanded so once."""
+    def _rest(self, values: Array | None) -> None:
+        """It stands still by its own time-out, and may be commanded so once.
+
+        Just when the time is over, nobody can tell whether it stands or moves: `values` may go on from either.
+        """
         stops_after_s = self.table.stops_after_s
-        for track in self.tracks:
+        for index, track in enumerate(self.tracks):
             rests_s = self.limits.command_timeout_s if track.position else stops_after_s
-            if rests_s is not None and self._gap_s > rests_s - CLOSE_S:
+            if rests_s is None or self._gap_s < rests_s - CLOSE_S:
+                continue
+            stands = self._gap_s > rests_s + CLOSE_S
+            if not stands and values is not None:
+                value = values[index] * self.rates[index]
+                stands = track.position or abs(value) < abs(value - track.w)
+            if stands:
                 track.rest(track.p)
                 self.silent = False
 

@@ -147,6 +147,12 @@ class Sequence:
         self.robot = flown(self.graph, table, limits)
         self.policy = Policy(self.graph, table, known.command)
         self._start_safety()
+        without = {
+            "clock stands still": not self.graph.simulated,
+            "partner silent": not (table.modes or table.status),
+            "wrong reading": not self.robot.measures,
+        }
+        self.possible = [fault for fault in FAULTS if not without.get(fault)]
         self.faults: dict[str, int] = {}  # and for how many more periods
         self.suspended_s = 0.0
         self.injected = Counter[str]()
@@ -191,12 +197,12 @@ class Sequence:
                 self.graph.call("safety_node/reset")
                 if self.rng.random() < 0.5:
                     self.policy.repeat()
-                if self.rng.random() < 0.3:
+                if self.rng.random() < 0.5 and "wrong reading" in self.possible:
                     self._inject("wrong reading")
 
     def _begin_faults(self) -> None:
         if self.rng.random() < 0.08:
-            self._inject(str(self.rng.choice(FAULTS)))
+            self._inject(str(self.rng.choice(self.possible)))
 
     def _inject(self, fault: str) -> None:
         if fault in self.faults:
