@@ -87,6 +87,10 @@ def random_limits(rng: np.random.Generator, table: Table) -> Limits:
     )  # fmt: skip
 
 
+OFTEN = 4
+"""How many times more often than other faults drivers are silent, as few rows have one that reports its mode."""
+
+
 class Policy:
     """policy_node from outside: heartbeats, and a command per period."""
 
@@ -153,6 +157,7 @@ class Sequence:
             "wrong reading": not self.robot.measures,
         }
         self.possible = [fault for fault in FAULTS if not without.get(fault)]
+        self.possible += ["partner silent"] * OFTEN * bool(table.modes)
         self.faults: dict[str, int] = {}  # and for how many more periods
         self.suspended_s = 0.0
         self.injected = Counter[str]()
