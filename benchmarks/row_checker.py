@@ -12,14 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.row_known import CLOSE_S, FOLLOWING_RAD, Known
+from benchmarks.row_known import CLOSE_S, FOLLOWING_RAD, START_READINGS, Known
 from benchmarks.safety_checker import Track, ViolationError
 from real_robot.robots.robot import Array
 from real_robot.ros2.robots.quadrotors import PX4_ARMED, PX4_HOLD, PX4_OFFBOARD
 from real_robot.ros2.robots.tables import ACTION
 from real_robot.safety.limits import ElementLimits, Kind
 
-START_READINGS = 3
 ROUNDING = 2.0**-23
 """Messages carry actions of 32 bits."""
 
@@ -46,7 +45,7 @@ class RowChecker:
     def send(self, topic: str, message: Any, sender: str) -> None:  # noqa: ANN401 - a ROS message
         """A node has sent something."""
         if topic == "safety_node/state":
-            self.state = self.known.state = message.data
+            self.state = message.data
         elif topic == self.command_topic:
             self.values.append(self.decoded(message))
         elif sender == "safety_node":
@@ -56,6 +55,7 @@ class RowChecker:
         """A node's callback has ended."""
         if name != "safety_node":
             return
+        self.known.look()
         values, self.values = self.values, []
         before, self.before = self.before, self.state
         if self.stopped and self.state == "active":
@@ -70,7 +70,7 @@ class RowChecker:
     def begin(self) -> None:
         """safety_node has been started again."""
         self.known.forget()
-        self.state = self.before = self.known.state = "inactive"
+        self.state = self.before = "inactive"
         self.stopped = False
 
     def decoded(self, message: Any) -> Array:  # noqa: ANN401 - a ROS message
@@ -124,6 +124,7 @@ class StoppedByCommands(RowChecker):
             given = self.limits.commands.get(name, ElementLimits(low=low, high=high))
             scale = dt_s if given.kind is Kind.VELOCITY else 1.0
             self.tracks.append(Track(given, dt_s, 0.0, (low * scale, high * scale), 4 * ROUNDING))
+        known.tracks = self.tracks
         self.rates = np.array([dt_s if track.given.kind is Kind.VELOCITY else 1.0 for track in self.tracks])
         self.fresh, self.silent = True, False
         self.sent_s = self.ran_s = self.idle_s = -math.inf
@@ -154,10 +155,10 @@ class StoppedByCommands(RowChecker):
         if before == "active" or (before == "holding" and self.state == "stopped"):
             self._begin_stop()
         self.commands += len(values)
-        self._rest()
-        self.known.moving = self.state == "active" or not self.silent
+        self._rest(values[0] if values else None)
         if not values:
             self.silent = self.silent or self.now_s - self.idle_s > 2.01 * self.dt_s
+        self.known.moving = not (self.silent or all(track.still for track in self.tracks))
         for each in values:
             if self.silent:
                 raise ViolationError("commanded after the stop")
@@ -171,7 +172,7 @@ class StoppedByCommands(RowChecker):
     def _active(self, values: Array) -> None:
         self.silent, self.known.moving = False, True
         rests = all(track.still for track in self.tracks)
-        self._rest()
+        self._rest(values)
         paused = self._gap_s > self.limits.command_timeout_s and all(track.position for track in self.tracks)
         if self.fresh or rests or paused:
             self._start(values)
@@ -179,12 +180,21 @@ class StoppedByCommands(RowChecker):
         self._take(values)
         self.fresh = False
 
-    def _rest(self) -> None:
-        """It stands still by its own time-out, and may be commanded so once."""
+    def _rest(self, values: Array | None) -> None:
+        """It stands still by its own time-out, and may be commanded so once.
+
+        Just when the time is over, nobody can tell whether it stands or moves: `values` may go on from either.
+        """
         stops_after_s = self.table.stops_after_s
-        for track in self.tracks:
+        for index, track in enumerate(self.tracks):
             rests_s = self.limits.command_timeout_s if track.position else stops_after_s
-            if rests_s is not None and self._gap_s > rests_s - CLOSE_S:
+            if rests_s is None or self._gap_s < rests_s - CLOSE_S:
+                continue
+            stands = self._gap_s > rests_s + CLOSE_S
+            if not stands and values is not None:
+                value = values[index] * self.rates[index]
+                stands = track.position or abs(value) < abs(value - track.w)
+            if stands:
                 track.rest(track.p)
                 self.silent = False
 

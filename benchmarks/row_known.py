@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.row_network import Network
+from benchmarks.safety_checker import Track
 from embodied.errors import UserError
 from real_robot.ros2.messages.codecs import ForeignError, read
 from real_robot.ros2.nodes.safety import SafetySettings
@@ -16,8 +17,9 @@ from real_robot.ros2.robots.tables import ACTION, Table
 from real_robot.safety.limits import Limits
 
 CLOSE_S = 1e-6
-HAND_SPEED, FOLLOWING_RAD = 3.0, 0.1
-"""Speed in rad/s at which somebody may move an arm that is not commanded, and what it may be off by."""
+HAND_SPEED, FOLLOWING_RAD, START_READINGS = 3.0, 0.1, 3
+"""Speed in rad/s at which somebody may move an arm that is not commanded; what it may be off by, rad; number of
+consistent measurements from which a motion may start."""
 
 
 class Known:
@@ -26,17 +28,27 @@ class Known:
     def __init__(self, graph: Network, table: Table, limits: Limits, settings: SafetySettings) -> None:
         self.graph, self.table, self.limits, self.settings = graph, table, limits, settings
         self.command = settings.prefix + table.command.name
-        self.state, self.moving = "inactive", False
-        """safety_node's state as it publishes it, and whether it commands a motion or a stop; `row_checker` knows."""
+        self.tracks: list[Track] = []
+        """What has been commanded lately, by element; `row_checker` knows."""
         self.forget()
 
     def forget(self) -> None:
         """A process that has just started has read nothing."""
+        self.moving = False
+        """Whether safety_node commands a motion or a stop; `row_checker` knows."""
         self.gone_s = -math.inf
         """What is stamped until then, and later than a simulator's clock, was on its way when that jumped back."""
         self.stamps: dict[str, float | None] = {}
         """Of the newest message of each topic; None of one that cannot be used."""
-        self.begin_anew()
+        self.position, self._position_s = np.empty(0), -math.inf
+        """The last measured position that the ones before make possible."""
+        self.consistent = 0
+        """Number of consistent measurements in a row."""
+        self._newest: tuple[np.ndarray, float] | None = None  # position that waits for the other topics
+        self._stamp_s = -math.inf  # of the newest position
+        self._trusted = self._rejected = False  # whether enough were consistent once; whether the newest is impossible
+        self._since_s = self._commanded_s = self._idle_s = 0.0  # since the last possible position
+        self.reset_s = -math.inf
         self._ros_s = -math.inf
         self.resumed_s = -math.inf
         """When the process was last suspended until."""
@@ -52,30 +64,33 @@ class Known:
         self.refusals: dict[str, str] = {}
 
     def reset(self) -> None:
-        """An operator has reset safety_node: the newest measurement is the first one."""
-        self.position, self._position_s = self._newest
-        self.consistent = int(len(self.position) > 0)
-
-    def begin_anew(self) -> None:
-        """Measurements begin anew."""
-        self.position, self._position_s = np.empty(0), -math.inf
-        """The last measured position that the one before makes possible."""
-        self.consistent = 0
-        self._newest = self.position, self._position_s
-        """Number of consistent measurements in a row."""
+        """An operator has reset safety_node: only what is commanded from now on counts."""
+        self.reset_s = self.graph.ros_s
 
     def jump_back(self, seconds: float) -> None:
         """A simulator's clock has jumped back."""
         self.stamps.clear()
-        self.begin_anew()
         self.gone_s = self.graph.ros_s + seconds + self.table.control_dt_s
+
+    def look(self) -> None:
+        """Take note of the clock and of the graph, as often as safety_node can."""
+        graph, now_s = self.graph, self.graph.now_s
+        if graph.ros_s < self._ros_s:
+            self.reset_s = -math.inf
+        self._ros_s = graph.ros_s
+        shown = {
+            f"nobody publishes on {mode.name}": not graph.publishers.get(mode.name)
+            for mode in self.table.modes
+            if mode.timeout_s is None
+        }
+        command = self.table.command.name
+        shown[f"somebody else publishes on {command}"] = len(graph.publishers.get(command, ())) > 1
+        self._graph_s = {fault: self._graph_s.get(fault) or now_s for fault, is_so in shown.items() if is_so}
 
     def read(self, topic: str, message: Any) -> None:  # noqa: ANN401 - a ROS message
         """A message has been handled."""
         now_s = self.graph.now_s
-        if self.graph.ros_s < self._ros_s:
-            self.begin_anew()
-        self._ros_s = self.graph.ros_s
+        self.look()
         if topic == self.command:
             self.begun_s = min(self.begun_s, now_s)
             self._take(message)
@@ -121,29 +136,60 @@ class Known:
         if self.graph.simulated and self._key not in arrays and self.stamps[topic] == self._position_s:
             self.consistent += 1  # of a clock that stands still: repetitions count, too
         if self._key in arrays and finite:
-            self._place(arrays[self._key].astype(np.float64), self.stamps[topic] or 0.0)
+            self._newest = arrays[self._key].astype(np.float64), self.stamps[topic] or 0.0
+        if self._newest is not None and all(self.stamps.get(state.name) is not None for state in self.table.states):
+            self._place(*self._newest)
+            self._newest = None
 
     def _place(self, position: np.ndarray, stamp_s: float) -> None:
-        """Take a measured position if it is possible after the last one, or nothing moves yet."""
-        self._newest = position, stamp_s
-        elapsed_s = max(stamp_s - self._position_s, 0.0)
-        possible = True
-        if self.table.name != "cartesian" and self.limits.commands:
-            for at, before, name in zip(position, self.position, self.table.contract.action.names, strict=False):
-                given = self.limits.commands[name]
-                speed, allowed = given.velocity, given.following or FOLLOWING_RAD
-                fastest = speed if self.moving else max(speed, HAND_SPEED)
-                possible = possible and abs(at - before) <= fastest * elapsed_s + allowed + CLOSE_S
-        if possible or self.state == "ready":
+        """Take a measured position if it is possible after the last one, or none has been trusted yet.
+
+        After an impossible one the robot has to be where it was, or, if it was commanded meanwhile, where commands have
+        led it: it may have refused or been held up, and then have gone there at once.
+        """
+        elapsed_s = max(stamp_s - self._stamp_s, 0.0) if len(self.position) else 0.0
+        self._stamp_s = stamp_s
+        if elapsed_s > self.limits.observation_timeout_s + CLOSE_S:
+            self.consistent = 0
+        self._since_s += elapsed_s
+        self._commanded_s += elapsed_s * self.moving
+        self._idle_s += elapsed_s * (not self.moving and not self._rejected)
+        if self.table.name == "cartesian" or not self.limits.commands or not len(self.position):
+            possible = True
+        elif self._rejected and self._commanded_s:
+            possible = self._led(position)
+        else:
+            possible = self._reachable(position)
+        self._rejected = not possible and self._trusted
+        self.consistent = self.consistent + 1 if possible else int(not self._trusted)
+        self._trusted = self._trusted or self.consistent >= START_READINGS
+        if not self._rejected:
             self.position, self._position_s = position, stamp_s
-        self.consistent = self.consistent + 1 if possible else int(self.state == "ready")
+            self._since_s = self._commanded_s = self._idle_s = 0.0
+
+    def _reachable(self, position: np.ndarray) -> bool:
+        """Whether every joint may have moved to `position` since the last possible one, by commands or by hand."""
+        for at, before, name in zip(position, self.position, self.table.contract.action.names, strict=False):
+            given = self.limits.commands[name]
+            way = given.velocity * self._commanded_s + max(given.velocity, HAND_SPEED) * self._idle_s
+            if abs(at - before) > way + (given.following or FOLLOWING_RAD) + CLOSE_S:
+                return False
+        return True
+
+    def _led(self, position: np.ndarray) -> bool:
+        """Whether every joint is where it was commanded to lately."""
+        return all(
+            min(track.past) - allowed <= at <= max(track.past) + allowed
+            for at, track in zip(position, self.tracks, strict=True)
+            for allowed in [(track.given.following or FOLLOWING_RAD) + CLOSE_S]
+        )
 
     def objections(self) -> str:
         """Why nothing new may be commanded now; "" if nothing speaks against it."""
         table, limits, graph = self.table, self.limits, self.graph
         now_s = graph.ros_s
         if graph.simulated:  # a measurement may tell the time before the clock does
-            now_s = max(now_s, *(stamp for stamp in self.stamps.values() if stamp is not None), -math.inf)
+            now_s = max([now_s] + [stamp for stamp in self.stamps.values() if stamp is not None])
         if self.bad_command:
             return "the last command was bad"
         beat_s = max(self.beat_s, self.begun_s)
@@ -155,8 +201,9 @@ class Known:
         ages = [now_s - (self.stamps[topic.name] or 0.0) for topic in table.states if not topic.lasting]
         if max(ages) > limits.observation_timeout_s + CLOSE_S or min(ages) < -limits.clock_error_s - CLOSE_S:
             return f"measurements of age {min(ages):.3f} to {max(ages):.3f} s"
-        if len(self.position) and now_s - self._position_s > limits.observation_timeout_s + CLOSE_S:
-            return f"the last possible position was measured {now_s - self._position_s:.3f} s ago"
+        age_s = max(now_s - self._position_s, self._since_s) if len(self.position) else 0.0
+        if age_s > limits.observation_timeout_s + CLOSE_S:
+            return f"the last possible position was measured {age_s:.3f} s ago"
         for mode in table.modes:
             silent_s = graph.now_s - self.heard_s.get(mode.name, -math.inf)
             if mode.timeout_s is not None and silent_s > mode.timeout_s + CLOSE_S:
@@ -164,6 +211,8 @@ class Known:
         if fault := self._graph_fault():
             return fault
         age_s = now_s - self.good_stamp_s
+        if self.good_stamp_s <= self.reset_s:
+            return f"the last command was issued {self.reset_s - self.good_stamp_s:.3f} s before the reset"
         if not -limits.clock_error_s - CLOSE_S <= age_s <= limits.command_timeout_s + CLOSE_S:
             return f"a command of age {age_s:.3f} s"
         if unheard := [mode.name for mode in table.modes if mode.name not in self.refusals]:
@@ -172,14 +221,5 @@ class Known:
 
     def _graph_fault(self) -> str:
         """What the graph has shown for longer than safety_node may look away; "" if nothing."""
-        graph, now_s = self.graph, self.graph.now_s
-        shown = {
-            f"nobody publishes on {mode.name}": not graph.publishers.get(mode.name)
-            for mode in self.table.modes
-            if mode.timeout_s is None
-        }
-        command = self.table.command.name
-        shown[f"somebody else publishes on {command}"] = len(graph.publishers.get(command, ())) > 1
-        self._graph_s = {fault: self._graph_s.get(fault, now_s) for fault, is_so in shown.items() if is_so}
-        looked_s = now_s - LOOK_S - 2.0 * self.table.control_dt_s
+        looked_s = self.graph.now_s - LOOK_S - 2.0 * self.table.control_dt_s
         return next((fault for fault, since_s in self._graph_s.items() if max(since_s, self.resumed_s) < looked_s), "")

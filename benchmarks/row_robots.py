@@ -36,9 +36,17 @@ class Robot:
         self.integrates = ~np.array(positions)
         low = [-0.5 if e is None else max(e.low, -0.5) for e in self.elements]
         high = [0.5 if e is None else min(e.high, 0.5) for e in self.elements]
-        self.position = self.rng.uniform(low, np.maximum(high, low))
+        self._low, self._high = np.array(low), np.maximum(high, low)
+        self.position = self.rng.uniform(self._low, self._high)
         self.velocity = np.zeros(len(names))
         self.observation = _rest(table.contract)
+        self.measures = ""
+        """Observation that shows its position; "" if none does."""
+        specs = table.contract.observation
+        if "joint_position" in specs and len(names) == specs["joint_position"].shape[0]:
+            self.measures = "joint_position"
+        elif "end_effector_position" in specs and table.name == "cartesian":
+            self.measures = "end_effector_position"
         self.refuses = self.taken = self.silent = False
         self.wrong: np.ndarray | None = None
         """What is measured in place of the position."""
@@ -68,10 +76,10 @@ class Robot:
         self.taken = not back
 
     def misread(self) -> None:
-        """Its position is measured wrong: once as zeros or -pi, or with an offset for as long as the fault lasts."""
+        """Its position is measured wrong: once as zeros or -pi, or elsewhere for as long as the fault lasts."""
         kind = int(self.rng.integers(3))
         shape = self.position.shape
-        self.wrong = (np.zeros(shape), np.full(shape, -math.pi), self.position + 0.7)[kind]
+        self.wrong = (np.zeros(shape), np.full(shape, -math.pi), self.rng.uniform(self._low, self._high))[kind]
         self._once = kind < 2
 
     def restart(self, down_s: float) -> None:
@@ -108,16 +116,11 @@ class Robot:
                 graph.send(topic.name, gripper)
 
     def _seen(self) -> dict[str, np.ndarray]:
-        specs = self.table.contract.observation
-        seen = {}
         position = self.position if self.wrong is None else self.wrong
         if self._once:
             self.wrong = None
-        if "joint_position" in specs and len(position) == specs["joint_position"].shape[0]:
-            seen["joint_position"] = position
-        elif "end_effector_position" in specs and self.table.name == "cartesian":
-            seen["end_effector_position"] = position[:3]
-        return seen
+        width = 3 if self.measures == "end_effector_position" else len(position)
+        return {self.measures: position[:width]} if self.measures else {}
 
 
 def _rest(contract: Contract) -> dict[str, np.ndarray]:
@@ -130,6 +133,8 @@ def _rest(contract: Contract) -> dict[str, np.ndarray]:
 
 class Px4(px4.Px4):
     """PX4 with its pilot."""
+
+    measures = "position"
 
     def __init__(self, graph: Network, table: Table, limits: Limits) -> None:
         assert table.status is not None

@@ -55,7 +55,7 @@ FAULTS = (
 OTHER = "/", "other"
 """Namespace and name of another node that publishes on the robot's commands."""
 DOWN_S = 1.0
-"""A process that was killed is down for at least so long."""
+"""A process that was killed is down, and a partner silent, for at least so long."""
 
 
 def rows() -> list[tuple[str, Contract, dict[str, Any]]]:
@@ -87,6 +87,10 @@ def random_limits(rng: np.random.Generator, table: Table) -> Limits:
     )  # fmt: skip
 
 
+OFTEN = 4
+"""How many times more often than other faults drivers are silent, as few rows have one that reports its mode."""
+
+
 class Policy:
     """policy_node from outside: heartbeats, and a command per period."""
 
@@ -96,6 +100,7 @@ class Policy:
         spec = table.contract.action
         self.low, self.high = np.array(spec.low), np.array(spec.high)
         self.target = graph.rng.random(len(self.low))
+        self._last: Any = None  # command
 
     @property
     def runs(self) -> bool:
@@ -113,7 +118,13 @@ class Policy:
             self.target = rng.random(len(self.low)) * rng.choice([0.2, 1.0, 1.5])
         noisy = self.target + 0.02 * rng.normal(size=len(self.low))
         action = self.low + noisy * (self.high - self.low)
-        graph.send(self.topic, self.table.command.codec.encode({ACTION: action}, interfaces, graph.ros_s))
+        self._last = self.table.command.codec.encode({ACTION: action}, interfaces, graph.ros_s)
+        graph.send(self.topic, self._last)
+
+    def repeat(self) -> None:
+        """The last command was on its way for a while."""
+        if self.runs and self._last is not None:
+            self.graph.send(self.topic, self._last)
 
 
 class Sequence:
@@ -140,6 +151,13 @@ class Sequence:
         self.robot = flown(self.graph, table, limits)
         self.policy = Policy(self.graph, table, known.command)
         self._start_safety()
+        without = {
+            "clock stands still": not self.graph.simulated,
+            "partner silent": not (table.modes or table.status),
+            "wrong reading": not self.robot.measures,
+        }
+        self.possible = [fault for fault in FAULTS if not without.get(fault)]
+        self.possible += ["partner silent"] * OFTEN * bool(table.modes)
         self.faults: dict[str, int] = {}  # and for how many more periods
         self.suspended_s = 0.0
         self.injected = Counter[str]()
@@ -174,25 +192,30 @@ class Sequence:
 
     def _operate(self) -> None:
         """An operator resets what has stopped, now and then."""
-        if self.rng.random() < 0.05 and self.safety.runs and "emergency stop" not in self.faults:
+        if self.rng.random() < 0.1 and self.safety.runs and "emergency stop" not in self.faults:
             lost = isinstance(self.checker, StoppedByItself) and self.checker.lost
-            if lost or self.checker.state == "stopped":
+            if lost or self.checker.state in ("stopped", "holding"):
                 self.checker.stopped = False
                 self.checker.known.reset()
                 if isinstance(self.checker, StoppedByItself):
                     self.checker.reset()
                 self.graph.call("safety_node/reset")
+                if self.rng.random() < 0.5:
+                    self.policy.repeat()
+                if self.rng.random() < 0.5 and "wrong reading" in self.possible:
+                    self._inject("wrong reading")
 
     def _begin_faults(self) -> None:
-        if self.rng.random() > 0.08:
-            return
-        fault = str(self.rng.choice(FAULTS))
+        if self.rng.random() < 0.08:
+            self._inject(str(self.rng.choice(self.possible)))
+
+    def _inject(self, fault: str) -> None:
         if fault in self.faults:
             return
         if any(fault.split()[0] == other.split()[0] for other in self.faults if "node" in fault or "policy" in fault):
             return
         periods = int(self.rng.integers(1, 20))
-        if fault.endswith(("killed", "restarted")):
+        if fault.endswith(("killed", "restarted", "silent")):
             periods = round(DOWN_S / self.table.control_dt_s) + periods
         self.faults[fault] = periods
         self.injected[fault] += 1

@@ -27,7 +27,7 @@ class Reading:
     `observation` holds arrays without a batch axis by the contract's keys, never privileged ones. `sequence` increases
     with every measurement. `frames` are the frames declared by messages, by key. `refusal` is why the robot does not
     move as commanded, as it says itself; "" if it does. A measurement of several parts is as old as the oldest,
-    `stamp_s`; `newest_s` is the stamp of the newest.
+    `stamp_s`; `newest_s` is the stamp of the newest, and `stamps` are those of parts by key, as far as they are known.
     """
 
     observation: dict[str, Array]
@@ -36,6 +36,7 @@ class Reading:
     frames: Mapping[str, str] = field(default_factory=dict)
     refusal: str = ""
     newest_s: float = -math.inf
+    stamps: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def fault(self) -> str:

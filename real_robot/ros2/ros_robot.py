@@ -145,8 +145,12 @@ class RosRobot:
             parts = {name: part for name, part in self._latest.items() if part is not None}
             arrays = {key: value for part in parts.values() for key, value in part.observation.items()}
             observation = self._table.observe(arrays) | self._written
-            stamps = [parts[name].stamp_s for name in self._current]
-            self._reading = Reading(observation, min(stamps), self._sequence, refusal=refusal, newest_s=max(stamps))
+            current = [parts[name] for name in self._current]
+            stamps = [part.stamp_s for part in current]
+            by_key = {key: part.stamp_s for part in current for key in part.observation}
+            self._reading = Reading(
+                observation, min(stamps), self._sequence, refusal=refusal, newest_s=max(stamps), stamps=by_key
+            )
         return self._reading
 
     def write(self, action: Array) -> None:

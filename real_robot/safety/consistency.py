@@ -76,7 +76,7 @@ class Consistency:
             return self.accepted
         if reading.stamp_s < before.stamp_s:  # by another clock
             self._counted = -math.inf, -math.inf
-        elapsed_s = max(reading.stamp_s - before.stamp_s, 0.0)
+        elapsed_s = max(self._stamp_s(reading) - self._stamp_s(before), 0.0)
         if elapsed_s > self._gap_s:  # it may have been moved meanwhile, or the first new measurement may be wrong
             self._streak = min(self._streak, self._needed - START_READINGS)
         self._commanded_s += elapsed_s * commanded
@@ -98,6 +98,10 @@ class Consistency:
             self._commanded_s = self._idle_s = 0.0
         return self.accepted
 
+    def _stamp_s(self, reading: Reading) -> float:
+        """When the compared positions were measured: other parts of the measurement may be older."""
+        return min((reading.stamps.get(key, reading.stamp_s) for key in self.keys), default=reading.stamp_s)
+
     def _count(self, reading: Reading) -> None:
         """Count a consistent measurement, once if it is of several topics of which not all have news.
 
@@ -114,7 +118,7 @@ class Consistency:
             most = speed * self._commanded_s + max(speed, HAND_SPEED) * self._idle_s + allowance
             moved = abs(_value(reading.observation, element) - _value(last.observation, element))
             if moved > most:
-                ago_s = reading.stamp_s - last.stamp_s
+                ago_s = self._stamp_s(reading) - self._stamp_s(last)
                 return (
                     f"{name} is measured {moved:.3g} from where it was {ago_s:.3g} s ago, at most {most:.3g} is"
                     " possible: check the sensor and its driver"

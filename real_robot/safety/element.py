@@ -84,28 +84,40 @@ class LimitedElement:
         self._tolerance = given.following or default_following(unit, high - low)
         self._motion = Motion(math.ceil(max(limits.following_s, limits.lag_s) / dt_s), self._following)
 
-    def start(self, observation: dict[str, Array], periods: int) -> bool:
-        """Start at rest where the element was commanded last if the robot followed it there, else where it is measured.
+    def startable(self, observation: dict[str, Array], periods: int) -> bool:
+        """Whether a motion may start, `periods` after the last command.
 
-        A robot that sags under its weight would otherwise be commanded to jump by as much, and lower at each start.
-        `periods` have passed since the last command. False if a position is further outside than one period can move.
+        A position may be outside its limits by what one period can move, and by what the robot may be off.
         """
+        if not self._position:
+            return True
+        axis, position = self._axis, self._origin(observation, periods)
+        return max(axis.low - position, position - axis.high) <= min(axis.fastest, self._following)
+
+    def start(self, observation: dict[str, Array], periods: int) -> None:
+        """Start at rest, `periods` after the last command; a position starts inside its limits."""
         axis = self._axis
         if not self._position:
             self._past.extendleft([0.0] * min(periods, self._past.maxlen or 0))  # what was commanded may be done late
             axis.start(0.0)
             self._motion.start()
-            return True
-        position, lately = self._from, [axis.p] * min(periods, self._lag) + list(self._past)
-        if self._measured is not None:
-            measured = self._read(observation)
-            if not self._commanded_once or _away(measured, lately[: self._lag]) > self._following:
-                position = measured
+            return
+        position = min(max(self._origin(observation, periods), axis.low), axis.high)
+        axis.start(position)
         self._past.clear()
-        inside = min(max(position, axis.low), axis.high)
-        axis.start(inside)
-        self._past.appendleft(inside)
-        return abs(position - inside) <= axis.fastest
+        self._past.appendleft(position)
+
+    def _origin(self, observation: dict[str, Array], periods: int) -> float:
+        """Position where a motion starts: commanded last if the robot followed it there, else where it is measured.
+
+        A robot that sags under its weight would otherwise be commanded to jump by as much, and lower at each start.
+        """
+        if self._measured is None:
+            return self._from
+        measured = self._read(observation)
+        lately = [self._from] * min(periods, self._lag) + list(self._past)
+        follows = self._commanded_once and _away(measured, lately[: self._lag]) <= self._following
+        return self._from if follows else measured
 
     def apply(self, value: float, observation: dict[str, Array], age: float) -> float:
         """The value to command for `value`; the measurement is `age` periods old, and has moved since."""

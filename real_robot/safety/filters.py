@@ -69,15 +69,19 @@ class Filters:
         if self._tank:
             self._tank.tank.reset()
 
-    def start(self, observation: dict[str, Array], idle_s: float) -> str:
-        """Start at rest, `idle_s` after the last command; returns an error text outside of the limits, else ""."""
-        periods = math.floor(min(idle_s / self._dt_s, LONG_AGO))
+    def outside(self, observation: dict[str, Array], idle_s: float) -> str:
+        """Description of a position too far outside its limits to start, `idle_s` after the last command; or ""."""
+        periods = self._periods(idle_s)
+        outside = (self._names[axis.index] for axis in self._axes if not axis.startable(observation, periods))
+        return next((f"{name} is outside its limits: move it inside by hand" for name in outside), "")
+
+    def start(self, observation: dict[str, Array], idle_s: float) -> None:
+        """Start at rest, `idle_s` after the last command."""
+        periods = self._periods(idle_s)
         if self._distance:
             self._distance.idle(np.zeros_like(self._last), periods)
         for axis in self._axes:
-            if not axis.start(observation, periods):
-                return f"{self._names[axis.index]} is outside its limits: move it inside by hand"
-        return ""
+            axis.start(observation, periods)
 
     def apply(self, action: Array, observation: dict[str, Array], age_s: float) -> Array:
         """The action [A] to write, given an observation of age `age_s`."""
@@ -134,6 +138,10 @@ class Filters:
             values[axis.index] = axis.stop(rest[axis.index])
             ended = ended and axis.stopped(rest[axis.index])
         return self._commanded(values), ended
+
+    def _periods(self, idle_s: float) -> int:
+        """Number of whole periods in `idle_s`, which is infinite before the first command."""
+        return math.floor(min(idle_s / self._dt_s, LONG_AGO))
 
     def _commanded(self, values: Array) -> Array:
         """The action of `values` within the contract, after the filters have accounted for it."""

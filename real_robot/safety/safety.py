@@ -242,11 +242,13 @@ class Safety:
         if not self._moving and (self._consistency.fault or not self._consistency.settled):
             waits = self._consistency.fault or "too few consistent measurements yet to start from"
             return self._hold(State.HOLDING, waits)
-        last_s = self._written_s
+        idle_s = self._steady_s - self._written_s
+        if not self._moving and (fault := self._filters.outside(reading.observation, idle_s)):
+            return self._fail(fault)
         if not self._due():
             return Verdict(self.state, None, "sooner than the control period")
-        if not self._moving and (fault := self._filters.start(reading.observation, self._steady_s - last_s)):
-            return self._fail(fault)
+        if not self._moving:
+            self._filters.start(reading.observation, idle_s)
         written = self._filters.apply(action, reading.observation, max(self._now_s - reading.stamp_s, 0.0))
         if not np.isfinite(written).all():
             return self._hold(State.STOPPED, f"the filters made {written} of {action}")

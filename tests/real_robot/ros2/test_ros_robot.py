@@ -194,6 +194,23 @@ def test_joint_states_of_a_gripper_do_not_hold_the_arm():
         rclpy.shutdown()
 
 
+def test_a_measurement_of_several_topics_has_the_stamp_of_each():
+    rclpy.init(domain_id=claim_domain()[1])
+    try:
+        table = robot_table("forward_position", TWO_JOINTS, {"rate_hz": 20.0, "joints": JOINTS})
+        (joints,), other = table.states, Topic("other", STATE, COMMAND)
+        robot = RosRobot(commander(), replace(table, states=(joints, other)))
+        message = JointState(name=list(JOINTS), position=[0.1, 0.0])
+        message.header.stamp.sec = 3
+        robot._hear(joints, message)
+        robot._hear(other, STATE.encode({"position": np.zeros(1)}, types, 2.0))
+        reading = robot.read()
+        assert (reading.stamp_s, reading.newest_s) == (2.0, 3.0)
+        assert reading.stamps == {"joint_position": 3.0, "position": 2.0}
+    finally:
+        rclpy.shutdown()
+
+
 def test_a_measurement_that_a_simulator_repeats_begins_no_other_period():
     """In lock-step a measurement without an answer is sent again; a policy that is slow would act on it twice."""
     rclpy.init(domain_id=claim_domain()[1])

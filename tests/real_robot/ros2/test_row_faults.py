@@ -1,5 +1,6 @@
 """The benchmark of random faults in every row: a few sequences of each, and faults of ours that it has to find."""
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -9,8 +10,13 @@ from benchmarks.safety_checker import ViolationError
 from real_robot.ros2 import ros_robot, topics
 from real_robot.ros2.engagement import Engagement
 from real_robot.ros2.nodes import safety
+from real_robot.ros2.partners import Partners
 from real_robot.ros2.robots.registry import ROBOTS
 from real_robot.ros2.robots.tables import Table
+from real_robot.safety.consistency import Consistency
+from real_robot.safety.safety import Safety
+
+RESET = Safety.reset
 
 
 @pytest.fixture(autouse=True)
@@ -41,6 +47,12 @@ def test_what_a_long_run_has_found_stays_mended(number: int):
     rows.run_one(number)
 
 
+def reset_without_time(safety: Safety) -> None:
+    """A reset after which commands that were issued before it count, too."""
+    RESET(safety)
+    safety._reset_s = -math.inf
+
+
 def found(row: str) -> str:
     """The first violation in a row."""
     first = next(index for index, (name, _, _) in enumerate(rows.ROWS) if name == row)
@@ -56,6 +68,10 @@ def found(row: str) -> str:
     ("row", "owner", "name", "broken", "violation"),
     [
         ("joint_trajectory", Table, "within", lambda table, limits: table, "commanded ["),
+        ("forward_position", Safety, "reset", reset_without_time, "before the reset"),
+        ("forward_position", Consistency, "_contradiction", lambda *_: "", "consistent measurements"),
+        ("ur", Partners, "refusal", property(lambda partners: ""), "publishes on"),
+        ("fr3", Partners, "refusal", property(lambda partners: ""), "nothing was heard on"),
         ("px4_actuators", Engagement, "commands", property(lambda engagement: True), "does not take commands"),
         ("px4_actuators", Engagement, "beats", property(lambda engagement: True), "a heartbeat"),
     ],

@@ -136,12 +136,21 @@ def test_a_wall_holds_however_late_it_is_measured(late, acceleration):
     assert plant.position[0] > 0.5
 
 
-def test_a_robot_outside_its_limits_is_not_commanded():
-    limits = ElementLimits(low=-1.0, high=1.0, velocity=1.0, measured="position.a")
-    plant = Plant(Kind.POSITION, np.array([1.5, 0.0]))
-    safety = guarded(plant, Limits({"a": limits, "b": limits}))
-    assert "move it inside by hand" in safety.command(np.zeros(2), plant.tick()).reason
-    assert plant.commands == []
+@pytest.mark.parametrize(
+    ("outside", "velocity", "starts"),
+    # within one period of 0.01 s it moves by velocity / 100; by default it may be off by 0.03 m
+    [(0.5, 1.0, False), (0.02, 1.0, False), (0.009, 1.0, True), (0.04, 10.0, False), (0.029, 10.0, True)],
+)
+def test_a_robot_outside_its_limits_by_more_than_a_period_or_what_it_may_be_off_is_not_commanded(
+    outside, velocity, starts
+):
+    limits = ElementLimits(low=-1.0, high=1.0, velocity=velocity, measured="position.a")
+    plant = Plant(Kind.POSITION, np.array([1.0 + outside, 0.0]))
+    safety = guarded(plant, Limits({"a": limits, "b": replace(limits, measured="position.b")}))
+    verdict = safety.command(np.array([1.0, 0.0]), plant.tick())
+    assert (verdict.state is State.ACTIVE) == starts
+    assert ("a is outside its limits: move it inside by hand" in verdict.reason) != starts
+    np.testing.assert_allclose([command for command in plant.commands if command is not None], [[1.0, 0.0]] * starts)
 
 
 def test_watch_holds_a_robot_whose_program_hangs():

@@ -159,6 +159,26 @@ def test_whoever_moves_a_held_robot_is_not_fought_and_it_goes_on_from_there():
     np.testing.assert_allclose(plant.commands[-1], at, atol=5.0 * DT_S**2)
 
 
+@pytest.mark.parametrize("refused", [2, 9])
+def test_a_start_that_is_refused_leaves_no_trace_in_the_next_one(refused):
+    plant, safety, _ = moving(Kind.POSITION)
+    for _ in range(40):
+        safety.command(None, plant.tick())
+    count, last = len(plant.commands), plant.position.copy()
+    moved = np.array([last[0] + 0.5, 2.02])  # by hand; b is nearer to its limit of 2.0 than what it may be off
+    for position in np.linspace(last, moved, 150):
+        plant.position = position
+        safety.observe(plant.tick())
+    for _ in range(refused):
+        assert "b is outside its limits" in safety.command(last, plant.tick()).reason
+    assert all(command is None for command in plant.commands[count:])
+    plant.position = inside = np.array([last[0] + 0.5, 1.99])
+    while safety.command(last, plant.tick()).state is not State.ACTIVE:
+        assert plant.ticks < 400
+    # from rest where it is measured, neither from where it was commanded last nor from the limit
+    np.testing.assert_allclose(plant.commands[-1], inside, atol=5.0 * DT_S**2)
+
+
 def test_after_a_fault_commands_have_to_be_good_for_a_while_and_bad_ones_do_not_make_it_chatter():
     plant, safety, action = moving(Kind.VELOCITY)
     safety.command(NAN, plant.tick())

@@ -85,6 +85,22 @@ def test_one_wrong_measurement_is_rejected_and_the_arm_goes_on(lie):
     assert safety.state is State.ACTIVE
 
 
+@pytest.mark.parametrize("declared", [False, True])
+def test_positions_are_compared_by_their_own_time_not_by_that_of_older_parts(declared):
+    arm = Arm()
+    limits = {name: replace(each, following=0.005) for name, each in LIMITS.items()}  # a period's motion is 0.01
+    safety = Safety(arm, Limits(limits), arm.clock)
+    for _ in range(3):
+        safety.observe(arm.tick())
+    for _ in range(40):
+        reading = arm.tick()
+        stamps = {"joint_position": reading.stamp_s} if declared else {}
+        # first the joints have news, and another part that has the time of the period before
+        safety.observe(replace(reading, stamp_s=reading.stamp_s - DT_S, sequence=2 * arm.periods, stamps=stamps))
+        safety.command(Command(START + 9.0, arm.clock()), replace(reading, sequence=2 * arm.periods + 1, stamps=stamps))
+    assert (safety.rejected == 0) == declared
+
+
 @pytest.mark.parametrize("lie", [np.zeros(3), np.full(3, -math.pi)])
 @pytest.mark.parametrize("ends", ["", "trip"])
 def test_one_that_persists_stops_the_arm_where_it_is(lie, ends):
