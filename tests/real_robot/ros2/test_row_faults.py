@@ -35,18 +35,6 @@ def test_no_row_publishes_anything_outside_its_limits_or_its_mode():
     assert min(commanded.values()) > 0
 
 
-@pytest.mark.parametrize(
-    "number",
-    [
-        pytest.param(290, id="an emergency stop on the way back to where the arm was"),
-        pytest.param(2466, id="a clock that goes back during a stop"),
-        pytest.param(3274, id="a stop that began while the state still said active"),
-    ],
-)
-def test_what_a_long_run_has_found_stays_mended(number: int):
-    rows.run_one(number)
-
-
 def reset_without_time(safety: Safety) -> None:
     """A reset after which commands that were issued before it count, too."""
     RESET(safety)
