@@ -101,7 +101,8 @@ class Checker:
         self.silent = self.commanded_once = False
         self.reset_s = -math.inf
         self.lied, self.lying, self.truths = "", "", 0
-        """How the newest measurement lies, and the one before did; the number of true ones."""
+        """How the newest measurement lies, and the one before did; the number of different true ones."""
+        self.true_sequence = -1
         self.deceived = False
         """Whether a measurement lied that the robot is where it could have been moved to since it was measured last."""
         self.now_s = self.written_s = self.true_s = self.true_stamp_s = -math.inf
@@ -143,7 +144,8 @@ class Checker:
             return
         if not self.lied:
             self.true_s, self.true_stamp_s = self.now_s, reading.stamp_s
-            self.lying, self.truths = "", self.truths + 1
+            self.truths += reading.sequence != self.true_sequence
+            self.lying, self.true_sequence = "", reading.sequence
         elif self.lying != self.lied:  # another lie
             self.lying = self.lied
             off = np.abs(positions - self.world.position - self.world.sag)

@@ -5,11 +5,13 @@
 A sequence is one robot with random limits (1 to 3 elements of any kinds, some bounded on one side) for `PERIODS`
 control periods, in which faults of `FAULTS` come one after the other and together. Half of the robots do what they are
 commanded at once; the others lag by up to 0.3 s, as a delay or as a lag of first order, and positions sag. A checker
-that knows commands, measurements and the robot alone, and nothing of `Safety`, raises `ViolationError` with the seed.
+that knows commands, measurements and the robot alone, and nothing of `Safety`, raises `ViolationError`, which ends a
+sequence.
 After a measurement that lies where somebody could have moved the robot to since it was measured last, nobody can know
 where it is: such sequences are counted (`deceived`), and from there on only their commands are checked.
-Prints and writes JSON: sequences, seed, how often each fault was injected, what the robots did, and for each fault what
-happened in the second after it: commands, motion, the state at its end, and the largest departure from the limits.
+Prints and writes JSON: sequences, seed, violations with their seeds, how often each fault was injected, what the robots
+did, the largest departure from the walls, and for each fault what happened in the second after it: commands, motion and
+the state at its end. Fails if there is a violation.
 """
 
 from __future__ import annotations
@@ -306,21 +308,18 @@ class Sequence:
 
 
 def run(sequences: int, seed: int) -> dict[str, object]:
-    """Run sequences with the seeds from `seed` on; returns how often what was injected and done.
-
-    Raises:
-        ViolationError: with the seed of the sequence.
-    """
+    """Run sequences with the seeds from `seed` on; returns the violations, and how often what was injected and done."""
     injected, done = Counter[str](), Counter[str]()
     after: dict[str, list[Aftermath]] = {fault: [] for fault in FAULTS}
     departure, deceived = 0.0, 0
+    violations: list[str] = []
     with Progress("faults", sequences, "sequence") as bar:
         for number in range(seed, seed + sequences):
             sequence = Sequence(number)
             try:
                 sequence.run()
             except ViolationError as error:
-                raise ViolationError(f"sequence {number}, period {sequence.world.periods}: {error}") from error
+                violations.append(f"sequence {number}, period {sequence.world.periods}: {error}")
             injected.update(sequence.injected)
             done.update(sequence.checker.count)
             departure = max(departure, sequence.checker.departure)
@@ -329,11 +328,17 @@ def run(sequences: int, seed: int) -> dict[str, object]:
                 after[each.fault].append(each)
             bar.update()
     return {
-        "git_commit": git_commit(), "sequences": sequences, "first_seed": seed, "periods": sequences * PERIODS,
-        "injected": {fault: injected[fault] for fault in FAULTS}, "done": dict(sorted(done.items())), "violations": 0,
-        "largest_departure_from_walls": departure, "deceived": deceived,
+        "git_commit": git_commit(),
+        "sequences": sequences,
+        "first_seed": seed,
+        "periods": sequences * PERIODS,
+        "violations": violations,
+        "deceived": deceived,
+        "largest_departure_from_walls": departure,
+        "injected": {fault: injected[fault] for fault in FAULTS},
+        "done": dict(sorted(done.items())),
         "second_after": {name: second(each) for name, each in after.items()},
-    }  # fmt: skip
+    }
 
 
 def second(aftermath: list[Aftermath]) -> dict[str, object]:
@@ -360,6 +365,7 @@ def main() -> None:
     print(json.dumps(found, indent=2))
     with complete_or_absent(arguments.json) as temporary:
         temporary.write_text(json.dumps(found, indent=2) + "\n")
+    sys.exit(1 if found["violations"] else 0)
 
 
 if __name__ == "__main__":

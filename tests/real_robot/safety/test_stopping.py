@@ -393,6 +393,7 @@ SEQUENCES = 150
 
 def test_random_faults_of_all_kinds_find_no_way_around_the_limits():
     found = safety_faults.run(SEQUENCES, seed=0)
+    assert found["violations"] == []
     assert found["periods"] == SEQUENCES * safety_faults.PERIODS
     assert all(count > 5 for count in found["injected"].values())
     assert found["done"]["stops"] > SEQUENCES
