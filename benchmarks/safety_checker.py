@@ -102,7 +102,9 @@ class Checker:
         self.reset_s = -math.inf
         self.lied, self.lying, self.truths = "", "", 0
         """How the newest measurement lies, and the one before did; the number of different true ones."""
-        self.true_sequence = -1
+        self.true_sequence, self.true_positions = -1, world.position.copy()
+        self.lies = self.near = 0
+        """Number of measurements of this lie, and of its last ones in a row that are where commands lead."""
         self.deceived = False
         """Whether a measurement lied that the robot is where it could have been moved to since it was measured last."""
         self.now_s = self.written_s = self.true_s = self.true_stamp_s = -math.inf
@@ -146,15 +148,35 @@ class Checker:
             self.true_s, self.true_stamp_s = self.now_s, reading.stamp_s
             self.truths += reading.sequence != self.true_sequence
             self.lying, self.true_sequence = "", reading.sequence
-        elif self.lying != self.lied:  # another lie
-            self.lying = self.lied
-            off = np.abs(positions - self.world.position - self.world.sag)
-            tellable = [
-                each > self._by_hand(track, reading.stamp_s)
-                for each, track in zip(off, self.tracks, strict=True)
-                if track.given.measured
-            ]
-            self.deceived = self.deceived or self.truths < START_READINGS or not any(tellable)
+            self.true_positions = positions
+        else:
+            self._doubt(positions, reading.stamp_s)
+
+    def _doubt(self, positions: Array, stamp_s: float) -> None:
+        """Whether the lie `positions` is one that nobody can tell.
+
+        It is one from the beginning where somebody could have moved the robot there since it was measured last, and
+        later where it stays where commands lead, as measurements that were rejected count again then.
+        """
+        measured = [index for index, track in enumerate(self.tracks) if track.given.measured]
+        if self.lying != self.lied:
+            self.lying, self.lies, self.near = self.lied, 0, 0
+            off = np.abs(positions - self.true_positions)
+            told = any(off[index] > self._by_hand(self.tracks[index], stamp_s) for index in measured)
+            self.deceived = self.deceived or self.truths < START_READINGS or not told
+        self.lies += 1
+        apart = any(self._apart(index, float(positions[index])) for index in measured)
+        self.near = 0 if apart else self.near + 1
+        convincing = START_READINGS + self.world.late
+        self.deceived = self.deceived or self.near >= (1 if self.lies == 2 else convincing)
+
+    def _apart(self, index: int, lie: float) -> bool:
+        """Whether a measured position is apart from all places to which commands have led lately."""
+        track, world = self.tracks[index], self.world
+        if track.position:
+            return self._away(track, lie) > 0.0
+        flight = (world.late + 2) * track.fastest
+        return abs(lie - world.position[index]) > self._following(track) + flight
 
     def walls(self, paused: bool) -> None:
         """Check where the robot is after a period, in which it may have been pushed or the whole program `paused`.
@@ -186,7 +208,7 @@ class Checker:
             return
         for track, kind in zip(self.tracks, self.world.kinds, strict=True):
             if kind is not Kind.VELOCITY or stands:
-                track.rest(track.p)
+                track.w = track.b = 0.0
         if self.state is not State.ACTIVE and all(track.still for track in self.tracks):
             self.held = 0
 

@@ -93,9 +93,9 @@ class World:
             command_timeout_s=6.5 * self.dt_s, clock_error_s=2.5 * self.dt_s, following_s=20.0 * self.dt_s,
             recovery_s=8.0 * self.dt_s, lag_s=self.late * self.dt_s,
         )  # fmt: skip
-        allowed = np.array([0.03 if given.following is None else given.following for given in self.elements])
+        self.following = np.array([0.03 if given.following is None else given.following for given in self.elements])
         positions = np.array(positions_are) & np.array([bool(given.measured) for given in self.elements])
-        self.sag = np.where(positions & lags, rng.uniform(-0.6, 0.6, size) * allowed, 0.0)
+        self.sag = np.where(positions & lags, rng.uniform(-0.6, 0.6, size) * self.following, 0.0)
         self.position = np.array([rng.uniform(max(given.low, -1.0), min(given.high, 1.0)) for given in self.elements])
         self.commanded = np.where(np.isnan(self.at_rest), self.position, 0.0)
         self.pending.append(self.commanded)
@@ -156,7 +156,9 @@ class World:
         asked = self.pending[-1] if self.first_order else late
         for index, kind in enumerate(self.kinds):
             if kind is Kind.POSITION:
-                self.position[index] += share * (asked[index] - self.position[index])
+                # one that was blocked catches up as fast as it can
+                fastest = self.elements[index].velocity * self.dt_s + self.following[index]
+                self.position[index] += min(max(share * (asked[index] - self.position[index]), -fastest), fastest)
             else:
                 self.rate[index] += share * (asked[index] - self.rate[index])
                 self.position[index] += self.rate[index]

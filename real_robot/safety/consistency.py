@@ -39,6 +39,7 @@ class Consistency:
         self.keys = {element[0] for _, element, _, _ in self._rows}
         self._long = max(math.ceil(limits.recovery_s / contract.control_dt_s), START_READINGS)
         self._gap_s = limits.observation_timeout_s
+        self._convincing = START_READINGS + math.ceil(limits.lag_s / contract.control_dt_s)
         self.rejected = 0
         """Number of rejected measurements."""
         self.reset()
@@ -51,6 +52,7 @@ class Consistency:
         self._newest: Reading | None = None
         self._commanded_s = self._idle_s = 0.0  # since `accepted`
         self._needed, self._streak = START_READINGS, 0
+        self._astray = self._followed = 0  # rejected measurements of this fault; those in a row where commands led
         self._counted = -math.inf, -math.inf  # oldest and newest stamp of the measurement that was counted last
         self._trusted = False  # whether enough of them have been consistent once
 
@@ -64,8 +66,9 @@ class Consistency:
 
         The robot is `commanded`, or may be moved by hand; `follows` says whether it is measured where commands lead it.
         Once a measurement has been rejected, the robot has to be measured there again, or, if it was not commanded
-        meanwhile, where it was. While the first measurements contradict each other, none of them is trusted: the newest
-        is accepted. After a contradiction a motion starts only after `Limits.recovery_s` without another one.
+        meanwhile, where it was; once several have been, it has to be measured there START_READINGS times in a row, and
+        for as long as it may lag. While the first measurements contradict each other, none is trusted: the newest is
+        accepted. After a contradiction a motion starts only after `Limits.recovery_s` without another one.
         """
         before, self._newest = self._newest, reading
         if self.accepted is None or before is None:
@@ -83,8 +86,14 @@ class Consistency:
         self._idle_s += elapsed_s * (not commanded and not self.fault)
         if not (self.fault and self._commanded_s):
             self.fault = self._contradiction(self.accepted, reading)
-        elif follows:
-            self.fault = ""
+            self._astray, self._followed = int(bool(self.fault)), 0
+        elif not follows:
+            self._astray, self._followed = self._astray + 1, 0
+        else:
+            # A sensor that stands still is also where commands lead, as they pass by.
+            self._followed += 1
+            if self._followed >= (1 if self._astray == 1 else self._convincing):
+                self.fault = ""
         if not self.fault:
             self.accepted = reading
             self._count(reading)

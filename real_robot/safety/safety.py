@@ -97,6 +97,7 @@ class Safety:
         self.state, self.reason = State.READY, ""
         self._now_s = self._steady_s = self._written_s = self._reset_s = -math.inf
         self._counted_s = -math.inf  # until when periods without a command are accounted for
+        self._accepted_s = -math.inf  # when the newest accepted measurement was accepted
         self._credit, self._went_back = 1.0, ""
         self._stopping = False
         self._faulty = False  # whether going on needs `_missing` good periods, and standing still
@@ -140,7 +141,8 @@ class Safety:
                 reading.observation, self._consistency.keys if self._consistency.fault else ()
             ):
                 return self._hold(State.STOPPED, bound)
-            age_s = max(now_s - accepted.stamp_s, 0.0)
+            # A clock that goes back makes an old measurement no newer.
+            age_s = max(now_s - accepted.stamp_s, self._steady_s - self._accepted_s, 0.0)
             if (fault := self._consistency.fault) and age_s > self._limits.observation_timeout_s:
                 return self._hold(State.STOPPED, fault)
             if self._moving and (away := self._filters.unfollowed(accepted.observation, age_s)):
@@ -212,6 +214,7 @@ class Safety:
             follows = self._filters.leads(before.observation, reading.observation, age_s)
         accepted = self._consistency.take(reading, self._moving, follows)
         if accepted is not before:
+            self._accepted_s = self._steady_s
             self._filters.mark()
         return accepted
 
@@ -303,6 +306,7 @@ class Safety:
         (now_s, steady_s), last_s = (self._clock(), self._steady()), self._now_s
         back_s = min(steady_s - self._steady_s, 0.0)  # a simulator's time may go back
         self._written_s, self._counted_s = self._written_s + back_s, self._counted_s + back_s
+        self._accepted_s += back_s
         self._now_s, self._steady_s = now_s, steady_s
         if now_s < last_s:
             self._inputs.reset()

@@ -10,6 +10,8 @@ from embodied.contract import Contract, TensorSpec
 from real_robot.robots.robot import Reading
 from real_robot.safety.limits import ElementLimits, Kind, Limits
 from real_robot.safety.safety import Command, Safety, State
+from tests.real_robot.plant import DT_S as PLANT_DT_S
+from tests.real_robot.plant import Plant, guarded
 
 DT_S = 0.02
 NAMES = ("a", "b", "c")
@@ -228,3 +230,42 @@ def test_limits_with_numbers_that_are_none_are_refused():
     for fields in ({"velocity": math.nan}, {"scale": math.inf}, {"low": math.nan}, {"following": math.nan}):
         with pytest.raises(ValueError, match=next(iter(fields))):
             replace(LIMITS["a"], **fields)
+
+
+@pytest.mark.parametrize("kind", [Kind.VELOCITY, Kind.DELTA])
+def test_a_sensor_that_stands_still_where_commands_pass_by_stays_rejected(kind):
+    limits = Limits({name: ElementLimits(kind, measured=f"position.{name}", velocity=5.0) for name in "ab"})
+    plant = Plant(kind, np.array([-0.5, -0.5]))
+    safety = guarded(plant, limits)
+    action = np.full(2, 5.0 if kind is Kind.VELOCITY else 5.0 * PLANT_DT_S)
+    for _ in range(20):
+        assert safety.command(action, plant.tick()).state is State.ACTIVE
+    stuck = plant.position + 0.3  # commands lead there in six periods
+    states = [safety.command(action, replace(plant.tick(), observation={"position": stuck})).state for _ in range(40)]
+    assert states[0] is State.ACTIVE
+    assert states[-1] is not State.ACTIVE
+    assert safety.rejected >= 10
+    assert (plant.position < stuck + 0.4).all()
+
+
+def test_a_clock_that_goes_back_makes_no_old_measurement_new():
+    each = ElementLimits(Kind.VELOCITY, velocity=1.0, acceleration=0.5, measured="position.a")
+    limits = Limits({"a": each, "b": replace(each, measured="position.b")}, recovery_s=0.05)
+    plant, back_s = Plant(Kind.VELOCITY, np.zeros(2)), 0.0
+    safety = guarded(plant, limits, lambda: plant.clock() - back_s, plant.clock)
+
+    def command() -> State:
+        reading = plant.tick()
+        if lies:
+            reading = replace(reading, observation={"position": reading.observation["position"] + 1.0})
+        stamp_s = reading.stamp_s - back_s
+        return safety.command(Command(np.full(2, 0.5), stamp_s), replace(reading, stamp_s=stamp_s)).state
+
+    lies = False
+    assert [command() for _ in range(120)][-1] is State.ACTIVE
+    lies = True
+    assert [command() for _ in range(15)][-1] is State.STOPPED
+    back_s = 0.5
+    command()
+    safety.reset()  # the stop, from 0.5 m/s in 1 s, goes on
+    assert State.ACTIVE not in [command() for _ in range(60)]
