@@ -16,8 +16,8 @@ from pathlib import Path
 from embodied.command_line import program
 from embodied.command_line.config import compose
 from embodied.configuration import Configuration
-from embodied.evaluation.comparison import compare
-from embodied.evaluation.comparison_report import write
+from embodied.report.comparison import compare
+from embodied.report.comparison_report import write
 
 log = logging.getLogger("embodied")
 

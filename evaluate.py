@@ -15,17 +15,18 @@ from pathlib import Path
 from typing import Any
 
 from embodied.command_line import program
-from embodied.command_line.compute import prepare
 from embodied.command_line.config import compose
-from embodied.deployment.delay import delayed
-from embodied.deployment.latency import with_latency
 from embodied.environment import Environment
-from embodied.evaluation import margins, sim_to_real_report
+from embodied.environments.latency import with_latency
 from embodied.evaluation.evaluation import compare
-from embodied.evaluation.report import POLICY, write_evaluation
+from embodied.execution.delay import delayed
+from embodied.report import margins
+from embodied.report.report import POLICY, write_evaluation
 from embodied.saving import checkpoint
 from embodied.task import check_sims, measured, planners, usual_starts
+from embodied.training.compute import prepare
 from embodied.viewer.options import viewing
+from real_robot.sim_to_real import report as sim_to_real_report
 from real_robot.sim_to_real.comparison import LATE, Comparison, EvaluateConfig, in_sim
 from sims.registry import SHOWN, in_processes
 from train import GROUPS, TrainConfig

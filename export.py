@@ -18,10 +18,10 @@ from omegaconf import MISSING
 
 from embodied.command_line import program
 from embodied.command_line.config import compose
-from embodied.command_line.programs import module, typed
+from embodied.commands import module, typed
 from embodied.configuration import Configuration, PositiveInt
 from embodied.errors import UserError
-from embodied.evaluation import margins
+from embodied.report import margins
 from embodied.saving import checkpoint
 from embodied.saving.publishing import publish, push
 from policies.registry import trained_policy

@@ -7,7 +7,6 @@ determines ratios: mass and inertia are relative to the thrust curve of `airfram
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 from dataclasses import asdict, dataclass, field
@@ -16,11 +15,12 @@ from pathlib import Path
 from omegaconf import MISSING
 
 from embodied.command_line import program
-from embodied.command_line.compute import prepare
 from embodied.command_line.config import compose
 from embodied.configuration import Configuration, NonNegativeInt, PositiveInt
 from embodied.errors import UserError
 from embodied.saving.files import complete_or_absent
+from embodied.saving.json_text import dumps_rows
+from embodied.training.compute import prepare
 from real_robot.recording import driven
 from real_robot.recording.recording import Recording
 from real_robot.sim_to_real.identification import Parameter, Segments, cut, identify, prediction_error
@@ -78,7 +78,7 @@ def run(arguments: list[str]) -> None:
         log.info(f"error of {key} after {config.steps} steps: {change}")
     record = asdict(config) | found.summary() | {"held_out_errors": errors}
     with complete_or_absent(Path(config.output)) as temporary:
-        temporary.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        temporary.write_text(dumps_rows(record), encoding="utf-8")
     log.info(f"wrote {config.output}")
 
 

@@ -16,9 +16,9 @@ from pathlib import Path
 from embodied.command_line import combinations, program
 from embodied.command_line.config import compose
 from embodied.errors import UserError
+from embodied.interrupt import GracefulStop
 from embodied.saving import checkpoint
 from embodied.task import Task
-from embodied.training.interrupt import GracefulStop
 from embodied.training.run_directory import new_directory
 from embodied.viewer.options import viewing
 from policies.registry import trained_policy

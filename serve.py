@@ -19,13 +19,13 @@ from pathlib import Path
 from omegaconf import MISSING
 
 from embodied.command_line import program
-from embodied.command_line.compute import prepare
 from embodied.command_line.config import compose
 from embodied.configuration import Configuration, Port, PositiveInt
 from embodied.errors import UserError
+from embodied.interrupt import GracefulStop
 from embodied.policy import Policy
 from embodied.saving import checkpoint
-from embodied.training.interrupt import GracefulStop
+from embodied.training.compute import prepare
 from policies.registry import trained_policy
 from real_robot.serving.onnx_policy import OnnxPolicy
 from real_robot.serving.policy_server import PolicyServer, ServerLimits

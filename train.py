@@ -16,11 +16,11 @@ from omegaconf import MISSING, OmegaConf
 from embodied import without_dynamo  # noqa: F401 - first
 from embodied.algorithms.registry import ALGORITHMS
 from embodied.command_line import listing, program
-from embodied.command_line.compute import prepare
 from embodied.command_line.config import compose
 from embodied.configuration import PositiveFloat, PositiveInt, Seed
-from embodied.deployment.latency import LatencyConfig, with_latency
+from embodied.environments.latency import LatencyConfig, with_latency
 from embodied.placement.registry import PLACEMENTS, PlacementOptions, with_placement
+from embodied.training.compute import prepare
 from embodied.training.experiment import Experiment, ExperimentConfig
 from embodied.training.fitting_memory import show
 from embodied.training.run_directory import new_directory, shared_run

@@ -27,8 +27,10 @@ import torch  # noqa: E402
 
 from embodied.evaluation.evaluation import rate_over_seeds  # noqa: E402
 from embodied.evaluation.means import mean_interval  # noqa: E402
-from embodied.evaluation.report import git_commit, table, versions  # noqa: E402
+from embodied.report.markdown import table  # noqa: E402
 from embodied.saving.files import complete_or_absent  # noqa: E402
+from embodied.saving.json_text import dumps_rows  # noqa: E402
+from embodied.saving.versions import git_commit, versions  # noqa: E402
 
 DECOUPLED = "algorithm.importance_limit=2"
 ROWS = {
@@ -150,7 +152,7 @@ def main() -> None:
             about["rows"].append(measured(options.task, row, seed, options.folder) | {"git_commit": commit})
             about |= {"means": means(about["rows"]), "versions": versions(), "cores": os.cpu_count()}
             with complete_or_absent(options.output) as temporary:
-                temporary.write_text(json.dumps(about, indent=2) + "\n")
+                temporary.write_text(dumps_rows(about))
     sys.stdout.write(shown(about["rows"]) + "\n")
 
 

@@ -24,15 +24,16 @@ sys.path.insert(0, str(ROOT))  # also runs from a clone that is not installed
 import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
 
-from embodied.command_line.compute import prepare  # noqa: E402
 from embodied.command_line.config import compose  # noqa: E402
-from embodied.deployment.chunking import Execution, steps_until  # noqa: E402
-from embodied.deployment.delay import DelayedPolicy  # noqa: E402
 from embodied.environment import NumberedStarts, Transition  # noqa: E402
 from embodied.evaluation.evaluation import EvaluationResult, evaluate  # noqa: E402
-from embodied.evaluation.report import git_commit, versions  # noqa: E402
+from embodied.execution.chunking import Execution, steps_until  # noqa: E402
+from embodied.execution.delay import DelayedPolicy  # noqa: E402
 from embodied.saving import checkpoint  # noqa: E402
 from embodied.saving.files import complete_or_absent  # noqa: E402
+from embodied.saving.json_text import dumps_rows  # noqa: E402
+from embodied.saving.versions import git_commit, versions  # noqa: E402
+from embodied.training.compute import prepare  # noqa: E402
 from train import GROUPS, TrainConfig  # noqa: E402
 
 ROWS = "inpaint:2,naive:4,blend:2,synchronous:4,inpaint:4,blend:4"
@@ -118,7 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         found["over_no_delay"] = {"difference": gain.difference, "low": gain.low, "high": gain.high}
         report["rows"].append(found)
         with complete_or_absent(options.output) as temporary:
-            temporary.write_text(json.dumps(report, indent=2) + "\n")
+            temporary.write_text(dumps_rows(report))
     sys.stdout.write(table(report["rows"]))
 
 

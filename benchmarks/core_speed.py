@@ -13,7 +13,6 @@ evaluation runs as many episodes as there are environments.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import statistics
@@ -32,14 +31,15 @@ from tensordict import TensorDict  # noqa: E402
 
 from embodied.algorithms.ppo import PPOConfig  # noqa: E402
 from embodied.contract import Contract, TensorSpec  # noqa: E402
-from embodied.engine import EpisodeEngine, Outcome  # noqa: E402
+from embodied.data.replay import EpisodeAssembler  # noqa: E402
+from embodied.environments.engine import EpisodeEngine, Outcome  # noqa: E402
 from embodied.evaluation.evaluation import evaluate  # noqa: E402
-from embodied.evaluation.report import git_commit, versions  # noqa: E402
 from embodied.policy import Decision  # noqa: E402
-from embodied.rollout.replay import EpisodeAssembler  # noqa: E402
 from embodied.rollout.rollout import Collector, Rollout  # noqa: E402
 from embodied.rollout.starts import RetryStarts  # noqa: E402
 from embodied.saving.files import complete_or_absent  # noqa: E402
+from embodied.saving.json_text import dumps_rows  # noqa: E402
+from embodied.saving.versions import git_commit, versions  # noqa: E402
 from policies.mlp import MLPConfig, MLPPolicy  # noqa: E402
 from tests.embodied.reach import Reach  # noqa: E402
 
@@ -244,7 +244,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "versions": versions(), "rows": rows, "pictures": pictures(),
     }  # fmt: skip
     with complete_or_absent(options.output) as temporary:
-        temporary.write_text(json.dumps(report, indent=2) + "\n")
+        temporary.write_text(dumps_rows(report))
     sys.stdout.write(table(report))
 
 

@@ -35,8 +35,10 @@ import torch  # noqa: E402
 
 from benchmarks.cuda_parts import MINUTES, PARTS, Part  # noqa: E402
 from benchmarks.cuda_parts.record import RECORD, read  # noqa: E402
-from embodied.evaluation.report import git_commit, table, versions  # noqa: E402
+from embodied.report.markdown import table  # noqa: E402
 from embodied.saving.files import complete_or_absent  # noqa: E402
+from embodied.saving.json_text import dumps_rows  # noqa: E402
+from embodied.saving.versions import git_commit, versions  # noqa: E402
 
 POLL_S = 0.05
 ERROR_CHARACTERS = 6000
@@ -154,7 +156,7 @@ def _kept_parts(output: Path, card: str) -> dict[str, Any]:
 def _write(output: Path, report: Mapping[str, Any]) -> None:
     output.parent.mkdir(parents=True, exist_ok=True)
     with complete_or_absent(output) as path:
-        path.write_text(json.dumps(report, indent=2) + "\n")
+        path.write_text(dumps_rows(report))
 
 
 def _outcome(result: Mapping[str, Any]) -> str:

@@ -13,7 +13,6 @@ lerobot's rows are float32 in [0, 1], ours uint8, which policies scale on their 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import subprocess
 import sys
@@ -26,7 +25,8 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # also runs from a clone that is not installed
 
-from embodied.evaluation.report import git_commit, versions  # noqa: E402
+from embodied.saving.json_text import dumps_rows  # noqa: E402
+from embodied.saving.versions import git_commit, versions  # noqa: E402
 from real_robot.recording import lerobot_dataset  # noqa: E402
 from real_robot.recording.demonstrations import demonstrations  # noqa: E402
 from sims.libero.task import LiberoTask  # noqa: E402
@@ -70,7 +70,7 @@ def main() -> None:
     if options.json:
         about = {"commit": git_commit(), "versions": versions(), "lerobot": lerobot_version(options.python)}
         about |= {"pixels": SIZE, "cameras": 2, "batch": BATCH, "batches": BATCHES, "repeats": REPEATS}
-        options.json.write_text(json.dumps(about | {"horizon": HORIZON, "rows": rows}, indent=2) + "\n")
+        options.json.write_text(dumps_rows(about | {"horizon": HORIZON, "rows": rows}))
 
 
 def lerobot_version(python: str) -> str:

@@ -24,8 +24,8 @@ sys.path.insert(0, str(ROOT))  # also runs from a clone that is not installed
 import torch  # noqa: E402
 from tensordict import TensorDict  # noqa: E402
 
-from embodied.deployment.chunk_network import ChunkNetwork  # noqa: E402
 from embodied.errors import UserError  # noqa: E402
+from embodied.export.chunk_network import ChunkNetwork  # noqa: E402
 from embodied.saving import checkpoint  # noqa: E402
 from embodied.text import encode_as  # noqa: E402
 from policies.registry import trained_policy  # noqa: E402

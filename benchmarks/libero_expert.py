@@ -19,8 +19,9 @@ sys.path.insert(0, str(ROOT))  # also runs from a clone that is not installed
 import torch  # noqa: E402
 
 from embodied.evaluation.evaluation import wilson  # noqa: E402
-from embodied.evaluation.report import git_commit, versions  # noqa: E402
 from embodied.saving.files import complete_or_absent  # noqa: E402
+from embodied.saving.json_text import dumps_rows  # noqa: E402
+from embodied.saving.versions import git_commit, versions  # noqa: E402
 from sims.libero.assets import Assets, find_assets  # noqa: E402
 from sims.libero.environment import LiberoEnvironment  # noqa: E402
 from sims.libero.expert.expert import Expert  # noqa: E402
@@ -104,7 +105,7 @@ def main() -> None:
             if output:
                 with complete_or_absent(output) as temporary:
                     record = made | {"rates": rates(results), "results": results}
-                    temporary.write_text(json.dumps(record, indent=1) + "\n")
+                    temporary.write_text(dumps_rows(record))
     print(table(rates(results)))
 
 

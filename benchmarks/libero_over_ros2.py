@@ -34,10 +34,11 @@ from tqdm import tqdm  # noqa: E402
 
 from benchmarks.libero_arm import FINGERS, JOINTS, MODEL_JOINTS, SITE, write_arm_model  # noqa: E402
 from embodied.evaluation.evaluation import EvaluationResult, evaluate  # noqa: E402
-from embodied.evaluation.report import git_commit  # noqa: E402
 from embodied.policy import TrainablePolicy  # noqa: E402
 from embodied.saving import checkpoint  # noqa: E402
 from embodied.saving.files import complete_or_absent  # noqa: E402
+from embodied.saving.json_text import dumps_rows  # noqa: E402
+from embodied.saving.versions import git_commit  # noqa: E402
 from policies.registry import trained_policy  # noqa: E402
 from real_robot.firmware.record import read_contract  # noqa: E402
 from real_robot.robots.displacement import Response  # noqa: E402
@@ -192,7 +193,7 @@ def main() -> None:
         print(f"{name}: {found['success']:.3f} [{found['low']:.3f}, {found['high']:.3f}] of {found['episodes']}")
     if options.json:
         with complete_or_absent(options.json) as temporary:
-            temporary.write_text(json.dumps(record, indent=2) + "\n")
+            temporary.write_text(dumps_rows(record))
 
 
 if __name__ == "__main__":

@@ -23,8 +23,9 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
 from benchmarks.libero_throughput import machine  # noqa: E402
-from embodied.evaluation.report import git_commit, versions  # noqa: E402
 from embodied.saving.files import complete_or_absent  # noqa: E402
+from embodied.saving.json_text import dumps_rows  # noqa: E402
+from embodied.saving.versions import git_commit, versions  # noqa: E402
 from sims.libero.assets import find_assets  # noqa: E402
 from sims.libero.environment import LiberoEnvironment  # noqa: E402
 from sims.libero.physics.simulation import Simulation  # noqa: E402
@@ -110,7 +111,7 @@ def main() -> None:
     sys.stdout.write(json.dumps(steps) + "\n")
     about["load_after"] = os.getloadavg()[0]
     with complete_or_absent(options.output) as temporary:
-        temporary.write_text(json.dumps(about | {"pictures": rows, "control_steps_per_cpu_s": steps}, indent=2) + "\n")
+        temporary.write_text(dumps_rows(about | {"pictures": rows, "control_steps_per_cpu_s": steps}))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ the run's held-out ones, also for comparison with the scene's own instruction.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,12 +17,14 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # also runs from a clone that is not installed
 
-from embodied.command_line.compute import prepare  # noqa: E402
 from embodied.command_line.config import compose  # noqa: E402
 from embodied.evaluation.evaluation import evaluate, wilson  # noqa: E402
-from embodied.evaluation.report import git_commit, table, versions  # noqa: E402
+from embodied.report.markdown import table  # noqa: E402
 from embodied.saving import checkpoint  # noqa: E402
 from embodied.saving.files import complete_or_absent  # noqa: E402
+from embodied.saving.json_text import dumps_rows  # noqa: E402
+from embodied.saving.versions import git_commit, versions  # noqa: E402
+from embodied.training.compute import prepare  # noqa: E402
 from sims.libero.assets import find_assets  # noqa: E402
 from sims.libero.environment import LiberoEnvironment  # noqa: E402
 from sims.libero.suite import Task, load_tasks, step_limit_of  # noqa: E402
@@ -88,7 +89,7 @@ def main() -> None:
     if options.output:
         made = {"commit": git_commit(), "versions": versions(), "starts": task.starts, "rows": rows}
         with complete_or_absent(options.output) as temporary:
-            temporary.write_text(json.dumps(made, indent=1) + "\n")
+            temporary.write_text(dumps_rows(made))
 
 
 def _rate(successes: int, episodes: int) -> str:

@@ -32,7 +32,8 @@ from numpy.typing import NDArray
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # also runs from a clone that is not installed
 
-from embodied.evaluation.report import git_commit  # noqa: E402
+from embodied.saving.json_text import dumps_rows  # noqa: E402
+from embodied.saving.versions import git_commit  # noqa: E402
 from sims.libero.assets import HOW_TO_GET, find_assets  # noqa: E402
 from sims.libero.expert.expert import Expert  # noqa: E402
 from sims.libero.physics.simulation import Simulation  # noqa: E402
@@ -103,7 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             sys.stdout.flush()
     report = before | {"executed": K, "simulations": SIMULATIONS, "rows": rows}
     options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps(report, indent=2) + "\n")
+    options.output.write_text(dumps_rows(report))
 
 
 def motion(task: Task) -> list[Episode]:

@@ -24,10 +24,11 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from numpy.typing import NDArray  # noqa: E402
 
-from embodied.command_line.progress import Progress  # noqa: E402
 from embodied.evaluation.evaluation import wilson  # noqa: E402
-from embodied.evaluation.report import git_commit, versions  # noqa: E402
+from embodied.progress import Progress  # noqa: E402
 from embodied.saving.files import complete_or_absent  # noqa: E402
+from embodied.saving.json_text import dumps_rows  # noqa: E402
+from embodied.saving.versions import git_commit, versions  # noqa: E402
 from sims.libero.assets import Assets, find_assets  # noqa: E402
 from sims.libero.environment import LiberoEnvironment  # noqa: E402
 from sims.libero.expert.expert import Expert, Phase  # noqa: E402
@@ -171,7 +172,7 @@ def summary(assets: str, rows: list[dict], replays: dict[str, list[NDArray]], er
 def write(output: Path, result: dict) -> None:
     """Write `result` as JSON."""
     with complete_or_absent(output) as path:
-        path.write_text(json.dumps(result, indent=2) + "\n")
+        path.write_text(dumps_rows(result))
 
 
 def main() -> None:

@@ -36,13 +36,15 @@ sys.path.insert(0, str(ROOT))  # also runs from a clone that is not installed
 
 from embodied.algorithms.ppo import PPOConfig  # noqa: E402
 from embodied.environment import Transition  # noqa: E402
-from embodied.evaluation.report import git_commit, table, versions  # noqa: E402
+from embodied.environments.wrapping import WrappedEnvironment  # noqa: E402
+from embodied.report.markdown import table  # noqa: E402
 from embodied.rollout.ahead import CollectorAhead  # noqa: E402
 from embodied.rollout.random_play import first_decisions  # noqa: E402
 from embodied.rollout.rollout import Rollout  # noqa: E402
 from embodied.saving.files import complete_or_absent  # noqa: E402
+from embodied.saving.json_text import dumps_rows  # noqa: E402
+from embodied.saving.versions import git_commit, versions  # noqa: E402
 from embodied.training.loop import build, iterations  # noqa: E402
-from embodied.wrapping import WrappedEnvironment  # noqa: E402
 from policies.mlp import MLPConfig  # noqa: E402
 from sims.quadrotor.task import HoverTask  # noqa: E402
 
@@ -291,7 +293,7 @@ def main() -> int:
     print(table(["", "s", "s with overlap", "ratio", "with cores", "bound"], rows))
     if options.output:
         with complete_or_absent(options.output) as temporary:
-            temporary.write_text(json.dumps(about, indent=2) + "\n")
+            temporary.write_text(dumps_rows(about))
     return 0
 
 

@@ -18,8 +18,8 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from embodied.deployment.dynamic_window import DynamicWindow, Weights
 from embodied.evaluation.evaluation import EvaluationResult, evaluate
+from embodied.navigation.dynamic_window import DynamicWindow, Weights
 from embodied.policy import Policy
 from embodied.task import Task
 from sims.quadrotor.airframes import RACER_5_INCH

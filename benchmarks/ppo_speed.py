@@ -21,7 +21,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
-import json
 import multiprocessing
 import os
 import platform
@@ -39,10 +38,11 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # also runs from a clone that is not installed
 
 from embodied.algorithms.ppo import PPOConfig  # noqa: E402
-from embodied.command_line.compute import keep_freed_memory  # noqa: E402
 from embodied.environment import NumberedStarts  # noqa: E402
-from embodied.evaluation.report import git_commit, versions  # noqa: E402
 from embodied.saving.files import complete_or_absent  # noqa: E402
+from embodied.saving.json_text import dumps_rows  # noqa: E402
+from embodied.saving.versions import git_commit, versions  # noqa: E402
+from embodied.training.compute import keep_freed_memory  # noqa: E402
 from embodied.training.loop import train  # noqa: E402
 from policies.mlp import MLPConfig  # noqa: E402
 
@@ -278,7 +278,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "versions": versions() | known, "rows": rows,
         }  # fmt: skip
         with complete_or_absent(options.output) as temporary:
-            temporary.write_text(json.dumps(report, indent=2) + "\n")
+            temporary.write_text(dumps_rows(report))
 
 
 if __name__ == "__main__":

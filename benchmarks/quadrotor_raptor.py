@@ -37,16 +37,17 @@ from tensordict import TensorDict  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from benchmarks.quadrotor_training import RESULTS, machine  # noqa: E402
-from embodied.command_line.compute import prepare  # noqa: E402
 from embodied.command_line.config import compose  # noqa: E402
-from embodied.deployment.network import MEMORY  # noqa: E402
 from embodied.errors import UserError  # noqa: E402
 from embodied.evaluation.evaluation import EvaluationResult, evaluate, wilson  # noqa: E402
-from embodied.evaluation.report import git_commit, table, versions  # noqa: E402
-from embodied.policy import Decision  # noqa: E402
+from embodied.policy import MEMORY, Decision  # noqa: E402
+from embodied.report.markdown import table  # noqa: E402
 from embodied.rollout.memory import Memory, RecurrentPolicy  # noqa: E402
 from embodied.saving import checkpoint  # noqa: E402
 from embodied.saving.files import complete_or_absent  # noqa: E402
+from embodied.saving.json_text import dumps_rows  # noqa: E402
+from embodied.saving.versions import git_commit, versions  # noqa: E402
+from embodied.training.compute import prepare  # noqa: E402
 from sims.interpreter import own_python  # noqa: E402
 from sims.quadrotor.observation import contract  # noqa: E402
 from sims.quadrotor.platforms import DRAWN  # noqa: E402
@@ -204,7 +205,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     }  # fmt: skip
     sys.stdout.write(shown(report["rows"]) + "\n")
     with complete_or_absent(args.output) as temporary:
-        temporary.write_text(json.dumps(report, indent=2) + "\n")
+        temporary.write_text(dumps_rows(report))
 
 
 def installed(python: str) -> dict[str, str]:

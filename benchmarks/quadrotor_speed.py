@@ -19,7 +19,6 @@ with `--forward`, which leaves out torch.compile's gradients, three.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import statistics
@@ -38,8 +37,9 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # also runs from a clone that is not installed
 
-from embodied.evaluation.report import git_commit  # noqa: E402
 from embodied.native import compiler  # noqa: E402
+from embodied.saving.json_text import dumps_rows  # noqa: E402
+from embodied.saving.versions import git_commit  # noqa: E402
 from sims.quadrotor import dynamics  # noqa: E402
 from sims.quadrotor.airframes import CRAZYFLIE  # noqa: E402
 from sims.quadrotor.environment import QuadrotorEnvironment  # noqa: E402
@@ -90,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         report = before | measured(options)
     sys.stdout.write(table(report))
     options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps(report, indent=2) + "\n")
+    options.output.write_text(dumps_rows(report))
 
 
 def measured(options: argparse.Namespace) -> dict:

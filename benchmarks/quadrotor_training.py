@@ -33,8 +33,10 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # also runs from a clone that is not installed
 
 from embodied.evaluation.evaluation import rate_over_seeds, wilson  # noqa: E402
-from embodied.evaluation.report import git_commit, table, versions  # noqa: E402
+from embodied.report.markdown import table  # noqa: E402
 from embodied.saving.files import complete_or_absent  # noqa: E402
+from embodied.saving.json_text import dumps_rows  # noqa: E402
+from embodied.saving.versions import git_commit, versions  # noqa: E402
 from sims.swarm.task import SwarmTask  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
@@ -115,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     }  # fmt: skip
     sys.stdout.write(shown(report["rows"]) + "\n")
     with complete_or_absent(args.output) as temporary:
-        temporary.write_text(json.dumps(report, indent=2) + "\n")
+        temporary.write_text(dumps_rows(report))
 
 
 TIMES = ("cpu_s", "command_cpu_s", "command_wall_s", "saved_s")

@@ -11,7 +11,6 @@ not counted.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import sys
@@ -25,7 +24,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # also runs from a clone that is not installed
 
 from embodied.environment import Environment  # noqa: E402
-from embodied.evaluation.report import git_commit, table  # noqa: E402
+from embodied.report.markdown import table  # noqa: E402
+from embodied.saving.json_text import dumps_rows  # noqa: E402
+from embodied.saving.versions import git_commit  # noqa: E402
 from sims.libero.task import LiberoTask  # noqa: E402
 from sims.quadrotor.task import HoverTask  # noqa: E402
 from sims.registry import in_processes  # noqa: E402
@@ -68,7 +69,7 @@ def main() -> None:
         "runs": options.runs,
         "rows": rows,
     }
-    options.output.write_text(json.dumps(report, indent=2) + "\n")
+    options.output.write_text(dumps_rows(report))
     for each in kinds:
         each.env.close()
 

@@ -30,8 +30,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # also runs from a clone that is not installed
 
-from embodied.evaluation.report import git_commit, table, versions  # noqa: E402
+from embodied.report.markdown import table  # noqa: E402
 from embodied.saving.files import complete_or_absent  # noqa: E402
+from embodied.saving.json_text import dumps_rows  # noqa: E402
+from embodied.saving.versions import git_commit, versions  # noqa: E402
 
 FLOW_SDE = ("algorithm=ppo",)
 ROWS: dict[str, tuple[str, ...]] = {
@@ -81,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 "versions": versions(),
             }
             with complete_or_absent(args.output) as temporary:
-                temporary.write_text(json.dumps(report, indent=2) + "\n")
+                temporary.write_text(dumps_rows(report))
     sys.stdout.write(shown(report["rows"]) + "\n")
 
 

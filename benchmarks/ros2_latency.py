@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import array
-import json
 import os
 import platform
 import subprocess
@@ -44,9 +43,10 @@ from rosgraph_msgs.msg import Clock  # noqa: E402
 from std_msgs.msg import Float64MultiArray  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
-from embodied.evaluation.report import git_commit  # noqa: E402
 from embodied.saving import checkpoint  # noqa: E402
 from embodied.saving.files import complete_or_absent  # noqa: E402
+from embodied.saving.json_text import dumps_rows  # noqa: E402
+from embodied.saving.versions import git_commit  # noqa: E402
 from real_robot.ros2.messages.codecs import installed, stamp_s  # noqa: E402
 from real_robot.ros2.processes import PROGRAMS, Processes  # noqa: E402
 from real_robot.ros2.robots.registry import robot_table  # noqa: E402
@@ -102,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.stdout.write(_table(report))
     options.output.parent.mkdir(parents=True, exist_ok=True)
     with complete_or_absent(options.output) as temporary:
-        temporary.write_text(json.dumps(report, indent=2) + "\n")
+        temporary.write_text(dumps_rows(report))
 
 
 def _trained(directory: Path) -> Path:

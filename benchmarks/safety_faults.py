@@ -29,10 +29,11 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also runs from a clone that is not installed
 
 from benchmarks.safety_checker import Checker, ViolationError
-from embodied.command_line.progress import Progress
 from embodied.contract import Contract, TensorSpec
-from embodied.evaluation.report import git_commit
+from embodied.progress import Progress
 from embodied.saving.files import complete_or_absent
+from embodied.saving.json_text import dumps_rows
+from embodied.saving.versions import git_commit
 from real_robot.robots.robot import Array, Reading
 from real_robot.safety.inputs import Command
 from real_robot.safety.limits import ElementLimits, Kind, Limits
@@ -366,7 +367,7 @@ def main() -> None:
     found = run(arguments.sequences, arguments.seed)
     print(json.dumps(found, indent=2))
     with complete_or_absent(arguments.json) as temporary:
-        temporary.write_text(json.dumps(found, indent=2) + "\n")
+        temporary.write_text(dumps_rows(found))
     sys.exit(1 if found["violations"] else 0)
 
 

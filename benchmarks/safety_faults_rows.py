@@ -31,10 +31,11 @@ from benchmarks.row_network import TROUBLES, Hosted, Network, hosted
 from benchmarks.row_robots import Px4, Robot
 from benchmarks.safety_checker import ViolationError
 from benchmarks.safety_faults import element_limits
-from embodied.command_line.progress import Progress
 from embodied.contract import Contract
-from embodied.evaluation.report import git_commit
+from embodied.progress import Progress
 from embodied.saving.files import complete_or_absent
+from embodied.saving.json_text import dumps_rows
+from embodied.saving.versions import git_commit
 from real_robot.ros2 import ros_robot, topics
 from real_robot.ros2.nodes import safety
 from real_robot.ros2.robots.registry import robot_table
@@ -357,7 +358,7 @@ def main() -> None:
     found = run(arguments.sequences, arguments.seed, arguments.processes)
     print(json.dumps(found, indent=2))
     with complete_or_absent(arguments.json) as temporary:
-        temporary.write_text(json.dumps(found, indent=2) + "\n")
+        temporary.write_text(dumps_rows(found))
     sys.exit(1 if found["violations"] else 0)
 
 

@@ -8,7 +8,6 @@ the smallest time of each counts, to exclude other programs' effects on the cach
 
 import argparse
 import gc
-import json
 import math
 import sys
 import time
@@ -20,7 +19,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also runs from a clone that is not installed
 
 from embodied.contract import Contract, TensorSpec
-from embodied.evaluation.report import git_commit
+from embodied.saving.json_text import dumps_rows
+from embodied.saving.versions import git_commit
 from real_robot.robots.robot import Array, Reading
 from real_robot.safety.barrier import Distance, Motion
 from real_robot.safety.limits import ElementLimits, Kind, Limits, ObservedRange
@@ -151,9 +151,7 @@ def main() -> None:
             })  # fmt: skip
             print(f"{name:20} {case:8} limited {limited:4.0%}  p50 {p50:6.1f}  p99 {p99:6.1f}  p99.9 {p999:6.1f} us")
     arguments.json.parent.mkdir(parents=True, exist_ok=True)
-    arguments.json.write_text(
-        json.dumps({"git_commit": git_commit(), "commands": arguments.commands, "rows": rows}, indent=2)
-    )
+    arguments.json.write_text(dumps_rows({"git_commit": git_commit(), "commands": arguments.commands, "rows": rows}))
 
 
 if __name__ == "__main__":

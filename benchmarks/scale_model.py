@@ -40,17 +40,19 @@ from benchmarks.overlap import Spent, timed  # noqa: E402
 from benchmarks.scale_simulation import Costs, Line, Setting, simulate  # noqa: E402
 from embodied.algorithms.ppo import PPOConfig  # noqa: E402
 from embodied.environment import Transition  # noqa: E402
-from embodied.evaluation.report import git_commit, table, versions  # noqa: E402
+from embodied.environments.wrapping import WrappedEnvironment  # noqa: E402
 from embodied.placement.collectors import RemoteCollectors  # noqa: E402
 from embodied.placement.ray import Actors, RayConfig, cluster, library  # noqa: E402
 from embodied.placement.worker import Recipe, part_of  # noqa: E402
 from embodied.policy import TrainablePolicy  # noqa: E402
+from embodied.report.markdown import table  # noqa: E402
 from embodied.rollout.joining import joined  # noqa: E402
 from embodied.rollout.random_play import first_decisions  # noqa: E402
 from embodied.saving.files import complete_or_absent  # noqa: E402
+from embodied.saving.json_text import dumps_rows  # noqa: E402
+from embodied.saving.versions import git_commit, versions  # noqa: E402
 from embodied.training.loop import build, iterations  # noqa: E402
 from embodied.world import ALONE  # noqa: E402
-from embodied.wrapping import WrappedEnvironment  # noqa: E402
 from policies.mlp import MLPConfig  # noqa: E402
 from sims.quadrotor.task import HoverTask  # noqa: E402
 
@@ -310,7 +312,7 @@ def main() -> int:
     about = json.loads(options.read.read_text()) if options.read else all_rows(options.runs)
     if options.output:
         with complete_or_absent(options.output) as temporary:
-            temporary.write_text(json.dumps(about, indent=2) + "\n")
+            temporary.write_text(dumps_rows(about))
     if options.plot:
         draw(about, options.plot)
     return 0

@@ -32,13 +32,15 @@ sys.path.insert(0, str(ROOT))  # also runs from a clone that is not installed
 
 from embodied.algorithms.ppo import PPOConfig  # noqa: E402
 from embodied.environment import Transition  # noqa: E402
-from embodied.evaluation.report import git_commit, table, versions  # noqa: E402
+from embodied.environments.wrapping import WrappedEnvironment  # noqa: E402
 from embodied.placement.collectors import RemoteCollectors  # noqa: E402
 from embodied.placement.ray import Actors, RayConfig, cluster, library  # noqa: E402
 from embodied.placement.worker import Recipe, part_of  # noqa: E402
+from embodied.report.markdown import table  # noqa: E402
 from embodied.rollout.random_play import first_decisions  # noqa: E402
+from embodied.saving.json_text import dumps_rows  # noqa: E402
+from embodied.saving.versions import git_commit, versions  # noqa: E402
 from embodied.training.loop import Iteration, build, iterations  # noqa: E402
-from embodied.wrapping import WrappedEnvironment  # noqa: E402
 from policies.mlp import MLPConfig  # noqa: E402
 from sims.quadrotor.task import HoverTask  # noqa: E402
 
@@ -162,7 +164,7 @@ def main() -> int:
     about["load_after"] = os.getloadavg()[0]
     print(json.dumps({name: about[name] for name in ("killed", "undisturbed")}, indent=2))
     if options.output:
-        options.output.write_text(json.dumps(about, indent=2) + "\n")
+        options.output.write_text(dumps_rows(about))
     return 0
 
 

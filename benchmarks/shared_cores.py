@@ -7,7 +7,6 @@ other sleep, as `embodied` has it, or spin first, the default of the OpenMP libr
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import subprocess
@@ -24,9 +23,9 @@ WAITING = {"sleeping": {}, "spinning": {"GOMP_SPINCOUNT": "300000"}}
 def train() -> None:
     """Be one training: report that it is ready, wait for a line, take the steps, and report the seconds."""
     from embodied import seeding
-    from embodied.command_line.compute import prepare
     from embodied.command_line.config import compose
     from embodied.rollout.random_play import first_decisions
+    from embodied.training.compute import prepare
     from train import GROUPS, TrainConfig
 
     import torch  # isort: skip - after embodied
@@ -95,11 +94,12 @@ def main(arguments: Sequence[str]) -> None:
         print(f"{name}: {ratio:.2f}")
     print(f"cores {os.cpu_count()}, load of the machine {min(loads):.1f} to {max(loads):.1f}")
     if options.json:
-        from embodied.evaluation.report import git_commit
+        from embodied.saving.json_text import dumps_rows
+        from embodied.saving.versions import git_commit
 
         about = {"git_commit": git_commit(), "cores": os.cpu_count(), "load": loads, "steps": STEPS}
         record = about | {"step_ms": steps_ms, "ratios": ratios}
-        options.json.write_text(json.dumps(record, indent=2) + "\n")
+        options.json.write_text(dumps_rows(record))
 
 
 if __name__ == "__main__":

@@ -15,8 +15,8 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # also runs from a clone that is not installed
 
-from embodied.engine import light  # noqa: E402
 from embodied.environment import Environment  # noqa: E402
+from embodied.environments.engine import light  # noqa: E402
 
 BANK = 64
 """Different actions of each world, taken in turn."""

@@ -16,7 +16,6 @@ run by its own interpreter, .venv-isaac/bin/python, the others by .venv/bin/pyth
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import os
 import platform
@@ -35,8 +34,9 @@ sys.path.insert(0, str(ROOT))  # also runs from a clone that is not installed
 
 from simulator_rows import ROWS, Loop, Row  # noqa: E402
 
-from embodied.evaluation.report import git_commit, versions  # noqa: E402
 from embodied.saving.files import complete_or_absent  # noqa: E402
+from embodied.saving.json_text import dumps_rows  # noqa: E402
+from embodied.saving.versions import git_commit, versions  # noqa: E402
 
 TURN_S = 0.05
 
@@ -152,7 +152,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "load": [round(each, 1) for each in (before, os.getloadavg()[0])], "versions": versions(), "rows": rows,
         }  # fmt: skip
         with complete_or_absent(options.output) as temporary:
-            temporary.write_text(json.dumps(report, indent=2) + "\n")
+            temporary.write_text(dumps_rows(report))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ observation, reward, and worlds of new episodes; decisions do not count.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import platform
@@ -30,8 +29,9 @@ from tensordict import TensorDict
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # also runs from a clone that is not installed
 
-from embodied.deployment.local_map import LocalMap  # noqa: E402
-from embodied.evaluation.report import git_commit  # noqa: E402
+from embodied.navigation.local_map import LocalMap  # noqa: E402
+from embodied.saving.json_text import dumps_rows  # noqa: E402
+from embodied.saving.versions import git_commit  # noqa: E402
 from sims.vehicle.environment import VehicleEnvironment  # noqa: E402
 from sims.vehicle.geometry import Lidar  # noqa: E402
 from sims.vehicle.navigate import Navigate  # noqa: E402
@@ -75,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     report = {"git_commit": git_commit(), "machine": machine(), "environments": COUNT, "rows": rows}
     sys.stdout.write(table(rows))
     options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps(report, indent=2) + "\n")
+    options.output.write_text(dumps_rows(report))
 
 
 def driven(name: str, lidar: Lidar | None, mapped: bool = False) -> VehicleEnvironment:

@@ -9,7 +9,6 @@ and without it. Prints a table and writes benchmarks/results/vehicle_RESULT.json
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 from collections.abc import Sequence
@@ -21,10 +20,12 @@ import torch
 
 from embodied.command_line.config import compose
 from embodied.evaluation.evaluation import EvaluationResult, compare
-from embodied.evaluation.report import evaluation_table, git_commit, versions
 from embodied.policy import Policy
+from embodied.report.report import evaluation_table
 from embodied.saving import checkpoint
 from embodied.saving.files import complete_or_absent
+from embodied.saving.json_text import dumps_rows
+from embodied.saving.versions import git_commit, versions
 from embodied.task import Task, planners
 from sims.vehicle.task import NavigateTask
 from train import GROUPS, TrainConfig
@@ -61,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         found = {who: result for (who, on), result in results.items() if on == name}
         sys.stdout.write(f"{name}\n{evaluation_table(found)}\n")
     with complete_or_absent(Path(__file__).parent / "results" / f"vehicle_{args.result}.json") as temporary:
-        temporary.write_text(json.dumps(report, indent=2) + "\n")
+        temporary.write_text(dumps_rows(report))
 
 
 def measured(task: Task, policies: dict[str, Policy]) -> dict[tuple[str, str], EvaluationResult]:

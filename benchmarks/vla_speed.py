@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import os
 import platform
 import statistics
@@ -40,9 +39,10 @@ from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 from transformers import PI0Config, PI0ForConditionalGeneration  # noqa: E402
 
 from embodied.contract import Contract, TensorSpec  # noqa: E402
-from embodied.evaluation.report import git_commit, versions  # noqa: E402
 from embodied.precision import Precision  # noqa: E402
 from embodied.saving.files import complete_or_absent  # noqa: E402
+from embodied.saving.json_text import dumps_rows  # noqa: E402
+from embodied.saving.versions import git_commit, versions  # noqa: E402
 from embodied.text import encode, text_spec  # noqa: E402
 from policies.vla import adapters  # noqa: E402
 from policies.vla.computing import prepare  # noqa: E402
@@ -341,7 +341,7 @@ def main() -> None:
         about["rows"].append(measured(title, function, setting.device))
         print(text(about["rows"][-1]))
     with complete_or_absent(output) as path:
-        path.write_text(json.dumps(about, indent=2) + "\n")
+        path.write_text(dumps_rows(about))
 
 
 if __name__ == "__main__":

@@ -22,9 +22,10 @@ from embodied.world import World
 Module = TypeVar("Module", bound=nn.Module)
 Given = ParamSpec("Given")
 
-
 EXECUTED = "executed"
 """Key of a stored sample: actions that were executed before the episode ended, [..., K] bool; without it all were."""
+MEMORY = "memory"
+"""Observation key of a recurrent policy's memory [N, M], and key of the next memory in `Decision.sample`."""
 
 
 @dataclass

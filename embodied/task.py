@@ -10,10 +10,10 @@ import torch
 from numpy.typing import NDArray
 
 from embodied.contract import Contract
+from embodied.data.episodes import Episodes
 from embodied.environment import Environment
 from embodied.errors import UserError
 from embodied.policy import Policy, TrainablePolicy
-from embodied.rollout.episodes import Episodes
 from embodied.rollout.rollout import Collector, Rollout
 from embodied.rollout.starts import Starts
 from embodied.world import World

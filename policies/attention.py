@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from embodied.configuration import PositiveInt
 from embodied.contract import Contract
-from embodied.deployment.network import PRESENT, TokenAttention, Tokens
 from embodied.errors import UserError
+from embodied.export.network import PRESENT, TokenAttention, Tokens
 from policies.mlp import MLPConfig, MLPPolicy
 
 

@@ -11,8 +11,8 @@ from tensordict import TensorDict
 from torch import Generator, Tensor, nn
 
 from embodied.contract import Contract
-from embodied.deployment.network import distance, reciprocal
 from embodied.errors import UserError
+from embodied.export.network import distance, reciprocal
 from embodied.world import ALONE, World
 from policies.encoders import Encoder
 

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from embodied.configuration import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Range
 from embodied.contract import Contract
-from embodied.deployment.chunking import Running
 from embodied.errors import UserError
+from embodied.execution.chunking import Running
 from embodied.policy import Decision, Evaluation, acting, sum_of_executed
 from policies.chunk_networks import chunk_network
 from policies.generative import Aggregate, GenerativeConfig, GenerativePolicy

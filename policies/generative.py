@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from embodied.configuration import Configuration, Fraction, PositiveInt, Range
 from embodied.contract import Contract
-from embodied.deployment.chunk_network import ChunkNetwork
 from embodied.errors import UserError
+from embodied.export.chunk_network import ChunkNetwork
 from embodied.policy import Decision, acting, explored_value, take_statistics, values_explored
 from embodied.seeding import fixed_noise
 from policies.augmentation import CARTESIAN, Augmentation, AugmentationKind, CartesianScene

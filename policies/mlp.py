@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from embodied.configuration import Configuration, PositiveFloat, PositiveInt
 from embodied.contract import Contract
-from embodied.deployment.network import Network
 from embodied.errors import UserError
+from embodied.export.network import Network
 from embodied.policy import Decision, Evaluation, acting, explored_value, sum_of_executed, take_statistics
 from embodied.world import ALONE, World
 from policies.flat import FlatObservations

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from embodied.configuration import PositiveInt
 from embodied.contract import Contract
-from embodied.deployment.network import GRU, MEMORY, chain
 from embodied.errors import UserError
-from embodied.policy import Decision, acting, explored_value
+from embodied.export.network import GRU, chain
+from embodied.policy import MEMORY, Decision, acting, explored_value
 from embodied.rollout.memory import STARTED
 from policies.mlp import MLPConfig, MLPPolicy
 

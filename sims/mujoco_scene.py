@@ -8,9 +8,9 @@ import mujoco
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from embodied.viewer import shapes
-from embodied.viewer.shapes import Mesh
-from embodied.viewer.viewable import Body
+from embodied.scene import shapes
+from embodied.scene.shapes import Mesh
+from embodied.scene.viewable import Body
 
 Array = NDArray[np.floating]
 PLANE, FIELD, SPHERE, CAPSULE, ELLIPSOID, CYLINDER, BOX, MESH = (

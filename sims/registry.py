@@ -8,8 +8,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from embodied.command_line.listing import Needs
-from embodied.deployment.conditions import Conditions, PreparedTask
 from embodied.errors import UserError
+from embodied.export.conditions import Conditions, PreparedTask
 from sims.gym.task import GymTask
 from sims.isaac_lab.task import IsaacLabTask
 from sims.libero.task import LiberoTask

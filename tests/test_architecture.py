@@ -108,6 +108,42 @@ def test_imports_go_in_no_circle():
     assert not found, " -> ".join(found[0])
 
 
+STOREYS = (
+    ("command_line",),
+    ("training",),
+    ("placement",),
+    ("report",),
+    ("run_options",),
+    ("evaluation", "viewer"),
+    ("algorithms", "environments"),
+    ("task",),
+    ("data", "execution", "navigation"),
+    ("rollout",),
+    ("native", "environment"),
+    ("export", "saving"),
+    ("policy", "text", "words"),
+    ("contract", "precision"),
+    ("configuration", "extras", "foreign_code", "resume"),
+    ("console", "interrupt", "progress", "world"),
+    ("commands", "errors", "scene", "seeding", "streams", "without_dynamo"),
+)
+"""Folders and modules of embodied/, from the top: each imports only what lies below it."""
+
+
+def test_no_folder_of_the_core_imports_one_beside_or_above_it():
+    height = {name: -row for row, names in enumerate(STOREYS) for name in names}
+    arrows = {
+        (module, other)
+        for module, path in MODULES.items()
+        for other in imported_modules(path)
+        if module.startswith("embodied.") and other.startswith("embodied.")
+    }
+    between = {arrow for arrow in arrows if arrow[0].split(".")[1] != arrow[1].split(".")[1]}
+    assert {module.split(".")[1] for module in MODULES if module.startswith("embodied.")} == height.keys()
+    upwards = [f"{a} -> {b}" for a, b in between if height[a.split(".")[1]] <= height[b.split(".")[1]]]
+    assert not sorted(upwards)
+
+
 def test_the_tracer_knows_no_simulator():
     for path in (ROOT / "sims" / "tracer").glob("*.py"):
         known = {module for module in imported_modules(path) if not module.startswith("sims.tracer")}

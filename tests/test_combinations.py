@@ -12,8 +12,8 @@ from embodied import seeding
 from embodied.command_line import combinations
 from embodied.command_line.config import compose, names
 from embodied.contract import Contract
+from embodied.data.episodes import Episodes
 from embodied.errors import UserError
-from embodied.rollout.episodes import Episodes
 from train import GROUPS, TrainConfig
 
 TASKS = names("task", GROUPS)

@@ -17,7 +17,7 @@ import yaml
 import evaluate
 import train
 from embodied.command_line import combinations, program
-from embodied.evaluation.repeating import resume_command
+from embodied.report.repeating import resume_command
 from embodied.saving import checkpoint, sealed
 
 ROOT = Path(__file__).parent.parent

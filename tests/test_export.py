@@ -12,8 +12,8 @@ import torch
 import export
 from embodied.command_line import program
 from embodied.contract import Contract
-from embodied.deployment.network import rollout_outputs
-from embodied.evaluation.margins import Margin, Sweep, write
+from embodied.export.network import rollout_outputs
+from embodied.report.margins import Margin, Sweep, write
 from embodied.saving import checkpoint
 from embodied.saving.checkpoint import Checkpoint
 from real_robot.firmware.exporting import Export, Target

@@ -13,9 +13,9 @@ from torch import nn
 from benchmarks import quadrotor_raptor
 from benchmarks.quadrotor_raptor import CLIPS, PACKAGES, Forgetful, Raptor, explained, observed, paired, row, told
 from benchmarks.quadrotor_training import RESULTS
-from embodied.deployment.network import MEMORY
 from embodied.errors import UserError
 from embodied.evaluation.evaluation import EvaluationResult, evaluate
+from embodied.policy import MEMORY
 from embodied.seeding import generator
 from policies.recurrent import RecurrentConfig
 from sims.interpreter import own_python

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from embodied.command_line.config import compose
-from embodied.rollout.episodes import SUCCEEDED
+from embodied.data.episodes import SUCCEEDED
 from real_robot.recording import driven, lerobot_reading
 from real_robot.recording.recording import Recording, Tick
 from real_robot.safety.safety import State, Verdict

@@ -78,7 +78,7 @@ def test_it_has_hydras_flags(embodied):
 
 
 def test_all_that_runs_comes_from_the_wheel(embodied):
-    shown = "import embodied.command_line.programs as p, embodied; print(embodied.__file__, p.PROGRAMS, p.CLONE)"
+    shown = "import embodied.commands as p, embodied; print(embodied.__file__, p.PROGRAMS, p.CLONE)"
     run = subprocess.run(
         [sys.executable, "-c", shown], cwd=embodied.here, env=os.environ | {"PYTHONPATH": str(embodied.site)},
         capture_output=True, text=True, check=True,

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[0] = str(ROOT)  # in place of this folder
 
 from benchmarks.cuda_parts.record import RECORD, Options, Record  # noqa: E402
-from embodied.command_line.compute import prepare  # noqa: E402
+from embodied.training.compute import prepare  # noqa: E402
 
 HANG_S = 1.0
 """Time before the part's end at which its stacks are printed, so that a part that hangs shows where."""

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from benchmarks.cuda_parts.record import Options, Record, seconds_per_call, wait
 from benchmarks.simulator_rows import stepping
-from embodied.engine import EpisodeEngine
+from embodied.environments.engine import EpisodeEngine
 from sims.quadrotor.airframes import AIRFRAMES
 from sims.quadrotor.environment import QuadrotorEnvironment
 from sims.quadrotor.flights import HISTORY, named_flights

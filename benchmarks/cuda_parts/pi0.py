@@ -18,8 +18,8 @@ from torch import Tensor
 
 from benchmarks.cuda_parts.draws import CpuDraws
 from benchmarks.cuda_parts.record import Options, Record, wait
-from embodied.command_line.extras import needs_extra
-from embodied.deployment.chunking import Running
+from embodied.execution.chunking import Running
+from embodied.extras import needs_extra
 from embodied.precision import Precision
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from benchmarks.cuda_parts import learners, learning_speed
 from benchmarks.cuda_parts.draws import CpuDraws
 from benchmarks.cuda_parts.record import Options, Record
 from embodied import seeding
-from embodied.deployment.chunking import InpaintingPolicy, Running
+from embodied.execution.chunking import InpaintingPolicy, Running
 from embodied.policy import Evaluation, RankingPolicy
 from embodied.saving import checkpoint
 

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from benchmarks.cuda_parts.record import Options, Record
-from embodied.command_line.extras import needs_extra
+from embodied.extras import needs_extra
 
 PROCESS = Path(__file__).with_name("sharding_process.py")
 LOOPBACK = {"NCCL_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo"}

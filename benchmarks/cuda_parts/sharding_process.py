@@ -29,10 +29,10 @@ from benchmarks.cuda_parts.record import RECORD, Record  # noqa: E402
 from embodied import seeding  # noqa: E402
 from embodied.algorithms.ppo import PPOConfig  # noqa: E402
 from embodied.contract import Contract, TensorSpec  # noqa: E402
+from embodied.data.episodes import Episodes  # noqa: E402
 from embodied.placement.local import Local, Processes  # noqa: E402
 from embodied.placement.torchrun import Torchrun  # noqa: E402
 from embodied.precision import Precision  # noqa: E402
-from embodied.rollout.episodes import Episodes  # noqa: E402
 from embodied.saving import checkpoint  # noqa: E402
 from embodied.training.experiment import Experiment, ExperimentConfig  # noqa: E402
 from embodied.training.loop import Iteration  # noqa: E402

@@ -27,11 +27,12 @@ from embodied.algorithms.finite import check_finite, gradient_norm
 from embodied.algorithms.minibatches import Minibatches
 from embodied.algorithms.schedule import linear_decay
 from embodied.configuration import Configuration, Fraction, Limit, NonNegativeFloat, PositiveInt
+from embodied.data.episodes import Episodes
 from embodied.environment import DifferentiableEnvironment, Environment
 from embodied.errors import DivergedError, UserError
 from embodied.policy import DeterministicPolicy, TrainablePolicy
-from embodied.rollout.episodes import Episodes
-from embodied.rollout.rollout import DifferentiableCollector, Rollout
+from embodied.rollout.differentiable import DifferentiableCollector
+from embodied.rollout.rollout import Rollout
 from embodied.world import ALONE, World
 
 

@@ -23,9 +23,9 @@ from embodied.algorithms.micro_batch import rows_within
 from embodied.algorithms.minibatches import Minibatches
 from embodied.algorithms.schedule import linear_decay
 from embodied.configuration import Configuration, Fraction, Limit, NonNegativeFloat, PositiveFloat, PositiveInt
+from embodied.data.episodes import Episodes
 from embodied.errors import UserError
 from embodied.policy import Evaluation, TrainablePolicy
-from embodied.rollout.episodes import Episodes
 from embodied.rollout.memory import RecurrentPolicy
 from embodied.world import ALONE, World, of_each
 

@@ -28,10 +28,10 @@ from embodied.algorithms.minibatches import Minibatches
 from embodied.algorithms.schedule import linear_decay
 from embodied.configuration import Configuration, Fraction, Limit, NonNegativeFloat, PositiveInt
 from embodied.contract import Contract
+from embodied.data.episodes import Episodes
 from embodied.environment import Environment
 from embodied.errors import UserError
 from embodied.policy import Policy, TrainablePolicy
-from embodied.rollout.episodes import Episodes
 from embodied.rollout.memory import RecurrentPolicy
 from embodied.rollout.random_play import first_decisions
 from embodied.rollout.rollout import Collector, Rollout

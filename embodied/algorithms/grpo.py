@@ -33,10 +33,10 @@ from embodied.algorithms.clipped import Clipped, ClippedConfig
 from embodied.algorithms.rewards.process_reward import LearnedProgress, ProcessModel
 from embodied.algorithms.rewards.progress_reward import ProgressReward
 from embodied.configuration import Fraction, PositiveFloat, Range
+from embodied.data.episodes import Episodes
 from embodied.environment import Environment, NumberedStarts, SharedWorlds
 from embodied.errors import UserError
 from embodied.policy import TrainablePolicy
-from embodied.rollout.episodes import Episodes
 from embodied.rollout.groups import GroupStarts, WholeEpisodes, WholeRollout
 from embodied.rollout.rollout import Rollout
 from embodied.world import ALONE, World

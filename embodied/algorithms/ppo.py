@@ -37,11 +37,11 @@ from embodied.algorithms.clipped import Clipped, ClippedConfig
 from embodied.algorithms.rewards.process_reward import LearnedProgress, ProcessModel, shaped
 from embodied.algorithms.rewards.reward_scale import RewardScale
 from embodied.configuration import INF, Fraction, NonNegativeFloat, NonNegativeInt, Range
+from embodied.data.episodes import Episodes
 from embodied.environment import Environment, NumberedStarts, SharedWorlds
 from embodied.errors import UserError
 from embodied.policy import TrainablePolicy
 from embodied.rollout.curriculum import CurriculumStarts
-from embodied.rollout.episodes import Episodes
 from embodied.rollout.memory import RecurrentPolicy
 from embodied.rollout.rollout import Collector, Rollout
 from embodied.world import ALONE, World

@@ -28,12 +28,12 @@ from embodied.algorithms.advantage import explained_variance, gae, next_values
 from embodied.algorithms.finite import check_finite
 from embodied.algorithms.self_imitation import SelfImitation, SelfImitationConfig
 from embodied.configuration import Configuration, Fraction, Limit, NonNegativeFloat, NonNegativeInt, PositiveInt, Range
+from embodied.data.episodes import Episodes
+from embodied.data.replay import ChunkReplay
 from embodied.environment import Environment
 from embodied.errors import UserError
 from embodied.policy import RankingPolicy, TrainablePolicy
-from embodied.rollout.episodes import Episodes
 from embodied.rollout.exchange import ExchangingCollector
-from embodied.rollout.replay import ChunkReplay
 from embodied.rollout.rollout import Rollout
 from embodied.world import ALONE, World
 

@@ -30,12 +30,12 @@ from torch import Tensor
 from embodied import seeding
 from embodied.algorithms.sft import SFT, SFTConfig
 from embodied.configuration import Configuration, Fraction, PositiveInt
+from embodied.data.episodes import Episodes
+from embodied.data.replay import EpisodeAssembler, EpisodeReplay
 from embodied.environment import Environment, NumberedStarts
 from embodied.errors import UserError
 from embodied.policy import TrainablePolicy
-from embodied.rollout.episodes import Episodes
 from embodied.rollout.exchange import ExchangingCollector
-from embodied.rollout.replay import EpisodeAssembler, EpisodeReplay
 from embodied.rollout.rollout import Rollout
 from embodied.rollout.starts import RetryStarts
 from embodied.world import ALONE, World

@@ -19,9 +19,9 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 from embodied import seeding
 from embodied.algorithms.finite import check_finite
 from embodied.configuration import Configuration, Limit, NonNegativeFloat, NonNegativeInt, PositiveInt, Range
+from embodied.data.episodes import Episodes
 from embodied.errors import UserError
 from embodied.policy import TrainablePolicy
-from embodied.rollout.episodes import Episodes
 from embodied.world import ALONE, World
 
 RECENT = 50

@@ -29,11 +29,11 @@ from embodied.algorithms.advantage import n_step
 from embodied.algorithms.finite import check_finite, gradient_norm
 from embodied.algorithms.schedule import linear_decay
 from embodied.configuration import INF, Configuration, Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt, Range
+from embodied.data.episodes import Episodes
+from embodied.data.replay import ChunkReplay
 from embodied.environment import Environment
 from embodied.errors import UserError
 from embodied.policy import DeterministicPolicy, TrainablePolicy
-from embodied.rollout.episodes import Episodes
-from embodied.rollout.replay import ChunkReplay
 from embodied.rollout.rollout import Collector, Rollout
 from embodied.world import ALONE, World
 

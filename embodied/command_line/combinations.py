@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from omegaconf import OmegaConf
 
-from embodied.command_line.programs import CONFIGS, command
+from embodied.commands import CONFIGS, command
 from embodied.errors import UserError
 
 

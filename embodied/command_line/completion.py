@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Callable
 
-from embodied.command_line.programs import NAMES
+from embodied.commands import NAMES
 from embodied.errors import UserError
 
 SHELLS = "bash", "zsh"

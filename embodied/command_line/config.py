@@ -10,11 +10,13 @@ from typing import Any, TypeVar, cast
 
 from omegaconf import OmegaConf
 
-from embodied.command_line import combinations, foreign
-from embodied.command_line.programs import CONFIGS, typed
+from embodied import foreign_code as foreign
+from embodied.command_line import combinations
 from embodied.command_line.suggestion import did_you_mean
+from embodied.commands import CONFIGS, typed
 from embodied.configuration import check_ranges
 from embodied.errors import UserError
+from embodied.resume import MOVABLE
 
 WHOLE = re.compile(r"(?<![^\[,:])\d+(\.\d+)?[eE]\+?\d{1,2}(?![^\],}])")
 """A number with a positive exponent, as a whole value or an element of a list."""
@@ -22,8 +24,6 @@ NUMBERS = "task.numbers"
 """Numbers of a task by name; it knows itself which it has, and refuses others."""
 NAMED = (NUMBERS, "options", "axes")
 """Options by names that only what they are for knows, which refuses others."""
-MOVABLE = ("placement",)
-"""Groups that are no part of what a run computes: one that is resumed may be elsewhere, if that is asked for."""
 WEIGHTS = "published"
 """Group of settings for published weights of a policy, chosen by the option `policy.weights`."""
 C = TypeVar("C")
@@ -116,37 +116,6 @@ def parsed(overrides: Sequence[str]) -> dict[str, Any]:
     if swept := next((each for each in read if each.is_sweep_override()), None):
         raise UserError(_one_value(swept.key_or_group, swept.get_value_string()))
     return {each.key_or_group: each.value() for each in read}
-
-
-def check_continues(before: Mapping[str, Any], now: Mapping[str, Any], free: Collection[str]) -> None:
-    """Check that the record `now` of `compose` continues the run of the record `before`.
-
-    Raises:
-        UserError: if options differ that are not `free`; `env_steps` may grow.
-    """
-    changed = _differences(before.get("values", {}), now.get("values", {}))
-    refused = [
-        f"{name}={old}, got {new}"
-        for name, (old, new) in changed.items()
-        if name not in free and name.partition(".")[0] not in MOVABLE and not (name == "env_steps" and new > old)
-    ]
-    if refused:
-        raise UserError(
-            f"the saved run has {', '.join(refused)}; only env_steps may grow when a run is continued: "
-            "start a new run for that"
-        )
-
-
-def _differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:
-    """Values of options in both, by dotted name, if they differ."""
-    found: dict[str, tuple[Any, Any]] = {}
-    for key in sorted(before.keys() & now.keys()):
-        name, pair = f"{prefix}{key}", (before[key], now[key])
-        if isinstance(pair[0], Mapping) and isinstance(pair[1], Mapping):
-            found |= _differences(*pair, f"{name}.")
-        elif pair[0] != pair[1]:
-            found[name] = pair
-    return found
 
 
 def names(group: str, groups: Groups) -> list[str]:

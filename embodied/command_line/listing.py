@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 from embodied.command_line import combinations
 from embodied.command_line.config import Groups, names
-from embodied.command_line.programs import CONFIGS, command
+from embodied.commands import CONFIGS, command
 
 WIDTH = 120
 

@@ -20,13 +20,13 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from embodied.command_line.config import whole
-from embodied.command_line.programs import CONFIGS, command, option
+from embodied.commands import CONFIGS, command, option
+from embodied.console import LOG
 from embodied.errors import UserError
-from embodied.evaluation.repeating import from_here
+from embodied.interrupt import GracefulStop
+from embodied.report.repeating import from_here
 from embodied.saving.files import complete_or_absent
 from embodied.saving.json_text import loads
-from embodied.training.interrupt import GracefulStop
-from embodied.training.logging import LOG
 
 log = logging.getLogger(__name__)
 FOLDER = CONFIGS / "multirun"

@@ -15,18 +15,19 @@ from typing import Any, NoReturn, cast
 
 from omegaconf import DictConfig, OmegaConf
 
+from embodied import foreign_code as foreign
 from embodied import without_dynamo  # noqa: F401 - first
-from embodied.command_line import combinations, flags, foreign
+from embodied.command_line import combinations, flags
 from embodied.command_line.completion import completion
-from embodied.command_line.compute import enough_memory
 from embodied.command_line.config import parsed
 from embodied.command_line.multirun import multirun
-from embodied.command_line.programs import option
-from embodied.command_line.streams import flush_streams
+from embodied.commands import option
+from embodied.console import run_log, setup_console
 from embodied.errors import OutOfMemoryError, UserError
+from embodied.interrupt import Stopped
 from embodied.saving import checkpoint
-from embodied.training.interrupt import Stopped
-from embodied.training.logging import run_log, setup_console
+from embodied.streams import flush_streams
+from embodied.training.compute import enough_memory
 
 log = logging.getLogger(__name__)
 Composed = Callable[[list[str]], tuple[Any, Mapping[str, Any]]]

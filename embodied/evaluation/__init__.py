@@ -1,1 +1,1 @@
-"""Success rates, reports, learning curves, videos, and comparisons of simulators with robots."""
+"""Evaluation of policies: success rates, means, repeatability, films."""

@@ -15,13 +15,13 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from embodied.command_line.progress import Progress
-from embodied.engine import check_starts, rank
 from embodied.environment import OVERFLOW, Environment, NumberedStarts, SharedWorlds, Transition, Watched
+from embodied.environments.engine import check_starts, rank
 from embodied.errors import UserError
 from embodied.evaluation.means import difference_interval, mean_interval
 from embodied.evaluation.repeatability import Replay
 from embodied.policy import Policy
+from embodied.progress import Progress
 from embodied.rollout.finite import check_observation, check_transition
 from embodied.rollout.memory import Memory
 

@@ -17,8 +17,8 @@ from embodied.placement.worker import Place, Recipe, part_of
 from embodied.policy import TrainablePolicy
 from embodied.rollout.rollout import Collector
 from embodied.rollout.storage import Storage
+from embodied.run_options import ExperimentConfig
 from embodied.task import Learner, LearnerConfig, RemotelyCollected, Task
-from embodied.training.config import ExperimentConfig
 
 OWN = 100
 """Environments of the learner itself, at most: enough for normalisation statistics."""

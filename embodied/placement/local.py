@@ -15,8 +15,8 @@ from embodied.world import OneProcess, World
 if TYPE_CHECKING:
     from embodied.environment import Environment
     from embodied.rollout.rollout import Collector
+    from embodied.run_options import ExperimentConfig
     from embodied.task import Learner, LearnerConfig, Task
-    from embodied.training.config import ExperimentConfig
 
 Result = TypeVar("Result", bound=str | int | bool | None)
 

@@ -20,9 +20,9 @@ from typing import Any
 from torch import Tensor
 
 from embodied import seeding
-from embodied.command_line.extras import needs_extra
 from embodied.configuration import Configuration, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from embodied.errors import UserError
+from embodied.extras import needs_extra
 from embodied.placement.apart import Apart, places
 from embodied.placement.worker import About, Place, Recipe, Worker, software
 from embodied.rollout.rollout import Rollout

@@ -27,13 +27,13 @@ from torch.distributed.rendezvous import TCPStore  # pyright: ignore[reportPriva
 from torch.distributed.tensor import DTensor
 
 from embodied.algorithms.parts import reached
+from embodied.console import only_errors
 from embodied.errors import UserError
-from embodied.placement import sharding
+from embodied.interrupt import Stopped
 from embodied.placement.averaging import average_gradients
 from embodied.placement.local import Result, divides
 from embodied.policy import LayeredPolicy, TrainablePolicy
-from embodied.training.interrupt import Stopped
-from embodied.training.logging import only_errors
+from embodied.saving import sharding
 
 log = logging.getLogger(__name__)
 BEAT_S, POLL_S = 1.0, 0.05

@@ -18,14 +18,14 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from embodied import seeding
-from embodied.engine import first_environment
 from embodied.environment import Environment
-from embodied.evaluation.report import versions
+from embodied.environments.engine import first_environment
 from embodied.policy import TrainablePolicy
 from embodied.precision import Precision
 from embodied.rollout.rollout import Collector, Rollout
 from embodied.rollout.starts import Starts
 from embodied.rollout.storage import Storage
+from embodied.saving.versions import versions
 from embodied.task import Task
 
 PACKAGES = ("embodied", "policies", "sims")

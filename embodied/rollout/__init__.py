@@ -1,1 +1,1 @@
-"""Data from environments and policies: rollouts, episodes, replay."""
+"""Rollouts: what policies collect in environments, and from which initial states."""

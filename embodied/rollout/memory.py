@@ -13,8 +13,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from embodied.deployment.network import MEMORY
-from embodied.policy import Decision, Policy
+from embodied.policy import MEMORY, Decision, Policy
 
 STARTED = "started"
 """Observation key, [N] bool: an episode begins with this decision."""

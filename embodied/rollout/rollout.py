@@ -5,29 +5,25 @@ Letters: T decisions, N environments, H predicted and K executed actions, A acti
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, cast
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 
 from embodied.environment import (
-    DifferentiableEnvironment,
     Environment,
     NumberedStarts,
     Restorable,
     Transition,
     Watched,
-    clip_gradient,
 )
 from embodied.errors import UserError
-from embodied.policy import EXECUTED, Decision, DensePolicy, DeterministicPolicy, Policy, sum_of_executed
-from embodied.rollout.finite import check_observation, check_reward, check_transition
+from embodied.policy import EXECUTED, Decision, Policy, sum_of_executed
+from embodied.rollout.finite import check_observation, check_transition
 from embodied.rollout.memory import Memory
 from embodied.rollout.starts import Starts
 from embodied.rollout.storage import Rows, Storage
@@ -198,9 +194,9 @@ class Collector:
             frozen = self.finished & ~due
             self.finished, self.success = transition.done, transition.success
             self.observation = transition.observation
-            rows.put(t, _row(decision, transition, frozen))
+            rows.put(t, stacked_row(decision, transition, frozen))
             diverged, lost = diverged + _count(transition.diverged, frozen), lost + _count(transition.lost, frozen)
-            pushed += _pushed(transition, frozen)
+            pushed += count_pushed(transition, frozen)
             has_success = transition.has_success
         there = self.env.device if self.storage is Storage.DEVICE else torch.device("cpu")
         rollout = Rollout(
@@ -290,7 +286,7 @@ class Collector:
         return replace(rollout, episode_return=episode_return, episode_steps=episode_steps)
 
 
-def _row(decision: Decision, transition: Transition, frozen: Tensor) -> dict[str, Tensor | TensorDict]:
+def stacked_row(decision: Decision, transition: Transition, frozen: Tensor) -> dict[str, Tensor | TensorDict]:
     """A rollout's row for one decision, without the observation; `frozen` [N] had ended before."""
     diverged_at = None if transition.diverged is None else transition.diverged & ~frozen
     optional = {"value": decision.value, "human": transition.human, "diverged_at": diverged_at}
@@ -311,7 +307,8 @@ def _count(flag: Tensor | None, frozen: Tensor) -> int:
     return 0 if flag is None else int((flag & ~frozen).sum())
 
 
-def _pushed(transition: Transition, frozen: Tensor) -> int:
+def count_pushed(transition: Transition, frozen: Tensor) -> int:
+    """Number of episodes that ended with a push, of environments that are not `frozen`."""
     return 0 if transition.pushed is None else _count(transition.pushed & transition.done, frozen)
 
 
@@ -320,81 +317,3 @@ def _executed(decision: Decision, transition: Transition) -> Tensor:
     if transition.actions is None:
         return decision.actions
     return torch.cat((transition.actions, decision.actions[:, transition.actions.shape[1] :]), 1)
-
-
-@runtime_checkable
-class UnrolledEnvironment(DifferentiableEnvironment, Protocol):
-    """A DifferentiableEnvironment that runs a whole feed-forward policy itself, faster than step by step."""
-
-    def unroll(
-        self, layers: Sequence[tuple[Tensor, Tensor]], decisions: int, max_action_gradient: float = math.inf
-    ) -> Rollout:
-        """Run `decisions` single actions of a feed-forward policy from the present state.
-
-        `layers` are (weight [out, in], bias [out]) with tanh after each, from the concatenated observations that the
-        policy's contract reads to actions in half ranges around the middle. Reward, observations and actions carry
-        gradients to the layers, through `clip_gradient`. An environment whose episode ends stays frozen.
-        """
-        ...
-
-
-class DifferentiableCollector(Collector):
-    """Collects deterministic decisions; rewards and observations carry gradients to the policy.
-
-    Environments restart only between rollouts: one whose episode ends inside a rollout stays frozen until its end. A
-    gradient by one decision, of a mean over all, has at most that decision's share of norm `max_action_gradient`.
-    """
-
-    def __init__(
-        self, env: Environment, policy: Policy, generator: torch.Generator, starts: Starts | None = None,
-        max_action_gradient: float = math.inf,
-    ) -> None:  # fmt: skip
-        super().__init__(env, policy, generator, starts)
-        self.max_action_gradient = max_action_gradient
-
-    def collect(self, decisions: int) -> Rollout:
-        """Run `decisions` single actions in every environment, from where the last rollout ended.
-
-        Raises:
-            UserError: for an observation or a reward that is not finite.
-        """
-        started = time.perf_counter()
-        self._restart(self.finished, bool(self.finished.any()))
-        env = cast(DifferentiableEnvironment, self.env)
-        most = self.max_action_gradient / (env.num_envs * decisions)
-        if isinstance(env, UnrolledEnvironment) and isinstance(self.policy, DensePolicy):
-            layers = [(weight.to(env.device), bias.to(env.device)) for weight, bias in self.policy.layers()]
-            rollout = env.unroll(layers, decisions, most)
-            check_reward(env, rollout.reward)
-            for observation in (rollout.observation, rollout.last_observation):
-                check_observation(env, observation)
-        else:
-            rollout = self._by_steps(decisions, most)
-        env.detach()
-        self.finished, self.success = rollout.done[-1], rollout.success[-1]
-        self.observation = rollout.last_observation.detach()
-        ran = rollout.executed.any(-1)  # an episode ends once
-        ended = {name: getattr(rollout, name) & ran for name in ENDS}
-        counted = {"simulation_s": time.perf_counter() - started, "policy_version": self.version}
-        return self._with_totals(replace(rollout, **counted, **ended))
-
-    def _by_steps(self, decisions: int, max_action_gradient: float) -> Rollout:
-        """As `UnrolledEnvironment.unroll`, for any environment and policy, step by step."""
-        policy = cast(DeterministicPolicy, self.policy)
-        seen, made, pushed, frozen = [cast(TensorDict, self.observation)], [], 0, torch.zeros_like(self.finished)
-        empty = TensorDict({}, batch_size=[self.env.num_envs])
-        for _ in range(decisions):
-            actions = policy.actions(seen[-1].to(policy.device)).to(self.env.device)
-            clip_gradient(actions, max_action_gradient)
-            transition = self.env.step(actions[:, : self.env.contract.executed])
-            check_transition(self.env, transition)
-            unscored = Decision(actions, empty, actions.new_zeros(*transition.executed.shape, 1))
-            made.append(_row(unscored, transition, frozen))
-            seen.append(transition.observation)
-            pushed, frozen = pushed + _pushed(transition, frozen), transition.done
-        stacked = {name: torch.stack([row[name] for row in made]) for name in made[0]}
-        start = self.env.start.expand(decisions, -1) if isinstance(self.env, NumberedStarts) else None
-        return Rollout(
-            observation=TensorDict.stack(seen[:-1]), last_observation=seen[-1], task_index=self.env.task_index,
-            start=start, pushed=pushed, **cast(dict[str, Any], stacked),
-        )  # fmt: skip

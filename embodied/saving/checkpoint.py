@@ -248,7 +248,7 @@ def _undivided(directory: Path, digests: dict[str, str], state: Any) -> tuple[di
             raise UserError(f"{SHARDS}/{name}, one of {len(digests)} shards, is missing")
         if sealed.digest(file) != expected:
             raise UserError(f"{SHARDS}/{name} is damaged: its checksum differs from the one in {RECORD}")
-    from embodied.placement import sharding
+    from embodied.saving import sharding
 
     tensors = sharding.read(directory / SHARDS)
     weights = {name.removeprefix(POLICY): each for name, each in tensors.items() if name.startswith(POLICY)}

@@ -1,4 +1,4 @@
-"""JSON that others have written: whatever is wrong with it is a ValueError."""
+"""JSON: errors of text that others have written, and results in a form that people can read and compare."""
 
 from __future__ import annotations
 
@@ -7,6 +7,17 @@ from typing import Any
 
 DEPTH = 200
 """Most lists and objects within each other; ours have a few dozen, Python's own functions fail beyond about 1,000."""
+
+ROW_HEIGHT = 2
+"""Containers within each other, from scalars up, that `dumps_rows` writes on one line."""
+
+
+def dumps_rows(value: Any) -> str:  # noqa: ANN401 - JSON
+    """JSON text of `value` in which every evaluation takes one line, so that a change of a result is a change of lines.
+
+    A list or object is written on one line if the containers within it hold only scalars.
+    """
+    return _rows(value, "") + "\n"
 
 
 def loads(text: str | bytes) -> Any:  # noqa: ANN401 - JSON
@@ -29,3 +40,21 @@ def loads(text: str | bytes) -> Any:  # noqa: ANN401 - JSON
 
 def _parts(node: dict[str, Any] | list[Any]) -> list[Any]:
     return list(node.values()) if isinstance(node, dict) else node
+
+
+def _rows(node: Any, indent: str) -> str:  # noqa: ANN401 - JSON
+    """`node` as text, whose further lines begin with `indent`."""
+    if _height(node) <= ROW_HEIGHT:
+        return json.dumps(node)
+    inner = indent + " "
+    if isinstance(node, list):
+        lines = [inner + _rows(each, inner) for each in node]
+    else:
+        lines = [f"{inner}{json.dumps(str(key))}: {_rows(each, inner)}" for key, each in node.items()]
+    first, last = "[]" if isinstance(node, list) else "{}"
+    return first + "\n" + ",\n".join(lines) + f"\n{indent}{last}"
+
+
+def _height(node: Any) -> int:  # noqa: ANN401 - JSON
+    """Number of containers within each other: 0 for a scalar."""
+    return 1 + max(map(_height, _parts(node)), default=0) if isinstance(node, dict | list) else 0

@@ -9,8 +9,8 @@ from typing import Any
 
 import yaml
 
-from embodied.command_line.extras import needs_extra
 from embodied.errors import UserError
+from embodied.extras import needs_extra
 from embodied.saving.checkpoint import Checkpoint, save
 from embodied.saving.files import flush, rename
 

@@ -20,29 +20,30 @@ from torch import Tensor
 
 from embodied import seeding
 from embodied.algorithms.sft import SFT
-from embodied.command_line.progress import Progress
 from embodied.contract import Contract
-from embodied.deployment.network import export_target
+from embodied.data.demonstrations import report_notes, with_privileged
+from embodied.data.episodes import Episodes
 from embodied.environment import Environment, SwitchableEnvironment, lacking
 from embodied.errors import UserError
-from embodied.evaluation.curves import CURVES
 from embodied.evaluation.evaluation import evaluate
 from embodied.evaluation.in_training import InTraining
-from embodied.evaluation.report import BASELINE, Report, title, told
+from embodied.export.network import export_target
+from embodied.interrupt import GracefulStop
 from embodied.placement.local import Elsewhere, Local, Processes, one_after_another, own_share
 from embodied.policy import Policy, PretrainedPolicy, TrainablePolicy, unread_observations
 from embodied.precision import precision_of
+from embodied.progress import Progress
+from embodied.report.curves import CURVES
+from embodied.report.headline import BASELINE
+from embodied.report.report import Report, title, told
 from embodied.rollout.ahead import CollectorAhead
-from embodied.rollout.demonstrations import report_notes, with_privileged
-from embodied.rollout.episodes import Episodes
 from embodied.rollout.random_play import first_decisions
 from embodied.rollout.rollout import Collector
+from embodied.run_options import ExperimentConfig
 from embodied.saving import checkpoint
 from embodied.saving.tree import copy_tree
 from embodied.task import BaselineTask, Learner, LearnerConfig, PolicyConfig, Task, measured
-from embodied.training.config import ExperimentConfig
 from embodied.training.held_out import HeldOut
-from embodied.training.interrupt import GracefulStop
 from embodied.training.logging import Logger, NoLogger
 from embodied.training.loop import Iteration, build, iterations
 from embodied.training.own_state import own_seed

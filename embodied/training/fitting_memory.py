@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from embodied.command_line.progress import Progress
-from embodied.deployment.latency import with_latency
+from embodied.environments.latency import with_latency
 from embodied.errors import UserError
+from embodied.progress import Progress
 from embodied.training.plan import Plan, plan, size_text
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from embodied.evaluation.evaluation import evaluate
 from embodied.evaluation.in_training import InTraining, Point
 from embodied.policy import Policy
 from embodied.precision import Precision
-from embodied.training.config import AUTO
+from embodied.run_options import AUTO
 
 SHARE = 0.05
 """Share of a run's time that automatic evaluations take at most."""

@@ -17,14 +17,14 @@ from embodied import seeding
 from embodied.algorithms.advantage import values
 from embodied.algorithms.finite import check_finite, losses
 from embodied.algorithms.parts import reached
+from embodied.data.episodes import Episodes
+from embodied.data.replay import ChunkReplay, EpisodeReplay
 from embodied.environment import Environment
 from embodied.errors import UserError
 from embodied.policy import RenormalisedPolicy, TrainablePolicy, unread_observations
 from embodied.precision import Precision
 from embodied.rollout.ahead import CollectorAhead
-from embodied.rollout.episodes import Episodes
 from embodied.rollout.random_play import first_decisions
-from embodied.rollout.replay import ChunkReplay, EpisodeReplay
 from embodied.rollout.rollout import Collector, Rollout
 from embodied.rollout.starts import OwnStarts
 from embodied.task import Learner, LearnerConfig

@@ -25,6 +25,8 @@ from embodied.algorithms.ranking import Ranking
 from embodied.algorithms.self_imitation import SelfImitation
 from embodied.algorithms.td3 import TD3
 from embodied.contract import Contract
+from embodied.data.episodes import Episodes
+from embodied.data.replay import ChunkReplay, EpisodeReplay
 from embodied.environment import Transition
 from embodied.errors import UserError
 from embodied.placement.local import divides, own_share
@@ -32,12 +34,10 @@ from embodied.placement.ray import RayConfig
 from embodied.placement.registry import TorchrunConfig
 from embodied.policy import LayeredPolicy, TrainablePolicy
 from embodied.precision import OwnPrecision, Precision, precision_of
-from embodied.rollout.episodes import Episodes
 from embodied.rollout.memory import STARTED, Memory
-from embodied.rollout.replay import ChunkReplay, EpisodeReplay
 from embodied.rollout.storage import Storage
+from embodied.run_options import ExperimentConfig
 from embodied.task import DemonstratingTask, LearnerConfig, PolicyConfig, Task
-from embodied.training.config import ExperimentConfig
 from embodied.world import OneProcess
 
 META = torch.device("meta")

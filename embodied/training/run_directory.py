@@ -13,13 +13,13 @@ from datetime import datetime
 from itertools import count
 from pathlib import Path
 
-from embodied.command_line.compute import enough_memory
-from embodied.command_line.programs import typed
+from embodied.commands import typed
+from embodied.console import LOG, close_log, log_to
 from embodied.errors import UserError
 from embodied.placement.local import Processes
 from embodied.saving.checkpoint import BEST, FOLDER
 from embodied.saving.files import PASSING, make_folder, set_aside
-from embodied.training.logging import LOG, close_log, log_to
+from embodied.training.compute import enough_memory
 
 log = logging.getLogger(__name__)
 LOCK = ".lock"

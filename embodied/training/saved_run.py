@@ -15,30 +15,24 @@ from typing import Any, NoReturn
 import torch
 
 from embodied import seeding
-from embodied.command_line.config import check_continues
-from embodied.command_line.programs import typed
+from embodied.commands import typed
 from embodied.errors import DivergedError, UserError
-from embodied.evaluation.repeating import resume_command
-from embodied.evaluation.report import Report, told
+from embodied.interrupt import Abandoned, GracefulStop, Stopped
 from embodied.placement.local import Processes
 from embodied.policy import TrainablePolicy
+from embodied.report.repeating import resume_command
+from embodied.report.report import Report, told
+from embodied.resume import FREE, check_continues
 from embodied.saving import checkpoint
 from embodied.saving.checkpoint import Checkpoint
 from embodied.saving.tree import copy_tree
 from embodied.training.held_out import PHASE, HeldOut
-from embodied.training.interrupt import Abandoned, GracefulStop, Stopped
 from embodied.training.logging import Logger
 from embodied.training.own_state import load, load_moved, moved_note, own_state
 from embodied.training.timing import PhaseTimer
 
 log = logging.getLogger(__name__)
 
-FREE = {
-    "video", "wandb", "device", "threads", "checkpoint_every", "evaluation_envs", "resume", "output", "eval_only",
-    "evaluate_every_steps", "storage", "viewer", "viewer_port", "task.python", "task.timeout_s", "policy.compile",
-    "policy.gradient_checkpointing", "device_gb",
-}  # fmt: skip
-"""Options that may change when a run is resumed: results depend on them by rounding at most."""
 
 COUNTERS = (
     "iteration", "env_steps", "planned_env_steps", "episodes", "rl_gradient_steps", "rl_checkpoint", "cpu_s", "lost",

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 import numpy as np
 
-from embodied.command_line.extras import needs_extra
 from embodied.errors import UserError
-from embodied.training.interrupt import STOPPING
+from embodied.extras import needs_extra
+from embodied.interrupt import STOPPING
+from embodied.scene.shapes import glb
+from embodied.scene.viewable import Array, Scene
 from embodied.viewer.origin import own_pages_only
 from embodied.viewer.panel import Panel
-from embodied.viewer.shapes import glb
-from embodied.viewer.viewable import Array, Scene
 from embodied.viewer.watching import Push, WatchedEnvironment
 
 if TYPE_CHECKING:

@@ -17,11 +17,12 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from embodied.environment import Environment, NumberedStarts, Restorable, Transition
+from embodied.environments.wrapping import WrappedEnvironment, WrappedTask
 from embodied.errors import UserError
-from embodied.rollout.rollout import Rollout, UnrolledEnvironment
+from embodied.rollout.differentiable import UnrolledEnvironment
+from embodied.rollout.rollout import Rollout
+from embodied.scene.viewable import Array, View, Viewable
 from embodied.task import Task
-from embodied.viewer.viewable import Array, View, Viewable
-from embodied.wrapping import WrappedEnvironment, WrappedTask
 
 log = logging.getLogger(__name__)
 RECENT = 100

@@ -12,7 +12,7 @@ from enum import Enum
 import torch
 from torch import Tensor, nn
 
-from embodied.command_line.extras import needs_extra
+from embodied.extras import needs_extra
 
 
 class Prediction(Enum):

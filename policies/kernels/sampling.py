@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from embodied.contract import Contract
-from embodied.deployment.chunking import Running
 from embodied.errors import UserError
+from embodied.execution.chunking import Running
 from policies.kernels.flow import (
     TimeGrid,
     flow_noise_std,

@@ -12,9 +12,9 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor, nn
 
-from embodied.command_line.extras import needs_extra
 from embodied.configuration import Configuration, NonNegativeInt, PositiveInt, Range
 from embodied.errors import UserError
+from embodied.extras import needs_extra
 
 
 class Backbone(Enum):

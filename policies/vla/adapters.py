@@ -19,8 +19,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from embodied.command_line.extras import needs_extra
 from embodied.errors import UserError
+from embodied.extras import needs_extra
 from policies.vla.model import Pi0Model
 from policies.vla.openvla import OpenVLAModel
 

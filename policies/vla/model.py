@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from embodied.command_line.extras import needs_extra
+from embodied.extras import needs_extra
 from policies.vla.computing import Computing
 from policies.vla.inputs import VOCABULARY
 from policies.vla.sizes import SIZES, Size

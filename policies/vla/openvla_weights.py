@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from embodied.command_line.extras import needs_extra
 from embodied.errors import UserError
+from embodied.extras import needs_extra
 from embodied.saving.json_text import loads
 from policies.vla.openvla import SPACE, Prismatic
 from policies.vla.parallel import BINS

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from embodied.configuration import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from embodied.contract import Contract
-from embodied.deployment.chunking import Running
 from embodied.errors import UserError
+from embodied.execution.chunking import Running
 from embodied.policy import Decision, Evaluation, acting, sum_of_executed, take_statistics, values_explored
 from embodied.seeding import fixed_noise
 from policies.generative import SMALLEST_STD, Aggregate

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from embodied.command_line.extras import needs_extra
+from embodied.extras import needs_extra
 from embodied.saving.json_text import loads
 from policies.vla.statistics import Mode
 

@@ -15,10 +15,10 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from embodied.command_line.compute import enough_memory
-from embodied.command_line.extras import needs_extra
 from embodied.errors import UserError
+from embodied.extras import needs_extra
 from embodied.saving.json_text import loads
+from embodied.training.compute import enough_memory
 from policies.vla import adapters, settings, statistics
 from policies.vla.adaptive import Pi05Model
 from policies.vla.model import Pi0Model

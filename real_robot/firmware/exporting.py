@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-from embodied.deployment.chunk_network import ChunkNetwork
-from embodied.deployment.conditions import Conditions
-from embodied.deployment.network import DeployablePolicy, Network, without_unit
 from embodied.errors import UserError
+from embodied.export.chunk_network import ChunkNetwork
+from embodied.export.conditions import Conditions
+from embodied.export.network import DeployablePolicy, Network, without_unit
 from embodied.policy import Policy
 from embodied.saving.weights import implausible
 from real_robot.firmware import examples, graphs, verify
@@ -62,7 +62,7 @@ CHECK_TOLERANCE = {Weights.float32: 1e-5, Weights.int8: 1e-3}
 class Export:
     """What to export, and the checkpoint and weight checksum it comes from. `opset` is ONNX's.
 
-    `conditions` are those of training, `margins` what `embodied.evaluation.margins` measured, in words by condition.
+    `conditions` are those of training, `margins` what `embodied.report.margins` measured, in words by condition.
     """
 
     target: Target

@@ -6,8 +6,8 @@ import math
 
 from torch import nn
 
-from embodied.deployment.network import GRU, SOFTENING, Network, Normalise, Reciprocal, TokenAttention, ToRange
 from embodied.errors import UserError
+from embodied.export.network import GRU, SOFTENING, Network, Normalise, Reciprocal, TokenAttention, ToRange
 from real_robot.firmware.constants import Constants, literal, whole_blocks
 from real_robot.firmware.quantization import QuantizedLinear
 

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from embodied.command_line.extras import needs_extra
-from embodied.deployment.chunk_network import ChunkNetwork
-from embodied.deployment.network import Network
 from embodied.errors import UserError
+from embodied.export.chunk_network import ChunkNetwork
+from embodied.export.network import Network
+from embodied.extras import needs_extra
 from real_robot.firmware.samples import ChunkSamples, Samples
 
 OPSETS = range(17, 21)

@@ -7,7 +7,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from embodied.deployment.network import Network
+from embodied.export.network import Network
 
 LEVELS = 127
 """Largest magnitude of a quantised weight."""

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from embodied.deployment.chunk_network import ChunkNetwork
-from embodied.deployment.network import Network, Normalise, Reciprocal, rollout_outputs
+from embodied.export.chunk_network import ChunkNetwork
+from embodied.export.network import Network, Normalise, Reciprocal, rollout_outputs
 from embodied.policy import Policy
 from embodied.saving.tree import load_tree, save_tree
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from embodied.contract import Contract, TensorSpec
-from embodied.deployment.conditions import Conditions
-from embodied.deployment.network import Network, elements
+from embodied.export.conditions import Conditions
+from embodied.export.network import Network, elements
 from real_robot.firmware.constants import literal
 from real_robot.firmware.generator import Generator
 

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import torch
 
-from embodied.deployment.network import ToRange
 from embodied.errors import UserError
+from embodied.export.network import ToRange
 from real_robot.firmware.record import exported_contract, read_record
 from real_robot.firmware.samples import Samples
 from real_robot.firmware.toolchain import CORES, build_for_core, find, run_image, run_on_host

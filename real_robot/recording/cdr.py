@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from embodied.command_line.extras import needs_extra
 from embodied.errors import UserError
+from embodied.extras import needs_extra
 
 STRING = "std_msgs/msg/String"
 IMAGE = "sensor_msgs/msg/Image"

@@ -15,11 +15,11 @@ import torch
 
 from embodied.configuration import Configuration, PositiveFloat
 from embodied.contract import Contract
+from embodied.data import episodes as stored
+from embodied.data.demonstrations import made_once
+from embodied.data.episodes import FOLDER, RECORD, Episodes, EpisodeWriter
+from embodied.data.pictures import Pictures, encode_all
 from embodied.errors import UserError
-from embodied.rollout import episodes as stored
-from embodied.rollout.demonstrations import made_once
-from embodied.rollout.episodes import FOLDER, RECORD, Episodes, EpisodeWriter
-from embodied.rollout.pictures import Pictures, encode_all
 from embodied.task import PublishedTask, RecordedTask, Task
 from real_robot.recording import driven, lerobot_reading
 from real_robot.recording.matching import Limits, Match, MatchOptions, match_options

@@ -13,8 +13,8 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from embodied.contract import Binding, Contract, TensorSpec
+from embodied.data.episodes import Episodes
 from embodied.errors import UserError
-from embodied.rollout.episodes import Episodes
 from real_robot.recording.matching import Match
 from real_robot.recording.recording import Ended, Episode, Gap, Item, Recording, Tick
 from real_robot.safety.safety import State

@@ -24,13 +24,13 @@ import numpy as np
 import torch
 
 from embodied.command_line import program
-from embodied.command_line.extras import needs_extra
 from embodied.contract import Contract, TensorSpec
-from embodied.deployment.network import elements
+from embodied.data import episodes as stored
+from embodied.data.episodes import SUCCEEDED, UNKNOWN, Episodes
+from embodied.data.pictures import encode_all
 from embodied.errors import UserError
-from embodied.rollout import episodes as stored
-from embodied.rollout.episodes import SUCCEEDED, UNKNOWN, Episodes
-from embodied.rollout.pictures import encode_all
+from embodied.export.network import elements
+from embodied.extras import needs_extra
 from embodied.saving.files import rename
 from embodied.text import decode
 from real_robot.recording import driven

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embodied.command_line.extras import needs_extra
 from embodied.contract import Contract
 from embodied.errors import UserError
+from embodied.extras import needs_extra
 from embodied.saving.json_text import loads
 from real_robot.robots.robot import Array
 

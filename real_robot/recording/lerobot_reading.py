@@ -19,10 +19,10 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from embodied.contract import Contract, TensorSpec
-from embodied.deployment.network import elements
+from embodied.data.episodes import Episodes
+from embodied.data.pictures import Pictures, decode, encode_all
 from embodied.errors import UserError
-from embodied.rollout.episodes import Episodes
-from embodied.rollout.pictures import Pictures, decode, encode_all
+from embodied.export.network import elements
 from embodied.task import Convention
 from embodied.text import encode
 from real_robot.recording.lerobot_dataset import ACTION, CAMERA, INTERVENTION, REWARD, STATE, SUCCESS

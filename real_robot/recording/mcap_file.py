@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from embodied.command_line.extras import needs_extra
+from embodied.extras import needs_extra
 
 RECORD_BYTES = 256 << 20
 """Largest record and largest chunk, before and after decompression."""

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from embodied.command_line.extras import needs_extra
 from embodied.contract import Contract, TensorSpec
 from embodied.errors import UserError
+from embodied.extras import needs_extra
 from embodied.saving.files import flush
 from real_robot.recording import cdr
 from real_robot.recording.mcap_file import RECORD_BYTES
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     import torch
     from tensordict import TensorDict
 
-    from embodied.deployment.chunking import Running
+    from embodied.execution.chunking import Running
     from embodied.policy import Decision, Policy
 
 log = logging.getLogger(__name__)

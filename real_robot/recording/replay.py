@@ -13,10 +13,9 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
-from embodied.deployment.chunking import InpaintingPolicy, Running
-from embodied.deployment.network import MEMORY
 from embodied.errors import UserError
-from embodied.policy import Decision, Policy
+from embodied.execution.chunking import InpaintingPolicy, Running
+from embodied.policy import MEMORY, Decision, Policy
 from embodied.rollout.memory import STARTED, Memory
 from real_robot.recording.recording import Decided, Episode, Gap, Recording
 from real_robot.robots.robot import Array

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from embodied.command_line.extras import needs_extra
 from embodied.contract import Contract, TensorSpec
 from embodied.errors import UserError
+from embodied.extras import needs_extra
 from embodied.text import decode
 from real_robot.recording.recording import ROOT, Decided, Ended, Episode, Gap, Item, Recording, Tick
 from real_robot.robots.robot import Array

@@ -18,8 +18,8 @@ from glob import glob
 from pathlib import Path
 from typing import Any
 
-from embodied.command_line.extras import needs_extra
 from embodied.errors import UserError
+from embodied.extras import needs_extra
 from real_robot.robots.intervention import Channel, Controls
 from real_robot.robots.robot import Clock
 

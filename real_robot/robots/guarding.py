@@ -1,11 +1,11 @@
-"""A guard between a policy's executor and the robot, see `embodied.deployment.guard`."""
+"""A guard between a policy's executor and the robot, see `embodied.navigation.guard`."""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
 
-from embodied.deployment.guard import READ, Guard
+from embodied.navigation.guard import READ, Guard
 from real_robot.robots.control_loop import Executor
 from real_robot.robots.robot import Array, Reading
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from embodied.command_line.extras import needs_extra
 from embodied.errors import UserError
+from embodied.extras import needs_extra
 from real_robot.robots.robot import Array
 
 ITERATIONS = 4

@@ -14,9 +14,9 @@ import numpy as np
 
 from embodied.configuration import PositiveInt, Range
 from embodied.contract import Contract
-from embodied.deployment.chunking import Execution
 from embodied.environment import Environment
 from embodied.errors import UserError
+from embodied.execution.chunking import Execution
 from embodied.policy import Policy
 from embodied.viewer.options import ViewerOptions
 from real_robot.recording.lerobot_dataset import Store

@@ -20,12 +20,13 @@ from omegaconf import MISSING, OmegaConf
 
 from embodied.command_line import program
 from embodied.command_line.config import compose
-from embodied.command_line.progress import Progress
 from embodied.configuration import Configuration, NonNegativeInt, PositiveInt
 from embodied.errors import UserError
 from embodied.evaluation.evaluation import EvaluationResult
-from embodied.evaluation.sim_to_real import BackEndRun
+from embodied.progress import Progress
 from embodied.saving.files import complete_or_absent
+from embodied.saving.json_text import dumps_rows
+from real_robot.sim_to_real.results import BackEndRun
 
 log = logging.getLogger("embodied")
 HEARTBEAT_TIMEOUT_S = 30.0
@@ -166,7 +167,7 @@ def run(arguments: list[str]) -> None:
     log.info(json.dumps(record, indent=2))
     if wanted.output:
         with complete_or_absent(Path(wanted.output)) as temporary:
-            temporary.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+            temporary.write_text(dumps_rows(record), encoding="utf-8")
 
 
 def describe(_: list[str]) -> str:

@@ -18,9 +18,9 @@ import torch
 
 from embodied.errors import UserError
 from embodied.evaluation.evaluation import EvaluationResult
-from embodied.evaluation.sim_to_real import BackEndRun
 from real_robot.recording.recording import Recording
 from real_robot.sim_to_real.back_ends import written
+from real_robot.sim_to_real.results import BackEndRun
 
 if TYPE_CHECKING:
     from real_robot.ros2.processes import Processes

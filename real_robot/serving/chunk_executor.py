@@ -2,7 +2,7 @@
 
 Every action has a time: that of its observation plus its index in control steps. Inference runs in a thread, or inline
 if it is fast; its measured latency determines how much of the running chunk will be past when the next one arrives
-(`embodied.deployment.chunking`). Letters: H actions of a chunk, K of them between observations, A action dimension.
+(`embodied.execution.chunking`). Letters: H actions of a chunk, K of them between observations, A action dimension.
 """
 
 from __future__ import annotations
@@ -19,8 +19,16 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from embodied.contract import Contract
-from embodied.deployment.chunking import Execution, Running, check_execution, follow, shifted, steps_until, steps_within
 from embodied.errors import UserError
+from embodied.execution.chunking import (
+    Execution,
+    Running,
+    check_execution,
+    follow,
+    shifted,
+    steps_until,
+    steps_within,
+)
 from embodied.policy import Decision, Policy
 from embodied.rollout.memory import Memory
 from real_robot.robots.robot import Array, Clock, Reading

@@ -9,11 +9,10 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from embodied.command_line.extras import needs_extra
-from embodied.deployment.chunk_network import ChunkInputs, check
-from embodied.deployment.network import MEMORY
 from embodied.errors import UserError
-from embodied.policy import Decision
+from embodied.export.chunk_network import ChunkInputs, check
+from embodied.extras import needs_extra
+from embodied.policy import MEMORY, Decision
 from real_robot.firmware.record import exported_contract, read_record
 
 

@@ -14,12 +14,11 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from embodied.command_line.extras import needs_extra
 from embodied.contract import Contract
-from embodied.deployment.chunking import Running
-from embodied.deployment.network import MEMORY
 from embodied.errors import UserError
-from embodied.policy import Decision
+from embodied.execution.chunking import Running
+from embodied.extras import needs_extra
+from embodied.policy import MEMORY, Decision
 from embodied.rollout.memory import STARTED
 from real_robot.serving.wire import OPTIONS, pack, unpack
 

@@ -25,12 +25,11 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
-from embodied.command_line.extras import needs_extra
 from embodied.contract import TensorSpec
-from embodied.deployment.chunking import InpaintingPolicy, Running
-from embodied.deployment.network import MEMORY
 from embodied.errors import UserError
-from embodied.policy import Decision, Policy
+from embodied.execution.chunking import InpaintingPolicy, Running
+from embodied.extras import needs_extra
+from embodied.policy import MEMORY, Decision, Policy
 from embodied.rollout.memory import RecurrentPolicy
 from embodied.text import encode_as
 from real_robot.serving.wire import CLOSE_LATER, CLOSE_REFUSED, OPTIONS, PROMPT, pack, unpack

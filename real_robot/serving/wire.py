@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from embodied.command_line.extras import needs_extra
 from embodied.errors import UserError
+from embodied.extras import needs_extra
 
 OPTIONS = "__options__"
 PROMPT = "prompt"

@@ -1,4 +1,4 @@
-"""Recordings as back ends of the sim-to-real comparison; see `embodied.evaluation.sim_to_real`."""
+"""Recordings as back ends of the sim-to-real comparison; see `real_robot.sim_to_real.results`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from embodied.evaluation.sim_to_real import BackEndRun
-from embodied.evaluation.sim_to_real import Episode as Numbered
 from embodied.policy import Policy
 from real_robot.recording.recording import Episode, Recording, Tick
 from real_robot.recording.replay import replay
+from real_robot.sim_to_real.results import BackEndRun
+from real_robot.sim_to_real.results import Episode as Numbered
 
 
 def replayed(path: str | Path, policy: Policy, device: str = "cpu") -> BackEndRun:

@@ -12,18 +12,18 @@ from omegaconf import MISSING
 from embodied.configuration import Configuration, NonNegativeFloat, NonNegativeInt, PositiveInt, Seed
 from embodied.environment import NumberedStarts
 from embodied.errors import UserError
-from embodied.evaluation import sim_to_real_report
 from embodied.evaluation.evaluation import evaluate
-from embodied.evaluation.sim_to_real import ActionLog, BackEndRun
 from embodied.policy import Policy
 from embodied.saving.checkpoint import results_folder
 from embodied.task import Task
 from embodied.viewer.options import ViewerOptions
+from real_robot.sim_to_real import report as sim_to_real_report
+from real_robot.sim_to_real.results import ActionLog, BackEndRun
 
 LATE = re.compile(
     r"latency\.|task\.(guard|processes|python|step_limit|tasks|id|mdp|options|overrides|assets)=|task\.randomisation\."
 )
-"""Options of train.py that may differ from training, or have to be repeated (`embodied.command_line.foreign`)."""
+"""Options of train.py that may differ from training, or have to be repeated (`embodied.foreign_code`)."""
 
 
 @dataclass

@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from embodied.data.episodes import Episodes
 from embodied.errors import UserError
-from embodied.rollout.episodes import Episodes
 
 Simulate = Callable[[Tensor, Tensor, Tensor], Tensor]
 """From parameters [B, P], initial states [B, X] and actions [B, D+T, A], the first D past, to measurements [B, T+1, Y].

@@ -18,7 +18,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from embodied.engine import Outcome, RestorableEngine
+from embodied.environments.engine import Outcome, RestorableEngine
 from embodied.errors import UserError
 from embodied.evaluation.evaluation import SUCCESS_AT_RESET
 from embodied.seeding import derive

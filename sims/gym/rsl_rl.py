@@ -11,10 +11,10 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from embodied.command_line.extras import needs_extra
-from embodied.engine import EpisodeEngine
 from embodied.environment import NumberedStarts
+from embodied.environments.engine import EpisodeEngine
 from embodied.errors import UserError
+from embodied.extras import needs_extra
 from sims.gym.starting import Beginner, limits
 
 with needs_extra("rsl-rl"):

@@ -6,8 +6,8 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from embodied.engine import STARTS_PER_SEED
 from embodied.environment import Environment, NumberedStarts
+from embodied.environments.engine import STARTS_PER_SEED
 from embodied.errors import UserError
 
 

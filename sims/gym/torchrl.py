@@ -9,9 +9,9 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from embodied.command_line.extras import needs_extra
 from embodied.contract import TensorSpec
 from embodied.environment import Environment
+from embodied.extras import needs_extra
 from sims.gym.starting import Beginner, limits
 
 with needs_extra("torchrl"):

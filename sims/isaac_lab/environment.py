@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from embodied.engine import EpisodeEngine, Outcome
+from embodied.environments.engine import EpisodeEngine, Outcome
 from embodied.errors import UserError
 from embodied.seeding import derive
 from sims.isaac_lab.worlds import Options, contract, flat, make
@@ -24,7 +24,7 @@ class IsaacLabEngine(EpisodeEngine):
     with another one. A world where an observation or a reward is not finite has diverged.
 
     Initial states cannot be chosen: the simulator draws those of all worlds from one stream. Use it within
-    `embodied.engine.Unnumbered`.
+    `embodied.environments.engine.Unnumbered`.
 
     Args:
         num_envs: N.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from embodied.configuration import PositiveFloat, PositiveInt
 from embodied.contract import Contract
-from embodied.engine import Unnumbered
+from embodied.environments.engine import Unnumbered
 from embodied.errors import UserError
 from embodied.policy import Policy
 from sims.remote.options import ProcessOptions

@@ -14,8 +14,8 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from embodied.engine import Outcome, RestorableEngine
 from embodied.environment import Transition
+from embodied.environments.engine import Outcome, RestorableEngine
 from embodied.errors import UserError
 from sims.libero.assets import Assets, find_assets
 from sims.libero.failures import Handling

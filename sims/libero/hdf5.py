@@ -21,8 +21,8 @@ from typing import IO, Any
 
 import numpy as np
 
-from embodied.command_line.extras import needs_extra
 from embodied.errors import UserError
+from embodied.extras import needs_extra
 
 MEMORY_BYTES, ARRAY_BYTES, HEADER_BYTES = 1 << 30, 128 << 20, 64 << 20
 """Largest memory of the child beyond what its packages take, largest array, and largest header."""

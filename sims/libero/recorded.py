@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from embodied.command_line.progress import Progress
+from embodied.data.episodes import Episodes, EpisodeWriter
 from embodied.errors import UserError
-from embodied.rollout.episodes import Episodes, EpisodeWriter
+from embodied.progress import Progress
 from sims.libero import hdf5
 from sims.libero.assets import Assets
 from sims.libero.expert.demonstrations import worded

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from embodied.command_line.extras import needs_extra
 from embodied.configuration import Fraction, NonNegativeFloat, Pixels, PositiveInt
 from embodied.contract import Contract
+from embodied.data.demonstrations import made_once
+from embodied.data.episodes import Episodes
 from embodied.errors import UserError
 from embodied.evaluation.video import film, tile, write_video
+from embodied.extras import needs_extra
 from embodied.policy import Policy
-from embodied.rollout.demonstrations import made_once
-from embodied.rollout.episodes import Episodes
 from sims.libero.assets import HOW_TO_GET, Assets, find_assets
 from sims.libero.physics.backend import LiberoSim
 from sims.libero.randomisation import Randomisation

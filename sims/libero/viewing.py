@@ -8,7 +8,7 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from embodied.viewer.viewable import Scene as Shown
+from embodied.scene.viewable import Scene as Shown
 from sims import mujoco_scene
 from sims.libero.physics.backend import Physics
 from sims.libero.rendering.poses import VISUAL_GROUP
@@ -26,7 +26,7 @@ WALL_M = 1.0
 
 
 class LiberoView:
-    """N simulations, each of its scene; implements `embodied.viewer.viewable.View`."""
+    """N simulations, each of its scene; implements `embodied.scene.viewable.View`."""
 
     def __init__(self, simulation: Physics) -> None:
         self._simulation = simulation

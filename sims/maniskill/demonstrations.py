@@ -17,9 +17,9 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from embodied.command_line.progress import Progress
+from embodied.data.episodes import Episodes, EpisodeWriter
 from embodied.errors import UserError
-from embodied.rollout.episodes import Episodes, EpisodeWriter
+from embodied.progress import Progress
 from sims.maniskill.environment import ManiSkillEnvironment
 from sims.maniskill.vulkan import load
 

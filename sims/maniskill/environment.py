@@ -13,7 +13,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from embodied.engine import EpisodeEngine, Light, Outcome
+from embodied.environments.engine import EpisodeEngine, Light, Outcome
 from embodied.errors import UserError
 from embodied.seeding import derive
 from sims.maniskill.contract import describe, flat

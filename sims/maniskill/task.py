@@ -13,11 +13,11 @@ import torch
 from embodied import seeding
 from embodied.configuration import NonNegativeFloat, NonNegativeInt, Pixels, PositiveInt
 from embodied.contract import Contract
+from embodied.data.demonstrations import made_once
+from embodied.data.episodes import Episodes
 from embodied.errors import UserError
 from embodied.evaluation.video import Frames, film, tile, write_video
 from embodied.policy import Policy
-from embodied.rollout.demonstrations import made_once
-from embodied.rollout.episodes import Episodes
 from sims.maniskill.worlds import BATCHED, REWARDS, Options
 from sims.remote.options import ProcessOptions
 

@@ -11,8 +11,8 @@ import warnings
 from functools import cache
 from typing import Any
 
-from embodied.command_line.extras import needs_extra
 from embodied.errors import UserError
+from embodied.extras import needs_extra
 
 
 class Colourless:

@@ -13,7 +13,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from embodied.contract import Contract, TensorSpec
-from embodied.engine import Outcome, RestorableEngine
+from embodied.environments.engine import Outcome, RestorableEngine
 from embodied.errors import UserError
 from sims.backend import Sim
 from sims.mjcf.mdp import Draws, Mdp, Moment, keys

@@ -123,7 +123,7 @@ class Mdp:
         Raises:
             UserError: where MuJoCo cannot read it.
         """
-        from embodied.command_line.extras import needs_extra
+        from embodied.extras import needs_extra
 
         with needs_extra("mjcf"):
             import mujoco

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from embodied.command_line.extras import needs_extra
 from embodied.configuration import FiniteFloat, PositiveInt, with_numbers
 from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.evaluation.video import film, tile, write_video
+from embodied.extras import needs_extra
 from embodied.policy import Policy
 from sims.backend import Sim
 from sims.mjcf.mdp import Mdp

@@ -8,7 +8,7 @@ import mujoco
 import numpy as np
 import torch
 
-from embodied.viewer.viewable import Array, Scene
+from embodied.scene.viewable import Array, Scene
 from sims import mujoco_scene
 from sims.mjcf.physics import Worlds
 
@@ -19,7 +19,7 @@ FLOOR_M = 0.003
 
 
 class MjcfView:
-    """Worlds of one `model`, seen as the task's `camera` does. Implements `embodied.viewer.viewable.View`."""
+    """Worlds of one `model`, seen as the task's `camera` does. Implements `embodied.scene.viewable.View`."""
 
     def __init__(self, model: mujoco.MjModel, worlds: Worlds, camera: str) -> None:
         self._model, self._worlds, self._data = model, worlds, mujoco.MjData(model)

@@ -14,7 +14,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from embodied.engine import Outcome, RestorableEngine
+from embodied.environments.engine import Outcome, RestorableEngine
 from embodied.rollout.rollout import Rollout
 from sims.quadrotor.airframes import CRAZYFLIE, PARAMETERS, SCATTERED, Airframe, hover_speed, scatter
 from sims.quadrotor.dynamics import BODY_ROWS, Body, Options, parameters

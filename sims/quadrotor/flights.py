@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from embodied.deployment.conditions import Conditions
 from embodied.errors import UserError
-from embodied.evaluation.margins import Sweep
+from embodied.export.conditions import Conditions
+from embodied.report.margins import Sweep
 from sims.quadrotor.airframes import AIRFRAMES, CRAZYFLIE_21, Airframe
 from sims.quadrotor.dynamics import Options
 from sims.quadrotor.tasks.robust import DISTURBED, OPTIONS, RobustHover

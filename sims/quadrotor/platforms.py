@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from embodied.configuration import Configuration, PositiveFloat, PositiveInt, Range
-from embodied.deployment.conditions import Conditions
 from embodied.errors import UserError
+from embodied.export.conditions import Conditions
 from sims.quadrotor.airframes import CRAZYFLIE, CRAZYFLIE_21, GRAVITY, PARAMETERS, Airframe, between
 from sims.quadrotor.rotors import COUNTS
 

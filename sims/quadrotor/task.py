@@ -10,10 +10,10 @@ from typing import Annotated, Any, ClassVar
 
 from embodied.configuration import FiniteFloat, PositiveInt, Range
 from embodied.contract import Contract
-from embodied.deployment.conditions import Conditions
 from embodied.errors import UserError
-from embodied.evaluation.margins import Sweep
+from embodied.export.conditions import Conditions
 from embodied.policy import Policy
+from embodied.report.margins import Sweep
 from embodied.task import measured
 from sims.quadrotor.airframes import AIRFRAMES, SCATTER_MAX, Airframe
 from sims.quadrotor.dynamics import Options

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from embodied.viewer import shapes
-from embodied.viewer.shapes import Mesh
-from embodied.viewer.viewable import Array, Body, Point, Scene
+from embodied.scene import shapes
+from embodied.scene.shapes import Mesh
+from embodied.scene.viewable import Array, Body, Point, Scene
 from sims.quadrotor.airframes import CRAZYFLIE, Airframe
 from sims.quadrotor.dynamics import DT_S, Options
 from sims.quadrotor.rotors import place
@@ -47,7 +47,7 @@ class Flown(Protocol):
 
 
 class QuadrotorView:
-    """N quadrotors; implements `embodied.viewer.viewable.View`."""
+    """N quadrotors; implements `embodied.scene.viewable.View`."""
 
     def __init__(self, env: Flown) -> None:
         self._env = env

@@ -1,8 +1,8 @@
 """N environments of which child processes have a part each, joined into one.
 
-The parent deals initial states, keeps the books and checks, as `embodied.engine` does everywhere; children run the
-simulator. So the numbers are those of one process, however many there are. Letters in shape comments: N environments, K
-executed actions of a chunk, A action dimension, M of the environments.
+The parent chooses initial states, counts steps and checks values, as `embodied.environments.engine` does everywhere;
+children run the simulator. So the numbers are those of one process, however many there are. Letters in shape comments:
+N environments, K executed actions of a chunk, A action dimension, M of the environments.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from embodied.contract import Contract
-from embodied.engine import EpisodeEngine, Outcome, RestorableEngine, Unnumbered
 from embodied.environment import Transition
+from embodied.environments.engine import EpisodeEngine, Outcome, RestorableEngine, Unnumbered
 from embodied.errors import UserError
 from embodied.saving.tree import load_tree, save_tree
 from embodied.seeding import derive

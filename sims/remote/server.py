@@ -15,7 +15,6 @@ from omegaconf import OmegaConf
 from torch import Tensor
 
 from embodied import seeding
-from embodied.engine import EpisodeEngine, first_environment
 from embodied.environment import (
     Environment,
     NumberedStarts,
@@ -24,6 +23,7 @@ from embodied.environment import (
     SwitchableEnvironment,
     Transition,
 )
+from embodied.environments.engine import EpisodeEngine, first_environment
 from embodied.errors import UserError
 from embodied.saving.tree import load_tree, save_tree
 from sims.remote.channel import Channel

@@ -12,10 +12,10 @@ from typing import Any, TypeVar, cast
 from omegaconf import OmegaConf
 
 from embodied.contract import Contract
+from embodied.data.episodes import FOLDER, Episodes, read
 from embodied.environment import Environment
 from embodied.errors import UserError
 from embodied.policy import Policy
-from embodied.rollout.episodes import FOLDER, Episodes, read
 from embodied.task import BaselineTask, Task, VariedTask
 from sims.remote.children import START_S, Died, Pool
 from sims.remote.environment import remote

@@ -9,8 +9,8 @@ import re
 from importlib.util import find_spec
 from types import ModuleType, SimpleNamespace
 
-from embodied.command_line.extras import needs_extra
 from embodied.errors import UserError
+from embodied.extras import needs_extra
 
 VERSION = "1.5.2"
 """Of robosuite: what is replaced below was read in this one."""

@@ -12,7 +12,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from embodied.engine import Outcome, RestorableEngine
+from embodied.environments.engine import Outcome, RestorableEngine
 from embodied.errors import UserError
 from sims.robosuite.catalogue import entry
 from sims.robosuite.contract import contract

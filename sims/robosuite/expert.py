@@ -7,9 +7,9 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from embodied import seeding
-from embodied.command_line.progress import Progress
+from embodied.data.episodes import Episodes, EpisodeWriter
 from embodied.errors import UserError
-from embodied.rollout.episodes import Episodes, EpisodeWriter
+from embodied.progress import Progress
 from sims.robosuite.environment import RobosuiteEnvironment
 
 EXPERT = "Lift"

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from embodied.command_line.extras import needs_extra
 from embodied.configuration import NonNegativeFloat, NonNegativeInt, Pixels, PositiveInt
 from embodied.contract import Contract
+from embodied.data.demonstrations import made_once
+from embodied.data.episodes import Episodes
 from embodied.errors import UserError
 from embodied.evaluation.video import film, tile, write_video
+from embodied.extras import needs_extra
 from embodied.policy import Policy
-from embodied.rollout.demonstrations import made_once
-from embodied.rollout.episodes import Episodes
 from sims.remote.options import ProcessOptions
 
 if TYPE_CHECKING:  # robosuite is heavy

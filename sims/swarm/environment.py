@@ -13,7 +13,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from embodied.engine import Outcome, RestorableEngine
+from embodied.environments.engine import Outcome, RestorableEngine
 from sims.quadrotor.airframes import CRAZYFLIE, Airframe
 from sims.quadrotor.dynamics import BODY_ROWS, Body, Options, sound
 from sims.quadrotor.observation import contract

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from embodied.configuration import FiniteFloat, NonNegativeFloat
 from embodied.contract import TensorSpec
-from embodied.deployment.network import PRESENT
+from embodied.export.network import PRESENT
 from sims.quadrotor.observation import ANGULAR_VELOCITY, AXES, ROTATION, VELOCITY
 
 GRID = 8

@@ -7,8 +7,8 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from embodied.viewer import shapes
-from embodied.viewer.viewable import Array, Body, Scene
+from embodied.scene import shapes
+from embodied.scene.viewable import Array, Body, Scene
 from sims.quadrotor.airframes import Airframe
 from sims.quadrotor.viewing import HERE, cross, drone
 from sims.swarm.mdp import AWAY_M, HALF_ROOM_M, OBSTACLE_RADIUS_M

@@ -14,8 +14,8 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from embodied.contract import Contract, TensorSpec
-from embodied.deployment.guard import READ, Guard
-from embodied.engine import Outcome, RestorableEngine
+from embodied.environments.engine import Outcome, RestorableEngine
+from embodied.navigation.guard import READ, Guard
 from embodied.seeding import derive
 from sims.counter_rng import mix
 from sims.vehicle.episode import FORWARD, STEERING, Mdp, Moment

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from embodied.deployment.compiled_map import CompiledMap
-from embodied.deployment.dynamic_window import Drive
+from embodied.navigation.compiled_map import CompiledMap
+from embodied.navigation.dynamic_window import Drive
 from sims.vehicle.geometry import Lidar
 from sims.vehicle.vehicles import Vehicle
 

@@ -7,10 +7,10 @@ import math
 import torch
 from torch import Tensor
 
-from embodied.deployment import local_map
-from embodied.deployment.compiled_map import maps
-from embodied.deployment.local_map import AROUND
 from embodied.native import choose, pointers
+from embodied.navigation import local_map
+from embodied.navigation.compiled_map import maps
+from embodied.navigation.local_map import AROUND
 from sims.vehicle.compiled import library
 
 CELL_M, CLEAR_M = 0.25, 0.2

@@ -14,10 +14,10 @@ from PIL import Image
 
 from embodied.configuration import FiniteFloat, PositiveInt, Range, with_numbers
 from embodied.contract import Contract
-from embodied.deployment.conditions import Conditions
-from embodied.deployment.dynamic_window import DynamicWindow
 from embodied.errors import UserError
 from embodied.evaluation.video import Frames, film, paths_beside, tile, write_video
+from embodied.export.conditions import Conditions
+from embodied.navigation.dynamic_window import DynamicWindow
 from embodied.policy import Policy
 from embodied.saving.files import complete_or_absent
 from sims.remote.options import ProcessOptions

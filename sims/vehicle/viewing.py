@@ -6,9 +6,9 @@ from typing import Protocol
 
 import numpy as np
 
-from embodied.viewer import shapes
-from embodied.viewer.shapes import Mesh
-from embodied.viewer.viewable import Array, Body, Scene
+from embodied.scene import shapes
+from embodied.scene.shapes import Mesh
+from embodied.scene.viewable import Array, Body, Scene
 from sims.vehicle.episode import FORWARD, LEFTWARD, YAW, Mdp, Moment
 from sims.vehicle.geometry import FAR_M
 from sims.vehicle.vehicles import Vehicle
@@ -32,7 +32,7 @@ class Driven(Protocol):
 
 
 class VehicleView:
-    """N vehicles in worlds of their own; implements `embodied.viewer.viewable.View`."""
+    """N vehicles in worlds of their own; implements `embodied.scene.viewable.View`."""
 
     def __init__(self, env: Driven) -> None:
         self._env = env

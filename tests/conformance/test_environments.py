@@ -9,9 +9,9 @@ import torch
 from tensordict import TensorDictBase
 
 from embodied.contract import Contract
-from embodied.deployment.latency import LatencyConfig, LatencyEnvironment
-from embodied.engine import EpisodeEngine, Unnumbered
 from embodied.environment import NumberedStarts, Restorable
+from embodied.environments.engine import EpisodeEngine, Unnumbered
+from embodied.environments.latency import LatencyConfig, LatencyEnvironment
 from embodied.saving.tree import load_tree, save_tree
 from sims.backend import Sim
 from sims.gym.environment import GymEnvironment

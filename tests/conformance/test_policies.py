@@ -8,9 +8,8 @@ import torch
 from tensordict import TensorDict
 
 from embodied.contract import Contract, TensorSpec
-from embodied.deployment.network import MEMORY
 from embodied.evaluation.evaluation import act
-from embodied.policy import EXECUTED, RankingPolicy, unread_observations
+from embodied.policy import EXECUTED, MEMORY, RankingPolicy, unread_observations
 from embodied.rollout.memory import Memory
 from policies.attention import AttentionConfig
 from policies.chunk_networks import NetworkKind

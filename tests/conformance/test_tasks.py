@@ -6,7 +6,7 @@ from importlib.util import find_spec
 import pytest
 
 from embodied.command_line.config import compose, names
-from embodied.deployment.latency import LatencyConfig, with_latency
+from embodied.environments.latency import LatencyConfig, with_latency
 from embodied.errors import UserError
 from embodied.task import Task, measured
 from sims.libero.task import LiberoTask
@@ -48,7 +48,7 @@ def test_its_contract_is_known_without_an_environment(task: Task, monkeypatch):
         raise AssertionError("an environment was made")
 
     monkeypatch.setattr(type(task), "environment", refuse)
-    monkeypatch.setattr("embodied.engine.EpisodeEngine.__init__", refuse)
+    monkeypatch.setattr("embodied.environments.engine.EpisodeEngine.__init__", refuse)
     assert task.contract(task.distributions[0]).action.names
 
 

@@ -9,7 +9,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from embodied.contract import Contract, TensorSpec
-from embodied.engine import Outcome, RestorableEngine
+from embodied.environments.engine import Outcome, RestorableEngine
 
 OBSERVED = {"x": TensorSpec((1,)), "start": TensorSpec((1,))}
 GOAL, ABYSS, BLOWN, HOME = 5.0, -5.0, 50.0, 0.5

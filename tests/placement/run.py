@@ -18,9 +18,9 @@ from embodied.algorithms.ppo import PPOConfig
 from embodied.algorithms.sft import SFTConfig
 from embodied.command_line import program
 from embodied.contract import Contract
+from embodied.data.episodes import Episodes
 from embodied.placement.local import Local
 from embodied.placement.registry import started_by_torchrun
-from embodied.rollout.episodes import Episodes
 from embodied.training.experiment import Experiment, ExperimentConfig
 from policies.mlp import MLPConfig
 from policies.vla.pi0 import Pi0Config

@@ -25,7 +25,7 @@ def test_only_the_placement_in_several_processes_imports_torch_distributed():
         for path in (ROOT / package).rglob("*.py")
         if any(name.startswith("torch.distributed") for name in imported(path))
     }
-    assert found <= {"embodied/placement/torchrun.py", "embodied/placement/sharding.py"}
+    assert found <= {"embodied/placement/torchrun.py", "embodied/saving/sharding.py"}
 
 
 def test_a_run_in_one_process_loads_neither_ray_nor_what_runs_several():

@@ -34,8 +34,8 @@ from embodied.rollout.joining import joined  # noqa: E402
 from embodied.rollout.rollout import Collector, Rollout  # noqa: E402
 from embodied.rollout.storage import Storage  # noqa: E402
 from embodied.saving import checkpoint  # noqa: E402
+from embodied.saving.metrics import read_metrics  # noqa: E402
 from embodied.training.experiment import Experiment, ExperimentConfig  # noqa: E402
-from embodied.training.logging import read_metrics  # noqa: E402
 from embodied.training.loop import build  # noqa: E402
 from policies.mlp import MLPConfig, MLPPolicy  # noqa: E402
 from tests.embodied.reach import Reach  # noqa: E402

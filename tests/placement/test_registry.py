@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from embodied.algorithms.td3 import TD3Config
-from embodied.command_line.config import check_continues, compose
+from embodied.command_line.config import compose
 from embodied.errors import UserError
 from embodied.placement.local import own_share
 from embodied.placement.registry import VARIABLES, LocalConfig, TorchrunConfig, with_placement
+from embodied.resume import check_continues
 from embodied.training.loop import build
 from embodied.world import OneProcess
 from policies.mlp import MLPConfig

@@ -11,6 +11,7 @@ import torch
 import embodied.training.experiment
 from embodied.algorithms.ppo import PPOConfig
 from embodied.errors import UserError
+from embodied.interrupt import Stopped
 from embodied.placement.collectors import RemoteCollectors
 from embodied.placement.local import Local
 from embodied.placement.registry import LocalConfig
@@ -20,7 +21,6 @@ from embodied.rollout.joining import joined
 from embodied.rollout.random_play import first_decisions
 from embodied.rollout.rollout import Collector
 from embodied.training.experiment import Experiment, ExperimentConfig
-from embodied.training.interrupt import Stopped
 from policies.mlp import MLPConfig, MLPPolicy
 from sims.vehicle.task import NavigateTask
 from tests.embodied.reach import Reach

@@ -21,8 +21,8 @@ from embodied.algorithms.grpo import GRPOConfig
 from embodied.algorithms.ppo import PPOConfig
 from embodied.algorithms.sft import SFTConfig
 from embodied.contract import TensorSpec
+from embodied.data.episodes import Episodes
 from embodied.placement.local import Local, Processes
-from embodied.rollout.episodes import Episodes
 from embodied.rollout.rollout import Rollout
 from embodied.training.loop import build
 from policies.flow import FlowConfig

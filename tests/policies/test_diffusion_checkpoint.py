@@ -18,8 +18,8 @@ from torch import Tensor
 
 from embodied.algorithms.sft import SFTConfig
 from embodied.contract import Contract, TensorSpec
+from embodied.data.episodes import Episodes
 from embodied.errors import UserError
-from embodied.rollout.episodes import Episodes
 from embodied.seeding import fixed_noise
 from policies.diffusion import DiffusionConfig, DiffusionPolicy
 from policies.kernels.diffusion import Prediction

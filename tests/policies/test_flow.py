@@ -10,9 +10,9 @@ from tensordict import TensorDict
 
 from embodied.algorithms.ppo import PPOConfig
 from embodied.contract import Contract, TensorSpec
-from embodied.deployment.chunking import Running
 from embodied.errors import UserError
 from embodied.evaluation.evaluation import evaluate
+from embodied.execution.chunking import Running
 from embodied.rollout.random_play import first_decisions
 from embodied.rollout.rollout import Collector
 from embodied.seeding import fixed_noise

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from embodied.viewer.viewable import Viewable
+from embodied.scene.viewable import Viewable
 from sims.libero.assets import find_assets
 from sims.libero.environment import LiberoEnvironment
 from sims.libero.physics.backend import LiberoSim

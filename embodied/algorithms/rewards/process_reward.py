@@ -25,9 +25,9 @@ from embodied import seeding
 from embodied.algorithms.advantage import next_values, values
 from embodied.algorithms.finite import check_finite
 from embodied.contract import Contract
+from embodied.data.episodes import Episodes
 from embodied.errors import UserError
 from embodied.policy import TrainablePolicy
-from embodied.rollout.episodes import Episodes
 from embodied.rollout.memory import RecurrentPolicy
 from embodied.rollout.rollout import Rollout
 from embodied.world import ALONE, World

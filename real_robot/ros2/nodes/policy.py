@@ -18,7 +18,7 @@ import numpy as np
 from std_srvs.srv import Trigger
 
 from embodied.configuration import Configuration
-from embodied.deployment.chunking import Execution
+from embodied.execution.chunking import Execution
 from embodied.policy import Policy
 from real_robot.recording.recorder import Recorder
 from real_robot.robots.control_loop import Controller

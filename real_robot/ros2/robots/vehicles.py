@@ -124,8 +124,8 @@ def _guarding(
         raise UserError(f"expected {', '.join(DRIVE)} in options.guard; got {dict(given)}")
 
     def put(executor: Executor) -> Executor:
-        from embodied.deployment.dynamic_window import Drive  # others need no PyTorch
-        from embodied.deployment.guard import Guard
+        from embodied.navigation.dynamic_window import Drive  # others need no PyTorch
+        from embodied.navigation.guard import Guard
         from real_robot.robots.guarding import Guarding
 
         angles = tuple(_beams(wanted, field_deg).tolist()) if "lidar" in wanted.observation else ()
@@ -181,7 +181,7 @@ def _guide(
     """
     import torch  # others need none
 
-    from embodied.deployment.compiled_map import CompiledMap
+    from embodied.navigation.compiled_map import CompiledMap
 
     if missing := [key for key in ("lidar", "velocity", *GOAL) if key not in known]:
         raise UserError(f"waypoints are found on a map that needs {', '.join(missing)} of the robot's own topics")

@@ -15,9 +15,9 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from embodied.command_line.progress import Progress
+from embodied.data.episodes import Episodes, EpisodeWriter
 from embodied.errors import UserError
-from embodied.rollout.episodes import Episodes, EpisodeWriter
+from embodied.progress import Progress
 from embodied.text import encode
 from sims.libero.assets import Assets
 from sims.libero.environment import LiberoEnvironment

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import mujoco
 import numpy as np
 
-from embodied.engine import STARTS_PER_SEED, check_starts
+from embodied.environments.engine import STARTS_PER_SEED, check_starts
 from embodied.errors import UserError
 from sims.libero.scene.arena import workspace_of
 from sims.libero.scene.bddl import Region

@@ -11,9 +11,8 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from embodied.contract import Contract
-from embodied.deployment.dynamic_window import NEAR, DynamicWindow
-from embodied.deployment.network import MEMORY
-from embodied.policy import Decision
+from embodied.navigation.dynamic_window import NEAR, DynamicWindow
+from embodied.policy import MEMORY, Decision
 from embodied.rollout.memory import STARTED
 from sims.vehicle.geometry import Lidar
 from sims.vehicle.mapping import drive_of, local_map

@@ -8,7 +8,7 @@ import torch
 from embodied.algorithms.advantage import values
 from embodied.algorithms.bptt import BPTT, BPTTConfig
 from embodied.errors import DivergedError
-from embodied.rollout.rollout import DifferentiableCollector
+from embodied.rollout.differentiable import DifferentiableCollector
 from policies.flow import FlowConfig
 from policies.mlp import MLPConfig, MLPPolicy
 from tests.embodied.reach import Reach

@@ -11,9 +11,9 @@ from tensordict import TensorDict
 
 from embodied.algorithms.grpo import GRPO, GRPOConfig, Outcome, compared
 from embodied.algorithms.ppo import PPOConfig
+from embodied.data.episodes import Episodes
 from embodied.errors import UserError
 from embodied.policy import TrainablePolicy
-from embodied.rollout.episodes import Episodes
 from embodied.rollout.groups import WholeRollout
 from embodied.rollout.rollout import Rollout
 from embodied.training.loop import build, train

@@ -11,8 +11,8 @@ from embodied.algorithms.grpo import GRPOConfig, Outcome
 from embodied.algorithms.ppo import PPOConfig
 from embodied.algorithms.rewards.process_reward import LearnedProgress, grippers, progress, shaped
 from embodied.contract import Contract, TensorSpec
+from embodied.data.episodes import Episodes
 from embodied.errors import UserError
-from embodied.rollout.episodes import Episodes
 from embodied.rollout.groups import WholeEpisodes, WholeRollout
 from embodied.rollout.rollout import Collector, Rollout
 from embodied.world import ALONE, World

@@ -10,8 +10,8 @@ from tensordict import TensorDict
 
 from embodied.algorithms.self_imitation import SelfImitation, SelfImitationConfig
 from embodied.algorithms.sft import SFTConfig
+from embodied.data.episodes import Episodes
 from embodied.evaluation.evaluation import evaluate
-from embodied.rollout.episodes import Episodes
 from embodied.rollout.rollout import Collector
 from policies.mlp import MLPConfig, MLPPolicy
 from tests.embodied.reach import Reach

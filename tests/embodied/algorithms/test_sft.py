@@ -8,7 +8,7 @@ import torch
 from tensordict import TensorDict
 
 from embodied.algorithms.sft import SFT, SFTConfig
-from embodied.rollout.episodes import Episodes
+from embodied.data.episodes import Episodes
 from policies.mlp import MLPConfig, MLPPolicy
 from tests.embodied.reach import Reach
 

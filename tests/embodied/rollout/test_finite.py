@@ -15,8 +15,9 @@ from embodied.algorithms.td3 import TD3Config
 from embodied.environment import Transition
 from embodied.errors import UserError
 from embodied.evaluation.evaluation import evaluate
+from embodied.rollout.differentiable import DifferentiableCollector
 from embodied.rollout.random_play import first_decisions
-from embodied.rollout.rollout import DifferentiableCollector, Rollout
+from embodied.rollout.rollout import Rollout
 from embodied.training.loop import build, iterations
 from policies.mlp import MLPConfig
 from tests.embodied.smooth_reach import SmoothReach

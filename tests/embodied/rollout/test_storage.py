@@ -12,7 +12,7 @@ from torch import Tensor
 
 from embodied.algorithms.ppo import PPOConfig
 from embodied.contract import Contract, TensorSpec
-from embodied.engine import EpisodeEngine, Outcome
+from embodied.environments.engine import EpisodeEngine, Outcome
 from embodied.policy import Decision
 from embodied.rollout.rollout import Collector, Rollout
 from embodied.rollout.storage import Storage

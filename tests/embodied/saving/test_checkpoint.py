@@ -17,9 +17,8 @@ from torch import nn
 
 from embodied.contract import Contract, TensorSpec
 from embodied.errors import DivergedError
-from embodied.placement import sharding
 from embodied.saving import checkpoint as checkpoints
-from embodied.saving import sealed
+from embodied.saving import sealed, sharding
 from embodied.saving.checkpoint import Checkpoint, load, save
 from embodied.saving.tree import save_tree
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from embodied.errors import UserError
-from embodied.evaluation import finished_run
+from embodied.report import finished_run
 from embodied.saving import sealed
-from embodied.saving.json_text import DEPTH, loads
+from embodied.saving.json_text import DEPTH, dumps_rows, loads
 
 
 @pytest.mark.parametrize("depth", [DEPTH + 1, 900, 100_000])
@@ -29,3 +29,21 @@ def test_other_json_is_read():
     value = {"a": [[[1, 2.5, None, "x"]], {"b": True}], "c": []}
     assert loads(json.dumps(value)) == value
     assert loads("[" * DEPTH + "]" * DEPTH)
+
+
+def test_an_evaluation_takes_one_line_and_nothing_is_lost():
+    evaluation = {"task": "hover", "seeds": [0, 1], "success": {"mean": 0.5, "low": None}}
+    result = {
+        "commit": "abc",
+        "rows": [evaluation, evaluation],
+        "stages": {"rl": {"nominal": evaluation}},
+        "none": [],
+    }
+    text = dumps_rows(result)
+    assert json.loads(text) == result
+    row = json.dumps(evaluation)
+    assert text.splitlines() == [
+        *("{", ' "commit": "abc",', ' "rows": [', f"  {row},", f"  {row}", " ],"),
+        *(' "stages": {', '  "rl": {', f'   "nominal": {row}', "  }", " },", ' "none": []', "}"),
+    ]
+    assert dumps_rows([1, [2]]) == "[1, [2]]\n"

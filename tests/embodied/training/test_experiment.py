@@ -20,9 +20,9 @@ from embodied.algorithms.self_imitation import SelfImitationConfig
 from embodied.algorithms.sft import SFTConfig
 from embodied.algorithms.td3 import TD3Config
 from embodied.contract import Contract, TensorSpec
+from embodied.data.episodes import Episodes
 from embodied.environment import Transition
 from embodied.errors import UserError
-from embodied.rollout.episodes import Episodes
 from embodied.rollout.random_play import first_decisions
 from embodied.saving import checkpoint
 from embodied.training.experiment import Experiment, ExperimentConfig

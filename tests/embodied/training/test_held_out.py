@@ -11,11 +11,11 @@ import embodied.training.experiment
 from embodied.errors import UserError
 from embodied.evaluation.evaluation import evaluate
 from embodied.evaluation.in_training import InTraining, best
+from embodied.interrupt import Stopped
+from embodied.run_options import AUTO, ExperimentConfig
 from embodied.saving import checkpoint
-from embodied.training.config import AUTO, ExperimentConfig
 from embodied.training.experiment import Experiment
 from embodied.training.held_out import FIRST_START, MOST, PHASE, SHARE, HeldOut
-from embodied.training.interrupt import Stopped
 from embodied.training.run_directory import run_of
 from policies.mlp import MLPConfig
 from sims.quadrotor.task import HoverTask

@@ -7,7 +7,9 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tqdm import tqdm
 
-from embodied.training.logging import METRICS, Logger, read_metrics, setup_console
+from embodied.console import setup_console
+from embodied.saving.metrics import METRICS, read_metrics
+from embodied.training.logging import Logger
 
 
 def curve(directory, name: str) -> list[tuple[int, float]]:

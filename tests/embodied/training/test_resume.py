@@ -18,12 +18,12 @@ from embodied.algorithms.self_imitation import SelfImitationConfig
 from embodied.algorithms.sft import SFT, SFTConfig
 from embodied.errors import UserError
 from embodied.evaluation import evaluation
+from embodied.interrupt import Stopped
 from embodied.precision import Precision
 from embodied.rollout.rollout import Collector
 from embodied.saving import checkpoint
 from embodied.task import PolicyConfig
 from embodied.training.experiment import Experiment, ExperimentConfig, Stage
-from embodied.training.interrupt import Stopped
 from policies.flow import FlowConfig
 from policies.vla.pi0 import Pi0Config
 from policies.vla.tokens import TokensConfig

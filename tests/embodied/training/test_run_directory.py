@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from embodied.console import close_log, run_log
 from embodied.contract import Contract, TensorSpec
 from embodied.errors import UserError
 from embodied.saving import checkpoint
 from embodied.saving.checkpoint import Checkpoint
-from embodied.training.logging import close_log, run_log
 from embodied.training.run_directory import LOCK, new_directory, new_run, resumed_run
 
 HOLDER = "from embodied.training.run_directory import resumed_run\n"

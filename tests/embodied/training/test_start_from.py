@@ -10,8 +10,8 @@ import torch
 
 import embodied.training.experiment
 from embodied.contract import Contract
+from embodied.data.episodes import Episodes
 from embodied.errors import UserError
-from embodied.rollout.episodes import Episodes
 from embodied.saving import checkpoint
 from embodied.training.experiment import Experiment, ExperimentConfig, Stage
 from policies.mlp import MLPConfig

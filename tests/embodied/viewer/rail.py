@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from embodied.viewer import shapes
-from embodied.viewer.viewable import Body, Scene
+from embodied.scene import shapes
+from embodied.scene.viewable import Body, Scene
 from tests.embodied.reach import Reach
 
 RED, BLUE = (0.9, 0.1, 0.1), (0.1, 0.2, 0.9)

@@ -15,10 +15,11 @@ from embodied.environment import DifferentiableEnvironment, NumberedStarts, Rest
 from embodied.errors import UserError
 from embodied.evaluation.evaluation import evaluate
 from embodied.policy import Decision
-from embodied.rollout.rollout import Collector, UnrolledEnvironment
+from embodied.rollout.differentiable import UnrolledEnvironment
+from embodied.rollout.rollout import Collector
+from embodied.scene.viewable import Viewable
 from embodied.training.loop import train
 from embodied.viewer.options import ViewerOptions, viewing
-from embodied.viewer.viewable import Viewable
 from embodied.viewer.watching import Push, Score, WatchedEnvironment, WatchedTask
 from policies.mlp import MLPConfig
 from sims.gym.task import GymTask

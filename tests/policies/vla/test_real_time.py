@@ -13,9 +13,9 @@ from tensordict import TensorDict
 from websockets.sync.client import connect
 
 from embodied.contract import TensorSpec
-from embodied.deployment.chunking import InpaintingPolicy, Running
-from embodied.deployment.delay import delayed
 from embodied.evaluation.evaluation import evaluate
+from embodied.execution.chunking import InpaintingPolicy, Running
+from embodied.execution.delay import delayed
 from embodied.policy import Decision
 from policies.vla.pi0 import Pi0Config
 from real_robot.serving.policy_client import PolicyClient

@@ -4,7 +4,7 @@ import torch
 from tensordict import TensorDict
 
 from embodied.contract import Contract, TensorSpec
-from embodied.deployment.network import PRESENT
+from embodied.export.network import PRESENT
 from policies.attention import AttentionConfig
 from policies.mlp import MLPConfig, MLPPolicy
 from policies.recurrent import RecurrentConfig

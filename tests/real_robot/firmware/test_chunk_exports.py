@@ -11,9 +11,9 @@ import torch
 from tensordict import TensorDict
 
 from embodied.contract import Contract, TensorSpec
-from embodied.deployment.chunk_network import ChunkInputs
-from embodied.deployment.network import export_target
 from embodied.errors import UserError
+from embodied.export.chunk_network import ChunkInputs
+from embodied.export.network import export_target
 from embodied.saving.tree import load_tree
 from policies.generative import GenerativePolicy
 from real_robot.firmware.exporting import Export, Target, export

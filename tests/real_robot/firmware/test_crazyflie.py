@@ -8,7 +8,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from embodied.deployment.conditions import Conditions
+from embodied.export.conditions import Conditions
 from real_robot.firmware.exporting import Export, Target, export
 from real_robot.firmware.toolchain import COMMON, call, host_compiler
 from tests.real_robot.firmware.compiled import damage

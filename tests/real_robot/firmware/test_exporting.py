@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from embodied.contract import Contract, TensorSpec
-from embodied.deployment.network import Network, Normalise, chain, export_target, rollout_outputs
+from embodied.export.network import Network, Normalise, chain, export_target, rollout_outputs
 from policies.mlp import MLPConfig
 from real_robot.firmware import toolchain
 from real_robot.firmware.exporting import Export, Target, Weights, export, strictness

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from embodied.deployment.network import Normalise
+from embodied.export.network import Normalise
 from real_robot.firmware import toolchain
 from real_robot.firmware.exporting import Export, Target, Weights, export
 from real_robot.firmware.record import write_record

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from embodied.contract import TensorSpec
+from embodied.data.episodes import FAILED, SUCCEEDED, UNKNOWN
 from embodied.errors import UserError
-from embodied.rollout.episodes import FAILED, SUCCEEDED, UNKNOWN
 from real_robot.recording import driven, lerobot_dataset
 from real_robot.recording.demonstrations import demonstrations
 from real_robot.recording.recorder import Recorder

@@ -17,10 +17,10 @@ from tensordict import TensorDict
 
 from embodied.algorithms.sft import SFTConfig
 from embodied.contract import Contract, TensorSpec
+from embodied.data.episodes import FAILED, SUCCEEDED, UNKNOWN, Episodes, EpisodeWriter
 from embodied.errors import UserError
 from embodied.evaluation.evaluation import evaluate
 from embodied.evaluation.video import write_video
-from embodied.rollout.episodes import FAILED, SUCCEEDED, UNKNOWN, Episodes, EpisodeWriter
 from policies.mlp import MLPConfig
 from real_robot.recording import lerobot_dataset, lerobot_reading
 from real_robot.recording.demonstrations import demonstrations

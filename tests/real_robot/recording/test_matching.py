@@ -14,9 +14,9 @@ import torch
 
 from embodied.command_line.config import compose
 from embodied.contract import Contract, TensorSpec
+from embodied.data.demonstrations import notes
+from embodied.data.episodes import FAILED, SUCCEEDED, Episodes, read
 from embodied.errors import UserError
-from embodied.rollout.demonstrations import notes
-from embodied.rollout.episodes import FAILED, SUCCEEDED, Episodes, read
 from real_robot.recording import lerobot_dataset
 from real_robot.recording.demonstrations import demonstrations
 from real_robot.recording.matching import MatchOptions, match_options, resampled_reward, resampled_rows

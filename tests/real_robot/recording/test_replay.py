@@ -10,7 +10,7 @@ from tensordict import TensorDict
 
 from embodied import seeding
 from embodied.contract import Contract, TensorSpec
-from embodied.deployment.chunking import Execution, Running
+from embodied.execution.chunking import Execution, Running
 from embodied.policy import Policy
 from embodied.rollout.memory import Memory
 from policies.flow import FlowConfig

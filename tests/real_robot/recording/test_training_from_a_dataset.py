@@ -15,8 +15,8 @@ import torch
 from embodied.algorithms.sft import SFTConfig
 from embodied.command_line.config import compose
 from embodied.contract import Contract
+from embodied.data.episodes import read
 from embodied.errors import UserError
-from embodied.rollout.episodes import read
 from embodied.saving.tree import copy_tree
 from policies.mlp import MLPConfig
 from real_robot.recording import lerobot_dataset

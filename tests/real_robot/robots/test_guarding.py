@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from embodied.deployment.guard import Guard
 from embodied.errors import UserError
+from embodied.navigation.guard import Guard
 from real_robot.robots.guarding import Guarding
 from real_robot.robots.robot import Reading
 from real_robot.ros2.robots.registry import robot_table

@@ -15,8 +15,8 @@ from rclpy.qos import QoSDurabilityPolicy, QoSProfile, QoSReliabilityPolicy
 from std_msgs.msg import Float64MultiArray, String
 
 from embodied.contract import Contract, TensorSpec
-from embodied.deployment.chunking import Execution
 from embodied.errors import UserError
+from embodied.execution.chunking import Execution
 from real_robot.recording.recording import Decided, Episode, Recording, Tick
 from real_robot.recording.replay import replay
 from real_robot.ros2 import ros_robot, topics

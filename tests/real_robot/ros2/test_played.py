@@ -12,7 +12,7 @@ from rosgraph_msgs.msg import Clock
 from sensor_msgs.msg import LaserScan
 from std_msgs.msg import Float64MultiArray
 
-from embodied.deployment.guard import Guard
+from embodied.navigation.guard import Guard
 from real_robot.ros2.embodied_ros2.parts import load_environment, load_policy
 from real_robot.ros2.nodes.policy import PolicySettings
 from real_robot.ros2.nodes.sim import SimSettings

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from embodied.deployment.chunking import Execution
 from embodied.evaluation.evaluation import evaluate
+from embodied.execution.chunking import Execution
 from real_robot.robots.control_loop import Controller
 from real_robot.robots.robot import SimulatedRobot
 from real_robot.ros2.embodied_ros2.parts import load_environment, load_policy

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from embodied.contract import Contract, TensorSpec
-from embodied.deployment.chunking import Execution
-from embodied.deployment.delay import DelayedPolicy
+from embodied.execution.chunking import Execution
+from embodied.execution.delay import DelayedPolicy
 from embodied.policy import Decision
 from embodied.rollout.memory import Memory
 from policies.recurrent import RecurrentConfig

@@ -23,8 +23,8 @@ from websockets.sync.client import ClientConnection, connect
 from websockets.sync.server import serve
 
 from embodied.contract import Contract, TensorSpec
-from embodied.deployment.chunking import Execution, InpaintingPolicy, Running
 from embodied.errors import UserError
+from embodied.execution.chunking import Execution, InpaintingPolicy, Running
 from embodied.policy import Decision
 from embodied.rollout.memory import Memory, RecurrentPolicy
 from policies.flow import FlowConfig

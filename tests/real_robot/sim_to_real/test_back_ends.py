@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from embodied.evaluation.sim_to_real import discrepancy
 from policies.mlp import MLPConfig, MLPPolicy
 from real_robot.recording.recorder import Recorder
 from real_robot.recording.recording import Recording
 from real_robot.robots.robot import Reading
 from real_robot.safety.safety import State, Verdict
 from real_robot.sim_to_real.back_ends import replayed, written
+from real_robot.sim_to_real.results import discrepancy
 from tests.embodied.reach import Reach
 from tests.real_robot.recording.test_replay import EPISODES, STEPS, fly
 

@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 from embodied.errors import UserError
 from embodied.evaluation.evaluation import evaluate
-from embodied.evaluation.report import Report
+from embodied.report.report import Report
 from embodied.rollout.random_play import first_decisions
 from embodied.rollout.rollout import Collector
 from embodied.saving.tree import load_tree, save_tree

@@ -15,12 +15,12 @@ from embodied.errors import UserError
 from embodied.evaluation import video
 from embodied.evaluation.evaluation import evaluate
 from embodied.evaluation.means import difference_interval, mean_interval
-from embodied.evaluation.report import Report, told
-from embodied.evaluation.sim_to_real import BackEndRun, compare
+from embodied.report.report import Report, told
 from embodied.training.experiment import Experiment, ExperimentConfig
 from embodied.training.logging import Logger
 from embodied.training.loop import train
 from policies.mlp import MLPConfig
+from real_robot.sim_to_real.results import BackEndRun, compare
 from sims.gym.environment import GymEnvironment
 from sims.gym.task import GymTask
 from tests.sims.gym import worlds

@@ -10,8 +10,8 @@ from tensordict import TensorDict
 from embodied.contract import Contract
 from embodied.environment import NumberedStarts
 from embodied.evaluation.evaluation import evaluate
-from embodied.evaluation.report import Report
 from embodied.policy import Decision
+from embodied.report.report import Report
 from embodied.rollout.rollout import Collector
 from embodied.text import decode
 from sims.libero.assets import find_assets

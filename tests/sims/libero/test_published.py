@@ -13,9 +13,9 @@ import pytest
 import torch
 
 import train
+from embodied.data.pictures import encode
 from embodied.errors import UserError
 from embodied.evaluation.video import write_video
-from embodied.rollout.pictures import encode
 from embodied.training import experiment
 from real_robot.recording.demonstrations import demonstrations
 from sims.libero.environment import LiberoEnvironment

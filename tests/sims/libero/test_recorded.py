@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from embodied.data.episodes import columns
 from embodied.errors import UserError
-from embodied.rollout.episodes import columns
 from real_robot.recording.demonstrations import demonstrations
 from sims.libero import hdf5
 from sims.libero.assets import find_assets

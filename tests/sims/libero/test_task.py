@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from embodied.deployment.latency import LatencyConfig, with_latency
-from embodied.rollout.episodes import FOLDER, EpisodeWriter, read
+from embodied.data.episodes import FOLDER, EpisodeWriter, read
+from embodied.environments.latency import LatencyConfig, with_latency
 from embodied.task import measured
 from policies.flow import FlowConfig
 from policies.libero_encoder import missing

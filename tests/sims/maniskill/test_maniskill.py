@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from embodied.data.episodes import EpisodeWriter, read
 from embodied.environment import NumberedStarts, Restorable
 from embodied.errors import UserError
-from embodied.rollout.episodes import EpisodeWriter, read
 from sims.maniskill import vulkan
 from sims.maniskill.contract import describe, flat
 from sims.maniskill.demonstrations import collect

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from embodied.deployment.network import without_unit
 from embodied.errors import UserError
+from embodied.export.network import without_unit
 from sims.mjcf.environment import MjcfEnvironment
 from sims.mjcf.task import SHIPPED, MjcfTask, found
 from sims.mjcf.tasks.cartpole import Cartpole

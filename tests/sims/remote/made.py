@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from embodied.contract import Contract
-from embodied.engine import Outcome
 from embodied.environment import Environment
+from embodied.environments.engine import Outcome
 from embodied.task import Task
 from sims.remote.children import Pool
 from sims.remote.options import ProcessOptions

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from embodied.deployment.network import PRESENT
+from embodied.export.network import PRESENT
 
 ROOT = Path(__file__).parents[3]
 

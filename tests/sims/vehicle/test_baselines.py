@@ -8,10 +8,9 @@ from tensordict import TensorDict
 
 from embodied import native
 from embodied.contract import Contract
-from embodied.deployment.dynamic_window import SPEEDS, Weights, clearance
-from embodied.deployment.network import MEMORY
 from embodied.evaluation import evaluation
-from embodied.policy import Decision
+from embodied.navigation.dynamic_window import SPEEDS, Weights, clearance
+from embodied.policy import MEMORY, Decision
 from embodied.rollout.memory import STARTED
 from sims.vehicle.planners.gap import FollowTheGap
 from sims.vehicle.planners.raceline import Raceline, RacelineNumbers, least_curvature

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from embodied import native
-from embodied.deployment.compiled_map import CompiledMap
-from embodied.deployment.local_map import LocalMap
+from embodied.navigation.compiled_map import CompiledMap
+from embodied.navigation.local_map import LocalMap
 from sims.vehicle.environment import VehicleEnvironment
 from sims.vehicle.mapping import local_map
 from sims.vehicle.navigate import Navigate

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from embodied import native
-from embodied.deployment.compiled_map import maps
 from embodied.errors import UserError
+from embodied.navigation.compiled_map import maps
 from real_robot.ros2.robots.registry import robot_table
 from real_robot.ros2.robots.tables import Table
 from sims.vehicle.environment import VehicleEnvironment

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from embodied.contract import Contract
-from embodied.rollout.episodes import Episodes, EpisodeWriter, columns, read
+from embodied.data.episodes import Episodes, EpisodeWriter, columns, read
 from embodied.text import decode
 from sims.libero.assets import STAND_IN
 from sims.libero.environment import LiberoEnvironment

@@ -5,7 +5,7 @@ import mujoco
 import numpy as np
 import pytest
 
-from embodied.engine import STARTS_PER_SEED
+from embodied.environments.engine import STARTS_PER_SEED
 from embodied.errors import UserError
 from sims.libero.assets import find_assets
 from sims.libero.scene import placement

@@ -1,0 +1,1 @@
+"""Experience that outlives a rollout: episodes, replay and pictures."""

@@ -1,0 +1,400 @@
+"""Episodes of observations, actions and rewards: demonstrations, datasets, recordings and replay.
+
+They are in memory or mapped from files; chunks of actions are cut when they are sampled. Letters: E episodes, R
+observations, S control steps, H actions of a chunk, A action dimension, B sampled rows.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Self, cast
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from embodied.contract import Contract
+from embodied.data.pictures import BYTES, Pictures
+from embodied.errors import UserError
+from embodied.saving import sealed
+from embodied.saving.files import flush, rename
+from embodied.world import ALONE, World
+
+FORMAT = 2
+RECORD = "episodes.json"
+FOLDER = "demonstrations"
+"""Folder of a run's demonstrations."""
+OPTIONAL = "final_observation", "dataset_index"
+SUCCEEDED, FAILED, UNKNOWN = 1, 0, -1
+"""Values of `Episodes.success`."""
+
+
+@dataclass(frozen=True, eq=False)
+class Episodes:
+    """E complete episodes, concatenated.
+
+    There is an observation before every control step, or only before every decision: `first` [R] is the index of the
+    step after each. Unknown rewards are zero. `pictures` are further observations, which stay encoded until they are
+    sampled. Those of D datasets can be drawn by `weights`. Episodes that failed are kept, but `sample` draws none.
+    """
+
+    observation: TensorDict  # [R]
+    first: Tensor  # [R] int64, ascending
+    actions: Tensor  # [S, A], as executed
+    reward: Tensor  # [S]
+    human: Tensor  # [S] bool, a person acted in place of the policy
+    ends: Tensor  # [E] int64, the step after the last of each episode
+    terminated: Tensor  # [E] bool; the others were truncated
+    success: Tensor  # [E] int8: SUCCEEDED, FAILED or UNKNOWN
+    task_index: Tensor  # [E] int64
+    final_observation: TensorDict | None = None  # [E] after the last step; None: not recorded
+    pictures: Pictures | None = None  # [R]
+    dataset_index: Tensor | None = None  # [E] int64, ascending from 0; None: of one dataset
+    weights: Tensor | None = None  # [D] of each dataset in `sample`; None: its number of observations. In no file
+
+    @staticmethod
+    def of(
+        observation: TensorDict,
+        actions: Tensor,
+        *,
+        success: bool | None = True,
+        reward: Tensor | None = None,
+        human: Tensor | None = None,
+        terminated: bool | None = None,
+        task_index: int = 0,
+        final_observation: TensorDict | None = None,
+        pictures: Pictures | None = None,
+    ) -> Episodes:
+        """One episode: `observation` [L], each before one of `actions` [L, A]; terminated if it succeeded.
+
+        A `success` of None is unknown.
+        """
+        length = len(actions)
+        outcome = UNKNOWN if success is None else int(success)
+        return Episodes(
+            observation, torch.arange(length), actions,
+            torch.zeros(length) if reward is None else reward,
+            torch.zeros(length, dtype=torch.bool) if human is None else human,
+            torch.tensor([length]), torch.tensor([bool(success) if terminated is None else terminated]),
+            torch.tensor([outcome], dtype=torch.int8), torch.tensor([task_index]),
+            None if final_observation is None else final_observation.unsqueeze(0), pictures,
+        )  # fmt: skip
+
+    @staticmethod
+    def join(parts: Sequence[Episodes]) -> Episodes:
+        """The episodes of `parts`, in order; final observations and datasets only if all have them."""
+        offset, shifted = 0, []
+        for part in parts:
+            shifted.append(replace(part, first=part.first + offset, ends=part.ends + offset))
+            offset += part.steps
+        lacking = [name for name in OPTIONAL if any(getattr(part, name) is None for part in parts)]
+        left_out = {"pictures", "weights", *lacking}
+        joined = {
+            field.name: torch.cat([getattr(part, field.name) for part in shifted])
+            for field in fields(Episodes)
+            if field.name not in left_out
+        }
+        shown = [part.pictures for part in parts if part.pictures is not None]
+        assert len(shown) in (0, len(parts))
+        return Episodes(**cast(dict[str, Any], joined), pictures=Pictures.join(shown) if shown else None)
+
+    def __len__(self) -> int:
+        """Number of observations, R; a chunk can begin at each."""
+        return len(self.first)
+
+    @property
+    def steps(self) -> int:
+        """Number of control steps, S."""
+        return len(self.actions)
+
+    @property
+    def episode(self) -> Tensor:
+        """The episode of each observation, [R]."""
+        return torch.searchsorted(self.ends, self.first, right=True)
+
+    @property
+    def failed(self) -> Tensor:
+        """Whether each episode is known to have failed, [E] bool."""
+        return self.success == FAILED
+
+    def chunks(self, rows: Tensor, horizon: int) -> TensorDict:
+        """{observation, actions [B, H, A], valid [B, H], task_index [B]} from the observations `rows` [B] on.
+
+        Chunks that extend beyond their episode repeat its last action; `valid` is False there.
+        """
+        first = self.first[rows]
+        episode = torch.searchsorted(self.ends, first, right=True)
+        end = self.ends[episode].unsqueeze(1)
+        index = first.unsqueeze(1) + torch.arange(horizon)
+        # Several times as fast as observation[rows].
+        observation = self.observation.apply(lambda part: part.index_select(0, rows), batch_size=[len(rows)])
+        if self.pictures is not None:
+            observation.update(self.pictures.take(rows))
+        return TensorDict(
+            {
+                "observation": observation,
+                "actions": self.actions[torch.minimum(index, end - 1)],
+                "valid": index < end,
+                "task_index": self.task_index[episode],
+            },
+            batch_size=[len(rows)],
+        )
+
+    def sample(self, count: int, horizon: int, generator: torch.Generator, world: World = ALONE) -> TensorDict:
+        """`chunks` to imitate, from `count` observations of episodes that did not fail.
+
+        They are drawn by `generator`: uniformly, or from each dataset by its weight. Processes whose generators are
+        alike share them: each gets its part.
+
+        Raises:
+            UserError: if all episodes, or all of a dataset, failed.
+        """
+        own = slice(world.rank, None, world.size)
+        found = self.chunks(self._drawn(count, generator)[own], horizon)
+        if self.pictures is not None:  # those that the next call draws, if nothing else draws in between
+            self.pictures.foresee(self._drawn(count, generator.clone_state())[own])
+        return found
+
+    def by_weight(self) -> tuple[TensorDict, Tensor]:
+        """Observations and actions for statistics of what `sample` draws.
+
+        Without weights all of them, else as many observations, of each dataset its weight's share: evenly spaced ones,
+        each with the action after it.
+        """
+        if self.weights is None:
+            if not self.failed.any():
+                return self.observation, self.actions
+            steps = torch.searchsorted(self.ends, torch.arange(self.steps), right=True)
+            return self.observation[self.imitated_rows()], self.actions[~self.failed[steps]]
+        begin, size = (each.tolist() for each in self._datasets())
+        total = sum(size)
+        counts = (self.weights / self.weights.sum() * total).round().clamp_min(1).long().tolist()
+        spaced = [first + torch.arange(n) * have // n for first, have, n in zip(begin, size, counts, strict=True)]
+        rows = self._rows(torch.cat(spaced))
+        return self.observation[rows], self.actions[self.first[rows]]
+
+    def imitated_rows(self) -> Tensor:
+        """Observations of the episodes that did not fail, ascending."""
+        return (~self.failed[self.episode]).nonzero().squeeze(1)
+
+    def _drawn(self, count: int, generator: torch.Generator) -> Tensor:
+        """Observations [count] at random."""
+        self.check_imitable()
+        if self.weights is None:
+            total = int(self._imitated()[-1]) if self.failed.any() else len(self)
+            return self._rows(torch.randint(total, (count,), generator=generator))
+        begin, size = self._datasets()
+        dataset = torch.multinomial(self.weights, count, replacement=True, generator=generator)
+        place = torch.rand(count, dtype=torch.float64, generator=generator)
+        return self._rows(begin[dataset] + (place * size[dataset]).long())
+
+    def check_imitable(self) -> None:
+        """Check that there is something to imitate, in each dataset if there are weights.
+
+        Raises:
+            UserError: if all episodes, or all of a dataset, failed.
+        """
+        of = torch.zeros(len(self.ends)) if self.weights is None else self.dataset_index
+        assert of is not None
+        for number in of[self.failed].unique():
+            if bool(self.failed[of == number].all()):
+                which = "" if self.weights is None else f" of dataset {int(number)}"
+                raise UserError(f"all {int((of == number).sum())} episodes{which} failed; imitation needs others")
+
+    def _imitated(self) -> Tensor:
+        """Observations up to the end of each episode, [E], without those of failed episodes."""
+        ends = torch.searchsorted(self.first, self.ends)
+        return (ends.diff(prepend=ends.new_zeros(1)) * ~self.failed).cumsum(0)
+
+    def _rows(self, numbers: Tensor) -> Tensor:
+        """Observations with these `numbers`, which leave failed episodes out."""
+        if not self.failed.any():
+            return numbers
+        counted = self._imitated()
+        episode = torch.searchsorted(counted, numbers, right=True)
+        return numbers - counted[episode] + torch.searchsorted(self.first, self.ends)[episode]
+
+    def _datasets(self) -> tuple[Tensor, Tensor]:
+        """The number of each dataset's first observation, and how many it has, without failed episodes, [D] each."""
+        assert self.weights is not None
+        assert self.dataset_index is not None
+        episodes = torch.searchsorted(self.dataset_index, torch.arange(len(self.weights)), right=True)
+        end = self._imitated()[episodes - 1]
+        size = end.diff(prepend=end.new_zeros(1))
+        return end - size, size
+
+    def part(self, begin: int, end: int) -> Episodes:
+        """The episodes from `begin` to `end` - 1, in the memory of these."""
+        step, stop = (int(self.ends[episode - 1]) if episode else 0 for episode in (begin, end))
+        row, last = torch.searchsorted(self.first, torch.tensor([step, stop])).tolist()
+        rows, steps = slice(row, last), slice(step, stop)
+        cut = {"observation": rows, "first": rows, "actions": steps, "reward": steps, "human": steps}
+        whole = columns(replace(self, pictures=None))
+        kept = {name: value[cut.get(name.partition(".")[0], slice(begin, end))] for name, value in whole.items()}
+        kept["first"], kept["ends"] = kept["first"] - step, kept["ends"] - step
+        return replace(from_columns(kept), pictures=self.pictures and self.pictures.part(row, last))
+
+    def last(self, count: int) -> Episodes:
+        """Copies of the last episodes, with at least `count` observations in total; all if there are fewer."""
+        assert self.pictures is None
+        begin = int(self.episode[max(0, len(self) - count)]) if len(self) else 0
+        kept = columns(self.part(begin, len(self.ends)))
+        return from_columns({name: value.clone() for name, value in kept.items()})
+
+
+class EpisodeWriter:
+    """Writes episodes to a folder, complete or not at all: one .npy file per column, and `episodes.json`.
+
+    `contract` describes observations and actions; `origin` is any JSON of the writer. Used as a context manager.
+
+    Raises:
+        UserError: if the folder exists.
+    """
+
+    def __init__(self, folder: str | Path, contract: Contract, origin: dict[str, Any] | None = None) -> None:
+        self.folder, self.contract, self.origin = Path(folder), contract, origin or {}
+        if self.folder.exists():
+            raise UserError(f"{folder} exists; choose another folder for episodes")
+        self._temporary = self.folder.with_name(f".{self.folder.name}.tmp")
+        self._columns: dict[str, _Column] = {}
+        self._steps = 0
+
+    def __enter__(self) -> Self:
+        """Create a temporary folder."""
+        shutil.rmtree(self._temporary, ignore_errors=True)  # left by a killed process
+        self._temporary.mkdir(parents=True)
+        return self
+
+    def add(self, episodes: Episodes) -> None:
+        """Append `episodes` to the files; nothing stays in memory.
+
+        Raises:
+            UserError: if names, shapes or types of the tensors differ from those before; then nothing is written.
+        """
+        shifted = replace(episodes, first=episodes.first + self._steps, ends=episodes.ends + self._steps)
+        if episodes.pictures is not None:
+            begin = {key: self._columns[f"{BYTES}.{key}"].rows for key in episodes.pictures.data if self._columns}
+            shifted = replace(shifted, pictures=episodes.pictures.shifted(begin))
+        rows = {name: values.cpu().numpy() for name, values in columns(shifted).items()}
+        if self._columns and rows.keys() != self._columns.keys():
+            raise UserError(f"expected episodes with {', '.join(self._columns)}, got {', '.join(rows)}")
+        for name, values in rows.items():
+            if name not in self._columns:
+                self._columns[name] = _Column(self._temporary / f"{name}.npy", values)
+            self._columns[name].check(values)
+        for name, values in rows.items():
+            self._columns[name].append(values)
+        self._steps += episodes.steps
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """Complete the folder; after an error nothing remains."""
+        try:
+            with ExitStack() as closing:
+                for column in self._columns.values():
+                    closing.callback(column.close)
+            if kind is None:
+                record = {"format": FORMAT, "contract": self.contract.to_dict(), "origin": self.origin}
+                sealed.write(self._temporary / RECORD, record, [f"{name}.npy" for name in self._columns])
+                flush(self._temporary)
+                rename(self._temporary, self.folder)
+        finally:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+
+
+def read(folder: str | Path) -> tuple[Episodes, Contract, dict[str, Any]]:
+    """Episodes, contract and origin from the folder of an `EpisodeWriter`; the files are mapped, not loaded.
+
+    Raises:
+        UserError: if the folder is missing, damaged or of another kind.
+    """
+    folder = Path(folder)
+    try:
+        record = sealed.read(folder / RECORD, FORMAT)
+        sealed.check_files(folder / RECORD, record)
+        found = {name.removesuffix(".npy"): _mapped(folder / name) for name in record["files"]}
+        contract = Contract.from_dict(record["contract"])
+        if found["success"].dtype == torch.bool:  # of earlier versions, where False was also unknown
+            if not found["success"].all():
+                raise UserError(f"{RECORD} is of a version that did not tell failed from unknown; write them again")
+            found["success"] = found["success"].to(torch.int8)
+        return from_columns(found), contract, record["origin"]
+    except (OSError, KeyError, ValueError) as error:
+        raise UserError(f"cannot read episodes from {folder}: {error}") from error
+
+
+def columns(episodes: Episodes) -> dict[str, Tensor]:
+    """The tensors of `episodes` by name; those of observations are "observation.KEY"."""
+    found = {}
+    for field in fields(Episodes):
+        value = getattr(episodes, field.name)
+        if isinstance(value, TensorDict):
+            found |= {f"{field.name}.{key}": part for key, part in value.items()}
+        elif isinstance(value, Pictures):
+            found |= value.columns()
+        elif value is not None and field.name != "weights":
+            found[field.name] = value
+    return found
+
+
+def from_columns(named: Mapping[str, Tensor]) -> Episodes:
+    """The inverse of `columns`."""
+    nested: dict[str, dict[str, Any]] = {}
+    pictures = Pictures.from_columns(named)
+    flat: dict[str, Any] = {"pictures": pictures}
+    for name, values in named.items():
+        if pictures is not None and name in pictures.columns():
+            continue
+        outer, _, key = name.partition(".")
+        if key:
+            nested.setdefault(outer, {})[key] = values
+        else:
+            flat[name] = values
+    made = {name: TensorDict(parts, [len(next(iter(parts.values())))]) for name, parts in nested.items()}
+    return Episodes(**flat, **made)
+
+
+def _mapped(path: Path) -> Tensor:
+    array = np.load(path, mmap_mode="c", allow_pickle=False) if _rows(path) else np.load(path, allow_pickle=False)
+    return torch.from_numpy(array)
+
+
+def _rows(path: Path) -> int:
+    with path.open("rb") as file:
+        np.lib.format.read_magic(file)
+        shape, *_ = np.lib.format.read_array_header_1_0(file)
+    return math.prod(shape)
+
+
+class _Column:
+    """A .npy file that grows by rows; their number is written into the header at the end."""
+
+    def __init__(self, path: Path, like: np.ndarray) -> None:
+        self.file: BinaryIO = path.open("wb")
+        self.rows, self.like = 0, like[:0]
+        self._header()
+
+    def check(self, values: np.ndarray) -> None:
+        expected, got = ((each.dtype, each.shape[1:]) for each in (self.like, values))
+        if expected != got:
+            raise UserError(f"expected rows of {expected} in {Path(self.file.name).name}, got {got}")
+
+    def append(self, values: np.ndarray) -> None:
+        self.file.write(np.ascontiguousarray(values).tobytes())
+        self.rows += len(values)
+
+    def close(self) -> None:
+        self.file.seek(0)
+        self._header()
+        self.file.close()
+        flush(Path(self.file.name))
+
+    def _header(self) -> None:
+        description = np.lib.format.header_data_from_array_1_0(self.like)
+        np.lib.format.write_array_header_1_0(self.file, description | {"shape": (self.rows, *self.like.shape[1:])})

@@ -1,1 +1,0 @@
-"""Deployment of policies: exportable networks, real-time chunks, latencies."""

@@ -1,0 +1,1 @@
+"""Environments built on other environments, and the engine that batches them."""

@@ -1,0 +1,1 @@
+"""Execution of action chunks: overlap, delay."""

@@ -1,0 +1,1 @@
+"""Exported policies: their networks and the conditions that they were trained for."""

@@ -1,0 +1,1 @@
+"""Navigation: maps of obstacles, planners and guards that simulators and robots share."""

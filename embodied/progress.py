@@ -1,0 +1,56 @@
+"""Progress: a bar on a terminal, occasional lines if the output is a file."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from types import TracebackType
+from typing import Self
+
+from tqdm import tqdm
+
+from embodied.streams import unread
+
+log = logging.getLogger(__name__)
+PERIOD_S = 60.0
+"""Seconds between two lines of one Progress in a log."""
+
+
+class Progress:
+    """Counts to `total` of `unit` from `initial`; `shown=False` counts silently, as where messages are turned off.
+
+    On a terminal (stderr) it is a bar, elsewhere a message every `PERIOD_S`.
+    """
+
+    def __init__(self, label: str, total: int, unit: str, *, initial: int = 0, shown: bool = True) -> None:
+        shown = shown and log.isEnabledFor(logging.WARNING)
+        self.label, self.total, self.unit, self.done, self.shown = label, total, unit, initial, shown
+        # disable=None: no bar unless stderr is a terminal
+        self._bar = tqdm(
+            total=total, initial=initial, desc=label, unit=unit, unit_scale=total >= 10_000, smoothing=0.05,
+            disable=None if shown else True,
+        )  # fmt: skip
+        self._shown_s = time.monotonic()
+
+    def update(self, more: int = 1, note: str = "") -> None:
+        """Advance by `more`; `note` is shown beside."""
+        self.done += more
+        if note:
+            self._bar.set_postfix_str(note, refresh=False)
+        with unread(sys.stderr):
+            self._bar.update(more)
+        if self._bar.disable and self.shown and time.monotonic() - self._shown_s >= PERIOD_S:
+            self._shown_s = time.monotonic()
+            log.info(f"{self.label}: {self.done:,} of {self.total:,} {self.unit}s" + (f", {note}" if note else ""))
+
+    def __enter__(self) -> Self:
+        """Use as a context manager."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Leave the bar as it is."""
+        with unread(sys.stderr):
+            self._bar.close()

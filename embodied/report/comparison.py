@@ -1,0 +1,287 @@
+"""Comparison of finished runs: those that differ only in their seed are one row, and rows are compared."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from textwrap import shorten
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from embodied.errors import UserError
+from embodied.evaluation.evaluation import wilson
+from embodied.evaluation.means import (
+    difference_interval,
+    interquartile_interval,
+    mean_interval,
+    probability_of_improvement,
+)
+from embodied.report.finished_run import Run, read
+
+SURROUNDINGS = "task.", "latency."
+"""Beginnings of options that may change evaluations as well as training."""
+CHOICES = "task", "policy", "algorithm", "run"
+"""Options that choose a part, and the name of a run whose options are unknown."""
+Options = Mapping[str, Any]
+"""Values by dotted name."""
+Interval = dict[str, float | None]
+"""A number under its name, and its bounds `low` and `high`; null: no bounds."""
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """Runs that differ only in their seed; the `name` tells how they differ from other rows."""
+
+    name: str
+    runs: Sequence[Run]
+
+    @property
+    def distributions(self) -> list[str]:
+        """Those on which all of the runs were evaluated."""
+        return [name for name in self.runs[0].results if all(name in run.results for run in self.runs)]
+
+    def scores(self, distribution: str) -> Tensor:
+        """Success rates, or mean returns, [runs, tasks]."""
+        return torch.stack([run.results[distribution].outcomes.mean(1) for run in self.runs])
+
+    def mean(self, distribution: str) -> Interval:
+        """Mean with its interval: over runs Student's, at least as wide as Wilson's of all episodes.
+
+        The mean of one run has the interval of its report.
+        """
+        first = self.runs[0].results[distribution]
+        if len(self.runs) == 1:
+            return {"mean": (told := first.summary())[first.measure], "low": told["low"], "high": told["high"]}
+        mean, low, high = mean_interval(self.scores(distribution).mean(1))
+        if first.measure == "success":
+            least = self.binomial(distribution)
+            low, high = max(0.0, min(low, least[0])), min(1.0, max(high, least[1]))
+        return _told("mean", mean, low, high)
+
+    def binomial(self, distribution: str) -> tuple[float, float]:
+        """Wilson's interval of the success rate of all runs' episodes, as if seeds did not matter."""
+        success = torch.stack([run.results[distribution].success for run in self.runs])
+        return wilson(int(success.sum()), success.numel())
+
+    def interquartile_mean(self, distribution: str) -> Interval | None:
+        """Interquartile mean over runs and tasks, with its interval; None for one run.
+
+        Where the middle half of rates does not vary, the mean's interval counts: the episodes were few all the same.
+        """
+        if len(self.runs) == 1:
+            return None
+        found, low, high = interquartile_interval(self.scores(distribution))
+        if self.runs[0].results[distribution].measure == "success":
+            low, high = max(0.0, low), min(1.0, high)
+            if high - low < 1e-9:
+                bounds = self.mean(distribution)
+                low, high = min(found, bounds["low"] or 0.0), max(found, bounds["high"] or 0.0)
+        return _told("iqm", found, low, high)
+
+    def average(self, cost: str) -> float | None:
+        """Mean over runs of a cost in their reports, summed over phases; None if not every report tells it."""
+        told = [run.report[cost] for run in self.runs]
+        costs = [sum(each.values()) if isinstance(each, Mapping) else each for each in told if each is not None]
+        return sum(costs) / len(costs) if len(costs) == len(told) else None
+
+    def summary(self) -> dict[str, Any]:
+        """JSON-ready: name, runs, costs, and what it reached on each distribution."""
+        return {
+            "name": self.name,
+            "runs": [
+                {"path": str(run.path), "seed": run.report["seed"], "git_commit": run.report["git_commit"]}
+                for run in self.runs
+            ],
+            **{cost: self.average(cost) for cost in ("env_steps", "wall_s", "cpu_s")},
+            "results": {
+                name: {"mean": self.mean(name), "iqm": self.interquartile_mean(name)} for name in self.distributions
+            },
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """Rows of runs of one task, evaluated alike; `options` are those that differ, with every row's value."""
+
+    rows: Sequence[Row]
+    options: Mapping[str, Sequence[Any]]
+    notes: Sequence[str]
+
+    @property
+    def distributions(self) -> list[str]:
+        """All on which any row was evaluated."""
+        return list(dict.fromkeys(name for row in self.rows for name in row.distributions))
+
+    @property
+    def measure(self) -> str:
+        """What episodes are measured by: "success" or "return"."""
+        return next(iter(self.rows[0].runs[0].results.values())).measure
+
+    def differences(self) -> Iterator[dict[str, Any]]:
+        """JSON-ready: for two rows and each distribution of both, the difference and the probability of improvement."""
+        for after, before in combinations(self.rows, 2):
+            for name in (each for each in after.distributions if each in before.distributions):
+                yield {"row": after.name, "over": before.name, "distribution": name, **_difference(after, before, name)}
+
+    def summary(self) -> dict[str, Any]:
+        """JSON-ready: task, rows, differences, notes."""
+        first = self.rows[0].runs[0].report
+        return {
+            "task": first["task"], "assets": first["assets"], "measure": self.measure,
+            "rows": [row.summary() for row in self.rows], "options": dict(self.options),
+            "differences": list(self.differences()), "notes": list(self.notes),
+        }  # fmt: skip
+
+
+def compare(paths: Sequence[str | Path]) -> Comparison:
+    """Compare the runs at `paths`: folders of finished runs, or their report.json under any name.
+
+    Raises:
+        UserError: on one line, for runs that are not finished or cannot be compared, saying why.
+    """
+    if not paths:
+        raise UserError("expected runs to compare, such as outputs/<task>/<run>, got none")
+    runs = [read(path) for path in paths]
+    for first, other in combinations(runs, 2):
+        _check_comparable(first, other)
+    known = all(run.options for run in runs)
+    grouped: dict[str, list[Run]] = {}
+    for run in runs:
+        grouped.setdefault(json.dumps(run.options, sort_keys=True) if known else run.name, []).append(run)
+    for group in grouped.values():
+        _check_seeds(group)
+    options = [group[0].options if known else {"run": group[0].name} for group in grouped.values()]
+    rows = [Row(_named(own, options), group) for group, own in zip(grouped.values(), options, strict=True)]
+    return Comparison(rows, _differing(options) if known else {}, list(_notes(rows, options)))
+
+
+def _differing(options: Sequence[Options]) -> dict[str, list[Any]]:
+    """Options that differ among rows, with every row's value, None if it has none.
+
+    Those of a part, such as policy.width, are compared among rows that chose the same part.
+    """
+    found = {}
+    for name in dict.fromkeys(name for each in options for name in each):
+        part = name.partition(".")[0]
+        values: dict[str, list[Any]] = {}
+        for each in (each for each in options if name in each):
+            values.setdefault(str(each.get(part)) if part != name else "", []).append(each[name])
+        if any(value != same[0] for same in values.values() for value in same):
+            found[name] = [each.get(name) for each in options]
+    return found
+
+
+def _named(own: Options, options: Sequence[Options]) -> str:
+    """What tells a row with its `own` options from the others: choices, and options that differ among equal choices.
+
+    What else differs between rows of different choices often follows from these.
+    """
+    choices = [name for name in CHOICES if name in own]
+    alike = [each for each in options if all(each.get(name) == own[name] for name in choices)]
+    told = [*(name for name in choices if name in _differing(options)), *(n for n in _differing(alike) if n in own)]
+    return " ".join(f"{name}={written(own[name])}" for name in told or choices)
+
+
+def _check_comparable(first: Run, other: Run) -> None:
+    """Refuse to compare two runs of other tasks or assets, or whose evaluations have nothing in common."""
+    shared = [name for name in first.results if name in other.results]
+    here, there = (_protocol(run, shared) for run in (first, other))
+    if different := [what for what in here if here[what] != there[what]]:
+        pair = (shorten(str(each[different[0]]), 80) for each in (here, there))
+        raise UserError(f"{first.path} and {other.path} cannot be compared: {different[0]} is {' and '.join(pair)}")
+
+
+def _protocol(run: Run, shared: Sequence[str]) -> dict[str, Any]:
+    """What runs must have in common that share these distributions; if none, those."""
+    found = {name: run.report[name] for name in ("task", "assets")}
+    for name in shared:
+        result = run.results[name]
+        found[f"measure on {name}"] = result.measure
+        found[f"list of tasks on {name}"] = ", ".join(result.tasks)
+        found[f"number of episodes of each task on {name}"] = result.outcomes.shape[1]
+        found[f"step limit on {name}"] = result.step_limit
+    return found if shared else found | {"list of distributions": ", ".join(run.results)}
+
+
+def _check_seeds(runs: Sequence[Run]) -> None:
+    """Refuse runs of one row with the same seed: they are no independent evidence."""
+    seen: dict[int, Run] = {}
+    for run in runs:
+        if other := seen.get(run.report["seed"]):
+            raise UserError(
+                f"{other.path} and {run.path} have the same options and seed {run.report['seed']}: give one of them"
+            )
+        seen[run.report["seed"]] = run
+
+
+def _notes(rows: Sequence[Row], options: Sequence[Options]) -> Iterator[str]:
+    """What a reader has to know beside the numbers."""
+    if single := sum(len(row.runs) == 1 for row in rows):
+        yield (
+            f"{single} of {len(rows)} rows are a single seed: their intervals tell what that run reached. A claim "
+            "about options or algorithms needs more seeds (train.py seed=1, seed=2, ...)."
+        )
+    if any("run" in each for each in options):
+        yield "Without every run's checkpoint/ the options are unknown: rows go by the names of files, without seeds."
+    if rows[0].runs[0].report["assets"] == "stand-in":
+        yield "With stand-in assets: these are not benchmark numbers."
+    if any(name.startswith(SURROUNDINGS) for name in _differing(options)):
+        yield "Rows differ in options of the task or its latency, which may change what is evaluated, too."
+    if len(commits := dict.fromkeys(run.report["git_commit"] for row in rows for run in row.runs)) > 1:
+        yield f"The runs are of {len(commits)} versions of the code: {', '.join(map(short, commits))}."
+
+
+def short(commit: str) -> str:
+    """A commit as people write it."""
+    name, dash, dirty = commit.partition("-")
+    return name[:10] + dash + dirty
+
+
+def _difference(after: Row, before: Row, distribution: str) -> dict[str, Any]:
+    """Difference of the means, and the probability that a run of `after` is better than one of `before`.
+
+    It is paired if both rows are one run that ran the same starts. What a single seed cannot tell is null.
+    """
+    counts, better = (len(after.runs), len(before.runs)), None
+    results = [row.runs[0].results[distribution] for row in (after, before)]
+    if counts == (1, 1):
+        gain = results[0].gain_over(results[1])
+        found = gain.difference, gain.low, gain.high
+    else:
+        scores = [row.scores(distribution) for row in (after, before)]
+        found = difference_interval(scores[0].mean(1), scores[1].mean(1))
+        if min(counts) > 1:
+            better = _told("probability", *probability_of_improvement(scores[0], scores[1]))
+            found = _widened(found, after, before, distribution) if results[0].measure == "success" else found
+    return {
+        **_told("difference", *found),
+        "paired": counts == (1, 1) and all(result.repeatable for result in results),
+        "improvement": better,
+    }
+
+
+def _widened(
+    found: tuple[float, float, float], after: Row, before: Row, distribution: str
+) -> tuple[float, float, float]:
+    """An interval over runs, at least as wide as that of all their episodes (Newcombe 1998, as for a gain)."""
+    difference, low, high = found
+    rates = [float(row.scores(distribution).mean()) for row in (after, before)]
+    (up_low, up_high), (down_low, down_high) = (row.binomial(distribution) for row in (after, before))
+    least = math.hypot(rates[0] - up_low, down_high - rates[1])
+    most = math.hypot(up_high - rates[0], rates[1] - down_low)
+    return difference, max(-1.0, min(low, difference - least)), min(1.0, max(high, difference + most))
+
+
+def _told(name: str, value: float, low: float, high: float) -> Interval:
+    return {key: x if math.isfinite(x) else None for key, x in ((name, value), ("low", low), ("high", high))}
+
+
+def written(value: Any) -> str:  # noqa: ANN401 - any JSON value
+    """An option's value as typed."""
+    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))

@@ -1,0 +1,176 @@
+"""Reports of a comparison of runs: compare.md, compare.json and compare.png, and its tables on the console."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from textwrap import fill
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from embodied.errors import UserError
+from embodied.report.comparison import Comparison, Row, short, written
+from embodied.report.markdown import table
+from embodied.saving.files import complete_or_absent
+from embodied.saving.json_text import dumps_rows
+from embodied.saving.metrics import read_metrics
+from embodied.saving.versions import git_commit
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+NAME = "compare"
+METHODS = """\
+Brackets are 95% intervals. IQM is the interquartile mean over seeds and tasks, which leaves out the best and the worst
+quarter (Agarwal et al. 2021, arXiv 2108.13264), with a bootstrap over seeds, or the mean's interval where it does not
+vary. Means of several seeds have Student's interval, that of one seed Wilson's over its episodes, or Student's of its
+returns. Differences of the means are paired on the same starts where each row is one run, else Welch's over seeds. P is
+the probability that one run of the first row does better on a task than one of the second, averaged over tasks, with
+Newcombe's interval (2006). Steps and times are means over seeds; CPU time is that of reinforcement learning."""
+POINTS = 200
+"""Points of a band over seeds."""
+WIDTH = 30
+"""Letters of a row's name in a line of the figure."""
+
+
+def write(directory: Path, comparison: Comparison) -> str:
+    """Write the three files into `directory`, in place of an earlier comparison; returns the tables for the console.
+
+    Raises:
+        UserError: if `directory` is a file.
+    """
+    if directory.exists() and not directory.is_dir():
+        raise UserError(f"{directory} is a file; choose another output")
+    directory.mkdir(parents=True, exist_ok=True)
+    record = {**comparison.summary(), "git_commit": git_commit()}
+    notes = "\n".join(f"- {note}" for note in record["notes"])
+    parts = (_reached(record), _differences(record), _costs(record), _options(record), notes)
+    told = [part for part in parts if part]
+    page = [f"# Comparison on {record['task']}", *told, f"![Comparison]({NAME}.png)", METHODS, _runs(record)]
+    figure = _figure(comparison, record)
+    with complete_or_absent(directory / f"{NAME}.json") as temporary:
+        temporary.write_text(dumps_rows(record), encoding="utf-8")
+    with complete_or_absent(directory / f"{NAME}.png") as temporary:
+        figure.savefig(temporary, format="png", dpi=120)
+    with complete_or_absent(directory / f"{NAME}.md") as temporary:
+        temporary.write_text("\n\n".join(page) + "\n", encoding="utf-8")
+    return "\n\n".join([*told, f"wrote {directory / NAME}.md, .json and .png"])
+
+
+def _reached(record: Mapping[str, Any]) -> str:
+    kinds = {"iqm": "IQM of ", "mean": "mean "} if any(len(row["runs"]) > 1 for row in record["rows"]) else {"mean": ""}
+    header = ["distribution", "row", "seeds", *(f"{kind}{record['measure']}" for kind in kinds.values())]
+    rows = [
+        [
+            *(distribution, row["name"], ", ".join(str(run["seed"]) for run in row["runs"])),
+            *(_interval(row["results"][distribution][kind], kind, record["measure"]) for kind in kinds),
+        ]
+        for distribution in dict.fromkeys(name for row in record["rows"] for name in row["results"])
+        for row in record["rows"]
+        if distribution in row["results"]
+    ]
+    return table(header, rows)
+
+
+def _costs(record: Mapping[str, Any]) -> str:
+    rows = []
+    for row in record["rows"]:
+        costs = [f"{row[cost]:,.0f}" if row[cost] is not None else "" for cost in ("env_steps", "wall_s", "cpu_s")]
+        commits = dict.fromkeys(short(run["git_commit"]) for run in row["runs"])
+        rows.append([row["name"], *costs, ", ".join(commits)])
+    return table(["row", "environment steps", "wall s", "CPU s", "commit"], rows)
+
+
+def _differences(record: Mapping[str, Any]) -> str:
+    rows = [
+        [
+            f"{each['row']} over {each['over']}",
+            each["distribution"],
+            _interval(each, "difference", record["measure"]) + (", paired" if each["paired"] else ""),
+            _interval(each["improvement"], "probability", "success"),
+        ]
+        for each in record["differences"]
+    ]
+    return table(["row over row", "distribution", f"difference of mean {record['measure']}", "P"], rows) if rows else ""
+
+
+def _options(record: Mapping[str, Any]) -> str:
+    rows = [[name, *map(written, values)] for name, values in record["options"].items()]
+    return table(["what differs", *(row["name"] for row in record["rows"])], rows) if rows else ""
+
+
+def _interval(found: Mapping[str, Any] | None, kind: str, measure: str) -> str:
+    """A number with its bounds, if it has any: rates in percent, their differences in points, returns as they are."""
+    if not found:
+        return ""
+    told = [found[name] for name in (kind, "low", "high") if found[name] is not None]
+    sign = "+" if kind == "difference" else ""
+    if measure == "return":
+        words = [f"{value:{sign}.4g}" for value in told]
+    else:
+        words = [f"{100 * value:{sign}.1f}" for value in told]
+        words[0] += " points" if sign else "%"
+    return words[0] + (f" [{words[1]}, {words[2]}]" if len(words) == 3 else "")
+
+
+def _runs(record: Mapping[str, Any]) -> str:
+    runs = [(row["name"], run) for row in record["rows"] for run in row["runs"]]
+    rows = [[name, str(run["seed"]), run["path"], run["git_commit"]] for name, run in runs]
+    return "## Runs\n\n" + table(["row", "seed", "report", "commit"], rows)
+
+
+def _figure(comparison: Comparison, record: Mapping[str, Any]) -> Any:  # noqa: ANN401 - a Figure, slow to import
+    from matplotlib.figure import Figure
+
+    names = [fill(row.name, WIDTH) for row in comparison.rows]
+    curves = [_curves(row, record["measure"]) for row in comparison.rows]
+    panels = len(comparison.distributions) + any(curves)
+    figure = Figure(figsize=(1.5 + 3.6 * panels, max(3.2, 1.2 + 0.6 * len(names))), layout="constrained")
+    axes = list(figure.subplots(1, panels, squeeze=False).flat)
+    for axis, distribution in zip(axes, comparison.distributions, strict=False):
+        _dots(axis, [row["results"].get(distribution) for row in record["rows"]], record["measure"])
+        axis.set_title(f"{distribution}\n{axis.get_title()}", fontsize="medium")
+        axis.set_yticks(range(len(names)), names if axis is axes[0] else [])
+    if any(curves):
+        _lines(axes[-1], dict(zip(names, curves, strict=True)), record["measure"])
+    return figure
+
+
+def _dots(axis: Axes, rows: Sequence[Mapping[str, Any] | None], measure: str) -> None:
+    """A dot with its interval for each row, from above: interquartile means if all rows have several seeds."""
+    kind = "iqm" if all(row["iqm"] for row in rows if row) else "mean"
+    for height, row in enumerate(rows):
+        if row:
+            number, low, high = (row[kind][name] for name in (kind, "low", "high"))
+            error = None if low is None else [[max(0.0, number - low)], [max(0.0, high - number)]]
+            axis.errorbar(number, height, xerr=error, fmt="o", capsize=3, color=f"C{height}")
+    axis.set(title=f"{'IQM of' if kind == 'iqm' else 'mean'} {measure}, 95%", ylim=(len(rows) - 0.4, -0.6))
+    if measure == "success":
+        axis.set_xlim(-0.02, 1.02)
+    axis.grid(alpha=0.3, axis="x")
+
+
+def _curves(row: Row, measure: str) -> list[np.ndarray]:
+    """Learning curves of a row's runs, [points, 2] each: environment steps, and success or return in training."""
+    metric = "rollout/success" if measure == "success" else "rollout/episode_return"
+    logged = (read_metrics(run.directory) for run in row.runs if run.directory)
+    points = ([(each["step"], each[metric]) for each in rows if metric in each] for rows in logged)
+    return [np.array(each) for each in points if each]
+
+
+def _lines(axis: Axes, rows: Mapping[str, Sequence[np.ndarray]], measure: str) -> None:
+    """A line for each row: the mean over its seeds, in a band from the worst to the best."""
+    for number, (name, runs) in enumerate(rows.items()):
+        if not runs:
+            continue
+        steps = np.linspace(max(run[0, 0] for run in runs), min(run[-1, 0] for run in runs), POINTS)
+        values = np.stack([np.interp(steps, run[:, 0], run[:, 1]) for run in runs])
+        axis.plot(steps, values.mean(0), linewidth=1.2, color=f"C{number}", label=name)
+        if len(runs) > 1:
+            axis.fill_between(steps, values.min(0), values.max(0), color=f"C{number}", alpha=0.2, linewidth=0)
+    axis.set(xlabel="environment steps")
+    axis.set_title(f"{measure} in training,\nmean and range of seeds", fontsize="medium")
+    if measure == "success":
+        axis.set_ylim(-0.02, 1.02)
+    axis.grid(alpha=0.3)

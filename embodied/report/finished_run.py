@@ -1,0 +1,115 @@
+"""Finished runs of train.py, read from their report.json and, for their options, checkpoint.json."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from embodied.commands import command, typed
+from embodied.errors import UserError
+from embodied.evaluation.evaluation import EvaluationResult
+from embodied.resume import FREE
+from embodied.saving import checkpoint
+from embodied.saving.json_text import loads
+from embodied.saving.metrics import METRICS
+
+REPORT = "report.json"
+REQUIRED = "task", "assets", "seed", "git_commit", "env_steps", "wall_s"
+FINAL = "rl", "sft"
+"""Stages whose policy a run ends with, the later first."""
+ASIDE = FREE | {"seed", "plan"}
+"""Options that tell runs of one experiment apart, or do not affect results."""
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A finished run: its report.json at `path`, and its options by dotted name; none if they are unknown.
+
+    `results` are the evaluations of the policy that it ended with, by distribution.
+    """
+
+    path: Path
+    report: Mapping[str, Any]
+    options: Mapping[str, Any]
+    results: Mapping[str, EvaluationResult]
+
+    @property
+    def directory(self) -> Path | None:
+        """The run's folder; None for a report that was put elsewhere."""
+        return self.path.parent if self.path.name == REPORT else None
+
+    @property
+    def name(self) -> str:
+        """Name of the folder, or of a report that was put elsewhere, without the seed."""
+        return re.sub(r"_?seed_?\d+", "", self.path.resolve().parent.name if self.directory else self.path.stem)
+
+
+def read(path: str | Path) -> Run:
+    """The run at `path`: its folder, or its report.json under any name.
+
+    Raises:
+        UserError: if there is none, it is not finished, or its report cannot be read.
+    """
+    given = Path(path)
+    report = given / REPORT if given.is_dir() else given
+    if not report.exists():
+        if (given / METRICS).exists() or (given / checkpoint.FOLDER).is_dir():
+            again = f"{command('train')} {typed('resume', given)}"
+            raise UserError(f"{given} is not finished (no {REPORT}); {again} continues it")
+        raise UserError(f"no run in {given}; expected a run's folder, such as outputs/<task>/<run>, or its {REPORT}")
+    try:
+        record = loads(report.read_text(encoding="utf-8"))
+        final = next(stage for stage in FINAL if any(row["stage"] == stage for row in record["evaluations"]))
+        results = {row["distribution"]: _result(row) for row in record["evaluations"] if row["stage"] == final}
+        record = {name: record[name] for name in REQUIRED} | {"cpu_s": record.get("cpu_s")}
+    except StopIteration:
+        raise UserError(f"{report} has no evaluation of a policy after training: nothing to compare") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{report} is no report of train.py ({type(error).__name__}: {error})") from error
+    saved = report.name == REPORT and checkpoint.newest(report.parent)
+    return Run(report, record, _options(checkpoint.load_config(saved)) if saved else {}, results)
+
+
+def _result(row: Mapping[str, Any]) -> EvaluationResult:
+    """An evaluation from its summary.
+
+    Reports of earlier versions count successes without telling which starts they had: as if no other evaluation had the
+    same episodes.
+    """
+    tasks, own = tuple(each["task"] for each in row["per_task"]), row["per_task"]
+    told = all("outcomes" in each for each in own)
+    if not told and "success" not in row:
+        raise ValueError("it is of an earlier version, without the returns of single episodes")
+    outcomes = torch.tensor(
+        [[float(value) for value in each["outcomes"].split()] for each in own]
+        if told
+        else [[float(i < round(each["success"] * each["episodes"])) for i in range(each["episodes"])] for each in own],
+        dtype=torch.float64,
+    )
+    return EvaluationResult(
+        tasks,
+        outcomes > 0 if "success" in row else torch.zeros_like(outcomes, dtype=torch.bool),
+        torch.tensor([[each["mean_steps"]] for each in own]).expand_as(outcomes),
+        row["step_limit"],
+        repeatable=told and row.get("repeatable", True),
+        returns=None if "success" in row else outcomes,
+    )
+
+
+def _options(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Choices and options of a composed configuration by dotted name, without those that may differ in a row."""
+    flat = dict(_flat(config["values"]))
+    return {**config["choices"], **{name: value for name, value in flat.items() if name not in ASIDE}}
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

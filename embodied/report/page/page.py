@@ -1,0 +1,318 @@
+"""A run's report as one HTML file, report.html, which opens anywhere and loads nothing: made from report.json's record.
+
+Charts are inline SVG, pictures and the video are contained; a large video is linked.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+from pathlib import Path
+
+from embodied.evaluation.in_training import measure as _measure
+from embodied.evaluation.in_training import odd_episodes
+from embodied.report.headline import BASELINE, Record, points, selection, significant
+from embodied.report.page.charts import Mark, bar, curves, stages, ticks
+from embodied.report.page.parts import chart, costs, files, listed, repeat, table
+from embodied.report.repeating import film_command
+from embodied.saving.metrics import read_metrics
+
+VIDEO_BYTES = 8_000_000
+"""Videos up to this size are contained."""
+LISTED = 60
+"""Failed starts of a task and reason that are listed; report.json has all."""
+KINDS = {"start": "start", "sft": "sft", "sft_control": "control", "rl": "rl"}
+TRAINING = {
+    "rollout/success": (
+        "all episodes", "success",
+        "share of the episodes that ended in an iteration of reinforcement learning and had succeeded, retries of"
+        " failed starts among them",
+    ),
+    "rl/first_attempts_success": (
+        "first attempts", "success", "the same of the last first attempts, without the retries of failed starts"
+    ),
+    "rollout/episode_return": (
+        "return", "return", "mean sum of rewards of the episodes that ended in an iteration of reinforcement learning"
+    ),
+}  # fmt: skip
+"""Curves of training by metric: label, measure, definition."""
+POLICY = "default-src 'none'; img-src data:; media-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+
+
+def page(record: Record, directory: Path, commands: Sequence[str]) -> str:
+    """The page of the run in `directory`, whose metrics, video and pictures it shows; `commands` are those to run next.
+
+    `record` is the content of report.json.
+    """
+    here = Path(__file__)
+    style, script = (here.with_suffix(suffix).read_text(encoding="utf-8") for suffix in (".css", ".js"))
+    sections = [
+        _header(record),
+        _video(directory),
+        *(_results(record, directory, distribution) for distribution in record["distributions"]),
+        _training(record, directory),
+        costs(record),
+        repeat(record, commands),
+        files(directory),
+    ]
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n<link rel="icon" href="data:,">\n'
+        f"<title>{escape(record['task'])}: report</title>\n<style>\n{style}</style>\n"
+        "<noscript><style>tr[hidden] { display: table-row; }</style></noscript>\n</head>\n<body>\n<main>\n"
+        + "\n".join(section for section in sections if section)
+        + f"\n</main>\n<script>\n{script}</script>\n</body>\n</html>\n"
+    )
+
+
+def _header(record: Record) -> str:
+    commit = record["git_commit"]
+    facts = [record["task"], f"seed {record['seed']}", *([] if commit == "unknown" else [f"commit {commit[:10]}"])]
+    notes = list(record["notes"])
+    if record["assets"] == "stand-in":
+        notes.insert(0, "Stand-in assets: primitives in place of the official assets. These are not benchmark numbers.")
+    told = f'<div class="card warning"><b>To know</b>{listed(notes)}</div>' if notes else ""
+    return (
+        f"<header><p>{escape(' · '.join(facts))}</p>\n<h1>{escape(record['headline'])}</h1></header>\n"
+        f"{told}{_worse(record)}"
+    )
+
+
+def _worse(record: Record) -> str:
+    if not (fell := record["regressions"]):
+        return ""
+    lines = [
+        f"{each['task']} ({each['distribution']}): {points(each)} since {_title(record, each['over'])},"
+        f" {'significant' if significant(each) else 'not significant'}"
+        for each in fell
+    ]
+    count = "One task became" if len(fell) == 1 else f"{len(fell)} tasks became"
+    shown = f"<details><summary>Which</summary>{listed(lines)}</details>" if len(lines) > 5 else listed(lines)
+    return f'<div class="card bad-news"><b>{count} worse with reinforcement learning</b>{shown}</div>'
+
+
+def _video(directory: Path) -> str:
+    path = directory / "video.mp4"
+    if not path.exists():
+        return ""
+    size = path.stat().st_size
+    if size > VIDEO_BYTES:
+        told = f'<p><a href="video.mp4">video.mp4</a>, {size / 1e6:.1f} MB: too large to be contained in this page.</p>'
+    else:
+        data = base64.b64encode(path.read_bytes()).decode()
+        told = f'<video controls muted loop playsinline preload="auto" src="data:video/mp4;base64,{data}"></video>'
+    what = "The same held-out starts in every row; a green border marks an episode once it has succeeded."
+    return f"<section>\n<h2>Video</h2>\n<figure>{told}<figcaption>{what}</figcaption></figure>\n</section>"
+
+
+def _results(record: Record, directory: Path, distribution: str) -> str:
+    rows = [row for row in record["evaluations"] if row["distribution"] == distribution]
+    gains = {gain["over"]: gain for gain in record["gains"] if gain["distribution"] == distribution}
+    measure = _measure(rows[0])
+    marks = {row["stage"]: _mark(row, record["env_steps"]) for row in rows}
+    ends = _ends(list(marks.values()), measure)
+    metrics = list(dict.fromkeys(name for row in rows for name in _metrics(row)))
+    header = ["stage", measure, "95% interval", "", *metrics, "RL's gain over it", "episodes"]
+    cells = [
+        [
+            f'<th scope="row">{escape(row["title"])}</th>',
+            *_figures(row),
+            f"<td>{bar(marks[row['stage']], *ends)}</td>",
+            *(f"<td>{'' if row.get(name) is None else f'{row[name]:.3g}'}</td>" for name in metrics),
+            _gain(gains.get(row["stage"])),
+            f'<td class="number">{row["episodes"]}</td>',
+        ]
+        for row in rows
+    ]
+    shown = table([f"<th>{escape(name)}</th>" for name in header], ["".join(each) for each in cells])
+    paired = "on the same episodes" if all(row.get("repeatable", True) for row in rows) else "on different episodes"
+    limit = f" Episodes end after {rows[0]['step_limit']} control steps." if rows[0]["step_limit"] else ""
+    caption = f"All stages are evaluated {paired}, without exploration. Bars: 95% intervals.{limit}{_about(rows)}"
+    between = _between(record, distribution)
+    if between:
+        caption += f" The band: evaluations during training. {selection(record)}"
+    elif "rl" in marks and marks.keys() & {"sft", "start"}:
+        caption += " Nothing was evaluated between the marks that the dashed line joins."
+    figure = f'<p class="note">{escape(caption)}</p>'
+    if len(rows) > 1 or between:
+        drawn = stages(list(marks.values()), record["env_steps"], measure, between)
+        figure = chart(drawn, f"Held-out {measure}. {caption}")
+    return (
+        f"<section>\n<h2>Results on {escape(distribution)}</h2>\n"
+        f'<div class="card scroll">{shown}</div>\n'
+        f"{figure}\n"
+        f"{_tasks(record, directory, rows, gains)}\n</section>"
+    )
+
+
+def _about(rows: Sequence[Record]) -> str:
+    if "sft_control" not in {row["stage"] for row in rows}:
+        return ""
+    return (
+        " The control continues supervised training for as many gradient steps as reinforcement learning took,"
+        " and takes no environment steps."
+    )
+
+
+def _between(record: Record, distribution: str) -> list[Mark]:
+    """The evaluations during reinforcement learning, if they were on `distribution`."""
+    found = record["in_training"]
+    if not found or found["distribution"] != distribution:
+        return []
+    bounds = "low", "high", "env_steps"
+    return [
+        Mark(f"after {each['env_steps']:,} steps", "rl", each[_measure(each)], *(each[name] for name in bounds))
+        for each in found["points"]
+    ]
+
+
+def _tasks(record: Record, directory: Path, rows: Sequence[Record], gains: Mapping[str, Record]) -> str:
+    """The table of tasks, with what failed last and how to see it."""
+    last = rows[-1]
+    before = next((gains[stage] for stage in ("sft", "start") if stage in gains), None)
+    titles = [row["title"] for row in rows]
+    over = [f"{last['title']} minus {_title(record, before['over'])}", ""] if before else []
+    failed = [f"failures, {last['title']}"] if _measure(last) == "success" else []
+    header = "".join(
+        f'<th scope="col"><button type="button">{escape(name)}</button></th>' if name else '<th scope="col"></th>'
+        for name in ["task", *titles, *over, *failed]
+    )
+    by_task = {row["stage"]: {each["task"]: each for each in row["per_task"]} for row in rows}
+    changes = {each["task"]: {**each, "measure": before["measure"]} for each in before["per_task"]} if before else {}
+    bodies, several = [], len(last["per_task"]) > 1
+    for each in last["per_task"]:
+        told = "".join(_rate(by_task[row["stage"]].get(each["task"])) for row in rows)
+        told += _change(changes[each["task"]]) if before else ""
+        told += f'<td data-value="{_failures(each)}">{escape(_reasons(each))}</td>' if failed else ""
+        detail = _failed_starts(each, last["distribution"], directory, several) if failed else ""
+        name = escape(each["task"])
+        button = f'<button type="button" class="task" aria-expanded="false">{name}</button>' if detail else name
+        width = 1 + len(rows) + len(over) + len(failed)
+        more = f'<tr class="detail" hidden><td colspan="{width}">{detail}</td></tr>' if detail else ""
+        bodies.append(f"<tbody><tr><td>{button}</td>{told}</tr>{more}</tbody>")
+    note = "Click a heading to sort" + (", a task to see which of its starts failed." if failed else ".")
+    note += " Intervals of single tasks are not corrected for their number." if several else ""
+    return (
+        f'<div class="card scroll"><h3>By task</h3><table class="tasks"><thead><tr>{header}</tr></thead>\n'
+        + "\n".join(bodies)
+        + f'\n</table><p class="note">{note}</p></div>'
+    )
+
+
+def _rate(row: Record | None) -> str:
+    if row is None:
+        return "<td></td>"
+    value, interval = _told(row)
+    shown = f'{value} <span class="interval-text">{interval}</span>'
+    return f'<td class="nowrap" data-value="{row[_measure(row)]}">{shown}</td>'
+
+
+def _change(gain: Record) -> str:
+    if gain["difference"] < 0:
+        kind, text = "fell", "▼ fell, significant" if significant(gain) else "▼ fell, not significant"
+    elif gain["difference"] > 0:
+        kind, text = "rose", "▲ rose, significant" if significant(gain) else "▲ rose, not significant"
+    else:
+        kind, text = "same", "unchanged"
+    return (
+        f'<td class="nowrap" data-value="{gain["difference"]}">{points(gain)}</td>'
+        f'<td><span class="flag {kind}">{text}</span></td>'
+    )
+
+
+def _failures(row: Record) -> int:
+    return sum(failed["episodes"] for failed in row.get("failures", {}).values())
+
+
+def _reasons(row: Record) -> str:
+    if "failures" not in row and row["success"] < 1:
+        return "reasons were not recorded"  # by the version that made the evaluation
+    return ", ".join(f"{failed['episodes']} {reason}" for reason, failed in row.get("failures", {}).items()) or "none"
+
+
+def _failed_starts(row: Record, distribution: str, directory: Path, several: bool) -> str:
+    """Failed starts by reason, and the command that films the chosen one; "" if they have no numbers."""
+    found = {reason: failed["starts"] for reason, failed in row.get("failures", {}).items() if "starts" in failed}
+    if not found:
+        return ""
+    first = next(iter(found.values()))[0]
+    lines = []
+    for reason, starts in found.items():
+        chips = "".join(
+            f'<button type="button" class="chip" aria-pressed="{str(start == first).lower()}">{start}</button>'
+            for start in starts[:LISTED]
+        )
+        rest = f" and {len(starts) - LISTED} more in report.json" if len(starts) > LISTED else ""
+        lines.append(f"<p><b>{escape(reason)}</b>, starts {chips}{rest}</p>")
+    command = escape(film_command(directory, distribution, first, row["task"] if several else None))
+    command = command.replace(f"first_start={first}", f'first_start=<span class="number-of-start">{first}</span>')
+    return f"{''.join(lines)}<p>Run and film the chosen start (evaluation.mp4):</p><pre>{command}</pre>"
+
+
+def _training(record: Record, directory: Path) -> str:
+    rows = read_metrics(directory)
+    series = {name: [(row["step"], row[name]) for row in rows if name in row] for name in TRAINING}
+    measure = "success" if series["rollout/success"] else "return"
+    shown = {name: points for name, points in series.items() if points and TRAINING[name][1] == measure}
+    parts = []
+    if shown:
+        drawn = {TRAINING[name][0]: points for name, points in shown.items()}
+        steps = max(points[-1][0] for points in shown.values())
+        defined = "; ".join(f"{TRAINING[name][0]}: {TRAINING[name][2]}" for name in shown)
+        caption = (
+            f"Training {measure}. {defined}. The policy explores on training starts, so that these figures are not"
+        )
+        caption += " those of the evaluations above."
+        parts.append(chart(curves(drawn, steps, measure), caption))
+    for name, told in (("trajectories.png", "Paths, before and after"), ("curves.png", "All learning curves")):
+        if (directory / name).exists():
+            data = base64.b64encode((directory / name).read_bytes()).decode()
+            image = f'<figure><img alt="{told}" src="data:image/png;base64,{data}"></figure>'
+            parts.append(f'<div class="card"><details><summary>{told}</summary>{image}</details></div>')
+    return "<section>\n<h2>Training</h2>\n" + "\n".join(parts) + "\n</section>" if parts else ""
+
+
+def _figures(row: Record) -> Iterator[str]:
+    value, interval = _told(row)
+    odd = "".join(f" ({each})" for each in odd_episodes(row))
+    yield f"<td><b>{value}</b>{odd}</td>"
+    yield f'<td class="interval-text">{interval}</td>'
+
+
+def _told(row: Record) -> tuple[str, str]:
+    if "success" in row:
+        return f"{row['success']:.1%}", f"[{100 * row['low']:.1f}, {100 * row['high']:.1f}]"
+    return f"{row['return']:.4g}", "" if row["low"] is None else f"[{row['low']:.4g}, {row['high']:.4g}]"
+
+
+def _gain(gain: Record | None) -> str:
+    if gain is None:
+        return "<td></td>"
+    note = "" if significant(gain) else ' <span class="interval-text">not significant</span>'
+    return f'<td class="nowrap">{points(gain)}{note}</td>'
+
+
+def _mark(row: Record, steps: int) -> Mark:
+    stage = row["stage"]
+    kind = "baseline" if stage.startswith(BASELINE) else KINDS[stage]
+    at = {"rl": steps, "sft": 0, "start": 0}.get(stage)
+    return Mark(row["title"], kind, row[_measure(row)], row["low"], row["high"], at)
+
+
+def _ends(marks: Sequence[Mark], measure: str) -> tuple[float, float]:
+    if measure == "success":
+        return 0.0, 1.0
+    bounds = [bound for mark in marks for bound in (mark.value, mark.low, mark.high) if bound is not None]
+    marked = ticks(min(bounds), max(bounds))
+    return marked[0], marked[-1]
+
+
+def _metrics(row: Record) -> list[str]:
+    known = {"stage", "title", "distribution", "success", "return", "low", "high", "episodes", "step_limit"}
+    return [name for name in row if name not in known | {"diverged", "pushed", "immediate", "repeatable", "per_task"}]
+
+
+def _title(record: Record, stage: str) -> str:
+    return next(row["title"] for row in record["evaluations"] if row["stage"] == stage)

@@ -1,0 +1,379 @@
+"""Reports of a run: report.json, report.md, report.html and the summary on the console."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from embodied.evaluation.evaluation import EvaluationResult, Gain
+from embodied.evaluation.in_training import InTraining, measure, odd_episodes
+from embodied.report.curves import plot_curves
+from embodied.report.headline import BASELINE, headline, points, regressions, selection, significant
+from embodied.report.markdown import markdown, table
+from embodied.report.page.page import page
+from embodied.report.repeating import from_here, machine, next_commands, train_command
+from embodied.saving.files import complete_or_absent
+from embodied.saving.json_text import dumps_rows
+from embodied.saving.versions import git_commit, versions
+
+STAGES = {"start": "start", "sft": "SFT", "sft_control": "SFT control", "rl": "RL"}
+"""Evaluated stages, in the order of a report, and their titles."""
+POLICY = "policy"
+"""Name of the evaluated policy beside baselines."""
+log = logging.getLogger(__name__)
+STAND_IN = "**Stand-in assets**: primitives in place of the official assets. These are not benchmark numbers."
+
+
+@dataclass
+class Report:
+    """Evaluations of one run by stage (of `STAGES`, or a baseline) and distribution, and their cost.
+
+    `assets` is "official" or "stand-in", None for tasks without assets; `wall_s` is seconds per phase, `cpu_s` the CPU
+    time of reinforcement learning on all cores, `phase_cpu_s` that of the other phases. `arguments` are the options
+    that the run was given, None if a program gave objects. `export_target` is what export.py makes of the policy, None
+    if nothing. `notes` list missing capabilities of the simulator; `in_training` are evaluations during reinforcement
+    learning. Of the `episodes` of training, `lost` ended because a process of the simulator died, and in `pushed` a
+    person pushed something. `lost_collectors` died and were replaced; `dropped_rollouts` were too old to learn from.
+    """
+
+    task: str
+    assets: str | None
+    seed: int
+    export_target: str | None = None
+    env_steps: int = 0
+    episodes: int = 0
+    lost: int = 0
+    pushed: int = 0
+    lost_collectors: int = 0
+    dropped_rollouts: int = 0
+    wall_s: dict[str, float] = field(default_factory=dict)
+    cpu_s: float = 0.0
+    phase_cpu_s: dict[str, float] = field(default_factory=dict)
+    device: str = "cpu"
+    arguments: list[str] | None = None
+    results: dict[tuple[str, str], EvaluationResult] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    in_training: InTraining = field(default_factory=InTraining)
+
+    def add(self, stage: str, distribution: str, result: EvaluationResult) -> None:
+        """Add one evaluation.
+
+        Raises:
+            ValueError: for an unknown stage.
+        """
+        if stage not in STAGES and not stage.startswith(BASELINE):
+            raise ValueError(f"unknown stage {stage!r}; expected one of {', '.join(STAGES)}, or {BASELINE}NAME")
+        self.results[stage, distribution] = result
+
+    def gains(self) -> dict[tuple[str, str], Gain]:
+        """Gain of RL over each other stage, by (stage, distribution); paired if both ran the same episodes."""
+        return {
+            (stage, distribution): self.results["rl", distribution].gain_over(before)
+            for (stage, distribution), before in self._ordered().items()
+            if stage != "rl" and ("rl", distribution) in self.results
+        }
+
+    def gains_over_better(self) -> dict[str, tuple[str, Gain]]:
+        """For each distribution with both: the better stage of SFT and its control, and RL's gain over it."""
+        gains: dict[str, tuple[str, Gain]] = {}
+        for (stage, distribution), gain in self.gains().items():
+            both = {("sft", distribution), ("sft_control", distribution)} <= self.results.keys()
+            better = distribution not in gains or gain.difference <= gains[distribution][1].difference
+            if both and better and not stage.startswith(BASELINE):
+                gains[distribution] = (stage, gain)
+        return gains
+
+    def to_dict(self) -> dict[str, Any]:
+        """Content of report.json, from which the pages are made."""
+        record = {
+            "task": self.task,
+            "assets": self.assets,
+            "seed": self.seed,
+            "git_commit": git_commit(),
+            "versions": versions(),
+            "machine": machine(self.device),
+            "command": None if self.arguments is None else train_command(self.arguments),
+            "distributions": list(dict.fromkeys(distribution for _, distribution in self.results)),
+            "evaluations": [
+                {"stage": stage, "title": title(stage), "distribution": distribution, **result.summary()}
+                for (stage, distribution), result in self._ordered().items()
+            ],
+            "gains": [
+                {"over": stage, "distribution": distribution, **vars(gain), "per_task": self._by_task(*key)}
+                for key, gain in self.gains().items()
+                for stage, distribution in [key]
+            ],
+            "gains_over_better": [
+                {"over": stage, "distribution": distribution, **vars(gain)}
+                for distribution, (stage, gain) in self.gains_over_better().items()
+            ],
+            "in_training": self.in_training.record(),
+            "notes": self._notes(),
+            "env_steps": self.env_steps,
+            "episodes": self.episodes,
+            "lost": self.lost,
+            "pushed": self.pushed,
+            "lost_collectors": self.lost_collectors,
+            "dropped_rollouts": self.dropped_rollouts,
+            "wall_s": {phase: round(seconds, 2) for phase, seconds in self.wall_s.items()},
+            "cpu_s": round(self.cpu_s, 2),
+            "phase_cpu_s": {phase: round(seconds, 2) for phase, seconds in self.phase_cpu_s.items()},
+        }
+        return {"headline": headline(record), **record, "regressions": regressions(record)}
+
+    def _next(self, directory: Path) -> list[str]:
+        """Commands to run after this one in `directory`."""
+        return next_commands(directory, self.export_target, self.arguments or ())
+
+    def _notes(self) -> list[str]:
+        """The notes of the run, then those of its evaluations."""
+        remarks = (
+            f"{title(key[0])} on {key[1]}: {text}" for key, each in self._ordered().items() for text in each.remarks()
+        )
+        return [*self.notes, *remarks]
+
+    def _by_task(self, stage: str, distribution: str) -> list[dict[str, Any]]:
+        after, before = self.results["rl", distribution], self.results[stage, distribution]
+        found = [(name, after.of_task(row).gain_over(before.of_task(row))) for row, name in enumerate(after.tasks)]
+        return [
+            {"task": task, "difference": gain.difference, "low": gain.low, "high": gain.high} for task, gain in found
+        ]
+
+    def write(self, directory: str | Path, curves: Mapping[str, str]) -> None:
+        """Write report.md, report.html, report.json and curves.png into `directory`; `curves`: see `plot_curves`."""
+        directory = Path(directory)
+        plot_curves(directory, curves, self._marks(), self._measure(), self._marks_along())
+        record = self.to_dict()
+        commands = self._next(directory)
+        pages = {"report.md": self._page(record, directory), "report.html": page(record, directory, commands)}
+        pages["report.json"] = dumps_rows(record)  # read by programs: last
+        for name, text in pages.items():
+            with complete_or_absent(directory / name) as temporary:
+                temporary.write_text(text, encoding="utf-8")
+
+    def summary(self, directory: str | Path) -> str:
+        """Lines for the console: results, files, and commands to run next."""
+        width = max((len(distribution) for _, distribution in self.results), default=0)
+        rows = [
+            f"  {title(stage):<12} {distribution:<{width}} {_rate(result.summary())}, {result.success.numel()} episodes"
+            f"{_metrics(result)}"
+            for (stage, distribution), result in self._ordered().items()
+        ]
+        gains = [f"  {line}" for line in self._gains()]
+        assets = [] if self.assets in ("official", None) else [f"  with {self.assets} assets: not benchmark numbers"]
+        following = [
+            "Next:",
+            *(f"  {command}" for command in self._next(Path(directory))),
+        ]
+        where = f"Report: {from_here(Path(directory) / 'report.html')} (as text: report.md)"
+        notes = [f"  {note}" for note in self._notes()]
+        record = self.to_dict()
+        worse = [f"  worse: {line}" for line in _worse(record)]
+        return "\n".join(
+            [
+                record["headline"],
+                f"{self.task}, {self._measure()} [95% interval]:",
+                *rows,
+                *gains,
+                *worse,
+                *([f"  {selection(record)}"] if record["in_training"] else []),
+                *assets,
+                *notes,
+                where,
+                *following,
+            ]
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """The evaluations so far, as a tree for the checkpoint."""
+        results = [[*key, vars(result)] for key, result in self.results.items()]
+        return {"results": results, "in_training": list(self.in_training.points)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the evaluations of a checkpoint."""
+        for stage, distribution, result in state["results"]:
+            self.add(stage, distribution, EvaluationResult(**result))
+        self.in_training.points = list(state.get("in_training", []))
+
+    def _ordered(self) -> dict[tuple[str, str], EvaluationResult]:
+        order = ["start", "sft", "sft_control", BASELINE, "rl"]
+        place = {stage: order.index(BASELINE if stage.startswith(BASELINE) else stage) for stage, _ in self.results}
+        return dict(sorted(self.results.items(), key=lambda item: (item[0][1], place[item[0][0]])))
+
+    def _measure(self) -> str:
+        return next((result.measure for result in self.results.values()), "success")
+
+    def _marks(self) -> dict[str, tuple[float, float, float]]:
+        marks = {}
+        for (stage, distribution), result in self._ordered().items():
+            row = result.summary()
+            told = (row[name] for name in (result.measure, "low", "high"))
+            marks[f"{title(stage)} on {distribution}"] = tuple(math.nan if x is None else x for x in told)
+        return marks
+
+    def _marks_along(self) -> dict[str, tuple[float, float, float, float]]:
+        """Evaluations before and after RL on the distribution of those during it: steps, value, low and high."""
+        ends, on = {"start": 0, "sft": 0, "rl": self.env_steps}, self.in_training.distribution
+        marks = self._marks() if self.in_training.points else {}
+        found = {stage: marks.get(f"{title(stage)} on {on}") for stage in ends}
+        return {title(stage): (ends[stage], *mark) for stage, mark in found.items() if mark}
+
+    def _page(self, record: dict[str, Any], directory: Path) -> str:
+        stand_in = [STAND_IN] if self.assets == "stand-in" else []
+        parts = [f"# {markdown(self.task)}", markdown(record["headline"]), *stand_in, self._rates()]
+        paired = ", paired on the same episodes" if all(each.repeatable for each in self.results.values()) else ""
+        parts.append("\n".join(f"- {markdown(line)}{paired}" for line in self._gains()))
+        parts.append("\n".join(f"- **Worse**: {markdown(line)}" for line in _worse(record)))
+        parts += map(markdown, self._notes())
+        parts.append("![Learning curves](curves.png)")
+        if (directory / "video.mp4").exists():
+            parts.append("Video, before and after: [video.mp4](video.mp4)")
+        if (directory / "trajectories.png").exists():
+            parts.append("![Trajectories, before and after](trajectories.png)")
+        parts += [self._tasks(), _in_training(record), self._cost(), _provenance(self.seed)]
+        parts.append("## Next\n\n```\n" + "\n".join(self._next(directory)) + "\n```")
+        return "\n\n".join(part for part in parts if part) + "\n"
+
+    def _rates(self) -> str:
+        metrics = list(dict.fromkeys(name for result in self.results.values() for name in result.metrics))
+        header = ["stage", "distribution", f"{self._measure()} [95% interval]", *metrics, "episodes", "step limit"]
+        rows = []
+        for (stage, distribution), result in self._ordered().items():
+            row = result.summary()
+            shown = [_number(row.get(name)) for name in metrics]
+            episodes = f"{row['episodes']}{_odd(row)}"
+            rows.append([title(stage), distribution, _rate(row), *shown, episodes, str(result.step_limit or "")])
+        return table(header, rows)
+
+    def _gains(self) -> list[str]:
+        both = f"the better of {STAGES['sft']} and {STAGES['sft_control']}"
+        better = [
+            f"RL over {both} on {distribution}, which is {title(stage)}: {_points(gain)}"
+            for distribution, (stage, gain) in self.gains_over_better().items()
+        ]
+        each = [
+            f"RL over {title(stage)} on {distribution}: {_points(gain)}"
+            for (stage, distribution), gain in self.gains().items()
+        ]
+        return better + each
+
+    def _tasks(self) -> str:
+        if not self.results:
+            return ""
+        columns = {key: result.summary()["per_task"] for key, result in self._ordered().items()}
+        header = ["task", *(f"{title(stage)}, {distribution}" for stage, distribution in columns)]
+        tasks = list(dict.fromkeys(row["task"] for rows in columns.values() for row in rows))
+        cells = {key: {row["task"]: _rate(row) for row in rows} for key, rows in columns.items()}
+        rows = [[task, *(cells[key].get(task, "") for key in columns)] for task in tasks]
+        return "## Tasks\n\n" + table(header, rows)
+
+    def _cost(self) -> str:
+        rows = [[phase, f"{seconds:.0f}"] for phase, seconds in self.wall_s.items()]
+        total = [["total", f"{sum(self.wall_s.values()):.0f}"]]
+        count = f"{self.env_steps:,} environment steps in {self.episodes:,} episodes of training"
+        count += f", {self.cpu_s:.1f} CPU seconds."
+        if self.lost:
+            count += f" {self.lost:,} of the episodes were lost with processes of the simulator that died."
+        if self.lost_collectors:
+            count += f" {self.lost_collectors:,} collectors died and were replaced."
+        if self.dropped_rollouts:
+            count += f" {self.dropped_rollouts:,} rollouts were too old to learn from."
+        if self.pushed:
+            count += f" In {self.pushed:,} of the episodes a person pushed something."
+        return f"## Cost\n\n{count}\n\n" + table(["phase", "wall s"], rows + total)
+
+
+def title(stage: str) -> str:
+    """Title of a stage in a report."""
+    return STAGES.get(stage, stage.removeprefix(BASELINE))
+
+
+def evaluation_table(results: Mapping[str, EvaluationResult]) -> str:
+    """Success rates and metrics by task, a column for each of `results`, all tasks together in the last row."""
+    summaries = {name: result.summary() for name, result in results.items()}
+    tasks = next(iter(results.values())).tasks
+
+    def cells(pick: Callable[[dict[str, Any]], dict[str, Any]]) -> list[str]:
+        return [_rate(pick(summaries[name])) + _metrics(result, pick) for name, result in results.items()]
+
+    rows = [[task, *cells(lambda each, i=i: each["per_task"][i])] for i, task in enumerate(tasks)]
+    episodes = " + ".join(str(each["episodes"]) for each in summaries.values())
+    total = [f"all ({episodes} episodes)", *cells(lambda each: each)]
+    return table(["task", *results], [*rows, total])
+
+
+def write_evaluation(path: Path, record: Mapping[str, Any], results: Mapping[tuple[str, str], EvaluationResult]) -> str:
+    """Tell `results`, then write them into the JSON file `path`, with `record`; returns a line that says so.
+
+    Their keys are POLICY or the name of a baseline, and the distribution. Baselines, if any, are shown beside the
+    policy, with its gain over each, paired if both ran the same episodes.
+    """
+    stages = {key: POLICY if key[0] == POLICY else BASELINE + key[0] for key in results}
+    evaluations = [{"stage": stages[key], "distribution": key[1], **found.summary()} for key, found in results.items()]
+    gains = {key: results[POLICY, key[1]].gain_over(found) for key, found in results.items() if key[0] != POLICY}
+    written = {**record, "git_commit": git_commit(), "versions": versions(), "evaluations": evaluations}
+    written["gains"] = [{"over": stages[key], "distribution": key[1], **vars(gain)} for key, gain in gains.items()]
+    columns = {on if who == POLICY else f"{who}, {on}": found for (who, on), found in results.items()}
+    paired = ", paired" if all(found.repeatable for found in results.values()) else ""
+    over = [f"policy over {who} on {on}: {_points(gain)}{paired}" for (who, on), gain in gains.items()]
+    assets = [f"{written['assets']} assets"] if written.get("assets") else []
+    remarks = [f"{who} on {on}: {text}" for (who, on), found in results.items() for text in found.remarks()]
+    log.info("\n".join([evaluation_table(columns), *over, *assets, *remarks]))
+    with complete_or_absent(path) as temporary:
+        temporary.write_text(dumps_rows(written), encoding="utf-8")
+    return f"wrote {path}"
+
+
+def _provenance(seed: int) -> str:
+    listed = ", ".join(f"{name} {version}" for name, version in versions().items())
+    return f"Seed {seed}, commit {git_commit()}, {listed}."
+
+
+def _in_training(record: Mapping[str, Any]) -> str:
+    """The evaluations during reinforcement learning, and what was chosen by them."""
+    if not (found := record["in_training"]):
+        return ""
+    header = ["environment steps", f"{measure(found['best'])} on {found['distribution']} [95% interval]", "episodes"]
+    rows = [[f"{each['env_steps']:,}", _rate(each), str(each["episodes"])] for each in found["points"]]
+    return f"## During training\n\n{markdown(selection(record))}\n\n{table(header, rows)}"
+
+
+def _worse(record: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{each['task']} on {each['distribution']} from {title(each['over'])} to RL: {points(each)},"
+        f" {'significant' if significant(each) else 'not significant'}"
+        for each in record["regressions"]
+    ]
+
+
+def told(row: Mapping[str, Any]) -> str:
+    """What a summary says of success, or of returns, with its interval, and which of the two it is."""
+    return f"{'success' if 'success' in row else 'return'} {_rate(row)}"
+
+
+def _rate(row: Mapping[str, Any]) -> str:
+    if "success" in row:  # a return may be told beside it
+        return f"{row['success']:.1%} [{row['low']:.1%}, {row['high']:.1%}]"
+    bounds = "" if row["low"] is None else f" [{row['low']:.4g}, {row['high']:.4g}]"
+    return f"{row['return']:.4g}{bounds}"
+
+
+def _metrics(result: EvaluationResult, pick: Callable[[dict[str, Any]], dict[str, Any]] = lambda row: row) -> str:
+    row = pick(result.summary())
+    return "".join(f", {name} {_number(row[name])}" for name in result.metrics) + _odd(row)
+
+
+def _odd(row: Mapping[str, Any]) -> str:
+    return "".join(f", {each}" for each in odd_episodes(row))
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.3g}"
+
+
+def _points(gain: Gain) -> str:
+    return f"{'return ' if gain.measure == 'return' else ''}{points(vars(gain))}"

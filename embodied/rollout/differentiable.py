@@ -1,0 +1,97 @@
+"""Rollouts through which gradients flow from rewards back to actions."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Protocol, cast, runtime_checkable
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from embodied.environment import DifferentiableEnvironment, Environment, NumberedStarts, clip_gradient
+from embodied.policy import Decision, DensePolicy, DeterministicPolicy, Policy
+from embodied.rollout.finite import check_observation, check_reward, check_transition
+from embodied.rollout.rollout import ENDS, Collector, Rollout, count_pushed, stacked_row
+from embodied.rollout.starts import Starts
+
+
+@runtime_checkable
+class UnrolledEnvironment(DifferentiableEnvironment, Protocol):
+    """A DifferentiableEnvironment that runs a whole feed-forward policy itself, faster than step by step."""
+
+    def unroll(
+        self, layers: Sequence[tuple[Tensor, Tensor]], decisions: int, max_action_gradient: float = math.inf
+    ) -> Rollout:
+        """Run `decisions` single actions of a feed-forward policy from the present state.
+
+        `layers` are (weight [out, in], bias [out]) with tanh after each, from the concatenated observations that the
+        policy's contract reads to actions in half ranges around the middle. Reward, observations and actions carry
+        gradients to the layers, through `clip_gradient`. An environment whose episode ends stays frozen.
+        """
+        ...
+
+
+class DifferentiableCollector(Collector):
+    """Collects deterministic decisions; rewards and observations carry gradients to the policy.
+
+    Environments restart only between rollouts: one whose episode ends inside a rollout stays frozen until its end. A
+    gradient by one decision, of a mean over all, has at most that decision's share of norm `max_action_gradient`.
+    """
+
+    def __init__(
+        self, env: Environment, policy: Policy, generator: torch.Generator, starts: Starts | None = None,
+        max_action_gradient: float = math.inf,
+    ) -> None:  # fmt: skip
+        super().__init__(env, policy, generator, starts)
+        self.max_action_gradient = max_action_gradient
+
+    def collect(self, decisions: int) -> Rollout:
+        """Run `decisions` single actions in every environment, from where the last rollout ended.
+
+        Raises:
+            UserError: for an observation or a reward that is not finite.
+        """
+        started = time.perf_counter()
+        self._restart(self.finished, bool(self.finished.any()))
+        env = cast(DifferentiableEnvironment, self.env)
+        most = self.max_action_gradient / (env.num_envs * decisions)
+        if isinstance(env, UnrolledEnvironment) and isinstance(self.policy, DensePolicy):
+            layers = [(weight.to(env.device), bias.to(env.device)) for weight, bias in self.policy.layers()]
+            rollout = env.unroll(layers, decisions, most)
+            check_reward(env, rollout.reward)
+            for observation in (rollout.observation, rollout.last_observation):
+                check_observation(env, observation)
+        else:
+            rollout = self._by_steps(decisions, most)
+        env.detach()
+        self.finished, self.success = rollout.done[-1], rollout.success[-1]
+        self.observation = rollout.last_observation.detach()
+        ran = rollout.executed.any(-1)  # an episode ends once
+        ended = {name: getattr(rollout, name) & ran for name in ENDS}
+        counted = {"simulation_s": time.perf_counter() - started, "policy_version": self.version}
+        return self._with_totals(replace(rollout, **counted, **ended))
+
+    def _by_steps(self, decisions: int, max_action_gradient: float) -> Rollout:
+        """As `UnrolledEnvironment.unroll`, for any environment and policy, step by step."""
+        policy = cast(DeterministicPolicy, self.policy)
+        seen, made, pushed, frozen = [cast(TensorDict, self.observation)], [], 0, torch.zeros_like(self.finished)
+        empty = TensorDict({}, batch_size=[self.env.num_envs])
+        for _ in range(decisions):
+            actions = policy.actions(seen[-1].to(policy.device)).to(self.env.device)
+            clip_gradient(actions, max_action_gradient)
+            transition = self.env.step(actions[:, : self.env.contract.executed])
+            check_transition(self.env, transition)
+            unscored = Decision(actions, empty, actions.new_zeros(*transition.executed.shape, 1))
+            made.append(stacked_row(unscored, transition, frozen))
+            seen.append(transition.observation)
+            pushed, frozen = pushed + count_pushed(transition, frozen), transition.done
+        stacked = {name: torch.stack([row[name] for row in made]) for name in made[0]}
+        start = self.env.start.expand(decisions, -1) if isinstance(self.env, NumberedStarts) else None
+        return Rollout(
+            observation=TensorDict.stack(seen[:-1]), last_observation=seen[-1], task_index=self.env.task_index,
+            start=start, pushed=pushed, **cast(dict[str, Any], stacked),
+        )  # fmt: skip

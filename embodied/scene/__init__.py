@@ -1,0 +1,1 @@
+"""Shapes of a scene, which viewers and renderers draw."""

@@ -1,0 +1,78 @@
+"""A run does not depend on who reads its output, nor on the locale."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TASK = ("task=quadrotor_hover", "threads=1", "num_envs=4", "evaluation_envs=4", "evaluation_starts=4", "video=false")
+SHORT = (*TASK, "env_steps=400", "evaluate_every_steps=null", "policy.hidden=[8]")
+LONG = (*TASK, "env_steps=100_000_000", "evaluate_every_steps=null", "policy.hidden=[8]")
+
+
+def start(*arguments: str, environment: dict[str, str] | None = None, **options) -> subprocess.Popen:
+    # Under nohup the tests ignore SIGHUP, and so would the run.
+    code = "import signal, sys, runpy; signal.signal(signal.SIGHUP, signal.SIG_DFL); sys.argv[0] = 'train.py'; "
+    command = [sys.executable, "-c", code + "runpy.run_path('train.py', run_name='__main__')", *arguments]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})}
+    return subprocess.Popen(command, cwd=ROOT, env=environment, **options)
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_a_run_goes_on_without_a_reader(tmp_path: Path, both: bool):
+    read, write = os.pipe()
+    os.close(read)
+    run = start(*SHORT, f"output={tmp_path}/run", stdout=write, stderr=write if both else subprocess.PIPE, text=True)
+    os.close(write)
+    _, stderr = run.communicate()
+    assert (run.returncode, stderr) == (0, None if both else "")
+    assert (tmp_path / "run" / "report.json").exists()
+    assert "Report: " in (tmp_path / "run" / "run.log").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
+def test_a_stopped_run_saves_and_has_the_status_of_the_signal(tmp_path: Path, number: signal.Signals):
+    run = start(*LONG, f"output={tmp_path}/run", stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    while run.poll() is None and not (metrics.exists() and metrics.stat().st_size):
+        time.sleep(0.1)
+    run.send_signal(number)
+    try:
+        told, _ = run.communicate(timeout=120.0)
+    finally:
+        run.kill()
+    assert run.returncode == 128 + number, told
+    assert "Stopped and saved. Continue with: " in told
+    assert list((tmp_path / "run" / "checkpoint").iterdir())
+
+
+@pytest.mark.parametrize("locale", ["C", "en_US.ISO-8859-1"])
+def test_a_run_in_another_locale_writes_utf8(tmp_path: Path, locale: str):
+    environment = {"LC_ALL": locale, "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    arguments = *SHORT, f"output={tmp_path}/run"
+    run = start(*arguments, environment=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    told, _ = run.communicate()
+    assert run.returncode == 0, told
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert any(ord(character) > 127 for character in page)
+
+
+def test_a_user_without_a_home_directory_can_train(tmp_path: Path):
+    environment = {name: value for name, value in os.environ.items() if name not in ("HOME", "XDG_CACHE_HOME", "USER")}
+    code = (
+        "import os, pwd, runpy, sys\n"
+        "def nobody(_): raise KeyError('no such user')\n"
+        "pwd.getpwuid = nobody\n"
+        f"sys.argv = ['train.py', *{(*SHORT, f'output={tmp_path}/run')!r}]\n"
+        "runpy.run_path('train.py', run_name='__main__')"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env={**environment, "OMP_NUM_THREADS": "1"}, capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
