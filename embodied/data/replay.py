@@ -79,14 +79,13 @@ class EpisodeReplay:
 
     def add(self, episodes: Episodes) -> None:
         """Append `episodes`; the oldest are dropped once observations exceed `capacity` by a quarter."""
-        held, new = columns(self.episodes) if self.episodes else {}, columns(episodes)
+        held = columns(self.episodes) if self.episodes else {}
         if self.episodes:
             episodes = replace(
                 episodes, first=episodes.first + self.episodes.steps, ends=episodes.ends + self.episodes.steps
             )
-            new = columns(episodes)
-        kept = {name: rows for name, rows in new.items() if not held or name in held}  # signals that all have
-        grown = {name: self._append(name, held.get(name), rows) for name, rows in kept.items()}
+        new = {name: rows for name, rows in columns(episodes).items() if not held or name in held}  # what all have
+        grown = {name: self._append(name, held.get(name), rows) for name, rows in new.items()}
         self.episodes = from_columns(grown)
         if len(self.episodes) > 1.25 * self.capacity:
             last = self.episodes.last(self.capacity)
