@@ -19,7 +19,13 @@ from torch import Tensor
 from embodied.contract import Contract
 
 OVERFLOW = "no room for contacts"
-"""The failure of `diverged` episodes whose simulator had no room for all contacts or constraints."""
+"""The failure of diverged episodes whose simulator had no room for all contacts or constraints."""
+ODD_EVENTS = ("diverged", "lost", "pushed")
+"""Events of which reports give the number of episodes, if there are any; of other events they give the share.
+
+diverged: the episode terminated because the simulation blew up. lost: it did because the simulator's process died,
+which counts as diverged, too. pushed: a person pushed something (`embodied.viewer`).
+"""
 
 
 @dataclass
@@ -33,6 +39,11 @@ class Transition:
     name what goes wrong, where the simulator can tell: of an episode that ends without success the first that is True
     is reported, else whether it ended early or its time was over. Without `has_success` the environment does not define
     success: `success` is False, and returns are reported instead.
+
+    `signals` are values by name beside the reward, such as costs or energy; `events` say by name what has happened in
+    the chunk, or in the episode so far. Reports give the mean over episodes of a signal's sum, and the share of
+    episodes with an event (`ODD_EVENTS`: their number). An environment has the same names in every step. The signal
+    "human" marks actions that a person gave.
     """
 
     observation: TensorDict  # [N]
@@ -43,12 +54,10 @@ class Transition:
     success: Tensor  # [N] bool
     metrics: dict[str, Tensor] = field(default_factory=dict)  # [N] each
     actions: Tensor | None = None  # [N, K, A] as executed, where a person may take over; None: as given
-    human: Tensor | None = None  # [N, K] bool, actions that a person gave
-    diverged: Tensor | None = None  # [N] bool, terminated because the simulation blew up; None: never
-    lost: Tensor | None = None  # [N] bool, those of `diverged` whose simulator's process died instead; None: never
-    pushed: Tensor | None = None  # [N] bool, a person pushed something in this episode (`embodied.viewer`); None: never
     has_success: bool = True
     failures: dict[str, Tensor] = field(default_factory=dict)  # [N] bool each
+    signals: dict[str, Tensor] = field(default_factory=dict)  # [N, K] each, zero where not executed
+    events: dict[str, Tensor] = field(default_factory=dict)  # [N] bool each
 
     @property
     def done(self) -> Tensor:

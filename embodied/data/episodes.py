@@ -31,7 +31,7 @@ FORMAT = 2
 RECORD = "episodes.json"
 FOLDER = "demonstrations"
 """Folder of a run's demonstrations."""
-OPTIONAL = "final_observation", "dataset_index"
+OPTIONAL = "final_observation", "dataset_index", "signals"
 SUCCEEDED, FAILED, UNKNOWN = 1, 0, -1
 """Values of `Episodes.success`."""
 
@@ -58,6 +58,7 @@ class Episodes:
     pictures: Pictures | None = None  # [R]
     dataset_index: Tensor | None = None  # [E] int64, ascending from 0; None: of one dataset
     weights: Tensor | None = None  # [D] of each dataset in `sample`; None: its number of observations. In no file
+    signals: TensorDict | None = None  # [S] further values of steps by name; None: not recorded
 
     @staticmethod
     def of(
@@ -89,12 +90,14 @@ class Episodes:
 
     @staticmethod
     def join(parts: Sequence[Episodes]) -> Episodes:
-        """The episodes of `parts`, in order; final observations and datasets only if all have them."""
+        """The episodes of `parts`, in order; final observations, datasets and signals only if all have the same."""
         offset, shifted = 0, []
         for part in parts:
             shifted.append(replace(part, first=part.first + offset, ends=part.ends + offset))
             offset += part.steps
         lacking = [name for name in OPTIONAL if any(getattr(part, name) is None for part in parts)]
+        if len({frozenset(part.signals.keys()) for part in parts if part.signals is not None}) > 1:
+            lacking.append("signals")
         left_out = {"pictures", "weights", *lacking}
         joined = {
             field.name: torch.cat([getattr(part, field.name) for part in shifted])
@@ -236,6 +239,7 @@ class Episodes:
         row, last = torch.searchsorted(self.first, torch.tensor([step, stop])).tolist()
         rows, steps = slice(row, last), slice(step, stop)
         cut = {"observation": rows, "first": rows, "actions": steps, "reward": steps, "human": steps}
+        cut["signals"] = steps
         whole = columns(replace(self, pictures=None))
         kept = {name: value[cut.get(name.partition(".")[0], slice(begin, end))] for name, value in whole.items()}
         kept["first"], kept["ends"] = kept["first"] - step, kept["ends"] - step

@@ -84,7 +84,8 @@ class EpisodeReplay:
             episodes = replace(
                 episodes, first=episodes.first + self.episodes.steps, ends=episodes.ends + self.episodes.steps
             )
-        grown = {name: self._append(name, held.get(name), rows) for name, rows in columns(episodes).items()}
+        new = {name: rows for name, rows in columns(episodes).items() if not held or name in held}  # what all have
+        grown = {name: self._append(name, held.get(name), rows) for name, rows in new.items()}
         self.episodes = from_columns(grown)
         if len(self.episodes) > 1.25 * self.capacity:
             last = self.episodes.last(self.capacity)
@@ -123,7 +124,8 @@ class EpisodeAssembler:
     def add(self, rollout: Rollout) -> Episodes | None:
         """The episodes that succeeded in `rollout`, by environment, then by time; None if none did."""
         shape = list(rollout.done.shape)
-        human = torch.zeros_like(rollout.executed) if rollout.human is None else rollout.human
+        signals = dict(rollout.signals)
+        human = signals.pop("human", torch.zeros_like(rollout.executed))
         new = TensorDict(
             {
                 "observation": rollout.observation,
@@ -131,6 +133,7 @@ class EpisodeAssembler:
                 "executed": rollout.executed,
                 "reward": rollout.reward,
                 "human": human,
+                "signals": TensorDict(cast(Any, signals), shape),
                 "task_index": rollout.task_index.expand(shape),
                 "done": rollout.done,
                 "terminated": rollout.terminated,
@@ -140,7 +143,7 @@ class EpisodeAssembler:
             batch_size=shape,
         ).flatten(0, 1)
         waited = self._continued(rollout)
-        parts = [new] if waited is None else [waited, new]
+        parts = [new] if waited is None else _with_shared_signals(waited, new)
         done, success, env = (torch.cat([part[name].cpu() for part in parts]) for name in ("done", "success", "env"))
         order = env.argsort(stable=True)  # by environment, then by time
         ended = done[order].long()
@@ -184,11 +187,24 @@ def _episodes(rows: TensorDict) -> Episodes:
         actions=rows["actions"][executed],
         reward=rows["reward"][executed],
         human=rows["human"][executed],
+        signals=_by_step(rows["signals"], executed),
         ends=ends[done],
         terminated=rows["terminated"][done],
         success=rows["success"][done].to(torch.int8),
         task_index=rows["task_index"][done],
     )
+
+
+def _by_step(signals: TensorDict, executed: Tensor) -> TensorDict | None:
+    """The `signals` [D] of decisions by executed control step [S]; None if there are none."""
+    named = {name: values[executed] for name, values in signals.items()}
+    return TensorDict(named, [int(executed.sum())]) if named else None
+
+
+def _with_shared_signals(*parts: TensorDict) -> list[TensorDict]:
+    """`parts` with the signals that all of them have."""
+    shared = set[Any].intersection(*(set(part["signals"].keys()) for part in parts))
+    return [part.copy().set("signals", part["signals"].select(*shared)) for part in parts]
 
 
 def _rows(parts: list[TensorDict], rows: Tensor) -> TensorDict:

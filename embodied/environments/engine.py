@@ -51,10 +51,11 @@ class Outcome:
     diverged: Light | None = None  # [N] bool
     metrics: dict[str, Tensor] = field(default_factory=dict)  # as in Transition, of all N
     actions: Tensor | None = None
-    human: Tensor | None = None
     has_success: bool = True  # as Transition's
     failures: dict[str, Tensor] = field(default_factory=dict)  # as Transition's, of all N
     overflow: Light | None = None  # [N] bool, those of `diverged` whose simulator had no room for all contacts
+    signals: dict[str, Light] = field(default_factory=dict)  # as Transition's
+    events: dict[str, Light] = field(default_factory=dict)  # as Transition's, without "diverged"
 
 
 class EpisodeEngine(ABC):
@@ -179,12 +180,23 @@ class EpisodeEngine(ABC):
             over = over | light(outcome.truncated)
         if (failed | over | won).any():  # in most steps there is nothing to write down
             self._end(failed, over, won, outcome.diverged, failures.get(OVERFLOW))
+        events = {name: tensor(happened) for name, happened in outcome.events.items()}
+        if outcome.diverged is not None:
+            events["diverged"] = self.diverged
         return Transition(
-            self.observe(), tensor(outcome.reward), tensor(outcome.executed), self.terminated, self.truncated,
-            self.success, outcome.metrics, outcome.actions, outcome.human,
-            None if outcome.diverged is None else self.diverged, has_success=outcome.has_success,
+            self.observe(),
+            tensor(outcome.reward),
+            tensor(outcome.executed),
+            self.terminated,
+            self.truncated,
+            self.success,
+            outcome.metrics,
+            outcome.actions,
+            has_success=outcome.has_success,
             failures=failures,
-        )  # fmt: skip
+            signals={name: tensor(values) for name, values in outcome.signals.items()},
+            events=events,
+        )
 
     def next_starts(self, ids: Tensor) -> Tensor:
         """Numbers [M] of the next unused initial states of the tasks of environments `ids` [M], in order."""

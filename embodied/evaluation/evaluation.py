@@ -15,7 +15,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from embodied.environment import OVERFLOW, Environment, NumberedStarts, SharedWorlds, Transition, Watched
+from embodied.environment import ODD_EVENTS, OVERFLOW, Environment, NumberedStarts, SharedWorlds, Transition, Watched
 from embodied.environments.engine import check_starts, rank
 from embodied.errors import UserError
 from embodied.evaluation.means import difference_interval, mean_interval
@@ -87,12 +87,13 @@ class Gain:
 class EvaluationResult:
     """Outcome of every episode: `success`, `steps` (control steps it took), each of `metrics` are [tasks, starts].
 
-    `diverged` episodes failed because the simulation blew up; their returns are the worst of the evaluation. In
-    `pushed` a person pushed something. Without numbered initial states no other evaluation has the same episodes: it
-    is not `repeatable`, and has no `step_limit`. Nor is it `repeatable` if the same initial state and actions led to
-    something else in this evaluation. `returns` [tasks, starts] are the sums of rewards if the environment does not
-    define success, else None. `failures` [tasks, starts] tell by reason which episodes failed; each failed one has one
-    reason. Columns are initial states from `first_start` on.
+    `metrics` have the sums of signals, too, and `events` [tasks, starts] by name whether they happened. Diverged
+    episodes failed because the simulation blew up; their returns are the worst of the evaluation, their sums of signals
+    are unknown. Without numbered initial states no other evaluation has the same episodes: it is not `repeatable`, and
+    has no `step_limit`. Nor is it `repeatable` if the same initial state and actions led to something else in this
+    evaluation. `returns` [tasks, starts] are the sums of rewards if the environment does not define success, else None.
+    `failures` [tasks, starts] tell by reason which episodes failed; each failed one has one reason. Columns are initial
+    states from `first_start` on.
     """
 
     tasks: tuple[str, ...]
@@ -100,12 +101,11 @@ class EvaluationResult:
     steps: Tensor
     step_limit: int | None
     metrics: dict[str, Tensor] = field(default_factory=dict)
-    diverged: int = 0
+    events: dict[str, Tensor] = field(default_factory=dict)
     repeatable: bool = True
     returns: Tensor | None = None
     failures: dict[str, Tensor] = field(default_factory=dict)
     first_start: int = 0
-    pushed: int = 0
 
     @property
     def measure(self) -> str:
@@ -141,9 +141,10 @@ class EvaluationResult:
     def summary(self) -> dict[str, Any]:
         """JSON-ready: success or return, low, high, metrics, episodes, step_limit and the same for each task.
 
-        A metric is the mean over the episodes in which it is defined, null if there are none. `diverged`,
-        `pushed` and `immediate` are present only if any were. `outcomes` are the successes (1 or 0), or returns, of a
-        task's episodes by start. Its `failures` are counted by reason, with the starts if these are `repeatable`.
+        A metric is the mean over the episodes in which it is defined, null if there are none; an event the share of
+        the episodes with it. Of `ODD_EVENTS` and `immediate` the number is present, only if any were. `outcomes` are
+        the successes (1 or 0), or returns, of a task's episodes by start. Its `failures` are counted by reason, with
+        the starts if these are `repeatable`.
         """
         per_task = [
             {
@@ -153,12 +154,17 @@ class EvaluationResult:
             }
             for row, task in enumerate(self.tasks)
         ]  # fmt: skip
-        extra = {name: count for name in ("diverged", "pushed", "immediate") if (count := getattr(self, name))}
+        counts = {name: self.count(name) for name in ODD_EVENTS} | {"immediate": self.immediate}
+        extra: dict[str, Any] = {name: count for name, count in counts.items() if count}
         extra |= {} if self.repeatable else {"repeatable": False}
         return {
             **self._measured(slice(None)), **self._means(slice(None)), "step_limit": self.step_limit, **extra,
             "per_task": per_task,
         }  # fmt: skip
+
+    def count(self, event: str) -> int:
+        """Number of episodes in which `event` happened."""
+        return int(self.events[event].sum()) if event in self.events else 0
 
     def _measured(self, rows: int | slice) -> dict[str, Any]:
         if self.returns is None:
@@ -178,7 +184,8 @@ class EvaluationResult:
         return {"failures": told} if told else {}
 
     def _means(self, rows: int | slice) -> dict[str, float | None]:
-        means = {name: float(values[rows].nanmean()) for name, values in self.metrics.items()}
+        shares = {name: happened.double() for name, happened in self.events.items() if name not in ODD_EVENTS}
+        means = {name: float(values[rows].nanmean()) for name, values in (self.metrics | shares).items()}
         return {name: None if math.isnan(mean) else mean for name, mean in means.items()}
 
     def of_task(self, row: int) -> EvaluationResult:
@@ -186,14 +193,15 @@ class EvaluationResult:
         only = slice(row, row + 1)
         returns = None if self.returns is None else self.returns[only]
         found = {"tasks": self.tasks[only], "success": self.success[only], "steps": self.steps[only]}
-        return replace(self, **found, returns=returns, metrics={}, failures={})
+        return replace(self, **found, returns=returns, metrics={}, failures={}, events={})
 
     def first(self, starts: int) -> EvaluationResult:
         """The episodes of each task's first `starts` initial states."""
         cut = lambda found: {name: values[:, :starts] for name, values in found.items()}  # noqa: E731
         returns = None if self.returns is None else self.returns[:, :starts]
         found = {"success": self.success[:, :starts], "steps": self.steps[:, :starts]}
-        return replace(self, **found, returns=returns, metrics=cut(self.metrics), failures=cut(self.failures))
+        found |= {name: cut(getattr(self, name)) for name in ("metrics", "failures", "events")}
+        return replace(self, **found, returns=returns)
 
     def gain_over(self, before: EvaluationResult, z: float = Z95) -> Gain:
         """Gain from `before` to this, with its interval.
@@ -267,7 +275,8 @@ def evaluate(
     metrics: dict[str, Tensor] = {}
     free = torch.ones(env.num_envs, dtype=torch.bool)
     failures: dict[str, Tensor] = {}
-    diverged, pushed = torch.zeros(shape, dtype=torch.bool), 0
+    events: dict[str, Tensor] = {}
+    running = _Running(env.num_envs)
     watched = env if isinstance(env, Watched) else None
     observation: TensorDict | None = None
     memory = Memory(policy, env.num_envs, env.device)
@@ -284,6 +293,7 @@ def evaluate(
                 memory.restart(mask)
                 taken[slice(None) if mask is None else mask] = 0
                 earned[slice(None) if mask is None else mask] = 0.0
+                running.restart(slice(None) if mask is None else mask)
             actions = act(policy, observation, schedule.running, device, memory)
             chunk = actions[:, : env.contract.executed].to(env.device)
             replay.begin(first_start + schedule.start.clamp_min(0), observation, chunk)
@@ -298,23 +308,24 @@ def evaluate(
             observation = transition.observation
             taken += transition.executed.sum(1).cpu()
             earned += transition.reward.detach().sum(1).cpu()
+            running.add(transition)
             has_success = transition.has_success
             free = transition.done.cpu() & schedule.running
             rows = free.nonzero().squeeze(1)
             place = schedule.task_index[rows], schedule.start[rows]
             success[place], steps[place] = transition.success.cpu()[rows], taken[rows]
             returns[place] = earned[rows]
-            if transition.diverged is not None:
-                diverged[place] = transition.diverged.cpu()[rows]
-            pushed += 0 if transition.pushed is None else int(transition.pushed.cpu()[rows].sum())
-            for name, values in transition.metrics.items():
+            for name, happened in running.events.items():
+                events.setdefault(name, torch.zeros(shape, dtype=torch.bool))[place] = happened[rows]
+            for name, values in (transition.metrics | running.signals()).items():
                 metrics.setdefault(name, torch.full(shape, math.nan, dtype=torch.float64))
                 metrics[name][place] = values.cpu()[rows].double()
-            for name, failed in _failures(transition).items() if has_success else ():
+            for name, failed in _failures(transition, running.events).items() if has_success else ():
                 failures.setdefault(name, torch.zeros(shape, dtype=torch.bool))[place] = failed[rows]
             bar.update(len(rows))
     limit = env.step_limit if isinstance(env, NumberedStarts) else None
     repeatable = isinstance(env, NumberedStarts) and replay.repeats(env)
+    diverged = events.get("diverged", torch.zeros(shape, dtype=torch.bool))
     told = None if has_success else _with_worst(returns, steps, diverged, limit)
     failures = {name: failed for name, failed in failures.items() if bool(failed.any())}
     return EvaluationResult(
@@ -323,12 +334,11 @@ def evaluate(
         steps,
         limit,
         metrics,
-        int(diverged.sum()),
+        events,
         repeatable,
         told,
         failures,
         first_start,
-        pushed,
     )
 
 
@@ -344,6 +354,32 @@ def compare(
         for name in distributions
         for who, policy in policies.items()
     }
+
+
+class _Running:
+    """Sums of the signals of running episodes and their `events` until now, [N] by name."""
+
+    def __init__(self, num_envs: int) -> None:
+        self.sums: dict[str, Tensor] = {}
+        self.events: dict[str, Tensor] = {}
+        self._zero = torch.zeros(num_envs, dtype=torch.float64)
+
+    def restart(self, begun: Tensor | slice) -> None:
+        """Episodes begin where `begun` [N]."""
+        for values in (*self.sums.values(), *self.events.values()):
+            values[begun] = 0
+
+    def add(self, transition: Transition) -> None:
+        """Add the signals and events of one chunk."""
+        for name, values in transition.signals.items():
+            self.sums[name] = self.sums.get(name, self._zero) + values.detach().sum(1).cpu()
+        for name, happened in transition.events.items():
+            self.events[name] = self.events.get(name, self._zero > 0) | happened.cpu()
+
+    def signals(self) -> dict[str, Tensor]:
+        """Sums of signals, NaN where the simulation diverged: the rest of the episode is unknown."""
+        diverged = self.events.get("diverged", self._zero > 0)
+        return {name: total.masked_fill(diverged, math.nan) for name, total in self.sums.items()}
 
 
 class _Schedule:
@@ -403,13 +439,16 @@ def act(
     return actions
 
 
-def _failures(transition: Transition) -> dict[str, Tensor]:
-    """By reason, which episodes failed for it, [N] bool each; the first reason that holds is an episode's only one."""
+def _failures(transition: Transition, events: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """By reason, which episodes failed for it, [N] bool each; the first reason that holds is an episode's only one.
+
+    `events` [N] are those of the episodes.
+    """
     never = torch.zeros_like(transition.success)
     reasons = {
-        "the simulator's process died": never if transition.lost is None else transition.lost,
+        "the simulator's process died": events.get("lost", never),
         OVERFLOW: transition.failures.get(OVERFLOW, never),
-        "the simulation diverged": never if transition.diverged is None else transition.diverged,
+        "the simulation diverged": events.get("diverged", never),
         **transition.failures,
         "ended early": transition.terminated,
         "time-out": transition.truncated,

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from embodied.environment import ODD_EVENTS
+
 Point = dict[str, Any]
 """An evaluation: `env_steps`, `success` or `return`, `low`, `high` (None: unknown) and `episodes`."""
 
@@ -40,6 +42,7 @@ def measure(row: Mapping[str, Any]) -> str:
 
 
 def odd_episodes(row: Mapping[str, Any]) -> list[str]:
-    """Numbers of odd episodes, where there are any: diverged, pushed by a person, successful at once."""
-    notes = {"diverged": "" if "success" in row else ", counted with the worst return", "pushed": "", "immediate": ""}
+    """Numbers of odd episodes, where there are any: those with `ODD_EVENTS`, and those successful at once."""
+    notes = dict.fromkeys((*ODD_EVENTS, "immediate"), "")
+    notes["diverged"] = "" if "success" in row else ", counted with the worst return"
     return [f"{row[name]} {name}{note}" for name, note in notes.items() if name in row]

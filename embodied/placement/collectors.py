@@ -112,7 +112,7 @@ class RemoteCollectors:
         told |= {"waited_s": waited_s, "staleness": sum(ages) / len(ages)}
         told |= {f"share_of_staleness_{age}": ages.count(age) / len(ages) for age in range(self.max_staleness + 1)}
         return replace(
-            rollout, told=rollout.told | told, lost=rollout.lost + lost, diverged=rollout.diverged + lost,
+            rollout, told=rollout.told | told, vanished=rollout.vanished + lost,
             simulation_s=share * rollout.simulation_s, policy_s=share * rollout.policy_s,
         )  # fmt: skip
 

@@ -22,6 +22,7 @@ from embodied.environment import Environment
 from embodied.environments.engine import first_environment
 from embodied.policy import TrainablePolicy
 from embodied.precision import Precision
+from embodied.rollout.joining import NAMED
 from embodied.rollout.rollout import Collector, Rollout
 from embodied.rollout.starts import Starts
 from embodied.rollout.storage import Storage
@@ -123,13 +124,17 @@ def on_cpu(rollout: Rollout) -> Rollout:
     """`rollout` in this machine's memory, whatever device the environments are on."""
     moved: dict[str, Any] = {}
     for name, value in vars(rollout).items():
-        moved[name] = value.to("cpu") if hasattr(value, "to") else value
+        if name in NAMED:
+            moved[name] = {key: part.to("cpu") for key, part in value.items()}
+        else:
+            moved[name] = value.to("cpu") if hasattr(value, "to") else value
     return Rollout(**moved)
 
 
 def _bytes(rollout: Rollout) -> int:
     parts = vars(rollout).values()
     trees = [list(part.values(True, True)) for part in parts if isinstance(part, TensorDict)]
+    trees += [list(getattr(rollout, name).values()) for name in NAMED]
     return sum(leaf.nbytes for leaf in [*itertools.chain(*trees), *parts] if isinstance(leaf, Tensor))
 
 

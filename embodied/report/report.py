@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from embodied.environment import ODD_EVENTS
 from embodied.evaluation.evaluation import EvaluationResult, Gain
 from embodied.evaluation.in_training import InTraining, measure, odd_episodes
 from embodied.report.curves import plot_curves
@@ -196,7 +199,7 @@ class Report:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the evaluations of a checkpoint."""
         for stage, distribution, result in state["results"]:
-            self.add(stage, distribution, EvaluationResult(**result))
+            self.add(stage, distribution, _result(result))
         self.in_training.points = list(state.get("in_training", []))
 
     def _ordered(self) -> dict[tuple[str, str], EvaluationResult]:
@@ -285,6 +288,15 @@ class Report:
         if self.pushed:
             count += f" In {self.pushed:,} of the episodes a person pushed something."
         return f"## Cost\n\n{count}\n\n" + table(["phase", "wall s"], rows + total)
+
+
+def _result(state: Mapping[str, Any]) -> EvaluationResult:
+    """An evaluation of a checkpoint; those of earlier releases have numbers of odd episodes in place of `events`."""
+    kept: dict[str, Any] = {name: value for name, value in state.items() if name not in ODD_EVENTS}
+    if "events" not in state:
+        number = torch.arange(state["success"].numel()).view_as(state["success"])
+        kept["events"] = {name: number < state[name] for name in ODD_EVENTS if name in state}  # only sums are read
+    return EvaluationResult(**kept)
 
 
 def title(stage: str) -> str:

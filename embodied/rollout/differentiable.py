@@ -15,7 +15,7 @@ from torch import Tensor
 from embodied.environment import DifferentiableEnvironment, Environment, NumberedStarts, clip_gradient
 from embodied.policy import Decision, DensePolicy, DeterministicPolicy, Policy
 from embodied.rollout.finite import check_observation, check_reward, check_transition
-from embodied.rollout.rollout import ENDS, Collector, Rollout, count_pushed, stacked_row
+from embodied.rollout.rollout import ENDS, Collector, Rollout, stacked_row
 from embodied.rollout.starts import Starts
 
 
@@ -78,7 +78,7 @@ class DifferentiableCollector(Collector):
     def _by_steps(self, decisions: int, max_action_gradient: float) -> Rollout:
         """As `UnrolledEnvironment.unroll`, for any environment and policy, step by step."""
         policy = cast(DeterministicPolicy, self.policy)
-        seen, made, pushed, frozen = [cast(TensorDict, self.observation)], [], 0, torch.zeros_like(self.finished)
+        seen, made, frozen = [cast(TensorDict, self.observation)], [], torch.zeros_like(self.finished)
         empty = TensorDict({}, batch_size=[self.env.num_envs])
         for _ in range(decisions):
             actions = policy.actions(seen[-1].to(policy.device)).to(self.env.device)
@@ -88,10 +88,17 @@ class DifferentiableCollector(Collector):
             unscored = Decision(actions, empty, actions.new_zeros(*transition.executed.shape, 1))
             made.append(stacked_row(unscored, transition, frozen))
             seen.append(transition.observation)
-            pushed, frozen = pushed + count_pushed(transition, frozen), transition.done
-        stacked = {name: torch.stack([row[name] for row in made]) for name in made[0]}
+            frozen = transition.done
+        stacked = {name: _stacked([row[name] for row in made]) for name in made[0]}
         start = self.env.start.expand(decisions, -1) if isinstance(self.env, NumberedStarts) else None
         return Rollout(
             observation=TensorDict.stack(seen[:-1]), last_observation=seen[-1], task_index=self.env.task_index,
-            start=start, pushed=pushed, **cast(dict[str, Any], stacked),
+            start=start, **cast(dict[str, Any], stacked),
         )  # fmt: skip
+
+
+def _stacked(rows: Sequence[Any]) -> Any:  # noqa: ANN401 - tensors, or dictionaries of them
+    """The tensors of `rows` [T, ...]; of dictionaries by name."""
+    if isinstance(rows[0], dict):
+        return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+    return torch.stack(cast(Any, rows))

@@ -1,14 +1,21 @@
-"""Observations and rewards are checked where they enter, before anything is learned or normalised from them."""
+"""Observations, rewards and signals are checked where they enter, before anything is learned from them."""
 
 from __future__ import annotations
 
 from typing import cast
 
+import torch
 from tensordict import TensorDict
 from torch import Tensor
 
 from embodied.environment import Environment, Transition
 from embodied.errors import UserError
+
+RESERVED = {
+    "distribution", "episode_return", "episode_steps", "episodes", "failures", "high", "immediate", "low", "mean_steps",
+    "outcomes", "per_task", "repeatable", "return", "stage", "step_limit", "success", "task", "title",
+}  # fmt: skip
+"""Names of other numbers beside those of signals and events, in metrics of rollouts and rows of reports."""
 
 
 def check_observation(env: Environment, observation: TensorDict) -> None:
@@ -36,13 +43,31 @@ def check_reward(env: Environment, reward: Tensor) -> None:
 
 
 def check_transition(env: Environment, transition: Transition) -> None:
-    """Check observation and reward of one step.
+    """Check observation, reward, signals and events of one step.
 
     Raises:
-        UserError: as `check_observation` and `check_reward`.
+        UserError: as `check_observation` and `check_reward`, and for names and shapes of signals and events.
     """
     check_reward(env, transition.reward)
     check_observation(env, transition.observation)
+    _check_names(transition)
+    for name, values in transition.signals.items():
+        if values.shape != transition.reward.shape:
+            raise UserError(f"expected signal {name!r} of shape {[*transition.reward.shape]}, got {[*values.shape]}")
+        if not bool(values.isfinite().all()):
+            _refuse(env, f"signal {name!r}", values, 0)
+    for name, happened in transition.events.items():
+        if happened.shape != transition.terminated.shape or happened.dtype != torch.bool:
+            shape = [*transition.terminated.shape]
+            raise UserError(f"expected event {name!r} as bool {shape}, got {happened.dtype} {[*happened.shape]}")
+
+
+def _check_names(transition: Transition) -> None:
+    """Raise UserError unless names of signals and events are identifiers that nothing else has."""
+    names = [*transition.signals, *transition.events]
+    for name in names:
+        if not name.isidentifier() or name in RESERVED or name in transition.metrics or names.count(name) > 1:
+            raise UserError(f"expected a name of its own for each signal and event, an identifier, got {name!r}")
 
 
 def _refuse(env: Environment, subject: str, values: Tensor, env_dim: int) -> None:

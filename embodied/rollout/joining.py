@@ -17,12 +17,13 @@ from embodied.rollout.rollout import Rollout
 
 DECISIONS = (
     "observation", "actions", "sample", "log_prob", "reward", "executed", "terminated", "truncated", "success", "start",
-    "value", "human", "episode_return", "episode_steps", "diverged_at",
+    "value", "episode_return", "episode_steps",
 )  # fmt: skip
 """Fields [T, N]."""
 ENVIRONMENTS = ("last_observation", "task_index")
 """Fields [N]."""
-COUNTS = ("diverged", "lost", "pushed")
+NAMED = ("signals", "events", "episode_totals")
+"""Fields that are dictionaries of tensors [T, N]."""
 Part = TypeVar("Part", Tensor, TensorDict)
 
 
@@ -38,7 +39,7 @@ def joined(rollouts: Sequence[Rollout]) -> Rollout:
         raise ValueError(f"expected rollouts of one length, got {[len(each.done) for each in rollouts]} decisions")
     fields: dict[str, Any] = {name: _side_by_side(rollouts, name, 1) for name in DECISIONS}
     fields |= {name: _side_by_side(rollouts, name, 0) for name in ENVIRONMENTS}
-    fields |= {name: sum(getattr(each, name) for each in rollouts) for name in COUNTS}
+    fields |= {name: _named(rollouts, name) for name in NAMED}
     fields |= {name: max(getattr(each, name) for each in rollouts) for name in ("simulation_s", "policy_s")}
     told = {name: sum(each.told[name] for each in rollouts) for name in rollouts[0].told}
     starts = [each.starts for each in rollouts if each.starts]
@@ -46,6 +47,7 @@ def joined(rollouts: Sequence[Rollout]) -> Rollout:
     rows, seen = _ends(rollouts)
     return replace(
         rollouts[0], **fields, final_rows=rows, final_observation=seen,
+        vanished=sum(each.vanished for each in rollouts),
         policy_version=min(each.policy_version for each in rollouts),
         has_success=all(each.has_success for each in rollouts), told=told,
     )  # fmt: skip
@@ -59,6 +61,13 @@ def _side_by_side(rollouts: Sequence[Rollout], name: str, dim: int) -> Tensor | 
             raise ValueError(f"expected all rollouts with {name}, or none")
         return None
     return _cat(parts, dim)
+
+
+def _named(rollouts: Sequence[Rollout], name: str) -> dict[str, Tensor]:
+    """The tensors that all `rollouts` have, side by side: what some do not have is not known of all environments."""
+    parts: list[dict[str, Tensor]] = [getattr(each, name) for each in rollouts]
+    shared = [key for key in parts[0] if all(key in part for part in parts)]
+    return {key: torch.cat([part[key] for part in parts], 1) for key in shared}
 
 
 def _cat(parts: list[Part], dim: int) -> Part:

@@ -15,6 +15,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from embodied.environment import (
+    ODD_EVENTS,
     Environment,
     NumberedStarts,
     Restorable,
@@ -53,16 +54,16 @@ class Rollout:
     final_observation: TensorDict | None = None  # [E] true ones at episode ends inside the rollout; None: no ends
     final_rows: Tensor | None = None  # [E] the decisions before them, t * N + n, ascending
     value: Tensor | None = None  # [T, N] from the policy's decisions
-    human: Tensor | None = None  # [T, N, K] bool, actions that a person gave
-    diverged_at: Tensor | None = None  # [T, N] bool, decisions that an episode's simulation did not survive; None: none
-    diverged: int = 0  # episodes that ended because the simulation blew up
-    lost: int = 0  # those of `diverged` that ended because a process of the simulator died
-    pushed: int = 0  # episodes that ended and in which a person pushed something
+    signals: dict[str, Tensor] = field(default_factory=dict)  # [T, N, K] each
+    events: dict[str, Tensor] = field(default_factory=dict)  # [T, N] bool each, False after the end of an episode
+    vanished: int = 0  # further episodes, which diverged and were lost with the process of their collector
     policy_version: int = 0  # number of updates before
     simulation_s: float = 0.0  # wall time of the simulation
     policy_s: float = 0.0
     episode_return: Tensor | None = None  # [T, N] sum of the episode's rewards up to and including this decision
     episode_steps: Tensor | None = None  # [T, N] control steps, likewise
+    episode_totals: dict[str, Tensor] = field(default_factory=dict)
+    """[T, N] likewise: sum of each signal, number of decisions with each event; NaN where its beginning is unknown."""
     has_success: bool = True  # False: the environment does not define it
     starts: dict[str, float] = field(default_factory=dict)  # metrics of the choice of initial states, after it
     told: dict[str, float] = field(default_factory=dict)  # of where it was collected, for the log
@@ -83,12 +84,14 @@ class Rollout:
     @property
     def own(self) -> Tensor:
         """Decisions of the policy whose consequences are known, [T, N] bool: no person took over, nothing diverged."""
-        return self.simulated if self.human is None else self.simulated & ~self.human.any(-1)
+        human = self.signals.get("human")
+        return self.simulated if human is None else self.simulated & ~human.any(-1)
 
     @property
     def simulated(self) -> Tensor:
         """Decisions whose consequences are known, [T, N] bool: the simulation did not diverge."""
-        return torch.ones_like(self.done) if self.diverged_at is None else ~self.diverged_at
+        diverged = self.events.get("diverged")
+        return torch.ones_like(self.done) if diverged is None else ~diverged
 
     @property
     def cut(self) -> Tensor:
@@ -102,12 +105,35 @@ class Rollout:
         return int(self.executed.sum())
 
     def ended(self) -> dict[str, float]:
-        """Means over the episodes that ended here: success (if defined), episode_return, episode_steps; else empty."""
+        """Means of `episode_values`; empty if no episode ended here."""
+        return {name: float(values.mean()) for name, values in self.episode_values().items() if len(values)}
+
+    def episode_values(self) -> dict[str, Tensor]:
+        """Numbers by name of the episodes that ended here, [E] or fewer: of those in which they are known.
+
+        success (if defined), episode_return, episode_steps; the sum of each signal, unknown where the simulation
+        diverged; 1 or 0 for each event but `ODD_EVENTS`, which `odd_episodes` counts.
+        """
         if self.episode_return is None or self.episode_steps is None or not self.done.any():
             return {}
-        found = {"success": self.success} if self.has_success else {}
-        found |= {"episode_return": self._returns(), "episode_steps": self.episode_steps}
-        return {name: float(values[self.done].double().mean()) for name, values in found.items()}
+        values = {"success": self.success} if self.has_success else {}
+        values |= {"episode_return": self._returns(), "episode_steps": self.episode_steps}
+        ended = {name: each[self.done].double() for name, each in values.items()}
+        whole = self.simulated[self.done]
+        for name, total in self.episode_totals.items():
+            totals = total[self.done].double()
+            if name in self.signals:
+                ended[name] = totals[whole & ~totals.isnan()]
+            elif name not in ODD_EVENTS:
+                ended[name] = totals[~totals.isnan()].clamp(max=1.0)
+        return ended
+
+    def odd_episodes(self) -> dict[str, int]:
+        """Number of episodes that ended here with each of `ODD_EVENTS`, and of those that vanished."""
+        counts = dict.fromkeys(ODD_EVENTS, 0) | {"diverged": self.vanished, "lost": self.vanished}
+        for name in counts.keys() & self.episode_totals.keys():
+            counts[name] += int((self.episode_totals[name][self.done] > 0).sum())
+        return counts
 
     def _returns(self) -> Tensor:
         """Returns of episodes [T, N], where they diverged the lowest of those that ended: they are not comparable."""
@@ -160,6 +186,7 @@ class Collector:
         self.finished = torch.ones(env.num_envs, dtype=torch.bool, device=env.device)
         self.success = torch.zeros_like(self.finished)
         self.totals = torch.zeros(2, env.num_envs, device=env.device)  # reward and steps of the running episodes
+        self.named_totals: dict[str, Tensor] = {}  # [N] likewise, of signals and events
 
     def collect(self, decisions: int) -> Rollout:
         """Run `decisions` chunks in every environment; finished ones restart before the next chunk.
@@ -168,7 +195,6 @@ class Collector:
             UserError: for an observation or a reward that is not finite.
         """
         rows, finals, has_success = Rows(decisions, self.storage, self.folder), [], True
-        diverged = lost = pushed = 0
         simulation_s = policy_s = 0.0
         for t in range(decisions):
             if self.cancelled:
@@ -195,14 +221,12 @@ class Collector:
             self.finished, self.success = transition.done, transition.success
             self.observation = transition.observation
             rows.put(t, stacked_row(decision, transition, frozen))
-            diverged, lost = diverged + _count(transition.diverged, frozen), lost + _count(transition.lost, frozen)
-            pushed += count_pushed(transition, frozen)
             has_success = transition.has_success
         there = self.env.device if self.storage is Storage.DEVICE else torch.device("cpu")
         rollout = Rollout(
             **rows.tensors(), last_observation=cast(TensorDict, self.observation).clone().to(there),
-            task_index=self.env.task_index.clone(), diverged=diverged, lost=lost, has_success=has_success,
-            pushed=pushed, policy_version=self.version, starts=self.starts.metrics() if self.starts else {},
+            task_index=self.env.task_index.clone(), has_success=has_success,
+            policy_version=self.version, starts=self.starts.metrics() if self.starts else {},
             simulation_s=simulation_s - policy_s, policy_s=policy_s,
             final_rows=torch.cat([place for place, _ in finals]).to(there) if finals else None,
             final_observation=TensorDict.cat([seen for _, seen in finals]).to(there) if finals else None,
@@ -251,6 +275,7 @@ class Collector:
             "finished": self.finished,
             "success": self.success,
             "totals": self.totals,
+            "named_totals": self.named_totals,
             **self.memory.state_dict(),
         }
 
@@ -273,43 +298,47 @@ class Collector:
         self.observation = None if state["observation"] is None else state["observation"].to(self.env.device)
         self.finished, self.success = (state[name].to(self.env.device) for name in ("finished", "success"))
         self.totals = state["totals"].to(self.env.device)
+        named = state.get("named_totals", {})  # none in states of earlier releases
+        self.named_totals = {name: total.to(self.env.device) for name, total in named.items()}
         self.memory.load_state_dict(state)
 
     def _with_totals(self, rollout: Rollout) -> Rollout:
         """`rollout` with the sums of its episodes, which continue across rollouts."""
         rows, device = [], self.totals.device
-        reward, steps = rollout.reward.detach().sum(-1).to(device), rollout.executed.sum(-1).to(device)
-        for now in zip(reward, steps, rollout.done.to(device), strict=True):
-            rows.append(self.totals + torch.stack((now[0], now[1].to(reward.dtype))))
-            self.totals = rows[-1] * ~now[2]
-        episode_return, episode_steps = torch.stack(rows).unbind(1)
-        return replace(rollout, episode_return=episode_return, episode_steps=episode_steps)
+        named = {name: values.detach().sum(-1) for name, values in rollout.signals.items()} | rollout.events
+        sums = [rollout.reward.detach().sum(-1), rollout.executed.sum(-1), *named.values()]
+        added = torch.stack([each.to(device, rollout.reward.dtype) for each in sums], 1)  # [T, quantities, N]
+        unknown = torch.where(self.totals[1] > 0, torch.nan, 0.0)  # a name that is new in the middle of an episode
+        totals = torch.stack([*self.totals, *(self.named_totals.get(name, unknown) for name in named)])
+        for now, done in zip(added, rollout.done.to(device), strict=True):
+            rows.append(totals + now)
+            totals = rows[-1].masked_fill(done, 0.0)
+        self.totals, self.named_totals = totals[:2], dict(zip(named, totals[2:], strict=True))
+        episode_return, episode_steps, *others = torch.stack(rows).unbind(1)
+        episode_totals = dict(zip(named, others, strict=True))
+        return replace(
+            rollout, episode_return=episode_return, episode_steps=episode_steps, episode_totals=episode_totals
+        )
 
 
-def stacked_row(decision: Decision, transition: Transition, frozen: Tensor) -> dict[str, Tensor | TensorDict]:
+Row = dict[str, Tensor | TensorDict | dict[str, Tensor]]
+
+
+def stacked_row(decision: Decision, transition: Transition, frozen: Tensor) -> Row:
     """A rollout's row for one decision, without the observation; `frozen` [N] had ended before."""
-    diverged_at = None if transition.diverged is None else transition.diverged & ~frozen
-    optional = {"value": decision.value, "human": transition.human, "diverged_at": diverged_at}
     sample = decision.sample.copy().update({EXECUTED: transition.executed})
     return {
         "actions": _executed(decision, transition),
         "sample": sample,
         "log_prob": sum_of_executed(decision.log_prob_terms, sample),
         **{field: getattr(transition, field) for field in ("reward", "executed", *ENDS)},
-        **{name: value for name, value in optional.items() if value is not None},
+        **({} if decision.value is None else {"value": decision.value}),
+        "signals": transition.signals,
+        "events": {name: happened & ~frozen for name, happened in transition.events.items()},
     }
 
 
 ENDS = ("terminated", "truncated", "success")
-
-
-def _count(flag: Tensor | None, frozen: Tensor) -> int:
-    return 0 if flag is None else int((flag & ~frozen).sum())
-
-
-def count_pushed(transition: Transition, frozen: Tensor) -> int:
-    """Number of episodes that ended with a push, of environments that are not `frozen`."""
-    return 0 if transition.pushed is None else _count(transition.pushed & transition.done, frozen)
 
 
 def _executed(decision: Decision, transition: Transition) -> Tensor:

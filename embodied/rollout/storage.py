@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import tempfile
+from collections import Counter
+from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Any, cast
@@ -27,9 +29,10 @@ class Rows:
         self.length, self.storage, self.folder = length, storage, folder
         self.found: dict[tuple[str, ...], Tensor] = {}
         self.batch: dict[str, list[int]] = {}
+        self.named: dict[str, Counter[str]] = {}  # rows of each tensor of a dictionary
 
-    def put(self, t: int, row: dict[str, Tensor | TensorDict]) -> None:
-        """Write row `t`, whose tensors and observations are given by name."""
+    def put(self, t: int, row: Mapping[str, Tensor | TensorDict | dict[str, Tensor]]) -> None:
+        """Write row `t`, whose tensors, observations and dictionaries of tensors are given by name."""
         for name, value in row.items():
             if isinstance(value, TensorDict):
                 self.batch[name] = [self.length, *value.batch_size]
@@ -37,13 +40,21 @@ class Rows:
                     path = key if isinstance(key, tuple) else (key,)
                     tensor = cast(Tensor, leaf)
                     self._into((name, *path), tensor)[t] = tensor
+            elif isinstance(value, dict):
+                self.named.setdefault(name, Counter()).update(value.keys())
+                for key, tensor in value.items():
+                    self._into((name, key), tensor)[t] = tensor
             else:
                 self._into((name,), value)[t] = value
 
     def tensors(self) -> dict[str, Any]:
-        """All rows by name, [T, ...]."""
+        """All rows by name, [T, ...]; of a dictionary the tensors that every row has."""
         made: dict[str, Any] = {name: TensorDict({}, batch) for name, batch in self.batch.items()}
+        for name, rows in self.named.items():
+            made[name] = {key: self.found[name, key] for key, count in rows.items() if count == self.length}
         for (name, *path), tensor in self.found.items():
+            if name in self.named:
+                continue
             if path:
                 made[name].set(tuple(path), tensor)
             else:

@@ -297,7 +297,9 @@ class Experiment(SavedRun):
         self.timer.add("update", self.iteration_s - step.simulation_s - step.policy_s)
         self.counters["cpu_s"] += step.cpu_s + float(self.world.sum(torch.tensor(time.process_time() - started)))
         self.counters["episodes"] += step.episodes
-        for name in ("lost", "pushed", "lost_collectors", "dropped_rollouts"):
+        for name in ("lost", "pushed"):
+            self.counters[name] += step.odd_episodes[name]
+        for name in ("lost_collectors", "dropped_rollouts"):
             self.counters[name] += getattr(step, name)
         self.logger.log(step.env_steps, step.logged)
         return step

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, cast
 
 import torch
@@ -19,7 +20,7 @@ from embodied.algorithms.finite import check_finite, losses
 from embodied.algorithms.parts import reached
 from embodied.data.episodes import Episodes
 from embodied.data.replay import ChunkReplay, EpisodeReplay
-from embodied.environment import Environment
+from embodied.environment import ODD_EVENTS, Environment
 from embodied.errors import UserError
 from embodied.policy import RenormalisedPolicy, TrainablePolicy, unread_observations
 from embodied.precision import Precision
@@ -40,10 +41,8 @@ class Iteration:
 
     env_steps: int
     episodes: int  # number that ended
-    ended: dict[str, float]  # means over these: success, episode_return, episode_steps; empty if none ended
-    diverged: int
-    lost: int  # of those, with a process of the simulator that died
-    pushed: int  # episodes that ended and in which a person pushed something
+    ended: dict[str, float]  # means over these: `Rollout.ended`; empty if none ended
+    odd_episodes: dict[str, int]  # number of episodes that ended with each of ODD_EVENTS
     metrics: dict[str, float]  # the learner's
     simulation_s: float
     policy_s: float
@@ -67,8 +66,7 @@ class Iteration:
     @property
     def logged(self) -> dict[str, float]:
         """Metrics of the iteration by name."""
-        counted = {"diverged": self.diverged, "lost": self.lost, "pushed": self.pushed}
-        shown = self.ended | {name: float(count) for name, count in counted.items() if count}
+        shown = self.ended | {name: float(count) for name, count in self.odd_episodes.items() if count}
         rollout = {f"rollout/{name}": value for name, value in shown.items()}
         placement = {f"placement/{name}": value for name, value in self.told.items()}
         return rollout | {f"rl/{name}": value for name, value in self.metrics.items()} | placement
@@ -194,18 +192,23 @@ def iterations(
         )  # fmt: skip
 
 
-COUNTED = "env_steps", "episodes", "diverged", "lost", "pushed"
-
-
 def _told(rollout: Rollout, world: World) -> dict[str, Any]:
     """What an `Iteration` tells of the rollouts of all processes, without times."""
-    ended, episodes = rollout.ended(), int(rollout.done.sum())
-    counts = [rollout.env_steps, episodes, rollout.diverged, rollout.lost, rollout.pushed]
+    odd, episodes = rollout.odd_episodes(), int(rollout.done.sum())
     if world.size == 1:
-        return {**dict(zip(COUNTED, counts, strict=True)), "ended": ended}
-    names = ("episode_return", "episode_steps", *(("success",) if rollout.has_success else ()))
-    sums = [ended.get(name, 0.0) * episodes for name in names]
-    found = world.sum(torch.tensor([*counts, *sums], dtype=torch.float64)).tolist()
-    told: dict[str, Any] = {name: round(count) for name, count in zip(COUNTED, found, strict=False)}
-    means = dict(zip(names, found[len(counts) :], strict=True)) if told["episodes"] else {}
-    return told | {"ended": {name: total / told["episodes"] for name, total in means.items()}}
+        return {"env_steps": rollout.env_steps, "episodes": episodes, "odd_episodes": odd, "ended": rollout.ended()}
+    values, nothing = rollout.episode_values(), torch.zeros(0)
+    named = sorted(name for name in rollout.episode_totals if name not in ODD_EVENTS)  # in all processes the same
+    names = ["episode_return", "episode_steps", *(["success"] if rollout.has_success else []), *named]
+    ended = [values.get(name, nothing) for name in names]
+    counts = [rollout.env_steps, episodes, *odd.values()]
+    sums = [(float(each.sum()), len(each)) for each in ended]
+    whole = world.sum(torch.tensor([*counts, *chain(*sums)], dtype=torch.float64)).tolist()
+    env_steps, episodes, *odd_sums = map(round, whole[: len(counts)])
+    totals, numbers = whole[len(counts) :: 2], whole[len(counts) + 1 :: 2]
+    return {
+        "env_steps": env_steps,
+        "episodes": episodes,
+        "odd_episodes": dict(zip(odd, odd_sums, strict=True)),
+        "ended": {name: total / n for name, total, n in zip(names, totals, numbers, strict=True) if n},
+    }

@@ -121,8 +121,7 @@ class WatchedEnvironment(WrappedEnvironment):
         transition = self.env.step(actions)
         self.observation = transition.observation
         self._add(transition.reward, transition.executed, transition.done, transition.success, transition.has_success)
-        pushed = self._pushed.clone() if bool(self._pushed.any()) else None
-        return transition if pushed is None else replace(transition, pushed=pushed)
+        return replace(transition, events=transition.events | {"pushed": self._pushed.clone()})
 
     def _unroll(
         self, layers: Sequence[tuple[Tensor, Tensor]], decisions: int, max_action_gradient: float = math.inf
@@ -135,7 +134,7 @@ class WatchedEnvironment(WrappedEnvironment):
         self.observation = rollout.last_observation
         reward, executed = (each.transpose(0, 1).flatten(1) for each in (rollout.reward, rollout.executed))
         self._add(reward, executed, rollout.done[-1], rollout.success[-1], rollout.has_success)
-        return replace(rollout, pushed=int((before & self.done).sum()))
+        return replace(rollout, events=rollout.events | {"pushed": before & rollout.executed.any(-1)})
 
     def _add(self, reward: Tensor, executed: Tensor, done: Tensor, success: Tensor, has_success: bool) -> None:
         """Count what a step [N, K] has brought, and show it."""

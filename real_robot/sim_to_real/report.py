@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from embodied.contract import TensorSpec
+from embodied.environment import ODD_EVENTS
 from embodied.report.curves import draw_marks
 from embodied.report.markdown import table
 from embodied.saving.files import complete_or_absent
@@ -73,7 +74,7 @@ def _cells(row: Mapping[str, Any], metrics: Sequence[str]) -> list[str]:
 
 
 def _metrics(summary: Mapping[str, Any]) -> list[str]:
-    shown = ("success", "low", "high", "episodes", "step_limit", "diverged", "pushed", "per_task")
+    shown = ("success", "low", "high", "episodes", "step_limit", *ODD_EVENTS, "per_task")
     return [name for name in summary if name not in shown]
 
 

@@ -11,7 +11,6 @@ import itertools
 import logging
 import tempfile
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -20,7 +19,6 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from embodied.contract import Contract
-from embodied.environment import Transition
 from embodied.environments.engine import EpisodeEngine, Outcome, RestorableEngine, Unnumbered
 from embodied.errors import UserError
 from embodied.saving.tree import load_tree, save_tree
@@ -31,8 +29,8 @@ from sims.remote.memory import Layout, allocate, arrays, from_json, joined
 log = logging.getLogger(__name__)
 GIVE_UP = 3
 """A process that died so often in a row, without a step in between, will not work."""
-METRIC, FAILURE = "metric.", "failure."
-"""What the names of metrics and failures begin with in the memory of transitions."""
+METRIC, FAILURE, SIGNAL, EVENT = "metric.", "failure.", "signal.", "event."
+"""Beginnings of the names of a transition's dictionaries in the shared memory."""
 ENDLESS = 1 << 62
 """Step limit where the children have none that they tell."""
 Message = dict[str, Any]
@@ -42,7 +40,7 @@ class RemoteEnvironment(EpisodeEngine):
     """Environments that run in `children`, as `told` by them when they were made; see `remote`.
 
     Where a child dies or hangs, its running episodes end as diverged ones do, with no reward in their last chunk; they
-    are marked in `Transition.lost`. Another child takes its place. An exception of the simulator ends the run, as it
+    have the event "lost". Another child takes its place. An exception of the simulator ends the run, as it
     does in one process.
 
     Raises:
@@ -110,25 +108,26 @@ class RemoteEnvironment(EpisodeEngine):
         if bool(ran.any()):
             self._has_success = bool(found["has_success"][ran].all())
         sent = torch.arange(actions.shape[1]) < left.unsqueeze(1)
+        signals = {name: each.masked_fill(~ran.unsqueeze(1), 0) for name, each in _named(found, SIGNAL).items()}
+        events = {name: happened & ~gone for name, happened in _named(found, EVENT).items()}
+        diverged = events.pop("diverged", torch.zeros_like(gone))
         return Outcome(
             found["reward"].masked_fill(~ran.unsqueeze(1), 0.0),
             found["executed"] & ran.unsqueeze(1) | sent & gone.unsqueeze(1),
             found["terminated"] & ran,
             found["success"] & ran,
             found["truncated"] & ran,
-            found["diverged"] & ran | gone if "diverged" in found else gone,
+            diverged & ran | gone,
             _named(found, METRIC),
             has_success=self._has_success,
             failures=_named(found, FAILURE),
+            signals=signals,
+            events=events | {"lost": self.lost.clone()},
         )
 
     def observe(self) -> TensorDict:
         """As the children saw it; what was lost, as it was before."""
         return self._seen.clone()
-
-    def settle(self, outcome: Outcome) -> Transition:
-        """And tell which episodes were lost."""
-        return replace(super().settle(outcome), lost=self.lost.clone())
 
     def close(self) -> None:
         """Let the children serve other environments."""

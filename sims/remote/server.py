@@ -109,7 +109,7 @@ class Server:
         actions = torch.from_numpy(self.memory["commands"]["actions"][self.rows].copy())
         with torch.no_grad():
             transition = cast(Environment, self.env).step(actions)
-        if transition.actions is not None or transition.human is not None:
+        if transition.actions is not None or "human" in transition.signals:
             raise UserError("environments in which people take over run in one process; use task.processes=0")
         told = self._put("observation", transition.observation)
         return told | self._put("transition", _flat(transition))
@@ -161,7 +161,8 @@ def _task(kind: str, options: Reply) -> Any:  # noqa: ANN401 - a dataclass
 
 def _flat(transition: Transition) -> dict[str, Tensor]:
     found = {name: getattr(transition, name) for name in TRANSITION}
-    found |= {} if transition.diverged is None else {"diverged": transition.diverged}
     found["has_success"] = torch.full_like(transition.terminated, transition.has_success)
     found |= {f"failure.{name}": failed for name, failed in transition.failures.items()}
-    return found | {f"metric.{name}": values for name, values in transition.metrics.items()}
+    found |= {f"metric.{name}": values for name, values in transition.metrics.items()}
+    found |= {f"signal.{name}": values for name, values in transition.signals.items()}
+    return found | {f"event.{name}": happened for name, happened in transition.events.items()}

@@ -271,7 +271,7 @@ def test_transitions_have_their_types_and_lie_on_its_device(make):
     transition = env.step(actions(env, 0))
     assert transition.reward.dtype == torch.float32
     flags = [transition.terminated, transition.truncated, transition.success]
-    flags += [] if transition.diverged is None else [transition.diverged]
+    flags += transition.events.values()
     for flag in (transition.executed, *flags):
         assert flag.dtype == torch.bool
     start = books(env).start

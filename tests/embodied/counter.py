@@ -68,3 +68,14 @@ class Counter(RestorableEngine):
 
     def _won(self) -> Tensor:
         return self.x == GOAL
+
+
+class Costly(Counter):
+    """A Counter whose actions cost their square, and whose episodes are hasty if their first action is large."""
+
+    def advance(self, actions: Tensor, left: Tensor) -> Outcome:
+        outcome = super().advance(actions, left)
+        outcome.signals["cost"] = actions[..., 0].square() * outcome.executed
+        outcome.events["hasty"] = (self.steps == 0) & (actions[:, 0, 0] > 0.5)
+        outcome.events["below"] = self.x < 0.0
+        return outcome

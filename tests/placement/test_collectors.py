@@ -147,12 +147,13 @@ def test_what_died_is_told_once_and_its_episodes_are_lost(policy: MLPPolicy) -> 
     collectors._begun = True
     rollout = collectors.collect(3)
     assert rollout.done.shape == (3, SHARE)  # the run goes on with those that are there
-    assert (rollout.lost, rollout.diverged, rollout.told["lost_collectors"]) == (SHARE, SHARE, 1.0)
+    assert rollout.odd_episodes() == {"diverged": SHARE, "lost": SHARE, "pushed": 0}
+    assert rollout.told["lost_collectors"] == 1.0
     assert rollout.told["collectors"] == 1.0
     crew.slots[1].ready = True
     rollout = collectors.collect(3)
     assert rollout.done.shape == (3, 2 * SHARE)
-    assert (rollout.lost, rollout.told["lost_collectors"]) == (0, 0.0)
+    assert (rollout.odd_episodes()["lost"], rollout.told["lost_collectors"]) == (0, 0.0)
 
 
 def test_a_resumed_run_draws_other_numbers(policy: MLPPolicy) -> None:

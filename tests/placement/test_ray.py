@@ -147,15 +147,15 @@ def test_a_run_on_two_nodes_survives_kills_a_hanging_simulator_and_the_loss_of_a
         os.kill(victim, signal.SIGKILL)
         rollouts = collect_until(collectors, lambda each: each.told["lost_collectors"] > 0)
         rollouts += collect_until(collectors, lambda each: each.told["collectors"] == 2 and each.done.shape[1] == N)
-        assert sum(each.lost for each in rollouts) == 3
+        assert sum(each.odd_episodes()["lost"] for each in rollouts) == 3
         assert sum(each.told["lost_collectors"] for each in rollouts) == 1
-        assert all(each.lost <= each.diverged for each in rollouts)
+        assert all(each.odd_episodes()["lost"] <= each.odd_episodes()["diverged"] for each in rollouts)
         assert list(processes(tmp_path).values()).count("0-3") == 2
 
         # A simulator hangs.
         (tmp_path / "hang").touch()
         rollouts = collect_until(collectors, lambda each: each.told["lost_collectors"] > 0)
-        assert sum(each.lost for each in rollouts) == 3
+        assert sum(each.odd_episodes()["lost"] for each in rollouts) == 3
         collect_until(collectors, lambda each: each.done.shape[1] == N)
 
         # A node goes, and another one comes.

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 
+from embodied.environment import ODD_EVENTS
 from embodied.evaluation.in_training import measure as _measure
 from embodied.evaluation.in_training import odd_episodes
 from embodied.report.headline import BASELINE, Record, points, selection, significant
@@ -311,7 +312,7 @@ def _ends(marks: Sequence[Mark], measure: str) -> tuple[float, float]:
 
 def _metrics(row: Record) -> list[str]:
     known = {"stage", "title", "distribution", "success", "return", "low", "high", "episodes", "step_limit"}
-    return [name for name in row if name not in known | {"diverged", "pushed", "immediate", "repeatable", "per_task"}]
+    return [name for name in row if name not in known | {*ODD_EVENTS, "immediate", "repeatable", "per_task"}]
 
 
 def _title(record: Record, stage: str) -> str:

@@ -287,9 +287,9 @@ def test_an_episode_that_diverged_is_worth_the_least_of_the_batch() -> None:
     _, learner, collector = make(envs=4, outcome=Outcome.RETURN)
     rollout = replace(collector.collect(4), has_success=False)
     cost = torch.tensor([-9.0, -4.0, -6.0, -1.0]).expand(rollout.done.shape)  # the last diverged early
-    rollout = replace(rollout, episode_return=cost, diverged_at=rollout.done & (torch.arange(4) == 3))
+    rollout = replace(rollout, episode_return=cost, events={"diverged": rollout.done & (torch.arange(4) == 3)})
     batch, _ = learner._prepare(rollout, ALONE)
     episodes = WholeRollout.of(rollout)
     first = {int(env): batch["advantage"][0, env] for env in episodes.env}
     assert first[3] < 0 < first[1]  # a group; -9 is the least
-    assert not batch["own"][rollout.diverged_at].any()
+    assert not batch["own"][rollout.events["diverged"]].any()

@@ -174,7 +174,7 @@ def taken_over(envs: int = 1) -> tuple[MLPPolicy, PPO, Rollout]:
     human[2, 0, 1] = True  # in the middle of a chunk
     reward = torch.tensor([0.0, 1.0, 5.0, 0.0]).view(4, 1, 1) * torch.tensor([1.0, 0.0]).expand(4, envs, 2)
     running = replace(rollout, reward=reward, executed=torch.ones_like(human), terminated=none, truncated=none)
-    return policy, learner, replace(running, human=human)
+    return policy, learner, replace(running, signals={"human": human})
 
 
 def test_what_a_person_did_is_no_merit_of_the_policy() -> None:
@@ -206,7 +206,7 @@ def test_what_a_person_did_is_not_learned_from() -> None:
 def test_a_rollout_of_a_person_alone_changes_nothing() -> None:
     policy, learner, rollout = taken_over()
     before = {name: value.clone() for name, value in policy.state_dict().items()}
-    assert learner.update(replace(rollout, human=torch.ones_like(rollout.executed)), 0.0) == {}
+    assert learner.update(replace(rollout, signals={"human": torch.ones_like(rollout.executed)}), 0.0) == {}
     assert all(torch.equal(value, before[name]) for name, value in policy.state_dict().items())
 
 

@@ -38,6 +38,7 @@ def half(rollout: Rollout, rank: int) -> Rollout:
         for field in fields(Rollout)
         if (value := getattr(rollout, field.name)) is not None and getattr(value, "ndim", 0) >= 2
     }
+    parts["signals"] = {name: values[:, columns] for name, values in rollout.signals.items()}
     env = rollout.final_rows % count
     mine = (env >= columns.start) & (env < columns.stop)
     rows = rollout.final_rows[mine] // count * (count // 2) + env[mine] - columns.start
@@ -90,7 +91,7 @@ def led(rollout: Rollout) -> Rollout:
     """A person controls the first half of the environments, except in the last two decisions."""
     human = torch.zeros_like(rollout.executed)
     human[:-2, : human.shape[1] // 2] = True
-    return replace(rollout, human=human)
+    return replace(rollout, signals={"human": human})
 
 
 @pytest.mark.parametrize("person", [False, True])
@@ -139,7 +140,7 @@ def test_minibatches_that_a_person_made_everywhere_are_left_out() -> None:
     rollout = collector.collect(6)
     human = torch.zeros_like(rollout.executed)
     human[:4] = True
-    assert learner.update(replace(rollout, human=human), 0.0)["minibatches"] == 4
+    assert learner.update(replace(rollout, signals={"human": human}), 0.0)["minibatches"] == 4
 
 
 def test_a_process_whose_environments_a_person_controlled_waits_for_no_other() -> None:

@@ -77,7 +77,9 @@ def test_what_a_person_achieves_is_no_merit_of_the_chunk_before():
     going = torch.zeros_like(rollout.done)
     human = torch.zeros_like(rollout.executed)
     human[1] = True
-    rollout = replace(rollout, terminated=going, truncated=going, executed=torch.ones_like(human), human=human)
+    rollout = replace(
+        rollout, terminated=going, truncated=going, executed=torch.ones_like(human), signals={"human": human}
+    )
     value, following = torch.zeros(3, 64), torch.full((3, 64), 2.0)
     reward = torch.zeros_like(rollout.reward)
     reward[1, :, 0] = 5.0
@@ -163,6 +165,6 @@ def test_what_the_simulation_did_not_survive_is_not_learned_from():
     broken = torch.zeros_like(rollout.done)
     broken[2, :3] = True
     reward = rollout.reward + 1000.0 * broken.unsqueeze(-1)
-    rollout = replace(rollout, diverged_at=broken, terminated=rollout.terminated | broken, reward=reward)
+    rollout = replace(rollout, events={"diverged": broken}, terminated=rollout.terminated | broken, reward=reward)
     assert learner.update(rollout, 0.1)["value_loss"] < 100.0
     assert len(learner.replay) == 4 * 64 - 3

@@ -64,7 +64,7 @@ def test_targets_reach_no_further_than_where_a_person_takes_over() -> None:
     rollout = collector.collect(6)
     human = torch.zeros_like(rollout.executed)
     human[1, :, 0] = True
-    rows = learner._rows(replace(rollout, human=human)).view(6, 32)
+    rows = learner._rows(replace(rollout, signals={"human": human})).view(6, 32)
     alone = learner._rows(rollout).view(6, 32)
     going = ~rollout.done[:3].any(0)
     following = rollout.next_observation()["position"][:, going]
@@ -157,6 +157,6 @@ def test_decisions_that_the_simulation_did_not_survive_are_not_stored() -> None:
     broken = torch.zeros_like(rollout.done)
     env = int((~rollout.done[:3].any(0)).nonzero()[0])
     broken[2, env] = True
-    rows = learner._rows(replace(rollout, diverged_at=broken, terminated=rollout.terminated | broken))
+    rows = learner._rows(replace(rollout, events={"diverged": broken}, terminated=rollout.terminated | broken))
     assert len(rows) == 6 * 32 - 1
     assert (rows["carry"][[env, 32 + env]] > 0).all()  # of the observation before it

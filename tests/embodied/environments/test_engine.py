@@ -141,7 +141,7 @@ def test_an_ending_of_the_frozen_changes_nothing() -> None:
     later = env.step(chunk(0.0, 0.0, 0.0))
     assert (later.terminated.tolist(), later.truncated.tolist()) == ([False, True, False], [True, False, True])
     assert not later.success.any()
-    assert not later.diverged.any()
+    assert not later.events["diverged"].any()
 
 
 def test_an_end_at_the_limit_is_the_tasks_own() -> None:
@@ -165,7 +165,7 @@ def test_what_blew_up_has_failed_and_is_reported_once(caplog) -> None:
     ]
     for each in (ended, later):
         assert each.terminated.tolist() == [False, True]
-        assert each.diverged.tolist() == [False, True]
+        assert each.events["diverged"].tolist() == [False, True]
         assert not each.success.any()
         assert not (each.terminated & each.truncated).any()
     env.reset()
@@ -190,11 +190,11 @@ def test_an_earlier_transition_is_not_changed_by_a_later_one() -> None:
     start, steps = env.start, env.steps
     before = start.clone(), steps.clone()
     second = env.step(chunk(0.0, ABYSS))
-    names = ("terminated", "truncated", "success", "diverged")
-    kept = [{name: getattr(each, name).clone() for name in names} for each in (first, second)]
+    flags_of = lambda each: {"terminated": each.terminated, "truncated": each.truncated, "success": each.success}  # noqa: E731
+    kept = [{name: flag.clone() for name, flag in (flags_of(each) | each.events).items()} for each in (first, second)]
     env.reset()
     for each, flags in zip((first, second), kept, strict=True):
-        assert all(torch.equal(getattr(each, name), value) for name, value in flags.items())
+        assert all(torch.equal((flags_of(each) | each.events)[name], value) for name, value in flags.items())
     assert first.terminated.tolist() == [True, False]
     assert torch.equal(start, before[0])
     assert torch.equal(steps, before[1])

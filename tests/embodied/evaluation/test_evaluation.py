@@ -276,9 +276,9 @@ def test_divergence_outside_of_counted_episodes_is_not_counted():
     class Breaking(ChaoticEnvironment):
         def step(self, actions: Tensor) -> Transition:
             transition = super().step(actions)
-            return replace(transition, diverged=transition.done)
+            return replace(transition, events={"diverged": transition.done})
 
-    assert evaluate(Breaking(16), NetworkPolicy(), starts_per_task=4).diverged == 12
+    assert evaluate(Breaking(16), NetworkPolicy(), starts_per_task=4).count("diverged") == 12
 
 
 class ToldEnvironment(ChaoticEnvironment):
@@ -289,7 +289,7 @@ class ToldEnvironment(ChaoticEnvironment):
         ended, start = found.done, self.start
         return replace(
             found, terminated=ended & (start != 1), truncated=ended & (start == 1), success=ended & (start == 5),
-            lost=ended & (start == 2), diverged=ended & ((start == 2) | (start == 3)),
+            events={"lost": ended & (start == 2), "diverged": ended & ((start == 2) | (start == 3))},
             failures={"dropped": start == 4, "fell": start >= 4},
         )  # fmt: skip
 
@@ -336,13 +336,13 @@ class Costs(ChaoticEnvironment):
         cost = torch.where(self.start == 2, 2.0, 1.0)
         return replace(
             found, reward=-cost.unsqueeze(1) * found.executed, terminated=early, truncated=self.frozen & ~early,
-            success=torch.zeros_like(early), diverged=early, has_success=False,
+            success=torch.zeros_like(early), events={"diverged": early}, has_success=False,
         )  # fmt: skip
 
 
 def test_an_episode_that_diverges_saves_no_costs():
     result = evaluate(Costs(6), NetworkPolicy(), starts_per_task=6)
-    assert result.diverged == 3
+    assert result.count("diverged") == 3
     assert result.steps[0].tolist() == [2, 20, 2, 2, 50, 60]
     # As long as the step limit of 60 at their own costs, 1 and 2 a step; the longest of the others cost 60.
     assert result.returns.tolist()[:2] == [[-60, -20, -120, -60, -50, -60], [-10, -20, -60, -40, -50, -60]]

@@ -188,3 +188,15 @@ def test_names_from_outside_are_shown_as_they_are(tmp_path):
     assert text.splitlines()[0].startswith("# &lt;img src=x onerror=alert(1)> \\| \\`a\\` ")
     cells = {re.sub(r"\\\|", "", line).count("|") for line in text.splitlines() if line.startswith("| &lt;img")}
     assert cells == {3}
+
+
+def test_a_checkpoint_of_an_earlier_release_keeps_its_numbers_of_odd_episodes() -> None:
+    made = Report("pick", None, 0)
+    success = torch.tensor([[True, False], [False, False]])
+    before = vars(EvaluationResult(("milk", "butter"), success, torch.ones(2, 2), 280)) | {"diverged": 3, "pushed": 1}
+    del before["events"]
+    made.load_state_dict({"results": [["rl", "near", before]]})
+    summary = made.results["rl", "near"].summary()
+    assert (summary["diverged"], summary["pushed"]) == (3, 1)
+    made.load_state_dict(made.state_dict())
+    assert made.results["rl", "near"].count("diverged") == 3

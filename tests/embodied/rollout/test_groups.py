@@ -133,5 +133,5 @@ def test_a_simulation_that_blew_up_is_counted_once() -> None:
     policy = MLPConfig(hidden=[8], initial_std=0.1).build(env.contract)
     policy.fit(TensorDict({name: torch.randn(8, 1) for name in ("x", "start")}, [8]), torch.zeros(1, 1))
     rollout = WholeEpisodes(env, policy, generator()).collect(7)
-    assert rollout.diverged == 1
+    assert rollout.odd_episodes()["diverged"] == 1
     assert rollout.done.sum(0).tolist() == [1, 1]

@@ -253,16 +253,17 @@ class Diverging(Reach):
         self.frozen |= broken
         return replace(
             found, reward=-found.executed.float(), terminated=found.terminated | broken,
-            truncated=found.truncated & ~broken, diverged=broken,
+            truncated=found.truncated & ~broken, events={"diverged": broken},
         )  # fmt: skip
 
 
 def test_a_decision_that_the_simulation_did_not_survive_is_not_the_policys() -> None:
     env = Diverging(2)
     rollout = Collector(env, Constant(env, 0.01), torch.Generator()).collect(5)
-    assert rollout.diverged == 2
-    assert rollout.diverged_at.tolist() == [[False, False], [True, False], [False, False], [True, False], [False] * 2]
-    assert torch.equal(rollout.own, ~rollout.diverged_at)
+    assert rollout.odd_episodes()["diverged"] == 2
+    diverged = rollout.events["diverged"]
+    assert diverged.tolist() == [[False, False], [True, False], [False, False], [True, False], [False] * 2]
+    assert torch.equal(rollout.own, ~diverged)
     assert rollout.cut[:, 0].tolist() == [True, False, True, False, False]  # the value before it stands for the rest
     assert rollout.done[:, 0].tolist() == [False, True, False, True, False]
     assert rollout.ended()["episode_return"] == -7.0  # that of environment 1: the others are no better
@@ -275,7 +276,7 @@ def test_only_decisions_that_were_simulated_get_advantages() -> None:
     ends = torch.tensor([[False], [True]])
     rollout = Rollout(
         TensorDict({}, [2, 1]), TensorDict({}, [1]), torch.zeros(2, 1, 1, 1), TensorDict({}, [2, 1]),
-        torch.zeros(2, 1, 1), reward, executed, ends, none, none, torch.zeros(1), diverged_at=ends,
+        torch.zeros(2, 1, 1), reward, executed, ends, none, none, torch.zeros(1), events={"diverged": ends},
     )  # fmt: skip
     seen = (reward, executed, ends, rollout.cut, value, torch.full((2, 1), -5.0))
     advantage, _ = gae(*seen, discount=1.0, gae_lambda=1.0)

@@ -103,7 +103,7 @@ def test_all_that_ended_is_counted() -> None:
     env = Reach(2, tasks=1)
     collector = Collector(env, Constant(env, -0.1), torch.Generator(), FixedStarts([0, 1]))
     step = next(iterations(Watcher(), collector, 4, 1))
-    assert (step.episodes, step.ended["success"], step.diverged) == (3, pytest.approx(2 / 3), 0)
+    assert (step.episodes, step.ended["success"], step.odd_episodes["diverged"]) == (3, pytest.approx(2 / 3), 0)
 
 
 class Twin:

@@ -40,7 +40,7 @@ class Run:
             self.env.tell(torch.full((4,), 0.25), None)
             transition = self.env.step(chunk)
             self.steps += 1
-            self.pushed += 0 if transition.pushed is None else int(transition.pushed.sum())
+            self.pushed += int(transition.events["pushed"].sum())
             if bool(transition.done.any()):
                 self.env.reset(transition.done)
             time.sleep(0.005)

@@ -117,7 +117,7 @@ def test_a_push_is_told_with_the_results_and_in_the_log(caplog):
     policy = Home(Rail(2).contract)
     env = watched(Rail(2, step_limit=20), Script({3: [AWAY]}))
     result = evaluate(env, policy, starts_per_task=2)
-    assert result.pushed == 1
+    assert result.count("pushed") == 1
     assert result.summary()["pushed"] == 1
     assert "point of environment 0 (here, start 0) pushed by (0.5, 0, 0) m/s at control step 4" in caplog.text
     assert "pushed" not in evaluate(watched(Rail(2), Script()), policy, starts_per_task=2).summary()
@@ -126,7 +126,7 @@ def test_a_push_is_told_with_the_results_and_in_the_log(caplog):
 def test_a_rollout_counts_pushed_episodes_when_they_end():
     env = watched(Rail(2, step_limit=8), Script({2: [AWAY]}))
     collector = Collector(env, Home(env.contract), torch.Generator())
-    assert [collector.collect(3).pushed, collector.collect(3).pushed, collector.collect(6).pushed] == [0, 1, 0]
+    assert [collector.collect(decisions).odd_episodes()["pushed"] for decisions in (3, 3, 6)] == [0, 1, 0]
 
 
 def test_an_episode_that_has_ended_is_not_pushed(caplog):
@@ -135,7 +135,7 @@ def test_an_episode_that_has_ended_is_not_pushed(caplog):
     env.reset()
     env.step(torch.zeros(2, 2, 1))
     before = env.env.position.clone()
-    assert env.step(torch.zeros(2, 2, 1)).pushed is None
+    assert not env.step(torch.zeros(2, 2, 1)).events["pushed"].any()
     assert torch.equal(env.env.position, before)
     assert "was not pushed" in caplog.text
 

@@ -112,7 +112,7 @@ def test_numbers_that_are_not_finite_end_an_episode_and_are_not_seen(caplog):
     env.reset()
     for _ in range(3):
         broken = env.step(torch.zeros(3, 1, 2))
-    assert broken.diverged.all()
+    assert broken.events["diverged"].all()
     assert broken.terminated.all()
     assert torch.equal(broken.observation["state"][:, 1], torch.full((3,), 2.0))
     assert "diverged in Line-v0" in caplog.text

@@ -159,7 +159,7 @@ def test_a_world_that_blows_up_ends_alone(make, id):
     robot = env.env.scene["cartpole" if id == ID else "robot"]
     robot.write_joint_velocity_to_sim_index(velocity=torch.full((1, 2), math.nan), env_ids=torch.tensor([1]).int())
     transition = env.step(push(env))
-    assert transition.diverged.tolist() == transition.terminated.tolist() == [False, True, False, False]
+    assert transition.events["diverged"].tolist() == transition.terminated.tolist() == [False, True, False, False]
     assert torch.equal(transition.observation["policy"][1], before[1])
     assert transition.reward.isfinite().all()
     again = env.reset(transition.done)["policy"]

@@ -164,7 +164,7 @@ def test_physics_that_diverges_fails_that_episode_alone(caplog):
     started, _ = env.reset(), alone.reset()
     env.simulation.data[2].qvel[:7] = 1e9
     transition, undisturbed = env.step(random_actions(env)), alone.step(random_actions(alone))
-    assert transition.diverged.tolist() == transition.terminated.tolist() == [False, False, True, False]
+    assert transition.events["diverged"].tolist() == transition.terminated.tolist() == [False, False, True, False]
     assert transition.executed[2].tolist() == [True, False, False, False]  # the action that it ended with
     assert not (transition.truncated | transition.success).any()
     assert transition.reward.sum() == 0
@@ -177,7 +177,7 @@ def test_physics_that_diverges_fails_that_episode_alone(caplog):
     again = env.step(random_actions(env, 1))
     assert not again.executed[2].any()
     env.load_state_dict(saved)
-    assert env.step(random_actions(env, 1)).diverged[2], "a restored environment goes on with it"
+    assert env.step(random_actions(env, 1)).events["diverged"][2], "a restored environment goes on with it"
     env.reset(mask=torch.arange(4) == 2)
     after = env.step(random_actions(env, 2))
     assert after.executed[2].all()
@@ -209,7 +209,7 @@ class Still:
 def test_an_evaluation_counts_what_diverged_as_failed_and_goes_on(tmp_path):
     env = Diverges(TASKS, 2, assets=ASSETS, threads=1, executed=4, step_limit=8)
     result = evaluate(env, Still(env), starts_per_task=5)
-    assert result.diverged == result.summary()["diverged"] == 1
+    assert result.count("diverged") == result.summary()["diverged"] == 1
     assert result.steps.tolist() == [[8, 8, 8, 5, 8], [8] * 5]
     assert not result.success.any()
     report = Report("libero_pick", "stand-in", seed=0)
@@ -222,7 +222,7 @@ def test_an_evaluation_counts_what_diverged_as_failed_and_goes_on(tmp_path):
 def test_training_goes_on_after_a_divergence_and_does_not_learn_from_it():
     env = Diverges(TASKS[:1], 2, assets=ASSETS, threads=1, executed=4, step_limit=8)
     rollout = Collector(env, Still(env), torch.Generator(), FixedStarts([2, 3])).collect(4)
-    assert rollout.diverged == 2  # the same start again
+    assert rollout.odd_episodes()["diverged"] == 2  # the same start again
     assert rollout.own.tolist() == [[True, True], [True, False]] * 2
     assert rollout.terminated.tolist() == [[False, False], [False, True]] * 2
     assert rollout.truncated.tolist() == [[False, False], [True, False]] * 2

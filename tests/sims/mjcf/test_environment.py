@@ -127,7 +127,7 @@ def test_broken_numbers_end_an_episode_and_leave_none_behind(value: float):
     env.reset()
     env.worlds.batch.bind("qvel")[1] = value
     ended = env.step(force(env, 1.0))
-    assert ended.diverged.tolist() == ended.terminated.tolist() == [False, True]
+    assert ended.events["diverged"].tolist() == ended.terminated.tolist() == [False, True]
     assert ended.reward.tolist() == [[1.0], [0.0]]
     assert ended.observation["x"].isfinite().all()
     assert env.now.qvel[1, 0] == 0.0
@@ -217,7 +217,7 @@ def test_mujoco_warp_has_room_for_the_contacts_of_many_bodies():
     env.reset()
     for _ in range(3):  # 12 physics steps
         transition = env.step(force(env, 0.0))
-    assert not transition.diverged.any()
+    assert not transition.events["diverged"].any()
     height = env.now.qpos[:, :280].view(2, 40, 7)[..., 2]
     assert height.min() > 0.099
     assert height.max() < 0.1011
@@ -227,7 +227,7 @@ def test_a_world_without_room_for_its_contacts_ends_as_diverged_and_says_why(cap
     env = MjcfEnvironment(2, mdp=boxes(40, CONTACTS=40), sim=Sim.mjwarp)
     env.reset()
     transition = env.step(force(env, 0.0))
-    assert transition.diverged.all()
+    assert transition.events["diverged"].all()
     assert transition.terminated.all()
     assert transition.failures[OVERFLOW].all()
     assert OVERFLOW in caplog.text

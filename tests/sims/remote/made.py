@@ -19,7 +19,7 @@ from embodied.task import Task
 from sims.remote.children import Pool
 from sims.remote.options import ProcessOptions
 from sims.remote.task import RemoteTask, in_processes
-from tests.embodied.counter import Counter
+from tests.embodied.counter import Costly, Counter
 from tests.embodied.nameless import Nameless, Single
 from tests.embodied.reach import Reach
 
@@ -83,6 +83,8 @@ class MadeTask(ProcessOptions):
             return Reach(num_envs, horizon=self.executed, tasks=self.tasks, **options)
         if self.kind in ("nameless", "single"):
             return Nameless(num_envs, self.tasks, seed) if self.kind == "nameless" else Single(num_envs)
+        if self.kind == "costly":
+            return Costly(num_envs, tasks=self.tasks, **options)
         return Fragile(num_envs, tasks=self.tasks, group=self.share, **options)
 
     def demonstrations(self, directory: Path, seed: int) -> None:

@@ -47,13 +47,13 @@ def zeros(env, **by_row: float) -> torch.Tensor:
 
 
 def assert_same_step(env, alone, chunk: torch.Tensor) -> None:
-    """Both do the same; `diverged` and `lost` are flags that one process alone may not have."""
+    """Both do the same; `diverged` and `lost` are events that one process alone may not have."""
     here, there = env.step(chunk), alone.step(chunk)
     for name, value in vars(there).items():
-        if name == "lost" or (name == "diverged" and value is None):
-            assert not getattr(here, name).any()
-        else:
-            assert same(getattr(here, name), value), name
+        assert name == "events" or same(getattr(here, name), value), name
+    for name, happened in here.events.items():
+        assert same(happened, there.events.get(name, torch.zeros_like(happened))), name
+    assert there.events.keys() <= here.events.keys()
 
 
 @pytest.fixture
@@ -135,7 +135,9 @@ def test_episodes_of_a_process_that_dies_or_hangs_are_lost_and_the_others_go_on(
     before, ids = env.observe(), child_ids(env)
     lost = env.step(zeros(env, row_2=fatal))
     alone.step(zeros(env))
-    assert lost.lost.tolist() == lost.diverged.tolist() == lost.terminated.tolist() == [False, False, True, True]
+    assert lost.terminated.tolist() == [False, False, True, True]
+    for name in ("lost", "diverged"):
+        assert lost.events[name].tolist() == [False, False, True, True]
     assert not lost.success.any()
     assert not lost.truncated.any()
     assert lost.reward[2:].eq(0.0).all()
@@ -153,7 +155,7 @@ def test_episodes_of_a_process_that_dies_or_hangs_are_lost_and_the_others_go_on(
     later = env.step(zeros(env))
     alone.step(zeros(env))
     assert later.executed.any(1).tolist() == [True, True, False, False]
-    assert later.lost.tolist() == [False, False, True, True]
+    assert later.events["lost"].tolist() == [False, False, True, True]
     assert same(later.observation[2:], before[2:])
     assert same(env.reset(torch.ones(4, dtype=torch.bool)), alone.reset())
     for chunk in chunks(env, 2):
@@ -166,7 +168,7 @@ def test_a_process_that_died_between_two_commands_loses_its_running_episodes_alo
     os.kill(child_ids(env)[1], signal.SIGKILL)
     env.reset(torch.tensor([False, False, True, False]))
     transition = env.step(zeros(env))
-    assert transition.lost.tolist() == [False, False, False, True]
+    assert transition.events["lost"].tolist() == [False, False, False, True]
     assert transition.executed.all()
     assert transition.metrics["x"].shape == (4,)
     assert "1 episodes are lost" in caplog.text
@@ -180,7 +182,7 @@ def test_what_was_lost_is_in_the_saved_state(environment):
     env.reset()
     assert same(env.load_state_dict(state), seen)
     transition = env.step(zeros(env))
-    assert transition.lost.tolist() == [True, True, False, False]
+    assert transition.events["lost"].tolist() == [True, True, False, False]
     assert transition.executed.any(1).tolist() == [False, False, True, True]
 
 
@@ -204,7 +206,7 @@ def test_an_error_of_the_simulator_is_an_error_here(environment):
     with pytest.raises(RuntimeError, match="ArithmeticError in a child process: a quarter is not allowed") as caught:
         env.step(zeros(env, row_0=RAISE))
     assert "made.py" in str(caught.value)
-    assert not env.step(zeros(env)).lost.any(), "who catches it can go on"
+    assert not env.step(zeros(env)).events["lost"].any(), "who catches it can go on"
 
 
 def venv(folder: Path) -> str:
@@ -262,7 +264,7 @@ env.reset()
 signal.signal(signal.SIGINT, lambda *_: None)
 print(*(child.process.pid for child in env._children), flush=True)
 sys.stdin.readline()
-print(env.step(torch.zeros(2, 3, 1)).lost.any().item(), flush=True)
+print(env.step(torch.zeros(2, 3, 1)).events["lost"].any().item(), flush=True)
 env.step(torch.full((2, 3, 1), 0.5))  # hangs
 """
 

@@ -69,7 +69,7 @@ def test_physics_that_blow_up_fail_and_leave_the_last_observation(tmp_path, monk
     before = env.observe()
     env.worlds[0].env.sim.data.qvel[:] = 1e15
     transition = env.step(rest(env))
-    assert transition.diverged.tolist() == [True, False]
+    assert transition.events["diverged"].tolist() == [True, False]
     assert transition.terminated.tolist() == [True, False]
     assert not transition.success.any()
     assert (transition.observation[0] == before[0]).all()
