@@ -224,6 +224,10 @@ class Learner(Protocol):
         """Gradient steps taken so far."""
         ...
 
+    def parts(self) -> Mapping[str, Any]:
+        """Networks, optimisers, replays and nested learners by name; `algorithms.parts.Composite` lists them."""
+        ...
+
     def update(self, rollout: Rollout, progress: float, world: World = ...) -> dict[str, float]:
         """Learn from one rollout of each process of `world`; `progress` is the share of training done, 0 to 1.
 
