@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -176,6 +177,25 @@ class SimulatedTask(Task, Protocol):
     @property
     def usual_starts(self) -> int | None:
         """Initial states of each task that evaluations in the chosen simulator use; None: as many as elsewhere."""
+        ...
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Values of one condition, ascending, in `unit`; `means` says of what they are."""
+
+    unit: str
+    means: str
+    values: tuple[float, ...]
+
+
+@runtime_checkable
+class MarginTask(Task, Protocol):
+    """A task whose conditions can be swept: the point 1.2 of "mass" is its distribution "mass=1.2"."""
+
+    @property
+    def margins(self) -> Mapping[str, Sweep]:
+        """Sweeps by the condition's name."""
         ...
 
 
