@@ -27,7 +27,7 @@ from embodied.policy import RenormalisedPolicy, TrainablePolicy, unread_observat
 from embodied.precision import Precision
 from embodied.rollout.ahead import CollectorAhead
 from embodied.rollout.random_play import first_decisions
-from embodied.rollout.rollout import Collector, Rollout
+from embodied.rollout.rollout import Collector, Rollout, RolloutSource
 from embodied.rollout.starts import OwnStarts
 from embodied.task import Learner, LearnerConfig
 from embodied.world import ALONE, World
@@ -143,7 +143,7 @@ def build(
 
 def iterations(
     learner: Learner,
-    collector: Collector | CollectorAhead,
+    collector: RolloutSource,
     rollout_length: int,
     env_steps: int,
     *,
