@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -18,6 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from embodied.data.replay import ChunkReplay, EpisodeReplay
 from embodied.errors import UserError
 from embodied.rollout.starts import OwnStarts
+from embodied.world import World
 
 KINDS = (nn.Module, Optimizer, ChunkReplay, EpisodeReplay, OwnStarts)
 
@@ -84,6 +86,30 @@ def check_policy_is_listed(learner: object, policy: object) -> None:
         raise UserError(
             f"{name_of(learner)} does not list its policy, so that each process would train a policy of its own: derive"
             " the learner from embodied.algorithms.parts.Composite, or add the policy to its parts()"
+        )
+
+
+def check_equal_weights(learner: object, world: World) -> None:
+    """Check that the networks of `learner` have the same weights in all processes, as averaged gradients leave them.
+
+    Weights that are divided among processes are left out: there is one of each.
+
+    Raises:
+        UserError: in all processes, if an update was not the same everywhere.
+    """
+    networks = iter_parts(learner, (nn.Module,))
+    weights = [each for network in networks for each in network.parameters() if not hasattr(each, "full_tensor")]
+    if not weights:
+        return
+    # two sums of each tensor, [number of tensors, 2], which differ where the tensor does
+    sums = torch.stack([torch.stack((each.sum(), each.abs().sum())) for each in (w.detach().double() for w in weights)])
+    mean = world.sum(sums) / world.size
+    # sums of equal weights may differ in their last digits between kinds of hardware
+    differs = (sums - mean).abs() > 1e-6 * mean[:, 1:]
+    if int(world.sum(differs.sum())):
+        raise UserError(
+            f"{name_of(learner)} left different weights in {world.size} processes after its first update: average what"
+            " it computes of decisions with world.sum, and change weights by gradients and an optimiser of its parts()"
         )
 
 

@@ -11,10 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
-
-from embodied.algorithms.parts import iter_parts, name_of
-from embodied.errors import UserError
+from torch import Tensor
 
 if TYPE_CHECKING:
     from embodied.world import World
@@ -47,27 +44,3 @@ def average_gradients(parameters: Sequence[Tensor], world: World) -> None:
 
     for index, each in enumerate(learned):
         each.register_post_accumulate_grad_hook(lambda _, index=index: note(index))
-
-
-def check_equal_weights(learner: object, world: World) -> None:
-    """Check that the networks of `learner` have the same weights in all processes, as averaged gradients leave them.
-
-    Weights that are divided among processes are left out: there is one of each.
-
-    Raises:
-        UserError: in all processes, if an update was not the same everywhere.
-    """
-    networks = iter_parts(learner, (nn.Module,))
-    weights = [each for network in networks for each in network.parameters() if not hasattr(each, "full_tensor")]
-    if not weights:
-        return
-    # two sums of each tensor, [number of tensors, 2], which differ where the tensor does
-    sums = torch.stack([torch.stack((each.sum(), each.abs().sum())) for each in (w.detach().double() for w in weights)])
-    mean = world.sum(sums) / world.size
-    # sums of equal weights may differ in their last digits between kinds of hardware
-    differs = (sums - mean).abs() > 1e-6 * mean[:, 1:]
-    if int(world.sum(differs.sum())):
-        raise UserError(
-            f"{name_of(learner)} left different weights in {world.size} processes after its first update: average what"
-            " it computes of decisions with world.sum, and change weights by gradients and an optimiser of its parts()"
-        )

@@ -16,12 +16,11 @@ import torch
 from embodied import seeding
 from embodied.algorithms.advantage import values
 from embodied.algorithms.finite import check_finite, losses
-from embodied.algorithms.parts import check_policy_is_listed, iter_parts, only_listed_optimisers
+from embodied.algorithms.parts import check_equal_weights, check_policy_is_listed, iter_parts, only_listed_optimisers
 from embodied.data.episodes import Episodes
 from embodied.data.replay import ChunkReplay, EpisodeReplay
 from embodied.environment import Environment
 from embodied.errors import UserError
-from embodied.placement.averaging import check_equal_weights
 from embodied.placement.local import Local, Processes
 from embodied.policy import RenormalisedPolicy, TrainablePolicy, unread_observations
 from embodied.precision import Precision

@@ -12,9 +12,8 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from embodied.algorithms.parts import Composite, iter_parts
+from embodied.algorithms.parts import Composite, check_equal_weights, iter_parts
 from embodied.errors import UserError
-from embodied.placement.averaging import check_equal_weights
 from embodied.saving import checkpoint
 from embodied.training.loop import build, train
 from policies.mlp import MLPConfig, MLPPolicy
