@@ -16,6 +16,7 @@ from typing import Any
 
 from embodied.command_line import program
 from embodied.command_line.config import compose
+from embodied.command_line.train_options import GROUPS, TrainConfig
 from embodied.environment import Environment
 from embodied.environments.latency import with_latency
 from embodied.evaluation.evaluation import compare
@@ -29,7 +30,6 @@ from embodied.viewer.options import viewing
 from real_robot.sim_to_real import report as sim_to_real_report
 from real_robot.sim_to_real.comparison import LATE, Comparison, EvaluateConfig, in_sim
 from sims.registry import SHOWN, in_processes
-from train import GROUPS, TrainConfig
 
 log = logging.getLogger("embodied")
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from embodied.command_line import combinations, program
 from embodied.command_line.config import compose
+from embodied.command_line.train_options import GROUPS, TrainConfig
 from embodied.errors import UserError
 from embodied.interrupt import GracefulStop
 from embodied.saving import checkpoint
@@ -30,7 +31,6 @@ from real_robot.robots.control_loop import Watchdog, prefer_real_time
 from real_robot.robots.teleoperation import SIMULATION, Driver, RecordConfig, Session, Station
 from real_robot.safety.safety import Safety
 from sims.registry import SHOWN
-from train import GROUPS, TrainConfig
 
 log = logging.getLogger("embodied")
 

@@ -7,54 +7,26 @@ from __future__ import annotations
 
 import logging
 import sys
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from omegaconf import MISSING, OmegaConf
+from omegaconf import OmegaConf
 
 from embodied import without_dynamo  # noqa: F401 - first
-from embodied.algorithms.registry import ALGORITHMS
 from embodied.command_line import listing, program
 from embodied.command_line.config import compose
-from embodied.configuration import PositiveFloat, PositiveInt, Seed
-from embodied.environments.latency import LatencyConfig, with_latency
-from embodied.placement.registry import PLACEMENTS, PlacementOptions, with_placement
+from embodied.command_line.train_options import GROUPS, TrainConfig
+from embodied.environments.latency import with_latency
+from embodied.placement.registry import with_placement
 from embodied.training.compute import prepare
-from embodied.training.experiment import Experiment, ExperimentConfig
+from embodied.training.experiment import Experiment
 from embodied.training.fitting_memory import show
 from embodied.training.run_directory import new_directory, shared_run
-from embodied.viewer.options import ViewerOptions, viewing
-from policies.registry import POLICIES
-from real_robot.recording.demonstrations import DemonstrationOptions, reader, sources
+from embodied.viewer.options import viewing
+from real_robot.recording.demonstrations import reader, sources
 from sims.registry import NEEDS, SHOWN, TASKS, in_processes
 
 log = logging.getLogger("embodied")
-GROUPS = {"task": TASKS, "policy": POLICIES, "algorithm": ALGORITHMS, "placement": PLACEMENTS}
-
-
-@dataclass
-class TrainConfig(ViewerOptions, DemonstrationOptions, PlacementOptions, ExperimentConfig):
-    """Options of train.py: those of a run, and those of its parts.
-
-    `seed` determines all random numbers. `device` is for policy and learner; PyTorch uses `threads` cores. `wandb`
-    names a project, `output` a new run's directory. `resume` goes on with a run, or a checkpoint of it, unchanged;
-    `eval_only` evaluates it. `plan` tells if `device_gb` of memory do.
-    """
-
-    task: Any = MISSING
-    policy: Any = MISSING
-    algorithm: Any = MISSING
-    latency: LatencyConfig = field(default_factory=LatencyConfig)
-    seed: Seed = 0
-    device: str = "cpu"
-    device_gb: PositiveFloat | None = None
-    threads: PositiveInt | None = None
-    wandb: str | None = None
-    output: str | None = None
-    resume: str | None = None
-    eval_only: bool = False
-    plan: bool = False
 
 
 def run(arguments: list[str]) -> None:

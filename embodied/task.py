@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -179,6 +180,25 @@ class SimulatedTask(Task, Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Sweep:
+    """Values of one condition, ascending, in `unit`; `means` says of what they are."""
+
+    unit: str
+    means: str
+    values: tuple[float, ...]
+
+
+@runtime_checkable
+class MarginTask(Task, Protocol):
+    """A task whose conditions can be swept: the point 1.2 of "mass" is its distribution "mass=1.2"."""
+
+    @property
+    def margins(self) -> Mapping[str, Sweep]:
+        """Sweeps by the condition's name."""
+        ...
+
+
 def usual_starts(tasks: Sequence[Task]) -> int:
     """Initial states of each task that an evaluation of all `tasks` uses unless told otherwise."""
     return min((task.usual_starts or STARTS for task in tasks if isinstance(task, SimulatedTask)), default=STARTS)
@@ -222,6 +242,10 @@ class Learner(Protocol):
     @property
     def gradient_steps(self) -> int:
         """Gradient steps taken so far."""
+        ...
+
+    def parts(self) -> Mapping[str, Any]:
+        """Networks, optimisers, replays and nested learners by name; `algorithms.parts.Composite` lists them."""
         ...
 
     def update(self, rollout: Rollout, progress: float, world: World = ...) -> dict[str, float]:

@@ -17,6 +17,12 @@ SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob
 PROGRAMS = ROOT / "real_robot" / "ros2" / "embodied_ros2"
 """ROS 2's programs: they join the packages as train.py does."""
 
+JOINING = ROOT / "embodied" / "command_line" / "train_options.py"
+"""The module of the core that joins the packages, for the programs."""
+
+SCRIPTS = {path.stem for path in ROOT.glob("*.py")}
+"""Programs at the top of the tree."""
+
 RUN = {ROOT / "sims" / "robosuite": {"robosuite"}, ROOT / "sims" / "libero" / "stock": {"libero", "robosuite"}}
 """What runs simulators of others, for that is what it is for."""
 
@@ -60,10 +66,22 @@ def name(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-@pytest.mark.parametrize("path", [path for path in SOURCES if path.parent != PROGRAMS], ids=name)
+@pytest.mark.parametrize("path", [path for path in SOURCES if path.parent != PROGRAMS and path != JOINING], ids=name)
 def test_arrows_point_to_the_core(path: Path):
     package = path.relative_to(ROOT).parts[0]
     assert set(imported(path)) & set(PACKAGES) <= ALLOWED[package]
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name)
+def test_packages_import_no_script(path: Path):
+    assert {"train", "evaluate", "record"} <= SCRIPTS
+    assert not set(imported(path)) & SCRIPTS
+
+
+def test_only_programs_import_what_joins_the_packages():
+    joining = dotted(JOINING)
+    users = {path for path in SOURCES if joining in imported_modules(path)}
+    assert users == {PROGRAMS / "parts.py"}
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=name)

@@ -13,9 +13,10 @@ import export
 from embodied.command_line import program
 from embodied.contract import Contract
 from embodied.export.network import rollout_outputs
-from embodied.report.margins import Margin, Sweep, write
+from embodied.report.margins import Margin, write
 from embodied.saving import checkpoint
 from embodied.saving.checkpoint import Checkpoint
+from embodied.task import Sweep
 from real_robot.firmware.exporting import Export, Target
 from real_robot.firmware.samples import Samples
 from tests.real_robot.firmware import chunk_policies

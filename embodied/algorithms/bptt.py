@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from embodied.algorithms.advantage import chunk_reward, gae, next_values, values
 from embodied.algorithms.finite import check_finite, gradient_norm
 from embodied.algorithms.minibatches import Minibatches
+from embodied.algorithms.parts import Composite
 from embodied.algorithms.schedule import linear_decay
 from embodied.configuration import Configuration, Fraction, Limit, NonNegativeFloat, PositiveInt
 from embodied.data.episodes import Episodes
@@ -93,7 +94,7 @@ class BPTTConfig(Configuration):
         return BPTT(policy, self, generator)
 
 
-class BPTT:
+class BPTT(Composite):
     """Maximises the return of differentiable rollouts by gradient ascent."""
 
     starts = None

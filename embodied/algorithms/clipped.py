@@ -21,6 +21,7 @@ from embodied import seeding
 from embodied.algorithms.finite import check_finite, losses
 from embodied.algorithms.micro_batch import rows_within
 from embodied.algorithms.minibatches import Minibatches
+from embodied.algorithms.parts import Composite
 from embodied.algorithms.schedule import linear_decay
 from embodied.configuration import Configuration, Fraction, Limit, NonNegativeFloat, PositiveFloat, PositiveInt
 from embodied.data.episodes import Episodes
@@ -85,7 +86,7 @@ class ClippedConfig(Configuration):
             raise UserError("algorithm.bc_coefficient needs demonstrations, but this task has none; use 0")
 
 
-class Clipped:
+class Clipped(Composite):
     """Takes clipped steps with `policy` on batches {observation, sample, log_prob, advantage, own}.
 
     `rates` are learning rates of the actor's parameters and, if there is a second one, of the critic's. `generator`

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from embodied.algorithms.finite import check_finite
 from embodied.algorithms.minibatches import Minibatches
+from embodied.algorithms.parts import Composite
 from embodied.algorithms.schedule import linear_decay
 from embodied.configuration import Configuration, Fraction, Limit, NonNegativeFloat, PositiveInt
 from embodied.contract import Contract
@@ -134,7 +135,7 @@ class TeacherThenStudent(Collector):
         super().load_state_dict(state)
 
 
-class Distillation:
+class Distillation(Composite):
     """Trains the teacher with another learner, then the student on the teacher's labels."""
 
     starts = None

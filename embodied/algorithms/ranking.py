@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from embodied.algorithms.advantage import explained_variance, gae, next_values
 from embodied.algorithms.finite import check_finite
+from embodied.algorithms.parts import Composite
 from embodied.algorithms.self_imitation import SelfImitation, SelfImitationConfig
 from embodied.configuration import Configuration, Fraction, Limit, NonNegativeFloat, NonNegativeInt, PositiveInt, Range
 from embodied.data.episodes import Episodes
@@ -101,7 +102,7 @@ class RankingConfig(Configuration):
         return Ranking(policy, self, imitation, env.num_envs, generator)
 
 
-class Ranking:
+class Ranking(Composite):
     """Learns the advantage by which `policy` ranks its candidates."""
 
     def __init__(

@@ -28,6 +28,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from embodied import seeding
+from embodied.algorithms.parts import Composite
 from embodied.algorithms.sft import SFT, SFTConfig
 from embodied.configuration import Configuration, Fraction, PositiveInt
 from embodied.data.episodes import Episodes
@@ -91,7 +92,7 @@ class SelfImitationConfig(Configuration):
         return SelfImitation(policy, self, demonstrations, env, generator)
 
 
-class SelfImitation:
+class SelfImitation(Composite):
     """Updates a policy from its successful episodes."""
 
     def __init__(

@@ -18,6 +18,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from embodied import seeding
 from embodied.algorithms.finite import check_finite
+from embodied.algorithms.parts import Composite
 from embodied.configuration import Configuration, Limit, NonNegativeFloat, NonNegativeInt, PositiveInt, Range
 from embodied.data.episodes import Episodes
 from embodied.errors import UserError
@@ -49,7 +50,7 @@ class SFTConfig(Configuration):
         return SFT(policy, self, generator)
 
 
-class SFT:
+class SFT(Composite):
     """Trains a copy of `policy`; `policy` itself is the moving average of that copy."""
 
     def __init__(self, policy: TrainablePolicy, config: SFTConfig, generator: torch.Generator) -> None:

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from embodied import seeding
 from embodied.algorithms.advantage import n_step
 from embodied.algorithms.finite import check_finite, gradient_norm
+from embodied.algorithms.parts import Composite
 from embodied.algorithms.schedule import linear_decay
 from embodied.configuration import INF, Configuration, Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt, Range
 from embodied.data.episodes import Episodes
@@ -90,7 +91,7 @@ class TD3Config(Configuration):
         return TD3(policy, self, generator)
 
 
-class TD3:
+class TD3(Composite):
     """Two critics, whose minimum is the target, and a policy that maximises the first."""
 
     starts = None

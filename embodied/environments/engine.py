@@ -22,7 +22,8 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from embodied.contract import Contract
-from embodied.environment import OVERFLOW, Restorable, SwitchableEnvironment, Transition
+from embodied.environment import OVERFLOW, Transition
+from embodied.environments.wrapping import ENVIRONMENT_CAPABILITIES, keep_capabilities
 from embodied.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -318,10 +319,7 @@ class Unnumbered:
         self.contract, self.num_envs, self.device = engine.contract, engine.num_envs, engine.device
         self.task_names, self.instructions = engine.task_names, engine.instructions
         self.task_index, self.close = engine.task_index, engine.close
-        if isinstance(engine, SwitchableEnvironment):
-            self.switch = engine.switch
-        if isinstance(engine, Restorable):
-            self.state_dict, self.load_state_dict = engine.state_dict, engine.load_state_dict
+        keep_capabilities(self, engine, ENVIRONMENT_CAPABILITIES)
 
     def reset(self, mask: Tensor | None = None) -> TensorDict:
         """As `Environment.reset`."""

@@ -1,4 +1,7 @@
-"""Environments and tasks around others: everything is passed on that a subclass does not change."""
+"""Environments and tasks around others: everything is passed on that a subclass does not change.
+
+Capabilities are attributes of an instance, not of its class: a wrapper has those of what it wraps, and no others.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +22,57 @@ from embodied.environment import (
     SharedWorlds,
     SwitchableEnvironment,
     Transition,
+    Watched,
 )
 from embodied.policy import Policy
 from embodied.scene.viewable import Viewable
-from embodied.task import BaselineTask, DemonstratingTask, Task, VariedTask
+from embodied.task import (
+    BaselineTask,
+    DemonstratingTask,
+    MarginTask,
+    PublishedTask,
+    RecordedTask,
+    SimulatedTask,
+    Task,
+    VariedTask,
+)
+
+ENVIRONMENT_CAPABILITIES: dict[type, tuple[str, ...]] = {
+    Restorable: ("state_dict", "load_state_dict"),
+    SharedWorlds: ("group",),
+    SwitchableEnvironment: ("switch",),
+    DifferentiableEnvironment: ("detach",),
+    Watched: ("tell",),
+    Viewable: ("view",),
+}
+"""Names that each capability of an environment adds, but for numbered initial states, which `reset` takes."""
+
+TASK_CAPABILITIES: dict[type, tuple[str, ...]] = {
+    BaselineTask: ("baselines",),
+    VariedTask: ("variants",),
+    RecordedTask: ("demonstration_files", "recorded_demonstrations"),
+    DemonstratingTask: ("most_demonstrated",),
+    PublishedTask: ("convention",),
+    MarginTask: ("margins",),
+    SimulatedTask: ("sims", "usual_starts"),
+}
+"""Names that each capability of a task adds."""
+
+
+def keep_capabilities(wrapper: object, wrapped: object, capabilities: Mapping[type, tuple[str, ...]]) -> None:
+    """Give `wrapper` the `capabilities` that `wrapped` has, but for names that the wrapper's class defines itself."""
+    for capability, names in capabilities.items():
+        for name in names if isinstance(wrapped, capability) else ():
+            if not hasattr(type(wrapper), name):
+                setattr(wrapper, name, getattr(wrapped, name))
 
 
 class WrappedEnvironment:
-    """`env`, with every capability that it has."""
+    """`env`, with every capability that it has but one.
+
+    An `UnrolledEnvironment` runs a whole policy without a call of `step`, which a wrapper changes: subclasses that know
+    better pass `unroll` on.
+    """
 
     def __init__(self, env: Environment) -> None:
         self.env, self.contract = env, env.contract
@@ -34,16 +80,7 @@ class WrappedEnvironment:
         self.task_names, self.instructions = env.task_names, env.instructions
         if isinstance(env, NumberedStarts):
             self.step_limit, self.num_starts = env.step_limit, env.num_starts
-        if isinstance(env, Restorable):
-            self.state_dict, self.load_state_dict = env.state_dict, env.load_state_dict
-        if isinstance(env, SharedWorlds):
-            self.group = env.group
-        if isinstance(env, SwitchableEnvironment):
-            self.switch = env.switch
-        if isinstance(env, DifferentiableEnvironment):
-            self.detach = env.detach
-        if isinstance(env, Viewable):
-            self.view = env.view
+        keep_capabilities(self, env, ENVIRONMENT_CAPABILITIES)
 
     @property
     def task_index(self) -> Tensor:
@@ -73,12 +110,7 @@ class WrappedTask:
 
     def __init__(self, task: Task) -> None:
         self.task, self.name, self.distributions = task, task.name, task.distributions
-        if isinstance(task, BaselineTask):
-            self.baselines = task.baselines
-        if isinstance(task, VariedTask):
-            self.variants = task.variants
-        if isinstance(task, DemonstratingTask):
-            self.most_demonstrated = task.most_demonstrated
+        keep_capabilities(self, task, TASK_CAPABILITIES)
 
     @property
     def asset_kind(self) -> str | None:

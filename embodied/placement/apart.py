@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol, cast
+from typing import Protocol
 
 from embodied import seeding
 from embodied.environment import Environment
@@ -15,7 +15,7 @@ from embodied.placement.collectors import Crew, RemoteCollectors
 from embodied.placement.local import Local
 from embodied.placement.worker import Place, Recipe, part_of
 from embodied.policy import TrainablePolicy
-from embodied.rollout.rollout import Collector
+from embodied.rollout.rollout import RolloutSource
 from embodied.rollout.storage import Storage
 from embodied.run_options import ExperimentConfig
 from embodied.task import Learner, LearnerConfig, RemotelyCollected, Task
@@ -62,7 +62,7 @@ class Apart(Local):
     def collector(
         self, task: Task, algorithm: LearnerConfig, learner: Learner, env: Environment, policy: TrainablePolicy,
         config: ExperimentConfig, seed: int,
-    ) -> Collector:  # fmt: skip
+    ) -> RolloutSource:  # fmt: skip
         """As `Elsewhere.collector`."""
         staleness = self.config.max_staleness
         if not isinstance(algorithm, RemotelyCollected):
@@ -86,8 +86,7 @@ class Apart(Local):
             make, learner.collector, algorithm.remote_starts, policy, seed, self.collecting_on, config.precision
         )
         crew = self._crew(recipe, config.num_envs)
-        remote = RemoteCollectors(crew, policy, seed=seed, max_staleness=staleness, patience_s=self.patience_s)
-        return cast(Collector, remote)
+        return RemoteCollectors(crew, policy, seed=seed, max_staleness=staleness, patience_s=self.patience_s)
 
 
 def places(collectors: int, num_envs: int) -> Sequence[Place]:

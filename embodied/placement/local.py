@@ -14,7 +14,7 @@ from embodied.world import OneProcess, World
 
 if TYPE_CHECKING:
     from embodied.environment import Environment
-    from embodied.rollout.rollout import Collector
+    from embodied.rollout.rollout import RolloutSource
     from embodied.run_options import ExperimentConfig
     from embodied.task import Learner, LearnerConfig, Task
 
@@ -68,7 +68,7 @@ class Elsewhere(Processes, Protocol):
     def collector(
         self, task: Task, algorithm: LearnerConfig, learner: Learner, env: Environment, policy: TrainablePolicy,
         config: ExperimentConfig, seed: int,
-    ) -> Collector:  # fmt: skip
+    ) -> RolloutSource:  # fmt: skip
         """What gives the `learner` of `policy`, built for `env`, the rollouts of all collectors; it begins when asked.
 
         Raises:

@@ -26,7 +26,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import TCPStore  # pyright: ignore[reportPrivateImportUsage] - it is public
 from torch.distributed.tensor import DTensor
 
-from embodied.algorithms.parts import reached
+from embodied.algorithms.parts import iter_parts
 from embodied.console import only_errors
 from embodied.errors import UserError
 from embodied.interrupt import Stopped
@@ -135,11 +135,11 @@ class Torchrun:
     def join(self, learner: object) -> None:
         """Give all networks of `learner` the weights of process 0, and average their gradients from now on."""
         with self.named(), torch.no_grad():
-            for module in reached(learner, (nn.Module,)):
+            for module in iter_parts(learner, (nn.Module,)):
                 for tensor in (*module.parameters(), *module.buffers()):
                     if not isinstance(tensor, DTensor):
                         dist.broadcast(tensor, 0)
-        for optimiser in reached(learner, (torch.optim.Optimizer,)):
+        for optimiser in iter_parts(learner, (torch.optim.Optimizer,)):
             sharding.divide_moments(optimiser)
             learned = [each for group in optimiser.param_groups for each in group["params"]]
             average_gradients([each for each in learned if not isinstance(each, DTensor)], self)

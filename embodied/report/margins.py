@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from embodied.environment import Environment
 from embodied.errors import UserError
@@ -17,31 +17,12 @@ from embodied.report.markdown import table
 from embodied.saving.files import complete_or_absent
 from embodied.saving.json_text import dumps_rows, loads
 from embodied.saving.versions import git_commit
-from embodied.task import Task
+from embodied.task import MarginTask, Sweep, Task
 
 log = logging.getLogger(__name__)
 NAME = "margins"
 ENOUGH = 0.95
 """The share of successes that bounds a margin."""
-
-
-@dataclass(frozen=True)
-class Sweep:
-    """Values of one condition, ascending, in `unit`; `means` says of what they are."""
-
-    unit: str
-    means: str
-    values: tuple[float, ...]
-
-
-@runtime_checkable
-class MarginTask(Task, Protocol):
-    """A task whose conditions can be swept: the point 1.2 of "mass" is its distribution "mass=1.2"."""
-
-    @property
-    def margins(self) -> Mapping[str, Sweep]:
-        """Sweeps by the condition's name."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 from tensordict import TensorDict
@@ -140,6 +140,39 @@ class Rollout:
         assert self.episode_return is not None
         worst = self.episode_return[self.done].min()
         return torch.where(self.simulated, self.episode_return, worst)
+
+
+class RolloutSource(Protocol):
+    """Source of a learner's rollouts: a `Collector`, one that runs ahead of the learner, or collectors elsewhere."""
+
+    version: int
+    """Number of updates so far, which rollouts carry."""
+
+    @property
+    def policy(self) -> Policy:
+        """The policy that is learned."""
+        ...
+
+    @property
+    def generator(self) -> torch.Generator:
+        """Draws the policy's noise, on the device of the policy."""
+        ...
+
+    def collect(self, decisions: int) -> Rollout:
+        """A rollout of `decisions` chunks in every environment."""
+        ...
+
+    def abandon(self) -> None:
+        """Drop the running episodes of environments in this process."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to continue."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict`."""
+        ...
 
 
 class Cancelled(Exception):  # noqa: N818 - not an error

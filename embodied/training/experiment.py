@@ -38,7 +38,7 @@ from embodied.report.headline import BASELINE
 from embodied.report.report import Report, title, told
 from embodied.rollout.ahead import CollectorAhead
 from embodied.rollout.random_play import first_decisions
-from embodied.rollout.rollout import Collector
+from embodied.rollout.rollout import Collector, RolloutSource
 from embodied.run_options import ExperimentConfig
 from embodied.saving import checkpoint
 from embodied.saving.tree import copy_tree
@@ -178,7 +178,7 @@ class Experiment(SavedRun):
 
     def _learner(
         self, env: Environment, policy: TrainablePolicy, demonstrations: Episodes | None
-    ) -> tuple[Learner, Collector]:
+    ) -> tuple[Learner, RolloutSource]:
         learner, collector = build(
             env, policy, self.algorithm, demonstrations, self.seed, self.world, own_seed=self.own_seed
         )
@@ -252,7 +252,10 @@ class Experiment(SavedRun):
             self.policy.start_critic()
         learner, alone = self._learner(self.env, self.policy, self.demonstrations)
         precision = self.config.precision
-        collector = CollectorAhead(alone, self.policy, precision) if self.config.overlap else alone
+        collector = alone
+        if self.config.overlap:
+            assert isinstance(alone, Collector)  # collectors elsewhere refuse it
+            collector = CollectorAhead(alone, self.policy, precision)
         parts = {"learner": learner, "collector": collector, "held_out": self.held_out}
         total, done = self.config.env_steps, self.counters["env_steps"]
         with collector if isinstance(collector, CollectorAhead) else nullcontext():

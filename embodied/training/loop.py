@@ -17,22 +17,23 @@ import torch
 from embodied import seeding
 from embodied.algorithms.advantage import values
 from embodied.algorithms.finite import check_finite, losses
-from embodied.algorithms.parts import reached
+from embodied.algorithms.parts import check_equal_weights, check_policy_is_listed, iter_parts, only_listed_optimisers
 from embodied.data.episodes import Episodes
 from embodied.data.replay import ChunkReplay, EpisodeReplay
 from embodied.environment import ODD_EVENTS, Environment
 from embodied.errors import UserError
+from embodied.placement.local import Local, Processes
 from embodied.policy import RenormalisedPolicy, TrainablePolicy, unread_observations
 from embodied.precision import Precision
 from embodied.rollout.ahead import CollectorAhead
 from embodied.rollout.random_play import first_decisions
-from embodied.rollout.rollout import Collector, Rollout
+from embodied.rollout.rollout import Collector, Rollout, RolloutSource
 from embodied.rollout.starts import OwnStarts
 from embodied.task import Learner, LearnerConfig
 from embodied.world import ALONE, World
 
 log = logging.getLogger(__name__)
-PACKAGE = "embodied."
+LOCAL = Local()
 
 
 @dataclass(frozen=True)
@@ -86,25 +87,22 @@ def train(
     env_steps: int,
     seed: int = 0,
     demonstrations: Episodes | None = None,
-    world: World = ALONE,
+    world: Processes = LOCAL,
 ) -> Iterator[Iteration]:
     """Train a new `policy`, in place, for `env_steps` control steps of `env`; yields after every update.
 
-    Its normalisation statistics are first computed from random actions.
+    Its normalisation statistics are first computed from random actions. Every process of `world` calls this with its
+    own `env`, made with a seed of its own; all get the same weights, and `env_steps` counts the steps of all together.
 
     Raises:
-        UserError: for a `world` of several processes.
+        UserError: if the parts are incompatible, or the learner does not list its parts.
     """
-    if world.size > 1:  # nothing here averages gradients
-        raise UserError(
-            f"train() runs in one process, got a world of {world.size}, each of which would train a policy of its own;"
-            " leave out world, or start train.py with torchrun"
-        )
     if unread := unread_observations(policy):
         log.warning("the policy does not read %s", ", ".join(unread))
     policy.fit(*(each.to(policy.device) for each in first_decisions(env, seeding.generator(seed, "random play"))))
     policy.start_critic()
     learner, collector = build(env, policy, algorithm, demonstrations, seed, world)
+    world.join(learner)
     return iterations(learner, collector, algorithm.rollout_length, env_steps, world=world)
 
 
@@ -126,8 +124,8 @@ def build(
     """
     learner = algorithm.build(policy, demonstrations, env, seeding.generator(seed, "learner"))
     if world.size > 1:
-        _check_averaged(learner, world)
-    if world.size > 1 and list(reached(learner, (ChunkReplay, EpisodeReplay))):
+        check_policy_is_listed(learner, policy)
+    if world.size > 1 and list(iter_parts(learner, (ChunkReplay, EpisodeReplay))):
         raise UserError(
             f"this algorithm learns from a replay, of which each of {world.size} processes would have a part only: not"
             " supported yet; use algorithm=ppo, grpo, bptt or distillation, or one process"
@@ -135,27 +133,14 @@ def build(
     own = (world.rank,) if world.rank else ()
     own_seed = seed if own_seed is None else own_seed
     noise = seeding.generator(own_seed, "noise", *own, device=policy.device)
-    for starts in reached(learner, (OwnStarts,)) if world.size > 1 else ():
+    for starts in iter_parts(learner, (OwnStarts,)) if world.size > 1 else ():
         starts.separate(seeding.generator(own_seed, "starts", *own))
     return learner, learner.collector(env, policy, noise, learner.starts)
 
 
-def _check_averaged(learner: Learner, world: World) -> None:
-    """Raise UserError for a `learner` from outside the package: its networks are not known, nor its gradients averaged.
-
-    A class of ours that one from outside inherits does not help: attributes of the latter are not looked through.
-    """
-    kind = type(learner)
-    if not kind.__module__.startswith(PACKAGE):
-        raise UserError(
-            f"{kind.__module__}.{kind.__qualname__} is an algorithm from outside the package: each of {world.size}"
-            " processes would train a policy of its own, which is not supported yet; use one process"
-        )
-
-
 def iterations(
     learner: Learner,
-    collector: Collector | CollectorAhead,
+    collector: RolloutSource,
     rollout_length: int,
     env_steps: int,
     *,
@@ -170,7 +155,9 @@ def iterations(
 
     Raises:
         DivergedError: if a loss or a gradient is not finite.
+        UserError: if the learner does not list its parts, or its first update differs between processes.
     """
+    first = True
     while done < env_steps:
         with precision.on(collector.generator.device):
             rollout = collector.collect(rollout_length)
@@ -180,7 +167,11 @@ def iterations(
                 collector.begin(rollout_length)
             if rollout.value is not None and rollout.policy_version < collector.version:  # its critic knew less
                 rollout = replace(rollout, value=values(cast(TrainablePolicy, collector.policy), rollout.observation))
-            learned = learner.update(rollout, min(1.0, done / max(1, planned or env_steps)), world)
+            with only_listed_optimisers(learner):
+                learned = learner.update(rollout, min(1.0, done / max(1, planned or env_steps)), world)
+            if first and world.size > 1:
+                check_equal_weights(learner, world)
+            first = False
             metrics = world.mean(learned | rollout.starts)
             check_finite(losses(metrics), learner.gradient_steps)
             if isinstance(collector.policy, RenormalisedPolicy):

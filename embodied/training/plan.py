@@ -20,7 +20,7 @@ from embodied.algorithms.bptt import BPTT
 from embodied.algorithms.clipped import Clipped
 from embodied.algorithms.distillation import Distillation
 from embodied.algorithms.micro_batch import rows_within, saved_bytes
-from embodied.algorithms.parts import reached
+from embodied.algorithms.parts import iter_parts
 from embodied.algorithms.ranking import Ranking
 from embodied.algorithms.self_imitation import SelfImitation
 from embodied.algorithms.td3 import TD3
@@ -189,15 +189,15 @@ class _Planned:
         places = {Storage.DEVICE: "simulator", Storage.CPU: "cpu", Storage.DISK: DISK}
         there = places[self.config.storage] if self.device != "cpu" or self.config.storage is Storage.DISK else "cpu"
         found["rollout", there] = length * count * row + count * self._observation_bytes()
-        replays = reached(learner, (ChunkReplay, EpisodeReplay))
+        replays = iter_parts(learner, (ChunkReplay, EpisodeReplay))
         found["replay", "cpu"] = sum(self._capacity(each) for each in replays) * row
         return found
 
     def _learned(self, learner: object, activations: int) -> dict[tuple[str, str], int]:
         """Bytes of all networks of `learner`, what its optimisers keep, and its largest pass."""
-        optimisers = list(reached(learner, (torch.optim.Optimizer,)))
+        optimisers = list(iter_parts(learner, (torch.optim.Optimizer,)))
         trained = [weight for each in optimisers for group in each.param_groups for weight in group["params"]]
-        networks = [tensor for module in reached(learner, (nn.Module,)) for tensor in _tensors(module)]
+        networks = [tensor for module in iter_parts(learner, (nn.Module,)) for tensor in _tensors(module)]
         copies = _bytes([*networks, *_tensors(cast(nn.Module, self.policy))]) - self.weights
         learned = _bytes([weight for weight in trained if weight.requires_grad])
         parts = {

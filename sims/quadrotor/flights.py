@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from embodied.errors import UserError
 from embodied.export.conditions import Conditions
-from embodied.report.margins import Sweep
+from embodied.task import Sweep
 from sims.quadrotor.airframes import AIRFRAMES, CRAZYFLIE_21, Airframe
 from sims.quadrotor.dynamics import Options
 from sims.quadrotor.tasks.robust import DISTURBED, OPTIONS, RobustHover

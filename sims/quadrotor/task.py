@@ -13,8 +13,7 @@ from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.export.conditions import Conditions
 from embodied.policy import Policy
-from embodied.report.margins import Sweep
-from embodied.task import measured
+from embodied.task import Sweep, measured
 from sims.quadrotor.airframes import AIRFRAMES, SCATTER_MAX, Airframe
 from sims.quadrotor.dynamics import Options
 from sims.quadrotor.environment import STEP_LIMIT, QuadrotorEnvironment

@@ -14,9 +14,10 @@ from omegaconf import OmegaConf
 from embodied.contract import Contract
 from embodied.data.episodes import FOLDER, Episodes, read
 from embodied.environment import Environment
+from embodied.environments.wrapping import WrappedTask
 from embodied.errors import UserError
 from embodied.policy import Policy
-from embodied.task import BaselineTask, Task, VariedTask
+from embodied.task import Task
 from sims.remote.children import START_S, Died, Pool
 from sims.remote.environment import remote
 from sims.remote.options import ProcessOptions
@@ -25,7 +26,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T", bound=Task)
 
 
-class RemoteTask:
+class RemoteTask(WrappedTask):
     """`task`, a dataclass of options, with environments in child processes as its `ProcessOptions` ask.
 
     Where the children have another interpreter, they make demonstrations and contracts too, which take a simulator;
@@ -33,12 +34,8 @@ class RemoteTask:
     """
 
     def __init__(self, task: Task, options: ProcessOptions) -> None:
-        self.task, self.options = task, options
-        self.name, self.distributions = task.name, task.distributions
-        if isinstance(task, BaselineTask):
-            self.baselines = task.baselines
-        if isinstance(task, VariedTask):
-            self.variants = task.variants
+        super().__init__(task)
+        self.options = options
         module, self.processes = type(task).__module__, max(1, options.processes)
         self._told = {"task": f"{module}:{type(task).__qualname__}", "options": _resolved(task)}
         threads = max(1, (os.cpu_count() or 1) // self.processes)
@@ -47,11 +44,6 @@ class RemoteTask:
     def __reduce__(self) -> tuple[type[RemoteTask], tuple[Task, ProcessOptions]]:
         """Sent to another process, it has children of its own there."""
         return RemoteTask, (self.task, self.options)
-
-    @property
-    def asset_kind(self) -> str | None:
-        """That of the task."""
-        return self.task.asset_kind
 
     def contract(self, distribution: str) -> Contract:
         """As `Task.contract`."""

@@ -1,6 +1,7 @@
 """A small run with all stages, as train.py makes one, in this process of torchrun or alone: FOLDER STEPS KIND.
 
-KIND is "mlp", or "pi0" for a model whose weights are divided. "die" after it: the last process kills itself in RL.
+KIND is "mlp", "a2c" for the algorithm of docs/own_algorithm.md, or "pi0" for a model whose weights are divided. "die"
+after it: the last process kills itself in RL.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from policies.mlp import MLPConfig
 from policies.vla.pi0 import Pi0Config
 from tests.embodied.reach import Reach
 from tests.embodied.training.test_experiment import ReachTask
+from tests.placement.own_algorithm import documented
 from tests.placement.worker import Seen
 
 PPO = PPOConfig(rollout_length=8, minibatch=32, epochs=2, discount=0.9, critic_warmup=1)
@@ -64,7 +66,7 @@ def run(arguments: list[str]) -> None:
     config = ExperimentConfig(
         num_envs=8, env_steps=int(steps), checkpoint_every=2, evaluation_starts=2,
         evaluation_envs=4, evaluate_every_steps=None, video=False,
-        sft=SFTConfig(6, batch=16, learning_rate=3e-3), stages=["rl"] if kind == "pi0" else None,
+        sft=SFTConfig(6, batch=16, learning_rate=3e-3), stages=None if kind == "mlp" else ["rl"],
     )  # fmt: skip
     place = nullcontext(Local())
     if started_by_torchrun():
@@ -74,7 +76,8 @@ def run(arguments: list[str]) -> None:
     with place as world:
         made = (Dying if "die" in more else Experiment)(
             config, SeenTask() if kind == "pi0" else ReachTask(),
-            Pi0Config(hidden=16, denoising_steps=2) if kind == "pi0" else MLPConfig(hidden=[16]), PPO, Path(folder),
+            Pi0Config(hidden=16, denoising_steps=2) if kind == "pi0" else MLPConfig(hidden=[16]),
+            documented()["A2CConfig"]() if kind == "a2c" else PPO, Path(folder),
             record={"values": {"env_steps": config.env_steps}}, world=world,
         )  # fmt: skip
         made.run()

@@ -31,6 +31,7 @@ from policies.recurrent import RecurrentConfig
 from policies.vla.pi0 import Pi0Config
 from tests.embodied.reach import Reach
 from tests.embodied.smooth_reach import SmoothReach
+from tests.placement.own_algorithm import documented
 
 UPDATES = 10
 PPO = {"rollout_length": 6, "epochs": 2, "minibatch": 20, "learning_rate": 1e-3, "critic_warmup": 1, "target_kl": 0.05}
@@ -124,6 +125,9 @@ CASES: dict[str, Callable[[Processes], dict[str, torch.Tensor]]] = {
     ),
     "supervised": supervised,
     "pi0": lambda world: reinforced(world, VLA, PPOConfig(**PPO), Seen(8)),
+    "own_algorithm": lambda world: reinforced(
+        world, MLPConfig(hidden=[16]), documented()["A2CConfig"](rollout_length=6), Reach(8)
+    ),
 }  # fmt: skip
 
 

@@ -39,9 +39,9 @@ def load_environment(settings: SimSettings) -> NumberedStarts:
     Raises:
         UserError: if the run or an override is not valid.
     """
-    # train.py and configs/ stay in the clone: simulators run from there
+    # only here: nodes of robots need no simulators
     from embodied.command_line.config import compose
-    from train import GROUPS, TrainConfig
+    from embodied.command_line.train_options import GROUPS, TrainConfig
 
     saved = checkpoint.load(settings.checkpoint)
     trained, _ = compose(TrainConfig, "train", settings.overrides.split(), GROUPS, saved.config)

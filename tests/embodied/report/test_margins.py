@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from embodied.report.margins import Margin, Sweep, measure, read
+from embodied.report.margins import Margin, measure, read
+from embodied.task import Sweep
 
 FACTOR = Sweep("1", "times the mass", (0.8, 0.9, 1.0, 1.1, 1.2))
 

@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDict
 
 import embodied.training.experiment
-from embodied.algorithms.ppo import PPO, PPOConfig
+from embodied.algorithms.ppo import PPOConfig
 from embodied.algorithms.self_imitation import SelfImitationConfig
 from embodied.algorithms.sft import SFTConfig
 from embodied.environment import Environment, NumberedStarts, Restorable, SwitchableEnvironment
@@ -123,35 +123,6 @@ def test_steps_of_all_processes_count_together() -> None:
     collector = Collector(env, Constant(env, 0.001), torch.Generator())
     assert [step.env_steps for step in iterations(learner, collector, 2, 80, world=Twin())] == [40, 80]
     assert [progress for *_, progress in learner.updates] == [0.5, 1.0]
-
-
-class Outside(PPO):
-    """An algorithm that inherits from one of the package."""
-
-
-class OutsideConfig(PPOConfig):
-    """Builds `Outside`."""
-
-    def build(self, policy, demonstrations, env, generator) -> Outside:
-        learner = super().build(policy, demonstrations, env, generator)
-        learner.__class__ = Outside
-        return learner
-
-
-def test_algorithms_from_outside_the_package_are_refused_in_several_processes() -> None:
-    env = Reach(8)
-    policy = MLPConfig(hidden=[8]).build(env.contract)
-    build(env, policy, OutsideConfig(), None, 0)
-    build(env, policy, PPOConfig(), None, 0, Twin())
-    with pytest.raises(UserError, match=r"test_loop\.Outside is an algorithm from outside the package: each of 2"):
-        build(env, policy, OutsideConfig(), None, 0, Twin())
-
-
-def test_the_loop_of_library_users_refuses_several_processes() -> None:
-    env = Reach(8)
-    policy = MLPConfig(hidden=[8]).build(env.contract)
-    with pytest.raises(UserError, match=r"train\(\) runs in one process, got a world of 2"):
-        train(env, policy, PPOConfig(), env_steps=1, world=Twin())
 
 
 def test_processes_explore_by_their_own_noise() -> None:

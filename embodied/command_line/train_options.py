@@ -1,0 +1,48 @@
+"""Options of a training run, by which other programs compose a run's task and policy again.
+
+This is where policies, simulators and robots are joined: the only module of the core that imports their packages.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from omegaconf import MISSING
+
+from embodied.algorithms.registry import ALGORITHMS
+from embodied.configuration import PositiveFloat, PositiveInt, Seed
+from embodied.environments.latency import LatencyConfig
+from embodied.placement.registry import PLACEMENTS, PlacementOptions
+from embodied.training.experiment import ExperimentConfig
+from embodied.viewer.options import ViewerOptions
+from policies.registry import POLICIES
+from real_robot.recording.demonstrations import DemonstrationOptions
+from sims.registry import TASKS
+
+GROUPS = {"task": TASKS, "policy": POLICIES, "algorithm": ALGORITHMS, "placement": PLACEMENTS}
+"""Config classes by name, for each part of a run that is chosen by name."""
+
+
+@dataclass
+class TrainConfig(ViewerOptions, DemonstrationOptions, PlacementOptions, ExperimentConfig):
+    """Options of train.py: those of a run, and those of its parts.
+
+    `seed` determines all random numbers. `device` is for policy and learner; PyTorch uses `threads` cores. `wandb`
+    names a project, `output` a new run's directory. `resume` goes on with a run, or a checkpoint of it, unchanged;
+    `eval_only` evaluates it. `plan` tells if `device_gb` of memory do.
+    """
+
+    task: Any = MISSING
+    policy: Any = MISSING
+    algorithm: Any = MISSING
+    latency: LatencyConfig = field(default_factory=LatencyConfig)
+    seed: Seed = 0
+    device: str = "cpu"
+    device_gb: PositiveFloat | None = None
+    threads: PositiveInt | None = None
+    wandb: str | None = None
+    output: str | None = None
+    resume: str | None = None
+    eval_only: bool = False
+    plan: bool = False

@@ -1,0 +1,122 @@
+"""Wrappers of tasks and environments keep every capability of what they wrap, and invent none."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import embodied.environment
+import embodied.task
+from embodied.environment import Environment, NumberedStarts
+from embodied.environments.engine import Unnumbered
+from embodied.environments.latency import LatencyConfig, LatencyEnvironment, LatencyTask, with_latency
+from embodied.environments.wrapping import (
+    ENVIRONMENT_CAPABILITIES,
+    TASK_CAPABILITIES,
+    WrappedEnvironment,
+    WrappedTask,
+)
+from embodied.scene.viewable import Viewable
+from embodied.viewer.watching import WatchedEnvironment, WatchedTask
+from sims.libero.task import LiberoTask
+from sims.quadrotor.task import HoverTask
+from sims.remote.task import RemoteTask
+from tests.embodied.nameless import Nameless
+from tests.embodied.reach import Reach
+
+LATENCY = LatencyConfig(action_s=[0.0, 0.1])
+TASKS: dict[str, Callable[[Any], Any]] = {
+    "WrappedTask": WrappedTask,
+    "LatencyTask": lambda task: LatencyTask(task, LATENCY),
+    "WatchedTask": lambda task: WatchedTask(task, None, "none"),
+    "RemoteTask": lambda task: RemoteTask(task, task),
+}
+
+
+class Screen:
+    row = 0
+
+    def before(self, watched: object) -> list[Any]:
+        return []
+
+    def after(self, watched: object, seconds: float) -> None: ...
+
+
+ENVIRONMENTS: dict[str, Callable[[Any], Any]] = {
+    "WrappedEnvironment": WrappedEnvironment,
+    "LatencyEnvironment": lambda env: LatencyEnvironment(env, LATENCY),
+    "WatchedEnvironment": lambda env: WatchedEnvironment(env, None, Screen(), "train"),
+    "Unnumbered": Unnumbered,
+}
+
+
+def capabilities(module: object, base: type) -> set[type]:
+    """Optional capabilities that `module` declares: its runtime protocols but for `base`."""
+    kinds = [each for _, each in inspect.getmembers(module, inspect.isclass) if each.__module__ == module.__name__]
+    return {kind for kind in kinds if getattr(kind, "_is_runtime_protocol", False)} - {base}
+
+
+def names(wrapper: type) -> set[str]:
+    """Names of `wrapper` and the packages' classes that inherit from it."""
+    kinds = [wrapper, *wrapper.__subclasses__()]
+    return {kind.__name__ for kind in kinds if not kind.__module__.startswith("tests.")}
+
+
+def capable(base: type, names: dict[type, tuple[str, ...]]) -> type:
+    """`base` with every name of every capability in `names`, that it lacks."""
+    added = {name: len(name) for each in names.values() for name in each if not hasattr(base, name)}
+    return type(f"Capable{base.__name__}", (base,), added)
+
+
+def test_every_capability_is_listed_and_every_wrapper_is_tested() -> None:
+    tasks = {each for each in capabilities(embodied.task, embodied.task.Task) if "Task" in each.__name__}
+    assert len(tasks) == 7
+    assert tasks == TASK_CAPABILITIES.keys()
+    environments = capabilities(embodied.environment, Environment)
+    assert environments | {Viewable} == ENVIRONMENT_CAPABILITIES.keys() | {NumberedStarts}
+    assert names(WrappedTask) == TASKS.keys()
+    assert names(WrappedEnvironment) | {"Unnumbered"} == ENVIRONMENTS.keys()
+
+
+@pytest.mark.parametrize("wrapper", TASKS)
+@pytest.mark.parametrize("base", [LiberoTask, HoverTask])
+def test_wrapped_tasks_have_every_capability_of_the_task(wrapper: str, base: type) -> None:
+    everything = capable(base, TASK_CAPABILITIES)
+    for kind in (base, everything):
+        task = kind()
+        wrapped = TASKS[wrapper](task)
+        for capability, names in TASK_CAPABILITIES.items():
+            assert isinstance(wrapped, capability) == isinstance(task, capability), capability
+            if isinstance(task, capability):
+                assert all(getattr(wrapped, name) == getattr(task, name) for name in names), capability
+    assert all(isinstance(wrapped, capability) for capability in TASK_CAPABILITIES)
+
+
+def test_latency_leaves_libero_its_files_its_datasets_and_its_simulators() -> None:
+    task = LiberoTask()
+    delayed = with_latency(task, LATENCY)
+    assert delayed.convention().names == task.convention().names
+    assert delayed.sims == task.sims
+    embodied.task.check_sims(delayed, task.sims)
+
+
+@pytest.mark.parametrize("wrapper", ENVIRONMENTS)
+@pytest.mark.parametrize("base", [Reach, Nameless])
+def test_wrapped_environments_have_every_capability_of_the_environment(wrapper: str, base: type) -> None:
+    for kind in (base, capable(base, ENVIRONMENT_CAPABILITIES)):
+        env = kind(4)
+        wrapped = ENVIRONMENTS[wrapper](env)
+        numbered = isinstance(env, NumberedStarts) and wrapper != "Unnumbered"  # that is what it takes away
+        assert isinstance(wrapped, NumberedStarts) == numbered
+        for capability in ENVIRONMENT_CAPABILITIES:
+            adds = wrapper == "WatchedEnvironment" and capability is embodied.environment.Watched
+            assert isinstance(wrapped, capability) == isinstance(env, capability) or adds, capability
+    assert wrapped.group == env.group == len("group")
+    assert callable(wrapped.tell) == (wrapper == "WatchedEnvironment")  # which takes it for itself
+    if numbered:
+        starts = torch.arange(4)
+        assert torch.equal(wrapped.reset(starts=starts)["position"], env.reset(starts=starts)["position"])

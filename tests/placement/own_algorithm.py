@@ -1,0 +1,47 @@
+"""A2C as docs/own_algorithm.md prints it, and a program that trains with it in this process of torchrun: FOLDER.
+
+Every process writes its weights and its number of environment steps to the folder.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from embodied.placement.registry import TorchrunConfig
+from embodied.training.loop import train
+from policies.mlp import MLPConfig
+from tests.embodied.reach import Reach
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "own_algorithm.md"
+
+
+def documented() -> dict[str, Any]:
+    """Names that the document's program defines before it trains, A2C and A2CConfig among them."""
+    program = re.findall(r"^```python\n(.*?)^```$", DOCUMENT.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)[0]
+    names: dict[str, Any] = {"__name__": "own_algorithm"}
+    exec(compile(program[: program.index("\nenv = ")], str(DOCUMENT), "exec", dont_inherit=True), names)
+    return names
+
+
+def main(folder: Path) -> None:
+    """Train from other weights and in other environments than the other processes."""
+    torch.set_num_threads(1)
+    with TorchrunConfig().start("cpu") as world:
+        env = Reach(4, seed=world.rank)
+        torch.manual_seed(world.rank)
+        policy = MLPConfig(hidden=[16]).build(env.contract)
+        before = policy.actor[0].weight.detach().clone()
+        *_, last = train(env, policy, documented()["A2CConfig"](), env_steps=1_000, world=world)
+        found = {name: value.clone() for name, value in policy.state_dict().items()}
+        counted = {"env_steps": torch.tensor(last.env_steps), "before": before, "position": env.position.clone()}
+        save_file(found | counted, folder / f"{world.rank}.safetensors")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
