@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 
 from embodied import foreign_code as foreign
 from embodied.command_line import combinations
+from embodied.command_line.settings import settings
 from embodied.command_line.suggestion import did_you_mean
 from embodied.commands import CONFIGS, typed
 from embodied.configuration import check_ranges
@@ -24,8 +25,6 @@ NUMBERS = "task.numbers"
 """Numbers of a task by name; it knows itself which it has, and refuses others."""
 NAMED = (NUMBERS, "options", "axes")
 """Options by names that only what they are for knows, which refuses others."""
-WEIGHTS = "published"
-"""Group of settings for published weights of a policy, chosen by the option `policy.weights`."""
 C = TypeVar("C")
 Groups = Mapping[str, Mapping[str, type]]
 """Config classes by name, for each config group."""
@@ -61,6 +60,7 @@ def compose(
     overrides = [whole(override) for override in overrides]
     store = ConfigStore.instance()
     store.store(name=f"{name}_schema", node=root)
+    store.store(name="settings", node={})  # until what they are for is chosen
     for group, classes in groups.items():
         for key, node in classes.items():
             store.store(group=group, name=key, node=node)
@@ -75,8 +75,10 @@ def compose(
             composed = hydra_compose(name, [*choices, *chosen_now], return_hydra_config=True)
             chosen = {group: composed.hydra.runtime.choices[group] for group in groups}
             overrides = [_member(override, composed) for override in overrides]
-            published = [] if saved else _published(overrides, chosen)
-            config = hydra_compose(name, [*choices, *published, *map(_addable, overrides)])
+            if groups:
+                published = dict(each.split("=", 1) for each in overrides).get("policy.weights", "null") != "null"
+                store.store(name="settings", node=settings(chosen, published=published), package="_global_")
+            config = hydra_compose(name, [*choices, *map(_addable, overrides)])
         if saved:
             _check_same({group: chosen[group] for group in kept}, before)
             given = [override for override in overrides if override.split("=")[0] not in groups]
@@ -90,14 +92,6 @@ def compose(
         return cast(C, OmegaConf.to_object(config)), {"choices": chosen, "values": values, "arguments": arguments}
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(_explain(error)) from error
-
-
-def _published(overrides: Sequence[str], chosen: Mapping[str, str]) -> list[str]:
-    """The choice of settings for published weights, if `overrides` name some and the `chosen` policy has settings."""
-    values = dict(override.split("=", 1) for override in overrides)
-    if values.get("policy.weights", "null") == "null" or chosen.get("policy") not in names(WEIGHTS, {WEIGHTS: {}}):
-        return []
-    return [f"{WEIGHTS}={chosen['policy']}"]
 
 
 def parsed(overrides: Sequence[str]) -> dict[str, Any]:

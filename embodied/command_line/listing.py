@@ -70,10 +70,10 @@ def _head(simulator: str, made: type, needs: Needs | None) -> str:
 
 
 def _schema(path: Path, classes: Mapping[str, type]) -> str:
-    """Which of `classes` the file's defaults name."""
+    """Which of `classes` the file's defaults name, or those of the task that it derives from."""
     loaded: Any = OmegaConf.load(path)
-    names = (str(each).partition("@")[0] for each in loaded.defaults)
-    return next(name for name in names if name in classes)
+    first = str(loaded.defaults[0]).partition("@")[0]
+    return first if first in classes else _schema(path.with_stem(first), classes)
 
 
 def _described(path: Path) -> str:

@@ -1,0 +1,38 @@
+"""Settings of tasks for their policies and algorithms, and of placements for large policies, from configs/settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from embodied.commands import CONFIGS
+
+PUBLISHED = "published"
+"""Owner of the settings for published weights."""
+
+
+def settings(choices: Mapping[str, str], *, published: bool) -> Any:  # noqa: ANN401 - OmegaConf's
+    """Settings of a run with these `choices` of a name for each group, and with `published` weights or new ones."""
+    sections = (table().get(owner, {}).get(name, {}) for owner, name in places(choices, published=published))
+    return OmegaConf.merge(*sections)
+
+
+def places(choices: Mapping[str, str], *, published: bool) -> Iterator[tuple[str, str]]:
+    """Owner and name of each section that `settings` looks up; where two set an option, the later one wins."""
+    task, policy, algorithm = choices["task"], choices["policy"], choices["algorithm"]
+    yield task, policy
+    yield task, algorithm
+    yield task, f"{policy}_{algorithm}"
+    yield choices["placement"], policy
+    if published:
+        yield PUBLISHED, policy
+
+
+@cache
+def table() -> dict[str, Any]:
+    """Sections of all files by their owner, which is a task, a placement or `PUBLISHED`, and their name."""
+    files: list[Any] = [OmegaConf.load(path) for path in sorted((CONFIGS / "settings").glob("*.yaml"))]
+    return {owner: sections for file in files for owner, sections in file.items()}
