@@ -76,9 +76,14 @@ def _station(config: RecordConfig, task: Task, opened: ExitStack) -> AbstractCon
     except ImportError as error:
         raise UserError(f"robot={config.robot} needs ROS 2 ({error}); see real_robot/ros2/README.md") from error
     return teleoperated.station(
-        config.robot, task.contract(distribution), config.options, prefix=config.prefix, leader=config.leader,
-        leader_joints=config.leader_joints, simulated_time=config.simulated_time,
-    )  # fmt: skip
+        config.robot,
+        task.contract(distribution),
+        config.options,
+        prefix=config.prefix,
+        leader=config.leader,
+        leader_joints=config.leader_joints,
+        simulated_time=config.simulated_time,
+    )
 
 
 def composed(arguments: list[str]) -> tuple[tuple[RecordConfig, Task], dict[str, object]]:

@@ -45,10 +45,18 @@ def run(arguments: list[str]) -> None:
     place, at = config.placement.start(config.device), (config.resume, config.output, name)
     with place as world, viewing(config, SHOWN) as seen, shared_run(world, *at) as directory:
         trainer = Experiment(
-            config, seen(with_latency(in_processes(config.task), config.latency)), config.policy, config.algorithm,
-            directory, record=record, seed=config.seed, device=world.device, wandb_project=config.wandb, world=world,
+            config,
+            seen(with_latency(in_processes(config.task), config.latency)),
+            config.policy,
+            config.algorithm,
+            directory,
+            record=record,
+            seed=config.seed,
+            device=world.device,
+            wandb_project=config.wandb,
+            world=world,
             demonstrations=demonstrations,
-        )  # fmt: skip
+        )
         if not world.rank:
             OmegaConf.save(OmegaConf.create(record["values"]), directory / "config.yaml")
         log.info(trainer.run().summary(directory))

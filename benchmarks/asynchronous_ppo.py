@@ -43,14 +43,23 @@ ROWS = {
 """Options by staleness and objective."""
 TASKS = {
     "vehicle_navigate": (
-        "env_steps=2500000", "task.map=false", "task.guard=false", "policy.reciprocal=[lidar]",
-        "task.vehicle.speed_min_m_s=0", "task.numbers.reward_collision=-8",
+        "env_steps=2500000",
+        "task.map=false",
+        "task.guard=false",
+        "policy.reciprocal=[lidar]",
+        "task.vehicle.speed_min_m_s=0",
+        "task.numbers.reward_collision=-8",
     ),
     "libero_pick": (
-        "env_steps=300000", "task.tasks=[0,1,2,3,4]", "task.assets=stand-in", "task.episodes=2", "task.areas_share=0",
-        "evaluation_starts=50", "sft.steps=4000",
+        "env_steps=300000",
+        "task.tasks=[0,1,2,3,4]",
+        "task.assets=stand-in",
+        "task.episodes=2",
+        "task.areas_share=0",
+        "evaluation_starts=50",
+        "sft.steps=4000",
     ),
-}  # fmt: skip
+}
 """Options of each."""
 MEANS = ("placement/staleness", "rl/importance_truncated", "rl/clip_fraction")
 """Metrics that are averaged over the run."""
@@ -80,12 +89,17 @@ def measured(task: str, row: str, seed: int, folder: Path) -> dict[str, Any]:
         if any(name in each for each in metrics)
     }
     return {
-        "task": task, "row": row, "seed": seed, "distribution": found["distribution"],
-        **{key: found[key] for key in ("success", "low", "high", "episodes")}, **told,
+        "task": task,
+        "row": row,
+        "seed": seed,
+        "distribution": found["distribution"],
+        **{key: found[key] for key in ("success", "low", "high", "episodes")},
+        **told,
         "seconds": round(sum(spent[phase] for phase in ("simulation", "policy", "update")), 1),
-        "env_steps": report["env_steps"], "dropped_rollouts": report["dropped_rollouts"],
+        "env_steps": report["env_steps"],
+        "dropped_rollouts": report["dropped_rollouts"],
         "curve": [[each["step"], round(each["time"] - began, 1), each["rollout/success"]] for each in metrics[::10]],
-    }  # fmt: skip
+    }
 
 
 def trained(options: Sequence[str], run: Path) -> None:
@@ -125,12 +139,16 @@ def shown(rows: Sequence[dict[str, Any]]) -> str:
     """A table of the rows."""
     lines = [
         [
-            row["task"], row["row"], str(row["seed"]),
+            row["task"],
+            row["row"],
+            str(row["seed"]),
             f"{100 * row['success']:.1f}% [{100 * row['low']:.1f}, {100 * row['high']:.1f}]",
-            f"{row['seconds']:.0f}", f"{row['staleness']:.2f}", f"{row.get('importance_truncated', 0.0):.4f}",
+            f"{row['seconds']:.0f}",
+            f"{row['staleness']:.2f}",
+            f"{row.get('importance_truncated', 0.0):.4f}",
         ]
         for row in rows
-    ]  # fmt: skip
+    ]
     return table(["task", "staleness", "seed", "success", "s", "mean staleness", "truncated"], lines)
 
 

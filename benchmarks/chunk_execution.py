@@ -67,10 +67,12 @@ class Jumps:
         """Mean, 95% quantile and maximum at borders, mean inside, share of pauses."""
         border, inside = torch.cat(self.at_borders), torch.cat([*self.inside, torch.empty(0)])
         return {
-            "border_jump_mean_mm": float(border.mean()), "border_jump_p95_mm": float(border.quantile(0.95)),
-            "border_jump_max_mm": float(border.max()), "inside_jump_mean_mm": float(inside.mean()),
+            "border_jump_mean_mm": float(border.mean()),
+            "border_jump_p95_mm": float(border.quantile(0.95)),
+            "border_jump_max_mm": float(border.max()),
+            "inside_jump_mean_mm": float(inside.mean()),
             "pauses": self.pauses / self.commands,
-        }  # fmt: skip
+        }
 
 
 def measure(
@@ -92,11 +94,14 @@ def measure(
     result = evaluate(env, policy, starts_per_task=options.episodes, first_start=first, watch=jumps.watch)
     summary = result.summary()
     found = {
-        "execution": row[0].value if row else "no delay", "delay_s": options.delay_s if row else 0.0,
-        "executed": executed, **{name: summary[name] for name in ("success", "low", "high", "episodes", "step_limit")},
-        "mean_steps": float(result.steps.float().mean()), **jumps.summary(),
+        "execution": row[0].value if row else "no delay",
+        "delay_s": options.delay_s if row else 0.0,
+        "executed": executed,
+        **{name: summary[name] for name in ("success", "low", "high", "episodes", "step_limit")},
+        "mean_steps": float(result.steps.float().mean()),
+        **jumps.summary(),
         "cpu_s": round(time.process_time() - began, 1),
-    }  # fmt: skip
+    }
     sys.stderr.write(json.dumps(found) + "\n")
     return found, result
 
@@ -107,10 +112,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     prepare("cpu", 1)
     saved = checkpoint.load(options.run)
     report: dict[str, Any] = {
-        "task": "libero_pick", "distribution": "wide", "first_start": options.seed * options.episodes,
+        "task": "libero_pick",
+        "distribution": "wide",
+        "first_start": options.seed * options.episodes,
         "contract": {"horizon": saved.contract.horizon, "executed": saved.contract.executed},
-        "git_commit": git_commit(), "versions": versions(), "rows": [],
-    }  # fmt: skip
+        "git_commit": git_commit(),
+        "versions": versions(),
+        "rows": [],
+    }
     plain, reference = measure(saved, None, options)
     report["rows"].append(plain)
     for row in options.rows:
@@ -126,19 +135,31 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """The rows as Markdown."""
     columns = (
-        "execution", "delay s", "K", "success [95%]", "over no delay", "steps", "border jump mm: mean, p95, max",
-        "inside", "pauses",
-    )  # fmt: skip
+        "execution",
+        "delay s",
+        "K",
+        "success [95%]",
+        "over no delay",
+        "steps",
+        "border jump mm: mean, p95, max",
+        "inside",
+        "pauses",
+    )
     lines = [f"| {' | '.join(columns)} |", "|" + " --- |" * len(columns)]
     for row in rows:
         gain = row.get("over_no_delay")
         over = f"{100 * gain['difference']:+.1f} [{100 * gain['low']:+.1f}, {100 * gain['high']:+.1f}]" if gain else ""
         cells = [
-            row["execution"], f"{row['delay_s']:g}", str(row["executed"]),
-            f"{row['success']:.1%} [{100 * row['low']:.1f}, {100 * row['high']:.1f}]", over, f"{row['mean_steps']:.0f}",
+            row["execution"],
+            f"{row['delay_s']:g}",
+            str(row["executed"]),
+            f"{row['success']:.1%} [{100 * row['low']:.1f}, {100 * row['high']:.1f}]",
+            over,
+            f"{row['mean_steps']:.0f}",
             ", ".join(f"{row[f'border_jump_{name}_mm']:.1f}" for name in ("mean", "p95", "max")),
-            f"{row['inside_jump_mean_mm']:.1f}", f"{row['pauses']:.0%}",
-        ]  # fmt: skip
+            f"{row['inside_jump_mean_mm']:.1f}",
+            f"{row['pauses']:.0%}",
+        ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + f"\n{rows[0]['episodes']} episodes a row, step limit {rows[0]['step_limit']}\n"
 

@@ -201,10 +201,14 @@ def pictures(envs: int = 8, decisions: int = 35) -> dict[str, Any]:
     held, following = _bytes(rollout), rollout.next_observation().bytes()
     before = held - rollout.last_observation.bytes() + following
     return {
-        "envs": envs, "decisions": decisions, "cameras": 2, "side": SIDE,
-        "MB": round(held / 1e6, 1), "MB with next_observation": round(before / 1e6, 1),
+        "envs": envs,
+        "decisions": decisions,
+        "cameras": 2,
+        "side": SIDE,
+        "MB": round(held / 1e6, 1),
+        "MB with next_observation": round(before / 1e6, 1),
         "share": round(held / before, 3),
-    }  # fmt: skip
+    }
 
 
 def _bytes(rollout: Rollout) -> int:
@@ -238,11 +242,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
             part: round(statistics.median(two[part] / one[part] for one, two in pairs), 2) for part in pairs[0][0]
         }
     report = {
-        "git_commit": git_commit(), "machine": platform.processor() or platform.machine(), "cores": os.cpu_count(),
-        "threads": 1, "runs": options.runs, "decisions": options.decisions,
+        "git_commit": git_commit(),
+        "machine": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "threads": 1,
+        "runs": options.runs,
+        "decisions": options.decisions,
         "load": [round(each, 1) for each in (before, os.getloadavg()[0])],
-        "versions": versions(), "rows": rows, "pictures": pictures(),
-    }  # fmt: skip
+        "versions": versions(),
+        "rows": rows,
+        "pictures": pictures(),
+    }
     with complete_or_absent(options.output) as temporary:
         temporary.write_text(dumps_rows(report))
     sys.stdout.write(table(report))

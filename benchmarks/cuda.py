@@ -131,9 +131,12 @@ def _about(device: str) -> dict[str, Any]:
         return about | {"card": "none, tiny sizes on a CPU", "machine": platform.machine()}
     card = torch.cuda.get_device_properties(0)
     return about | {
-        "card": card.name, "memory_gb": round(card.total_memory / 1e9, 1), "driver": _driver(),
-        "capability": f"{card.major}.{card.minor}", "multiprocessors": card.multi_processor_count,
-    }  # fmt: skip
+        "card": card.name,
+        "memory_gb": round(card.total_memory / 1e9, 1),
+        "driver": _driver(),
+        "capability": f"{card.major}.{card.minor}",
+        "multiprocessors": card.multi_processor_count,
+    }
 
 
 def _driver() -> str | None:

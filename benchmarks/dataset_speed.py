@@ -58,9 +58,13 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         task = LiberoTask(
-            tasks=["6"], assets="stand-in", images=["agentview", "robot0_eye_in_hand"], image_size=SIZE,
-            episodes=EPISODES, executed=1,
-        )  # fmt: skip
+            tasks=["6"],
+            assets="stand-in",
+            images=["agentview", "robot0_eye_in_hand"],
+            image_size=SIZE,
+            episodes=EPISODES,
+            executed=1,
+        )
         task.demonstrations(Path(folder) / "made", 0)
         for store in lerobot_dataset.Store:
             data = Path(folder) / store.value

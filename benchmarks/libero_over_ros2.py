@@ -65,10 +65,15 @@ def over_ros(options: argparse.Namespace, directory: Path) -> list[list[dict[str
     row["options"] = {"rate_hz": 1.0 / contract.control_dt_s, "arrays": objects}
     limits = {"limits": str(LIMITS)}
     arm = {
-        "output": options.output, "joints": list(JOINTS), "model": str(directory / "arm.xml"), "site": SITE,
-        "model_joints": list(MODEL_JOINTS), "base_frame": "world", "lag_s": options.lag,
+        "output": options.output,
+        "joints": list(JOINTS),
+        "model": str(directory / "arm.xml"),
+        "site": SITE,
+        "model_joints": list(MODEL_JOINTS),
+        "base_frame": "world",
+        "lag_s": options.lag,
         "gripper": {"kind": "trajectory", "name": "gripper_controller/joint_trajectory", "fingers": list(FINGERS)},
-    }  # fmt: skip
+    }
     with Processes(directory) as nodes:
         outcomes: list[dict[str, Any]] = []
         nodes.node.create_subscription(String, "/arm/episode", lambda m: outcomes.append(json.loads(m.data)), 10)
@@ -104,9 +109,14 @@ def in_simulation(options: argparse.Namespace, policy: TrainablePolicy) -> Evalu
     tasks = load_tasks("libero_object", options.tasks)
     contract = policy.contract
     environment = LiberoEnvironment(
-        tasks, len(tasks), distribution=options.distribution, split="eval", horizon=contract.horizon,
-        executed=contract.executed, threads=1,
-    )  # fmt: skip
+        tasks,
+        len(tasks),
+        distribution=options.distribution,
+        split="eval",
+        horizon=contract.horizon,
+        executed=contract.executed,
+        threads=1,
+    )
     return evaluate(environment, policy, starts_per_task=options.episodes)
 
 
@@ -115,9 +125,14 @@ def simulators_tracking(options: argparse.Namespace, policy: TrainablePolicy) ->
     trace = []
     for task in options.tasks:
         environment = LiberoEnvironment(
-            load_tasks("libero_object", [task]), 1, distribution=options.distribution, split="eval",
-            horizon=policy.contract.horizon, executed=1, threads=1,
-        )  # fmt: skip
+            load_tasks("libero_object", [task]),
+            1,
+            distribution=options.distribution,
+            split="eval",
+            horizon=policy.contract.horizon,
+            executed=1,
+            threads=1,
+        )
         seen, response = environment.reset(starts=torch.tensor([0])), Response(policy.contract.control_dt_s)
         velocity, done = np.zeros(6), False
         while not done:
@@ -177,16 +192,21 @@ def main() -> None:
     gain = ros.gain_over(direct)
     record = {
         "git_commit": git_commit(),
-        "policy": options.policy, "distribution": options.distribution, "assets": find_assets(None).kind,
-        "controller": CONTROLLERS[options.output], "delay_s": options.delay, "lag_s": options.lag,
-        "over_ros2": ros.summary(), "simulator": direct.summary(),
+        "policy": options.policy,
+        "distribution": options.distribution,
+        "assets": find_assets(None).kind,
+        "controller": CONTROLLERS[options.output],
+        "delay_s": options.delay,
+        "lag_s": options.lag,
+        "over_ros2": ros.summary(),
+        "simulator": direct.summary(),
         "difference": {"success": gain.difference, "low": gain.low, "high": gain.high},
         "periods_without_a_command": sum(episode["held"] for row in episodes for episode in row),
         "tracking": {
             "over_ros2": tracking([entry for row in episodes for episode in row for entry in episode["trace"]]),
             "simulator": tracking(simulators_tracking(options, policy)),
         },
-    }  # fmt: skip
+    }
     print(json.dumps({key: value for key, value in record.items() if key not in ("over_ros2", "simulator")}, indent=2))
     for name in ("over_ros2", "simulator"):
         found = record[name]

@@ -44,11 +44,18 @@ def successes(shown: Task, asked: Task, aim: Task, policy: Any, task: LiberoTask
     """Of `starts` episodes in the scene of `shown`, told what `asked` is told, those that reach the goal of `aim`."""
     problem = replace(shown.problem, goal=aim.problem.goal, obj_of_interest=aim.problem.obj_of_interest)
     env = LiberoEnvironment(
-        [replace(shown, language=asked.language, problem=problem)], starts, distribution=task.starts, split="eval",
-        horizon=task.horizon, executed=task.executed, step_limit=step_limit_of([shown]),
-        assets=find_assets(task.assets), joints=task.joints, image_size=task.image_size if task.images else None,
+        [replace(shown, language=asked.language, problem=problem)],
+        starts,
+        distribution=task.starts,
+        split="eval",
+        horizon=task.horizon,
+        executed=task.executed,
+        step_limit=step_limit_of([shown]),
+        assets=find_assets(task.assets),
+        joints=task.joints,
+        image_size=task.image_size if task.images else None,
         images=tuple(task.images),
-    )  # fmt: skip
+    )
     label = f"{asked.index} asked for in the scene of {shown.index}"
     found = int(evaluate(env, policy, starts_per_task=starts, progress=label).success.sum())
     env.close()

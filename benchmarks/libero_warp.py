@@ -128,9 +128,15 @@ def speed(
     `timed` chunks of `executed` control steps count.
     """
     env = LiberoEnvironment(
-        [task], worlds, horizon=executed, executed=executed, assets=assets, image_size=image_size,
-        sim=LiberoSim.mjwarp, device=device,
-    )  # fmt: skip
+        [task],
+        worlds,
+        horizon=executed,
+        executed=executed,
+        assets=assets,
+        image_size=image_size,
+        sim=LiberoSim.mjwarp,
+        device=device,
+    )
     generator = torch.Generator().manual_seed(0)
     chunks = 0.3 * torch.randn(timed + 1, worlds, executed, 7, generator=generator).to(device)
     env.reset(starts=torch.arange(worlds) % STARTS)
@@ -153,20 +159,27 @@ def speeds(task: Task, assets: Assets, sizes: list[int], device: str) -> dict:
         print(f"{worlds} worlds: {state:.0f} control steps/s, {pictures:.0f} with two cameras", flush=True)
     name = torch.cuda.get_device_name(device) if device.startswith("cuda") else "cpu"
     return {
-        "task": task.name, "assets": assets.kind, "device": name, "control_steps_per_s": rows,
-        "git_commit": git_commit(), "versions": versions(),
-    }  # fmt: skip
+        "task": task.name,
+        "assets": assets.kind,
+        "device": name,
+        "control_steps_per_s": rows,
+        "git_commit": git_commit(),
+        "versions": versions(),
+    }
 
 
 def summary(assets: str, rows: list[dict], replays: dict[str, list[NDArray]], errors: list[NDArray]) -> dict:
     """What has been measured over the tasks of `rows`."""
     total = np.concatenate(errors)
     return {
-        "assets": assets, "git_commit": git_commit(), "versions": versions(), "tasks": rows,
+        "assets": assets,
+        "git_commit": git_commit(),
+        "versions": versions(),
+        "tasks": rows,
         "episodes": sum(row["episodes"] for row in rows),
         **{key: value for name, each in replays.items() for key, value in rate(name, np.concatenate(each)).items()},
         "step_error_grasped": {str(q): float(np.quantile(total, q)) for q in (0.5, 0.9, 0.99, 1.0)},
-    }  # fmt: skip
+    }
 
 
 def write(output: Path, result: dict) -> None:
@@ -205,11 +218,17 @@ def main() -> None:
             errors.append(step_errors(scene, held))
             replays["mujoco"].append(floor)
             replays["mjwarp"].append(ours)
-            rows.append({
-                "task": task.name, "episodes": len(starts), "mujoco": float(floor.mean()), "mjwarp": float(ours.mean()),
-                "states": len(held), "median": float(np.median(errors[-1])),
-                "p99": float(np.quantile(errors[-1], 0.99)),
-            })  # fmt: skip
+            rows.append(
+                {
+                    "task": task.name,
+                    "episodes": len(starts),
+                    "mujoco": float(floor.mean()),
+                    "mjwarp": float(ours.mean()),
+                    "states": len(held),
+                    "median": float(np.median(errors[-1])),
+                    "p99": float(np.quantile(errors[-1], 0.99)),
+                }
+            )
             print(
                 f"{task.name}: mujoco {floor.mean():.3f}, mjwarp {ours.mean():.3f} of {len(starts)} replays", flush=True
             )

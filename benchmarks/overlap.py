@@ -111,9 +111,15 @@ class Measured:
 
 
 def sleeping(
-    overlap: bool, sleep_s: float, num_envs: int, *, device: str = "cpu", count: int = ITERATIONS,
-    watch: Callable[[Rollout], None] | None = None, wait: bool = False,
-) -> Measured:  # fmt: skip
+    overlap: bool,
+    sleep_s: float,
+    num_envs: int,
+    *,
+    device: str = "cpu",
+    count: int = ITERATIONS,
+    watch: Callable[[Rollout], None] | None = None,
+    wait: bool = False,
+) -> Measured:
     """PPO on `device` whose simulator sleeps `sleep_s` in a step; the first iteration is not counted, `count` are.
 
     `watch` is called with every rollout. With `wait` a collection that was begun ends before the update begins: the
@@ -251,8 +257,9 @@ def compared(found: dict[bool, list[float]]) -> dict[str, Any]:
     without, beside = (statistics.median(seconds) for seconds in found.values())
     return {
         "seconds": [round(each, 3) for each in found[False]],
-        "seconds_with_overlap": [round(each, 3) for each in found[True]], "ratio": round(beside / without, 3),
-    }  # fmt: skip
+        "seconds_with_overlap": [round(each, 3) for each in found[True]],
+        "ratio": round(beside / without, 3),
+    }
 
 
 def libero_row(runs: int, env_steps: int) -> dict[str, Any]:
@@ -276,9 +283,12 @@ def main() -> int:
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     about: dict[str, Any] = {
-        "git_commit": git_commit(), "versions": versions(), "cores": os.cpu_count(), "load_before": os.getloadavg()[0],
+        "git_commit": git_commit(),
+        "versions": versions(),
+        "cores": os.cpu_count(),
+        "load_before": os.getloadavg()[0],
         "runs": options.runs,
-    }  # fmt: skip
+    }
     for name in options.rows:
         if name in SLEEPS:
             about[name] = asleep(*SLEEPS[name], options.runs)
@@ -286,10 +296,14 @@ def main() -> int:
             about[name] = libero_row(options.runs, options.env_steps)
     about["load_after"] = os.getloadavg()[0]
     rows = [
-        [name, *(f"{statistics.median(about[name][key]):.3f}" for key in ("seconds", "seconds_with_overlap")),
-         f"{about[name]['ratio']:.2f}", *(f"{about[name].get(key, nan):.2f}" for key in ("ratio_with_cores", "bound"))]
+        [
+            name,
+            *(f"{statistics.median(about[name][key]):.3f}" for key in ("seconds", "seconds_with_overlap")),
+            f"{about[name]['ratio']:.2f}",
+            *(f"{about[name].get(key, nan):.2f}" for key in ("ratio_with_cores", "bound")),
+        ]
         for name in options.rows
-    ]  # fmt: skip
+    ]
     print(table(["", "s", "s with overlap", "ratio", "with cores", "bound"], rows))
     if options.output:
         with complete_or_absent(options.output) as temporary:

@@ -40,27 +40,54 @@ COLLIDED_S = {"time_s": 180.0, "lap_time_s": 60.0}
 """By timed metric: a collision is worse than being late; in a race it costs the same, over three laps."""
 RANGES: Mapping[str, Mapping[str, tuple[float, float]]] = {
     "DWA": {
-        "horizon_s": (0.8, 3.0), "clearance_m": (0.2, 0.6), "free_m": (0.4, 2.0), "goal": (0.3, 2.0),
-        "heading": (0.03, 1.0), "clearance": (0.2, 2.0), "speed": (0.1, 2.0), "margin_m": (0.02, 0.12),
-        "turn_m": (0.01, 0.1), "window_s": (0.15, 0.6),
+        "horizon_s": (0.8, 3.0),
+        "clearance_m": (0.2, 0.6),
+        "free_m": (0.4, 2.0),
+        "goal": (0.3, 2.0),
+        "heading": (0.03, 1.0),
+        "clearance": (0.2, 2.0),
+        "speed": (0.1, 2.0),
+        "margin_m": (0.02, 0.12),
+        "turn_m": (0.01, 0.1),
+        "window_s": (0.15, 0.6),
     },
     "pure pursuit": {
-        "ahead_m": (0.4, 1.5), "ahead_s": (0.02, 0.3), "lateral_m_s2": (2.5, 7.0), "braking_m_s2": (1.5, 7.0),
+        "ahead_m": (0.4, 1.5),
+        "ahead_s": (0.02, 0.3),
+        "lateral_m_s2": (2.5, 7.0),
+        "braking_m_s2": (1.5, 7.0),
     },
     "follow the gap": {
-        "margin_m": (0.03, 0.25), "share": (0.2, 0.8), "aim_m": (0.4, 2.0), "lateral_m_s2": (2.5, 7.0),
-        "braking_m_s2": (2.0, 7.0), "stop_m": (0.3, 1.5),
+        "margin_m": (0.03, 0.25),
+        "share": (0.2, 0.8),
+        "aim_m": (0.4, 2.0),
+        "lateral_m_s2": (2.5, 7.0),
+        "braking_m_s2": (2.0, 7.0),
+        "stop_m": (0.3, 1.5),
     },
     "raceline": {
-        "margin_m": (0.22, 0.36), "lateral_m_s2": (5.2, 7.0), "driving_m_s2": (3.5, 6.5), "braking_m_s2": (4.5, 8.0),
-        "join": (1.0, 4.0), "early_s": (0.05, 0.2), "pursuit.ahead_m": (0.25, 0.8), "pursuit.ahead_s": (0.1, 0.25),
+        "margin_m": (0.22, 0.36),
+        "lateral_m_s2": (5.2, 7.0),
+        "driving_m_s2": (3.5, 6.5),
+        "braking_m_s2": (4.5, 8.0),
+        "join": (1.0, 4.0),
+        "early_s": (0.05, 0.2),
+        "pursuit.ahead_m": (0.25, 0.8),
+        "pursuit.ahead_s": (0.1, 0.25),
     },
     "quadrotor raceline": {
-        "limits.highest": (0.8, 0.95), "limits.opening": (0.25, 0.65), "place_1_s2": (15.0, 90.0),
-        "speed_1_s": (4.0, 16.0), "along_1_s": (3.0, 12.0), "tilt_1_s2": (200.0, 900.0), "rate_1_s": (20.0, 70.0),
-        "yaw_1_s": (2.0, 15.0), "lead_s": (0.008, 0.03), "late_s": (0.001, 0.01),
+        "limits.highest": (0.8, 0.95),
+        "limits.opening": (0.25, 0.65),
+        "place_1_s2": (15.0, 90.0),
+        "speed_1_s": (4.0, 16.0),
+        "along_1_s": (3.0, 12.0),
+        "tilt_1_s2": (200.0, 900.0),
+        "rate_1_s": (20.0, 70.0),
+        "yaw_1_s": (2.0, 15.0),
+        "lead_s": (0.008, 0.03),
+        "late_s": (0.001, 0.01),
     },
-}  # fmt: skip
+}
 """Ranges for random settings, uniform in the logarithm."""
 
 

@@ -84,9 +84,14 @@ def ours(env: NumberedStarts, which: int, seed: int, clock: Clock) -> Iterations
     steps = LENGTHS[which] * env.num_envs
     policy = MLPConfig(hidden=[HIDDEN[which]] * 2, running_statistics=True).build(env.contract).to(env.device)
     settings = PPOConfig(
-        rollout_length=LENGTHS[which], minibatch=steps // MINIBATCHES[which], learning_rate=RATES[which],
-        value_learning_rate=RATES[which], target_kl=float("inf"), critic_warmup=0, **SHARED,
-    )  # fmt: skip
+        rollout_length=LENGTHS[which],
+        minibatch=steps // MINIBATCHES[which],
+        learning_rate=RATES[which],
+        value_learning_rate=RATES[which],
+        target_kl=float("inf"),
+        critic_warmup=0,
+        **SHARED,
+    )
     clock.watch(env, "step", "reset")
     done = 0
     for each in train(env, policy, settings, env_steps=1 << 40, seed=seed):
@@ -115,15 +120,28 @@ def rsl_rl(env: NumberedStarts, seed: int, clock: Clock) -> Iterations:
     noise = {"class_name": "GaussianDistribution", "init_std": 0.5, "std_type": "log"}
     groups = list(vector.get_observations().keys())
     settings = {
-        "num_steps_per_env": LENGTHS[0], "save_interval": 1 << 30, "env": {},
-        "obs_groups": {"actor": ["policy"], "critic": groups}, "actor": {**model, "distribution_cfg": noise},
-        "critic": model, "algorithm": {
-            "class_name": "PPO", "num_learning_epochs": SHARED["epochs"], "num_mini_batches": MINIBATCHES[0],
-            "learning_rate": RATES[0], "gamma": SHARED["discount"], "lam": SHARED["gae_lambda"],
-            "clip_param": SHARED["clip"], "entropy_coef": 0.0, "value_loss_coef": 1.0, "max_grad_norm": 1.0,
-            "schedule": "fixed", "desired_kl": None, "use_clipped_value_loss": False,
+        "num_steps_per_env": LENGTHS[0],
+        "save_interval": 1 << 30,
+        "env": {},
+        "obs_groups": {"actor": ["policy"], "critic": groups},
+        "actor": {**model, "distribution_cfg": noise},
+        "critic": model,
+        "algorithm": {
+            "class_name": "PPO",
+            "num_learning_epochs": SHARED["epochs"],
+            "num_mini_batches": MINIBATCHES[0],
+            "learning_rate": RATES[0],
+            "gamma": SHARED["discount"],
+            "lam": SHARED["gae_lambda"],
+            "clip_param": SHARED["clip"],
+            "entropy_coef": 0.0,
+            "value_loss_coef": 1.0,
+            "max_grad_norm": 1.0,
+            "schedule": "fixed",
+            "desired_kl": None,
+            "use_clipped_value_loss": False,
         },
-    }  # fmt: skip
+    }
     with contextlib.redirect_stdout(io.StringIO()):
         runner = OnPolicyRunner(vector, settings, log_dir=None, device=str(env.device))
     watched, totals, ended = vector.step, torch.zeros(env.num_envs, device=env.device), []
@@ -161,11 +179,21 @@ def sb3(seed: int, clock: Clock) -> Iterations:
     clock.watch(env, "step", "reset")
     steps = LENGTHS[1] * CHEETAHS
     model = PPO(
-        "MlpPolicy", env, n_steps=LENGTHS[1], batch_size=steps // MINIBATCHES[1], n_epochs=SHARED["epochs"],
-        learning_rate=RATES[1], gamma=SHARED["discount"], gae_lambda=SHARED["gae_lambda"], clip_range=SHARED["clip"],
-        vf_coef=1.0, max_grad_norm=1.0, seed=seed, device="cpu",
+        "MlpPolicy",
+        env,
+        n_steps=LENGTHS[1],
+        batch_size=steps // MINIBATCHES[1],
+        n_epochs=SHARED["epochs"],
+        learning_rate=RATES[1],
+        gamma=SHARED["discount"],
+        gae_lambda=SHARED["gae_lambda"],
+        clip_range=SHARED["clip"],
+        vf_coef=1.0,
+        max_grad_norm=1.0,
+        seed=seed,
+        device="cpu",
         policy_kwargs={"net_arch": [HIDDEN[1]] * 2, "log_std_init": float(torch.tensor(0.5).log())},
-    )  # fmt: skip
+    )
     first = True
     while True:
         model.learn(steps, reset_num_timesteps=first)
@@ -238,11 +266,13 @@ def run(pair: str, seed: int, seconds: float, keep: bool) -> dict[str, dict[str,
 def _summary(curve: list[tuple[float, int, float | None]], spent: float, made: int, inside: float) -> dict[str, Any]:
     last = [earned for at, _, earned in curve if earned is not None and at > 0.8 * spent]
     return {
-        "steps_per_cpu_s": round(made / spent), "steps": made, "environment_share": round(inside / spent, 3),
+        "steps_per_cpu_s": round(made / spent),
+        "steps": made,
+        "environment_share": round(inside / spent, 3),
         "us_beside_environment": round(1e6 * (spent - inside) / made, 3),
         "return": round(statistics.fmean(last), 2) if last else None,
         "curve": curve[:: max(1, len(curve) // 20)],
-    }  # fmt: skip
+    }
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -272,11 +302,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.output:
         known = {name: metadata.version(name) for name in ("rsl-rl-lib", "stable-baselines3")}
         report = {
-            "git_commit": git_commit(), "machine": platform.processor() or platform.machine(), "cores": os.cpu_count(),
-            "threads": 1, "seconds": options.seconds, "keeps_freed_memory": not options.plain,
+            "git_commit": git_commit(),
+            "machine": platform.processor() or platform.machine(),
+            "cores": os.cpu_count(),
+            "threads": 1,
+            "seconds": options.seconds,
+            "keeps_freed_memory": not options.plain,
             "load": [round(each, 1) for each in (before, os.getloadavg()[0])],
-            "versions": versions() | known, "rows": rows,
-        }  # fmt: skip
+            "versions": versions() | known,
+            "rows": rows,
+        }
         with complete_or_absent(options.output) as temporary:
             temporary.write_text(dumps_rows(report))
 

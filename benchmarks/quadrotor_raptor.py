@@ -198,11 +198,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if any(task.platforms != runs[0][1].platforms for _, task, _ in runs):
         raise UserError("expected runs that were trained for the same platforms")
     report = {
-        "command": "python benchmarks/quadrotor_raptor.py RUN...", "episodes": args.episodes,
-        "git_commit": git_commit(), "machine": machine(), "versions": versions(), "raptor": installed(python),
+        "command": "python benchmarks/quadrotor_raptor.py RUN...",
+        "episodes": args.episodes,
+        "git_commit": git_commit(),
+        "machine": machine(),
+        "versions": versions(),
+        "raptor": installed(python),
         "runs": [about for *_, about in runs],
         **measure(runs, python, args.episodes),
-    }  # fmt: skip
+    }
     sys.stdout.write(shown(report["rows"]) + "\n")
     with complete_or_absent(args.output) as temporary:
         temporary.write_text(dumps_rows(report))

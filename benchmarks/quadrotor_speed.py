@@ -84,9 +84,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     before = {"git_commit": git_commit(), "machine": machine(), "lanes": LANES}
     with tempfile.TemporaryDirectory() as empty:
         os.environ |= {
-            "TORCHINDUCTOR_CACHE_DIR": f"{empty}/torch", "TORCHINDUCTOR_COMPILE_THREADS": "1",
+            "TORCHINDUCTOR_CACHE_DIR": f"{empty}/torch",
+            "TORCHINDUCTOR_COMPILE_THREADS": "1",
             "XDG_CACHE_HOME": f"{empty}/ours",
-        }  # fmt: skip
+        }
         report = before | measured(options)
     sys.stdout.write(table(report))
     options.output.parent.mkdir(parents=True, exist_ok=True)
@@ -285,9 +286,13 @@ def machine() -> dict[str, str | int]:
     model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
     version = subprocess.run([str(compiler()), "--version"], capture_output=True, text=True, check=True).stdout
     return {
-        "cpu": model, "cores": CORES, "compiler": version.splitlines()[0], "torch": torch.__version__,
-        "numpy": np.__version__, "load": round(os.getloadavg()[0], 1),
-    }  # fmt: skip
+        "cpu": model,
+        "cores": CORES,
+        "compiler": version.splitlines()[0],
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "load": round(os.getloadavg()[0], 1),
+    }
 
 
 def table(report: dict) -> str:

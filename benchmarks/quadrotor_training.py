@@ -87,15 +87,22 @@ ELSEWHERE = {
     "hover_nominal": [
         {
             "what": "Learning to Fly in Seconds, TD3: its C++ on one shared x86-64 core, 3 seeds, 256 episodes of 5 s",
-            "analytic_gradients": False, "cpu_s": [35, 39], "env_steps": 300_000, "survive": [0.79, 0.93],
-            "position_error_m": [0.22, 0.33], "source": "measured earlier on another machine, not by this program",
+            "analytic_gradients": False,
+            "cpu_s": [35, 39],
+            "env_steps": 300_000,
+            "survive": [0.79, 0.93],
+            "position_error_m": [0.22, 0.33],
+            "source": "measured earlier on another machine, not by this program",
         },
         {
             "what": "Learning to Fly in Seconds, TD3: training on an M1 laptop",
-            "analytic_gradients": False, "wall_s": 18, "env_steps": 300_000, "source": "claimed in arXiv 2311.13081",
+            "analytic_gradients": False,
+            "wall_s": 18,
+            "env_steps": 300_000,
+            "source": "claimed in arXiv 2311.13081",
         },
     ],
-}  # fmt: skip
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -111,10 +118,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 raise SystemExit(f"error: the files are no longer those of {commit}; measure in a separate worktree")
             sys.stderr.write(json.dumps({key: runs[-1][key] for key in ("variant", "seed", *TIMES)}) + "\n")
     report = {
-        "result": args.result, "command": f"python benchmarks/quadrotor_training.py {args.result}",
-        "options": args.options, "git_commit": commit, "machine": machine(), "versions": versions(),
-        "rows": rows(runs), "runs": runs, "elsewhere": ELSEWHERE.get(args.result, []),
-    }  # fmt: skip
+        "result": args.result,
+        "command": f"python benchmarks/quadrotor_training.py {args.result}",
+        "options": args.options,
+        "git_commit": commit,
+        "machine": machine(),
+        "versions": versions(),
+        "rows": rows(runs),
+        "runs": runs,
+        "elsewhere": ELSEWHERE.get(args.result, []),
+    }
     sys.stdout.write(shown(report["rows"]) + "\n")
     with complete_or_absent(args.output) as temporary:
         temporary.write_text(dumps_rows(report))
@@ -135,12 +148,19 @@ def measure(variant: Variant, seed: int, options: Sequence[str], run: Path) -> d
         _spent(["evaluate.py", f"checkpoint={run}", f"episodes={episodes}", f"num_envs={episodes}", *late])
         (evaluations[name],) = json.loads((run / "evaluation.json").read_text())["evaluations"]
     return {
-        "seed": seed, "options": list(variant.options), "analytic_gradients": variant.analytic_gradients,
-        "git_commit": report["git_commit"], "cpu_s": report["cpu_s"], "command_cpu_s": cpu_s, "command_wall_s": wall_s,
-        "saved_s": trained.stat().st_mtime - began, "phases_wall_s": report["wall_s"], "load": os.getloadavg()[0],
+        "seed": seed,
+        "options": list(variant.options),
+        "analytic_gradients": variant.analytic_gradients,
+        "git_commit": report["git_commit"],
+        "cpu_s": report["cpu_s"],
+        "command_cpu_s": cpu_s,
+        "command_wall_s": wall_s,
+        "saved_s": trained.stat().st_mtime - began,
+        "phases_wall_s": report["wall_s"],
+        "load": os.getloadavg()[0],
         "env_steps": report["env_steps"],
         "evaluations": {name: with_intervals(row) for name, row in evaluations.items()},
-    }  # fmt: skip
+    }
 
 
 def called(row: dict[str, Any]) -> str:

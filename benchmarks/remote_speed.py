@@ -119,11 +119,15 @@ def row(kind: Kind, kinds: list[Kind]) -> dict[str, object]:
     mine, theirs = statistics.median(kind.chunk_s), statistics.median(alone.chunk_s)
     ratios = sorted(here / there for here, there in zip(kind.chunk_s, alone.chunk_s, strict=True))
     return {
-        "task": kind.name, "environments": kind.env.num_envs, "processes": kind.processes,
-        "ms a chunk": round(1e3 * mine, 3), "more, ms": round(1e3 * (mine - theirs), 3),
+        "task": kind.name,
+        "environments": kind.env.num_envs,
+        "processes": kind.processes,
+        "ms a chunk": round(1e3 * mine, 3),
+        "more, ms": round(1e3 * (mine - theirs), 3),
         "CPU ms a chunk": round(1e3 * statistics.median(kind.cpu_s), 3),
-        "ratio": round(statistics.median(ratios), 2), "ratios": f"{ratios[0]:.2f} to {ratios[-1]:.2f}",
-    }  # fmt: skip
+        "ratio": round(statistics.median(ratios), 2),
+        "ratios": f"{ratios[0]:.2f} to {ratios[-1]:.2f}",
+    }
 
 
 if __name__ == "__main__":

@@ -42,20 +42,33 @@ ROWS: dict[str, tuple[str, ...]] = {
     "self_imitation": ("algorithm=self_imitation",),
     "ranking": ("algorithm=ranking",),
     "ppo, ReinFlow": (
-        *FLOW_SDE, "policy.sampler=REINFLOW", "policy.aggregate=MEAN", "policy.std_min=0.1", "policy.std_max=0.24",
-        "algorithm.clip=0.01", "algorithm.entropy_weight=0.03",
+        *FLOW_SDE,
+        "policy.sampler=REINFLOW",
+        "policy.aggregate=MEAN",
+        "policy.std_min=0.1",
+        "policy.std_max=0.24",
+        "algorithm.clip=0.01",
+        "algorithm.entropy_weight=0.03",
     ),
     "ppo, Flow-Noise": (
-        *FLOW_SDE, "policy.sampler=FLOW_NOISE", "policy.aggregate=STEP_MEAN", "algorithm.entropy_weight=0.005",
+        *FLOW_SDE,
+        "policy.sampler=FLOW_NOISE",
+        "policy.aggregate=STEP_MEAN",
+        "algorithm.entropy_weight=0.005",
     ),
     "grpo, SRPO's reward": ("algorithm=grpo", "policy.noise_level=1.0", "algorithm.outcome=PROGRESS"),
     "ppo, DPPO": ("policy=diffusion", "algorithm=ppo"),
-}  # fmt: skip
+}
 """Options of train.py by name; more important rows first. Noise, clip and entropy are those of the papers."""
 COMMON = (
-    "task=libero_pick", "task.assets=stand-in", "video=false", "threads=1", "overlap=false", "comparison_starts=null",
+    "task=libero_pick",
+    "task.assets=stand-in",
+    "video=false",
+    "threads=1",
+    "overlap=false",
+    "comparison_starts=null",
     "task.areas_share=0",
-)  # fmt: skip
+)
 RESULT = ROOT / "benchmarks" / "results" / "rl_algorithms.json"
 
 
@@ -63,9 +76,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure the rows that are missing, print the table."""
     args = _parse(arguments)
     sizes = (
-        f"task.tasks=[{args.tasks}]", f"task.episodes={args.demonstrations}", f"evaluation_starts={args.starts}",
+        f"task.tasks=[{args.tasks}]",
+        f"task.episodes={args.demonstrations}",
+        f"evaluation_starts={args.starts}",
         f"sft.steps={args.sft_steps}",
-    )  # fmt: skip
+    )
     report = json.loads(args.output.read_text()) if args.output.exists() else {"rows": []}
     for seed in [] if args.show else args.seeds:
         for name in args.rows:
@@ -95,11 +110,15 @@ def shown(rows: Sequence[dict[str, Any]]) -> str:
             before, after, gain = row["before"][place], row["after"][place], row["gain"][place]
             lines.append(
                 {
-                    "row": f"{row['name']}, seed {row['seed']}", "starts": place, "before": _rate(before),
-                    "after": _rate(after), "gain": f"{100 * gain['difference']:+.1f} [{100 * gain['low']:+.1f}, "
-                    f"{100 * gain['high']:+.1f}]", "steps": f"{row['env_steps']:,}", "CPU s": f"{row['cpu_s']:.0f}",
+                    "row": f"{row['name']}, seed {row['seed']}",
+                    "starts": place,
+                    "before": _rate(before),
+                    "after": _rate(after),
+                    "gain": f"{100 * gain['difference']:+.1f} [{100 * gain['low']:+.1f}, {100 * gain['high']:+.1f}]",
+                    "steps": f"{row['env_steps']:,}",
+                    "CPU s": f"{row['cpu_s']:.0f}",
                 }
-            )  # fmt: skip
+            )
     return table(list(lines[0]), [list(line.values()) for line in lines]) if lines else "no rows yet"
 
 
@@ -143,9 +162,13 @@ def _measured(name: str, options: Sequence[str], start: Path, run: Path) -> dict
         if gain["over"] == "start"
     }
     return rates | {
-        "gain": gains, "env_steps": found["env_steps"], "cpu_s": found["cpu_s"], "wall_s": wall_s if whole else None,
-        "git_commit": git_commit(), "options": list(options),
-    }  # fmt: skip
+        "gain": gains,
+        "env_steps": found["env_steps"],
+        "cpu_s": found["cpu_s"],
+        "wall_s": wall_s if whole else None,
+        "git_commit": git_commit(),
+        "options": list(options),
+    }
 
 
 def _saved(run: Path) -> bool:

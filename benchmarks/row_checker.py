@@ -92,9 +92,7 @@ class RowChecker:
         names = list(self.table.command.codec.ros_joints)  # type: ignore[attr-defined]
         order = [list(message.joint_names).index(name) for name in names]
         first, last = message.points
-        at, ends, speed = (
-            np.asarray(each)[order] for each in (first.positions, last.positions, first.velocities)
-        )  # fmt: skip
+        at, ends, speed = (np.asarray(each)[order] for each in (first.positions, last.positions, first.velocities))
         after_s = [point.time_from_start.sec + 1e-9 * point.time_from_start.nanosec for point in message.points]
         if np.any(last.velocities) or not 0.0 < after_s[0] < after_s[1] or message.header.stamp.sec:
             raise ViolationError("a trajectory that does not end at rest")

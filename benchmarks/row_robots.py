@@ -19,8 +19,10 @@ from tests.real_robot.ros2.messages.definitions import types
 LATCHED_EVERY_S = 0.5
 STRAIGHT = {"rotation": np.eye(3).reshape(9), "end_effector_rotation": two_columns(np.eye(3)), "goal_direction": [1, 0]}
 MODES = {
-    "safety_mode": ("mode", 1, 3), "robot_program_running": ("data", True, False), "robot_state": ("robot_mode", 2, 4),
-}  # fmt: skip
+    "safety_mode": ("mode", 1, 3),
+    "robot_program_running": ("data", True, False),
+    "robot_state": ("robot_mode", 2, 4),
+}
 """Field of a driver's status, and its values while the arm moves and while it does not."""
 
 

@@ -63,14 +63,16 @@ class Track:
         c = b - self.b
         rounding = self.rounding * max(1.0, abs(value))
         broken = "range" if not self.low - rounding <= value <= self.high + rounding else ""
-        over = (
-            ("velocity", w, self.fastest, 1), ("acceleration", b, self.most_b, 2), ("jerk", c, self.most_c, 4)
-        )  # fmt: skip
+        over = (("velocity", w, self.fastest, 1), ("acceleration", b, self.most_b, 2), ("jerk", c, self.most_c, 4))
         self.unknown -= 1
         broken = broken or next(
-            (f"{name} of {size:.6g}, limit {most:.6g}" for name, size, most, times in over
-             if self.unknown < 0 and abs(size) > most * (1 + 1e-9) + times * rounding), "",
-        )  # fmt: skip
+            (
+                f"{name} of {size:.6g}, limit {most:.6g}"
+                for name, size, most, times in over
+                if self.unknown < 0 and abs(size) > most * (1 + 1e-9) + times * rounding
+            ),
+            "",
+        )
         self.p, self.w, self.b = (value if self.position else self.p + w), w, b
         self.past.append(self.p)
         while len(self.past) > kept:

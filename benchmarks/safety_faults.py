@@ -41,11 +41,28 @@ from real_robot.safety.safety import Safety, State, Verdict
 
 PERIODS = 240
 FAULTS = (
-    "late measurement", "lost measurement", "NaN measured", "reordered measurement", "late command", "lost command",
-    "NaN commanded", "wrong shape", "reordered command", "clock ahead", "clock behind", "clock jumps on",
-    "clock jumps back", "paused program", "hung policy", "blocked robot", "take-over", "emergency stop",
-    "zeros measured", "-pi measured", "offset measured",
-)  # fmt: skip
+    "late measurement",
+    "lost measurement",
+    "NaN measured",
+    "reordered measurement",
+    "late command",
+    "lost command",
+    "NaN commanded",
+    "wrong shape",
+    "reordered command",
+    "clock ahead",
+    "clock behind",
+    "clock jumps on",
+    "clock jumps back",
+    "paused program",
+    "hung policy",
+    "blocked robot",
+    "take-over",
+    "emergency stop",
+    "zeros measured",
+    "-pi measured",
+    "offset measured",
+)
 WRONG = ("zeros measured", "-pi measured", "offset measured")
 """Measurements that lie, once or for some time."""
 LONG = ("blocked robot", "take-over", "paused program", "offset measured", "zeros measured")
@@ -90,10 +107,14 @@ class World:
         self.pending: deque[Array] = deque(maxlen=self.late + 1)
         self.rate = np.zeros(size)  # motion per period, of first order
         self.limits = Limits(
-            dict(zip(names, self.elements, strict=True)), observation_timeout_s=6.5 * self.dt_s,
-            command_timeout_s=6.5 * self.dt_s, clock_error_s=2.5 * self.dt_s, following_s=20.0 * self.dt_s,
-            recovery_s=8.0 * self.dt_s, lag_s=self.late * self.dt_s,
-        )  # fmt: skip
+            dict(zip(names, self.elements, strict=True)),
+            observation_timeout_s=6.5 * self.dt_s,
+            command_timeout_s=6.5 * self.dt_s,
+            clock_error_s=2.5 * self.dt_s,
+            following_s=20.0 * self.dt_s,
+            recovery_s=8.0 * self.dt_s,
+            lag_s=self.late * self.dt_s,
+        )
         self.following = np.array([0.03 if given.following is None else given.following for given in self.elements])
         positions = np.array(positions_are) & np.array([bool(given.measured) for given in self.elements])
         self.sag = np.where(positions & lags, rng.uniform(-0.6, 0.6, size) * self.following, 0.0)
@@ -350,11 +371,12 @@ def second(aftermath: list[Aftermath]) -> dict[str, object]:
         return {}
     states = Counter(each.state for each in aftermath)
     return {
-        "faults": len(aftermath), "commands": float(np.mean([each.commands for each in aftermath])),
+        "faults": len(aftermath),
+        "commands": float(np.mean([each.commands for each in aftermath])),
         "median_motion": float(np.median([each.moved for each in aftermath])),
         "largest_motion": max(each.moved for each in aftermath),
         "states_at_its_end": {name: count / len(aftermath) for name, count in sorted(states.items())},
-    }  # fmt: skip
+    }
 
 
 def main() -> None:

@@ -49,10 +49,22 @@ CALM_PERIODS = 90
 """Periods without faults before, in which a robot that is asked to follow begins to."""
 FLOWN_S = 0.02
 FAULTS = (
-    *TROUBLES, "mode change", "take-over", "clock jump", "clock stands still", "safety_node killed",
-    "safety_node paused", "policy killed", "policy paused",
-    "partner restarted", "emergency stop", "wrong reading", "late policy", "partner silent", "other publisher",
-)  # fmt: skip
+    *TROUBLES,
+    "mode change",
+    "take-over",
+    "clock jump",
+    "clock stands still",
+    "safety_node killed",
+    "safety_node paused",
+    "policy killed",
+    "policy paused",
+    "partner restarted",
+    "emergency stop",
+    "wrong reading",
+    "late policy",
+    "partner silent",
+    "other publisher",
+)
 OTHER = "/", "other"
 """Namespace and name of another node that publishes on the robot's commands."""
 DOWN_S = 1.0
@@ -83,9 +95,13 @@ def random_limits(rng: np.random.Generator, table: Table) -> Limits:
     dt_s = table.control_dt_s
     times = [float(rng.uniform(3.0, 10.0)) * dt_s for _ in range(2)]
     return Limits(
-        commands, observation_timeout_s=times[0], command_timeout_s=times[1], clock_error_s=2.5 * dt_s,
-        following_s=20.0 * dt_s, recovery_s=8.0 * dt_s,
-    )  # fmt: skip
+        commands,
+        observation_timeout_s=times[0],
+        command_timeout_s=times[1],
+        clock_error_s=2.5 * dt_s,
+        following_s=20.0 * dt_s,
+        recovery_s=8.0 * dt_s,
+    )
 
 
 OFTEN = 4
@@ -138,9 +154,13 @@ class Sequence:
         self.limits = limits = random_limits(rng, table)
         self.graph = Network(rng, bool(rng.random() < 0.3), table.control_dt_s)
         self.settings = safety.SafetySettings(
-            "", self.row, options, heartbeat_timeout_s=float(rng.uniform(0.15, 0.5)),
-            liveliness_s=float(rng.uniform(0.1, 0.5)), relocates=False,
-        )  # fmt: skip
+            "",
+            self.row,
+            options,
+            heartbeat_timeout_s=float(rng.uniform(0.15, 0.5)),
+            liveliness_s=float(rng.uniform(0.1, 0.5)),
+            relocates=False,
+        )
         safety.read_contract = lambda path: contract  # files are read elsewhere
         safety.read_limits = lambda path: limits
         known = Known(self.graph, table, limits, self.settings)
@@ -341,10 +361,13 @@ def run(sequences: int, seed: int, processes: int = 1) -> dict[str, object]:
             injected.update(faults)
             done.setdefault(row, Counter()).update(actions)
     return {
-        "git_commit": git_commit(), "sequences": sequences, "first_seed": seed, "violations": violations,
+        "git_commit": git_commit(),
+        "sequences": sequences,
+        "first_seed": seed,
+        "violations": violations,
         "injected": {fault: injected[fault] for fault in FAULTS},
         "rows": {row: {"sequences": count[row], **dict(sorted(done[row].items()))} for row in done},
-    }  # fmt: skip
+    }
 
 
 def main() -> None:

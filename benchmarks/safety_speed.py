@@ -100,9 +100,14 @@ def vehicle() -> tuple[Still, Limits]:
         "turn_rate": ElementLimits(Kind.VELOCITY, acceleration=5.0),
     }
     distance = Distance(
-        ["speed", "turn_rate"], Motion.TURNING, ranges="ranges", angle_step_rad=math.tau / 360, ahead_m=0.2,
-        margin_m=0.3, acceleration=2.0,
-    )  # fmt: skip
+        ["speed", "turn_rate"],
+        Motion.TURNING,
+        ranges="ranges",
+        angle_step_rad=math.tau / 360,
+        ahead_m=0.2,
+        margin_m=0.3,
+        acceleration=2.0,
+    )
     seen = 0.6 + np.abs(np.sin(np.linspace(0, 9, 360)))
     return Still(Contract({"ranges": ranges}, action, 0.02), {"ranges": seen}), Limits(commands, distance=distance)
 
@@ -146,9 +151,16 @@ def main() -> None:
         for case, wanted in cases.items():
             times, limited = measure(make, [wanted(index) for index in range(arguments.commands)], arguments.runs)
             p50, p99, p999 = np.quantile(times, [0.5, 0.99, 0.999])
-            rows.append({
-                "robot": name, "commands": case, "limited": limited, "p50_us": p50, "p99_us": p99, "p99.9_us": p999,
-            })  # fmt: skip
+            rows.append(
+                {
+                    "robot": name,
+                    "commands": case,
+                    "limited": limited,
+                    "p50_us": p50,
+                    "p99_us": p99,
+                    "p99.9_us": p999,
+                }
+            )
             print(f"{name:20} {case:8} limited {limited:4.0%}  p50 {p50:6.1f}  p99 {p99:6.1f}  p99.9 {p999:6.1f} us")
     arguments.json.parent.mkdir(parents=True, exist_ok=True)
     arguments.json.write_text(dumps_rows({"git_commit": git_commit(), "commands": arguments.commands, "rows": rows}))

@@ -63,9 +63,12 @@ PROCESSES = (1, 2, 4)
 ROWS = {"sleeping": (0, 1, 4), "computing": (0,)}
 """The staleness that is measured."""
 MODES = {
-    "synchronous": Setting(1), "overlap (staleness 1)": Setting(1, 1), "asynchronous (staleness 4)": Setting(1, 4),
-    "synchronous, one inference server": Setting(1, 0, True), "staleness 4, one inference server": Setting(1, 4, True),
-}  # fmt: skip
+    "synchronous": Setting(1),
+    "overlap (staleness 1)": Setting(1, 1),
+    "asynchronous (staleness 4)": Setting(1, 4),
+    "synchronous, one inference server": Setting(1, 0, True),
+    "staleness 4, one inference server": Setting(1, 4, True),
+}
 """What is predicted; inference is at the collectors unless a mode says otherwise."""
 COLLECTORS = (1, 2, 4, 10, 20, 50, 100, 200, 500, 1000)
 WARM_UP, UPDATES = 2, 7
@@ -221,11 +224,14 @@ def sending(crew: Actors, policy: TrainablePolicy, rounds: int = 12) -> dict[str
         ways.append(spent.wall - spent.cpu - spent.waited - took[-1])
     middle = statistics.median
     return {
-        "publish_s": middle(each.cpu for each in publish_spent), "ask_s": middle(each.cpu for each in ask_spent),
-        "receive_s": middle(hears) + middle(each.cpu for each in join_spent), "transit_s": max(0.0, middle(ways)),
+        "publish_s": middle(each.cpu for each in publish_spent),
+        "ask_s": middle(each.cpu for each in ask_spent),
+        "receive_s": middle(hears) + middle(each.cpu for each in join_spent),
+        "transit_s": max(0.0, middle(ways)),
         "spread": statistics.stdev(took[1:]) / statistics.mean(took[1:]),
-        "weights_mb": (crew.sent_bytes - sent_before) / rounds / 1e6, "rollout_mb": rollout.told["received_mb"],
-    }  # fmt: skip
+        "weights_mb": (crew.sent_bytes - sent_before) / rounds / 1e6,
+        "rollout_mb": rollout.told["received_mb"],
+    }
 
 
 def row(computing: bool, staleness: tuple[int, ...], runs: int, others: Others) -> dict[str, Any]:
@@ -252,12 +258,17 @@ def row(computing: bool, staleness: tuple[int, ...], runs: int, others: Others) 
         rates = [run["steps_per_s"] for run in runs_of_it]
         model = simulate(costs, Setting(count, each, speeds=cores), updates=100)
         error = model.steps_per_s / statistics.median(rates) - 1
-        checks.append({
-            "collectors": count, "max_staleness": each, "steps_per_s": [round(rate, 1) for rate in rates],
-            "model_steps_per_s": round(model.steps_per_s, 1), "error": round(error, 3),
-            "dropped": round(statistics.mean(run["dropped"] for run in runs_of_it), 3),
-            "model": {name: round(value, 3) for name, value in asdict(model).items()},
-        })  # fmt: skip
+        checks.append(
+            {
+                "collectors": count,
+                "max_staleness": each,
+                "steps_per_s": [round(rate, 1) for rate in rates],
+                "model_steps_per_s": round(model.steps_per_s, 1),
+                "error": round(error, 3),
+                "dropped": round(statistics.mean(run["dropped"] for run in runs_of_it), 3),
+                "model": {name: round(value, 3) for name, value in asdict(model).items()},
+            }
+        )
     return {
         "costs": asdict(costs),
         **sizes,
@@ -322,10 +333,14 @@ def all_rows(runs: int) -> dict[str, Any]:
     """All that is written."""
     torch.set_num_threads(1)
     about: dict[str, Any] = {
-        "git_commit": git_commit(), "versions": versions() | {"ray": library().__version__},
-        "machine": platform.machine(), "cores": os.cpu_count(), "load_before": os.getloadavg()[0], "runs": runs,
+        "git_commit": git_commit(),
+        "versions": versions() | {"ray": library().__version__},
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+        "load_before": os.getloadavg()[0],
+        "runs": runs,
         "step_ms_of_an_environment": 1000 * STEP_S,
-    }  # fmt: skip
+    }
     with cluster(RayConfig(collectors=max(PROCESSES))):
         others = Others()
         for name, staleness in ROWS.items():
@@ -335,10 +350,15 @@ def all_rows(runs: int) -> dict[str, Any]:
     about["predicted"] = predicted(Costs(**costs | lines))
     about["load_after"] = os.getloadavg()[0]
     shown = [
-        [name, *(str(each[key]) for key in ("collectors", "max_staleness", "model_steps_per_s")),
-         f"{statistics.median(each['steps_per_s']):.1f}", f"{each['error']:+.1%}"]
-        for name in ROWS for each in about[name]["checks"]
-    ]  # fmt: skip
+        [
+            name,
+            *(str(each[key]) for key in ("collectors", "max_staleness", "model_steps_per_s")),
+            f"{statistics.median(each['steps_per_s']):.1f}",
+            f"{each['error']:+.1%}",
+        ]
+        for name in ROWS
+        for each in about[name]["checks"]
+    ]
     print(table(["row", "collectors", "staleness", "model, steps/s", "measured", "error"], shown))
     return about
 

@@ -124,10 +124,14 @@ def trained(folder: Path, env_steps: int, kill: bool) -> dict[str, Any]:
     report = json.loads((folder / "report.json").read_text())
     found = next(each for each in report["evaluations"] if each["stage"] == "rl")
     return {
-        "command": " ".join(command[1:-1]), "wall_s": round(time.perf_counter() - began), "killed": killed,
-        "counted": report["lost_collectors"], "lost_episodes": report["lost"], "env_steps": report["env_steps"],
+        "command": " ".join(command[1:-1]),
+        "wall_s": round(time.perf_counter() - began),
+        "killed": killed,
+        "counted": report["lost_collectors"],
+        "lost_episodes": report["lost"],
+        "env_steps": report["env_steps"],
         **{name: found[name] for name in ("success", "low", "high", "episodes")},
-    }  # fmt: skip
+    }
 
 
 def _collects(process: psutil.Process) -> bool:
@@ -146,9 +150,14 @@ def main() -> int:
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     about = {
-        "git_commit": git_commit(), "versions": versions(), "cores": os.cpu_count(), "load_before": os.getloadavg()[0],
-        "num_envs": NUM_ENVS, "decisions": T, "sleep_ms_per_environment_and_step": 1000 * SLEEP_S,
-    }  # fmt: skip
+        "git_commit": git_commit(),
+        "versions": versions(),
+        "cores": os.cpu_count(),
+        "load_before": os.getloadavg()[0],
+        "num_envs": NUM_ENVS,
+        "decisions": T,
+        "sleep_ms_per_environment_and_step": 1000 * SLEEP_S,
+    }
     found = {count: [] for count in (1, 2)}
     for _ in range(options.runs):
         for count, rates in found.items():

@@ -327,9 +327,13 @@ def simulate(costs: Costs, setting: Setting, *, updates: int = 20, seed: int = 0
     after = _counts(crew, collectors)
     took, learner, collected, acted, dropped = (new - old for new, old in zip(after, before, strict=True))
     return Outcome(
-        given * costs.decisions * costs.environments / took, learner / took, collected / took / setting.collectors,
-        acted / took, ages / given, dropped / (given + dropped),
-    )  # fmt: skip
+        given * costs.decisions * costs.environments / took,
+        learner / took,
+        collected / took / setting.collectors,
+        acted / took,
+        ages / given,
+        dropped / (given + dropped),
+    )
 
 
 def _counts(crew: Simulated, collectors: RemoteCollectors) -> tuple[float, ...]:
@@ -350,6 +354,16 @@ def _rollout(version: int) -> Rollout:
     """A decision of one environment: that a rollout has come, whatever is in it."""
     nothing, no, zero = TensorDict({}, batch_size=[1, 1]), torch.zeros(1, 1, dtype=torch.bool), torch.zeros(1, 1, 1)
     return Rollout(
-        observation=nothing, last_observation=nothing[0], actions=zero, sample=nothing, log_prob=zero, reward=zero,
-        executed=no, terminated=no, truncated=no, success=no, task_index=no[0], policy_version=version,
-    )  # fmt: skip
+        observation=nothing,
+        last_observation=nothing[0],
+        actions=zero,
+        sample=nothing,
+        log_prob=zero,
+        reward=zero,
+        executed=no,
+        terminated=no,
+        truncated=no,
+        success=no,
+        task_index=no[0],
+        policy_version=version,
+    )

@@ -55,11 +55,14 @@ def slowest_s(count: int, variables: dict[str, str]) -> float:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_"))}
     children = [
         subprocess.Popen(
-            [sys.executable, __file__, "--train"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            [sys.executable, __file__, "--train"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
             env=kept | variables,
         )
         for _ in range(count)
-    ]  # fmt: skip
+    ]
     for child in children:
         assert child.stdout
         assert child.stdout.readline() == "ready\n"

@@ -140,10 +140,14 @@ def robosuite(worlds: int, executed: int, camera: str = "", size: int = 128) -> 
 
         return stepping(
             RobosuiteEnvironment(
-                worlds, options=Options("Lift", shaped=True), horizon=executed, executed=executed,
-                images=(camera,) if camera else (), image_size=size,
+                worlds,
+                options=Options("Lift", shaped=True),
+                horizon=executed,
+                executed=executed,
+                images=(camera,) if camera else (),
+                image_size=size,
             )
-        )  # fmt: skip
+        )
 
     def theirs() -> Loop:
         from sims.robosuite.adapted import robosuite as package
@@ -154,11 +158,17 @@ def robosuite(worlds: int, executed: int, camera: str = "", size: int = 128) -> 
             pictures = {"camera_names": camera, "camera_heights": size, "camera_widths": size}
         bare = [
             package().make(
-                "Lift", robots="Panda", has_renderer=False, reward_shaping=True, hard_reset=False,
-                horizon=entry("Lift").step_limit, seed=0, **pictures,
+                "Lift",
+                robots="Panda",
+                has_renderer=False,
+                reward_shaping=True,
+                hard_reset=False,
+                horizon=entry("Lift").step_limit,
+                seed=0,
+                **pictures,
             )
             for _ in range(worlds)
-        ]  # fmt: skip
+        ]
         actions, done, taken = random_actions(worlds, 7).double().numpy(), [True] * worlds, 0
 
         def loop(steps: int) -> int:

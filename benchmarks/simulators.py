@@ -101,16 +101,21 @@ def measure(row: Row, runs: int, seconds: float) -> dict[str, Any]:
     found = apart(timed, row, runs, seconds)
     step_us = {which: round(statistics.median(run[which] for run in found), 2) for which in found[0]}
     result: dict[str, Any] = {
-        "name": row.name, "worlds": row.worlds, "step_us": step_us,
-        "steps_per_cpu_s": {which: round(1e6 / each) for which, each in step_us.items()}, "MB": memory,
-    }  # fmt: skip
+        "name": row.name,
+        "worlds": row.worlds,
+        "step_us": step_us,
+        "steps_per_cpu_s": {which: round(1e6 / each) for which, each in step_us.items()},
+        "MB": memory,
+    }
     if row.theirs is not None:
         overheads = sorted(run["ours"] / run["theirs"] - 1.0 for run in found)
         more = statistics.median(run["ours"] - run["theirs"] for run in found)
         result["overhead"] = {
-            "median": round(statistics.median(overheads), 4), "low": round(overheads[0], 4),
-            "high": round(overheads[-1], 4), "us_per_step_of_all": round(more * row.worlds, 1),
-        }  # fmt: skip
+            "median": round(statistics.median(overheads), 4),
+            "low": round(overheads[0], 4),
+            "high": round(overheads[-1], 4),
+            "us_per_step_of_all": round(more * row.worlds, 1),
+        }
     return result
 
 
@@ -119,9 +124,14 @@ def line(row: dict[str, Any]) -> str:
     rates, memory, over = row["steps_per_cpu_s"], row["MB"], row.get("overhead")
     told = "" if over is None else f"{over['median']:+.1%} ({over['low']:+.1%} to {over['high']:+.1%})"
     cells = (
-        row["name"], row["worlds"], f"{rates['ours']:,}", f"{rates['theirs']:,}" if over else "", told,
-        f"{memory['ours']:.0f}", f"{memory['theirs']:.0f}" if over else "",
-    )  # fmt: skip
+        row["name"],
+        row["worlds"],
+        f"{rates['ours']:,}",
+        f"{rates['theirs']:,}" if over else "",
+        told,
+        f"{memory['ours']:.0f}",
+        f"{memory['theirs']:.0f}" if over else "",
+    )
     return "| " + " | ".join(map(str, cells)) + " |\n"
 
 
@@ -147,10 +157,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.stdout.flush()
     if options.output:
         report = {
-            "git_commit": git_commit(), "machine": platform.processor() or platform.machine(), "cores": os.cpu_count(),
-            "threads": 1, "runs": options.runs, "seconds": options.seconds,
-            "load": [round(each, 1) for each in (before, os.getloadavg()[0])], "versions": versions(), "rows": rows,
-        }  # fmt: skip
+            "git_commit": git_commit(),
+            "machine": platform.processor() or platform.machine(),
+            "cores": os.cpu_count(),
+            "threads": 1,
+            "runs": options.runs,
+            "seconds": options.seconds,
+            "load": [round(each, 1) for each in (before, os.getloadavg()[0])],
+            "versions": versions(),
+            "rows": rows,
+        }
         with complete_or_absent(options.output) as temporary:
             temporary.write_text(dumps_rows(report))
 

@@ -201,8 +201,11 @@ def machine() -> dict[str, str | int | float]:
     lines = info.read_text().splitlines() if info.exists() else []
     model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
     return {
-        "cpu": model, "torch": torch.__version__, "numpy": np.__version__, "load": round(os.getloadavg()[0], 1),
-    }  # fmt: skip
+        "cpu": model,
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "load": round(os.getloadavg()[0], 1),
+    }
 
 
 def table(rows: list[dict]) -> str:

@@ -53,11 +53,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         alone = measured(replace(task, guard=False), policies | named)
         results |= {(who + ALONE, on): result for (who, on), result in alone.items()}
     report = {
-        "command": f"python benchmarks/vehicle_tasks.py {args.result} RUN ...", "git_commit": git_commit(),
-        "versions": versions(), "first_start": FIRST, "episodes": EPISODES,
+        "command": f"python benchmarks/vehicle_tasks.py {args.result} RUN ...",
+        "git_commit": git_commit(),
+        "versions": versions(),
+        "first_start": FIRST,
+        "episodes": EPISODES,
         "training": [trained for _, _, trained in loaded],
         "evaluations": [row for name in task.distributions for row in rows(name, results, set(named))],
-    }  # fmt: skip
+    }
     for name in task.distributions:
         found = {who: result for (who, on), result in results.items() if on == name}
         sys.stdout.write(f"{name}\n{evaluation_table(found)}\n")
@@ -68,9 +71,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def measured(task: Task, policies: dict[str, Policy]) -> dict[tuple[str, str], EvaluationResult]:
     """Results of `policies`, by name and distribution."""
     return compare(
-        lambda name: task.environment(NUM_ENVS, name, "eval"), task.distributions, policies,
-        starts_per_task=EPISODES, first_start=FIRST,
-    )  # fmt: skip
+        lambda name: task.environment(NUM_ENVS, name, "eval"),
+        task.distributions,
+        policies,
+        starts_per_task=EPISODES,
+        first_start=FIRST,
+    )
 
 
 def load(run: Path) -> tuple[Task, Policy, dict[str, Any]]:
@@ -85,7 +91,7 @@ def load(run: Path) -> tuple[Task, Policy, dict[str, Any]]:
 
 def rows(
     distribution: str, results: dict[tuple[str, str], EvaluationResult], baselines: set[str]
-) -> list[dict[str, Any]]:  # fmt: skip
+) -> list[dict[str, Any]]:
     """One row per policy and planner; policies' rows include the paired differences from each planner."""
     table, found = [], {who: result for (who, on), result in results.items() if on == distribution}
     for who, result in found.items():

@@ -201,8 +201,9 @@ def latency(function: Callable[[], object], setting: Setting) -> dict[str, Any]:
     ordered = sorted(seconds)
     return {
         "median_ms": 1e3 * statistics.median(seconds),
-        "p90_ms": 1e3 * ordered[min(len(ordered) - 1, int(0.9 * len(ordered)))], "repeats": len(seconds),
-    }  # fmt: skip
+        "p90_ms": 1e3 * ordered[min(len(ordered) - 1, int(0.9 * len(ordered)))],
+        "repeats": len(seconds),
+    }
 
 
 def sampling(made: Pi0Policy, setting: Setting) -> dict[str, Any]:
@@ -247,10 +248,12 @@ def updating(made: Pi0Policy, setting: Setting, rank: int) -> dict[str, Any]:
     seconds = statistics.median(every)
     flops, peak = update_flops(made, pieces[0], samples[0].sample, rank) * setting.minibatch, peak_flops(setting)
     return {
-        "samples_per_s": setting.minibatch / seconds, "trained_weights": sum(weight.numel() for weight in trained),
-        "model_tflops_per_s": flops / seconds / 1e12, "mfu": flops / seconds / peak if peak else None,
+        "samples_per_s": setting.minibatch / seconds,
+        "trained_weights": sum(weight.numel() for weight in trained),
+        "model_tflops_per_s": flops / seconds / 1e12,
+        "mfu": flops / seconds / peak if peak else None,
         "repeats": len(every),
-    }  # fmt: skip
+    }
 
 
 def update_flops(made: Pi0Policy, seen: TensorDict, sample: TensorDict, rank: int) -> float:
@@ -315,8 +318,13 @@ def arguments() -> tuple[Setting, bool, Path]:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--compiled", action=argparse.BooleanOptionalAction)
     for name, usual in (
-        ("batch", 1), ("denoising-steps", 10), ("minibatch", 32), ("piece", 8), ("repeats", 20), ("horizon", 50),
-    ):  # fmt: skip
+        ("batch", 1),
+        ("denoising-steps", 10),
+        ("minibatch", 32),
+        ("piece", 8),
+        ("repeats", 20),
+        ("horizon", 50),
+    ):
         parser.add_argument(f"--{name}", type=int, default=usual)
     parser.add_argument("--peak-tflops", type=float)
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks/results/vla_speed.json")
@@ -334,9 +342,13 @@ def main() -> None:
     setting, compiled, output = arguments()
     name = torch.cuda.get_device_name() if setting.device.startswith("cuda") else platform.processor()
     about = {
-        "git_commit": git_commit(), "machine": name or platform.machine(), "cores": os.cpu_count(),
-        "versions": versions(), "options": {key: str(value) for key, value in asdict(setting).items()}, "rows": [],
-    }  # fmt: skip
+        "git_commit": git_commit(),
+        "machine": name or platform.machine(),
+        "cores": os.cpu_count(),
+        "versions": versions(),
+        "options": {key: str(value) for key, value in asdict(setting).items()},
+        "rows": [],
+    }
     for title, function in table(setting, compiled).items():
         about["rows"].append(measured(title, function, setting.device))
         print(text(about["rows"][-1]))

@@ -49,9 +49,10 @@ class GracefulStop:
         """Install the signal handlers."""
         if threading.current_thread() is threading.main_thread():
             handled = [
-                number for number in _SIGNALS
+                number
+                for number in _SIGNALS
                 if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN
-            ]  # fmt: skip
+            ]
             self._previous = {number: signal.signal(number, self._handle) for number in handled}
         return self
 

@@ -28,9 +28,14 @@ class Progress:
         self.label, self.total, self.unit, self.done, self.shown = label, total, unit, initial, shown
         # disable=None: no bar unless stderr is a terminal
         self._bar = tqdm(
-            total=total, initial=initial, desc=label, unit=unit, unit_scale=total >= 10_000, smoothing=0.05,
+            total=total,
+            initial=initial,
+            desc=label,
+            unit=unit,
+            unit_scale=total >= 10_000,
+            smoothing=0.05,
             disable=None if shown else True,
-        )  # fmt: skip
+        )
         self._shown_s = time.monotonic()
 
     def update(self, more: int = 1, note: str = "") -> None:

@@ -8,10 +8,25 @@ from typing import Any
 from embodied.errors import UserError
 
 FREE = {
-    "video", "wandb", "device", "threads", "checkpoint_every", "evaluation_envs", "resume", "output", "eval_only",
-    "evaluate_every_steps", "storage", "viewer", "viewer_port", "task.python", "task.timeout_s", "policy.compile",
-    "policy.gradient_checkpointing", "device_gb",
-}  # fmt: skip
+    "video",
+    "wandb",
+    "device",
+    "threads",
+    "checkpoint_every",
+    "evaluation_envs",
+    "resume",
+    "output",
+    "eval_only",
+    "evaluate_every_steps",
+    "storage",
+    "viewer",
+    "viewer_port",
+    "task.python",
+    "task.timeout_s",
+    "policy.compile",
+    "policy.gradient_checkpointing",
+    "device_gb",
+}
 """Options that may change when a run is resumed: results depend on them by rounding at most."""
 MOVABLE = ("placement",)
 """Groups that are no part of what a run computes: one that is resumed may be elsewhere, if that is asked for."""

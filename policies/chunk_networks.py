@@ -108,22 +108,26 @@ class ChunkUNet(nn.Module):
         )
         given, pairs = time_width + features, list(pairwise([actions, *widths]))
         self.down_modules = nn.ModuleList(
-            nn.ModuleList([
-                _Residual(before, after, given),
-                _Residual(after, after, given),
-                nn.Identity() if after == widths[-1] else _Resample(nn.Conv1d(after, after, 3, 2, 1)),
-            ])
+            nn.ModuleList(
+                [
+                    _Residual(before, after, given),
+                    _Residual(after, after, given),
+                    nn.Identity() if after == widths[-1] else _Resample(nn.Conv1d(after, after, 3, 2, 1)),
+                ]
+            )
             for before, after in pairs
-        )  # fmt: skip
+        )
         self.mid_modules = nn.ModuleList(_Residual(widths[-1], widths[-1], given) for _ in range(2))
         self.up_modules = nn.ModuleList(
-            nn.ModuleList([
-                _Residual(2 * after, before, given),
-                _Residual(before, before, given),
-                _Resample(nn.ConvTranspose1d(before, before, 4, 2, 1)),
-            ])
+            nn.ModuleList(
+                [
+                    _Residual(2 * after, before, given),
+                    _Residual(before, before, given),
+                    _Resample(nn.ConvTranspose1d(before, before, 4, 2, 1)),
+                ]
+            )
             for before, after in reversed(pairs[1:])
-        )  # fmt: skip
+        )
         self.final_conv = nn.Sequential(_Convolution(widths[0], widths[0]), nn.Conv1d(widths[0], actions, 1))
 
     def forward(self, x: Tensor, time: Tensor, features: Tensor) -> Tensor:

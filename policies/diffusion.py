@@ -94,9 +94,14 @@ class DiffusionPolicy(GenerativePolicy):
         self.given, actions, features = given, contract.action.shape[-1], self.encoder.out_features
         if given is None:
             self.network = chunk_network(
-                config.network, contract.horizon, actions, features, config.hidden, config.depth,
+                config.network,
+                contract.horizon,
+                actions,
+                features,
+                config.hidden,
+                config.depth,
                 ticks=config.train_steps,
-            )  # fmt: skip
+            )
             return
         _check(given, contract, features)
         self.past, self.generated = given.past, given.length or given.past + contract.horizon

@@ -150,9 +150,11 @@ class FlatEncoder(_Whole):
         super().__init__(contract, distances, "encoder=flat", privileged=privileged)
         self.out_features = 2 * width
         self.layers = nn.Sequential(
-            nn.Linear(self.inputs, self.out_features), nn.ReLU(),
-            nn.Linear(self.out_features, self.out_features), nn.ReLU(),
-        )  # fmt: skip
+            nn.Linear(self.inputs, self.out_features),
+            nn.ReLU(),
+            nn.Linear(self.out_features, self.out_features),
+            nn.ReLU(),
+        )
 
     def forward(self, observation: TensorDict) -> Tensor:
         """Features [N, out_features]."""

@@ -153,14 +153,21 @@ class FlowPolicy(GenerativePolicy):
         """How paths are sampled and scored."""
         config = self.config
         return FlowSampling(
-            self.grid, config.sampler, config.noise_level, config.std_min, config.std_max, self._spread, self._part,
+            self.grid,
+            config.sampler,
+            config.noise_level,
+            config.std_min,
+            config.std_max,
+            self._spread,
+            self._part,
             config.aggregate is not Aggregate.SUM,
-        )  # fmt: skip
+        )
 
     def _field(self, features: Tensor) -> Field:
         return lambda x, index: (
-            self.velocity(x, self.grid.times(index), features, torch.full_like(index, self.length)), features
-        )  # fmt: skip
+            self.velocity(x, self.grid.times(index), features, torch.full_like(index, self.length)),
+            features,
+        )
 
     def _spread(self, features: Tensor, index: Tensor) -> Tensor:
         raw = self.noise(torch.cat((features, self.grid.times(index).unsqueeze(-1)), -1))
@@ -206,9 +213,14 @@ class _Velocity(nn.Module):
         self.initial_std, self.timed = config.initial_std, config.trained_delay > 0
         self.lengths = len(LENGTHS) if config.shortcut else 0
         self.network = chunk_network(
-            config.network, contract.horizon, contract.action.shape[-1] + self.timed, features + self.lengths,
-            config.hidden, config.depth, small=config.initial_std is not None,
-        )  # fmt: skip
+            config.network,
+            contract.horizon,
+            contract.action.shape[-1] + self.timed,
+            features + self.lengths,
+            config.hidden,
+            config.depth,
+            small=config.initial_std is not None,
+        )
 
     def forward(self, x: Tensor, time: Tensor, features: Tensor, length: Tensor | None = None) -> Tensor:
         if self.lengths:

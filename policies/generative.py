@@ -300,9 +300,14 @@ class GenerativePolicy(nn.Module, ABC):
 def head(inputs: int, hidden: int) -> nn.Sequential:
     """Two hidden layers from features [N, inputs] to one number [N, 1], such as a value."""
     return nn.Sequential(
-        nn.Linear(inputs, hidden), nn.LayerNorm(hidden), nn.ReLU(),
-        nn.Linear(hidden, hidden), nn.LayerNorm(hidden), nn.ReLU(), nn.Linear(hidden, 1),
-    )  # fmt: skip
+        nn.Linear(inputs, hidden),
+        nn.LayerNorm(hidden),
+        nn.ReLU(),
+        nn.Linear(hidden, hidden),
+        nn.LayerNorm(hidden),
+        nn.ReLU(),
+        nn.Linear(hidden, 1),
+    )
 
 
 def _encoder(

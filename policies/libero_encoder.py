@@ -22,9 +22,16 @@ from policies.encoders import Encoder
 from policies.words import summed, word_features
 
 OBSERVATIONS = (
-    "end_effector_position", "end_effector_rotation", "gripper_position", "gripper_command",
-    "object_position", "object_rotation", "object_names", "object_mask", "instruction",
-)  # fmt: skip
+    "end_effector_position",
+    "end_effector_rotation",
+    "gripper_position",
+    "gripper_command",
+    "object_position",
+    "object_rotation",
+    "object_names",
+    "object_mask",
+    "instruction",
+)
 """Observations that the encoder reads."""
 INSTRUCTION_WORDS, NAME_WORDS = 20, 6
 """Largest number of words of an instruction and of a name; more are refused."""

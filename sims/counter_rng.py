@@ -58,20 +58,22 @@ def _real(words: Words) -> Any:  # noqa: ANN401 - as the words are
     return words.astype(np.float64) if isinstance(words, np.ndarray) else float(words)
 
 
-C_SOURCE = "\n".join((
-    "#include <stdint.h>",
-    f"#define GOLDEN_ {GOLDEN:#x}u",
-    f"#define COUNTER_ {COUNTER:#x}u",
-    "static inline uint32_t mix_(uint32_t x)",
-    "{",
-    *(f"    x = (x ^ (x >> {shift})) * {factor:#x}u;" for shift, factor in MIX),
-    f"    return x ^ (x >> {LAST_SHIFT});",
-    "}",
-    "static inline float uniform_(uint32_t key0, uint32_t key1, float counter, uint32_t index)",
-    "{",
-    "    const uint32_t x = key0 + (uint32_t)(int32_t)counter * COUNTER_ + (index + 1u) * GOLDEN_;",
-    "    return ((float)(int32_t)(mix_(mix_(x) ^ key1) >> 9) + 0.5f) * 0x1p-23f;",
-    "}",
-    "",
-))  # fmt: skip
+C_SOURCE = "\n".join(
+    (
+        "#include <stdint.h>",
+        f"#define GOLDEN_ {GOLDEN:#x}u",
+        f"#define COUNTER_ {COUNTER:#x}u",
+        "static inline uint32_t mix_(uint32_t x)",
+        "{",
+        *(f"    x = (x ^ (x >> {shift})) * {factor:#x}u;" for shift, factor in MIX),
+        f"    return x ^ (x >> {LAST_SHIFT});",
+        "}",
+        "static inline float uniform_(uint32_t key0, uint32_t key1, float counter, uint32_t index)",
+        "{",
+        "    const uint32_t x = key0 + (uint32_t)(int32_t)counter * COUNTER_ + (index + 1u) * GOLDEN_;",
+        "    return ((float)(int32_t)(mix_(mix_(x) ^ key1) >> 9) + 0.5f) * 0x1p-23f;",
+        "}",
+        "",
+    )
+)
 """The same in C, to be placed before the code that draws: `mix_` and `uniform_`."""

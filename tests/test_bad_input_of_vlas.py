@@ -78,7 +78,7 @@ def weights(folder: Path, state: int = STATE, action: int = ACTION) -> Path:
         ("policy.weights=README.md", "README.md is a file; expected the folder"),
         ("policy.hidden=1e9", "algorithm.minibatch or policy.hidden, or algorithm.memory_gb=0.3"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_option_is_one_line_and_leaves_nothing(refused, tmp_path: Path, option: str, message: str):
     assert message in refused(train, *RUN, f"output={tmp_path / 'run'}", option)
     assert not (tmp_path / "run").exists()
@@ -166,9 +166,13 @@ def test_a_run_for_which_memory_does_not_suffice_names_options_that_it_has(tmp_p
     large = ["num_envs=32", "algorithm.minibatch=100000", "algorithm.rollout_length=32", "policy.size=SMALL"]
     options = [*RUN, *large, "stages=[rl]", "env_steps=4096", f"output={tmp_path / 'run'}"]
     completed = subprocess.run(
-        [sys.executable, "-c", code, *options], cwd=ROOT, capture_output=True, text=True, check=False,
+        [sys.executable, "-c", code, *options],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    )
     assert completed.returncode == 1
     *_, line = completed.stderr.strip().splitlines()
     assert line.startswith("error: out of memory")

@@ -26,17 +26,24 @@ def test_a_preempted_job_of_the_array_goes_on_when_it_is_started_again(tmp_path:
     (tmp_path / "train.py").symlink_to(ROOT / "train.py")
     (tmp_path / "job.sh").write_text(script)
     environment = os.environ | {
-        "PATH": f"{commands}:{os.environ['PATH']}", "SLURM_ARRAY_TASK_ID": "3", "PYTHONPATH": str(ROOT),
+        "PATH": f"{commands}:{os.environ['PATH']}",
+        "SLURM_ARRAY_TASK_ID": "3",
+        "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": "1",
-    }  # fmt: skip
+    }
     metrics = tmp_path / "outputs" / "pick_3" / "metrics.jsonl"
 
     def job(lines: int) -> str:
         """Start the job, preempt it when so many lines of metrics are written; returns what it printed."""
         run = subprocess.Popen(
-            ["bash", "job.sh"], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            text=True, start_new_session=True,
-        )  # fmt: skip
+            ["bash", "job.sh"],
+            cwd=tmp_path,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
         end = time.monotonic() + 240
         while time.monotonic() < end and run.poll() is None:
             if metrics.exists() and len(metrics.read_text().splitlines()) >= lines:

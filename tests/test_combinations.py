@@ -25,8 +25,13 @@ if "LIBERO_ASSETS" not in os.environ:
 SMALL = {"libero_pick": ["task.assets=stand-in", "task.tasks=[0]"], "isaac_lab": ["task.assets=own"]}
 SMALL["libero_pictures"] = SMALL["libero_pick"]
 DEMONSTRATED = (
-    "libero_goal", "libero_pick", "libero_pictures", "libero_spatial", "maniskill_pick_cube", "robosuite_lift",
-)  # fmt: skip
+    "libero_goal",
+    "libero_pick",
+    "libero_pictures",
+    "libero_spatial",
+    "maniskill_pick_cube",
+    "robosuite_lift",
+)
 TOLD = r"policy=(\w+) with algorithm=([\w|]+)"
 
 

@@ -136,8 +136,11 @@ def test_a_quadrotor_learns_and_is_measured_with_latency(tmp_path: Path):
     assert completed.returncode == 0, completed.stdout + completed.stderr
     record = json.loads((directory / "evaluation.json").read_text())
     assert record["latency"] == {
-        "observation_s": [0.01, 0.02], "action_s": [0.05, 0.05], "jitter_s": 0.0, "observed": True,
-    }  # fmt: skip
+        "observation_s": [0.01, 0.02],
+        "action_s": [0.05, 0.05],
+        "jitter_s": 0.0,
+        "observed": True,
+    }
 
 
 def test_a_policy_for_any_quadrotor_is_distilled_measured_and_exported(tmp_path: Path):

@@ -50,9 +50,14 @@ def test_programs_run_as_they_are_printed(page: Path, tmp_path: Path):
     if page.name == "own_simulator.md":
         program = program.replace("env_steps=100_000", "env_steps=50_000")
     run = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False,
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
         env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    )
     assert run.returncode == 0, run.stderr
     if page.name == "own_simulator.md":
         report = (tmp_path / "outputs/rest/report.md").read_text()

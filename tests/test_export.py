@@ -53,9 +53,13 @@ def ask(capsys):
 
 def test_a_checkpoint_becomes_c_whatever_its_task(trained: Path):
     completed = subprocess.run(
-        [sys.executable, "export.py", f"checkpoint={trained}", "target=c"], cwd=ROOT, capture_output=True, text=True,
-        check=False, env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+        [sys.executable, "export.py", f"checkpoint={trained}", "target=c"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
     assert completed.returncode == 0, completed.stdout + completed.stderr
     assert completed.stderr == ""
     output = trained / "export" / "c"

@@ -32,10 +32,14 @@ class Program:
     def __init__(self, *arguments: str) -> None:
         self.keys, theirs = pty.openpty()
         self.process = subprocess.Popen(
-            [sys.executable, "record.py", *arguments], cwd=ROOT, stdin=theirs, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, text=True,
+            [sys.executable, "record.py", *arguments],
+            cwd=ROOT,
+            stdin=theirs,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
             env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
-        )  # fmt: skip
+        )
         self.before = termios.tcgetattr(theirs)
         self.terminal = theirs
         self.said = ""
@@ -174,10 +178,21 @@ def test_it_trains(folder: Path, tmp_path: Path, source: str):
     options = ["task=vehicle_navigate", "stages=[sft]", "sft.steps=400", "sft.batch=16", "evaluation_starts=2"]
     options += ["evaluation_envs=2", "num_envs=2", "task.step_limit=10", "policy.hidden=[16]", "threads=1"]
     done = subprocess.run(
-        [sys.executable, "train.py", *options, "video=false", f"demonstrations={folder / source}",
-         f"output={tmp_path / 'run'}"],
-        cwd=ROOT, capture_output=True, text=True, check=False, timeout=300, env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+        [
+            sys.executable,
+            "train.py",
+            *options,
+            "video=false",
+            f"demonstrations={folder / source}",
+            f"output={tmp_path / 'run'}",
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     logged = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     losses = [row["sft/loss"] for row in logged if "sft/loss" in row]
@@ -224,9 +239,15 @@ def test_a_terminal_that_is_gone_stops_the_robot(tmp_path: Path):
 )
 def test_what_cannot_be_driven_is_one_line(options: list[str], message: str, tmp_path: Path):
     done = subprocess.run(
-        [sys.executable, "record.py", *options, f"output={tmp_path / 'new'}"], cwd=ROOT, stdin=subprocess.DEVNULL,
-        capture_output=True, text=True, check=False, timeout=120, env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+        [sys.executable, "record.py", *options, f"output={tmp_path / 'new'}"],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
     assert done.returncode == 1
     (line,) = done.stderr.strip().splitlines()
     assert re.search(message, line)

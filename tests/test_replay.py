@@ -68,10 +68,7 @@ def test_foxglove_gets_a_layout_of_topics_that_are_there(file: Path):
     assert panels["Image!camera"]["imageMode"]["imageTopic"] == "/embodied/observation/camera"
     assert [path["label"] for path in panels["Plot!position"]["paths"]] == ["x [m]", "y [m]", "z [m]"]
     assert not {"Plot!instruction", "Plot!secret", "Plot!objects"} & set(panels)
-    recorded = {
-        (channel.topic, schema.name): message
-        for channel, schema, message in Recording(file)._messages()
-    }  # fmt: skip
+    recorded = {(channel.topic, schema.name): message for channel, schema, message in Recording(file)._messages()}
     topics = {topic for topic, _ in recorded}
     drawn = [path["value"] for panel in panels.values() for path in panel.get("paths", ())]
     assert {re.fullmatch(r"(/embodied/[\w/]+)\.data\[\d\]", path)[1] for path in drawn} <= topics

@@ -80,9 +80,13 @@ def test_it_has_hydras_flags(embodied):
 def test_all_that_runs_comes_from_the_wheel(embodied):
     shown = "import embodied.commands as p, embodied; print(embodied.__file__, p.PROGRAMS, p.CLONE)"
     run = subprocess.run(
-        [sys.executable, "-c", shown], cwd=embodied.here, env=os.environ | {"PYTHONPATH": str(embodied.site)},
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        [sys.executable, "-c", shown],
+        cwd=embodied.here,
+        env=os.environ | {"PYTHONPATH": str(embodied.site)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     package, programs, clone = run.stdout.split()
     assert Path(package).is_relative_to(embodied.site)
     assert Path(programs) == embodied.site / "embodied" / "programs"

@@ -47,9 +47,16 @@ def quadrotors(count: int, device: str, backend: str | None = None) -> Quadrotor
     """Quadrotors as quadrotor_hover trains them."""
     flight = named_flights("crazyflie", AIRFRAMES["crazyflie"])["robust"]
     return QuadrotorEnvironment(
-        count, mdp=flight.mdp, airframe=flight.airframe, variation=flight.variation, options=flight.options,
-        history=HISTORY, step_limit=150, device=device, backend=backend,
-    )  # fmt: skip
+        count,
+        mdp=flight.mdp,
+        airframe=flight.airframe,
+        variation=flight.variation,
+        options=flight.options,
+        history=HISTORY,
+        step_limit=150,
+        device=device,
+        backend=backend,
+    )
 
 
 def vehicles(count: int, device: str, backend: str | None = None) -> VehicleEnvironment:
@@ -171,11 +178,21 @@ def training(record: Record, name: str, num_envs: int, options: Options, seconds
         if len(lengths) >= options.size(1000, 2) or sum(lengths) + lengths[-1] > seconds:
             break
     took, after = sum(lengths), outcome(judge, policy, options, length)
-    record.figure(f"{name}_training", {
-        "num_envs": num_envs, "iterations": len(lengths), "seconds": took, "iteration_s": statistics.median(lengths),
-        **spent, "env_steps": env_steps, "env_steps_per_s": env_steps / took, "measure": outcome.__name__,
-        "before": before, "after": after,
-    })  # fmt: skip
+    record.figure(
+        f"{name}_training",
+        {
+            "num_envs": num_envs,
+            "iterations": len(lengths),
+            "seconds": took,
+            "iteration_s": statistics.median(lengths),
+            **spent,
+            "env_steps": env_steps,
+            "env_steps_per_s": env_steps / took,
+            "measure": outcome.__name__,
+            "before": before,
+            "after": after,
+        },
+    )
     if len(lengths) >= IMPROVES_AFTER:
         record.check(f"{name}_training_improves", before - after, -1e-6)
     env.close()

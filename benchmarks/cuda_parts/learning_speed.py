@@ -104,8 +104,10 @@ def _act(record: Record, options: Options, name: str, device: str) -> None:
         for kind, deterministic in (("sampled", False), ("deterministic", True)):
             seconds = seconds_per_call(
                 lambda: policy.act(seen, deterministic=deterministic, generator=generator),  # noqa: B023 - at once
-                device, seconds=options.size(0.2, 0.01), warm_up=options.size(3, 1),
-            )  # fmt: skip
+                device,
+                seconds=options.size(0.2, 0.01),
+                warm_up=options.size(3, 1),
+            )
             figures[f"{kind} {count}"] = 1e3 * seconds
     record.figure(f"act, {name}{_where(options, device)}_ms", figures)
 
@@ -123,8 +125,9 @@ def _act_on_tokens(record: Record, options: Options) -> None:
     for kind, deterministic in (("sampled", False), ("deterministic", True)):
         seconds = seconds_per_call(
             lambda: policy.act(moved, deterministic=deterministic),  # noqa: B023 - at once
-            device, seconds=options.size(0.3, 0.01),
-        )  # fmt: skip
+            device,
+            seconds=options.size(0.3, 0.01),
+        )
         figures[f"{kind} {count}"] = 1e3 * seconds
     record.figure("act on object tokens, flow_ms", figures)
 

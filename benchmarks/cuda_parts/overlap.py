@@ -50,9 +50,14 @@ def numbers(record: Record, options: Options, num_envs: int) -> None:
             found.append({part: values.detach().clone() for part, values in parts.items()})
 
         sleeping(
-            True, 0.0, num_envs, device=options.device, count=options.size(ROLLOUTS, 2), watch=keep,
+            True,
+            0.0,
+            num_envs,
+            device=options.device,
+            count=options.size(ROLLOUTS, 2),
+            watch=keep,
             wait=name == "waiting",
-        )  # fmt: skip
+        )
     same = True
     for part in ("actions", "reward"):
         beside, waiting = (torch.stack([each[part] for each in found]) for found in rollouts.values())
@@ -66,11 +71,20 @@ def times(record: Record, options: Options, num_envs: int, count: int) -> None:
     measured: dict[str, Measured] = {}
     for name, overlap in (("without", False), ("with", True)):
         found = measured[name] = sleeping(overlap, 0.0, num_envs, device=options.device, count=count)
-        record.figure(f"{name}_overlap", {
-            "iterations": count, "wall_s": count * found.learner.wall, "iteration_s": found.learner.wall,
-            "collection_s": found.collection.wall, "update_s": found.update.wall, "update_cpu_s": found.update.cpu,
-            "collection_cpu_s": found.collection.cpu, "both_busy_share": found.both_share, "num_envs": num_envs,
-        })  # fmt: skip
+        record.figure(
+            f"{name}_overlap",
+            {
+                "iterations": count,
+                "wall_s": count * found.learner.wall,
+                "iteration_s": found.learner.wall,
+                "collection_s": found.collection.wall,
+                "update_s": found.update.wall,
+                "update_cpu_s": found.update.cpu,
+                "collection_cpu_s": found.collection.cpu,
+                "both_busy_share": found.both_share,
+                "num_envs": num_envs,
+            },
+        )
     alone = measured["without"]
     longer = max(alone.collection.wall, alone.update.wall)
     record.figure("ratio", measured["with"].learner.wall / alone.learner.wall)

@@ -56,10 +56,15 @@ def published(options: Options) -> Setting:
     from benchmarks.vla_speed import Setting
 
     return Setting(
-        size=options.size("published", "tiny"), device=options.device, denoising_steps=options.size(10, 2),
-        minibatch=options.size(32, 4), piece=options.size(8, 2), repeats=options.size(20, 1),
-        horizon=options.size(50, 5), seconds=2.0,
-    )  # fmt: skip
+        size=options.size("published", "tiny"),
+        device=options.device,
+        denoising_steps=options.size(10, 2),
+        minibatch=options.size(32, 4),
+        piece=options.size(8, 2),
+        repeats=options.size(20, 1),
+        horizon=options.size(50, 5),
+        seconds=2.0,
+    )
 
 
 def agreement(record: Record, options: Options) -> None:
@@ -67,8 +72,12 @@ def agreement(record: Record, options: Options) -> None:
     # The convolution that reads pictures would compute in TF32, of ten bits, by cuDNN's default.
     before, torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.allow_tf32, False
     rows: dict[str, Callable[[Pi0Policy], dict[str, Tensor]]] = {
-        "act": acted, "act, exploring": explored, "inpaint": inpainted, "evaluate": scored, "loss": learned,
-    }  # fmt: skip
+        "act": acted,
+        "act, exploring": explored,
+        "inpaint": inpainted,
+        "evaluate": scored,
+        "loss": learned,
+    }
     for precision in (Precision.FLOAT32, Precision.BFLOAT16):
         here = there = None
         with record.row(f"tiny pi0, {precision.value}"):
@@ -186,9 +195,15 @@ def sampling(record: Record, setting: Setting) -> None:
         stored = sum(each.nbytes for each in made.parameters())
         # Trained weights, their gradients and AdamW's two moments are float32: sixteen bytes a weight.
         trained_gb, built_s = 16e-9 * count, time.perf_counter() - began
-        record.figure("policy of published size", {
-            "build_s": built_s, "weights": count, "stored_gb": 1e-9 * stored, "training_all_needs_gb": trained_gb,
-        })  # fmt: skip
+        record.figure(
+            "policy of published size",
+            {
+                "build_s": built_s,
+                "weights": count,
+                "stored_gb": 1e-9 * stored,
+                "training_all_needs_gb": trained_gb,
+            },
+        )
         latencies(record, "chunk, adapters", made, setting)
         with record.row("chunk, adapters merged"):
             adapters.merge(made.model)

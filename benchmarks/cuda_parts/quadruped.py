@@ -31,9 +31,12 @@ def run(record: Record, options: Options) -> None:
         agreement(record, options)
     with record.row("steps per second"):
         sweep(
-            record, "steps_per_s", options.size(WORLDS, (2,)), lambda worlds: rate(options, worlds),
+            record,
+            "steps_per_s",
+            options.size(WORLDS, (2,)),
+            lambda worlds: rate(options, worlds),
             0.35 * (ends - time.perf_counter()),
-        )  # fmt: skip
+        )
     left = 0.85 * (ends - time.perf_counter())  # the rest is for making environments
     with record.row("ppo ours"):
         learn(record, options, "ours", 0.5 * left)

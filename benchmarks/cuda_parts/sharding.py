@@ -26,13 +26,28 @@ def run(record: Record, options: Options) -> None:
         with needs_extra("vla"):
             import transformers  # noqa: F401
         command = [
-            sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "1", "--master-addr", "127.0.0.1",
-            "--master-port", str(free_port()), str(PROCESS), options.device, str(end), str(options.folder),
-        ]  # fmt: skip
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--nproc-per-node",
+            "1",
+            "--master-addr",
+            "127.0.0.1",
+            "--master-port",
+            str(free_port()),
+            str(PROCESS),
+            options.device,
+            str(end),
+            str(options.folder),
+        ]
         process = subprocess.run(
-            command, env={**os.environ, **LOOPBACK, **DETERMINISTIC}, stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE, text=True, check=False,
-        )  # fmt: skip
+            command,
+            env={**os.environ, **LOOPBACK, **DETERMINISTIC},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
         if process.returncode:
             raise RuntimeError(f"torchrun ended with {process.returncode}:\n{process.stderr[-6000:]}")
 

@@ -116,16 +116,28 @@ def experiment(world: Processes, folder: Path) -> TimedExperiment:
     tiny = world.device == "cpu"
     env_steps = ITERATION_STEPS * (STOPPED + (0 if tiny else 4)) + 1
     config = ExperimentConfig(
-        num_envs=ENVS, env_steps=env_steps, checkpoint_every=STOPPED, evaluation_starts=1, evaluation_envs=2,
-        evaluate_every_steps=None, video=False, stages=["rl"],
-    )  # fmt: skip
+        num_envs=ENVS,
+        env_steps=env_steps,
+        checkpoint_every=STOPPED,
+        evaluation_starts=1,
+        evaluation_envs=2,
+        evaluate_every_steps=None,
+        video=False,
+        stages=["rl"],
+    )
     policy = Pi0Config(
         size=Size.TINY if tiny else Size.SMALL, hidden=16, denoising_steps=2, precision=Precision.BFLOAT16
     )
     made = TimedExperiment(
-        config, PictureReachTask(), policy, ALGORITHM, folder, record={"values": {"env_steps": config.env_steps}},
-        device=world.device, world=world,
-    )  # fmt: skip
+        config,
+        PictureReachTask(),
+        policy,
+        ALGORITHM,
+        folder,
+        record={"values": {"env_steps": config.env_steps}},
+        device=world.device,
+        world=world,
+    )
     made.update_s = []
     return made
 

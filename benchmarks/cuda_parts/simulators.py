@@ -64,10 +64,16 @@ def stepped(
             steps += 1
         wait(options.device)
         took = time.perf_counter() - began
-        record.figure(f"{name}_steps", {
-            "num_envs": count, "steps": steps, "seconds": took, "env_steps_per_s": executed / took,
-            "device": str(env.device),
-        })  # fmt: skip
+        record.figure(
+            f"{name}_steps",
+            {
+                "num_envs": count,
+                "steps": steps,
+                "seconds": took,
+                "env_steps_per_s": executed / took,
+                "device": str(env.device),
+            },
+        )
         observation = env.step(middle(env)).observation
         finite = all(bool(values.isfinite().all()) for values in observation.values())
         on_device = all(values.device.type == torch.device(options.device).type for values in observation.values())

@@ -150,10 +150,15 @@ class BPTT(Composite):
         """Regress the critic on TD(lambda) returns; returns the mean squared error."""
         seen, value = rollout.observation.detach(), values(self.policy, rollout.observation)
         _, returns = gae(
-            rollout.reward.detach(), rollout.executed, rollout.terminated, rollout.truncated,
-            value, next_values(self.policy, rollout, value, world),
-            discount=self.config.discount, gae_lambda=self.config.gae_lambda,
-        )  # fmt: skip
+            rollout.reward.detach(),
+            rollout.executed,
+            rollout.terminated,
+            rollout.truncated,
+            value,
+            next_values(self.policy, rollout, value, world),
+            discount=self.config.discount,
+            gae_lambda=self.config.gae_lambda,
+        )
         batch = TensorDict({"observation": seen, "return": returns}, list(returns.shape)).flatten(0, 1)
         minibatches, losses = Minibatches(rollout.executed.any(-1), world), []
         for _ in range(self.config.value_epochs):

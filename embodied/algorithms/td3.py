@@ -124,9 +124,13 @@ class TD3(Composite):
 
     def _rows(self, rollout: Rollout) -> TensorDict:
         total, carry, last = n_step(
-            rollout.reward, rollout.executed, rollout.terminated, rollout.cut, self.config.lookahead,
+            rollout.reward,
+            rollout.executed,
+            rollout.terminated,
+            rollout.cut,
+            self.config.lookahead,
             discount=self.config.discount,
-        )  # fmt: skip
+        )
         rows = TensorDict(
             {
                 "observation": rollout.observation,

@@ -39,9 +39,14 @@ MACHINE = {
 """Errors of the operating system that are no bugs: their message suffices."""
 
 SIZES = (
-    "num_envs", "evaluation_envs", "task.image_size", "sft.batch", "algorithm.rollout_length", "algorithm.minibatch",
+    "num_envs",
+    "evaluation_envs",
+    "task.image_size",
+    "sft.batch",
+    "algorithm.rollout_length",
+    "algorithm.minibatch",
     "policy.hidden",
-)  # fmt: skip
+)
 SPARING = {"algorithm.memory_gb": "0.3", "policy.gradient_checkpointing": "true"}
 """Options that memory depends on, where a program has them, and values of others that need less."""
 

@@ -64,9 +64,11 @@ def report_notes(demonstrations: Episodes, run: Path) -> list[str]:
 
 
 def with_privileged(
-    observation: TensorDict, contract: Contract, play: Callable[[torch.Generator], TensorDict],
+    observation: TensorDict,
+    contract: Contract,
+    play: Callable[[torch.Generator], TensorDict],
     generator: torch.Generator,
-) -> TensorDict:  # fmt: skip
+) -> TensorDict:
     """`observation` of demonstrations plus privileged observations from random `play`, for the critic."""
     found = set(observation.keys())
     missing = [key for key, spec in contract.observation.items() if spec.privileged and key not in found]

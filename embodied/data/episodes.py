@@ -80,13 +80,18 @@ class Episodes:
         length = len(actions)
         outcome = UNKNOWN if success is None else int(success)
         return Episodes(
-            observation, torch.arange(length), actions,
+            observation,
+            torch.arange(length),
+            actions,
             torch.zeros(length) if reward is None else reward,
             torch.zeros(length, dtype=torch.bool) if human is None else human,
-            torch.tensor([length]), torch.tensor([bool(success) if terminated is None else terminated]),
-            torch.tensor([outcome], dtype=torch.int8), torch.tensor([task_index]),
-            None if final_observation is None else final_observation.unsqueeze(0), pictures,
-        )  # fmt: skip
+            torch.tensor([length]),
+            torch.tensor([bool(success) if terminated is None else terminated]),
+            torch.tensor([outcome], dtype=torch.int8),
+            torch.tensor([task_index]),
+            None if final_observation is None else final_observation.unsqueeze(0),
+            pictures,
+        )
 
     @staticmethod
     def join(parts: Sequence[Episodes]) -> Episodes:

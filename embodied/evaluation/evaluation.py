@@ -148,19 +148,25 @@ class EvaluationResult:
         """
         per_task = [
             {
-                "task": task, **self._measured(row), **self._means(row),
-                "mean_steps": round(float(self.steps[row].float().mean()), 1), **self._failed(row),
+                "task": task,
+                **self._measured(row),
+                **self._means(row),
+                "mean_steps": round(float(self.steps[row].float().mean()), 1),
+                **self._failed(row),
                 "outcomes": " ".join(f"{value:.6g}" for value in self.outcomes[row].tolist()),
             }
             for row, task in enumerate(self.tasks)
-        ]  # fmt: skip
+        ]
         counts = {name: self.count(name) for name in ODD_EVENTS} | {"immediate": self.immediate}
         extra: dict[str, Any] = {name: count for name, count in counts.items() if count}
         extra |= {} if self.repeatable else {"repeatable": False}
         return {
-            **self._measured(slice(None)), **self._means(slice(None)), "step_limit": self.step_limit, **extra,
+            **self._measured(slice(None)),
+            **self._means(slice(None)),
+            "step_limit": self.step_limit,
+            **extra,
             "per_task": per_task,
-        }  # fmt: skip
+        }
 
     def count(self, event: str) -> int:
         """Number of episodes in which `event` happened."""

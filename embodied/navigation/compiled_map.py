@@ -99,12 +99,31 @@ class CompiledMap(LocalMap):
     @cached_property
     def _numbers(self) -> _Numbers:
         return _Numbers(
-            self.size, AGE, MAP, MAP + 2 * self.side * self.side, self.side, len(self.angles), APART,
-            math.ceil(self.range_m / self.cell_m) - 1, len(self.ahead_m), self.scans, self.scans_every, SECTORS,
-            self.cell_m, self.range_m, self.lidar_x_m, FADES, self.near_m, self.blocked_m,
-            self.near_m - self.blocked_m, self.near, self.blocked, self.cell_m * math.sqrt(2.0), NOWHERE_M,
+            self.size,
+            AGE,
+            MAP,
+            MAP + 2 * self.side * self.side,
+            self.side,
+            len(self.angles),
+            APART,
+            math.ceil(self.range_m / self.cell_m) - 1,
+            len(self.ahead_m),
+            self.scans,
+            self.scans_every,
+            SECTORS,
+            self.cell_m,
+            self.range_m,
+            self.lidar_x_m,
+            FADES,
+            self.near_m,
+            self.blocked_m,
+            self.near_m - self.blocked_m,
+            self.near,
+            self.blocked,
+            self.cell_m * math.sqrt(2.0),
+            NOWHERE_M,
             self.remembered_m * self.remembered_m,
-        )  # fmt: skip
+        )
 
 
 def _compiled(memory: Tensor) -> bool:

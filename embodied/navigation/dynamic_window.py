@@ -101,9 +101,17 @@ class Weights:
 
 
 NEAR = Weights(
-    horizon_s=1.2, window_s=0.3, margin_m=0.03, turn_m=0.02, clearance_m=0.3, free_m=0.6,
-    goal=1.0, heading=0.3, clearance=0.8, speed=0.3,
-)  # fmt: skip
+    horizon_s=1.2,
+    window_s=0.3,
+    margin_m=0.03,
+    turn_m=0.02,
+    clearance_m=0.3,
+    free_m=0.6,
+    goal=1.0,
+    heading=0.3,
+    clearance=0.8,
+    speed=0.3,
+)
 """Where goals are waypoints, near and visible."""
 
 
@@ -183,8 +191,9 @@ class DynamicWindow:
         v, room = self.drive, self.weights.window_s
         speed = _between(
             (velocity[:, 0] - room * v.deceleration_m_s2).clamp(self.slowest, self.fastest),
-            (velocity[:, 0] + room * v.acceleration_m_s2).clamp(self.slowest, self.fastest), SPEEDS,
-        )  # fmt: skip
+            (velocity[:, 0] + room * v.acceleration_m_s2).clamp(self.slowest, self.fastest),
+            SPEEDS,
+        )
         reach, most = room * v.yaw_acceleration_rad_s2, self.turning
         turn = _between((velocity[:, 1] - reach).clamp(-most, most), (velocity[:, 1] + reach).clamp(-most, most), RATES)
         return speed.repeat_interleave(RATES, 1), turn.repeat(1, SPEEDS)

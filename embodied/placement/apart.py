@@ -60,9 +60,15 @@ class Apart(Local):
         return min(num_envs, OWN)
 
     def collector(
-        self, task: Task, algorithm: LearnerConfig, learner: Learner, env: Environment, policy: TrainablePolicy,
-        config: ExperimentConfig, seed: int,
-    ) -> RolloutSource:  # fmt: skip
+        self,
+        task: Task,
+        algorithm: LearnerConfig,
+        learner: Learner,
+        env: Environment,
+        policy: TrainablePolicy,
+        config: ExperimentConfig,
+        seed: int,
+    ) -> RolloutSource:
         """As `Elsewhere.collector`."""
         staleness = self.config.max_staleness
         if not isinstance(algorithm, RemotelyCollected):

@@ -112,9 +112,12 @@ class RemoteCollectors:
         told |= {"waited_s": waited_s, "staleness": sum(ages) / len(ages)}
         told |= {f"share_of_staleness_{age}": ages.count(age) / len(ages) for age in range(self.max_staleness + 1)}
         return replace(
-            rollout, told=rollout.told | told, vanished=rollout.vanished + lost,
-            simulation_s=share * rollout.simulation_s, policy_s=share * rollout.policy_s,
-        )  # fmt: skip
+            rollout,
+            told=rollout.told | told,
+            vanished=rollout.vanished + lost,
+            simulation_s=share * rollout.simulation_s,
+            policy_s=share * rollout.policy_s,
+        )
 
     def _counted(self) -> tuple[int, dict[str, float]]:
         """Episodes that were lost with collectors since the last rollout, and what the log tells."""
@@ -123,9 +126,11 @@ class RemoteCollectors:
         episodes, collectors, dropped, sent = (new - old for new, old in zip(now, self._told, strict=True))
         self._told = now
         return episodes, {
-            "collectors": float(sum(slot.ready for slot in crew.slots)), "lost_collectors": float(collectors),
-            "dropped_rollouts": float(dropped), "sent_mb": sent / 1e6,
-        }  # fmt: skip
+            "collectors": float(sum(slot.ready for slot in crew.slots)),
+            "lost_collectors": float(collectors),
+            "dropped_rollouts": float(dropped),
+            "sent_mb": sent / 1e6,
+        }
 
     def abandon(self) -> None:
         """Collectors have environments of their own: nothing that happens in this process ends their episodes."""

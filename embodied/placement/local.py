@@ -66,9 +66,15 @@ class Elsewhere(Processes, Protocol):
         ...
 
     def collector(
-        self, task: Task, algorithm: LearnerConfig, learner: Learner, env: Environment, policy: TrainablePolicy,
-        config: ExperimentConfig, seed: int,
-    ) -> RolloutSource:  # fmt: skip
+        self,
+        task: Task,
+        algorithm: LearnerConfig,
+        learner: Learner,
+        env: Environment,
+        policy: TrainablePolicy,
+        config: ExperimentConfig,
+        seed: int,
+    ) -> RolloutSource:
         """What gives the `learner` of `policy`, built for `env`, the rollouts of all collectors; it begins when asked.
 
         Raises:

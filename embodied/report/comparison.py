@@ -133,10 +133,14 @@ class Comparison:
         """JSON-ready: task, rows, differences, notes."""
         first = self.rows[0].runs[0].report
         return {
-            "task": first["task"], "assets": first["assets"], "measure": self.measure,
-            "rows": [row.summary() for row in self.rows], "options": dict(self.options),
-            "differences": list(self.differences()), "notes": list(self.notes),
-        }  # fmt: skip
+            "task": first["task"],
+            "assets": first["assets"],
+            "measure": self.measure,
+            "rows": [row.summary() for row in self.rows],
+            "options": dict(self.options),
+            "differences": list(self.differences()),
+            "notes": list(self.notes),
+        }
 
 
 def compare(paths: Sequence[str | Path]) -> Comparison:

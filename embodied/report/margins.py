@@ -64,9 +64,14 @@ class Margin:
 
 
 def measure(
-    task: Task, environment: Callable[[str], Environment], policy: Policy, *, starts_per_task: int,
-    first_start: int = 0, device: str = "cpu",
-) -> dict[str, Margin]:  # fmt: skip
+    task: Task,
+    environment: Callable[[str], Environment],
+    policy: Policy,
+    *,
+    starts_per_task: int,
+    first_start: int = 0,
+    device: str = "cpu",
+) -> dict[str, Margin]:
     """Evaluate `policy` on the same starts at every point of the sweeps of `task`; `environment` takes its name.
 
     Raises:
@@ -97,9 +102,10 @@ def write(directory: Path, margins: Mapping[str, Margin], record: Mapping[str, A
     ]
     limits = [[name, m.words(), m.sweep.unit, m.sweep.means] for name, m in margins.items()]
     whole = {
-        **record, "git_commit": git_commit(),
+        **record,
+        "git_commit": git_commit(),
         "margins": {name: {**asdict(m), "bounds": m.bounds(), "words": m.words()} for name, m in margins.items()},
-    }  # fmt: skip
+    }
     episodes = next(iter(margins.values())).episodes
     told = [
         table(["condition", "value", "unit", f"success of {episodes} episodes, 95% interval"], rows),

@@ -43,9 +43,13 @@ class DifferentiableCollector(Collector):
     """
 
     def __init__(
-        self, env: Environment, policy: Policy, generator: torch.Generator, starts: Starts | None = None,
+        self,
+        env: Environment,
+        policy: Policy,
+        generator: torch.Generator,
+        starts: Starts | None = None,
         max_action_gradient: float = math.inf,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(env, policy, generator, starts)
         self.max_action_gradient = max_action_gradient
 
@@ -92,9 +96,12 @@ class DifferentiableCollector(Collector):
         stacked = {name: _stacked([row[name] for row in made]) for name in made[0]}
         start = self.env.start.expand(decisions, -1) if isinstance(self.env, NumberedStarts) else None
         return Rollout(
-            observation=TensorDict.stack(seen[:-1]), last_observation=seen[-1], task_index=self.env.task_index,
-            start=start, **cast(dict[str, Any], stacked),
-        )  # fmt: skip
+            observation=TensorDict.stack(seen[:-1]),
+            last_observation=seen[-1],
+            task_index=self.env.task_index,
+            start=start,
+            **cast(dict[str, Any], stacked),
+        )
 
 
 def _stacked(rows: Sequence[Any]) -> Any:  # noqa: ANN401 - tensors, or dictionaries of them

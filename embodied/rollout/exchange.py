@@ -25,9 +25,13 @@ class ExchangingCollector(Collector):
     """
 
     def __init__(
-        self, env: Environment, policy: Policy, generator: torch.Generator, starts: Starts | None = None,
+        self,
+        env: Environment,
+        policy: Policy,
+        generator: torch.Generator,
+        starts: Starts | None = None,
         exchange: float = 0.0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(env, policy, generator, starts)
         self.exchange = exchange
 

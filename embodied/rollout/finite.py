@@ -12,9 +12,25 @@ from embodied.environment import Environment, Transition
 from embodied.errors import UserError
 
 RESERVED = {
-    "distribution", "episode_return", "episode_steps", "episodes", "failures", "high", "immediate", "low", "mean_steps",
-    "outcomes", "per_task", "repeatable", "return", "stage", "step_limit", "success", "task", "title",
-}  # fmt: skip
+    "distribution",
+    "episode_return",
+    "episode_steps",
+    "episodes",
+    "failures",
+    "high",
+    "immediate",
+    "low",
+    "mean_steps",
+    "outcomes",
+    "per_task",
+    "repeatable",
+    "return",
+    "stage",
+    "step_limit",
+    "success",
+    "task",
+    "title",
+}
 """Names of other numbers beside those of signals and events, in metrics of rollouts and rows of reports."""
 
 

@@ -16,9 +16,20 @@ from torch import Tensor
 from embodied.rollout.rollout import Rollout
 
 DECISIONS = (
-    "observation", "actions", "sample", "log_prob", "reward", "executed", "terminated", "truncated", "success", "start",
-    "value", "episode_return", "episode_steps",
-)  # fmt: skip
+    "observation",
+    "actions",
+    "sample",
+    "log_prob",
+    "reward",
+    "executed",
+    "terminated",
+    "truncated",
+    "success",
+    "start",
+    "value",
+    "episode_return",
+    "episode_steps",
+)
 """Fields [T, N]."""
 ENVIRONMENTS = ("last_observation", "task_index")
 """Fields [N]."""
@@ -46,11 +57,15 @@ def joined(rollouts: Sequence[Rollout]) -> Rollout:
     fields["starts"] = {name: sum(each[name] for each in starts) / len(starts) for name in (starts or [{}])[0]}
     rows, seen = _ends(rollouts)
     return replace(
-        rollouts[0], **fields, final_rows=rows, final_observation=seen,
+        rollouts[0],
+        **fields,
+        final_rows=rows,
+        final_observation=seen,
         vanished=sum(each.vanished for each in rollouts),
         policy_version=min(each.policy_version for each in rollouts),
-        has_success=all(each.has_success for each in rollouts), told=told,
-    )  # fmt: skip
+        has_success=all(each.has_success for each in rollouts),
+        told=told,
+    )
 
 
 def _side_by_side(rollouts: Sequence[Rollout], name: str, dim: int) -> Tensor | TensorDict | None:

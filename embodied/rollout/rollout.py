@@ -257,13 +257,17 @@ class Collector:
             has_success = transition.has_success
         there = self.env.device if self.storage is Storage.DEVICE else torch.device("cpu")
         rollout = Rollout(
-            **rows.tensors(), last_observation=cast(TensorDict, self.observation).clone().to(there),
-            task_index=self.env.task_index.clone(), has_success=has_success,
-            policy_version=self.version, starts=self.starts.metrics() if self.starts else {},
-            simulation_s=simulation_s - policy_s, policy_s=policy_s,
+            **rows.tensors(),
+            last_observation=cast(TensorDict, self.observation).clone().to(there),
+            task_index=self.env.task_index.clone(),
+            has_success=has_success,
+            policy_version=self.version,
+            starts=self.starts.metrics() if self.starts else {},
+            simulation_s=simulation_s - policy_s,
+            policy_s=policy_s,
             final_rows=torch.cat([place for place, _ in finals]).to(there) if finals else None,
             final_observation=TensorDict.cat([seen for _, seen in finals]).to(there) if finals else None,
-        )  # fmt: skip
+        )
         return self._with_totals(rollout)
 
     def _act(self, observation: TensorDict) -> Decision:

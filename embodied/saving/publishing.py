@@ -60,14 +60,29 @@ def card(saved: Checkpoint, report: str) -> str:
         for name, spec in specs
     ]
     lines = [
-        "---", yaml.safe_dump(front, sort_keys=False).strip(), "---", "", f"# {', '.join(names) or 'policy'}", "",
-        "A policy of embodied-rl. In a folder DIR that holds these files:", "", "```",
-        "python evaluate.py checkpoint=DIR", "python serve.py checkpoint=DIR", "python train.py start_from=DIR ...",
-        "```", "", f"Chunks of {contract.horizon} actions, of which {contract.executed} are executed,"
-        f" {contract.control_dt_s:g} s each. Weights are safetensors, all else is JSON; changed files are refused.", "",
-        "| observed, and action | type | unit | elements |", "|---|---|---|---|", *rows, "",
+        "---",
+        yaml.safe_dump(front, sort_keys=False).strip(),
+        "---",
+        "",
+        f"# {', '.join(names) or 'policy'}",
+        "",
+        "A policy of embodied-rl. In a folder DIR that holds these files:",
+        "",
+        "```",
+        "python evaluate.py checkpoint=DIR",
+        "python serve.py checkpoint=DIR",
+        "python train.py start_from=DIR ...",
+        "```",
+        "",
+        f"Chunks of {contract.horizon} actions, of which {contract.executed} are executed,"
+        f" {contract.control_dt_s:g} s each. Weights are safetensors, all else is JSON; changed files are refused.",
+        "",
+        "| observed, and action | type | unit | elements |",
+        "|---|---|---|---|",
+        *rows,
+        "",
         *(report.splitlines() or ["Nothing was measured."]),
-    ]  # fmt: skip
+    ]
     return "\n".join(lines) + "\n"
 
 

@@ -20,8 +20,13 @@ def git_commit() -> str:
     try:
         run = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
-            cwd=package, capture_output=True, text=True, check=True, encoding="utf-8", errors="replace",
-        )  # fmt: skip
+            cwd=package,
+            capture_output=True,
+            text=True,
+            check=True,
+            encoding="utf-8",
+            errors="replace",
+        )
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return run.stdout.strip()

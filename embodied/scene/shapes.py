@@ -155,10 +155,16 @@ def glb(mesh: Mesh) -> bytes:
     }
     primitive = {"attributes": {name: i for i, name in enumerate(kinds)}, "indices": len(kinds), "material": 0}
     document = {
-        "asset": {"version": "2.0"}, "scene": 0, "scenes": [{"nodes": [0]}], "nodes": [{"mesh": 0}],
-        "meshes": [{"primitives": [primitive]}], "materials": [material], "accessors": accessors,
-        "bufferViews": views, "buffers": [{"byteLength": start}],
-    }  # fmt: skip
+        "asset": {"version": "2.0"},
+        "scene": 0,
+        "scenes": [{"nodes": [0]}],
+        "nodes": [{"mesh": 0}],
+        "meshes": [{"primitives": [primitive]}],
+        "materials": [material],
+        "accessors": accessors,
+        "bufferViews": views,
+        "buffers": [{"byteLength": start}],
+    }
     text = json.dumps(document, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 4)
     binary = b"".join(values.tobytes() for values in arrays.values())  # each is of whole words

@@ -131,9 +131,13 @@ class Experiment(SavedRun):
         trained_on, config = self.task.distributions[0], self.config
         self.report.in_training = InTraining(trained_on)
         held_out = HeldOut(
-            None if self.world.rank else config.evaluate_every_steps, self.evaluation_envs.get(trained_on),
-            self.report.in_training, final=config.evaluation_starts, device=self.device, precision=config.precision,
-        )  # fmt: skip
+            None if self.world.rank else config.evaluate_every_steps,
+            self.evaluation_envs.get(trained_on),
+            self.report.in_training,
+            final=config.evaluation_starts,
+            device=self.device,
+            precision=config.precision,
+        )
         if held_out.refused and held_out.automatic and config.stages != ["sft"]:
             self.report.notes.append(f"No evaluations during training: {held_out.refused}.")
         return held_out
@@ -198,8 +202,11 @@ class Experiment(SavedRun):
             DivergedError: if a number of the training is not finite; it names the last good checkpoint, which stays.
         """
         stages = {
-            Stage.START: self._start, Stage.SFT: self._sft, Stage.RL: self._reinforce, Stage.CONTROL: self._control,
-        }  # fmt: skip
+            Stage.START: self._start,
+            Stage.SFT: self._sft,
+            Stage.RL: self._reinforce,
+            Stage.CONTROL: self._control,
+        }
         with GracefulStop("Stopping: saving ...") as self._stop, self.logger:
             written = self.stage is Stage.DONE and (self.directory / "report.json").exists()
             while self.stage in stages:
@@ -262,9 +269,15 @@ class Experiment(SavedRun):
             self._resume(parts)
             self.world.join(learner)
             steps = iterations(
-                learner, collector, self.algorithm.rollout_length, total, done=done,
-                planned=self.counters["planned_env_steps"], precision=precision, world=self.world,
-            )  # fmt: skip
+                learner,
+                collector,
+                self.algorithm.rollout_length,
+                total,
+                done=done,
+                planned=self.counters["planned_env_steps"],
+                precision=precision,
+                world=self.world,
+            )
             with Progress("RL", total, "step", initial=done) as bar:
                 while self.counters["env_steps"] < total:
                     self._watch(self.held_out, total, parts)
@@ -354,9 +367,11 @@ class Experiment(SavedRun):
             if stage != last.value or distribution not in self.task.distributions:
                 starts = min(starts, self.config.comparison_starts or starts)
             with (
-                self._abandonable(parts), self.timer("evaluation"), self._evaluation_env(distribution, parts) as env,
+                self._abandonable(parts),
+                self.timer("evaluation"),
+                self._evaluation_env(distribution, parts) as env,
                 self.config.precision.on(self.device),
-            ):  # fmt: skip
+            ):
                 result = evaluate(env, policy, starts_per_task=starts, device=self.device, progress=label)
             self.report.add(stage, distribution, result)
             log.info(f"{label}: {told(result.summary())}")

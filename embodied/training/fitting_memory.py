@@ -18,9 +18,12 @@ MICRO_BATCH = 0.25
 """Share of a device's memory for the activations of a minibatch in pieces."""
 
 SPARING = (
-    "policy.gradient_checkpointing=true", "policy.precision=bfloat16", "control=false", "sft.batch=8",
+    "policy.gradient_checkpointing=true",
+    "policy.precision=bfloat16",
+    "control=false",
+    "sft.batch=8",
     "policy.lora_rank=16",
-)  # fmt: skip
+)
 """Options that spare memory, those first that change least of what is learned."""
 
 

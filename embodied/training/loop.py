@@ -178,9 +178,13 @@ def iterations(
                 collector.policy.renormalise(rollout.observation, world)
         collector.version += 1
         yield Iteration(
-            done, metrics=metrics, told=rollout.told, simulation_s=rollout.simulation_s, policy_s=rollout.policy_s,
+            done,
+            metrics=metrics,
+            told=rollout.told,
+            simulation_s=rollout.simulation_s,
+            policy_s=rollout.policy_s,
             **told,
-        )  # fmt: skip
+        )
 
 
 def _told(rollout: Rollout, world: World) -> dict[str, Any]:

@@ -79,7 +79,7 @@ class Plan:
         lines = [
             "  ".join([name.ljust(first), on.ljust(second), *map(str.rjust, sizes, others)])
             for name, on, *sizes in rows
-        ]  # fmt: skip
+        ]
         return "\n".join([self.title, "", *lines, "", *self.remarks])
 
 
@@ -133,9 +133,14 @@ class _Planned:
     """The policy of a run on the meta device, and what its stages keep."""
 
     def __init__(
-        self, contract: Contract, config: ExperimentConfig, policy: PolicyConfig, device: str, processes: int,
+        self,
+        contract: Contract,
+        config: ExperimentConfig,
+        policy: PolicyConfig,
+        device: str,
+        processes: int,
         shard: bool,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.contract, self.device, self.processes = contract, device, processes
         self.config = replace(config, num_envs=own_share(config.num_envs, OneProcess(size=processes)))
         with seeding.undisturbed():

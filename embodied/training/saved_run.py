@@ -35,9 +35,18 @@ log = logging.getLogger(__name__)
 
 
 COUNTERS = (
-    "iteration", "env_steps", "planned_env_steps", "episodes", "rl_gradient_steps", "rl_checkpoint", "cpu_s", "lost",
-    "pushed", "lost_collectors", "dropped_rollouts",
-)  # fmt: skip
+    "iteration",
+    "env_steps",
+    "planned_env_steps",
+    "episodes",
+    "rl_gradient_steps",
+    "rl_checkpoint",
+    "cpu_s",
+    "lost",
+    "pushed",
+    "lost_collectors",
+    "dropped_rollouts",
+)
 """Counters of a run; schedules use `planned_env_steps`, the first `env_steps`; `rl_checkpoint` is RL's last."""
 
 
@@ -192,9 +201,13 @@ class SavedRun:
             snapshot, divided = self.world.write_divided(snapshot, folder)
             weights = {name: value for name, value in snapshot["policy"].items() if isinstance(value, torch.Tensor)}
             saved = Checkpoint(
-                weights, self.policy.contract, self.record, snapshot["counters"], snapshot["state"],
+                weights,
+                self.policy.contract,
+                self.record,
+                snapshot["counters"],
+                snapshot["state"],
                 shards=folder if divided else None,
-            )  # fmt: skip
+            )
             kept = snapshot["counters"]["rl_checkpoint"]
             return Path(self.world.lead(lambda: str(checkpoint.save(self.directory, saved, kept=kept))))
 

@@ -13,9 +13,12 @@ if TYPE_CHECKING:
     import viser  # pyright: ignore[reportMissingImports]
 
 SPEEDS: dict[str, float | None] = {
-    "as fast as possible": None, "real time": 1.0, "1/2 of real time": 0.5, "1/4 of real time": 0.25,
+    "as fast as possible": None,
+    "real time": 1.0,
+    "1/2 of real time": 0.5,
+    "1/4 of real time": 0.25,
     "1/10 of real time": 0.1,
-}  # fmt: skip
+}
 NO_PUSH = "This simulator takes no pushes."
 GREEN, BLUE = "#2f9e44", "#1c7ed6"
 
@@ -49,12 +52,16 @@ class Panel:
             empty = np.zeros(2)
             self._won, self._earned = (
                 gui.add_uplot(
-                    (empty, empty), ({"label": "episodes"}, {"label": name, "stroke": colour, "width": 2}), height=150,
-                    scales={"x": {"time": False}}, legend={"show": False}, visible=False,
+                    (empty, empty),
+                    ({"label": "episodes"}, {"label": name, "stroke": colour, "width": 2}),
+                    height=150,
+                    scales={"x": {"time": False}},
+                    legend={"show": False},
+                    visible=False,
                     title=f"{name}, last {RECENT} episodes",
                 )
                 for name, colour in (("success rate", GREEN), ("mean return", BLUE))
-            )  # fmt: skip
+            )
         self._gui, self.paused, self._steps, self._pushes = gui, False, 0, list[Push]()
         self._hold.on_click(lambda _: self._toggle())
         self._single.on_click(lambda _: self._count())

@@ -145,10 +145,18 @@ class Viewer:
             ]
             size = 2.0 * scene.reach_m
             page.add_grid(
-                "/floor", size, size, cell_size=size / 40, section_size=size / 8, cell_color=(222, 225, 230),
-                section_color=(190, 195, 203), position=(*scene.target[:2], scene.floor_m), shadow_opacity=0.2,
-                plane_color=(246, 247, 249), plane_opacity=1.0,
-            )  # fmt: skip
+                "/floor",
+                size,
+                size,
+                cell_size=size / 40,
+                section_size=size / 8,
+                cell_color=(222, 225, 230),
+                section_color=(190, 195, 203),
+                position=(*scene.target[:2], scene.floor_m),
+                shadow_opacity=0.2,
+                plane_color=(246, 247, 249),
+                plane_opacity=1.0,
+            )
             if before is None or (before.eye, before.target) != (scene.eye, scene.target):
                 self._look(scene)
         self._panel.offer(scene.pushable)

@@ -150,9 +150,13 @@ def _transformer(config: VisionConfig, size: int) -> tuple[nn.Module, list[float
     if not config.weights:
         heads = max(1, config.width // 32)
         made = settings(
-            hidden_size=config.width, num_hidden_layers=4, num_attention_heads=heads, patch_size=patch,
-            intermediate_size=4 * config.width, image_size=-(-size // patch) * patch,
-        )  # fmt: skip
+            hidden_size=config.width,
+            num_hidden_layers=4,
+            num_attention_heads=heads,
+            patch_size=patch,
+            intermediate_size=4 * config.width,
+            image_size=-(-size // patch) * patch,
+        )
         return model(made), [0.5] * 3, [0.5] * 3
     try:
         if torch.get_default_device().type == "meta":  # shapes alone, see embodied/training/plan.py

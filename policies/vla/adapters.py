@@ -148,9 +148,9 @@ def write(native: nn.Module, folder: Path, weights: str, base: Tensor) -> None:
     from peft import LoraConfig
 
     config: Any = native.peft_config[NAME]
-    made = LoraConfig(**{
-        key: getattr(config, key) for key in ("r", "lora_alpha", "target_modules", "exclude_modules", "use_rslora")
-    })  # fmt: skip
+    made = LoraConfig(
+        **{key: getattr(config, key) for key in ("r", "lora_alpha", "target_modules", "exclude_modules", "use_rslora")}
+    )
     made.base_model_name_or_path, made.inference_mode, made.modules_to_save = weights, True, list(TRAINED)
     folder.mkdir(parents=True, exist_ok=True)
     made.save_pretrained(str(folder))

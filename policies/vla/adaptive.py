@@ -81,8 +81,11 @@ class Pi05Model(Pi0Model):
         seen = torch.cat((real.bool(), real.new_ones(x.shape[:2], dtype=torch.bool)), 1)
         places = real.sum(1, keepdim=True) + torch.arange(x.shape[1], device=x.device)
         found = self.native.model.dit(
-            inputs_embeds=embedded, attention_mask=seen[:, None, None].expand(-1, 1, x.shape[1], -1),
-            position_ids=places, past_key_values=Cache(kept), condition=condition,
-        ).last_hidden_state  # fmt: skip
+            inputs_embeds=embedded,
+            attention_mask=seen[:, None, None].expand(-1, 1, x.shape[1], -1),
+            position_ids=places,
+            past_key_values=Cache(kept),
+            condition=condition,
+        ).last_hidden_state
         hidden, _ = self.native.final_norm(found, condition)
         return self.native.action_out_proj(hidden), hidden

@@ -138,9 +138,13 @@ class Pi0Model(nn.Module):
         embedded = self.native.model.embed_prefix(torch.cat((places, tokens), 1), pictures, given)
         cache = Cache()
         read = self.native.model.vlm(
-            inputs_embeds=embedded, attention_mask=real, position_ids=real.cumsum(-1) - 1,
-            token_type_ids=torch.zeros_like(real), use_cache=True, past_key_values=cache,
-        )  # fmt: skip
+            inputs_embeds=embedded,
+            attention_mask=real,
+            position_ids=real.cumsum(-1) - 1,
+            token_type_ids=torch.zeros_like(real),
+            use_cache=True,
+            past_key_values=cache,
+        )
         return tuple(cache.made[layer] for layer in sorted(cache.made)), read.last_hidden_state, real
 
     def _denoise(self, kept: Kept, real: Tensor, state: Tensor, time: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -171,10 +175,15 @@ def untrained(size: Size, horizon: int, state: int, action: int) -> Pi0Model:
     sizes = SIZES[size]
     settings = PI0Config(
         vlm_config={
-            "model_type": "paligemma", "text_config": sizes.text(VOCABULARY + 1), "vision_config": sizes.vision(),
-            "projection_dim": sizes.reading[0], "image_token_id": VOCABULARY,
+            "model_type": "paligemma",
+            "text_config": sizes.text(VOCABULARY + 1),
+            "vision_config": sizes.vision(),
+            "projection_dim": sizes.reading[0],
+            "image_token_id": VOCABULARY,
         },
-        dit_config=sizes.expert(), chunk_size=horizon, max_state_dim=max(PADDED, state),
+        dit_config=sizes.expert(),
+        chunk_size=horizon,
+        max_state_dim=max(PADDED, state),
         max_action_dim=max(PADDED, action),
-    )  # fmt: skip
+    )
     return Pi0Model(PI0ForConditionalGeneration(settings))

@@ -111,18 +111,23 @@ class OpenVLAModel(nn.Module):
         ahead, behind = (real.new_ones(count, sum(part.shape[1] for part in parts)) for parts in (before, after))
         real = torch.cat((ahead, real, behind), 1)
         read = language_model(
-            inputs_embeds=embedded, position_ids=real.cumsum(-1) - 1, use_cache=False,
+            inputs_embeds=embedded,
+            position_ids=real.cumsum(-1) - 1,
+            use_cache=False,
             attention_mask=real.bool()[:, None, None].expand(-1, 1, real.shape[1], -1),  # everything to everything
-        )  # fmt: skip
+        )
         return read.last_hidden_state[:, -self.elements - 2 : -2]  # each a place before its own
 
     def _patches(self, pictures: Tensor) -> Tensor:
         """Features of patches, DINOv2's and SigLIP's behind each other, of pictures [M, 3, S, S] in [-1, 1]."""
         shares = (pictures + 1.0) / 2.0
-        native, (dino, siglip) = self.native, (
-            (shares - mean[:, None, None]) / deviation[:, None, None]
-            for mean, deviation in zip(self.means, self.deviations, strict=True)
-        )  # fmt: skip
+        native, (dino, siglip) = (
+            self.native,
+            (
+                (shares - mean[:, None, None]) / deviation[:, None, None]
+                for mean, deviation in zip(self.means, self.deviations, strict=True)
+            ),
+        )
         unread = 1 + native.dino.config.num_register_tokens
         first = native.dino(pixel_values=dino).last_hidden_state[:, unread:]
         return torch.cat((first, native.siglip(pixel_values=siglip).last_hidden_state), -1)

@@ -288,10 +288,17 @@ def _empty(tensors: _Tensors, settings: dict[str, Any]) -> Prismatic:
             raise ValueError(
                 f"{begin}blocks are {depth} of width {width}, expected 2 at least, of a multiple of {HEADS}"
             )
-        seeing.append({
-            "hidden_size": width, "num_hidden_layers": depth - 1, "num_attention_heads": HEADS, "patch_size": patch,
-            "image_size": settings["image_sizes"][0], "hidden_act": "gelu", "layer_norm_eps": 1e-6,
-        })  # fmt: skip
+        seeing.append(
+            {
+                "hidden_size": width,
+                "num_hidden_layers": depth - 1,
+                "num_attention_heads": HEADS,
+                "patch_size": patch,
+                "image_size": settings["image_sizes"][0],
+                "hidden_act": "gelu",
+                "layer_norm_eps": 1e-6,
+            }
+        )
     inner = tensors.shape(f"{DINO}blocks.0.mlp.fc1.weight")[0]
     dino = Dinov2WithRegistersConfig(
         **seeing[0],

@@ -66,9 +66,12 @@ class ParallelModel(nn.Module):
         before, after = (real.new_ones(count, places) for places in (seen.shape[1], 1 + len(self.empty)))
         real = torch.cat((before, real, after), 1)
         read = self.native(
-            inputs_embeds=embedded, attention_mask=real, position_ids=real.cumsum(-1) - 1,
-            token_type_ids=torch.zeros_like(real), use_cache=False,  # of type 0: everything attends to everything
-        )  # fmt: skip
+            inputs_embeds=embedded,
+            attention_mask=real,
+            position_ids=real.cumsum(-1) - 1,
+            token_type_ids=torch.zeros_like(real),
+            use_cache=False,  # of type 0: everything attends to everything
+        )
         return read.last_hidden_state[:, -len(self.empty) :]
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -106,7 +109,9 @@ def untrained(size: Size, bins: int) -> nn.Module:
         from transformers import PaliGemmaConfig, PaliGemmaModel
     sizes = SIZES[size]
     settings = PaliGemmaConfig(
-        text_config=sizes.text(VOCABULARY + 1 + bins), vision_config=sizes.vision(),
-        projection_dim=sizes.reading[0], image_token_id=VOCABULARY,
-    )  # fmt: skip
+        text_config=sizes.text(VOCABULARY + 1 + bins),
+        vision_config=sizes.vision(),
+        projection_dim=sizes.reading[0],
+        image_token_id=VOCABULARY,
+    )
     return PaliGemmaModel(settings)

@@ -166,9 +166,15 @@ class Pi0Policy(adapters.AdaptablePolicy):
         """How paths are sampled and scored."""
         config = self.config
         return FlowSampling(
-            self.grid, config.sampler, config.noise_level, config.std_min, config.std_max, self._spread, self._part,
+            self.grid,
+            config.sampler,
+            config.noise_level,
+            config.std_min,
+            config.std_max,
+            self._spread,
+            self._part,
             config.aggregate is not Aggregate.SUM,
-        )  # fmt: skip
+        )
 
     def critic_parameters(self) -> list[nn.Parameter]:
         """Parameters that only `value` uses."""

@@ -57,21 +57,34 @@ def card(policy: Pi0Policy, *, peft: bool, report: str) -> str:
     from huggingface_hub import ModelCardData
 
     data = ModelCardData(
-        base_model=policy.weights_of, library_name="peft" if peft else "transformers", pipeline_tag="robotics",
+        base_model=policy.weights_of,
+        library_name="peft" if peft else "transformers",
+        pipeline_tag="robotics",
         tags=[policy.kind, "vision-language-action", *(["lora"] if peft else [])],
-    )  # fmt: skip
+    )
     contract = policy.contract
     specs = [*contract.observation.items(), ("action", contract.action)]
     rows = [f"| {name} | {spec.dtype} {list(spec.shape)} | {spec.unit or ''} |" for name, spec in specs]
     told = [line for line in report.splitlines() if not line.startswith("![")] or ["Nothing was measured."]
     lines = [
-        "---", data.to_yaml(), "---", "", f"# {policy.kind}: " + ("adapters" if peft else "weights"), "",
+        "---",
+        data.to_yaml(),
+        "---",
+        "",
+        f"# {policy.kind}: " + ("adapters" if peft else "weights"),
+        "",
         f"`python train.py policy={policy.kind} policy.weights=FOLDER` continues from this folder, or its name on the"
-        " hub" + ("; with `policy.lora_rank` it trains the adapters on." if peft else "."), "",
+        " hub" + ("; with `policy.lora_rank` it trains the adapters on." if peft else "."),
+        "",
         f"Chunks of {contract.horizon} actions, of which {contract.executed} are executed, {contract.control_dt_s:g} s"
-        " each. `contract.json` has the names of the elements and their limits.", "",
-        "| observed, and action | type | unit |", "|---|---|---|", *rows, "", *told,
-    ]  # fmt: skip
+        " each. `contract.json` has the names of the elements and their limits.",
+        "",
+        "| observed, and action | type | unit |",
+        "|---|---|---|",
+        *rows,
+        "",
+        *told,
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -79,6 +92,8 @@ def _statistics(policy: Pi0Policy) -> dict[str, list[float]]:
     """Mean and deviation of state and actions, as transformers names them."""
     size, state = policy.inputs.state_size, policy.inputs.state
     return {
-        "state_mean": state.mean[:size].tolist(), "state_std": state.std[:size].tolist(),
-        "actions_mean": policy.action_mean.tolist(), "actions_std": policy.action_std.tolist(),
-    }  # fmt: skip
+        "state_mean": state.mean[:size].tolist(),
+        "state_std": state.std[:size].tolist(),
+        "actions_mean": policy.action_mean.tolist(),
+        "actions_std": policy.action_std.tolist(),
+    }

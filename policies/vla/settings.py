@@ -20,10 +20,15 @@ CONFIG, PREPROCESSOR = "config.json", "policy_preprocessor.json"
 SIZES = {"paligemma_variant": "gemma_2b", "action_expert_variant": "gemma_300m"}
 """LeRobot's and openpi's names of pi0's sizes."""
 REQUIRED = {
-    "use_relative_actions": False, "use_delta_joint_actions_aloha": False, "adapt_to_pi_aloha": False,
-    "n_obs_steps": 1, "time_sampling_beta_alpha": 1.5, "time_sampling_beta_beta": 1.0, "time_sampling_scale": 0.999,
+    "use_relative_actions": False,
+    "use_delta_joint_actions_aloha": False,
+    "adapt_to_pi_aloha": False,
+    "n_obs_steps": 1,
+    "time_sampling_beta_alpha": 1.5,
+    "time_sampling_beta_beta": 1.0,
+    "time_sampling_scale": 0.999,
     "time_sampling_offset": 0.001,
-}  # fmt: skip
+}
 """Fields with the only value that is supported; a field that is absent has it."""
 STEPS = 10
 """Denoising steps of LeRobot, transformers and openpi where a configuration does not name their number."""

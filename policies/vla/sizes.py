@@ -45,16 +45,27 @@ class Sizes:
     def vision(self) -> dict[str, Any]:
         """Settings of transformers' SigLIP."""
         return {
-            "model_type": "siglip_vision_model", "hidden_size": self.seeing[0], "intermediate_size": self.seeing[1],
-            "num_hidden_layers": self.seeing_layers, "num_attention_heads": self.heads, "image_size": self.picture,
-            "patch_size": self.patch, "vision_use_head": False,
-        }  # fmt: skip
+            "model_type": "siglip_vision_model",
+            "hidden_size": self.seeing[0],
+            "intermediate_size": self.seeing[1],
+            "num_hidden_layers": self.seeing_layers,
+            "num_attention_heads": self.heads,
+            "image_size": self.picture,
+            "patch_size": self.patch,
+            "vision_use_head": False,
+        }
 
     def _gemma(self, width: int, inner: int) -> dict[str, Any]:
         return {
-            "model_type": "gemma", "hidden_size": width, "intermediate_size": inner, "num_hidden_layers": self.layers,
-            "num_attention_heads": self.heads, "num_key_value_heads": 1, "head_dim": self.head, "pad_token_id": PAD,
-        }  # fmt: skip
+            "model_type": "gemma",
+            "hidden_size": width,
+            "intermediate_size": inner,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": 1,
+            "head_dim": self.head,
+            "pad_token_id": PAD,
+        }
 
 
 SIZES = {

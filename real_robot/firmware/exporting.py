@@ -189,9 +189,13 @@ def _shape(network: Network) -> dict[str, Any]:
 def _write_c(network: Network, samples: Samples, options: Export, directory: Path) -> dict[str, Any]:
     deployed = quantized(network) if options.weights is Weights.int8 else network
     source = write_source(
-        deployed, samples.inputs[CHECK_STEP], CHECK_TOLERANCE[options.weights], options.weights_sha256,
-        options.conditions, options.margins,
-    )  # fmt: skip
+        deployed,
+        samples.inputs[CHECK_STEP],
+        CHECK_TOLERANCE[options.weights],
+        options.weights_sha256,
+        options.conditions,
+        options.margins,
+    )
     (directory / "policy.h").write_text(source.header, encoding="utf-8")
     (directory / "policy.c").write_text(source.code, encoding="utf-8")
     shutil.copyfile(KERNELS, directory / KERNELS.name)

@@ -33,10 +33,17 @@ class Generator:
         self.observed, self.x, self.y = "observation", "first", "second"
         self.width = network.inputs
         writers = {
-            Normalise: self._normalise, nn.Linear: self._linear, QuantizedLinear: self._linear, nn.Tanh: self._tanh,
-            nn.ReLU: self._relu, nn.LayerNorm: self._layer_norm, GRU: self._gru, TokenAttention: self._attention,
-            Reciprocal: self._reciprocal, ToRange: self._to_range,
-        }  # fmt: skip
+            Normalise: self._normalise,
+            nn.Linear: self._linear,
+            QuantizedLinear: self._linear,
+            nn.Tanh: self._tanh,
+            nn.ReLU: self._relu,
+            nn.LayerNorm: self._layer_norm,
+            GRU: self._gru,
+            TokenAttention: self._attention,
+            Reciprocal: self._reciprocal,
+            ToRange: self._to_range,
+        }
         for index, layer in enumerate(network.layers):
             if type(layer) not in writers:
                 raise UserError(

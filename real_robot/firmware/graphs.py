@@ -63,9 +63,15 @@ class Graph:
             from onnx.reference import ReferenceEvaluator
         try:
             torch.onnx.export(
-                self.module, self.example, str(path), input_names=self.inputs, output_names=self.outputs,
-                opset_version=opset, dynamic_axes=self.axes, dynamo=False,
-            )  # fmt: skip
+                self.module,
+                self.example,
+                str(path),
+                input_names=self.inputs,
+                output_names=self.outputs,
+                opset_version=opset,
+                dynamic_axes=self.axes,
+                dynamo=False,
+            )
         except torch.onnx.errors.OnnxExporterError as error:
             reason = " ".join(str(error).split())[:200]
             advice = "use target=torchscript"

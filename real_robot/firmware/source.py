@@ -37,9 +37,13 @@ class Source:
 
 
 def write_source(
-    network: Network, check_input: Tensor, check_tolerance: float, weights_sha256: str | None = None,
-    conditions: Conditions | None = None, margins: Mapping[str, str] | None = None,
-) -> Source:  # fmt: skip
+    network: Network,
+    check_input: Tensor,
+    check_tolerance: float,
+    weights_sha256: str | None = None,
+    conditions: Conditions | None = None,
+    margins: Mapping[str, str] | None = None,
+) -> Source:
     """C of `network`; `check_input` [I] and its action are the pair that is checked at boot.
 
     They must agree within `check_tolerance` half action ranges. The header records `weights_sha256`, the weights'

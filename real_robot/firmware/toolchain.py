@@ -24,8 +24,17 @@ PACKAGES = {
     "arm-none-eabi-size": "apt-get install binutils-arm-none-eabi",
     "qemu-system-arm": "apt-get install qemu-system-arm",
 }
-QEMU = ("-semihosting-config", "enable=on,target=native", "-icount", "shift=0", "-nographic", "-monitor", "none",
-        "-serial", "none")  # fmt: skip
+QEMU = (
+    "-semihosting-config",
+    "enable=on,target=native",
+    "-icount",
+    "shift=0",
+    "-nographic",
+    "-monitor",
+    "none",
+    "-serial",
+    "none",
+)
 TIME_LIMIT_S = 120
 
 
@@ -92,9 +101,16 @@ def call(command: Sequence[str | Path], directory: Path) -> str:
     words = [str(word) for word in command]
     try:
         result = subprocess.run(
-            words, cwd=directory, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
-            timeout=TIME_LIMIT_S, encoding="utf-8", errors="replace",
-        )  # fmt: skip
+            words,
+            cwd=directory,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=TIME_LIMIT_S,
+            encoding="utf-8",
+            errors="replace",
+        )
     except subprocess.TimeoutExpired as error:
         raise UserError(f"{Path(words[0]).name} did not end within {TIME_LIMIT_S} s") from error
     if result.returncode:

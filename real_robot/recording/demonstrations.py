@@ -149,10 +149,8 @@ def _collected(folder: Path, contract: Contract, match: Match, *, privileged: bo
         raise UserError(f"{folder} does not serve the contract: {differs}; choose the task's options so") from error
     there = {*episodes.observation.keys(), *(episodes.pictures.data if episodes.pictures else ())}
     needed = {
-        key: spec
-        for key, spec in contract.observation.items()
-        if key in there and (privileged or not spec.privileged)
-    }  # fmt: skip
+        key: spec for key, spec in contract.observation.items() if key in there and (privileged or not spec.privileged)
+    }
     cameras = [key for key, spec in needed.items() if spec.is_picture]
     others = {key: spec for key, spec in needed.items() if key not in cameras}
     names = origin.get("tasks", []) if not match.any_text else []
@@ -166,9 +164,12 @@ def _collected(folder: Path, contract: Contract, match: Match, *, privileged: bo
             raw = {key: encode_all(episode.observation[key].numpy()) for key in cameras if key in episode.observation}
             shown = Pictures.of(raw) if raw else episode.pictures and episode.pictures.only(cameras)
             yield replace(
-                driven.bound(episode, others, contract.action, binding), pictures=shown, final_observation=None,
-                task_index=torch.tensor([task]), dataset_index=None,
-            )  # fmt: skip
+                driven.bound(episode, others, contract.action, binding),
+                pictures=shown,
+                final_observation=None,
+                task_index=torch.tensor([task]),
+                dataset_index=None,
+            )
 
     return each()
 

@@ -95,19 +95,29 @@ def write_episodes(folder: str | Path, directory: str | Path, *, pictures: Store
             rows = torch.arange(int(episodes.ends[number - 1]) if number else 0, end)
             seen, index = episodes.chunks(rows, 1)["observation"], int(episodes.task_index[number])
             named = origin.get("tasks", [])[index : index + 1]
-            yield "".join(named).replace("_", " "), Episodes.of(
-                seen, episodes.actions[rows], reward=episodes.reward[rows], human=episodes.human[rows],
-                success=None if outcomes[number] == UNKNOWN else bool(outcomes[number]),
-            )  # fmt: skip
+            yield (
+                "".join(named).replace("_", " "),
+                Episodes.of(
+                    seen,
+                    episodes.actions[rows],
+                    reward=episodes.reward[rows],
+                    human=episodes.human[rows],
+                    success=None if outcomes[number] == UNKNOWN else bool(outcomes[number]),
+                ),
+            )
 
     own = {REWARD} if UNKNOWN in outcomes else {REWARD, SUCCESS}
     return _write(each(), contract, Path(directory), None, pictures, own)
 
 
 def _write(
-    episodes: Iterator[tuple[str, Episodes]], contract: Contract, directory: Path, robot: str | None, pictures: Store,
+    episodes: Iterator[tuple[str, Episodes]],
+    contract: Contract,
+    directory: Path,
+    robot: str | None,
+    pictures: Store,
     known: Collection[str] = (),
-) -> int:  # fmt: skip
+) -> int:
     if directory.exists():
         raise UserError(f"{directory} exists; choose another folder for the dataset")
     temporary = directory.with_name(f".{directory.name}.tmp")
@@ -203,12 +213,20 @@ class _Writer:
         self._parquet(EPISODES_PATH, table)
         self._parquet("meta/tasks.parquet", self._task_table())
         info = {
-            "codebase_version": VERSION, "robot_type": self.robot, "total_episodes": len(self.episodes),
-            "total_frames": self.frames, "total_tasks": len(self.tasks), "chunks_size": FILES_PER_CHUNK,
-            "data_files_size_in_mb": DATA_MB, "video_files_size_in_mb": VIDEO_MB, "fps": self.rate,
-            "splits": {"train": f"0:{len(self.episodes)}"}, "data_path": DATA_PATH,
-            "video_path": VIDEO_PATH if (self.directory / "videos").exists() else None, "features": self.features,
-        }  # fmt: skip
+            "codebase_version": VERSION,
+            "robot_type": self.robot,
+            "total_episodes": len(self.episodes),
+            "total_frames": self.frames,
+            "total_tasks": len(self.tasks),
+            "chunks_size": FILES_PER_CHUNK,
+            "data_files_size_in_mb": DATA_MB,
+            "video_files_size_in_mb": VIDEO_MB,
+            "fps": self.rate,
+            "splits": {"train": f"0:{len(self.episodes)}"},
+            "data_path": DATA_PATH,
+            "video_path": VIDEO_PATH if (self.directory / "videos").exists() else None,
+            "features": self.features,
+        }
         self._json("info", info)
         merged = {key: self._dataset_statistics(key) for key in self.stats[0]}
         self._json("stats", {key: {name: v.tolist() for name, v in found.items()} for key, found in merged.items()})
@@ -235,8 +253,9 @@ class _Writer:
         columns |= {f"observation.{key}": observation[key] for key in others}
         columns |= {ACTION: episode.actions.numpy(), INTERVENTION: episode.human.numpy()}
         success = (np.arange(length) == length - 1) & (int(episode.success) == SUCCEEDED)
-        columns |= {key: value for key, value in ((REWARD, episode.reward.numpy()), (SUCCESS, success))
-                    if key in self.known}  # fmt: skip
+        columns |= {
+            key: value for key, value in ((REWARD, episode.reward.numpy()), (SUCCESS, success)) if key in self.known
+        }
         columns["timestamp"] = (np.arange(length) / self.rate).astype(np.float32)
         columns["frame_index"] = np.arange(length)
         columns["episode_index"] = np.full(length, len(self.episodes))

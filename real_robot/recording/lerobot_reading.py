@@ -65,15 +65,21 @@ def _episodes(
         actions = arrays.pop(ACTION)
         more = {name: torch.from_numpy(rows[key]).flatten().to(dtype) for name, (key, dtype) in optional.items()}
         yield Episodes.of(
-            TensorDict(arrays, [len(actions)]), actions, success=success, task_index=task,
-            pictures=Pictures.of(pictures) if pictures else None, **more,
-        )  # fmt: skip
+            TensorDict(arrays, [len(actions)]),
+            actions,
+            success=success,
+            task_index=task,
+            pictures=Pictures.of(pictures) if pictures else None,
+            **more,
+        )
 
 
 def _resampled(episode: Mapping[str, Any], ratio: float) -> dict[str, Any]:
     rows = resampled_rows(len(next(iter(episode.values()))), ratio)
-    taken = {key: cells[rows] if isinstance(cells, np.ndarray) else [cells[row] for row in rows]
-             for key, cells in episode.items()}  # fmt: skip
+    taken = {
+        key: cells[rows] if isinstance(cells, np.ndarray) else [cells[row] for row in rows]
+        for key, cells in episode.items()
+    }
     return taken | ({REWARD: resampled_reward(episode[REWARD].flatten(), ratio)} if REWARD in episode else {})
 
 

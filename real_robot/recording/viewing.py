@@ -145,11 +145,15 @@ def foxglove_layout(contract: Contract) -> str:
 
 def _plot(title: str, drawn: list[tuple[str, TensorSpec, str]]) -> dict[str, Any]:
     paths = [
-        {"value": f"{ROOT}/{name}.data[{place}]", "label": f"{prefix}{_label(element, spec)}", "enabled": True,
-         "timestampMethod": "receiveTime"}
+        {
+            "value": f"{ROOT}/{name}.data[{place}]",
+            "label": f"{prefix}{_label(element, spec)}",
+            "enabled": True,
+            "timestampMethod": "receiveTime",
+        }
         for name, spec, prefix in drawn
         for place, element in enumerate(spec.names or map(str, range(int(np.prod(spec.shape)))))
-    ]  # fmt: skip
+    ]
     return {"foxglovePanelTitle": title, "paths": paths, "xAxisVal": "timestamp", "isSynced": True, "showLegend": True}
 
 

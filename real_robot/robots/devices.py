@@ -24,10 +24,19 @@ from real_robot.robots.intervention import Channel, Controls
 from real_robot.robots.robot import Clock
 
 KEYS = {
-    "w": ("x", 1.0), "s": ("x", -1.0), "a": ("y", 1.0), "d": ("y", -1.0), "r": ("z", 1.0), "f": ("z", -1.0),
-    "u": ("roll", 1.0), "o": ("roll", -1.0), "i": ("pitch", 1.0), "k": ("pitch", -1.0), "j": ("yaw", 1.0),
+    "w": ("x", 1.0),
+    "s": ("x", -1.0),
+    "a": ("y", 1.0),
+    "d": ("y", -1.0),
+    "r": ("z", 1.0),
+    "f": ("z", -1.0),
+    "u": ("roll", 1.0),
+    "o": ("roll", -1.0),
+    "i": ("pitch", 1.0),
+    "k": ("pitch", -1.0),
+    "j": ("yaw", 1.0),
     "l": ("yaw", -1.0),
-}  # fmt: skip
+}
 KEY_BUTTONS = {" ": "gripper", "\n": "success", "\x7f": "failure", "\x1b": "stop"}
 EVENTS = "/dev/input/event*"
 
@@ -98,15 +107,35 @@ class Layout:
 
 
 GAMEPAD = Layout(
-    {"ABS_X": ("y", -1.0), "ABS_Y": ("x", -1.0), "ABS_RX": ("yaw", -1.0), "ABS_RY": ("z", -1.0),
-     "ABS_HAT0X": ("roll", 1.0), "ABS_HAT0Y": ("pitch", 1.0)},
-    {"BTN_SOUTH": "gripper", "BTN_EAST": "failure", "BTN_NORTH": "success", "BTN_WEST": "success", "BTN_TL": "engage",
-     "BTN_TR": "engage", "BTN_SELECT": "stop", "BTN_START": "go"},
+    {
+        "ABS_X": ("y", -1.0),
+        "ABS_Y": ("x", -1.0),
+        "ABS_RX": ("yaw", -1.0),
+        "ABS_RY": ("z", -1.0),
+        "ABS_HAT0X": ("roll", 1.0),
+        "ABS_HAT0Y": ("pitch", 1.0),
+    },
+    {
+        "BTN_SOUTH": "gripper",
+        "BTN_EAST": "failure",
+        "BTN_NORTH": "success",
+        "BTN_WEST": "success",
+        "BTN_TL": "engage",
+        "BTN_TR": "engage",
+        "BTN_SELECT": "stop",
+        "BTN_START": "go",
+    },
     ("BTN_SOUTH", "ABS_X", "ABS_Y"),
-)  # fmt: skip
+)
 """Sticks move and turn, south is the gripper, east failure, north and west success, shoulders engage, select stops."""
-_CAP = {"X": ("y", -1.0), "Y": ("x", -1.0), "Z": ("z", -1.0), "RX": ("pitch", -1.0), "RY": ("roll", -1.0),
-        "RZ": ("yaw", -1.0)}  # fmt: skip
+_CAP = {
+    "X": ("y", -1.0),
+    "Y": ("x", -1.0),
+    "Z": ("z", -1.0),
+    "RX": ("pitch", -1.0),
+    "RY": ("roll", -1.0),
+    "RZ": ("yaw", -1.0),
+}
 _MOUSE_BUTTONS = {"BTN_0": "gripper", "BTN_1": "success"}
 SPACEMICE = (
     Layout({f"REL_{axis}": to for axis, to in _CAP.items()}, _MOUSE_BUTTONS, ("REL_RX", "REL_RZ", "BTN_0")),

@@ -88,9 +88,14 @@ class Operator:
     """
 
     def __init__(
-        self, channel: Channel, contract: Contract, axes: Mapping[str, tuple[str, float]], gripper: str = "",
-        *, alone: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        channel: Channel,
+        contract: Contract,
+        axes: Mapping[str, tuple[str, float]],
+        gripper: str = "",
+        *,
+        alone: bool = False,
+    ) -> None:
         if unknown := {axis for axis, _ in axes.values()} - set(AXES):
             raise UserError(f"unknown axes {sorted(unknown)}; expected some of {AXES}")
         spec = contract.action

@@ -83,9 +83,13 @@ class Kinematics:
         for _ in range(ITERATIONS):
             try:
                 velocity = mink.solve_ik(
-                    self._at, [self._hand, self._posture], period_s / ITERATIONS, "daqp",
-                    limits=self._limits, constraints=self._constraints,
-                )  # fmt: skip
+                    self._at,
+                    [self._hand, self._posture],
+                    period_s / ITERATIONS,
+                    "daqp",
+                    limits=self._limits,
+                    constraints=self._constraints,
+                )
             except mink.NoSolutionFound as error:
                 raise UserError(f"no joint positions lead to {position.round(3).tolist()}: {error}") from error
             self._at.integrate_inplace(velocity, period_s / ITERATIONS)

@@ -157,9 +157,14 @@ class Session:
     """
 
     def __init__(
-        self, station: Station, safety: Safety, driver: Driver, recorder: Recorder, task: str,
+        self,
+        station: Station,
+        safety: Safety,
+        driver: Driver,
+        recorder: Recorder,
+        task: str,
         stopping: Callable[[], bool],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._station, self._safety, self._driver, self._recorder = station, safety, driver, recorder
         self._task, self._stopping = task, stopping
         self._loop = ControlLoop(station.robot.contract.control_dt_s, sleep=station.sleep)

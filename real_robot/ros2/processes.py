@@ -76,9 +76,13 @@ class Processes:
         self.close()
 
     def start(
-        self, name: str, parameters: Mapping[str, Any], program: str | None = None, files: Sequence[str | Path] = (),
+        self,
+        name: str,
+        parameters: Mapping[str, Any],
+        program: str | None = None,
+        files: Sequence[str | Path] = (),
         remap: Mapping[str, str] | None = None,
-    ) -> subprocess.Popen[bytes]:  # fmt: skip
+    ) -> subprocess.Popen[bytes]:
         """Run `program` (`name` if None) as node `name` with the parameters of `files` and `parameters`.
 
         It ends with this process, however that ends: nobody else would stop the robot.

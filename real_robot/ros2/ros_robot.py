@@ -53,9 +53,14 @@ class RosRobot:
     """
 
     def __init__(
-        self, node: ManagedNode[Any], table: Table, prefix: str = "", measured: Callable[[], None] | None = None,
-        repeated: Callable[[], None] = lambda: None, observation_timeout_s: float = np.inf,
-    ) -> None:  # fmt: skip
+        self,
+        node: ManagedNode[Any],
+        table: Table,
+        prefix: str = "",
+        measured: Callable[[], None] | None = None,
+        repeated: Callable[[], None] = lambda: None,
+        observation_timeout_s: float = np.inf,
+    ) -> None:
         self.contract: Contract = table.contract
         self.at_rest, self.stops_after_s = table.at_rest, table.stops_after_s
         self.stopped = False
@@ -207,9 +212,11 @@ class RosRobot:
         """Report for /diagnostics: missing topics, unreadable messages, whether the robot follows."""
         missing = [name for name, part in self._latest.items() if part is None]
         values = {
-            "measurements": self._sequence, "missing": ", ".join(missing), "unreadable": self._refused,
+            "measurements": self._sequence,
+            "missing": ", ".join(missing),
+            "unreadable": self._refused,
             "ignored": self._ignored,
-        }  # fmt: skip
+        }
         if self._table.status:
             values["jumped"] = self._jumped
         if self._engagement and self._engagement.phase is Phase.LOST:

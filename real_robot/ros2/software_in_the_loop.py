@@ -144,9 +144,12 @@ def _collected(outcomes: Sequence[tuple[str, dict[str, float], torch.Tensor]], t
     metrics = sorted({name for _, values, _ in outcomes for name in values if name.startswith("metric.")})
     starts = grid("start").long()
     result = EvaluationResult(
-        tuple(dict.fromkeys(task for task, _, _ in outcomes)), grid("success") > 0.5, grid("steps").long(),
-        int(outcomes[0][1]["step_limit"]), {name.removeprefix("metric."): grid(name) for name in metrics},
-    )  # fmt: skip
+        tuple(dict.fromkeys(task for task, _, _ in outcomes)),
+        grid("success") > 0.5,
+        grid("steps").long(),
+        int(outcomes[0][1]["step_limit"]),
+        {name.removeprefix("metric."): grid(name) for name in metrics},
+    )
     episodes = [(task, int(start)) for task, row in enumerate(starts) for start in row]
     held = sum(int(trace[:, 0].isnan().sum()) for _, _, trace in outcomes)
     if held:

@@ -38,9 +38,15 @@ class _None:
 
 @contextmanager
 def station(
-    robot: str, wanted: Contract, options: Mapping[str, Any], *, prefix: str, leader: str = "",
-    leader_joints: Sequence[str] = (), simulated_time: bool = False,
-) -> Iterator[Station]:  # fmt: skip
+    robot: str,
+    wanted: Contract,
+    options: Mapping[str, Any],
+    *,
+    prefix: str,
+    leader: str = "",
+    leader_joints: Sequence[str] = (),
+    simulated_time: bool = False,
+) -> Iterator[Station]:
     """The `robot` of the tables with its `options`, driven as policy_node does: on topics with `prefix`.
 
     `leader` is a topic of a second arm's joint states, whose `leader_joints` are the action's, in its order; by default
@@ -74,9 +80,16 @@ def station(
         lead = followed.positions if followed else lambda: None
         try:
             yield Station(
-                made, table.served, made.clock, partial(_spin, executor), begin, heard=lambda: made.heard, alive=alive,
-                leader=lead, translate=table.translate,
-            )  # fmt: skip
+                made,
+                table.served,
+                made.clock,
+                partial(_spin, executor),
+                begin,
+                heard=lambda: made.heard,
+                alive=alive,
+                leader=lead,
+                translate=table.translate,
+            )
         finally:
             made.close()
             _spin(executor, ARRIVED_S)  # what was sent last

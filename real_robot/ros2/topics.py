@@ -21,9 +21,13 @@ types = cache(installed)
 
 
 def subscribe(
-    node: ManagedNode[Any], name: str, message: str, qos: Qos, callback: Callable[[Any], None],
+    node: ManagedNode[Any],
+    name: str,
+    message: str,
+    qos: Qos,
+    callback: Callable[[Any], None],
     alive: Callable[[int], None] | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """Subscribe to `name`; parameters `qos_overrides.*` may change the QoS, incompatible partners are reported.
 
     `alive` is called with the number of publishers that live whenever it changes; it needs a lease in `qos`.
@@ -33,18 +37,27 @@ def subscribe(
         events.liveliness = lambda event: alive(event.alive_count)
         # Fast DDS counts readers of one lease together, so a node that is configured again would hear of no changes
         qos = replace(qos, lease_s=qos.lease_s + 1e-6 * next(_LEASES))
-    node.own(node.create_subscription(
-        types(message), name, callback, _profile(qos), event_callbacks=events,
-        qos_overriding_options=QoSOverridingOptions.with_default_policies(),
-    ))  # fmt: skip
+    node.own(
+        node.create_subscription(
+            types(message),
+            name,
+            callback,
+            _profile(qos),
+            event_callbacks=events,
+            qos_overriding_options=QoSOverridingOptions.with_default_policies(),
+        )
+    )
 
 
 def publisher(node: ManagedNode[Any], name: str, message: str, qos: Qos) -> Any:  # noqa: ANN401 - rclpy's
     """Publish on `name`; QoS as in `subscribe`."""
     entity = node.create_publisher(
-        types(message), name, _profile(qos), event_callbacks=node.qos_events(name)["publisher"],
+        types(message),
+        name,
+        _profile(qos),
+        event_callbacks=node.qos_events(name)["publisher"],
         qos_overriding_options=QoSOverridingOptions.with_default_policies(),
-    )  # fmt: skip
+    )
     return node.own(entity)
 
 

@@ -44,13 +44,31 @@ class Axis:
     """
 
     __slots__ = (
-        "_little", "_stop", "_target", "b", "fastest", "high", "low", "most_b", "most_c", "p", "pause", "slowest", "w",
-    )  # fmt: skip
+        "_little",
+        "_stop",
+        "_target",
+        "b",
+        "fastest",
+        "high",
+        "low",
+        "most_b",
+        "most_c",
+        "p",
+        "pause",
+        "slowest",
+        "w",
+    )
 
     def __init__(
-        self, low: float, high: float, slowest: float, fastest: float, most_b: float = INF, most_c: float = INF,
+        self,
+        low: float,
+        high: float,
+        slowest: float,
+        fastest: float,
+        most_b: float = INF,
+        most_c: float = INF,
         pause: float = 0.0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.low, self.high, self.pause = low, high, pause
         # missing limits become numbers that never bind, given the limits on the lower derivatives
         self.slowest, self.fastest = max(slowest, low - high), min(fastest, high - low)

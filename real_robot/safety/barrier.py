@@ -105,9 +105,12 @@ class Barrier:
         self._lag = dt_s + pause_s + 0.5 * ramp_s
 
     def filter(
-        self, velocity: Array, observation: dict[str, Array], reach: tuple[Array, Array] | None = None,
+        self,
+        velocity: Array,
+        observation: dict[str, Array],
+        reach: tuple[Array, Array] | None = None,
         recent: Array | None = None,
-    ) -> Array:  # fmt: skip
+    ) -> Array:
         """The command closest to `velocity` (elements in m/s, rad/s and rad) that keeps distance.
 
         `reach` bounds the elements in the next period: if possible, the command is within it. `recent` [T, elements],

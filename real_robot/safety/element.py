@@ -48,9 +48,14 @@ class LimitedElement:
     """
 
     def __init__(
-        self, contract: Contract, limits: Limits, index: int, given: ElementLimits, command: tuple[float, float],
+        self,
+        contract: Contract,
+        limits: Limits,
+        index: int,
+        given: ElementLimits,
+        command: tuple[float, float],
         stays: bool,
-    ) -> None:  # fmt: skip
+    ) -> None:
         dt_s = contract.control_dt_s
         self.index = index
         self._measured = observed_element(contract, given.measured) if given.measured else None

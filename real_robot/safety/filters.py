@@ -42,12 +42,16 @@ class Filters:
             )
         self._axes = [
             LimitedElement(
-                contract, limits, index, limits.commands[name], (self._low[index], self._high[index]),
+                contract,
+                limits,
+                index,
+                limits.commands[name],
+                (self._low[index], self._high[index]),
                 at_rest is not None,
             )
             for index, name in enumerate(self._names)
             if name in limits.commands
-        ]  # fmt: skip
+        ]
         for index, name in enumerate(self._names):
             self._narrow(index, name, limits)
         self._at_rest = None if at_rest is None else np.array(at_rest, np.float64)

@@ -186,9 +186,14 @@ class PolicyClient:
         left = max(1e-3, until - time.monotonic())
         try:
             self._connection = connect(
-                self.uri, additional_headers={"Authorization": f"Api-Key {self._token}"}, compression=None,
-                max_size=REPLY_BYTES, open_timeout=left, close_timeout=CLOSE_S, proxy=None,
-            ).__enter__()  # fmt: skip
+                self.uri,
+                additional_headers={"Authorization": f"Api-Key {self._token}"},
+                compression=None,
+                max_size=REPLY_BYTES,
+                open_timeout=left,
+                close_timeout=CLOSE_S,
+                proxy=None,
+            ).__enter__()
             greeting = self._connection.recv(timeout=max(0.0, until - time.monotonic()))
         except InvalidStatus as error:
             status, why = error.response.status_code, error.response.body.decode(errors="replace").strip()

@@ -115,10 +115,16 @@ class PolicyServer:
 
         async def start() -> Any:  # noqa: ANN401 - websockets' server
             return await serve(
-                self._session, self.host, self.port, process_request=self._admit, compression=None,
-                max_size=self._answerer.frame_bytes, open_timeout=self._limits.handshake_s, server_header=None,
+                self._session,
+                self.host,
+                self.port,
+                process_request=self._admit,
+                compression=None,
+                max_size=self._answerer.frame_bytes,
+                open_timeout=self._limits.handshake_s,
+                server_header=None,
                 logger=LIBRARY,
-            )  # fmt: skip
+            )
 
         for each in (log, LIBRARY):
             each.addFilter(self._rarely)

@@ -177,17 +177,27 @@ class Comparison:
         if len(env.task_names) != 1:
             raise UserError(f"trials on a robot are of one task, the run has {len(env.task_names)}")
         trials = Trials(
-            str(self.checkpoint), self.config.robot, env.task_names[0], self.config.episodes, self.config.first,
-            env.step_limit, env.contract.control_dt_s,
-        )  # fmt: skip
+            str(self.checkpoint),
+            self.config.robot,
+            env.task_names[0],
+            self.config.episodes,
+            self.config.first,
+            env.step_limit,
+            env.contract.control_dt_s,
+        )
         return run_trials(trials, results_folder(self.checkpoint), console)
 
     def _simulated(self, name: str, changes: Sequence[str]) -> BackEndRun:
         actions = ActionLog()
         result = evaluate(
-            self.environment(self.config.num_envs, changes), self.policy, starts_per_task=self.config.episodes,
-            first_start=self.config.first, device=self.config.device, progress=name, watch=actions,
-        )  # fmt: skip
+            self.environment(self.config.num_envs, changes),
+            self.policy,
+            starts_per_task=self.config.episodes,
+            first_start=self.config.first,
+            device=self.config.device,
+            progress=name,
+            watch=actions,
+        )
         return BackEndRun(name, result, actions.episodes())
 
 

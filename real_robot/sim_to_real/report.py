@@ -66,11 +66,14 @@ def _cells(row: Mapping[str, Any], metrics: Sequence[str]) -> list[str]:
     points = gap and [100 * gap["success"][key] for key in ("difference", "low", "high")]
     shown = [f"{value:.4g}" if summary and (value := summary.get(name)) is not None else "" for name in metrics]
     return [
-        row["back_end"], success, f"{points[0]:+.1f} [{points[1]:+.1f}, {points[2]:+.1f}]" if points else "", *shown,
+        row["back_end"],
+        success,
+        f"{points[0]:+.1f} [{points[1]:+.1f}, {points[2]:+.1f}]" if points else "",
+        *shown,
         f"{difference['mean']:.2g} (at most {difference['max']:.2g})" if difference else "",
         " / ".join(f"{1e3 * latency[key]:.2f}" for key in ("p50", "p99", "max")) if latency else "",
         str(summary["episodes"]) if summary else "",
-    ]  # fmt: skip
+    ]
 
 
 def _metrics(summary: Mapping[str, Any]) -> list[str]:

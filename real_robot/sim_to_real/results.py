@@ -126,6 +126,9 @@ def _gap(result: EvaluationResult | None, reference: EvaluationResult | None) ->
 def _spread(values: Tensor) -> dict[str, float]:
     quantiles = values.double().quantile(torch.tensor([0.5, 0.99], dtype=torch.float64))
     return {
-        "mean": float(values.double().mean()), "p50": float(quantiles[0]), "p99": float(quantiles[1]),
-        "max": float(values.max()), "count": len(values),
-    }  # fmt: skip
+        "mean": float(values.double().mean()),
+        "p50": float(quantiles[0]),
+        "p99": float(quantiles[1]),
+        "max": float(values.max()),
+        "count": len(values),
+    }

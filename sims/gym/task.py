@@ -110,10 +110,17 @@ class GymTask(ProcessOptions):
 
     def _environment(self, num_envs: int, split: str, seed: int, options: Mapping[str, Any] | None) -> GymEnvironment:
         return GymEnvironment(
-            num_envs, self.id, options=options, split=split, executed=self.executed, step_limit=self.step_limit,
-            control_dt_s=self.control_dt_s, action_limit=self.action_limit, success_return=self.success_return,
+            num_envs,
+            self.id,
+            options=options,
+            split=split,
+            executed=self.executed,
+            step_limit=self.step_limit,
+            control_dt_s=self.control_dt_s,
+            action_limit=self.action_limit,
+            success_return=self.success_return,
             seed=seed,
-        )  # fmt: skip
+        )
 
     def _check(self, distribution: str) -> None:
         if distribution != self.id:

@@ -101,7 +101,12 @@ class IsaacLabTask(ProcessOptions):
         if distribution != self.id:
             raise UserError(f"unknown distribution {distribution!r}; expected one of {self.id}")
         options = Options(
-            self.id, self.assets, tuple(self.overrides), self.executed, self.step_limit, self.action_limit,
+            self.id,
+            self.assets,
+            tuple(self.overrides),
+            self.executed,
+            self.step_limit,
+            self.action_limit,
             self.survival,
-        )  # fmt: skip
+        )
         return IsaacLabEngine(num_envs, options=options, seed=seed, split=split, device=device)

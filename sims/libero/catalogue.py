@@ -5,17 +5,43 @@ from pathlib import Path
 from sims.libero.assets import Assets
 
 ARTICULATED = (
-    "basin_faucet", "faucet", "flat_stove", "microwave", "short_cabinet", "short_fridge", "slide_cabinet",
-    "white_cabinet", "window", "wooden_cabinet",
-)  # fmt: skip
+    "basin_faucet",
+    "faucet",
+    "flat_stove",
+    "microwave",
+    "short_cabinet",
+    "short_fridge",
+    "slide_cabinet",
+    "white_cabinet",
+    "window",
+    "wooden_cabinet",
+)
 SCANNED = (
-    "akita_black_bowl", "basket", "chefmate_8_frypan", "glazed_rim_porcelain_ramekin", "plate", "red_bowl",
-    "simple_rack", "white_bowl",
-)  # fmt: skip
+    "akita_black_bowl",
+    "basket",
+    "chefmate_8_frypan",
+    "glazed_rim_porcelain_ramekin",
+    "plate",
+    "red_bowl",
+    "simple_rack",
+    "white_bowl",
+)
 HOPE = (
-    "alphabet_soup", "bbq_sauce", "butter", "chocolate_pudding", "cookies", "cream_cheese", "ketchup",
-    "macaroni_and_cheese", "milk", "new_salad_dressing", "orange_juice", "popcorn", "salad_dressing", "tomato_sauce",
-)  # fmt: skip
+    "alphabet_soup",
+    "bbq_sauce",
+    "butter",
+    "chocolate_pudding",
+    "cookies",
+    "cream_cheese",
+    "ketchup",
+    "macaroni_and_cheese",
+    "milk",
+    "new_salad_dressing",
+    "orange_juice",
+    "popcorn",
+    "salad_dressing",
+    "tomato_sauce",
+)
 
 JOINT_GOALS: dict[tuple[str, str], tuple[float, float]] = {
     ("open", "microwave"): (-1.0, -1.3),

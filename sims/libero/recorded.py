@@ -121,9 +121,12 @@ class Replay:
         reward = torch.zeros(length)
         reward[-1] = 1.0
         return Episodes.of(
-            torch.stack(seen[:-1]), torch.from_numpy(recorded.actions[:length]).float().clamp(-1.0, 1.0),
-            reward=reward, task_index=index, final_observation=seen[-1],
-        )  # fmt: skip
+            torch.stack(seen[:-1]),
+            torch.from_numpy(recorded.actions[:length]).float().clamp(-1.0, 1.0),
+            reward=reward,
+            task_index=index,
+            final_observation=seen[-1],
+        )
 
 
 def read_file(path: Path, scene: Scene) -> Iterator[Demonstration]:

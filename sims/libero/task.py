@@ -158,10 +158,23 @@ class LiberoTask(ProcessOptions):
         start, _, wording = distribution.partition(":")
         wording = wording or ("training" if split == "train" else "name")
         return LiberoEnvironment(
-            tasks, num_envs, distribution=start, split=split, areas_share=self.areas_share, wording=wording,
-            horizon=self.horizon, executed=self.executed, step_limit=step_limit, assets=self._assets(), seed=seed,
-            joints=self.joints, sim=self.sim, device=device, randomisation=self.randomisation, **self._pictures(),
-        )  # fmt: skip
+            tasks,
+            num_envs,
+            distribution=start,
+            split=split,
+            areas_share=self.areas_share,
+            wording=wording,
+            horizon=self.horizon,
+            executed=self.executed,
+            step_limit=step_limit,
+            assets=self._assets(),
+            seed=seed,
+            joints=self.joints,
+            sim=self.sim,
+            device=device,
+            randomisation=self.randomisation,
+            **self._pictures(),
+        )
 
     @property
     def most_demonstrated(self) -> int:
@@ -179,9 +192,7 @@ class LiberoTask(ProcessOptions):
 
         tasks, contract = self._tasks(), self.contract(self.starts)
         limit = step_limit_of(tasks) if self.step_limit is None else self.step_limit
-        made = {
-            "assets": self._assets(), "seed": seed, "noise": self.noise, "step_limit": limit, "starts": self.starts
-        }  # fmt: skip
+        made = {"assets": self._assets(), "seed": seed, "noise": self.noise, "step_limit": limit, "starts": self.starts}
         if self.areas_share:
             made["areas_share"] = self.areas_share
         origin = {**made, "tasks": [task.name for task in tasks], "assets": self.asset_kind, "episodes": self.episodes}
@@ -231,10 +242,18 @@ class LiberoTask(ProcessOptions):
         tasks = self._tasks()[:FILMED]
         among, _, wording = (distribution or self.starts).partition(":")
         env = LiberoEnvironment(
-            tasks, len(tasks), distribution=among, split="eval", wording=wording or "name", horizon=self.horizon,
-            executed=math.gcd(self.executed, 4), step_limit=self.step_limit, assets=self._assets(),
-            joints=self.joints, **self._pictures(),
-        )  # fmt: skip
+            tasks,
+            len(tasks),
+            distribution=among,
+            split="eval",
+            wording=wording or "name",
+            horizon=self.horizon,
+            executed=math.gcd(self.executed, 4),
+            step_limit=self.step_limit,
+            assets=self._assets(),
+            joints=self.joints,
+            **self._pictures(),
+        )
         cameras = Cameras(env.simulation, [AGENT_VIEW], 256, 256, film=True)
         starts = torch.full((len(tasks),), first)
         films = {

@@ -73,9 +73,12 @@ class _Known:
         target = camera.xpos + ahead + np.array([0.0, 0.0, UP_M])
         eye = target - BACK * turn @ ahead
         self.shown = Shown(
-            tuple(found.values()), tuple(eye.tolist()), tuple(target.tolist()), reach_m=3.0,
+            tuple(found.values()),
+            tuple(eye.tolist()),
+            tuple(target.tolist()),
+            reach_m=3.0,
             pushable=mujoco_scene.movable(visual, found),
-        )  # fmt: skip
+        )
 
     def poses(self, qpos: Array, placed: Array) -> Array:
         """Poses [B, 7] at `qpos` [nq] with bodies attached at `placed` [nbody, 7]."""

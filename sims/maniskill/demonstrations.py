@@ -25,9 +25,12 @@ from sims.maniskill.vulkan import load
 
 FOLDER = "mani_skill.examples.motionplanning.panda"
 SOLVED = {
-    "PickCube-v1": "pick_cube", "PushCube-v1": "push_cube", "StackCube-v1": "stack_cube", "PullCube-v1": "pull_cube",
+    "PickCube-v1": "pick_cube",
+    "PushCube-v1": "push_cube",
+    "StackCube-v1": "stack_cube",
+    "PullCube-v1": "pull_cube",
     "PegInsertionSide-v1": "peg_insertion_side",
-}  # fmt: skip
+}
 """Task id -> the module of its solution."""
 MODES = ("pd_ee_delta_pose", "pd_ee_delta_pos")
 CLOSE_M, CLOSE_RAD, LONGEST = 0.004, 0.03, 30
@@ -80,9 +83,13 @@ class Player:
         """What was recorded."""
         observations, actions, rewards = zip(*self._rows, strict=True)
         return Episodes.of(
-            torch.cat(observations), torch.stack(actions), success=self.success, reward=torch.cat(rewards),
-            terminated=bool(self._env.terminated), final_observation=self._observation[0],
-        )  # fmt: skip
+            torch.cat(observations),
+            torch.stack(actions),
+            success=self.success,
+            reward=torch.cat(rewards),
+            terminated=bool(self._env.terminated),
+            final_observation=self._observation[0],
+        )
 
 
 class Servo:

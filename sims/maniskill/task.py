@@ -145,9 +145,12 @@ class ManiSkillTask(ProcessOptions):
         from sims.maniskill.environment import BatchedManiSkillEnvironment, ManiSkillEnvironment
 
         played = {
-            "options": options, "split": split, "executed": executed or self.executed, "step_limit": self.step_limit,
+            "options": options,
+            "split": split,
+            "executed": executed or self.executed,
+            "step_limit": self.step_limit,
             "seed": seed,
-        }  # fmt: skip
+        }
         if device != "cpu" and options.id in BATCHED:
             return BatchedManiSkillEnvironment(num_envs, device=device, **played)
         return ManiSkillEnvironment(num_envs, **played)

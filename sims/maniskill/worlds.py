@@ -47,11 +47,17 @@ class Options:
         if self.film:
             arguments["render_mode"] = "rgb_array"
         try:
-            return spec.cls(**spec.default_kwargs | arguments | {
-                "num_envs": num_envs, "obs_mode": "state_dict+rgb" if self.images else "state_dict",
-                "reward_mode": self.reward, "control_mode": self.control_mode,
-                "sim_backend": "physx_cpu" if device == "cpu" else device.replace("cuda", "physx_cuda"),
-            })  # fmt: skip
+            return spec.cls(
+                **spec.default_kwargs
+                | arguments
+                | {
+                    "num_envs": num_envs,
+                    "obs_mode": "state_dict+rgb" if self.images else "state_dict",
+                    "reward_mode": self.reward,
+                    "control_mode": self.control_mode,
+                    "sim_backend": "physx_cpu" if device == "cpu" else device.replace("cuda", "physx_cuda"),
+                }
+            )
         except AssertionError as error:
             if "not in supported modes" not in str(error):
                 raise

@@ -57,10 +57,14 @@ class MjcfEnvironment(RestorableEngine):
         self.mdp, self.split, self.model = mdp, split, mdp.load()
         name = type(mdp).__name__.lower()
         super().__init__(
-            contract(mdp, self.model, executed), num_envs, mdp.STEP_LIMIT if step_limit is None else step_limit,
-            task_names=(name,), instructions=(mdp.INSTRUCTION,), seed=seed,
+            contract(mdp, self.model, executed),
+            num_envs,
+            mdp.STEP_LIMIT if step_limit is None else step_limit,
+            task_names=(name,),
+            instructions=(mdp.INSTRUCTION,),
+            seed=seed,
             device=device if sim is Sim.mjwarp else "cpu",
-        )  # fmt: skip
+        )
         self.worlds = make_worlds(sim, mdp, self.model, num_envs, self.device, threads)
         self.now = Moment(self.model, self.worlds.fields, self.contract.control_dt_s, self.step_limit)
         action = self.contract.action
@@ -100,9 +104,15 @@ class MjcfEnvironment(RestorableEngine):
             ran.append(active)
         metrics = {name: values.float() for name, values in self.mdp.metrics(self.now).items()}
         return Outcome(
-            torch.stack(rewards, 1), torch.stack(ran, 1), ended, won, diverged=broken, metrics=metrics,
-            failures=self.mdp.failures(self.now), overflow=overflow,
-        )  # fmt: skip
+            torch.stack(rewards, 1),
+            torch.stack(ran, 1),
+            ended,
+            won,
+            diverged=broken,
+            metrics=metrics,
+            failures=self.mdp.failures(self.now),
+            overflow=overflow,
+        )
 
     def observe(self) -> TensorDict:
         """What the task observes, in single precision."""

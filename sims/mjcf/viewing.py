@@ -39,9 +39,13 @@ class MjcfView:
             target = eye + max(0.1, float((target - eye) @ ahead)) * ahead
         reach_m = 1.5 * float(np.linalg.norm(eye - target))
         self._scene = Scene(
-            tuple(found.values()), tuple(eye.tolist()), tuple(target.tolist()), -FLOOR_M, reach_m,
+            tuple(found.values()),
+            tuple(eye.tolist()),
+            tuple(target.tolist()),
+            -FLOOR_M,
+            reach_m,
             mujoco_scene.movable(model, found),
-        )  # fmt: skip
+        )
 
     def scene(self, row: int) -> Scene:
         """The same for all, but seen from where a camera that tracks a body is now."""

@@ -229,9 +229,15 @@ def _delayed(action: Rows, past: Rows, airframe: Airframe, options: Options) -> 
 
 
 def _derivative(
-    body: Body, command: Rows, rate: Rows, disturbance: Rows, airframe: Airframe, options: Options, lacking: Value,
+    body: Body,
+    command: Rows,
+    rate: Rows,
+    disturbance: Rows,
+    airframe: Airframe,
+    options: Options,
+    lacking: Value,
     joined: Callable[[Rows], Rows],
-) -> Rows:  # fmt: skip
+) -> Rows:
     """Time derivative of the body's rows, where the battery lacks a share of the thrust; see `Rotors.joined`."""
     w, x, y, z = body.quaternion
     p, q, r = body.angular_velocity

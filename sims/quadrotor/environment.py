@@ -188,10 +188,14 @@ class QuadrotorEnvironment(RestorableEngine):
         terminated, truncated = self._record[1:3, lanes] > 0.5
         memory = self._record[COUNTERS:, lanes]
         return Outcome(
-            reward, executed, terminated, self.mdp.success(truncated, memory), truncated,
+            reward,
+            executed,
+            terminated,
+            self.mdp.success(truncated, memory),
+            truncated,
             metrics=self.mdp.metrics(truncated, memory, self.step_limit),
             failures=self.mdp.failures(terminated, memory),
-        )  # fmt: skip
+        )
 
     def observe(self) -> TensorDict:
         """Observations of the sensors and past actions after the last step."""
@@ -237,9 +241,13 @@ class QuadrotorEnvironment(RestorableEngine):
     def _inputs(self) -> dict[str, Tensor]:
         """Inputs of the kernels except the action."""
         return {
-            "state": self._state, "record": self._record, "disturbance": self._disturbance, "key": self._key,
-            "airframe": self._airframe, "settings": self._settings,
-        }  # fmt: skip
+            "state": self._state,
+            "record": self._record,
+            "disturbance": self._disturbance,
+            "key": self._key,
+            "airframe": self._airframe,
+            "settings": self._settings,
+        }
 
     def _put(self, name: str, ids: Tensor, rows: Tensor) -> None:
         setattr(self, name, getattr(self, name).index_copy(1, ids, rows[:, : len(ids)]))

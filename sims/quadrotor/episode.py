@@ -227,9 +227,16 @@ class Episode:
         return self._judged(state, moved, record, action, disturbance, key, airframe, settings)
 
     def _judged(
-        self, state: Rows, moved: Rows, record: Rows, action: Rows, disturbance: Rows, key: Rows, airframe: Rows,
+        self,
+        state: Rows,
+        moved: Rows,
+        record: Rows,
+        action: Rows,
+        disturbance: Rows,
+        key: Rows,
+        airframe: Rows,
         settings: Rows,
-    ) -> Mapping[str, Rows]:  # fmt: skip
+    ) -> Mapping[str, Rows]:
         """What the step from `state` to `moved` means for the episode."""
         mdp, frame, limit = self._task(settings), dynamics.parameters(airframe), settings[0]
         frozen = record[1] + record[2] > 0.5

@@ -92,8 +92,10 @@ def swept(airframe: Airframe, distribution: str) -> Flight:
 
 NOMINAL = Conditions(
     trained_for=("the MDP of arXiv 2311.13081: one airframe, constant random forces and torques",),
-    missing=("latency", "randomisation"), first_action=0.0, measurable=True,
-)  # fmt: skip
+    missing=("latency", "randomisation"),
+    first_action=0.0,
+    measurable=True,
+)
 
 
 def prepared(flight: Flight) -> Conditions:
@@ -113,8 +115,10 @@ def prepared(flight: Flight) -> Conditions:
             "(standard deviations)",
             f"take-off from {mdp.ground_m:g} m below the goal, and taking over in flight",
         ),
-        missing=(), first_action=-1.0, measurable=True,
-    )  # fmt: skip
+        missing=(),
+        first_action=-1.0,
+        measurable=True,
+    )
 
 
 def _percent(ends: tuple[float, float]) -> str:

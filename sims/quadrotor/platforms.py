@@ -28,9 +28,15 @@ APART = 0.02
 
 
 def _ratios(
-    mass_kg: float, arms_m: tuple[float, float], thrust_to_weight: float, gyration: tuple[float, float, float],
-    linear: float, torque_per_arm: float, lags_s: tuple[float, float], rotors: int = 4,
-) -> Airframe:  # fmt: skip
+    mass_kg: float,
+    arms_m: tuple[float, float],
+    thrust_to_weight: float,
+    gyration: tuple[float, float, float],
+    linear: float,
+    torque_per_arm: float,
+    lags_s: tuple[float, float],
+    rotors: int = 4,
+) -> Airframe:
     """A platform by the ratios of its class.
 
     Arms are forward and sideways, `gyration` are squared radii of gyration in squared diagonals (of x, y and z),
@@ -41,12 +47,20 @@ def _ratios(
     highest = thrust_to_weight * mass_kg * GRAVITY / 4.0
     inertia = [mass_kg * diagonal_squared * ratio for ratio in gyration]
     return Airframe(
-        mass_kg, *inertia, arm_x, arm_y,
-        thrust_0_n=0.0, thrust_1_n=linear * highest, thrust_2_n=(1.0 - linear) * highest,
-        torque_per_thrust_m=torque_per_arm * (arm_x + arm_y) / 2.0, lag_rise_s=lags_s[0], lag_fall_s=lags_s[1],
-        speed_max_rpm=22000.0 * 0.03 ** (1.0 / 3.0) / mass_kg ** (1.0 / 3.0), rotor_radius_m=0.8 * min(arms_m),
+        mass_kg,
+        *inertia,
+        arm_x,
+        arm_y,
+        thrust_0_n=0.0,
+        thrust_1_n=linear * highest,
+        thrust_2_n=(1.0 - linear) * highest,
+        torque_per_thrust_m=torque_per_arm * (arm_x + arm_y) / 2.0,
+        lag_rise_s=lags_s[0],
+        lag_fall_s=lags_s[1],
+        speed_max_rpm=22000.0 * 0.03 ** (1.0 / 3.0) / mass_kg ** (1.0 / 3.0),
+        rotor_radius_m=0.8 * min(arms_m),
         rotors=rotors,
-    )  # fmt: skip
+    )
 
 
 INSIDE = {
@@ -129,8 +143,9 @@ class Ranges(Configuration):
                 f"commands 0 to {1e3 * DELAY_MAX_S:g} ms late, measurements at once",
                 "constant random forces and torques, linear drag",
             ),
-            missing=(), first_action=0.0,
-        )  # fmt: skip
+            missing=(),
+            first_action=0.0,
+        )
 
     def platforms(self, draws: Tensor) -> Tensor:
         """Plausible platforms: parameters [P, M], in the order of `PARAMETERS`, from `draws` [DRAWS, M] in (0, 1).
@@ -159,14 +174,28 @@ class Ranges(Configuration):
         fall = between(u["lag_fall"], rise.clamp(min=self.lag_fall_s[0]), self.lag_fall_s[1])
         zero = torch.zeros_like(mass)
         rows = {
-            "mass_kg": mass, "inertia_x": inertia_x, "inertia_y": inertia_y, "inertia_z": inertia_z,
-            "arm_x_m": arm_x, "arm_y_m": arm_y, "thrust_0_n": zero, "thrust_1_n": linear,
-            "thrust_2_n": highest - linear, "torque_per_thrust_m": arm * between(u["torque_per_thrust"], 0.1, 0.25),
-            "lag_rise_s": rise, "lag_fall_s": fall, "speed_max_rpm": 22000.0 / size, "rotor_radius_m": 0.8 * arm,
-            "drag_x": mass * between(u["drag"], 0.0, 0.4), "drag_y": mass * between(u["drag"], 0.0, 0.4),
-            "drag_z": mass * between(u["drag"], 0.0, 0.2), "delay_s": between(u["delay"], 0.0, DELAY_MAX_S),
-            "observation_delay_s": zero, "sag": zero, "rotors": _one_of(u["rotors"], self.rotors),
-        }  # fmt: skip
+            "mass_kg": mass,
+            "inertia_x": inertia_x,
+            "inertia_y": inertia_y,
+            "inertia_z": inertia_z,
+            "arm_x_m": arm_x,
+            "arm_y_m": arm_y,
+            "thrust_0_n": zero,
+            "thrust_1_n": linear,
+            "thrust_2_n": highest - linear,
+            "torque_per_thrust_m": arm * between(u["torque_per_thrust"], 0.1, 0.25),
+            "lag_rise_s": rise,
+            "lag_fall_s": fall,
+            "speed_max_rpm": 22000.0 / size,
+            "rotor_radius_m": 0.8 * arm,
+            "drag_x": mass * between(u["drag"], 0.0, 0.4),
+            "drag_y": mass * between(u["drag"], 0.0, 0.4),
+            "drag_z": mass * between(u["drag"], 0.0, 0.2),
+            "delay_s": between(u["delay"], 0.0, DELAY_MAX_S),
+            "observation_delay_s": zero,
+            "sag": zero,
+            "rotors": _one_of(u["rotors"], self.rotors),
+        }
         return torch.stack([rows[name] for name in PARAMETERS])
 
 

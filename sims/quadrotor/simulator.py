@@ -24,9 +24,13 @@ class Simulator:
     """
 
     def __init__(
-        self, airframe: Airframe, options: Options | None = None, *, device: torch.device | str = "cpu",
+        self,
+        airframe: Airframe,
+        options: Options | None = None,
+        *,
+        device: torch.device | str = "cpu",
         backend: str | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.options = (options or Options()).of_rotors(int(airframe.rotors))
         self.device = torch.device(device)
         self.parameters = torch.tensor(airframe.values(), device=self.device).unsqueeze(1)

@@ -85,9 +85,16 @@ class QuadrotorTask(ProcessOptions):
             UserError: for an unknown distribution.
         """
         return self._simulator(
-            num_envs, mdp=self._mdp(distribution), options=self.OPTIONS, split=split, history=self.history,
-            step_limit=self._steps(split), seed=seed, device=device, **self.flown(distribution),
-        )  # fmt: skip
+            num_envs,
+            mdp=self._mdp(distribution),
+            options=self.OPTIONS,
+            split=split,
+            history=self.history,
+            step_limit=self._steps(split),
+            seed=seed,
+            device=device,
+            **self.flown(distribution),
+        )
 
     def demonstrations(self, directory: Path, seed: int) -> None:
         """None: policies learn from scratch."""
@@ -246,10 +253,18 @@ class HoverTask(AirframeTask):
         flight = self._flight(distribution)
         steps = min(self.training_steps, self.step_limit) if split == "train" else self.step_limit
         return self._simulator(
-            num_envs, mdp=reweighted(flight.mdp, self.reward), airframe=flight.airframe, variation=flight.variation,
-            scatter_width=self.randomisation, options=flight.options, split=split, history=self.history,
-            step_limit=steps, seed=seed, device=device,
-        )  # fmt: skip
+            num_envs,
+            mdp=reweighted(flight.mdp, self.reward),
+            airframe=flight.airframe,
+            variation=flight.variation,
+            scatter_width=self.randomisation,
+            options=flight.options,
+            split=split,
+            history=self.history,
+            step_limit=steps,
+            seed=seed,
+            device=device,
+        )
 
     def flown(self, distribution: str) -> dict[str, Any]:
         """The airframe before it varies."""

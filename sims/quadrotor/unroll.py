@@ -114,11 +114,15 @@ def _compiled(env: Environment, layers: Layers, decisions: int, max_action_gradi
     after = record[1:, :, :N].movedim(1, 0)
     terminated, truncated = after[1:COUNTERS] > 0.5
     return _rollout(
-        env, TensorDict(parts, batch_size=[decisions + 1, N]),
-        actions[length:, :, :N].transpose(1, 2).unsqueeze(2), reward=flown.reward[:, :N, None],
-        executed=executed[:, :N, None], terminated=terminated, truncated=truncated,
+        env,
+        TensorDict(parts, batch_size=[decisions + 1, N]),
+        actions[length:, :, :N].transpose(1, 2).unsqueeze(2),
+        reward=flown.reward[:, :N, None],
+        executed=executed[:, :N, None],
+        terminated=terminated,
+        truncated=truncated,
         success=env.mdp.success(truncated, after[COUNTERS:]),
-    )  # fmt: skip
+    )
 
 
 def _rollout(env: Environment, observations: TensorDict, actions: Tensor, **fields: Tensor) -> Rollout:

@@ -76,7 +76,13 @@ DRAWS = len(RANGES) + 1
 """Numbers of one episode."""
 THRUST = tuple(f"thrust_{power}_n" for power in range(3))
 TRAINED = Variation(
-    mass=(0.8, 1.2), thrust=(0.8, 1.05), inertia=(0.8, 1.25), lag=(0.8, 1.25), sag=(0.0, 0.12), drag_per_s=(0.1, 0.4),
-    action_delay_s=(0.0, 0.025), observation_delay_s=(0.0, DT_S),
-)  # fmt: skip
+    mass=(0.8, 1.2),
+    thrust=(0.8, 1.05),
+    inertia=(0.8, 1.25),
+    lag=(0.8, 1.25),
+    sag=(0.0, 0.12),
+    drag_per_s=(0.1, 0.4),
+    action_delay_s=(0.0, 0.025),
+    observation_delay_s=(0.0, DT_S),
+)
 """What policies are trained for: a battery from full to nearly empty, a payload or none, 0 to 35 ms in all."""

@@ -51,9 +51,14 @@ class Child:
             environment.pop(name, None)
         try:
             self.process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=self._words, stderr=self._words, env=environment,
-                pass_fds=[theirs.fileno()], start_new_session=True,
-            )  # fmt: skip
+                command,
+                stdin=subprocess.PIPE,
+                stdout=self._words,
+                stderr=self._words,
+                env=environment,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
         except OSError as error:
             ours.close()
             raise UserError(f"cannot start task.python={python}: {error.strerror}; expected an interpreter") from error

@@ -48,15 +48,25 @@ class RemoteEnvironment(EpisodeEngine):
     """
 
     def __init__(
-        self, orders: list[Message], children: list[Child], told: list[Message], *, pool: Pool, seed: int,
+        self,
+        orders: list[Message],
+        children: list[Child],
+        told: list[Message],
+        *,
+        pool: Pool,
+        seed: int,
         timeout_s: float,
-    ) -> None:  # fmt: skip
+    ) -> None:
         first, counts = told[0], [each["num_envs"] for each in told]
         super().__init__(
-            Contract.from_dict(first["contract"]), sum(counts), first["step_limit"] or ENDLESS,
-            task_names=tuple(first["task_names"]), instructions=tuple(first["instructions"]),
-            num_starts=first["num_starts"], seed=seed,
-        )  # fmt: skip
+            Contract.from_dict(first["contract"]),
+            sum(counts),
+            first["step_limit"] or ENDLESS,
+            task_names=tuple(first["task_names"]),
+            instructions=tuple(first["instructions"]),
+            num_starts=first["num_starts"],
+            seed=seed,
+        )
         self.group = first["group"]
         self.task_index = torch.tensor([index for each in told for index in each["task_index"]])
         self.timeout_s, self._orders, self._pool, self._children = timeout_s, orders, pool, children

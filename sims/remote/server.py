@@ -73,13 +73,18 @@ class Server:
             env = self.env = _task(task, options).environment(num_envs, distribution, split, seed, "cpu")
         numbered = isinstance(env, NumberedStarts)
         return {
-            "contract": env.contract.to_dict(), "num_envs": env.num_envs, "task_names": list(env.task_names),
-            "instructions": list(env.instructions), "task_index": env.task_index.tolist(),
-            "step_limit": env.step_limit if numbered else None, "num_starts": env.num_starts if numbered else None,
-            "numbered": numbered, "restorable": isinstance(env, Restorable),
+            "contract": env.contract.to_dict(),
+            "num_envs": env.num_envs,
+            "task_names": list(env.task_names),
+            "instructions": list(env.instructions),
+            "task_index": env.task_index.tolist(),
+            "step_limit": env.step_limit if numbered else None,
+            "num_starts": env.num_starts if numbered else None,
+            "numbered": numbered,
+            "restorable": isinstance(env, Restorable),
             "switchable": isinstance(env, SwitchableEnvironment),
             "group": env.group if isinstance(env, SharedWorlds) else 1,
-        }  # fmt: skip
+        }
 
     def _map(self, name: str, layout: dict[str, Any], rows: list[int], file: int) -> None:
         """Take the memory `name` of all environments, of which `rows` are these; what waited for it is written."""

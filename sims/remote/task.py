@@ -61,10 +61,14 @@ class RemoteTask(WrappedTask):
         """
         num_envs = min(num_envs, self.options.most_envs or num_envs)
         return remote(
-            self._told | {"distribution": distribution, "split": split}, num_envs, seed=seed,
-            group=self.options.group_of(distribution), processes=self.processes, pool=self._pool,
+            self._told | {"distribution": distribution, "split": split},
+            num_envs,
+            seed=seed,
+            group=self.options.group_of(distribution),
+            processes=self.processes,
+            pool=self._pool,
             timeout_s=self.options.timeout_s,
-        )  # fmt: skip
+        )
 
     def demonstrations(self, directory: Path, seed: int) -> Episodes | None:
         """As `Task.demonstrations`."""

@@ -118,9 +118,11 @@ class RobosuiteTask(ProcessOptions):
         options, contract = self._options(), self.contract(self.distributions[0])
         env = self._environment(1, "train", None, seed, 1, 1)
         return made_once(
-            directory, contract, origin | {"shaped": options.shaped},
+            directory,
+            contract,
+            origin | {"shaped": options.shaped},
             lambda writer: collect(writer, env, self.episodes, self.noise, seed),
-        )  # fmt: skip
+        )
 
     def video(
         self, path: Path, policies: Mapping[str, Policy], device: str, distribution: str | None = None, first: int = 0
@@ -144,9 +146,16 @@ class RobosuiteTask(ProcessOptions):
         from sims.robosuite.environment import RobosuiteEnvironment
 
         return RobosuiteEnvironment(
-            num_envs, options=options, split=split, images=tuple(self.images), image_size=self.image_size,
-            horizon=horizon, executed=executed, step_limit=limit, seed=seed,
-        )  # fmt: skip
+            num_envs,
+            options=options,
+            split=split,
+            images=tuple(self.images),
+            image_size=self.image_size,
+            horizon=horizon,
+            executed=executed,
+            step_limit=limit,
+            seed=seed,
+        )
 
     def _options(self) -> Options:
         with needs_extra("robosuite"):

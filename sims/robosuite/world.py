@@ -57,10 +57,16 @@ class World:
         if unknown := set(options.robots) - set(package.ALL_ROBOTS):
             raise UserError(f"unknown robots {sorted(unknown)}; expected {', '.join(sorted(package.ALL_ROBOTS))}")
         self.env = package.make(
-            options.task, robots=list(options.robots), has_offscreen_renderer=False, use_camera_obs=False,
+            options.task,
+            robots=list(options.robots),
+            has_offscreen_renderer=False,
+            use_camera_obs=False,
             controller_configs=[_controller(name, options.controller) for name in options.robots],
-            reward_shaping=options.shaped, hard_reset=False, ignore_done=True, seed=0,
-        )  # fmt: skip
+            reward_shaping=options.shaped,
+            hard_reset=False,
+            ignore_done=True,
+            seed=0,
+        )
         self.env.reset()
         single = getattr(self.env, "single_object_mode", 0) == 1  # which object it is changes with the episode
         kept = [f"robot{i}_{name}" for i in range(len(options.robots)) for name in MEASURED]

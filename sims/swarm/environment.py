@@ -152,9 +152,14 @@ class SwarmEnvironment(RestorableEngine):
         success = truncated & (self._error().flatten() <= self.mdp.success_error_m)
         reward, ran = torch.stack(rewards, 1), torch.stack(executed, 1)
         return Outcome(
-            reward, ran, terminated, success, truncated, metrics=self._metrics(),
+            reward,
+            ran,
+            terminated,
+            success,
+            truncated,
+            metrics=self._metrics(),
             failures={name.replace("_", " "): hit for name, hit in self._hits().items()},
-        )  # fmt: skip
+        )
 
     def observe(self) -> TensorDict:
         """What every drone measures, and what it sees of the others."""

@@ -61,10 +61,15 @@ class Physics:
         neighbours, obstacles = tokens(self.mdp, sensed[..., :3], sensed[..., 12:15], worlds.cylinders, near)
         way = ways.along(goal - sensed[..., :3], sensed[..., :3])
         seen = (
-            carrot(self.mdp, way), sensed[..., 3:], sensed[..., 2:3],
-            neighbours.flatten(2), obstacles.flatten(2), worlds.state[..., BODY_ROWS : BODY_ROWS + 4],
-            worlds.disturbance, worlds.state[..., BODY_ROWS - 4 : BODY_ROWS] + self.airframe.hover_speed,
-        )  # fmt: skip
+            carrot(self.mdp, way),
+            sensed[..., 3:],
+            sensed[..., 2:3],
+            neighbours.flatten(2),
+            obstacles.flatten(2),
+            worlds.state[..., BODY_ROWS : BODY_ROWS + 4],
+            worlds.disturbance,
+            worlds.state[..., BODY_ROWS - 4 : BODY_ROWS] + self.airframe.hover_speed,
+        )
         change = torch.zeros_like(position) if change is None else change
         to_goal = goal - position
         way = ways.along(to_goal, position)

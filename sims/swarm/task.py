@@ -87,9 +87,13 @@ class SwarmTask(ProcessOptions):
             UserError: for an unknown distribution.
         """
         return SwarmEnvironment(
-            num_envs, mdp=self._mdp(distribution), airframe=named_airframe(self.airframe), split=split,
-            step_limit=self.step_limit, seed=seed,
-        )  # fmt: skip
+            num_envs,
+            mdp=self._mdp(distribution),
+            airframe=named_airframe(self.airframe),
+            split=split,
+            step_limit=self.step_limit,
+            seed=seed,
+        )
 
     def demonstrations(self, directory: Path, seed: int) -> None:
         """None: policies learn from scratch."""

@@ -64,8 +64,13 @@ class Ways:
         low = at.long()
         (x, y), (i, j) = (at - low).unbind(-1), low.unbind(-1)
         world, drone = (torch.arange(size, device=at.device) for size in at.shape[:2])
-        corners = self.maps[world.view(-1, 1, 1), drone.unsqueeze(1), :, torch.stack((i, i, i + 1, i + 1), -1),
-                            torch.stack((j, j + 1, j, j + 1), -1)]  # fmt: skip
+        corners = self.maps[
+            world.view(-1, 1, 1),
+            drone.unsqueeze(1),
+            :,
+            torch.stack((i, i, i + 1, i + 1), -1),
+            torch.stack((j, j + 1, j, j + 1), -1),
+        ]
         share = torch.stack(((1.0 - x) * (1.0 - y), (1.0 - x) * y, x * (1.0 - y), x * y), -1)
         found = (share.unsqueeze(-1) * corners).sum(-2)
         direction, level = torch.nn.functional.normalize(found[..., :2], dim=-1), to_goal[..., :2]

@@ -15,10 +15,21 @@ KEPT = 2
 """Number of blocks that repeat steps together, so that their states stay in the fastest cache."""
 FUNCTIONS = Path(__file__).with_name("functions.h")
 FORMS = {
-    "neg": "-{0}", "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "div": "{0} / {1}",
-    "sqrt": "sqrtf({0})", "log": "log_({0})", "sin": "sin_({0})", "cos": "cos_({0})", "less": "{0} < {1}",
-    "and": "{0} & {1}", "or": "{0} | {1}", "not": "{0} ^ 1", "where": "{0} ? {1} : {2}",
-}  # fmt: skip
+    "neg": "-{0}",
+    "add": "{0} + {1}",
+    "sub": "{0} - {1}",
+    "mul": "{0} * {1}",
+    "div": "{0} / {1}",
+    "sqrt": "sqrtf({0})",
+    "log": "log_({0})",
+    "sin": "sin_({0})",
+    "cos": "cos_({0})",
+    "less": "{0} < {1}",
+    "and": "{0} & {1}",
+    "or": "{0} | {1}",
+    "not": "{0} ^ 1",
+    "where": "{0} ? {1} : {2}",
+}
 TRUTH = ("less", "and", "or", "not")
 HEAD = f"#include <math.h>\n#include <string.h>\n#define INLINE static inline\n{counter_rng.C_SOURCE}"
 

@@ -14,11 +14,18 @@ Operand = Union["Node", float, int]
 Key = tuple[object, ...]
 
 UNARY: dict[str, Callable[[float], float]] = {
-    "neg": lambda a: -a, "sqrt": math.sqrt, "log": math.log, "sin": math.sin, "cos": math.cos,
-}  # fmt: skip
+    "neg": lambda a: -a,
+    "sqrt": math.sqrt,
+    "log": math.log,
+    "sin": math.sin,
+    "cos": math.cos,
+}
 BINARY: dict[str, Callable[[float, float], float]] = {
-    "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b, "div": lambda a, b: a / b,
-}  # fmt: skip
+    "add": lambda a, b: a + b,
+    "sub": lambda a, b: a - b,
+    "mul": lambda a, b: a * b,
+    "div": lambda a, b: a / b,
+}
 
 
 class Node:

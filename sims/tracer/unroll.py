@@ -67,20 +67,32 @@ def source(step: Program, observed: int) -> str:
         for index, kind in enumerate(constants.values())
     ]
     defined = {
-        "STATE_ROWS": rows["state"], "RECORD_ROWS": rows["record"], "SEEN_ROWS": rows["observation"],
-        "ACTION_ROWS": rows["action"], "OBSERVED_ROWS": observed, "MAX_LAYERS": MAX_LAYERS, "PAD": PAD,
-        "MAX_CONSTANTS": MAX_CONSTANTS, "STEP_BLOCK": f"{step.name}_block", "STEP_VJP_BLOCK": f"{step.name}_vjp_block",
+        "STATE_ROWS": rows["state"],
+        "RECORD_ROWS": rows["record"],
+        "SEEN_ROWS": rows["observation"],
+        "ACTION_ROWS": rows["action"],
+        "OBSERVED_ROWS": observed,
+        "MAX_LAYERS": MAX_LAYERS,
+        "PAD": PAD,
+        "MAX_CONSTANTS": MAX_CONSTANTS,
+        "STEP_BLOCK": f"{step.name}_block",
+        "STEP_VJP_BLOCK": f"{step.name}_vjp_block",
         "CONSTANTS(x, lane)": ", ".join(arguments),
-    }  # fmt: skip
+    }
     return "\n".join(
         (*(f"#define {name} {value}" for name, value in defined.items()), SOURCE.read_text(encoding="utf-8"))
     )
 
 
 def run(
-    library: ctypes.CDLL, step: Program, layers: Layers, decisions: int, given: Mapping[str, Tensor], past: Tensor,
+    library: ctypes.CDLL,
+    step: Program,
+    layers: Layers,
+    decisions: int,
+    given: Mapping[str, Tensor],
+    past: Tensor,
     max_action_gradient: float = math.inf,
-) -> Unrolled:  # fmt: skip
+) -> Unrolled:
     """Step `decisions` times with the policy of `layers`.
 
     Args:
@@ -137,9 +149,15 @@ class _Buffers:
     """Memory of one unroll, and the calls that fill it."""
 
     def __init__(
-        self, library: ctypes.CDLL, step: Program, layers: Layers, decisions: int, given: Mapping[str, Tensor],
-        past: Tensor, max_action_gradient: float,
-    ) -> None:  # fmt: skip
+        self,
+        library: ctypes.CDLL,
+        step: Program,
+        layers: Layers,
+        decisions: int,
+        given: Mapping[str, Tensor],
+        past: Tensor,
+        max_action_gradient: float,
+    ) -> None:
         history, A, L = past.shape
         self.library, self.lanes = library, L
         self.widths = [layers[0][0].shape[1], *(len(weight) for weight, _ in layers)]
@@ -153,9 +171,11 @@ class _Buffers:
         T, first = decisions, {"state": given["state"], "record": given["record"], "seen": given["observation"]}
         self.tensors = {name: torch.empty(T + 1, len(rows), L) for name, rows in first.items()}
         self.tensors |= {
-            "actions": torch.empty(history + T, A, L), "reward": torch.empty(T, L), "executed": torch.empty(T, L),
+            "actions": torch.empty(history + T, A, L),
+            "reward": torch.empty(T, L),
+            "executed": torch.empty(T, L),
             "activations": torch.empty(T, L, sum(self.padded)),
-        }  # fmt: skip
+        }
         for name, rows in first.items():
             self.tensors[name][0] = rows
         self.tensors["actions"][:history] = past
@@ -185,8 +205,9 @@ class _Buffers:
         sizes, tensors = ctypes.byref(self.sizes), ctypes.byref(pointers)
         split(
             lambda first, last: function(ctypes.c_int64(first), ctypes.c_int64(last), sizes, tensors),
-            self.lanes, share=2 * LANES,
-        )  # fmt: skip
+            self.lanes,
+            share=2 * LANES,
+        )
 
     def _pack(self, layers: Layers, transposed: bool) -> Tensor:
         """All weights and biases in one tensor, padded with zeros."""

@@ -45,9 +45,15 @@ def step(model: Model, state: Tensor, command: Tensor, parameters: Tensor, dt_s:
 
 
 def _bicycle(
-    model: Model, forward: Tensor, leftward: Tensor, rate: Tensor, steering: Tensor, acceleration: Tensor,
-    p: dict[str, Tensor], dt_s: float,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    model: Model,
+    forward: Tensor,
+    leftward: Tensor,
+    rate: Tensor,
+    steering: Tensor,
+    acceleration: Tensor,
+    p: dict[str, Tensor],
+    dt_s: float,
+) -> tuple[Tensor, Tensor, Tensor]:
     """Forward velocity, lateral velocity and yaw rate after `dt_s`."""
     base = p["front_axle_m"] + p["rear_axle_m"]
     rolled = forward + dt_s * acceleration

@@ -122,9 +122,14 @@ class VehicleEnvironment(RestorableEngine):
         self._hit = self._hit | hit
         endless = self.mdp.ENDLESS
         return Outcome(
-            torch.stack(rewards, 1), torch.stack(ran, 1), hit if endless else hit | won, won, won if endless else None,
-            metrics=self.mdp.metrics(self.now, self.success | won, self._hit), failures={"collision": self._hit},
-        )  # fmt: skip
+            torch.stack(rewards, 1),
+            torch.stack(ran, 1),
+            hit if endless else hit | won,
+            won,
+            won if endless else None,
+            metrics=self.mdp.metrics(self.now, self.success | won, self._hit),
+            failures={"collision": self._hit},
+        )
 
     def observe(self) -> TensorDict:
         """Observations of the lidar, the task and the last command."""
@@ -213,10 +218,11 @@ def contract(mdp: Mdp, vehicle: Vehicle, lidar: Lidar, executed: int = 1, mapped
     """The contract: chunks of K actions, all executed."""
     action = action_spec(mdp, vehicle)
     specs = {
-        "lidar": TensorSpec((lidar.beams,), unit="m", frame="lidar"), **mdp.OBSERVED,
+        "lidar": TensorSpec((lidar.beams,), unit="m", frame="lidar"),
+        **mdp.OBSERVED,
         **(local_map(lidar, vehicle, mdp.DT_S).specs if mapped else {}),
         "previous_action": replace(action, low=(), high=()),
-    }  # fmt: skip
+    }
     return Contract(specs, action, mdp.DT_S, horizon=executed, executed=executed)
 
 

@@ -19,7 +19,13 @@ def local_map(lidar: Lidar, vehicle: Vehicle, dt_s: float, **others: Any) -> Com
 def drive_of(vehicle: Vehicle, lidar: Lidar) -> Drive:
     """What the dynamic window knows of a differential drive `vehicle` with `lidar`."""
     return Drive(
-        vehicle.length_m, vehicle.width_m, vehicle.acceleration_m_s2, vehicle.deceleration_m_s2,
-        vehicle.yaw_acceleration_rad_s2, vehicle.lag_s, tuple(lidar.angles().tolist()), lidar.range_m,
+        vehicle.length_m,
+        vehicle.width_m,
+        vehicle.acceleration_m_s2,
+        vehicle.deceleration_m_s2,
+        vehicle.yaw_acceleration_rad_s2,
+        vehicle.lag_s,
+        tuple(lidar.angles().tolist()),
+        lidar.range_m,
         vehicle.lidar_x_m,
-    )  # fmt: skip
+    )

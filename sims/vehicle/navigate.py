@@ -78,10 +78,14 @@ class Navigate:
     def worlds(self, rng: np.random.Generator, count: int) -> dict[str, Array]:
         """Rooms with obstacles, and lengths [M, G, G] of shortest paths to the goal, see `shortest_paths`."""
         made = rooms(
-            rng, count, half_m=self.half_m, divided=self.divided,
-            obstacles=(self.obstacles_low, self.obstacles_high), gap_m=self.gap_m,
+            rng,
+            count,
+            half_m=self.half_m,
+            divided=self.divided,
+            obstacles=(self.obstacles_low, self.obstacles_high),
+            gap_m=self.gap_m,
             distance_m=self.distance_m,
-        )  # fmt: skip
+        )
         circles, segments, route = (torch.from_numpy(made[name]).float() for name in ("circles", "segments", "route"))
         made |= {"path_length": path_lengths(circles, segments, route[:, 0], self.half_m).numpy()}
         return made | (people.lines(rng, made, self.people, self.half_m) if self.people else {})

@@ -67,9 +67,11 @@ class Race:
     def worlds(self, rng: np.random.Generator, count: int) -> dict[str, Array]:
         """Closed tracks."""
         return tracks(
-            rng, count, radius_m=(self.radius_low_m, self.radius_high_m),
+            rng,
+            count,
+            radius_m=(self.radius_low_m, self.radius_high_m),
             half_width_m=(self.half_width_low_m, self.half_width_high_m),
-        )  # fmt: skip
+        )
 
     def circles(self, now: Moment) -> Tensor:
         """Those of the world: none, tracks have walls."""

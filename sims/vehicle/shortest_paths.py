@@ -70,9 +70,16 @@ def _free(circles: Tensor, segments: Tensor, half_m: float, x: Tensor, y: Tensor
     size, circles, segments = x.shape[1], circles.contiguous(), segments.contiguous()
     free = torch.empty(len(circles), size, size, dtype=torch.bool)
     library().open_cells(
-        len(circles), size, CELL_M, half_m, CLEAR_M, circles.shape[1], *pointers(circles),
-        segments.shape[1], *pointers(segments, free),
-    )  # fmt: skip
+        len(circles),
+        size,
+        CELL_M,
+        half_m,
+        CLEAR_M,
+        circles.shape[1],
+        *pointers(circles),
+        segments.shape[1],
+        *pointers(segments, free),
+    )
     return free
 
 

@@ -28,9 +28,15 @@ class Simulator:
     """
 
     def __init__(
-        self, model: Model, lidar: Lidar, *, dt_s: float, substeps: int, device: torch.device | str = "cpu",
+        self,
+        model: Model,
+        lidar: Lidar,
+        *,
+        dt_s: float,
+        substeps: int,
+        device: torch.device | str = "cpu",
         backend: str | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.model, self.lidar, self.dt_s, self.substeps = model, lidar, dt_s, substeps
         self.device = torch.device(device)
         self.backend = choose(backend, self.device)
@@ -63,10 +69,18 @@ class Simulator:
         if self.backend == "c":
             out = torch.empty(len(state), lidar.beams)
             library().scan(
-                len(state), lidar.beams, float(self.angles[0]), lidar.spacing_rad, lidar.range_m, lidar.noise_m,
+                len(state),
+                lidar.beams,
+                float(self.angles[0]),
+                lidar.spacing_rad,
+                lidar.range_m,
+                lidar.noise_m,
                 *pointers(*self._directions, state, parameters, key, steps),
-                circles.shape[1], *pointers(circles), segments.shape[1], *pointers(segments, out),
-            )  # fmt: skip
+                circles.shape[1],
+                *pointers(circles),
+                segments.shape[1],
+                *pointers(segments, out),
+            )
             return out
         yaw, mounted = state[:, 2:3], parameters[:, PARAMETERS.index("lidar_x_m"), None]
         origin = state[:, :2] + mounted * torch.cat((yaw.cos(), yaw.sin()), 1)
@@ -78,8 +92,14 @@ class Simulator:
     ) -> tuple[Tensor, Tensor]:
         state, hit = state.clone(memory_format=torch.contiguous_format), torch.empty_like(frozen)
         library().advance(
-            len(state), self.substeps, self.dt_s / self.substeps, int(self.model),
-            *pointers(frozen, command, parameters), circles.shape[1], *pointers(circles), segments.shape[1],
+            len(state),
+            self.substeps,
+            self.dt_s / self.substeps,
+            int(self.model),
+            *pointers(frozen, command, parameters),
+            circles.shape[1],
+            *pointers(circles),
+            segments.shape[1],
             *pointers(segments, state, hit),
-        )  # fmt: skip
+        )
         return state, hit

@@ -99,10 +99,18 @@ class VehicleTask(ProcessOptions):
         self._check(distribution)
         mdp, lidar = self._as(distribution)
         return VehicleEnvironment(
-            num_envs, mdp=mdp, vehicle=self._vehicle, lidar=lidar, randomisation=self.randomisation,
-            mapped=self._mapped, guarded=self._guarded, split=split, step_limit=self.step_limit, seed=seed,
+            num_envs,
+            mdp=mdp,
+            vehicle=self._vehicle,
+            lidar=lidar,
+            randomisation=self.randomisation,
+            mapped=self._mapped,
+            guarded=self._guarded,
+            split=split,
+            step_limit=self.step_limit,
+            seed=seed,
             device=device,
-        )  # fmt: skip
+        )
 
     def demonstrations(self, directory: Path, seed: int) -> None:
         """None: policies are learned from scratch."""

@@ -72,23 +72,53 @@ PARAMETERS = tuple(entry.name for entry in fields(Vehicle))
 SCATTERED = [
     PARAMETERS.index(name)
     for name in (
-        "acceleration_m_s2", "deceleration_m_s2", "lag_s", "yaw_acceleration_rad_s2", "steering_rate_rad_s", "mass_kg",
-        "inertia_kg_m2", "friction", "front_stiffness", "rear_stiffness",
+        "acceleration_m_s2",
+        "deceleration_m_s2",
+        "lag_s",
+        "yaw_acceleration_rad_s2",
+        "steering_rate_rad_s",
+        "mass_kg",
+        "inertia_kg_m2",
+        "friction",
+        "front_stiffness",
+        "rear_stiffness",
     )
-]  # fmt: skip
+]
 """Parameters varied by `randomisation`."""
 
 JACKAL = Vehicle(
-    length_m=0.508, width_m=0.430, lidar_x_m=0.0, speed_min_m_s=-0.3, speed_max_m_s=1.0, acceleration_m_s2=2.0,
-    deceleration_m_s2=2.0, lag_s=0.1, yaw_rate_rad_s=1.5, yaw_acceleration_rad_s2=6.0,
-)  # fmt: skip
+    length_m=0.508,
+    width_m=0.430,
+    lidar_x_m=0.0,
+    speed_min_m_s=-0.3,
+    speed_max_m_s=1.0,
+    acceleration_m_s2=2.0,
+    deceleration_m_s2=2.0,
+    lag_s=0.1,
+    yaw_rate_rad_s=1.5,
+    yaw_acceleration_rad_s2=6.0,
+)
 """Differential drive: outline of Clearpath's Jackal, half its highest speed, slowly backwards; typical lag and
 accelerations.
 """
 F1TENTH = Vehicle(
-    length_m=0.58, width_m=0.31, lidar_x_m=0.275, speed_min_m_s=0.0, speed_max_m_s=8.0, acceleration_m_s2=9.51,
-    deceleration_m_s2=9.51, lag_s=0.1, steering_rad=0.4189, steering_rate_rad_s=3.2, front_axle_m=0.15875,
-    rear_axle_m=0.17145, mass_kg=3.74, inertia_kg_m2=0.04712, height_m=0.074, friction=1.0489,
-    front_stiffness=4.718, rear_stiffness=5.4562,
-)  # fmt: skip
+    length_m=0.58,
+    width_m=0.31,
+    lidar_x_m=0.275,
+    speed_min_m_s=0.0,
+    speed_max_m_s=8.0,
+    acceleration_m_s2=9.51,
+    deceleration_m_s2=9.51,
+    lag_s=0.1,
+    steering_rad=0.4189,
+    steering_rate_rad_s=3.2,
+    front_axle_m=0.15875,
+    rear_axle_m=0.17145,
+    mass_kg=3.74,
+    inertia_kg_m2=0.04712,
+    height_m=0.074,
+    friction=1.0489,
+    front_stiffness=4.718,
+    rear_stiffness=5.4562,
+)
 """A 1:10 race car: the parameters identified for the F1TENTH simulator (f1tenth.org); it could do 20 m/s."""

@@ -23,9 +23,13 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 DEVICE = torch.device("cuda", 0)
 SCALARS_TOO = {
-    torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default, torch.ops.aten.masked_fill.Tensor,
-    torch.ops.aten.masked_fill_.Tensor, torch.ops.aten.fill_.Tensor, torch.ops.aten.lerp_.Tensor,
-}  # fmt: skip
+    torch.ops.aten.index_put.default,
+    torch.ops.aten.index_put_.default,
+    torch.ops.aten.masked_fill.Tensor,
+    torch.ops.aten.masked_fill_.Tensor,
+    torch.ops.aten.fill_.Tensor,
+    torch.ops.aten.lerp_.Tensor,
+}
 """Operations that take numbers of the CPU beside tensors of CUDA, without being number by number."""
 COPIES = {torch.ops.aten.copy_.default, torch.ops.aten.copy.default}
 CpuGenerator = torch.Generator

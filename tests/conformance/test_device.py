@@ -168,13 +168,22 @@ LEARNERS = {
     "bptt": (SmoothReach, MLP, BPTT),
     "bptt, by steps": (SmoothReach, MLP, BPTT),
     "self-imitation": (Reach, MLP, IMITATION),
-    "ranking": (Reach, FlowConfig(width=8, hidden=8, explored_candidates=3), RankingConfig(
-        IMITATION, gradient_steps=2, warmup=1, minibatch=16, value_minibatch=16)),
-    "distillation": (WindyReach, RecurrentConfig(hidden=[8]), DistillationConfig(
-        MLP, BPTT, rollout_length=6, privileged=["wind"], teacher_steps=40, epochs=1, minibatch=4)),
-    "distillation, ppo": (WindyReach, MLP, DistillationConfig(
-        MLP, PPO, rollout_length=6, privileged=["wind"], teacher_steps=40, epochs=1, minibatch=4)),
-}  # fmt: skip
+    "ranking": (
+        Reach,
+        FlowConfig(width=8, hidden=8, explored_candidates=3),
+        RankingConfig(IMITATION, gradient_steps=2, warmup=1, minibatch=16, value_minibatch=16),
+    ),
+    "distillation": (
+        WindyReach,
+        RecurrentConfig(hidden=[8]),
+        DistillationConfig(MLP, BPTT, rollout_length=6, privileged=["wind"], teacher_steps=40, epochs=1, minibatch=4),
+    ),
+    "distillation, ppo": (
+        WindyReach,
+        MLP,
+        DistillationConfig(MLP, PPO, rollout_length=6, privileged=["wind"], teacher_steps=40, epochs=1, minibatch=4),
+    ),
+}
 """Environment, policy and learner."""
 
 

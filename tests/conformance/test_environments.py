@@ -81,17 +81,31 @@ def quadrotor(goal: type[QuadrotorTask]) -> Callable[..., QuadrotorEnvironment]:
 
 def robust_hover(num_envs: int = 4, executed: int = 4, step_limit: int = LIMIT, seed: int = 0) -> QuadrotorEnvironment:
     return QuadrotorEnvironment(
-        num_envs, mdp=RobustHover(), options=OPTIONS, variation=TRAINED, history=HISTORY, executed=executed,
-        step_limit=step_limit, seed=seed,
-    )  # fmt: skip
+        num_envs,
+        mdp=RobustHover(),
+        options=OPTIONS,
+        variation=TRAINED,
+        history=HISTORY,
+        executed=executed,
+        step_limit=step_limit,
+        seed=seed,
+    )
 
 
 def libero(distribution: str, randomisation: Randomisation | None = None) -> Callable[..., LiberoEnvironment]:
     def make(num_envs: int = 4, executed: int = 4, step_limit: int = LIMIT, seed: int = 0) -> LiberoEnvironment:
         return LiberoEnvironment(
-            load_tasks("libero_object", [0, 3]), num_envs, distribution=distribution, horizon=4, executed=executed,
-            step_limit=step_limit, seed=seed, threads=1, assets=ASSETS, randomisation=randomisation,
-        )  # fmt: skip
+            load_tasks("libero_object", [0, 3]),
+            num_envs,
+            distribution=distribution,
+            horizon=4,
+            executed=executed,
+            step_limit=step_limit,
+            seed=seed,
+            threads=1,
+            assets=ASSETS,
+            randomisation=randomisation,
+        )
 
     return make
 
@@ -134,9 +148,13 @@ def isaac_lab(num_envs: int = 4, executed: int = 4, step_limit: int = LIMIT, see
 def robosuite(shaped: bool) -> Callable[..., RobosuiteEnvironment]:
     def make(num_envs: int = 4, executed: int = 4, step_limit: int = LIMIT, seed: int = 0) -> RobosuiteEnvironment:
         return RobosuiteEnvironment(
-            num_envs, options=RobosuiteOptions("Lift", shaped=shaped), horizon=4, executed=executed,
-            step_limit=step_limit, seed=seed,
-        )  # fmt: skip
+            num_envs,
+            options=RobosuiteOptions("Lift", shaped=shaped),
+            horizon=4,
+            executed=executed,
+            step_limit=step_limit,
+            seed=seed,
+        )
 
     return make
 

@@ -32,8 +32,10 @@ SEEN = {"front": TensorSpec((8, 12, 3), "uint8", camera="front")}
 CONTRACT = Contract(
     given.contract().observation | SEEN | SECRET,
     TensorSpec((7,), names=action_spec().names, low=LOW, high=HIGH),
-    control_dt_s=0.05, horizon=4, executed=3,
-)  # fmt: skip
+    control_dt_s=0.05,
+    horizon=4,
+    executed=3,
+)
 CONFIGS = {
     "flow, flow_sde": FlowConfig(width=32, hidden=32, sampler=Sampler.FLOW_SDE),
     "flow, flow_noise": FlowConfig(width=32, hidden=32, sampler=Sampler.FLOW_NOISE),

@@ -72,7 +72,11 @@ def test_a_user_without_a_home_directory_can_train(tmp_path: Path):
         "runpy.run_path('train.py', run_name='__main__')"
     )
     run = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, env={**environment, "OMP_NUM_THREADS": "1"}, capture_output=True,
-        text=True, check=False,
-    )  # fmt: skip
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={**environment, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert run.returncode == 0, run.stderr

@@ -64,10 +64,16 @@ def run(arguments: list[str]) -> None:
     torch.set_num_threads(1)
     embodied.training.experiment.CURVES = {}  # drawing them takes most of the time
     config = ExperimentConfig(
-        num_envs=8, env_steps=int(steps), checkpoint_every=2, evaluation_starts=2,
-        evaluation_envs=4, evaluate_every_steps=None, video=False,
-        sft=SFTConfig(6, batch=16, learning_rate=3e-3), stages=None if kind == "mlp" else ["rl"],
-    )  # fmt: skip
+        num_envs=8,
+        env_steps=int(steps),
+        checkpoint_every=2,
+        evaluation_starts=2,
+        evaluation_envs=4,
+        evaluate_every_steps=None,
+        video=False,
+        sft=SFTConfig(6, batch=16, learning_rate=3e-3),
+        stages=None if kind == "mlp" else ["rl"],
+    )
     place = nullcontext(Local())
     if started_by_torchrun():
         from embodied.placement.torchrun import Torchrun
@@ -75,11 +81,14 @@ def run(arguments: list[str]) -> None:
         place = Torchrun("cpu", 60.0, shard=kind == "pi0")
     with place as world:
         made = (Dying if "die" in more else Experiment)(
-            config, SeenTask() if kind == "pi0" else ReachTask(),
+            config,
+            SeenTask() if kind == "pi0" else ReachTask(),
             Pi0Config(hidden=16, denoising_steps=2) if kind == "pi0" else MLPConfig(hidden=[16]),
-            documented()["A2CConfig"]() if kind == "a2c" else PPO, Path(folder),
-            record={"values": {"env_steps": config.env_steps}}, world=world,
-        )  # fmt: skip
+            documented()["A2CConfig"]() if kind == "a2c" else PPO,
+            Path(folder),
+            record={"values": {"env_steps": config.env_steps}},
+            world=world,
+        )
         made.run()
 
 

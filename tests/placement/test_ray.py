@@ -202,9 +202,15 @@ def test_a_killed_run_goes_on_with_its_weights_and_counters_and_reports_what_die
     (tmp_path / "learner").write_text(str(os.getpid()))
     world = Connected(config=RayConfig(patience_s=240.0))
     config = ExperimentConfig(
-        num_envs=N, env_steps=400, checkpoint_every=1, evaluation_starts=4, evaluation_envs=4, stages=["rl"],
-        video=False, evaluate_every_steps=None,
-    )  # fmt: skip
+        num_envs=N,
+        env_steps=400,
+        checkpoint_every=1,
+        evaluation_starts=4,
+        evaluation_envs=4,
+        stages=["rl"],
+        video=False,
+        evaluate_every_steps=None,
+    )
 
     def experiment() -> Experiment:
         task, policy = WatchedTask(tmp_path), MLPConfig(hidden=[8])
@@ -298,9 +304,14 @@ def test_what_cannot_be_collected_elsewhere_is_refused_before_anything_runs(node
         config = ExperimentConfig(num_envs=N, evaluation_envs=4, stages=["rl"], storage=storage)
         with pytest.raises(UserError, match=told):
             Experiment(
-                config, WatchedTask(tmp_path), POLICY, algorithm, tmp_path / "run", record={},
+                config,
+                WatchedTask(tmp_path),
+                POLICY,
+                algorithm,
+                tmp_path / "run",
+                record={},
                 world=Connected(config=RayConfig(**options)),
-            )  # fmt: skip
+            )
         assert not (tmp_path / "run").exists()
 
     refuse(IMITATION, "collectors are for learners of rollouts that stand alone, algorithm=ppo or grpo")

@@ -124,9 +124,15 @@ def test_an_error_of_a_simulator_ends_the_run_and_all_threads() -> None:
 def test_a_run_with_threads_stops_and_goes_on(staleness: int, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(embodied.training.experiment, "CURVES", {})
     config = ExperimentConfig(
-        num_envs=N, env_steps=400, checkpoint_every=1, evaluation_starts=4, evaluation_envs=4, stages=["rl"],
-        video=False, evaluate_every_steps=None,
-    )  # fmt: skip
+        num_envs=N,
+        env_steps=400,
+        checkpoint_every=1,
+        evaluation_starts=4,
+        evaluation_envs=4,
+        stages=["rl"],
+        video=False,
+        evaluate_every_steps=None,
+    )
 
     def run() -> Experiment:
         with LocalConfig(collectors=2, max_staleness=staleness).start("cpu") as world:

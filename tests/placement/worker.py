@@ -116,11 +116,15 @@ CASES: dict[str, Callable[[Processes], dict[str, torch.Tensor]]] = {
         world, FlowConfig(hidden=16, width=8, initial_std=0.4), PPOConfig(**PPO, memory_gb=1e-5), Reach(8)
     ),
     "grpo": lambda world: reinforced(
-        world, MLPConfig(hidden=[16]),
-        GRPOConfig(rollout_length=8, epochs=2, minibatch=20, group=4, lowest=0.0, highest=1.0), Reach(16, tasks=1),
+        world,
+        MLPConfig(hidden=[16]),
+        GRPOConfig(rollout_length=8, epochs=2, minibatch=20, group=4, lowest=0.0, highest=1.0),
+        Reach(16, tasks=1),
     ),
     "bptt": lambda world: reinforced(
-        world, MLPConfig(hidden=[16]), BPTTConfig(rollout_length=5, critic=True, discount=0.9, value_minibatch=11),
+        world,
+        MLPConfig(hidden=[16]),
+        BPTTConfig(rollout_length=5, critic=True, discount=0.9, value_minibatch=11),
         SmoothReach(8),
     ),
     "supervised": supervised,
@@ -128,7 +132,7 @@ CASES: dict[str, Callable[[Processes], dict[str, torch.Tensor]]] = {
     "own_algorithm": lambda world: reinforced(
         world, MLPConfig(hidden=[16]), documented()["A2CConfig"](rollout_length=6), Reach(8)
     ),
-}  # fmt: skip
+}
 
 
 def main(folder: Path, names: list[str]) -> None:

@@ -27,8 +27,11 @@ from policies.kernels.diffusion import Prediction
 STATE, ACTIONS, WIDTHS, TIME, LENGTH = 5, 2, (16, 32), 8, 8
 CONTRACT = Contract(
     {"observation": TensorSpec((2, STATE)), "wind": TensorSpec((1,), privileged=True)},
-    TensorSpec((ACTIONS,), low=(-3.0, -3.0), high=(4.0, 4.0)), control_dt_s=0.1, horizon=4, executed=3,
-)  # fmt: skip
+    TensorSpec((ACTIONS,), low=(-3.0, -3.0), high=(4.0, 4.0)),
+    control_dt_s=0.1,
+    horizon=4,
+    executed=3,
+)
 SIZES = {"denoising_steps": 5, "tuned_steps": 3, "hidden": 16}
 
 
@@ -53,11 +56,15 @@ def tensors() -> dict[str, Tensor]:
     layer("diffusion_step_encoder.1", 4 * TIME, TIME)
     layer("diffusion_step_encoder.3", TIME, 4 * TIME)
     for name, before, after in (
-        ("mid_modules.0", second, second), ("mid_modules.1", second, second),
-        ("down_modules.0.0", ACTIONS, first), ("down_modules.0.1", first, first),
-        ("down_modules.1.0", first, second), ("down_modules.1.1", second, second),
-        ("up_modules.0.0", 2 * second, first), ("up_modules.0.1", first, first),
-    ):  # fmt: skip
+        ("mid_modules.0", second, second),
+        ("mid_modules.1", second, second),
+        ("down_modules.0.0", ACTIONS, first),
+        ("down_modules.0.1", first, first),
+        ("down_modules.1.0", first, second),
+        ("down_modules.1.1", second, second),
+        ("up_modules.0.0", 2 * second, first),
+        ("up_modules.0.1", first, first),
+    ):
         residual(name, before, after)
     layer("down_modules.0.2.conv", first, first, 3)
     found["model.up_modules.0.2.conv.weight"] = 0.3 * torch.randn(first, first, 4, generator=generator)

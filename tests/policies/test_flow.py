@@ -289,8 +289,9 @@ FLAT = Contract(
         "picture": TensorSpec((4, 4, 3), dtype="uint8"),
         "friction": TensorSpec((1,), privileged=True),
     },
-    TensorSpec((2,), low=(0.0, -400.0), high=(20.0, 400.0)), 0.05,
-)  # fmt: skip
+    TensorSpec((2,), low=(0.0, -400.0), high=(20.0, 400.0)),
+    0.05,
+)
 
 
 def flat(**settings) -> FlowPolicy:

@@ -29,11 +29,15 @@ def made(task: object) -> Callable:
 
 ENVIRONMENTS = {
     "libero": libero,
-    "hover": made(HoverTask()), "track": made(TrackTask()), "race": made(RaceTask()), "recover": made(RecoverTask()),
+    "hover": made(HoverTask()),
+    "track": made(TrackTask()),
+    "race": made(RaceTask()),
+    "recover": made(RecoverTask()),
     "swarm": made(SwarmTask()),
-    "navigate": made(NavigateTask()), "vehicle_race": made(VehicleRaceTask()),
+    "navigate": made(NavigateTask()),
+    "vehicle_race": made(VehicleRaceTask()),
     **{name: made(MjcfTask(mdp=name)) for name in ("cartpole", "reacher", "lift", "quadruped", "in_hand")},
-}  # fmt: skip
+}
 
 
 @pytest.fixture(params=ENVIRONMENTS, scope="module")

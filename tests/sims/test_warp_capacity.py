@@ -28,10 +28,13 @@ def room(of: mujoco.MjModel, contacts: int | None = None, resting: int = 0) -> t
 @pytest.mark.parametrize(("kind", "size"), [("box", "0.1 0.1 0.1"), ("sphere", "0.1"), ("capsule", "0.08 0.1")])
 def test_a_heap_fits(kind: str, size: str):
     place = np.random.default_rng(0).uniform(-0.3, 0.3, (40, 2))
-    heap = model(WALLS + "".join(
-        f'<body pos="{x} {y} {0.2 + 0.25 * i}"><freejoint/><geom type="{kind}" size="{size}"/></body>'
-        for i, (x, y) in enumerate(place)
-    ))  # fmt: skip
+    heap = model(
+        WALLS
+        + "".join(
+            f'<body pos="{x} {y} {0.2 + 0.25 * i}"><freejoint/><geom type="{kind}" size="{size}"/></body>'
+            for i, (x, y) in enumerate(place)
+        )
+    )
     data, contacts, rows = mujoco.MjData(heap), 0, 0
     for _ in range(3000):
         mujoco.mj_step(heap, data)

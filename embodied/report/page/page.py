@@ -26,17 +26,22 @@ LISTED = 60
 KINDS = {"start": "start", "sft": "sft", "sft_control": "control", "rl": "rl"}
 TRAINING = {
     "rollout/success": (
-        "all episodes", "success",
+        "all episodes",
+        "success",
         "share of the episodes that ended in an iteration of reinforcement learning and had succeeded, retries of"
         " failed starts among them",
     ),
     "rl/first_attempts_success": (
-        "first attempts", "success", "the same of the last first attempts, without the retries of failed starts"
+        "first attempts",
+        "success",
+        "the same of the last first attempts, without the retries of failed starts",
     ),
     "rollout/episode_return": (
-        "return", "return", "mean sum of rewards of the episodes that ended in an iteration of reinforcement learning"
+        "return",
+        "return",
+        "mean sum of rewards of the episodes that ended in an iteration of reinforcement learning",
     ),
-}  # fmt: skip
+}
 """Curves of training by metric: label, measure, definition."""
 POLICY = "default-src 'none'; img-src data:; media-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 

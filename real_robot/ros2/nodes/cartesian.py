@@ -238,11 +238,13 @@ class CartesianNode(ManagedNode[CartesianSettings]):
         if len(fingers) and not np.isfinite(self._commanded_s):
             self._gripping = settings.gripper.command_at(fingers.mean())
         values = {
-            "joint_position": positions, "joint_velocity": rates, "end_effector_position": hand.position,
+            "joint_position": positions,
+            "joint_velocity": rates,
+            "end_effector_position": hand.position,
             "end_effector_rotation": two_columns(hand.rotation),
             "gripper_position": fingers * settings.finger_signs[: len(fingers)],
             "gripper_command": np.array([self._gripping]),
-        }  # fmt: skip
+        }
         codec = self._state.codec
         self._measurement.publish(codec.encode({key: values[key] for key in codec.specs}, types, self._measured_s))
 

@@ -248,12 +248,14 @@ class ManagedNode(LifecycleNode, Generic[S]):
         message.header.stamp = self.get_clock().now().to_msg()
         message.status = [
             DiagnosticStatus(
-                level=report.level, name=f"{self.get_fully_qualified_name()}: {name}", message=report.message,
+                level=report.level,
+                name=f"{self.get_fully_qualified_name()}: {name}",
+                message=report.message,
                 hardware_id="embodied_ros2",
                 values=[KeyValue(key=key, value=str(value)) for key, value in report.values.items()],
             )
             for name, report in reports.items()
-        ]  # fmt: skip
+        ]
         self._diagnostics.publish(message)
 
 

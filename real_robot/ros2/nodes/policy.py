@@ -103,9 +103,13 @@ class PolicyNode(ManagedNode[PolicySettings]):
             self.get_logger().warning(table.advice)
         self._robot = RosRobot(self, table, settings.prefix, self._measured, self._repeated)
         self._executor = ChunkExecutor(
-            policy, table.served, execution=settings.execution, clock=self._robot.clock,
-            asynchronous=settings.asynchronous, device=settings.device,
-        )  # fmt: skip
+            policy,
+            table.served,
+            execution=settings.execution,
+            clock=self._robot.clock,
+            asynchronous=settings.asynchronous,
+            device=settings.device,
+        )
         self._commander = table.translate(self._executor)
         robot = self._robot
         limits = read_limits(settings.limits)
@@ -267,9 +271,15 @@ class _Timing:
         rate_hz = (len(self.began) - 1) / (self.began[-1] - self.began[0])
         p50, p99, most = (1e3 * np.quantile(self.worked, (0.5, 0.99, 1.0))).round(3)
         values = {
-            "state": self.verdict.state.value, "reason": self.verdict.reason, "rate_hz": round(rate_hz, 2),
-            "periods": self.periods, "overruns": self.overruns, "held": self.held,
-            "work_p50_ms": p50, "work_p99_ms": p99, "work_max_ms": most,
-        }  # fmt: skip
+            "state": self.verdict.state.value,
+            "reason": self.verdict.reason,
+            "rate_hz": round(rate_hz, 2),
+            "periods": self.periods,
+            "overruns": self.overruns,
+            "held": self.held,
+            "work_p50_ms": p50,
+            "work_p99_ms": p99,
+            "work_max_ms": most,
+        }
         level = {State.ACTIVE: OK, State.STOPPED: ERROR}.get(self.verdict.state, WARN)
         return Report(self.verdict.reason or self.verdict.state.value, level, values)

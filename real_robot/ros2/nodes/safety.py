@@ -252,8 +252,11 @@ class SafetyNode(ManagedNode[SafetySettings]):
     def _report(self) -> Report:
         level = ERROR if self._safety.state is State.STOPPED else WARN if self._safety.reason else OK
         values = {
-            "state": self._said, "passed": self._passed, "held": self._held, "rejected": self._safety.rejected,
+            "state": self._said,
+            "passed": self._passed,
+            "held": self._held,
+            "rejected": self._safety.rejected,
             "age_of_commands": "their stamps" if self._table.stamped else "the heartbeat's stamp",
-        }  # fmt: skip
+        }
         stopped = self._safety.reason if self._safety.state is State.STOPPED else ""
         return Report(stopped or self._complaint or self._safety.reason or self._said, level, values)

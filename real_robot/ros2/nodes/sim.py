@@ -243,10 +243,12 @@ class SimNode(ManagedNode[SimSettings]):
     def _tell(self, transition: Transition) -> None:
         environment = self._environment
         values: dict[str, Any] = {
-            "start": int(environment.start[0]), "steps": int(environment.steps[0]),
-            "success": int(transition.success[0]), "terminated": int(transition.terminated[0]),
+            "start": int(environment.start[0]),
+            "steps": int(environment.steps[0]),
+            "success": int(transition.success[0]),
+            "terminated": int(transition.terminated[0]),
             "step_limit": environment.step_limit,
-        }  # fmt: skip
+        }
         values |= {f"metric.{name}": float(value[0]) for name, value in transition.metrics.items()}
         pairs = [KeyValue(key=key, value=repr(value)) for key, value in values.items()]
         self._trace.publish(

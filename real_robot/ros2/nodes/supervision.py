@@ -34,7 +34,7 @@ def signed(node: ManagedNode[Any], topic: str) -> Callable[[str], None]:
 
 def watch(
     node: ManagedNode[Any], topic: str, timeout_s: float, alive: Callable[[int], None], changes: Callable[[str], None]
-) -> None:  # fmt: skip
+) -> None:
     """Call `alive` with the number of living publishers of the `signed` topic; dead are those silent for `timeout_s`.
 
     `changes` is called with each state.

@@ -69,14 +69,19 @@ def ur(
     wanted: Contract,
     rate_hz: float,
     joints: Sequence[str] = (
-        "shoulder_pan_joint", "shoulder_lift_joint", "elbow_joint", "wrist_1_joint", "wrist_2_joint", "wrist_3_joint",
+        "shoulder_pan_joint",
+        "shoulder_lift_joint",
+        "elbow_joint",
+        "wrist_1_joint",
+        "wrist_2_joint",
+        "wrist_3_joint",
     ),
     controller: str = "scaled_joint_trajectory_controller",
     tf_prefix: str = "",
     pose: Sequence[str] = ("tcp_pose_broadcaster/pose", "base"),
     arrays: Sequence[str] = (),
     driver_status: bool = True,
-) -> Table:  # fmt: skip
+) -> Table:
     """Universal Robots' driver; the scaled controller slows down with the speed slider and for protective stops.
 
     From Lyrical on, `controller` is joint_trajectory_controller. Without `driver_status` (mock hardware) the arm moves
@@ -93,10 +98,18 @@ def ur(
 
 
 UR_SAFETY = {
-    3: "protective stop", 4: "recovery", 5: "safeguard stop", 6: "system emergency stop", 7: "robot emergency stop",
-    8: "violation", 9: "fault", 10: "validating a joint", 11: "undefined", 12: "safeguard stop in automatic mode",
+    3: "protective stop",
+    4: "recovery",
+    5: "safeguard stop",
+    6: "system emergency stop",
+    7: "robot emergency stop",
+    8: "violation",
+    9: "fault",
+    10: "validating a joint",
+    11: "undefined",
+    12: "safeguard stop in automatic mode",
     13: "three-position enabling stop",
-}  # fmt: skip
+}
 """Modes of ur_dashboard_msgs/SafetyMode in which the arm does not move; in normal (1) and reduced (2) mode it does."""
 FR3_STATE_TIMEOUT_S = 0.5
 """franka_robot_state_broadcaster publishes at 30 Hz or faster."""
@@ -144,9 +157,15 @@ def fr3(
 
 
 def _arm(
-    name: str, wanted: Contract, rate_hz: float, command: Topic, joints: Sequence[str], ros_joints: Sequence[str],
-    pose: Sequence[str], arrays: Sequence[str],
-) -> Table:  # fmt: skip
+    name: str,
+    wanted: Contract,
+    rate_hz: float,
+    command: Topic,
+    joints: Sequence[str],
+    ros_joints: Sequence[str],
+    pose: Sequence[str],
+    arrays: Sequence[str],
+) -> Table:
     fields = {"joint_position": "position", "joint_velocity": "velocity", "joint_effort": "effort"}
     units = {"joint_position": "rad", "joint_velocity": "rad/s", "joint_effort": "N m"}
     seen = {key: fields[key] for key in fields if key in wanted.observation or key == "joint_position"}

@@ -54,9 +54,17 @@ def cartesian(
     still = (0.0,) * 7  # a gripper that is told no direction keeps what it has
     emergency = Behaviour(services=tuple(stops))
     return make_table(
-        "cartesian", wanted, rate_hz, states, command, arrays, stops_after_s, emergency=emergency, at_rest=still,
+        "cartesian",
+        wanted,
+        rate_hz,
+        states,
+        command,
+        arrays,
+        stops_after_s,
+        emergency=emergency,
+        at_rest=still,
         **translated,
-    )  # fmt: skip
+    )
 
 
 def _hand_specs(wanted: Contract) -> dict[str, TensorSpec]:

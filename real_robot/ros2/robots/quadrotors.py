@@ -42,10 +42,21 @@ PX4_ARMED = 2
 """arming_state of px4_msgs/VehicleStatus."""
 PX4_HOLD, PX4_TERMINATION, PX4_OFFBOARD = 4, 13, 14
 PX4_MODES = {
-    0: "Manual", 1: "Altitude", 2: "Position", 3: "Mission", PX4_HOLD: "Hold", 5: "Return", 6: "Position Slow",
-    10: "Acro", 12: "Descend", PX4_TERMINATION: "Termination", PX4_OFFBOARD: "Offboard", 15: "Stabilized",
-    17: "Takeoff", 18: "Land",
-}  # fmt: skip
+    0: "Manual",
+    1: "Altitude",
+    2: "Position",
+    3: "Mission",
+    PX4_HOLD: "Hold",
+    5: "Return",
+    6: "Position Slow",
+    10: "Acro",
+    12: "Descend",
+    PX4_TERMINATION: "Termination",
+    PX4_OFFBOARD: "Offboard",
+    15: "Stabilized",
+    17: "Takeoff",
+    18: "Land",
+}
 """nav_state of px4_msgs/VehicleStatus."""
 PX4_STATUS_TIMEOUT_S = 1.5
 """PX4 publishes its status twice a second, and when it changes."""
@@ -76,9 +87,15 @@ RATES = "rad/s (rates), 1 (thrust)"
 
 
 def _px4(
-    name: str, wanted: Contract, rate_hz: float, codec: Codec, control: str, pause: Pause, version: str,
+    name: str,
+    wanted: Contract,
+    rate_hz: float,
+    codec: Codec,
+    control: str,
+    pause: Pause,
+    version: str,
     arrays: Sequence[str],
-) -> Table:  # fmt: skip
+) -> Table:
     if version not in PX4_STATUS:
         raise UserError(f"unknown version {version!r} of PX4; expected one of {', '.join(PX4_STATUS)}, in quotes")
     alive = Fixed("fmu/in/offboard_control_mode", "px4_msgs/msg/OffboardControlMode", {control: True}, PX4_COMMAND)
@@ -95,11 +112,15 @@ def _px4(
         emergency=_px4_command(ARM_DISARM, 0.0, FORCE),
         heartbeat=Heartbeat(alive, rate_hz=20.0, before_s=1.2),  # PX4 wants more than 2 Hz for more than 1 s
         status=Status(
-            f"fmu/out/vehicle_status{PX4_STATUS[version]}", "px4_msgs/msg/VehicleStatus", PX4, px4_condition,
-            (TO_OFFBOARD, ARM), PX4_STATUS_TIMEOUT_S,
+            f"fmu/out/vehicle_status{PX4_STATUS[version]}",
+            "px4_msgs/msg/VehicleStatus",
+            PX4,
+            px4_condition,
+            (TO_OFFBOARD, ARM),
+            PX4_STATUS_TIMEOUT_S,
         ),
         pause=pause,
-    )  # fmt: skip
+    )
 
 
 PX4_SETPOINTS = {"direct_actuator": "actuator_motors", "body_rate": "vehicle_rates_setpoint"}

@@ -49,10 +49,18 @@ def simulation(wanted: Contract) -> Table:
 ROBOTS: dict[str, Callable[..., Table]] = {
     build.__name__: build
     for build in (
-        simulation, joint_trajectory, forward_position, ur, fr3, cartesian, px4_actuators, px4_rates,
-        diff_drive, ackermann,
+        simulation,
+        joint_trajectory,
+        forward_position,
+        ur,
+        fr3,
+        cartesian,
+        px4_actuators,
+        px4_rates,
+        diff_drive,
+        ackermann,
     )
-}  # fmt: skip
+}
 
 
 def robot_table(robot: str, wanted: Contract, options: Mapping[str, Any]) -> Table:

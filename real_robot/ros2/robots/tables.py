@@ -288,9 +288,15 @@ def action_spec(wanted: Contract, names: Sequence[str], unit: str, frame: str = 
 
 
 def make_table(
-    name: str, wanted: Contract, rate_hz: float, states: Sequence[Topic], command: Topic, arrays: Sequence[str],
-    stops_after_s: float | None, **others: Any,  # noqa: ANN401 - the fields of Table
-) -> Table:  # fmt: skip
+    name: str,
+    wanted: Contract,
+    rate_hz: float,
+    states: Sequence[Topic],
+    command: Topic,
+    arrays: Sequence[str],
+    stops_after_s: float | None,
+    **others: Any,  # noqa: ANN401 - the fields of Table
+) -> Table:
     """The table of a robot, with the labelled arrays and past actions that `wanted` reads.
 
     Raises:
@@ -303,6 +309,12 @@ def make_table(
     action = command.codec.specs[ACTION]
     initial = action.low if name == "px4_actuators" else (0.0,) * len(action.names)  # rotors begin at standstill
     return Table(
-        name, (*states, *labelled), command, 1.0 / rate_hz, stops_after_s, remembered=remembered(wanted, action),
-        initial=initial, **others,
-    )  # fmt: skip
+        name,
+        (*states, *labelled),
+        command,
+        1.0 / rate_hz,
+        stops_after_s,
+        remembered=remembered(wanted, action),
+        initial=initial,
+        **others,
+    )

@@ -26,10 +26,19 @@ from real_robot.ros2.robots.tables import (
 
 
 def diff_drive(
-    wanted: Contract, rate_hz: float, stamped: bool = True, topic: str = "cmd_vel", lidar_field_deg: float = 360.0,
-    lidar_range_m: float = 6.0, frame_id: str = "odom", lidar_frame_id: str = "laser", imu_frame_id: str = "imu_link",
-    guard: Mapping[str, float] | None = None, arrays: Sequence[str] = (), stops_after_s: float = 0.5,
-) -> Table:  # fmt: skip
+    wanted: Contract,
+    rate_hz: float,
+    stamped: bool = True,
+    topic: str = "cmd_vel",
+    lidar_field_deg: float = 360.0,
+    lidar_range_m: float = 6.0,
+    frame_id: str = "odom",
+    lidar_frame_id: str = "laser",
+    imu_frame_id: str = "imu_link",
+    guard: Mapping[str, float] | None = None,
+    arrays: Sequence[str] = (),
+    stops_after_s: float = 0.5,
+) -> Table:
     """Differential drives and Nav2 bases: `cmd_vel` as TwistStamped (Jazzy and newer), or Twist with stamped: false.
 
     `stops_after_s` is the controller's time-out of commands (diff_drive_controller: `cmd_vel_timeout`).
@@ -54,10 +63,18 @@ def diff_drive(
 
 
 def ackermann(
-    wanted: Contract, rate_hz: float, topic: str = "drive", steering_joint: str = "", lidar_field_deg: float = 270.0,
-    lidar_range_m: float = 10.0, frame_id: str = "odom", lidar_frame_id: str = "laser", imu_frame_id: str = "imu_link",
-    arrays: Sequence[str] = (), stops_after_s: float = 0.5,
-) -> Table:  # fmt: skip
+    wanted: Contract,
+    rate_hz: float,
+    topic: str = "drive",
+    steering_joint: str = "",
+    lidar_field_deg: float = 270.0,
+    lidar_range_m: float = 10.0,
+    frame_id: str = "odom",
+    lidar_frame_id: str = "laser",
+    imu_frame_id: str = "imu_link",
+    arrays: Sequence[str] = (),
+    stops_after_s: float = 0.5,
+) -> Table:
     """F1TENTH and other Ackermann vehicles: `drive` as AckermannDriveStamped; `stops_after_s` as in `diff_drive`.
 
     `steering_joint` is the joint in `joint_states` that a policy observes as `steering`.
@@ -111,14 +128,19 @@ UNGUARDED = (
     "describe the vehicle there, see launch/config/vehicle.yaml"
 )
 DRIVE = (
-    "length_m", "width_m", "acceleration_m_s2", "deceleration_m_s2", "yaw_acceleration_rad_s2", "lag_s",
-)  # fmt: skip
+    "length_m",
+    "width_m",
+    "acceleration_m_s2",
+    "deceleration_m_s2",
+    "yaw_acceleration_rad_s2",
+    "lag_s",
+)
 """What a guard must know of the vehicle, see `dynamic_window.Drive`."""
 
 
 def _guarding(
     wanted: Contract, given: Mapping[str, float], field_deg: float, range_m: float
-) -> Callable[[Executor], Executor]:  # fmt: skip
+) -> Callable[[Executor], Executor]:
     """Puts a guard of the vehicle that is `given` behind a policy's executor."""
     if set(given) != set(DRIVE):
         raise UserError(f"expected {', '.join(DRIVE)} in options.guard; got {dict(given)}")
@@ -145,9 +167,16 @@ def _of_vehicle(wanted: Contract) -> dict[str, str]:
 
 
 def _vehicle(
-    name: str, wanted: Contract, rate_hz: float, command: Topic, states: list[Topic], frame_id: str,
-    arrays: Sequence[str], stops_after_s: float, guide: Callable[[Arrays], dict[str, np.ndarray]] | None = None,
-) -> Table:  # fmt: skip
+    name: str,
+    wanted: Contract,
+    rate_hz: float,
+    command: Topic,
+    states: list[Topic],
+    frame_id: str,
+    arrays: Sequence[str],
+    stops_after_s: float,
+    guide: Callable[[Arrays], dict[str, np.ndarray]] | None = None,
+) -> Table:
     """`guide` computes what else is known of the way to the goal."""
     derived, compute = None, guide or _to_goal
     known = GOAL | {key: spec for key, spec in wanted.observation.items() if guide and key in WAYPOINTS}
@@ -174,7 +203,7 @@ def _to_goal(seen: Arrays) -> dict[str, np.ndarray]:
 
 def _guide(
     wanted: Contract, known: set[str], rate_hz: float, field_deg: float, range_m: float
-) -> Callable[[Arrays], dict[str, np.ndarray]]:  # fmt: skip
+) -> Callable[[Arrays], dict[str, np.ndarray]]:
     """Makes a map of the lidar, measurement by measurement, for waypoints to the goal besides its place.
 
     A measurement that is not finite has no waypoints (NaN), and leaves the map as it is.

@@ -76,9 +76,18 @@ def collect(
         raise UserError(f"expected at least one episode per task, got {episodes}")
     num_envs = len(tasks) * min(episodes, AT_ONCE)
     env = LiberoEnvironment(
-        tasks, num_envs, distribution=starts, split="train", areas_share=areas_share, horizon=1, executed=1,
-        step_limit=step_limit, assets=assets, seed=seed, threads=threads,
-    )  # fmt: skip
+        tasks,
+        num_envs,
+        distribution=starts,
+        split="train",
+        areas_share=areas_share,
+        horizon=1,
+        executed=1,
+        step_limit=step_limit,
+        assets=assets,
+        seed=seed,
+        threads=threads,
+    )
     eyes = Observer(env.simulation, image_size, images)
     expert = Expert(env.simulation, noise=noise, seed=seed)
     recorder = _Recorder(env, expert, episodes, eyes, stride if image_size and images else 1)
@@ -157,9 +166,12 @@ class _Recorder:
             reward = torch.zeros(length)
             reward[-1] = 1.0
             episode = Episodes.of(
-                torch.stack(seen[:-1]), self.done[index, :length].clone(), reward=reward, task_index=task,
+                torch.stack(seen[:-1]),
+                self.done[index, :length].clone(),
+                reward=reward,
+                task_index=task,
                 final_observation=seen[-1],
-            )  # fmt: skip
+            )
             first = torch.arange(start % self.stride, length, self.stride)
             episode = replace(episode, first=first)
             self.kept.append((task, start, episode))

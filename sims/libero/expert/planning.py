@@ -117,8 +117,14 @@ class Planner:
         scene = self._scene
         waiting = [goal for goal in scene.goal if not holds(goal, scene.geom_owner, data)] or list(scene.goal[:1])
         moving = {goal.a for goal in waiting if goal.kind != "joint"}
-        first = min(waiting, key=lambda goal: (goal.kind == "joint" and not goal.any_joint, goal.kind != "joint",
-                                               goal.kind == "on_object" and goal.b in moving))  # fmt: skip
+        first = min(
+            waiting,
+            key=lambda goal: (
+                goal.kind == "joint" and not goal.any_joint,
+                goal.kind != "joint",
+                goal.kind == "on_object" and goal.b in moving,
+            ),
+        )
         opening = scene.openings.get(first.b) if first.kind == "in" else None
         return first if opening is None or holds(opening, scene.geom_owner, data) else opening
 
@@ -157,8 +163,17 @@ class Planner:
             min(loose + below + 0.035, base[2] + CEILING_M),
             _highest(others, grasp.position, target) + below + 0.035,
         )
-        return Plan(predicate.a, grasp.position - start, matrix, hover, release if drag else carry, release, target,
-                    axis, drag=drag)  # fmt: skip
+        return Plan(
+            predicate.a,
+            grasp.position - start,
+            matrix,
+            hover,
+            release if drag else carry,
+            release,
+            target,
+            axis,
+            drag=drag,
+        )
 
     def _move(self, data: mujoco.MjData, predicate: Predicate) -> Plan:
         """Hold what hangs on a joint, from above or from the front, and move it along."""

@@ -147,9 +147,15 @@ def inverse_task_inertia(inertia: mat77d, jacobian: mat67d) -> mat66d:
 
 @wp.func
 def torques(
-    inertia: mat77d, jacobian: mat67d, position: vec3d, orientation: mat33d, goal_position: vec3d,
-    goal_orientation: mat33d, posture_error: vec7d, velocity: vec7d,
-) -> vec7d:  # fmt: skip
+    inertia: mat77d,
+    jacobian: mat67d,
+    position: vec3d,
+    orientation: mat33d,
+    goal_position: vec3d,
+    goal_orientation: mat33d,
+    posture_error: vec7d,
+    velocity: vec7d,
+) -> vec7d:
     """J'(F - Lambda J p) + M p, see controller.torques."""
     inverse = inverse_task_inertia(inertia, jacobian)
     twist = jacobian * velocity
@@ -186,13 +192,25 @@ def turned(orientation: mat33d, axis_angle: vec3d) -> mat33d:
 
 @wp.kernel
 def control(
-    first: int, arm: Arm, memory: Controller, active: wp.array[int], action: wp.array2d[wp.float64],
+    first: int,
+    arm: Arm,
+    memory: Controller,
+    active: wp.array[int],
+    action: wp.array2d[wp.float64],
     qpos: wp.array2d[float],
-    qvel: wp.array2d[float], site_xpos: wp.array2d[wp.vec3], site_xmat: wp.array2d[wp.mat33],
-    subtree_com: wp.array2d[wp.vec3], cdof: wp.array2d[wp.spatial_vector], inertias: wp.array2d[float],
-    rowadr: wp.array[int], rownnz: wp.array[int], colind: wp.array[int], qfrc_bias: wp.array2d[float],
-    ctrlrange: wp.array2d[wp.vec2], ctrl: wp.array2d[float],
-) -> None:  # fmt: skip
+    qvel: wp.array2d[float],
+    site_xpos: wp.array2d[wp.vec3],
+    site_xmat: wp.array2d[wp.mat33],
+    subtree_com: wp.array2d[wp.vec3],
+    cdof: wp.array2d[wp.spatial_vector],
+    inertias: wp.array2d[float],
+    rowadr: wp.array[int],
+    rownnz: wp.array[int],
+    colind: wp.array[int],
+    qfrc_bias: wp.array2d[float],
+    ctrlrange: wp.array2d[wp.vec2],
+    ctrl: wp.array2d[float],
+) -> None:
     """Write the commands [W, nu] of one substep of the active worlds; the goal is set at the control step's first."""
     w = wp.tid()
     if active[w] == 0:
@@ -242,9 +260,15 @@ def control(
         if turn_by[0] != real(0.0) or turn_by[1] != real(0.0) or turn_by[2] != real(0.0):
             memory.goal_orientation[w] = turned(orientation, turn_by)
     push = torques(
-        inertia, jacobian, position, orientation, memory.goal_position[w], memory.goal_orientation[w],
-        posture_error, velocity,
-    )  # fmt: skip
+        inertia,
+        jacobian,
+        position,
+        orientation,
+        memory.goal_position[w],
+        memory.goal_orientation[w],
+        posture_error,
+        velocity,
+    )
     shared = wp.min(w, ctrlrange.shape[0] - 1)
     for i in range(ARM):
         bounds = ctrlrange[shared, arm.actuator[i]]
@@ -280,9 +304,15 @@ def find_touches(
 
 @wp.func
 def holds(
-    goal: Goal, p: int, w: int, qpos: wp.array2d[float], xpos: wp.array2d[wp.vec3], site_xpos: wp.array2d[wp.vec3],
-    site_xmat: wp.array2d[wp.mat33], touches: wp.array2d[int],
-) -> bool:  # fmt: skip
+    goal: Goal,
+    p: int,
+    w: int,
+    qpos: wp.array2d[float],
+    xpos: wp.array2d[wp.vec3],
+    site_xpos: wp.array2d[wp.vec3],
+    site_xmat: wp.array2d[wp.mat33],
+    touches: wp.array2d[int],
+) -> bool:
     """Whether proposition p is true in world w, see predicates.holds."""
     kind = goal.kind[p]
     if kind == JOINT_ANY or kind == JOINT_ALL:  # noqa: SIM109 - warp has no membership
@@ -319,11 +349,22 @@ def holds(
 
 @wp.kernel
 def judge(
-    goal: Goal, stop_on_success: int, qpos: wp.array2d[float], qvel: wp.array2d[float], xpos: wp.array2d[wp.vec3],
-    site_xpos: wp.array2d[wp.vec3], site_xmat: wp.array2d[wp.mat33], touches: wp.array2d[int], overflow: wp.array[int],
-    left: wp.array[int], active: wp.array[int], executed: wp.array[int], success: wp.array[int],
-    diverged: wp.array[int], achieved: wp.array2d[int],
-) -> None:  # fmt: skip
+    goal: Goal,
+    stop_on_success: int,
+    qpos: wp.array2d[float],
+    qvel: wp.array2d[float],
+    xpos: wp.array2d[wp.vec3],
+    site_xpos: wp.array2d[wp.vec3],
+    site_xmat: wp.array2d[wp.mat33],
+    touches: wp.array2d[int],
+    overflow: wp.array[int],
+    left: wp.array[int],
+    active: wp.array[int],
+    executed: wp.array[int],
+    success: wp.array[int],
+    diverged: wp.array[int],
+    achieved: wp.array2d[int],
+) -> None:
     """End of a control step: of the active worlds, which blew up, which are at their goal, which go on.
 
     `executed` counts the control steps of the chunk, of which a world runs `left`; `achieved` [W, P] are the

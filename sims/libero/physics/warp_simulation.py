@@ -36,9 +36,15 @@ KINDS = {"in": kernels.IN, "on_object": kernels.ON_OBJECT, "on_site": kernels.ON
 STATE = ("qpos", "qvel", "qacc_warmstart")  # of mujoco_warp's data
 PLACES = ("body_pos", "body_quat")  # of its model, one per world
 MEMORY = (
-    "goal_orientation", "posture", "gripper", "fresh", "start_position", "start_orientation", "start_jacobian",
+    "goal_orientation",
+    "posture",
+    "gripper",
+    "fresh",
+    "start_position",
+    "start_orientation",
+    "start_jacobian",
     "start_inertia",
-)  # of the controller  # fmt: skip
+)  # of the controller
 
 
 class WarpSimulation:
@@ -255,11 +261,22 @@ class Worlds:
         jacobian, inertia = arm_matrices(model, data, scene)
         orientation = data.site_xmat[scene.grip_site].reshape(3, 3).copy()
         nominal = {name: getattr(scene.model, name) for name in self.varied}
-        return state._asdict() | nominal | dict(state.drawn or {}) | {
-            "qacc_warmstart": np.zeros(model.nv), "posture": posture, "gripper": np.zeros(2), "fresh": 1,
-            "start_position": data.site_xpos[scene.grip_site].copy(), "start_orientation": orientation,
-            "goal_orientation": orientation, "start_jacobian": jacobian, "start_inertia": inertia,
-        }  # fmt: skip
+        return (
+            state._asdict()
+            | nominal
+            | dict(state.drawn or {})
+            | {
+                "qacc_warmstart": np.zeros(model.nv),
+                "posture": posture,
+                "gripper": np.zeros(2),
+                "fresh": 1,
+                "start_position": data.site_xpos[scene.grip_site].copy(),
+                "start_orientation": orientation,
+                "goal_orientation": orientation,
+                "start_jacobian": jacobian,
+                "start_inertia": inertia,
+            }
+        )
 
     def _tensors(self, states: Sequence[dict[str, ArrayLike]]) -> dict[str, Tensor]:
         """The `states` [n] as tensors [n, ...] on the device."""
@@ -322,11 +339,27 @@ class Worlds:
             wp.launch(
                 kernels.control,
                 self.count,
-                [int(substep == 0), self._arm, self._memory, flags["active"], self._action, data.qpos, data.qvel,
-                 data.site_xpos, data.site_xmat, data.subtree_com, data.cdof, data.M, model.M_rowadr, model.M_rownnz,
-                 model.M_colind, data.qfrc_bias, model.actuator_ctrlrange],
+                [
+                    int(substep == 0),
+                    self._arm,
+                    self._memory,
+                    flags["active"],
+                    self._action,
+                    data.qpos,
+                    data.qvel,
+                    data.site_xpos,
+                    data.site_xmat,
+                    data.subtree_com,
+                    data.cdof,
+                    data.M,
+                    model.M_rowadr,
+                    model.M_rownnz,
+                    model.M_colind,
+                    data.qfrc_bias,
+                    model.actuator_ctrlrange,
+                ],
                 [data.ctrl],
-            )  # fmt: skip
+            )
             mujoco_warp.step2(model, data)
         for name in STATE:
             state = getattr(data, name)
@@ -337,10 +370,21 @@ class Worlds:
         wp.launch(
             kernels.judge,
             self.count,
-            [self._goal, int(stop_on_success), data.qpos, data.qvel, data.xpos, data.site_xpos, data.site_xmat,
-             self._touches, data.overflow, flags["left"], flags["active"]],
+            [
+                self._goal,
+                int(stop_on_success),
+                data.qpos,
+                data.qvel,
+                data.xpos,
+                data.site_xpos,
+                data.site_xmat,
+                self._touches,
+                data.overflow,
+                flags["left"],
+                flags["active"],
+            ],
             [flags["executed"], flags["success"], flags["diverged"], self._achieved],
-        )  # fmt: skip
+        )
 
     def _rest(self, blown: Tensor, before: Tensor) -> None:
         """Put worlds that are `blown` [W, 1] up to their `before` [W, nq], at rest; fixtures and controllers stay."""

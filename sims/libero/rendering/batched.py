@@ -59,9 +59,7 @@ class _View:
         visual = build_scene(scene.task, scene.assets, visuals=True).model
         check_names(visual, names)
         self._fields = (*PLACES, *(name for name in worlds.varied if name in CARRIED + COLOURS))
-        self._traced = Traced(
-            visual, names, width, height, film=False, worlds=worlds.count, batched=self._fields
-        )  # fmt: skip
+        self._traced = Traced(visual, names, width, height, film=False, worlds=worlds.count, batched=self._fields)
         model, data = self._traced.model, self._traced.data
         self._targets = {name: warp.to_torch(getattr(model, name)) for name in self._fields}
         self._targets["qpos"] = warp.to_torch(data.qpos)

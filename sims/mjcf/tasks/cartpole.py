@@ -47,9 +47,7 @@ class Cartpole(Mdp):
     def observe(self, now: Moment) -> dict[str, Tensor]:
         """Where everything is and how it moves."""
         angle = now.qpos[:, 1:]
-        return {
-            "position": now.qpos[:, :1], "angle": torch.cat((angle.cos(), angle.sin()), 1), "velocity": now.qvel
-        }  # fmt: skip
+        return {"position": now.qpos[:, :1], "angle": torch.cat((angle.cos(), angle.sin()), 1), "velocity": now.qvel}
 
     def update(self, now: Moment) -> dict[str, Tensor]:
         """For how long the pole has been up."""

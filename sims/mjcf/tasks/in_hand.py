@@ -70,10 +70,15 @@ class InHand(Mdp):
         """The fingers' joints, and the cube's pose; sides that look alike are alike: four times the heading."""
         heading = 4.0 * self._heading(now)
         return {
-            "joint_position": now.qpos[:, :12], "joint_velocity": now.qvel[:, :12], "previous_action": now.action,
-            "place": now.sensor("place"), "side": torch.stack((heading.cos(), heading.sin()), 1),
-            "top": now.sensor("top"), "velocity": now.sensor("velocity"), "rate": now.sensor("rate"),
-        }  # fmt: skip
+            "joint_position": now.qpos[:, :12],
+            "joint_velocity": now.qvel[:, :12],
+            "previous_action": now.action,
+            "place": now.sensor("place"),
+            "side": torch.stack((heading.cos(), heading.sin()), 1),
+            "top": now.sensor("top"),
+            "velocity": now.sensor("velocity"),
+            "rate": now.sensor("rate"),
+        }
 
     def update(self, now: Moment) -> dict[str, Tensor]:
         """By how much the cube was turned in this step, per second, and in all."""

@@ -69,9 +69,13 @@ class Lift(Mdp):
         w, x, y, z = now.qpos[:, 9:13].unbind(1)
         heading = torch.stack((1.0 - 2.0 * (y * y + z * z), 2.0 * (x * y + w * z)), 1)
         return {
-            "joint_position": now.qpos[:, :6], "joint_velocity": now.qvel[:, :6], "cube": now.sensor("cube"),
-            "cube_heading": heading, "error": self._error(now), "touch": self._touch(now),
-        }  # fmt: skip
+            "joint_position": now.qpos[:, :6],
+            "joint_velocity": now.qvel[:, :6],
+            "cube": now.sensor("cube"),
+            "cube_heading": heading,
+            "error": self._error(now),
+            "touch": self._touch(now),
+        }
 
     def reward(self, now: Moment) -> Tensor:
         """For reaching the cube, for holding it between the fingers, and for how high it then is."""

@@ -116,11 +116,15 @@ class Quadruped(Mdp):
     def observe(self, now: Moment) -> dict[str, Tensor]:
         """What the robot measures and is told, and for the critic which feet touch the ground."""
         return {
-            "linear_velocity": now.sensor("linear_velocity"), "angular_velocity": now.sensor("angular_velocity"),
-            "gravity": gravity(now.qpos[:, 3:7]), "command": now.memory["command"],
-            "joint_position": now.qpos[:, 7:] - now.qpos.new_tensor(STANCE), "joint_velocity": now.qvel[:, 6:],
-            "previous_action": now.action, "contact": self._contact(now),
-        }  # fmt: skip
+            "linear_velocity": now.sensor("linear_velocity"),
+            "angular_velocity": now.sensor("angular_velocity"),
+            "gravity": gravity(now.qpos[:, 3:7]),
+            "command": now.memory["command"],
+            "joint_position": now.qpos[:, 7:] - now.qpos.new_tensor(STANCE),
+            "joint_velocity": now.qvel[:, 6:],
+            "previous_action": now.action,
+            "contact": self._contact(now),
+        }
 
     def disturb(self, now: Moment) -> Tensor | None:
         """A push now and then."""

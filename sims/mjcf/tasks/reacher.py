@@ -49,10 +49,11 @@ class Reacher(Mdp):
         """
         elbow = now.qpos[:, 1:]
         return {
-            "elbow": torch.cat((elbow.cos(), elbow.sin()), 1), "velocity": now.qvel,
+            "elbow": torch.cat((elbow.cos(), elbow.sin()), 1),
+            "velocity": now.qvel,
             "target": _seen_from(now.qpos[:, 0], now.mocap_pos[:, 0, :2]),
             "error": _seen_from(now.qpos[:, 0], self._error(now)),
-        }  # fmt: skip
+        }
 
     def reward(self, now: Moment) -> Tensor:
         """For being near, with little torque."""

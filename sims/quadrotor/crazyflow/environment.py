@@ -56,9 +56,12 @@ class CrazyflowEnvironment(QuadrotorEnvironment):
         hover = hover_speed(parameters(list(airframe))).numpy()
         highest = airframe[PARAMETERS.index("speed_max_rpm")].numpy()
         given = {
-            "pos": state[:3] + np.array([[0.0], [0.0], [LIFT_M]]), "quat": state[[4, 5, 6, 3]], "vel": state[7:10],
-            "ang_vel": state[10:13], "rotor_vel": (state[13:17] + hover) * highest,
-        }  # fmt: skip
+            "pos": state[:3] + np.array([[0.0], [0.0], [LIFT_M]]),
+            "quat": state[[4, 5, 6, 3]],
+            "vel": state[7:10],
+            "ang_vel": state[10:13],
+            "rotor_vel": (state[13:17] + hover) * highest,
+        }
         command = (action[:, :count].double().numpy().clip(-1.0, 1.0) + 1.0) / 2.0 * highest
         force, torque = self._disturbance[:6, :count].double().numpy().reshape(2, 3, count)
         found = self._step(given, command, force, torque, airframe.numpy())
@@ -86,9 +89,13 @@ def _control_step(num_envs: int, *, effects: bool) -> Any:  # noqa: ANN401 - a f
         raise UserError(f"{error.name} is not installed, which sim=crazyflow needs; leave out task.python") from error
     jax.config.update("jax_enable_x64", True)
     sim = Sim(
-        n_worlds=num_envs, drone=Drone(DRONE), dynamics=Dynamics.first_principles, control=Control.rotor_vel,
-        freq=FREQUENCY_HZ, integrator=Integrator.default if effects else Integrator.rk4,
-    )  # fmt: skip
+        n_worlds=num_envs,
+        drone=Drone(DRONE),
+        dynamics=Dynamics.first_principles,
+        control=Control.rotor_vel,
+        freq=FREQUENCY_HZ,
+        integrator=Integrator.default if effects else Integrator.rk4,
+    )
     for stage in ("clip_rotor_vel_cmd", "clip_floor_pos"):  # limits of its own drone; a floor that hover has not
         sim.step_pipeline.pop(stage)
     one_step, base = sim.build_step_fn(), sim.data
@@ -100,9 +107,10 @@ def _control_step(num_envs: int, *, effects: bool) -> Any:  # noqa: ANN401 - a f
         rows = {key: values.T[:, None] for key, values in given.items()}
         states = base.states.replace(**rows, force=force.T[:, None], torque=jnp.zeros_like(force.T[:, None]))
         data = base.replace(
-            states=states, params=base.params.replace(**_params(jnp, airframe), **kept),
+            states=states,
+            params=base.params.replace(**_params(jnp, airframe), **kept),
             controls=base.controls.replace(rotor_vel=command.T[:, None]),
-        )  # fmt: skip
+        )
         for _ in range(SUBSTEPS):  # its torques are the world's, ours the body's
             turned = Rotation.from_quat(data.states.quat[:, 0]).apply(torque.T)
             data = one_step(data.replace(states=data.states.replace(torque=turned[:, None])), n_steps=1)
@@ -123,9 +131,13 @@ def _params(jnp: Any, rows: Any) -> dict[str, Any]:  # noqa: ANN401 - jax's
     rise, fall, zero = 1.0 / frame.lag_rise_s, 1.0 / frame.lag_fall_s, jnp.zeros_like(highest)
     arms = (jnp.array(ROLL) * frame.arm_y_m[..., None], jnp.array(PITCH) * frame.arm_x_m[..., None])
     return {
-        "mass": frame.mass_kg[..., None], "L": jnp.ones_like(highest)[..., None], "J": inertia,
-        "J_inv": jnp.linalg.inv(inertia), "gravity_vec": jnp.array([0.0, 0.0, -GRAVITY]), "rpm2thrust": thrust,
+        "mass": frame.mass_kg[..., None],
+        "L": jnp.ones_like(highest)[..., None],
+        "J": inertia,
+        "J_inv": jnp.linalg.inv(inertia),
+        "gravity_vec": jnp.array([0.0, 0.0, -GRAVITY]),
+        "rpm2thrust": thrust,
         "rpm2torque": thrust * frame.torque_per_thrust_m[..., None, None],
         "mixing_matrix": jnp.stack((*arms, jnp.array(YAW) + zero[..., None]), -2),
         "rotor_dyn_coef": jnp.stack((rise, zero, fall, zero), -1)[:, :, None],
-    }  # fmt: skip
+    }

@@ -64,8 +64,10 @@ class Hover:
     INSTRUCTION: ClassVar[str] = "hover at the origin"
     OBSERVED: ClassVar[Mapping[str, TensorSpec]] = {
         "position": TensorSpec((3,), unit="m", frame="world", names=AXES),
-        "rotation": ROTATION, "velocity": VELOCITY, "angular_velocity": ANGULAR_VELOCITY,
-    }  # fmt: skip
+        "rotation": ROTATION,
+        "velocity": VELOCITY,
+        "angular_velocity": ANGULAR_VELOCITY,
+    }
     PLAN: ClassVar[int] = 0
     MEMORY: ClassVar[int] = 1
 

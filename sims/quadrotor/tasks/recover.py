@@ -47,8 +47,10 @@ class Recover(Hover):
 
     INSTRUCTION: ClassVar[str] = "recover from a throw and hover at the origin"
     OBSERVED: ClassVar[Mapping[str, TensorSpec]] = {
-        "rotation": ROTATION, "velocity": VELOCITY, "angular_velocity": ANGULAR_VELOCITY,
-    }  # fmt: skip
+        "rotation": ROTATION,
+        "velocity": VELOCITY,
+        "angular_velocity": ANGULAR_VELOCITY,
+    }
     MEMORY: ClassVar[int] = 1
 
     def initial(self, key: Sequence[Value], airframe: Airframe, plan: Rows) -> Rows:

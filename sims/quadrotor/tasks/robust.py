@@ -115,9 +115,15 @@ class RobustHover(Hover):
 
 
 DISTURBED = RobustHover(
-    noise_velocity_m_s=Hover.noise_velocity_m_s, noise_angular_velocity_rad_s=Hover.noise_angular_velocity_rad_s,
-    take_off_share=0.0, take_over_share=0.0, ground_m=0.0, wind_m_s=0.0, bias_velocity_m_s=0.0, bias_attitude_rad=0.0,
-)  # fmt: skip
+    noise_velocity_m_s=Hover.noise_velocity_m_s,
+    noise_angular_velocity_rad_s=Hover.noise_angular_velocity_rad_s,
+    take_off_share=0.0,
+    take_over_share=0.0,
+    ground_m=0.0,
+    wind_m_s=0.0,
+    bias_velocity_m_s=0.0,
+    bias_attitude_rad=0.0,
+)
 """`Hover`, to which single effects can be added."""
 
 

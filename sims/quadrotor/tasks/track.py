@@ -69,10 +69,12 @@ class Track(Hover):
         "velocity_error": VELOCITY,
         "angular_velocity": ANGULAR_VELOCITY,
         "position_error_ahead": TensorSpec(
-            (3 * len(AHEAD_S),), unit="m", frame="world",
+            (3 * len(AHEAD_S),),
+            unit="m",
+            frame="world",
             names=tuple(f"{axis}_{round(1000 * ahead)}_ms" for ahead in AHEAD_S for axis in AXES),
         ),
-    }  # fmt: skip
+    }
     PLAN: ClassVar[int] = 3 * SINES
     MEMORY: ClassVar[int] = 1
 

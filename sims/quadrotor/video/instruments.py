@@ -79,19 +79,24 @@ def instruments(
 ) -> Instruments:
     """What is shown of environment `row`; `found` are the states of the gates, `first` the first one of a lap."""
     common = {
-        "time_s": DT_S * float(seen.steps[row]), "speed_m_s": float(np.linalg.norm(seen.velocity[row])),
-        "speed_full_m_s": around.speed_full_m_s, "rotors": seen.speeds[row], "commanded": seen.commands[row],
+        "time_s": DT_S * float(seen.steps[row]),
+        "speed_m_s": float(np.linalg.norm(seen.velocity[row])),
+        "speed_full_m_s": around.speed_full_m_s,
+        "rotors": seen.speeds[row],
+        "commanded": seen.commands[row],
         "won": bool(seen.won[row]),
-    }  # fmt: skip
+    }
     ended, memory = bool(seen.terminated[row] or seen.truncated[row]), seen.memory[row]
     if isinstance(mdp, Race):
         laps, order = round(float(memory[1])), [(first + number) % len(found) for number in range(len(found))]
         taken = DT_S * np.diff(before.laps)
         return Instruments(
-            **common, title=f"lap {min(laps + 1, round(float(mdp.laps)))} of {mdp.laps:.0f}",
+            **common,
+            title=f"lap {min(laps + 1, round(float(mdp.laps)))} of {mdp.laps:.0f}",
             pips=tuple(found[number].colour for number in order),
-            below=f"last lap {taken[-1]:.2f} s" if len(taken) else "", ending=_race_ending(mdp, seen, row, found),
-        )  # fmt: skip
+            below=f"last lap {taken[-1]:.2f} s" if len(taken) else "",
+            ending=_race_ending(mdp, seen, row, found),
+        )
     if isinstance(mdp, Recover):
         tilt = math.degrees(math.acos(min(max(float(seen.rotation[row][2, 2]), -1.0), 1.0)))
         calm = f"calm since {DT_S * float(memory[0]):.2f} s" if memory[0] > 0.5 else ""

@@ -72,9 +72,15 @@ def scenery(env: QuadrotorEnvironment, row: int, arm_m: float) -> Scenery:
         return Scenery(-float(env.mdp.position_limit_m), 1.0, 2.0, max(0.16, arm_m), 6.0)
     still = np.zeros((env.step_limit + 1, 3))
     return Scenery(
-        env.options.ground_z_m, 0.25, 1.0, max(0.07, arm_m), 2.0, goal=still, goal_name="from the goal",
+        env.options.ground_z_m,
+        0.25,
+        1.0,
+        max(0.07, arm_m),
+        2.0,
+        goal=still,
+        goal_name="from the goal",
         rotors=int(env.airframe.rotors) if env.airframe else 4,
-    )  # fmt: skip
+    )
 
 
 def reference(env: QuadrotorEnvironment, row: int) -> Array:

@@ -67,9 +67,13 @@ def rooms(
         placed[rows] += 1
     pose = np.concatenate((start, rng.uniform(-np.pi, np.pi, (count, 1))), 1)
     return {
-        "circles": circles, "segments": segments, "pose": pose, "route": goal[:, None],
-        "length_m": np.linalg.norm(goal - start, axis=1), "speed_m_s": np.zeros(count),
-    }  # fmt: skip
+        "circles": circles,
+        "segments": segments,
+        "pose": pose,
+        "route": goal[:, None],
+        "length_m": np.linalg.norm(goal - start, axis=1),
+        "speed_m_s": np.zeros(count),
+    }
 
 
 def _partitions(rng: np.random.Generator, count: int, half_m: float, share: float) -> tuple[Array, Array]:

@@ -48,10 +48,13 @@ def tracks(
     at = line[:, 0] + (aside * wide)[:, None] * normal[:, 0]
     heading = np.arctan2(tangent[:, 0, 1], tangent[:, 0, 0]) + turned
     return {
-        "circles": np.full((count, 1, 3), FAR_M) * [1.0, 1.0, 0.0], "segments": segments,
-        "pose": np.concatenate((at, heading[:, None]), 1), "route": line,
-        "length_m": np.linalg.norm(edge, axis=-1).sum(1), "speed_m_s": rng.uniform(0.0, SPEED_M_S, count),
-    }  # fmt: skip
+        "circles": np.full((count, 1, 3), FAR_M) * [1.0, 1.0, 0.0],
+        "segments": segments,
+        "pose": np.concatenate((at, heading[:, None]), 1),
+        "route": line,
+        "length_m": np.linalg.norm(edge, axis=-1).sum(1),
+        "speed_m_s": rng.uniform(0.0, SPEED_M_S, count),
+    }
 
 
 def _lines(rng: np.random.Generator, radius_m: Array) -> Array:

@@ -59,9 +59,15 @@ def test_chunks_of_one_step_equal_ordinary_gae() -> None:
     reward, value, following = torch.randn(5, 3), torch.randn(5, 3), torch.randn(5, 3)
     ended = torch.rand(5, 3) < 0.3
     advantage, _ = gae(
-        reward.unsqueeze(-1), torch.ones(5, 3, 1, dtype=torch.bool), ended, torch.zeros_like(ended), value, following,
-        discount=0.9, gae_lambda=0.8,
-    )  # fmt: skip
+        reward.unsqueeze(-1),
+        torch.ones(5, 3, 1, dtype=torch.bool),
+        ended,
+        torch.zeros_like(ended),
+        value,
+        following,
+        discount=0.9,
+        gae_lambda=0.8,
+    )
     for env in range(3):
         carried = 0.0
         for t in reversed(range(5)):

@@ -20,9 +20,15 @@ from policies.recurrent import RecurrentConfig
 from tests.embodied.windy_reach import WindyReach
 
 CONFIG = DistillationConfig(
-    MLPConfig(hidden=[32]), BPTTConfig(rollout_length=6, learning_rate=1e-2, terminal_weight=1.0), privileged=["wind"],
-    teacher_steps=30_000, rollout_length=24, epochs=4, minibatch=32, learning_rate=5e-3,
-)  # fmt: skip
+    MLPConfig(hidden=[32]),
+    BPTTConfig(rollout_length=6, learning_rate=1e-2, terminal_weight=1.0),
+    privileged=["wind"],
+    teacher_steps=30_000,
+    rollout_length=24,
+    epochs=4,
+    minibatch=32,
+    learning_rate=5e-3,
+)
 STUDENT = RecurrentConfig(hidden=[8], encoder=8, memory=8, initial_std=0.05)
 
 

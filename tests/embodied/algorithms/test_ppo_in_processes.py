@@ -44,9 +44,13 @@ def half(rollout: Rollout, rank: int) -> Rollout:
     rows = rollout.final_rows[mine] // count * (count // 2) + env[mine] - columns.start
     last, final = rollout.last_observation[columns], rollout.final_observation[mine]
     return replace(
-        rollout, **parts, last_observation=last, task_index=rollout.task_index[columns], final_rows=rows,
+        rollout,
+        **parts,
+        last_observation=last,
+        task_index=rollout.task_index[columns],
+        final_rows=rows,
         final_observation=final,
-    )  # fmt: skip
+    )
 
 
 def averaged(learner: PPO, world: Two) -> None:

@@ -85,9 +85,14 @@ def moving(places: Tensor) -> Rollout:
     found, shape = rollout(places.shape[1], len(places) - 1), (len(places) - 1, places.shape[1])
     nowhere = torch.zeros(shape, dtype=torch.bool)
     return replace(
-        found, observation=seen[:-1], last_observation=seen[-1], final_observation=None, final_rows=None,
-        terminated=nowhere, truncated=nowhere,
-    )  # fmt: skip
+        found,
+        observation=seen[:-1],
+        last_observation=seen[-1],
+        final_observation=None,
+        final_rows=None,
+        terminated=nowhere,
+        truncated=nowhere,
+    )
 
 
 def test_the_model_tells_how_far_an_episode_is() -> None:

@@ -38,11 +38,12 @@ def test_an_episode_is_represented_from_its_first_to_its_last_observation() -> N
 def test_what_counts_is_the_change_since_the_beginning_of_all_numbers() -> None:
     seen = TensorDict(
         {
-            "b": torch.tensor([[[5.0], [7.0]]]), "a": torch.tensor([[[1.0, 1.0], [1.0, 4.0]]]),
+            "b": torch.tensor([[[5.0], [7.0]]]),
+            "a": torch.tensor([[[1.0, 1.0], [1.0, 4.0]]]),
             "picture": torch.ones(1, 2, 3, dtype=torch.uint8),
         },
         [1, 2],
-    )  # fmt: skip
+    )
     assert changes(seen).tolist() == [[0.0, 0.0, 0.0, 0.0, 3.0, 2.0]]
 
 

@@ -39,10 +39,12 @@ def test_by_hand() -> None:
     assert scale() == 1.0
     scale.add(
         rollout(
-            [[0.0, 2.0], [2.0, 0.0], [0.0, 0.0], [-2.0, 0.0], [-2.0, 0.0], [-2.0, 0.0]], [2, 1, 2, 2, 2, 2],
-            [False, True, False, False, False, False], [False, False, True, False, False, False],
+            [[0.0, 2.0], [2.0, 0.0], [0.0, 0.0], [-2.0, 0.0], [-2.0, 0.0], [-2.0, 0.0]],
+            [2, 1, 2, 2, 2, 2],
+            [False, True, False, False, False, False],
+            [False, False, True, False, False, False],
         )
-    )  # fmt: skip
+    )
     # .9 * 2 and .81 * 2; 2 ends the episode; nothing until its limit; -2 three times
     returns = torch.tensor([3.42, 2.0, 0.0, -2.0 - 0.81 * 3.62, -3.62, -2.0])
     assert scale() == pytest.approx(1.0 / float(returns.std(correction=0)))

@@ -40,11 +40,15 @@ def apart(episodes: Episodes) -> list[Episodes]:
         rows, begin = episodes.episode == number, int(episodes.ends[number - 1]) if number else 0
         found.append(
             Episodes(
-                episodes.observation[rows], episodes.first[rows] - begin, episodes.actions[begin:end],
-                episodes.reward[begin:end], episodes.human[begin:end], torch.tensor([end - begin]),
+                episodes.observation[rows],
+                episodes.first[rows] - begin,
+                episodes.actions[begin:end],
+                episodes.reward[begin:end],
+                episodes.human[begin:end],
+                torch.tensor([end - begin]),
                 *(each[number : number + 1] for each in (episodes.terminated, episodes.success, episodes.task_index)),
             )
-        )  # fmt: skip
+        )
     return found
 
 

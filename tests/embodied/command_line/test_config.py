@@ -145,13 +145,19 @@ def test_published_weights_are_trained_at_the_rates_of_the_field(policy: str, ta
     def rates(*more: str) -> tuple[float, float, int, float]:
         config, _ = composed(f"task={task}", f"policy={policy}", f"algorithm={algorithm}", *more)
         return (
-            config.sft.learning_rate, config.sft.final_learning_rate, config.sft.warmup, config.algorithm.learning_rate
-        )  # fmt: skip
+            config.sft.learning_rate,
+            config.sft.final_learning_rate,
+            config.sft.warmup,
+            config.algorithm.learning_rate,
+        )
 
     assert rates("policy.weights=DIR") == (2.5e-5, 2.5e-6, 1000, 5e-6)
     assert rates("policy.weights=DIR", "sft.learning_rate=1e-4", "algorithm.learning_rate=2e-6") == (
-        1e-4, 2.5e-6, 1000, 2e-6
-    )  # fmt: skip
+        1e-4,
+        2.5e-6,
+        1000,
+        2e-6,
+    )
     scratch = rates()
     assert scratch == rates("policy.weights=null")
     assert min(scratch[0], scratch[3]) >= 2e-5

@@ -65,8 +65,9 @@ def test_every_combination_runs_in_a_folder_of_its_own(program: Path, capfd) -> 
     assert "| all of it/1 | seed=0, task=b | seed 0 |" in text
     compared = [line for line in text.splitlines() if "compare.py" in line]
     assert [line.partition("compare.py ")[2] for line in compared] == [
-        "'all of it/0' 'all of it/2'", "'all of it/1' 'all of it/3'"
-    ]  # fmt: skip
+        "'all of it/0' 'all of it/2'",
+        "'all of it/1' 'all of it/3'",
+    ]
 
 
 def test_folders_are_named_as_hydra_names_them(program: Path) -> None:

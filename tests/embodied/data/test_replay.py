@@ -110,10 +110,18 @@ def test_cut_all_at_once_chunks_are_those_cut_one_after_the_other(trial: int) ->
         rollout = random_rollout(draw, envs, int(torch.randint(1, 6, (), generator=draw)), executed)
         made, expected = episodes.add(rollout), reference.add(rollout)
         chunks = None if made is None else made.chunks(torch.arange(len(made)), horizon)
-        actual = [] if chunks is None else [
-            (row["observation", "x"].tolist(), row["actions"].flatten()[row["valid"]].tolist(), int(row["task_index"]))
-            for row in chunks
-        ]  # fmt: skip
+        actual = (
+            []
+            if chunks is None
+            else [
+                (
+                    row["observation", "x"].tolist(),
+                    row["actions"].flatten()[row["valid"]].tolist(),
+                    int(row["task_index"]),
+                )
+                for row in chunks
+            ]
+        )
         assert actual == expected
         if chunks is not None:
             assert (chunks["valid"][:, 1:] <= chunks["valid"][:, :-1]).all()

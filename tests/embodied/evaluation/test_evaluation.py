@@ -266,9 +266,11 @@ def test_what_a_watcher_sees_executed_are_the_episodes_that_count():
     seen = []
     env = ChaoticEnvironment(16)
     result = evaluate(
-        env, NetworkPolicy(), starts_per_task=4,
+        env,
+        NetworkPolicy(),
+        starts_per_task=4,
         watch=lambda env, chunk, transition: seen.append(int(transition.executed.sum())),
-    )  # fmt: skip
+    )
     assert sum(seen) == int(result.steps.sum())
 
 
@@ -288,19 +290,25 @@ class ToldEnvironment(ChaoticEnvironment):
         found = super().step(actions)
         ended, start = found.done, self.start
         return replace(
-            found, terminated=ended & (start != 1), truncated=ended & (start == 1), success=ended & (start == 5),
+            found,
+            terminated=ended & (start != 1),
+            truncated=ended & (start == 1),
+            success=ended & (start == 5),
             events={"lost": ended & (start == 2), "diverged": ended & ((start == 2) | (start == 3))},
             failures={"dropped": start == 4, "fell": start >= 4},
-        )  # fmt: skip
+        )
 
 
 def test_a_failure_has_the_first_reason_that_holds_and_its_start():
     found = evaluate(ToldEnvironment(6), NetworkPolicy(), starts_per_task=6)
     columns = {name: failed.any(0).nonzero().flatten().tolist() for name, failed in found.failures.items()}
     assert columns == {
-        "the simulator's process died": [2], "the simulation diverged": [3], "dropped": [4], "ended early": [0],
+        "the simulator's process died": [2],
+        "the simulation diverged": [3],
+        "dropped": [4],
+        "ended early": [0],
         "time-out": [1],
-    }  # fmt: skip
+    }
     told = replace(found, first_start=100).summary()["per_task"][1]["failures"]
     assert told["dropped"] == {"episodes": 1, "starts": [104]}
     assert sum(row["episodes"] for row in told.values()) == 5
@@ -335,9 +343,14 @@ class Costs(ChaoticEnvironment):
         self.frozen |= early
         cost = torch.where(self.start == 2, 2.0, 1.0)
         return replace(
-            found, reward=-cost.unsqueeze(1) * found.executed, terminated=early, truncated=self.frozen & ~early,
-            success=torch.zeros_like(early), events={"diverged": early}, has_success=False,
-        )  # fmt: skip
+            found,
+            reward=-cost.unsqueeze(1) * found.executed,
+            terminated=early,
+            truncated=self.frozen & ~early,
+            success=torch.zeros_like(early),
+            events={"diverged": early},
+            has_success=False,
+        )
 
 
 def test_an_episode_that_diverges_saves_no_costs():

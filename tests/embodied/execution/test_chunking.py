@@ -35,8 +35,11 @@ def test_blending_goes_over_linearly_from_what_is_frozen():
 def test_a_later_time_axis_begins_later():
     chunk = torch.arange(4.0).view(1, 4, 1)
     assert [shifted(chunk, steps).flatten().tolist() for steps in (0, 1, 3, 9)] == [
-        [0, 1, 2, 3], [1, 2, 3, 3], [3, 3, 3, 3], [3, 3, 3, 3],
-    ]  # fmt: skip
+        [0, 1, 2, 3],
+        [1, 2, 3, 3],
+        [3, 3, 3, 3],
+        [3, 3, 3, 3],
+    ]
 
 
 def test_time_in_control_steps():

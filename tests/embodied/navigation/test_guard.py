@@ -17,11 +17,14 @@ DRIVE = Drive(0.5, 0.4, 2.0, 2.0, 6.0, 0.1, ANGLES, range_m=6.0)
 WAYPOINTS = TensorSpec((4,), unit="m", frame="base", names=("x_0.5_m", "y_0.5_m", "x_1_m", "y_1_m"))
 CONTRACT = Contract(
     {
-        "lidar": TensorSpec((BEAMS,), unit="m"), "remembered": TensorSpec((BEAMS,), unit="m"),
-        "velocity": TensorSpec((2,), unit="m/s, rad/s"), "waypoints": WAYPOINTS,
+        "lidar": TensorSpec((BEAMS,), unit="m"),
+        "remembered": TensorSpec((BEAMS,), unit="m"),
+        "velocity": TensorSpec((2,), unit="m/s, rad/s"),
+        "waypoints": WAYPOINTS,
     },
-    TensorSpec((2,), unit="m/s, rad/s", names=("speed", "yaw_rate"), low=(0.0, -1.5), high=(1.0, 1.5)), 0.1,
-)  # fmt: skip
+    TensorSpec((2,), unit="m/s, rad/s", names=("speed", "yaw_rate"), low=(0.0, -1.5), high=(1.0, 1.5)),
+    0.1,
+)
 
 
 def seen(*walls_m: float, speed: float = 1.0, way: tuple[float, float] = (0.5, 0.8)) -> dict[str, torch.Tensor]:
@@ -30,10 +33,11 @@ def seen(*walls_m: float, speed: float = 1.0, way: tuple[float, float] = (0.5, 0
     ranges = [torch.where(cosines > 0.05, wall / cosines.clamp_min(0.05), 6.0).clamp_max(6.0) for wall in walls_m]
     count = len(walls_m)
     return {
-        "lidar": torch.stack(ranges), "remembered": torch.full((count, BEAMS), 6.0),
+        "lidar": torch.stack(ranges),
+        "remembered": torch.full((count, BEAMS), 6.0),
         "velocity": torch.tensor([[speed, 0.0]]).expand(count, 2).clone(),
         "waypoints": torch.tensor([[9.0, 9.0, *way]]).expand(count, 4).clone(),
-    }  # fmt: skip
+    }
 
 
 AHEAD = torch.tensor([[1.0, 0.0]])

@@ -136,8 +136,9 @@ def test_one_run_each_is_paired_on_the_same_starts_and_no_claim(tmp_path):
     assert comparison.notes[0].startswith("2 of 2 rows are a single seed")
     low, high = wilson(14, 20)
     assert comparison.rows[0].summary()["results"]["wide"] == {
-        "mean": {"mean": 0.7, "low": pytest.approx(low), "high": pytest.approx(high)}, "iqm": None,
-    }  # fmt: skip
+        "mean": {"mean": 0.7, "low": pytest.approx(low), "high": pytest.approx(high)},
+        "iqm": None,
+    }
     # as many successes, but of other starts: the difference is as large, and less certain
     run(tmp_path / "c", outcome(5, 6, first=4), algorithm={"epochs": 3})
     (other,) = compare([tmp_path / "a", tmp_path / "c"]).differences()

@@ -17,9 +17,14 @@ def gained(over: str, difference: float, spread: float = 0.03, **more: object) -
 
 def record(evaluations: list, gains: list | None = None, assets: str | None = "official") -> dict:
     return {
-        "task": "libero_pick", "assets": assets, "distributions": ["wide", "official"], "env_steps": 90_000,
-        "episodes": 1500, "evaluations": evaluations, "gains": gains or [],
-    }  # fmt: skip
+        "task": "libero_pick",
+        "assets": assets,
+        "distributions": ["wide", "official"],
+        "env_steps": 90_000,
+        "episodes": 1500,
+        "evaluations": evaluations,
+        "gains": gains or [],
+    }
 
 
 def test_a_gain_over_sft_and_its_control():

@@ -51,8 +51,11 @@ def test_json_holds_what_the_documentation_promises(tmp_path):
     assert record["gains_over_better"] == [{key: each for key, each in over_control.items() if key != "per_task"}]
     butter = outcome(10).of_task(1).gain_over(outcome(5).of_task(1))
     assert over_control["per_task"][1] == {
-        "task": "pick_butter", "difference": butter.difference, "low": butter.low, "high": butter.high
-    }  # fmt: skip
+        "task": "pick_butter",
+        "difference": butter.difference,
+        "low": butter.low,
+        "high": butter.high,
+    }
     assert butter.difference == pytest.approx(0.5)
 
 

@@ -252,9 +252,12 @@ class Diverging(Reach):
         broken = (self.steps > 2) & (torch.arange(self.num_envs) == 0)
         self.frozen |= broken
         return replace(
-            found, reward=-found.executed.float(), terminated=found.terminated | broken,
-            truncated=found.truncated & ~broken, events={"diverged": broken},
-        )  # fmt: skip
+            found,
+            reward=-found.executed.float(),
+            terminated=found.terminated | broken,
+            truncated=found.truncated & ~broken,
+            events={"diverged": broken},
+        )
 
 
 def test_a_decision_that_the_simulation_did_not_survive_is_not_the_policys() -> None:
@@ -275,9 +278,19 @@ def test_only_decisions_that_were_simulated_get_advantages() -> None:
     none = torch.zeros(2, 1, dtype=torch.bool)
     ends = torch.tensor([[False], [True]])
     rollout = Rollout(
-        TensorDict({}, [2, 1]), TensorDict({}, [1]), torch.zeros(2, 1, 1, 1), TensorDict({}, [2, 1]),
-        torch.zeros(2, 1, 1), reward, executed, ends, none, none, torch.zeros(1), events={"diverged": ends},
-    )  # fmt: skip
+        TensorDict({}, [2, 1]),
+        TensorDict({}, [1]),
+        torch.zeros(2, 1, 1, 1),
+        TensorDict({}, [2, 1]),
+        torch.zeros(2, 1, 1),
+        reward,
+        executed,
+        ends,
+        none,
+        none,
+        torch.zeros(1),
+        events={"diverged": ends},
+    )
     seen = (reward, executed, ends, rollout.cut, value, torch.full((2, 1), -5.0))
     advantage, _ = gae(*seen, discount=1.0, gae_lambda=1.0)
     assert float(advantage[0]) == -1.0  # -1 - 5 + 5: not the 5 that an early end would save

@@ -15,9 +15,14 @@ from embodied.saving import checkpoint
 from embodied.saving.publishing import push
 
 RUN = [
-    "task=quadrotor_hover", "num_envs=16", "env_steps=2000", "evaluation_starts=4", "evaluation_envs=4", "video=false",
+    "task=quadrotor_hover",
+    "num_envs=16",
+    "env_steps=2000",
+    "evaluation_starts=4",
+    "evaluation_envs=4",
+    "video=false",
     "threads=1",
-]  # fmt: skip
+]
 
 
 @pytest.fixture(scope="module")

@@ -166,9 +166,11 @@ def test_the_same_tree_is_the_same_file(tmp_path):
 def test_a_copy_shares_no_memory(device: str | None):
     def made() -> dict:
         return {
-            "tensor": torch.zeros(2), "array": np.zeros(2), "number": 1,
+            "tensor": torch.zeros(2),
+            "array": np.zeros(2),
+            "number": 1,
             "nested": [(torch.zeros(2), {"deep": np.zeros(2)}), TensorDict({"row": torch.zeros(2)}, [2])],
-        }  # fmt: skip
+        }
 
     tree = made()
     copy = copy_tree(tree, device)

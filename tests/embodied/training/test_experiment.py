@@ -106,9 +106,15 @@ def trainer(
 ) -> Experiment:
     algorithm, _, beside = algorithm.partition(", ")
     config = ExperimentConfig(
-        num_envs=8, env_steps=iterations * 80, checkpoint_every=2, evaluation_starts=6, evaluation_envs=4, video=False,
-        sft=SFT_CONFIG, overlap=beside == "overlap",
-    )  # fmt: skip
+        num_envs=8,
+        env_steps=iterations * 80,
+        checkpoint_every=2,
+        evaluation_starts=6,
+        evaluation_envs=4,
+        video=False,
+        sft=SFT_CONFIG,
+        overlap=beside == "overlap",
+    )
     task = ScratchTask() if algorithm in SCRATCH else ReachTask()
     policy = STUDENT if algorithm == "distillation" else POLICY
     record = {"values": {"env_steps": config.env_steps, "seed": seed, "video": False}}
@@ -173,8 +179,11 @@ def test_what_rl_is_compared_with_and_other_wordings_may_run_fewer_starts(tmp_pa
     run.config.comparison_starts = 2
     record = run.run().to_dict()
     assert {(row["stage"], row["distribution"]): row["episodes"] for row in record["evaluations"]} == {
-        ("sft", "wide"): 4, ("sft_control", "wide"): 4, ("rl", "wide"): 12, ("rl", "wide:held_out"): 4,
-    }  # fmt: skip
+        ("sft", "wide"): 4,
+        ("sft_control", "wide"): 4,
+        ("rl", "wide"): 12,
+        ("rl", "wide:held_out"): 4,
+    }
     record["evaluations"] = [row for row in record["evaluations"] if row["distribution"] == "wide"]
     rows = {row["stage"]: [each["outcomes"].split() for each in row["per_task"]] for row in record["evaluations"]}
     won = [rl[start] > sft[start] for sft, rl in zip(rows["sft"], rows["rl"], strict=True) for start in range(2)]

@@ -34,9 +34,15 @@ def no_curves(monkeypatch):
 def run(directory: Path, every: int | str | None, algorithm: str = "ppo", kind: type[Experiment] = Experiment) -> Path:
     """A run with evaluations `every` so many steps, continued until it is done."""
     config = ExperimentConfig(
-        num_envs=8, env_steps=STEPS, checkpoint_every=2, evaluation_starts=6, evaluation_envs=4, video=False,
-        stages=["rl"], evaluate_every_steps=every,
-    )  # fmt: skip
+        num_envs=8,
+        env_steps=STEPS,
+        checkpoint_every=2,
+        evaluation_starts=6,
+        evaluation_envs=4,
+        video=False,
+        stages=["rl"],
+        evaluate_every_steps=every,
+    )
     task = ScratchTask() if algorithm in SCRATCH else ReachTask()
     policy = STUDENT if algorithm == "distillation" else POLICY
     record = {"values": {"env_steps": STEPS, "evaluate_every_steps": every}}
@@ -134,8 +140,10 @@ def test_the_best_is_kept_with_the_figure_that_it_was_chosen_by(tmp_path: Path) 
     assert found["best"] == best(found["points"])
     saved = checkpoint.load(directory / "best")
     assert saved.chosen == found["best"] | {
-        "distribution": "wide", "first_start": FIRST_START, "best_of": 1 + found["points"].index(found["best"])
-    }  # fmt: skip
+        "distribution": "wide",
+        "first_start": FIRST_START,
+        "best_of": 1 + found["points"].index(found["best"]),
+    }
     policy = POLICY.build(Reach(1).contract)
     saved.restore(policy)
     again = evaluate(Reach(4), policy, starts_per_task=6, first_start=FIRST_START).summary()

@@ -206,9 +206,14 @@ def test_imitation_computes_in_bfloat16_too(tmp_path: Path) -> None:
             return super().loss(*given)
 
     config = ExperimentConfig(
-        num_envs=4, evaluation_starts=1, evaluation_envs=2, video=False, precision=Precision.BFLOAT16, stages=["sft"],
+        num_envs=4,
+        evaluation_starts=1,
+        evaluation_envs=2,
+        video=False,
+        precision=Precision.BFLOAT16,
+        stages=["sft"],
         sft=SFTConfig(steps=2, batch=4),
-    )  # fmt: skip
+    )
     made = MLPConfig(hidden=[8])
     made.build = lambda contract: Watched(contract, made)
     Experiment(config, ReachTask(), made, QUICK, tmp_path, record={"values": {}}).run()

@@ -161,11 +161,18 @@ def test_nothing_is_computed_with_and_the_table_adds_up() -> None:
     assert any(line.startswith("total ") for line in lines)
 
 
-@pytest.mark.parametrize("options", [
-    "policy=pi0 algorithm=ppo", "policy=pi0 algorithm=grpo policy.precision=bfloat16", "policy=flow",
-    "policy=pi05 task=libero_pick task.images=[agentview] algorithm=ppo policy.gradient_checkpointing=true",
-    "policy=tokens algorithm=ppo", "policy=diffusion algorithm=ranking", "task=libero_pick algorithm=ranking",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "options",
+    [
+        "policy=pi0 algorithm=ppo",
+        "policy=pi0 algorithm=grpo policy.precision=bfloat16",
+        "policy=flow",
+        "policy=pi05 task=libero_pick task.images=[agentview] algorithm=ppo policy.gradient_checkpointing=true",
+        "policy=tokens algorithm=ppo",
+        "policy=diffusion algorithm=ranking",
+        "task=libero_pick algorithm=ranking",
+    ],
+)
 def test_policies_of_pictures_and_words_are_planned(options: str) -> None:
     chosen = options.split()
     task = [] if any(each.startswith("task=") for each in chosen) else ["task=libero_pictures"]
@@ -214,9 +221,13 @@ def planned_of(options: list[str]) -> Plan:
 def test_train_py_prints_it_and_leaves_nothing_behind(tmp_path: Path) -> None:
     options = ["task=vehicle_navigate", "policy=mlp", "algorithm=ppo", "policy.hidden=[1000000,1000000]", "plan=true"]
     completed = subprocess.run(
-        [sys.executable, ROOT / "train.py", *options, f"output={tmp_path / 'run'}"], cwd=tmp_path, capture_output=True,
-        text=True, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=False,
-    )  # fmt: skip
+        [sys.executable, ROOT / "train.py", *options, f"output={tmp_path / 'run'}"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        check=False,
+    )
     assert completed.returncode == 0, completed.stderr
     assert "TB" in completed.stdout + completed.stderr
     assert not list(tmp_path.iterdir())

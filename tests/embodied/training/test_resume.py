@@ -149,9 +149,14 @@ def test_a_kill_in_every_stage_changes_no_bit(tmp_path: Path, whole, algorithm: 
 def test_a_kill_in_every_stage_changes_no_bit_of_a_ranked_flow_on_libero(tmp_path: Path) -> None:
     def make(directory: Path, kind: type[Experiment]) -> Experiment:
         config = ExperimentConfig(
-            num_envs=2, env_steps=120, checkpoint_every=2, evaluation_starts=1, evaluation_envs=1, video=False,
+            num_envs=2,
+            env_steps=120,
+            checkpoint_every=2,
+            evaluation_starts=1,
+            evaluation_envs=1,
+            video=False,
             sft=SFTConfig(steps=25, batch=8),
-        )  # fmt: skip
+        )
         task = LiberoTask(tasks=["0"], assets="stand-in", train_step_limit=12, step_limit=100)
         imitation = SelfImitationConfig(rollout_length=3, rounds=2, gradient_steps=6, sft=SFTConfig(batch=8))
         algorithm = RankingConfig(imitation, warmup=2, epochs=1, gradient_steps=3, minibatch=8, value_minibatch=8)
@@ -179,9 +184,15 @@ def test_a_kill_in_every_stage_changes_no_bit_of_models_on_libero_pictures(tmp_p
 
     def make(directory: Path, kind: type[Experiment]) -> Experiment:
         config = ExperimentConfig(
-            num_envs=2, env_steps=96, checkpoint_every=2, evaluation_starts=1, evaluation_envs=1, video=False,
-            control=False, sft=SFTConfig(steps=25, batch=2),
-        )  # fmt: skip
+            num_envs=2,
+            env_steps=96,
+            checkpoint_every=2,
+            evaluation_starts=1,
+            evaluation_envs=1,
+            video=False,
+            control=False,
+            sft=SFTConfig(steps=25, batch=2),
+        )
         task = LiberoTask(
             tasks=["0"], assets="stand-in", step_limit=100, images=["agentview", "robot0_eye_in_hand"], image_size=32
         )

@@ -64,9 +64,11 @@ def test_runs_of_one_second_have_directories_of_their_own(tmp_path: Path):
 
 def test_a_directory_is_locked_until_its_process_ends_however_it_ends(run: Path):
     holder = subprocess.Popen(
-        [sys.executable, "-c", HOLDER.format(str(run))], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        [sys.executable, "-c", HOLDER.format(str(run))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
         cwd=Path(__file__).parents[3],
-    )  # fmt: skip
+    )
     assert holder.stdout is not None
     holder.stdout.readline()
     for opened in (resumed_run(run), resumed_run(run / "checkpoint" / "000001"), begin(run)):

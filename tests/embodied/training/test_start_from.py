@@ -44,9 +44,16 @@ def run_from(
     policy: MLPConfig = POLICY,
 ) -> Experiment:
     config = ExperimentConfig(
-        num_envs=8, env_steps=300, checkpoint_every=1, evaluation_starts=6, evaluation_envs=4, video=False,
-        sft=SFT_CONFIG, start_from=None if start is None else str(start), stages=stages,
-    )  # fmt: skip
+        num_envs=8,
+        env_steps=300,
+        checkpoint_every=1,
+        evaluation_starts=6,
+        evaluation_envs=4,
+        video=False,
+        sft=SFT_CONFIG,
+        start_from=None if start is None else str(start),
+        stages=stages,
+    )
     record = {"values": {"start_from": config.start_from, "env_steps": 300, "stages": stages}}
     return kind(config, task or ReachTask(), policy, PPO, directory, record=record)
 

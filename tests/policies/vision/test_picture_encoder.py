@@ -30,8 +30,11 @@ SEEING = Contract(
         "cube": TensorSpec((-1, 3), unit="m", privileged=True),
         "instruction": text_spec(TEXT),
     },
-    TensorSpec((2,), low=(-1.0, -1.0), high=(1.0, 1.0)), 0.05, horizon=4, executed=2,
-)  # fmt: skip
+    TensorSpec((2,), low=(-1.0, -1.0), high=(1.0, 1.0)),
+    0.05,
+    horizon=4,
+    executed=2,
+)
 SMALL = VisionConfig(width=8, features=16)
 
 

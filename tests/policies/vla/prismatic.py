@@ -126,13 +126,19 @@ def parts() -> dict[str, Weights]:
 
 def config() -> dict[str, Any]:
     return {
-        "model_type": "openvla", "architectures": ["OpenVLAForActionPrediction"], "n_action_bins": 256,
+        "model_type": "openvla",
+        "architectures": ["OpenVLAForActionPrediction"],
+        "n_action_bins": 256,
         "timm_model_ids": ["vit_large_patch14_reg4_dinov2.lvd142m", "vit_so400m_patch14_siglip_224"],
-        "timm_override_act_layers": [None, None], "image_sizes": [SIDE, SIDE], "use_fused_vision_backbone": True,
-        "image_resize_strategy": "resize-naive", "pad_to_multiple_of": PADDED, "pad_token_id": TOKENS,
+        "timm_override_act_layers": [None, None],
+        "image_sizes": [SIDE, SIDE],
+        "use_fused_vision_backbone": True,
+        "image_resize_strategy": "resize-naive",
+        "pad_to_multiple_of": PADDED,
+        "pad_token_id": TOKENS,
         "norm_stats": {"bridge_orig": {"action": ACTION}, "fractal": {"action": ACTION}},
         "text_config": TEXT | {"model_type": "llama", "vocab_size": TOKENS + PADDED, "torch_dtype": "bfloat16"},
-    }  # fmt: skip
+    }
 
 
 def tokenizer() -> Tokenizer:

@@ -26,9 +26,11 @@ from tests.policies.vla.test_weights import save
 
 BFLOAT16 = {"precision": Precision.BFLOAT16}
 KINDS = {
-    "pi0": (test_pi0, {}), "pi0, every step noisy": (test_pi0, {"sampler": Sampler.FLOW_NOISE}),
-    "pi05": (test_pi05, {}), "tokens": (test_tokens, {}),
-}  # fmt: skip
+    "pi0": (test_pi0, {}),
+    "pi0, every step noisy": (test_pi0, {"sampler": Sampler.FLOW_NOISE}),
+    "pi05": (test_pi05, {}),
+    "tokens": (test_tokens, {}),
+}
 
 
 def policy(kind: str, **options: object) -> Pi0Policy | TokensPolicy:

@@ -31,9 +31,11 @@ ARM = Contract(
         "fingers": TensorSpec((2,), unit="m"),
         "instruction": text_spec(TEXT),
     },
-    TensorSpec((3,), names=("x", "y", "gripper"), low=(-1.0, -2.0, -1.0), high=(1.0, 2.0, 1.0)), 0.05,
-    horizon=prismatic.CHUNK, executed=prismatic.CHUNK,
-)  # fmt: skip
+    TensorSpec((3,), names=("x", "y", "gripper"), low=(-1.0, -2.0, -1.0), high=(1.0, 2.0, 1.0)),
+    0.05,
+    horizon=prismatic.CHUNK,
+    executed=prismatic.CHUNK,
+)
 
 
 def seen(count: int) -> TensorDict:
@@ -66,10 +68,12 @@ def expected(made: TokensPolicy, observation: TensorDict, state: bool = True) ->
         prompt = f"In : What action should the robot take to {asked} ? \n Out : ▁"
         found.append(
             prismatic.hidden(
-                given, list((pictures[row] + 1.0) / 2.0), [words[word] for word in prompt.split(" ")],
+                given,
+                list((pictures[row] + 1.0) / 2.0),
+                [words[word] for word in prompt.split(" ")],
                 observation["fingers"][row].double().numpy() if state else None,
             )
-        )  # fmt: skip
+        )
     return torch.stack(found)
 
 

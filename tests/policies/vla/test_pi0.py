@@ -34,8 +34,11 @@ SEEING = Contract(
         "cube": TensorSpec((-1, 3), unit="m", privileged=True),
         "instruction": text_spec(TEXT),
     },
-    TensorSpec((3,), low=(-1.0, -2.0, 0.0), high=(1.0, 2.0, 4.0)), 0.05, horizon=4, executed=2,
-)  # fmt: skip
+    TensorSpec((3,), low=(-1.0, -2.0, 0.0), high=(1.0, 2.0, 4.0)),
+    0.05,
+    horizon=4,
+    executed=2,
+)
 RUN = [
     *("task=libero_pick", "policy=pi0", "algorithm=ppo", "task.assets=stand-in", "task.tasks=[0]", "task.episodes=1"),
     *("task.step_limit=100", "num_envs=2", "env_steps=32", "evaluation_starts=1", "evaluation_envs=1", "control=false"),
@@ -74,10 +77,14 @@ def rolled(made: Pi0Policy, observation: TensorDict) -> Callable[[torch.Tensor, 
 
     def velocity(x: torch.Tensor, time: float) -> torch.Tensor:
         return made.model.native(
-            state=torch.nn.functional.pad(state, (0, 30)), noise=x, timestep=torch.full((len(x),), time),
-            input_ids=torch.cat((places, tokens), 1), attention_mask=torch.cat((torch.ones_like(places), real), 1),
-            pixel_values=images, pixel_attention_mask=torch.ones(len(x), 2, dtype=torch.bool),
-        ).logits  # fmt: skip
+            state=torch.nn.functional.pad(state, (0, 30)),
+            noise=x,
+            timestep=torch.full((len(x),), time),
+            input_ids=torch.cat((places, tokens), 1),
+            attention_mask=torch.cat((torch.ones_like(places), real), 1),
+            pixel_values=images,
+            pixel_attention_mask=torch.ones(len(x), 2, dtype=torch.bool),
+        ).logits
 
     return velocity
 

@@ -125,8 +125,11 @@ def encoded(value: object) -> object:
     """Arrays as openpi's client sends them."""
     if isinstance(value, np.ndarray):
         return {
-            b"__ndarray__": True, b"data": value.tobytes(), b"dtype": value.dtype.str, b"shape": value.shape,
-        }  # fmt: skip
+            b"__ndarray__": True,
+            b"data": value.tobytes(),
+            b"dtype": value.dtype.str,
+            b"shape": value.shape,
+        }
     raise TypeError(type(value))
 
 

@@ -18,13 +18,22 @@ from tests.policies.vla.test_weights import changed, save
 
 NORMALIZER = "policy_preprocessor_step_5_normalizer_processor.safetensors"
 VALUES = {
-    "mean": (0.1, 1.0), "std": (0.5, 2.0), "min": (-1.0, -3.0), "max": (1.0, 5.0), "q01": (-0.5, -2.0),
-    "q99": (0.5, 2.0), "q10": (-0.2, -1.0), "q90": (0.2, 3.0),
-}  # fmt: skip
+    "mean": (0.1, 1.0),
+    "std": (0.5, 2.0),
+    "min": (-1.0, -3.0),
+    "max": (1.0, 5.0),
+    "q01": (-0.5, -2.0),
+    "q99": (0.5, 2.0),
+    "q10": (-0.2, -1.0),
+    "q90": (0.2, 3.0),
+}
 LOCATED = {
-    "MEAN_STD": ((0.1, 0.5), (1.0, 2.0)), "MIN_MAX": ((0.0, 1.0), (1.0, 4.0)), "QUANTILES": ((0.0, 0.5), (0.0, 2.0)),
-    "QUANTILE10": ((0.0, 0.2), (1.0, 2.0)), "IDENTITY": ((0.0, 1.0), (0.0, 1.0)),
-}  # fmt: skip
+    "MEAN_STD": ((0.1, 0.5), (1.0, 2.0)),
+    "MIN_MAX": ((0.0, 1.0), (1.0, 4.0)),
+    "QUANTILES": ((0.0, 0.5), (0.0, 2.0)),
+    "QUANTILE10": ((0.0, 0.2), (1.0, 2.0)),
+    "IDENTITY": ((0.0, 1.0), (0.0, 1.0)),
+}
 """Location and scale of the state's and of the action's elements, by LeRobot's normalisation."""
 
 

@@ -48,7 +48,7 @@ def write(folder: Path, naming: str, names: tuple[str, str] = ("mean", "std"), *
         ({"action": ([0.0] * 3, [1.0] * 2)}, "action: expected mean and std of as many elements, got [3] and [2]"),
         ({"state": ([[0.0], [0.0]], [[1.0], [1.0]])}, "state: expected mean and std of as many elements, got [2, 1]"),
     ],
-)  # fmt: skip
+)
 def test_wrong_statistics_are_one_line_that_names_the_file(tmp_path: Path, naming: str, parts, message: str) -> None:
     path = write(tmp_path, naming, **parts)
     with pytest.raises(UserError) as caught:

@@ -76,7 +76,7 @@ def save(folder: Path, naming: str) -> None:
     found.pre_tokenizer = pre_tokenizers.Whitespace()
     PreTrainedTokenizerFast(
         tokenizer_object=found, bos_token="<bos>", pad_token="<pad>", unk_token="<unk>"
-    ).save_pretrained(folder)  # fmt: skip
+    ).save_pretrained(folder)
 
 
 @pytest.mark.parametrize("naming", NAMINGS)
@@ -162,7 +162,7 @@ def retyped(folder: Path, change: Callable[[torch.Tensor], torch.Tensor]) -> Non
         (lambda at: (at / "model.safetensors").write_bytes(b""), "model.safetensors is damaged, or not whole"),
         (lambda at: changed(at, "tokenizer_config.json", bos_token=None), "without a token for the beginning"),
     ],
-)  # fmt: skip
+)
 def test_weights_that_are_damaged_are_one_line(tmp_path: Path, naming: str, damage, message: str) -> None:
     save(tmp_path, naming)
     damage(tmp_path)

@@ -64,9 +64,11 @@ def test_it_commands_what_the_policy_does_on_the_same_state(tmp_path: Path, kind
     columns = [rotate(quaternion, torch.eye(3)[axis]) for axis in range(3)]
     past = [torch.full((4,), -1.0)] * 3
     observation = {
-        "position": (position - goal).clamp(-0.5, 0.5), "rotation": torch.stack(columns, 1).flatten(),
-        "velocity": velocity, "angular_velocity": gyro,
-    }  # fmt: skip
+        "position": (position - goal).clamp(-0.5, 0.5),
+        "rotation": torch.stack(columns, 1).flatten(),
+        "velocity": velocity,
+        "angular_velocity": gyro,
+    }
     memory = {"memory": policy.initial_memory(1)} if kind == "recurrent" else {}
     forces = [torch.zeros(4)]
     for _ in range(3):

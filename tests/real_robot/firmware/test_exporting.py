@@ -106,8 +106,19 @@ def test_products_and_sums_of_bytes_are_exact():
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_needs_no_library_and_no_heap(exported, tmp_path: Path, kind: str, weights: Weights):
     directory = exported(kind, weights)
-    toolchain.call([toolchain.host_compiler(), *toolchain.COMMON, "-pedantic", "-fno-stack-protector", "-c",
-                    directory / "policy.c", "-o", tmp_path / "policy.o"], tmp_path)  # fmt: skip
+    toolchain.call(
+        [
+            toolchain.host_compiler(),
+            *toolchain.COMMON,
+            "-pedantic",
+            "-fno-stack-protector",
+            "-c",
+            directory / "policy.c",
+            "-o",
+            tmp_path / "policy.o",
+        ],
+        tmp_path,
+    )
     lines = subprocess.run(["nm", "-u", tmp_path / "policy.o"], capture_output=True, text=True, check=True).stdout
     undefined = {line.split()[-1] for line in lines.splitlines()}
     assert undefined <= {"memcpy", "memset", "memmove", "_GLOBAL_OFFSET_TABLE_"}  # which compilers call on their own

@@ -53,10 +53,13 @@ def seen(step: int) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(step)
     picture = np.zeros((24, 33, 3), np.uint8) + np.uint8(40 + 20 * step)
     return {
-        "joint_position": rng.normal(size=3).astype(np.float32), "objects": rng.normal(size=(2, 2)).astype(np.float32),
-        "front": picture, "instruction": np.arange(4) + step, "names": np.full((2, 2), step),
+        "joint_position": rng.normal(size=3).astype(np.float32),
+        "objects": rng.normal(size=(2, 2)).astype(np.float32),
+        "front": picture,
+        "instruction": np.arange(4) + step,
+        "names": np.full((2, 2), step),
         "mask": np.array([True, False]),
-    }  # fmt: skip
+    }
 
 
 def drive(recorder: Recorder, steps: range, *, first_s: float = 0.0) -> None:
@@ -118,9 +121,14 @@ def test_the_files_are_those_of_the_format(recording: Recording, tmp_path: Path)
     assert info["splits"] == {"train": "0:10"}
     state = info["features"]["observation.state"]
     assert state["names"] == [
-        "joint_position.shoulder", "joint_position.elbow", "joint_position.wrist",
-        "objects[0].x", "objects[0].y", "objects[1].x", "objects[1].y",
-    ]  # fmt: skip
+        "joint_position.shoulder",
+        "joint_position.elbow",
+        "joint_position.wrist",
+        "objects[0].x",
+        "objects[0].y",
+        "objects[1].x",
+        "objects[1].y",
+    ]
     assert info["features"]["observation.images.front"]["shape"] == [24, 34, 3]
     rows = pq.read_table(directory / "data/chunk-000/file-000.parquet").to_pydict()
     assert rows["index"] == list(range(24))
@@ -231,12 +239,17 @@ def others(
     """A dataset as LeRobot lays it out, without what is ours."""
     v3 = version == "v3.0"
     info = {
-        "codebase_version": version, "fps": 10, "chunks_size": 1000, "features": features,
-        "data_path": "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet" if v3
+        "codebase_version": version,
+        "fps": 10,
+        "chunks_size": 1000,
+        "features": features,
+        "data_path": "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
+        if v3
         else "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet",
-        "video_path": "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4" if v3
+        "video_path": "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
+        if v3
         else "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4",
-    }  # fmt: skip
+    }
     for folder in ("meta/episodes/chunk-000", "data/chunk-000"):
         (directory / folder).mkdir(parents=True)
     (directory / "meta/info.json").write_text(json.dumps(info))

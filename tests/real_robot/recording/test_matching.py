@@ -171,8 +171,9 @@ def spoken(folder: Path, texts: list[str], form: str) -> Path:
             recorder.begin_episode(text)
             seen = {
                 key: np.zeros([abs(size) for size in spec.shape], spec.dtype)
-                for key, spec in contract.observation.items() if not spec.privileged
-            }  # fmt: skip
+                for key, spec in contract.observation.items()
+                if not spec.privileged
+            }
             verdict = Verdict(State.ACTIVE, np.full(7, number / 10))
             recorder.write(float(number), Reading(seen, float(number), number), None, verdict)
     if form == "recording":
@@ -218,8 +219,9 @@ def test_unknown_texts_are_listed_and_mapped_by_an_option(tmp_path: Path, form: 
     options = match_options(config.demonstration_tasks, None, False)
     episodes = matched(folder, tasks=options.tasks)
     assert (len(episodes.ends), notes(tmp_path / "run")) == (
-        1, [f"{folder}: episodes of other tasks are left out: tidy up."],
-    )  # fmt: skip
+        1,
+        [f"{folder}: episodes of other tasks are left out: tidy up."],
+    )
     with pytest.raises(UserError, match="demonstration_tasks names pick; expected "):
         matched(spoken(tmp_path / "other/e", ["tidy up"], form), tasks={"pick": ["tidy up"]})
 

@@ -64,17 +64,26 @@ def fly(path: Path, episodes: int, thrust: float) -> None:
 
 def train(*options: str) -> subprocess.CompletedProcess:
     return subprocess.run(
-        [sys.executable, "train.py", *options, "threads=1", "video=false"], cwd=ROOT, capture_output=True, text=True,
-        check=False, timeout=300, env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+        [sys.executable, "train.py", *options, "threads=1", "video=false"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
 
 
 def test_a_recorded_flight_trains_before_rl(dataset: Path, tmp_path: Path):
     small = ["num_envs=8", "env_steps=300", "evaluation_starts=4", "evaluation_envs=4", "task.step_limit=30"]
     completed = train(
-        "task=quadrotor_hover", *small, "sft.steps=60", "sft.batch=32", f"demonstrations={dataset}",
+        "task=quadrotor_hover",
+        *small,
+        "sft.steps=60",
+        "sft.batch=32",
+        f"demonstrations={dataset}",
         f"output={tmp_path / 'run'}",
-    )  # fmt: skip
+    )
     assert completed.returncode == 0, completed.stdout + completed.stderr
     report = json.loads((tmp_path / "run" / "report.json").read_text())
     assert {row["stage"] for row in report["evaluations"]} == {"sft", "rl", "sft_control"}

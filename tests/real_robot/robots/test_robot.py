@@ -73,8 +73,10 @@ def test_a_quadrotor_is_flown_and_stopped_through_safety():
     limits = Limits(
         {name: ElementLimits(velocity=20.0) for name in names},
         {"position.z": ObservedRange(height - 0.1, height + 9.0)},
-        attitude="rotation", tilt_rad=1.2, observation_timeout_s=3 * env.contract.control_dt_s,
-    )  # fmt: skip
+        attitude="rotation",
+        tilt_rad=1.2,
+        observation_timeout_s=3 * env.contract.control_dt_s,
+    )
     safety = Safety(robot, limits, robot.clock)
 
     class Falling:

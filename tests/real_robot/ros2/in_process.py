@@ -122,9 +122,10 @@ class InProcess(ManagedNode[Any]):
     def create_publisher(self, kind: Any, name: str, *_: Any, **__: Any) -> Any:
         self.graph.publishers.setdefault(name, set()).add(("/", self.name))
         return SimpleNamespace(
-            publish=lambda message: self.graph.send(name, message), assert_liveliness=lambda: None,
+            publish=lambda message: self.graph.send(name, message),
+            assert_liveliness=lambda: None,
             get_subscription_count=lambda: 1,
-        )  # fmt: skip
+        )
 
     def create_service(self, kind: Any, name: str, callback: Callable[[Any, Any], Any]) -> Any:
         self.graph.services[name.replace("~", self.name)] = callback

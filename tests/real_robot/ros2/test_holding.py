@@ -18,10 +18,15 @@ from tests.real_robot.ros2.in_process import Graph, InProcess, heartbeat, interf
 from tests.real_robot.ros2.robots.test_tables import JOINTS, NAVIGATE, arm
 
 PERIOD_S, SPEED = 0.02, 0.2
-ARM_LIMITS = "\n".join([
-    "observation_timeout_s: 0.2", "command_timeout_s: 0.1", "recovery_s: 0.3", "commands:",
-    *(f"  {name}: {{velocity: 0.5, acceleration: 2.0, measured: joint_position.{name}}}" for name in JOINTS),
-])  # fmt: skip
+ARM_LIMITS = "\n".join(
+    [
+        "observation_timeout_s: 0.2",
+        "command_timeout_s: 0.1",
+        "recovery_s: 0.3",
+        "commands:",
+        *(f"  {name}: {{velocity: 0.5, acceleration: 2.0, measured: joint_position.{name}}}" for name in JOINTS),
+    ]
+)
 VEHICLE_LIMITS = """
 observation_timeout_s: 0.2
 command_timeout_s: 0.2
@@ -43,9 +48,15 @@ class Arm:
     """An arm that follows at once, safety_node, and a policy that moves it at a constant speed."""
 
     def __init__(
-        self, directory: Path, row: str, contract: Contract, limits: str, rate_hz: float,
-        simulated: bool = False, **others: Any,
-    ) -> None:  # fmt: skip
+        self,
+        directory: Path,
+        row: str,
+        contract: Contract,
+        limits: str,
+        rate_hz: float,
+        simulated: bool = False,
+        **others: Any,
+    ) -> None:
         self.graph = Node.graph = Graph()
         self.graph.simulated = simulated
         (directory / "contract.json").write_text(contract.to_json())
@@ -204,10 +215,12 @@ def test_a_simulated_clock_that_jumps_back_delays_neither_the_stop_nor_what_come
 
 def test_no_point_of_a_trajectory_is_outside_the_limits(tmp_path):
     wall = 0.25
-    limits = "\n".join([
-        "commands:",
-        *(f"  {name}: {{high: {wall}, velocity: 1.0, measured: joint_position.{name}}}" for name in JOINTS),
-    ])  # fmt: skip
+    limits = "\n".join(
+        [
+            "commands:",
+            *(f"  {name}: {{high: {wall}, velocity: 1.0, measured: joint_position.{name}}}" for name in JOINTS),
+        ]
+    )
     robot = Arm(tmp_path, "joint_trajectory", arm(), limits, 1.0 / PERIOD_S)
     robot.node.activate()
     robot.run(3.0)

@@ -441,9 +441,7 @@ def test_an_emergency_stop_without_confirmation_is_told(world: World):
     world.lose("vehicle_command")
     world.stop()
     world.run(2.0)
-    assert world.report == (
-        ERROR, "the robot does not confirm the emergency stop, which is repeated: use another one"
-    )  # fmt: skip
+    assert world.report == (ERROR, "the robot does not confirm the emergency stop, which is repeated: use another one")
     assert any("does not confirm" in line for line in world.graph.logged)
     sent = len(world.px4.commands)
     world.node.deactivate()

@@ -37,13 +37,15 @@ SIGNED = QoSProfile(depth=1, liveliness_lease_duration=Duration(seconds=0.05))
 TOPIC = "forward_position_controller/commands"
 LIMITS = "\n".join(
     [
-        f"observation_timeout_s: {TIMEOUT_S}", f"command_timeout_s: {TIMEOUT_S}", "commands:",
+        f"observation_timeout_s: {TIMEOUT_S}",
+        f"command_timeout_s: {TIMEOUT_S}",
+        "commands:",
         *(
             f"  {name}: {{velocity: {FASTEST}, acceleration: {ACCELERATION}, measured: joint_position.{name}}}"
             for name in JOINTS
         ),
     ]
-)  # fmt: skip
+)
 
 
 class Arm(Processes):
@@ -72,11 +74,15 @@ class Arm(Processes):
         if "safety_node" in self.running:
             self.stop("safety_node")
         settings = {
-            "robot": robot, "options": {"rate_hz": 1 / PERIOD_S, "joints": list(JOINTS)} | options,
-            "checkpoint": str(self.directory), "use_sim_time": True, "relocates": False,
+            "robot": robot,
+            "options": {"rate_hz": 1 / PERIOD_S, "joints": list(JOINTS)} | options,
+            "checkpoint": str(self.directory),
+            "use_sim_time": True,
+            "relocates": False,
             "limits": str(self.directory / "limits.yaml"),
-            "liveliness_s": 10.0, "heartbeat_timeout_s": 10.0,  # of a busy machine
-        }  # fmt: skip
+            "liveliness_s": 10.0,
+            "heartbeat_timeout_s": 10.0,  # of a busy machine
+        }
         self.start("safety_node", settings)
         self.change("safety_node", "configure", "activate")
         outs = [self.clock, self.joints, *([self.command, self.heartbeat] if robot == "forward_position" else [])]

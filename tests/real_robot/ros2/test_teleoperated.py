@@ -38,9 +38,14 @@ def test_a_vehicle_is_driven_through_safety_node_and_stopped(
             nodes.change(name, "configure", "activate")
         monkeypatch.setenv("ROS_DOMAIN_ID", str(nodes.domain))
         with program(
-            "task=vehicle_navigate", "robot=diff_drive", "options.rate_hz=10", "simulated_time=true",
-            f"limits={limits}", f"output={tmp_path / 'drive'}", "lerobot=false",
-        ) as person:  # fmt: skip
+            "task=vehicle_navigate",
+            "robot=diff_drive",
+            "options.rate_hz=10",
+            "simulated_time=true",
+            f"limits={limits}",
+            f"output={tmp_path / 'drive'}",
+            "lerobot=false",
+        ) as person:
             person.wait("episode 0: success or go begins it")
             person.type("\n")
             with Typist(person, "w"):

@@ -78,9 +78,13 @@ def test_a_point_keeps_its_distance_whatever_is_asked_for(seed, limited, kind):
     # braking in any direction is at least as hard as along one axis
     element = ElementLimits(kind, velocity=2.0, acceleration=8.0 if limited else math.inf)
     distance = Distance(
-        ["a", "b", "c"], position="position", planes=planes, spheres=spheres, margin_m=0.05,
+        ["a", "b", "c"],
+        position="position",
+        planes=planes,
+        spheres=spheres,
+        margin_m=0.05,
         acceleration=4.0 if limited else math.inf,
-    )  # fmt: skip
+    )
     safety = guarded(plant, Limits(dict.fromkeys("abc", element), distance=distance))
     for _ in range(15):
         wanted = 3.0 * rng.normal(size=3) * (DT_S if kind is Kind.DELTA else 1.0)
@@ -161,9 +165,16 @@ class Vehicle:
 def test_a_vehicle_keeps_its_distance_by_what_it_sees(motion, seed):
     vehicle, rng = Vehicle(seed, motion), np.random.default_rng(seed)
     distance = Distance(
-        ["speed", "turn"], motion, ranges="ranges", first_angle_rad=-math.pi, angle_step_rad=math.tau / 180,
-        ahead_m=0.2, wheelbase_m=0.3, margin_m=0.2, acceleration=3.0,
-    )  # fmt: skip
+        ["speed", "turn"],
+        motion,
+        ranges="ranges",
+        first_angle_rad=-math.pi,
+        angle_step_rad=math.tau / 180,
+        ahead_m=0.2,
+        wheelbase_m=0.3,
+        margin_m=0.2,
+        acceleration=3.0,
+    )
     turn = ElementLimits(velocity=20.0) if motion is Motion.STEERED else ElementLimits(Kind.VELOCITY, acceleration=20.0)
     commands = {"speed": ElementLimits(Kind.VELOCITY, acceleration=4.0), "turn": turn}
     safety = Safety(vehicle, Limits(commands, distance=distance), vehicle.clock)
@@ -185,9 +196,16 @@ def test_a_vehicle_that_cannot_reverse_moves_and_keeps_its_distance(motion):
     vehicle = Vehicle(2, motion)
     vehicle.contract = replace(vehicle.contract, action=replace(vehicle.contract.action, low=(0.0, -0.5)))
     distance = Distance(
-        ["speed", "turn"], motion, ranges="ranges", first_angle_rad=-math.pi, angle_step_rad=math.tau / 180,
-        ahead_m=0.2, wheelbase_m=0.3, margin_m=0.2, acceleration=3.0,
-    )  # fmt: skip
+        ["speed", "turn"],
+        motion,
+        ranges="ranges",
+        first_angle_rad=-math.pi,
+        angle_step_rad=math.tau / 180,
+        ahead_m=0.2,
+        wheelbase_m=0.3,
+        margin_m=0.2,
+        acceleration=3.0,
+    )
     turn = ElementLimits(velocity=20.0) if motion is Motion.STEERED else ElementLimits(Kind.VELOCITY, acceleration=20.0)
     commands = {"speed": ElementLimits(Kind.VELOCITY, acceleration=4.0), "turn": turn}
     safety, speeds = Safety(vehicle, Limits(commands, distance=distance), vehicle.clock), []
@@ -242,9 +260,15 @@ def test_a_distance_that_counts_on_more_braking_than_the_limits_allow_is_refused
 @pytest.mark.parametrize("motion", [Motion.TURNING, Motion.STEERED])
 def test_a_vehicle_slows_down_for_a_post_on_its_left_as_far_as_it_turns_there(motion):
     distance = Distance(
-        ["speed", "turn"], motion, ranges="r", first_angle_rad=-math.pi / 4, angle_step_rad=math.pi / 4, ahead_m=0.2,
-        wheelbase_m=0.3, margin_m=0.2,
-    )  # fmt: skip
+        ["speed", "turn"],
+        motion,
+        ranges="r",
+        first_angle_rad=-math.pi / 4,
+        angle_step_rad=math.pi / 4,
+        ahead_m=0.2,
+        wheelbase_m=0.3,
+        margin_m=0.2,
+    )
     barrier, seen = Barrier(distance, dt_s=0.05, pause_s=0.95), {"r": np.array([10.0, 10.0, 0.5])}
     way = np.array([0.5 * math.cos(math.pi / 4) - 0.2, 0.5 * math.sin(math.pi / 4)])  # from the point in front
     room = np.linalg.norm(way) - 0.2  # within a second, which braking takes

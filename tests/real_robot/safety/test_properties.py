@@ -51,9 +51,13 @@ def drawn_limits(draw: st.DrawFn) -> Drawn:
     finite = velocity / DT_S if math.isinf(acceleration) else acceleration
     jerk = draw(st.just(math.inf) | exponential(1.0, 300.0).map(lambda rate: rate * finite))
     return Drawn(
-        -draw(exponential(1e-3, 5.0)), draw(exponential(1e-3, 5.0)), velocity, acceleration, jerk,
+        -draw(exponential(1e-3, 5.0)),
+        draw(exponential(1e-3, 5.0)),
+        velocity,
+        acceleration,
+        jerk,
         draw(st.sampled_from([1.0, 0.05, 3.0])),
-    )  # fmt: skip
+    )
 
 
 def demands(seed: int, style: str, drawn: Drawn, kind: Kind) -> np.ndarray:
@@ -78,8 +82,13 @@ def check(steps: np.ndarray, most: float, rounding: float, what: str) -> None:
 
 @pytest.mark.parametrize("kind", Kind)
 @settings(max_examples=MOTION_EXAMPLES)
-@given(drawn=drawn_limits(), seed=st.integers(0, 2**32), style=st.sampled_from(["noise", "steps", "walk", "extreme"]),
-       place=st.floats(0.0, 1.0), holds=st.booleans())  # fmt: skip
+@given(
+    drawn=drawn_limits(),
+    seed=st.integers(0, 2**32),
+    style=st.sampled_from(["noise", "steps", "walk", "extreme"]),
+    place=st.floats(0.0, 1.0),
+    holds=st.booleans(),
+)
 def test_no_command_outside_any_limit_reaches_write(kind, drawn, seed, style, place, holds):
     start = np.full(2, drawn.low + place * (drawn.high - drawn.low))
     plant = Plant(kind, start, scale=drawn.scale)

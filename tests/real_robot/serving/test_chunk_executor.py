@@ -110,10 +110,12 @@ def test_it_runs_what_an_evaluation_with_delay_measures(execution: Execution, de
 
 
 @given(
-    horizon=st.integers(2, 12), executed=st.integers(1, 6), delay=st.floats(0.0, 6.0),
+    horizon=st.integers(2, 12),
+    executed=st.integers(1, 6),
+    delay=st.floats(0.0, 6.0),
     late=st.lists(st.floats(0.0, 0.2)),
     execution=st.sampled_from([Execution.INPAINT, Execution.BLEND, Execution.NAIVE]),
-)  # fmt: skip
+)
 def test_commands_never_pause_while_chunks_last_however_late_ticks_are(horizon, executed, delay, late, execution):
     executed = min(executed, horizon)
     robot = Robot()

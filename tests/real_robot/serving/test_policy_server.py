@@ -642,9 +642,13 @@ def test_what_is_no_address_of_a_server_is_refused(where: str):
 
 def test_what_travels_comes_back():
     message = {
-        "a": np.arange(6, dtype=np.int16).reshape(2, 3), "b": np.float32(0.1), "c": {"d": [1, None, "text", 2.5, True]},
-        "empty": np.zeros((0, 4), np.float32), "scalar": np.array(7), "flags": np.array([True, False]),
-    }  # fmt: skip
+        "a": np.arange(6, dtype=np.int16).reshape(2, 3),
+        "b": np.float32(0.1),
+        "c": {"d": [1, None, "text", 2.5, True]},
+        "empty": np.zeros((0, 4), np.float32),
+        "scalar": np.array(7),
+        "flags": np.array([True, False]),
+    }
     found = unpack(pack(message))
     assert found["c"] == message["c"]
     for key in ("a", "b", "empty", "scalar", "flags"):

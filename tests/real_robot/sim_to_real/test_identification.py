@@ -149,9 +149,13 @@ def test_identify_py_as_a_user_runs_it(tmp_path: Path, capsys: pytest.CaptureFix
     true = true_airframe(3)
     fly(tmp_path / "a.mcap", true, 3, episodes=12)
     options = [
-        f"recordings=[{tmp_path / 'a.mcap'}]", "airframe=crazyflie_21", f"parameters=[{','.join(NAMES)}]", "steps=20",
-        f"output={tmp_path / 'found.json'}", "threads=1",
-    ]  # fmt: skip
+        f"recordings=[{tmp_path / 'a.mcap'}]",
+        "airframe=crazyflie_21",
+        f"parameters=[{','.join(NAMES)}]",
+        "steps=20",
+        f"output={tmp_path / 'found.json'}",
+        "threads=1",
+    ]
     assert program.main(program_identify.run, program_identify.describe, options) == 0
     record = json.loads((tmp_path / "found.json").read_text())
     assert record["estimates"]["mass_kg"]["value"] == pytest.approx(true.mass_kg, rel=0.03)

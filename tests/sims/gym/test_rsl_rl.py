@@ -26,10 +26,16 @@ TRAINING = {
     },
     "critic": MODEL,
     "algorithm": {
-        "class_name": "PPO", "num_learning_epochs": 4, "num_mini_batches": 2, "learning_rate": 3e-3, "gamma": 0.9,
-        "lam": 0.95, "schedule": "fixed", "desired_kl": None,
+        "class_name": "PPO",
+        "num_learning_epochs": 4,
+        "num_mini_batches": 2,
+        "learning_rate": 3e-3,
+        "gamma": 0.9,
+        "lam": 0.95,
+        "schedule": "fixed",
+        "desired_kl": None,
     },
-}  # fmt: skip
+}
 
 
 def test_its_runner_learns_and_the_environment_can_be_used_after_it():

@@ -68,10 +68,13 @@ def publish(folder: Path, seen, *, videos=False, rate=10, texts=(TEXT, OTHER), *
     state = np.concatenate((observation["end_effector_position"].numpy(), turned, fingers), 1).astype(np.float32)
     pictures = {name: observation[key].numpy()[:, :, ::-1] for name, key in CAMERAS.items()}
     columns = {
-        STATE: [*state, *state], "action": [*actions.numpy(), *-actions.numpy()], "index": [*range(2 * LONG)],
-        "frame_index": [*range(LONG)] * 2, "episode_index": [0] * LONG + [1] * LONG,
+        STATE: [*state, *state],
+        "action": [*actions.numpy(), *-actions.numpy()],
+        "index": [*range(2 * LONG)],
+        "frame_index": [*range(LONG)] * 2,
+        "episode_index": [0] * LONG + [1] * LONG,
         "task_index": [0] * LONG + [1] * LONG,
-    }  # fmt: skip
+    }
     motors = ["x", "y", "z", "axis_angle1", "axis_angle2", "axis_angle3"]
     shown = {"dtype": "video" if videos else "image", "shape": [SIZE, SIZE, 3], "names": ["height", "width", "channel"]}
     features = {name: shown for name in CAMERAS} | {
@@ -98,10 +101,13 @@ def publish(folder: Path, seen, *, videos=False, rate=10, texts=(TEXT, OTHER), *
     pq.write_table(pa.table(places), folder / "meta/episodes/chunk-000/file-000.parquet")
     pq.write_table(pa.table({"task_index": [0, 1], "__index_level_0__": texts}), folder / "meta/tasks.parquet")
     info = {
-        "codebase_version": "v3.0", "fps": rate, "chunks_size": 1000, "features": features,
+        "codebase_version": "v3.0",
+        "fps": rate,
+        "chunks_size": 1000,
+        "features": features,
         "data_path": "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet",
         "video_path": "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4",
-    }  # fmt: skip
+    }
     (folder / "meta/info.json").write_text(json.dumps(info))
     return folder
 

@@ -140,10 +140,12 @@ def test_lights_and_cameras_differ_within_their_limits(scene):
     all_drawn = [Draws(scene, PICTURES, "train")(start) for start in range(40)]
     moved = np.array([drawn["cam_pos"] - model.cam_pos for drawn in all_drawn])
     assert 0.04 < np.abs(moved).max() <= 0.05
-    angles = np.array([
-        [2 * np.arccos(min(1.0, abs(a @ b))) for a, b in zip(drawn["cam_quat"], model.cam_quat, strict=True)]
-        for drawn in all_drawn
-    ])  # fmt: skip
+    angles = np.array(
+        [
+            [2 * np.arccos(min(1.0, abs(a @ b))) for a, b in zip(drawn["cam_quat"], model.cam_quat, strict=True)]
+            for drawn in all_drawn
+        ]
+    )
     assert 0.1 < angles.max() <= 0.1 * 3**0.5 + 1e-6
     shades = np.array([drawn["light_diffuse"] / model.light_diffuse for drawn in all_drawn])
     assert 0.4 * 0.8 <= shades.min() < 0.4

@@ -41,8 +41,12 @@ def test_unknown_suite_is_an_error_that_lists_the_suites():
 def test_step_limits_are_those_of_each_suite_and_the_longest_where_they_mix():
     limits = [step_limit_of(load_tasks(suite, [0])) for suite in SUITES]
     assert dict(zip(SUITES, limits, strict=True)) == {
-        "libero_spatial": 220, "libero_object": 280, "libero_goal": 300, "libero_90": 400, "libero_10": 520,
-    }  # fmt: skip
+        "libero_spatial": 220,
+        "libero_object": 280,
+        "libero_goal": 300,
+        "libero_90": 400,
+        "libero_10": 520,
+    }
     assert step_limit_of(load_tasks("libero_spatial", [0]) + load_tasks("libero_10", [0])) == 520
 
 

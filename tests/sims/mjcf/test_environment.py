@@ -138,8 +138,10 @@ def test_starts_depend_on_task_split_and_number_alone():
     starts = torch.tensor([0, 1, 1 << 40])
     seen = {
         (task, split, int(start)): numbers(task, split, start.view(1))[0]
-        for task in ("a", "b") for split in ("train", "eval") for start in starts
-    }  # fmt: skip
+        for task in ("a", "b")
+        for split in ("train", "eval")
+        for start in starts
+    }
     assert len(set(seen.values())) == 12
     assert numbers("a", "train", starts) == [seen["a", "train", int(start)] for start in starts]
 

@@ -18,14 +18,14 @@ from sims.mjcf.tasks.quadruped import HEIGHT_M, STANCE, Quadruped, gravity, terr
 from sims.mjcf.tasks.reacher import Reacher
 from tests.sims.mjcf.test_environment import force, make
 
-OWN = '''
+OWN = """
 from dataclasses import dataclass
 from sims.mjcf.tasks.cartpole import Cartpole
 
 @dataclass(frozen=True)
 class Mine(Cartpole):
     upright_rad: float = 0.1
-'''  # fmt: skip
+"""
 
 
 def stand(env: MjcfEnvironment) -> torch.Tensor:

@@ -13,9 +13,13 @@ from sims.quadrotor.starts import keys
 from sims.quadrotor.tasks.hover import Hover
 
 STILL = Hover(
-    force_scale=0.0, torque_scale=0.0, origin_share=1.0, initial_velocity_m_s=0.0, initial_angular_velocity_rad_s=0.0,
+    force_scale=0.0,
+    torque_scale=0.0,
+    origin_share=1.0,
+    initial_velocity_m_s=0.0,
+    initial_angular_velocity_rad_s=0.0,
     initial_rotor_speed=CRAZYFLIE.hover_speed,
-)  # fmt: skip
+)
 
 
 def hover_actions(env, scatter=0.0, seed=0):

@@ -48,12 +48,15 @@ def test_it_begins_upside_down_moving_and_spinning():
     ("state", "calm"),
     [
         ({}, True),
-        ({"tilt": math.radians(19.0)}, True), ({"tilt": math.radians(21.0)}, False),
-        ({"speed": 0.45}, True), ({"speed": 0.55}, False),
-        ({"turning": 0.95}, True), ({"turning": -1.05}, False),
+        ({"tilt": math.radians(19.0)}, True),
+        ({"tilt": math.radians(21.0)}, False),
+        ({"speed": 0.45}, True),
+        ({"speed": 0.55}, False),
+        ({"turning": 0.95}, True),
+        ({"turning": -1.05}, False),
         ({"tilt": math.pi}, False),
     ],
-)  # fmt: skip
+)
 def test_calm_is_upright_slow_and_hardly_turning(state, calm):
     env = QuadrotorEnvironment(1, mdp=Recover(**STILL), noise=False)
     env.reset()

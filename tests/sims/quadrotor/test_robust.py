@@ -18,9 +18,14 @@ from sims.quadrotor.tasks.robust import DISTURBED, OPTIONS, RobustHover
 from sims.quadrotor.variation import DRAWS, LEAST_THRUST_TO_WEIGHT, TRAINED, Variation
 
 CALM = replace(
-    DISTURBED, force_scale=0.0, torque_scale=0.0, origin_share=1.0, initial_velocity_m_s=0.0,
-    initial_angular_velocity_rad_s=0.0, initial_rotor_speed=CRAZYFLIE.hover_speed,
-)  # fmt: skip
+    DISTURBED,
+    force_scale=0.0,
+    torque_scale=0.0,
+    origin_share=1.0,
+    initial_velocity_m_s=0.0,
+    initial_angular_velocity_rad_s=0.0,
+    initial_rotor_speed=CRAZYFLIE.hover_speed,
+)
 
 
 def made(num_envs=4, mdp=CALM, variation=Variation(), noise=False, **options):  # noqa: B008 - it is frozen

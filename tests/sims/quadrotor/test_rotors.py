@@ -91,9 +91,10 @@ def test_each_rotor_turns_the_body_by_its_place_and_spin(count: int, axis: str):
     speed = 0.5 * small * (DT_S - frame.lag_rise_s * (1.0 - math.exp(-DT_S / frame.lag_rise_s)))  # its integral
     thrust = 4.0 * (frame.thrust_1_n + 2.0 * frame.hover_speed * frame.thrust_2_n) * speed
     per_axis = {
-        "roll": thrust * frame.arm_y_m / frame.inertia_x, "pitch": thrust * frame.arm_x_m / frame.inertia_y,
+        "roll": thrust * frame.arm_y_m / frame.inertia_x,
+        "pitch": thrust * frame.arm_x_m / frame.inertia_y,
         "yaw": thrust * frame.torque_per_thrust_m / frame.inertia_z,
-    }  # fmt: skip
+    }
     expected = [per_axis[name] if name == axis else 0.0 for name in ("roll", "pitch", "yaw")]
     assert rates.tolist() == pytest.approx(expected, rel=1e-3, abs=1e-6 * max(per_axis.values()))
 

@@ -55,10 +55,14 @@ def test_a_goal_takes_what_it_has_with_its_own_defaults(goal: str) -> None:
 @pytest.mark.parametrize(
     ("goal", "option"),
     [
-        ("any", "airframe=racer_5_inch"), ("any", "randomisation=0.1"), ("swarm", "randomisation=0.1"),
-        ("swarm", "history=4"), ("hover", "reward.weight_neighbour=1"), ("hover", "goal=race"),
+        ("any", "airframe=racer_5_inch"),
+        ("any", "randomisation=0.1"),
+        ("swarm", "randomisation=0.1"),
+        ("swarm", "history=4"),
+        ("hover", "reward.weight_neighbour=1"),
+        ("hover", "goal=race"),
     ],
-)  # fmt: skip
+)
 def test_what_another_goal_takes_is_refused_by_name(goal: str, option: str) -> None:
     name = option.partition("=")[0]
     with pytest.raises(ValueError, match=rf"^unknown option 'task\.{name}'; expected one of "):

@@ -15,9 +15,14 @@ from tests.sims.quadrotor.test_unroll import both, compare, policy
 
 REFERENCES = TrackTask.MDPS
 CALM = {
-    "force_scale": 0.0, "torque_scale": 0.0, "initial_position_m": 0.0, "initial_velocity_m_s": 0.0,
-    "initial_angular_velocity_rad_s": 0.0, "initial_tilt": 0.0, "initial_rotor_speed": CRAZYFLIE.hover_speed,
-}  # fmt: skip
+    "force_scale": 0.0,
+    "torque_scale": 0.0,
+    "initial_position_m": 0.0,
+    "initial_velocity_m_s": 0.0,
+    "initial_angular_velocity_rad_s": 0.0,
+    "initial_tilt": 0.0,
+    "initial_rotor_speed": CRAZYFLIE.hover_speed,
+}
 
 
 def plans(mdp, count=200):

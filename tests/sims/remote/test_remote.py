@@ -279,9 +279,14 @@ def gone(process: int) -> bool:
 def test_ctrl_c_is_the_parents_and_its_death_is_everyones():
     memory = set(os.listdir("/dev/shm"))
     parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        env=os.environ | {"PYTHONPATH": str(ROOT)}, start_new_session=True,
-    )  # fmt: skip
+        [sys.executable, "-c", PARENT],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        start_new_session=True,
+    )
     children = [int(number) for number in parent.stdout.readline().split()]
     assert len(children) == 2
     os.killpg(parent.pid, signal.SIGINT)  # what a terminal does
@@ -306,9 +311,13 @@ def test_training_goes_on_where_a_process_is_killed(tmp_path: Path):
     small = ["env_steps=6000", "num_envs=8", "evaluation_starts=4", "evaluation_envs=4", "task.step_limit=20"]
     options = [*small, "task.processes=2", "video=false", "threads=1", f"output={tmp_path / 'run'}"]
     training = subprocess.Popen(
-        [sys.executable, "train.py", "task=vehicle_navigate", *options], cwd=ROOT, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+        [sys.executable, "train.py", "task=vehicle_navigate", *options],
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
     metrics = tmp_path / "run" / "metrics.jsonl"
     while training.poll() is None and not (metrics.exists() and metrics.read_text()):
         time.sleep(0.05)

@@ -23,9 +23,15 @@ def same(first: dict, second: dict) -> bool:
 def stock(options: Options, start: int, **more):
     """robosuite's own environment, its random numbers as those of a start."""
     env = robosuite().make(
-        options.task, robots=list(options.robots), has_offscreen_renderer=False, use_camera_obs=False,
-        reward_shaping=options.shaped, ignore_done=True, seed=0, **more,
-    )  # fmt: skip
+        options.task,
+        robots=list(options.robots),
+        has_offscreen_renderer=False,
+        use_camera_obs=False,
+        reward_shaping=options.shaped,
+        ignore_done=True,
+        seed=0,
+        **more,
+    )
     drawn = np.random.default_rng(seeding.derive(start, "robosuite", options.task, "train"))
     env.rng.bit_generator.state = drawn.bit_generator.state
     return env

@@ -18,9 +18,14 @@ from sims.swarm.task import SwarmTask
 from tests.conformance.test_environments import same
 
 CALM = Swarm(
-    drones=4, density=0.0, force_scale=0.0, torque_scale=0.0, initial_velocity_m_s=0.0, initial_tilt=0.0,
+    drones=4,
+    density=0.0,
+    force_scale=0.0,
+    torque_scale=0.0,
+    initial_velocity_m_s=0.0,
+    initial_tilt=0.0,
     initial_angular_velocity_rad_s=0.0,
-)  # fmt: skip
+)
 
 
 def make(worlds: int = 2, split: str = "train", mdp: Swarm = CALM, **options) -> SwarmEnvironment:

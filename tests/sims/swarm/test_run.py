@@ -13,9 +13,13 @@ ROOT = Path(__file__).parents[3]
 
 def run(program: str, *options: str) -> str:
     completed = subprocess.run(
-        [sys.executable, program, *options], cwd=ROOT, capture_output=True, text=True, check=False,
+        [sys.executable, program, *options],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    )
     assert completed.returncode == 0, completed.stdout + completed.stderr
     return completed.stdout
 

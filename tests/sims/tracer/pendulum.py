@@ -33,15 +33,21 @@ def step(state: Rows, record: Rows, action: Rows, key: Rows, length_m: Rows) -> 
 PENDULUM = Program(
     "swing",
     (
-        Group("state", 2, differentiable=True), Group("record", 2), Group("action", 1, differentiable=True),
-        Group("key", 2, WORD), Group("length_m", 1, UNIFORM),
+        Group("state", 2, differentiable=True),
+        Group("record", 2),
+        Group("action", 1, differentiable=True),
+        Group("key", 2, WORD),
+        Group("length_m", 1, UNIFORM),
     ),
     (
-        Group("state", 2, differentiable=True), Group("record", 2), Group("observation", 3, differentiable=True),
-        Group("reward", 1, differentiable=True), Group("executed", 1),
+        Group("state", 2, differentiable=True),
+        Group("record", 2),
+        Group("observation", 3, differentiable=True),
+        Group("reward", 1, differentiable=True),
+        Group("executed", 1),
     ),
     step,
-)  # fmt: skip
+)
 
 
 def given(lanes: int) -> dict[str, torch.Tensor]:
@@ -49,6 +55,9 @@ def given(lanes: int) -> dict[str, torch.Tensor]:
     g = torch.Generator().manual_seed(0)
     key = torch.randint(-(2**31), 2**31, (2, lanes), generator=g, dtype=torch.int64).int()
     return {
-        "state": torch.randn(2, lanes, generator=g), "record": torch.zeros(2, lanes), "key": key,
-        "length_m": torch.full((1, 1), 0.8), "observation": torch.randn(3, lanes, generator=g),
-    }  # fmt: skip
+        "state": torch.randn(2, lanes, generator=g),
+        "record": torch.zeros(2, lanes),
+        "key": key,
+        "length_m": torch.full((1, 1), 0.8),
+        "observation": torch.randn(3, lanes, generator=g),
+    }

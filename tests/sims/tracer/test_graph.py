@@ -89,9 +89,11 @@ def evaluate(node, args, given):
 
 def test_a_product_has_its_inputs_for_gradients():
     program = Program(
-        "square", (Group("x", 1, differentiable=True),), (Group("y", 1, differentiable=True),),
+        "square",
+        (Group("x", 1, differentiable=True),),
+        (Group("y", 1, differentiable=True),),
         lambda x: {"y": [x[0] * x[0]]},
-    )  # fmt: skip
+    )
     vjp = trace_vjp(program)
     assert [group.name for group in vjp.inputs] == ["x", "grad_y"]
     assert [group.name for group in vjp.outputs] == ["grad_x"]

@@ -30,11 +30,13 @@ def scene(distance: float = 6.0, direction: tuple[float, float] = (1.0, 0.0), sp
         lidar[0, middle - 8 : middle + 9] = value
     return TensorDict(
         {
-            "lidar": lidar, "goal_distance": torch.tensor([[distance]]), "goal_direction": torch.tensor([direction]),
+            "lidar": lidar,
+            "goal_distance": torch.tensor([[distance]]),
+            "goal_direction": torch.tensor([direction]),
             "velocity": torch.tensor([[speed, 0.0]]),
         },
         batch_size=[1],
-    )  # fmt: skip
+    )
 
 
 def dwa(**seen) -> tuple[float, float]:

@@ -23,10 +23,17 @@ CHROMIUM = shutil.which("chromium")
 REQUIRED = os.environ.get("CI_CHROMIUM") == "required"
 browsed = pytest.mark.skipif(not CHROMIUM and not REQUIRED, reason="needs chromium")
 OPTIONS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
-    "--disable-sync", "--disable-extensions", "--no-first-run", "--enable-logging=stderr",
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-extensions",
+    "--no-first-run",
+    "--enable-logging=stderr",
     "--host-resolver-rules=MAP * ~NOTFOUND",
-)  # fmt: skip
+)
 ITS_OWN = re.compile(r"https?://([\w.-]+\.)?(google|googleapis|gstatic)\.com/")
 """What Chromium asks for whatever it shows."""
 HOSTILE = 'pick <b id="x">&amp; "go"'

@@ -58,9 +58,14 @@ def test_safety_limits_can_be_read(name):
 
 def test_arguments_reach_the_nodes_they_are_for():
     given = {
-        "checkpoint": "/run", "namespace": "drone1", "robot": "px4_rates", "rate_hz": "50", "use_sim_time": "true",
-        "parameters": "/mine.yaml", "limits": "/limits.yaml",
-    }  # fmt: skip
+        "checkpoint": "/run",
+        "namespace": "drone1",
+        "robot": "px4_rates",
+        "rate_hz": "50",
+        "use_sim_time": "true",
+        "parameters": "/mine.yaml",
+        "limits": "/limits.yaml",
+    }
     safety, policy = launched("quadrotor", given).nodes
     assert {node.namespace for node in (safety, policy)} == {"drone1"}
     overrides = {"checkpoint": "/run", "robot": "px4_rates", "options.rate_hz": 50.0, "use_sim_time": True}

@@ -489,9 +489,13 @@ def test_an_inertial_unit_of_another_frame_or_without_the_quantity_is_refused():
 def test_a_blue_green_red_picture_with_padded_rows():
     codec = body_codecs.Image({"image": TensorSpec((1, 2, 3), dtype="uint8")})
     message = filled(
-        "sensor_msgs/msg/Image", height=1, width=2, step=8, encoding="bgr8",
+        "sensor_msgs/msg/Image",
+        height=1,
+        width=2,
+        step=8,
+        encoding="bgr8",
         data=np.array([1, 2, 3, 4, 5, 6, 99, 99], np.uint8),
-    )  # fmt: skip
+    )
     np.testing.assert_array_equal(codec.decode(message)["image"], [[[3, 2, 1], [6, 5, 4]]])
     message.encoding = "mono8"
     with pytest.raises(ValueError, match="rgb8 or bgr8"):

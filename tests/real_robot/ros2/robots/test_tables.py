@@ -61,9 +61,13 @@ def flying(action: TensorSpec) -> Contract:
 
 
 RATES = TensorSpec(
-    (4,), unit="rad/s (rates), 1 (thrust)", frame="body", names=("roll_rate", "pitch_rate", "yaw_rate", "thrust"),
-    low=(-3, -3, -3, 0), high=(3, 3, 3, 1),
-)  # fmt: skip
+    (4,),
+    unit="rad/s (rates), 1 (thrust)",
+    frame="body",
+    names=("roll_rate", "pitch_rate", "yaw_rate", "thrust"),
+    low=(-3, -3, -3, 0),
+    high=(3, 3, 3, 1),
+)
 ROWS = [
     ("simulation", HOVER, {}),
     ("simulation", arm(picture=TensorSpec((8, 8, 3), dtype="uint8"), **OBJECTS), {}),
@@ -146,9 +150,11 @@ def test_the_goal_is_computed_from_odometry_and_goal_pose():
 def test_a_simulated_vehicle_publishes_what_its_goal_is_computed_from(turn):
     table = robot_table("diff_drive", NAVIGATE, {"rate_hz": 10.0})
     seen = {
-        "velocity": np.array([0.5, 0.1]), "goal_distance": np.array([3.0]),
-        "goal_direction": np.array([np.cos(turn), np.sin(turn)]), "lidar": np.ones(NAVIGATE.observation["lidar"].shape),
-    }  # fmt: skip
+        "velocity": np.array([0.5, 0.1]),
+        "goal_distance": np.array([3.0]),
+        "goal_direction": np.array([np.cos(turn), np.sin(turn)]),
+        "lidar": np.ones(NAVIGATE.observation["lidar"].shape),
+    }
     arrays: dict[str, np.ndarray] = {}
     for topic in table.states:
         arrays |= topic.codec.decode(on_the_wire(topic.codec.encode(table.measured(seen), types, 1.0)))

@@ -29,10 +29,12 @@ def told(env: VehicleEnvironment, seen: dict[str, np.ndarray]) -> dict[str, np.n
     x, y, yaw = env.now.state[0, :3].tolist()
     cos, sin = math.cos(yaw), math.sin(yaw)
     return {
-        "position": np.array([x, y, 0.0]), "rotation": np.array([cos, -sin, 0, sin, cos, 0, 0, 0, 1.0]),
-        "goal": np.array([*env.now.world["route"][0, 0].tolist(), 0.0]), "lidar": seen["lidar"],
+        "position": np.array([x, y, 0.0]),
+        "rotation": np.array([cos, -sin, 0, sin, cos, 0, 0, 0, 1.0]),
+        "goal": np.array([*env.now.world["route"][0, 0].tolist(), 0.0]),
+        "lidar": seen["lidar"],
         "velocity": seen["velocity"],
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize("odometry", ["since the start", "anew in every period"])
@@ -89,9 +91,12 @@ def test_odometry_that_jumps_begins_a_new_map():
 @pytest.mark.parametrize("bad", ["velocity", "position", "goal"])
 def test_a_measurement_that_is_not_finite_leaves_the_map_as_it_is(bad, first):
     good = {
-        "position": np.zeros(3), "rotation": np.eye(3).reshape(9), "velocity": np.zeros(2),
-        "goal": np.array([4.0, 0.0, 0.0]), "lidar": scan(ahead=2.0),
-    }  # fmt: skip
+        "position": np.zeros(3),
+        "rotation": np.eye(3).reshape(9),
+        "velocity": np.zeros(2),
+        "goal": np.array([4.0, 0.0, 0.0]),
+        "lidar": scan(ahead=2.0),
+    }
     broken = good | {bad: np.full_like(good[bad], np.nan)}
     expected, table = row().observe(good), row()
     if not first:

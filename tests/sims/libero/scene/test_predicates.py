@@ -108,10 +108,12 @@ def test_on_a_region_of_the_workspace_is_a_window_of_heights(model, owner, heigh
 @pytest.mark.parametrize(
     ("kind", "category", "any_joint"),
     [
-        ("open", "wooden_cabinet", True), ("close", "wooden_cabinet", False),
-        ("turnon", "flat_stove", True), ("turnoff", "flat_stove", False),
+        ("open", "wooden_cabinet", True),
+        ("close", "wooden_cabinet", False),
+        ("turnon", "flat_stove", True),
+        ("turnoff", "flat_stove", False),
     ],
-)  # fmt: skip
+)
 def test_one_joint_opens_or_turns_on_and_all_close_or_turn_off(model, kind, category, any_joint):
     shelf = ET.fromstring(MODEL).find("worldbody/body[@name='shelf']")
     goal = GoalCompiler(model, load_tasks("libero_object", [0])[0].problem, {"shelf": (category, shelf)})
