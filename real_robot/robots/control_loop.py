@@ -18,18 +18,18 @@ from real_robot.safety.safety import Safety, Verdict
 
 
 class Executor(Protocol):
-    """Turns measurements into the current action; see `chunk_executor.ChunkExecutor`."""
+    """Computes the current action from measurements; see `chunk_executor.ChunkExecutor`."""
 
     def reset(self) -> None:
         """Begin an episode."""
         ...
 
     def observe(self, reading: Reading) -> None:
-        """Offer the newest measurement."""
+        """Pass in the newest measurement."""
         ...
 
     def action(self, now_s: float) -> Array | None:
-        """The action [A] for now, or None if there is no valid one."""
+        """The action [A] for the time `now_s`, or None without a valid action."""
         ...
 
 
@@ -80,8 +80,8 @@ class Timing:
 class ControlLoop:
     """Runs a step every `period_s`, at deadlines counted from the first, so that lateness never accumulates.
 
-    Missed deadlines are skipped, not made up for. The last `spin_s` before a deadline are spent spinning, which wakes
-    up sooner than sleeping. `timing` covers the last `kept` periods.
+    Missed deadlines are skipped, not caught up. The last `spin_s` before a deadline are spent in a busy wait, which
+    reacts sooner than sleeping. `timing` covers the last `kept` periods.
     """
 
     def __init__(
@@ -111,24 +111,24 @@ class ControlLoop:
         while index < last and not self._stopped:
             deadline = first + index * self.period_s
             self._wait(deadline)
-            began = self._clock()
+            begin_s = self._clock()
             step()
-            ended = self._clock()
-            self._count(began - deadline, ended - began)
+            end_s = self._clock()
+            self._count(begin_s - deadline, end_s - begin_s)
             # up to rounding, a step that ends on a deadline has not missed it
-            following = max(index + 1, math.ceil((ended - first) / self.period_s - 1e-6))
-            self._missed += int(min(following, last)) - index - 1
-            index = following
+            next_index = max(index + 1, math.ceil((end_s - first) / self.period_s - 1e-6))
+            self._missed += int(min(next_index, last)) - index - 1
+            index = next_index
         return self.timing()
 
     def timing(self) -> Timing:
         """Statistics so far; may be called while the loop runs."""
-        kept = min(self._periods, len(self._late))
-        late, work = (_quantiles(values[:kept]) for values in (self._late, self._work))
+        count = min(self._periods, len(self._late))
+        late, work = (_quantiles(values[:count]) for values in (self._late, self._work))
         return Timing(self._periods, self._missed, self._overruns, late, work)
 
     def _count(self, late_s: float, work_s: float) -> None:
-        place = self._periods % len(self._late)
+        place = self._periods % len(self._late)  # ring buffer
         self._late[place], self._work[place] = late_s, work_s
         self._overruns += work_s > self.period_s
         self._periods += 1
@@ -168,22 +168,22 @@ class Watchdog:
 
 
 def prefer_real_time(priority: int = 50) -> list[str]:
-    """Request real-time scheduling; returns what was refused, one line each with how to allow it.
+    """Request real-time scheduling; returns one line for each refused request, with the remedy.
 
     The calling thread runs before ordinary ones (SCHED_FIFO), memory is not paged out, and existing objects are left
     out of garbage collection.
     """
     import ctypes
 
-    refused = []
+    refusals = []
     try:
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(priority))
     except OSError as error:
-        refused.append(f"real-time scheduling: {error.strerror}; give rtprio {priority} in /etc/security/limits.conf")
+        refusals.append(f"real-time scheduling: {error.strerror}; give rtprio {priority} in /etc/security/limits.conf")
     current_and_future = 3
     if ctypes.CDLL(None, use_errno=True).mlockall(current_and_future) != 0:
         message = os.strerror(ctypes.get_errno())
-        refused.append(f"locking memory: {message}; give memlock unlimited in /etc/security/limits.conf")
+        refusals.append(f"locking memory: {message}; give memlock unlimited in /etc/security/limits.conf")
     gc.collect()
     gc.freeze()
-    return refused
+    return refusals

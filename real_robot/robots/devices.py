@@ -65,7 +65,7 @@ class Keyboard:
         """The keys pressed recently.
 
         Raises:
-            OSError: if the terminal is gone.
+            OSError: if the terminal was closed.
         """
         now, pressed = self._clock(), set()
         try:
@@ -92,9 +92,9 @@ class Keyboard:
 
 @dataclass(frozen=True)
 class Layout:
-    """Which events, by their names in the kernel, are which axis, with its sign, and which button.
+    """Axis with its sign, and button, of each event of a kind of device, by the kernel's event names.
 
-    A device is one of these if it has all events `known`. `full` is the full deflection of devices that do not report
+    A device is of this kind if it has all events `known`. `full` is the full deflection of devices that do not report
     their range, such as a SpaceMouse with relative motion. Such a device counts as released after `rest_s` without
     events, because the kernel drops zeros.
     """
@@ -141,7 +141,7 @@ SPACEMICE = (
     Layout({f"REL_{axis}": to for axis, to in _CAP.items()}, _MOUSE_BUTTONS, ("REL_RX", "REL_RZ", "BTN_0")),
     Layout({f"ABS_{axis}": to for axis, to in _CAP.items()}, _MOUSE_BUTTONS, ("ABS_RX", "ABS_RZ", "BTN_0")),
 )
-"""The cap moves and turns, the left button is the gripper, the right one success; by kernel with or without a range."""
+"""The cap moves and turns, the left button is the gripper, the right one success; some kernels report no range."""
 
 
 class EventDevice:
@@ -172,7 +172,7 @@ class EventDevice:
         """Process all pending events.
 
         Raises:
-            OSError: if the device is gone.
+            OSError: if the device was unplugged.
         """
         codes, pressed = self._codes, set[str]()
         for event in self._events():
@@ -194,20 +194,23 @@ class EventDevice:
         self._device.close()
 
     def _events(self) -> list[Any]:
-        found: list[Any] = []
+        """All pending events, without waiting."""
+        events: list[Any] = []
         while True:
             try:
-                some = list(self._device.read())
+                batch = list(self._device.read())
             except BlockingIOError:
-                return found
-            if not some:
-                return found
-            found += some
+                return events
+            if not batch:
+                return events
+            events += batch
 
     def _deflect(self, kind: int, code: int, value: int) -> None:
+        """Set an axis to the deflection in [-1, 1] of the event's `value`."""
         axis, sign = self._axes_of[kind, code]
         relative = kind == self._codes.EV_REL
         low, high = (-self._layout.full, self._layout.full) if relative else self._ranges[code]
+        # (2 value - low - high) / (high - low) maps [low, high] to [-1, 1]
         deflection = min(max((2.0 * value - low - high) / (high - low), -1.0), 1.0)
         self._axes[axis] = sign * deflection if abs(deflection) > self._dead else 0.0
         if relative:
@@ -234,7 +237,7 @@ class EventDevice:
 
 
 class Device(Enum):
-    """What a person drives with; `LEADER` is a second arm, which needs ROS 2."""
+    """Input devices of a person; `LEADER` is a second arm, which needs ROS 2."""
 
     KEYBOARD = "keyboard"
     GAMEPAD = "gamepad"
@@ -246,28 +249,28 @@ LAYOUTS = {Device.GAMEPAD: (GAMEPAD,), Device.SPACEMOUSE: SPACEMICE}
 
 
 def open_device(device: Device, event: str = "") -> Channel:
-    """The `device`: keys of this terminal, else the event device `event`, or the first of its kind.
+    """Open `device`: the keys of this terminal, or the event device `event`, or the first device of its kind.
 
     Raises:
-        UserError: on one line, if there is none, it is another one, or can't be read.
+        UserError: on one line, if there is no such device, `event` is of another kind, or it can't be read.
     """
     if device not in LAYOUTS:
         return Keyboard()
     evdev = _evdev()
-    found, others = [], []
+    matches, names = [], []
     for path in [event] if event else sorted(evdev.list_devices(writable=False)):
         try:
             opened = evdev.InputDevice(path)
         except OSError as error:
             raise UserError(f"can't read {path}: {error.strerror}; is it plugged in? {_permission()}") from error
-        has = {(kind, code) for kind, codes in opened.capabilities(absinfo=False).items() for code in codes}
-        found += [(path, layout) for layout in LAYOUTS[device] if has >= _needed(evdev, layout)]
-        others.append(f"{opened.name} ({path})")
+        events = {(kind, code) for kind, codes in opened.capabilities(absinfo=False).items() for code in codes}
+        matches += [(path, layout) for layout in LAYOUTS[device] if events >= _needed(evdev, layout)]
+        names.append(f"{opened.name} ({path})")
         opened.close()
-    if not found:
-        listed = ", ".join(others) or "none"
+    if not matches:
+        listed = ", ".join(names) or "none"
         raise UserError(f"no {device.value} among the readable input devices: {listed}; plug it in. {_permission()}")
-    return EventDevice(*found[0])
+    return EventDevice(*matches[0])
 
 
 def _needed(evdev: Any, layout: Layout) -> set[tuple[int, int]]:  # noqa: ANN401 - the package
@@ -275,7 +278,7 @@ def _needed(evdev: Any, layout: Layout) -> set[tuple[int, int]]:  # noqa: ANN401
 
 
 def _kind(evdev: Any, name: str) -> int:  # noqa: ANN401 - the package
-    """The type of the events `name`."""
+    """Type of the event `name`, by its prefix."""
     kinds = {"ABS": evdev.ecodes.EV_ABS, "REL": evdev.ecodes.EV_REL, "BTN": evdev.ecodes.EV_KEY}
     return kinds[name.partition("_")[0]]
 

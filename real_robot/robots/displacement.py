@@ -1,9 +1,9 @@
 """Displacements of the end effector as velocities: LIBERO's actions on an arm that follows velocities.
 
-A policy trained with robosuite's OSC_POSE commands where the hand is to go from where it is, anew in every period; the
-controller pulls it there like a critically damped spring, and is told the next goal long before it arrives: at
-robosuite's stiffness the hand covers a quarter of a displacement that is commanded again and again. A robot that
-covered all of it would move four times as fast as in training.
+A policy trained with robosuite's OSC_POSE commands a displacement from the hand's current pose in every period. The
+controller moves the hand like a critically damped spring, and receives the next goal long before the hand arrives: at
+robosuite's stiffness the hand covers a quarter of a displacement that is commanded repeatedly. A robot that covered all
+of it would move four times as fast as in training.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ GRIPPER = "gripper"
 DISPLACEMENTS = "0.05 m (x, y, z); 0.5 rad, axis-angle (rotation); direction of travel (gripper)"
 """Unit of LIBERO's actions."""
 VELOCITIES = "m/s (x, y, z); rad/s (rotation); direction of travel (gripper)"
-"""Unit of what they are turned into."""
+"""Unit of the velocities that replace them."""
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,11 @@ class Response:
     stiffness: float = 150.0
 
     def after(self, action: Array, velocity: Array) -> tuple[Array, Array]:
-        """Mean velocity [6] over the period that begins with `velocity` [6] and goal `action` [6], and that at its end.
+        """Mean and final velocity [6] of a period that begins with `velocity` [6] and goal `action` [6].
 
-        The closed solution of the equation for e(0) = -goal, e'(0) = velocity.
+        This is the closed solution of the equation for e(0) = -goal, e'(0) = velocity.
         """
+        # e(t) = (-goal + (velocity - w goal) t) exp(-w t); the hand moves by e(t) + goal
         goal = np.asarray(self.scale) * action
         w, t = math.sqrt(self.stiffness), self.dt_s
         decay = math.exp(-w * t)
@@ -51,7 +52,7 @@ class Response:
 
     @property
     def fastest(self) -> Array:
-        """Mean velocities [6] that actions of 1 lead to in the end; none is ever faster, as nothing overshoots."""
+        """Steady mean velocities [6] under actions of 1: the upper bound, because the response does not overshoot."""
         velocity = np.zeros(6)
         for _ in range(1000):
             mean, velocity = self.after(np.ones(6), velocity)
@@ -59,9 +60,9 @@ class Response:
 
 
 class Displaced:
-    """An executor whose displacements are turned into velocities [7]: `executor`'s actions are LIBERO's.
+    """An executor that converts displacements, LIBERO's actions of `executor`, to velocities [7].
 
-    The gripper's element stays what it is. A period without an action lets the hand come to rest.
+    The gripper's element is unchanged. A period without an action lets the hand come to rest.
     """
 
     def __init__(self, executor: Executor, response: Response) -> None:
@@ -74,7 +75,7 @@ class Displaced:
         self._velocity = np.zeros(6)
 
     def observe(self, reading: Reading) -> None:
-        """Offer the newest measurement."""
+        """Pass in the newest measurement."""
         self._executor.observe(reading)
 
     def action(self, now_s: float) -> Array | None:
@@ -83,6 +84,6 @@ class Displaced:
         if displacement is None:
             self._velocity = np.zeros(6)
             return None
-        wanted = np.clip(np.asarray(displacement, np.float64), -1.0, 1.0)
-        mean, self._velocity = self._response.after(wanted[:6], self._velocity)
-        return np.append(mean, wanted[6])
+        clipped = np.clip(np.asarray(displacement, np.float64), -1.0, 1.0)
+        mean, self._velocity = self._response.after(clipped[:6], self._velocity)
+        return np.append(mean, clipped[6])

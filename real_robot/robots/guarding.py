@@ -13,14 +13,14 @@ from real_robot.robots.robot import Array, Reading
 class Guarding:
     """An executor whose commands `guard` checks against the newest measurement.
 
-    One that is not finite is left to `Safety`, which holds.
+    Commands and measurements that are not finite are passed on to `Safety`, which holds.
     """
 
     def __init__(self, executor: Executor, guard: Guard) -> None:
         self._executor, self._guard = executor, guard
         self._seen: dict[str, torch.Tensor] = {}
-        nothing = {key: torch.zeros(1, *guard.window.contract.observation[key].shape) for key in READ}
-        guard.command(nothing, torch.zeros(1, 2))  # compiles it now: the first command does not wait
+        zeros = {key: torch.zeros(1, *guard.window.contract.observation[key].shape) for key in READ}
+        guard.command(zeros, torch.zeros(1, 2))  # compiles the guard now, so that the first command does not wait
 
     def reset(self) -> None:
         """Begin an episode."""
@@ -28,14 +28,14 @@ class Guarding:
         self._seen = {}
 
     def observe(self, reading: Reading) -> None:
-        """Offer the newest measurement."""
-        seen = {key: torch.from_numpy(np.array(reading.observation[key], np.float32)) for key in READ}
-        finite = all(bool(value.isfinite().all()) for value in seen.values())
-        self._seen = {key: value.unsqueeze(0) for key, value in seen.items()} if finite else {}
+        """Pass in the newest measurement."""
+        observation = {key: torch.from_numpy(np.array(reading.observation[key], np.float32)) for key in READ}
+        finite = all(bool(value.isfinite().all()) for value in observation.values())
+        self._seen = {key: value.unsqueeze(0) for key, value in observation.items()} if finite else {}
         self._executor.observe(reading)
 
     def action(self, now_s: float) -> Array | None:
-        """The executor's action [A] for now, or the one that replaces it."""
+        """The executor's action [A] for the time `now_s`, or the guard's replacement."""
         action = self._executor.action(now_s)
         if action is None or not self._seen or not np.isfinite(action).all():
             return action

@@ -1,4 +1,4 @@
-"""A person's input, mapped to a robot's action: it replaces a policy's, or there is no policy."""
+"""Maps a person's input to a robot's action, which replaces the policy's action if there is a policy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ USUAL = {
     **{f"rotation_{axis}": turn for axis, turn in zip("xyz", AXES[3:], strict=True)},
     **{"speed": "x", "yaw_rate": "yaw", "steering_angle": "yaw"},
 }
-"""The axis that moves an element of the action with such a name."""
+"""Default axis of an action element, by the element's name."""
 GRIPPER = "gripper"
 
 
@@ -50,13 +50,13 @@ class Channel(Protocol):
 
 
 class Person(Protocol):
-    """Whoever drives: an `Operator`, or a `Leader`."""
+    """Source of a person's actions: an `Operator`, or a `Leader`."""
 
     pressed: frozenset[str]
     """Buttons of the last `action`."""
 
     def action(self, proposed: Array | None) -> Array | None:
-        """The person's action [A] in place of the policy's `proposed` one, or None if they do not intervene.
+        """The person's action [A], which replaces the policy's `proposed` one, or None if they do not intervene.
 
         Raises:
             OSError: if the device is gone.
@@ -77,14 +77,14 @@ class Operator:
 
     Args:
         channel: the input device.
-        contract: the robot's.
+        contract: contract of the robot.
         axes: action element -> (axis, action at full deflection).
         gripper: the action element that the gripper button toggles between its limits; "" for none.
         alone: there is no policy: every action is the person's, and elements at rest are zero, or as close as limits
             allow.
 
     Raises:
-        UserError: for elements that the action does not have, and if nothing moves an element of a person `alone`.
+        UserError: for elements that the action does not have, and with `alone` for elements that no axis moves.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Operator:
         self.pressed: frozenset[str] = frozenset()
 
     def action(self, proposed: Array | None) -> Array | None:
-        """As `Person`; elements without an axis keep the policy's value."""
+        """See `Person.action`; elements without an axis keep the policy's value."""
         controls = self._channel.read()
         self.pressed = controls.pressed
         deflections = [controls.axes.get(axis, 0.0) * full for axis, full in self._axes]
@@ -124,11 +124,11 @@ class Operator:
         if not engaged and not self._alone:
             self._closed = None
             return None
-        taken = np.array(self._still if proposed is None else proposed, np.float64)
-        taken[self._index] = deflections
+        command = np.array(self._still if proposed is None else proposed, np.float64)
+        command[self._index] = deflections
         if self._gripper is not None:
-            taken[self._gripper] = self._turn(taken[self._gripper], "gripper" in controls.pressed)
-        return taken
+            command[self._gripper] = self._turn(command[self._gripper], "gripper" in controls.pressed)
+        return command
 
     def wait_for(self, *buttons: str, sleep: Callable[[float], None] = time.sleep) -> str:
         """As `Person`."""
@@ -139,6 +139,7 @@ class Operator:
         self._channel.close()
 
     def _turn(self, proposed: float, pressed: bool) -> float:
+        """The gripper's command: the button toggles the person's choice, else the policy's is `proposed`."""
         low, high = self._ends
         if pressed:
             closed = proposed > 0.5 * (low + high) if self._closed is None else self._closed
@@ -150,8 +151,8 @@ class Leader:
     """A second arm that a person moves by hand: the robot follows its joints.
 
     Args:
-        positions: the newest action [A], None if there is none or it is old.
-        buttons: a device whose buttons begin and judge episodes; its axes do nothing.
+        positions: returns the newest action [A]; None without one, or if it is old.
+        buttons: a device whose buttons begin and judge episodes; its axes have no effect.
     """
 
     def __init__(self, positions: Callable[[], Array | None], buttons: Channel) -> None:
@@ -159,7 +160,7 @@ class Leader:
         self.pressed: frozenset[str] = frozenset()
 
     def action(self, proposed: Array | None) -> Array | None:
-        """As `Person`: always the leader's, if it measures."""
+        """See `Person.action`: always the leader's joint positions, if there are recent ones."""
         self.pressed = self._buttons.read().pressed
         return self._positions()
 
@@ -175,14 +176,14 @@ class Leader:
 def wait_for(channel: Channel, buttons: tuple[str, ...], sleep: Callable[[float], None]) -> str:
     """Block until one of `buttons` is pressed; returns it."""
     while True:
-        found = channel.read().pressed & set(buttons)
-        if found:
-            return sorted(found)[0]
+        pressed = channel.read().pressed & set(buttons)
+        if pressed:
+            return sorted(pressed)[0]
         sleep(0.02)
 
 
 def usual_axes(contract: Contract, chosen: Mapping[str, str], speed: float) -> dict[str, tuple[str, float]]:
-    """Axes for `Operator`: those `chosen` by action element, else by `USUAL` names.
+    """Axes for `Operator` by action element: the `chosen` ones, else the defaults in `USUAL`.
 
     Full deflection is the share `speed` of the upper limit.
 

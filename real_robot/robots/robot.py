@@ -25,9 +25,9 @@ class Reading:
     """The newest complete measurement of a robot.
 
     `observation` holds arrays without a batch axis by the contract's keys, never privileged ones. `sequence` increases
-    with every measurement. `frames` are the frames declared by messages, by key. `refusal` is why the robot does not
-    move as commanded, as it says itself; "" if it does. A measurement of several parts is as old as the oldest,
-    `stamp_s`; `newest_s` is the stamp of the newest, and `stamps` are those of parts by key, as far as they are known.
+    with every measurement. `frames` are the frames declared by messages, by key. `refusal` is the robot's own reason
+    for not moving as commanded; "" if it moves. `stamp_s` is the stamp of the oldest part of a measurement, `newest_s`
+    that of the newest part, and `stamps` are the stamps of parts by key, as far as they are known.
     """
 
     observation: dict[str, Array]
@@ -52,11 +52,11 @@ class Reading:
 class Robot(Protocol):
     """A robot that measures and takes commands; only `safety.Safety` calls `write`.
 
-    `at_rest` [A] says how it is stopped by commands: the value at which an element stands still, 0.0 of a velocity, or
-    NaN of one that stays where it is commanded to, such as a joint's position. None: no command makes it safe, as that
-    of a quadrotor, and its own `hold` does. `stops_after_s` is the time without commands after which the robot's driver
-    has brought commanded velocities to rest by itself; None: it never does. A position or displacement is done and then
-    stands still anyway.
+    `at_rest` [A] are the commands that stop the robot: the value at which an element stands still, 0.0 for a velocity,
+    or NaN for an element that stays where it is commanded to, such as a joint's position. None: no command makes the
+    robot safe, for example a quadrotor, only its own `hold`. `stops_after_s` is the time without commands after which
+    the robot's driver has brought commanded velocities to rest by itself; None: it never does. Commanded positions and
+    displacements end by themselves.
     """
 
     contract: Contract
@@ -64,7 +64,7 @@ class Robot(Protocol):
     stops_after_s: float | None
 
     def read(self) -> Reading | None:
-        """The newest complete measurement, without waiting; None before the first one."""
+        """Return the newest complete measurement without waiting; None before the first one."""
         ...
 
     def write(self, action: Array) -> None:
@@ -72,10 +72,10 @@ class Robot(Protocol):
         ...
 
     def hold(self) -> None:
-        """The robot's own safe behaviour: a quadrotor hovers or lands, an arm may close its brakes.
+        """Start or continue the robot's own safe behaviour: a quadrotor hovers or lands, an arm may close its brakes.
 
-        Called every period while it has to be safe if there is no `at_rest`; otherwise when its last command has been
-        written, and every period of an emergency stop.
+        Without `at_rest` this is called every period in which the robot has to be safe; otherwise after the last
+        command of a stop, and every period of an emergency stop.
         """
         ...
 
@@ -89,13 +89,13 @@ class SimulatedRobot:
 
     Args:
         environment: executes single actions (K = 1).
-        holding: the action [A] that holds still, given an observation, as the robot's own controller would.
+        holding: returns the action [A] that stands still for an observation, as the robot's own controller would.
     """
 
     def __init__(self, environment: Environment, holding: Callable[[dict[str, Array]], Array]) -> None:
         if environment.num_envs != 1 or environment.contract.executed != 1:
-            got = f"{environment.num_envs} environments and K={environment.contract.executed}"
-            raise UserError(f"expected one environment that executes single actions, got {got}")
+            description = f"{environment.num_envs} environments and K={environment.contract.executed}"
+            raise UserError(f"expected one environment that executes single actions, got {description}")
         self.contract, self.environment, self._holding = environment.contract, environment, holding
         self.at_rest = self.stops_after_s = None
         self.transition: Transition | None = None
@@ -134,14 +134,15 @@ class SimulatedRobot:
         self._measure(self.transition.observation)
 
     def hold(self) -> None:
-        """One period of the robot's own safe behaviour; does nothing before the first reset."""
+        """Simulate one period of the robot's own safe behaviour; no-op before the first reset."""
         if self._reading is not None:
             self.write(self._holding(self._reading.observation))
 
     def close(self) -> None:
-        """Does nothing: a simulator stands still between calls."""
+        """No-op: a simulator stands still between calls."""
 
     def _measure(self, observation: Any) -> Reading:  # noqa: ANN401 - a TensorDict
+        """Store the first environment's `observation` as the newest measurement."""
         arrays = {key: observation[key][0].detach().cpu().numpy() for key in self._keys}
         sequence = 0 if self._reading is None else self._reading.sequence + 1
         self._reading = Reading(arrays, self.clock(), sequence)

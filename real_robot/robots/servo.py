@@ -1,4 +1,4 @@
-"""The pose that an arm is to reach next, from commanded velocities of its hand."""
+"""Target poses of an arm's hand, integrated from commanded velocities."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Pose = tuple[Array, Array]
 class Servo:
     """Integrates velocities of the hand to target poses, which never lead the measured one by more than a leash.
 
-    Without the leash a blocked hand's target would go on, and the hand would jump after it once it is free; it also
+    Without the leash the target of a blocked hand would move on, and the hand would jump to it once it is free; it also
     bounds how hard a stiff arm presses. All poses and velocities are in one frame.
 
     Args:
@@ -33,11 +33,15 @@ class Servo:
     def advance(self, velocity: Array, period_s: float, measured: Pose) -> Pose:
         """The target after `period_s` of `velocity` [6], m/s and rad/s, given the `measured` pose."""
         position, rotation = self._target or measured
-        here, turned = measured
-        lead = _shortened(position + velocity[:3] * period_s - here, self._leash_m)
+        measured_position, measured_rotation = measured
+        # target = measured + min(1, leash / |lead|) lead, for the position and for the rotation vector
+        lead = _shortened(position + velocity[:3] * period_s - measured_position, self._leash_m)
         ahead = Rotation.from_rotvec(velocity[3:] * period_s) * Rotation.from_matrix(rotation)
-        turn = _shortened((ahead * Rotation.from_matrix(turned).inv()).as_rotvec(), self._leash_rad)
-        self._target = here + lead, (Rotation.from_rotvec(turn) * Rotation.from_matrix(turned)).as_matrix()
+        turn = _shortened((ahead * Rotation.from_matrix(measured_rotation).inv()).as_rotvec(), self._leash_rad)
+        self._target = (
+            measured_position + lead,
+            (Rotation.from_rotvec(turn) * Rotation.from_matrix(measured_rotation)).as_matrix(),
+        )
         return self._target
 
 

@@ -1,4 +1,4 @@
-"""Episodes that a person begins, drives and judges, recorded; where they do not act, a policy may."""
+"""Recorded episodes that a person begins, drives and judges; a policy may act while the person does not."""
 
 from __future__ import annotations
 
@@ -39,15 +39,16 @@ PATIENCE = 2.5
 
 @dataclass
 class RecordConfig(ViewerOptions):
-    """Options of record.py, besides `task` and task.*, which are those of train.py.
+    """Options of record.py; `task` and task.* are the same as in train.py.
 
     `robot` is simulation, or a row of the tables with its `options`. `device` drives it; `event` is the device's path
-    if there are several. `axes` of the device by action element: by default those of elements with names such as x, yaw
-    and speed. Full deflection is the share `speed` of the action's limit. `leader` is the topic of a second arm's joint
-    states; `leader_joints` are theirs in the action's order. The policy in `checkpoint` acts where the person does not.
-    `episodes` ends the program after so many. `limits` is a YAML file of the robot's. Commands have the `prefix` on
-    which safety_node listens. `simulated_time` is that of /clock. `real_time` asks for real-time scheduling. `lerobot`
-    writes a dataset, too, with `pictures` as videos or images; `output` is a new folder.
+    if there are several. `axes` maps action elements to the device's axes; elements with names such as x, yaw and speed
+    have defaults. Full deflection is the share `speed` of the action's limit. `leader` is the topic of a second arm's
+    joint states; `leader_joints` are its joints in the action's order. The policy in `checkpoint` acts while the person
+    does not. `episodes` is the number of episodes after which the program ends. `limits` is a YAML file of the robot's
+    limits. Commands are published with the `prefix` to which safety_node subscribes. `simulated_time` uses the time of
+    /clock. `real_time` requests real-time scheduling. `lerobot` also writes a dataset, with `pictures` as videos or
+    images; `output` is a new folder.
     """
 
     robot: str = SIMULATION
@@ -80,16 +81,16 @@ class Station:
     """A robot that a person can drive.
 
     Attributes:
-        robot: what moves.
-        contract: of the policies that it serves, and of recordings.
-        clock: of its measurements.
-        sleep: waits, in real time; it also handles what arrives meanwhile.
+        robot: the robot.
+        contract: contract of policies and of recordings.
+        clock: clock of the measurements.
+        sleep: waits, in real time, and processes incoming messages meanwhile.
         begin: called before every episode; it may move a simulated robot to a start.
-        over: whether an episode has ended by itself: True is success; None: no.
-        heard: whether anybody listens to commands.
-        alive: called in every period while commands come.
-        leader: the positions [A] of a second arm; None without a new one.
-        translate: makes an executor of the robot's actions of one of the contract's, where they differ.
+        over: outcome of an episode that has ended by itself: True is success; None: it has not ended.
+        heard: whether commands have a subscriber.
+        alive: called in every period in which commands are sent.
+        leader: positions [A] of a second arm; None without new ones.
+        translate: converts an executor of the contract's actions to one of the robot's actions, where they differ.
     """
 
     robot: Robot
@@ -105,7 +106,7 @@ class Station:
 
 
 class Driver:
-    """An executor of the actions of a `person`, and of a `policy` where they do not intervene.
+    """An executor of the actions of a `person`, and of a `policy` while the person does not intervene.
 
     `trip` stops the robot before anything else is commanded, if the person presses stop or their device is gone.
     """
@@ -115,7 +116,7 @@ class Driver:
         self.human = False
         """Whether the last action was the person's."""
         self.asked: Array | None = None
-        """That action [A]."""
+        """Last requested action [A], of the person or the policy."""
         self.lost: OSError | None = None
         """Why the person's device can't be read any more."""
 
@@ -125,35 +126,35 @@ class Driver:
             self._policy.reset()
 
     def observe(self, reading: Reading) -> None:
-        """Show the policy a measurement."""
+        """Pass a measurement to the policy."""
         if self._policy:
             self._policy.observe(reading)
 
     def action(self, now_s: float) -> Array | None:
-        """The action [A] for now; None if neither has one."""
+        """The action [A] for the time `now_s`; None if neither the person nor the policy has one."""
         proposed = self._policy.action(now_s) if self._policy else None
-        taken = None
+        command = None
         try:
-            taken = self.person.action(proposed)
+            command = self.person.action(proposed)
             if "stop" in self.person.pressed:
                 self._trip("stopped by a person")
         except OSError as error:
             self.lost = error
             self._trip(f"the person's controls are gone: {error}")
-        self.human = taken is not None
-        self.asked = proposed if taken is None else taken
+        self.human = command is not None
+        self.asked = proposed if command is None else command
         return self.asked
 
 
 class _QuitError(Exception):
-    """The person, or a signal, wants no more episodes."""
+    """Raised when the person, or a signal, ends the program."""
 
 
 class Session:
-    """Runs the episodes of `task` at a `station`; success or the stop is told by buttons, or by `station.over`.
+    """Runs the episodes of `task` at a `station`; buttons or `station.over` determine the outcome.
 
-    Only `safety` writes to the robot. Every episode that was no success, also one that was stopped, is recorded as a
-    failure. `stopping` says whether the program has been asked to end.
+    Only `safety` writes to the robot. Every episode without success, including stopped ones, is recorded as a failure.
+    `stopping` returns whether the program has to end.
     """
 
     def __init__(
@@ -174,7 +175,7 @@ class Session:
         self._success, self._told = False, ""
 
     def run(self, episodes: int | None) -> list[bool]:
-        """Up to `episodes` of them, until the person stops while none runs; returns which were successes.
+        """Run up to `episodes` episodes, until the person presses stop between two; returns whether each was a success.
 
         Raises:
             UserError: if the person's device is gone, or the robot does not measure.
@@ -220,13 +221,13 @@ class Session:
             self._told = self._safety.reason
             if self._told:
                 log.warning(f"{verdict.state.value}: {self._told}")
-        told = True if "success" in pressed else False if "failure" in pressed else self._station.over()
-        if told is not None or self._safety.state is State.STOPPED or self._stopping():
-            self._success = bool(told) and self._safety.state is not State.STOPPED
+        outcome = True if "success" in pressed else False if "failure" in pressed else self._station.over()
+        if outcome is not None or self._safety.state is State.STOPPED or self._stopping():
+            self._success = bool(outcome) and self._safety.state is not State.STOPPED
             self._loop.stop()
 
     def _record(self, now_s: float, reading: Reading | None, asked: Array | None, verdict: Verdict) -> None:
-        if self._translated:  # policies are to learn what the person did, not what it was turned into
+        if self._translated:  # policies learn the person's action, not its translation
             asked = self._driver.asked
             verdict = replace(verdict, action=asked if verdict.state is State.ACTIVE else None)
         self._recorder.write(now_s, reading, asked, verdict, self._driver.human)
@@ -238,20 +239,20 @@ class Session:
 
 
 def simulated(environment: Environment) -> Station:
-    """The robot of `environment` (N = 1, K = 1), at rest where no action is; an episode ends as there."""
+    """Station of a robot simulated by `environment` (N = 1, K = 1), which rests without an action."""
     spec = environment.contract.action
     rest = np.clip(np.zeros(spec.shape, np.float32), spec.low or -np.inf, spec.high or np.inf)
     robot = SimulatedRobot(environment, lambda _: rest)
 
     def over() -> bool | None:
-        ended = robot.transition
-        return None if ended is None or not bool(ended.done[0]) else bool(ended.success[0])
+        transition = robot.transition
+        return None if transition is None or not bool(transition.done[0]) else bool(transition.success[0])
 
     return Station(robot, robot.contract, robot.clock, time.sleep, lambda: robot.reset() and None, over)
 
 
 def limits(path: str | None, control_dt_s: float) -> Limits:
-    """The limits in the YAML file at `path`; by default those of the contract, with time-outs that fit the rate."""
+    """Load the limits of the YAML file at `path`; by default the contract's limits, with time-outs that fit the rate."""
     if path:
         return load_limits(Path(path))
     timeout_s = max(Limits.command_timeout_s, PATIENCE * control_dt_s)
@@ -259,16 +260,16 @@ def limits(path: str | None, control_dt_s: float) -> Limits:
 
 
 def acting(policy: Policy, station: Station) -> ChunkExecutor:
-    """`policy` on the robot of `station`; without waiting for it, unless time is simulated."""
+    """Executor of `policy` at `station`; inference runs in a thread, unless time is simulated."""
     waits, clock = isinstance(station.robot, SimulatedRobot), station.clock
     return ChunkExecutor(policy, station.contract, execution=Execution.NAIVE, clock=clock, asynchronous=not waits)
 
 
 def person(config: RecordConfig, station: Station) -> Person:
-    """Whoever drives with the device of `config`.
+    """The operator or leader for `config.device`.
 
     Raises:
-        UserError: if there is no such device, or it does not move every element of the action.
+        UserError: if the device is missing, or does not move every element of the action.
     """
     contract = station.contract
     if config.device is Device.LEADER:
@@ -284,12 +285,12 @@ def person(config: RecordConfig, station: Station) -> Person:
 
 
 def first_reading(station: Station) -> Reading:
-    """The first valid measurement of the robot, once somebody takes its commands.
+    """Wait for the first valid measurement of the robot and for a subscriber of its commands.
 
-    Waiting is counted in `sleep`, as a simulator's clock is at 0 until it is heard, and may then be at any time.
+    Waiting is counted in `sleep`, because a simulator's clock is 0 until its first message, and then any time.
 
     Raises:
-        UserError: if there is none in `FIRST_READING_S`.
+        UserError: without a valid measurement or a subscriber within `FIRST_READING_S`.
     """
     period_s, reading = station.robot.contract.control_dt_s, None
     for _ in range(math.ceil(FIRST_READING_S / period_s)):

@@ -19,7 +19,7 @@ INF = math.inf
 
 
 Box = tuple[float, float, float, float]
-"""low, high of p; slowest, fastest w."""
+"""Bounds of a stop: low and high of p, slowest and fastest w."""
 Stop = list[tuple[float, int]]
 """Pairs of a constant c and a number of periods, in order."""
 HALVINGS = 6
@@ -34,13 +34,13 @@ class Axis:
     """One limited element, in units of periods: p, w, b and the stored stop.
 
     Args:
-        low: of p; infinite if unlimited.
-        high: of p.
-        slowest: w, at most 0.
-        fastest: w, at least 0.
-        most_b: of |b|.
-        most_c: of |c|.
-        pause: periods for which the velocity may go on unchanged before a stop begins, because nobody commands.
+        low: lower limit of p; -inf if unlimited.
+        high: upper limit of p; inf if unlimited.
+        slowest: lower limit of w, at most 0.
+        fastest: upper limit of w, at least 0.
+        most_b: limit of |b|.
+        most_c: limit of |c|.
+        pause: periods for which the velocity may continue unchanged before a stop begins, because commands are missing.
     """
 
     __slots__ = (
@@ -137,21 +137,23 @@ class Axis:
 
     @property
     def still(self) -> bool:
-        """Whether it stands still."""
+        """Whether the element stands still."""
         return not self._stop and self.w == self.b == 0.0
 
     def _meet(self, target: float, speed: float) -> float:
         """The largest b from which `target`, moving at `speed`, can be met without passing it."""
+        # speed that still brakes within the error, relative to the target's: w = speed + sign(e) w_stop(|e|)
         error = target - self.p
-        wanted = self._gain(speed + math.copysign(min(abs(error), self._speed_to_stop_in(abs(error))), error))
+        desired = self._gain(speed + math.copysign(min(abs(error), self._speed_to_stop_in(abs(error))), error))
         box = (-INF, target, -INF, INF) if error > 0.0 else (target, INF, -INF, INF)
         braking = self._reach(math.copysign(INF, -error))
-        passing, best, b = wanted, braking, wanted
+        # bisection between the hardest braking, which may pass the target least, and a b that passes it
+        passing, best, b = desired, braking, desired
         for _ in range(HALVINGS):
             w = self.w + b
             if self._stop_from(self.p + w, w - speed, b, box) is None:
                 passing = b
-            elif b == wanted:
+            elif b == desired:
                 return b
             else:
                 best = b
@@ -160,6 +162,7 @@ class Axis:
 
     def _gain(self, w: float) -> float:
         """The b that leads to the velocity `w` while decreasing to zero: b + (b - c) + ... = change."""
+        # c n (n + 1) / 2 = |change| with b = c n, solved for b: b = (sqrt(c (c + 8 |change|)) - c) / 2
         change = min(max(w, self.slowest), self.fastest) - self.w
         size = abs(change)
         b = min(size, 0.5 * (math.sqrt(self.most_c * (self.most_c + 8.0 * size)) - self.most_c))
@@ -173,15 +176,16 @@ class Axis:
         """The w from which braking, jerk included, needs at most `distance`: w^2 / 2B + w B / 2C = distance."""
         if self.most_b == INF:
             return INF
+        # w = B (sqrt(lag^2 + 2 distance / B) - lag) with lag = B / 2C
         lag = 0.5 * self.most_b / self.most_c
         return self.most_b * (math.sqrt(lag * lag + 2.0 * distance / self.most_b) - lag)
 
     def _approach(self, b: float) -> None:
         """Take the step closest to `b`, starting from the stored stop, that still allows a stop."""
-        kept = self.b + self._stop[0][0] if self._stop else 0.0
+        stopping = self.b + self._stop[0][0] if self._stop else 0.0
         share = 1.0
         for _ in range(HALVINGS):
-            if self._take(kept + share * (b - kept)):
+            if self._take(stopping + share * (b - stopping)):
                 return
             share *= 0.5
         self._keep_stopping()
@@ -223,12 +227,13 @@ class Axis:
         """Low and high of p, less what the fastest velocity of a stop from `w` and `b` covers in a pause."""
         if not self.pause:
             return self.low, self.high
+        # velocity gained while b decreases by c per period: b^2 / 2c + b / 2
         gained = math.copysign(0.5 * abs(b) * (abs(b) / self.most_c + 1.0), b)  # until the acceleration has ceased
         slowest, fastest = min(w, w + gained, 0.0), max(w, w + gained, 0.0)
         return self.low - self.pause * slowest, self.high - self.pause * fastest
 
     def _stop_from(self, p: float, w: float, b: float, box: Box) -> Stop | None:
-        """A stop from p, w, b that stays in `box`, or None if none is found.
+        """Return a stop from p, w, b that stays in `box`, or None if there is none of this form.
 
         Time-optimal up to whole periods: b goes to -peak, stays, and returns to zero with w. Mirrored so that w would
         be positive if b ceased.
@@ -242,6 +247,7 @@ class Axis:
         rise, hold, fall = self._durations(w, b)
         extra = 1
         for _ in range(12):
+            # the b of all periods add up to -w: w + b (rise - 1) / 2 = peak ((rise + fall) / 2 + hold)
             peak = (w + 0.5 * b * (rise - 1)) / (0.5 * (rise + fall) + hold)
             if abs(peak + b) > C * rise:
                 rise = max(min(rise + extra, periods), rise + 1)
@@ -264,6 +270,7 @@ class Axis:
     def _durations(self, w: float, b: float) -> tuple[int, int, int]:
         """Whole periods of the fastest stop: ramping to the peak, staying there, returning."""
         B, C = self.most_b, self.most_c
+        # continuous time: w + b^2 / 2C - peak^2 / C = 0 without a phase at the limit B
         peak = math.sqrt(max(C * w + 0.5 * b * b, 0.0))
         if peak <= B:
             return max(math.ceil((b + peak) / C), 1), 0, max(math.ceil(peak / C), 1)
@@ -274,7 +281,7 @@ class Axis:
 def _fits(
     w: float, b: float, c: float, periods: tuple[int, int, int], peak: float, room: tuple[float, float, float]
 ) -> bool:
-    """Whether the stop stays within the fastest w, the room ahead and the room behind."""
+    """Whether the stop stays within `room`: the fastest w, the distance ahead and the distance behind."""
     (rise, hold, fall), (fastest, ahead, behind) = periods, room
     if b > 0.0:  # still gaining speed
         n = min(int(-b / c), rise)
@@ -285,6 +292,7 @@ def _fits(
         n = min(int((math.sqrt(max(half * half - 2.0 * c * w, 0.0)) - half) / c) if c else 0, rise)
         if n * w + n * (n + 1) * (0.5 * b + c * (n + 2) / 6.0) < -behind:
             return False
+    # after n periods of constant c: w_n = w + n b + c n (n + 1) / 2, p_n = n w + n (n + 1) (b / 2 + c (n + 2) / 6)
     distance = rise * w + rise * (rise + 1) * (0.5 * b + c * (rise + 2) / 6.0)
     w += rise * b + 0.5 * c * rise * (rise + 1)
     distance += hold * w - 0.5 * peak * hold * (hold + 1)

@@ -22,7 +22,7 @@ HALVINGS = 8
 
 
 class Motion(Enum):
-    """Meaning of the action elements of a `Distance`, apart from scale.
+    """Meaning of the action elements of a `Distance`, before scaling.
 
     POINT: the velocity of a point, along the elements of its observed position. TURNING: a vehicle's speed and turn
     rate. STEERED: a vehicle's speed and steering angle; only the speed is changed. All but the steering angle are of
@@ -84,9 +84,9 @@ class Distance(Configuration):
 
 
 class Barrier:
-    """`Distance` prepared for one control period `dt_s`.
+    """Filter that enforces a `Distance` in control periods of `dt_s`.
 
-    The last command may go on for `pause_s` before the robot begins to brake.
+    The last command may continue for `pause_s` before the robot begins to brake.
 
     Raises:
         UserError: for a plane without a normal.
@@ -122,12 +122,14 @@ class Barrier:
         else:
             normals, room = self._from_ranges(np.asarray(observation[distance.ranges], np.float64))
         if recent is not None and len(recent):
-            moved = np.cumsum(np.stack([self._of_point(each) for each in recent]), 0) * self._dt_s  # [T, D]
-            room = room - np.maximum(-(normals @ moved.T).min(1), 0.0)
+            # room used up by commanded motion that is not measured yet: the largest over its prefixes
+            displacements = np.cumsum(np.stack([self._of_point(each) for each in recent]), 0) * self._dt_s  # [T, D]
+            room = room - np.maximum(-(normals @ displacements.T).min(1), 0.0)
         speed = self._speed(room)
         if distance.motion is Motion.POINT:
             return _inside(velocity, normals, speed, reach)
         if distance.motion is Motion.TURNING:
+            # velocity of the point ahead: (v, l w) for the action (v, w)
             arm = np.array([1.0, distance.ahead_m])
             box = (reach[0] * arm, reach[1] * arm) if reach else None
             return _inside(velocity * arm, normals, speed, box) / arm
@@ -140,6 +142,7 @@ class Barrier:
             return velocity
         if distance.motion is Motion.TURNING:
             return velocity * np.array([1.0, distance.ahead_m])
+        # bicycle model: yaw rate v tan(steering) / wheelbase, so the point ahead moves with (v, l v tan / wheelbase)
         return velocity[0] * np.array([1.0, distance.ahead_m * math.tan(velocity[1]) / distance.wheelbase_m])
 
     def _speed(self, room: Array) -> Array:
@@ -147,6 +150,7 @@ class Barrier:
         room = np.maximum(room, 0.0)
         if math.isinf(self._distance.acceleration):
             return room / self._lag
+        # positive root: v = a (sqrt(lag^2 + 2 room / a) - lag)
         a = self._distance.acceleration
         return a * (np.sqrt(self._lag * self._lag + 2.0 * room / a) - self._lag)
 
@@ -160,6 +164,7 @@ class Barrier:
         return normals, room - self._distance.margin_m
 
     def _from_ranges(self, ranges: Array) -> tuple[Array, Array]:
+        """Directions from obstacles to the point ahead [M, 2], in the body frame, and the remaining room [M]."""
         angles = self._distance.first_angle_rad + self._distance.angle_step_rad * np.arange(len(ranges))
         away = np.stack([self._distance.ahead_m - ranges * np.cos(angles), -ranges * np.sin(angles)], 1)
         lengths = np.linalg.norm(away, axis=1)
@@ -174,34 +179,35 @@ def share(velocity: Array, normals: Array, speed: Array) -> float:
 
 
 def nearest(velocity: Array, normals: Array, speed: Array) -> Array | None:
-    """The point closest to `velocity` [D] with normals [M, D] x >= -speed [M]; exact, None if there is none.
+    """The point x closest to `velocity` [D] with normals [M, D] x >= -speed [M]; exact, None if no x satisfies them.
 
     Non-negative least squares for the multipliers (Lawson and Hanson 1974, chapter 23): the most violated half-space
     joins the active ones, and those whose multiplier reaches zero leave. With one half-space this is the closed form.
     """
-    found, active, multipliers = velocity, [], np.zeros(0)
+    solution, active, multipliers = velocity, [], np.zeros(0)
     for _ in range(8 * len(velocity)):
-        violated = normals @ found + speed
-        worst = int(violated.argmin()) if len(violated) else 0
-        if not len(violated) or violated[worst] >= -TOLERANCE:
-            return found
+        slack = normals @ solution + speed
+        worst = int(slack.argmin()) if len(slack) else 0
+        if not len(slack) or slack[worst] >= -TOLERANCE:
+            return solution
+        # stationarity: x = velocity + sum over active half-spaces of multiplier * normal
         active, multipliers = _join(velocity, normals, speed, [*active, worst], np.append(multipliers, 0.0))
         if not active:
             return None
-        found = velocity + multipliers @ normals[active]
+        solution = velocity + multipliers @ normals[active]
     return None
 
 
 def _inside(velocity: Array, normals: Array, speed: Array, reach: tuple[Array, Array] | None) -> Array:
-    """The closest point inside all half-spaces and `reach`; if they are disjoint, the one in reach that brakes most.
+    """The closest point inside all half-spaces and `reach`; if they are disjoint, the point in reach that brakes most.
 
-    A half-space that is out of reach by itself is exceeded as little as possible, several that exclude each other by
-    the same, smallest speed.
+    A half-space that is out of reach by itself is exceeded as little as possible. Several that exclude each other are
+    all exceeded by the same, smallest speed.
     """
     if reach is None:
-        found = nearest(velocity, normals, speed)
-        # if none is found, scale the velocity down: standing still is always inside
-        return velocity * share(velocity, normals, speed) if found is None else found
+        solution = nearest(velocity, normals, speed)
+        # if the solver fails, scale the velocity down: standing still is always inside
+        return velocity * share(velocity, normals, speed) if solution is None else solution
     start = np.minimum(np.maximum(velocity, reach[0]), reach[1])
     ends = np.where(normals > 0.0, reach[1], reach[0])
     braked = np.where(normals == 0.0, 0.0, ends * normals).sum(1)  # the most along each normal
@@ -209,14 +215,14 @@ def _inside(velocity: Array, normals: Array, speed: Array, reach: tuple[Array, A
     excess = float((-(normals @ start) - speed).max(initial=0.0))
     if excess <= 0.0:
         return start
-    if (found := _in_reach(start, normals, speed, reach)) is not None:
-        return found
-    found, allowed, step = start, excess, 0.5 * excess  # `start` is inside if all may be exceeded by so much
+    if (solution := _in_reach(start, normals, speed, reach)) is not None:
+        return solution
+    solution, allowed, step = start, excess, 0.5 * excess  # `start` is inside if all may be exceeded by so much
     for _ in range(HALVINGS):
-        if (other := _in_reach(start, normals, speed + (allowed - step), reach)) is not None:
-            found, allowed = other, allowed - step
+        if (tighter := _in_reach(start, normals, speed + (allowed - step), reach)) is not None:
+            solution, allowed = tighter, allowed - step
         step *= 0.5
-    return found
+    return solution
 
 
 def _in_reach(velocity: Array, normals: Array, speed: Array, reach: tuple[Array, Array]) -> Array | None:
@@ -228,9 +234,10 @@ def _in_reach(velocity: Array, normals: Array, speed: Array, reach: tuple[Array,
 def _join(
     velocity: Array, normals: Array, speed: Array, active: list[int], multipliers: Array
 ) -> tuple[list[int], Array]:
-    """Multipliers >= 0 that make the `active` half-spaces tight, without those that need none; () if impossible."""
+    """The half-spaces of `active` that stay active, and their multipliers >= 0; an empty list if they contradict."""
     while active:
         rows = normals[active]
+        # tight: rows (velocity + rows^T multipliers) = -speed, so (rows rows^T) multipliers = missing
         gram, missing = rows @ rows.T, -(rows @ velocity + speed[active])
         tight = np.linalg.lstsq(gram, missing, rcond=None)[0]
         direction, loose = tight - multipliers, missing - gram @ tight
@@ -241,6 +248,7 @@ def _join(
         falling = direction < 0
         if not falling.any():
             return [], multipliers  # they contradict each other
+        # step along `direction` up to the first multiplier that reaches zero
         ratio = np.full(len(active), np.inf)
         ratio[falling] = multipliers[falling] / -direction[falling]
         first = int(ratio.argmin())

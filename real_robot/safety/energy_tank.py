@@ -49,7 +49,7 @@ class EnergyTank:
         self.energy_j = tank.start_j
 
     def reset(self) -> None:
-        """Refill it to its start."""
+        """Refill the tank to its initial content."""
         self.energy_j = self._tank.start_j
 
     def share(self, energy_j: Callable[[float], float]) -> float:
@@ -61,7 +61,7 @@ class EnergyTank:
         if energy_j(1.0) <= left:
             return 1.0
         share, step = 0.0, 0.5
-        for _ in range(HALVINGS):  # the work is no line in the factor: braking grows with its square
+        for _ in range(HALVINGS):  # bisection, as the work is not linear in the factor: braking grows with its square
             if energy_j(share + step) <= left:
                 share += step
             step *= 0.5
@@ -69,5 +69,6 @@ class EnergyTank:
 
     def spend(self, flow: Sequence[float], effort: Sequence[float], dt_s: float) -> None:
         """Account for the command; returned energy refills the tank."""
-        given = sum(map(float.__mul__, flow, effort)) * dt_s
-        self.energy_j = min(self.energy_j - given, self._tank.most_j)
+        # work done on the world in this period: F v dt; negative if the world returns energy
+        work_j = sum(map(float.__mul__, flow, effort)) * dt_s
+        self.energy_j = min(self.energy_j - work_j, self._tank.most_j)

@@ -15,7 +15,7 @@ from real_robot.safety.limits import Limits
 
 @dataclass(frozen=True)
 class Command:
-    """An action [A] with what its message declares: decision time, frame, and element names."""
+    """An action [A] and the decision time, frame and element names that its message declares."""
 
     action: Array
     stamp_s: float | None = None
@@ -41,7 +41,7 @@ class Inputs:
         self._command_s = -math.inf
 
     def reading_fault(self, reading: Reading | None, now_s: float) -> str:
-        """The fault of the newest measurement; "" if there is none."""
+        """Describe the fault of the newest measurement; "" if it is valid."""
         if reading is None:
             return "no measurement"
         if fault := self._stamp_fault("measurement", reading.stamp_s, now_s, self._limits.observation_timeout_s):
@@ -56,7 +56,7 @@ class Inputs:
         return self._fault
 
     def command_fault(self, command: Command, now_s: float) -> str:
-        """The fault of a command; "" if there is none."""
+        """Describe the fault of a command; "" if it is valid."""
         spec = self._contract.action
         if command.frame is not None and command.frame != spec.frame:
             return f"command in frame {command.frame!r}, expected {spec.frame!r}"
@@ -71,6 +71,7 @@ class Inputs:
         return _values_fault("command", command.action, spec)
 
     def _stamp_fault(self, what: str, stamp_s: float, now_s: float, timeout_s: float) -> str:
+        """Describe a stamp that is not finite, older than `timeout_s`, or in the future; "" if it is valid."""
         age = now_s - stamp_s
         if not math.isfinite(age):
             return f"{what} without a time"
@@ -81,6 +82,7 @@ class Inputs:
         return ""
 
     def _observation_fault(self, observation: Mapping[str, Array], frames: Mapping[str, str]) -> str:
+        """Describe the first key that is missing, in another frame, or of invalid values; "" if there is none."""
         for key, spec in self._specs.items():
             if key not in observation:
                 return f"measurement without {key!r}"
@@ -99,6 +101,7 @@ def _follows(reading: Reading, last: Reading) -> bool:
 
 
 def _values_fault(what: str, values: object, spec: TensorSpec) -> str:
+    """Describe values of another shape than `spec`, not finite or not numeric; "" if they are valid."""
     array = values if isinstance(values, np.ndarray) else np.asarray(values)
     if array.ndim != len(spec.shape) or any(w not in (-1, g) for w, g in zip(spec.shape, array.shape, strict=True)):
         return f"{what} of shape {array.shape}, expected {spec.shape}"

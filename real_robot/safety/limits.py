@@ -43,14 +43,14 @@ class ElementLimits(Configuration):
     """Limits of one element of the action.
 
     `scale` converts the contract's value to the unit of the limits: m of a DELTA, rad/s of a VELOCITY. `low` and `high`
-    bound the commanded position, and for a VELOCITY or DELTA, only if `measured` names it, the robot's. `velocity`,
-    `acceleration` and `jerk` bound its first three derivatives, per s, s^2 and s^3; for a torque or thrust they are its
-    own derivatives. `measured` is the observed element of the position, "joint_position.joint1": a POSITION command
-    starts from it, or from `rest` if none is given, and a measurement that is farther from the last one than `velocity`
-    and `following` allow is rejected. A measured position may be off by `following`, in the unit of the limits, from
-    all that was commanded in the last `Limits.following_s` and `Limits.lag_s`; by default 0.1 rad, 0.03 m, or a
-    twentieth of the range. Of a VELOCITY or DELTA, whose commands to a blocked robot do not add up, motion in that time
-    is compared, and only if `following` is given.
+    bound the commanded position; for a VELOCITY or DELTA, they bound the robot's position, which `measured` has to
+    name. `velocity`, `acceleration` and `jerk` bound its first three derivatives, per s, s^2 and s^3; for a torque or
+    thrust they are its own derivatives. `measured` is the observed element of the position, "joint_position.joint1": a
+    POSITION command starts from it, or from `rest` if `measured` is empty, and a measurement that is farther from the
+    last one than `velocity` and `following` allow is rejected. A measured position may differ by `following`, in the
+    unit of the limits, from all commands of the last `Limits.following_s` and `Limits.lag_s`; by default 0.1 rad, 0.03
+    m, or a twentieth of the range. Commands of a VELOCITY or DELTA to a blocked robot do not add up: for these, motion
+    in that time is compared, and only if `following` is set.
     """
 
     kind: Kind = Kind.POSITION
@@ -66,7 +66,7 @@ class ElementLimits(Configuration):
 
     @property
     def limited(self) -> bool:
-        """Whether there is any limit."""
+        """Whether any limit is finite."""
         bounds = (self.low, self.high, self.velocity, self.acceleration, self.jerk)
         return any(math.isfinite(bound) for bound in bounds)
 
@@ -107,17 +107,17 @@ class ObservedRange(Configuration):
 
 @dataclass
 class Limits(Configuration):
-    """Everything that `safety.Safety` enforces.
+    """Limits and time-outs that `safety.Safety` enforces.
 
     `commands` are limits of action elements by name (by number if the contract has no names); elements without limits
     need low and high in the contract. `observed` bounds observed elements, "joint_torque.joint1" or "position.z". The
     body's z axis may tilt at most `tilt_rad` from the world's, according to the observation `attitude`: a rotation
     matrix with elements named "zz" or a quaternion x, y, z, w. A measurement is stale after `observation_timeout_s`, a
-    command after `command_timeout_s`. The computers' clocks differ by at most `clock_error_s`: stamps may lie so far in
-    the future, and walls are kept as if measurements were older by as much. The robot has done what it was commanded to
-    within `lag_s` (of a first-order lag, some four time constants). Walls, distances and fences are kept although it
-    lags so, and although the last command may stay the last one for `command_timeout_s`. After a fault the robot moves
-    again once `recovery_s` of control periods in a row were good.
+    command after `command_timeout_s`. The computers' clocks differ by at most `clock_error_s`: stamps may be that far
+    in the future, and walls are enforced as if measurements were older by as much. The robot completes a command within
+    `lag_s` (about four time constants of a first-order lag). Walls, distances and fences are enforced in spite of this
+    lag, and in spite of missing commands for up to `command_timeout_s`. After a fault the robot moves again once
+    `recovery_s` of control periods in a row were good.
     """
 
     commands: dict[str, ElementLimits] = field(default_factory=dict)
@@ -173,5 +173,5 @@ def _with_floats_in_rows(tree: Any, depth: int = 0) -> Any:  # noqa: ANN401 - va
 
 
 def read_limits(path: str) -> Limits:
-    """The limits of the YAML file at `path`; "": only the contract's."""
+    """Load the limits of the YAML file at `path`; for "", return only the contract's limits."""
     return load_limits(Path(path)) if path else Limits()

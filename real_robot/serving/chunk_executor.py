@@ -1,6 +1,6 @@
 """Timed execution of action chunks: returns the current command while the next chunk is being computed.
 
-Every action has a time: that of its observation plus its index in control steps. Inference runs in a thread, or inline
+The time of an action is its observation's time plus its index in control steps. Inference runs in a thread, or inline
 if it is fast; its measured latency determines how much of the running chunk will be past when the next one arrives
 (`embodied.execution.chunking`). Letters: H actions of a chunk, K of them between observations, A action dimension.
 """
@@ -74,27 +74,27 @@ class _Inference:
 class ChunkExecutor:
     """Runs `policy` on a robot of `contract`; call `observe`, then `action`, in every control period.
 
-    An inference starts with the newest reading once K control steps have passed since the last one, or earlier if the
-    chunk would run out. Inferences run one after the other: commands never pause if H actions cover two of them. The
-    first chunk, and one after a gap, starts when it arrives, because the robot was holding. Once the clock has gone
-    back, chunks of before are forgotten; a reading from the future counts as one of now. Recurrent policies get their
-    memory, policies with H = 1 may miss one reading. Deterministic if `clock` is and inference runs inline. The policy
-    never sees a reading that is not finite; actions that are not finite end the episode.
+    An inference starts with the newest reading once K control steps have passed since the last inference, or earlier if
+    the chunk would run out. Inferences run one after the other: commands never pause if H actions cover two of them.
+    The first chunk, and the first one after a gap, starts when it arrives, because the robot was holding. All chunks
+    are dropped if the clock goes back; a reading from the future is treated as current. Recurrent policies receive
+    their memory; policies with H = 1 may miss one reading. Execution is deterministic if `clock` is and inference runs
+    inline. Readings that are not finite never reach the policy; actions that are not finite end the episode.
 
     If the policy's server cannot be reached or misses its deadline (OSError), the running chunk is dropped, so that the
     robot holds, and inference starts again from a reading that was taken after the pause of `BACK_OFF_S`. Any other
     error of the policy lasts until `reset`.
 
     Args:
-        policy: its contract has to fit `contract`.
-        contract: the robot's.
-        execution: what to do while inference runs.
-        clock: the robot's, s.
+        policy: the policy; its contract has to fit `contract`.
+        contract: the robot's contract.
+        execution: how commands continue while inference runs.
+        clock: the robot's clock, s.
         asynchronous: infer in a thread; otherwise within `observe`.
         latency_s: chunks arrive no earlier than this after their observation, to simulate inference time with simulated
             clocks.
-        executed: K, the policy's own if None.
-        device: the policy's.
+        executed: K; the policy's own if None.
+        device: device of the policy.
 
     Raises:
         UserError: if the contracts differ or `policy` does not support `execution`.
@@ -144,7 +144,7 @@ class ChunkExecutor:
         self._error, self._interruption, self._fault, self._reason = "", "", "", ""
 
     def ask(self, policy: Policy) -> None:
-        """Ask `policy` from now on, which is the same one, watched by a recorder."""
+        """Replace the policy by `policy`, which wraps the same one, for example to record it."""
         self._policy = policy
 
     def observe(self, reading: Reading) -> None:
@@ -181,17 +181,19 @@ class ChunkExecutor:
             self._worker.close()
 
     def _due(self, stamp_s: float) -> bool:
+        """Whether an observation of `stamp_s` starts an inference."""
         if self._chunk is None or self._chunk.step(stamp_s, self._dt_s) >= self._horizon:
             return True
+        # the next chunk must arrive before this one ends: observe at most H - latency steps after the last observation
         lasting = self._horizon - steps_until(self.latency_s, self._dt_s)
         every = min(self._executed, max(1, lasting))
         return steps_within(stamp_s - self._stamp_s, self._dt_s) >= every
 
     def _running(self, stamp_s: float) -> Running:
-        """The actions that run from `stamp_s` on."""
+        """The actions of the running chunk from `stamp_s` on."""
         if self._chunk is None:
-            nothing = torch.zeros(1, self._horizon, *self._policy.contract.action.shape, device=self._device)
-            return Running(nothing, torch.tensor([0]), torch.tensor([0]))
+            zeros = torch.zeros(1, self._horizon, *self._policy.contract.action.shape, device=self._device)
+            return Running(zeros, torch.tensor([0]), torch.tensor([0]))
         steps = self._chunk.step(stamp_s, self._dt_s)
         overlap = max(0, self._horizon - steps)
         frozen = min(overlap, steps_until(self.latency_s, self._dt_s))
@@ -199,14 +201,15 @@ class ChunkExecutor:
         return Running(shifted(self._chunk.actions, steps), *counts)
 
     def _infer(self, reading: Reading, running: Running) -> Decision:
+        """Call the policy on `reading`; raise ValueError if its actions have another shape or are not finite."""
         observation = {}
         for key, order in self._binding.observation.items():
             spec = self._policy.contract.observation[key]
             if not spec.privileged:
                 value = torch.as_tensor(reading.observation[key]).to(self._device, getattr(torch, spec.dtype))
                 observation[key] = (value if order is None else value[..., order.to(value.device)]).unsqueeze(0)
-        seen = self._memory.with_observation(TensorDict(observation, batch_size=[1]))
-        decision = follow(self._policy, seen, running, self._execution)
+        inputs = self._memory.with_observation(TensorDict(observation, batch_size=[1]))
+        decision = follow(self._policy, inputs, running, self._execution)
         expected = (1, self._horizon, *self._policy.contract.action.shape)
         if decision.actions.shape != expected:
             raise ValueError(f"expected actions of shape {expected}, got {tuple(decision.actions.shape)}")
@@ -215,33 +218,34 @@ class ChunkExecutor:
         return decision
 
     def _take_up(self, now_s: float) -> None:
-        """Switch to the chunk that has arrived, if any; no action has a time any more once the clock has gone back."""
+        """Switch to a chunk that has arrived; drop all chunks if the clock went back."""
         if now_s < self._now_s:
             self._chunk = self._pending = None
             self._stamp_s = self._resume_s = -math.inf
             self._sequence = -1
         self._now_s = now_s
-        found = self._pending
-        if found is None:
+        inference = self._pending
+        if inference is None:
             return
-        arrived_s = max(found.finished_s, found.stamp_s + self._latency_s)
-        if self._worker and not self._worker.alive and found.finished_s == math.inf:
+        # a simulated latency delays the arrival; a measured one may be longer
+        arrived_s = max(inference.finished_s, inference.stamp_s + self._latency_s)
+        if self._worker and not self._worker.alive and inference.finished_s == math.inf:
             self._error = "the inference thread has died"
-        if found.transient and not self._error:
-            self._interrupt(found.error, now_s)
-        elif found.error or self._error:
-            self._error, self._pending = self._error or found.error, None
-        elif found.decision is not None and now_s >= arrived_s - 1e-6:
+        if inference.transient and not self._error:
+            self._interrupt(inference.error, now_s)
+        elif inference.error or self._error:
+            self._error, self._pending = self._error or inference.error, None
+        elif inference.decision is not None and now_s >= arrived_s - 1e-6:
             self._pending, self._interruption, self._failures = None, "", 0
-            self._latencies.append(arrived_s - found.stamp_s)
-            self._memory.keep([found.decision])
-            actions = found.decision.actions
+            self._latencies.append(arrived_s - inference.stamp_s)
+            self._memory.keep([inference.decision])
+            actions = inference.decision.actions
             order = self._binding.action
             commands = (actions if order is None else actions[..., order.to(actions.device)])[0].cpu().numpy()
-            self._chunk = _Chunk(actions, commands, self._start_s(found, now_s))
+            self._chunk = _Chunk(actions, commands, self._start_s(inference, now_s))
 
     def _interrupt(self, error: str, now_s: float) -> None:
-        """Drop the chunk after a connection error; readings of the next pause start no inference."""
+        """Drop the chunk after a connection error; readings during the next pause start no inference."""
         first, longest = BACK_OFF_S
         self._chunk = self._pending = None
         self._interruption = error
@@ -250,13 +254,15 @@ class ChunkExecutor:
 
     def _start_s(self, found: _Inference, now_s: float) -> float:
         """Time of the first action of a chunk that has arrived."""
+        # aligned chunks start at their observation; if the old chunk ended meanwhile, the robot held from its end on
         if not self._execution.aligned or found.overlap == 0:
             return now_s
-        ran = min(found.overlap, steps_within(now_s - found.stamp_s, self._dt_s))
-        ended = ran < steps_within(now_s - found.stamp_s, self._dt_s)
-        return now_s - ran * self._dt_s if ended else found.stamp_s
+        elapsed = min(found.overlap, steps_within(now_s - found.stamp_s, self._dt_s))
+        ended = elapsed < steps_within(now_s - found.stamp_s, self._dt_s)
+        return now_s - elapsed * self._dt_s if ended else found.stamp_s
 
     def _missing(self, step: int, now_s: float) -> str:
+        """Describe why no action covers `now_s`; "" if `step` is inside the chunk."""
         if self._error:
             return self._error
         if self._chunk is None:

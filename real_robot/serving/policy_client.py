@@ -29,20 +29,21 @@ CLOSE_S = 1.0
 class PolicyClient:
     """Queries the server at `uri`, such as "ws://127.0.0.1:8000", within `deadline_s` per decision; N = 1.
 
-    A lost connection is restored within the deadline of the next decision. A late response is never taken for the
-    answer to the next request: its connection is closed. The caller keeps recurrent memory, as everywhere
+    A lost connection is restored within the deadline of the next decision. A late response is never mistaken for the
+    answer to the next request: its connection is closed. The caller stores recurrent memory, as everywhere
     (`embodied.rollout.memory`). The client has `initial_memory` and `inpaint` if the server's policy has them.
 
     Args:
-        uri: of the server.
-        token: its token.
+        uri: address of the server.
+        token: token of the server.
         deadline_s: time limit of a decision in s, including connecting.
-        contract: of the policy, if the server does not send it: openpi's do not. Its observation keys are theirs.
+        contract: contract of the policy, if the server does not send it: openpi's servers do not. Its observation keys
+            are the server's.
         constants: further entries of every observation: {"instruction": "pick up the milk"} if observations have none,
             openpi's {"prompt": "..."}.
 
     Raises:
-        UserError: if `uri` is none, or the contract is missing or differs from the server's.
+        UserError: if `uri` is no websocket address, or the contract is missing or differs from the server's.
         OSError: if the server cannot be reached, or refuses.
     """
 
@@ -118,6 +119,7 @@ class PolicyClient:
         generator: torch.Generator | None,
         running: Running | None,
     ) -> Decision:
+        """Send the observation, and `running` actions to continue; return the chunk [1, H, A] of the reply."""
         if len(observation) != 1:
             raise ValueError(f"expected one observation, got {len(observation)}; a policy server decides for one robot")
         message: dict[str, Any] = {**self._constants}
@@ -128,8 +130,8 @@ class PolicyClient:
         actions = reply.get("actions")
         shape = (self.contract.horizon, *self.contract.action.shape)
         if not isinstance(actions, np.ndarray) or actions.shape != shape:
-            got = actions.shape if isinstance(actions, np.ndarray) else type(actions).__name__
-            raise UserError(f"expected actions {shape} from {self.uri}, got {got}")
+            description = actions.shape if isinstance(actions, np.ndarray) else type(actions).__name__
+            raise UserError(f"expected actions {shape} from {self.uri}, got {description}")
         if not np.isfinite(actions).all():
             raise UserError(f"expected finite actions from {self.uri}, got infinity or not a number")
         sample = {MEMORY: torch.from_numpy(reply[MEMORY]).unsqueeze(0)} if self._initial is not None else {}
@@ -155,11 +157,13 @@ class PolicyClient:
         raise ConnectionError(f"the policy server {self.uri} closed the connection: {reason}") from reason
 
     def _check_same(self, metadata: dict[str, Any]) -> None:
+        """Raise UserError if the server's contract has changed since the first connection."""
         if self._ours and metadata.get("contract") != _plain(self.contract):
             self._drop()
             raise UserError(f"{self.uri} now serves a policy of another contract; connect again")
 
     def _exchange(self, data: bytes, until: float) -> dict[str, Any]:
+        """Send a request and receive its reply until the monotonic time `until`; close the connection if it is late."""
         connection = self._connection
         try:
             with contextlib.suppress(OSError):  # a closed socket is detected below
@@ -175,6 +179,7 @@ class PolicyClient:
         return unpack(reply)
 
     def _connect(self, until: float) -> dict[str, Any]:
+        """Connect until the monotonic time `until`; return the metadata of the server's greeting."""
         with needs_extra("robot"):
             from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
             from websockets.sync.client import connect
@@ -183,21 +188,23 @@ class PolicyClient:
             parse_uri(self.uri)
         except (InvalidURI, ValueError) as error:
             raise UserError(f"expected a policy server as ws://host:port, got {self.uri!r}") from error
-        left = max(1e-3, until - time.monotonic())
+        remaining_s = max(1e-3, until - time.monotonic())
         try:
             self._connection = connect(
                 self.uri,
                 additional_headers={"Authorization": f"Api-Key {self._token}"},
                 compression=None,
                 max_size=REPLY_BYTES,
-                open_timeout=left,
+                open_timeout=remaining_s,
                 close_timeout=CLOSE_S,
                 proxy=None,
             ).__enter__()
             greeting = self._connection.recv(timeout=max(0.0, until - time.monotonic()))
         except InvalidStatus as error:
-            status, why = error.response.status_code, error.response.body.decode(errors="replace").strip()
-            raise ConnectionRefusedError(f"the policy server {self.uri} refuses: {status} {why[:100]}") from error
+            status, explanation = error.response.status_code, error.response.body.decode(errors="replace").strip()
+            raise ConnectionRefusedError(
+                f"the policy server {self.uri} refuses: {status} {explanation[:100]}"
+            ) from error
         except TimeoutError as error:
             self._drop()
             raise TimeoutError(f"the policy server {self.uri} did not answer within {self.deadline_s} s") from error
@@ -219,6 +226,7 @@ def _plain(contract: Contract) -> dict[str, Any]:
 
 
 def _options(deterministic: bool, generator: torch.Generator | None, running: Running | None) -> dict[str, Any]:
+    """Options of a request, with a seed drawn from `generator` unless `deterministic`."""
     options: dict[str, Any] = {"deterministic": deterministic}
     if not deterministic:
         options["seed"] = int(torch.randint(2**63 - 1, (), generator=generator, device=generator and generator.device))

@@ -41,21 +41,21 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 LIBRARY = logging.getLogger(f"{__name__}.websockets")
 LIBRARY.setLevel(logging.WARNING)
-"""What websockets warns of: broken handshakes."""
+"""Logger of the websockets library, whose warnings are about broken handshakes."""
 LOOPBACK = "127.0.0.1", "::1", "localhost"
 ROWS = 1024
 """Largest assumed number of rows along an axis of variable length."""
 OVERHEAD_BYTES = 64 << 10
 DURATIONS = 20
-"""Number of recent decisions whose median duration is expected of the next one."""
+"""Number of recent decisions; their median duration is the estimate for the next one."""
 
 
 @dataclass(frozen=True)
 class ServerLimits:
-    """Limits per server: simultaneous connections, and seconds to shake hands, to read, and between requests.
+    """Limits per server: simultaneous connections, and seconds for handshakes, for sending, and between requests.
 
-    Where all places are taken, a new client gets that of the one that has been idle longest, and for `spare_s` at
-    least. Of each kind of trouble one line is logged in `log_s`.
+    If all connections are in use, a new client replaces the one that has been idle longest, if that is at least
+    `spare_s`. Warnings of the same kind are logged at most once per `log_s`.
     """
 
     clients: int = 8
@@ -76,9 +76,9 @@ class PolicyServer:
         policy: answers requests one at a time.
         token: sent by clients as `Authorization: Bearer TOKEN` or `Api-Key TOKEN`.
         host: address to listen on.
-        port: 0 chooses a free one, given by `port`.
-        device: of the policy.
-        limits: see there.
+        port: port to listen on; 0 chooses a free one, which the attribute `port` then holds.
+        device: device of the policy.
+        limits: limits of connections and times.
 
     Raises:
         UserError: for an invalid token or port, or without the packages of the extra "robot".
@@ -162,8 +162,8 @@ class PolicyServer:
         if request.path == "/healthz":
             return connection.respond(http.HTTPStatus.OK, "OK\n")
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-        given = token.strip().encode(errors="surrogateescape")  # how websockets 15 and 16 read what is not ASCII
-        if scheme not in ("Bearer", "Api-Key") or not hmac.compare_digest(given, self._token):
+        credentials = token.strip().encode(errors="surrogateescape")  # how websockets 15 and 16 read what is not ASCII
+        if scheme not in ("Bearer", "Api-Key") or not hmac.compare_digest(credentials, self._token):
             return connection.respond(http.HTTPStatus.UNAUTHORIZED, "wrong or missing token\n")
         if len(self._idle_since) >= self._limits.clients and self._spare() is None:
             return connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, "too many clients\n")
@@ -217,14 +217,14 @@ class PolicyServer:
         return list(self._idle_since.values()).count(math.inf) > 1
 
     def _spare(self) -> ServerConnection | None:
-        """The client that has been idle longest, if for long enough."""
-        found = min(self._idle_since, key=self._idle_since.__getitem__, default=None)
-        if found is None or time.monotonic() - self._idle_since[found] < self._limits.spare_s:
+        """The client that has been idle longest; None if that is less than `spare_s`."""
+        client = min(self._idle_since, key=self._idle_since.__getitem__, default=None)
+        if client is None or time.monotonic() - self._idle_since[client] < self._limits.spare_s:
             return None
-        return found
+        return client
 
     def _displace(self) -> bool:
-        """Take an idle client's place; it may come again, for no state is lost."""
+        """Disconnect an idle client; it may reconnect, because the server keeps no state."""
         if (idle := self._spare()) is None:
             return False
         del self._idle_since[idle]
@@ -261,7 +261,7 @@ class _Answerer:
 
         None if its deadline has passed, or probably will have passed before the answer while `others_wait`.
         """
-        started = time.monotonic()
+        start_s = time.monotonic()
         try:
             if isinstance(request, str):
                 raise UserError("expected a binary message, got text")
@@ -281,13 +281,15 @@ class _Answerer:
             reply[MEMORY] = _array(decision.sample[MEMORY])
         if broken := [key for key, value in reply.items() if not np.isfinite(value).all()]:
             return f"the policy's {' and '.join(broken)} are not finite, though its observation is"
-        self._durations_s.append(time.monotonic() - started)
+        self._durations_s.append(time.monotonic() - start_s)
         return pack(reply | {"server_timing": {"infer_ms": 1e3 * self._durations_s[-1]}})
 
     def _expected_s(self) -> float:
+        """Median duration of recent decisions, s."""
         return statistics.median(self._durations_s) if self._durations_s else 0.0
 
     def _decide(self, message: dict[str, Any], options: _Options) -> Decision:
+        """Call the policy on a batch of one; raise UserError if the message does not fit the contract."""
         arrays = {key: self._checked(key, spec, _given(message, key, spec)) for key, spec in self.specs.items()}
         batch = {key: torch.from_numpy(value).unsqueeze(0) for key, value in arrays.items()}
         observation = TensorDict(batch, batch_size=[1]).to(self.device)
@@ -300,6 +302,7 @@ class _Answerer:
         return self.policy.inpaint(observation, running, deterministic=options.deterministic, generator=generator)
 
     def _running(self, given: dict[str, Any]) -> Running:
+        """The running actions of a request, as a batch of one; raise UserError if they do not fit the contract."""
         contract = self.policy.contract
         specs = {"actions": TensorSpec((contract.horizon, *contract.action.shape))}
         specs |= {"frozen": TensorSpec((), "int64"), "overlap": TensorSpec((), "int64")}
@@ -310,6 +313,7 @@ class _Answerer:
 
     @staticmethod
     def _checked(key: str, spec: TensorSpec, value: object) -> np.ndarray:
+        """`value` as an array of `spec`; raise UserError for another type, shape, dtype or range."""
         if spec.is_text and isinstance(value, str | list):
             try:
                 return encode_as(value, spec.shape)
@@ -328,22 +332,24 @@ class _Answerer:
 
 
 class _Rarely(logging.Filter):
-    """Lets one record of a kind pass in `every_s`, with the number of those before it that did not."""
+    """Passes one record per line of code in `every_s`, with the number of records suppressed before it."""
 
     def __init__(self, every_s: float) -> None:
         super().__init__()
         self._every_s = every_s
-        self._last: dict[tuple[str, int], tuple[float, int]] = {}  # line of code -> when one passed, others since
+        self._last: dict[
+            tuple[str, int], tuple[float, int]
+        ] = {}  # line of code -> time of the last record that passed, number suppressed since
 
     def filter(self, record: logging.LogRecord) -> bool:
         kind, now = (record.pathname, record.lineno), time.monotonic()
-        before, kept = self._last.get(kind, (-math.inf, 0))
-        if now - before < self._every_s:
-            self._last[kind] = before, kept + 1
+        last_s, suppressed = self._last.get(kind, (-math.inf, 0))
+        if now - last_s < self._every_s:
+            self._last[kind] = last_s, suppressed + 1
             return False
         self._last[kind] = now, 0
-        if kept:
-            record.msg, record.args = f"{record.getMessage()} ({kept} more like this before)", None
+        if suppressed:
+            record.msg, record.args = f"{record.getMessage()} ({suppressed} more like this before)", None
         return True
 
 
@@ -358,6 +364,7 @@ class _Options:
 
     @staticmethod
     def of(given: object) -> _Options:
+        """Parse the options of a request; raise UserError for unknown ones, wrong types and impossible values."""
         try:
             options = _Options(**given)  # type: ignore[arg-type]
         except TypeError as error:
@@ -373,11 +380,13 @@ class _Options:
 
 
 def _given(message: dict[str, Any], key: str, spec: TensorSpec) -> object:
+    """The entry `key` of the message; an instruction may be sent under openpi's name PROMPT."""
     instruction = spec.is_text and len(spec.shape) == 1
     return message.get(key, message.get(PROMPT) if instruction else None)
 
 
 def _bytes(spec: TensorSpec) -> int:
+    """Size of an array of `spec`; axes of variable length count as ROWS."""
     return math.prod(ROWS if size < 0 else size for size in spec.shape) * np.dtype(spec.dtype).itemsize
 
 

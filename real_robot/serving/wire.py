@@ -30,7 +30,7 @@ CLOSE_REFUSED, CLOSE_LATER = 1003, 1013
 
 
 def pack(message: dict[str, Any]) -> bytes:
-    """`message`, of arrays, numbers, text, lists and maps, as bytes.
+    """Encode `message`, which consists of arrays, numbers, text, lists and maps.
 
     Raises:
         UserError: if it contains anything else.
@@ -44,10 +44,10 @@ def pack(message: dict[str, Any]) -> bytes:
 
 
 def unpack(data: bytes) -> dict[str, Any]:
-    """The inverse of `pack`; arrays are writable copies.
+    """Decode bytes of `pack`; arrays are writable copies.
 
     Raises:
-        UserError: for other bytes. Their content is never executed.
+        UserError: for invalid bytes. Their content is never executed.
     """
     with needs_extra("robot"):
         import msgpack

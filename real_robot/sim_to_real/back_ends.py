@@ -16,28 +16,30 @@ from real_robot.sim_to_real.results import Episode as Numbered
 
 
 def replayed(path: str | Path, policy: Policy, device: str = "cpu") -> BackEndRun:
-    """Decisions of `policy` on the measurements of a recording, with the recorded decisions.
+    """Back end of a recording: decisions of `policy` on its measurements, compared with the recorded decisions.
 
-    Episodes are numbered as recorded. The latency is that of the recorded periods.
+    Episodes are numbered as recorded. The latency is measured in the recorded periods.
 
     Raises:
-        UserError: if it is not a recording, or has other observations.
+        UserError: if `path` is no recording, or has other observations.
     """
     recording = Recording(path)
     actions: dict[Numbered, Tensor] = {}
     expected: dict[Numbered, Tensor] = {}
     for number, answers in enumerate(replay(recording, policy, device).episodes):
-        found, recorded = zip(*answers, strict=True)
-        actions[0, number], expected[0, number] = (torch.from_numpy(np.concatenate(part)) for part in (found, recorded))
+        decided, recorded = zip(*answers, strict=True)
+        actions[0, number], expected[0, number] = (
+            torch.from_numpy(np.concatenate(part)) for part in (decided, recorded)
+        )
     return BackEndRun("bag", None, actions, expected, written(recording)[1])
 
 
 def written(recording: Recording) -> tuple[list[Tensor], Tensor]:
-    """What safety wrote in each episode of `recording`, [T, A], and seconds from measurement to command [M].
+    """Actions [T, A] that safety wrote in each episode of `recording`, and seconds from measurement to command [M].
 
-    Periods in which the robot held by itself are left out, as nothing was written.
+    Periods in which the robot held by itself are omitted, because no action was written.
     """
-    episodes: list[list[np.ndarray]] = []  # items before the first episode belong to none
+    episodes: list[list[np.ndarray]] = []  # items before the first episode are ignored
     latency_s = []
     for item in recording:
         if isinstance(item, Episode):

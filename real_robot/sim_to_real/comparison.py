@@ -28,9 +28,10 @@ LATE = re.compile(
 
 @dataclass
 class ComparisonConfig(Configuration):
-    """Uses `episodes` initial states of each task (None: 50, in stock LIBERO 10); `seed` selects among unlimited ones.
+    """Options of a comparison on `episodes` initial states of each task (None: 50, in stock LIBERO 10).
 
-    `first_start` selects the first one instead. With `baselines` the task's planners are measured too.
+    `seed` selects among unlimited initial states; `first_start` selects the first state instead. With `baselines` the
+    task's planners are measured too.
 
     `sim_to_real` lists back ends; the others are compared with the first. simulator: called directly. randomised: the
     same with the options of train.py in `randomised` for the task. ros2: the simulator behind real ROS 2 messages. bag:
@@ -52,7 +53,7 @@ class ComparisonConfig(Configuration):
 
     @property
     def first(self) -> int:
-        """The first initial state."""
+        """Number of the first initial state."""
         return self.seed * (self.episodes or 0) if self.first_start is None else self.first_start
 
     @property
@@ -61,7 +62,7 @@ class ComparisonConfig(Configuration):
         return sim_to_real_report.SIM_TO_REAL if self.sim_to_real else sim_to_real_report.SIM_TO_SIM
 
     def check(self) -> None:
-        """Raise UserError for unknown back ends, back ends without their options."""
+        """Raise UserError for unknown back ends, and for back ends without their options."""
         for name in self.sim_to_real:
             if name not in BACK_ENDS:
                 raise UserError(f"unknown back end {name!r} in sim_to_real; expected some of {', '.join(BACK_ENDS)}")
@@ -79,16 +80,17 @@ class ComparisonConfig(Configuration):
 
 @dataclass
 class EvaluateConfig(ViewerOptions, ComparisonConfig):
-    """`suite`, `assets` and `threads` default to those of training, `num_envs` to its `evaluation_envs`.
+    """Options of evaluate.py; `suite`, `assets` and `threads` default to training's, `num_envs` to `evaluation_envs`.
 
-    `sim` names the simulator, by default that of training; the policy is compared in several on the same episodes,
-    `sim=[mujoco,stock]`. `distributions` are all of the task by default; LIBERO's accept a wording, `[official:bddl]`.
-    `margins` sweeps single conditions instead, for tasks that have such, and writes how far each may depart.
-    `video` or `render` records some episodes, of the first distribution and from its first start on. With an
-    `execution` (inpaint, blend, naive, synchronous) inference takes `delay_s`, except for planners, while the robot
-    continues, with `executed` actions between observations.
-    `latency.*`, `task.guard`, `task.tasks`, `task.processes`, `task.python` and `task.step_limit` are as in training,
-    too.
+    `sim` names the simulator, by default that of training; with several simulators, `sim=[mujoco,stock]`, the policy is
+    compared on the same episodes. `distributions` are all of the task by default; LIBERO's accept a wording,
+    `[official:bddl]`. `margins` instead varies single conditions, for tasks that have them, and writes how far each may
+    depart from training. `video` or `render` records some episodes of the first distribution, from its first start on.
+    With an `execution` (inpaint, blend, naive, synchronous) inference takes `delay_s`, except for planners, while the
+    robot continues, with `executed` actions between observations.
+
+    `latency.*`, `task.guard`, `task.tasks`, `task.processes`, `task.python` and `task.step_limit` default to
+    training's, too.
     """
 
     checkpoint: str = MISSING
@@ -104,7 +106,7 @@ class EvaluateConfig(ViewerOptions, ComparisonConfig):
     render: bool = False
 
     def check(self) -> None:
-        """Raise UserError for options too that the chosen comparison does not read."""
+        """Raise UserError also for options that the chosen comparison does not read."""
         super().check()
         several, filmed = bool(self.sim_to_real) or len(self.sim) > 1, self.video or self.render
         if self.margins and (several or self.baselines or self.distributions or filmed):
@@ -123,9 +125,9 @@ class EvaluateConfig(ViewerOptions, ComparisonConfig):
 
 @dataclass
 class Comparison:
-    """What all back ends run: initial states of `distribution` of a task, with one policy.
+    """One policy on the same initial states, of a task's `distribution`, in several back ends.
 
-    `checkpoint` is the policy's; `environment` makes N simulators, given changed options of train.py.
+    `checkpoint` is the policy's file; `environment` makes N simulators with changed options of train.py.
     """
 
     config: ComparisonConfig
@@ -142,18 +144,18 @@ class Comparison:
         return [BACK_ENDS[name](self) for name in self.config.sim_to_real]
 
     def simulator(self) -> BackEndRun:
-        """The simulator called directly."""
+        """Run the simulator directly."""
         return self._simulated("simulator", [])
 
     def randomised(self) -> BackEndRun:
-        """The simulator with dynamics and latencies that vary per episode."""
+        """Run the simulator with dynamics and latencies that vary per episode."""
         name = self.task.name
         if not (changes := self.config.randomised.get(name)):
             raise UserError(f"no options to randomise {name}; expected randomised.{name}=['option=value']")
         return self._simulated("randomised", changes)
 
     def ros2(self) -> BackEndRun:
-        """The simulator in another process, over ROS 2."""
+        """Run the simulator in another process, over ROS 2."""
         from real_robot.ros2.software_in_the_loop import Episodes, run_episodes
 
         tasks = list(self.environment(1, []).task_names) if hasattr(self.task, "tasks") else []
@@ -162,14 +164,14 @@ class Comparison:
         )
 
     def bag(self) -> BackEndRun:
-        """The policy's decisions on a recording."""
+        """Replay a recording: compare the policy's decisions with the recorded ones."""
         from real_robot.sim_to_real.back_ends import replayed
 
         assert self.config.bag is not None
         return replayed(self.config.bag, self.policy, self.config.device)
 
     def robot(self) -> BackEndRun:
-        """A real robot, with a person who judges the trials."""
+        """Run trials on a real robot, judged by a person."""
         from real_robot.ros2.trials import Trials, console, run_trials
 
         assert self.config.robot is not None
@@ -188,6 +190,7 @@ class Comparison:
         return run_trials(trials, results_folder(self.checkpoint), console)
 
     def _simulated(self, name: str, changes: Sequence[str]) -> BackEndRun:
+        """Evaluate in the simulator with the options `changes`, and log all actions."""
         actions = ActionLog()
         result = evaluate(
             self.environment(self.config.num_envs, changes),

@@ -24,15 +24,15 @@ from embodied.data.episodes import Episodes
 from embodied.errors import UserError
 
 Simulate = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""From parameters [B, P], initial states [B, X] and actions [B, D+T, A], the first D past, to measurements [B, T+1, Y].
+"""Maps parameters [B, P], initial states [B, X] and actions [B, D+T, A], the first D past, to [B, T+1, Y] measurements.
 """
 Z95 = 1.959964
 ITERATIONS = 40
 DAMPING, HALVINGS = 1e-6, 12
 CONVERGED = 1e-6
-"""Converged if a step decreases the weighted squares by a smaller share."""
+"""The search has converged if a step decreases the weighted squares by a smaller share."""
 RIDGE = 1e-6
-"""Keeps directions of the initial state without effect (the length of a quaternion) in place."""
+"""Ridge penalty: fixes directions of the initial state without effect, such as the length of a quaternion."""
 STEP = 1e-5
 """Step of central differences, relative to a parameter's scale; absolute for states, of order one in SI units."""
 
@@ -54,7 +54,7 @@ class Parameter:
 
 @dataclass(frozen=True, eq=False)
 class Segments:
-    """`measured` [S, T+1, Y] and `actions` [S, D+T, A], of which the first D came before."""
+    """Measurements `measured` [S, T+1, Y] and `actions` [S, D+T, A], of which the first D precede the segment."""
 
     measured: Tensor
     actions: Tensor
@@ -82,7 +82,7 @@ class Identification:
         return [estimate.value for estimate in self.estimates.values()]
 
     def summary(self) -> dict[str, Any]:
-        """JSON-ready."""
+        """Return the estimates, noise and number of steps as JSON-ready values."""
         estimates = {name: asdict(estimate) for name, estimate in self.estimates.items()}
         return {"estimates": estimates, "noise": self.noise.tolist(), "iterations": self.iterations}
 
@@ -129,9 +129,9 @@ def identify(
 
 
 def prediction_error(simulate: Simulate, values: Sequence[float], segments: Segments, start: Tensor) -> Tensor:
-    """Root mean square [Y] over segments of the simulation's error at their ends, with parameters `values`.
+    """Root mean square error [Y] of the simulation at the ends of the segments, with parameters `values`.
 
-    Initial states, `start` [S, X] at first, are estimated from the first half of each segment.
+    Initial states are estimated from the first half of each segment; `start` [S, X] are their initial guesses.
     """
     theta = torch.tensor(values, dtype=torch.float64)
 
@@ -167,26 +167,28 @@ class _Fit:
         return iterations
 
     def step(self) -> float:
-        """One descent step; returns the relative decrease of the weighted squares, 0 if there is none."""
+        """Take one descent step; return the relative decrease of the weighted squares, 0 if no step decreases them."""
+        # Gauss-Newton on the projected problem: (sum J^T J + damping) step = sum J^T r
         slopes, offsets, rest = self._projected()
         curvature = torch.einsum("srp,srq->pq", slopes, slopes)
         self._check(curvature)
         damped = curvature + DAMPING * torch.diag(curvature.diagonal())
-        wanted = torch.linalg.solve(damped, torch.einsum("srp,sr->p", slopes, rest))
+        change = torch.linalg.solve(damped, torch.einsum("srp,sr->p", slopes, rest))
         cost = self._cost(self.residual)
         for halvings in range(HALVINGS):
-            theta = self.theta + 0.5**halvings * wanted * self.scale
+            theta = self.theta + 0.5**halvings * change * self.scale
             theta = torch.minimum(torch.maximum(theta, self.low), self.high)
-            start = self.start + 0.5**halvings * offsets(wanted)
+            start = self.start + 0.5**halvings * offsets(change)
             residual = self._residual(theta, start)
-            if (found := self._cost(residual)) < cost:
+            if (new_cost := self._cost(residual)) < cost:
                 self.theta, self.start, self.residual = theta, start, residual
                 self._weigh()
-                return 1.0 - found / cost
+                return 1.0 - new_cost / cost
         return 0.0
 
     def covariance(self) -> Tensor:
         """Covariance of theta in units of its scale, [P, P]."""
+        # sandwich, clustered by segment: (J^T J)^-1 (sum_s g_s g_s^T) (J^T J)^-1 S / (S - P) with g_s = J_s^T r_s
         slopes, _, rest = self._projected()
         inverse = torch.linalg.inv(torch.einsum("srp,srq->pq", slopes, slopes))
         scores = torch.einsum("srp,sr->sp", slopes, rest)
@@ -194,21 +196,23 @@ class _Fit:
         return inverse @ (scores.T @ scores) @ inverse * count / (count - len(self.theta))
 
     def _projected(self) -> tuple[Tensor, Callable[[Tensor], Tensor], Tensor]:
-        """Weighted Jacobian [S, R, P] and residual [S, R] without initial states, and how those follow theta."""
+        """Weighted Jacobian [S, R, P] and residual [S, R] without initial states, and the best change of those by theta's."""
         slopes, state_slopes = self._slopes()
         ridge = RIDGE**0.5 * torch.eye(self.start.shape[1], dtype=torch.float64).expand(len(self.start), -1, -1)
+        # with QR of the initial states' slopes, (1 - q q^T) projects both onto what initial states cannot explain
         q, r = torch.linalg.qr(torch.cat((state_slopes, ridge), 1))
         rest = (self.residual * self.weight).unsqueeze(-1)
         both = torch.cat((slopes, rest), -1)
         padded = torch.cat((both, both.new_zeros(len(both), ridge.shape[1], both.shape[2])), 1)
         explained = q.mT @ padded
-        left = padded - q @ explained
+        unexplained = padded - q @ explained
         solved = torch.linalg.solve_triangular(r, explained, upper=True)  # [S, X, P + 1]
 
         def offsets(change: Tensor) -> Tensor:
+            """Change of initial states [S, X] that is best for the `change` [P] of theta / scale."""
             return solved[..., -1] - solved[..., :-1] @ change
 
-        return left[..., :-1], offsets, left[..., -1]
+        return unexplained[..., :-1], offsets, unexplained[..., -1]
 
     def _slopes(self) -> tuple[Tensor, Tensor]:
         """Weighted derivatives of the measurements by theta / scale [S, R, P] and by initial states [S, R, X]."""
@@ -218,29 +222,33 @@ class _Fit:
         start = (self.start + moves[:, None, P:]).flatten(0, 1)
         actions = self.segments.actions.repeat(len(moves), 1, 1)
         values = self.simulate(theta, start, actions).reshape(2, P + X, S, -1)
+        # central differences: (f(x + h) - f(x - h)) / 2h
         slopes = ((values[0] - values[1]) / (2.0 * STEP)).permute(1, 2, 0) * self.weight.unsqueeze(-1)
         return slopes[..., :P], slopes[..., P:]
 
     def _residual(self, theta: Tensor, start: Tensor) -> Tensor:
+        """Measured minus simulated numbers [S, R], R = (T + 1) Y."""
         predicted = self.simulate(theta.expand(len(start), -1), start, self.segments.actions)
         return (self.segments.measured - predicted).flatten(1)
 
     def _weigh(self) -> None:
-        """Weight every measured number by its residual."""
+        """Weight every measured number by the inverse of its residuals' standard deviation."""
         if not self.residual.isfinite().all():
             raise UserError("the simulation is not finite; start from a better guess, or use shorter segments")
         Y = self.segments.measured.shape[-1]
-        left = self.residual.reshape(-1, Y)
-        free = left.numel() - self.start.numel() - len(self.theta)
-        self.noise = left.square().mean(0).sqrt() * (left.numel() / max(1, free)) ** 0.5
-        least = 1e-6 * self.segments.measured.flatten(0, 1).std(0).clamp_min(1e-3)
-        self.weight = (1.0 / torch.maximum(self.noise, least)).repeat(self.residual.shape[1] // Y)
+        residuals = self.residual.reshape(-1, Y)
+        # degrees of freedom: numbers minus estimated initial states and parameters
+        free = residuals.numel() - self.start.numel() - len(self.theta)
+        self.noise = residuals.square().mean(0).sqrt() * (residuals.numel() / max(1, free)) ** 0.5
+        smallest = 1e-6 * self.segments.measured.flatten(0, 1).std(0).clamp_min(1e-3)
+        self.weight = (1.0 / torch.maximum(self.noise, smallest)).repeat(self.residual.shape[1] // Y)
 
     def _cost(self, residual: Tensor) -> float:
         cost = float((residual * self.weight).square().sum())
         return cost if np.isfinite(cost) else np.inf
 
     def _check(self, curvature: Tensor) -> None:
+        """Raise UserError for parameters without an effect on the measurements."""
         flat = curvature.diagonal() <= 1e-9
         if flat.any():
             names = ", ".join(name for name, is_flat in zip(self.names, flat.tolist(), strict=True) if is_flat)

@@ -31,16 +31,16 @@ HEADER = [
 def write(
     directory: Path, runs: Sequence[BackEndRun], spec: TensorSpec, record: Mapping[str, Any], name: str = SIM_TO_REAL
 ) -> str:
-    """Tell how `runs` compare, then write the three files `name` into `directory`; returns a line that says so.
+    """Log a comparison of `runs` and write the three files `name` into `directory`; return a line that names them.
 
     `record` describes the evaluation.
     """
     rows = compare(runs, spec)
     log.info(text := page(rows))
     figure = _figure(runs, rows, spec)
-    written = {**record, "git_commit": git_commit(), "versions": versions(), "back_ends": rows}
+    report = {**record, "git_commit": git_commit(), "versions": versions(), "back_ends": rows}
     with complete_or_absent(directory / f"{name}.json") as temporary:
-        temporary.write_text(dumps_rows(written), encoding="utf-8")
+        temporary.write_text(dumps_rows(report), encoding="utf-8")
     with complete_or_absent(directory / f"{name}.png") as temporary:
         figure.savefig(temporary, format="png", dpi=120)
     notes = (
@@ -54,7 +54,7 @@ def write(
 
 
 def page(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The rows of `sim_to_real.compare` as a Markdown table."""
+    """Format the rows of `sim_to_real.compare` as a Markdown table."""
     metrics = list(dict.fromkeys(name for row in rows if row["summary"] for name in _metrics(row["summary"])))
     header = [*HEADER[:3], *metrics, *HEADER[3:], "episodes"]
     return table(header, [_cells(row, metrics) for row in rows])
@@ -64,12 +64,12 @@ def _cells(row: Mapping[str, Any], metrics: Sequence[str]) -> list[str]:
     summary, gap, difference, latency = (row[key] for key in ("summary", "gap", "action_discrepancy", "latency_s"))
     success = f"{summary['success']:.1%} [{summary['low']:.1%}, {summary['high']:.1%}]" if summary else ""
     points = gap and [100 * gap["success"][key] for key in ("difference", "low", "high")]
-    shown = [f"{value:.4g}" if summary and (value := summary.get(name)) is not None else "" for name in metrics]
+    values = [f"{value:.4g}" if summary and (value := summary.get(name)) is not None else "" for name in metrics]
     return [
         row["back_end"],
         success,
         f"{points[0]:+.1f} [{points[1]:+.1f}, {points[2]:+.1f}]" if points else "",
-        *shown,
+        *values,
         f"{difference['mean']:.2g} (at most {difference['max']:.2g})" if difference else "",
         " / ".join(f"{1e3 * latency[key]:.2f}" for key in ("p50", "p99", "max")) if latency else "",
         str(summary["episodes"]) if summary else "",
@@ -77,8 +77,8 @@ def _cells(row: Mapping[str, Any], metrics: Sequence[str]) -> list[str]:
 
 
 def _metrics(summary: Mapping[str, Any]) -> list[str]:
-    shown = ("success", "low", "high", "episodes", "step_limit", *ODD_EVENTS, "per_task")
-    return [name for name in summary if name not in shown]
+    others = ("success", "low", "high", "episodes", "step_limit", *ODD_EVENTS, "per_task")
+    return [name for name in summary if name not in others]
 
 
 def _figure(runs: Sequence[BackEndRun], rows: Sequence[Mapping[str, Any]], spec: TensorSpec) -> Any:  # noqa: ANN401
@@ -90,8 +90,10 @@ def _figure(runs: Sequence[BackEndRun], rows: Sequence[Mapping[str, Any]], spec:
     draw_marks(success, {name: (each["success"], each["low"], each["high"]) for name, each in summaries.items()})
     for run in runs:
         others = run.expected or (runs[0].actions if run is not runs[0] else {})
-        if len(found := discrepancy(run.actions, others, spec)):
-            actions.plot(found.sort().values, [(i + 1) / len(found) for i in range(len(found))], label=run.name)
+        if len(differences := discrepancy(run.actions, others, spec)):
+            actions.plot(
+                differences.sort().values, [(i + 1) / len(differences) for i in range(len(differences))], label=run.name
+            )
         if run.latency_s is not None:
             latency.hist(1e3 * run.latency_s.numpy(), bins=60, histtype="step", density=True, label=run.name)
     actions.set(title="action discrepancy, share of episodes below", xlabel="half ranges", ylim=(0, 1))

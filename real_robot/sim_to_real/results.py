@@ -20,7 +20,7 @@ from embodied.errors import UserError
 from embodied.evaluation.evaluation import EvaluationResult
 
 Episode = tuple[int, int]
-"""Numbers of the task and of the initial state."""
+"""Number of the task and number of the initial state."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,8 +28,8 @@ class BackEndRun:
     """Results of the policy on one back end.
 
     `result` has the episodes' outcomes, None for a replayed recording, which cannot succeed. `actions` are the commands
-    of each episode, [T, A]; `expected` the recorded ones, if any. `latency_s` [M] is the time from a measurement to the
-    command computed from it, None in simulated time.
+    of each episode, [T, A]; `expected` are the recorded ones, if any. `latency_s` [M] is the time from a measurement to
+    the command computed from it, None in simulated time.
     """
 
     name: str
@@ -55,16 +55,18 @@ class ActionLog:
         """Actions [T, A] in robot units by episode; every initial state must have run only once."""
         task, start, actions = (torch.cat(parts) for parts in zip(*self._rows, strict=True))
         keys = torch.stack((task, start), 1)
-        found, place = keys.unique(dim=0, return_inverse=True)
-        order = place.argsort(stable=True)  # within an episode, in order of execution
+        unique_keys, place = keys.unique(dim=0, return_inverse=True)
+        order = place.argsort(
+            stable=True
+        )  # groups by episode; the stable sort keeps the order of execution within each
         groups = actions[order].split(place.bincount().tolist())
-        return {(int(key[0]), int(key[1])): group for key, group in zip(found, groups, strict=True)}
+        return {(int(key[0]), int(key[1])): group for key, group in zip(unique_keys, groups, strict=True)}
 
 
 def discrepancy(actions: Mapping[Episode, Tensor], others: Mapping[Episode, Tensor], spec: TensorSpec) -> Tensor:
-    """Root mean square difference of two runs' commands in each common episode, in half ranges of `spec`.
+    """Root mean square difference [episodes] of two runs' commands in common episodes, in half ranges of `spec`.
 
-    Compared step by step while both run, [episodes]; empty without common episodes.
+    Commands are compared step by step while both run; the result is empty without common episodes.
 
     Raises:
         UserError: if actions have no limits, which define the scale.
@@ -78,17 +80,18 @@ def discrepancy(actions: Mapping[Episode, Tensor], others: Mapping[Episode, Tens
 def _differences(
     actions: Mapping[Episode, Tensor], others: Mapping[Episode, Tensor], half_range: Tensor
 ) -> Iterator[Tensor]:
+    """Differences [T, A] of the commands in each common episode, in half ranges."""
     for episode in sorted(actions.keys() & others.keys()):
         if steps := min(len(actions[episode]), len(others[episode])):
             yield (actions[episode][:steps] - others[episode][:steps]) / half_range
 
 
 def compare(runs: Sequence[BackEndRun], spec: TensorSpec) -> list[dict[str, Any]]:
-    """JSON-ready rows, one for each of `runs`; the first run is the reference of the others.
+    """JSON-ready rows, one for each of `runs`; the first run is the reference for the others.
 
-    Each has its summary (None for a replayed recording), the paired gap to the first in success and in every common
-    metric on the common episodes, the discrepancy of actions (of a recording: from the recorded ones) and quantiles of
-    the latency.
+    Each row has the run's summary (None for a replayed recording), the paired gap to the first run in success and in
+    every common metric on the common episodes, the discrepancy of actions (for a recording, from the recorded actions)
+    and quantiles of the latency.
 
     Raises:
         UserError: if success is not defined.
@@ -99,13 +102,13 @@ def compare(runs: Sequence[BackEndRun], spec: TensorSpec) -> list[dict[str, Any]
     rows = []
     for run in runs:
         others = run.expected or reference.actions
-        found = discrepancy(run.actions, others, spec)
+        differences = discrepancy(run.actions, others, spec)
         rows.append(
             {
                 "back_end": run.name,
                 "summary": None if run.result is None else run.result.summary(),
                 "gap": None if run is reference else _gap(run.result, reference.result),
-                "action_discrepancy": _spread(found) if len(found) and others is not run.actions else None,
+                "action_discrepancy": _spread(differences) if len(differences) and others is not run.actions else None,
                 "latency_s": _spread(run.latency_s) if run.latency_s is not None and len(run.latency_s) else None,
             }
         )
@@ -117,13 +120,14 @@ def _gap(result: EvaluationResult | None, reference: EvaluationResult | None) ->
         return None
     common = min(result.success.shape[1], reference.success.shape[1])
     ours, theirs = result.first(common), reference.first(common)
-    both = [name for name in theirs.metrics if name in ours.metrics]  # trials on a robot have none
-    metrics = {name: float((ours.metrics[name] - theirs.metrics[name]).nanmean()) for name in both}
+    names = [name for name in theirs.metrics if name in ours.metrics]  # trials on a robot have no metrics
+    metrics = {name: float((ours.metrics[name] - theirs.metrics[name]).nanmean()) for name in names}
     means = {name: None if math.isnan(mean) else mean for name, mean in metrics.items()}
     return {"success": vars(ours.gain_over(theirs)), "metrics": means, "episodes": ours.success.numel()}
 
 
 def _spread(values: Tensor) -> dict[str, float]:
+    """Mean, median, 99% quantile, maximum and count."""
     quantiles = values.double().quantile(torch.tensor([0.5, 0.99], dtype=torch.float64))
     return {
         "mean": float(values.double().mean()),
