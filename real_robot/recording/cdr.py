@@ -1,4 +1,4 @@
-"""The few standard ROS 2 messages used in recordings, encoded and decoded by rosbags, without ROS.
+"""Encodes and decodes the standard ROS 2 messages of recordings with rosbags, without ROS.
 
 Arrays are std_msgs/*MultiArray, camera images sensor_msgs/Image, everything else JSON in std_msgs/String: any ROS 2
 tool reads them without our packages.
@@ -25,7 +25,7 @@ _ARRAYS = {
     "uint8": ("std_msgs/msg/UInt8MultiArray", "uint8"),
     "bool": ("std_msgs/msg/UInt8MultiArray", "uint8"),
 }
-"""Message type and element type by dtype."""
+"""Message type and element type, by dtype."""
 _ENCODINGS = {1: "mono8", 3: "rgb8"}
 
 
@@ -49,17 +49,17 @@ def array_type(dtype: str, shape: tuple[int, ...]) -> str:
 
 @cache
 def definition(message_type: str) -> str:
-    """The ros2msg schema text of one of the types above."""
+    """The ros2msg schema text of a message type."""
     return _store().generate_msgdef(message_type, ros_version=2)[0]
 
 
 def encode_string(text: str) -> bytes:
-    """`text` as std_msgs/String."""
+    """Encode `text` as std_msgs/String."""
     return _encode(STRING, text)
 
 
 def decode_string(data: bytes) -> str:
-    """The inverse of `encode_string`.
+    """Decode a message of `encode_string`.
 
     Raises:
         UserError: for bytes of another message.
@@ -68,7 +68,7 @@ def decode_string(data: bytes) -> str:
 
 
 def encode_array(array: np.ndarray, stamp_ns: int = 0, frame: str = "") -> bytes:
-    """`array` as the message of `array_type`; an image carries its stamp and `frame`.
+    """Encode `array` as a message of its `array_type`; an image contains its stamp and `frame`.
 
     Raises:
         UserError: for a dtype that no message can carry.
@@ -85,7 +85,7 @@ def encode_array(array: np.ndarray, stamp_ns: int = 0, frame: str = "") -> bytes
 
 
 def decode_array(data: bytes, message_type: str, dtype: str) -> np.ndarray:
-    """The inverse of `encode_array`.
+    """Decode a message of `encode_array`.
 
     Raises:
         UserError: for bytes of another message.

@@ -1,4 +1,4 @@
-"""Demonstrations for a run from outside: datasets, recordings, other runs', or files of the task's benchmark."""
+"""Demonstrations from datasets, recordings, other runs, or files of the task's benchmark."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def sources(given: Any, weights: Sequence[float] | None) -> list[str] | None:  #
         UserError: for anything but a path or a list of paths, and unless there is a weight above 0 for each.
     """
     paths = [given] if isinstance(given, str) else given
-    listed = isinstance(paths, list) and all(isinstance(path, str) for path in paths)
-    if not (paths is None or (paths and listed)):
+    valid = isinstance(paths, list) and all(isinstance(path, str) for path in paths)
+    if not (paths is None or (paths and valid)):
         raise UserError(f"expected demonstrations=DIR or 'demonstrations=[DIR1,DIR2]', got {given!r}")
     if len(set(paths or ())) < len(paths or ()):
         raise UserError(f"demonstrations={given} names a folder twice; use demonstration_weights")
@@ -51,10 +51,10 @@ def sources(given: Any, weights: Sequence[float] | None) -> list[str] | None:  #
 class DemonstrationOptions(Configuration):
     """Demonstrations of a run.
 
-    `demonstrations` replaces the task's own: LeRobot, HDF5, recordings or another run's, or several [DIR1,DIR2];
-    `demonstration_weights` are their shares, null: by size. Where datasets differ, `demonstration_names` are
-    {OURS:THEIRS}, `demonstration_tasks` {TASK:[TEXT]}, and `demonstration_resampling` skips or repeats rows of another
-    rate.
+    `demonstrations` replaces the task's own: LeRobot, HDF5, recordings or another run's folder, or several [DIR1,DIR2];
+    `demonstration_weights` are their shares in a minibatch, null: proportional to size. For datasets that differ from
+    the run, `demonstration_names` maps names {OURS:THEIRS}, `demonstration_tasks` maps texts {TASK:[TEXT]}, and
+    `demonstration_resampling` skips or repeats rows of another rate.
     """
 
     demonstrations: Any = None
@@ -65,7 +65,7 @@ class DemonstrationOptions(Configuration):
 
 
 def reader(options: DemonstrationOptions, task: Task) -> Callable[[Contract, Path], Episodes] | None:
-    """Reads the demonstrations of `options` for a contract into a run's folder; None if there are no such options.
+    """Return a function that reads the demonstrations of `options` into a run's folder; None without such options.
 
     Raises:
         UserError: for impossible options.
@@ -86,20 +86,20 @@ def demonstrations(
 ) -> Episodes:
     """All episodes of `source` as `contract` reads them, decoded once into the folder `run`, then read from there.
 
-    Of several sources each has the share in samples that `weights` says, or that of its observations. Files in the
-    format of the `task`'s benchmark are read by the task, LeRobot datasets of it by the task's convention. `options`
-    match names, tasks and rates of datasets with the run's.
+    Each of several sources has its share of `weights` in samples, by default in proportion to its observations. Files
+    in the format of the `task`'s benchmark are read by the task, LeRobot datasets of it by the task's convention.
+    `options` match names, tasks and rates of datasets with the run's.
 
     Raises:
-        UserError: where there is nothing of the kind, it does not serve the contract, or sources do not go together;
-            if a task has no episodes, all episodes of a source failed, or its actions are outside the limits.
+        UserError: if a source is no dataset, does not serve the contract, or cannot be mixed with the others; if a task
+            has no episodes, all episodes of a source failed, or its actions are outside the limits.
     """
     paths = [Path(each) for each in ([source] if isinstance(source, str | Path) else source)]
-    if isinstance(task, RecordedTask) and (found := [path for path in paths if task.demonstration_files(path)]):
+    if isinstance(task, RecordedTask) and (files := [path for path in paths if task.demonstration_files(path)]):
         if len(paths) == 1:
             return task.recorded_demonstrations(paths[0], run)
         advice = "train on them alone, then use that run's folder in their place"
-        raise UserError(f"{found[0]} cannot be mixed with others as it is; {advice}")
+        raise UserError(f"{files[0]} cannot be mixed with others as it is; {advice}")
 
     def decode(writer: EpisodeWriter) -> None:
         matches, readings = [Match(path, task, options) for path in paths], []
@@ -113,9 +113,11 @@ def demonstrations(
                 tasks |= _write(writer, match, contract, episodes, number if len(paths) > 1 else None)
             notes += match.notes
         names = list(matches[0].task_names) if isinstance(task, PublishedTask) else []
-        if absent := [name for index, name in enumerate(names) if index not in tasks]:
+        if missing_tasks := [name for index, name in enumerate(names) if index not in tasks]:
             where = " and ".join(map(str, paths))
-            raise UserError(f"no episodes of {', '.join(absent)} in {where}{matches[0].has()}; choose task.tasks=[...]")
+            raise UserError(
+                f"no episodes of {', '.join(missing_tasks)} in {where}{matches[0].has()}; choose task.tasks=[...]"
+            )
         for note in notes:
             log.warning(note)
         writer.origin |= {"notes": notes} | ({"tasks": names} if names else {})
@@ -130,6 +132,7 @@ def demonstrations(
 
 
 def _read(match: Match, contract: Contract, task: Task | None, *, alone: bool) -> Iterator[Episodes]:
+    """Read the episodes of a source: a run's folder, recordings, or a LeRobot dataset."""
     path = match.source
     for folder in (path, path / FOLDER):
         if (folder / RECORD).exists():
@@ -140,16 +143,18 @@ def _read(match: Match, contract: Contract, task: Task | None, *, alone: bool) -
 
 
 def _collected(folder: Path, contract: Contract, match: Match, *, privileged: bool) -> Iterator[Episodes]:
-    """The episodes of the run's tasks in a folder, one at a time; if `privileged` with what only critics read."""
+    """The episodes of the run's tasks in a folder, one at a time; with `privileged`, privileged observations too."""
     episodes, own, origin = stored.read(folder)
     try:
         binding = contract.bind(own)
     except UserError as error:
         differs = " ".join(str(error).split())
         raise UserError(f"{folder} does not serve the contract: {differs}; choose the task's options so") from error
-    there = {*episodes.observation.keys(), *(episodes.pictures.data if episodes.pictures else ())}
+    recorded = {*episodes.observation.keys(), *(episodes.pictures.data if episodes.pictures else ())}
     needed = {
-        key: spec for key, spec in contract.observation.items() if key in there and (privileged or not spec.privileged)
+        key: spec
+        for key, spec in contract.observation.items()
+        if key in recorded and (privileged or not spec.privileged)
     }
     cameras = [key for key, spec in needed.items() if spec.is_picture]
     others = {key: spec for key, spec in needed.items() if key not in cameras}
@@ -162,10 +167,10 @@ def _collected(folder: Path, contract: Contract, match: Match, *, privileged: bo
                 continue
             episode = episodes.part(number, number + 1)
             raw = {key: encode_all(episode.observation[key].numpy()) for key in cameras if key in episode.observation}
-            shown = Pictures.of(raw) if raw else episode.pictures and episode.pictures.only(cameras)
+            pictures = Pictures.of(raw) if raw else episode.pictures and episode.pictures.only(cameras)
             yield replace(
                 driven.bound(episode, others, contract.action, binding),
-                pictures=shown,
+                pictures=pictures,
                 final_observation=None,
                 task_index=torch.tensor([task]),
                 dataset_index=None,
@@ -177,7 +182,7 @@ def _collected(folder: Path, contract: Contract, match: Match, *, privileged: bo
 def _write(
     writer: EpisodeWriter, match: Match, contract: Contract, episodes: Iterator[Episodes], number: int | None
 ) -> set[int]:
-    """Write the `episodes` of a source, dataset `number` of several; returns their tasks."""
+    """Write the `episodes` of a source, dataset `number` of several; return the set of their tasks."""
     path, count, failed, limits, tasks = match.source, 0, [], Limits(contract.action), set[int]()
     for episode in episodes:
         named = {"action": episode.actions, **dict(episode.observation.items())}
@@ -201,7 +206,7 @@ def _write(
 
 @contextmanager
 def _beside(first: Path, path: Path) -> Iterator[None]:
-    """Name both in errors of another dataset than the `first`."""
+    """Name both datasets in errors of one that is not the `first`."""
     try:
         yield
     except UserError as error:

@@ -21,15 +21,15 @@ from real_robot.safety.safety import State
 
 NOTHING = "these recordings have no tick with both a measurement and a written action"
 LATE = 1.5
-"""If two ticks are more control periods apart, a new episode begins."""
+"""A new episode begins if two ticks are more control periods apart than this."""
 
 
 def episodes(recording: Recording) -> Iterator[tuple[str, Episodes]]:
-    """Each episode with its task's name: an observation before every action written to the robot.
+    """Yield each episode with its task's name: an observation before every action written to the robot.
 
     An episode ends where the robot held, where the recording has a gap, and where the loop skipped a period, so that
-    its steps are one control period apart. All parts of a failed episode failed. Of a successful one the last part
-    succeeded; the outcome of others is unknown.
+    its steps are one control period apart. All parts of a failed episode are failures. The last part of a successful
+    episode is a success; the outcome of its other parts is unknown.
 
     Raises:
         UserError: if an observation changes its shape within an episode.
@@ -52,19 +52,19 @@ def episodes(recording: Recording) -> Iterator[tuple[str, Episodes]]:
 
 
 def _part_success(success: bool | None, *, last: bool) -> bool | None:
-    """Success of a part of an episode of this `success`; None if unknown."""
+    """Success of a part of an episode with the outcome `success`; None if unknown."""
     return success if last or success is False else None
 
 
 def read(paths: Sequence[str | Path], contract: Contract, match: Match) -> Iterator[Episodes]:
-    """The `episodes` of all recordings at `paths`, with the keys and the order of elements of `contract`.
+    """Yield the episodes of all recordings at `paths`, with the keys and the order of elements of `contract`.
 
-    Those of tasks that the run does not have are left out, according to `match`.
+    Episodes of other tasks than the run's are skipped, according to `match`.
 
     Raises:
         UserError: as `episodes`, and if a recording does not serve the contract or has no written actions.
     """
-    driven = 0
+    count = 0
     for path in paths:
         recording = Recording(path)
         try:
@@ -73,26 +73,26 @@ def read(paths: Sequence[str | Path], contract: Contract, match: Match) -> Itera
             raise UserError(f"{path} does not serve the contract: {' '.join(str(error).split())}") from error
         needed = {key: spec for key, spec in contract.observation.items() if not spec.privileged}
         for task, episode in episodes(recording):
-            driven += 1
+            count += 1
             if (number := match.task_number(task)) is not None:
                 yield replace(
                     bound(episode, needed, contract.action, binding),
                     task_index=torch.tensor([number]),
                 )
-    if not driven:
+    if not count:
         raise UserError(NOTHING)
 
 
 def bound(episodes: Episodes, needed: Mapping[str, TensorSpec], action: TensorSpec, binding: Binding) -> Episodes:
-    """`episodes` with the observations `needed` and actions as `action`, in the order of elements of `binding`."""
-    seen = {
+    """Reorder the elements of `episodes` by `binding`; keep the observations `needed`, with dtypes of the specs."""
+    observation = {
         key: _ordered(episodes.observation[key], binding.observation[key]).to(getattr(torch, spec.dtype))
         for key, spec in needed.items()
     }
-    # binding.action scatters a policy's action into the robot's order; this is the other way
+    # binding.action scatters a policy's action into the robot's order; argsort is its inverse
     order = None if binding.action is None else binding.action.argsort()
     actions = _ordered(episodes.actions, order).to(getattr(torch, action.dtype))
-    return replace(episodes, observation=TensorDict(seen, [len(episodes)]), actions=actions)
+    return replace(episodes, observation=TensorDict(observation, [len(episodes)]), actions=actions)
 
 
 def _ordered(values: Tensor, order: Tensor | None) -> Tensor:
@@ -100,20 +100,21 @@ def _ordered(values: Tensor, order: Tensor | None) -> Tensor:
 
 
 def _is_driven(item: Item) -> TypeGuard[Tick]:
-    """Whether an action was executed as it was decided; the steps of a stop are nobody's."""
+    """Whether an action was executed as it was decided, which excludes the steps of a stop."""
     if not isinstance(item, Tick) or item.reading is None or item.verdict.action is None:
         return False
     return item.verdict.state is State.ACTIVE
 
 
 def _breaks(item: Item, ticks: Sequence[Tick], control_dt_s: float) -> bool:
-    """Whether the episode before `item` has ended."""
+    """Whether the current episode ends before `item`."""
     if _is_driven(item):
         return bool(ticks) and item.now_s - ticks[-1].now_s > LATE * control_dt_s
     return isinstance(item, Episode | Ended | Gap | Tick)
 
 
 def _episode(ticks: Sequence[Tick], contract: Contract, *, success: bool | None) -> Episodes:
+    """Stack the measurements and written actions of `ticks` to one episode."""
     readings = [tick.reading.observation for tick in ticks if tick.reading is not None]
     observation = {}
     for key, spec in contract.observation.items():

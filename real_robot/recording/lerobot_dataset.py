@@ -1,12 +1,12 @@
-"""Converts recordings and episodes to LeRobot datasets (format v3.0): what was measured, and what the robot was told.
+"""Converts recordings and episodes to LeRobot datasets (format v3.0): measurements and the robot's commands.
 
     python -m real_robot.recording.lerobot_dataset SOURCE... DATASET [pictures=video|image]
 
 A SOURCE is a recording, or the folder of a run's demonstrations (RUN/demonstrations). Floats become one
 "observation.state" with named elements, cameras become videos (H.264, lossy) or images (PNG within parquet), the
-instruction becomes the frame's task, everything else keeps its own feature. Two additions of ours: meta/contract.json
-keeps names, units and frames, which `lerobot_reading.py` checks, and a column of meta/episodes the outcome, empty where
-it is unknown. Source of the format: github.com/huggingface/lerobot, v0.4.
+instruction becomes the frame's task, and every other observation becomes its own feature. Two additions are ours:
+meta/contract.json stores names, units and frames, which `lerobot_reading.py` checks, and a column of meta/episodes
+stores the outcome, empty where it is unknown. Source of the format: github.com/huggingface/lerobot, v0.4.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ STATE, ACTION, CAMERA = "observation.state", "action", "observation.images."
 INTERVENTION = "complementary_info.is_intervention"
 REWARD, SUCCESS = "next.reward", "next.success"
 QUANTILES = {"q01": 0.01, "q10": 0.1, "q50": 0.5, "q90": 0.9, "q99": 0.99}
-"""Quantiles of each element, by their names in statistics."""
+"""Quantiles of each element, by name in the statistics."""
 
 
 class Store(Enum):
-    """How a dataset keeps pictures."""
+    """Storage format of a dataset's pictures."""
 
     VIDEO = "video"
     IMAGE = "image"
@@ -62,7 +62,7 @@ def write(
 ) -> int:
     """Write a dataset of all `recordings` into the new folder `directory`; returns the number of episodes.
 
-    Its episodes are those of `driven.episodes`.
+    Recordings are split into episodes by `driven.episodes`.
 
     Raises:
         UserError: if `directory` exists, contracts differ, an observation changes its shape, or no action was written.
@@ -70,14 +70,14 @@ def write(
     for other in recordings[1:]:
         if other.contract != recordings[0].contract:
             raise UserError(f"{other.path} and {recordings[0].path} have different contracts; make a dataset of each")
-    found = (pair for recording in recordings for pair in driven.episodes(recording))
-    return _write(found, recordings[0].contract, Path(directory), robot, pictures)
+    pairs = (pair for recording in recordings for pair in driven.episodes(recording))
+    return _write(pairs, recordings[0].contract, Path(directory), robot, pictures)
 
 
 def write_episodes(folder: str | Path, directory: str | Path, *, pictures: Store = Store.VIDEO) -> int:
-    """Write a dataset of the episodes in `folder` into the new folder `directory`; returns their number.
+    """Write a dataset of the episodes in `folder` into the new folder `directory`; returns the number of episodes.
 
-    An episode's task is what its first observation says, else the task's name where the folder tells it.
+    An episode's task is the instruction in its first observation, else the task's name if the folder records it.
 
     Raises:
         UserError: if `folder` has no episodes, not all steps were observed, or `directory` exists.
@@ -93,12 +93,12 @@ def write_episodes(folder: str | Path, directory: str | Path, *, pictures: Store
     def each() -> Iterator[tuple[str, Episodes]]:
         for number, end in enumerate(episodes.ends.tolist()):
             rows = torch.arange(int(episodes.ends[number - 1]) if number else 0, end)
-            seen, index = episodes.chunks(rows, 1)["observation"], int(episodes.task_index[number])
-            named = origin.get("tasks", [])[index : index + 1]
+            observation, index = episodes.chunks(rows, 1)["observation"], int(episodes.task_index[number])
+            names = origin.get("tasks", [])[index : index + 1]
             yield (
-                "".join(named).replace("_", " "),
+                "".join(names).replace("_", " "),
                 Episodes.of(
-                    seen,
+                    observation,
                     episodes.actions[rows],
                     reward=episodes.reward[rows],
                     human=episodes.human[rows],
@@ -106,8 +106,8 @@ def write_episodes(folder: str | Path, directory: str | Path, *, pictures: Store
                 ),
             )
 
-    own = {REWARD} if UNKNOWN in outcomes else {REWARD, SUCCESS}
-    return _write(each(), contract, Path(directory), None, pictures, own)
+    known = {REWARD} if UNKNOWN in outcomes else {REWARD, SUCCESS}
+    return _write(each(), contract, Path(directory), None, pictures, known)
 
 
 def _write(
@@ -118,6 +118,7 @@ def _write(
     pictures: Store,
     known: Collection[str] = (),
 ) -> int:
+    """Write `episodes` with their tasks into a temporary folder, then rename it; returns the number of episodes."""
     if directory.exists():
         raise UserError(f"{directory} exists; choose another folder for the dataset")
     temporary = directory.with_name(f".{directory.name}.tmp")
@@ -134,24 +135,24 @@ def _write(
 
 
 def instruction(contract: Contract) -> str | None:
-    """Name of the observation that is the frame's task in a dataset: the first text."""
+    """Key of the observation that becomes the frame's task in a dataset: the first text."""
     specs = contract.observation.items()
     return next((key for key, spec in specs if spec.is_text and len(spec.shape) == 1 and not spec.privileged), None)
 
 
 def parts(contract: Contract) -> tuple[dict[str, TensorSpec], dict[str, TensorSpec], dict[str, TensorSpec]]:
-    """Observations that belong to the state, that are cameras, and that have their own feature; no instruction."""
+    """Observations of the state, cameras, and observations with a feature of their own, without the instruction."""
     specs = {key: spec for key, spec in contract.observation.items() if not spec.privileged}
     cameras = {key: spec for key, spec in specs.items() if spec.is_picture}
     state = {key: spec for key, spec in specs.items() if spec.dtype == "float32"}
-    elsewhere = {*cameras, *state, instruction(contract)}
-    return state, cameras, {key: spec for key, spec in specs.items() if key not in elsewhere}
+    assigned = {*cameras, *state, instruction(contract)}
+    return state, cameras, {key: spec for key, spec in specs.items() if key not in assigned}
 
 
 class _Writer:
     """Writes episodes into the files of one dataset; the first episode determines the shapes.
 
-    Of REWARD and SUCCESS it writes those that are `known`.
+    REWARD and SUCCESS are written if they are `known`.
     """
 
     def __init__(
@@ -191,13 +192,15 @@ class _Writer:
         outcome = int(episode.success)
         row[OUTCOME] = None if outcome == UNKNOWN else bool(outcome)
         row |= {"dataset_from_index": self.frames, "dataset_to_index": self.frames + length}
-        inside = cameras if self.pictures is Store.IMAGE else {}
-        row |= self._write_rows(columns, inside) | {"meta/episodes/chunk_index": 0, "meta/episodes/file_index": 0}
-        for key in cameras.keys() - inside.keys():
+        embedded = cameras if self.pictures is Store.IMAGE else {}
+        row |= self._write_rows(columns, embedded) | {"meta/episodes/chunk_index": 0, "meta/episodes/file_index": 0}
+        for key in cameras.keys() - embedded.keys():
             row |= self._write_video(key, cameras[key], number)
         stats = {key: _statistics(value) for key, value in columns.items()}
         stats |= {key: _picture_statistics(frames) for key, frames in cameras.items()}
-        row |= {f"stats/{key}/{name}": value.tolist() for key, found in stats.items() for name, value in found.items()}
+        row |= {
+            f"stats/{key}/{name}": value.tolist() for key, values in stats.items() for name, value in values.items()
+        }
         self.episodes.append(row)
         self.stats.append(stats)
         self.frames += length
@@ -208,7 +211,7 @@ class _Writer:
             raise UserError(driven.NOTHING)
         self.file.close()
         table = self.pa.Table.from_pylist(self.episodes)
-        outcomes = table[OUTCOME].cast(self.pa.bool_())  # all unknown: of no type
+        outcomes = table[OUTCOME].cast(self.pa.bool_())  # a column without any known outcome has no type
         table = table.set_column(table.schema.get_field_index(OUTCOME), OUTCOME, outcomes)
         self._parquet(EPISODES_PATH, table)
         self._parquet("meta/tasks.parquet", self._task_table())
@@ -233,7 +236,7 @@ class _Writer:
         (self.directory / "meta/contract.json").write_text(self.contract.to_json() + "\n", encoding="utf-8")
 
     def _dataset_statistics(self, key: str) -> dict[str, Array]:
-        """Statistics of all rows of a feature; of pictures merged from those of its episodes."""
+        """Statistics of all rows of a feature; statistics of pictures are merged from the episodes'."""
         if key.startswith(CAMERA):
             return _merged([stats[key] for stats in self.stats])
         files = sorted((self.directory / "data").glob("*/*.parquet"))
@@ -243,6 +246,7 @@ class _Writer:
     def _columns(
         self, texts: Sequence[str], episode: Episodes, observation: dict[str, Array]
     ) -> tuple[dict[str, Array], dict[str, Array]]:
+        """Columns [L, ...] of an episode by feature, and its pictures by feature."""
         length = len(episode)
         state, cameras, others = parts(self.contract)
         for text in texts:
@@ -264,6 +268,7 @@ class _Writer:
         return columns, {CAMERA + key: observation[key] for key in cameras}
 
     def _write_rows(self, columns: Mapping[str, Array], images: Mapping[str, Array]) -> dict[str, int]:
+        """Append an episode to the current parquet file, or to a new one; returns the file's place for meta/episodes."""
         flat = {key: value[:, 0] if value.shape[1:] == (1,) else value for key, value in columns.items()}
         arrays = {
             key: self.pa.array(list(value) if value.ndim == 2 else value.tolist(), self._type(value))
@@ -294,6 +299,7 @@ class _Writer:
         return kind
 
     def _write_video(self, key: str, frames: Array, episode: int) -> dict[str, Any]:
+        """Write a video of one episode; returns its place for meta/episodes."""
         from embodied.evaluation.video import write_video
 
         chunk, file = divmod(episode, FILES_PER_CHUNK)  # a file for each episode
@@ -308,8 +314,8 @@ class _Writer:
         table = self.pa.table({"task_index": list(range(len(self.tasks))), "__index_level_0__": list(self.tasks)})
         column = {"field_name": "task_index", "name": "task_index", "pandas_type": "int64", "numpy_type": "int64"}
         index = {"field_name": "__index_level_0__", "name": None, "pandas_type": "unicode", "numpy_type": "object"}
-        about = {"index_columns": ["__index_level_0__"], "columns": [column, index], "column_indexes": []}
-        return table.replace_schema_metadata({"pandas": json.dumps(about)})
+        metadata = {"index_columns": ["__index_level_0__"], "columns": [column, index], "column_indexes": []}
+        return table.replace_schema_metadata({"pandas": json.dumps(metadata)})
 
     def _parquet(self, path: str, table: Any) -> None:  # noqa: ANN401 - pyarrow's
         (self.directory / path).parent.mkdir(parents=True, exist_ok=True)
@@ -352,24 +358,25 @@ def _features(
 
 def _statistics(values: Array) -> dict[str, Array]:
     rows = np.asarray(values, np.float64).reshape(len(values), *(values.shape[1:] or (1,)))
-    found = {"min": rows.min(0), "max": rows.max(0), "mean": rows.mean(0), "std": rows.std(0)}
-    found |= dict(zip(QUANTILES, np.quantile(rows, list(QUANTILES.values()), axis=0), strict=True))
-    return found | {"count": np.array([len(rows)])}
+    statistics = {"min": rows.min(0), "max": rows.max(0), "mean": rows.mean(0), "std": rows.std(0)}
+    statistics |= dict(zip(QUANTILES, np.quantile(rows, list(QUANTILES.values()), axis=0), strict=True))
+    return statistics | {"count": np.array([len(rows)])}
 
 
 def _picture_statistics(frames: Array) -> dict[str, Array]:
     """Colour statistics of a sample of images, [3, 1, 1] each, in [0, 1]."""
     pixels = frames[:: max(1, len(frames) // 50)].reshape(-1, 3) / 255.0
-    found = {name: value.reshape(3, 1, 1) for name, value in _statistics(pixels).items() if name != "count"}
-    return found | {"count": np.array([len(frames)])}
+    statistics = {name: value.reshape(3, 1, 1) for name, value in _statistics(pixels).items() if name != "count"}
+    return statistics | {"count": np.array([len(frames)])}
 
 
 def _merged(found: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
-    """Statistics of the dataset from those of its episodes; quantiles are means, as LeRobot merges them."""
+    """Merge the statistics of episodes, weighted by their lengths; quantiles are averaged, as in LeRobot."""
     counts = np.array([stats["count"][0] for stats in found], np.float64)
     weights = (counts / counts.sum()).reshape(-1, *([1] * found[0]["mean"].ndim))
     means, stds = (np.stack([stats[name] for stats in found]) for name in ("mean", "std"))
     mean = (weights * means).sum(0)
+    # law of total variance: E[std^2 + (mean_i - mean)^2]
     std = np.sqrt((weights * (stds**2 + (means - mean) ** 2)).sum(0))
     low, high = (np.stack([stats[name] for stats in found]) for name in ("min", "max"))
     quantiles = {name: (weights * np.stack([stats[name] for stats in found])).sum(0) for name in QUANTILES}

@@ -1,4 +1,4 @@
-"""The files of a LeRobot dataset, read an episode at a time: rows from parquet, frames from videos."""
+"""Reads the files of a LeRobot dataset one episode at a time: rows from parquet, frames from videos."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from real_robot.robots.robot import Array
 VERSIONS = ("v2.0", "v2.1", "v3.0")
 TASK = "task_index"
 OUTCOME = "success"
-"""Column of meta/episodes, an addition of ours."""
+"""Column of meta/episodes that our datasets add."""
 Cells = list[bytes] | Array
 """Pictures of an episode: encoded as a dataset has them, or frames [L, height, width, 3] of a video."""
 
 
 class Source:
-    """A dataset in `directory`; `contract` is None unless it is one of ours.
+    """A dataset in `directory`; `contract` is None unless our program wrote it.
 
     Raises:
-        UserError: if it is none, or of another version.
+        UserError: if the folder is no LeRobot dataset, or of an unsupported version.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -53,7 +53,7 @@ class Source:
 
     @property
     def rate_hz(self) -> float:
-        """What the dataset says, 0 if nothing."""
+        """Rate in the dataset's metadata; 0 if it is missing."""
         return float(self.info.get("fps") or 0.0)
 
     @cached_property
@@ -76,9 +76,9 @@ class Source:
     def episodes(
         self, features: set[str], tasks: Callable[[str], int | None] | None = None
     ) -> Iterator[tuple[int, int, dict[str, Any]]]:
-        """Number, task and `features` of each episode: arrays [L, ...], of pictures `Cells`.
+        """Yield number, task and `features` of each episode: arrays [L, ...], or `Cells` for pictures.
 
-        `tasks` gives the number of a text, None for an episode that is left out; without it all have number 0.
+        `tasks` returns the number of a text, None for episodes to skip; without it all episodes have number 0.
 
         Raises:
             UserError: for files that are missing, damaged or out of order.
@@ -94,7 +94,7 @@ class Source:
             yield number, (0 if wanted is None else wanted[rows[TASK][0].as_py()] or 0), episode
 
     def _rows(self, columns: Sequence[str], wanted: dict[int, int | None] | None) -> Iterator[tuple[int, Any]]:
-        """Number and table of each episode, whose rows may lie in several row groups and files."""
+        """Yield number and table of each episode, whose rows may be in several row groups and files."""
         with needs_extra("robot"):
             import pyarrow as pa
         names = list(dict.fromkeys([*columns, "episode_index", "frame_index", *([TASK] if wanted else [])]))
@@ -117,7 +117,7 @@ class Source:
             yield last, pa.concat_tables(pending)
 
     def _groups(self, names: list[str], wanted: dict[int, int | None] | None) -> Iterator[Any]:
-        """Row groups of all files, in order, without the episodes that are left out."""
+        """Yield the row groups of all files, in order, without rows of skipped tasks."""
         import pyarrow as pa
         import pyarrow.compute
         import pyarrow.parquet as pq
@@ -125,16 +125,18 @@ class Source:
         files = sorted((self.directory / "data").glob("*/*.parquet"))
         if not files:
             raise UserError(f"cannot read the data of {self.directory}: there is no data/*/*.parquet")
-        kept = None if wanted is None else pa.array([index for index, task in wanted.items() if task is not None])
+        task_indices = (
+            None if wanted is None else pa.array([index for index, task in wanted.items() if task is not None])
+        )
         for path in files:
             with pq.ParquetFile(path, memory_map=True) as file:
-                if absent := [name for name in names if name not in file.schema_arrow.names]:
-                    raise UserError(f"{path} lacks {', '.join(absent)}; it has {', '.join(file.schema_arrow.names)}")
+                if missing := [name for name in names if name not in file.schema_arrow.names]:
+                    raise UserError(f"{path} lacks {', '.join(missing)}; it has {', '.join(file.schema_arrow.names)}")
                 for group in range(file.num_row_groups):
-                    if kept is None:
+                    if task_indices is None:
                         yield file.read_row_group(group, names)
                         continue
-                    chosen = pa.compute.is_in(file.read_row_group(group, [TASK])[TASK], kept)
+                    chosen = pa.compute.is_in(file.read_row_group(group, [TASK])[TASK], task_indices)
                     if pa.compute.any(chosen).as_py():
                         yield file.read_row_group(group, names).filter(chosen)
 
@@ -161,7 +163,7 @@ class Source:
         return film.read(length)
 
     def _video(self, key: str, episode: int) -> tuple[Path, int]:
-        """The video file of an episode, and the number of its first frame."""
+        """Path of an episode's video file, and the number of its first frame."""
         template = self.info.get("video_path")
         if not template:
             raise UserError(f"{self.directory}/meta/info.json does not tell video_path, where {key} is")
@@ -179,7 +181,7 @@ class Source:
 
     @cached_property
     def success(self) -> dict[int, bool | None]:
-        """Outcomes by episode, None where unknown, of datasets that tell them in meta/episodes, as ours do."""
+        """Outcomes by episode, None where unknown; empty unless meta/episodes has them, as in our datasets."""
         import pyarrow.parquet as pq
 
         outcomes = {}
@@ -194,21 +196,22 @@ class Source:
         """Rows of meta/episodes about videos, by episode."""
         import pyarrow.parquet as pq
 
-        found = {}
+        rows = {}
         for path in sorted((self.directory / "meta/episodes").glob("*/*.parquet")):
             names = [name for name in pq.read_schema(path).names if name.startswith("videos/")]
             for row in pq.read_table(path, columns=["episode_index", *names]).to_pylist():
-                found[row["episode_index"]] = row
-        return found
+                rows[row["episode_index"]] = row
+        return rows
 
 
 class _Film:
-    """A video that is read on from frame `number`."""
+    """A video that is read sequentially from frame `number`."""
 
     def __init__(self, path: Path, number: int, rate_hz: float) -> None:
         import imageio_ffmpeg
 
         self.path, self.number = path, number
+        # half a frame earlier, so that rounding of the timestamp cannot skip the frame
         seek = ["-ss", f"{(number - 0.5) / rate_hz:.6f}"] if number else []
         self._reader = imageio_ffmpeg.read_frames(str(path), input_params=seek)
         self._size: tuple[int, int] | None = None
@@ -217,7 +220,7 @@ class _Film:
         """The next `count` frames [count, height, width, 3].
 
         Raises:
-            UserError: if there are fewer, or no video.
+            UserError: if the video has fewer frames, or cannot be read.
         """
         frames, first = [], self.number
         try:
@@ -228,15 +231,15 @@ class _Film:
                 frames.append(np.frombuffer(next(self._reader), np.uint8).reshape(height, width, 3))
                 self.number += 1
         except StopIteration:
-            what = f"expected {count} frames from {first} on in {self.path}, got {len(frames)}; it is cut short"
-            raise UserError(what) from None
+            message = f"expected {count} frames from {first} on in {self.path}, got {len(frames)}; it is cut short"
+            raise UserError(message) from None
         except (OSError, RuntimeError) as error:
             reason = "there is no such file" if not self.path.exists() else _line(error).partition(" ===")[0]
             raise UserError(f"cannot read {self.path}: {reason}") from error
         return np.stack(frames)
 
     def close(self) -> None:
-        """End the decoder."""
+        """Stop the decoder."""
         self._reader.close()
 
 

@@ -1,9 +1,9 @@
 """Reads LeRobot datasets (v2.0, v2.1, v3.0) as demonstrations for a contract.
 
 Our own datasets contain their contract and are checked in full. Other datasets have names at most: their elements are
-found by name, and their units and frames are assumed to match, which a note says; those of a task's benchmark are read
-by its `Convention`. Text without a feature, such as the instruction, is taken from the frame's task. Pictures stay
-encoded. Files are read a part at a time; statistics of the dataset are not needed.
+looked up by name, and their units and frames are assumed to match, which a note reports; datasets of a task's benchmark
+are read by its `Convention`. Text without a feature, such as the instruction, is taken from the frame's task. Pictures
+stay encoded. Files are read in parts; statistics of the dataset are not needed.
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ OPTIONAL = {"human": (INTERVENTION, torch.bool), "reward": (REWARD, torch.float3
 
 
 def read(directory: str | Path, contract: Contract, match: Match | None = None) -> Iterator[Episodes]:
-    """Every episode of a dataset, with the keys and the order of elements of `contract`, which is checked at once.
+    """Yield every episode of a dataset, with the keys and the order of elements of `contract`.
 
-    With a `match` only the episodes of the run's tasks. `OPTIONAL` features are read where the dataset has them.
+    The contract is checked before the first episode is read. With a `match`, only episodes of the run's tasks are read;
+    `OPTIONAL` features are read if the dataset has them.
 
     Raises:
-        UserError: if the folder is no dataset, or does not serve the contract; names what is missing and what is there.
+        UserError: if the folder is no dataset, or does not serve the contract; names missing and existing features.
     """
     source, match = Source(Path(directory)), match or Match(Path(directory))
     convention = match.convention if source.contract is None else None
@@ -55,7 +56,7 @@ def read(directory: str | Path, contract: Contract, match: Match | None = None) 
 def _episodes(
     source: Source, plan: _Plan, tasks: Callable[[str], int | None] | None, ratio: float
 ) -> Iterator[Episodes]:
-    """The episodes as `plan` reads them, of the `tasks`, at `ratio` of their rows for each action."""
+    """Yield the episodes of the `tasks`, converted by `plan`, with `ratio` rows for each action."""
     optional = {name: feature for name, feature in OPTIONAL.items() if feature[0] in source.features}
     features = plan.features | {feature for feature, _ in optional.values()} | ({SUCCESS} & source.features.keys())
     for number, task, episode in source.episodes(features, tasks):
@@ -63,33 +64,35 @@ def _episodes(
         rows = episode if ratio == 1.0 else _resampled(episode, ratio)
         arrays, pictures = plan.take(rows)
         actions = arrays.pop(ACTION)
-        more = {name: torch.from_numpy(rows[key]).flatten().to(dtype) for name, (key, dtype) in optional.items()}
+        optional_values = {
+            name: torch.from_numpy(rows[key]).flatten().to(dtype) for name, (key, dtype) in optional.items()
+        }
         yield Episodes.of(
             TensorDict(arrays, [len(actions)]),
             actions,
             success=success,
             task_index=task,
             pictures=Pictures.of(pictures) if pictures else None,
-            **more,
+            **optional_values,
         )
 
 
 def _resampled(episode: Mapping[str, Any], ratio: float) -> dict[str, Any]:
     rows = resampled_rows(len(next(iter(episode.values()))), ratio)
-    taken = {
+    resampled = {
         key: cells[rows] if isinstance(cells, np.ndarray) else [cells[row] for row in rows]
         for key, cells in episode.items()
     }
-    return taken | ({REWARD: resampled_reward(episode[REWARD].flatten(), ratio)} if REWARD in episode else {})
+    return resampled | ({REWARD: resampled_reward(episode[REWARD].flatten(), ratio)} if REWARD in episode else {})
 
 
 class _Plan(Protocol):
-    """What becomes of a dataset's features."""
+    """Conversion of a dataset's features to observations and actions."""
 
     features: set[str]
 
     def take(self, episode: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, list[bytes]]]:
-        """Observations and "action" [L, ...] of an episode, and its encoded pictures by camera."""
+        """Return the observations and "action" [L, ...] of an episode, and its encoded pictures by camera."""
         ...
 
 
@@ -97,7 +100,7 @@ class _Plan(Protocol):
 class _Column:
     """Source of an observation or the action: elements `index` of a feature's last axis (all if None).
 
-    With `texts` the feature is an index into them.
+    With `texts` the feature is an index into `texts`.
     """
 
     feature: str
@@ -107,15 +110,15 @@ class _Column:
 
     def take(self, values: Array) -> Tensor:
         if self.texts is not None:
-            said = {number: encode(self.texts[number], self.spec.shape[-1]) for number in set(values.flat)}
-            return torch.from_numpy(np.stack([said[number] for number in values.flat]))
-        taken = values if self.index is None else values[..., self.index]
-        shape = self.spec.shape if taken.ndim < 1 + len(self.spec.shape) else taken.shape[1:]
-        return torch.from_numpy(np.ascontiguousarray(taken.reshape(len(taken), *shape).astype(self.spec.dtype)))
+            encoded = {number: encode(self.texts[number], self.spec.shape[-1]) for number in set(values.flat)}
+            return torch.from_numpy(np.stack([encoded[number] for number in values.flat]))
+        selected = values if self.index is None else values[..., self.index]
+        shape = self.spec.shape if selected.ndim < 1 + len(self.spec.shape) else selected.shape[1:]
+        return torch.from_numpy(np.ascontiguousarray(selected.reshape(len(selected), *shape).astype(self.spec.dtype)))
 
 
 class _Named:
-    """Elements found by name, or by the contract of one of our own datasets."""
+    """Plan that looks up elements by name, or by the contract of one of our own datasets."""
 
     def __init__(self, source: Source, contract: Contract, match: Match) -> None:
         self._source, self._match = source, match
@@ -136,8 +139,8 @@ class _Named:
         needed = {key: spec for key, spec in wanted.observation.items() if not spec.privileged}
         if self._source.contract is not None:
             return self._own_plan(self._source.contract, wanted, needed)
-        found = {key: self._find(key, spec) for key, spec in [*needed.items(), (ACTION, wanted.action)]}
-        rows = [f"{key}: {column}" for key, column in found.items() if isinstance(column, str)]
+        columns = {key: self._find(key, spec) for key, spec in [*needed.items(), (ACTION, wanted.action)]}
+        rows = [f"{key}: {column}" for key, column in columns.items() if isinstance(column, str)]
         if rows:
             rows[-1] += "; demonstration_names={OURS:THEIRS} tells other names"
         if row := self._rate(wanted):
@@ -148,10 +151,10 @@ class _Named:
         units = ", ".join(f"{key} in {spec.unit}" for key, spec in specs.items() if not spec.is_text and spec.unit)
         where = f"{self._source.directory} has no units and frames; they are assumed to match the contract"
         self._match.notes.append(f"{where}: {units}." if units else f"{where}.")
-        return {key: column for key, column in found.items() if isinstance(column, _Column)}
+        return {key: column for key, column in columns.items() if isinstance(column, _Column)}
 
     def _rate(self, wanted: Contract) -> str:
-        """What is wrong with the dataset's rate, and what helps."""
+        """Describe a mismatch of the dataset's rate, and the remedy; "" if rates match or rows are resampled."""
         rate, ours = self._source.rate_hz, 1.0 / wanted.control_dt_s
         if abs(rate / ours - 1.0) <= 1e-4:
             return ""
@@ -162,6 +165,7 @@ class _Named:
         return f"rate: expected {ours:g} Hz, got {rate:g} Hz; demonstration_resampling=true skips or repeats its rows"
 
     def _own_plan(self, own: Contract, wanted: Contract, needed: dict[str, TensorSpec]) -> dict[str, _Column]:
+        """Columns by the dataset's contract `own`, bound to the contract `wanted`."""
         rate = self._rate(wanted)
         if not rate:
             own = replace(own, control_dt_s=wanted.control_dt_s)
@@ -170,32 +174,32 @@ class _Named:
         except UserError as error:
             differs = " ".join(str(error).split()) + (f" ({rate})" if rate else "")
             raise UserError(f"{self._source.directory} does not serve the contract: {differs}") from error
-        where = {name: place for place, name in enumerate(_names(self._source.features.get(STATE, {})))}
-        columns, absent = {}, []
+        state_indices = {name: place for place, name in enumerate(_names(self._source.features.get(STATE, {})))}
+        columns, missing = {}, []
         for key in needed:
             spec, order = own.observation[key], binding.observation[key]
             if spec.dtype == "float32":
                 names = np.array(elements(key, spec)).reshape(spec.shape)
                 names = names if order is None else names[..., order.numpy()]
                 shaped = TensorSpec(names.shape, spec.dtype)
-                absent += [f"{key}: expected {name} in {STATE}" for name in names.flat if name not in where]
-                columns[key] = _Column(STATE, shaped, [where.get(name, 0) for name in names.flatten().tolist()])
+                missing += [f"{key}: expected {name} in {STATE}" for name in names.flat if name not in state_indices]
+                columns[key] = _Column(STATE, shaped, [state_indices.get(name, 0) for name in names.flatten().tolist()])
             elif spec.is_text and f"observation.{key}" not in self._source.features:
                 columns[key] = _Column(TASK, wanted.observation[key], texts=self._source.tasks)
             else:
                 feature = CAMERA + key if spec.is_picture else f"observation.{key}"
                 columns[key] = _Column(feature, spec, None if order is None else order.tolist())
-        # scatters a policy's action into the robot's order: here the other way
+        # binding.action scatters a policy's action into the robot's order; argsort is its inverse
         index = None if binding.action is None else binding.action.argsort().tolist()
         columns |= {ACTION: _Column(ACTION, wanted.action, index)}
         features = dict.fromkeys(column.feature for column in columns.values())
-        absent += [f"expected a feature {name}" for name in features if name not in self._source.features]
-        if absent:
-            raise _unfit(self._source, absent)
+        missing += [f"expected a feature {name}" for name in features if name not in self._source.features]
+        if missing:
+            raise _unfit(self._source, missing)
         return columns
 
     def _find(self, key: str, spec: TensorSpec) -> _Column | str:
-        """Column by the feature's name, else by element names in the state; or an error text."""
+        """Return the column of the feature's name, else of element names in the state; or an error text."""
         theirs, their_elements = self._match.name(key), [self._match.name(name) for name in spec.names]
         candidates = [theirs, f"observation.{theirs}", CAMERA + theirs] if key != ACTION else [theirs]
         for feature in (name for name in candidates if name in self._source.features):
@@ -217,7 +221,7 @@ class _Named:
 
 
 class _Conventional:
-    """A dataset of a task's benchmark, as its convention reads it."""
+    """Plan for a dataset of a task's benchmark, read by the task's convention."""
 
     def __init__(self, source: Source, contract: Contract, convention: Convention) -> None:
         self.contract, self.convention, self._source = contract, convention, source
@@ -225,9 +229,9 @@ class _Conventional:
         self.cameras, rows = {}, []
         for key in (key for key, spec in needed.items() if spec.is_picture):
             candidates = convention.cameras.get(key, ())
-            found = next((name for name in candidates if name in source.features), None)
-            self.cameras[key] = found or ""
-            rows += [] if found else [f"{key}: expected a feature {' or '.join(candidates)}"]
+            feature = next((name for name in candidates if name in source.features), None)
+            self.cameras[key] = feature or ""
+            rows += [] if feature else [f"{key}: expected a feature {' or '.join(candidates)}"]
         rows += [f"expected a feature {name}" for name in (STATE, ACTION, TASK) if name not in source.features]
         if not any(abs(source.rate_hz - rate) < 1e-3 for rate in convention.rates_hz):
             rates = " or ".join(f"{rate:g}" for rate in convention.rates_hz)
@@ -236,18 +240,18 @@ class _Conventional:
             raise _unfit(source, rows)
         self.texts = {key: spec for key, spec in needed.items() if spec.is_text}
         self.needed = [key for key, spec in needed.items() if not spec.is_picture and key not in self.texts]
-        more = {name for name in convention.features if name in source.features}
-        self.features = {STATE, ACTION, TASK, *self.cameras.values()} | more
+        optional = {name for name in convention.features if name in source.features}
+        self.features = {STATE, ACTION, TASK, *self.cameras.values()} | optional
 
     def take(self, episode: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, list[bytes]]]:
-        found = self.convention.convert(episode)
-        if absent := [key for key in (*self.needed, *self.texts) if key not in found and key != "instruction"]:
+        arrays_by_key = self.convention.convert(episode)
+        if absent := [key for key in (*self.needed, *self.texts) if key not in arrays_by_key and key != "instruction"]:
             hints = {self.convention.absent[key] for key in absent if key in self.convention.absent}
             rows = [f"{', '.join(absent)}: not in such datasets", *sorted(hints)]
             raise _unfit(self._source, rows)
-        said = {key: _Column(TASK, spec, texts=self._source.tasks) for key, spec in self.texts.items()}
-        arrays = {key: torch.from_numpy(found[key].astype(np.float32)) for key in (*self.needed, ACTION)}
-        arrays |= {key: column.take(episode[TASK]) for key, column in said.items()}
+        encoded = {key: _Column(TASK, spec, texts=self._source.tasks) for key, spec in self.texts.items()}
+        arrays = {key: torch.from_numpy(arrays_by_key[key].astype(np.float32)) for key in (*self.needed, ACTION)}
+        arrays |= {key: column.take(episode[TASK]) for key, column in encoded.items()}
         specs = self.contract.observation
         return arrays, {
             key: _fitted(feature, specs[key], episode[feature], mirrored=self.convention.mirrored)
@@ -256,41 +260,43 @@ class _Conventional:
 
 
 def _fitted(name: str, spec: TensorSpec, cells: Cells, *, mirrored: bool = False) -> list[bytes]:
-    """Encoded pictures of the size in `spec`, from those of an episode, of which several pixels may become one.
+    """Encoded pictures of the size in `spec`; larger pictures are averaged over blocks of pixels.
 
     Raises:
-        UserError: for pictures of another size, or damaged ones.
+        UserError: for damaged pictures, and for sizes that are no multiple.
     """
     try:
         frames = cells if isinstance(cells, np.ndarray) else np.stack([decode(cell) for cell in cells])
     except ValueError as error:  # damaged, or of several sizes
         raise UserError(f"{name}: {error}") from error
     height, width = (want if want > 0 else have for want, have in zip(spec.shape[:2], frames.shape[1:3], strict=True))
-    found = frames.shape[1:3]
-    if found == (height, width) and not mirrored and not isinstance(cells, np.ndarray):
+    size = frames.shape[1:3]
+    if size == (height, width) and not mirrored and not isinstance(cells, np.ndarray):
         return cells
-    if isinstance(cells, np.ndarray) and found == (height + height % 2, width + width % 2):
+    if isinstance(cells, np.ndarray) and size == (height + height % 2, width + width % 2):
         frames = frames[:, :height, :width]  # videos have even sizes
-    elif (factor := found[0] // height) < 1 or found != (factor * height, factor * width):
-        what = f"expected pictures of {height}x{width}, or of a multiple"
-        raise UserError(f"{name}: {what}, got {found[0]}x{found[1]}; choose another image_size")
+    elif (factor := size[0] // height) < 1 or size != (factor * height, factor * width):
+        expectation = f"expected pictures of {height}x{width}, or of a multiple"
+        raise UserError(f"{name}: {expectation}, got {size[0]}x{size[1]}; choose another image_size")
     else:
+        # [L, f H, f W, 3] -> [L, H, f, W, f, 3], averaged over both f, rounded to the nearest integer
         blocks = frames.reshape(len(frames), height, factor, width, factor, 3)
         frames = (blocks.mean((2, 4), dtype=np.float32) + 0.5).astype(np.uint8)
     return encode_all(frames[:, :, ::-1] if mirrored else frames)
 
 
 def _unfit(source: Source, rows: list[str]) -> UserError:
-    has = "; ".join(
+    """Error that lists the mismatches `rows` and the dataset's features."""
+    features = "; ".join(
         f"{key} {tuple(feature['shape'])} {_names(feature) or 'without names'}"
         for key, feature in source.features.items()
         if key.startswith(("observation", ACTION))
     )
-    return UserError(f"{source.directory} does not serve the contract ({'; '.join(rows)}); it has {has}")
+    return UserError(f"{source.directory} does not serve the contract ({'; '.join(rows)}); it has {features}")
 
 
 def _names(feature: dict[str, Any]) -> list[str]:
-    """Names of a feature's elements, which LeRobot keeps as a list, as {"motors": [...]}, or not at all."""
+    """Names of a feature's elements, which LeRobot stores as a list, as {"motors": [...]}, or not at all."""
     names = feature.get("names")
     if isinstance(names, dict):
         names = next((value for value in names.values() if isinstance(value, list)), list(names))

@@ -17,16 +17,16 @@ from embodied.task import PublishedTask, Task
 from real_robot.robots.robot import Array
 
 TOLERANCE = 0.01
-"""Share of an element's range by which an action may leave its limits: rounding, and noise of measurements."""
+"""Share of an element's range by which an action may exceed its limits: rounding, and noise of measurements."""
 LARGEST_SHARE = 0.05
-"""Largest share of actions outside the limits; with more, they are of another unit or another robot."""
+"""Largest share of actions outside the limits; a larger share indicates another unit or another robot."""
 
 
 @dataclass(frozen=True)
 class MatchOptions:
-    """A user's options: further texts of tasks by the task's name, a data set's names by the contract's names.
+    """Options of a user: further texts of tasks by the task's name, a data set's names by the contract's names.
 
-    With `resampling`, data sets of another rate are read at the contract's.
+    With `resampling`, data sets of another rate are resampled to the contract's rate.
     """
 
     tasks: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -52,9 +52,9 @@ def match_options(tasks: Any, names: Any, resampling: bool) -> MatchOptions:  # 
 
 
 class Match:
-    """How the data set `source` is matched with a run's `task`; `notes` are for the run's report.
+    """Matches the data set `source` with a run's `task`; `notes` are for the run's report.
 
-    A task whose benchmark is published knows its texts. For others any text is the task, unless options name some.
+    A task with a published benchmark defines its texts. For other tasks any text matches, unless options name some.
 
     Raises:
         UserError: if the options name a task that the run does not have.
@@ -72,7 +72,7 @@ class Match:
         self._numbers: dict[str, int | None] = {}
 
     def task_number(self, text: str) -> int | None:
-        """Number of the run's task that `text` describes; None if it describes none of them."""
+        """Number of the run's task that `text` describes; None for other tasks."""
         number = 0 if self.any_text else None
         for name, texts in self.options.tasks.items():
             number = self.task_names.index(name) if text in texts else number
@@ -82,14 +82,14 @@ class Match:
         return number
 
     def name(self, name: str) -> str:
-        """The data set's name of what the contract calls `name`."""
+        """The data set's name for the contract's `name`."""
         return self.options.names.get(name, name)
 
     def check_names(self, contract: Contract) -> None:
         """Check that the option's names are the contract's.
 
         Raises:
-            UserError: listing those that are not.
+            UserError: for unknown names, which it lists.
         """
         specs = {**contract.observation, "action": contract.action}
         known = [*specs, *(name for spec in specs.values() for name in spec.names)]
@@ -98,23 +98,23 @@ class Match:
             raise UserError(f"demonstration_names has {', '.join(unknown)}; expected names of the contract: {expected}")
 
     def has(self) -> str:
-        """The data set's texts, for an error."""
+        """The data set's texts, as the end of an error message."""
         return f", which has: {'; '.join(self._numbers)}" if self._numbers else ""
 
     def conclude(self, contract: Contract) -> None:
-        """Note which texts were left out, or all taken as one task.
+        """Add notes on texts of other tasks, or on several texts that are imitated as one task.
 
         Raises:
             UserError: if no text is one of the run's tasks.
         """
-        left_out = [text for text, number in self._numbers.items() if number is None]
-        if left_out and len(left_out) == len(self._numbers):
+        skipped = [text for text, number in self._numbers.items() if number is None]
+        if skipped and len(skipped) == len(self._numbers):
             raise UserError(
-                f"no episodes of {', '.join(self.task_names)} in {self.source}, which has: {'; '.join(left_out)};"
+                f"no episodes of {', '.join(self.task_names)} in {self.source}, which has: {'; '.join(skipped)};"
                 f' choose task.tasks=[...], or say what they are: demonstration_tasks={{{self.task_names[0]}:["TEXT"]}}'
             )
-        if left_out:
-            self.notes.append(f"{self.source}: episodes of other tasks are left out: {'; '.join(left_out)}.")
+        if skipped:
+            self.notes.append(f"{self.source}: episodes of other tasks are left out: {'; '.join(skipped)}.")
         if self.any_text and len(self._numbers) > 1 and not any(spec.is_text for spec in contract.observation.values()):
             texts = "; ".join(self._numbers)
             self.notes.append(f"{self.source}: all of its tasks are imitated as one: {texts}.")
@@ -143,38 +143,39 @@ class Limits:
         self._lowest, self._highest = np.minimum(self._lowest, values.min(0)), np.maximum(self._highest, values.max(0))
 
     def note(self, source: Path) -> list[str]:
-        """A note on the share outside the limits, if there is any.
+        """Notes on the share of actions outside the limits; empty if it is 0.
 
         Raises:
-            UserError: if it is larger than `LARGEST_SHARE`.
+            UserError: if the share is larger than `LARGEST_SHARE`.
         """
         if not self._any:
             return []
         worst, share = int(self._outside.argmax()), self._any / self._count
         name = self._spec.names[worst] if self._spec.names else str(worst)
         unit = f" {self._spec.unit}" if self._spec.unit not in ("", "1") else ""
-        found = f"{self._lowest[worst]:.4g} to {self._highest[worst]:.4g}"
+        value_range = f"{self._lowest[worst]:.4g} to {self._highest[worst]:.4g}"
         expected = f"{self._spec.low[worst]:.4g} to {self._spec.high[worst]:.4g}{unit}"
         where = f"{share:.1%} of the actions in {source} are outside the limits"
-        where = f"{where}: {name} is from {found}, expected {expected}"
+        where = f"{where}: {name} is from {value_range}, expected {expected}"
         if share > LARGEST_SHARE:
             raise UserError(f"{where}; convert the data set's units, or choose another")
         return [f"{where}."]
 
 
 def resampled_rows(length: int, ratio: float) -> Array:
-    """For each period of the contract the row of an episode of `length` that is valid at its begin.
+    """For each period of the contract, the row of an episode of `length` rows that is valid at the period's begin.
 
-    `ratio` is rows of the episode for each period.
+    `ratio` is the number of the episode's rows per period.
     """
     count = max(1, int(np.ceil(length / ratio - 1e-6)))
     return np.minimum(np.floor(np.arange(count) * ratio + 1e-6).astype(np.int64), length - 1)
 
 
 def resampled_reward(reward: Array, ratio: float) -> Array:
-    """The `reward` [L] of rows, earned evenly during each, summed over the contract's periods."""
+    """Sums of the rows' `reward` [L] over the contract's periods; reward accrues evenly during a row."""
+    # differences of the cumulative reward, interpolated linearly, at the contract's periods
     periods = len(resampled_rows(len(reward), ratio))
     earned = np.concatenate(([0.0], np.cumsum(reward, dtype=np.float64)))
-    at = np.interp(np.minimum(np.arange(periods + 1) * ratio, len(reward)), np.arange(len(earned)), earned)
-    at[-1] = earned[-1]
-    return np.diff(at).astype(np.float32)
+    at_periods = np.interp(np.minimum(np.arange(periods + 1) * ratio, len(reward)), np.arange(len(earned)), earned)
+    at_periods[-1] = earned[-1]
+    return np.diff(at_periods).astype(np.float32)

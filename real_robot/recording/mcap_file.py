@@ -1,8 +1,8 @@
 """Records of an MCAP file up to its end or to the first damage, with bounded memory.
 
 Every length in the file is checked against the rest of the file and against `RECORD_BYTES` before memory is taken, and
-every chunk against its checksum before its content is used. A record that cannot stand where it is counts as damage, so
-that a changed bit in the type of a record does not hide a chunk.
+every chunk against its checksum before its content is used. A record of a type that is not allowed at its place counts
+as damage, so that a changed bit in the type of a record does not hide a chunk.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MESSAGE_INDEX = struct.Struct("<HI")
 
 
 class DamagedError(Exception):
-    """The file cannot be read beyond `offset`, in bytes."""
+    """Raised if the file cannot be read beyond `offset`, in bytes."""
 
     def __init__(self, offset: int, reason: str) -> None:
         super().__init__(reason)
@@ -32,10 +32,10 @@ class DamagedError(Exception):
 
 
 def records(path: Path) -> Iterator[Any]:
-    """Schemas, channels, messages and metadata, as `mcap.records`, in the order of the file.
+    """Yield schemas, channels, messages and metadata, as `mcap.records`, in the order of the file.
 
     Raises:
-        DamagedError: at the first record that is cut off or damaged, and if there is no end of the data.
+        DamagedError: at the first record that is cut off or damaged, and if the record of the data's end is missing.
         OSError: if the file cannot be read.
     """
     with needs_extra("robot"):
@@ -73,7 +73,7 @@ def records(path: Path) -> Iterator[Any]:
 
 
 def _check_skippable(opcode: int, payload: bytes, offset: int) -> None:
-    """Raise ValueError unless this record may stand between chunks and has nothing that is read."""
+    """Raise ValueError unless this record is allowed between chunks and its content is not needed."""
     from mcap.opcode import Opcode
 
     if opcode == Opcode.ATTACHMENT or (opcode == Opcode.HEADER and offset == len(MAGIC)):
@@ -86,7 +86,7 @@ def _check_skippable(opcode: int, payload: bytes, offset: int) -> None:
 
 
 def _chunk_records(chunk: Any) -> list[Any]:  # noqa: ANN401 - mcap's
-    """Records of a chunk, all of them checked."""
+    """Records of a chunk, after checking all of them."""
     from mcap.opcode import Opcode
     from mcap.records import Channel, Schema
 
@@ -111,6 +111,7 @@ def _chunk_records(chunk: Any) -> list[Any]:  # noqa: ANN401 - mcap's
 
 
 def _decompressed(chunk: Any) -> bytes:  # noqa: ANN401 - mcap's
+    """Content of a chunk; raise ValueError for other sizes than declared, and for unknown compressions."""
     import lz4.frame
     import zstandard
 
@@ -118,7 +119,7 @@ def _decompressed(chunk: Any) -> bytes:  # noqa: ANN401 - mcap's
     if size > RECORD_BYTES:
         raise ValueError(f"a chunk of {size:,} bytes, expected at most {RECORD_BYTES:,}")
     if chunk.compression == "zstd":
-        if zstandard.frame_content_size(chunk.data) not in (-1, size):  # it is the memory that is taken
+        if zstandard.frame_content_size(chunk.data) not in (-1, size):  # the decompressor allocates this size
             raise ValueError("a chunk of another size than its compressed data")
         data = zstandard.ZstdDecompressor().decompress(chunk.data, max_output_size=size)
     elif chunk.compression == "lz4":

@@ -50,28 +50,27 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 P = TypeVar("P", bound="Policy")
 CHUNK_BYTES = 4096, 8 << 20
-"""Smallest and largest chunk; in between a chunk holds about a second, which is lost if the process is killed."""
+"""Smallest and largest chunk; between these a chunk holds about a second, which is lost if the process is killed."""
 ITEM_BYTES = 1024
-"""Assumed for an item besides its arrays."""
+"""Assumed size of an item without its arrays."""
 
 
 class Recorder:
     """Writes a recording in a background thread, so that the control loop never waits for a disk.
 
     The file exists at `path` from the start, and every chunk is flushed to the disk: if the process is killed or the
-    power fails, everything up to the last second is readable. At
-    most `capacity_bytes` of items wait to be written; further items are dropped, counted and reported, except for the
-    beginnings, ends and outcomes of episodes.
+    power fails, everything up to the last second is readable. At most `capacity_bytes` of items wait to be written;
+    further items are dropped, counted and reported, except for the beginnings, ends and outcomes of episodes.
 
     Args:
         path: a new file.
-        contract: of the recorded robot.
-        origin: further JSON-ready metadata: the checkpoint, the robot, who recorded.
-        clock: the control loop's.
-        capacity_bytes: of memory for what waits, or for one item if that is larger.
+        contract: contract of the recorded robot.
+        origin: further JSON-ready metadata: the checkpoint, the robot, the person.
+        clock: clock of the control loop.
+        capacity_bytes: memory for waiting items; a single larger item is accepted, too.
 
     Raises:
-        UserError: if `path` exists, or the contract has something that cannot be recorded.
+        UserError: if `path` exists, or an observation or action cannot be recorded.
     """
 
     def __init__(
@@ -97,7 +96,7 @@ class Recorder:
 
     @property
     def trouble(self) -> str:
-        """What is missing from the recording, and why; "" if nothing is."""
+        """Number of dropped items and the reason; "" if the recording is complete."""
         reason = self._failure or "the disk is too slow; record less, or to a faster one"
         return f"{self.dropped} items were dropped: {reason}" if self.dropped else ""
 
@@ -107,7 +106,7 @@ class Recorder:
         self._put(Episode(self.clock(), task))
 
     def end_episode(self, *, success: bool) -> None:
-        """The episode has ended; learners are not shown failures."""
+        """End the episode with its outcome; learners do not imitate failures."""
         self._put(Ended(self.clock(), success))
 
     def write(
@@ -124,7 +123,7 @@ class Recorder:
         self._put(Tick(now_s, reading, asked, verdict, intervention))
 
     def watch(self, policy: P) -> P:
-        """`policy` with its decisions recorded (N = 1); deterministic unless asked otherwise."""
+        """Copy of `policy` that records its decisions (N = 1); deterministic by default."""
         watched = copy.copy(policy)
         for name in ("act", "inpaint"):
             if ask := getattr(policy, name, None):
@@ -161,22 +160,26 @@ class Recorder:
         deterministic: bool = True,
         generator: torch.Generator | None = None,
     ) -> Decision:
+        """Call the policy and record the decision; the generator's state once per episode and after gaps."""
         if len(observation) != 1:
             raise ValueError(f"expected decisions of one robot to record, got a batch of {len(observation)}")
         state, stamp_s = None, self.clock()
         if generator is not None and not deterministic and self._generator_due:
             state, self._generator_due = generator.get_state().numpy(), False
         decision = ask(observation, *running, deterministic=deterministic, generator=generator)
-        known = {name: _row(value) for one in running for name, value in vars(one).items()}
-        read = {key: _row(value) for key, value in observation.items()}
-        self._put(Decided(stamp_s, read, _row(decision.actions), deterministic, known, state))
+        running_fields = {name: _row(value) for one in running for name, value in vars(one).items()}
+        inputs = {key: _row(value) for key, value in observation.items()}
+        self._put(Decided(stamp_s, inputs, _row(decision.actions), deterministic, running_fields, state))
         return decision
 
     def _put(self, item: Item) -> None:
+        """Queue `item`, or drop it if the queue is full or writing has failed."""
         size = _bytes(item)
-        with self._lock:  # a gap stands in front of what comes after it
+        with self._lock:  # so that a gap is written before the items that follow it
             full = self._waiting_bytes > 0 and self._waiting_bytes + size > self._capacity
-            lost = full and not isinstance(item, Episode | Ended)  # without these, others would get the wrong outcome
+            lost = full and not isinstance(
+                item, Episode | Ended
+            )  # without these, other episodes would get the wrong outcome
             if lost or self._failure:
                 if not self.dropped:
                     log.warning(f"{self.path}: recording drops items: {self._failure or 'the disk is too slow'}")
@@ -204,7 +207,7 @@ class Recorder:
             self._file.stream.close()
 
     def _try(self, item: Item | None) -> None:
-        """Write `item`, or the end if None; after a failure drop all items and release waiting callers."""
+        """Write `item`, or the end if None; after a failure, drop all items."""
         if self._failure:
             return
         try:
@@ -212,7 +215,7 @@ class Recorder:
                 self._file.finish(self.dropped)
                 return
             self._file.write(item)
-        except Exception as error:  # any error: a thread that dies would silently lose all that follows
+        except Exception as error:  # any error, because a dead thread would silently lose all later items
             self._failure = self._failure or error
 
 
@@ -238,15 +241,15 @@ class _File:
         fields = {"format": FORMAT, "contract": about[0], "origin": about[1], "crc32": header_crc32(*about)}
         self._writer.add_metadata(METADATA, fields)
         self._sync()
-        flush(path.parent)  # the name of the file, too, survives a power failure
+        flush(path.parent)  # so that the file's name survives a power failure, too
 
     def write(self, item: Item) -> None:
         self._write(item)
-        if self.stream.tell() > self._synced:  # a chunk is whole
+        if self.stream.tell() > self._synced:  # a chunk is complete
             self._sync()
 
     def _sync(self) -> None:
-        """Flush what is written to the disk."""
+        """Flush written data to the disk."""
         self.stream.flush()
         os.fsync(self.stream.fileno())
         self._synced = self.stream.tell()
@@ -293,13 +296,13 @@ class _File:
 
     def _array(self, name: str, array: Array, stamp_s: float, spec: TensorSpec | None) -> None:
         frame = spec.frame if spec else ""
-        key = name, array.dtype, array.shape[2:]  # what decides the type of message
+        key = name, array.dtype, array.shape[2:]  # these determine the type of message
         if key not in self._channels:
             dtype = str(array.dtype)
-            about = {"dtype": dtype}
+            metadata = {"dtype": dtype}
             if spec is not None:
-                about |= {"unit": spec.unit, "frame": frame, "names": ",".join(spec.names)}
-            self._channels[key] = self._channel(name, cdr.array_type(dtype, array.shape), about)
+                metadata |= {"unit": spec.unit, "frame": frame, "names": ",".join(spec.names)}
+            self._channels[key] = self._channel(name, cdr.array_type(dtype, array.shape), metadata)
         self._add(self._channels[key], stamp_s, cdr.encode_array(array, _nanoseconds(stamp_s), frame))
 
     def _json(self, name: str, stamp_s: float, fields: dict[str, Any]) -> None:
@@ -319,7 +322,7 @@ class _File:
 
 
 def _bytes(item: Item) -> int:
-    """Memory that `item` takes, about."""
+    """Approximate memory of `item`."""
     arrays: list[Array | None] = []
     if isinstance(item, Tick):
         arrays = [item.asked, item.verdict.action, *(item.reading.observation.values() if item.reading else ())]
@@ -348,7 +351,7 @@ def _check_recordable(key: str, spec: TensorSpec) -> None:
 
 
 def _chunk_bytes(contract: Contract) -> int:
-    """Bytes of about a second of recording."""
+    """Size of about a second of recording, within CHUNK_BYTES."""
     specs = [spec for spec in contract.observation.values() if not spec.privileged]
     tick = sum(map(_spec_bytes, specs))
     least, most = CHUNK_BYTES

@@ -38,7 +38,7 @@ class Episode:
 
 @dataclass(frozen=True)
 class Ended:
-    """The episode ends at `stamp_s`, with the outcome that a person or a simulator told."""
+    """The episode ends at `stamp_s`, with the outcome given by a person or a simulator."""
 
     stamp_s: float
     success: bool
@@ -83,9 +83,9 @@ Item = Episode | Ended | Decided | Tick | Gap
 
 
 class Recording:
-    """Reads what a `Recorder` wrote, up to the first damage; also if the process was killed or the power failed.
+    """Reads a file of `Recorder` up to the first damage, even if the process was killed or the power failed.
 
-    After reading, `complete` says whether the recording ended normally, and `damage` what could not be read.
+    After reading, `complete` is whether the recording ended normally, and `damage` describes unreadable data.
 
     Raises:
         UserError: if the file is missing or is not a recording.
@@ -106,7 +106,7 @@ class Recording:
         self.contract, self.origin = _header(self.path, header.metadata)
 
     def __iter__(self) -> Iterator[Item]:
-        """The items in the order in which they were recorded."""
+        """Yield the items in the order in which they were recorded."""
         collected: dict[str, Array] = {}
         for channel, schema, record in self._messages():
             name = channel.topic.removeprefix(ROOT + "/")
@@ -116,14 +116,14 @@ class Recording:
                 else:
                     item = None
                     collected[name] = cdr.decode_array(record.data, schema.name, channel.metadata["dtype"])
-            except Exception as error:  # content that no recorder wrote fails in many ways
+            except Exception as error:  # content that was not written by a recorder fails in many ways
                 return self._stop_at(channel.topic, error)
             if item is not None:
                 collected = {}
                 yield item
 
     def outcomes(self) -> dict[int, bool]:
-        """Outcomes of episodes, True for success, by the number of the episode from 0; nothing for unknown ones."""
+        """Outcomes of episodes, True for success, by the number of the episode from 0; unknown ones are missing."""
         number, outcomes = -1, {}
         for channel, _, record in self._messages():
             number += channel.topic == f"{ROOT}/episode"
@@ -136,7 +136,7 @@ class Recording:
         return outcomes
 
     def _messages(self) -> Iterator[tuple[Any, Any, Any]]:
-        """Channel, schema and record of every message of ours; earlier versions also recorded topics of ROS."""
+        """Yield channel, schema and record of every message of ours; earlier versions also recorded topics of ROS."""
         schemas: dict[int, Any] = {}
         channels: dict[int, Any] = {}
         finished = False
@@ -147,7 +147,7 @@ class Recording:
             elif kind == "Channel":
                 channels[record.id] = record
             elif kind == END:
-                finished = True  # but the last chunk follows
+                finished = True  # the last chunk follows this record
             elif kind == "Message":
                 channel = channels.get(record.channel_id)
                 schema = channel and schemas.get(channel.schema_id)
@@ -158,7 +158,7 @@ class Recording:
         self.complete = finished and not self.damage
 
     def _records(self) -> Iterator[Any]:
-        """Records of the file up to its end or the first damage."""
+        """Yield the records of the file up to its end or the first damage."""
         try:
             yield from mcap_file.records(self.path)
         except mcap_file.DamagedError as error:
@@ -171,7 +171,7 @@ class Recording:
         self._stop(f"a message on {topic} is damaged: {type(error).__name__}: {error}")
 
     def _stop(self, damage: str) -> None:
-        """Note the `damage` that ends reading, and warn of it once."""
+        """Store the `damage` that ends reading, and log one warning."""
         if not self.damage:
             self.damage = " ".join(damage.split())
             log.warning(f"{self.path} is not whole: {self.damage}")
@@ -182,7 +182,7 @@ def _unreadable(path: Path, error: OSError) -> UserError:
 
 
 def _header(path: Path, metadata: dict[str, str]) -> tuple[Contract, dict[str, Any]]:
-    """Contract and origin of a recording, whose checksum earlier versions did not write."""
+    """Contract and origin of a recording; earlier versions did not write their checksum."""
     try:
         contract, origin = metadata["contract"], metadata["origin"]
         if "crc32" in metadata and metadata["crc32"] != header_crc32(contract, origin):
@@ -194,11 +194,12 @@ def _header(path: Path, metadata: dict[str, str]) -> tuple[Contract, dict[str, A
 
 
 def header_crc32(contract: str, origin: str) -> str:
-    """Checksum of the first record, which stands in no chunk."""
+    """Checksum of the first record, which is outside all chunks."""
     return f"{zlib.crc32((contract + origin).encode()):08x}"
 
 
 def _item(name: str, fields: dict[str, Any], arrays: dict[str, Array]) -> Item:
+    """Build the item of a JSON message on the topic `name`, with the arrays recorded before it."""
     if name == "episode":
         return Episode(**fields)
     if name == "end":
@@ -206,10 +207,10 @@ def _item(name: str, fields: dict[str, Any], arrays: dict[str, Array]) -> Item:
     if name == "gap":
         return Gap(**fields)
     if name == "decision":
-        read = _below(arrays, "decision/observation/")
+        observation = _below(arrays, "decision/observation/")
         return Decided(
             **fields,
-            observation=read,
+            observation=observation,
             actions=arrays["decision/actions"],
             running=_below(arrays, "decision/running/"),
             generator=arrays.get("decision/generator"),

@@ -1,4 +1,4 @@
-"""Replays a recording: checks that a policy still gives the recorded answers.
+"""Replays a recording: checks that a policy still returns the recorded answers.
 
 On the recording machine they match bit for bit. On another machine matrix products may round differently; the largest
 difference is reported.
@@ -23,9 +23,10 @@ from real_robot.robots.robot import Array
 
 @dataclass(frozen=True)
 class Replay:
-    """Of `compared` answers, `identical` match bit for bit; `skipped` follow a gap, where memory was lost.
+    """Result of a replay: number of `compared` answers, of bitwise `identical` ones, and of `skipped` ones.
 
-    `episodes` holds new and recorded answers, one pair for each compared answer.
+    Answers after a gap are skipped, because memory is unknown there. `episodes` holds the pairs of new and recorded
+    answers, by episode.
     """
 
     compared: int
@@ -36,18 +37,18 @@ class Replay:
 
     @property
     def exact(self) -> bool:
-        """Whether everything was compared and nothing differed."""
+        """Whether all answers were compared and none differed."""
         return self.compared == self.identical > 0 and not self.skipped
 
 
 def replay(recording: Recording, policy: Policy, device: torch.device | str = "cpu") -> Replay:
-    """Run `policy`, on `device`, again on the recorded measurements of every decision of `recording`.
+    """Run `policy`, on `device`, on the recorded measurements of every decision of `recording`.
 
-    Its memory is carried between decisions and restarts with episodes, as on the robot; its generator continues from
-    the recorded state. Recorded memory is compared too.
+    The policy's memory is carried between decisions and restarts with episodes, as on the robot; its generator
+    continues from the recorded state. Recorded memory is compared, too.
 
     Raises:
-        UserError: if the recording holds no decisions, or observations other than the policy's.
+        UserError: if the recording contains no decisions, or other observations than the policy's.
     """
     memory, tally = Memory(policy, 1, device), _Tally()
     generator = torch.Generator(device)
@@ -76,16 +77,18 @@ def _ask(policy: Policy, observation: TensorDict, item: Decided, generator: torc
             return policy.act(observation, **options)
         if not isinstance(policy, InpaintingPolicy):
             raise UserError(f"the recorded policy continued running chunks, {type(policy).__name__} cannot")
-        known = {name: torch.from_numpy(value).to(observation.device) for name, value in item.running.items()}
-        return policy.inpaint(observation, Running(**{k: v.unsqueeze(0) for k, v in known.items()}), **options)
+        running_fields = {name: torch.from_numpy(value).to(observation.device) for name, value in item.running.items()}
+        return policy.inpaint(observation, Running(**{k: v.unsqueeze(0) for k, v in running_fields.items()}), **options)
     except KeyError as error:
-        read = ", ".join(item.observation)
-        raise UserError(f"the policy reads {error}, the recorded one read {read}; replay the one recorded") from error
+        keys = ", ".join(item.observation)
+        raise UserError(f"the policy reads {error}, the recorded one read {keys}; replay the one recorded") from error
 
 
 def _batch(observation: dict[str, Array]) -> TensorDict:
-    own = {key: value for key, value in observation.items() if key not in (MEMORY, STARTED)}
-    return TensorDict({key: torch.from_numpy(value).unsqueeze(0) for key, value in own.items()}, batch_size=[1])
+    observations = {key: value for key, value in observation.items() if key not in (MEMORY, STARTED)}
+    return TensorDict(
+        {key: torch.from_numpy(value).unsqueeze(0) for key, value in observations.items()}, batch_size=[1]
+    )
 
 
 def _array(batch: torch.Tensor) -> Array:
@@ -93,7 +96,7 @@ def _array(batch: torch.Tensor) -> Array:
 
 
 class _Tally:
-    """Counts answers; after a gap they are skipped until an episode begins."""
+    """Counts answers; answers after a gap are skipped until the next episode."""
 
     def __init__(self) -> None:
         self.compared = self.identical = self.skipped = 0

@@ -1,4 +1,4 @@
-"""Recordings for other programs' eyes: rerun, and a layout for Foxglove."""
+"""Views of recordings: rerun, a layout for Foxglove, and a summary in text."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from real_robot.safety.safety import State
 
 APPLICATION, TIME = "embodied", "time"
 PLOTTED = 16
-"""Most elements of an observation that are drawn as curves; larger ones, such as scans, as bars."""
+"""Largest number of elements drawn as curves; larger observations, such as scans, are drawn as bars."""
 
 
 def to_rerun(recording: Recording, file: Path | None) -> int:
     """Show `recording` in rerun, or write it to the .rrd `file`; returns the number of control periods.
 
-    Cameras are pictures, small arrays curves with the contract's names, positions points in space, text and what safety
-    said are logs.
+    Cameras are shown as pictures, small arrays as curves with the contract's names, positions as points in space, and
+    text and safety's verdicts as logs.
 
     Raises:
         UserError: without the extra "rerun", and if `file` exists.
@@ -40,18 +40,18 @@ def to_rerun(recording: Recording, file: Path | None) -> int:
         rr.save(file)
     rr.send_blueprint(_blueprint(recording.contract))
     _name_curves(rr, recording.contract)
-    periods, begun, told = 0, 0, ""
+    periods, episodes, previous_message = 0, 0, ""
     for item in recording:
         if isinstance(item, Tick):
             rr.set_time(TIME, duration=item.now_s)
             _log_tick(rr, item, recording.contract)
             periods += 1
-            said = f"{item.verdict.state.value}: {item.verdict.reason}"
-            if said != told and (item.verdict.reason or told):
-                rr.log("events", rr.TextLog(said, level="WARN" if item.verdict.reason else "INFO"))
-            told = said
-        elif event := _event(item, begun):
-            begun += isinstance(item, Episode)
+            message = f"{item.verdict.state.value}: {item.verdict.reason}"
+            if message != previous_message and (item.verdict.reason or previous_message):
+                rr.log("events", rr.TextLog(message, level="WARN" if item.verdict.reason else "INFO"))
+            previous_message = message
+        elif event := _event(item, episodes):
+            episodes += isinstance(item, Episode)
             rr.set_time(TIME, duration=item.stamp_s)
             rr.log("events", rr.TextLog(event, level="INFO"))
     rr.disconnect()
@@ -94,8 +94,8 @@ def _is_position(spec: TensorSpec) -> bool:
 
 
 def _name_curves(rr: Any, contract: Contract) -> None:  # noqa: ANN401 - the package
-    named = {f"observation/{key}": spec for key, spec in contract.observation.items()}
-    for path, spec in (named | dict.fromkeys(("action/asked", "action/written"), contract.action)).items():
+    specs = {f"observation/{key}": spec for key, spec in contract.observation.items()}
+    for path, spec in (specs | dict.fromkeys(("action/asked", "action/written"), contract.action)).items():
         if spec.names and spec.shape == (len(spec.names),) and len(spec.names) <= PLOTTED:
             rr.log(path, rr.SeriesLines(names=[_label(name, spec) for name in spec.names]), static=True)
 
@@ -107,36 +107,36 @@ def _label(name: str, spec: TensorSpec) -> str:
 def _blueprint(contract: Contract) -> Any:  # noqa: ANN401 - rerun's
     import rerun.blueprint as rrb
 
-    seen = {key: spec for key, spec in contract.observation.items() if not spec.privileged}
-    looks: list[Any] = [rrb.Spatial2DView(origin=f"cameras/{key}") for key, spec in seen.items() if spec.is_picture]
-    if any(_is_position(spec) for spec in seen.values()):
-        looks.append(rrb.Spatial3DView(origin="space"))
+    specs = {key: spec for key, spec in contract.observation.items() if not spec.privileged}
+    views: list[Any] = [rrb.Spatial2DView(origin=f"cameras/{key}") for key, spec in specs.items() if spec.is_picture]
+    if any(_is_position(spec) for spec in specs.values()):
+        views.append(rrb.Spatial3DView(origin="space"))
     curves = [
         rrb.TimeSeriesView(origin="action"),
-        *(rrb.TimeSeriesView(origin=f"observation/{k}") for k in plotted(seen)),
+        *(rrb.TimeSeriesView(origin=f"observation/{k}") for k in plotted(specs)),
     ]
     right = rrb.Vertical(*curves, rrb.TextLogView(origin="events"))
-    return rrb.Blueprint(rrb.Horizontal(rrb.Vertical(*looks), right) if looks else right)
+    return rrb.Blueprint(rrb.Horizontal(rrb.Vertical(*views), right) if views else right)
 
 
 def plotted(seen: dict[str, TensorSpec]) -> list[str]:
-    """Observations of `seen` that are few numbers."""
+    """Keys of the observations `seen` with at most `PLOTTED` numbers."""
     return [key for key, spec in seen.items() if not spec.is_text and 0 < np.prod(spec.shape) <= PLOTTED]
 
 
 def foxglove_layout(contract: Contract) -> str:
-    """A Foxglove layout, JSON, for recordings with `contract`: cameras, commands, small observations, what safety said.
+    """A Foxglove layout (JSON) for recordings with `contract`: cameras, commands, small observations, safety's verdicts.
 
     Source of the format: docs.foxglove.dev, layouts that Foxglove exports.
     """
-    seen = {key: spec for key, spec in contract.observation.items() if not spec.privileged}
+    specs = {key: spec for key, spec in contract.observation.items() if not spec.privileged}
     panels: dict[str, dict[str, Any]] = {}
-    for key in (key for key, spec in seen.items() if spec.is_picture):
+    for key in (key for key, spec in specs.items() if spec.is_picture):
         panels[f"Image!{key}"] = {"imageMode": {"imageTopic": f"{ROOT}/observation/{key}"}}
     actions = [(f"action/{name}", contract.action, f"{name} ") for name in ("asked", "written")]
     panels["Plot!action"] = _plot("action", actions)
-    for key in plotted(seen):
-        panels[f"Plot!{key}"] = _plot(key, [(f"observation/{key}", seen[key], "")])
+    for key in plotted(specs):
+        panels[f"Plot!{key}"] = _plot(key, [(f"observation/{key}", specs[key], "")])
     panels["RawMessages!tick"] = {"topicPath": f"{ROOT}/tick"}
     panels["DiagnosticSummary!nodes"] = {"topicToRender": "/diagnostics", "minLevel": 0, "sortByLevel": True}
     layout = {"configById": panels, "globalVariables": {}, "userNodes": {}, "playbackConfig": {"speed": 1}}
@@ -158,7 +158,7 @@ def _plot(title: str, drawn: list[tuple[str, TensorSpec, str]]) -> dict[str, Any
 
 
 def _tiled(panels: list[str], direction: str) -> Any:  # noqa: ANN401 - a name, or a tree of them
-    """Halves of halves, side by side and one above the other by turns."""
+    """Split the panels recursively into halves, alternating between rows and columns."""
     if len(panels) == 1:
         return panels[0]
     half, other = (len(panels) + 1) // 2, "column" if direction == "row" else "row"
@@ -167,7 +167,7 @@ def _tiled(panels: list[str], direction: str) -> Any:  # noqa: ANN401 - a name, 
 
 @dataclass
 class _Row:
-    """What happened in an episode."""
+    """Statistics of an episode."""
 
     title: str
     periods: int = 0
@@ -187,7 +187,7 @@ class _Row:
 
 
 def summary(recording: Recording) -> str:
-    """What is in `recording`, one line for each episode: periods, outcome, who acted, why the robot held."""
+    """Summary of `recording`, one line per episode: periods, outcome, share of a person, reasons for holding."""
     decisions = missing = 0
     rows = [_Row("before the first episode")]
     outcomes = {number: "success" if success else "failure" for number, success in recording.outcomes().items()}

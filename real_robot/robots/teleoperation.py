@@ -252,7 +252,7 @@ def simulated(environment: Environment) -> Station:
 
 
 def limits(path: str | None, control_dt_s: float) -> Limits:
-    """Load the limits of the YAML file at `path`; by default the contract's limits, with time-outs that fit the rate."""
+    """Load the limits of the YAML file at `path`; by default, the contract's limits and time-outs that fit the rate."""
     if path:
         return load_limits(Path(path))
     timeout_s = max(Limits.command_timeout_s, PATIENCE * control_dt_s)

@@ -51,7 +51,7 @@ class Motion:
         self._fastest = max(abs(step), self._fastest * (1.0 - 0.5 / self._periods))
 
     def away(self, position: float, age: float) -> float:
-        """Difference of the motion up to `position`, measured `age` periods ago, from commanded motion; 0 if allowed."""
+        """Difference of the motion to `position`, measured `age` periods ago, from commanded motion; 0 if allowed."""
         measured, place = self._measured, self._count - round(age)
         if not measured or place > measured[-1][0]:
             measured.append((place, position))

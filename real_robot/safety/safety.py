@@ -32,7 +32,7 @@ LATE = 0.25
 
 
 class State(Enum):
-    """READY: before the first command. ACTIVE: commanding. HOLDING: stopping or silent. STOPPED: the same until `reset`."""
+    """READY: before the first command. ACTIVE: commanding. HOLDING: stopping or silent. STOPPED: so until `reset`."""
 
     READY = "ready"
     ACTIVE = "active"
@@ -101,7 +101,7 @@ class Safety:
         self._accepted_s = -math.inf  # time at which the newest accepted measurement was accepted
         self._credit, self._went_back = 1.0, ""
         self._stopping = False
-        self._faulty = False  # whether motion resumes only after `_missing` good periods, at rest
+        self._faulty = False  # motion resumes only after `_missing` good periods, at rest
         self._missing = 0
 
     @property
@@ -199,7 +199,7 @@ class Safety:
                 self._hold(self.state, self.reason)
 
     def settle(self, reason: str, wait: Callable[[float], None] = time.sleep) -> None:
-        """Hold, and return after the stop's last command; `wait` sleeps for a number of seconds, the control period."""
+        """Hold, and return after the stop's last command; `wait` sleeps for one control period, in s."""
         self.hold(reason, fault=False)
         while self._stopping:
             wait(self._period_s)
