@@ -10,18 +10,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 ROWS = 4
-"""Rows of a block, as in policy_kernels.h."""
+"""Number of rows in a block, as in policy_kernels.h."""
 PER_LINE = 8
 
 
 class Constants:
-    """Fields in the order they are added. Each holds float32 or 32-bit words, so there is no padding."""
+    """Fields in the order of their addition. Each holds float32 or 32-bit words, so there is no padding."""
 
     def __init__(self) -> None:
         self.fields: dict[str, NDArray] = {}
 
     def floats(self, name: str, values: Tensor) -> str:
-        """Add a field of floats; returns the C expression for it."""
+        """Add a field of floats; returns its C expression."""
         return self._add(name, values.detach().cpu().numpy().astype("<f4").reshape(-1))
 
     def rows(self, name: str, values: Tensor) -> str:
@@ -29,12 +29,12 @@ class Constants:
         return self._add(name, _whole_blocks(values.detach().cpu().numpy().astype("<f4")))
 
     def matrix(self, name: str, weight: Tensor) -> str:
-        """Add [rows, inputs] as [rows / 4][inputs][4]."""
+        """Add a matrix [rows, inputs] as [rows / 4][inputs][4]."""
         blocks = _whole_blocks(weight.detach().cpu().numpy().astype("<f4")).reshape(-1, ROWS, weight.shape[1])
         return self._add(name, blocks.transpose(0, 2, 1).reshape(-1))
 
     def bytes_matrix(self, name: str, weight: Tensor) -> str:
-        """Add int8 [rows, inputs] as [rows / 4][inputs / 4][4] words, of four bytes of one row each."""
+        """Add an int8 matrix [rows, inputs] as [rows / 4][inputs / 4][4] words, each of four bytes of one row."""
         blocks = _whole_blocks(weight.cpu().numpy().astype("<i1"))
         blocks = np.pad(blocks, ((0, 0), (0, -blocks.shape[1] % 4)))
         words = blocks.view("<u4").reshape(-1, ROWS, blocks.shape[1] // 4)
@@ -69,7 +69,7 @@ class Constants:
 
 
 def whole_blocks(rows: int) -> int:
-    """`rows` rounded up to whole blocks."""
+    """Round `rows` up to whole blocks."""
     return rows + -rows % ROWS
 
 
@@ -84,6 +84,6 @@ def _wrapped(words: Iterable[str]) -> Iterator[str]:
 
 
 def literal(value: float) -> str:
-    """`value` as a C float literal: nine digits identify every float32."""
+    """Format `value` as a C float literal: nine digits identify every float32."""
     text = f"{value:.9g}"
     return text + ("f" if set(text) & set(".e") else ".0f")

@@ -43,22 +43,22 @@ FILLED = ("flight/flight.c", "crazyflie/src/controller_policy.c")
 
 
 def write(contract: Contract, scratch_bytes: int, directory: Path) -> dict[str, str]:
-    """Write the examples that fit `contract` into `directory`; returns "written" for each, or why it does not fit."""
+    """Write the examples that fit `contract` into `directory`; returns "written" or the reason for omitting each."""
     shutil.copytree(C / "stm32f405", directory / "stm32f405")
     if reason := _not_flown(contract):
         return {"stm32f405": WRITTEN, **dict.fromkeys(FLYING, reason)}
     for name in ("flight", *FLYING):
         shutil.copytree(C / name, directory / name)
     for name in FILLED:
-        filled = (directory / name).read_text(encoding="utf-8")
+        text_of_file = (directory / name).read_text(encoding="utf-8")
         for place, text in _places(contract, scratch_bytes).items():
-            filled = filled.replace(f"@{place}@", text)
-        (directory / name).write_text(filled, encoding="utf-8")
+            text_of_file = text_of_file.replace(f"@{place}@", text)
+        (directory / name).write_text(text_of_file, encoding="utf-8")
     return {"stm32f405": WRITTEN, **dict.fromkeys(FLYING, WRITTEN)}
 
 
 def _not_flown(contract: Contract) -> str | None:
-    """Why a flight controller can't fill the observation or apply the action, or None."""
+    """The reason why a flight controller can't fill the observation or apply the action; None if it can."""
     action, steps = contract.action, contract.control_dt_s * STABILIZER_HZ
     if action.shape != (ROTORS,) or (action.low, action.high) != ((-1.0,) * ROTORS, (1.0,) * ROTORS):
         return f"expected {ROTORS} rotor set-points between -1 and 1, got {action.shape} {action.low} {action.high}"
@@ -67,8 +67,8 @@ def _not_flown(contract: Contract) -> str | None:
     for key, spec in contract.observation.items():
         if key in HISTORIES and len(spec.shape) == 1 and spec.shape[0] % ROTORS == 0:
             continue
-        known = STATE[key][0] if key in STATE else None
-        if known is None or (known.shape, known.unit, known.frame) != (spec.shape, spec.unit, spec.frame):
+        estimate = STATE[key][0] if key in STATE else None
+        if estimate is None or (estimate.shape, estimate.unit, estimate.frame) != (spec.shape, spec.unit, spec.frame):
             return f"the state estimate has no {key} {spec.shape} in {spec.unit} {spec.frame}"
     return None
 

@@ -53,16 +53,16 @@ class Weights(Enum):
 TOLERANCE = {Weights.float32: 1e-5, Weights.int8: 0.05}
 """Largest allowed difference between export and policy, in half action ranges."""
 CHUNK_TOLERANCE = 1e-4
-"""The same after many layers and steps of denoising."""
+"""Largest allowed difference for networks of chunks, with their many layers and steps of denoising."""
 CHECK_TOLERANCE = {Weights.float32: 1e-5, Weights.int8: 1e-3}
 """Largest allowed difference between firmware and network on the pair checked at boot, in half action ranges."""
 
 
 @dataclass(frozen=True)
 class Export:
-    """What to export, and the checkpoint and weight checksum it comes from. `opset` is ONNX's.
+    """Options of an export, and the checkpoint and weight checksum of its policy. `opset` is ONNX's.
 
-    `conditions` are those of training, `margins` what `embodied.report.margins` measured, in words by condition.
+    `conditions` are the training conditions, `margins` the results of `embodied.report.margins`, in words by condition.
     """
 
     target: Target
@@ -92,8 +92,8 @@ def export(policy: Policy, options: Export, directory: Path) -> dict[str, Any]:
     """Write `policy` into `directory`, replacing an earlier export; returns the contents of export.json.
 
     Raises:
-        UserError: if the policy, its contract or the directory do not allow it, or the check fails; nothing is left
-            behind.
+        UserError: if the policy, its contract or the directory do not allow an export, or the check fails; no files are
+            left behind.
     """
     if not isinstance(policy, DeployablePolicy):
         expected = "policy=mlp, recurrent, attention, flow or diffusion"
@@ -121,9 +121,10 @@ def export(policy: Policy, options: Export, directory: Path) -> dict[str, Any]:
 
 
 def _export_chunks(policy: Policy, network: ChunkNetwork, options: Export, directory: Path) -> dict[str, Any]:
+    """Export a policy that generates chunks from noise, as ONNX or TorchScript."""
     if options.target is Target.c:
-        can = "expected target=onnx or torchscript"
-        raise UserError(f"{type(policy).__name__} generates chunks from noise, which target=c cannot express; {can}")
+        advice = "expected target=onnx or torchscript"
+        raise UserError(f"{type(policy).__name__} generates chunks from noise, which target=c cannot express; {advice}")
     samples = draw_chunks(policy, network)
     tolerance = CHUNK_TOLERANCE + network.limits.rounding
     _check_error(samples.error(samples.outputs), tolerance, options)
@@ -153,14 +154,14 @@ def _finish(
 
 
 def strictness(record: dict[str, Any]) -> tuple[str, ...]:
-    """Options of `verify` for an export of export.json `record`: none, or what its policy's rounding takes."""
+    """Options of `verify` for an export with the `record`: none, or the tolerance that the policy's rounding needs."""
     if record["max_error"] <= verify.TOLERANCE[record["weights"]]:
         return ()
     return "--tolerance", f"{TOLERANCE[Weights(record['weights'])]:g}"
 
 
 def summary(record: dict[str, Any]) -> str:
-    """Summary line of `export`'s record: parameters, memory in bytes, error."""
+    """Summary line of an export's `record`: parameters, memory in bytes, error."""
     figures = {"parameters": record["parameters"]}
     if record["target"] == "c":
         figures |= {
@@ -169,8 +170,8 @@ def summary(record: dict[str, Any]) -> str:
             "bytes of arrays on the stack": record["scratch_bytes"],
         }
     examples_written = [
-        f"{name} example" if said == examples.WRITTEN else f"no {name} example ({said})"
-        for name, said in record.get("examples", {}).items()
+        f"{name} example" if status == examples.WRITTEN else f"no {name} example ({status})"
+        for name, status in record.get("examples", {}).items()
     ]
     largest = f"largest difference from the policy {record['max_error']:.2g} half action ranges"
     return ", ".join([*(f"{value} {name}" for name, value in figures.items()), *examples_written, largest])
@@ -187,6 +188,7 @@ def _shape(network: Network) -> dict[str, Any]:
 
 
 def _write_c(network: Network, samples: Samples, options: Export, directory: Path) -> dict[str, Any]:
+    """Write C source and examples, and run the source on this machine; returns the values for the record."""
     deployed = quantized(network) if options.weights is Weights.int8 else network
     source = write_source(
         deployed,
@@ -251,6 +253,6 @@ def _whole_directory(directory: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         with suppress(OSError):
-            for parent in missing:  # made for it, innermost first
+            for parent in missing:  # folders that were created for it, innermost first
                 parent.rmdir()
         raise

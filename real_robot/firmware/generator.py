@@ -1,4 +1,4 @@
-"""C source of a network: calls of policy_kernels.h for its layers, and its constants."""
+"""Generates the C source of a network: calls of policy_kernels.h for its layers, and its constants."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ EXPRESSIBLE = "Linear, Tanh, ReLU, LayerNorm, GRU, TokenAttention"
 class Generator:
     """Writes the body of `infer`, layer by layer.
 
-    Each layer reads the array `x` and writes the array `y`, then the two swap names. `arrays` are all local arrays with
-    their sizes, `middle` is the centre of the action's range.
+    Each layer reads the array `x` and writes the array `y`, then the names are swapped. `arrays` are all local arrays
+    with their sizes, `middle` is the centre of the action's range.
 
     Raises:
         UserError: for a layer without a C kernel.
@@ -54,11 +54,11 @@ class Generator:
 
     @property
     def scratch_bytes(self) -> int:
-        """Bytes of local arrays of one inference."""
+        """Size of the local arrays of one inference."""
         return 4 * (sum(self.arrays.values()) + self.packed)
 
     def declarations(self) -> list[str]:
-        """Local arrays of `infer`."""
+        """Declarations of the local arrays of `infer`."""
         lines = [f"float {name}[{size}];" for name, size in self.arrays.items()]
         return [*lines, f"uint32_t packed[{self.packed}];"] if self.packed else lines
 
@@ -99,6 +99,8 @@ class Generator:
         self.x, self.y, self.width = self.y, self.x, layer.size
 
     def _attention(self, name: str, layer: TokenAttention) -> None:
+        # own = tanh(W_own columns); pooled = sum_j softmax_j(query . token_j / sqrt(width)) token_j over own and the
+        # present tokens; y = LayerNorm(W_out pooled + own). The kernel accumulates the softmax token by token.
         width, x = layer.width, self.x
         offset = 0
         for start, stop in layer.columns:
@@ -137,6 +139,7 @@ class Generator:
         self.lines.append(f"policy_to_range({self.x}, {', '.join(fields)}, action, {self.width});")
 
     def _call_linear(self, name: str, layer: nn.Module, source: str, target: str) -> None:
+        """Add a call that writes weight @ source + bias into `target`, whose rows are padded to whole blocks."""
         assert isinstance(layer, nn.Linear | QuantizedLinear)
         rows = whole_blocks(layer.out_features)
         self._need(target, rows)

@@ -21,12 +21,12 @@ from real_robot.firmware.samples import ChunkSamples, Samples
 OPSETS = range(17, 21)
 """LayerNormalization needs 17; torch's exporter supports at most 20."""
 Run = Callable[[tuple[Tensor, ...]], list[Tensor]]
-"""Inputs of a graph to its outputs."""
+"""Maps the inputs of a graph to its outputs."""
 
 
 @dataclass(frozen=True)
 class Graph:
-    """What is written: a module, example inputs to trace it with, names, and the axes of any length by their names."""
+    """A module, example inputs to trace it with, names of inputs and outputs, and names of axes of variable length."""
 
     module: nn.Module
     example: tuple[Tensor, ...]
@@ -88,7 +88,7 @@ class Graph:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without torch's remarks on what becomes a constant: outputs are compared. Errors come without their graph."""
+    """Suppress torch's warnings about traced constants, because outputs are compared, and graphs in error messages."""
     log = torch._C._jit_onnx_log
     with warnings.catch_warnings():
         for category in (torch.jit.TracerWarning, UserWarning, DeprecationWarning):
@@ -120,7 +120,7 @@ def write(network: Network, samples: Samples, target: str, opset: int, directory
 def write_chunks(
     network: ChunkNetwork, samples: ChunkSamples, target: str, opset: int, directory: Path
 ) -> dict[str, Any]:
-    """As `write`, for a network of which each observation is an input; its axes of variable length stay so."""
+    """See `write`; each observation is an input of the network, and axes of variable length stay variable."""
     specs, example = network.inputs.specs, samples.example
     axes = {name: {0: "batch"} for name in (*specs, "action")}
     for name, spec in specs.items():

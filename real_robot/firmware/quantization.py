@@ -1,4 +1,4 @@
-"""8-bit weights: the same arithmetic in torch as in policy_kernels.h."""
+"""8-bit weights with the same arithmetic in torch as in policy_kernels.h."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ class QuantizedLinear(nn.Module):
         self.limit = float(min(2**15 - 1, (2**31 - 1) // (LEVELS * layer.in_features)))
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., I] to [..., O]."""
+        """Map inputs [..., I] to outputs [..., O]."""
+        # y = bias + (round(x limit / peak) @ weight^T) scale peak / limit, with peak = max |x|
         peak = x.abs().amax(-1, keepdim=True)
         steps = torch.where(peak > 1e-30, self.limit / peak, 0.0)
         total = torch.round(x * steps).double() @ self.weight.double().T  # exact
@@ -42,7 +43,7 @@ class QuantizedLinear(nn.Module):
 
 
 def quantized(network: Network) -> Network:
-    """`network` with 8-bit weights in every linear layer; the normaliser and everything else stay float32."""
+    """Copy of `network` with 8-bit weights in every linear layer; all other layers stay float32."""
     network = copy.deepcopy(network)
     _replace(network)
     return network

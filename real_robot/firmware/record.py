@@ -1,4 +1,4 @@
-"""export.json: the contents of an export, with the checksums of its files. It is read without torch."""
+"""Reads and writes export.json: the contents of an export and checksums of its files; reading needs no torch."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def write_record(directory: Path, record: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_record(directory: Path, target: str | None = None) -> dict[str, Any]:
-    """Contents of export.json, after checking that all files are intact and the target is `target` (any if None).
+    """Contents of export.json, after checking that all files are intact and the target matches (any if None).
 
     Raises:
-        UserError: if `directory` holds no such export, or one of its files is damaged.
+        UserError: if `directory` contains no such export, or one of its files is damaged.
     """
     path = directory / RECORD
     if not path.is_file():
@@ -49,7 +49,7 @@ def exported_contract(directory: Path) -> Contract:
     """The contract of the export in `directory`.
 
     Raises:
-        UserError: as `read_record`.
+        UserError: see `read_record`.
     """
     read_record(directory)
     return Contract.from_dict(loads((directory / CONTRACT).read_text(encoding="utf-8")))
@@ -59,14 +59,14 @@ def read_contract(path: str) -> Contract:
     """The contract of a run, a checkpoint, an export, or a contract.json.
 
     Raises:
-        UserError: if there is none or it is damaged.
+        UserError: if the contract is missing or damaged.
     """
-    given = Path(path)
-    file = given if given.suffix == ".json" else given / CONTRACT
+    folder = Path(path)
+    file = folder if folder.suffix == ".json" else folder / CONTRACT
     if file.name == CONTRACT and (file.parent / RECORD).is_file():
         return exported_contract(file.parent)
     if not file.is_file():
-        return checkpoint.load_contract(given)
+        return checkpoint.load_contract(folder)
     try:
         return Contract.from_dict(loads(file.read_text(encoding="utf-8")))
     except json.JSONDecodeError as error:

@@ -15,12 +15,12 @@ from embodied.saving.tree import load_tree, save_tree
 
 FILE = "samples.safetensors"
 EPISODES, STEPS = 20, 50
-"""1,000 inputs, in sequences for policies with memory."""
+"""Number and length of input sequences for policies with memory: 1,000 inputs."""
 CHUNKS, ROWS, TRACED_ROWS = 64, 5, 4
-"""Inputs of a network of chunks, and rows along axes of variable length: of these, and of those that it is traced with.
+"""Number of inputs of a network of chunks, and rows along axes of variable length: of inputs, and of tracing examples.
 """
 TIE = 1e-4
-"""Advantages that differ by no more, relative to the largest, are equal but for rounding."""
+"""Advantages whose difference, relative to the largest, is not above this count as equal up to rounding."""
 SPREAD, OUTLIER, OUTLIERS = 1.5, 10.0, 0.02
 """Standard deviation of inputs, in units of the normaliser's; size and share of outliers, which saturate the network.
 """
@@ -39,7 +39,7 @@ class Samples:
 
     @staticmethod
     def load(directory: Path) -> Samples:
-        """Read what `save` wrote.
+        """Read a file of `save`.
 
         Raises:
             UserError: if the file is missing or damaged.
@@ -56,8 +56,8 @@ class Samples:
 class ChunkSamples:
     """Inputs [S, ...] of a network of chunks by name, and the policy's own deterministic actions [S, K, A].
 
-    Beside them what all candidates would do [S, C, K, A], in robot units, their advantage [S, C], half action ranges
-    [A], and inputs to trace the network with.
+    Further the actions of all candidates [S, C, K, A], in robot units, their advantage [S, C], half action ranges [A],
+    and inputs to trace the network with.
     """
 
     inputs: dict[str, Tensor]
@@ -72,7 +72,7 @@ class ChunkSamples:
         save_tree(directory / FILE, {"inputs": self.inputs, "outputs": self.outputs})
 
     def error(self, outputs: Tensor) -> float:
-        """Largest difference of `outputs` [S, K, A] from the best candidate, or one as good, in half action ranges."""
+        """Largest difference of `outputs` [S, K, A] from the best candidate or an equal one, in half action ranges."""
         best = self.advantage.amax(1, keepdim=True)
         good = self.advantage >= best - TIE * self.advantage.abs().amax(1, keepdim=True)
         difference = ((outputs.unsqueeze(1) - self.candidates).abs() / self.half_range).flatten(2).amax(2)
@@ -83,11 +83,13 @@ class ChunkSamples:
 @torch.no_grad()
 def draw_chunks(policy: Policy, network: ChunkNetwork) -> ChunkSamples:
     """Random inputs around the normaliser's statistics, with the actions of `policy`."""
-    read, inputs = network.example(CHUNKS, ROWS, seed=0), network.inputs
-    found = inputs.with_noise(read)
-    outputs = policy.act(read, deterministic=True).actions[:, : network.contract.executed]
+    observation, inputs = network.example(CHUNKS, ROWS, seed=0), network.inputs
+    named_inputs = inputs.with_noise(observation)
+    outputs = policy.act(observation, deterministic=True).actions[:, : network.contract.executed]
     example = tuple(inputs.with_noise(network.example(2, TRACED_ROWS, seed=1)).values())
-    return ChunkSamples(found, outputs, *network.candidates(*found.values()), network.limits.half_range, example)
+    return ChunkSamples(
+        named_inputs, outputs, *network.candidates(*named_inputs.values()), network.limits.half_range, example
+    )
 
 
 def draw(policy: Policy, network: Network, seed: int = 0) -> Samples:
@@ -95,8 +97,8 @@ def draw(policy: Policy, network: Network, seed: int = 0) -> Samples:
     normaliser = next(layer for layer in network.layers if isinstance(layer, Normalise))
     generator = torch.Generator().manual_seed(seed)
     shape = (EPISODES, STEPS, network.inputs)
-    far = torch.rand(shape, generator=generator) < OUTLIERS
-    noise = torch.randn(shape, generator=generator) * torch.where(far, OUTLIER, SPREAD)
+    outliers = torch.rand(shape, generator=generator) < OUTLIERS
+    noise = torch.randn(shape, generator=generator) * torch.where(outliers, OUTLIER, SPREAD)
     low, high = (_limits(network, side) for side in ("low", "high"))
     inputs, first = normaliser.mean + normaliser.std * noise, network.layers[0]
     if isinstance(first, Reciprocal):
@@ -108,6 +110,6 @@ def draw(policy: Policy, network: Network, seed: int = 0) -> Samples:
 def _limits(network: Network, side: str) -> Tensor:
     parts = []
     for spec in network.contract.observation.values():
-        given = getattr(spec, side) or (torch.inf if side == "high" else -torch.inf,) * spec.shape[-1]
-        parts.append(torch.tensor(given).expand(spec.shape).reshape(-1))
+        bounds = getattr(spec, side) or (torch.inf if side == "high" else -torch.inf,) * spec.shape[-1]
+        parts.append(torch.tensor(bounds).expand(spec.shape).reshape(-1))
     return torch.cat(parts)

@@ -1,4 +1,4 @@
-"""policy.h and policy.c of an exported network."""
+"""Generates policy.h and policy.c of an exported network."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def write_source(
     conditions: Conditions | None = None,
     margins: Mapping[str, str] | None = None,
 ) -> Source:
-    """C of `network`; `check_input` [I] and its action are the pair that is checked at boot.
+    """Generate C of `network`; `check_input` [I] and its action are the pair that is checked at boot.
 
     They must agree within `check_tolerance` half action ranges. The header records `weights_sha256`, the weights'
     checksum, the `conditions` of training, and measured `margins`.
@@ -76,13 +76,14 @@ def first_action(network: Network, observation: Tensor) -> Tensor:
 
 
 def macro(name: str) -> str:
-    """`name` as part of a C macro."""
+    """Convert `name` to a part of a C macro's name."""
     return re.sub(r"\W+", "_", name).strip("_").upper()
 
 
 def _header(
     network: Network, memory: int, weights_sha256: str | None, conditions: Conditions | None, margins: Mapping[str, str]
 ) -> Iterator[str]:
+    """Lines of policy.h."""
     contract = network.contract
     yield "/* A policy as C99, exported by embodied-rl. No heap, no library."
     yield f"   SHA-256 of its weights: {weights_sha256}\n" if weights_sha256 else ""
@@ -115,7 +116,7 @@ def _header(
 
 
 def _prepared(conditions: Conditions | None, margins: Mapping[str, str]) -> Iterator[str]:
-    """Lines of the comment: what training varied, and how far the policy was measured to go."""
+    """Lines of the header's comment: training conditions, and measured margins."""
     if conditions is not None:
         yield "   Trained for:"
         yield from (f"     {line}" for line in conditions.trained_for)
@@ -165,6 +166,7 @@ def _offsets(contract: Contract) -> Iterator[str]:
 
 
 def _code(generator: Generator, memory: int) -> Iterator[str]:
+    """Lines of policy.c."""
     constants = generator.constants
     yield '/* Written by embodied-rl; see policy.h. */\n#include "policy.h"\n\n#include "policy_kernels.h"\n'
     yield "/* Everything that was learned. Checked at boot by its checksum. */"

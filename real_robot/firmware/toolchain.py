@@ -1,4 +1,4 @@
-"""Compilers and the emulator: names and flags, and running exported C on this machine and on an emulated core."""
+"""Compilers and the emulator: their flags, and functions that run exported C on this machine or an emulated core."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ CORES = {
     "m7": Core(("-mcpu=cortex-m7", "-mthumb", "-mfloat-abi=hard", "-mfpu=fpv5-sp-d16"), "mps2-an500"),
 }
 REPORT = np.dtype([(name, "<u4") for name in ("check", "stack_bytes", "ticks", "empty_ticks", "loop_ticks")])
-"""Record written by c/core.c: SysTicks of all inferences, of as many empty calls, and of the loop below."""
+"""Record written by c/core.c: SysTicks of all inferences, of the same number of empty calls, and of the loop below."""
 LOOP_INSTRUCTIONS = 2_000_000
-"""Instructions of c/core.c's calibration loop, which gives the number of instructions per SysTick."""
+"""Instructions in c/core.c's calibration loop, which determines the number of instructions per SysTick."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def find(tool: str) -> str:
     """Path of a tool.
 
     Raises:
-        UserError: if it is not installed; names the package that has it.
+        UserError: if it is not installed; the message names its package.
     """
     path = shutil.which(tool)
     if path is None:
@@ -84,7 +84,7 @@ def host_compiler() -> str:
     """Path of this machine's C compiler.
 
     Raises:
-        UserError: if there is none.
+        UserError: if no compiler is installed.
     """
     path = next(filter(None, map(shutil.which, (os.environ.get("CC", "cc"), "cc", "gcc", "clang"))), None)
     if path is None:
@@ -114,8 +114,8 @@ def call(command: Sequence[str | Path], directory: Path) -> str:
     except subprocess.TimeoutExpired as error:
         raise UserError(f"{Path(words[0]).name} did not end within {TIME_LIMIT_S} s") from error
     if result.returncode:
-        said = " ".join((result.stderr or result.stdout).split())[:300]
-        raise UserError(f"{Path(words[0]).name} failed with status {result.returncode}: {said}")
+        output = " ".join((result.stderr or result.stdout).split())[:300]
+        raise UserError(f"{Path(words[0]).name} failed with status {result.returncode}: {output}")
     return result.stdout
 
 
@@ -149,6 +149,7 @@ def run_image(image: Path, core: Core, inputs: Tensor, work: Path) -> CoreRun:
     _write_inputs(inputs, work)
     call([find("qemu-system-arm"), "-M", core.machine, *QEMU, "-kernel", image], work)
     report = np.fromfile(work / "report.bin", dtype=REPORT)[0]
+    # instructions per inference = (ticks - empty ticks) * (instructions / tick) / count
     per_tick = LOOP_INSTRUCTIONS / int(report["loop_ticks"])
     count = inputs.shape[0] * inputs.shape[1]
     sizes = _section_sizes(image, work)

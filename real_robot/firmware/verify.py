@@ -70,7 +70,7 @@ def verify(directory: Path, core: str = "m4", tolerance: float | None = None) ->
         image = build_for_core(directory, CORES[core], work)
         run = run_image(image, CORES[core], samples.inputs, work)
     limits = ToRange(contract.action.low, contract.action.high)
-    allowed = (TOLERANCE[record["weights"]] if tolerance is None else tolerance) + limits.rounding
+    allowed_error = (TOLERANCE[record["weights"]] if tolerance is None else tolerance) + limits.rounding
     return Verification(
         core=core,
         weights=record["weights"],
@@ -81,13 +81,13 @@ def verify(directory: Path, core: str = "m4", tolerance: float | None = None) ->
         stack_bytes=run.stack_bytes,
         instructions=run.instructions,
         max_error=samples.error(run.outputs, limits.half_range.repeat(contract.executed)),
-        tolerance=allowed,
+        tolerance=allowed_error,
         host_equals_core=torch.equal(on_host.view(torch.int32), run.outputs.view(torch.int32)),
     )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Command line; the exit status is 0 only if the core matches the policy."""
+    """Run the command line; the exit status is 0 only if the core matches the policy."""
     parser = argparse.ArgumentParser(
         prog="python -m real_robot.firmware.verify", description=str(__doc__).split("\n\n")[1]
     )

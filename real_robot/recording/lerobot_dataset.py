@@ -268,7 +268,7 @@ class _Writer:
         return columns, {CAMERA + key: observation[key] for key in cameras}
 
     def _write_rows(self, columns: Mapping[str, Array], images: Mapping[str, Array]) -> dict[str, int]:
-        """Append an episode to the current parquet file, or to a new one; returns the file's place for meta/episodes."""
+        """Append an episode to the current or a new parquet file; returns the file's place for meta/episodes."""
         flat = {key: value[:, 0] if value.shape[1:] == (1,) else value for key, value in columns.items()}
         arrays = {
             key: self.pa.array(list(value) if value.ndim == 2 else value.tolist(), self._type(value))

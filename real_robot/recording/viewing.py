@@ -125,7 +125,7 @@ def plotted(seen: dict[str, TensorSpec]) -> list[str]:
 
 
 def foxglove_layout(contract: Contract) -> str:
-    """A Foxglove layout (JSON) for recordings with `contract`: cameras, commands, small observations, safety's verdicts.
+    """A Foxglove layout (JSON) for recordings with `contract`: cameras, commands, small observations and verdicts.
 
     Source of the format: docs.foxglove.dev, layouts that Foxglove exports.
     """

@@ -1,7 +1,6 @@
-"""Who steers a robot that a pilot or a failsafe may steer too: when it may be commanded, and when it is left alone.
+"""Decides when a robot is commanded that a pilot or a failsafe may steer, too, and when no commands may be sent.
 
-A state machine without messages of its own: `ros_robot.py` tells it what was heard and commanded, and sends what is
-due.
+The state machine sends no messages itself: `ros_robot.py` reports statuses and commands to it, and sends its requests.
 """
 
 from __future__ import annotations
@@ -13,17 +12,17 @@ from real_robot.robots.robot import Clock
 from real_robot.ros2.robots.tables import Behaviour, Condition, Table
 
 QUIET_S = 3.0
-"""Commands that come sooner after the node's activation come to one that was restarted, perhaps by no operator."""
+"""Commands that arrive earlier after the node's activation indicate a restarted node, maybe without an operator."""
 ASK_S = 3.0
-"""A request may be lost: it is repeated whenever a status shows no effect yet, and given up after this time."""
+"""A request may be lost: it is repeated after every status that shows no effect, and abandoned after this time."""
 LEAVE_S = 1.0
-"""Likewise the request to hold: without our heartbeat, a robot that did not hear it holds by itself."""
+"""Likewise for the request to hold: without our heartbeat, a robot that did not receive it holds by itself."""
 STOP_AGAIN_S = 0.05
 """An emergency stop is repeated without waiting for a status, until one confirms it."""
 
 
 class Phase(Enum):
-    """READY: the robot gets no commands. ASKING: it is asked to follow. FOLLOWED. LOST: until `Engagement.reset`."""
+    """READY: no commands. ASKING: requests to follow. FOLLOWED: the robot follows. LOST: until `Engagement.reset`."""
 
     READY = "ready"
     ASKING = "asking"
@@ -32,11 +31,11 @@ class Phase(Enum):
 
 
 class Engagement:
-    """Decides when the robot of `table`, which has a status, is commanded, asked to follow, and left alone.
+    """Decides when the robot of `table`, which has a status, is commanded, requested to follow, and not contacted.
 
-    It is asked only if nobody else has steered it since commands began; otherwise its pilot hands it over. Whatever
-    ends the robot's following is final: nothing is sent before `reset`, which an operator calls. `clock` is a steady
-    one: a jump must not keep a heartbeat alive.
+    A request is sent only if nobody else has steered the robot since commands began; otherwise its pilot hands it over.
+    The end of following is final: nothing is sent before `reset`, which an operator calls. `clock` is steady, so that a
+    jump of time does not keep a heartbeat alive.
     """
 
     def __init__(self, table: Table, clock: Clock) -> None:
@@ -48,29 +47,29 @@ class Engagement:
         self.reset()
 
     def begin(self) -> None:
-        """The node has begun: only a policy that is activated later is followed, or one that an operator resets."""
+        """Start with the node: the robot follows only a policy that is activated later, or after `reset`."""
         self.reset()
         self._quiet_s = self._clock() + QUIET_S
 
     def reset(self) -> None:
-        """An operator wants the robot to follow, from the next command on."""
+        """Let the robot follow from the next command on, at an operator's request."""
         self.phase, self.reason = Phase.READY, ""
         self.stopped = False
         """Whether an emergency stop was confirmed by the robot."""
         self._stop_s = math.inf
-        self._ours: bool | None = None  # whether nobody else has steered since commands began
+        self._ours: bool | None = None  # nobody else has steered since commands began
         self._began_s = self._asked_s = self._leaving_s = -math.inf
         self._quiet_s = -math.inf
         self._sent: Behaviour | None = None
         self._sent_s = -math.inf
         self.objection = ""
-        """Why it is not asked to follow, although commands come."""
+        """Reason for not requesting the robot to follow although commands arrive."""
 
     def hear(self, condition: Condition) -> None:
-        """The robot has published its status."""
+        """Process a status of the robot."""
         left = self.phase is Phase.ASKING and self._follows and not condition.follows
         self.condition, self._heard_s = condition, self._clock()
-        if left:  # by no request of ours
+        if left:  # without a request of ours
             self.lose(condition.fault)
         self.stopped |= condition.stopped and self._heard_s > self._stop_s
         if not condition.follows:
@@ -78,8 +77,8 @@ class Engagement:
         self._advance()
 
     def command(self, objection: str = "") -> None:
-        """A valid command has come; an `objection` is why the robot should not be asked to follow yet."""
-        self._advance()  # first, since a process that was stalled has missed the gap
+        """Process a valid command; an `objection` is a reason not to request following yet."""
+        self._advance()  # first, because a stalled process has missed the gap
         now_s = self._clock()
         if now_s < self._quiet_s and self.phase is Phase.READY:
             self.phase, self.reason = Phase.LOST, "commands came already when this node was activated"
@@ -90,36 +89,36 @@ class Engagement:
         self._advance()
 
     def interrupt(self) -> None:
-        """A command was not valid: before the robot is asked to follow, all have to be."""
+        """Process an invalid command: following is requested only after valid commands without a gap."""
         self._began_s = self._clock()
 
     def lose(self, reason: str) -> None:
-        """End the robot's following; it holds if it still does. Does nothing before it was asked to follow."""
+        """End following for `reason` and request a hold if the robot still follows; no-op before the first request."""
         if self.phase in (Phase.ASKING, Phase.FOLLOWED):
             self.phase, self.reason = Phase.LOST, reason
             self._leaving_s = self._clock() if self.condition and self.condition.follows else -math.inf
 
     def stop(self) -> None:
-        """Begin an emergency stop, whoever steers."""
+        """Begin an emergency stop, no matter who steers."""
         if self._stop_s == math.inf:
             self.phase, self.reason, self._stop_s = Phase.LOST, "emergency stop", self._clock()
             self._sent_s = -math.inf
 
     @property
     def commands(self) -> bool:
-        """Whether the robot may get commands: from when it was asked to follow, and does."""
-        asked = self.phase is Phase.ASKING and self._sent is not None
-        return self._follows and (asked or self.phase is Phase.FOLLOWED)
+        """Whether commands may be sent: the robot follows after a request, or after its pilot's handover."""
+        requested = self.phase is Phase.ASKING and self._sent is not None
+        return self._follows and (requested or self.phase is Phase.FOLLOWED)
 
     @property
     def bridges(self) -> bool:
-        """Whether a command is missing, but not yet for long enough to hold."""
+        """Whether a gap of commands is still short enough to be bridged."""
         self._advance()
         return self._follows and self.phase is Phase.FOLLOWED
 
     @property
     def beats(self) -> bool:
-        """Whether the robot gets the heartbeat: it must not follow, or return to following, without live commands."""
+        """Whether the heartbeat is sent: the robot must not follow, or resume following, without current commands."""
         self._advance()
         if self.phase is Phase.LOST or self.condition is None or not (self._alive and self._fresh):
             return False
@@ -127,12 +126,12 @@ class Engagement:
 
     @property
     def unconfirmed(self) -> bool:
-        """Whether the robot should have confirmed an emergency stop by now, and has not."""
+        """Whether the robot's confirmation of an emergency stop is overdue."""
         return not self.stopped and self._clock() - self._stop_s > self._status.timeout_s
 
     @property
     def due(self) -> Behaviour | None:
-        """What has to be sent now; None if nothing."""
+        """The behaviour to send now; None if there is none."""
         self._advance()
         now_s = self._clock()
         if self._stop_s < math.inf:
@@ -142,14 +141,15 @@ class Engagement:
             return self._table.emergency
         if self.condition is None:
             return None
-        news = self._heard_s > self._sent_s  # so that nobody who took over meanwhile is overruled by a repetition
+        status_is_newer = self._heard_s > self._sent_s  # so that a repetition overrules nobody who took over meanwhile
         if self.phase is Phase.ASKING and self._ours and self.condition.request:
-            return self._again(self.condition.request, news)
+            return self._again(self.condition.request, status_is_newer)
         if self.phase is Phase.LOST and now_s - self._leaving_s <= LEAVE_S:
-            return self._again(self._table.hold, news)
+            return self._again(self._table.hold, status_is_newer)
         return None
 
     def _again(self, behaviour: Behaviour, again: bool) -> Behaviour | None:
+        """`behaviour` if it is new or may be repeated `again`; it then counts as sent."""
         repeated = behaviour == self._sent
         if repeated and not again:
             return None
@@ -157,6 +157,7 @@ class Engagement:
         return behaviour
 
     def _advance(self) -> None:
+        """Update the phase by the age of the last status and the last command."""
         if self.condition is None:
             return
         if not self._fresh:
@@ -171,6 +172,7 @@ class Engagement:
             self._ask(self.condition)
 
     def _begin(self, condition: Condition) -> None:
+        """READY: request following, or accept the pilot's handover, after `Heartbeat.before_s` of valid commands."""
         if self._ours is None:
             if not condition.fault:
                 self.phase, self.reason = Phase.LOST, "it follows somebody else's commands already"
@@ -182,10 +184,11 @@ class Engagement:
             return
         if self._ours:
             self.phase, self._asked_s = Phase.ASKING, now_s
-        elif not condition.fault:  # its pilot has handed it over
+        elif not condition.fault:  # the pilot has handed it over
             self.phase = Phase.FOLLOWED
 
     def _ask(self, condition: Condition) -> None:
+        """ASKING: detect success, refusal, or no answer within ASK_S."""
         if not condition.fault and condition.request in (None, self._sent):
             self.phase = Phase.FOLLOWED
         elif condition.request is None:

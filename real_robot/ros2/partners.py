@@ -1,4 +1,4 @@
-"""Whether everybody is there on whom a robot's commands rely, and nobody else commands it; as `ros_robot.py` asks."""
+"""Checks that the nodes that a robot's commands rely on exist, and that nobody else commands the robot."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from real_robot.ros2.nodes.managed import ManagedNode
 from real_robot.ros2.robots.tables import Mode, Table
 
 LOOK_S = 0.25
-"""Steady time between two looks at the ROS graph. DDS itself reports the death of a process after up to 20 s."""
+"""Steady time between two queries of the ROS graph. DDS itself reports the death of a process after up to 20 s."""
 ENDED = "has the robot's driver ended? Start it again"
 
 
 class Partners:
-    """The driver of the robot of `table` and other publishers of its commands, as far as the graph shows them.
+    """Monitors the driver of the robot of `table` and other publishers of its commands in the ROS graph.
 
     Args:
-        node: whose graph it is.
-        table: the robot's interface.
-        command: the topic of commands.
-        commands: whether `node` commands the robot itself, not through a safety node.
+        node: the node that queries the graph.
+        table: interface of the robot.
+        command: topic of commands.
+        commands: whether `node` commands the robot directly, not through a safety node.
     """
 
     def __init__(self, node: ManagedNode[Any], table: Table, command: str, commands: bool) -> None:
@@ -33,14 +33,14 @@ class Partners:
             node.own(node.create_timer(LOOK_S, self._look, clock=node.steady))
 
     def hear(self, mode: Mode, message: Message) -> None:
-        """Take note of what the driver says of `mode`."""
+        """Process the driver's message on the topic of `mode`."""
         self._refusals[mode.name], self._heard_s[mode.name] = mode.refusal(message), self._node.steady_s
 
     @property
     def refusal(self) -> str:
-        """Why the robot may not be commanded, with what to do; "" if everybody is there and says that it moves."""
-        if unheard := [name for name in self._heard_s if name not in self._refusals]:
-            return f"nothing heard on {', '.join(unheard)}: is that the robot's driver? (options.driver_status)"
+        """Reason for not commanding the robot, with a remedy; "" if all nodes exist and none reports a refusal."""
+        if missing := [name for name in self._heard_s if name not in self._refusals]:
+            return f"nothing heard on {', '.join(missing)}: is that the robot's driver? (options.driver_status)"
         for mode in self._table.modes:
             silent_s = self._node.steady_s - self._heard_s[mode.name]
             if mode.timeout_s is not None and silent_s > mode.timeout_s:
@@ -48,9 +48,9 @@ class Partners:
         return next(filter(None, self._refusals.values()), "") or self._graph_fault
 
     def _look(self) -> None:
-        """See who publishes the robot's commands besides this node, and whether the driver's publishers exist."""
+        """Query the graph for other publishers of the robot's commands, and for the driver's publishers."""
         us = self._node.get_namespace(), self._node.get_name()
-        # one of our own name is this node, or one that died and is still in the graph
+        # an entry with our own name is this node, or a dead one that is still in the graph
         others = sorted(
             f"{entry.node_namespace.rstrip('/')}/{entry.node_name}"
             for entry in self._node.get_publishers_info_by_topic(self._name(self._command))

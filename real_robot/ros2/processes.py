@@ -1,4 +1,4 @@
-"""Runs nodes as processes of one ROS domain, with a client that configures, calls and listens to them."""
+"""Runs nodes as processes in one ROS domain, with a client that configures them, calls services and subscribes."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ TRANSITIONS = {
 PATIENCE_S = 90.0
 STOP_S = 5.0
 DOMAINS = range(20, 100)
-"""Of the 101 ROS domains with their own ports on Linux; people use the first ones."""
+"""Domains to choose from: 101 have their own ports on Linux, and people use the first ones."""
 PROGRAMS = "real_robot.ros2.embodied_ros2"
 
 
 class Processes:
     """A context manager that starts nodes in their own ROS domain on this machine, and ends them on exit.
 
-    With `shared` they use this process's domain, where a robot may be. `directory` keeps their parameters and output;
-    None is a temporary one, without ROS's own log. All waits raise UserError after `PATIENCE_S`, with the node's last
-    lines of output.
+    With `shared` the nodes use this process's domain, in which a robot may be. `directory` stores their parameters and
+    output; None is a temporary folder, without ROS's own log. All waits raise UserError after `PATIENCE_S`, with the
+    node's last lines of output.
     """
 
     def __init__(self, directory: Path | None = None, shared: bool = False) -> None:
@@ -85,11 +85,11 @@ class Processes:
     ) -> subprocess.Popen[bytes]:
         """Run `program` (`name` if None) as node `name` with the parameters of `files` and `parameters`.
 
-        It ends with this process, however that ends: nobody else would stop the robot.
+        The node ends with this process, however that ends, because nobody else would stop the robot.
         """
         file = self.directory / f"{name}.yaml"
-        given = {"autostart": "unconfigured"} | dict(parameters)
-        file.write_text(yaml.safe_dump({f"/{name}": {"ros__parameters": given}}), encoding="utf-8")
+        values = {"autostart": "unconfigured"} | dict(parameters)
+        file.write_text(yaml.safe_dump({f"/{name}": {"ros__parameters": values}}), encoding="utf-8")
         command = [sys.executable, "-m", f"{PROGRAMS}.{program or name}", "--ros-args"]
         for old, new in ({"__node": name} | dict(remap or {})).items():
             command += ["-r", f"{old}:={new}"]
@@ -105,7 +105,7 @@ class Processes:
         """Take node `name` through `transitions`: configure, activate, deactivate, cleanup.
 
         Raises:
-            UserError: if one fails.
+            UserError: if a transition fails.
         """
         self.state(name)  # answered once its process is up; one of the same name may have just been killed
         for transition in transitions:
@@ -123,14 +123,14 @@ class Processes:
         request = SetParameters.Request()
         request.parameters = [Parameter(key, value=value).to_parameter_msg() for key, value in parameters.items()]
         results = self.call(SetParameters, f"/{name}/set_parameters", request).results
-        if refused := [result.reason for result in results if not result.successful]:
-            raise UserError(f"{name} refuses parameters: {'; '.join(refused)}")
+        if reasons := [result.reason for result in results if not result.successful]:
+            raise UserError(f"{name} refuses parameters: {'; '.join(reasons)}")
 
     def trigger(self, service: str, patience_s: float = 0.0) -> str:
-        """Call a std_srvs/Trigger, repeating for `patience_s` if it fails; returns its message.
+        """Call a std_srvs/Trigger service, repeating for `patience_s` if it fails; returns its message.
 
         Raises:
-            UserError: if it fails.
+            UserError: if the service fails until then.
         """
         deadline = time.monotonic() + patience_s
         while not (answer := self.call(Trigger, service, Trigger.Request())).success:
@@ -159,18 +159,18 @@ class Processes:
         """Handle messages until `condition` is true.
 
         Raises:
-            UserError: if it does not become true, or a process has ended.
+            UserError: if the condition does not become true in time, or a process has ended.
         """
         deadline = time.monotonic() + patience_s
         while not condition():
-            ended = [name for name, process in self.running.items() if process.poll() is not None]
-            if ended or time.monotonic() > deadline:
-                said = "; ".join(f"{name}: {self.said(name)}" for name in ended or self.running)
-                raise UserError(f"waited for {what}, but {ended or 'nothing'} ended; {said}")
+            names = [name for name, process in self.running.items() if process.poll() is not None]
+            if names or time.monotonic() > deadline:
+                output = "; ".join(f"{name}: {self.said(name)}" for name in names or self.running)
+                raise UserError(f"waited for {what}, but {names or 'nothing'} ended; {output}")
             self._executor.spin_once(timeout_sec=0.05)
 
     def spin(self, seconds: float) -> None:
-        """Handle one message, if one comes within `seconds`."""
+        """Handle one message, if one arrives within `seconds`."""
         self._executor.spin_once(timeout_sec=seconds)
 
     def said(self, name: str) -> str:

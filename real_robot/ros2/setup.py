@@ -1,6 +1,6 @@
-"""The ament_python package `embodied_ros2`: what `colcon build` installs, besides `pip install embodied-rl`.
+"""The ament_python package `embodied_ros2`, which `colcon build` installs in addition to `pip install embodied-rl`.
 
-It has only the programs and the launch files; their code is in `real_robot.ros2`, part of embodied-rl.
+It contains only entry points and launch files; their code is in `real_robot.ros2`, part of embodied-rl.
 """
 
 from glob import glob
@@ -10,7 +10,7 @@ from setuptools import setup
 PACKAGE = "embodied_ros2"
 NODES = ("policy_node", "safety_node", "cartesian_node", "scene_node", "sim_node")
 
-if __name__ == "__main__":  # to import it builds nothing
+if __name__ == "__main__":  # importing it builds nothing
     setup(
         name=PACKAGE,
         version="0.1.0",

@@ -1,7 +1,7 @@
-"""A trained policy in its simulator over real ROS 2 messages: sim_node, safety_node, policy_node as processes.
+"""Runs a policy in its simulator over real ROS 2 messages: sim_node, safety_node and policy_node as processes.
 
 `python -m real_robot.ros2.software_in_the_loop checkpoint=RUN` measures it on evaluate.py's numbered initial states. In
-lock-step, the default, the policy sees what it would see in the simulator called directly.
+lock-step, the default, the policy gets the same observations as in the simulator called directly.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from real_robot.sim_to_real.results import BackEndRun
 
 log = logging.getLogger("embodied")
 HEARTBEAT_TIMEOUT_S = 30.0
-"""Long, because a process on a busy machine may have to wait, and a hold would then not be the policy's fault."""
+"""Long, because a process on a busy machine may be delayed, and a hold would then not be the policy's fault."""
 EPISODE_S = 600.0
 PATIENCE_S = 30.0
 """Time for nodes to connect."""
@@ -38,14 +38,14 @@ PATIENCE_S = 30.0
 
 @dataclass
 class Episodes(Configuration):
-    """What to run: initial states `first_start` to `first_start + episodes - 1` of each of `tasks`.
+    """Options: run initial states `first_start` to `first_start + episodes - 1` of each of `tasks`.
 
     Attributes:
         checkpoint: a run of train.py, or one of its checkpoints.
-        episodes: per task.
-        first_start: the first initial state.
-        tasks: names of tasks, or their numbers in the suite, for tasks that have one; a simulator runs one at a time.
-        distribution: of initial states; "" is the task's first.
+        episodes: number of episodes per task.
+        first_start: number of the first initial state.
+        tasks: names of tasks, or their numbers in the suite, for tasks with a suite; a simulator runs one at a time.
+        distribution: distribution of initial states; "" is the task's first.
         lock_step: whether the simulator waits for every command, or runs in real time.
         output: a JSON file for the summary; "": none.
     """
@@ -95,8 +95,8 @@ def _start_controller(nodes: Any, wanted: Episodes) -> None:  # noqa: ANN401 - P
         json.dumps({"observation_timeout_s": timeout_s, "command_timeout_s": timeout_s}), encoding="utf-8"
     )
     common = {"checkpoint": wanted.checkpoint, "use_sim_time": True, "limits": str(limits)}
-    patient = {"heartbeat_timeout_s": HEARTBEAT_TIMEOUT_S, "liveliness_s": HEARTBEAT_TIMEOUT_S}
-    nodes.start("safety_node", common | patient)
+    timeouts = {"heartbeat_timeout_s": HEARTBEAT_TIMEOUT_S, "liveliness_s": HEARTBEAT_TIMEOUT_S}
+    nodes.start("safety_node", common | timeouts)
     nodes.start("policy_node", common | {"pace": "measurement"})
     for name in ("safety_node", "policy_node"):
         nodes.change(name, "configure", "activate")
@@ -117,7 +117,7 @@ class _Listener:
         node.create_subscription(Float64MultiArray, "/sim_node/trace", self._trace, 10)
 
     def run(self, start: int) -> tuple[str, dict[str, float], torch.Tensor]:
-        """Name of the task, outcome by name, and recorded rows [T, 1 + A] of the episode from initial state `start`."""
+        """Run the episode from initial state `start`; returns the task's name, outcomes by name and rows [T, 1 + A]."""
         self.outcomes.clear()
         self.traces.clear()
         self.nodes.set("sim_node", start=start)
@@ -136,6 +136,8 @@ class _Listener:
 
 
 def _collected(outcomes: Sequence[tuple[str, dict[str, float], torch.Tensor]], tasks: int) -> BackEndRun:
+    """Collect the episodes' outcomes in arrays [tasks, episodes], with actions and latencies from their rows."""
+
     def grid(name: str) -> torch.Tensor:
         return torch.tensor([values.get(name, math.nan) for _, values, _ in outcomes], dtype=torch.float64).view(
             tasks, -1
@@ -162,11 +164,11 @@ def _collected(outcomes: Sequence[tuple[str, dict[str, float], torch.Tensor]], t
 def run(arguments: list[str]) -> None:
     """Measure, print the summary, and write the output."""
     wanted, _ = compose(Episodes, "software_in_the_loop", arguments, {})
-    found = run_episodes(wanted)
-    assert found.result is not None
-    assert found.latency_s is not None
-    quantiles = found.latency_s.quantile(torch.tensor([0.5, 0.99, 1.0], dtype=torch.float64)).tolist()
-    record = found.result.summary() | {"latency_s": dict(zip(("p50", "p99", "max"), quantiles, strict=True))}
+    back_end = run_episodes(wanted)
+    assert back_end.result is not None
+    assert back_end.latency_s is not None
+    quantiles = back_end.latency_s.quantile(torch.tensor([0.5, 0.99, 1.0], dtype=torch.float64)).tolist()
+    record = back_end.result.summary() | {"latency_s": dict(zip(("p50", "p99", "max"), quantiles, strict=True))}
     log.info(json.dumps(record, indent=2))
     if wanted.output:
         with complete_or_absent(Path(wanted.output)) as temporary:
@@ -174,7 +176,7 @@ def run(arguments: list[str]) -> None:
 
 
 def describe(_: list[str]) -> str:
-    """Options."""
+    """Describe the options."""
     return f"{__doc__}\n{OmegaConf.to_yaml(OmegaConf.structured(Episodes))}"
 
 

@@ -1,4 +1,4 @@
-"""A robot behind ROS 2 topics, and a leader arm, for a program that is no node: messages are handled while it waits."""
+"""A robot behind ROS 2 topics, and a leader arm, for a program that handles messages while it waits."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from real_robot.safety.filters import action_names
 
 LEADER_TIMEOUT_S = 0.2
 ARRIVED_S = 1e-3
-"""For what has arrived, in a period that leaves no time to wait."""
+"""Time to handle messages that have arrived, in a period that leaves no time to wait."""
 
 
 @dataclass
 class _None:
-    """A node without parameters."""
+    """Parameters of a node that has none."""
 
 
 @contextmanager
@@ -47,14 +47,14 @@ def station(
     leader_joints: Sequence[str] = (),
     simulated_time: bool = False,
 ) -> Iterator[Station]:
-    """The `robot` of the tables with its `options`, driven as policy_node does: on topics with `prefix`.
+    """The `robot` of the tables with its `options`, commanded as by policy_node: on topics with `prefix`.
 
-    `leader` is a topic of a second arm's joint states, whose `leader_joints` are the action's, in its order; by default
-    they have the same names.
+    `leader` is a topic of a second arm's joint states. `leader_joints` are its joints in the order of the action's
+    elements; by default they have the same names.
 
     Raises:
-        UserError: for an unknown robot or option, one that cannot serve the contract `wanted`, and for leader joints
-            that are not one for each element of the action.
+        UserError: for an unknown robot or option, for a robot that cannot serve the contract `wanted`, and unless there
+            is one leader joint for each element of the action.
     """
     arguments = ["--ros-args", "-p", f"use_sim_time:={str(simulated_time).lower()}"]
     rclpy.init(args=arguments, signal_handler_options=SignalHandlerOptions.NO)
@@ -67,7 +67,7 @@ def station(
         joints = tuple(leader_joints) or names
         if len(joints) != len(names):
             raise UserError(f"expected leader_joints for {', '.join(names)}, got {list(joints)}")
-        followed = _Followed(node, leader, joints) if leader else None
+        leader_arm = _Followed(node, leader, joints) if leader else None
 
         def alive() -> None:
             _spin(executor, ARRIVED_S)
@@ -77,7 +77,7 @@ def station(
             made.reset()
             made.start()
 
-        lead = followed.positions if followed else lambda: None
+        lead = leader_arm.positions if leader_arm else lambda: None
         try:
             yield Station(
                 made,
@@ -92,7 +92,7 @@ def station(
             )
         finally:
             made.close()
-            _spin(executor, ARRIVED_S)  # what was sent last
+            _spin(executor, ARRIVED_S)  # deliver the last messages
     finally:
         executor.shutdown()
         node.destroy_node()
@@ -100,26 +100,26 @@ def station(
 
 
 class _Followed:
-    """The newest positions of `joints` on the joint states of `topic`."""
+    """Subscribes to the positions of `joints` in the joint states on `topic`."""
 
     def __init__(self, node: ManagedNode[Any], topic: str, joints: Sequence[str]) -> None:
         self._joints, self._newest, self._heard_s = joints, None, -np.inf
         subscribe(node, topic, "sensor_msgs/msg/JointState", STATE, self._hear)
 
     def positions(self) -> Array | None:
-        """They, unless they are older than `LEADER_TIMEOUT_S`."""
+        """Newest joint positions [A]; None if older than `LEADER_TIMEOUT_S`."""
         return self._newest if time.monotonic() - self._heard_s < LEADER_TIMEOUT_S else None
 
     def _hear(self, message: JointState) -> None:
-        at = dict(zip(message.name, message.position, strict=False))
-        found = np.array([at.get(joint, np.nan) for joint in self._joints])
-        if np.isfinite(found).all():
-            self._newest: Array | None = found
+        position_of = dict(zip(message.name, message.position, strict=False))
+        positions = np.array([position_of.get(joint, np.nan) for joint in self._joints])
+        if np.isfinite(positions).all():
+            self._newest: Array | None = positions
             self._heard_s = time.monotonic()
 
 
 def _spin(executor: SingleThreadedExecutor, seconds: float) -> None:
     """Handle messages for `seconds`."""
     until = time.monotonic() + seconds
-    while (left := until - time.monotonic()) > 0:
-        executor.spin_once(timeout_sec=left)
+    while (remaining_s := until - time.monotonic()) > 0:
+        executor.spin_once(timeout_sec=remaining_s)

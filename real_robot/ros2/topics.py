@@ -1,4 +1,4 @@
-"""Subscriptions and publishers of a node's own, with their QoS."""
+"""Creates subscriptions and publishers that a node owns, with their QoS."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def subscribe(
     callback: Callable[[Any], None],
     alive: Callable[[int], None] | None = None,
 ) -> None:
-    """Subscribe to `name`; parameters `qos_overrides.*` may change the QoS, incompatible partners are reported.
+    """Subscribe to `name`; parameters `qos_overrides.*` may change the QoS, and incompatible partners are reported.
 
-    `alive` is called with the number of publishers that live whenever it changes; it needs a lease in `qos`.
+    `alive` is called with the number of live publishers whenever it changes; it needs a lease in `qos`.
     """
     events = node.qos_events(name)["subscription"]
     if alive:
         events.liveliness = lambda event: alive(event.alive_count)
-        # Fast DDS counts readers of one lease together, so a node that is configured again would hear of no changes
+        # Fast DDS counts readers of one lease together, so a node that is configured again would get no changes
         qos = replace(qos, lease_s=qos.lease_s + 1e-6 * next(_LEASES))
     node.own(
         node.create_subscription(
@@ -50,7 +50,7 @@ def subscribe(
 
 
 def publisher(node: ManagedNode[Any], name: str, message: str, qos: Qos) -> Any:  # noqa: ANN401 - rclpy's
-    """Publish on `name`; QoS as in `subscribe`."""
+    """Create a publisher on `name`; for the QoS, see `subscribe`."""
     entity = node.create_publisher(
         types(message),
         name,

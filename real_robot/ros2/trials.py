@@ -1,6 +1,6 @@
-"""Trials of a policy on a real robot over ROS 2: a person sets up each one and judges its outcome.
+"""Trials of a policy on a real robot over ROS 2: a person sets up each trial and judges its outcome.
 
-safety_node and policy_node run as in a launch file, with its parameters; every trial is recorded.
+safety_node and policy_node run with the parameters of a launch file; every trial is recorded.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 log = logging.getLogger("embodied")
 RECORDING = "trials.mcap"
 Ask = Callable[[str, float | None], str | None]
-"""Shows a person a line and returns the answer; None if none came within the given seconds (None: wait)."""
+"""Shows a person a line and returns the answer; None without an answer within the given seconds (None: wait)."""
 
 
 @dataclass(frozen=True)
 class Trials:
-    """What to run: initial states `first_start` to `first_start + episodes - 1` of `task`, for at most `limit_s` each.
+    """Trials from initial states `first_start` to `first_start + episodes - 1` of `task`, each at most `limit_s` long.
 
-    `parameters` is a parameter file such as launch/config/arm.yaml, which names the robot; `step_limit` is the
-    simulator's.
+    `parameters` is a parameter file such as launch/config/arm.yaml, which names the robot; `step_limit` is the limit in
+    the simulator.
     """
 
     checkpoint: str
@@ -49,12 +49,12 @@ class Trials:
 
     @property
     def limit_s(self) -> float:
-        """Duration of a trial that nobody ends."""
+        """Duration of a trial that nobody ends, s."""
         return self.step_limit * self.control_dt_s
 
 
 def run_trials(trials: Trials, directory: Path, ask: Ask) -> BackEndRun:
-    """Run the trials in this process's ROS domain; `directory` gets the recording and the nodes' logs.
+    """Run the trials in this process's ROS domain; the recording and the nodes' logs are written into `directory`.
 
     Raises:
         UserError: if rclpy is not installed, a file is missing or exists already, or a node fails.
@@ -75,16 +75,16 @@ def run_trials(trials: Trials, directory: Path, ask: Ask) -> BackEndRun:
         nodes.change("safety_node", "configure", "activate")
         nodes.change("policy_node", "configure")
         outcomes = [_trial(nodes, trials, start, ask) for start in _starts(trials)]
-        nodes.change("policy_node", "cleanup")  # which finishes the recording
+        nodes.change("policy_node", "cleanup")  # finishes the recording
     actions, latency_s = written(Recording(recording))
     success = torch.tensor([[won for won, _ in outcomes]])
     steps = torch.tensor([[round(duration_s / trials.control_dt_s) for _, duration_s in outcomes]])
     result = EvaluationResult((trials.task,), success, steps, trials.step_limit)
-    if len(actions) != trials.episodes:  # the disk was too slow; the outcomes are still worth keeping
+    if len(actions) != trials.episodes:  # the disk was too slow, but the outcomes are still useful
         log.warning(f"{recording} has {len(actions)} of {trials.episodes} trials: commands are not compared")
         actions = []
-    numbered = {(0, start): episode for start, episode in zip(_starts(trials), actions, strict=False)}
-    return BackEndRun("robot", result, numbered, latency_s=latency_s)
+    actions_by_start = {(0, start): episode for start, episode in zip(_starts(trials), actions, strict=False)}
+    return BackEndRun("robot", result, actions_by_start, latency_s=latency_s)
 
 
 def _starts(trials: Trials) -> range:
@@ -92,16 +92,16 @@ def _starts(trials: Trials) -> range:
 
 
 def _trial(nodes: Processes, trials: Trials, start: int, ask: Ask) -> tuple[bool, float]:
-    """Whether one trial succeeded, and its duration in s."""
+    """Run one trial; returns whether it succeeded, and its duration in s."""
     ask(f"{trials.task}, initial state {start}: set it up, keep clear of the robot, press Enter to begin", None)
     nodes.change("policy_node", "activate")
-    began = time.monotonic()
+    begin_s = time.monotonic()
     ask(
         f"running; press Enter when it is over; it ends by itself after {trials.limit_s:.0f} s",
         trials.limit_s,
     )
     nodes.change("policy_node", "deactivate")  # the robot holds
-    duration_s = time.monotonic() - began
+    duration_s = time.monotonic() - begin_s
     while (answer := ask("did it succeed? y or n", None)) not in ("y", "n"):
         continue
     return answer == "y", min(duration_s, trials.limit_s)

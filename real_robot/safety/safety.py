@@ -97,7 +97,7 @@ class Safety:
         self._lock = threading.RLock()
         self.state, self.reason = State.READY, ""
         self._now_s = self._steady_s = self._written_s = self._reset_s = -math.inf
-        self._counted_s = -math.inf  # time up to which periods without a command are accounted for
+        self._counted_s = -math.inf  # periods without a command are accounted for up to here
         self._accepted_s = -math.inf  # time at which the newest accepted measurement was accepted
         self._credit, self._went_back = 1.0, ""
         self._stopping = False
@@ -208,7 +208,7 @@ class Safety:
                 self._hold(self.state, self.reason)
 
     def _accepted(self, reading: Reading) -> Reading:
-        """Process the valid `reading`; return the newest measurement that does not contradict earlier ones."""
+        """Process a valid measurement; return the newest one that does not contradict earlier ones."""
         previous, follows = self._consistency.accepted, True
         if previous and self._consistency.fault:
             age_s = max(self._now_s - reading.stamp_s, 0.0)
@@ -364,7 +364,7 @@ class Bounds:
         return ""
 
     def ahead(self, observation: dict[str, Array], delay_s: float) -> str:
-        """Describe a bound that a hold could not meet any more; "" if there is none.
+        """Describe a bound that a hold could not meet; "" if there is none.
 
         The measurement is `delay_s` old when the next command is written. That command may be the last one until the
         program counts as silent, and takes effect after the robot's lag.

@@ -196,7 +196,7 @@ class _Fit:
         return inverse @ (scores.T @ scores) @ inverse * count / (count - len(self.theta))
 
     def _projected(self) -> tuple[Tensor, Callable[[Tensor], Tensor], Tensor]:
-        """Weighted Jacobian [S, R, P] and residual [S, R] with initial states eliminated, and the states' best change."""
+        """Weighted Jacobian [S, R, P] and residual [S, R] without initial states, and the states' best change."""
         slopes, state_slopes = self._slopes()
         ridge = RIDGE**0.5 * torch.eye(self.start.shape[1], dtype=torch.float64).expand(len(self.start), -1, -1)
         # with QR of the initial states' slopes, (1 - q q^T) projects both onto what initial states cannot explain

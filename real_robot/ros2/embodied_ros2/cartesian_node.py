@@ -1,11 +1,11 @@
-"""The program cartesian_node."""
+"""Entry point of cartesian_node."""
 
 from real_robot.ros2.nodes.cartesian import CartesianNode
 from real_robot.ros2.nodes.managed import spin
 
 
 def main() -> None:
-    """Run it."""
+    """Run the node."""
     spin(CartesianNode)
 
 

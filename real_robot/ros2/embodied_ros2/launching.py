@@ -18,11 +18,11 @@ from launch_ros.actions import Node as Process  # type: ignore[import-not-found]
 from .table import LAUNCHES, PACKAGE, Launch, Node
 
 RESPAWN_DELAY_S, RESPAWNS = 2.0, 5
-"""A process that ends is started again after this time, this often."""
+"""Delay before a process that has ended is restarted, and number of restarts."""
 
 
 def description(name: str, directory: Path) -> LaunchDescription:
-    """The launch description of launch file `name` in `directory`: its arguments, and its nodes."""
+    """Build the launch description of launch file `name` in `directory`: its arguments and its nodes."""
     launch = LAUNCHES[name]
     arguments = [
         DeclareLaunchArgument(argument.name, default_value=argument.default, description=argument.description)
@@ -34,21 +34,21 @@ def description(name: str, directory: Path) -> LaunchDescription:
 
 
 def _start(context: LaunchContext, launch: Launch, files: dict[str, str]) -> list[Any]:
-    """All nodes; arguments of the same names may replace `files`."""
+    """Start all nodes, and the recorder; arguments with the same names replace `files`."""
     names = [argument.name for argument in launch.arguments]
-    given = {name: context.launch_configurations[name] or files.get(name, "") for name in names}
-    recorders = [_recorder(Path(given["record"]))] if given["record"] else []
-    return [*(_process(node, given) for node in launch.nodes), *recorders]
+    values = {name: context.launch_configurations[name] or files.get(name, "") for name in names}
+    recorders = [_recorder(Path(values["record"]))] if values["record"] else []
+    return [*(_process(node, values) for node in launch.nodes), *recorders]
 
 
 def _recorder(folder: Path) -> ExecuteProcess:
-    """rosbag2: its QoS follows the publishers', and what it lacks is not worth ending anything for."""
+    """Process of rosbag2, whose QoS follows the publishers'; its failure ends no other process."""
     bag = folder / time.strftime("%Y-%m-%d_%H-%M-%S")
     return ExecuteProcess(cmd=["ros2", "bag", "record", "--all", "--storage", "mcap", "--output", str(bag)])
 
 
 def _process(node: Node, given: dict[str, str]) -> Process:
-    """The node's process. It configures and activates itself, also when it is started again."""
+    """Process of a node. It configures and activates itself, also after a restart."""
     overrides = {parameter: _value(given[name]) for name, parameter in node.parameters.items() if given.get(name)}
     overrides["autostart"] = "inactive" if node.waits and given.get("activate") != "true" else "active"
     ending = {"respawn": True, "respawn_delay": RESPAWN_DELAY_S, "respawn_max_retries": RESPAWNS}
@@ -64,7 +64,7 @@ def _process(node: Node, given: dict[str, str]) -> Process:
 
 
 def _value(text: str) -> bool | float | str:
-    """A parameter's value: ROS does not turn text into numbers."""
+    """Convert text to a parameter's value, because ROS does not convert text to numbers."""
     if text in ("true", "false"):
         return text == "true"
     try:

@@ -16,10 +16,10 @@ from real_robot.serving.policy_client import PolicyClient
 
 
 def load_policy(settings: PolicySettings) -> Policy:
-    """The policy of `settings`: from a checkpoint, an ONNX export, or a policy server.
+    """Load the policy of `settings`: from a checkpoint, an ONNX export, or a policy server.
 
     Raises:
-        UserError: if there is none, or more than one is given.
+        UserError: unless exactly one of checkpoint and server is set.
         OSError: if the server cannot be reached.
     """
     if bool(settings.checkpoint) == bool(settings.server):
@@ -34,12 +34,12 @@ def load_policy(settings: PolicySettings) -> Policy:
 
 
 def load_environment(settings: SimSettings) -> NumberedStarts:
-    """One environment of a run's task that executes single actions.
+    """Make one environment of a run's task that executes single actions.
 
     Raises:
         UserError: if the run or an override is not valid.
     """
-    # only here: nodes of robots need no simulators
+    # imported here, because nodes of robots need no simulators
     from embodied.command_line.config import compose
     from embodied.command_line.train_options import GROUPS, TrainConfig
 

@@ -1,4 +1,4 @@
-"""The program policy_node."""
+"""Entry point of policy_node."""
 
 from real_robot.ros2.nodes.managed import spin
 from real_robot.ros2.nodes.policy import PolicyNode
@@ -7,7 +7,7 @@ from .parts import load_policy
 
 
 def main() -> None:
-    """Run it."""
+    """Run the node."""
     spin(lambda: PolicyNode(load_policy))
 
 

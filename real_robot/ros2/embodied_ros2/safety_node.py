@@ -1,11 +1,11 @@
-"""The program safety_node."""
+"""Entry point of safety_node."""
 
 from real_robot.ros2.nodes.managed import spin
 from real_robot.ros2.nodes.safety import SafetyNode
 
 
 def main() -> None:
-    """Run it."""
+    """Run the node."""
     spin(SafetyNode)
 
 

@@ -1,11 +1,11 @@
-"""The program scene_node."""
+"""Entry point of scene_node."""
 
 from real_robot.ros2.nodes.managed import spin
 from real_robot.ros2.nodes.scene import SceneNode
 
 
 def main() -> None:
-    """Run it."""
+    """Run the node."""
     spin(SceneNode)
 
 

@@ -1,4 +1,4 @@
-"""The program sim_node."""
+"""Entry point of sim_node."""
 
 from real_robot.ros2.nodes.managed import spin
 from real_robot.ros2.nodes.sim import SimNode
@@ -7,7 +7,7 @@ from .parts import load_environment
 
 
 def main() -> None:
-    """Run it."""
+    """Run the node."""
     spin(lambda: SimNode(load_environment))
 
 

@@ -1,4 +1,4 @@
-"""The table of nodes and of what is launched together, used by the launch files and their tests.
+"""The table of nodes and launch files, used by the launch files and their tests.
 
 It imports nothing: `ros2 launch` runs under ROS's own Python, where embodied-rl does not have to be installed.
 """
@@ -13,7 +13,7 @@ PACKAGE = "embodied_ros2"
 
 @dataclass(frozen=True)
 class Argument:
-    """A launch argument, given as name:=value; an empty one leaves the choice to the parameter file."""
+    """A launch argument name:=value; an empty value leaves the choice to the parameter file."""
 
     name: str
     default: str
@@ -35,9 +35,9 @@ RATE = Argument("rate_hz", "", "rate of commands, which must be the policy's")
 class Node:
     """A lifecycle node, named like its program.
 
-    `parameters` are set by launch arguments, by argument. A node that `waits` is activated by the operator, unless
-    activate:=true. When its process ends, it is started again if it `respawns`; otherwise everything ends. Topics are
-    remapped by the namespace only: the robot tables have the robots' topic names.
+    `parameters` are the parameters that launch arguments set, by argument. A node that `waits` is activated by the
+    operator, unless activate:=true. When its process ends, it is restarted if it `respawns`; otherwise all nodes end.
+    Topics are remapped by the namespace only, because the robot tables have the robots' topic names.
     """
 
     executable: str
@@ -51,7 +51,7 @@ NODES = {
     node.executable: node
     for node in (
         Node("policy_node", ALL | {"limits": "limits"}, waits=True),
-        # nobody knows what made it end, and whether an emergency stop was latched: people look first
+        # the cause of its end, and a latched emergency stop, are unknown: a person has to check first
         Node("safety_node", ALL | {"limits": "limits"}, respawns=False),
         Node("sim_node", {"checkpoint": "checkpoint"}, respawns=False),
         Node("cartesian_node", ALL),

@@ -1,1 +1,1 @@
-"""Robots by name: which arrays of a contract use which topic."""
+"""Interfaces of robots by name: the topic of each array of a contract."""

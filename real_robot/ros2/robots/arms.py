@@ -3,7 +3,7 @@
 Forwarded velocities are not served: that controller has no time-out, so that nothing would stop the arm if safety_node
 ended. Policies that command velocities drive a hand, behind `cartesian_node`.
 
-All accept `pose`: topic and frame_id of a PoseStamped of the end effector, for policies that observe one. That frame
+All accept `pose`: topic and frame_id of a PoseStamped of the end effector, for policies that observe a pose. The frame
 must be the policy's world.
 """
 
@@ -41,7 +41,7 @@ def forward_position(
 ) -> Table:
     """ros2_control's forward_command_controller of joint positions, rad, whose commands have no stamp.
 
-    `joints` are the contract's names in the controller's order, `ros_joints` those of /joint_states if they differ.
+    `joints` are the contract's names in the controller's order, `ros_joints` the names in /joint_states if they differ.
     """
     action = action_spec(wanted, joints, "rad")
     command = Topic(f"{controller}/commands", Values({ACTION: action}), COMMAND)
@@ -58,7 +58,7 @@ def joint_trajectory(
     pose: Sequence[str] = (),
     arrays: Sequence[str] = (),
 ) -> Table:
-    """ros2_control's joint_trajectory_controller: each command and a stop behind it."""
+    """ros2_control's joint_trajectory_controller: each trajectory is a command followed by a stop."""
     action, names = action_spec(wanted, joints, "rad"), tuple(ros_joints or joints)
     codec = JointTrajectory({ACTION: action}, names, 1.0 / rate_hz)
     command = Topic(f"{controller}/joint_trajectory", codec, COMMAND)
@@ -84,8 +84,8 @@ def ur(
 ) -> Table:
     """Universal Robots' driver; the scaled controller slows down with the speed slider and for protective stops.
 
-    From Lyrical on, `controller` is joint_trajectory_controller. Without `driver_status` (mock hardware) the arm moves
-    whatever the driver says of it.
+    From Lyrical on, `controller` is joint_trajectory_controller. Without `driver_status` (mock hardware) the arm is
+    commanded regardless of the driver's status.
     """
     names = tuple(f"{tf_prefix}{joint}" for joint in joints)
     table = joint_trajectory(wanted, rate_hz, joints, names, controller, pose, arrays)
@@ -118,18 +118,18 @@ FR3_MODES = {0: "other", 1: "idle", 3: "guiding", 4: "reflex", 5: "user stopped"
 
 
 def ur_unsafe(message: Message) -> str:
-    """Why a UR does not move, from its ur_dashboard_msgs/SafetyMode."""
+    """Reason for a UR's standstill by its ur_dashboard_msgs/SafetyMode; "" if it moves."""
     mode = UR_SAFETY.get(message.mode, "" if message.mode in (1, 2) else f"{message.mode}, which is unknown")
     return f"the UR's safety mode is {mode}: see the teach pendant" if mode else ""
 
 
 def ur_idle(message: Message) -> str:
-    """Why a UR does not move, from whether its program runs, a std_msgs/Bool."""
+    """Reason for a UR's standstill by a std_msgs/Bool, whether its program runs; "" if it does."""
     return "" if message.data else "the UR's program (External Control) does not run: start it on the teach pendant"
 
 
 def fr3_stopped(message: Message) -> str:
-    """Why an FR3 does not move, from its franka_msgs/FrankaRobotState."""
+    """Reason for an FR3's standstill by its franka_msgs/FrankaRobotState; "" if it moves."""
     mode = message.robot_mode
     return "" if mode == 2 else f"the FR3 is in mode {FR3_MODES.get(mode, mode)}, not move: see Desk"
 
@@ -145,7 +145,7 @@ def fr3(
 ) -> Table:
     """franka_ros2's FR3 under its joint trajectory controller; the emergency also stops the gripper.
 
-    The FR3's own limits and reflexes stay in force; its user stop is the emergency stop. `driver_status` as in `ur`.
+    The FR3's own limits and reflexes stay active; its user stop is the emergency stop. For `driver_status`, see `ur`.
     """
     names = tuple(f"{arm_id}_{joint}" for joint in joints)
     pose = ("franka_robot_state_broadcaster/current_pose", "base")
@@ -168,14 +168,14 @@ def _arm(
 ) -> Table:
     fields = {"joint_position": "position", "joint_velocity": "velocity", "joint_effort": "effort"}
     units = {"joint_position": "rad", "joint_velocity": "rad/s", "joint_effort": "N m"}
-    seen = {key: fields[key] for key in fields if key in wanted.observation or key == "joint_position"}
+    observed = {key: fields[key] for key in fields if key in wanted.observation or key == "joint_position"}
     limits = wanted.observation.get("joint_position", TensorSpec((len(joints),), names=tuple(joints)))
-    specs = {key: TensorSpec((len(joints),), unit=units[key], names=tuple(joints)) for key in seen}
+    specs = {key: TensorSpec((len(joints),), unit=units[key], names=tuple(joints)) for key in observed}
     specs["joint_position"] = replace(specs["joint_position"], low=limits.low, high=limits.high)
-    states = [Topic("joint_states", JointState(specs, tuple(ros_joints), seen), STATE)]
+    states = [Topic("joint_states", JointState(specs, tuple(ros_joints), observed), STATE)]
     ends = {"end_effector_position": "position", "end_effector_rotation": "rotation.two_columns"}
-    if pose and (found := {key: name for key, name in ends.items() if key in wanted.observation}):
+    if pose and (quantities := {key: name for key, name in ends.items() if key in wanted.observation}):
         topic, frame_id = pose
-        states.append(Topic(topic, Pose(found, frame_id), STATE))
+        states.append(Topic(topic, Pose(quantities, frame_id), STATE))
     still = (math.nan,) * len(joints)
     return make_table(name, wanted, rate_hz, states, command, arrays, stops_after_s=None, at_rest=still)

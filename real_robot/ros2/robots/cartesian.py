@@ -34,24 +34,25 @@ def cartesian(
 ) -> Table:
     """An arm that follows velocities of its hand, and a gripper, behind `cartesian_node`.
 
-    For policies that command such velocities, or displacements as LIBERO's do: those become the velocities with which
-    robosuite's controller would follow them (`displacement`), before anything is checked, so that limits are in m/s.
-    `cameras` are the topics of images by observation, `stops` services of std_srvs/Trigger that an emergency calls.
-    `stops_after_s` is one and a half times `command_timeout_s` of cartesian_node, after which it rests at the latest.
+    Its policies command such velocities, or displacements as LIBERO's policies do. Displacements are converted to the
+    velocities with which robosuite's controller would follow them (`displacement`), before all checks, so that limits
+    are in m/s. `cameras` are the topics of images by observation, `stops` the std_srvs/Trigger services that an
+    emergency calls. `stops_after_s` is one and a half times `command_timeout_s` of cartesian_node, after which the arm
+    is at rest.
     """
     action = action_spec(wanted, (*AXES, GRIPPER), VELOCITIES, "world")
-    seen = {key: spec for key, spec in _hand_specs(wanted).items() if key in wanted.observation}
-    states = [Topic("cartesian_state", LabelledArrays(seen), COMMAND)]
+    specs = {key: spec for key, spec in _hand_specs(wanted).items() if key in wanted.observation}
+    states = [Topic("cartesian_state", LabelledArrays(specs), COMMAND)]
     states += [_camera(wanted, key, topic) for key, topic in (cameras or {}).items()]
-    translated: dict[str, Any] = {}
+    translation: dict[str, Any] = {}
     if wanted.action.unit == DISPLACEMENTS:
         response = Response(1.0 / rate_hz)
-        fastest = (*(1.001 * response.fastest).tolist(), 1.0)  # so that rounding limits nothing
+        fastest = (*(1.001 * response.fastest).tolist(), 1.0)  # margin, so that rounding does not exceed the limits
         action = replace(action, low=tuple(-value for value in fastest), high=fastest)
-        asked = replace(wanted.action, unit=DISPLACEMENTS, frame="world", names=action.names)
-        translated = {"asked": asked, "translate": lambda executor: Displaced(executor, response)}
+        policy_action = replace(wanted.action, unit=DISPLACEMENTS, frame="world", names=action.names)
+        translation = {"asked": policy_action, "translate": lambda executor: Displaced(executor, response)}
     command = Topic("cartesian_command", LabelledArrays({ACTION: action}), COMMAND)
-    still = (0.0,) * 7  # a gripper that is told no direction keeps what it has
+    at_rest = (0.0,) * 7  # a gripper without a direction keeps its grasp
     emergency = Behaviour(services=tuple(stops))
     return make_table(
         "cartesian",
@@ -62,13 +63,13 @@ def cartesian(
         arrays,
         stops_after_s,
         emergency=emergency,
-        at_rest=still,
-        **translated,
+        at_rest=at_rest,
+        **translation,
     )
 
 
 def _hand_specs(wanted: Contract) -> dict[str, TensorSpec]:
-    """Whatever cartesian_node measures; joints are named, and limited, as the policy's."""
+    """Specs of all measurements of cartesian_node; joints have the policy's names and limits."""
     joints = wanted.observation.get("joint_position", wanted.observation.get("joint_velocity", TensorSpec((0,))))
     moving = TensorSpec(joints.shape, unit="rad/s", names=joints.names)
     return {

@@ -1,4 +1,4 @@
-"""Quadrotors: PX4 over uXRCE-DDS. Policies of Crazyflies run on board (`real_robot/firmware`)."""
+"""Quadrotors with PX4 over uXRCE-DDS. Policies for Crazyflies run on board (`real_robot/firmware`)."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from real_robot.ros2.robots.tables import (
 )
 
 PX4_STATUS = {"1.15": "", "1.16": "_v1", "1.17": "_v1", "1.18": "_v4"}
-"""Suffix of the topic vehicle_status by PX4's version: from 1.16 on its message's version."""
+"""Suffix of the topic vehicle_status by PX4's version; from 1.16 on it is the version of the message."""
 DO_SET_MODE, ARM_DISARM = 176, 400
 CUSTOM_MODE, AUTO, LOITER, OFFBOARD = 1.0, 4.0, 3.0, 6.0
 FORCE = 21196.0
-"""Makes PX4 disarm in the air: motors off."""
+"""Parameter that lets PX4 disarm in the air and switch its motors off."""
 PX4_ARMED = 2
-"""arming_state of px4_msgs/VehicleStatus."""
+"""Value of arming_state in px4_msgs/VehicleStatus."""
 PX4_HOLD, PX4_TERMINATION, PX4_OFFBOARD = 4, 13, 14
 PX4_MODES = {
     0: "Manual",
@@ -57,7 +57,7 @@ PX4_MODES = {
     17: "Takeoff",
     18: "Land",
 }
-"""nav_state of px4_msgs/VehicleStatus."""
+"""Names of nav_state in px4_msgs/VehicleStatus."""
 PX4_STATUS_TIMEOUT_S = 1.5
 """PX4 publishes its status twice a second, and when it changes."""
 
@@ -66,7 +66,7 @@ def px4_actuators(wanted: Contract, rate_hz: float, version: str = "1.16", array
     """PX4 with rotor set-points, -1 to 1, linear in speed, as our quadrotor policies command."""
     order = wanted.action.names if set(wanted.action.names) == set(PX4_ROTORS) else PX4_ROTORS
     codec = ActuatorMotors({ACTION: TensorSpec((4,), unit="1", names=order, low=(-1.0,) * 4, high=(1.0,) * 4)})
-    # without new set-points the rotors go on as they are: nothing better is known, and it is good for a moment only
+    # without new set-points the rotors keep their speed, which is acceptable for a moment only
     return _px4("px4_actuators", wanted, rate_hz, codec, "direct_actuator", Pause(0.1), version, arrays)
 
 
@@ -79,7 +79,7 @@ def px4_rates(
     names = ("roll_rate", "pitch_rate", "yaw_rate", "thrust")
     spec = TensorSpec((4,), unit=RATES, frame="body", names=names, low=(*low, 0.0), high=(*high, 1.0))
     codec = VehicleRatesSetpoint({ACTION: spec})
-    # PX4's rate controller keeps the attitude meanwhile
+    # with rates of zero, PX4's rate controller keeps the attitude meanwhile
     return _px4("px4_rates", wanted, rate_hz, codec, "body_rate", Pause(0.25, _no_rates), version, arrays)
 
 
@@ -107,10 +107,10 @@ def _px4(
         [Topic("fmu/out/vehicle_odometry", odometry, PX4, jump=px4_jump)],
         Topic(f"fmu/in/{PX4_SETPOINTS[control]}", codec, PX4_COMMAND),
         arrays,
-        stops_after_s=None,  # its own failsafe flies on
+        stops_after_s=None,  # its own failsafe continues the flight
         hold=_px4_command(DO_SET_MODE, CUSTOM_MODE, AUTO, LOITER),
         emergency=_px4_command(ARM_DISARM, 0.0, FORCE),
-        heartbeat=Heartbeat(alive, rate_hz=20.0, before_s=1.2),  # PX4 wants more than 2 Hz for more than 1 s
+        heartbeat=Heartbeat(alive, rate_hz=20.0, before_s=1.2),  # PX4 requires more than 2 Hz for more than 1 s
         status=Status(
             f"fmu/out/vehicle_status{PX4_STATUS[version]}",
             "px4_msgs/msg/VehicleStatus",
@@ -138,12 +138,12 @@ ARM = _px4_command(ARM_DISARM, 1.0)
 
 
 def px4_condition(message: Message) -> Condition:
-    """Whether PX4 follows set-points from outside, from its px4_msgs/VehicleStatus.
+    """Condition of PX4 by its px4_msgs/VehicleStatus: whether it follows external set-points.
 
     PX4 forwards set-points to its controllers in every mode, so that they may be sent in offboard mode only
-    (https://docs.px4.io/main/en/flight_modes/offboard). After it lost the heartbeat in offboard mode, it returns there
-    by itself when it hears it again. Its flag `failsafe` is also set by warnings, which change nothing: the mode
-    decides.
+    (https://docs.px4.io/main/en/flight_modes/offboard). If PX4 lost the heartbeat in offboard mode, it returns to that
+    mode by itself when the heartbeat resumes. Its flag `failsafe` is also set by warnings without consequences, so only
+    the mode counts.
     """
     armed, mode = message.arming_state == PX4_ARMED, message.nav_state
     if mode == PX4_OFFBOARD:

@@ -1,8 +1,8 @@
-"""Robots by the name given as parameter `robot`: one function each, from options to `tables.Table`.
+"""Robots by the name in the parameter `robot`: one function each, which makes a `tables.Table` from options.
 
-All take the policy's contract, so as to observe only what it needs, and these options: `rate_hz` of commands; `arrays`,
-keys of observations that no topic of the robot carries and that your own node publishes as labelled arrays on
-`observation` (object poses, an instruction). Limits default to the policy's where the robot's are unknown.
+All functions take the policy's contract, so that a table has only the observations of the policy, and these options:
+`rate_hz` of commands; `arrays`, keys of observations that the robot's topics lack and that your own node publishes as
+labelled arrays on `observation` (object poses, an instruction). Unknown limits of a robot default to the policy's.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ def simulation(wanted: Contract) -> Table:
     Images are sensor_msgs/Image on `observation/<key>`, all other observations are on `observation`, the action is on
     `action`; hold and emergency are the services `hold` and `emergency`.
     """
-    seen = {key: spec for key, spec in wanted.observation.items() if not spec.privileged}
-    pictures = {key: spec for key, spec in seen.items() if spec.is_picture}
-    others = {key: spec for key, spec in seen.items() if key not in pictures}
+    specs = {key: spec for key, spec in wanted.observation.items() if not spec.privileged}
+    pictures = {key: spec for key, spec in specs.items() if spec.is_picture}
+    others = {key: spec for key, spec in specs.items() if key not in pictures}
     states = [Topic("observation", LabelledArrays(others), replace(COMMAND, depth=2))]
     states += [Topic(f"observation/{key}", Image({key: spec}), IMAGES) for key, spec in pictures.items()]
     return Table(
@@ -40,7 +40,7 @@ def simulation(wanted: Contract) -> Table:
         tuple(states),
         Topic("action", LabelledArrays({ACTION: wanted.action}), COMMAND),
         wanted.control_dt_s,
-        stops_after_s=None,  # its `hold` does
+        stops_after_s=None,  # its `hold` stops it
         hold=Behaviour(services=("hold",)),
         emergency=Behaviour(services=("emergency",)),
     )
@@ -64,7 +64,7 @@ ROBOTS: dict[str, Callable[..., Table]] = {
 
 
 def robot_table(robot: str, wanted: Contract, options: Mapping[str, Any]) -> Table:
-    """The table of `robot` with its `options`, for a policy of contract `wanted`.
+    """The table of `robot` with its `options`, for a policy with the contract `wanted`.
 
     Raises:
         UserError: for an unknown robot or option; or if the robot cannot serve the policy, with a table of the
@@ -72,9 +72,9 @@ def robot_table(robot: str, wanted: Contract, options: Mapping[str, Any]) -> Tab
     """
     if robot not in ROBOTS:
         raise UserError(f"unknown robot {robot!r}; expected one of {', '.join(sorted(ROBOTS))}")
-    known = list(inspect.signature(ROBOTS[robot]).parameters)[1:]
-    if unknown := set(options) - set(known):
-        raise UserError(f"unknown options {sorted(unknown)} of {robot}; expected some of {', '.join(known) or 'none'}")
+    names = list(inspect.signature(ROBOTS[robot]).parameters)[1:]
+    if unknown := set(options) - set(names):
+        raise UserError(f"unknown options {sorted(unknown)} of {robot}; expected some of {', '.join(names) or 'none'}")
     for name, value in options.items():
         _check_option(f"option {name} of {robot}", value, inspect.signature(ROBOTS[robot]).parameters[name].annotation)
     table = ROBOTS[robot](wanted, **options)
@@ -88,12 +88,17 @@ MOST = {"lidar_field_deg": 360.0}
 
 
 def _check_option(what: str, value: Any, annotation: Any) -> None:  # noqa: ANN401 - an option's value
-    """Raise UserError for a number of `value` that is not finite and above 0, or something else in its place."""
+    """Raise UserError unless a numeric option's `value`, or each number in a mapping, is finite and above 0."""
     if isinstance(value, Mapping):
         for key, each in value.items():
             _check_option(f"{what}.{key}", each, annotation)
     elif "float" in str(annotation) and value is not None:
-        most = MOST.get(what.split()[1], math.inf)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 < value < math.inf or value > most:
-            upper = f"and at most {most:g}" if math.isfinite(most) else "and finite"
+        largest = MOST.get(what.split()[1], math.inf)
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not 0.0 < value < math.inf
+            or value > largest
+        ):
+            upper = f"and at most {largest:g}" if math.isfinite(largest) else "and finite"
             raise UserError(f"{what}: expected a number above 0 {upper}, got {value!r}")

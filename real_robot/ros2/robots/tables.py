@@ -1,7 +1,7 @@
-"""The interface of a robot: which arrays of a contract use which topic, message and QoS.
+"""The interface of a robot: topic, message and QoS of each array of a contract.
 
-`registry.py` has one function for each robot, which makes its table and binds it to a policy's contract. Names of
-topics and services are relative, so that a node's namespace and remappings apply.
+`registry.py` has one function per robot, which makes the robot's table for a policy's contract. Names of topics and
+services are relative, so that a node's namespace and remappings apply.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from real_robot.ros2.messages.codecs import Arrays, Codec, LabelledArrays, Messa
 from real_robot.safety.limits import Kind, Limits
 
 ACTION = "action"
-"""The action's key in a command's codec."""
+"""Key of the action in a command's codec."""
 REMEMBERED = ("previous_action", "action_history")
-"""Observations without a topic: past actions, oldest first, remembered by whoever writes them."""
+"""Observations without a topic: past actions, oldest first, stored by the program that writes them."""
 
 
 @dataclass(frozen=True)
 class Qos:
     """Quality of service of a topic; the names are those of rclpy's policies.
 
-    `lease_s` is the longest time without a sign of life of a publisher, 0 for no limit. The middleware gives it while
-    the process runs; with `manual` the publisher does, so that a process that hangs counts as dead, too.
+    `lease_s` is the longest time without a sign of life of a publisher, 0 for no limit. The middleware sends signs of
+    life while the process runs; with `manual` the publisher sends them, so that a process that hangs counts as dead.
     """
 
     depth: int = 1
@@ -46,16 +46,16 @@ LATCHED = Qos(depth=1, durability="transient_local")
 IMAGES = Qos(depth=2)
 """Reliable: an image is many packets, and with best effort one lost packet loses the image."""
 PX4 = Qos(depth=1, reliability="best_effort", durability="transient_local")
-"""What the uXRCE-DDS agent offers."""
+"""QoS that the uXRCE-DDS agent offers."""
 PX4_COMMAND = Qos(depth=1, reliability="best_effort")
-"""What it asks for. Volatile, so that an agent that starts later gets no old command."""
+"""QoS that the agent requests. It is volatile, so that an agent that starts later gets no old command."""
 
 
 @dataclass(frozen=True)
 class Topic:
     """A topic and its codec; messages of a `lasting` topic never become stale.
 
-    `jump` describes how a message contradicts the one before, as after a reset of the robot's estimator; "" if not.
+    `jump` describes how a message contradicts the previous one, as after a reset of the robot's estimator; "" if not.
     """
 
     name: str
@@ -75,7 +75,7 @@ class Fixed:
     qos: Qos = COMMAND
 
     def message(self, types: Types, stamp_s: float) -> Message:
-        """The message, stamped."""
+        """Build the message with a stamp."""
         message = fill(types(self.type)(), self.fields)
         set_stamp(message, stamp_s)
         return message
@@ -83,9 +83,9 @@ class Fixed:
 
 @dataclass(frozen=True)
 class Behaviour:
-    """What the robot is asked to do, besides all commands: to follow them, to hold, to stop.
+    """A request to the robot that is no command: to follow commands, to hold, or to stop.
 
-    At the beginning, `messages` are published and `services`, each a std_srvs/Trigger, called once.
+    When it begins, `messages` are published and `services`, each a std_srvs/Trigger, called once.
     """
 
     messages: tuple[Fixed, ...] = ()
@@ -94,9 +94,9 @@ class Behaviour:
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """A message that the robot requires in order to follow: sent at `rate_hz` while commands come.
+    """A message that the robot requires in order to follow, sent at `rate_hz` while commands arrive.
 
-    The robot is asked to follow after `before_s`.
+    The robot is requested to follow after `before_s` of heartbeats.
     """
 
     message: Fixed
@@ -106,14 +106,14 @@ class Heartbeat:
 
 @dataclass(frozen=True)
 class Condition:
-    """What a robot's status says.
+    """Content of a robot's status.
 
     Attributes:
-        follows: whether it takes commands from us; at all other times they would disturb whoever steers it.
-        fault: why it does not do what we command; "" if it does.
+        follows: whether the robot takes our commands; at other times they would disturb its pilot or failsafe.
+        fault: reason for not executing our commands; "" if it does.
         stopped: whether an emergency stop has taken effect.
-        request: the next step towards following; None if somebody else steers, or none is needed.
-        beat: whether the heartbeat may begin; not if the robot would then return to following by itself.
+        request: next step towards following; None if somebody else steers, or no step is needed.
+        beat: whether the heartbeat may begin; False if the robot would then resume following by itself.
     """
 
     follows: bool
@@ -125,9 +125,9 @@ class Condition:
 
 @dataclass(frozen=True)
 class Status:
-    """A topic on which a robot that others may steer too reports its condition, at least every `timeout_s`.
+    """Status topic of a robot that others may steer, too; it is published at least every `timeout_s`.
 
-    `requests` are all that a condition may ask for.
+    `requests` are all possible values of `Condition.request`.
     """
 
     name: str
@@ -140,9 +140,9 @@ class Status:
 
 @dataclass(frozen=True)
 class Mode:
-    """A topic on which an arm's driver reports whether it moves: `refusal` is the cause why not, "" if it does.
+    """A topic on which an arm's driver reports whether the arm moves: `refusal` returns the cause of a standstill.
 
-    The driver repeats it within `timeout_s`; None: only changes are published, and the publisher has to exist.
+    The driver repeats its message within `timeout_s`; None: only changes are published, and the publisher has to exist.
     """
 
     name: str
@@ -154,9 +154,9 @@ class Mode:
 
 @dataclass(frozen=True)
 class Pause:
-    """How a robot with a status bridges missing commands for `longest_s` after the last one; then it holds, for good.
+    """Bridges missing commands to a robot with a status for `longest_s` after the last one; then it holds for good.
 
-    `action` makes the one written meanwhile from the last action [A]; None leaves the robot with the last one.
+    `action` computes the action written meanwhile from the last action [A]; None: nothing is written.
     """
 
     longest_s: float = 0.1
@@ -165,9 +165,9 @@ class Pause:
 
 @dataclass(frozen=True)
 class Derived:
-    """Observations `specs` computed from several topics' arrays, of which `used` serve no other purpose.
+    """Observations `specs` computed from several topics' arrays; arrays in `used` are no observations themselves.
 
-    `invert` computes topics' arrays from observations, for simulators: such that `compute` gives those observations.
+    `invert`, for simulators, computes topics' arrays for which `compute` returns given observations.
     """
 
     specs: Mapping[str, TensorSpec]
@@ -178,26 +178,26 @@ class Derived:
 
 @dataclass(frozen=True)
 class Table:
-    """One robot: its topics, and what it does when it holds and stops.
+    """One robot: its topics, and its behaviours of holding and stopping.
 
     Attributes:
-        name: of the table's entry.
+        name: name in the registry.
         states: topics that together make an observation.
         command: the topic of the action, under the key `ACTION`.
         control_dt_s: time between actions.
         stops_after_s: time without commands after which the robot stands still, see `Robot.stops_after_s`.
-        stamped: whether commands to `safety_node` carry the time at which they were decided. The age of other commands
-            is that of the stamp of the policy's newest heartbeat.
-        at_rest: how it is stopped by commands, see `Robot.at_rest`; None if only its own behaviour makes it safe.
+        stamped: whether commands to `safety_node` contain their decision time. The age of other commands is the age of
+            the policy's newest heartbeat.
+        at_rest: commands that stop the robot, see `Robot.at_rest`; None if only its own behaviour makes it safe.
         hold: the robot's own safe behaviour, from which it recovers.
-        emergency: stops the robot permanently.
-        heartbeat, status, pause, derived: see there; the first three belong to robots that others may steer too.
-        modes: what else decides whether the robot moves; nothing moves before each has published.
+        emergency: behaviour that stops the robot permanently.
+        heartbeat, status, pause, derived: see their classes; the first three belong to robots that others may steer.
+        modes: further conditions of motion; commands are refused until each has been published.
         remembered: observations of past actions; see `REMEMBERED`.
-        initial: action [A] that those begin with.
-        asked: the policy's action, if it is not the robot's, and
-        translate: makes an executor of the robot's actions of one of the policy's.
-        advice: what whoever runs a policy should know, if anything.
+        initial: action [A] with which past actions begin.
+        asked: spec of the policy's action, if it differs from the robot's.
+        translate: converts an executor of the policy's actions to one of the robot's.
+        advice: advice for the person who runs a policy; "" if there is none.
     """
 
     name: str
@@ -222,52 +222,52 @@ class Table:
 
     @property
     def served(self) -> Contract:
-        """The contract of the policies that this robot serves: `contract`, except for an action that is translated."""
+        """Contract of the policies that this robot serves: `contract`, except for a translated action."""
         return replace(self.contract, action=self.asked) if self.asked else self.contract
 
     @property
     def sign_s(self) -> float:
-        """Time in s within which a policy's publisher of commands promises to give a sign of life."""
+        """Longest time in s between signs of life of a policy's publisher of commands."""
         return min(max(self.control_dt_s, 0.02), 0.1)
 
     @property
     def contract(self) -> Contract:
-        """The robot's observations and action, for `Contract.bind`."""
+        """Contract of the robot's observations and action, for `Contract.bind`."""
         observation = {key: spec for topic in self.states for key, spec in topic.codec.specs.items()}
         if self.derived:
-            kept = {key: spec for key, spec in observation.items() if key not in self.derived.used}
-            observation = kept | dict(self.derived.specs)
+            measured = {key: spec for key, spec in observation.items() if key not in self.derived.used}
+            observation = measured | dict(self.derived.specs)
         action = self.command.codec.specs[ACTION]
         return Contract(observation | dict(self.remembered), action, self.control_dt_s)
 
     def observe(self, arrays: Arrays) -> dict[str, np.ndarray]:
-        """The contract's observations except `remembered`, from the arrays of all `states`."""
+        """Compute the contract's observations, except `remembered`, from the arrays of all `states`."""
         if self.derived is None:
             return dict(arrays)
-        kept = {key: value for key, value in arrays.items() if key not in self.derived.used}
-        return kept | self.derived.compute(arrays)
+        measured = {key: value for key, value in arrays.items() if key not in self.derived.used}
+        return measured | self.derived.compute(arrays)
 
     def within(self, limits: Limits) -> Table:
-        """The table with the range of positions in `limits`: no message has points outside, as a trajectory's stop."""
+        """Copy of the table with the position limits of `limits`, which also bound the stop of a trajectory."""
         spec = self.command.codec.specs[ACTION]
         low, high = (
             np.array(bound or (side * np.inf,) * spec.shape[0]) for side, bound in ((-1, spec.low), (1, spec.high))
         )
         for index, name in enumerate(spec.names):
-            given = limits.commands.get(name)
-            if given and given.kind is Kind.POSITION:
-                low[index] = max(low[index], given.low / given.scale)
-                high[index] = min(high[index], given.high / given.scale)
+            element = limits.commands.get(name)
+            if element and element.kind is Kind.POSITION:
+                low[index] = max(low[index], element.low / element.scale)
+                high[index] = min(high[index], element.high / element.scale)
         codec = replace(self.command.codec, specs={ACTION: replace(spec, low=tuple(low), high=tuple(high))})
         return replace(self, command=replace(self.command, codec=codec))
 
     def measured(self, observation: Arrays) -> dict[str, np.ndarray]:
-        """Arrays of all `states`, from which `observe` computes `observation`: what a simulator publishes."""
+        """Arrays of all `states` from which `observe` computes `observation`, for a simulator to publish."""
         return dict(observation) | (self.derived.invert(observation) if self.derived else {})
 
 
 def remembered(wanted: Contract, action: TensorSpec) -> dict[str, TensorSpec]:
-    """Observations of `wanted` that are past actions of a robot with action spec `action`."""
+    """Specs of the observations in `wanted` that are past actions of a robot with the action spec `action`."""
     size, specs = action.shape[0], {}
     for key in (key for key in REMEMBERED if key in wanted.observation):
         steps = max(1, wanted.observation[key].shape[0] // size) if key == "action_history" else 1
@@ -278,7 +278,7 @@ def remembered(wanted: Contract, action: TensorSpec) -> dict[str, TensorSpec]:
 
 
 def action_spec(wanted: Contract, names: Sequence[str], unit: str, frame: str = "") -> TensorSpec:
-    """An action of the elements `names` in this order, with the policy's limits for elements that it commands too."""
+    """Spec of an action with elements `names` in this order, with the policy's limits if it has the same elements."""
     spec = TensorSpec((len(names),), unit=unit, frame=frame, names=tuple(names))
     if not wanted.action.low or set(names) != set(wanted.action.names):
         return spec
@@ -297,7 +297,7 @@ def make_table(
     stops_after_s: float | None,
     **others: Any,  # noqa: ANN401 - the fields of Table
 ) -> Table:
-    """The table of a robot, with the labelled arrays and past actions that `wanted` reads.
+    """Make the table of a robot, with the labelled arrays and past actions in `wanted`.
 
     Raises:
         UserError: for `arrays` that the policy does not observe.

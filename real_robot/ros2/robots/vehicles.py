@@ -1,4 +1,4 @@
-"""Ground vehicles: differential drives and Nav2 bases, Ackermann steering."""
+"""Tables of ground vehicles: differential drives and Nav2 bases, Ackermann steering."""
 
 from __future__ import annotations
 
@@ -43,17 +43,18 @@ def diff_drive(
 
     `stops_after_s` is the controller's time-out of commands (diff_drive_controller: `cmd_vel_timeout`).
 
-    Observes `odom`, `scan`, `imu` and, for policies with a goal, `goal_pose`; odometry and goal in `frame_id`. Lidar
-    and inertial unit must have the base's axes. Waypoints are those of a map that is made here, anew for each goal.
-    `guard` describes the vehicle (`DRIVE`), and replaces commands after which it could not stop, see `Guard`.
+    Observations come from `odom`, `scan`, `imu` and, for policies with a goal, `goal_pose`; odometry and goal are in
+    `frame_id`. Lidar and inertial unit must have the base's axes. Waypoints are computed from a map that is built here
+    for each goal. `guard` describes the vehicle (`DRIVE`); the guard replaces commands after which the vehicle could
+    not stop, see `Guard`.
     """
     message = "geometry_msgs/msg/TwistStamped" if stamped else "geometry_msgs/msg/Twist"
     start = "twist." if stamped else ""
     paths = {"speed": f"{start}linear.x", "yaw_rate": f"{start}angular.z"}
     codec = Fields({ACTION: action_spec(wanted, ("speed", "yaw_rate"), "m/s, rad/s", "base")}, message, paths)
     states = _seen_by_vehicle(wanted, lidar_field_deg, lidar_range_m, (frame_id, lidar_frame_id, imu_frame_id))
-    known = set(wanted.observation) - set(arrays)
-    guide = _guide(wanted, known, rate_hz, lidar_field_deg, lidar_range_m) if WAYPOINTS & known else None
+    own_keys = set(wanted.observation) - set(arrays)
+    guide = _guide(wanted, own_keys, rate_hz, lidar_field_deg, lidar_range_m) if WAYPOINTS & own_keys else None
     command = Topic(topic, codec, COMMAND)
     table = _vehicle("diff_drive", wanted, rate_hz, command, states, frame_id, arrays, stops_after_s, guide)
     table = replace(table, stamped=stamped)
@@ -75,9 +76,9 @@ def ackermann(
     arrays: Sequence[str] = (),
     stops_after_s: float = 0.5,
 ) -> Table:
-    """F1TENTH and other Ackermann vehicles: `drive` as AckermannDriveStamped; `stops_after_s` as in `diff_drive`.
+    """F1TENTH and other Ackermann vehicles: `drive` as AckermannDriveStamped; for `stops_after_s`, see `diff_drive`.
 
-    `steering_joint` is the joint in `joint_states` that a policy observes as `steering`.
+    `steering_joint` is the joint in `joint_states` whose position is the observation `steering`.
     """
     paths = {name: f"drive.{name}" for name in ("steering_angle", "speed")}
     spec = action_spec(wanted, tuple(paths), "rad, m/s", "base")
@@ -90,7 +91,7 @@ def ackermann(
 
 
 def _seen_by_vehicle(wanted: Contract, field_deg: float, range_m: float, frames: tuple[str, str, str]) -> list[Topic]:
-    """Topics of what is observed; `frames` are those of odometry, lidar and inertial unit."""
+    """Topics of a vehicle's measurements; `frames` are the frames of odometry, lidar and inertial unit."""
     frame_id, lidar_frame_id, imu_frame_id = frames
     states = [Topic("odom", Odometry(_of_vehicle(wanted), frame_id), STATE)]
     if imu := {key: spec for key, spec in IMU.items() if key in wanted.observation}:
@@ -116,10 +117,10 @@ GOAL = {
 }
 
 WAYPOINTS = {"waypoints", "path_cost", "remembered"}
-"""What a `LocalMap` tells."""
+"""Observations of a `LocalMap`."""
 ANOTHER_M, LOST_M = 0.3, 2.0
-"""A new goal this far from where the last one should be is another one, for which the map begins anew; as it does if
-the same goal is this far from there: odometry has jumped.
+"""Largest distance between a goal and the position predicted from the last goal. Beyond the first distance a changed
+goal is another goal; beyond the second, odometry has jumped. In both cases a new map begins.
 """
 
 
@@ -135,18 +136,18 @@ DRIVE = (
     "yaw_acceleration_rad_s2",
     "lag_s",
 )
-"""What a guard must know of the vehicle, see `dynamic_window.Drive`."""
+"""Properties of the vehicle that a guard needs, see `dynamic_window.Drive`."""
 
 
 def _guarding(
     wanted: Contract, given: Mapping[str, float], field_deg: float, range_m: float
 ) -> Callable[[Executor], Executor]:
-    """Puts a guard of the vehicle that is `given` behind a policy's executor."""
+    """Return a function that puts a guard for the vehicle `given` behind a policy's executor."""
     if set(given) != set(DRIVE):
         raise UserError(f"expected {', '.join(DRIVE)} in options.guard; got {dict(given)}")
 
     def put(executor: Executor) -> Executor:
-        from embodied.navigation.dynamic_window import Drive  # others need no PyTorch
+        from embodied.navigation.dynamic_window import Drive  # imported here, because other tables need no PyTorch
         from embodied.navigation.guard import Guard
         from real_robot.robots.guarding import Guarding
 
@@ -177,10 +178,10 @@ def _vehicle(
     stops_after_s: float,
     guide: Callable[[Arrays], dict[str, np.ndarray]] | None = None,
 ) -> Table:
-    """`guide` computes what else is known of the way to the goal."""
+    """Make a vehicle's table; `guide` computes the observations of the goal and of `WAYPOINTS` from all arrays."""
     derived, compute = None, guide or _to_goal
-    known = GOAL | {key: spec for key, spec in wanted.observation.items() if guide and key in WAYPOINTS}
-    if goal := {key: spec for key, spec in known.items() if key in wanted.observation and key not in arrays}:
+    goal_specs = GOAL | {key: spec for key, spec in wanted.observation.items() if guide and key in WAYPOINTS}
+    if goal := {key: spec for key, spec in goal_specs.items() if key in wanted.observation and key not in arrays}:
         states.append(Topic("goal_pose", Pose({"goal": "position"}, frame_id), COMMAND, lasting=True))
         used = ("goal", *(key for key in ("position", "rotation") if key not in wanted.observation))
         derived = Derived(goal, used, lambda seen: _only(goal, compute(seen)), _from_goal)
@@ -195,20 +196,20 @@ def _only(wanted: Mapping[str, TensorSpec], found: Arrays) -> dict[str, np.ndarr
 def _to_goal(seen: Arrays) -> dict[str, np.ndarray]:
     """Distance and direction of the goal from the vehicle's position and yaw."""
     rotation = seen["rotation"].reshape(3, 3)
-    way = (seen["goal"] - seen["position"])[:2]
-    angle = np.arctan2(way[1], way[0]) - np.arctan2(rotation[1, 0], rotation[0, 0])
+    offset = (seen["goal"] - seen["position"])[:2]
+    angle = np.arctan2(offset[1], offset[0]) - np.arctan2(rotation[1, 0], rotation[0, 0])
     direction = np.array([np.cos(angle), np.sin(angle)], np.float32)
-    return {"goal_distance": np.array([np.hypot(*way)], np.float32), "goal_direction": direction}
+    return {"goal_distance": np.array([np.hypot(*offset)], np.float32), "goal_direction": direction}
 
 
 def _guide(
     wanted: Contract, known: set[str], rate_hz: float, field_deg: float, range_m: float
 ) -> Callable[[Arrays], dict[str, np.ndarray]]:
-    """Makes a map of the lidar, measurement by measurement, for waypoints to the goal besides its place.
+    """Return a function that maps the lidar's measurements, and computes waypoints to the goal and the goal's position.
 
-    A measurement that is not finite has no waypoints (NaN), and leaves the map as it is.
+    A measurement that is not finite has no waypoints (NaN), and does not change the map.
     """
-    import torch  # others need none
+    import torch  # imported here, because other tables need no PyTorch
 
     from embodied.navigation.compiled_map import CompiledMap
 
@@ -216,33 +217,33 @@ def _guide(
         raise UserError(f"waypoints are found on a map that needs {', '.join(missing)} of the robot's own topics")
     chart = CompiledMap(tuple(_beams(wanted, field_deg).tolist()), range_m, 1.0 / rate_hz)
     memory, goal = torch.zeros(1, chart.size), np.full(3, np.nan)
-    chart.observe(memory)  # compiles it now: the first measurement does not wait
+    chart.observe(memory)  # compiles the map now, so that the first measurement does not wait
 
     def compute(seen: Arrays) -> dict[str, np.ndarray]:
         nonlocal memory, goal
-        told = _to_goal(seen)
-        place = torch.from_numpy(told["goal_distance"] * told["goal_direction"]).unsqueeze(0)
+        observation = _to_goal(seen)
+        goal_position = torch.from_numpy(observation["goal_distance"] * observation["goal_direction"]).unsqueeze(0)
         lidar, velocity = (torch.from_numpy(np.float32(seen[key])).unsqueeze(0) for key in ("lidar", "velocity"))
-        if not all(part.isfinite().all() for part in (lidar, velocity, place)):  # it would stay on the map
-            return told | {key: np.full(spec.shape, np.nan, np.float32) for key, spec in chart.specs.items()}
-        off_m = float((chart.expected(memory, velocity) - place).norm())
-        changed = not np.array_equal(goal, seen["goal"])  # always, where odometry begins anew in every period
-        if off_m > LOST_M or (changed and off_m > ANOTHER_M):
-            memory = chart.begin(lidar, velocity, place)
+        if not all(part.isfinite().all() for part in (lidar, velocity, goal_position)):  # a NaN would stay on the map
+            return observation | {key: np.full(spec.shape, np.nan, np.float32) for key, spec in chart.specs.items()}
+        deviation_m = float((chart.expected(memory, velocity) - goal_position).norm())
+        changed = not np.array_equal(goal, seen["goal"])  # always true if odometry restarts in every period
+        if deviation_m > LOST_M or (changed and deviation_m > ANOTHER_M):
+            memory = chart.begin(lidar, velocity, goal_position)
         else:
-            chart.update(memory, lidar, velocity, place)
+            chart.update(memory, lidar, velocity, goal_position)
         goal = np.array(seen["goal"])
-        return told | {key: value[0].numpy() for key, value in chart.observe(memory).items()}
+        return observation | {key: value[0].numpy() for key, value in chart.observe(memory).items()}
 
     return compute
 
 
 def _from_goal(observation: Arrays) -> dict[str, np.ndarray]:
-    """Position, rotation and goal of a simulated vehicle, whose odometry begins anew with every measurement."""
-    known = {"position": np.zeros(3), "rotation": np.eye(3).reshape(9)} | dict(observation)
-    rotation = np.asarray(known["rotation"], np.float64).reshape(3, 3)
+    """Position, rotation and goal of a simulated vehicle, whose odometry restarts with every measurement."""
+    arrays = {"position": np.zeros(3), "rotation": np.eye(3).reshape(9)} | dict(observation)
+    rotation = np.asarray(arrays["rotation"], np.float64).reshape(3, 3)
     yaw = np.arctan2(rotation[1, 0], rotation[0, 0])
     (distance,), (x, y) = observation.get("goal_distance", np.ones(1)), observation.get("goal_direction", (1.0, 0.0))
     bearing = yaw + np.arctan2(y, x)
-    way = float(distance) * np.array([np.cos(bearing), np.sin(bearing), 0.0])
-    return {"position": known["position"], "rotation": known["rotation"], "goal": known["position"] + way}
+    offset = float(distance) * np.array([np.cos(bearing), np.sin(bearing), 0.0])
+    return {"position": arrays["position"], "rotation": arrays["rotation"], "goal": arrays["position"] + offset}
