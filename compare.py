@@ -30,15 +30,15 @@ class CompareConfig(Configuration):
 
 
 def run(arguments: list[str]) -> None:
-    """Print the comparison, and write it."""
+    """Print the comparison, and write it to the output folder."""
     options = [each for each in arguments if re.match(r"\w+=", each) and not Path(each).exists()]
     config, _ = compose(CompareConfig, "compare", options, {})
-    found = compare([each for each in arguments if each not in options])
-    log.info(write(Path(config.output or f"outputs/comparisons/{datetime.now():%Y-%m-%d_%H-%M-%S}"), found))
+    comparison = compare([each for each in arguments if each not in options])
+    log.info(write(Path(config.output or f"outputs/comparisons/{datetime.now():%Y-%m-%d_%H-%M-%S}"), comparison))
 
 
 def describe(_: list[str]) -> str:
-    """Options."""
+    """Describe the options."""
     return program.options(__doc__, CompareConfig)
 
 

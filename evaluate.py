@@ -1,6 +1,6 @@
 """Evaluate a trained policy: python evaluate.py checkpoint=DIR [key=value ...].
 
-DIR is a run, such as outputs/libero_pick/<run>, or one of its checkpoints. The same command gives the same numbers.
+DIR is a run, such as outputs/libero_pick/<run>, or one of its checkpoints. The same command yields the same numbers.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ log = logging.getLogger("embodied")
 
 
 def run(arguments: list[str]) -> None:
-    """Evaluate, print the table, and write it into the run, or beside another of its policies."""
-    late, (config, given) = [each for each in arguments if LATE.match(each)], own(arguments)
+    """Evaluate, print the table, and write it into the run, or next to the evaluated checkpoint."""
+    train_options, (config, own_record) = [each for each in arguments if LATE.match(each)], own(arguments)
     config.check()
     saved = checkpoint.load(config.checkpoint)
-    fixed = {name: getattr(config, name) for name in ("suite", "assets", "executed")}
-    common = [f"task.{name}={value}" for name, value in fixed.items() if value is not None] + late
+    overrides = {name: getattr(config, name) for name in ("suite", "assets", "executed")}
+    common = [f"task.{name}={value}" for name, value in overrides.items() if value is not None] + train_options
 
     def composed(changes: Sequence[str] = ()) -> tuple[TrainConfig, dict[str, Any]]:
         return compose(TrainConfig, "train", [*common, *changes], GROUPS, saved.config)
 
     check_sims(composed()[0].task, config.sim)
     common += in_sim(config.sim[0]) if len(config.sim) == 1 else []
-    trained, used = composed()
+    trained, train_record = composed()
     tasks = [composed(in_sim(name))[0].task for name in config.sim] or [trained.task]
     config.episodes = usual_starts(tasks) if config.episodes is None else config.episodes
     config.num_envs = trained.evaluation_envs if config.num_envs is None else config.num_envs
@@ -56,7 +56,7 @@ def run(arguments: list[str]) -> None:
     robot = delayed(policy, config.delay_s, config.execution, executed=config.executed, device=config.device)
     policies = {POLICY: robot} | (planners(trained.task) if config.baselines else {})
     distributions = list(config.distributions or measured(*tasks))
-    record = given["values"] | {name: used["values"][name] for name in ("task", "latency")}
+    record = own_record["values"] | {name: train_record["values"][name] for name in ("task", "latency")}
     record |= {"checkpoint": str(path := Path(saved.path or "")), "assets": trained.task.asset_kind}
     record["num_envs"], results = config.num_envs, checkpoint.results_folder(path)
 
@@ -67,31 +67,31 @@ def run(arguments: list[str]) -> None:
         saved.check(replace(contract, executed=saved.contract.executed) if config.executed else contract)
         return task.environment(num_envs, distribution, "eval", device=config.device)
 
-    how = {"starts_per_task": config.episodes, "first_start": config.first, "device": config.device}
+    options = {"starts_per_task": config.episodes, "first_start": config.first, "device": config.device}
     with viewing(config, SHOWN) as viewed:
         if config.margins:
-            swept = margins.measure(trained.task, partial(environment, num_envs=config.num_envs), robot, **how)
-            return log.info(margins.write(results, swept, record | {"weights_sha256": saved.weights_sha256}))
+            sweep = margins.measure(trained.task, partial(environment, num_envs=config.num_envs), robot, **options)
+            return log.info(margins.write(results, sweep, record | {"weights_sha256": saved.weights_sha256}))
         if config.sim_to_real or len(config.sim) > 1:
             record |= {"episodes": config.episodes, "distribution": (first := distributions[0])}
             runs = Comparison(config, trained.task, path, robot, first, partial(environment, first)).run()
             return log.info(sim_to_real_report.write(results, runs, saved.contract.action, record, config.compared))
-        found = compare(partial(environment, num_envs=config.num_envs), distributions, policies, **how)
-    log.info(write_evaluation(results / "evaluation.json", record, found))
+        evaluations = compare(partial(environment, num_envs=config.num_envs), distributions, policies, **options)
+    log.info(write_evaluation(results / "evaluation.json", record, evaluations))
     if config.video or config.render:
-        film, shown = results / "evaluation.mp4", in_processes(trained.task)
-        shown.video(film, {"policy": policy}, config.device, distributions[0], config.first)
+        film, task_in_processes = results / "evaluation.mp4", in_processes(trained.task)
+        task_in_processes.video(film, {"policy": policy}, config.device, distributions[0], config.first)
         log.info(f"wrote {film}")
 
 
 def own(arguments: list[str]) -> tuple[EvaluateConfig, dict[str, Any]]:
-    """The configuration, from all but options of train.py."""
+    """Compose the configuration from all arguments except options of train.py."""
     rest = [re.sub(r"^sim=(\w+)$", r"sim=[\1]", each) for each in arguments if not LATE.match(each)]
     return compose(EvaluateConfig, "evaluate", rest, {})
 
 
 def describe(_: list[str]) -> str:
-    """Options."""
+    """Describe the options."""
     return program.options(__doc__, EvaluateConfig)
 
 

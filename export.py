@@ -3,7 +3,7 @@
 DIR is a run, such as outputs/quadrotor_hover/<run>, or one of its checkpoints. The exported policy includes
 normalisation; contract.json describes inputs and outputs. `python -m real_robot.firmware.verify OUTPUT` verifies C on
 an emulated microcontroller. For policy=pi0: transformers writes the weights, adapters merged into them, and peft the
-adapters alone; for any policy, hub writes the checkpoint without what only training needs. --help lists the options.
+adapters alone; for any policy, hub writes the checkpoint without its training state. --help lists the options.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ log = logging.getLogger("embodied")
 
 
 class Format(Enum):
-    """Export format: those of `real_robot.firmware`, and folders with a model card."""
+    """Export format: a format of `real_robot.firmware`, or a folder with a model card."""
 
     c = "c"
     onnx = "onnx"
@@ -47,7 +47,7 @@ class Format(Enum):
 class ExportConfig(Configuration):
     """`weights=int8` is for target=c, `opset` (17 to 20) for target=onnx; `output` defaults to a folder in the run.
 
-    `hub=OWNER/NAME` uploads what target=hub, transformers or peft has written.
+    `hub=OWNER/NAME` uploads the folder written by target=hub, transformers or peft.
     """
 
     checkpoint: str = MISSING
@@ -67,8 +67,11 @@ def run(arguments: list[str]) -> None:
         raise UserError(f"hub={config.hub} is for target=hub, transformers or peft, got target={config.target.value}")
     target, saved = Target(config.target.value), checkpoint.load(config.checkpoint)
     results = checkpoint.results_folder(Path(saved.path or ""))
-    told = {"conditions": conditions(saved.config), "margins": margins.words(results, sha := saved.weights_sha256)}
-    options = Export(target, config.weights, config.opset, config.checkpoint, sha, **told)
+    provenance = {
+        "conditions": conditions(saved.config),
+        "margins": margins.words(results, sha := saved.weights_sha256),
+    }
+    options = Export(target, config.weights, config.opset, config.checkpoint, sha, **provenance)
     record = export(trained_policy(saved), options, output := Path(config.output or results / "export" / options.name))
     log.info(f"wrote {output}: {summary(record)}")
     if config.target is Format.c:
@@ -92,7 +95,7 @@ def _publish(config: ExportConfig) -> None:
 
 
 def describe(_: list[str]) -> str:
-    """Options."""
+    """Describe the options."""
     return program.options(__doc__, ExportConfig)
 
 

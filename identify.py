@@ -1,7 +1,7 @@
-"""Fit a quadrotor's airframe to its recorded flights: python identify.py recordings=[FILE,...] [key=value ...].
+"""Fit a quadrotor's airframe to recorded flights: python identify.py recordings=[FILE,...] [key=value ...].
 
-Recordings are those of `real_robot/recording/`, with position, rotation, velocity and angular velocity. Every fourth
-segment is held out: prediction errors on those are reported for the initial and the fitted airframe. Motion only
+Recordings are files of `real_robot/recording/`, with position, rotation, velocity and angular velocity. Every fourth
+segment is held out: prediction errors on these are reported for the initial and the fitted airframe. Motion only
 determines ratios: mass and inertia are relative to the thrust curve of `airframe`. Options are printed by --help.
 """
 
@@ -31,12 +31,12 @@ from sims.quadrotor.task import named_airframe
 
 log = logging.getLogger("embodied")
 GUESSES = {"drag_x": 0.1, "drag_y": 0.1, "drag_z": 0.1, "delay_s": 0.5 * DT_S}
-"""Initial values if the airframe has zero: drag per kg of mass, N s/m, and delay, s."""
+"""Initial values of parameters that are zero in the airframe: drag per kg of mass, N s/m, and delay, s."""
 
 
 @dataclass
 class IdentifyConfig(Configuration):
-    """`airframe` is the first guess; `steps` are in a segment; delays of up to `delay_steps` are tried."""
+    """`airframe` is the first guess; a segment has `steps` steps; delays are at most `delay_steps` steps."""
 
     recordings: list[str] = MISSING
     airframe: str = "crazyflie"
@@ -53,37 +53,37 @@ class IdentifyConfig(Configuration):
 
 
 def run(arguments: list[str]) -> None:
-    """Fit, print the estimates, and write `output`."""
+    """Fit the airframe, print the estimates, and write `output`."""
     config, _ = compose(IdentifyConfig, "identify", arguments, {})
     prepare("cpu", config.threads)
     airframe = named_airframe(config.airframe)
     model = FlightModel(airframe, config.parameters, Options(drag=True, delay_steps=config.delay_steps))
     parameters = [parameter(airframe, name, config.delay_steps) for name in config.parameters]
-    flown = (episode for path in config.recordings for _, episode in driven.episodes(Recording(path)))
-    segments = cut(flown, KEYS, config.steps, model.past)
+    episodes = (episode for path in config.recordings for _, episode in driven.episodes(Recording(path)))
+    segments = cut(episodes, KEYS, config.steps, model.past)
     if (count := len(segments.measured)) < 4:
         raise UserError(f"expected at least 4 segments of {config.steps} steps, got {count}; record more")
     split = [row for row in range(count) if row % 4 < 3], list(range(3, count, 4))
-    fitted, other = (Segments(segments.measured[rows], segments.actions[rows]) for rows in split)
-    found = identify(model.simulate, parameters, fitted, model.guess(fitted.measured, fitted.actions))
+    fitted, held_out = (Segments(segments.measured[rows], segments.actions[rows]) for rows in split)
+    identification = identify(model.simulate, parameters, fitted, model.guess(fitted.measured, fitted.actions))
     errors = {}
-    for when, values in (("before", [p.initial for p in parameters]), ("after", found.values())):
-        start = model.guess(other.measured, other.actions)
-        error = prediction_error(model.simulate, values, other, start).split((3, 9, 3, 3))
+    for when, values in (("before", [p.initial for p in parameters]), ("after", identification.values())):
+        start = model.guess(held_out.measured, held_out.actions)
+        error = prediction_error(model.simulate, values, held_out, start).split((3, 9, 3, 3))
         errors[when] = {key: float(part.square().mean().sqrt()) for key, part in zip(KEYS, error, strict=True)}
-    for name, one in found.estimates.items():
-        log.info(f"{name:12} {one.value:10.4g}  [{one.low:.4g}, {one.high:.4g}]  before {getattr(airframe, name):.4g}")
+    for name, fit in identification.estimates.items():
+        log.info(f"{name:12} {fit.value:10.4g}  [{fit.low:.4g}, {fit.high:.4g}]  before {getattr(airframe, name):.4g}")
     for key in KEYS:
         change = f"{errors['before'][key]:.4g} -> {errors['after'][key]:.4g}"
         log.info(f"error of {key} after {config.steps} steps: {change}")
-    record = asdict(config) | found.summary() | {"held_out_errors": errors}
+    record = asdict(config) | identification.summary() | {"held_out_errors": errors}
     with complete_or_absent(Path(config.output)) as temporary:
         temporary.write_text(dumps_rows(record), encoding="utf-8")
     log.info(f"wrote {config.output}")
 
 
 def parameter(airframe: Airframe, name: str, delay_steps: int) -> Parameter:
-    """A parameter to fit: up to five times more or less than the first guess; drag and delay may be zero."""
+    """A parameter to fit, within a factor of five of the first guess; drag and delay may be zero."""
     if name == "delay_s":
         return Parameter(name, airframe.delay_s or GUESSES[name], 0.0, delay_steps * DT_S)
     initial = getattr(airframe, name) or GUESSES.get(name, 0.0) * airframe.mass_kg
@@ -91,7 +91,7 @@ def parameter(airframe: Airframe, name: str, delay_steps: int) -> Parameter:
 
 
 def describe(_: list[str]) -> str:
-    """Options."""
+    """Describe the options."""
     return program.options(__doc__, IdentifyConfig)
 
 

@@ -1,9 +1,9 @@
 """Drive a robot by hand and record it: python record.py task=NAME [device=gamepad] [robot=ROW] [key=value ...].
 
-Without `robot` the task's simulator is driven on this machine, in real time. Others are rows of real_robot/ros2, whose
-observations and actions are the task's; safety_node passes commands on. Keys: w s a d r f move, u o i k j l turn, space
-is the gripper; enter begins an episode, and ends it as a success, backspace as a failure; escape stops the robot, and
-between episodes the program. Written are recording.mcap and a LeRobot dataset: train.py demonstrations=FOLDER/lerobot.
+Without `robot` the task's simulator runs on this machine, in real time. Robots are rows of real_robot/ros2 with the
+task's observations and actions; safety_node passes commands on. Keys: w s a d r f move, u o i k j l turn, space is the
+gripper; enter begins an episode, and ends it as a success, backspace as a failure; escape stops the robot, and between
+episodes the program. The output is recording.mcap and a LeRobot dataset for train.py demonstrations=FOLDER/lerobot.
 """
 
 from __future__ import annotations
@@ -36,26 +36,26 @@ log = logging.getLogger("embodied")
 
 
 def run(arguments: list[str]) -> None:
-    """Episodes until the person ends them, then the dataset."""
+    """Record episodes until the person ends the program, then write the dataset."""
     (config, task), _ = composed(arguments)
     folder = Path(config.output or new_directory(task.name, outputs="outputs/recordings"))
-    for refused in prefer_real_time() if config.real_time else ():
-        log.warning(refused)
-    with GracefulStop() as stop, ExitStack() as opened:
-        station = opened.enter_context(_station(config, task, opened))
-        person = opened.enter_context(closing(teleoperation.person(config, station)))
+    for refusal in prefer_real_time() if config.real_time else ():
+        log.warning(refusal)
+    with GracefulStop() as stop, ExitStack() as stack:
+        station = stack.enter_context(_station(config, task, stack))
+        person = stack.enter_context(closing(teleoperation.person(config, station)))
         contract, clock = station.contract, station.clock
         limits = teleoperation.limits(config.limits, contract.control_dt_s)
         safety = Safety(station.robot, limits, clock, relocates=config.robot == SIMULATION or config.simulated_time)
         policy = None
         if config.checkpoint:
             policy = teleoperation.acting(trained_policy(checkpoint.load(config.checkpoint)), station)
-            opened.callback(policy.close)
-        if config.robot != SIMULATION:  # its time stands still while this program does
-            opened.callback(Watchdog(safety, contract.control_dt_s).close)
+            stack.callback(policy.close)
+        if config.robot != SIMULATION:  # a simulator's time stands still while this program hangs
+            stack.callback(Watchdog(safety, contract.control_dt_s).close)
         folder.mkdir(parents=True)
         origin = {"robot": config.robot, "device": config.device.value, "checkpoint": config.checkpoint}
-        recorder = opened.enter_context(Recorder(folder / "recording.mcap", contract, origin=origin, clock=clock))
+        recorder = stack.enter_context(Recorder(folder / "recording.mcap", contract, origin=origin, clock=clock))
         driver = Driver(person, policy, safety.trip)
         session = Session(station, safety, driver, recorder, task.name, lambda: stop.requested)
         outcomes = session.run(config.episodes)
@@ -87,18 +87,18 @@ def _station(config: RecordConfig, task: Task, opened: ExitStack) -> AbstractCon
 
 
 def composed(arguments: list[str]) -> tuple[tuple[RecordConfig, Task], dict[str, object]]:
-    """The options, and the task as train.py composes it, for single actions; and the record of both."""
+    """The options and the task of train.py, for single actions, and the record of both."""
     own = [each for each in arguments if not each.startswith(("task=", "task."))]
     config, record = compose(RecordConfig, "record", own, {})
-    trained, used = compose(TrainConfig, "train", combinations.task_options(arguments, "record"), GROUPS)
-    if hasattr(trained.task, "executed"):
-        trained.task.horizon = trained.task.executed = 1
-    record["values"]["task"] = used["values"]["task"]
-    return (config, trained.task), record
+    train_config, train_record = compose(TrainConfig, "train", combinations.task_options(arguments, "record"), GROUPS)
+    if hasattr(train_config.task, "executed"):
+        train_config.task.horizon = train_config.task.executed = 1
+    record["values"]["task"] = train_record["values"]["task"]
+    return (config, train_config.task), record
 
 
 def describe(_: list[str]) -> str:
-    """Options."""
+    """Describe the options."""
     return program.options(__doc__, RecordConfig)
 
 

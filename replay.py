@@ -1,7 +1,7 @@
 """Look at a recording: python replay.py FILE.mcap [viewer=rerun|foxglove] [output=FILE].
 
-Without a viewer it tells what is in it. viewer=rerun opens rerun, or writes the .rrd file `output`; viewer=foxglove
-writes a layout for Foxglove, which opens recordings itself. What a policy decides on a recording is compared by
+Without a viewer a summary is printed. viewer=rerun opens rerun, or writes the .rrd file `output`; viewer=foxglove
+writes a layout for Foxglove, which opens recordings itself. To compare a policy's decisions on a recording, use
 evaluate.py sim_to_real=[simulator,bag].
 """
 
@@ -25,7 +25,7 @@ log = logging.getLogger("embodied")
 
 
 class Viewer(Enum):
-    """What shows a recording."""
+    """Viewer of a recording."""
 
     NONE = "none"
     RERUN = "rerun"
@@ -34,14 +34,14 @@ class Viewer(Enum):
 
 @dataclass
 class ReplayConfig(Configuration):
-    """`output` is a new .rrd file in place of rerun's window, or the layout (default: beside the recording)."""
+    """`output` is a new .rrd file instead of rerun's window, or the layout (default: next to the recording)."""
 
     viewer: Viewer = Viewer.NONE
     output: str | None = None
 
 
 def run(arguments: list[str]) -> None:
-    """Show the recording, or tell what is in it."""
+    """Show the recording, or print its summary."""
     files = [each for each in arguments if "=" not in each]
     if len(files) != 1:
         raise UserError(f"expected one recording, python replay.py FILE.mcap, got {', '.join(files) or 'none'}")
@@ -65,7 +65,7 @@ def composed(arguments: list[str]) -> tuple[ReplayConfig, dict[str, Any]]:
 
 
 def describe(_: list[str]) -> str:
-    """Options."""
+    """Describe the options."""
     return program.options(__doc__, ReplayConfig)
 
 

@@ -35,7 +35,7 @@ log = logging.getLogger("embodied")
 
 @dataclass
 class ServeConfig(Configuration):
-    """`port=0` chooses a free one; at most `clients` are served at once; `token_file` defaults to one in the run."""
+    """`port=0` chooses a free port; at most `clients` are served at once; `token_file` defaults to one in the run."""
 
     checkpoint: str = MISSING
     host: str = "127.0.0.1"
@@ -65,7 +65,7 @@ def run(arguments: list[str]) -> None:
 
 
 def _load(config: ServeConfig) -> tuple[Policy, Path, Path]:
-    """The policy, where it lies, and the folder for the token."""
+    """Load the policy; returns it with its path and the folder for the token."""
     export = Path(config.checkpoint)
     if (export / "policy.onnx").exists():
         if config.device != "cpu":
@@ -77,7 +77,7 @@ def _load(config: ServeConfig) -> tuple[Policy, Path, Path]:
 
 
 def token(path: Path) -> str:
-    """The token in `path`; if missing, a new one that only the owner can read.
+    """Read the token in `path`; if missing, write a new one that only the owner can read.
 
     Raises:
         UserError: if other users can read it.
@@ -92,7 +92,7 @@ def token(path: Path) -> str:
 
 
 def describe(_: list[str]) -> str:
-    """Options."""
+    """Describe the options."""
     return program.options(__doc__, ServeConfig)
 
 

@@ -1,6 +1,6 @@
 """Train a robot policy: python train.py task=libero_pick [key=value ...].
 
-All tasks: python train.py list=tasks. All options of one: python train.py --help task=quadrotor_hover policy=mlp.
+All tasks: python train.py list=tasks. All options of a task: python train.py --help task=quadrotor_hover policy=mlp.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ log = logging.getLogger("embodied")
 
 
 def run(arguments: list[str]) -> None:
-    """One training run, from the command line to its report; or, with list=tasks, what there is to train."""
+    """Run one training from the command line to its report, or list the tasks with list=tasks."""
     if arguments == ["list=tasks"]:
         return log.info(listing.tasks(TASKS, NEEDS))
     config, record = composed(arguments)
@@ -42,11 +42,11 @@ def run(arguments: list[str]) -> None:
         program.evaluate_instead(Path(__file__).with_name("evaluate.py"), config.resume, arguments, GROUPS)
     record["values"]["resume"] = None  # not part of the run, which may be resumed several times
     name = new_directory(config.task.name, f"_seed{config.seed}")
-    place, at = config.placement.start(config.device), (config.resume, config.output, name)
-    with place as world, viewing(config, SHOWN) as seen, shared_run(world, *at) as directory:
+    place, folders = config.placement.start(config.device), (config.resume, config.output, name)
+    with place as world, viewing(config, SHOWN) as viewed, shared_run(world, *folders) as directory:
         trainer = Experiment(
             config,
-            seen(with_latency(in_processes(config.task), config.latency)),
+            viewed(with_latency(in_processes(config.task), config.latency)),
             config.policy,
             config.algorithm,
             directory,
@@ -63,13 +63,13 @@ def run(arguments: list[str]) -> None:
 
 
 def composed(arguments: list[str]) -> tuple[TrainConfig, dict[str, Any]]:
-    """The configuration and its record; of a run that is resumed its own."""
+    """Compose the configuration and its record; a resumed run starts from its own configuration."""
     saved = program.begun("train", arguments)
     return compose(TrainConfig, "train", with_placement(arguments, saved), GROUPS, saved)
 
 
 def describe(arguments: list[str]) -> str:
-    """Text of --help: the choices, and the options of the chosen ones."""
+    """Text of --help: the choices, and the options of the selected choices."""
     config, record = compose(TrainConfig, "train", with_placement(arguments), GROUPS, program.resumed(arguments))
     return program.options(listing.choices(str(__doc__), record["choices"], GROUPS), config)
 

@@ -1,4 +1,4 @@
-"""A policy on an arm's hand and gripper: as arm.launch.py, with cartesian_node beside the arm's driver.
+"""A policy on an arm's hand and gripper: like arm.launch.py, with cartesian_node and scene_node.
 
 ros2 launch embodied_ros2 arm_cartesian.launch.py checkpoint:=/path/to/run (more with --show-args)
 """

@@ -1,4 +1,4 @@
-"""A policy and its simulator over ROS topics, in real time: what to look at before a robot moves.
+"""A policy and its simulator over ROS topics, in real time, as a test before a robot moves.
 
 ros2 launch embodied_ros2 sim.launch.py checkpoint:=/path/to/run (more with --show-args)
 """

@@ -97,7 +97,7 @@ class Safety:
         self._lock = threading.RLock()
         self.state, self.reason = State.READY, ""
         self._now_s = self._steady_s = self._written_s = self._reset_s = -math.inf
-        self._counted_s = -math.inf  # periods without a command are accounted for up to here
+        self._counted_s = -math.inf  # end of the pauses accounted for
         self._accepted_s = -math.inf  # time at which the newest accepted measurement was accepted
         self._credit, self._went_back = 1.0, ""
         self._stopping = False
@@ -142,7 +142,7 @@ class Safety:
                 reading.observation, self._consistency.keys if self._consistency.fault else ()
             ):
                 return self._hold(State.STOPPED, bound)
-            # steady time bounds the age from below, because a clock that goes back must not make an old measurement newer
+            # steady time bounds the age from below: a clock that goes back must not make an old measurement newer
             age_s = max(now_s - accepted.stamp_s, self._steady_s - self._accepted_s, 0.0)
             if (fault := self._consistency.fault) and age_s > self._limits.observation_timeout_s:
                 return self._hold(State.STOPPED, fault)
@@ -204,7 +204,7 @@ class Safety:
         while self._stopping:
             wait(self._period_s)
             with self._lock:
-                self._credit = 1.0  # the time of this loop counts, whatever the clock says
+                self._credit = 1.0  # one step per iteration, even if the clock stands still
                 self._hold(self.state, self.reason)
 
     def _accepted(self, reading: Reading) -> Reading:
@@ -226,7 +226,7 @@ class Safety:
 
     @property
     def _silent(self) -> bool:
-        """Whether commands have been missing for `command_timeout_s`, or so long that the robot has stopped by itself."""
+        """Whether commands are missing for `command_timeout_s`, or for so long that the robot has stopped by itself."""
         return self._steady_s - self._written_s > self._limits.command_timeout_s + 1e-6 or self._stands
 
     @property

@@ -1,1 +1,1 @@
-"""ROS messages <-> arrays: codecs, and the only place that converts frames and units."""
+"""Conversion between ROS messages and arrays: codecs, and the only module that converts frames and units."""

@@ -55,18 +55,18 @@ def _forward(motion: Motion) -> np.ndarray:
 
 
 def quantities_of(wanted: Mapping[str, TensorSpec]) -> dict[str, str]:
-    """Quantity of each observation in `wanted` whose key names one, in the variant that fits."""
-    chosen = {}
+    """Quantity of each observation in `wanted` whose key is a quantity, in the variant that fits its spec."""
+    quantities = {}
     for key, spec in wanted.items():
         variants = [name for name in QUANTITIES if name.split(".")[0] == key]
         if variants:
             fits = [name for name in variants if not spec.differences(QUANTITIES[name][0])]
-            chosen[key] = (fits or variants)[0]
-    return chosen
+            quantities[key] = (fits or variants)[0]
+    return quantities
 
 
 def motion_specs(quantities: Mapping[str, str]) -> dict[str, TensorSpec]:
-    """Specs of observations by key, given the quantity of each.
+    """Specs of observations by key, from the quantity of each.
 
     Raises:
         UserError: for an unknown quantity.
@@ -83,24 +83,24 @@ def observed(motion: Motion, quantities: Mapping[str, str]) -> dict[str, np.ndar
 
 
 def motion_of(arrays: Arrays, quantities: Mapping[str, str]) -> Motion:
-    """The motion observed as `arrays`, the inverse of `observed`; missing quantities are zero, and level."""
-    seen = {name: np.asarray(arrays[key], np.float64) for key, name in quantities.items()}
-    rotation, rate = np.eye(3), seen.get("angular_velocity", np.zeros(3))
-    if "rotation" in seen:
-        rotation = seen["rotation"].reshape(3, 3)
-    elif "rotation.two_columns" in seen:
-        rotation = frames.from_two_columns(seen["rotation.two_columns"])
-    elif "rotation.quaternion" in seen:
-        rotation = frames.matrix(seen["rotation.quaternion"])
-    forward = seen.get("velocity.body", np.zeros(3))
-    if "velocity.base" in seen:
-        forward[:2] = seen["velocity.base"]
-    if "yaw_rate" in seen:
-        rate[2] = seen["yaw_rate"][0]
-    if "velocity.drive" in seen:
-        forward[0], rate[2] = seen["velocity.drive"]
-    velocity = seen["velocity"] if "velocity" in seen else frames.to_world(rotation, forward)
-    return Motion(seen.get("position", np.zeros(3)), rotation, velocity, rate)
+    """The motion observed as `arrays`, the inverse of `observed`; missing vectors are zero, a missing rotation is 1."""
+    values = {name: np.asarray(arrays[key], np.float64) for key, name in quantities.items()}
+    rotation, rate = np.eye(3), values.get("angular_velocity", np.zeros(3))
+    if "rotation" in values:
+        rotation = values["rotation"].reshape(3, 3)
+    elif "rotation.two_columns" in values:
+        rotation = frames.from_two_columns(values["rotation.two_columns"])
+    elif "rotation.quaternion" in values:
+        rotation = frames.matrix(values["rotation.quaternion"])
+    forward = values.get("velocity.body", np.zeros(3))
+    if "velocity.base" in values:
+        forward[:2] = values["velocity.base"]
+    if "yaw_rate" in values:
+        rate[2] = values["yaw_rate"][0]
+    if "velocity.drive" in values:
+        forward[0], rate[2] = values["velocity.drive"]
+    velocity = values["velocity"] if "velocity" in values else frames.to_world(rotation, forward)
+    return Motion(values.get("position", np.zeros(3)), rotation, velocity, rate)
 
 
 def read_pose(pose: Message) -> tuple[np.ndarray, np.ndarray]:
@@ -193,10 +193,10 @@ IMU = {
 
 @dataclass
 class Imu:
-    """sensor_msgs/Imu: body rate and specific force, those of `IMU` that are in `specs`.
+    """sensor_msgs/Imu: body rate and specific force, as far as they are in `specs`.
 
-    `frame_id` is the sensor's, which must have the body's axes. A covariance that begins with -1 marks a quantity that
-    the sensor does not measure (REP 145).
+    `frame_id` is the sensor's frame, which must have the body's axes. A covariance that begins with -1 marks a quantity
+    that the sensor does not measure (REP 145).
     """
 
     specs: Mapping[str, TensorSpec]
@@ -215,7 +215,7 @@ class Imu:
         return {key: as_spec(key, spec, vector(getattr(message, key))) for key, spec in self.specs.items()}
 
     def encode(self, arrays: Arrays, types: Types, stamp_s: float) -> Message:
-        """The message that a robot would send; what is not in `specs` is marked as not measured."""
+        """The message that a robot would send; quantities outside `specs` are marked as not measured."""
         message = types(self.message)()
         set_stamp(message, stamp_s, self.frame_id)
         for key in ("orientation", *(key for key in IMU if key not in self.specs)):
@@ -226,19 +226,19 @@ class Imu:
 
 
 NEAREST_M = 1e-6
-"""A simulator's lidar has no blind zone."""
+"""Blind zone of a simulator's lidar, practically none."""
 FINEST_RAD = 1e-5
-"""Lidars turn by a hundred times as much from ray to ray."""
+"""Smallest accepted angle between rays; lidars have a hundred times as much."""
 
 
 @dataclass
 class LaserScan:
     """sensor_msgs/LaserScan: ranges at `angles_rad` (anticlockwise from the lidar's front), each from the nearest ray.
 
-    Ranges are read as REP 117 and the message define them, on the safe side: no return (infinite, or beyond the
-    lidar's range_max) reads as `range_m`, too close (minus infinity) as 0, and a positive range within the blind zone,
-    below range_min, as it is. Only 0 below range_min is no obstacle: many drivers send it for no return. Readings
-    beyond `range_m`, the policy's, are cut. `frame_id` is the lidar's, whose x axis must point forward.
+    Ranges are read as REP 117 and the message define them, on the safe side: no return (infinite, or beyond the lidar's
+    range_max) is read as `range_m`, too close (minus infinity) as 0, and a positive range within the blind zone, below
+    range_min, unchanged. Only 0 below range_min is no obstacle, because many drivers send it for no return. Readings
+    are clipped to `range_m`, the policy's range. `frame_id` is the lidar's frame, whose x axis must point forward.
     """
 
     specs: Mapping[str, TensorSpec]
@@ -258,17 +258,17 @@ class LaserScan:
         ranges = np.asarray(message.ranges, np.float64)[self._rays(message)]
         if np.isnan(ranges).any():
             raise UserError("LaserScan holds NaN; filter broken rays out in the driver")
-        nothing = (ranges == 0.0) & (message.range_min > 0.0)
-        if message.range_max > 0.0:  # zero: not filled in
-            nothing |= ranges > message.range_max
-        return {key: as_spec(key, spec, np.where(nothing, self.range_m, ranges.clip(0.0, self.range_m)))}
+        no_return = (ranges == 0.0) & (message.range_min > 0.0)
+        if message.range_max > 0.0:  # zero if the driver does not fill it in
+            no_return |= ranges > message.range_max
+        return {key: as_spec(key, spec, np.where(no_return, self.range_m, ranges.clip(0.0, self.range_m)))}
 
     def _rays(self, message: Message) -> np.ndarray:
         """Indices [beams] of the rays nearest to the wanted angles."""
         count, step = len(message.ranges), message.angle_increment
         if not count or not FINEST_RAD < abs(step) <= 2 * np.pi or not np.isfinite(message.angle_min):
             raise UserError(f"LaserScan of {count} rays from {message.angle_min} rad, {step} rad apart; expected some")
-        # whole turns apart is the same ray: drivers count from 0 to 2 pi or from -pi to pi
+        # rays are equal modulo whole turns: drivers count from 0 to 2 pi or from -pi to pi
         turns = (self.angles_rad - message.angle_min) * np.sign(step) % (2 * np.pi)
         index = np.rint(turns / abs(step)).astype(int)
         index = np.where(index >= count, index - round(2 * np.pi / abs(step)), index)
@@ -277,7 +277,7 @@ class LaserScan:
         return index
 
     def encode(self, arrays: Arrays, types: Types, stamp_s: float) -> Message:
-        """The message that a robot would send: evenly spaced angles only."""
+        """The message that a robot would send; angles have to be evenly spaced."""
         ((key, spec),) = self.specs.items()
         message = types(self.message)()
         set_stamp(message, stamp_s, self.frame_id)

@@ -1,4 +1,4 @@
-"""What arms see: camera images of any size, raw or compressed, detected objects, and all that a scene is told by."""
+"""Codecs for arms' perception: camera images of any size, raw or compressed, detections, and scene observations."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SCENE = ("object_position", "object_rotation", "object_names", "object_mask", "i
 
 @dataclass
 class Picture:
-    """A camera's image, cut to the contract's proportions about its middle and averaged down (or up) to its size.
+    """A camera's image, cropped around its centre to the contract's aspect ratio, and resized to its size by averaging.
 
     sensor_msgs/Image with 8-bit colours or, `compressed`, sensor_msgs/CompressedImage of JPEG or PNG.
     """
@@ -42,7 +42,7 @@ class Picture:
         """The image.
 
         Raises:
-            UserError: for an encoding that is not read, or a damaged image.
+            UserError: for an unsupported encoding, or a damaged image.
         """
         ((key, spec),) = self.specs.items()
         picture = self._uncompressed(key, message) if self.compressed else self._raw(key, message)
@@ -72,7 +72,7 @@ class Picture:
 
 
 def resized(picture: np.ndarray, height: int, width: int) -> np.ndarray:
-    """The middle of `picture` [h, w, 3] in the proportions of `height` x `width`, at that size."""
+    """The centre of `picture` [h, w, 3] with the aspect ratio of `height` x `width`, resized to that size."""
     h, w = picture.shape[:2]
     if (h, w) == (height, width):
         return picture
@@ -85,18 +85,18 @@ def resized(picture: np.ndarray, height: int, width: int) -> np.ndarray:
 def detected(message: Message, heard_s: float) -> dict[str, Transform]:
     """Pose of each detection by the class of its best hypothesis, or by its `id` and box if it has none.
 
-    Without a stamp they count as measured when the message was heard, at `heard_s`.
+    Without a stamp, `heard_s`, the time at which the message arrived, is the time of measurement.
 
     Raises:
-        UserError: for an orientation that is not filled in.
+        UserError: for an orientation that is not set.
     """
-    found, measured_s = {}, stamp_s(message) or heard_s
+    poses, measured_s = {}, stamp_s(message) or heard_s
     for detection in message.detections:
         best = max(detection.results, key=lambda result: result.hypothesis.score, default=None)
         name = best.hypothesis.class_id if best else detection.id
         pose = best.pose.pose if best else detection.bbox.center
-        found[name] = Transform(*read_pose(pose), measured_s)
-    return found
+        poses[name] = Transform(*read_pose(pose), measured_s)
+    return poses
 
 
 def scene_arrays(

@@ -1,10 +1,10 @@
-"""ROS messages <-> arrays with names, order, units and frames; one codec for each meaning of a message type.
+"""Converts between ROS messages and arrays with names, order, units and frames; one codec per use of a message type.
 
 A codec lists the arrays of a message in `specs`. `decode` reads them from a message and `encode` builds the message, so
 every codec works in both directions, also for a simulator. This module does not import ROS: messages are read by
 attribute, and built from the classes that `Types` returns for names such as "sensor_msgs/msg/JointState". All codecs
 raise a one-line UserError for a message that does not match, and `ForeignError` for one that is not about their robot.
-Messages from a network are read with `read`, which turns whatever a codec trips over into a UserError.
+Messages from a network are read with `read`, which converts any exception of a codec to a UserError.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from embodied.contract import TensorSpec
 from embodied.errors import UserError
 
 Message = Any
-"""A ROS message of any type: read and written by attribute."""
+"""A ROS message of any type, read and written by attribute."""
 Arrays = Mapping[str, np.ndarray]
 Types = Callable[[str], Callable[[], Message]]
 """Returns the class of a message by the name of its type."""
@@ -32,11 +32,11 @@ MATRIX = tuple(a + b for a in XYZ for b in XYZ)
 
 
 class ForeignError(UserError):
-    """The message is about something else, as the joint states of a gripper are to an arm: it is to be ignored."""
+    """Raised for a message to ignore because it is about another device, as a gripper's joint states for an arm."""
 
 
 class Codec(Protocol):
-    """Carries the arrays of `specs` on messages of type `message`."""
+    """Converts the arrays of `specs` to messages of type `message` and back."""
 
     message: str
     specs: Mapping[str, TensorSpec]
@@ -46,7 +46,7 @@ class Codec(Protocol):
         ...
 
     def encode(self, arrays: Arrays, types: Types, stamp_s: float) -> Message:
-        """The message with `arrays`, measured or due at `stamp_s`."""
+        """Message with `arrays`, measured or due at `stamp_s`."""
         ...
 
 
@@ -54,7 +54,7 @@ def read(codec: Codec, message: Message) -> tuple[dict[str, np.ndarray], float |
     """Arrays of a message, and its stamp.
 
     Raises:
-        UserError: for every message that cannot be read, whatever it holds; `ForeignError` for one to be ignored.
+        UserError: for every message that cannot be read, whatever its content; `ForeignError` for one to ignore.
     """
     try:
         arrays, measured_s = codec.decode(message), stamp_s(message)
@@ -63,7 +63,7 @@ def read(codec: Codec, message: Message) -> tuple[dict[str, np.ndarray], float |
         return arrays, measured_s
     except UserError:
         raise
-    except Exception as error:  # anyone may send anything, and a node must outlive it
+    except Exception as error:  # a node must survive any content of a message
         raise UserError(f"{codec.message} cannot be read: {type(error).__name__}: {error}") from error
 
 
@@ -83,15 +83,15 @@ def installed(name: str) -> Callable[[], Message]:
 
 
 def stamp_s(message: Message) -> float | None:
-    """Time of measurement in s: the header's stamp, PX4's timestamp, or None if there is none.
+    """Time of measurement in s: the header's stamp or PX4's timestamp; None without one.
 
-    A header stamp of zero means none in ROS.
+    In ROS a header's stamp of zero means no stamp.
     """
     if hasattr(message, "header"):
         stamp = message.header.stamp
         return (
             10**9 * stamp.sec + stamp.nanosec
-        ) / 1e9 or None  # computed like a node's clock: the same time, bit for bit
+        ) / 1e9 or None  # computed like a node's clock, so that times are equal bit for bit
     if hasattr(message, "timestamp"):
         return 1e-6 * (getattr(message, "timestamp_sample", 0) or message.timestamp)
     if hasattr(message, "layout") and message.layout.dim and message.layout.dim[0].label == STAMP:
@@ -127,29 +127,29 @@ def fill(message: Message, fields: Mapping[str, Any]) -> Message:
 
 
 def vector(point: Message) -> np.ndarray:
-    """[3] of a message with x, y, z."""
+    """Vector [3] of a message with x, y, z."""
     return np.array([point.x, point.y, point.z])
 
 
 def set_vector(point: Message, values: Sequence[float] | np.ndarray) -> None:
-    """Write [3] into a message with x, y, z."""
+    """Write a vector [3] into a message with x, y, z."""
     point.x, point.y, point.z = (float(value) for value in values)
 
 
 def as_spec(key: str, spec: TensorSpec, values: Any) -> np.ndarray:  # noqa: ANN401 - whatever numpy takes
-    """`values` as an array of the spec's type and shape.
+    """Convert `values` to an array of the spec's type, and check its shape.
 
     Raises:
-        UserError: for another number of elements, or for integers that are none.
+        UserError: for another shape, or for numbers that are not finite where the spec has no floats.
     """
-    given = np.asarray(values)
-    if given.ndim != len(spec.shape) or any(
-        want not in (-1, got) for want, got in zip(spec.shape, given.shape, strict=True)
+    array = np.asarray(values)
+    if array.ndim != len(spec.shape) or any(
+        want not in (-1, got) for want, got in zip(spec.shape, array.shape, strict=True)
     ):
-        raise UserError(f"{key}: expected shape {spec.shape}, got {given.shape}")
-    if given.dtype.kind == "f" and np.dtype(spec.dtype).kind != "f" and not np.isfinite(given).all():
+        raise UserError(f"{key}: expected shape {spec.shape}, got {array.shape}")
+    if array.dtype.kind == "f" and np.dtype(spec.dtype).kind != "f" and not np.isfinite(array).all():
         raise UserError(f"{key}: expected {spec.dtype}, got numbers that are not finite")
-    return given.astype(spec.dtype)
+    return array.astype(spec.dtype)
 
 
 STAMP = "stamp s"
@@ -201,7 +201,7 @@ class LabelledArrays:
         return arrays
 
     def encode(self, arrays: Arrays, types: Types, stamp_s: float) -> Message:
-        """The message of `arrays`, which must have every key."""
+        """Message with `arrays`, which must have every key of `specs`."""
         message = types(self.message)()
         parts = [np.array([stamp_s]), *(as_spec(key, spec, arrays[key]) for key, spec in self.specs.items())]
         make = types("std_msgs/msg/MultiArrayDimension")
@@ -215,7 +215,7 @@ class LabelledArrays:
 
 
 def label(key: str, spec: TensorSpec) -> str:
-    """The meaning of an array as comparable text: key, names, unit, frame and type."""
+    """Text that describes an array for comparison: key, names, unit, frame and type."""
     return " | ".join((key, ",".join(spec.names), spec.unit, spec.frame, spec.dtype))
 
 
@@ -227,12 +227,12 @@ class Values:
     message: str = "std_msgs/msg/Float64MultiArray"
 
     def decode(self, message: Message) -> dict[str, np.ndarray]:
-        """The one array."""
+        """The single array."""
         ((key, spec),) = self.specs.items()
         return {key: as_spec(key, spec, message.data)}
 
     def encode(self, arrays: Arrays, types: Types, stamp_s: float) -> Message:
-        """The command; it carries no stamp."""
+        """The command, which has no stamp."""
         ((key, spec),) = self.specs.items()
         message = types(self.message)()
         message.data = array.array("d", as_spec(key, spec, arrays[key]).astype(np.float64).tobytes())
@@ -246,7 +246,7 @@ class JointState:
     Args:
         joints: names in the contract's order; `ros_joints` are their names in the message.
         fields: observation key -> field of the message ("position", "velocity" or "effort").
-        specs: of those keys.
+        specs: specs of those keys.
     """
 
     specs: Mapping[str, TensorSpec]
@@ -285,7 +285,7 @@ class JointState:
 
 
 BEFORE = "before"
-"""Key of the action [A] written one period earlier, for commands that also tell the velocity."""
+"""Key of the action [A] written one period earlier, for commands that contain the velocity."""
 STOP_S = 0.2
 """Time from full speed to rest after a trajectory's first point: at 1 rad/s, 5 rad/s^2."""
 
@@ -294,11 +294,11 @@ STOP_S = 0.2
 class JointTrajectory:
     """trajectory_msgs/JointTrajectory: the joint positions to reach within a period, with the velocity, then a stop.
 
-    The velocity is that from the action `BEFORE`, or zero without one. The second point brings it evenly to zero,
-    within the action's limits: whoever sends nothing more has told the robot how to stop. (A trajectory that ends in
-    motion is refused by joint_trajectory_controller, unless allow_nonzero_velocity_at_trajectory_end is set.) The stamp
-    stays zero, which the controller reads as now: one from another machine's clock could lie in the past, and the
-    points would be dropped.
+    The velocity is the difference to the action `BEFORE` divided by the period, or zero without that action. The second
+    point brings the velocity to zero with constant deceleration, within the action's limits, so that the robot stops if
+    no further command arrives. (joint_trajectory_controller refuses a trajectory that ends in motion, unless
+    allow_nonzero_velocity_at_trajectory_end is set.) The stamp stays zero, which the controller reads as now: a stamp
+    from another machine's clock could be in the past, and the points would be dropped.
     """
 
     specs: Mapping[str, TensorSpec]
@@ -321,6 +321,7 @@ class JointTrajectory:
         """The trajectory."""
         ((key, spec),) = self.specs.items()
         position = as_spec(key, spec, arrays[key]).astype(np.float64)
+        # v = (q - q_before) / dt; constant deceleration over STOP_S ends at q_stop = q + v STOP_S / 2
         before = arrays.get(BEFORE)
         velocity = np.zeros_like(position) if before is None else (position - before) / self.control_dt_s
         stop = position + 0.5 * STOP_S * velocity

@@ -1,4 +1,4 @@
-"""The only place that converts frames and units: conventions of ROS, of PX4 and of this package's contracts.
+"""The only module that converts frames and units, between the conventions of ROS, PX4 and this package's contracts.
 
 World: ENU (x east, y north, z up) here and in ROS, NED (x north, y east, z down) in PX4. Body: FLU (x forward, y left,
 z up) here and in ROS, FRD (x forward, y right, z down) in PX4 (REP 103). Quaternions rotate body vectors into the
@@ -33,6 +33,8 @@ def body_frd_flu(vector: ArrayLike) -> Array:
 
 def attitude_ned_enu(quaternion: ArrayLike) -> Array:
     """Convert an attitude (w, x, y, z) [..., 4] of FRD in NED to FLU in ENU, or back."""
+    # q_enu_flu = q_enu_ned * q * q_frd_flu with q_enu_ned = (0, 1, 1, 0) / sqrt(2) and q_frd_flu = (0, 1, 0, 0),
+    # up to the sign of q
     w, x, y, z = _parts(quaternion, 4)
     return HALF * np.stack((w + z, x + y, x - y, w - z), -1)
 
@@ -50,16 +52,16 @@ def xyzw(wxyz: ArrayLike) -> Array:
 
 
 def matrix(quaternion: ArrayLike) -> Array:
-    """Rotation matrix [..., 3, 3] of a quaternion (w, x, y, z) [..., 4] of any length but zero.
+    """Rotation matrix [..., 3, 3] of a quaternion (w, x, y, z) [..., 4], which is normalised first.
 
     Raises:
-        UserError: for a quaternion that is not finite or far from unit length, as in a message that was not filled in.
+        UserError: for a quaternion that is not finite or far from unit length, as in a message that was not set.
     """
-    given = np.asarray(quaternion, np.float64)
-    length = np.linalg.norm(given, axis=-1, keepdims=True)
+    values = np.asarray(quaternion, np.float64)
+    length = np.linalg.norm(values, axis=-1, keepdims=True)
     if not (np.abs(length - 1.0) < 0.1).all():  # false for nan
-        raise UserError(f"expected unit quaternions, got {given.tolist()}; is the sender's orientation filled in?")
-    w, x, y, z = np.moveaxis(given / length, -1, 0)
+        raise UserError(f"expected unit quaternions, got {values.tolist()}; is the sender's orientation filled in?")
+    w, x, y, z = np.moveaxis(values / length, -1, 0)
     rows = (
         (1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)),
         (2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)),
@@ -113,17 +115,17 @@ def to_body(rotation: ArrayLike, world: ArrayLike) -> Array:
 
 
 def thrust_of_rotor(action: ArrayLike) -> Array:
-    """Normalised thrust in [0, 1] of a rotor set-point in [-1, 1], linear in speed: thrust grows with its square."""
+    """Normalised thrust in [0, 1] of a rotor set-point in [-1, 1]: thrust = ((1 + set-point) / 2)^2, speed squared."""
     return np.square(0.5 * (np.asarray(action, np.float64) + 1.0))
 
 
 def rotor_of_thrust(thrust: ArrayLike) -> Array:
-    """Rotor set-point in [-1, 1] of a normalised thrust in [0, 1]."""
+    """Rotor set-point in [-1, 1] of a normalised thrust in [0, 1], the inverse of `thrust_of_rotor`."""
     return 2.0 * np.sqrt(np.asarray(thrust, np.float64)) - 1.0
 
 
 def _parts(values: ArrayLike, size: int) -> Sequence[Array]:
-    array = np.asarray(values, np.float64)
-    if array.shape[-1:] != (size,):
-        raise ValueError(f"expected {size} elements on the last axis, got shape {array.shape}")
-    return [array[..., index] for index in range(size)]
+    vectors = np.asarray(values, np.float64)
+    if vectors.shape[-1:] != (size,):
+        raise ValueError(f"expected {size} elements on the last axis, got shape {vectors.shape}")
+    return [vectors[..., index] for index in range(size)]

@@ -1,4 +1,4 @@
-"""What opens and closes grippers: goals of their action servers, or trajectories of their fingers."""
+"""Commands of grippers: goals of their action servers, or trajectories of their fingers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class GripperKind(Enum):
 
 @dataclass(frozen=True)
 class Goal:
-    """A goal of an action server: its name, its type, and the goal's fields by path."""
+    """A goal of an action server: the server's name, its type, and the goal's fields by path."""
 
     name: str
     type: str
@@ -36,15 +36,15 @@ class Goal:
 
 @dataclass
 class Gripper(Configuration):
-    """A gripper of two fingers that move alike.
+    """A gripper with two fingers that move symmetrically.
 
     Attributes:
-        kind: what it understands.
-        name: of the action server; with franka of the node that has them, with trajectory of the topic.
-        fingers: names of the joints in joint_states.
-        open_m, closed_m: positions of a finger.
-        travel_s: from open to closed.
-        force_n: largest force.
+        kind: interface of the gripper.
+        name: name of the action server; for franka, of the node with the servers; for trajectory, of the topic.
+        fingers: names of the fingers' joints in joint_states.
+        open_m, closed_m: positions of a finger, m.
+        travel_s: time from open to closed, s.
+        force_n: largest force, N.
     """
 
     kind: GripperKind = GripperKind.none
@@ -66,11 +66,11 @@ class Gripper(Configuration):
             raise UserError("expected gripper.fingers, the joints of a trajectory")
 
     def finger_m(self, closing: bool) -> float:
-        """Where a finger goes."""
+        """Target position of a finger."""
         return self.closed_m if closing else self.open_m
 
     def goal(self, closing: bool) -> Goal:
-        """The goal that closes or opens it; for kinds with an action server."""
+        """The goal that closes or opens the gripper, for kinds with an action server."""
         finger_m = self.finger_m(closing)
         if self.kind is GripperKind.command:
             fields = {"command.position": finger_m, "command.max_effort": self.force_n}
@@ -78,21 +78,21 @@ class Gripper(Configuration):
         fields = {"width": 2.0 * finger_m, "speed": 2.0 * abs(self.open_m - self.closed_m) / self.travel_s}
         if not closing:
             return Goal(f"{self.name}/move", "franka_msgs/action/Move", fields)
-        # any width counts as grasped: whether something is held is for the policy to see
-        anything = {"epsilon.inner": 2.0 * self.open_m, "epsilon.outer": 2.0 * self.open_m, "force": self.force_n}
-        return Goal(f"{self.name}/grasp", "franka_msgs/action/Grasp", fields | anything)
+        # any width counts as grasped, because the policy has to observe whether it holds an object
+        grasp = {"epsilon.inner": 2.0 * self.open_m, "epsilon.outer": 2.0 * self.open_m, "force": self.force_n}
+        return Goal(f"{self.name}/grasp", "franka_msgs/action/Grasp", fields | grasp)
 
     def codec(self, key: str) -> JointTrajectory:
-        """Trajectories of the fingers' positions `key` [fingers]; for kind trajectory."""
+        """Codec of the fingers' positions `key` [fingers], for the kind trajectory."""
         spec = TensorSpec((len(self.fingers),), unit="m", names=tuple(self.fingers))
         return JointTrajectory({key: spec}, tuple(self.fingers), self.travel_s)
 
     def command_at(self, finger_m: float) -> float:
-        """The command, -1 (open) to 1 (closed), that has brought a finger to `finger_m`."""
+        """The command, -1 (open) to 1 (closed), that corresponds to a finger at `finger_m`."""
         share = (finger_m - self.open_m) / (self.closed_m - self.open_m)
         return float(np.clip(2.0 * share - 1.0, -1.0, 1.0))
 
     def command_after(self, command: float, direction: float, period_s: float) -> float:
-        """The command after a period in `direction`, of either sign or 0: it travels at one speed, as robosuite's."""
+        """The command after a period in `direction`, whose sign counts; its speed is constant, as in robosuite."""
         step = math.copysign(2.0 * period_s / self.travel_s, direction) if direction else 0.0
         return float(np.clip(command + step, -1.0, 1.0))

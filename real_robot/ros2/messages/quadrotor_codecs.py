@@ -18,17 +18,17 @@ from real_robot.ros2.messages.body_codecs import Motion, motion_of, motion_specs
 from real_robot.ros2.messages.codecs import Arrays, Message, Types, as_spec, set_stamp
 
 POSE_FRAMES = {1: "NED", 2: "FRD"}
-"""Of px4_msgs/VehicleOdometry: both are z down; FRD has an arbitrary heading."""
+"""Values of pose_frame in px4_msgs/VehicleOdometry: both frames are z down; FRD has an arbitrary heading."""
 BODY_FRD = 3
 PX4_ROTORS = ("front_right", "back_left", "front_left", "back_right")
 """Motors 1 to 4 of PX4's quadrotor x."""
 MOTORS = 12
 JUMP_M, JUMP_M_S, JUMP_RAD = 0.05, 0.3, 0.05
-"""By how much an estimator's reset may change position, velocity and attitude without being told as a jump."""
+"""Largest changes of position, velocity and attitude by an estimator's reset that do not count as a jump."""
 JUMP_M_S2 = 20.0
-"""Acceleration that explains a change of velocity."""
+"""Largest acceleration to which a change of velocity is attributed."""
 LONGEST_GAP_S = 0.1
-"""Motion explains no more than what happens in this time."""
+"""Longest time for which changes are attributed to motion."""
 
 
 @dataclass
@@ -47,14 +47,14 @@ class VehicleOdometry:
         """Observations by key.
 
         Raises:
-            UserError: for unknown frames, or if PX4 has no attitude or says that its estimate has failed.
+            UserError: for unknown frames, or if PX4 has no attitude or reports that its estimate has failed.
         """
         if message.quality < 0:
             raise UserError(f"PX4 says that its estimate has failed (quality {message.quality} of VehicleOdometry)")
         if message.pose_frame not in POSE_FRAMES or message.velocity_frame not in (message.pose_frame, BODY_FRD):
-            got = f"pose_frame={message.pose_frame}, velocity_frame={message.velocity_frame}"
+            frame_values = f"pose_frame={message.pose_frame}, velocity_frame={message.velocity_frame}"
             raise UserError(
-                f"VehicleOdometry in unknown frames ({got}); expected NED or FRD: is the estimator running?"
+                f"VehicleOdometry in unknown frames ({frame_values}); expected NED or FRD: is the estimator running?"
             )
         rotation = frames.matrix(frames.attitude_ned_enu(message.q))
         if message.velocity_frame == BODY_FRD:
@@ -133,9 +133,9 @@ class ActuatorMotors:
 
 
 def px4_jump(before: Message, after: Message) -> str:
-    """How px4_msgs/VehicleOdometry jumped when PX4's estimator was reset, or its frame replaced; "" if it did not.
+    """Describe a jump of px4_msgs/VehicleOdometry by a reset of PX4's estimator or another frame; "" if there is none.
 
-    Resets that change no more than `JUMP_*` beyond what the motion explains are no jumps.
+    A reset is no jump if it changes the estimate by at most `JUMP_*` beyond the possible motion.
     """
     if before.pose_frame != after.pose_frame:
         return f"PX4's odometry went from frame {POSE_FRAMES.get(before.pose_frame)} to another"
@@ -143,13 +143,13 @@ def px4_jump(before: Message, after: Message) -> str:
         return ""
     gap_s = min(max((after.timestamp_sample - before.timestamp_sample) / 1e6, 0.0), LONGEST_GAP_S)
     speed, rate = (max(_length(getattr(each, name)) for each in (before, after)) for name in MOTION)
-    moved = _length(np.subtract(after.position, before.position))
-    faster = _length(np.subtract(after.velocity, before.velocity))
-    turned = 2.0 * np.arccos(np.clip(abs(np.dot(before.q, after.q)), 0.0, 1.0))
-    small = moved <= JUMP_M + speed * gap_s and faster <= JUMP_M_S + JUMP_M_S2 * gap_s
-    if small and turned <= JUMP_RAD + rate * gap_s:  # false for nan
+    distance = _length(np.subtract(after.position, before.position))
+    velocity_change = _length(np.subtract(after.velocity, before.velocity))
+    angle = 2.0 * np.arccos(np.clip(abs(np.dot(before.q, after.q)), 0.0, 1.0))
+    small = distance <= JUMP_M + speed * gap_s and velocity_change <= JUMP_M_S + JUMP_M_S2 * gap_s
+    if small and angle <= JUMP_RAD + rate * gap_s:  # false for nan
         return ""
-    return f"PX4's estimate jumped by {moved:.3g} m, {faster:.3g} m/s, {turned:.3g} rad (reset_counter)"
+    return f"PX4's estimate jumped by {distance:.3g} m, {velocity_change:.3g} m/s, {angle:.3g} rad (reset_counter)"
 
 
 MOTION = ("velocity", "angular_velocity")

@@ -1,7 +1,7 @@
 """Frames from /tf and /tf_static, for nodes that need the newest pose of one frame in another.
 
-ROS's own listener (tf2_ros) also interpolates in time and needs a ROS installation; this reads the same messages, and
-takes of every transform the newest, as tf2 does at time zero.
+ROS's own listener (tf2_ros) also interpolates in time and needs a ROS installation. This module reads the same messages
+and uses the newest of every transform, as tf2 does at time zero.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from real_robot.ros2.messages.codecs import Message, vector
 
 @dataclass(frozen=True)
 class Transform:
-    """Pose of a frame in another: `position` [3] m, `rotation` [3, 3], measured at `stamp_s` (infinite: always so)."""
+    """Pose of a frame in another: `position` [3] m, `rotation` [3, 3], measured at `stamp_s` (infinite: static)."""
 
     position: np.ndarray
     rotation: np.ndarray
@@ -38,35 +38,35 @@ HERE = Transform(np.zeros(3), np.eye(3))
 
 
 class Frames:
-    """The tree of all frames heard of."""
+    """The tree of all published frames."""
 
     def __init__(self) -> None:
         self._above: dict[str, tuple[str, Transform]] = {}
 
     def forget(self) -> None:
-        """Forget frames that move: their clock has jumped back, after which they would seem new for long."""
+        """Drop moving frames, for a clock that has jumped back: their stamps would be in the future."""
         self._above = {name: (parent, pose) for name, (parent, pose) in self._above.items() if math.isinf(pose.stamp_s)}
 
     def take(self, message: Message, static: bool) -> None:
-        """Take up a tf2_msgs/TFMessage of /tf or /tf_static.
+        """Store the transforms of a tf2_msgs/TFMessage of /tf or /tf_static.
 
         Raises:
-            UserError: for a transform without a rotation; none of the message is taken then.
+            UserError: for a transform without a rotation; then no transform of the message is stored.
         """
-        heard = {}
+        transforms = {}
         for entry in message.transforms:
             q, stamp = entry.transform.rotation, entry.header.stamp
             rotation = frames.matrix(frames.wxyz((q.x, q.y, q.z, q.w)))
             stamp_s = math.inf if static else stamp.sec + 1e-9 * stamp.nanosec
             pose = Transform(vector(entry.transform.translation), rotation, stamp_s)
-            heard[entry.child_frame_id.lstrip("/")] = entry.header.frame_id.lstrip("/"), pose
-        self._above |= heard
+            transforms[entry.child_frame_id.lstrip("/")] = entry.header.frame_id.lstrip("/"), pose
+        self._above |= transforms
 
     def pose(self, frame: str, of: str) -> Transform:
         """The pose of frame `of` in `frame`.
 
         Raises:
-            UserError: if they are not connected, as before the first message.
+            UserError: if the frames are not connected, as before the first message.
         """
         up, down = self._path(frame), self._path(of)
         for root, there in up.items():
@@ -75,7 +75,7 @@ class Frames:
         raise UserError(f"no transform from {of!r} to {frame!r} on /tf; known frames: {sorted(self._above)}")
 
     def _path(self, frame: str) -> dict[str, Transform]:
-        """The pose of `frame` in itself and in every frame above it, from below."""
+        """The pose of `frame` in itself and in every frame above it, from the bottom up."""
         path, pose = {frame: HERE}, HERE
         while frame in self._above:
             frame, above = self._above[frame]

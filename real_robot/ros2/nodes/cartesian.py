@@ -1,7 +1,7 @@
-"""cartesian_node: velocities of an arm's hand, as safety_node passes them on, for the controller that the arm has.
+"""cartesian_node: converts velocities of an arm's hand, as sent by safety_node, to commands of the arm's controller.
 
-It also measures: joints, hand and gripper in one message, which policy_node and safety_node read. Without commands it
-is silent, and what it sent last ends at rest: it holds nothing and fights nobody.
+It also publishes measurements: joints, hand and gripper in one message for policy_node and safety_node. Without
+commands it is silent, and its last command ends at rest, so that other programs may command the arm.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from real_robot.ros2.robots.tables import ACTION, COMMAND, STATE, Qos
 from real_robot.ros2.topics import publisher, subscribe, types
 
 JOINT_STATES = Qos(depth=10, reliability="best_effort")
-"""Deep, because the arm's and the gripper's may come in messages of their own."""
+"""Deep, because the joints of the arm and of the gripper may arrive in separate messages."""
 
 
 class Output(Enum):
-    """What the arm's controller takes.
+    """Input of the arm's controller.
 
     trajectory: joint_trajectory_controller, by inverse kinematics. pose: a Cartesian impedance controller's target.
     twist: MoveIt Servo.
@@ -55,7 +55,7 @@ OUTPUTS = {
     Output.pose: ("target_pose", "geometry_msgs/msg/PoseStamped"),
     Output.twist: ("servo_node/delta_twist_cmds", "geometry_msgs/msg/TwistStamped"),
 }
-"""Usual topic and type."""
+"""Default topic and message type of each output."""
 TWIST = dict(zip(AXES, (f"twist.{part}.{axis}" for part in ("linear", "angular") for axis in "xyz"), strict=True))
 
 
@@ -64,23 +64,23 @@ class CartesianSettings(Configuration):
     """Parameters of cartesian_node.
 
     Attributes:
-        checkpoint, robot, options: as in policy_node; the robot is `cartesian`.
-        output, topic: what the arm's controller takes, and where; "": the usual name.
-        joints: names in joint_states, in the policy's order.
-        model, site, model_joints: MJCF or URDF file of the arm, the point of the hand in it that is commanded, and its
-            names of the joints if they differ. Without a model, which `trajectory` needs, the hand is measured by
-        measured_pose: a topic of PoseStamped in `base_frame`, or
-        hand_frame: a frame on /tf.
+        checkpoint, robot, options: see policy_node; the robot is `cartesian`. output, topic: input of the arm's
+        controller and its topic; "": the default topic. joints: names in joint_states, in the policy's order. model,
+        site, model_joints: MJCF or URDF file of the arm, the commanded point of the hand in it, and its names of
+            the joints if they differ. `trajectory` needs a model; without one, `measured_pose` or `hand_frame` measures
+            the hand.
+        measured_pose: topic of the hand's PoseStamped in `base_frame`.
+        hand_frame: frame of the hand on /tf.
         base_frame: frame_id of poses and twists, and on /tf.
-        world_frame: the policy's world on /tf; "": it is known by
-        base: the pose of the arm's base in that world, x, y, z m and quaternion x, y, z, w.
-        gripper: see `Gripper`; finger_signs turn positions of joint_states into the policy's gripper_position.
+        world_frame: frame of the policy's world on /tf; "": `base` is used.
+        base: pose of the arm's base in the policy's world, x, y, z m and quaternion x, y, z, w.
+        gripper: see `Gripper`; finger_signs convert positions of joint_states to the policy's gripper_position.
         leash_m, leash_rad: see `Servo`.
-        lag_s: time by which the arm follows poses late; they lead by as much. A critically damped Cartesian impedance
-            controller lags by 2 sqrt(mass / stiffness).
-        joint_velocity: rad/s that no joint exceeds.
-        measurement_timeout_s: age of the measurement from which on commands are refused.
-        command_timeout_s: without commands for so long the hand's target is forgotten.
+        lag_s: delay of the arm behind commanded poses, which lead by the same time. A critically damped Cartesian
+            impedance controller lags by 2 sqrt(mass / stiffness).
+        joint_velocity: limit of every joint's velocity, rad/s.
+        measurement_timeout_s: largest age of the measurement at which commands are accepted.
+        command_timeout_s: time without commands after which the hand's target is dropped.
     """
 
     checkpoint: str = ""
@@ -107,7 +107,7 @@ class CartesianSettings(Configuration):
     command_timeout_s: PositiveFloat = 0.2
 
     def __post_init__(self) -> None:
-        """Raise UserError for what does not go together."""
+        """Raise UserError for parameters that contradict each other."""
         super().__post_init__()
         if self.output is Output.trajectory and not self.model:
             raise UserError("expected model, the arm's MJCF or URDF file: trajectories need inverse kinematics")
@@ -120,7 +120,7 @@ class CartesianSettings(Configuration):
 
 
 class CartesianNode(ManagedNode[CartesianSettings]):
-    """Moves an arm's hand at the velocities that are commanded on the row's topic."""
+    """Moves an arm's hand at the velocities that are commanded on the table's topic."""
 
     def __init__(self) -> None:
         super().__init__("cartesian_node", CartesianSettings)
@@ -190,7 +190,7 @@ class CartesianNode(ManagedNode[CartesianSettings]):
         return JointTrajectory({ACTION: spec}, names, self._period_s)
 
     def _see(self, message: Any) -> None:  # noqa: ANN401 - a ROS message
-        """Take up joints of the arm and the gripper, which may come in separate messages."""
+        """Store joints of the arm and the gripper, which may arrive in separate messages; publish when complete."""
         count = len(message.name)
         if len(message.position) != count:
             self._complain(f"joint_states: expected {count} positions, got {len(message.position)}")
@@ -216,7 +216,7 @@ class CartesianNode(ManagedNode[CartesianSettings]):
             self._complain(f"{self.settings.measured_pose}: {error}")
 
     def _measure(self) -> None:
-        """Publish joints, hand and gripper, with the oldest of their stamps; nothing while the gripper is at fault."""
+        """Publish joints, hand and gripper, with the oldest of their stamps; nothing while the gripper has a fault."""
         settings = self.settings
         positions, rates, stamps = np.array([self._known[name] for name in settings.joints]).T
         if not np.isfinite(positions).all():
@@ -249,6 +249,7 @@ class CartesianNode(ManagedNode[CartesianSettings]):
         self._measurement.publish(codec.encode({key: values[key] for key in codec.specs}, types, self._measured_s))
 
     def _follow(self, message: Any) -> None:  # noqa: ANN401 - a ROS message
+        """Execute a command, or refuse one that is unreadable, late or not finite, or without a measurement."""
         if not self._active:
             return
         try:
@@ -265,7 +266,7 @@ class CartesianNode(ManagedNode[CartesianSettings]):
         if self._hand is None or not (age_s <= self.settings.measurement_timeout_s and np.isfinite(action).all()):
             self._refuse(f"command {action.round(3).tolist()}; the arm was last measured {age_s:.3f} s ago")
             return
-        self._watch()  # what was commanded before a pause is over
+        self._watch()  # rest if there was a pause before this command
         self._commanded_s = self._now_s()
         self._commands += 1
         self._gripping = self.settings.gripper.command_after(self._gripping, action[6], self._period_s)
@@ -278,7 +279,7 @@ class CartesianNode(ManagedNode[CartesianSettings]):
             self._refuse(str(error))
 
     def _move(self, velocity: np.ndarray) -> None:
-        """Send the arm's controller what `velocity` [6], in the base's axes, means to it."""
+        """Send `velocity` [6], in the base's axes, to the arm's controller, in the form of `output`."""
         settings = self.settings
         if settings.output is Output.twist:
             self._send_twist(velocity)
@@ -288,19 +289,20 @@ class CartesianNode(ManagedNode[CartesianSettings]):
         measured = self._hand.position, self._hand.rotation
         position, rotation = self._servo.advance(velocity, self._period_s, measured)
         if settings.output is Output.pose:
+            # the target leads by velocity * lag, so that a controller that lags by as much is at the target pose
             ahead = velocity * settings.lag_s
             message = types("geometry_msgs/msg/PoseStamped")()
             set_stamp(message, self._now_s(), settings.base_frame)
-            turned = Rotation.from_rotvec(ahead[3:]).as_matrix() @ rotation
-            write_pose(message.pose, position + ahead[:3], turned)
+            leading_rotation = Rotation.from_rotvec(ahead[3:]).as_matrix() @ rotation
+            write_pose(message.pose, position + ahead[:3], leading_rotation)
             self._out.publish(message)
             return
         assert self._arm is not None
         if self._joints is None:
             self._joints = self._posture = np.array([self._known[name][0] for name in settings.joints])
-        before, period_s = self._joints, self._period_s
-        self._joints = self._arm.toward(before, position, rotation, self._posture, period_s)
-        arrays = {ACTION: self._joints, BEFORE: before}
+        previous, period_s = self._joints, self._period_s
+        self._joints = self._arm.toward(previous, position, rotation, self._posture, period_s)
+        arrays = {ACTION: self._joints, BEFORE: previous}
         self._out.publish(self._trajectory.encode(arrays, types, self._now_s()))
 
     def _send_twist(self, velocity: np.ndarray) -> None:
@@ -309,7 +311,7 @@ class CartesianNode(ManagedNode[CartesianSettings]):
         self._out.publish(message)
 
     def _rest(self) -> None:
-        """Forget where the hand was going; MoveIt Servo is told to stop."""
+        """Drop the hand's target; MoveIt Servo gets a zero twist."""
         if np.isfinite(self._commanded_s) and self.settings.output is Output.twist:
             self._send_twist(np.zeros(6))
         self._joints, self._commanded_s = None, -np.inf
@@ -327,7 +329,7 @@ class CartesianNode(ManagedNode[CartesianSettings]):
             self._rest()
 
     def _jumped_back(self, back_s: float) -> None:
-        """Begin anew: a simulator that has been reset has put the arm elsewhere."""
+        """Drop all measurements and targets, because a simulator that has been reset has moved the arm."""
         self._measured_s, self._hand, self._known = -np.inf, None, {}
         self._rest()
         if self._fingers:
@@ -356,8 +358,8 @@ class CartesianNode(ManagedNode[CartesianSettings]):
         oldest = min([*self.settings.joints, *self.settings.gripper.fingers], key=lambda name: self._known[name][2])
         silent_s = self._now_s() - self._known[oldest][2]
         if silent_s > self.settings.measurement_timeout_s:
-            silent = f"{oldest} was measured {silent_s:.1f} s ago: has its driver ended? Start it again"
-            return Report(silent, ERROR, values)
+            problem = f"{oldest} was measured {silent_s:.1f} s ago: has its driver ended? Start it again"
+            return Report(problem, ERROR, values)
         if self._fingers and self._fingers.fault:
             return Report(self._fingers.fault, ERROR, values)
         if self._refusal:
@@ -370,10 +372,10 @@ class CartesianNode(ManagedNode[CartesianSettings]):
 
 
 def _finite(pose: Transform, what: str) -> Transform:
-    """`pose`, as measured.
+    """Return the measured `pose` unchanged.
 
     Raises:
-        UserError: if it is not finite, as motion capture tells of a body that it has lost.
+        UserError: if it is not finite, as motion capture reports for a lost body.
     """
     if not (np.isfinite(pose.position).all() and np.isfinite(pose.rotation).all()):
         raise UserError(f"{what} is not finite")

@@ -1,4 +1,4 @@
-"""Sends a gripper what the policy's direction of travel means: close, or open; notices whether it does so."""
+"""Sends a gripper goals by the policy's direction of travel, close or open, and monitors the answers."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from real_robot.ros2.topics import publisher, types
 
 FINGERS = "fingers"
 ANSWER_S = 1.0
-"""Steady time in which an action server answers a goal, and after which a goal that was not accepted is sent again."""
+"""Steady time within which an action server has to answer a goal, and after which an unaccepted goal is resent."""
 ABORTED = 6
-"""Status of a goal that its server gave up, in action_msgs/GoalStatus."""
+"""Status of an aborted goal in action_msgs/GoalStatus."""
 
 
 class Fingers:
-    """The gripper of `node`: it gets a goal only when the direction changes, because goals last.
+    """Sends goals to the gripper of `node` only when the direction changes, because goals persist.
 
-    A goal that is rejected, or not answered within `ANSWER_S`, is sent again for as long as it is wanted; call `watch`
+    A goal that is rejected, or not answered within `ANSWER_S`, is sent again until the direction changes; call `watch`
     periodically.
     """
 
@@ -34,7 +34,7 @@ class Fingers:
         self._clients: dict[str, Any] = {}
         self._goal_s, self._accepted, self._refusal = -math.inf, True, ""
         self.aborted = 0
-        """Number of goals that the gripper gave up after it had accepted them."""
+        """Number of goals that the gripper aborted after it had accepted them."""
         if gripper.kind is GripperKind.none:
             return
         if gripper.kind is GripperKind.trajectory:
@@ -48,7 +48,7 @@ class Fingers:
                 self._clients[goal.name] = ActionClient(node, types(goal.type), goal.name)
 
     def travel(self, direction: float) -> None:
-        """Make it close (direction > 0) or open (< 0), unless it does so already; 0 changes nothing."""
+        """Close (direction > 0) or open (< 0) the gripper, unless it does so already; no-op for 0."""
         closing = direction > 0.0
         if direction == 0.0 or closing == self._closing or self._gripper.kind is GripperKind.none:
             return
@@ -61,7 +61,7 @@ class Fingers:
 
     @property
     def fault(self) -> str:
-        """Why the gripper does not do what it is commanded to, and what to do; "" if it does."""
+        """Description of the gripper's fault, with a remedy; "" if there is none."""
         gripper = self._gripper
         if gripper.kind is GripperKind.trajectory and not self._out.get_subscription_count():
             return f"nobody listens on {gripper.name}: start the gripper's controller"
@@ -70,7 +70,7 @@ class Fingers:
         return self._refusal
 
     def watch(self) -> None:
-        """Send a goal again that was not accepted in time."""
+        """Resend a goal that was not accepted in time."""
         late = self._node.steady_s - self._goal_s > ANSWER_S
         if self._accepted or not late or self._closing is None:
             return
@@ -79,12 +79,12 @@ class Fingers:
         self._ask(self._closing)
 
     def forget(self) -> None:
-        """Send the next direction, whatever the gripper does; a goal that was not accepted remains due."""
+        """Send the next direction even if it does not change; a goal that was not accepted remains due."""
         if self._accepted:
             self._closing = None
 
     def abandon(self) -> None:
-        """Forget every goal."""
+        """Drop every goal."""
         self._closing, self._accepted, self._refusal = None, True, ""
 
     def close(self) -> None:
@@ -103,7 +103,7 @@ class Fingers:
         future.add_done_callback(partial(self._answered, self._goal_s))
 
     def _answered(self, goal_s: float, future: Any) -> None:  # noqa: ANN401 - rclpy's
-        """Take note of the answer to the goal that was sent at `goal_s`, unless another one has been sent since."""
+        """Process the answer to the goal that was sent at `goal_s`, unless another goal has been sent since."""
         if goal_s != self._goal_s or future.cancelled():
             return
         handle = future.result()
@@ -119,7 +119,7 @@ class Fingers:
         self._node.get_logger().error(self._refusal, throttle_duration_sec=1.0)
 
     def _ended(self, future: Any) -> None:  # noqa: ANN401 - rclpy's
-        """Log a goal that was given up: a gripper that holds something may end so, and it is not sent again."""
+        """Log an aborted goal, which is not resent: a gripper that holds an object may end with this status."""
         if not future.cancelled() and future.result().status == ABORTED:
             self.aborted += 1
             name = self._gripper.name

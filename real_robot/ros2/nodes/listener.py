@@ -1,4 +1,4 @@
-"""Listens to /tf and /tf_static for a node."""
+"""Subscribes a node to /tf and /tf_static."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from real_robot.ros2.topics import subscribe
 
 TF = "tf2_msgs/msg/TFMessage"
 MOVING, STATIC = Qos(depth=100, reliability="best_effort"), Qos(depth=100, durability="transient_local")
-"""Deep: every message has some of the frames only."""
+"""Deep, because every message contains only some of the frames."""
 
 
 class Listener(Frames):
-    """The frames that `node` hears of; messages that cannot be read are logged and left out."""
+    """The frames that are published to `node`; messages that cannot be read are logged and ignored."""
 
     def __init__(self, node: ManagedNode[Any]) -> None:
         super().__init__()

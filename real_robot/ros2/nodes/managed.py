@@ -1,4 +1,4 @@
-"""Base of all nodes: settings from ROS parameters, logged lifecycle errors, diagnostics, QoS reports."""
+"""Base class of all nodes: settings from ROS parameters, logged lifecycle errors, diagnostics, QoS reports."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ OK, WARN, ERROR = (cast(bytes, getattr(DiagnosticStatus, level)) for level in ("
 DIAGNOSTICS_PERIOD_S = 0.5
 PR_SET_PDEATHSIG = 1
 AUTOSTART = "autostart"
-"""Parameter set by whoever starts a node that is to end with it: the state, one of `STARTS`, to which to take it."""
+"""Parameter of a node that ends with its parent process: the state, one of `STARTS`, to which it starts itself."""
 STARTS = ("unconfigured", "inactive", "active")
 NO_SETTINGS = (AUTOSTART, "use_sim_time", "qos_overrides", "start_type_description_service")
-"""First parts of the names of parameters that are not the settings of one node: ours, and ROS's own."""
+"""First parts of the names of parameters that are no settings of a node: ours, and ROS's own."""
 
 
 @dataclass
@@ -55,9 +55,9 @@ class ManagedNode(LifecycleNode, Generic[S]):
 
     Subclasses implement `configure`, `activate`, `deactivate` and `cleanup`. A UserError in them is logged on one line,
     any other error with its traceback. After a failed configure the node is unconfigured. After any other failure it
-    has deactivated and freed everything declared as its `own`. An error in a callback deactivates the node (`fail`); no
-    error ends it. `reports` are published on /diagnostics twice a second, even while a simulator's clock stands still.
-    Parameters are read when the node is configured; afterwards only those that are `live` can be set.
+    has been deactivated, and everything registered with `own` is destroyed. An error in a callback deactivates the node
+    (`fail`); no error ends it. `reports` are published on /diagnostics twice a second, even while a simulator's clock
+    stands still. Parameters are read when the node is configured; afterwards only `live` parameters can be set.
     """
 
     live: ClassVar[tuple[str, ...]] = ()
@@ -73,7 +73,7 @@ class ManagedNode(LifecycleNode, Generic[S]):
         backwards = JumpThreshold(min_forward=None, min_backward=Duration(nanoseconds=-1), on_clock_change=False)
         self._jumps = self.get_clock().create_jump_callback(backwards, post_callback=self._jumped)
         self.on_jump: list[Callable[[float], None]] = []
-        """Called when the clock has jumped back by s, as a simulator's does when it is reset."""
+        """Callbacks for a clock that has jumped back by a time in s, as a simulator's clock does on a reset."""
         self.settings: S
         self.reports: dict[str, Callable[[], Report]] = {}
         self.steady = Clock(clock_type=ClockType.STEADY_TIME)
@@ -89,10 +89,10 @@ class ManagedNode(LifecycleNode, Generic[S]):
         """Start."""
 
     def deactivate(self) -> None:
-        """Stop, safely; also called after an error, when not everything may exist."""
+        """Stop safely; also called after an error, when some attributes may not exist."""
 
     def cleanup(self) -> None:
-        """Free what `configure` created apart from the node's `own`, as far as it got."""
+        """Free everything that `configure` created without `own`, even if it failed halfway."""
 
     def own(self, entity: E) -> E:
         """Register a publisher, subscription, client, service or timer to be destroyed on cleanup; returns it."""
@@ -106,12 +106,12 @@ class ManagedNode(LifecycleNode, Generic[S]):
             self.settings = read_settings(self, self._settings_type)
             self.configure()
 
-        done = self._try("configure", start)
-        if done is not TransitionCallbackReturn.SUCCESS:
+        result = self._try("configure", start)
+        if result is not TransitionCallbackReturn.SUCCESS:
             self._free()
             return TransitionCallbackReturn.FAILURE
         self._configured, self._failure = True, ""
-        return done
+        return result
 
     def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
         """ROS's activate transition."""
@@ -147,7 +147,7 @@ class ManagedNode(LifecycleNode, Generic[S]):
 
     @property
     def steady_s(self) -> float:
-        """Steady time, s: for everything that a jump or a standstill of ROS time must not disturb."""
+        """Steady time in s, which is independent of jumps and standstills of ROS time."""
         return self.steady.now().nanoseconds / 1e9
 
     @property
@@ -156,19 +156,21 @@ class ManagedNode(LifecycleNode, Generic[S]):
         return self._state_machine.current_state[1] == "active"
 
     def autostart(self) -> None:
-        """Configure and activate the node as far as whoever started it wants, and end with that process then."""
-        wanted = self.get_parameter(AUTOSTART).value if self.has_parameter(AUTOSTART) else ""
-        if wanted:
+        """Take the node to the state of its parameter `AUTOSTART`, if set, and let it end with its parent process."""
+        target_state = self.get_parameter(AUTOSTART).value if self.has_parameter(AUTOSTART) else ""
+        if target_state:
             _end_with_parent()
-        if wanted not in ("", *STARTS):
-            self.get_logger().error(f"expected {AUTOSTART} {', '.join(STARTS[:-1])} or {STARTS[-1]}, got {wanted!r}")
-        elif wanted not in ("inactive", "active"):
+        if target_state not in ("", *STARTS):
+            self.get_logger().error(
+                f"expected {AUTOSTART} {', '.join(STARTS[:-1])} or {STARTS[-1]}, got {target_state!r}"
+            )
+        elif target_state not in ("inactive", "active"):
             self.get_logger().info("waits to be configured")
-        elif self.trigger_configure() is TransitionCallbackReturn.SUCCESS and wanted == "active":
+        elif self.trigger_configure() is TransitionCallbackReturn.SUCCESS and target_state == "active":
             self.trigger_activate()
 
     def end(self) -> None:
-        """Stop safely, from any state that is not final, also in the middle of a transition."""
+        """Stop safely from any state that is not final, even in the middle of a transition."""
         state = self._state_machine.current_state[1]
         if state in ("unconfigured", "inactive", "active"):
             self.trigger_shutdown()
@@ -177,7 +179,7 @@ class ManagedNode(LifecycleNode, Generic[S]):
             self._free()
 
     def qos_events(self, topic: str) -> dict[str, Any]:
-        """Callbacks that report partners with incompatible QoS, for "subscription" and "publisher" of `topic`."""
+        """Callbacks by "subscription" and "publisher" that report partners with incompatible QoS on `topic`."""
 
         def mismatch(event: Any) -> None:  # noqa: ANN401 - rclpy's
             policy = qos_policy_name_from_kind(event.last_policy_kind)
@@ -205,27 +207,29 @@ class ManagedNode(LifecycleNode, Generic[S]):
         self.reports.clear()
         self.on_jump.clear()
         self._mismatches.clear()
-        freed = self._try("cleanup", self.cleanup)
+        result = self._try("cleanup", self.cleanup)
         kinds = ("timer", "service", "client", "subscription", "publisher")
         for entity in self._owned:
             if not any(getattr(self, f"destroy_{kind}")(entity) for kind in kinds):
                 self.get_logger().warning(f"{entity} was not the node's")
         self._owned.clear()
-        return freed
+        return result
 
     def _change(self, change: Callable[[Any, Any], Any], request: Any, response: Any) -> Any:  # noqa: ANN401 - rclpy's
-        """Answer a request that the node's state does not allow with failure; rclpy would end the process."""
+        """Answer a request with failure if the node's state does not allow it; rclpy would end the process."""
         try:
             return change(request, response)
         except RCLError:
-            wanted = request.transition.label or request.transition.id
+            transition = request.transition.label or request.transition.id
             state = self._state_machine.current_state[1]
-            self.get_logger().warning(f"transition {wanted!r} is not possible while {state}", throttle_duration_sec=1.0)
+            self.get_logger().warning(
+                f"transition {transition!r} is not possible while {state}", throttle_duration_sec=1.0
+            )
             response.success = False
             return response
 
     def _settable(self, parameters: Sequence[Parameter]) -> SetParametersResult:
-        """Refuse what would have no effect."""
+        """Refuse parameters that would have no effect."""
         fixed = [parameter.name for parameter in parameters if parameter.name not in self.live]
         if not self._configured or not fixed:
             return SetParametersResult(successful=True)
@@ -260,7 +264,7 @@ class ManagedNode(LifecycleNode, Generic[S]):
 
 
 def read_settings(node: LifecycleNode, cls: type[S]) -> S:
-    """The dataclass `cls` from the node's parameters ("a.b" is field b of field a); declares missing ones.
+    """Build the dataclass `cls` from the node's parameters ("a.b" is field b of field a); declare missing ones.
 
     Raises:
         UserError: for an unknown parameter, a wrong type, or a number that is not finite or out of range.
@@ -287,10 +291,10 @@ def read_settings(node: LifecycleNode, cls: type[S]) -> S:
 
 
 def spin(make: Callable[[], ManagedNode]) -> None:
-    """Run a node until Ctrl-C or SIGTERM, then stop it safely; started by a launch file, until that ends, too.
+    """Run a node until Ctrl-C, SIGTERM, or the end of the launch that started it, then stop it safely.
 
-    A callback, such as a deactivation that stops the robot, is not interrupted before the second signal. This is the
-    one place where errors of callbacks end up: the node deactivates, and goes on.
+    A callback, such as a deactivation that stops the robot, is interrupted only by the second signal. All errors of
+    callbacks are caught here: the node deactivates and continues.
     """
     rclpy.init(
         signal_handler_options=SignalHandlerOptions.NO
@@ -312,7 +316,7 @@ def spin(make: Callable[[], ManagedNode]) -> None:
         while not signals:
             try:
                 executor.spin_once()
-            except Exception as error:  # whatever happened: the robot holds, and the emergency stop still works
+            except Exception as error:  # after any error the robot holds, and the emergency stop still works
                 node.fail(error)
     except KeyboardInterrupt:
         pass
@@ -325,15 +329,15 @@ def spin(make: Callable[[], ManagedNode]) -> None:
 
 
 def _end_with_parent() -> None:
-    """Have Linux send SIGTERM when the launching process ends, however it ends: nodes would outlive it."""
+    """Let Linux send SIGTERM when the launching process ends, however it ends, because nodes would outlive it."""
     parent, terminate = os.getppid(), int(signal.SIGTERM)
     if sys.platform == "linux" and ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, terminate) == 0 and os.getppid() != parent:
-        raise KeyboardInterrupt  # it ended in between
+        raise KeyboardInterrupt  # the parent ended in between
 
 
 def _leaves(tree: Any, prefix: str) -> list[tuple[str, Any]]:  # noqa: ANN401 - nested containers
-    """Names and values in the form that ROS can declare: it has no None and no type for an empty list."""
+    """Names and values that ROS can declare, which has no None and no type for an empty list."""
     if isinstance(tree, dict):
         return [leaf for key, value in tree.items() for leaf in _leaves(value, f"{prefix}.{key}" if prefix else key)]
-    unknown = tree is None or (isinstance(tree, list) and (not tree or isinstance(tree[0], dict)))
-    return [] if unknown else [(prefix, tree)]
+    undeclarable = tree is None or (isinstance(tree, list) and (not tree or isinstance(tree[0], dict)))
+    return [] if undeclarable else [(prefix, tree)]

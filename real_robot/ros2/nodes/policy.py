@@ -1,7 +1,7 @@
 """policy_node: observation topics -> contract -> policy -> safety -> command topic, as a lifecycle node.
 
-Configuring loads the policy and binds it to the robot, activating starts the loop, deactivating holds, cleaning up
-frees everything. An error in the loop holds and deactivates.
+Configuring loads the policy and binds it to the robot, activating starts the loop, deactivating holds, and cleaning up
+frees everything. After an error in the loop, the robot holds and the node deactivates.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from real_robot.serving.policy_client import PolicyClient
 
 HEARTBEAT_HZ = 20.0
 SAFETY_TIMEOUT_S = 1.0
-"""Time without a sign of life of safety_node after which that is reported."""
+"""Time without a sign of life of safety_node after which its absence is reported."""
 KEPT = 1000
 """Number of periods covered by /diagnostics."""
 
 
 class Pace(Enum):
-    """When a period begins: at the control rate in ROS time or in steady time, or with every measurement."""
+    """Trigger of periods: the control rate in ROS time or in steady time, or every measurement."""
 
     ros = "ros"
     steady = "steady"
@@ -55,13 +55,13 @@ class PolicySettings(Configuration):
         server: a policy server's address, ws://host:port; its token is read from the file `token_file`.
         robot, options: an entry of the robot tables, and its options.
         pace: when periods begin.
-        prefix: of the command topic; "policy/" is for safety_node, "" for the robot itself.
-        execution, asynchronous: of action chunks; see `chunk_executor.ChunkExecutor`.
-        limits: YAML file of `limits.Limits` for commands and measurements; "": those of the contract.
-        relocates: whether the robot may be put elsewhere at once, so that its measurements are not compared with each
-            other; None: in simulated time, as at the beginning of an episode.
-        recording: a new MCAP file of what the policy reads and decides and of every period, for replay; "": none.
-        device: of the policy.
+        prefix: prefix of the command topic; "policy/" is for safety_node, "" for the robot itself.
+        execution, asynchronous: execution of action chunks; see `chunk_executor.ChunkExecutor`.
+        limits: YAML file of `limits.Limits` for commands and measurements; "": limits of the contract.
+        relocates: whether the robot may change its position at once, so that measurements are not compared with each
+            other; None: only in simulated time, in which an episode may begin elsewhere.
+        recording: a new MCAP file of the policy's inputs, its decisions and every period, for replay; "": none.
+        device: device of the policy.
     """
 
     checkpoint: str = ""
@@ -80,10 +80,10 @@ class PolicySettings(Configuration):
 
 
 class PolicyNode(ManagedNode[PolicySettings]):
-    """Runs a policy on a robot; service `~/reset` begins an episode (memories and chunks start anew).
+    """Runs a policy on a robot; service `~/reset` begins an episode (memories and chunks restart).
 
     Args:
-        load: makes the policy of the settings.
+        load: loads the policy of the settings.
     """
 
     def __init__(self, load: Callable[[PolicySettings], Policy]) -> None:
@@ -126,7 +126,7 @@ class PolicyNode(ManagedNode[PolicySettings]):
             clock = self.steady if settings.pace is Pace.steady else self.get_clock()
             self.own(self.create_timer(table.control_dt_s, self._tick, clock=clock))
         record = None
-        if settings.recording:  # last: its file would stay if anything else failed
+        if settings.recording:  # last, because its file would remain if a later step failed
             origin = {"checkpoint": settings.checkpoint or settings.server, "robot": settings.robot}
             path, contract = Path(settings.recording), self._robot.contract
             self._recorder = Recorder(path, contract, origin=origin, clock=self._robot.clock)
@@ -161,7 +161,7 @@ class PolicyNode(ManagedNode[PolicySettings]):
             recorder.close()
 
     def _restart(self) -> None:
-        """Begin an episode: what was decided is forgotten, and the next decision is made from a new measurement."""
+        """Begin an episode: drop earlier decisions, and decide next on a new measurement."""
         self._commander.reset()
         self._robot.reset()
         if self._recorder:
@@ -173,7 +173,7 @@ class PolicyNode(ManagedNode[PolicySettings]):
             self._tick()
 
     def _repeated(self) -> None:
-        """A simulator in lock-step repeats its first measurement until there are enough of them to start from."""
+        """Process a repeated measurement: in lock-step, a simulator repeats the first one until a motion can start."""
         self._observe()
         if self.settings.pace is Pace.measurement and self._safety.state is State.READY:
             self._tick()
@@ -185,7 +185,7 @@ class PolicyNode(ManagedNode[PolicySettings]):
     def _tick(self) -> None:
         if not self._active:
             return
-        began = time.perf_counter()
+        begin_s = time.perf_counter()
         try:
             stopped = "safety_node has stopped the robot: see its /diagnostics"
             verdict = self._safety.hold(stopped, fault=False) if self._stopped else self._controller.tick()
@@ -195,7 +195,7 @@ class PolicyNode(ManagedNode[PolicySettings]):
             return
         if verdict.reason == MISSING and (why := self._executor.reason if self._executor else ""):
             verdict = replace(verdict, reason=f"{MISSING}: {why}")
-        self._timing.add(began, time.perf_counter() - began, verdict)
+        self._timing.add(begin_s, time.perf_counter() - begin_s, verdict)
         if verdict.state is not State.ACTIVE:
             self.get_logger().warning(f"the robot holds: {verdict.reason}", throttle_duration_sec=1.0)
 
@@ -212,19 +212,19 @@ class PolicyNode(ManagedNode[PolicySettings]):
         self._passed_on = alive > 0
 
     def _rearm(self) -> None:
-        """Begin an episode, and leave the stop that an operator has reset."""
+        """Begin an episode, and leave a stop that an operator has reset."""
         self._restart()
         if self._safety.state is State.STOPPED:
             self._safety.reset()
 
     def _safety_changes(self, state: str) -> None:
-        """Decide nothing while safety_node has stopped the robot, and anew once an operator has reset it."""
+        """Make no decisions while safety_node has stopped the robot; begin an episode once an operator has reset it."""
         stopped, self._stopped = self._stopped, state == State.STOPPED.value
         if self._active and stopped and not self._stopped:
             self._rearm()
 
     def _jumped_back(self, back_s: float) -> None:
-        """Begin a new episode: the simulator has been reset."""
+        """Begin a new episode, because the simulator has been reset."""
         if self._active:
             self._restart()
             if self._safety.state is not State.STOPPED:
@@ -269,7 +269,7 @@ class _Timing:
         if self.verdict is None or len(self.began) < 2:
             return Report("no measurement yet", WARN)
         rate_hz = (len(self.began) - 1) / (self.began[-1] - self.began[0])
-        p50, p99, most = (1e3 * np.quantile(self.worked, (0.5, 0.99, 1.0))).round(3)
+        p50, p99, longest = (1e3 * np.quantile(self.worked, (0.5, 0.99, 1.0))).round(3)
         values = {
             "state": self.verdict.state.value,
             "reason": self.verdict.reason,
@@ -279,7 +279,7 @@ class _Timing:
             "held": self.held,
             "work_p50_ms": p50,
             "work_p99_ms": p99,
-            "work_max_ms": most,
+            "work_max_ms": longest,
         }
         level = {State.ACTIVE: OK, State.STOPPED: ERROR}.get(self.verdict.state, WARN)
         return Report(self.verdict.reason or self.verdict.state.value, level, values)

@@ -1,8 +1,8 @@
 """safety_node: an independent process between a policy's commands and the robot, with the emergency stop.
 
-It checks every command again with its own limits, and holds the robot if the policy's heartbeat or its commands stop:
-the stop that was certified with the last command, then silence.
-It runs in steady time, so a simulator's clock cannot stop it.
+It checks every command again with its own limits. If the policy's heartbeat or its commands cease, the robot holds: the
+node sends the stop that was certified with the last command, then nothing. It runs in steady time, so that a
+simulator's clock cannot stop it.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class SafetySettings(Configuration):
     """Parameters of safety_node.
 
     Attributes:
-        checkpoint: the commanding policy's, for its contract: a run, a checkpoint, an export, a contract.json.
-        robot, options: as in policy_node.
-        prefix: of the topics on which policy_node commands.
+        checkpoint: source of the commanding policy's contract: a run, a checkpoint, an export, or a contract.json.
+        robot, options: see policy_node.
+        prefix: prefix of the topics of policy_node's commands.
         heartbeat_timeout_s: steady time after which the robot holds without a heartbeat of the policy's loop, or, in
             simulated time, without progress of the clock.
-        liveliness_s: time after which a policy's process that has ended or been suspended is noticed.
-        limits: as in policy_node; their `command_timeout_s`, in ROS time, is also the longest gap between commands.
-        relocates: as in policy_node.
+        liveliness_s: time after which the end or suspension of a policy's process is detected.
+        limits: see policy_node; their `command_timeout_s`, in ROS time, is also the longest gap between commands.
+        relocates: see policy_node.
     """
 
     checkpoint: str = ""
@@ -76,11 +76,13 @@ class SafetyNode(ManagedNode[SafetySettings]):
         settings = self.settings
         self._limits = read_limits(settings.limits)
         contract = read_contract(settings.checkpoint)
-        measured = {key: spec for key, spec in contract.observation.items() if key not in WAYPOINTS}  # makes no map
+        measured = {
+            key: spec for key, spec in contract.observation.items() if key not in WAYPOINTS
+        }  # without waypoints no map is computed
         table = robot_table(settings.robot, replace(contract, observation=measured), settings.options)
         self._table = table.within(self._limits)
-        oldest_s = self._limits.observation_timeout_s
-        observed = {"measured": self._measured, "repeated": self._measured, "observation_timeout_s": oldest_s}
+        longest_age_s = self._limits.observation_timeout_s
+        observed = {"measured": self._measured, "repeated": self._measured, "observation_timeout_s": longest_age_s}
         self._robot = RosRobot(self, self._table, **observed)
         robot = self._robot
         self._safety = Safety(
@@ -106,7 +108,7 @@ class SafetyNode(ManagedNode[SafetySettings]):
         self._say()
 
     def _supervise(self) -> None:
-        """Watch over the processes that have to live for anything to be commanded."""
+        """Check the lease of policies' publishers; raise UserError if it is shorter than their promise."""
         promised_s = self._table.sign_s
         if self.settings.liveliness_s < promised_s:
             raise UserError(f"expected liveliness_s of at least {promised_s}, got {self.settings.liveliness_s}")
@@ -143,7 +145,7 @@ class SafetyNode(ManagedNode[SafetySettings]):
             self.get_logger().error(f"a command cannot be read: {error}", throttle_duration_sec=1.0)
             self._hold("a command that cannot be read")
             return
-        # without a stamp of its own a command is as old as the heartbeat that the same process sends with it
+        # a command without a stamp is as old as the heartbeat that the same process sends with it
         command = Command(arrays[ACTION], self._beat_stamp_s if stamp_s is None else stamp_s)
         early = self._robot.simulated and not self._reached(command)
         if missing := self._missing(waits=early):
@@ -173,13 +175,13 @@ class SafetyNode(ManagedNode[SafetySettings]):
         return self._robot.heard and not (command.stamp_s or 0.0) > self._robot.clock()
 
     def _measured(self) -> None:
-        """Take note of a new measurement: a motion starts only from several that are consistent."""
+        """Process a new measurement: a motion starts only after several that are consistent."""
         if (reading := self._robot.read()) is not None:
             self._safety.observe(reading)
         self._catch_up()
 
     def _catch_up(self) -> None:
-        """Process a command that came before its simulated time, or before the simulator, had reached this process."""
+        """Process a command that arrived here before the /clock message of its time, or before the simulator."""
         if self._active and self._early and self._reached(self._early) and not self._missing(waits=True):
             self._check(self._early)
 
@@ -199,9 +201,9 @@ class SafetyNode(ManagedNode[SafetySettings]):
             self._say()
 
     def _missing(self, waits: bool) -> str:
-        """Why nothing may be commanded, whatever is asked for; "" if all live that have to.
+        """Reason for passing no command on; "" if the policy's process is alive and the clock advances.
 
-        A simulator in lock-step `waits` between episodes: its clock may stand still until the first command.
+        With `waits` the clock may stand still, as a simulator's does in lock-step until the first command.
         """
         if self._commanders == 0 or self.steady_s - self._beat_s > self.settings.heartbeat_timeout_s:
             return LIFELESS
@@ -218,7 +220,9 @@ class SafetyNode(ManagedNode[SafetySettings]):
 
     def _hold(self, reason: str, fault: bool = True) -> None:
         self._safety.hold(reason, fault)
-        if self._robot.stands_s > self._table.control_dt_s:  # no clock tells when the stop's next command is due
+        if (
+            self._robot.stands_s > self._table.control_dt_s
+        ):  # a clock that stands still does not time the stop's commands
             self._settle(reason)
         self._held += 1
         self._say()

@@ -1,6 +1,6 @@
-"""scene_node: what a policy reads of objects, from /tf or detections, and what it is told to do.
+"""scene_node: publishes a policy's observations of objects, from /tf or detections, and its instruction.
 
-It publishes the labelled arrays that the row names in its option `arrays`, once a period, stamped like the oldest pose.
+The labelled arrays in the robot's option `arrays` are published once a period, with the stamp of the oldest pose.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from real_robot.ros2.topics import publisher, subscribe, types
 
 DETECTIONS = "vision_msgs/msg/Detection3DArray"
 OLD = 3.0
-"""Age in control periods from which on poses are reported: with arm_cartesian_limits.yaml the robot then holds."""
+"""Age in control periods above which poses are reported: with arm_cartesian_limits.yaml the robot then holds."""
 
 
 @dataclass
@@ -31,13 +31,13 @@ class SceneSettings(Configuration):
     """Parameters of scene_node.
 
     Attributes:
-        checkpoint, robot, options: as in policy_node.
-        world_frame: the policy's world: a frame on /tf, or that of the detections.
-        objects: the policy's names of all objects that it may see, in its order.
-        frames: each one's frame on /tf; or
-        detections: a topic of Detection3DArray, whose best classes (or ids) are
-        classes: each object's name there; those of `objects` if empty.
-        instruction: what to do; a std_msgs/String on `~/instruction` replaces it.
+        checkpoint, robot, options: see policy_node.
+        world_frame: frame of the policy's world, on /tf or of the detections.
+        objects: the policy's names of all objects, in its order.
+        frames: frame of each object on /tf; alternatively, `detections` are used.
+        detections: topic of Detection3DArray.
+        classes: name of each object in detections, its best class or id; the names of `objects` if empty.
+        instruction: the policy's instruction; a std_msgs/String on `~/instruction` replaces it.
     """
 
     checkpoint: str = ""
@@ -51,7 +51,7 @@ class SceneSettings(Configuration):
     instruction: str = ""
 
     def __post_init__(self) -> None:
-        """Raise UserError for lists that do not go together."""
+        """Raise UserError for lists that contradict each other."""
         super().__post_init__()
         if self.frames and self.detections:
             raise UserError("expected frames or detections, not both, to know where the objects are")
@@ -75,10 +75,10 @@ class SceneNode(ManagedNode[SceneSettings]):
         """Subscribe and advertise."""
         settings = self.settings
         contract = read_contract(settings.checkpoint)
-        wanted = settings.options.get("arrays", [])
-        if unknown := [key for key in wanted if key not in SCENE or key not in contract.observation]:
+        arrays = settings.options.get("arrays", [])
+        if unknown := [key for key in arrays if key not in SCENE or key not in contract.observation]:
             raise UserError(f"scene_node has no {unknown}; expected arrays among {list(SCENE)} that the policy reads")
-        self._codec = LabelledArrays({key: contract.observation[key] for key in wanted})
+        self._codec = LabelledArrays({key: contract.observation[key] for key in arrays})
         self._detected: dict[str, Transform] = {}
         self._instruction, self._missing = settings.instruction, ""
         self._period_s, self._oldest = contract.control_dt_s, (math.inf, "")
@@ -97,7 +97,7 @@ class SceneNode(ManagedNode[SceneSettings]):
         self._active = True
 
     def deactivate(self) -> None:
-        """Stop publishing, so that whoever reads it holds."""
+        """Stop publishing, so that the robot holds for lack of measurements."""
         self._active = False
 
     def _instruct(self, message: Any) -> None:  # noqa: ANN401 - a ROS message
@@ -111,12 +111,12 @@ class SceneNode(ManagedNode[SceneSettings]):
             self.get_logger().error(f"{self.settings.detections}: {error}", throttle_duration_sec=1.0)
 
     def _poses(self) -> list[Transform]:
-        heard = self.settings.heard
+        names = self.settings.heard
         if self.settings.frames:
-            return [self._frames.pose(self.settings.world_frame, frame) for frame in heard]
-        if missing := [name for name in heard if name not in self._detected]:
+            return [self._frames.pose(self.settings.world_frame, frame) for frame in names]
+        if missing := [name for name in names if name not in self._detected]:
             raise UserError(f"not detected yet: {', '.join(missing)}")
-        return [self._detected[name] for name in heard]
+        return [self._detected[name] for name in names]
 
     def _publish(self) -> None:
         if not self._active:

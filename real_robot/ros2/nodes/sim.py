@@ -33,8 +33,8 @@ from real_robot.ros2.robots.tables import ACTION
 from real_robot.ros2.topics import publisher, subscribe, types
 
 AGAIN_S = 0.2
-"""Wall time after which a measurement without an answer is published again: it may be sent with best effort, of which
-nothing arrives before the listener's process has found this one, whenever this one found it."""
+"""Wall time after which a measurement without an answer is published again. With best effort, a message is lost if the
+subscriber's process has not discovered this one yet, even if this one has discovered the subscriber."""
 
 
 @dataclass
@@ -43,14 +43,14 @@ class SimSettings(Configuration):
 
     Attributes:
         checkpoint: a run; its task is simulated.
-        overrides: of its configuration, separated by spaces: "task.suite=libero_goal task.tasks=[3]".
-        distribution: of initial states; "" is the training distribution.
+        overrides: changed options of the run, separated by spaces: "task.suite=libero_goal task.tasks=[3]".
+        distribution: distribution of initial states; "" is the training distribution.
         robot, options: an entry of the robot tables that fits the simulator; the node takes the robot's side.
-        lock_step: see the module; otherwise real time, `real_time_factor` times as fast.
-        hold_action: [A] what the robot's own controller does when it holds; zeros if empty.
+        lock_step: lock-step, see the module; otherwise real time, `real_time_factor` times as fast.
+        hold_action: action [A] of the robot's own controller while it holds; zeros if empty.
         command_timeout_s: simulated time for which a command is valid in real time.
-        silence_s: wall time without a command after which, in lock-step, a robot that is stopped by commands goes on
-            without any.
+        silence_s: wall time without a command after which, in lock-step, a robot that is stopped by commands continues
+            without a command.
         listeners: nodes that have to be connected before an episode begins in lock-step.
         start: initial state that `~/reset` begins from; -1: the next one. May be set at any time.
     """
@@ -77,7 +77,7 @@ class SimNode(ManagedNode[SimSettings]):
     in real time an episode begins at once, and each is followed by the next.
 
     Args:
-        load: makes the environment of the settings: N = 1, single actions.
+        load: makes the environment of the settings, with N = 1 and single actions.
     """
 
     live = ("start",)
@@ -106,7 +106,7 @@ class SimNode(ManagedNode[SimSettings]):
         latched = QoSProfile(depth=1, durability=QoSDurabilityPolicy.TRANSIENT_LOCAL)
         self._outcome = self.own(self.create_publisher(DiagnosticStatus, "~/episode", latched))
         self._trace = self.own(self.create_publisher(Float64MultiArray, "~/trace", latched))
-        # what lasts first: it is not waited for
+        # lasting topics first, because subscribers do not wait for them
         ordered = sorted(table.states, key=lambda topic: not topic.lasting)
         self._states = [(topic, publisher(self, topic.name, topic.codec.message, topic.qos)) for topic in ordered]
         subscribe(self, table.command.name, table.command.codec.message, table.command.qos, self._hear)
@@ -154,10 +154,10 @@ class SimNode(ManagedNode[SimSettings]):
         return response
 
     def _heard(self) -> bool:
-        """Whether the required listeners are connected: anything published earlier is lost."""
-        outs = [self._time, *(out for _, out in self._states)]
-        heard = all(out.get_subscription_count() >= self.settings.listeners for out in outs)
-        return heard and self.count_publishers(self._table.command.name) > 0
+        """Whether the required listeners are connected; messages published earlier are lost."""
+        publishers = [self._time, *(out for _, out in self._states)]
+        connected = all(out.get_subscription_count() >= self.settings.listeners for out in publishers)
+        return connected and self.count_publishers(self._table.command.name) > 0
 
     def _hold(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
         """Hold on request: the robot follows its own safe behaviour until a command arrives."""
@@ -186,14 +186,14 @@ class SimNode(ManagedNode[SimSettings]):
             self._latency_s = time.perf_counter() - self._measured
 
     def _run_freely(self) -> None:
-        """One control period without waiting for a command."""
+        """Run one control period without waiting for a command."""
         if not self._running:
             return
         if self.settings.lock_step and not self._holding:
             waited_s = time.perf_counter() - self._measured
             if time.perf_counter() - self._published > AGAIN_S:
                 self._publish()
-            # whoever has stopped it is silent, and would wait for its next measurement as it for a command
+            # the node that has stopped the robot is silent: without a step, both would wait for each other
             self._holding = waited_s > self.settings.silence_s and bool(self._rows) and self._table.at_rest is not None
             return
         fresh = self._command is not None and (
@@ -226,10 +226,10 @@ class SimNode(ManagedNode[SimSettings]):
         reading = self._robot.read()
         assert reading is not None
         nanoseconds = round(1e9 * (self._earlier_s + reading.stamp_s))
-        self._stamp_s = nanoseconds / 1e9  # computed like a node's clock: the same time, bit for bit
+        self._stamp_s = nanoseconds / 1e9  # computed like a node's clock, so that times are equal bit for bit
         arrays = self._table.measured(reading.observation)
         self._messages = [(out, topic.codec.encode(arrays, types, self._stamp_s)) for topic, out in self._states]
-        # last, so that no node has the time without its measurement
+        # the clock is last, so that no node has a time without its measurement
         time_now = Time(sec=nanoseconds // 10**9, nanosec=nanoseconds % 10**9)
         self._messages.append((self._time, Clock(clock=time_now)))
         self._publish()

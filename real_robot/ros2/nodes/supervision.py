@@ -1,4 +1,4 @@
-"""How nodes know of each other's death: signs of life on a topic with the node's state, by DDS's own liveliness."""
+"""Detection of dead nodes: signs of life on a topic with the node's state, by DDS's own liveliness."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from real_robot.ros2.robots.tables import Qos
 from real_robot.ros2.topics import publisher, subscribe, types
 
 SAFETY_STATE = "safety_node/state"
-"""Topic on which it publishes what it does, with signs of life."""
+"""Topic of safety_node's state, with signs of life."""
 STATE_LEASE_S = 0.1
 SIGNED = Qos(durability="transient_local", lease_s=STATE_LEASE_S, manual=True)
-"""QoS of these topics; their publishers sign `SIGNS` times per lease."""
+"""QoS of topics with signs of life; their publishers sign `SIGNS` times per lease."""
 SIGNS = 4
 
 
@@ -35,12 +35,12 @@ def signed(node: ManagedNode[Any], topic: str) -> Callable[[str], None]:
 def watch(
     node: ManagedNode[Any], topic: str, timeout_s: float, alive: Callable[[int], None], changes: Callable[[str], None]
 ) -> None:
-    """Call `alive` with the number of living publishers of the `signed` topic; dead are those silent for `timeout_s`.
+    """Call `alive` with the number of live publishers of a `signed` topic; after `timeout_s` of silence one is dead.
 
     `changes` is called with each state.
 
     Raises:
-        UserError: if that is sooner than they promise.
+        UserError: if `timeout_s` is shorter than the publishers' lease.
     """
     if timeout_s < STATE_LEASE_S:
         raise UserError(f"expected a time-out of at least {STATE_LEASE_S} s, got {timeout_s}")

@@ -197,6 +197,7 @@ def _to_goal(seen: Arrays) -> dict[str, np.ndarray]:
     """Distance and direction of the goal from the vehicle's position and yaw."""
     rotation = seen["rotation"].reshape(3, 3)
     offset = (seen["goal"] - seen["position"])[:2]
+    # bearing in the base frame: atan2(offset) - yaw
     angle = np.arctan2(offset[1], offset[0]) - np.arctan2(rotation[1, 0], rotation[0, 0])
     direction = np.array([np.cos(angle), np.sin(angle)], np.float32)
     return {"goal_distance": np.array([np.hypot(*offset)], np.float32), "goal_direction": direction}
