@@ -1,11 +1,12 @@
-"""What rollouts of older policies cost PPO: `python benchmarks/asynchronous_ppo.py [--task TASK] [--output FILE]`.
+"""Cost of stale rollouts for PPO: `python benchmarks/asynchronous_ppo.py [--task TASK] [--output FILE]`.
 
-Two collectors in threads, one thread of computation each, and a learner that takes rollouts up to `staleness` updates
-old: by the plain objective (naive), whose ratios are to the policy that collected, or the decoupled one
-(`algorithm.importance_limit=2`). All rows have as many environment steps; libero_pick's begin with one supervised
-policy per seed. Success is that of held-out episodes at the end, with Wilson's 95% interval; `means` of seeds are with
-intervals for other seeds and starts, and differences, paired by seed, with Student's over seeds. Seconds are those of
-reinforcement learning. The curves in the file are success in training against seconds, of every tenth iteration.
+Two collectors in threads, with one thread of computation each, and a learner that takes rollouts up to `staleness`
+updates old. The plain objective (naive) has ratios to the policy that collected; the decoupled one is
+`algorithm.importance_limit=2`. All rows have the same number of environment steps; libero_pick's begin with one
+supervised policy per seed. Success is measured on held-out episodes at the end, with Wilson's 95% interval. `means`
+over seeds have intervals for other seeds and starts; differences, paired by seed, have Student's interval over seeds.
+Seconds include reinforcement learning only. The curves in the file are success in training against seconds, of every
+tenth iteration.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ ROWS = {
     "4, naive": ("placement.max_staleness=4",),
     "4, decoupled": ("placement.max_staleness=4", DECOUPLED),
 }
-"""Options by staleness and objective."""
+"""Options of train.py by staleness and objective."""
 TASKS = {
     "vehicle_navigate": (
         "env_steps=2500000",
@@ -60,13 +61,13 @@ TASKS = {
         "sft.steps=4000",
     ),
 }
-"""Options of each."""
+"""Options of train.py by task."""
 MEANS = ("placement/staleness", "rl/importance_truncated", "rl/clip_fraction")
 """Metrics that are averaged over the run."""
 
 
 def measured(task: str, row: str, seed: int, folder: Path) -> dict[str, Any]:
-    """One run: success at the end, seconds, staleness, and its curve."""
+    """Run one training; returns its final success, seconds, staleness and curve."""
     run = folder / f"{task}_{row.replace(', ', '_')}_{seed}"
     options = [f"task={task}", "algorithm=ppo", *TASKS[task], f"seed={seed}", "threads=1", "video=false"]
     if task == "libero_pick":
@@ -74,16 +75,16 @@ def measured(task: str, row: str, seed: int, folder: Path) -> dict[str, Any]:
         if not (start / "report.json").exists():
             trained([*options, "stages=[sft]"], start)
         options += ["stages=[rl]", f"start_from={start}"]
-    # what is not read here on one start
-    apart = ["control=false", "comparison_starts=1", "evaluate_every_steps=null", "placement.collectors=2"]
-    trained([*options, *apart, *ROWS[row]], run)
+    # one start for evaluations that are not used here
+    quick_options = ["control=false", "comparison_starts=1", "evaluate_every_steps=null", "placement.collectors=2"]
+    trained([*options, *quick_options, *ROWS[row]], run)
     report = json.loads((run / "report.json").read_text())
-    own = ("rl", report["distributions"][0])  # the training's
-    found = next(each for each in report["evaluations"] if (each["stage"], each["distribution"]) == own)
+    training_key = ("rl", report["distributions"][0])  # the training's
+    evaluation = next(each for each in report["evaluations"] if (each["stage"], each["distribution"]) == training_key)
     metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     metrics = [each for each in metrics if "rollout/success" in each]
-    spent, began = report["wall_s"], metrics[0]["time"]
-    told = {
+    wall_s, start_s = report["wall_s"], metrics[0]["time"]
+    averages = {
         name.partition("/")[2]: sum(each[name] for each in metrics if name in each) / len(metrics)
         for name in MEANS
         if any(name in each for each in metrics)
@@ -92,18 +93,18 @@ def measured(task: str, row: str, seed: int, folder: Path) -> dict[str, Any]:
         "task": task,
         "row": row,
         "seed": seed,
-        "distribution": found["distribution"],
-        **{key: found[key] for key in ("success", "low", "high", "episodes")},
-        **told,
-        "seconds": round(sum(spent[phase] for phase in ("simulation", "policy", "update")), 1),
+        "distribution": evaluation["distribution"],
+        **{key: evaluation[key] for key in ("success", "low", "high", "episodes")},
+        **averages,
+        "seconds": round(sum(wall_s[phase] for phase in ("simulation", "policy", "update")), 1),
         "env_steps": report["env_steps"],
         "dropped_rollouts": report["dropped_rollouts"],
-        "curve": [[each["step"], round(each["time"] - began, 1), each["rollout/success"]] for each in metrics[::10]],
+        "curve": [[each["step"], round(each["time"] - start_s, 1), each["rollout/success"]] for each in metrics[::10]],
     }
 
 
 def trained(options: Sequence[str], run: Path) -> None:
-    """`train.py` with its output in `run`, from the beginning."""
+    """Run `train.py` from the beginning with its output in `run`."""
     shutil.rmtree(run, ignore_errors=True)
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     subprocess.run([sys.executable, "train.py", *options, f"output={run}"], cwd=ROOT, env=environment, check=True)
@@ -136,7 +137,7 @@ def differences(after: dict[int, float], before: dict[int, float]) -> dict[str, 
 
 
 def shown(rows: Sequence[dict[str, Any]]) -> str:
-    """A table of the rows."""
+    """Format the rows as a table."""
     lines = [
         [
             row["task"],
@@ -153,7 +154,7 @@ def shown(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    """Measure the rows that the file lacks, print the table."""
+    """Measure the rows that are missing in the file, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--task", choices=list(TASKS), default="vehicle_navigate")
     parser.add_argument("--rows", type=lambda text: text.split(";"), default=list(ROWS), help="names, by ;")
@@ -161,17 +162,17 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=ROOT / "outputs" / "asynchronous_ppo", help="of the runs")
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "asynchronous_ppo.json")
     options = parser.parse_args()
-    about = json.loads(options.output.read_text()) if options.output.exists() else {"rows": []}
-    known, commit = {(row["task"], row["row"], row["seed"]) for row in about["rows"]}, git_commit()
+    report = json.loads(options.output.read_text()) if options.output.exists() else {"rows": []}
+    measured_rows, commit = {(row["task"], row["row"], row["seed"]) for row in report["rows"]}, git_commit()
     for seed in options.seeds:
         for row in options.rows:
-            if (options.task, row, seed) in known:
+            if (options.task, row, seed) in measured_rows:
                 continue
-            about["rows"].append(measured(options.task, row, seed, options.folder) | {"git_commit": commit})
-            about |= {"means": means(about["rows"]), "versions": versions(), "cores": os.cpu_count()}
+            report["rows"].append(measured(options.task, row, seed, options.folder) | {"git_commit": commit})
+            report |= {"means": means(report["rows"]), "versions": versions(), "cores": os.cpu_count()}
             with complete_or_absent(options.output) as temporary:
-                temporary.write_text(dumps_rows(about))
-    sys.stdout.write(shown(about["rows"]) + "\n")
+                temporary.write_text(dumps_rows(report))
+    sys.stdout.write(shown(report["rows"]) + "\n")
 
 
 if __name__ == "__main__":

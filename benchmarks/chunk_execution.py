@@ -42,7 +42,7 @@ DISPLACEMENT, MM = slice(3), 50.0
 
 
 class Jumps:
-    """Collects commands, called by `evaluate`; borders are before the window indices `borders`."""
+    """Collects commands as `watch` of `evaluate`; chunks begin at the window indices `borders`."""
 
     def __init__(self, num_envs: int, borders: Sequence[int]) -> None:
         self.last, self.borders = torch.full((num_envs, 3), torch.nan), borders
@@ -51,17 +51,17 @@ class Jumps:
         self.pauses = self.commands = 0
 
     def watch(self, env: NumberedStarts, chunk: Tensor, transition: Transition) -> None:
-        """Add a chunk [N, K, A] and how much of it ran."""
-        ran = transition.executed & (chunk != 0).any(2).any(1, keepdim=True)  # no chunk: all of it is over
-        began = env.steps == transition.executed.sum(1)
-        self.last[began] = torch.nan
+        """Add a chunk [N, K, A] and its executed part."""
+        executed = transition.executed & (chunk != 0).any(2).any(1, keepdim=True)  # zeros only: no chunk was executed
+        new_episodes = env.steps == transition.executed.sum(1)
+        self.last[new_episodes] = torch.nan
         for index in range(chunk.shape[1]):
-            now = torch.where(ran[:, index, None], chunk[:, index, DISPLACEMENT], torch.nan)
-            jump = MM * (now - self.last).norm(dim=1)
+            current = torch.where(executed[:, index, None], chunk[:, index, DISPLACEMENT], torch.nan)
+            jump = MM * (current - self.last).norm(dim=1)
             (self.at_borders if index in self.borders else self.inside).append(jump[jump.isfinite()])
-            self.pauses += int((ran[:, index] & (chunk[:, index] == 0).all(1)).sum())
-            self.commands += int(ran[:, index].sum())
-            self.last = now
+            self.pauses += int((executed[:, index] & (chunk[:, index] == 0).all(1)).sum())
+            self.commands += int(executed[:, index].sum())
+            self.last = current
 
     def summary(self) -> dict[str, float]:
         """Mean, 95% quantile and maximum at borders, mean inside, share of pauses."""
@@ -78,7 +78,7 @@ class Jumps:
 def measure(
     saved: checkpoint.Checkpoint, row: tuple[Execution, int] | None, options: argparse.Namespace
 ) -> tuple[dict[str, Any], EvaluationResult]:
-    """One row: without delay (None), or an execution with its K."""
+    """Measure one row: without delay (None), or an execution with its K."""
     executed = saved.contract.executed if row is None else row[1]
     trained, _ = compose(TrainConfig, "train", [f"task.executed={executed}"], GROUPS, saved.config)
     policy = trained.policy.build(saved.contract)
@@ -90,24 +90,24 @@ def measure(
         borders = [0, delay] if row[0] is Execution.SYNCHRONOUS else [delay % executed]
         policy = DelayedPolicy(policy, options.delay_s, row[0], executed=executed)
     jumps = Jumps(env.num_envs, borders)
-    began, first = time.process_time(), options.seed * options.episodes
+    cpu_start_s, first = time.process_time(), options.seed * options.episodes
     result = evaluate(env, policy, starts_per_task=options.episodes, first_start=first, watch=jumps.watch)
     summary = result.summary()
-    found = {
+    entry = {
         "execution": row[0].value if row else "no delay",
         "delay_s": options.delay_s if row else 0.0,
         "executed": executed,
         **{name: summary[name] for name in ("success", "low", "high", "episodes", "step_limit")},
         "mean_steps": float(result.steps.float().mean()),
         **jumps.summary(),
-        "cpu_s": round(time.process_time() - began, 1),
+        "cpu_s": round(time.process_time() - cpu_start_s, 1),
     }
-    sys.stderr.write(json.dumps(found) + "\n")
-    return found, result
+    sys.stderr.write(json.dumps(entry) + "\n")
+    return entry, result
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, print the table, write the JSON."""
+    """Measure all rows, print the table, and write the JSON."""
     options = _options(arguments)
     prepare("cpu", 1)
     saved = checkpoint.load(options.run)
@@ -123,17 +123,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     plain, reference = measure(saved, None, options)
     report["rows"].append(plain)
     for row in options.rows:
-        found, result = measure(saved, row, options)
+        entry, result = measure(saved, row, options)
         gain = result.gain_over(reference)
-        found["over_no_delay"] = {"difference": gain.difference, "low": gain.low, "high": gain.high}
-        report["rows"].append(found)
+        entry["over_no_delay"] = {"difference": gain.difference, "low": gain.low, "high": gain.high}
+        report["rows"].append(entry)
         with complete_or_absent(options.output) as temporary:
             temporary.write_text(dumps_rows(report))
     sys.stdout.write(table(report["rows"]))
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """The rows as Markdown."""
+    """Format the rows as Markdown."""
     columns = (
         "execution",
         "delay s",

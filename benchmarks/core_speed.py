@@ -4,7 +4,7 @@
 
 CPU time of one thread for one decision of all environments, with a small MLP (actor and critic, two layers of 64 each)
 in the tests' Reach, whose episodes take 7 steps at most, so that some restart at every decision. Rows at 256 and 4,096
-environments take turns; of `runs` the median. "network" is the policy's forward and backward passes, whose arithmetic
+environments alternate; the median of `runs` counts. "network" is the policy's forward and backward passes, whose cost
 grows with the environments; "environment" is Reach; "own" is the rest. "retry" restarts by RetryStarts and puts
 episodes together by EpisodeAssembler. An update is one epoch of PPO in four minibatches, divided by the decisions. An
 evaluation runs as many episodes as there are environments.
@@ -50,7 +50,7 @@ Measured = Callable[[], dict[str, float]]
 
 
 def policy_of(env: Reach) -> MLPPolicy:
-    """A new policy with statistics."""
+    """A new policy with fitted statistics."""
     torch.manual_seed(0)
     policy = MLPConfig(hidden=[64, 64]).build(env.contract)
     policy.fit(Reach(FEW).reset(), torch.zeros(1, 1))
@@ -58,7 +58,7 @@ def policy_of(env: Reach) -> MLPPolicy:
 
 
 class Clock:
-    """CPU seconds within calls of chosen functions, by part."""
+    """Counts CPU seconds within calls of chosen functions, by part."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -66,19 +66,19 @@ class Clock:
 
     @contextmanager
     def __call__(self, part: str) -> Iterator[None]:
-        """Count what happens inside as `part`'s."""
+        """Count the time inside the context as `part`'s."""
         if self.inside:
             yield
             return
-        self.inside, began = True, time.process_time()
+        self.inside, start_s = True, time.process_time()
         try:
             yield
         finally:
             self.inside = False
-            self.seconds[part] = self.seconds.get(part, 0.0) + time.process_time() - began
+            self.seconds[part] = self.seconds.get(part, 0.0) + time.process_time() - start_s
 
     def counting(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """`function`, its time counted as `part`'s."""
+        """Wrap `function` so that its time counts as `part`'s."""
 
         def counted(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the function's
             with self(part):
@@ -87,18 +87,18 @@ class Clock:
         return counted
 
     def parts(self, env: Reach, policy: MLPPolicy) -> None:
-        """Count calls of both from now on, and the backward passes of all."""
+        """Count calls of `env` and `policy` from now on, and all backward passes."""
         for name in ("reset", "step"):
             setattr(env, name, self.counting("environment", getattr(env, name)))
         for name in ("act", "evaluate", "value"):
             setattr(policy, name, self.counting("network", getattr(policy, name)))
 
     def measure(self, steps: Callable[[], int]) -> dict[str, float]:
-        """Milliseconds per step of a call that returns how many it made, in all and by part."""
+        """Milliseconds per step of a call that returns its number of steps: total, and by part."""
         self.seconds = {}
-        began = time.process_time()
+        start_s = time.process_time()
         count = steps()
-        total = time.process_time() - began
+        total = time.process_time() - start_s
         parts = {"all": total, **self.seconds, "own": total - sum(self.seconds.values())}
         return {name: 1e3 * each / count for name, each in parts.items()}
 
@@ -166,15 +166,15 @@ class Cameras(EpisodeEngine):
         super().__init__(contract, num_envs, 50, task_names=("look",))
 
     def begin(self, ids: torch.Tensor, starts: torch.Tensor) -> None:
-        """Does nothing."""
+        """No-op."""
 
     def advance(self, actions: torch.Tensor, left: torch.Tensor) -> Outcome:
-        """Does nothing."""
+        """Return zero rewards."""
         never = torch.zeros(self.num_envs, dtype=torch.bool)
         return Outcome((left > 0).float().unsqueeze(1), (left > 0).unsqueeze(1), never, never)
 
     def observe(self) -> TensorDict:
-        """New images."""
+        """Return new images."""
         shape = (self.num_envs, SIDE, SIDE, 3)
         pictures = {name: torch.zeros(shape, dtype=torch.uint8) for name in ("front", "wrist")}
         return TensorDict(pictures, [self.num_envs])
@@ -189,25 +189,25 @@ class Still:
     def act(
         self, observation: TensorDict, *, deterministic: bool = False, generator: torch.Generator | None = None
     ) -> Decision:
-        """Zero actions."""
+        """Return zero actions."""
         n = len(observation)
         return Decision(torch.zeros(n, 1, 1), TensorDict({}, [n]), torch.zeros(n, 1, 1))
 
 
 def pictures(envs: int = 8, decisions: int = 35) -> dict[str, Any]:
-    """MB of a rollout as it is, and with every next observation stored too, as it once was."""
+    """MB of a rollout, and of one that also stores every next observation, as an earlier version did."""
     env = Cameras(envs)
     rollout = Collector(env, Still(env.contract), torch.Generator()).collect(decisions)
-    held, following = _bytes(rollout), rollout.next_observation().bytes()
-    before = held - rollout.last_observation.bytes() + following
+    bytes_stored, bytes_next = _bytes(rollout), rollout.next_observation().bytes()
+    bytes_with_next = bytes_stored - rollout.last_observation.bytes() + bytes_next
     return {
         "envs": envs,
         "decisions": decisions,
         "cameras": 2,
         "side": SIDE,
-        "MB": round(held / 1e6, 1),
-        "MB with next_observation": round(before / 1e6, 1),
-        "share": round(held / before, 3),
+        "MB": round(bytes_stored / 1e6, 1),
+        "MB with next_observation": round(bytes_with_next / 1e6, 1),
+        "share": round(bytes_stored / bytes_with_next, 3),
     }
 
 
@@ -217,15 +217,15 @@ def _bytes(rollout: Rollout) -> int:
 
 
 def median(found: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Median of every part."""
+    """Median over runs of every part."""
     return {name: round(statistics.median(run[name] for run in found), 3) for name in found[0]}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, print the table, write the JSON."""
+    """Measure all rows, print the table, and write the JSON."""
     options = _options(arguments)
     torch.set_num_threads(1)
-    before = os.getloadavg()[0]
+    load_before = os.getloadavg()[0]
     rows = []
     for name, make in {
         "collect": lambda envs: collecting(envs, options.decisions, retry=False),
@@ -236,8 +236,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         few, many = make(FEW), make(MANY)
         few(), many()  # warm up
         pairs = [(few(), many()) for _ in range(options.runs)]
-        for envs, found in zip((FEW, MANY), zip(*pairs, strict=True), strict=True):
-            rows.append({"what": name, "envs": envs, "cpu_ms_per_step": median(found)})
+        for envs, measurements in zip((FEW, MANY), zip(*pairs, strict=True), strict=True):
+            rows.append({"what": name, "envs": envs, "cpu_ms_per_step": median(measurements)})
         rows[-1]["over_few"] = {
             part: round(statistics.median(two[part] / one[part] for one, two in pairs), 2) for part in pairs[0][0]
         }
@@ -248,7 +248,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "threads": 1,
         "runs": options.runs,
         "decisions": options.decisions,
-        "load": [round(each, 1) for each in (before, os.getloadavg()[0])],
+        "load": [round(each, 1) for each in (load_before, os.getloadavg()[0])],
         "versions": versions(),
         "rows": rows,
         "pictures": pictures(),
@@ -259,7 +259,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def table(report: dict[str, Any]) -> str:
-    """The rows as Markdown."""
+    """Format the rows as Markdown."""
     lines = ["| what | environments | CPU ms a step | of it | over 256 |", "| --- | --- | --- | --- | --- |"]
     for row in report["rows"]:
         parts = ", ".join(f"{name} {each:.2f}" for name, each in row["cpu_ms_per_step"].items() if name != "all")

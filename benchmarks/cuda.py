@@ -3,10 +3,10 @@
     python benchmarks/cuda.py [--minutes 8] [--only NAME ...] [--device cuda|cpu] [--output outputs/cuda.json]
 
 Parts run one after the other in the order of their importance. Each first compares the device with the CPU on the same
-inputs, then measures. A part is a process of its own with a share of the time, and is ended when it exceeds that; time
-that a part leaves goes to the later ones. The JSON file is written after every part: card, driver, versions, commit,
-figures, agreement with the CPU, and the traceback of what failed. With `--only`, the other parts of an existing file of
-the same card stay. On a CPU sizes are tiny: the code is tried, the figures mean nothing. Packages are read from the
+inputs, then measures. A part is a process of its own with a share of the time, and is killed when it exceeds the share;
+unused time goes to later parts. The JSON file is written after every part: card, driver, versions, commit, figures,
+agreement with the CPU, and tracebacks of failures. With `--only`, the other parts of an existing file of the same card
+are preserved. On a CPU sizes are tiny: the code is tested, but the figures are meaningless. Packages are read from the
 environment or from a folder on PYTHONPATH; a row whose package is missing is skipped. See docs/gpu.md.
 """
 
@@ -42,7 +42,7 @@ from embodied.saving.versions import git_commit, versions  # noqa: E402
 
 POLL_S = 0.05
 ERROR_CHARACTERS = 6000
-"""Of a part's output, its last ones, that are kept when it fails."""
+"""Number of last characters of a part's output that are stored if it fails."""
 
 
 def check(
@@ -50,16 +50,19 @@ def check(
 ) -> dict[str, Any]:
     """Run `parts`, write `output` after each of them, and return its contents.
 
-    With `keep`, results of other parts stay in `output` if it is of the same card. `commit` replaces git's.
+    With `keep`, results of other parts in `output` are preserved if it is of the same card. `commit` replaces git's.
     """
-    about = _about(device)
-    report = about | {"parts": _kept_parts(output, about["card"]) if keep else {}}
+    machine_info = _about(device)
+    report = machine_info | {"parts": _kept_parts(output, machine_info["card"]) if keep else {}}
     deadline = time.monotonic() + 60.0 * minutes
     shares = {name: part.seconds for name, part in parts.items()}
     for index, (name, part) in enumerate(parts.items()):
-        left = deadline - time.monotonic()
-        budget = max(0.0, left) * shares[name] / sum(list(shares.values())[index:])
-        print(f"[{index + 1}/{len(parts)}] {name}: {part.about} (at most {budget:.0f} s, all {left:.0f} s)", flush=True)
+        remaining_s = deadline - time.monotonic()
+        budget = max(0.0, remaining_s) * shares[name] / sum(list(shares.values())[index:])
+        print(
+            f"[{index + 1}/{len(parts)}] {name}: {part.about} (at most {budget:.0f} s, all {remaining_s:.0f} s)",
+            flush=True,
+        )
         result = run_part(part, device, budget)
         result |= {"git_commit": commit or git_commit(), "date": datetime.now(UTC).isoformat(timespec="seconds")}
         report["parts"][name] = result
@@ -71,9 +74,9 @@ def check(
 
 
 def run_part(part: Part, device: str, budget_s: float) -> dict[str, Any]:
-    """Run one part in a process of its own for at most `budget_s`: its outcome, figures and errors."""
+    """Run one part in a process of its own for at most `budget_s`; returns its outcome, figures and errors."""
     with tempfile.TemporaryDirectory() as name:
-        folder, began = Path(name), time.monotonic()
+        folder, start_s = Path(name), time.monotonic()
         child, end = str(ROOT / "benchmarks/cuda_parts/child.py"), f"{time.time() + budget_s:.2f}"
         command = [sys.executable, child, part.module, device, end, str(folder)]
         with (folder / "output").open("wb") as output:
@@ -83,7 +86,7 @@ def run_part(part: Part, device: str, budget_s: float) -> dict[str, Any]:
                     status: int | None = process.wait(budget_s)
                 except subprocess.TimeoutExpired:
                     status = None
-        seconds = round(time.monotonic() - began, 1)
+        seconds = round(time.monotonic() - start_s, 1)
         entries = read(folder / RECORD)
         agrees = all(each["agrees"] for each in entries["agreement"].values())
         outcome = "failed" if status or entries["failures"] or not agrees else "passed"
@@ -97,7 +100,7 @@ def run_part(part: Part, device: str, budget_s: float) -> dict[str, Any]:
 
 @contextmanager
 def _ended(process: subprocess.Popen) -> Iterator[None]:
-    """Afterwards `process` has ended, and so has every process that it started, in whatever session."""
+    """Kill `process` on exit, and every process that it started, in any session."""
     try:
         yield
     finally:
@@ -110,7 +113,7 @@ def _ended(process: subprocess.Popen) -> Iterator[None]:
 
 
 def _descendants(pid: int) -> list[int]:
-    """The process `pid` and all below it, from Linux's /proc."""
+    """The process `pid` and all its descendants, from Linux's /proc."""
     parents: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -163,7 +166,7 @@ def _write(output: Path, report: Mapping[str, Any]) -> None:
 
 
 def _outcome(result: Mapping[str, Any]) -> str:
-    """One line: the outcome, the time, and how many comparisons agree."""
+    """One line with the outcome, the time, and the number of comparisons that agree."""
     compared = result["agreement"].values()
     agreeing = sum(each["agrees"] for each in compared)
     skipped = f", {len(result['skipped'])} skipped" if result["skipped"] else ""
@@ -171,7 +174,7 @@ def _outcome(result: Mapping[str, Any]) -> str:
 
 
 def _errors(result: Mapping[str, Any]) -> list[str]:
-    """A line for each row that failed or does not agree, and for a process that did not end by itself."""
+    """One line for each row that failed or does not agree, and for a process that was killed."""
     lines = [f"{name}: {text.strip().splitlines()[-1]}" for name, text in result["failures"].items()]
     lines += [
         f"{name}: differs from the CPU by {_number(each['error'])}, allowed {each['tolerance']:.2g}"
@@ -186,7 +189,7 @@ def _errors(result: Mapping[str, Any]) -> list[str]:
 
 
 def summary(report: Mapping[str, Any]) -> str:
-    """The table of parts, and below it their figures, in Markdown."""
+    """Format the table of parts, followed by their figures, as Markdown."""
     rows = []
     for name, result in report["parts"].items():
         compared = result["agreement"].values()
@@ -213,7 +216,7 @@ def _number(value: Any) -> str:  # noqa: ANN401 - JSON
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the check, print its table; the exit status is 1 unless every part passed."""
+    """Run the check and print its table; the exit status is 1 unless every part passed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=MINUTES, help="for all parts together")
     parser.add_argument("--only", nargs="+", choices=list(PARTS), metavar="NAME", help=", ".join(PARTS))

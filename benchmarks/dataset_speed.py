@@ -1,12 +1,12 @@
-"""How fast are minibatches read from a LeRobot dataset? Ours beside lerobot's own loader, on the same files.
+"""Speed of reading minibatches from a LeRobot dataset: our reader and lerobot's own loader, on the same files.
 
     python benchmarks/dataset_speed.py --python LEROBOT_PYTHON [--json benchmarks/results/dataset_speed.json]
 
-LEROBOT_PYTHON is an interpreter that has lerobot 0.4 (it asks for an older torch than ours, so it lies in a virtual
+LEROBOT_PYTHON is an interpreter with lerobot 0.4 (which needs an older torch than ours, and therefore a virtual
 environment of its own). The dataset is made first: a few of the expert's episodes with two cameras, exported with
 images and with videos. A row is an observation with both pictures, the state and the next `HORIZON` actions; rows are
 drawn at random, and the loop does nothing else. Readings alternate; the median counts. Files of this size are in the
-system's cache. Ours reads what it keeps in the run's folder; how long that takes to make, once, is told as well.
+system's cache. Our reader uses decoded episodes in the run's folder; the time to make them, once, is reported, too.
 lerobot's rows are float32 in [0, 1], ours uint8, which policies scale on their device.
 """
 
@@ -49,7 +49,7 @@ print(batch * batches / (time.perf_counter() - begin))
 
 
 def main() -> None:
-    """Make the datasets, read them in turns, print a table and write JSON."""
+    """Make the datasets, read them alternately, print a table and write JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", required=True, help="an interpreter that has lerobot")
     parser.add_argument("--json", type=Path)
@@ -72,36 +72,38 @@ def main() -> None:
             rows.append(measured(store.value, data, task, options.python))
             print(rows[-1])
     if options.json:
-        about = {"commit": git_commit(), "versions": versions(), "lerobot": lerobot_version(options.python)}
-        about |= {"pixels": SIZE, "cameras": 2, "batch": BATCH, "batches": BATCHES, "repeats": REPEATS}
-        options.json.write_text(dumps_rows(about | {"horizon": HORIZON, "rows": rows}))
+        record = {"commit": git_commit(), "versions": versions(), "lerobot": lerobot_version(options.python)}
+        record |= {"pixels": SIZE, "cameras": 2, "batch": BATCH, "batches": BATCHES, "repeats": REPEATS}
+        options.json.write_text(dumps_rows(record | {"horizon": HORIZON, "rows": rows}))
 
 
 def lerobot_version(python: str) -> str:
-    """What that interpreter has."""
+    """Versions of lerobot and torch in the interpreter `python`."""
     command = [python, "-c", "import importlib.metadata as m; print(m.version('lerobot'), m.version('torch'))"]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def measured(store: str, data: Path, task: LiberoTask, python: str) -> dict[str, float | str]:
-    """Rows per second of each reader, median over alternating readings."""
+    """Rows per second of each reader: the median over alternating readings."""
     contract = task.contract("wide")
     begin = time.perf_counter()
     episodes = demonstrations(data, contract, data.with_name(f"run_{store}"), task)
     made_s = time.perf_counter() - begin
     generator = torch.Generator().manual_seed(0)
-    found: dict[str, list[float]] = {"ours": [], "lerobot, 0 workers": [], "lerobot, 2 workers": []}
+    rates_by_reader: dict[str, list[float]] = {"ours": [], "lerobot, 0 workers": [], "lerobot, 2 workers": []}
     for _ in range(REPEATS):
         episodes.sample(BATCH, HORIZON, generator)
         begin = time.perf_counter()
         for _ in range(BATCHES):
             episodes.sample(BATCH, HORIZON, generator)
-        found["ours"].append(BATCH * BATCHES / (time.perf_counter() - begin))
+        rates_by_reader["ours"].append(BATCH * BATCHES / (time.perf_counter() - begin))
         for workers in (0, 2):
-            given = [str(each) for each in (data, workers, HORIZON, BATCH, BATCHES, round(1.0 / contract.control_dt_s))]
-            done = subprocess.run([python, "-c", THEIRS, *given], capture_output=True, text=True, check=True)
-            found[f"lerobot, {workers} workers"].append(float(done.stdout.split()[-1]))
-    rates = {f"{name}, rows/s": round(statistics.median(each), 1) for name, each in found.items()}
+            arguments = [
+                str(each) for each in (data, workers, HORIZON, BATCH, BATCHES, round(1.0 / contract.control_dt_s))
+            ]
+            process = subprocess.run([python, "-c", THEIRS, *arguments], capture_output=True, text=True, check=True)
+            rates_by_reader[f"lerobot, {workers} workers"].append(float(process.stdout.split()[-1]))
+    rates = {f"{name}, rows/s": round(statistics.median(each), 1) for name, each in rates_by_reader.items()}
     best = max(rates["lerobot, 0 workers, rows/s"], rates["lerobot, 2 workers, rows/s"])
     ratio = round(rates["ours, rows/s"] / best, 2)
     return {"pictures": store, "rows": len(episodes), "made_s": round(made_s, 2), **rates, "ours/lerobot": ratio}

@@ -1,4 +1,4 @@
-"""Latency of an exported policy that generates chunks beside PyTorch's: `python benchmarks/export_latency.py RUN`.
+"""Latency of an exported policy that generates chunks, relative to PyTorch: `python benchmarks/export_latency.py RUN`.
 
     [--repeats 200] [--rows 8]
 
@@ -36,31 +36,31 @@ SAID, NAMES = "pick the milk and place it in the basket", ("milk", "basket", "bu
 
 
 def observation(network: ChunkNetwork, rows: int) -> TensorDict:
-    """A random observation with text."""
-    found = network.example(1, rows, seed=0)
+    """Draw a random observation with text."""
+    sample = network.example(1, rows, seed=0)
     for key, spec in network.contract.observation.items():
         if spec.is_text:
-            said = SAID if len(spec.shape) == 1 else [f"{NAMES[row % len(NAMES)]} {row}" for row in range(rows)]
-            found[key] = torch.from_numpy(encode_as(said, spec.shape)).unsqueeze(0)
-    return found
+            text = SAID if len(spec.shape) == 1 else [f"{NAMES[row % len(NAMES)]} {row}" for row in range(rows)]
+            sample[key] = torch.from_numpy(encode_as(text, spec.shape)).unsqueeze(0)
+    return sample
 
 
 def milliseconds(deciding: dict[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
-    """Times of `repeats` decisions of each, in turn, so that what else runs disturbs all alike."""
+    """Times of `repeats` decisions of each, alternating, so that other programs disturb all alike."""
     for decide in deciding.values():
         for _ in range(10):
             decide()
-    taken: dict[str, list[float]] = {name: [] for name in deciding}
+    durations_ms: dict[str, list[float]] = {name: [] for name in deciding}
     for _ in range(repeats):
         for name, decide in deciding.items():
-            started = time.perf_counter()
+            start_s = time.perf_counter()
             decide()
-            taken[name].append(1e3 * (time.perf_counter() - started))
-    return taken
+            durations_ms[name].append(1e3 * (time.perf_counter() - start_s))
+    return durations_ms
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure all latencies and print them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run")
     parser.add_argument("--repeats", type=int, default=200)
@@ -71,19 +71,19 @@ def main() -> None:
     network = getattr(policy, "deployable", lambda: None)()
     if not isinstance(network, ChunkNetwork):
         raise UserError(f"expected a run with policy=flow or diffusion, got {type(policy).__name__}")
-    seen, inputs = observation(network, options.rows), network.inputs
+    sample, inputs = observation(network, options.rows), network.inputs
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
         for target in (Target.onnx, Target.torchscript):
             export(policy, Export(target), Path(folder) / target.value)
         onnx, script = OnnxPolicy(Path(folder) / "onnx"), torch.jit.load(Path(folder) / "torchscript" / "policy.pt")
         deciding = {
-            "policy, PyTorch": lambda: policy.act(seen, deterministic=True),
-            "ONNX Runtime": lambda: onnx.act(seen),
-            "TorchScript": lambda: script(*inputs.of(seen).values()),
+            "policy, PyTorch": lambda: policy.act(sample, deterministic=True),
+            "ONNX Runtime": lambda: onnx.act(sample),
+            "TorchScript": lambda: script(*inputs.of(sample).values()),
         }
-        taken = milliseconds(deciding, options.repeats)
-    first = statistics.median(taken["policy, PyTorch"])
-    for name, times in taken.items():
+        durations_ms = milliseconds(deciding, options.repeats)
+    first = statistics.median(durations_ms["policy, PyTorch"])
+    for name, times in durations_ms.items():
         middle, slow = statistics.median(times), statistics.quantiles(times, n=10)[-1]
         print(f"{name:16} {middle:7.2f} ms, 90% within {slow:7.2f} ms, {middle / first:5.2f} of the policy's")
 

@@ -1,4 +1,4 @@
-"""Intervals that documents print and intervals that benchmarks/results holds; `tests/test_figures.py` compares them."""
+"""Intervals printed in documents and intervals in benchmarks/results; `tests/test_figures.py` compares them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PATTERN = re.compile(rf"{ESTIMATE}\s*(?:{BOUNDS}|±\s*(?P<half_width>\d+(?:\.\d+
 """`94.0% [92.0, 96.1]`, `+6.5 points [+1.9, +11.0]`, `98 of 100 [93.0, 99.4]`, `0.060 m ± 0.002`."""
 COMMIT = re.compile(r"[0-9a-f]{40}")
 ESTIMATES = ("success", "return", "difference", "mean", "time_s")
-"""Names of the estimate in an object of a result that has `low` and `high`."""
+"""Possible names of the estimate in a result's object with `low` and `high`."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class PrintedInterval:
     results: frozenset[str]
 
     def equals(self, interval: MeasuredInterval) -> bool:
-        """Whether this is `interval` rounded, as a number or in percent; without a sign, also that of a decrease."""
+        """Whether this is `interval` rounded, as a number or in percent; without a sign, a decrease matches, too."""
         measured = [interval] if self.text.startswith("+") else [interval, interval.negated()]
         return any(self._rounds(each, scale) for each in measured for scale in (1.0, 100.0))
 
@@ -56,7 +56,7 @@ class MeasuredInterval:
     high: float
 
     def negated(self) -> MeasuredInterval:
-        """The interval of the opposite quantity: seconds sooner in place of seconds later."""
+        """The interval of the opposite quantity: seconds sooner instead of seconds later."""
         return MeasuredInterval(-self.estimate, -self.high, -self.low)
 
 
@@ -86,7 +86,7 @@ def linked_results(markdown: str) -> list[str]:
 
 
 def measured_intervals(result: object) -> Iterator[MeasuredInterval]:
-    """All intervals of a result, wherever they are in it."""
+    """Yield all intervals of a result, at any depth."""
     if isinstance(result, list):
         if (
             len(result) == 3
@@ -113,7 +113,7 @@ def measured_intervals(result: object) -> Iterator[MeasuredInterval]:
 
 
 def rates(result: object) -> Iterator[Mapping[str, float]]:
-    """All success rates of single evaluations with their episodes and bounds, wherever they are in a result."""
+    """Yield all success rates of single evaluations with their episodes and bounds, at any depth of a result."""
     if isinstance(result, dict):
         if {"success", "low", "high", "episodes"} <= result.keys() and isinstance(result["success"], float | int):
             yield result
@@ -129,6 +129,7 @@ def discordant_pairs(difference: float, low: float, high: float, pairs: int, z: 
 
     Inverse of `EvaluationResult.gain_over`: both are whole numbers if the interval is that of `pairs` episodes.
     """
+    # centre ± z sqrt((either - centre^2) / (pairs + 2)), solved for `either`
     centre, spread = (low + high) / 2, (high - low) / 2
     either = (spread / z) ** 2 * (pairs + 2) + centre**2  # share of discordant pairs, one added to each kind
     discordant, balance = either * (pairs + 2) - 2, difference * pairs
@@ -136,7 +137,7 @@ def discordant_pairs(difference: float, low: float, high: float, pairs: int, z: 
 
 
 def commits(result: object) -> Iterator[str]:
-    """All commits that a result names."""
+    """Yield all commits in a result."""
     if isinstance(result, dict):
         for name, value in result.items():
             if name in ("git_commit", "commit"):
@@ -149,7 +150,7 @@ def commits(result: object) -> Iterator[str]:
 
 
 def _without_code(markdown: str) -> str:
-    """The text with as many spaces in place of code."""
+    """The text with every character of code replaced by a space."""
     blank = lambda match: re.sub(r"[^\n]", " ", match[0])  # noqa: E731
     return re.sub(r"`[^`\n]*`", blank, re.sub(r"```.*?```", blank, markdown, flags=re.DOTALL))
 

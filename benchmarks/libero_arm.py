@@ -58,18 +58,18 @@ Point = tuple[float, Array, Array]
 JOINTS = tuple(f"panda_joint{number}" for number in range(1, 8))
 FINGERS = ("panda_finger_joint1", "panda_finger_joint2")
 OPEN_M, FINGER_SPEED = 0.04, 0.1
-"""Widest position of a finger, and its speed in m/s: that of LIBERO's gripper."""
+"""Widest position of a finger, and its speed in m/s, as LIBERO's gripper."""
 BANDWIDTH = 40.0
-"""rad/s of the joints' critically damped position control."""
+"""Natural frequency of the joints' critically damped position control, rad/s."""
 IMPEDANCE = np.array([400.0] * 3 + [30.0] * 3)
-"""N/m and N m/rad of a Cartesian impedance controller; critically damped at the hand's inertia."""
+"""Stiffness of a Cartesian impedance controller, N/m and N m/rad; critically damped at the hand's inertia."""
 PATIENCE_S = 10.0
 SITE, MODEL_JOINTS = "gripper0_grip_site", tuple(f"robot0_joint{number}" for number in range(1, 8))
 """Names in the model of `write_arm_model`."""
 
 
 class Hardware:
-    """One task's scene with the arm; `environment` places everything at numbered starts and judges success."""
+    """One task's scene with the arm; `environment` sets numbered starts and judges success."""
 
     def __init__(self, task: int | str, distribution: str, assets: str | None = None) -> None:
         tasks = load_tasks("libero_object", [task])
@@ -88,16 +88,16 @@ class Hardware:
 
     @property
     def model(self) -> mujoco.MjModel:
-        """Of this episode: fixtures have places of their own."""
+        """Model of this episode, in which fixtures have their own places."""
         return self.environment.simulation.models[0]
 
     @property
     def data(self) -> mujoco.MjData:
-        """The state."""
+        """State of the simulation."""
         return self.environment.simulation.data[0]
 
     def reset(self, start: int) -> None:
-        """Begin at initial state `start`, after LIBERO's own warm-up; the arm holds where it is, the hand is open."""
+        """Begin at initial state `start`, after LIBERO's own warm-up; the arm holds its position, the hand is open."""
         self.environment.reset(starts=torch.tensor([start]))
         mujoco.mj_forward(self.model, self.data)
         self._inertia = np.zeros((self.model.nv, self.model.nv))
@@ -120,7 +120,7 @@ class Hardware:
         return np.abs(self.data.qpos[self.scene.gripper_qposadr])
 
     def seen(self) -> TensorDict:
-        """What cameras would tell of objects: LIBERO's observation of one environment."""
+        """Observations of objects as from cameras: LIBERO's observation of one environment."""
         return self.environment.observe()
 
     def succeeded(self) -> bool:
@@ -128,17 +128,17 @@ class Hardware:
         return self.environment.simulation.satisfied(0)
 
     def follow(self, points: Sequence[Point]) -> None:
-        """Follow a new trajectory from where the last one was at this moment."""
+        """Follow a new trajectory from the current point of the last one."""
         position, velocity, _ = self._wanted(self.time_s)
         start = [(self.time_s, position, velocity)]
         self._knots = start + [(self.time_s + after_s, q, v) for after_s, q, v in points]
 
     def reach(self, position: Array, rotation: Array) -> None:
-        """Pull the hand to a pose as a Cartesian impedance controller does, from now on."""
+        """Set the target pose of the Cartesian impedance controller."""
         self._goal = position, rotation
 
     def grip(self, finger_m: float) -> None:
-        """Move both fingers to `finger_m` at the gripper's speed; they push on against what is between them."""
+        """Move both fingers to `finger_m` at the gripper's speed; they keep pushing against an object between them."""
         self._finger_goal = float(np.clip(finger_m, 0.0, OPEN_M))
 
     def step(self, duration_s: float) -> None:
@@ -168,7 +168,7 @@ class Hardware:
         return inertia @ (a + BANDWIDTH**2 * (q - now) + 2.0 * BANDWIDTH * (v - rate))
 
     def _pulled_hand(self, inertia: Array) -> Array:
-        """Torques of a Cartesian impedance controller: J'(K e - D v), and the joints to their posture beside it."""
+        """Torques of a Cartesian impedance controller: J'(K e - D v), and a posture torque in the null space."""
         assert self._goal is not None
         jacobian = np.zeros((6, self.model.nv))
         mujoco.mj_jacSite(self.model, self.data, jacobian[:3], jacobian[3:], self.scene.grip_site)
@@ -180,8 +180,8 @@ class Hardware:
         mass = np.diag(np.linalg.pinv(jacobian @ np.linalg.solve(inertia, jacobian.T)))
         force = IMPEDANCE * error - 2.0 * np.sqrt(IMPEDANCE * mass) * (jacobian @ rate)
         posture = inertia @ (10.0 * (self.scene.initial_arm - now) - 6.3 * rate)
-        beside = np.eye(7) - jacobian.T @ np.linalg.pinv(jacobian.T)
-        return jacobian.T @ force + beside @ posture
+        null_space = np.eye(7) - jacobian.T @ np.linalg.pinv(jacobian.T)
+        return jacobian.T @ force + null_space @ posture
 
     def _wanted(self, now_s: float) -> tuple[Array, Array, Array]:
         """Positions, velocities and accelerations of the trajectory at `now_s`; it rests after its end."""
@@ -200,7 +200,7 @@ class Hardware:
 
 
 def write_arm_model(path: Path) -> None:
-    """The arm alone, as the file that a robot's computer would have of it, with its base where the scenes have it."""
+    """Write the model of the arm alone, as a robot's computer has it, with its base as in the scenes."""
     workspace = workspace_of(load_tasks("libero_object", [0])[0].problem)
     root = ET.fromstring(BASE)
     mjcf.merge(root, panda(workspace.base, workspace.pedestal))
@@ -211,10 +211,10 @@ def write_arm_model(path: Path) -> None:
 class ArmNode(Node):
     """The hardware's driver and controllers: joint_states out, trajectories in, in lock-step with its commands.
 
-    Parameter `task` and `start` say what `~/reset` begins; `~/episode` has each one's outcome as JSON. Every period
-    waits for its command, at most `PATIENCE_S`; then the arm goes on by itself, and that is counted. A command arrives
-    `delay_s` after the measurement that it answers, in simulated time. What a camera would tell of objects is published
-    as labelled arrays.
+    Parameters `task` and `start` select the episode of `~/reset`; `~/episode` publishes each outcome as JSON. Every
+    period waits for its command, at most `PATIENCE_S`; then the arm continues by itself, which is counted. A command
+    arrives `delay_s` after its measurement, in simulated time. Observations of objects are published as labelled
+    arrays.
     """
 
     def __init__(self) -> None:
@@ -227,9 +227,11 @@ class ArmNode(Node):
         self._period_s = 0.05
         self._time_s = 0.0
         contract = read_contract(self._value("checkpoint"))
-        seen = {key: spec for key, spec in contract.observation.items() if key.startswith(("object_", "instruction"))}
-        self._objects = LabelledArrays(seen)
-        row = {"rate_hz": 1.0 / contract.control_dt_s, "arrays": list(seen)}
+        object_specs = {
+            key: spec for key, spec in contract.observation.items() if key.startswith(("object_", "instruction"))
+        }
+        self._objects = LabelledArrays(object_specs)
+        row = {"rate_hz": 1.0 / contract.control_dt_s, "arrays": list(object_specs)}
         command = robot_table("cartesian", contract, row).command.codec
         reliable = QoSProfile(depth=10)
         self._told_time = self.create_publisher(Clock, "/clock", reliable)
@@ -252,8 +254,8 @@ class ArmNode(Node):
         return self.get_parameter(name).value
 
     def _reset(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
-        heard = {"joint_states": 1, "observation": 2, "cartesian_state": 2, "cartesian_command": 2}
-        if missing := [topic for topic, nodes in heard.items() if self.count_subscribers(topic) < nodes]:
+        listeners = {"joint_states": 1, "observation": 2, "cartesian_state": 2, "cartesian_command": 2}
+        if missing := [topic for topic, nodes in listeners.items() if self.count_subscribers(topic) < nodes]:
             response.message = f"not everybody listens to {', '.join(missing)} yet"
             return response
         task = self._value("task")
@@ -265,7 +267,7 @@ class ArmNode(Node):
         self._command: Array | None = None
         self._trace: list[tuple[Array, Array, Array]] = []
         self._running = True
-        self._time_s += 1.0  # later than anything of the last episode
+        self._time_s += 1.0  # later than all stamps of the last episode
         self._measure()
         response.success = True
         return response
@@ -273,8 +275,8 @@ class ArmNode(Node):
     def _measure(self) -> None:
         stamp = Time(sec=int(self._time_s), nanosec=round(1e9 * (self._time_s % 1.0)) % 10**9)
         self._hand = self._arm.hand()
-        seen = self._arm.seen()
-        arrays = {key: seen[key][0].numpy() for key in self._objects.specs}
+        observation = self._arm.seen()
+        arrays = {key: observation[key][0].numpy() for key in self._objects.specs}
         self._seen.publish(self._objects.encode(arrays, types, self._time_s))
         positions, rates = self._arm.joints()
         message = JointState(name=[*JOINTS, *FINGERS])
@@ -317,20 +319,22 @@ class ArmNode(Node):
             self._advance(self._period_s)
 
     def _advance(self, duration_s: float) -> None:
-        before = self._hand
+        hand_before = self._hand
         self._arm.step(duration_s)
         self._time_s = round(self._time_s + self._period_s, 6)
         self._steps += 1
         position, rotation = self._arm.hand()
         if self._command is not None:
-            turn = (Rotation.from_matrix(rotation) * Rotation.from_matrix(before[1]).inv()).as_rotvec()
-            self._trace.append((self._command[:6] * self._period_s, np.append(position - before[0], turn), position))
+            turn = (Rotation.from_matrix(rotation) * Rotation.from_matrix(hand_before[1]).inv()).as_rotvec()
+            self._trace.append(
+                (self._command[:6] * self._period_s, np.append(position - hand_before[0], turn), position)
+            )
         success = self._arm.succeeded()
         if success or self._steps >= self._arm.environment.step_limit:
             self._running = False
-            moved = [{"commanded": c.tolist(), "moved": m.tolist()} for c, m, _ in self._trace]
-            found = {"success": success, "steps": self._steps, "held": self._held, "trace": moved}
-            self._episode.publish(String(data=json.dumps(found)))
+            trace = [{"commanded": c.tolist(), "moved": m.tolist()} for c, m, _ in self._trace]
+            outcome = {"success": success, "steps": self._steps, "held": self._held, "trace": trace}
+            self._episode.publish(String(data=json.dumps(outcome)))
         else:
             self._measure()
 

@@ -30,13 +30,13 @@ from sims.libero.suite import STEP_LIMITS, SUITES, Task, load_tasks  # noqa: E40
 SHOWN = ("libero_object", "libero_spatial", "libero_goal")
 DISTRIBUTIONS = ("official", "wide")
 Results = dict[str, dict[str, dict[str, list[int | None]]]]
-"""Control steps until success, None after a failure, by suite, task and distribution."""
+"""Maps suite, task and distribution to the control steps until success, None after a failure."""
 WEAK = 0.8
-"""Success below which a task is named."""
+"""Success rate below which a task is reported as weak."""
 
 
 def successes(task: Task, distribution: str, starts: int, assets: Assets) -> list[int | None]:
-    """Control steps until success from each start; None where the expert fails."""
+    """Control steps until success from each start; None if the expert fails."""
     env = LiberoEnvironment(
         [task], starts, distribution=distribution, split="eval", horizon=1, executed=1, assets=assets
     )
@@ -77,7 +77,7 @@ def rates(results: Results) -> list[dict[str, Any]]:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """The rows as lines of text."""
+    """Format the rows as lines of text."""
     return "\n".join(
         f"{row['suite']}, {row['distribution']}: {row['success']:.1%} [{row['low']:.3f}, {row['high']:.3f}] of"
         f" {row['episodes']} episodes in {row['tasks']} tasks; below {WEAK:.0%}: {', '.join(row['weak']) or 'none'}"
@@ -86,17 +86,17 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    """Measure what `--output` lacks, and print the table."""
+    """Measure the rows that are missing in `--output`, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("suites", nargs="*", default=SHOWN, help=f"some of {', '.join(SUITES)}")
     parser.add_argument("--starts", type=int, default=20)
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     assets, output = find_assets(), options.output
-    made = {"commit": git_commit(), "starts": options.starts, "step_limits": STEP_LIMITS, "versions": versions()}
-    old = json.loads(output.read_text()) if output and output.exists() else made
-    same = all(old[key] == json.loads(json.dumps(made[key])) for key in ("commit", "starts"))
-    results = old.get("results", {}) if same else {}
+    new_results = {"commit": git_commit(), "starts": options.starts, "step_limits": STEP_LIMITS, "versions": versions()}
+    old = json.loads(output.read_text()) if output and output.exists() else new_results
+    comparable = all(old[key] == json.loads(json.dumps(new_results[key])) for key in ("commit", "starts"))
+    results = old.get("results", {}) if comparable else {}
     for suite in options.suites:
         for task in load_tasks(suite):
             if task.name in results.setdefault(suite, {}):
@@ -104,7 +104,7 @@ def main() -> None:
             results[suite][task.name] = {name: successes(task, name, options.starts, assets) for name in DISTRIBUTIONS}
             if output:
                 with complete_or_absent(output) as temporary:
-                    record = made | {"rates": rates(results), "results": results}
+                    record = new_results | {"rates": rates(results), "results": results}
                     temporary.write_text(dumps_rows(record))
     print(table(rates(results)))
 

@@ -7,8 +7,8 @@ four processes in lock-step; then the same policy from the same numbered starts 
 trained with. `--output pose` drives a Cartesian impedance controller instead. `--delay` is the time from a measurement
 to the arrival of its command, in s.
 
-Tracking is told for both: how far the hand moved in each period along the displacement that the model of robosuite's
-controller predicts (`real_robot/robots/displacement.py`), which is what cartesian_node is asked for.
+Tracking is reported for both: the hand's motion in each period along the displacement that the model of robosuite's
+controller predicts (`real_robot/robots/displacement.py`), which is also the command to cartesian_node.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ LIMITS = ROOT / "launch/config/arm_cartesian_limits.yaml"
 
 
 def over_ros(options: argparse.Namespace, directory: Path) -> list[list[dict[str, Any]]]:
-    """Outcome of each episode of each task, driven by the nodes."""
+    """Run each episode of each task with the nodes; returns the outcomes."""
     write_arm_model(directory / "arm.xml")
     contract = read_contract(options.checkpoint)
     row = {"checkpoint": options.checkpoint, "robot": "cartesian", "use_sim_time": True}
@@ -105,7 +105,7 @@ def _episode(nodes: Processes, outcomes: list[dict[str, Any]], task: int, start:
 
 
 def in_simulation(options: argparse.Namespace, policy: TrainablePolicy) -> EvaluationResult:
-    """The same episodes under the simulator's own controller."""
+    """Run the same episodes with the simulator's own controller."""
     tasks = load_tasks("libero_object", options.tasks)
     contract = policy.contract
     environment = LiberoEnvironment(
@@ -133,42 +133,48 @@ def simulators_tracking(options: argparse.Namespace, policy: TrainablePolicy) ->
             executed=1,
             threads=1,
         )
-        seen, response = environment.reset(starts=torch.tensor([0])), Response(policy.contract.control_dt_s)
+        observation, response = environment.reset(starts=torch.tensor([0])), Response(policy.contract.control_dt_s)
         velocity, done = np.zeros(6), False
         while not done:
-            actions = policy.act(seen, deterministic=True).actions
+            actions = policy.act(observation, deterministic=True).actions
             for step in range(policy.contract.executed):
                 action = actions[:, step : step + 1]
                 mean, velocity = response.after(action[0, 0, :6].clamp(-1.0, 1.0).numpy(), velocity)
-                before, transition = seen, environment.step(action)
-                seen, done = transition.observation, bool(transition.done[0])
+                observation_before, transition = observation, environment.step(action)
+                observation, done = transition.observation, bool(transition.done[0])
                 commanded = mean * policy.contract.control_dt_s
-                trace.append({"commanded": commanded.tolist(), "moved": _moved(before, seen).tolist()})
+                trace.append(
+                    {"commanded": commanded.tolist(), "moved": _moved(observation_before, observation).tolist()}
+                )
                 if done:
                     break
     return trace
 
 
 def _moved(before: TensorDict, after: TensorDict) -> np.ndarray:
-    there, here = (seen["end_effector_position"][0].numpy() for seen in (after, before))
-    turned, turn = (from_two_columns(seen["end_effector_rotation"][0].numpy()) for seen in (after, before))
-    return np.append(there - here, Rotation.from_matrix(turned @ turn.T).as_rotvec())
+    position_after, position_before = (
+        observation["end_effector_position"][0].numpy() for observation in (after, before)
+    )
+    turned, turn = (
+        from_two_columns(observation["end_effector_rotation"][0].numpy()) for observation in (after, before)
+    )
+    return np.append(position_after - position_before, Rotation.from_matrix(turned @ turn.T).as_rotvec())
 
 
 def tracking(trace: list[dict[str, list[float]]]) -> dict[str, float]:
-    """Of each period: motion along the commanded one as a share of it (least squares), and what is left over."""
+    """Motion along the commanded motion as a share of it (least squares over periods), and the remaining error."""
     commanded, moved = (np.array([entry[name] for entry in trace]) for name in ("commanded", "moved"))
-    found: dict[str, float] = {"periods": len(trace)}
+    figures: dict[str, float] = {"periods": len(trace)}
     for name, part, unit in (("translation", slice(0, 3), "mm"), ("rotation", slice(3, 6), "mrad")):
         c, m = commanded[:, part], moved[:, part]
-        found[f"{name}_share"] = round(float((c * m).sum() / (c * c).sum()), 4)
+        figures[f"{name}_share"] = round(float((c * m).sum() / (c * c).sum()), 4)
         for what, values in (("error", m - c), ("commanded", c)):
-            found[f"{name}_{what}_rms_{unit}"] = round(1e3 * float(np.sqrt((values**2).sum(1).mean())), 3)
-    return found
+            figures[f"{name}_{what}_rms_{unit}"] = round(1e3 * float(np.sqrt((values**2).sum(1).mean())), 3)
+    return figures
 
 
 def main() -> None:
-    """Run both, print the comparison and write the JSON."""
+    """Run both controllers, print the comparison and write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkpoint", required=True)
     parser.add_argument("--episodes", type=int, default=5, help="of each task")
@@ -209,8 +215,10 @@ def main() -> None:
     }
     print(json.dumps({key: value for key, value in record.items() if key not in ("over_ros2", "simulator")}, indent=2))
     for name in ("over_ros2", "simulator"):
-        found = record[name]
-        print(f"{name}: {found['success']:.3f} [{found['low']:.3f}, {found['high']:.3f}] of {found['episodes']}")
+        figures = record[name]
+        print(
+            f"{name}: {figures['success']:.3f} [{figures['low']:.3f}, {figures['high']:.3f}] of {figures['episodes']}"
+        )
     if options.json:
         with complete_or_absent(options.json) as temporary:
             temporary.write_text(dumps_rows(record))

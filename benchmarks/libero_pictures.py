@@ -40,7 +40,7 @@ ENVS, CHUNK, CHUNKS = 30, 4, 4
 
 
 def least(what: dict[str, Callable[[], object]], runs: int) -> dict[str, float]:
-    """The least CPU seconds of each, called in turn."""
+    """Smallest CPU seconds of each function; they are called alternately."""
     best = dict.fromkeys(what, float("inf"))
     for _ in range(runs + 1):
         for name, call in what.items():
@@ -51,7 +51,7 @@ def least(what: dict[str, Callable[[], object]], runs: int) -> dict[str, float]:
 
 
 def pictures(task: Task, runs: int) -> list[dict]:
-    """CPU milliseconds of a picture, and how many of the pixels are the same."""
+    """CPU milliseconds of a picture, and the share of equal pixels."""
     scene, rows = build_scene(task, find_assets()), []
     simulation = Simulation([scene] * STATES)
     for i, state in enumerate(initial_states(task)[:STATES]):
@@ -59,12 +59,12 @@ def pictures(task: Task, runs: int) -> list[dict]:
     for size in SIZES:
         for camera in (AGENT_VIEW, WRIST):
             views = {name: Cameras(simulation, (camera,), size, size, backend=name) for name in BACKENDS}
-            drawn, traced = (view.render().astype(int) for view in views.values())
+            rasterised, traced = (view.render().astype(int) for view in views.values())
             seconds = least({name: view.render for name, view in views.items()}, runs)
             row = {"task": f"{task.suite}:{task.index}", "camera": camera, "size": size}
             row |= {f"{name}_ms": round(1e3 * seconds[name] / STATES, 3) for name in BACKENDS}
             row["ratio"] = round(seconds["rays"] / seconds["raster"], 1)
-            row["within_4"] = round(float((np.abs(drawn - traced).max(-1) <= 4).mean()), 5)
+            row["within_4"] = round(float((np.abs(rasterised - traced).max(-1) <= 4).mean()), 5)
             rows.append(row)
             sys.stdout.write(json.dumps(row) + "\n")
     simulation.close()
@@ -72,7 +72,7 @@ def pictures(task: Task, runs: int) -> list[dict]:
 
 
 def collecting(backend: Backend | None, size: int) -> Callable[[], None]:
-    """Some chunks of random small motion in all environments, with pictures by `backend`."""
+    """Return a function that runs some chunks of small random motions in all environments, with pictures by `backend`."""
     if backend is not None:
         cameras.choose_backend = lambda film=False: backend
     env = LiberoEnvironment(
@@ -96,7 +96,7 @@ def collection(runs: int, size: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure, print and write."""
+    """Measure all rows, print them and write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tasks", nargs="+", default=["libero_object:0"], metavar="SUITE:INDEX")
     parser.add_argument("--runs", type=int, default=5)
@@ -105,8 +105,8 @@ def main() -> None:
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # one thread
     about = {"git_commit": git_commit(), "versions": versions(), "machine": machine() | {"load": os.getloadavg()[0]}}
     about |= {"threads": 1, "official_assets": find_assets().root is not None}
-    chosen = [load_tasks(name.split(":")[0], [int(name.split(":")[1])])[0] for name in options.tasks]
-    rows = [row for task in chosen for row in pictures(task, options.runs)]
+    tasks = [load_tasks(name.split(":")[0], [int(name.split(":")[1])])[0] for name in options.tasks]
+    rows = [row for task in tasks for row in pictures(task, options.runs)]
     steps = collection(options.runs, SIZES[0])
     sys.stdout.write(json.dumps(steps) + "\n")
     about["load_after"] = os.getloadavg()[0]

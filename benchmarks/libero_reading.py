@@ -1,8 +1,8 @@
 """Does a LIBERO policy read? `python benchmarks/libero_reading.py RUN [--starts 50] [--output FILE]`.
 
-Every task's scene with the instruction of each other task of the run whose objects lie in it. A policy that reads moves
-the object that is named; one that knows the scene by heart moves the object that was always asked for there. Starts are
-the run's held-out ones, also for comparison with the scene's own instruction.
+Every task's scene is combined with the instruction of each other task of the run whose objects are in the scene. A
+policy that reads moves the named object; one that has memorised the scene moves the object of the scene's own task.
+Starts are the run's held-out ones, also for the comparison with the scene's own instruction.
 """
 
 from __future__ import annotations
@@ -33,15 +33,17 @@ from train import GROUPS, TrainConfig  # noqa: E402
 
 
 def questions(tasks: list[Task]) -> Iterator[tuple[Task, Task]]:
-    """A task whose scene is shown, and the task whose instruction is given and can be carried out there."""
-    for shown in tasks:
-        for asked in tasks:
-            if set(asked.problem.objects).intersection(asked.problem.obj_of_interest) <= set(shown.problem.objects):
-                yield shown, asked
+    """Pairs of a scene's task and another task whose instruction is possible in that scene."""
+    for scene_task in tasks:
+        for instruction_task in tasks:
+            if set(instruction_task.problem.objects).intersection(instruction_task.problem.obj_of_interest) <= set(
+                scene_task.problem.objects
+            ):
+                yield scene_task, instruction_task
 
 
 def successes(shown: Task, asked: Task, aim: Task, policy: Any, task: LiberoTask, starts: int) -> int:  # noqa: ANN401
-    """Of `starts` episodes in the scene of `shown`, told what `asked` is told, those that reach the goal of `aim`."""
+    """Number of `starts` episodes in the scene of `shown`, with the instruction of `asked`, that reach `aim`'s goal."""
     problem = replace(shown.problem, goal=aim.problem.goal, obj_of_interest=aim.problem.obj_of_interest)
     env = LiberoEnvironment(
         [replace(shown, language=asked.language, problem=problem)],
@@ -57,13 +59,13 @@ def successes(shown: Task, asked: Task, aim: Task, policy: Any, task: LiberoTask
         images=tuple(task.images),
     )
     label = f"{asked.index} asked for in the scene of {shown.index}"
-    found = int(evaluate(env, policy, starts_per_task=starts, progress=label).success.sum())
+    count = int(evaluate(env, policy, starts_per_task=starts, progress=label).success.sum())
     env.close()
-    return found
+    return count
 
 
 def main() -> None:
-    """Ask every question, print the table."""
+    """Evaluate every pair of scene and instruction, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", help="a run of train.py, or one of its checkpoints")
     parser.add_argument("--starts", type=int, default=50)
@@ -78,11 +80,19 @@ def main() -> None:
     saved.restore(policy)
     tasks = load_tasks(task.suite, [int(key) if key.isdigit() else key for key in task.tasks] or None)
     rows = []
-    for shown, asked in questions(tasks):
-        row: dict[str, Any] = {"scene": shown.name, "instruction": asked.language, "episodes": options.starts}
-        row["named"] = successes(shown, asked, asked, policy, task, options.starts)
-        row["usual"] = row["named"] if asked is shown else successes(shown, asked, shown, policy, task, options.starts)
-        rows.append(row | {"own": asked is shown})
+    for scene_task, instruction_task in questions(tasks):
+        row: dict[str, Any] = {
+            "scene": scene_task.name,
+            "instruction": instruction_task.language,
+            "episodes": options.starts,
+        }
+        row["named"] = successes(scene_task, instruction_task, instruction_task, policy, task, options.starts)
+        row["usual"] = (
+            row["named"]
+            if instruction_task is scene_task
+            else successes(scene_task, instruction_task, scene_task, policy, task, options.starts)
+        )
+        rows.append(row | {"own": instruction_task is scene_task})
     cells = [
         [row["scene"], row["instruction"], *(_rate(row[each], row["episodes"]) for each in ("named", "usual"))]
         for row in rows
@@ -94,9 +104,9 @@ def main() -> None:
         parts = (_rate(sum(row[each] for row in swapped), total) for each in ("named", "usual"))
         print("All instructions of other tasks: named {}, usual {}".format(*parts))
     if options.output:
-        made = {"commit": git_commit(), "versions": versions(), "starts": task.starts, "rows": rows}
+        record = {"commit": git_commit(), "versions": versions(), "starts": task.starts, "rows": rows}
         with complete_or_absent(options.output) as temporary:
-            temporary.write_text(dumps_rows(made))
+            temporary.write_text(dumps_rows(record))
 
 
 def _rate(successes: int, episodes: int) -> str:

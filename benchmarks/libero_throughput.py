@@ -54,7 +54,7 @@ CORES = len(os.sched_getaffinity(0))
 
 @dataclass
 class Episode:
-    """An official initial state [1+nq+nv] and the actions [T, 7] after the five warm-up steps."""
+    """An official initial state [1+nq+nv], and the actions [T, 7] after the five warm-up steps."""
 
     state: NDArray[np.float64]
     actions: NDArray[np.float64]
@@ -62,7 +62,7 @@ class Episode:
 
 @dataclass
 class Rate:
-    """Number of control steps, and the time they took."""
+    """Number of control steps, and their duration."""
 
     steps: int = 0
     pictures: int = 0  # of both cameras
@@ -83,38 +83,38 @@ class Rate:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, print the table, write the JSON."""
+    """Measure all rows, print the table, and write the JSON."""
     options = _options(arguments)
     assets = find_assets(options.assets)
     if assets.root is None:
         sys.exit(f"stock LIBERO needs its official assets; {HOW_TO_GET}")
     python = stock_python()
-    rows, before = [], {"git_commit": git_commit(), "machine": machine() | {"load": os.getloadavg()[0]}}
+    rows, record = [], {"git_commit": git_commit(), "machine": machine() | {"load": os.getloadavg()[0]}}
     for name in options.tasks:
         suite, index = name.split(":")
         (task,) = load_tasks(suite, [int(index)])
         scene = build_scene(task, assets)
         for workload, episodes in (("motion", motion(task)), ("pick", pick(scene))):
             load, ways = os.getloadavg()[0], ((K, False), (1, True), (K, True))
-            ours = [measure_ours(scene, episodes, *way, options.seconds) for way in ways]
+            our_rates = [measure_ours(scene, episodes, *variant, options.seconds) for variant in ways]
             stock = [measure_stock(python, scene, episodes, cameras, options.seconds) for cameras in (False, True)]
             row = {"task": f"{suite} {index}", "workload": workload, "load": load}
-            rows.append(row | compared(*ours, *stock))
+            rows.append(row | compared(*our_rates, *stock))
             sys.stdout.write(table(rows[-1]) if len(rows) > 1 else HEAD + table(rows[-1]))
             sys.stdout.flush()
-    report = before | {"executed": K, "simulations": SIMULATIONS, "rows": rows}
+    report = record | {"executed": K, "simulations": SIMULATIONS, "rows": rows}
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(dumps_rows(report))
 
 
 def motion(task: Task) -> list[Episode]:
-    """Random small motions."""
+    """Episodes of small random motions."""
     rng = np.random.default_rng(0)
     return [Episode(s, rng.uniform(-0.3, 0.3, (MOTION_STEPS, 7))) for s in initial_states(task)[:EPISODES]]
 
 
 def pick(scene: Scene) -> list[Episode]:
-    """What the scripted expert does from each initial state to the end of its task, and half a second of rest."""
+    """Episodes of the scripted expert from each initial state to the end of its task, and half a second of rest."""
     episodes = [Episode(state, np.empty((0, 7))) for state in initial_states(scene.task)[:EPISODES]]
     simulation = Simulation([scene] * EPISODES)
     _start(simulation, episodes)
@@ -153,7 +153,7 @@ def measure_ours(scene: Scene, episodes: list[Episode], chunk: int, cameras: boo
 
 
 def measure_stock(python: Path, scene: Scene, episodes: list[Episode], cameras: bool, seconds: float) -> Rate | None:
-    """The same in one stock process per core; None if stock can't draw here (no OpenGL)."""
+    """Replay in one stock process per core; None if stock can't draw here (no OpenGL)."""
     bodies = [scene.model.body(fixture.body) for fixture in scene.fixtures]
     request = {
         "bddl": str(scene.task.bddl),
@@ -178,7 +178,7 @@ def measure_stock(python: Path, scene: Scene, episodes: list[Episode], cameras: 
 
 
 def ask_stock(python: Path, request: dict, backend: str) -> dict | str:
-    """Stock's answer, or its output if it failed; one thread each, because BLAS gains nothing on 7x7 matrices."""
+    """Stock's answer, or its output after a failure; one thread each, because BLAS gains nothing on 7x7 matrices."""
     single = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")}
     environment = os.environ | single | {"MUJOCO_GL": backend}
     command = [str(python), str(Path(__file__).with_name("stock_libero.py"))]
@@ -231,7 +231,7 @@ HEAD += f"{'ours/s':>14}{'stock/s':>14}{'ratio':>14}\n"
 def compared(plain: Rate, every_step: Rate, every_chunk: Rate, stock: Rate, stock_every_step: Rate | None) -> dict:
     """Our rates next to stock's: control steps without images, with images after every step or chunk, and images alone.
 
-    Stock draws after every step even where ours draws after every chunk.
+    Stock draws after every step even if ours draws after every chunk.
     """
     rows = {"none": _compared(plain, stock)}
     if stock_every_step is not None:
@@ -242,7 +242,7 @@ def compared(plain: Rate, every_step: Rate, every_chunk: Rate, stock: Rate, stoc
 
 
 def _pictures(plain: Rate, drawn: Rate) -> Rate:
-    """Rate of images alone: the extra time of steps with images."""
+    """Rate of images alone, from the extra time of steps with images."""
     share = drawn.steps / plain.steps
     return Rate(drawn.pictures, drawn.pictures, drawn.cpu_s - share * plain.cpu_s, drawn.wall_s - share * plain.wall_s)
 

@@ -1,8 +1,8 @@
 """LIBERO on mujoco_warp against MuJoCo: `python benchmarks/libero_warp.py [--episodes 30] [--output FILE]`.
 
 The scripted expert, with noise on its actions, succeeds in `--episodes` episodes of each task in MuJoCo. Their actions
-are replayed from the same starts in mujoco_warp, and in MuJoCo once more with actions disturbed by 1e-6: that is the
-floor, as contact amplifies what differs. Prints how many replays succeed, with 95% Wilson intervals, and the error
+are replayed from the same starts in mujoco_warp, and again in MuJoCo with actions perturbed by 1e-6, as a lower bound,
+because contact amplifies differences. Prints the success rates of replays, with 95% Wilson intervals, and the error
 after one control step from every tenth of MuJoCo's states with the object in the gripper.
 
 `--speed [WORLDS ...] [--device cuda]` measures control steps per second instead, of environments with 256 to 8192
@@ -43,11 +43,11 @@ NOISE, EVERY = 0.1, 10
 """Standard deviation of the expert's noise, and control steps between states from which the error is measured."""
 WORLDS = (256, 512, 1024, 2048, 4096, 8192)
 EXECUTED, CHUNKS, STARTS = 8, 5, 64
-"""Of the measurement of speed: control steps of a chunk, chunks that are timed, and different starts of the worlds."""
+"""Speed measurement: control steps of a chunk, timed chunks, and number of different starts of the worlds."""
 
 
 def begin(scene: Scene, simulation: Simulation | WarpSimulation, starts: NDArray[np.int64]) -> None:
-    """Put the simulations at the numbered wide starts and warm up."""
+    """Set the simulations to the numbered wide starts and warm up."""
     placement = Placement(scene, "wide", "eval")
     for i, start in enumerate(starts.tolist()):
         simulation.write(i, **placement(start)._asdict())
@@ -63,23 +63,23 @@ def record(scene: Scene, starts: NDArray[np.int64], limit: int) -> tuple[NDArray
     expert = Expert(simulation, noise=NOISE, seed=0)
     expert.reset()
     actions, running, success = np.zeros((count, limit, 7)), np.ones(count, dtype=bool), np.zeros(count, dtype=bool)
-    held: list[dict[str, NDArray]] = []
+    grasp_states: list[dict[str, NDArray]] = []
     for t in range(limit):
         active = ids[running]
         if not len(active):
             break
         actions[active, t] = expert.act(active)
-        before = _states(simulation)
+        states = _states(simulation)
         success[active] = simulation.step(active, actions[active, t : t + 1])[1]
         if t % EVERY == 0:
             grasped = active[np.isin(expert.phase[active], (Phase.CLOSE, Phase.CARRY))]
-            after = simulation.qpos(ids)
-            held += [
-                {name: values[i] for name, values in before.items()} | {"action": actions[i, t], "next": after[i]}
+            qpos = simulation.qpos(ids)
+            grasp_states += [
+                {name: values[i] for name, values in states.items()} | {"action": actions[i, t], "next": qpos[i]}
                 for i in grasped
             ]
         running &= ~success
-    return actions[:, : t + 1], success, held
+    return actions[:, : t + 1], success, grasp_states
 
 
 def _states(simulation: Simulation) -> dict[str, NDArray]:
@@ -91,7 +91,7 @@ def _states(simulation: Simulation) -> dict[str, NDArray]:
 def replay(
     scene: Scene, simulation: Simulation | WarpSimulation, starts: NDArray[np.int64], actions: NDArray
 ) -> NDArray:
-    """Success [n] of the recorded `actions` [n, T, 7]."""
+    """Replay the recorded `actions` [n, T, 7]; returns success [n]."""
     begin(scene, simulation, starts)
     return simulation.step(np.arange(len(starts)), actions)[1]
 
@@ -109,7 +109,7 @@ def step_errors(scene: Scene, held: list[dict[str, NDArray]], device: str | None
 
 
 def rate(name: str, success: NDArray) -> dict:
-    """Successes of the replays called `name`, with their interval."""
+    """Success rate of the replays `name`, with its interval."""
     low, high = wilson(int(success.sum()), len(success))
     return {f"{name}_success": float(success.mean()), f"{name}_low": low, f"{name}_high": high}
 
@@ -125,7 +125,7 @@ def speed(
 ) -> float:
     """Control steps per second of `worlds` environments that execute small motions, observations included.
 
-    `timed` chunks of `executed` control steps count.
+    The measurement covers `timed` chunks of `executed` control steps.
     """
     env = LiberoEnvironment(
         [task],
@@ -141,11 +141,11 @@ def speed(
     chunks = 0.3 * torch.randn(timed + 1, worlds, executed, 7, generator=generator).to(device)
     env.reset(starts=torch.arange(worlds) % STARTS)
     env.step(chunks[0]).observation["joint_position"].sum().item()  # compiles kernels and captures the graph
-    begun = time.perf_counter()
+    start_s = time.perf_counter()
     for chunk in chunks[1:]:
-        taken = env.step(chunk)
-    taken.observation["joint_position"].sum().item()  # waits for the device
-    seconds = time.perf_counter() - begun
+        transition = env.step(chunk)
+    transition.observation["joint_position"].sum().item()  # waits for the device
+    seconds = time.perf_counter() - start_s
     env.close()
     return worlds * executed * timed / seconds
 
@@ -169,7 +169,7 @@ def speeds(task: Task, assets: Assets, sizes: list[int], device: str) -> dict:
 
 
 def summary(assets: str, rows: list[dict], replays: dict[str, list[NDArray]], errors: list[NDArray]) -> dict:
-    """What has been measured over the tasks of `rows`."""
+    """Summary of the measurements over the tasks of `rows`."""
     total = np.concatenate(errors)
     return {
         "assets": assets,
@@ -189,7 +189,7 @@ def write(output: Path, result: dict) -> None:
 
 
 def main() -> None:
-    """Measure and print; write JSON where asked to."""
+    """Measure and print; write JSON with `--output`."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--episodes", type=int, default=30, help="per task")
     parser.add_argument("--suite", default="libero_object")
@@ -210,30 +210,31 @@ def main() -> None:
     with Progress("tasks", len(options.tasks), "task") as bar:
         for task in load_tasks(options.suite, options.tasks):
             scene, starts = build_scene(task, assets), np.arange(options.episodes)
-            actions, success, held = record(scene, starts, step_limit_of([task]))
+            actions, success, grasp_states = record(scene, starts, step_limit_of([task]))
             starts, actions = starts[success], actions[success]
             disturbed = actions + 1e-6 * rng.standard_normal(actions.shape) * (np.arange(7) < 6)
             floor = replay(scene, Simulation([scene] * len(starts), sleep=False), starts, disturbed)
-            ours = replay(scene, WarpSimulation([scene] * len(starts)), starts, actions)
-            errors.append(step_errors(scene, held))
+            replayed = replay(scene, WarpSimulation([scene] * len(starts)), starts, actions)
+            errors.append(step_errors(scene, grasp_states))
             replays["mujoco"].append(floor)
-            replays["mjwarp"].append(ours)
+            replays["mjwarp"].append(replayed)
             rows.append(
                 {
                     "task": task.name,
                     "episodes": len(starts),
                     "mujoco": float(floor.mean()),
-                    "mjwarp": float(ours.mean()),
-                    "states": len(held),
+                    "mjwarp": float(replayed.mean()),
+                    "states": len(grasp_states),
                     "median": float(np.median(errors[-1])),
                     "p99": float(np.quantile(errors[-1], 0.99)),
                 }
             )
             print(
-                f"{task.name}: mujoco {floor.mean():.3f}, mjwarp {ours.mean():.3f} of {len(starts)} replays", flush=True
+                f"{task.name}: mujoco {floor.mean():.3f}, mjwarp {replayed.mean():.3f} of {len(starts)} replays",
+                flush=True,
             )
             result = summary(assets.kind, rows, replays, errors)
-            if options.output:  # after every task: a run that is cut off has what it measured
+            if options.output:  # after every task, so that an interrupted run keeps its results
                 write(options.output, result)
             bar.update(1)
     print(json.dumps({key: value for key, value in result.items() if key not in ("tasks", "versions")}, indent=2))

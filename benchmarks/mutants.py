@@ -1,4 +1,4 @@
-"""Mutation tests: which faults of tests/mutants/*.yaml the tests catch, one at a time in a copy of the tree.
+"""Mutation tests: checks which faults of tests/mutants/*.yaml the tests catch, one at a time in a copy of the tree.
 
     python benchmarks/mutants.py [core vehicle] [--json benchmarks/results/mutants.json]
 
@@ -33,7 +33,7 @@ import torch
 import yaml
 
 READY = (hypothesis, numpy, pytest, tensordict, torch)
-"""Every test run is a fork of this process, with slow imports preloaded but nothing of the tree."""
+"""Every test run is a fork of this process, with slow imports preloaded, but no modules of the tree."""
 ROOT = Path(__file__).resolve().parent.parent
 APART = shutil.ignore_patterns(".git", ".venv*", "__pycache__", "outputs", "build", "dist", ".*_cache", ".hypothesis")
 LEAST = 0.9
@@ -46,7 +46,7 @@ it.
 
 @dataclass(frozen=True)
 class Fault:
-    """One mistake: `find` in `file` becomes `put`, which one of `tests`, separated by spaces, has to catch."""
+    """One mistake: `find` in `file` is replaced by `put`; one of `tests`, separated by spaces, has to catch it."""
 
     package: str
     file: str
@@ -60,7 +60,7 @@ class Fault:
         return f"{self.package} | {self.file}: {self.what}"
 
     def apply(self, text: str) -> str:
-        """`text` of the file with the fault; raises ValueError unless the snippet occurs exactly once."""
+        """Insert the fault into the file's `text`; raises ValueError unless the snippet occurs exactly once."""
         if (count := text.count(self.find)) != 1:
             raise ValueError(f"{self}: expected {self.find!r} once in the file, found {count}")
         return text.replace(self.find, self.put)
@@ -77,7 +77,7 @@ def faults() -> list[Fault]:
 
 
 def passes(tree: Path, tests: str, limit_s: float | None = None) -> bool:
-    """Whether `tests` pass in `tree` within `limit_s`; without a limit ValueError if they fail or are missing."""
+    """Whether `tests` pass in `tree` within `limit_s`; without a limit, raises ValueError if they fail or are missing."""
     log = tree / "pytest.log"
     run = multiprocessing.get_context("fork").Process(target=_pytest, args=(tree, tests, log))
     run.start()
@@ -86,8 +86,8 @@ def passes(tree: Path, tests: str, limit_s: float | None = None) -> bool:
         assert run.pid is not None
         os.killpg(run.pid, signal.SIGKILL)  # including programs started by tests
         run.join()
-    nothing = run.exitcode in (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.NO_TESTS_COLLECTED)
-    if nothing or (run.exitcode and limit_s is None):
+    not_run = run.exitcode in (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.NO_TESTS_COLLECTED)
+    if not_run or (run.exitcode and limit_s is None):
         raise ValueError(f"expected {tests} to pass without a fault; fix that first:\n{log.read_text()[-4000:]}")
     return run.exitcode == 0
 
@@ -106,26 +106,26 @@ def _pytest(tree: Path, tests: str, log: Path) -> None:
 
 
 def measure(tree: Path, listed: list[Fault]) -> Iterator[tuple[Fault, bool]]:
-    """Put each fault into `tree` in turn; yields it and whether its tests, which pass without it, catch it."""
+    """Insert each fault into `tree` in turn; yields it and whether its tests, which pass without it, catch it."""
     usual_s: dict[str, float] = {}
     for fault in listed:
         if fault.tests not in usual_s:
-            began = time.monotonic()
+            start_s = time.monotonic()
             passes(tree, fault.tests)
-            usual_s[fault.tests] = time.monotonic() - began
-        place = tree / fault.file
-        text = place.read_text()
-        place.write_text(fault.apply(text))
+            usual_s[fault.tests] = time.monotonic() - start_s
+        path = tree / fault.file
+        text = path.read_text()
+        path.write_text(fault.apply(text))
         try:
             yield fault, not passes(tree, fault.tests, PATIENCE * usual_s[fault.tests] + SLACK_S)
         finally:
-            place.write_text(text)
+            path.write_text(text)
 
 
 def chosen(listed: list[Fault], names: list[str]) -> dict[str, list[Fault]]:
-    """The faults of `listed` selected by `names` (a package's name or part of the printed line.
+    """The faults of `listed` selected by `names`, by package; all faults if `names` is empty.
 
-    All if empty), by package.
+    A name is a package's name or a part of the printed line.
     """
     packages: dict[str, list[Fault]] = {fault.package: [] for fault in listed}
     for fault in listed:
@@ -135,18 +135,18 @@ def chosen(listed: list[Fault], names: list[str]) -> dict[str, list[Fault]]:
 
 
 def merge(table: Path, package: str, row: dict) -> None:
-    """Write `row` as the entry of `package` into `table`, a JSON file that may not exist yet; others stay."""
+    """Write `row` as the entry of `package` into `table`, a JSON file that may not exist yet; keep other entries."""
     rows = json.loads(table.read_text())["packages"] if table.exists() else {}
     table.write_text(json.dumps({"packages": dict(sorted((rows | {package: row}).items()))}, indent=2) + "\n")
 
 
 def _cpu_s() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def main() -> int:
-    """Measure; returns 1 if a package is under `LEAST`."""
+    """Run the mutation tests; returns 1 if a package is under `LEAST`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("only", nargs="*", help="packages, or parts of a fault's printed line; default all")
     parser.add_argument("--json", type=Path, help="JSON file for the table")

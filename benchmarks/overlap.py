@@ -1,14 +1,15 @@
-"""What `overlap=true` saves: `python benchmarks/overlap.py [--rows ROW,ROW] [--output FILE]`, all rows by default.
+"""Time saved by `overlap=true`: `python benchmarks/overlap.py [--rows ROW,ROW] [--output FILE]`, all rows by default.
 
-Each row is measured with and without it in turns, so that other work on the machine disturbs both. Seconds are those of
-collection and updates alone. Where a collection takes C and an update U, the ratio cannot be below `bound`, max(C, U) /
-(C + U), of the CPU times of both and the sleep. The two threads need a core each: for `waited_s` they were ready and
-had none, as the kernel counts (needs Linux). `ratio_with_cores` is an estimate without that time.
+Each row is measured alternately with and without overlap, so that other work on the machine disturbs both. Seconds are
+those of collection and updates alone. If a collection takes C and an update U, the ratio cannot be below `bound`,
+max(C, U) / (C + U), of the CPU times of both and the sleep. The two threads need a core each: `waited_s` is the time in
+which they were ready without a core, as counted by the kernel (needs Linux). `ratio_with_cores` is an estimate without
+that time.
 
-balanced: PPO on quadrotors whose simulator sleeps, as one with a device of its own would, until a collection takes as
-long as an update. simulation: it sleeps until a collection takes twice as long. large: as balanced, with 4096
-environments in place of 256, as many as such simulators run; operations of fewer are so short that the threads wait for
-Python's lock. libero_pick: `train.py` with its own settings, from one supervised policy, on both cores.
+balanced: PPO on quadrotors whose simulator sleeps, like one with a device of its own, until a collection takes as long
+as an update. simulation: it sleeps until a collection takes twice as long. large: like balanced, with 4096 environments
+instead of 256, as is usual for such simulators; operations on fewer are so short that the threads wait for Python's
+lock. libero_pick: `train.py` with its own settings, from one supervised policy, on both cores.
 """
 
 from __future__ import annotations
@@ -50,24 +51,24 @@ from sims.quadrotor.task import HoverTask  # noqa: E402
 
 T, ITERATIONS = 32, 12
 SLEEPS = {"balanced": (1.0, 256), "simulation": (2.0, 256), "large": (1.0, 4096)}
-"""How many times as long as an update a collection takes, and the number of environments, by row."""
+"""Ratio of a collection's time to an update's, and the number of environments, by row."""
 
 
 class Sleeping(WrappedEnvironment):
-    """A simulator that takes time, and no CPU."""
+    """A simulator that takes time, but no CPU."""
 
     seconds = 0.0
     """Of a step."""
 
     def step(self, actions: torch.Tensor) -> Transition:
-        """As `Environment.step`, later."""
+        """Step after a delay; see `Environment.step`."""
         time.sleep(self.seconds)
         return super().step(actions)
 
 
 @dataclass(frozen=True)
 class Spent:
-    """What a thread spent in some time, s."""
+    """Times that a thread spent in an interval, s."""
 
     wall: float
     cpu: float
@@ -76,18 +77,18 @@ class Spent:
 
     @classmethod
     def by_now(cls) -> Spent:
-        """By the calling thread since it began."""
+        """Times of the calling thread since its start."""
         waited = Path("/proc/thread-self/schedstat").read_text().split()[1]
         return cls(time.perf_counter(), time.thread_time(), int(waited) / 1e9)
 
     def since(self, before: Spent) -> Spent:
-        """The difference."""
+        """Difference of two measurements."""
         return Spent(self.wall - before.wall, self.cpu - before.cpu, self.waited - before.waited)
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Means of an iteration: of the thread that updates, of its updates, and of collections, there or beside."""
+    """Mean times of an iteration: of the updating thread, of its updates, and of collections in either thread."""
 
     learner: Spent
     update: Spent
@@ -98,7 +99,7 @@ class Measured:
 
     @property
     def seconds_with_cores(self) -> float:
-        """An estimate of the time without waiting for cores, s."""
+        """Estimated time without waiting for cores, s."""
         if not self.overlap:
             return self.learner.wall - self.learner.waited
         between = self.learner.cpu - self.update.cpu  # while nothing is collected
@@ -106,7 +107,7 @@ class Measured:
 
     @property
     def waited_s(self) -> float:
-        """For cores, by both threads."""
+        """Time in which both threads waited for cores, s."""
         return self.learner.waited + (self.collection.waited if self.overlap else 0.0)
 
 
@@ -120,10 +121,10 @@ def sleeping(
     watch: Callable[[Rollout], None] | None = None,
     wait: bool = False,
 ) -> Measured:
-    """PPO on `device` whose simulator sleeps `sleep_s` in a step; the first iteration is not counted, `count` are.
+    """Run PPO on `device` with a simulator that sleeps `sleep_s` in a step; measure `count` iterations after the first.
 
-    `watch` is called with every rollout. With `wait` a collection that was begun ends before the update begins: the
-    same numbers, of which no two are computed at once.
+    `watch` is called with every rollout. With `wait` a collection ends before the update begins, so that the same
+    numbers are computed without concurrency.
     """
     # without a stop by the KL divergence: all updates are of one length
     ppo = PPOConfig(
@@ -135,11 +136,11 @@ def sleeping(
     policy = MLPConfig(hidden=[64, 64]).build(env.contract).to(device)
     observation, actions = first_decisions(env, torch.Generator().manual_seed(0), 256)
     policy.fit(observation.to(device), actions.to(device))
-    learner, alone = build(env, policy, ppo, None, 0)
+    learner, baseline = build(env, policy, ppo, None, 0)
     env.seconds = sleep_s
-    collecting, alone.collect = timed(alone.collect)
+    collecting, baseline.collect = timed(baseline.collect)
     updating, learner.update = timed(learner.update)
-    collector = CollectorAhead(alone, policy) if overlap else alone
+    collector = CollectorAhead(baseline, policy) if overlap else baseline
     if watch is not None:
         collector.collect = watched(collector.collect, watch)
     if wait and isinstance(collector, CollectorAhead):
@@ -147,22 +148,22 @@ def sleeping(
     with collector if isinstance(collector, CollectorAhead) else nullcontext():
         steps = iterations(learner, collector, T, 10**9)
         next(steps)
-        began = Spent.by_now()
+        start = Spent.by_now()
         for _ in islice(steps, count):
             pass
-        ended = Spent.by_now()
+        end = Spent.by_now()
     env.close()
-    took = ended.since(began)
-    both = at_once(updating, collecting, began.wall, ended.wall) / took.wall if overlap else 0.0
-    return Measured(mean([took], count), mean_call(updating[1:]), mean_call(collecting[1:]), overlap, both)
+    took = end.since(start)
+    concurrent_share = at_once(updating, collecting, start.wall, end.wall) / took.wall if overlap else 0.0
+    return Measured(mean([took], count), mean_call(updating[1:]), mean_call(collecting[1:]), overlap, concurrent_share)
 
 
 Call = tuple[Spent, Spent]
-"""What a thread had spent when a call began, and when it ended."""
+"""A thread's times at the start and at the end of a call."""
 
 
 def timed(work: Callable[..., Any]) -> tuple[list[Call], Callable[..., Any]]:
-    """`work`, and when each call of it began and ended."""
+    """Wrap `work`; returns it with a list of the times of its calls."""
     calls: list[Call] = []
 
     def measured(*given: Any) -> Any:  # noqa: ANN401 - what `work` takes and gives
@@ -175,7 +176,7 @@ def timed(work: Callable[..., Any]) -> tuple[list[Call], Callable[..., Any]]:
 
 
 def watched(collect: Callable[[int], Rollout], watch: Callable[[Rollout], None]) -> Callable[[int], Rollout]:
-    """`collect`, and `watch` of what it returns."""
+    """Wrap `collect` so that `watch` is called with its result."""
 
     def collected(decisions: int) -> Rollout:
         rollout = collect(decisions)
@@ -186,7 +187,7 @@ def watched(collect: Callable[[int], Rollout], watch: Callable[[Rollout], None])
 
 
 def waiting(collector: CollectorAhead) -> Callable[[int], None]:
-    """`begin` of `collector`, which returns when the collection has ended."""
+    """Wrap `begin` of `collector` so that it returns when the collection has ended."""
     begin = collector.begin
 
     def begun(decisions: int) -> None:
@@ -198,52 +199,54 @@ def waiting(collector: CollectorAhead) -> Callable[[int], None]:
 
 
 def at_once(first: list[Call], second: list[Call], began_s: float, ended_s: float) -> float:
-    """Seconds of wall time, from `began_s` to `ended_s`, in which calls of both lists ran."""
+    """Wall time in s, from `began_s` to `ended_s`, in which calls of both lists ran."""
     return sum(
         max(0.0, min(a[1].wall, b[1].wall, ended_s) - max(a[0].wall, b[0].wall, began_s)) for a in first for b in second
     )
 
 
 def mean_call(calls: list[Call]) -> Spent:
-    """What a call spent, in the mean."""
+    """Mean times of a call."""
     return mean([ended.since(began) for began, ended in calls])
 
 
 def mean(spent: list[Spent], count: int | None = None) -> Spent:
-    """The sum of `spent` over `count`, their number if None."""
+    """The sum of `spent` divided by `count`, or by their number if None."""
     return Spent(*(sum(each) / (count or len(spent)) for each in zip(*map(astuple, spent), strict=True)))
 
 
 def asleep(times: float, num_envs: int, runs: int) -> dict[str, Any]:
-    """The row of a simulator that sleeps until a collection takes `times` as long as an update, both by CPU time."""
-    alone = sleeping(False, 0.0, num_envs)
-    sleep_s = max(0.0, times * alone.update.cpu - alone.collection.cpu) / T
-    found: dict[bool, list[Measured]] = {False: [], True: []}
+    """Row of a simulator that sleeps until a collection takes `times` as long as an update, both in CPU time."""
+    baseline = sleeping(False, 0.0, num_envs)
+    sleep_s = max(0.0, times * baseline.update.cpu - baseline.collection.cpu) / T
+    measurements: dict[bool, list[Measured]] = {False: [], True: []}
     for _ in range(runs):
-        for overlap, measured in found.items():
+        for overlap, measured in measurements.items():
             measured.append(sleeping(overlap, sleep_s, num_envs))
-    update = statistics.median(each.update.cpu for each in found[False])
-    collection = T * sleep_s + statistics.median(each.collection.cpu for each in found[False])
-    row = compared({overlap: [each.learner.wall for each in measured] for overlap, measured in found.items()})
+    update = statistics.median(each.update.cpu for each in measurements[False])
+    collection = T * sleep_s + statistics.median(each.collection.cpu for each in measurements[False])
+    row = compared({overlap: [each.learner.wall for each in measured] for overlap, measured in measurements.items()})
     row["bound"] = round(max(collection, update) / (collection + update), 3)
-    with_cores = [statistics.median(each.seconds_with_cores for each in found[overlap]) for overlap in (False, True)]
+    with_cores = [
+        statistics.median(each.seconds_with_cores for each in measurements[overlap]) for overlap in (False, True)
+    ]
     row["ratio_with_cores"] = round(with_cores[1] / with_cores[0], 3)
     row["waited_s"], row["waited_s_with_overlap"] = (
-        [round(each.waited_s, 3) for each in measured] for measured in found.values()
+        [round(each.waited_s, 3) for each in measured] for measured in measurements.values()
     )
     row |= {"collection_s": round(collection, 3), "update_s": round(update, 3), "sleeps_s": round(sleep_s, 5)}
     return row | {"num_envs": num_envs, "decisions": T}
 
 
 def libero(overlap: bool, start: Path, env_steps: int) -> float:
-    """Seconds of reinforcement learning on libero_pick, from the run `start`."""
+    """Measure the seconds of reinforcement learning on libero_pick, from the run `start`."""
     options = ["stages=[rl]", f"start_from={start}", f"env_steps={env_steps}", f"overlap={str(overlap).lower()}"]
     took = trained(options)["wall_s"]
     return sum(took[phase] for phase in ("simulation", "policy", "update"))
 
 
 def trained(options: list[str], run: Path | None = None) -> dict[str, Any]:
-    """The report of `train.py task=libero_pick` with hardly any evaluation."""
+    """Run `train.py task=libero_pick` with minimal evaluation; returns its report."""
     common = ["task=libero_pick", "video=false", "control=false", "evaluation_starts=1", "evaluate_every_steps=null"]
     with tempfile.TemporaryDirectory() as folder:
         run = run or Path(folder, "run")
@@ -254,16 +257,16 @@ def trained(options: list[str], run: Path | None = None) -> dict[str, Any]:
 
 def compared(found: dict[bool, list[float]]) -> dict[str, Any]:
     """Seconds without and with overlap, and the ratio of their medians."""
-    without, beside = (statistics.median(seconds) for seconds in found.values())
+    without, with_overlap = (statistics.median(seconds) for seconds in found.values())
     return {
         "seconds": [round(each, 3) for each in found[False]],
         "seconds_with_overlap": [round(each, 3) for each in found[True]],
-        "ratio": round(beside / without, 3),
+        "ratio": round(with_overlap / without, 3),
     }
 
 
 def libero_row(runs: int, env_steps: int) -> dict[str, Any]:
-    """`libero_pick` in turns, from one supervised policy."""
+    """Row `libero_pick`, measured alternately from one supervised policy."""
     found: dict[bool, list[float]] = {False: [], True: []}
     with tempfile.TemporaryDirectory() as folder:
         start = Path(folder, "start")
@@ -275,7 +278,7 @@ def libero_row(runs: int, env_steps: int) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Measure, print, write."""
+    """Measure all rows, print them, and write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=lambda text: text.split(","), default=[*SLEEPS, "libero_pick"])
     parser.add_argument("--runs", type=int, default=3)

@@ -33,11 +33,11 @@ from sims.vehicle.task import NavigateTask, RaceTask, VehicleTask
 
 RACE = QuadrotorRaceTask(airframe="racer_5_inch", step_limit=2000)
 KEPT = 4
-"""Number of settings that go on to the second round, besides the current one."""
+"""Number of settings in the second round, besides the current one."""
 FAILED_S = 60.0
-"""A point of success is worth half a second, where laps take ten."""
+"""Cost of a failure, s: a percentage point of success equals half a second, and laps take ten seconds."""
 COLLIDED_S = {"time_s": 180.0, "lap_time_s": 60.0}
-"""By timed metric: a collision is worse than being late; in a race it costs the same, over three laps."""
+"""Cost of a collision by timed metric, s: more than a late arrival; in a race the same, over three laps."""
 RANGES: Mapping[str, Mapping[str, tuple[float, float]]] = {
     "DWA": {
         "horizon_s": (0.8, 3.0),
@@ -92,7 +92,7 @@ RANGES: Mapping[str, Mapping[str, tuple[float, float]]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Search, print."""
+    """Search for settings and print them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("planner", choices=RANGES)
     parser.add_argument("--settings", type=int, default=16)
@@ -108,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     first = 0
     for worlds in args.worlds:
         costs = [drive(task, build(changed(default, each)), each, first, worlds) for each in [{}, *drawn_ones]][1:]
-        drawn_ones = [drawn_ones[place] for place in np.argsort(costs)[:KEPT]]
+        drawn_ones = [drawn_ones[index] for index in np.argsort(costs)[:KEPT]]
         first += worlds
 
 
@@ -128,12 +128,12 @@ def planner(name: str, task: Task) -> tuple[Any, Callable[[Any], Policy]]:
 
 
 def drawn(ranges: Mapping[str, tuple[float, float]], rng: np.random.Generator) -> dict[str, float]:
-    """A random setting, rounded to three digits."""
+    """Draw a random setting, rounded to three digits."""
     return {name: float(f"{np.exp(rng.uniform(*np.log(pair))):.3g}") for name, pair in ranges.items()}
 
 
 def changed(numbers: Any, setting: Mapping[str, float]) -> Any:  # noqa: ANN401 - any planner's dataclass
-    """`numbers` with the values of `setting`; "a.b" is b of its dataclass a."""
+    """Copy of `numbers` with the values of `setting`; "a.b" is the field b of its dataclass a."""
     for name, value in setting.items():
         inner, _, last = name.rpartition(".")
         change = replace(getattr(numbers, inner), **{last: value}) if inner else value
@@ -144,8 +144,8 @@ def changed(numbers: Any, setting: Mapping[str, float]) -> Any:  # noqa: ANN401 
 def drive(task: Task, policy: Policy, setting: Mapping[str, float], first: int, worlds: int) -> float:
     """Cost of the setting in `worlds` training worlds from `first` on, s; also printed."""
     env = task.environment(min(worlds, 100), task.distributions[0], "train")
-    found = evaluate(env, policy, starts_per_task=worlds, first_start=first)
-    spent, row = cost(found), found.summary()
+    result = evaluate(env, policy, starts_per_task=worlds, first_start=first)
+    spent, row = cost(result), result.summary()
     time = "time_s" if "time_s" in row else "lap_time_s"
     line = f"{spent:6.2f}  {row['success']:.1%} {row.get('collision', 0.0):.1%} {row[time] or 0.0:6.2f} s  {worlds}"
     sys.stdout.write(f"{line}  {dict(setting)}\n")

@@ -1,4 +1,4 @@
-"""PPO of this library beside rsl_rl's and Stable-Baselines3's: control steps per second with training, and returns.
+"""PPO of this library, rsl_rl and Stable-Baselines3: control steps per second of training, and returns.
 
     python -m venv venv && venv/bin/pip install -c constraints.txt '.[gym,rsl-rl]' stable-baselines3==2.9.2
     venv/bin/python benchmarks/ppo_speed.py [rsl_rl sb3] [--runs 3] [--seconds 20] [--plain] [--output FILE]
@@ -49,17 +49,17 @@ from policies.mlp import MLPConfig  # noqa: E402
 SHARED = {"discount": 0.99, "gae_lambda": 0.95, "clip": 0.2, "epochs": 5}
 QUADROTORS, CHEETAHS = 1024, 16
 LENGTHS, MINIBATCHES, RATES, HIDDEN = (24, 128), (4, 8), (1e-3, 3e-4), (128, 64)
-"""Of rsl_rl's pair and of Stable-Baselines3's: decisions in a rollout, minibatches, learning rates, widths."""
+"""Settings of the pairs with rsl_rl and Stable-Baselines3: rollout length, minibatches, learning rates, widths."""
 
 
 class Clock:
-    """CPU seconds within the environment's steps and resets, from both."""
+    """Counts CPU seconds within the environment's steps and resets."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
 
     def watch(self, env: Any, *names: str) -> None:  # noqa: ANN401 - of any library
-        """Count calls of the methods `names` of `env` from now on."""
+        """Count the time of calls of the methods `names` of `env` from now on."""
         for name in names:
             setattr(env, name, self._counting(getattr(env, name)))
 
@@ -75,11 +75,11 @@ class Clock:
 
 
 Iterations = Iterator[tuple[int, float | None]]
-"""An iteration each: control steps, and the mean return of episodes that ended, if any."""
+"""Yields control steps, and the mean return of ended episodes, if any, for each iteration."""
 
 
 def ours(env: NumberedStarts, which: int, seed: int, clock: Clock) -> Iterations:
-    """Our loop, as a library user calls it."""
+    """Iterate our loop, as a library user calls it."""
     torch.manual_seed(seed)
     steps = LENGTHS[which] * env.num_envs
     policy = MLPConfig(hidden=[HIDDEN[which]] * 2, running_statistics=True).build(env.contract).to(env.device)
@@ -93,14 +93,14 @@ def ours(env: NumberedStarts, which: int, seed: int, clock: Clock) -> Iterations
         **SHARED,
     )
     clock.watch(env, "step", "reset")
-    done = 0
+    env_steps = 0
     for each in train(env, policy, settings, env_steps=1 << 40, seed=seed):
-        yield each.env_steps - done, each.ended.get("episode_return")
-        done = each.env_steps
+        yield each.env_steps - env_steps, each.ended.get("episode_return")
+        env_steps = each.env_steps
 
 
 def quadrotors(seed: int) -> NumberedStarts:
-    """Quadrotors that learn to hover, single actions."""
+    """Make quadrotors that learn to hover, with single actions."""
     from sims.quadrotor.task import HoverTask
 
     task = HoverTask()
@@ -108,7 +108,7 @@ def quadrotors(seed: int) -> NumberedStarts:
 
 
 def rsl_rl(env: NumberedStarts, seed: int, clock: Clock) -> Iterations:
-    """rsl_rl's runner on the environment's device, without a log folder."""
+    """Iterate rsl_rl's runner on the environment's device, without a log folder."""
     from rsl_rl.runners import OnPolicyRunner
 
     from sims.gym.rsl_rl import as_rsl_rl
@@ -144,34 +144,34 @@ def rsl_rl(env: NumberedStarts, seed: int, clock: Clock) -> Iterations:
     }
     with contextlib.redirect_stdout(io.StringIO()):
         runner = OnPolicyRunner(vector, settings, log_dir=None, device=str(env.device))
-    watched, totals, ended = vector.step, torch.zeros(env.num_envs, device=env.device), []
+    watched, totals, returns = vector.step, torch.zeros(env.num_envs, device=env.device), []
 
     def step(actions: torch.Tensor) -> Any:  # noqa: ANN401 - rsl_rl's
         nonlocal totals
         result = watched(actions)
         totals = totals + result[1]
         if (rows := result[2].nonzero().squeeze(1)).numel():
-            ended.append(totals[rows])
+            returns.append(totals[rows])
             totals[rows] = 0.0
         return result
 
     vector.step = step
     while True:
-        ended.clear()
+        returns.clear()
         with contextlib.redirect_stdout(io.StringIO()):
             runner.learn(1)
-        yield LENGTHS[0] * env.num_envs, float(torch.cat(ended).mean()) if ended else None
+        yield LENGTHS[0] * env.num_envs, float(torch.cat(returns).mean()) if returns else None
 
 
 def cheetahs(seed: int) -> NumberedStarts:
-    """Gymnasium's HalfCheetah."""
+    """Make Gymnasium's HalfCheetah."""
     from sims.gym.environment import GymEnvironment
 
     return GymEnvironment(CHEETAHS, "HalfCheetah-v5", seed=seed)
 
 
 def sb3(seed: int, clock: Clock) -> Iterations:
-    """Stable-Baselines3's PPO; its Monitor, which tells returns, is one addition a step."""
+    """Iterate Stable-Baselines3's PPO; its Monitor, which reports returns, costs one addition per step."""
     from stable_baselines3 import PPO
     from stable_baselines3.common.env_util import make_vec_env
 
@@ -210,17 +210,17 @@ PAIRS = {
 
 
 class Player:
-    """One of a pair in a process of its own, which makes an iteration in each of its turns."""
+    """One of a pair in a process of its own, which runs an iteration in each of its turns."""
 
     def __init__(self, pair: str, name: str, seed: int, keep: bool) -> None:
         context = multiprocessing.get_context("fork")
-        self.pipe, there = context.Pipe()
-        self.process = context.Process(target=_play, args=(there, pair, name, seed, keep), daemon=True)
+        self.pipe, child_pipe = context.Pipe()
+        self.process = context.Process(target=_play, args=(child_pipe, pair, name, seed, keep), daemon=True)
         self.process.start()
-        there.close()
+        child_pipe.close()
 
     def turn(self) -> tuple[int, float | None, float, float]:
-        """Control steps, mean return of the episodes that ended, CPU seconds, and those within the environment."""
+        """Run an iteration; returns control steps, mean return, CPU seconds, and those within the environment."""
         self.pipe.send("go")
         return self.pipe.recv()
 
@@ -232,39 +232,39 @@ class Player:
 
 def _play(pipe: Any, pair: str, name: str, seed: int, keep: bool) -> None:  # noqa: ANN401 - a Connection
     """A player's process: an iteration for each message, until an empty one."""
-    make, theirs, _ = PAIRS[pair]
+    make, other_loop, _ = PAIRS[pair]
     clock = Clock()
     if name == "ours" and keep:
         keep_freed_memory()
-    loop = ours(make(seed), list(PAIRS).index(pair), seed, clock) if name == "ours" else theirs(seed, clock)
+    loop = ours(make(seed), list(PAIRS).index(pair), seed, clock) if name == "ours" else other_loop(seed, clock)
     while pipe.recv():
-        began, inside = time.process_time(), clock.seconds
+        start_s, inside = time.process_time(), clock.seconds
         steps, earned = next(loop)
-        pipe.send((steps, earned, time.process_time() - began, clock.seconds - inside))
+        pipe.send((steps, earned, time.process_time() - start_s, clock.seconds - inside))
 
 
 def run(pair: str, seed: int, seconds: float, keep: bool) -> dict[str, dict[str, Any]]:
-    """Both of a pair by turns from one seed: steps per CPU-second and a curve (CPU seconds, steps, return)."""
+    """Run both of a pair by turns from one seed: steps per CPU-second and a curve (CPU seconds, steps, return)."""
     players: dict[str, Player] = {}
     for name in ("ours", pair):
         players[name] = Player(pair, name, seed, keep)
         players[name].turn()  # compiles, allocates and fits; not counted
-    spent, made, within = dict.fromkeys(players, 0.0), dict.fromkeys(players, 0), dict.fromkeys(players, 0.0)
+    cpu_s, step_counts, within = dict.fromkeys(players, 0.0), dict.fromkeys(players, 0), dict.fromkeys(players, 0.0)
     curves: dict[str, list[tuple[float, int, float | None]]] = {name: [] for name in players}
-    while min(spent.values()) < seconds:
-        name = min(spent, key=lambda each: spent[each])  # as much time for each
+    while min(cpu_s.values()) < seconds:
+        name = min(cpu_s, key=lambda each: cpu_s[each])  # the same time for each
         steps, earned, took, inside = players[name].turn()
-        spent[name] += took
+        cpu_s[name] += took
         within[name] += inside
-        made[name] += steps
-        curves[name].append((round(spent[name], 2), made[name], earned))
+        step_counts[name] += steps
+        curves[name].append((round(cpu_s[name], 2), step_counts[name], earned))
     for player in players.values():
         player.end()
-    return {name: _summary(curves[name], spent[name], made[name], within[name]) for name in players}
+    return {name: _summary(curves[name], cpu_s[name], step_counts[name], within[name]) for name in players}
 
 
 def _summary(curve: list[tuple[float, int, float | None]], spent: float, made: int, inside: float) -> dict[str, Any]:
-    last = [earned for at, _, earned in curve if earned is not None and at > 0.8 * spent]
+    last = [earned for time_s, _, earned in curve if earned is not None and time_s > 0.8 * spent]
     return {
         "steps_per_cpu_s": round(made / spent),
         "steps": made,
@@ -276,7 +276,7 @@ def _summary(curve: list[tuple[float, int, float | None]], spent: float, made: i
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, print the table, write the JSON."""
+    """Measure all pairs, print the table, and write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("pairs", nargs="*", default=list(PAIRS), help=", ".join(PAIRS))
     parser.add_argument("--runs", type=int, default=3)
@@ -285,22 +285,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--output", type=Path)
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    before = os.getloadavg()[0]
+    load_before = os.getloadavg()[0]
     head = "environments", "beside", "ours, steps per CPU-second", "theirs", "ratio", "our return", "theirs"
     sys.stdout.write("| " + " | ".join(head) + " |\n" + "|---" * len(head) + "|\n")
     rows = {}
     for pair in options.pairs:
-        found = [run(pair, seed, options.seconds, not options.plain) for seed in range(options.runs)]
-        ratios = sorted(each["ours"]["steps_per_cpu_s"] / each[pair]["steps_per_cpu_s"] for each in found)
-        rows[pair] = {"ratio": round(statistics.median(ratios), 3), "ratios": ratios, "runs": found}
+        runs = [run(pair, seed, options.seconds, not options.plain) for seed in range(options.runs)]
+        ratios = sorted(each["ours"]["steps_per_cpu_s"] / each[pair]["steps_per_cpu_s"] for each in runs)
+        rows[pair] = {"ratio": round(statistics.median(ratios), 3), "ratios": ratios, "runs": runs}
         cells = [PAIRS[pair][2], pair]
-        cells += [f"{statistics.median(each[name]['steps_per_cpu_s'] for each in found):,.0f}" for name in found[0]]
+        cells += [f"{statistics.median(each[name]['steps_per_cpu_s'] for each in runs):,.0f}" for name in runs[0]]
         cells.append(f"{rows[pair]['ratio']:.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})")
-        cells += [", ".join(str(each[name]["return"]) for each in found) for name in found[0]]
+        cells += [", ".join(str(each[name]["return"]) for each in runs) for name in runs[0]]
         sys.stdout.write("| " + " | ".join(cells) + " |\n")
         sys.stdout.flush()
     if options.output:
-        known = {name: metadata.version(name) for name in ("rsl-rl-lib", "stable-baselines3")}
+        package_versions = {name: metadata.version(name) for name in ("rsl-rl-lib", "stable-baselines3")}
         report = {
             "git_commit": git_commit(),
             "machine": platform.processor() or platform.machine(),
@@ -308,8 +308,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "threads": 1,
             "seconds": options.seconds,
             "keeps_freed_memory": not options.plain,
-            "load": [round(each, 1) for each in (before, os.getloadavg()[0])],
-            "versions": versions() | known,
+            "load": [round(each, 1) for each in (load_before, os.getloadavg()[0])],
+            "versions": versions() | package_versions,
             "rows": rows,
         }
         with complete_or_absent(options.output) as temporary:

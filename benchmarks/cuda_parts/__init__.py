@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Part:
-    """One part: a module with `run(record, options)`.
+    """One part of the check: a module with `run(record, options)`.
 
     Args:
         module: its import path.

@@ -9,18 +9,18 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[0] = str(ROOT)  # in place of this folder
+sys.path[0] = str(ROOT)  # instead of this folder
 
 from benchmarks.cuda_parts.record import RECORD, Options, Record  # noqa: E402
 from embodied.training.compute import prepare  # noqa: E402
 
 HANG_S = 1.0
-"""Time before the part's end at which its stacks are printed, so that a part that hangs shows where."""
+"""Time before the part's end at which its stacks are printed, to locate a hang."""
 
 
 def main(module: str, device: str, end: str, folder: str) -> None:
-    """Run the part, which has until the time `end` (s since the epoch), and leave its record in `folder`."""
-    seconds = float(end) - time.time()  # imports have taken a part of its time
+    """Run the part until the time `end` (s since the epoch), and write its record into `folder`."""
+    seconds = float(end) - time.time()  # imports have used some of its time
     faulthandler.dump_traceback_later(max(0.1, seconds - HANG_S))
     prepare(device, 1 if device == "cpu" else None)
     options = Options(device, seconds, Path(folder))

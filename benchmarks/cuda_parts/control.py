@@ -1,7 +1,7 @@
-"""Quadrotors and vehicles on the device: agreement with compiled C on the CPU, short trainings, steps/s by number.
+"""Quadrotors and vehicles on the device: agreement with compiled C on the CPU, short trainings, steps/s by size.
 
-Both simulators are compiled C on the CPU and torch operations elsewhere. Steps/s are those of `env.step` with random
-actions and restarts, of numbers of environments up to a million, or to the end of the time or of the device's memory.
+Both simulators are compiled C on the CPU and torch operations elsewhere. Steps/s count `env.step` with random actions
+and restarts, for up to a million environments, or until the time or the device's memory is used up.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ SHARES = {"training hover": 0.2, "training navigate": 0.25, "cpu": 0.02, "sweep 
 
 
 def quadrotors(count: int, device: str, backend: str | None = None) -> QuadrotorEnvironment:
-    """Quadrotors as quadrotor_hover trains them."""
+    """Environments of quadrotor_hover, as in training."""
     flight = named_flights("crazyflie", AIRFRAMES["crazyflie"])["robust"]
     return QuadrotorEnvironment(
         count,
@@ -60,7 +60,7 @@ def quadrotors(count: int, device: str, backend: str | None = None) -> Quadrotor
 
 
 def vehicles(count: int, device: str, backend: str | None = None) -> VehicleEnvironment:
-    """Vehicles as vehicle_navigate trains them, with maps and guards."""
+    """Environments of vehicle_navigate, as in training, with maps and guards."""
     return VehicleEnvironment(
         count, mdp=Navigate(), vehicle=JACKAL, mapped=True, guarded=True, device=device, backend=backend
     )
@@ -71,7 +71,7 @@ MAKERS: dict[str, Maker] = {HOVER: quadrotors, NAVIGATE: vehicles}
 
 
 def run(record: Record, options: Options) -> None:
-    """Rows in the order of their importance."""
+    """Run the rows in the order of their importance."""
     ends = time.perf_counter() + 0.95 * options.seconds
 
     def seconds(row: str) -> float:
@@ -98,31 +98,33 @@ def run(record: Record, options: Options) -> None:
 
 
 def agreement(record: Record, name: str, make: Maker, options: Options) -> None:
-    """From the same starts with the same actions: observations, rewards and ends of some control steps."""
+    """Compare observations, rewards and ends of some control steps from the same starts with the same actions."""
     count, steps = options.size((256, 30), (16, 5))
-    here, there = make(count, "cpu"), make(count, options.device, "torch")
+    host_env, device_env = make(count, "cpu"), make(count, options.device, "torch")
     starts = torch.arange(count)
-    first, second = here.reset(starts=starts), there.reset(starts=starts)
+    first, second = host_env.reset(starts=starts), device_env.reset(starts=starts)
     record.figure(f"{name}_reset_difference", largest(first, second))
     different = {"observation": differing(first, second), "reward": torch.zeros(count), "end": torch.zeros(count)}
-    low, high = (torch.tensor(bound) for bound in (here.contract.action.low, here.contract.action.high))
+    low, high = (torch.tensor(bound) for bound in (host_env.contract.action.low, host_env.contract.action.high))
     generator = torch.Generator().manual_seed(0)
     for _ in range(steps):
         actions = low + (high - low) * torch.rand(count, 1, len(low), generator=generator)
-        one, other = here.step(actions), there.step(actions.to(there.device))
-        first, second = one.observation, other.observation
+        expected, actual = host_env.step(actions), device_env.step(actions.to(device_env.device))
+        first, second = expected.observation, actual.observation
         different["observation"] += differing(first, second)
-        different["reward"] += ((one.reward - other.reward.cpu()).abs() > DIFFERENT).any(1)
-        different["end"] += (one.terminated != other.terminated.cpu()) | (one.truncated != other.truncated.cpu())
+        different["reward"] += ((expected.reward - actual.reward.cpu()).abs() > DIFFERENT).any(1)
+        different["end"] += (expected.terminated != actual.terminated.cpu()) | (
+            expected.truncated != actual.truncated.cpu()
+        )
     record.figure(f"{name}_difference", largest(first, second))
-    for part, found in different.items():
-        record.check(f"{name}_{part}_share", float((found > 0).float().mean()), SHARE)
-    here.close()
-    there.close()
+    for part, share in different.items():
+        record.check(f"{name}_{part}_share", float((share > 0).float().mean()), SHARE)
+    host_env.close()
+    device_env.close()
 
 
 def differing(first: Any, second: Any) -> Tensor:  # noqa: ANN401 - TensorDicts
-    """In which environments [N] any observation differs by more than `DIFFERENT`, or is not a number, 1 or 0."""
+    """1 for environments [N] in which any observation differs by more than `DIFFERENT` or is not a number, else 0."""
     parts = [((part - second[key].cpu()).flatten(1).abs() <= DIFFERENT).all(1) for key, part in first.items()]
     return (~torch.stack(parts).all(0)).float()
 
@@ -133,28 +135,28 @@ def largest(first: Any, second: Any) -> dict[str, float]:  # noqa: ANN401 - Tens
 
 
 def gradient(record: Record, options: Options) -> None:
-    """Gradients of a policy's return through the simulator: compiled C's beside autograd's through torch."""
+    """Compare gradients of a policy's return through the simulator: compiled C and autograd through torch."""
     from policies.mlp import MLPConfig
 
     count, decisions = options.size((256, 20), (16, 3))
-    here, there = quadrotors(count, "cpu"), quadrotors(count, options.device, "torch")
+    host_env, device_env = quadrotors(count, "cpu"), quadrotors(count, options.device, "torch")
     starts = torch.arange(count)
-    observation = here.reset(starts=starts)
-    there.reset(starts=starts)
+    observation = host_env.reset(starts=starts)
+    device_env.reset(starts=starts)
     torch.manual_seed(0)
-    policy = MLPConfig(hidden=[64, 64]).build(here.contract)
+    policy = MLPConfig(hidden=[64, 64]).build(host_env.contract)
     policy.fit(observation, torch.empty(0))
-    found = []
-    for env, actor in ((here, policy), (there, copy.deepcopy(policy).to(options.device))):
+    gradients = []
+    for env, actor in ((host_env, policy), (device_env, copy.deepcopy(policy).to(options.device))):
         loss = -env.unroll(actor.layers(), decisions).reward.mean()
         parts = torch.autograd.grad(loss, actor.mean_parameters())
-        found.append(torch.cat([part.flatten().cpu() for part in parts]))
-    scale = found[0].abs().max()
-    record.agree(f"{HOVER}_gradient", found[0] / scale, found[1] / scale, GRADIENT)
+        gradients.append(torch.cat([part.flatten().cpu() for part in parts]))
+    scale = gradients[0].abs().max()
+    record.agree(f"{HOVER}_gradient", gradients[0] / scale, gradients[1] / scale, GRADIENT)
 
 
 def training(record: Record, name: str, num_envs: int, options: Options, seconds: float) -> None:
-    """Some iterations with the settings of `train.py`; the policy is evaluated on the CPU before and afterwards."""
+    """Train some iterations with the settings of `train.py`; evaluate the policy on the CPU before and afterwards."""
     import train as program
     from embodied.training.loop import train
 
@@ -164,17 +166,19 @@ def training(record: Record, name: str, num_envs: int, options: Options, seconds
     judge = task.environment(options.size(64, 4), among, "eval")
     torch.manual_seed(0)
     policy = config.policy.build(env.contract).to(options.device)
-    iterations = train(env, policy, config.algorithm, env_steps=config.env_steps)  # has normalised the policy
+    iterations = train(
+        env, policy, config.algorithm, env_steps=config.env_steps
+    )  # the first rollout has normalised the policy
     outcome = early_return if name == HOVER else success
     length = config.algorithm.rollout_length
     before, lengths, env_steps = outcome(judge, policy, options, length), [], 0
-    spent = {"simulation_s": 0.0, "policy_s": 0.0}
-    began = time.perf_counter()
+    seconds_by_phase = {"simulation_s": 0.0, "policy_s": 0.0}
+    start_s = time.perf_counter()
     for iteration in iterations:
         wait(options.device)
-        lengths.append(time.perf_counter() - began - sum(lengths))
+        lengths.append(time.perf_counter() - start_s - sum(lengths))
         env_steps = iteration.env_steps
-        spent = {part: spent[part] + getattr(iteration, part) for part in spent}
+        seconds_by_phase = {part: seconds_by_phase[part] + getattr(iteration, part) for part in seconds_by_phase}
         if len(lengths) >= options.size(1000, 2) or sum(lengths) + lengths[-1] > seconds:
             break
     took, after = sum(lengths), outcome(judge, policy, options, length)
@@ -185,7 +189,7 @@ def training(record: Record, name: str, num_envs: int, options: Options, seconds
             "iterations": len(lengths),
             "seconds": took,
             "iteration_s": statistics.median(lengths),
-            **spent,
+            **seconds_by_phase,
             "env_steps": env_steps,
             "env_steps_per_s": env_steps / took,
             "measure": outcome.__name__,
@@ -200,7 +204,7 @@ def training(record: Record, name: str, num_envs: int, options: Options, seconds
 
 
 def early_return(judge: QuadrotorEnvironment, policy: Any, options: Options, decisions: int) -> float:  # noqa: ANN401
-    """Mean return of the first `decisions`, what analytic gradients improve first; episodes last no longer yet."""
+    """Mean return of the first `decisions`, which analytic gradients improve before the length of episodes."""
     judge.reset(starts=torch.arange(judge.num_envs))
     with torch.no_grad():
         rollout = judge.unroll(copy.deepcopy(policy).to("cpu").layers(), options.size(decisions, 3))
@@ -208,7 +212,7 @@ def early_return(judge: QuadrotorEnvironment, policy: Any, options: Options, dec
 
 
 def success(judge: VehicleEnvironment, policy: Any, options: Options, decisions: int) -> float:  # noqa: ANN401
-    """Share of whole episodes that reach their goals; of `decisions` where sizes are tiny."""
+    """Share of complete episodes that reach their goals; only of `decisions` if sizes are tiny."""
     from embodied.evaluation.evaluation import evaluate
 
     judge.step_limit = options.size(judge.step_limit, decisions)
@@ -217,24 +221,26 @@ def success(judge: VehicleEnvironment, policy: Any, options: Options, decisions:
 
 
 def sweep(record: Record, name: str, sizes: Sequence[int], options: Options, seconds: float) -> None:
-    """Steps/s of numbers of environments, from few to many; the last one is where time or memory end."""
+    """Steps/s by number of environments, from few to many, until time or memory is used up."""
     ends, needed_s = time.perf_counter() + seconds, 0.0
     for count in sizes:
-        left = ends - time.perf_counter()
-        if left <= (0.0 if options.tiny else needed_s):
+        remaining_s = ends - time.perf_counter()
+        if remaining_s <= (0.0 if options.tiny else needed_s):
             record.figure(f"{name}_stopped_before", {"environments": count, "reason": "time", "needed_s": needed_s})
             return
-        began = time.perf_counter()
+        start_s = time.perf_counter()
         try:
             # "torch" is what a GPU runs, so that a CPU tries the same
-            measured = speed(MAKERS[name], count, options.device, min(options.size(1.0, 0.05), 0.2 * left), "torch")
+            measured = speed(
+                MAKERS[name], count, options.device, min(options.size(1.0, 0.05), 0.2 * remaining_s), "torch"
+            )
         except torch.OutOfMemoryError as error:
             record.figure(f"{name}_stopped_before", {"environments": count, "reason": str(error).split(". ")[0]})
             return
         finally:
             free(options.device)
         # worlds are made on the CPU, ten times as many next; a GPU steps those hardly slower until it is full
-        needed_s = 10.0 * measured["make_s"] + 2.0 * (time.perf_counter() - began - measured["make_s"])
+        needed_s = 10.0 * measured["make_s"] + 2.0 * (time.perf_counter() - start_s - measured["make_s"])
         record.figure(f"{name}_{count}", measured)
 
 
@@ -246,13 +252,13 @@ def speed(make: Maker, count: int, device: str, seconds: float, backend: str | N
     on_gpu = device.startswith("cuda")
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()
-    began = time.perf_counter()
+    start_s = time.perf_counter()
     env = make(count, device, backend)
     if isinstance(env, VehicleEnvironment):
         env.num_starts = WORLDS
     loop = stepping(env, bank=4)
     wait(device)
-    make_s = time.perf_counter() - began
+    make_s = time.perf_counter() - start_s
     # episodes are at different times, as in training: in each step some end, and begin anew
     env.steps = torch.randint(env.step_limit, (count,), generator=torch.Generator().manual_seed(0)).to(env.device)
     executed: list[int] = []
@@ -265,7 +271,7 @@ def speed(make: Maker, count: int, device: str, seconds: float, backend: str | N
 
 
 def free(device: str) -> None:
-    """Give back the memory of environments that nobody holds any more."""
+    """Release the memory of unreferenced environments."""
     gc.collect()
     if device.startswith("cuda"):
         torch.cuda.empty_cache()

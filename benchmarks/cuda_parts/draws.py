@@ -33,7 +33,7 @@ class CpuDraws(TorchFunctionMode):
         args: Any = (),  # noqa: ANN401 - of any function
         kwargs: dict[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401 - the result of any function
-        """`func`, on the CPU if it draws."""
+        """Call `func`, on the CPU if it draws random numbers."""
         kwargs, name = dict(kwargs or {}), getattr(func, "__name__", "")
         if name not in NEW | LIKE | IN_PLACE:
             return func(*args, **kwargs)
@@ -45,8 +45,8 @@ class CpuDraws(TorchFunctionMode):
             kwargs["device"] = "cpu"
         if kwargs.get("generator") is not None:
             kwargs["generator"] = self._on_cpu(kwargs["generator"])
-        drawn = func(*(arg.cpu() if isinstance(arg, Tensor) else arg for arg in args), **kwargs)
-        return first.copy_(drawn) if name in IN_PLACE and first is not None else drawn.to(device)
+        values = func(*(arg.cpu() if isinstance(arg, Tensor) else arg for arg in args), **kwargs)
+        return first.copy_(values) if name in IN_PLACE and first is not None else values.to(device)
 
     def _on_cpu(self, generator: torch.Generator) -> torch.Generator:
         for original, replacement in self._replaced:

@@ -1,7 +1,7 @@
-"""Learners on the device: two updates as on the CPU, resumed training, storage of rollouts, bfloat16, evaluation.
+"""Learners on the device: two updates compared with the CPU, resumed training, rollouts, bfloat16, evaluation.
 
-The environments, policies and learners are those of the tests. A row "ppo, env on the CPU" has its policy on the device
-and its environments on the CPU, as simulators of the CPU have it.
+Environments, policies and learners come from the tests. A row "ppo, env on the CPU" has its policy on the device and
+its environments on the CPU, as with simulators on the CPU.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ SMALL = {
 
 @dataclass
 class Training:
-    """A learner in its environment, with the weights that it began with."""
+    """A learner in its environment, with its initial weights."""
 
     policy: Any
     learner: Any
@@ -69,32 +69,32 @@ class Training:
 
 
 def rows(record: Record, options: Options) -> dict[str, Callable[[], None]]:
-    """Rows of learners by name."""
+    """Comparisons of learners by name."""
     device, names = options.device, []
     with record.row("learners of the tests"):
         from tests.conformance.test_device import LEARNERS
 
         names = [*LEARNERS, "grpo"]
-    found: dict[str, Callable[[], None]] = {
+    comparisons: dict[str, Callable[[], None]] = {
         f"learner {name}": partial(_compare, record, name, name, device, device) for name in names
     }
     resumed = options.size(names, [name for name in names if "," not in name])
-    found |= {f"resumed {name}": partial(_resume, record, name, options) for name in resumed}
+    comparisons |= {f"resumed {name}": partial(_resume, record, name, options) for name in resumed}
     for storage in Storage:
         title = f"storage {storage.value}"
-        found[title] = partial(_compare, record, "ppo", title, device, device, storage)
+        comparisons[title] = partial(_compare, record, "ppo", title, device, device, storage)
     for name in SMALL:
-        found[f"bfloat16 {name}"] = partial(_bfloat16, record, name, device)
-        found[f"evaluation {name}"] = partial(_evaluate, record, name, device)
-    found["training from scratch"] = partial(_train, record, device)
+        comparisons[f"bfloat16 {name}"] = partial(_bfloat16, record, name, device)
+        comparisons[f"evaluation {name}"] = partial(_evaluate, record, name, device)
+    comparisons["training from scratch"] = partial(_train, record, device)
     for name in names if device != "cpu" else ():
         title = f"{name}, env on the CPU"
-        found[f"learner {title}"] = partial(_compare, record, name, title, device, "cpu")
-    return found
+        comparisons[f"learner {title}"] = partial(_compare, record, name, title, device, "cpu")
+    return comparisons
 
 
 def made(name: str, device: str, env_device: str) -> Training:
-    """A new training of the tests' learner `name`."""
+    """Make a new training of the tests' learner `name`."""
     from tests.conformance.test_device import LEARNERS, demonstrations
     from tests.embodied.reach import Reach
 
@@ -113,15 +113,15 @@ def made(name: str, device: str, env_device: str) -> Training:
 def _compare(
     record: Record, name: str, title: str, device: str, env_device: str, storage: Storage = Storage.DEVICE
 ) -> None:
-    """Two updates on the CPU and on the device with the same draws: rollouts, metrics and weights."""
+    """Compare two updates on the CPU and on the device with the same draws: rollouts, metrics and weights."""
     with CpuDraws():
-        here, there = made(name, "cpu", "cpu"), made(name, device, env_device)
-        there.collector.storage = storage
+        host, remote = made(name, "cpu", "cpu"), made(name, device, env_device)
+        remote.collector.storage = storage
         for number, progress in enumerate((0.5, 1.0)):  # self-imitation changes the policy at the end of its rounds
             torch.manual_seed(number)
-            rollout, metrics = here.update(progress)
+            rollout, metrics = host.update(progress)
             torch.manual_seed(number)
-            moved, measured = there.update(progress)
+            moved, measured = remote.update(progress)
             if number == 0:
                 _compare_rollouts(record, title, rollout, moved)
     errors = {name: abs(measured[name] - value) / max(1.0, abs(value)) for name, value in metrics.items()}
@@ -131,20 +131,20 @@ def _compare(
         record.figure(
             f"{title}: metrics on the CPU and the device", {name: [metrics[name], measured[name]] for name in errors}
         )
-    distance = float((here.weights() - here.began).norm())
-    record.check(f"{title}: weights", _relative(here.weights(), there.weights(), distance), MOVED)
+    distance = float((host.weights() - host.began).norm())
+    record.check(f"{title}: weights", _relative(host.weights(), remote.weights(), distance), MOVED)
 
 
 def _compare_rollouts(record: Record, title: str, expected: Rollout, measured: Rollout) -> None:
-    """What the policy decided and what the environment made of it."""
-    for what in ("actions", "reward", "log_prob", "value", "executed"):
-        pair = [getattr(rollout, what) for rollout in (expected, measured)]
+    """Compare the policy's decisions and the environment's transitions."""
+    for name in ("actions", "reward", "log_prob", "value", "executed"):
+        pair = [getattr(rollout, name) for rollout in (expected, measured)]
         if all(each is not None for each in pair):
-            record.agree(f"{title}: {what}", *pair, ROUNDING)
+            record.agree(f"{title}: {name}", *pair, ROUNDING)
 
 
 def _resume(record: Record, name: str, options: Options) -> None:
-    """A training that was saved and read goes on as the uninterrupted one, with the device's own generators."""
+    """Compare a saved and resumed training with the uninterrupted one, with the device's own generators."""
     device, folder = options.device, options.folder / f"resumed-{name.replace(', ', '-')}"
     first, second = made(name, device, device), made(name, device, device)
     first.update(0.5)
@@ -156,12 +156,12 @@ def _resume(record: Record, name: str, options: Options) -> None:
     for training in (first, second):
         torch.manual_seed(5)  # the global generator is saved by the program, not by the learner
         training.update(1.0)
-    moved = float((first.weights() - first.began).norm())
-    record.check(f"resumed {name}: weights", _relative(first.weights(), second.weights(), moved), MOVED)
+    distance = float((first.weights() - first.began).norm())
+    record.check(f"resumed {name}: weights", _relative(first.weights(), second.weights(), distance), MOVED)
 
 
 def _bfloat16(record: Record, name: str, device: str) -> None:
-    """Two iterations of PPO in bfloat16: weights stay finite; the divergence of the policy is a figure."""
+    """Run two iterations of PPO in bfloat16: weights stay finite; the divergence of the policy is a figure."""
     from tests.embodied.reach import Reach
 
     torch.manual_seed(0)
@@ -169,17 +169,19 @@ def _bfloat16(record: Record, name: str, device: str) -> None:
     policy = SMALL[name].build(env.contract)
     policy.fit(Reach(64).reset(starts=torch.arange(64)), torch.zeros(8, 1))
     policy.to(device)
-    began = _weights(policy)
+    initial_weights = _weights(policy)
     learner, collector = build(env, policy, PPO, None, 0)
     steps = ENVS * PPO.rollout_length * env.contract.executed
-    found = list(iterations(learner, collector, PPO.rollout_length, 2 * steps, precision=Precision.BFLOAT16))
-    record.figure(f"bfloat16 {name}: kl", found[-1].metrics["kl"])
-    moved = float((_weights(policy) - began).norm())
-    record.check(f"bfloat16 {name}: weights are finite and move", float(not (math.isfinite(moved) and moved > 0)), 0.0)
+    results = list(iterations(learner, collector, PPO.rollout_length, 2 * steps, precision=Precision.BFLOAT16))
+    record.figure(f"bfloat16 {name}: kl", results[-1].metrics["kl"])
+    distance = float((_weights(policy) - initial_weights).norm())
+    record.check(
+        f"bfloat16 {name}: weights are finite and move", float(not (math.isfinite(distance) and distance > 0)), 0.0
+    )
 
 
 def _train(record: Record, device: str) -> None:
-    """The first iteration of a training from scratch, whose statistics are those of random play."""
+    """Run the first iteration of a training from scratch, whose statistics come from random actions."""
     from tests.embodied.reach import Reach
 
     env = Reach(64, device=device)
@@ -188,7 +190,7 @@ def _train(record: Record, device: str) -> None:
 
 
 def _evaluate(record: Record, name: str, device: str) -> None:
-    """An evaluation repeats, and has the episodes of an evaluation on the CPU."""
+    """Check that an evaluation is repeatable, and has the same episodes as an evaluation on the CPU."""
     from tests.embodied.reach import Reach
 
     torch.manual_seed(0)

@@ -1,7 +1,7 @@
-"""Milliseconds of acting, collecting and updating on the device, with 4,096 environments and usual networks.
+"""Milliseconds of acting, collecting and updating on the device, with 4,096 environments and default networks.
 
-The environments are the tests' Reach, whose steps cost little: what is measured are policy, collector and learner. Of
-collecting and updating also the places at which the CPU waits for the device.
+The environments are the tests' Reach, whose steps are cheap: the times are those of policy, collector and learner. For
+collecting and updating, the places at which the CPU waits for the device are recorded, too.
 """
 
 from __future__ import annotations
@@ -39,29 +39,29 @@ POLICIES = {
     "flow": (FlowConfig(initial_std=0.5), 8),
     "diffusion": (DiffusionConfig(), 8),
 }
-"""Configurations of the usual sizes, and actions of a chunk, of which half are executed."""
+"""Configurations with default sizes, and number of actions of a chunk, of which half are executed."""
 PLACES = 8
-"""Places of waiting that are recorded, the most frequent ones."""
+"""Number of recorded places of waiting, the most frequent ones."""
 
 
 def rows(record: Record, options: Options) -> dict[str, Callable[[], None]]:
-    """Rows of measurements by name, the most important ones first; the last ones on the CPU of the same machine."""
-    found: dict[str, Callable[[], None]] = {}
+    """Measurements by name, the most important ones first; the last ones run on the CPU of the same machine."""
+    measurements: dict[str, Callable[[], None]] = {}
     for name in POLICIES:
-        found[f"act, {name}"] = partial(_act, record, options, name, options.device)
-        found[f"ppo, {name}"] = partial(_update, record, options, "ppo", name, options.device)
+        measurements[f"act, {name}"] = partial(_act, record, options, name, options.device)
+        measurements[f"ppo, {name}"] = partial(_update, record, options, "ppo", name, options.device)
     for name in ("td3", "bptt"):
-        found[f"{name}, mlp"] = partial(_update, record, options, name, "mlp", options.device)
-    found["act on object tokens, flow"] = partial(_act_on_tokens, record, options)
+        measurements[f"{name}, mlp"] = partial(_update, record, options, name, "mlp", options.device)
+    measurements["act on object tokens, flow"] = partial(_act_on_tokens, record, options)
     if options.device != "cpu":
-        found["act, mlp, on the CPU"] = partial(_act, record, options, "mlp", "cpu")
-        found["act, flow, on the CPU"] = partial(_act, record, options, "flow", "cpu")
-        found["ppo, mlp, on the CPU"] = partial(_update, record, options, "ppo", "mlp", "cpu")
-    return found
+        measurements["act, mlp, on the CPU"] = partial(_act, record, options, "mlp", "cpu")
+        measurements["act, flow, on the CPU"] = partial(_act, record, options, "flow", "cpu")
+        measurements["ppo, mlp, on the CPU"] = partial(_update, record, options, "ppo", "mlp", "cpu")
+    return measurements
 
 
 def _algorithm(name: str, options: Options) -> Any:  # noqa: ANN401 - a LearnerConfig
-    """PPO that takes all its epochs however far the policy moves, TD3 that begins at once, or BPTT."""
+    """PPO without a limit of the KL divergence, TD3 without a warm-up, or BPTT."""
     decisions, envs = _sizes(options)
     if name == "ppo":
         minibatch = decisions * envs // MINIBATCHES
@@ -74,12 +74,12 @@ def _algorithm(name: str, options: Options) -> Any:  # noqa: ANN401 - a LearnerC
 
 
 def _sizes(options: Options) -> tuple[int, int]:
-    """Decisions and environments of a rollout."""
+    """Number of decisions and environments of a rollout."""
     return options.size((DECISIONS, ENVS), (4, 8))
 
 
 def _made(name: str, envs: int, device: str, *, smooth: bool = False) -> tuple[Any, Any]:
-    """Environments and a policy with statistics, on `device`."""
+    """Make environments and a policy with statistics, on `device`."""
     from tests.embodied.reach import Reach
     from tests.embodied.smooth_reach import SmoothReach
 
@@ -95,15 +95,15 @@ def _made(name: str, envs: int, device: str, *, smooth: bool = False) -> tuple[A
 
 
 def _act(record: Record, options: Options, name: str, device: str) -> None:
-    """Milliseconds of a call of `act` for one and for many observations."""
+    """Measure the milliseconds of a call of `act` for one and for many observations."""
     figures = {}
     for count in (1, _sizes(options)[1]):
         env, policy = _made(name, count, device)
-        seen = Memory(policy, count, device).with_observation(env.reset())
+        inputs = Memory(policy, count, device).with_observation(env.reset())
         generator = seeding.generator(0, "noise", device=device)
         for kind, deterministic in (("sampled", False), ("deterministic", True)):
             seconds = seconds_per_call(
-                lambda: policy.act(seen, deterministic=deterministic, generator=generator),  # noqa: B023 - at once
+                lambda: policy.act(inputs, deterministic=deterministic, generator=generator),  # noqa: B023 - at once
                 device,
                 seconds=options.size(0.2, 0.01),
                 warm_up=options.size(3, 1),
@@ -113,18 +113,18 @@ def _act(record: Record, options: Options, name: str, device: str) -> None:
 
 
 def _act_on_tokens(record: Record, options: Options) -> None:
-    """Milliseconds of a call of `act` on the object tokens of LIBERO, whose texts are looked up on the CPU."""
+    """Measure the milliseconds of a call of `act` on LIBERO's object tokens, whose texts are looked up on the CPU."""
     from tests.policies import observations
 
     count, device = options.size(1024, 8), options.device
     policy = FlowConfig().build(observations.contract(8, 4, 7))
-    seen = observations.observations(count)
-    policy.fit(seen, 0.2 * torch.randn(64, 8, 7))
-    policy, moved = policy.to(device), seen.to(device)
+    inputs = observations.observations(count)
+    policy.fit(inputs, 0.2 * torch.randn(64, 8, 7))
+    policy, device_inputs = policy.to(device), inputs.to(device)
     figures = {}
     for kind, deterministic in (("sampled", False), ("deterministic", True)):
         seconds = seconds_per_call(
-            lambda: policy.act(moved, deterministic=deterministic),  # noqa: B023 - at once
+            lambda: policy.act(device_inputs, deterministic=deterministic),  # noqa: B023 - at once
             device,
             seconds=options.size(0.3, 0.01),
         )
@@ -133,7 +133,7 @@ def _act_on_tokens(record: Record, options: Options) -> None:
 
 
 def _update(record: Record, options: Options, algorithm: str, name: str, device: str) -> None:
-    """Milliseconds of collecting a rollout and of an update from it, memory and places of waiting."""
+    """Measure the milliseconds of collecting a rollout and of an update from it, memory and places of waiting."""
     decisions, envs = _sizes(options)
     cuda, title = device.startswith("cuda"), f"{algorithm}, {name}{_where(options, device)}"
     if cuda:
@@ -147,13 +147,13 @@ def _update(record: Record, options: Options, algorithm: str, name: str, device:
     seconds: dict[str, list[float]] = {"collect": [], "update": []}
     steps, limit = learner.gradient_steps, time.monotonic() + options.size(1.0, 0.0)
     while not seconds["update"] or (time.monotonic() < limit and len(seconds["update"]) < 5):
-        began = time.perf_counter()
+        start_s = time.perf_counter()
         rollout = collector.collect(decisions)
         wait(device)
         collected = time.perf_counter()
         learner.update(rollout, 0.0)
         wait(device)
-        seconds["collect"].append(collected - began)
+        seconds["collect"].append(collected - start_s)
         seconds["update"].append(time.perf_counter() - collected)
     steps = (learner.gradient_steps - steps) // len(seconds["update"])
     collect_s, update_s = min(seconds["collect"]), min(seconds["update"])
@@ -178,7 +178,7 @@ def _where(options: Options, device: str) -> str:
 
 
 def waits(function: Callable[[], Result]) -> tuple[Result, dict[str, int]]:
-    """The result of `function`, and how often the CPU waits for the device in it, in all and at the first places."""
+    """Result of `function`, and number of waits of the CPU for the device, in total and at the most frequent places."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")
@@ -186,6 +186,6 @@ def waits(function: Callable[[], Result]) -> tuple[Result, dict[str, int]]:
             result = function()
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    found = [each for each in caught if "synchroniz" in str(each.message)]
-    places = Counter(f"{each.filename.removeprefix(f'{ROOT}/')}:{each.lineno}" for each in found)
-    return result, {"all": len(found), **dict(places.most_common(PLACES))}
+    warnings_of_waits = [each for each in caught if "synchroniz" in str(each.message)]
+    places = Counter(f"{each.filename.removeprefix(f'{ROOT}/')}:{each.lineno}" for each in warnings_of_waits)
+    return result, {"all": len(warnings_of_waits), **dict(places.most_common(PLACES))}

@@ -23,13 +23,13 @@ MEDIAN, P99 = 1e-3, 1e-2
 MuJoCo by 1e-6 to 2e-4 in the median and by up to 4e-3 in the 99th percentile (results/libero_warp.json); contacts that
 slip at slightly different times make the rest."""
 FAILED = 0.1
-"""Share of whole episodes that may end otherwise than in MuJoCo; on the CPU none of 297 does."""
+"""Share of complete episodes that may end differently than in MuJoCo; on the CPU none of 297 does."""
 LEVELS = 1.0
 """Mean difference of pictures, of 255 levels. Rays and the rasteriser differ in a few pixels along edges."""
 
 
 def run(record: Record, options: Options) -> None:
-    """Agreement first, then the pictures, then what takes longest."""
+    """Run the agreement, then the pictures, then the longest measurements."""
     ends = time.perf_counter() + options.seconds
     with record.row("compilation"):
         compilation(record, options)
@@ -37,44 +37,44 @@ def run(record: Record, options: Options) -> None:
         agreement(record, options)
     with record.row("pictures"):
         pictures(record, options)
-    left = 0.9 * (ends - time.perf_counter())  # the rest is for what begins last
+    remaining_s = 0.9 * (ends - time.perf_counter())  # the rest is a reserve for the last measurement
     with record.row("control steps per second"):
-        control_steps(record, options, 0.4 * left)
+        control_steps(record, options, 0.4 * remaining_s)
     with record.row("pictures per second"):
-        picture_rates(record, options, 0.6 * left)
+        picture_rates(record, options, 0.6 * remaining_s)
 
 
 def compilation(record: Record, options: Options) -> None:
-    """Seconds of the first control step, for which kernels are compiled unless warp's cache has them, and of a second.
+    """Measure the seconds of the first control step, which compiles kernels unless they are cached, and of a second.
 
-    The second is that of new worlds, which have their graph captured.
+    The second step is of new worlds, and captures their graph.
     """
     from sims.libero.physics.backend import LiberoSim, simulate
 
     scene = _scene()
     for name in ("first_worlds_s", "next_worlds_s"):
-        began = time.perf_counter()
+        start_s = time.perf_counter()
         simulation = simulate(LiberoSim.mjwarp, [scene], device=options.device)
         simulation.step([0], np.zeros((1, 1, 7)))
         simulation.qpos(np.array([0]))
-        record.figure(name, time.perf_counter() - began)
+        record.figure(name, time.perf_counter() - start_s)
 
 
 def agreement(record: Record, options: Options) -> None:
-    """Errors after one control step from MuJoCo's states with a grasped object, and replays of whole episodes."""
+    """Compare one control step from MuJoCo's states with a grasped object, and replays of complete episodes."""
     from benchmarks import libero_warp
     from sims.libero.physics.backend import LiberoSim, simulate
     from sims.libero.physics.simulation import Simulation
     from sims.libero.suite import step_limit_of
 
     scene, starts = _scene(), np.arange(options.size(EPISODES, 1))
-    began = time.perf_counter()
-    actions, success, held = libero_warp.record(scene, starts, step_limit_of([scene.task]))
-    record.figure("recording_in_mujoco_s", time.perf_counter() - began)
-    held = held[: options.size(STATES, 2)]
+    start_s = time.perf_counter()
+    actions, success, grasp_states = libero_warp.record(scene, starts, step_limit_of([scene.task]))
+    record.figure("recording_in_mujoco_s", time.perf_counter() - start_s)
+    grasp_states = grasp_states[: options.size(STATES, 2)]
     device = _device(options)
-    errors = libero_warp.step_errors(scene, held, device)
-    record.figure("grasped_states", len(held))
+    errors = libero_warp.step_errors(scene, grasp_states, device)
+    record.figure("grasped_states", len(grasp_states))
     record.check("grasped_step_median", float(np.median(errors)), MEDIAN)
     record.check("grasped_step_p99", float(np.quantile(errors, 0.99)), P99)
 
@@ -83,16 +83,16 @@ def agreement(record: Record, options: Options) -> None:
         Simulation([scene] * len(starts), sleep=False),
         simulate(LiberoSim.mjwarp, [scene] * len(starts), device=options.device),
     )
-    expected, ours = (libero_warp.replay(scene, side, starts, actions) for side in sides)
+    expected, actual = (libero_warp.replay(scene, side, starts, actions) for side in sides)
     ids = np.arange(len(starts))
     record.figure("replayed_control_steps", actions.shape[1])
     record.figure("replay_error_median", float(np.median(np.abs(sides[0].qpos(ids) - sides[1].qpos(ids)).max(1))))
-    record.figure("replay_success", {"mujoco": float(expected.mean()), "mjwarp": float(ours.mean())})
-    record.check("replays_that_end_otherwise", float((expected != ours).mean()), FAILED)
+    record.figure("replay_success", {"mujoco": float(expected.mean()), "mjwarp": float(actual.mean())})
+    record.check("replays_that_end_otherwise", float((expected != actual).mean()), FAILED)
 
 
 def pictures(record: Record, options: Options) -> None:
-    """Pictures of environments are on the device, and look like the rasteriser's of the same states on the CPU."""
+    """Compare pictures on the device with the rasteriser's pictures of the same states on the CPU."""
     from sims.libero.environment import LiberoEnvironment
     from sims.libero.observation import IMAGES
     from sims.libero.physics.backend import LiberoSim
@@ -100,28 +100,28 @@ def pictures(record: Record, options: Options) -> None:
     from sims.libero.rendering.cameras import Cameras
 
     size = options.size(SIZE, 32)
-    began = time.perf_counter()
+    start_s = time.perf_counter()
     env = LiberoEnvironment(
         [_scene().task], options.size(4, 1), image_size=size, sim=LiberoSim.mjwarp, device=options.device
     )
     observation = env.reset(starts=torch.arange(env.num_envs))
-    shown = torch.stack([observation[name] for name in IMAGES], 1)
-    varied = float(shown.float().std())  # waits for the device
-    record.figure("first_pictures_s", time.perf_counter() - began)
-    record.check("pictures_elsewhere", float(shown.device.type != torch.device(options.device).type), 0.0)
+    traced = torch.stack([observation[name] for name in IMAGES], 1)
+    varied = float(traced.float().std())  # waits for the device
+    record.figure("first_pictures_s", time.perf_counter() - start_s)
+    record.check("pictures_elsewhere", float(traced.device.type != torch.device(options.device).type), 0.0)
     record.figure("levels_std", varied)
     if rasteriser.library() is None:
         record.skip("pictures beside the CPU's", "no C compiler for the rasteriser")
         return
-    drawn = Cameras(env.simulation, tuple(IMAGES.values()), size, size, backend="raster").render()
-    difference = np.abs(shown.cpu().numpy().astype(int) - drawn.astype(int))
+    rasterised = Cameras(env.simulation, tuple(IMAGES.values()), size, size, backend="raster").render()
+    difference = np.abs(traced.cpu().numpy().astype(int) - rasterised.astype(int))
     record.check("mean_difference_levels", float(difference.mean()), LEVELS)
     record.figure("differing_pixels_share", float((difference.max(-1) > 4).mean()))
     env.close()
 
 
 def control_steps(record: Record, options: Options, seconds: float) -> None:
-    """Control steps per second by number of worlds, with state observations."""
+    """Measure control steps per second by number of worlds, with state observations."""
     from benchmarks import libero_warp
     from sims.libero.assets import find_assets
 
@@ -135,7 +135,7 @@ def control_steps(record: Record, options: Options, seconds: float) -> None:
 
 
 def picture_rates(record: Record, options: Options, seconds: float) -> None:
-    """Pictures per second of the ray tracer alone by number of worlds, two cameras each, into tensors of the device."""
+    """Measure pictures per second of the ray tracer alone by number of worlds, with two cameras each."""
     from sims.libero.environment import LiberoEnvironment
     from sims.libero.observation import CAMERAS
     from sims.libero.physics.backend import LiberoSim

@@ -1,4 +1,4 @@
-"""task=libero_pick on mujoco_warp from end to end: a short run of train.py and its report."""
+"""Runs task=libero_pick on mujoco_warp end to end: a short run of train.py and its report."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ TINY = (
 
 
 def run(record: Record, options: Options) -> None:
-    """One run, in this process."""
+    """Run one training in this process."""
     with record.row("train.py"):
         train(record, options)
 
 
 def train(record: Record, options: Options) -> None:
-    """Train, then report what the run reports; SFT's success and RL's are of few episodes."""
+    """Train and record the run's report; the success of SFT and RL is of few episodes."""
     import train as program
 
     folder = options.folder / "run"
@@ -39,14 +39,14 @@ def train(record: Record, options: Options) -> None:
     record.figure("command", "python train.py " + " ".join(arguments))
     if options.tiny:  # episodes of a few control steps, in which the expert cannot succeed
         arguments.append(f"demonstrations={_demonstrated(options.folder / 'demonstrated')}")
-    began = time.perf_counter()
+    start_s = time.perf_counter()
     program.run([*arguments, f"output={folder}"])
-    record.figure("wall_s", time.perf_counter() - began)
+    record.figure("wall_s", time.perf_counter() - start_s)
     report(record, folder)
 
 
 def _demonstrated(folder: Path) -> Path:
-    """Folder with a demonstration of the expert."""
+    """Make a folder with a demonstration of the expert."""
     from sims.libero.task import LiberoTask
 
     LiberoTask(tasks=["0"]).demonstrations(folder, 0)
@@ -54,16 +54,16 @@ def _demonstrated(folder: Path) -> Path:
 
 
 def report(record: Record, folder: Path) -> None:
-    """Figures from the run's report.json."""
-    found = json.loads((folder / "report.json").read_text(encoding="utf-8"))
-    phases = found["wall_s"]
+    """Record figures from the run's report.json."""
+    contents = json.loads((folder / "report.json").read_text(encoding="utf-8"))
+    phases = contents["wall_s"]
     record.figure("phases_s", phases)
-    record.figure("env_steps", found["env_steps"])
+    record.figure("env_steps", contents["env_steps"])
     collecting = phases["simulation"] + phases["policy"]
     if collecting > 0:
         # with overlap=true these are the times of waiting for rollouts, less than those of collecting them
-        record.figure("env_steps_per_s_of_collecting", found["env_steps"] / collecting)
-    record.figure("env_steps_per_s_of_training", found["env_steps"] / (collecting + phases["update"]))
-    success = {f"{each['stage']} {each['distribution']}": each["success"] for each in found["evaluations"]}
+        record.figure("env_steps_per_s_of_collecting", contents["env_steps"] / collecting)
+    record.figure("env_steps_per_s_of_training", contents["env_steps"] / (collecting + phases["update"]))
+    success = {f"{each['stage']} {each['distribution']}": each["success"] for each in contents["evaluations"]}
     record.figure("success", success)
-    record.figure("evaluated_episodes", sum(each["episodes"] for each in found["evaluations"]))
+    record.figure("evaluated_episodes", sum(each["episodes"] for each in contents["evaluations"]))

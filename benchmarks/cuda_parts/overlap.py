@@ -1,4 +1,4 @@
-"""Collection beside the update (`overlap=true`) on the device: its numbers, and what it saves.
+"""Collection during the update (`overlap=true`) on the device: its numerical results, and the time it saves.
 
 PPO of `benchmarks/overlap.py` on quadrotors that are simulated on the device, where the collection has a stream of its
 own. Both threads call operations from Python, which one of them can do at a time: the ratio tells how much of an

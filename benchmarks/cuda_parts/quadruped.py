@@ -1,4 +1,4 @@
-"""The MJCF quadruped on mujoco_warp: agreement with MuJoCo, steps per second, and PPO of ours beside rsl_rl's."""
+"""The MJCF quadruped on mujoco_warp: agreement with MuJoCo, steps per second, and our PPO compared with rsl_rl's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 WORLDS = (256, 512, 1024, 2048, 4096, 8192)
 LEARNING, TARGET = 2048, 400.0
-"""Worlds of PPO, and the return at which it may end: a robot that only stands earns 344 in a whole episode."""
+"""Number of worlds of PPO, and target return: a robot that only stands earns 344 in a complete episode."""
 STATES, STEPS = 128, 50
 MEDIAN, P99 = 1e-4, 2e-2
 """Errors of positions (m, rad) after one control step of four physics steps from the same state. Single precision
@@ -25,7 +25,7 @@ differs by 1e-6; a foot that lands in another physics step moves a joint by some
 
 
 def run(record: Record, options: Options) -> None:
-    """Agreement first, then speed, then learning."""
+    """Run the agreement, then speed, then learning."""
     ends = time.perf_counter() + options.seconds
     with record.row("agreement"):
         agreement(record, options)
@@ -37,15 +37,15 @@ def run(record: Record, options: Options) -> None:
             lambda worlds: rate(options, worlds),
             0.35 * (ends - time.perf_counter()),
         )
-    left = 0.85 * (ends - time.perf_counter())  # the rest is for making environments
+    remaining_s = 0.85 * (ends - time.perf_counter())  # the rest is for making environments
     with record.row("ppo ours"):
-        learn(record, options, "ours", 0.5 * left)
+        learn(record, options, "ours", 0.5 * remaining_s)
     with record.row("ppo rsl_rl"):
-        learn(record, options, "rsl_rl", 0.5 * left)
+        learn(record, options, "rsl_rl", 0.5 * remaining_s)
 
 
 def environment(options: Options, worlds: int, sim: str = "mjwarp", split: str = "train") -> MjcfEnvironment:
-    """Quadrupeds on flat ground."""
+    """Make quadrupeds on flat ground."""
     from sims.backend import Sim
     from sims.mjcf.task import MjcfTask
 
@@ -54,9 +54,9 @@ def environment(options: Options, worlds: int, sim: str = "mjwarp", split: str =
 
 
 def agreement(record: Record, options: Options) -> None:
-    """Beginnings, one control step from states along MuJoCo's episodes, and rewards of an episode's first steps."""
+    """Compare starts, one control step from states along MuJoCo's episodes, and rewards of an episode's first steps."""
     count, steps = options.size(STATES, 2), options.size(STEPS, 3)
-    began = time.perf_counter()
+    start_s = time.perf_counter()
     host, device = (environment(options, count, sim, "eval") for sim in ("mujoco", "mjwarp"))
     starts = torch.arange(count)
     first = [env.reset(starts=starts) for env in (host, device)]
@@ -70,7 +70,7 @@ def agreement(record: Record, options: Options) -> None:
             errors.append(position)
             velocities.append(velocity)
         host.step(action)
-    record.figure("first_steps_s", time.perf_counter() - began)  # with the compilation of kernels
+    record.figure("first_steps_s", time.perf_counter() - start_s)  # with the compilation of kernels
     position, velocity = torch.cat(errors), torch.cat(velocities)
     record.check("step_median", float(position.median()), MEDIAN)
     record.check("step_p99", float(position.quantile(0.99)), P99)
@@ -96,44 +96,46 @@ def _actions(env: MjcfEnvironment, steps: int) -> torch.Tensor:
 def _step_errors(host: MjcfEnvironment, device: MjcfEnvironment, action: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Largest errors [N] of positions and of velocities of one control step from the present states of `host`.
 
-    The worlds of the `host` are put back, so that its episodes go on.
+    The worlds of the `host` are restored, so that its episodes continue.
     """
-    kept = host.worlds.save()
+    saved = host.worlds.save()
     state = {name: host.worlds.fields[name].clone() for name in ("qpos", "qvel")}
-    after = []
+    positions_after = []
     for env in (host, device):
         everyone = torch.arange(env.num_envs, device=env.device)
         env.worlds.begin(everyone, {name: values.to(env.device) for name, values in state.items()}, {})
         active = torch.ones(env.num_envs, dtype=torch.bool, device=env.device)
         env.worlds.step(active, action.to(env.device), env.mdp.SUBSTEPS)
-        after.append([env.worlds.fields[name].double().cpu().clone() for name in state])
-    host.worlds.restore(kept)
-    return tuple((ours - theirs).abs().amax(1) for ours, theirs in zip(*after, strict=True))
+        positions_after.append([env.worlds.fields[name].double().cpu().clone() for name in state])
+    host.worlds.restore(saved)
+    return tuple(
+        (host_values - device_values).abs().amax(1) for host_values, device_values in zip(*positions_after, strict=True)
+    )
 
 
 def rate(options: Options, worlds: int) -> float:
-    """Control steps per second of `worlds` that move around their stance and begin anew where they fall."""
+    """Control steps per second of `worlds` that move around their stance and restart after a fall."""
     env, timed = environment(options, worlds), options.size(30, 1)
     env.reset()
     actions = _actions(env, 2 + timed).to(env.device)
-    began = 0.0
+    start_s = 0.0
     for step, action in enumerate(actions):
         if step == 2:  # kernels are compiled and the graph is captured
-            began = _now(env)
+            start_s = _now(env)
         done = env.step(action).done
         if bool(done.any()):
             env.reset(done)
-    return worlds * timed / (_now(env) - began)
+    return worlds * timed / (_now(env) - start_s)
 
 
 def _now(env: MjcfEnvironment) -> float:
-    """Time after everything that the device was given, s."""
+    """Time after the device has finished all its work, s."""
     env.worlds.fields["qpos"].sum().item()
     return time.perf_counter()
 
 
 def learn(record: Record, options: Options, name: str, seconds: float) -> None:
-    """PPO called `name` until the return is TARGET or for `seconds`: the same worlds, networks and settings.
+    """Run the PPO `name` until the return is TARGET or for `seconds`: the same worlds, networks and settings.
 
     The first iteration, which compiles and allocates, counts neither as time nor as steps.
     """
@@ -144,26 +146,26 @@ def learn(record: Record, options: Options, name: str, seconds: float) -> None:
         import rsl_rl  # noqa: F401 - skipped where it is missing, before worlds are made
     env = environment(options, options.size(LEARNING, 32))
     loop = ppo_speed.ours(env, 0, 0, clock) if name == "ours" else ppo_speed.rsl_rl(env, 0, clock)
-    began = time.perf_counter()
+    start_s = time.perf_counter()
     next(loop)
-    record.figure(f"{name}_first_iteration_s", time.perf_counter() - began)
-    _curve(record, name, loop, options.size(seconds - (time.perf_counter() - began), 0.0))
+    record.figure(f"{name}_first_iteration_s", time.perf_counter() - start_s)
+    _curve(record, name, loop, options.size(seconds - (time.perf_counter() - start_s), 0.0))
     del loop, env
     free()
 
 
 def _curve(record: Record, name: str, loop: Iterations, seconds: float) -> None:
     """Figures of the iterations of `loop` within `seconds`, at least one."""
-    began, spent, steps = time.perf_counter(), 0.0, 0
+    start_s, spent_s, steps = time.perf_counter(), 0.0, 0
     curve: list[tuple[float, int, float | None]] = []
-    for made, earned in loop:
-        spent, steps = time.perf_counter() - began, steps + made
-        curve.append((round(spent, 2), steps, earned))
-        if (earned is not None and earned >= TARGET) or spent + spent / len(curve) > seconds:
+    for step_count, earned in loop:
+        spent_s, steps = time.perf_counter() - start_s, steps + step_count
+        curve.append((round(spent_s, 2), steps, earned))
+        if (earned is not None and earned >= TARGET) or spent_s + spent_s / len(curve) > seconds:
             break
     returns = [earned for _, _, earned in curve if earned is not None]
-    record.figure(f"{name}_steps_per_s", steps / spent)
-    record.figure(f"{name}_seconds", spent)
+    record.figure(f"{name}_steps_per_s", steps / spent_s)
+    record.figure(f"{name}_seconds", spent_s)
     record.figure(f"{name}_steps", steps)
     record.figure(f"{name}_return", statistics.fmean(returns[-5:]) if returns else None)
     record.figure(f"{name}_reached", bool(returns) and returns[-1] >= TARGET)

@@ -1,4 +1,4 @@
-"""Record of one part of the CUDA check: what it measured is on disk line by line, also when the part is ended."""
+"""Record of one part of the CUDA check, written to disk line by line, so that it survives a kill of the part."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torch import Tensor
 from embodied.errors import UserError
 
 RECORD = "record.jsonl"
-"""Name of the file in the part's folder."""
+"""Name of the record's file in the part's folder."""
 KINDS = ("figures", "agreement", "failures", "skipped")
 
 
@@ -39,16 +39,16 @@ class Options:
 
     @property
     def tiny(self) -> bool:
-        """Whether sizes are the smallest ones, as a CPU needs: the code paths are tried, the figures mean nothing."""
+        """Whether sizes are minimal, as for a CPU: the code paths are tested, but the figures are meaningless."""
         return self.device == "cpu"
 
     def size(self, full: Any, tiny: Any) -> Any:  # noqa: ANN401 - whatever is sized
-        """`full` on a GPU, `tiny` on a CPU."""
+        """Return `full` on a GPU, `tiny` on a CPU."""
         return tiny if self.tiny else full
 
 
 class Record:
-    """Appends what a part measures to the file `path`, one JSON object a line.
+    """Appends the results of a part to the file `path`, one JSON object per line.
 
     Every entry has a name, unique within the part and its kind: figures (numbers or lists and dicts of them), agreement
     with the CPU, failures (tracebacks) and skipped rows (reasons). `read` merges them.
@@ -58,7 +58,7 @@ class Record:
         self._file = path.open("a", encoding="utf-8")
 
     def figure(self, name: str, value: Any) -> None:  # noqa: ANN401 - JSON
-        """A measured value; its unit stands in the name, such as "chunk_ms" or "steps_per_s"."""
+        """Record a measured value; its name contains the unit, such as "chunk_ms" or "steps_per_s"."""
         self._write("figures", name, value)
 
     def agree(self, name: str, expected: Tensor, measured: Tensor, tolerance: float) -> None:
@@ -69,18 +69,18 @@ class Record:
         self.check(name, error, tolerance)
 
     def check(self, name: str, error: float, tolerance: float) -> None:
-        """Agreement of which the `error` is measured otherwise; a NaN does not agree."""
+        """Record an agreement with an `error` that was computed elsewhere; a NaN does not agree."""
         agrees = error <= tolerance
-        shown = error if math.isfinite(error) else str(error)  # JSON has no NaN
-        self._write("agreement", name, {"error": shown, "tolerance": tolerance, "agrees": agrees})
+        json_error = error if math.isfinite(error) else str(error)  # JSON has no NaN
+        self._write("agreement", name, {"error": json_error, "tolerance": tolerance, "agrees": agrees})
 
     def skip(self, name: str, reason: str) -> None:
-        """A row that cannot run here."""
+        """Record a row that cannot run here."""
         self._write("skipped", name, reason)
 
     @contextmanager
     def row(self, name: str) -> Iterator[None]:
-        """Around the code of one row: its failure is recorded, and the other rows go on.
+        """Context of one row's code: a failure is recorded, and the other rows continue.
 
         A missing optional package (`UserError` of `needs_extra`, ImportError) skips the row with its reason.
         """
@@ -107,7 +107,7 @@ class Record:
 
 
 def read(path: Path) -> dict[str, dict[str, Any]]:
-    """Entries of the file by kind and name; a line that was cut off by a kill is left out."""
+    """Entries of the file by kind and name; a line that was cut off by a kill is ignored."""
     entries: dict[str, dict[str, Any]] = {kind: {} for kind in KINDS}
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         try:
@@ -119,7 +119,7 @@ def read(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def wait(device: str) -> None:
-    """Until `device` has computed everything that it was given."""
+    """Wait until `device` has finished all its work."""
     if device.startswith("cuda"):
         torch.cuda.synchronize()
 
@@ -129,9 +129,9 @@ def seconds_per_call(function: Callable[[], object], device: str, *, seconds: fl
     for _ in range(warm_up):
         function()
     wait(device)
-    calls, began = 0, time.perf_counter()
-    while time.perf_counter() - began < seconds:
+    calls, start_s = 0, time.perf_counter()
+    while time.perf_counter() - start_s < seconds:
         function()
         wait(device)
         calls += 1
-    return (time.perf_counter() - began) / calls
+    return (time.perf_counter() - start_s) / calls

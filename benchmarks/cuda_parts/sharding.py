@@ -16,11 +16,11 @@ PROCESS = Path(__file__).with_name("sharding_process.py")
 LOOPBACK = {"NCCL_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo"}
 """Interfaces of a machine without a network."""
 DETERMINISTIC = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-"""Memory with which cuBLAS gives the same sums every time, as a resumed run needs."""
+"""Workspace with which cuBLAS sums deterministically, as a resumed run needs."""
 
 
 def run(record: Record, options: Options) -> None:
-    """One process of torchrun, which appends to the same record."""
+    """Run one process of torchrun, which appends to the same record."""
     end = time.time() + options.seconds
     with record.row("torchrun"):
         with needs_extra("vla"):
@@ -53,7 +53,7 @@ def run(record: Record, options: Options) -> None:
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens at."""
+    """A free port of this machine."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]

@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[0] = str(ROOT)  # in place of this folder
+sys.path[0] = str(ROOT)  # instead of this folder
 
 import torch  # noqa: E402
 from tensordict import TensorDict  # noqa: E402
@@ -41,7 +41,7 @@ from policies.vla.sizes import Size  # noqa: E402
 from tests.embodied.reach import Reach  # noqa: E402
 
 HANG_S = 2.0
-"""Time before the part's end, in which torchrun ends and the part records why, s."""
+"""Time before the part's end for torchrun to end and for the part to record the reason, s."""
 ENVS, DECISIONS, STOPPED = 8, 8, 2
 ITERATION_STEPS = 2 * ENVS * DECISIONS
 """Largest number of control steps of an iteration; a decision is of two, and an episode may end after the first."""
@@ -87,11 +87,11 @@ class PictureReachTask:
 
 
 class InterruptionError(Exception):
-    """End of a run that was to go on."""
+    """Raised to interrupt a run."""
 
 
 class TimedExperiment(Experiment):
-    """Keeps the time of each update and the weights after `STOPPED` iterations, where it ends if `stops`."""
+    """Stores the time of each update and the weights after `STOPPED` iterations, after which it ends if `stops`."""
 
     stops = False
 
@@ -112,7 +112,7 @@ class TimedExperiment(Experiment):
 
 
 def experiment(world: Processes, folder: Path) -> TimedExperiment:
-    """A run of pi0 in bfloat16, or what is left of it in `folder`."""
+    """Make a run of pi0 in bfloat16, or resume the run in `folder`."""
     tiny = world.device == "cpu"
     env_steps = ITERATION_STEPS * (STOPPED + (0 if tiny else 4)) + 1
     config = ExperimentConfig(
@@ -128,7 +128,7 @@ def experiment(world: Processes, folder: Path) -> TimedExperiment:
     policy = Pi0Config(
         size=Size.TINY if tiny else Size.SMALL, hidden=16, denoising_steps=2, precision=Precision.BFLOAT16
     )
-    made = TimedExperiment(
+    timed = TimedExperiment(
         config,
         PictureReachTask(),
         policy,
@@ -138,36 +138,36 @@ def experiment(world: Processes, folder: Path) -> TimedExperiment:
         device=world.device,
         world=world,
     )
-    made.update_s = []
-    return made
+    timed.update_s = []
+    return timed
 
 
 def resumed(record: Record, world: Processes, folder: Path) -> TimedExperiment:
-    """A run whose weights are divided, stopped and resumed, has the weights of one that was not; returns the latter."""
-    whole = experiment(world, folder / "whole")
-    whole.run()
-    record.figure("sharded_update_s", median(whole.update_s[1:]))
+    """Compare a stopped and resumed run of sharded weights with an uninterrupted one; return the uninterrupted one."""
+    uninterrupted = experiment(world, folder / "whole")
+    uninterrupted.run()
+    record.figure("sharded_update_s", median(uninterrupted.update_s[1:]))
     with record.row("resumed"):
         stopped = experiment(world, folder / "stopped")
         stopped.stops = True
         with suppress(InterruptionError):
             stopped.run()
-        before = checkpoint.load(folder / "stopped").counters["iteration"]
-        record.check("iterations of the checkpoint", abs(before - STOPPED), 0.0)
+        iterations_before = checkpoint.load(folder / "stopped").counters["iteration"]
+        record.check("iterations of the checkpoint", abs(iterations_before - STOPPED), 0.0)
         again = experiment(world, folder / "stopped")
         again.run()
-        record.check("resumed", difference(whole.weights(), again.weights()), 0.0)
+        record.check("resumed", difference(uninterrupted.weights(), again.weights()), 0.0)
         saved = {name: value.cpu() for name, value in checkpoint.load(folder / "stopped").policy.items()}
-        record.check("checkpoint of the resumed run", difference(whole.weights(), saved), 0.0)
-    return whole
+        record.check("checkpoint of the resumed run", difference(uninterrupted.weights(), saved), 0.0)
+    return uninterrupted
 
 
 def sharded(record: Record, divided: TimedExperiment, device: str, folder: Path) -> None:
-    """Updates of divided weights are those of whole ones.
+    """Compare updates of sharded weights with updates of whole weights.
 
-    One process divides nothing, so that rounding alone may differ: gradients are copied and clipped by another order of
-    sums. Adam turns a relative error of a gradient into one of its step of the learning rate; the tolerance is a tenth
-    of all steps until halfway. After that the rollouts differ, too, and the difference is a figure.
+    With one process nothing is sharded, so that only rounding may differ: gradients are copied and clipped in another
+    order of sums. Adam turns a relative error of a gradient into one of its step of the learning rate; the tolerance is
+    a tenth of all steps until halfway. After that the rollouts differ, too, and the difference is a figure.
     """
     run = experiment(Local(device=device), folder / "unsharded")
     run.stops = device == "cpu"  # the rest is for the time of an update
@@ -183,14 +183,14 @@ def sharded(record: Record, divided: TimedExperiment, device: str, folder: Path)
 
 
 def difference(expected: dict[str, Tensor], measured: dict[str, Tensor]) -> float:
-    """Largest absolute difference of two sets of weights; infinite if they have other names."""
+    """Largest absolute difference of two sets of weights; infinite if their names differ."""
     if expected.keys() != measured.keys():
         return float("inf")
     return max(float((value.double() - measured[name].double()).abs().max()) for name, value in expected.items())
 
 
 def main(device: str, end: str, folder: str) -> None:
-    """Run all and record it."""
+    """Run all comparisons and record them."""
     faulthandler.dump_traceback_later(max(1.0, float(end) - time.time() - HANG_S), exit=True)
     # A resumed run has the same numbers only if kernels add in the same order: the kernels of attention that save
     # memory do not in the backward pass. What else may not, such as a gather's, adds nothing but zeros here.

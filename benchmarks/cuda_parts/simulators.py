@@ -1,4 +1,4 @@
-"""Simulators of others on the device, where their packages are installed: ManiSkill (PhysX) and Isaac Lab."""
+"""External simulators on the device, if their packages are installed: ManiSkill (PhysX) and Isaac Lab."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ SIMULATORS: dict[str, tuple[Callable[[int, str], Environment], tuple[int, int]]]
     "maniskill": (maniskill, (256, 1)),
     "isaac_lab": (isaac_lab, (1024, 2)),
 }
-"""Makers of environments, and their numbers on a GPU and on a CPU."""
+"""Factories of environments, and their numbers on a GPU and on a CPU."""
 
 
 def run(record: Record, options: Options) -> None:
-    """One row for each simulator: make, reset, step at random."""
+    """Run one row per simulator: make, reset, and step with random actions."""
     ends = time.perf_counter() + 0.9 * options.seconds
     for name, (make, (full, tiny)) in SIMULATORS.items():
         with record.row(name):
@@ -48,22 +48,22 @@ def run(record: Record, options: Options) -> None:
 def stepped(
     record: Record, name: str, make: Callable[[int, str], Environment], count: int, options: Options, ends: float
 ) -> None:
-    """Random steps with restarts, fewer where the time is over; what is observed must be finite."""
-    began = time.perf_counter()
+    """Take random steps with restarts, fewer if the time is over; observations must be finite."""
+    start_s = time.perf_counter()
     env = make(count, options.device)
-    record.figure(f"{name}_make_s", time.perf_counter() - began)
+    record.figure(f"{name}_make_s", time.perf_counter() - start_s)
     try:
-        began = time.perf_counter()
+        start_s = time.perf_counter()
         loop = stepping(env)  # which resets all
         loop(2)  # first steps compile and allocate
         wait(options.device)
-        record.figure(f"{name}_reset_s", time.perf_counter() - began)
-        began, steps, executed = time.perf_counter(), 0, 0
+        record.figure(f"{name}_reset_s", time.perf_counter() - start_s)
+        start_s, steps, executed = time.perf_counter(), 0, 0
         while steps < options.size(STEPS, 5) and (not steps or time.perf_counter() < ends):
             executed += loop(1)
             steps += 1
         wait(options.device)
-        took = time.perf_counter() - began
+        took = time.perf_counter() - start_s
         record.figure(
             f"{name}_steps",
             {

@@ -1,4 +1,4 @@
-"""Measurements over growing sizes that end where the time or the memory does."""
+"""Measurements over growing sizes, until the time or the memory is used up."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import torch
 from benchmarks.cuda_parts.record import Record
 
 GROWTH = 2.5
-"""Time of a size over that of the one before it, at most: a size that would not end in time is not begun."""
+"""Largest expected ratio of a size's time to the previous size's: a size that would not end in time is skipped."""
 
 
 def sweep(record: Record, name: str, sizes: Sequence[int], measure: Callable[[int], float], seconds: float) -> None:
-    """Figure `name`, by size, of what `measure` returns for each of `sizes`; written anew after every size.
+    """Record the figure `name`: results of `measure` by size for each of `sizes`, rewritten after every size.
 
-    Figure `name`_ended says why larger sizes are missing.
+    The figure `name`_ended is the reason for missing larger sizes.
     """
     figures: dict[str, float] = {}
     ends, took = time.perf_counter() + seconds, 0.0
@@ -25,7 +25,7 @@ def sweep(record: Record, name: str, sizes: Sequence[int], measure: Callable[[in
         if figures and time.perf_counter() + GROWTH * took > ends:
             record.figure(f"{name}_ended", f"time before {size}")
             return
-        began = time.perf_counter()
+        start_s = time.perf_counter()
         try:
             figures[str(size)] = measure(size)
         except (torch.OutOfMemoryError, RuntimeError) as error:
@@ -35,7 +35,7 @@ def sweep(record: Record, name: str, sizes: Sequence[int], measure: Callable[[in
             return
         finally:
             free()
-        took = time.perf_counter() - began
+        took = time.perf_counter() - start_s
         record.figure(name, figures)
 
 
@@ -45,7 +45,7 @@ def out_of_memory(error: RuntimeError) -> bool:
 
 
 def free() -> None:
-    """Give back what nothing refers to, so that the next size has the whole memory."""
+    """Release unreferenced memory, so that the next size has all of it."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
