@@ -77,8 +77,12 @@ def over_ros(options: argparse.Namespace, directory: Path) -> list[list[dict[str
     with Processes(directory) as nodes:
         outcomes: list[dict[str, Any]] = []
         nodes.node.create_subscription(String, "/arm/episode", lambda m: outcomes.append(json.loads(m.data)), 10)
-        given = {"checkpoint": options.checkpoint, "distribution": options.distribution, "delay_s": options.delay}
-        parameters = [part for key, value in given.items() for part in ("-p", f"{key}:={value}")]
+        node_options = {
+            "checkpoint": options.checkpoint,
+            "distribution": options.distribution,
+            "delay_s": options.delay,
+        }
+        parameters = [part for key, value in node_options.items() for part in ("-p", f"{key}:={value}")]
         program = [sys.executable, str(ROOT / "benchmarks/libero_arm.py"), "--ros-args", *parameters]
         nodes.spawn("arm", program)
         nodes.start("cartesian_node", row | arm)
@@ -168,8 +172,8 @@ def tracking(trace: list[dict[str, list[float]]]) -> dict[str, float]:
     for name, part, unit in (("translation", slice(0, 3), "mm"), ("rotation", slice(3, 6), "mrad")):
         c, m = commanded[:, part], moved[:, part]
         figures[f"{name}_share"] = round(float((c * m).sum() / (c * c).sum()), 4)
-        for what, values in (("error", m - c), ("commanded", c)):
-            figures[f"{name}_{what}_rms_{unit}"] = round(1e3 * float(np.sqrt((values**2).sum(1).mean())), 3)
+        for quantity, values in (("error", m - c), ("commanded", c)):
+            figures[f"{name}_{quantity}_rms_{unit}"] = round(1e3 * float(np.sqrt((values**2).sum(1).mean())), 3)
     return figures
 
 

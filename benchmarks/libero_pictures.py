@@ -72,7 +72,7 @@ def pictures(task: Task, runs: int) -> list[dict]:
 
 
 def collecting(backend: Backend | None, size: int) -> Callable[[], None]:
-    """Return a function that runs some chunks of small random motions in all environments, with pictures by `backend`."""
+    """Function that runs some chunks of small random motions in all environments, with pictures by `backend`."""
     if backend is not None:
         cameras.choose_backend = lambda film=False: backend
     env = LiberoEnvironment(

@@ -77,7 +77,7 @@ def faults() -> list[Fault]:
 
 
 def passes(tree: Path, tests: str, limit_s: float | None = None) -> bool:
-    """Whether `tests` pass in `tree` within `limit_s`; without a limit, raises ValueError if they fail or are missing."""
+    """Whether `tests` pass in `tree` within `limit_s`; without a limit, raise ValueError unless all pass."""
     log = tree / "pytest.log"
     run = multiprocessing.get_context("fork").Process(target=_pytest, args=(tree, tests, log))
     run.start()
@@ -166,8 +166,8 @@ def main() -> int:
             count = len(requested) - len(survived)
             rows[package] = {"faults": len(requested), "caught": count, "score": round(count / len(requested), 3)}
             if arguments.json and len(requested) == totals[package]:
-                measured = {"survived": survived, "git_commit": commit, "cpu_s": round(_cpu_s() - began_s)}
-                merge(arguments.json, package, rows[package] | measured)
+                entry = {"survived": survived, "git_commit": commit, "cpu_s": round(_cpu_s() - began_s)}
+                merge(arguments.json, package, rows[package] | entry)
     for package, row in rows.items():
         print(f"{package:10} {row['caught']:3} of {row['faults']:3} caught, {row['score']:.0%}")
     return int(any(row["score"] < LEAST for row in rows.values()))

@@ -136,11 +136,11 @@ def sleeping(
     policy = MLPConfig(hidden=[64, 64]).build(env.contract).to(device)
     observation, actions = first_decisions(env, torch.Generator().manual_seed(0), 256)
     policy.fit(observation.to(device), actions.to(device))
-    learner, baseline = build(env, policy, ppo, None, 0)
+    learner, plain_collector = build(env, policy, ppo, None, 0)
     env.seconds = sleep_s
-    collecting, baseline.collect = timed(baseline.collect)
+    collecting, plain_collector.collect = timed(plain_collector.collect)
     updating, learner.update = timed(learner.update)
-    collector = CollectorAhead(baseline, policy) if overlap else baseline
+    collector = CollectorAhead(plain_collector, policy) if overlap else plain_collector
     if watch is not None:
         collector.collect = watched(collector.collect, watch)
     if wait and isinstance(collector, CollectorAhead):
@@ -267,14 +267,14 @@ def compared(found: dict[bool, list[float]]) -> dict[str, Any]:
 
 def libero_row(runs: int, env_steps: int) -> dict[str, Any]:
     """Row `libero_pick`, measured alternately from one supervised policy."""
-    found: dict[bool, list[float]] = {False: [], True: []}
+    measurements: dict[bool, list[float]] = {False: [], True: []}
     with tempfile.TemporaryDirectory() as folder:
         start = Path(folder, "start")
         trained(["stages=[sft]"], start)
         for _ in range(runs):
-            for overlap, seconds in found.items():
+            for overlap, seconds in measurements.items():
                 seconds.append(libero(overlap, start, env_steps))
-    return compared(found) | {"env_steps": env_steps}
+    return compared(measurements) | {"env_steps": env_steps}
 
 
 def main() -> int:

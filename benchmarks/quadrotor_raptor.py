@@ -1,18 +1,18 @@
-"""Our policy for any quadrotor beside RAPTOR's: `python benchmarks/quadrotor_raptor.py RUN...`, runs of quadrotor_any.
+"""Our policy for any quadrotor and RAPTOR's: `python benchmarks/quadrotor_raptor.py RUN...`, runs of quadrotor_any.
 
     [--python PATH] [--episodes 256] [--output FILE]
 
-RAPTOR (arXiv 2509.11481, MIT) is the policy that its authors publish as foundation-policy on PyPI, in an interpreter of
-its own: PATH, or a virtual environment made once in the user's cache. It is used as they document it: position,
+RAPTOR (arXiv 2509.11481, MIT) is the policy that its authors publish as foundation-policy on PyPI. It runs in its own
+interpreter: PATH, or a virtual environment made once in the user's cache. It is used as its authors document: position,
 rotation matrix by rows and velocity in a world whose z is up, angular velocity of the body (x forward, y left), and the
 last action; four set-points in [-1, 1] of the rotors front-right, back-right, back-left, front-left at 100 Hz. All of
 these are the simulator's own, so that nothing is converted. `raptor_clipped` has position errors clipped to 0.5 m and
 velocities to 1 m/s, as by its module for PX4; `raptor`, which does better here, has not.
 
-All fly the same platforms from the same starts with the same forces, torques and noise, deterministically, for 500
-steps. `forgetful` is our policy whose memory is reset before each step. `told_by_memory` is how well numbers of random
-platforms can be told by a linear regression, fitted on other episodes, after one second: R^2 from our policy's memory,
-and from its observation at that step.
+All policies fly the same platforms from the same starts with the same forces, torques and noise, deterministically, for
+500 steps. `forgetful` is our policy with its memory reset before each step. `told_by_memory` is the accuracy of a
+linear regression, fitted on other episodes, that predicts numbers of random platforms after one second: R^2 from our
+policy's memory, and from its observation at that step.
 
 Writes benchmarks/results/quadrotor_raptor.json, only from a clean commit.
 """
@@ -57,9 +57,9 @@ from train import GROUPS, TrainConfig  # noqa: E402
 
 PACKAGES = ("foundation-policy==1.0.2", "h5py==3.16.0", "importlib-resources==7.1.0")
 READ = ("position", "rotation", "velocity", "angular_velocity", "previous_action")
-"""Observations in the order in which RAPTOR reads them."""
+"""Observations in RAPTOR's order."""
 CLIPS = {"position": 0.5, "velocity": 1.0}
-"""What its module for PX4 limits each coordinate to, m and m/s."""
+"""Limits of each coordinate in RAPTOR's module for PX4, m and m/s."""
 TOLD_AFTER = 100
 """Steps after which the memory is read."""
 
@@ -81,7 +81,7 @@ class Raptor:
     def act(
         self, observation: TensorDict, *, deterministic: bool = False, generator: torch.Generator | None = None
     ) -> Decision:
-        """Actions [N, 1, 4]; it has no others than deterministic ones."""
+        """Actions [N, 1, 4]; the policy has only deterministic ones."""
         rows, count = torch.cat((observed(observation, self.clips), observation[MEMORY]), 1), len(observation)
         pipe = self._process.stdin
         assert pipe is not None
@@ -93,7 +93,7 @@ class Raptor:
         return Decision(actions.unsqueeze(1), sample, torch.zeros(count, 1, 1), None)
 
     def close(self) -> None:
-        """End its process."""
+        """End the policy's process."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()
@@ -103,14 +103,14 @@ class Raptor:
 
     def _read(self, numbers: int) -> bytes:
         assert self._process.stdout is not None
-        found = self._process.stdout.read(4 * numbers)
-        if len(found) < 4 * numbers:
+        data = self._process.stdout.read(4 * numbers)
+        if len(data) < 4 * numbers:
             raise UserError("RAPTOR's process ended, see above; its interpreter needs foundation-policy: --python PATH")
-        return found
+        return data
 
 
 class Forgetful:
-    """`policy`, whose memory is that of a new episode in every step."""
+    """Wraps `policy` so that its memory is that of a new episode in every step."""
 
     def __init__(self, policy: RecurrentPolicy) -> None:
         self.policy, self.contract = policy, policy.contract
@@ -123,22 +123,22 @@ class Forgetful:
         self, observation: TensorDict, *, deterministic: bool = False, generator: torch.Generator | None = None
     ) -> Decision:
         """The policy's actions as if each were the first."""
-        fresh = observation.copy().update({MEMORY: self.initial_memory(len(observation))})
-        return self.policy.act(fresh, deterministic=deterministic, generator=generator)
+        first_observation = observation.copy().update({MEMORY: self.initial_memory(len(observation))})
+        return self.policy.act(first_observation, deterministic=deterministic, generator=generator)
 
 
 def observed(observation: TensorDict, clips: dict[str, float]) -> Tensor:
-    """Observations [N, 22] as RAPTOR reads them, of which `clips` are limited."""
+    """Observations [N, 22] in RAPTOR's order, limited by `clips`."""
     parts = [observation[name] for name in READ]
     limits = [clips.get(name, torch.inf) for name in READ]
     return torch.cat([part.clamp(-limit, limit) for part, limit in zip(parts, limits, strict=True)], 1)
 
 
 def saved_policy(run: str) -> tuple[RecurrentPolicy, AnyPlatformTask, dict[str, Any]]:
-    """The policy of a run, the task it was trained for, and what tells the run from others.
+    """Load the policy of a run, the task of its training, and a label of the run.
 
     Raises:
-        UserError: if there is none, or it has another task or no memory.
+        UserError: if the run has no policy, another task, or no memory.
     """
     saved = checkpoint.load(run)
     trained, _ = compose(TrainConfig, "train", [], GROUPS, saved.config)
@@ -150,34 +150,34 @@ def saved_policy(run: str) -> tuple[RecurrentPolicy, AnyPlatformTask, dict[str, 
 
 
 def row(result: EvaluationResult) -> dict[str, Any]:
-    """JSON-ready: survival with Wilson's interval, and the position error of survivors over the last second."""
+    """JSON-ready row: survival with Wilson's interval, and the survivors' position error over the last second."""
     survived, episodes = int(result.success.sum()), result.success.numel()
     error = result.summary().get("position_error_m")
     return {"survive": survived / episodes, "survive_95": wilson(survived, episodes), "position_error_m": error}
 
 
 def paired(ours: EvaluationResult, theirs: EvaluationResult) -> list[float]:
-    """By how much more of the same episodes `ours` survived than `theirs`, and the 95% interval."""
+    """Difference of the survival rates of `ours` and `theirs` in the same episodes, and its 95% interval."""
     gain = ours.gain_over(theirs)
     return [gain.difference, gain.low, gain.high]
 
 
 @torch.no_grad()
 def told(policy: RecurrentPolicy, task: AnyPlatformTask, episodes: int) -> dict[str, dict[str, float]]:
-    """R^2 with which a platform's numbers follow from the memory, and from the observation, by name of the number."""
+    """R^2 of predictions of a platform's numbers from the memory and from the observation, by name of the number."""
     env = task.environment(episodes, "random", "eval")
     observation, memory = env.reset(starts=torch.arange(episodes)), Memory(policy, episodes)
     alive = torch.ones(episodes, dtype=torch.bool)
     for _ in range(TOLD_AFTER):
         decision = policy.act(memory.with_observation(observation), deterministic=True)
         memory.keep([decision])
-        moved = env.step(decision.actions)
-        observation, alive = moved.observation, alive & ~moved.terminated
+        transition = env.step(decision.actions)
+        observation, alive = transition.observation, alive & ~transition.terminated
     inputs = {"memory": memory.values, "observation": observed(observation, {})}
     platform = observation["platform"]
     scores = {name: explained(values[alive], platform[alive]) for name, values in inputs.items()}
-    chosen = ("thrust_to_weight", "mass", "lag_rise", "lag_fall")
-    return {number: {name: float(found[DRAWN.index(number)]) for name, found in scores.items()} for number in chosen}
+    numbers = ("thrust_to_weight", "mass", "lag_rise", "lag_fall")
+    return {number: {name: float(found[DRAWN.index(number)]) for name, found in scores.items()} for number in numbers}
 
 
 def explained(inputs: Tensor, targets: Tensor) -> Tensor:
@@ -190,7 +190,7 @@ def explained(inputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, print the table, write the JSON."""
+    """Measure all platforms, print the table, and write the JSON."""
     args = _parse(arguments)
     prepare("cpu", 1)
     python = args.python or str(own_python("RAPTOR's policy", "raptor", "20 MB", ("numpy",), (), PACKAGES))
@@ -213,27 +213,29 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def installed(python: str) -> dict[str, str]:
-    """Versions of what RAPTOR runs on, in its interpreter."""
+    """Versions of RAPTOR's packages in its interpreter."""
     names = "foundation-policy", "numpy", "h5py"
-    told = f"import json; from importlib.metadata import version; print(json.dumps({{n: version(n) for n in {names}}}))"
-    return json.loads(subprocess.run([python, "-c", told], stdout=subprocess.PIPE, check=True).stdout)
+    program = (
+        f"import json; from importlib.metadata import version; print(json.dumps({{n: version(n) for n in {names}}}))"
+    )
+    return json.loads(subprocess.run([python, "-c", program], stdout=subprocess.PIPE, check=True).stdout)
 
 
 def measure(runs: Sequence[Any], python: str, episodes: int) -> dict[str, Any]:
-    """The rows of all platforms, and what memories tell."""
+    """Measure the rows of all platforms, and the information in memories."""
     task, rows = runs[0][1], []
     raptors = {"raptor": Raptor(python), "raptor_clipped": Raptor(python, CLIPS)}
     for platform in task.distributions:
-        flown = partial(evaluate, task.environment(episodes, platform, "eval"), starts_per_task=episodes)
-        theirs = {name: flown(policy) for name, policy in raptors.items()}
-        found: dict[str, Any] = {"platform": platform, **{name: row(result) for name, result in theirs.items()}}
-        found["ours"] = []
+        evaluate_on = partial(evaluate, task.environment(episodes, platform, "eval"), starts_per_task=episodes)
+        raptor_results = {name: evaluate_on(policy) for name, policy in raptors.items()}
+        entry: dict[str, Any] = {"platform": platform, **{name: row(result) for name, result in raptor_results.items()}}
+        entry["ours"] = []
         for policy, _, about in runs:
-            ours, forgetful = flown(policy), flown(Forgetful(policy))
-            more = {f"more_than_{name}": paired(ours, result) for name, result in theirs.items()}
-            found["ours"].append({"seed": about["seed"], **row(ours), **more, "forgetful": row(forgetful)})
-        rows.append(found)
-        sys.stderr.write(shown([found]).splitlines()[-1] + "\n")
+            our_result, forgetful = evaluate_on(policy), evaluate_on(Forgetful(policy))
+            differences = {f"more_than_{name}": paired(our_result, result) for name, result in raptor_results.items()}
+            entry["ours"].append({"seed": about["seed"], **row(our_result), **differences, "forgetful": row(forgetful)})
+        rows.append(entry)
+        sys.stderr.write(shown([entry]).splitlines()[-1] + "\n")
     for policy in raptors.values():
         policy.close()
     memories = [{"seed": about["seed"], **told(policy, task, 4 * episodes)} for policy, _, about in runs]
@@ -241,11 +243,11 @@ def measure(runs: Sequence[Any], python: str, episodes: int) -> dict[str, Any]:
 
 
 def shown(rows: Sequence[dict[str, Any]]) -> str:
-    """The rows as Markdown; of several runs the lowest and highest."""
+    """Format the rows as Markdown; for several runs, show the lowest and the highest value."""
 
     def span(values: Sequence[float | None], form: str) -> str:
-        there = [value for value in values if value is not None]
-        low, high = (form.format(pick(there)) if there else "" for pick in (min, max))
+        present = [value for value in values if value is not None]
+        low, high = (form.format(pick(present)) if present else "" for pick in (min, max))
         return low if low == high else f"{low} to {high}"
 
     lines = []

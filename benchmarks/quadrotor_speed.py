@@ -55,7 +55,7 @@ CORES = len(os.sched_getaffinity(0))
 PUBLISHED = {
     "Learning to Fly in Seconds, laptop GPU, dynamics (arXiv 2311.13081)": 1.3e9,
 }
-"""Published steps per second, on the authors' machines: not measured here."""
+"""Published steps per second on the authors' machines, not measured here."""
 Call = Callable[[], object]
 
 
@@ -71,42 +71,42 @@ class Kind:
     all_cores: list[float] = field(default_factory=list)
 
     def row(self) -> dict:
-        """JSON-ready: medians, and every run."""
-        found = {"kind": self.name, "per_core": statistics.median(self.per_core), "runs_per_core": self.per_core}
+        """JSON-ready row: medians, and every run."""
+        entry = {"kind": self.name, "per_core": statistics.median(self.per_core), "runs_per_core": self.per_core}
         if self.all_cores:
-            found |= {"all_cores": statistics.median(self.all_cores), "runs_all_cores": self.all_cores}
-        return found
+            entry |= {"all_cores": statistics.median(self.all_cores), "runs_all_cores": self.all_cores}
+        return entry
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, print the table, write the JSON."""
+    """Measure all kinds, print the table, and write the JSON."""
     options = _options(arguments)
-    before = {"git_commit": git_commit(), "machine": machine(), "lanes": LANES}
+    record = {"git_commit": git_commit(), "machine": machine(), "lanes": LANES}
     with tempfile.TemporaryDirectory() as empty:
         os.environ |= {
             "TORCHINDUCTOR_CACHE_DIR": f"{empty}/torch",
             "TORCHINDUCTOR_COMPILE_THREADS": "1",
             "XDG_CACHE_HOME": f"{empty}/ours",
         }
-        report = before | measured(options)
+        report = record | measured(options)
     sys.stdout.write(table(report))
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(dumps_rows(report))
 
 
 def measured(options: argparse.Namespace) -> dict:
-    """All kinds, alternating, and compile times."""
+    """Measure all kinds, alternating, and compile times."""
     torch.set_num_threads(1)  # fixed by torch.compile
-    began, seconds = cpu_s(), {}
+    start_s, seconds = cpu_s(), {}
     quiet = flights(noise=False)
-    seconds[f"ours, {named(noise=False)}, flown and with gradient"] = cpu_s() - began
-    kinds, others = [*bare(), *baselines(), *task(), *flights(noise=True), *quiet], peers()
-    compiled = others[:: 2 if options.forward else 1]  # with gradient is every other one
+    seconds[f"ours, {named(noise=False)}, flown and with gradient"] = cpu_s() - start_s
+    kinds, compiled_kinds = [*bare(), *baselines(), *task(), *flights(noise=True), *quiet], peers()
+    compiled = compiled_kinds[:: 2 if options.forward else 1]  # every other kind is with a gradient
     for kind in compiled:
-        began = cpu_s()
+        start_s = cpu_s()
         kind.call()
-        seconds[kind.name] = cpu_s() - began
-    torch.testing.assert_close(others[2].call(), quiet[0].call().detach()[..., 0], rtol=1e-3, atol=1e-3)
+        seconds[kind.name] = cpu_s() - start_s
+    torch.testing.assert_close(compiled_kinds[2].call(), quiet[0].call().detach()[..., 0], rtol=1e-3, atol=1e-3)
     kinds += compiled
     for _ in range(options.runs):
         for kind in kinds:
@@ -115,36 +115,36 @@ def measured(options: argparse.Namespace) -> dict:
 
 
 def cpu_s() -> float:
-    """CPU seconds of this process and of the compilers it has run."""
+    """CPU seconds of this process and of its compilers."""
     return sum(os.times()[:4])
 
 
 def bare() -> list[Kind]:
-    """The dynamics and their vector-Jacobian products."""
+    """Kinds of the dynamics and their vector-Jacobian products."""
     simulator = Simulator(CRAZYFLIE)
     if simulator.kernels.backend != "c":
         sys.exit("a C compiler is needed to measure the compiled dynamics")
     state, actions, disturbance = flight(LANES)
     out, seeds = torch.empty_like(state), torch.randn_like(state)
     products = [torch.empty_like(state), torch.empty_like(actions[0])]
-    given = [state, actions[0].contiguous(), disturbance, simulator.parameters]
+    arguments = [state, actions[0].contiguous(), disturbance, simulator.parameters]
     return [
-        Kind("dynamics, K=1", LANES, lambda: simulator.kernels.launch("fly", given, [out])),
+        Kind("dynamics, K=1", LANES, lambda: simulator.kernels.launch("fly", arguments, [out])),
         Kind(f"dynamics, K={FUSED}", LANES * FUSED, lambda: simulator.steps(state, actions, disturbance, out)),
-        Kind("product", LANES, lambda: simulator.kernels.launch("fly_vjp", [*given, seeds], products)),
+        Kind("product", LANES, lambda: simulator.kernels.launch("fly_vjp", [*arguments, seeds], products)),
         Kind("dynamics, with gradient", LANES, gradient(simulator.step)),
     ]
 
 
 def gradient(step: Callable[..., torch.Tensor]) -> Call:
-    """One step of the dynamics, forward and backward."""
+    """Run one step of the dynamics, forward and backward."""
     state, actions, disturbance = flight(LANES)
     inputs, seeds = (state.requires_grad_(), actions[0].contiguous().requires_grad_()), torch.randn_like(state)
     return lambda: torch.autograd.grad(step(*inputs, disturbance), inputs, seeds)
 
 
 def baselines() -> list[Kind]:
-    """The same source, one NumPy or torch operation at a time, in single precision."""
+    """Kinds of the same source, one NumPy or torch operation at a time, in single precision."""
     tensors = [list(tensor) for tensor in flight(LANES)]
     tensors[1] = list(tensors[1][0])
     arrays = [[row.numpy() for row in part] for part in tensors]
@@ -158,7 +158,7 @@ def baselines() -> list[Kind]:
 
 
 def task() -> list[Kind]:
-    """Hover: one full step, its vector-Jacobian product, and the step as users call it."""
+    """Kinds of hover: one full step, its vector-Jacobian product, and the step as users call it."""
     env = QuadrotorEnvironment(LANES)
     env.reset()
     action = torch.full((4, LANES), CRAZYFLIE.hover_action)
@@ -176,7 +176,7 @@ def task() -> list[Kind]:
 
 
 def policy() -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Layers of a policy that nearly hovers."""
+    """Layers of a policy that approximately hovers."""
     g = torch.Generator().manual_seed(0)
     layers = [
         (torch.randn(b, a, generator=g).div_(10.0 * a**0.5).requires_grad_(), torch.zeros(b).requires_grad_())
@@ -187,7 +187,7 @@ def policy() -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 
 def flights(noise: bool) -> list[Kind]:
-    """Rollouts with a policy, with and without the gradient of their reward by its weights."""
+    """Kinds of rollouts with a policy, with and without the gradient of their reward by its weights."""
     env = QuadrotorEnvironment(FLOWN, noise=noise)
     layers = policy()
     flat = [tensor for layer in layers for tensor in layer]
@@ -209,7 +209,7 @@ def named(noise: bool) -> str:
 
 
 def peers() -> list[Kind]:
-    """The same with torch.compile: the dynamics, and decisions of policy and task, forward and backward."""
+    """Kinds of torch.compile: the dynamics, and decisions of policy and task, forward and backward."""
     options = dynamics.Options()
 
     def bare_step(state: torch.Tensor, action: torch.Tensor, disturbance: torch.Tensor) -> torch.Tensor:
@@ -251,7 +251,7 @@ def peers() -> list[Kind]:
 
 
 def flight(lanes: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Hovering states [21, lanes], actions [FUSED, 4, lanes] and small disturbances [6, lanes]."""
+    """Make hovering states [21, lanes], actions [FUSED, 4, lanes] and small disturbances [6, lanes]."""
     g = torch.Generator().manual_seed(0)
     state = torch.zeros(21, lanes)
     state[3] = 1.0
@@ -272,11 +272,11 @@ def measure(kind: Kind, seconds: float) -> None:
 def rate(kind: Kind, seconds: float, clock: Callable[[], float]) -> float:
     """Control steps per second of `clock`."""
     kind.call()
-    began, calls = clock(), 0
-    while clock() - began < seconds:
+    start_s, calls = clock(), 0
+    while clock() - start_s < seconds:
         kind.call()
         calls += 1
-    return kind.steps * calls / (clock() - began)
+    return kind.steps * calls / (clock() - start_s)
 
 
 def machine() -> dict[str, str | int]:

@@ -77,12 +77,12 @@ MEASURED = {
         ),
     },
 }
-"""Everything reported in the READMEs, by result and variant."""
+"""All results in the READMEs, by result and variant."""
 SHARES = "survive", "collision_free", "world_collision_free"
-"""Metrics that are shares; the last is one outcome for all drones of a world."""
+"""Metrics that are shares; the last has one outcome for all drones of a world."""
 RATES = "success", *SHARES
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
-"""Half widths of 95% intervals of a mean of 2 to 10 seeds, in standard errors."""
+"""Half widths of 95% intervals of a mean of 2 to 10 seeds (Student's t), in standard errors."""
 ELSEWHERE = {
     "hover_nominal": [
         {
@@ -106,7 +106,7 @@ ELSEWHERE = {
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, print the table, write the JSON."""
+    """Measure all variants, print the table, and write the JSON."""
     args = _parse(arguments)
     commit, runs = git_commit(), []
     for name, variant in MEASURED[args.result].items():
@@ -138,14 +138,16 @@ TIMES = ("cpu_s", "command_cpu_s", "command_wall_s", "saved_s")
 
 def measure(variant: Variant, seed: int, options: Sequence[str], run: Path) -> dict[str, Any]:
     """Train into the folder `run` and run the further evaluations; returns the JSON entry."""
-    began = time.time()
+    start_s = time.time()
     cpu_s, wall_s = _spent(["train.py", *variant.options, *options, f"seed={seed}", f"output={run}"])
     report = json.loads((run / "report.json").read_text())
     trained = sorted((run / "checkpoint").iterdir())[-2]  # the last one was saved after the evaluation
     evaluations = {called(row): row for row in report["evaluations"]}
-    for name, late in variant.evaluations.items():
+    for name, evaluation_options in variant.evaluations.items():
         episodes = str(report["evaluations"][0]["episodes"])
-        _spent(["evaluate.py", f"checkpoint={run}", f"episodes={episodes}", f"num_envs={episodes}", *late])
+        _spent(
+            ["evaluate.py", f"checkpoint={run}", f"episodes={episodes}", f"num_envs={episodes}", *evaluation_options]
+        )
         (evaluations[name],) = json.loads((run / "evaluation.json").read_text())["evaluations"]
     return {
         "seed": seed,
@@ -155,7 +157,7 @@ def measure(variant: Variant, seed: int, options: Sequence[str], run: Path) -> d
         "cpu_s": report["cpu_s"],
         "command_cpu_s": cpu_s,
         "command_wall_s": wall_s,
-        "saved_s": trained.stat().st_mtime - began,
+        "saved_s": trained.stat().st_mtime - start_s,
         "phases_wall_s": report["wall_s"],
         "load": os.getloadavg()[0],
         "env_steps": report["env_steps"],
@@ -164,22 +166,22 @@ def measure(variant: Variant, seed: int, options: Sequence[str], run: Path) -> d
 
 
 def called(row: dict[str, Any]) -> str:
-    """The distribution, with the planner that flew it if it was one."""
+    """Name of an evaluation: the distribution, and the planner if there was one."""
     return row["distribution"] if row["stage"] == "rl" else f"{row['distribution']}, {row['title']}"
 
 
 def with_intervals(row: dict[str, Any]) -> dict[str, Any]:
-    """An evaluation without its tasks, with Wilson's 95% interval of each metric that is a share."""
-    kept = {key: value for key, value in row.items() if key not in ("per_task", "stage", "distribution")}
+    """Copy of an evaluation without its tasks, with Wilson's 95% interval of each metric that is a share."""
+    entry = {key: value for key, value in row.items() if key not in ("per_task", "stage", "distribution")}
     for name in SHARES:
         if name in row:
             count = outcomes(name, row["distribution"], row["episodes"])
-            kept[f"{name}_95"] = wilson(round(row[name] * count), count)
-    return kept
+            entry[f"{name}_95"] = wilson(round(row[name] * count), count)
+    return entry
 
 
 def outcomes(metric: str, distribution: str, episodes: int) -> int:
-    """Number of independent outcomes of a share: all drones of a world have one `world_collision_free` in common."""
+    """Number of independent outcomes of a share: all drones of a world share one `world_collision_free`."""
     return episodes // SwarmTask.MDPS[distribution].drones if metric == SHARES[-1] else episodes
 
 
@@ -189,37 +191,37 @@ def rows(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     `half_width` is Student's, over seeds. Success rates and shares also have `low` and `high`, for other seeds and
     other starts.
     """
-    found = []
+    table = []
     for variant in dict.fromkeys(run["variant"] for run in runs):
         mine = [run for run in runs if run["variant"] == variant]
         times = {name: mean(run[name] for run in mine) for name in TIMES}
         for name in mine[0]["evaluations"]:
-            measured = [run["evaluations"][name] for run in mine]
-            numbers = [key for key, value in measured[0].items() if isinstance(value, float | None)]
-            metrics = {key: mean(row[key] for row in measured) for key in numbers if key not in ("low", "high")}
-            episodes = measured[0]["episodes"]
+            evaluations = [run["evaluations"][name] for run in mine]
+            numbers = [key for key, value in evaluations[0].items() if isinstance(value, float | None)]
+            metrics = {key: mean(row[key] for row in evaluations) for key in numbers if key not in ("low", "high")}
+            episodes = evaluations[0]["episodes"]
             for key in RATES:
                 if key in metrics and len(mine) > 1:
                     count = outcomes(key, name, episodes)
                     _, metrics[key]["low"], metrics[key]["high"] = rate_over_seeds(
-                        [row[key] for row in measured], count
+                        [row[key] for row in evaluations], count
                     )
             row = {"variant": variant, "evaluation": name, "seeds": [run["seed"] for run in mine]}
-            found.append({**row, "episodes": episodes, **metrics, **times})
-    return found
+            table.append({**row, "episodes": episodes, **metrics, **times})
+    return table
 
 
 def mean(values: Iterable[float | None]) -> dict[str, Any]:
-    """Mean of the values that are not None, their number, and from two on the half width of the interval."""
-    there = [value for value in values if value is not None]
-    found: dict[str, Any] = {"mean": statistics.mean(there) if there else None, "seeds": len(there)}
-    if 2 <= len(there) <= len(STUDENT) + 1:
-        found["half_width"] = STUDENT[len(there) - 2] * statistics.stdev(there) / math.sqrt(len(there))
-    return found
+    """Mean of the values that are not None, their number, and, for two or more, the half width of the interval."""
+    present = [value for value in values if value is not None]
+    summary: dict[str, Any] = {"mean": statistics.mean(present) if present else None, "seeds": len(present)}
+    if 2 <= len(present) <= len(STUDENT) + 1:
+        summary["half_width"] = STUDENT[len(present) - 2] * statistics.stdev(present) / math.sqrt(len(present))
+    return summary
 
 
 def shown(found: Sequence[dict[str, Any]]) -> str:
-    """The rows as Markdown."""
+    """Format the rows as Markdown."""
     columns = list(dict.fromkeys(key for row in found for key, value in row.items() if isinstance(value, dict)))
     lines = [[row["variant"], row["evaluation"], *(_cell(row.get(key)) for key in columns)] for row in found]
     return table(["variant", "evaluation", *columns], lines)
@@ -234,13 +236,13 @@ def _cell(found: dict[str, Any] | None) -> str:
 
 
 def _spent(command: Sequence[str]) -> tuple[float, float]:
-    """Run one of our programs; its CPU seconds and wall seconds, including threads and children."""
-    began = time.monotonic()
+    """Run one of our programs; returns its CPU seconds and wall seconds, including threads and children."""
+    start_s = time.monotonic()
     process = subprocess.Popen([sys.executable, *command], cwd=ROOT, stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
     if status:
         raise SystemExit(f"error: python {shlex.join(command)} failed; its last line says why")
-    return usage.ru_utime + usage.ru_stime, time.monotonic() - began
+    return usage.ru_utime + usage.ru_stime, time.monotonic() - start_s
 
 
 def machine() -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """RAPTOR's published policy as a program of its own interpreter: observations come in, actions go out, as raw float32.
 
 It first writes the size of its memory (int32) and the memory of a new episode. Then, for each message of n (int32), n
-observations of 22 and n memories, it writes n actions of 4 and the n next memories. The memory is that of the package's
-`reset` and `evaluate_step`, given and returned, so that episodes may begin and end at any time.
+observations of 22 and n memories, it writes n actions of 4 and the n next memories. The memory is the state of the
+package's `reset` and `evaluate_step`; it is passed with every message, so that episodes may begin and end at any time.
 """
 
 import sys
@@ -15,7 +15,7 @@ OBSERVED = 22
 
 def main() -> None:
     """Answer until the input ends."""
-    policy = Raptor()  # checks itself against the actions it was published with
+    policy = Raptor()  # checks the policy against its published actions
     (recurrent,) = (layer for layer in policy.layers if hasattr(layer, "initial_hidden_state"))
     initial = np.asarray(recurrent.initial_hidden_state, np.float32)
     _write(np.array(len(initial), np.int32), initial)

@@ -1,4 +1,4 @@
-"""What child processes cost and bring: seconds of a chunk in child processes and in this one, in the same run.
+"""Cost and gain of child processes: seconds of a chunk in child processes and in this one, in the same run.
 
     python benchmarks/remote_speed.py [--runs 9] [--seconds 0.5] [--output FILE]
 
@@ -47,7 +47,7 @@ class Kind:
 
 
 def main() -> None:
-    """Measure, print the table, write the JSON."""
+    """Measure all cases, print the table, and write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=9)
     parser.add_argument("--seconds", type=float, default=0.5)
@@ -78,7 +78,7 @@ COUNTS = {"quadrotor_hover": 64, "libero_pick": 8}
 
 
 def made(name: str, processes: int) -> Kind:
-    """The environments of a case, before their first reset."""
+    """Make the environments of a case, before their first reset."""
     kind = LiberoTask(assets="stand-in", tasks=["0"]) if name == "libero_pick" else HoverTask()
     kind.processes = processes
     task = in_processes(kind)
@@ -86,44 +86,46 @@ def made(name: str, processes: int) -> Kind:
 
 
 def cpu_s(env: Environment) -> float:
-    """CPU time of this process and of those that `env` runs in."""
+    """CPU time of this process and of the processes of `env`."""
     children = [child.process.pid for child in env._children] if isinstance(env, RemoteEnvironment) else []
     stats = [Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split() for child in children]
     return time.process_time() + sum(int(each[11]) + int(each[12]) for each in stats) / os.sysconf("SC_CLK_TCK")
 
 
 def measure(env: Environment, seconds: float) -> tuple[float, float]:
-    """Seconds of the fastest chunk of those that fit into `seconds`, and CPU seconds of one with what is around it.
+    """Seconds of the fastest chunk within `seconds`, and CPU seconds of a chunk including its surroundings.
 
-    The others wait for a core of a busy machine.
+    Slower chunks wait for a core of a busy machine.
     """
     env.reset()
-    before = cpu_s(env)
+    cpu_before = cpu_s(env)
     spec, took, generator = env.contract.action, [], torch.Generator().manual_seed(0)
     low, high = torch.tensor(spec.low), torch.tensor(spec.high)
     until = time.perf_counter() + seconds
     while time.perf_counter() < until or len(took) < 3:
         shape = (env.num_envs, env.contract.executed, *spec.shape)
         chunk = low + (high - low) * torch.rand(shape, generator=generator)
-        began = time.perf_counter()
+        start_s = time.perf_counter()
         transition = env.step(chunk)
-        took.append(time.perf_counter() - began)
+        took.append(time.perf_counter() - start_s)
         if bool(transition.done.any()):
             env.reset(transition.done)
-    return min(took), (cpu_s(env) - before) / len(took)
+    return min(took), (cpu_s(env) - cpu_before) / len(took)
 
 
 def row(kind: Kind, kinds: list[Kind]) -> dict[str, object]:
-    """What the table says of a case, beside the same in this process."""
-    alone = next(each for each in kinds if (each.name, each.processes) == (kind.name, 0))
-    mine, theirs = statistics.median(kind.chunk_s), statistics.median(alone.chunk_s)
-    ratios = sorted(here / there for here, there in zip(kind.chunk_s, alone.chunk_s, strict=True))
+    """Row of a case, with ratios to the same case in this process."""
+    reference = next(each for each in kinds if (each.name, each.processes) == (kind.name, 0))
+    mine, reference_s = statistics.median(kind.chunk_s), statistics.median(reference.chunk_s)
+    ratios = sorted(
+        chunk_s / reference_chunk_s for chunk_s, reference_chunk_s in zip(kind.chunk_s, reference.chunk_s, strict=True)
+    )
     return {
         "task": kind.name,
         "environments": kind.env.num_envs,
         "processes": kind.processes,
         "ms a chunk": round(1e3 * mine, 3),
-        "more, ms": round(1e3 * (mine - theirs), 3),
+        "more, ms": round(1e3 * (mine - reference_s), 3),
         "CPU ms a chunk": round(1e3 * statistics.median(kind.cpu_s), 3),
         "ratio": round(statistics.median(ratios), 2),
         "ratios": f"{ratios[0]:.2f} to {ratios[-1]:.2f}",

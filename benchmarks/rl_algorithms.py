@@ -59,7 +59,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "grpo, SRPO's reward": ("algorithm=grpo", "policy.noise_level=1.0", "algorithm.outcome=PROGRESS"),
     "ppo, DPPO": ("policy=diffusion", "algorithm=ppo"),
 }
-"""Options of train.py by name; more important rows first. Noise, clip and entropy are those of the papers."""
+"""Options of train.py by name; more important rows first. Noise, clip and entropy follow the papers."""
 COMMON = (
     "task=libero_pick",
     "task.assets=stand-in",
@@ -73,7 +73,7 @@ RESULT = ROOT / "benchmarks" / "results" / "rl_algorithms.json"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure the rows that are missing, print the table."""
+    """Measure the missing rows, and print the table."""
     args = _parse(arguments)
     sizes = (
         f"task.tasks=[{args.tasks}]",
@@ -85,8 +85,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for seed in [] if args.show else args.seeds:
         for name in args.rows:
             options = (*COMMON, *sizes, *ROWS[name], f"seed={seed}")
-            known = [row for row in report["rows"] if (row["name"], row["seed"]) == (name, seed)]
-            if known:
+            measured_rows = [row for row in report["rows"] if (row["name"], row["seed"]) == (name, seed)]
+            if measured_rows:
                 continue
             start = _start(args.folder, options, seed)
             row = _measured(
@@ -103,15 +103,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def shown(rows: Sequence[dict[str, Any]]) -> str:
-    """A table of the rows: success before and after on both distributions, gains, steps and seconds."""
+    """Format the rows as a table: success before and after on both distributions, gains, steps and seconds."""
     lines = []
     for row in rows:
-        for place in ("wide", "official"):
-            before, after, gain = row["before"][place], row["after"][place], row["gain"][place]
+        for distribution in ("wide", "official"):
+            before, after, gain = row["before"][distribution], row["after"][distribution], row["gain"][distribution]
             lines.append(
                 {
                     "row": f"{row['name']}, seed {row['seed']}",
-                    "starts": place,
+                    "starts": distribution,
                     "before": _rate(before),
                     "after": _rate(after),
                     "gain": f"{100 * gain['difference']:+.1f} [{100 * gain['low']:+.1f}, {100 * gain['high']:+.1f}]",
@@ -131,41 +131,41 @@ def _plain(name: str) -> str:
 
 
 def _start(folder: Path, options: Sequence[str], seed: int) -> Path:
-    """The run of supervised training that rows with the policy of `options` begin from; made once."""
+    """Train, once, the supervised run from which rows with the policy of `options` begin; returns its folder."""
     policy = "diffusion" if "policy=diffusion" in options else "flow"
     run = folder / f"start_{policy}_{seed}"
     if not (run / "report.json").exists():
-        own = [option for option in options if not option.startswith(("algorithm", "policy."))]
-        _train([*own, "algorithm=self_imitation", "stages=[sft]"], run)
+        policy_options = [option for option in options if not option.startswith(("algorithm", "policy."))]
+        _train([*policy_options, "algorithm=self_imitation", "stages=[sft]"], run)
     return run
 
 
 def _measured(name: str, options: Sequence[str], start: Path, run: Path) -> dict[str, Any]:
-    """Success before and after, and the gain, by distribution; steps, seconds, commit and options."""
-    began, whole = time.perf_counter(), not _saved(run)
+    """Measure one row: success before and after, gain by distribution, steps, seconds, commit and options."""
+    start_s, uninterrupted = time.perf_counter(), not _saved(run)
     _train([*options, "stages=[rl]", f"start_from={start}"], run)
-    wall_s = time.perf_counter() - began
-    found = json.loads((run / "report.json").read_text())
+    wall_s = time.perf_counter() - start_s
+    report = json.loads((run / "report.json").read_text())
     sys.stderr.write(f"{name}: {wall_s:.0f} s\n")
     stages = {"before": "start", "after": "rl"}
     rates = {
-        when: {
+        time_name: {
             each["distribution"]: {key: each[key] for key in ("success", "low", "high", "episodes", "step_limit")}
-            for each in found["evaluations"]
+            for each in report["evaluations"]
             if each["stage"] == stage
         }
-        for when, stage in stages.items()
+        for time_name, stage in stages.items()
     }
     gains = {
         gain["distribution"]: {key: gain[key] for key in ("difference", "low", "high")}
-        for gain in found["gains"]
+        for gain in report["gains"]
         if gain["over"] == "start"
     }
     return rates | {
         "gain": gains,
-        "env_steps": found["env_steps"],
-        "cpu_s": found["cpu_s"],
-        "wall_s": wall_s if whole else None,
+        "env_steps": report["env_steps"],
+        "cpu_s": report["cpu_s"],
+        "wall_s": wall_s if uninterrupted else None,
         "git_commit": git_commit(),
         "options": list(options),
     }
@@ -177,7 +177,7 @@ def _saved(run: Path) -> bool:
 
 
 def _train(options: Sequence[str], run: Path) -> None:
-    """Run train.py with its output in `run`; from its last checkpoint if there is one, else from the beginning."""
+    """Run train.py with its output in `run`, from the last checkpoint if there is one, else from the beginning."""
     if _saved(run):
         options = [f"resume={run}"]
     else:

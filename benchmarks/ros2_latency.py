@@ -56,12 +56,12 @@ from sims.quadrotor.environment import QuadrotorEnvironment  # noqa: E402
 ECHO, POLICY, BOTH = "echo", "policy", "policy, safety"
 NAMESPACES = {ECHO: "echo", POLICY: "alone", BOTH: "watched"}
 SAMPLES = 512
-"""Number of different observations, sent in turn."""
+"""Number of different observations, which are sent cyclically."""
 
 
 @dataclass
 class Partner:
-    """A tested node: the publisher that reaches it, and the result of each period."""
+    """A tested node: the publisher of its observations, and the result of each period."""
 
     publisher: Any
     clock: Any
@@ -71,7 +71,7 @@ class Partner:
     following: int = 0  # number of the next observation: stamps never decrease
 
     def answered(self, message: Float64MultiArray, period_s: float) -> None:
-        """Handle a command: its stamp is that of its observation."""
+        """Handle a command, which has its observation's stamp."""
         now_s, stamp = time.perf_counter(), stamp_s(message)
         assert stamp is not None, "expected a stamped command"
         number = round(stamp / period_s)
@@ -80,7 +80,7 @@ class Partner:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, print and write."""
+    """Measure all partners, print the table, and write the JSON."""
     options = _options(arguments)
     period_s = 1.0 / options.rate
     with tempfile.TemporaryDirectory() as directory, Processes(Path(directory)) as nodes:
@@ -113,7 +113,7 @@ def _trained(directory: Path) -> Path:
 
 
 def _at_rate(trained: Path, run: Path, period_s: float) -> Path:
-    """The same weights under a contract of another rate: timing matters here, not behaviour."""
+    """Policy with the same weights and a contract of another rate, because only timing matters here."""
     saved = checkpoint.load(trained)
     changed = replace(saved.contract, control_dt_s=period_s)
     checkpoint.save(run, checkpoint.Checkpoint(saved.policy, changed, saved.config))
@@ -121,16 +121,16 @@ def _at_rate(trained: Path, run: Path, period_s: float) -> Path:
 
 
 def _start(nodes: Processes, run: Path, period_s: float) -> dict[str, Partner]:
-    """All partners, running and connected."""
+    """Start all partners and wait until they are connected."""
     nodes.spawn(ECHO, [sys.executable, __file__, "--echo"])
     # The clock follows the observations, so that a command has its observation's stamp.
     limits = nodes.directory / "limits.yaml"
     limits.write_text("observation_timeout_s: 1000.0\ncommand_timeout_s: 1000.0\n")
     settings = {"checkpoint": str(run), "use_sim_time": True, "limits": str(limits)}
-    measured = {"pace": "measurement"}
-    _node(nodes, POLICY, "policy_node", settings | measured | {"prefix": ""})
+    pace = {"pace": "measurement"}
+    _node(nodes, POLICY, "policy_node", settings | pace | {"prefix": ""})
     _node(nodes, BOTH, "safety_node", settings | {"heartbeat_timeout_s": 1000.0, "liveliness_s": 1000.0})
-    _node(nodes, BOTH, "policy_node", settings | measured)
+    _node(nodes, BOTH, "policy_node", settings | pace)
     partners = {}
     for name, namespace in NAMESPACES.items():
         publisher = nodes.node.create_publisher(Float64MultiArray, f"/{namespace}/observation", QoSProfile(depth=2))
@@ -138,8 +138,8 @@ def _start(nodes: Processes, run: Path, period_s: float) -> dict[str, Partner]:
         partners[name] = partner = Partner(publisher, clock)
         hear = lambda message, partner=partner: partner.answered(message, period_s)  # noqa: E731 - one of each
         nodes.node.create_subscription(Float64MultiArray, f"/{namespace}/action", hear, QoSProfile(depth=10))
-        wanted = 2 if name == BOTH else 1  # safety_node measures too
-        nodes.wait(lambda p=publisher, w=wanted: p.get_subscription_count() >= w, f"{name} to listen")
+        subscribers = 2 if name == BOTH else 1  # safety_node measures too
+        nodes.wait(lambda p=publisher, w=subscribers: p.get_subscription_count() >= w, f"{name} to listen")
     return partners
 
 
@@ -156,7 +156,7 @@ def _node(nodes: Processes, partner: str, program: str, parameters: dict[str, An
 
 
 def _observations(run: Path) -> list[Float64MultiArray]:
-    """Messages as sim_node would send them, from the beginnings of episodes."""
+    """Messages as sim_node would send them, from the first observations of episodes."""
     contract = checkpoint.load(run).contract
     (topic,) = robot_table("simulation", contract, {}).states
     env = QuadrotorEnvironment(SAMPLES)
@@ -222,7 +222,10 @@ def _report(partners: dict[str, Partner], period_s: float, options: argparse.Nam
                 "unanswered": len(partner.sent_s) - len(partner.took_s),
                 "missed_deadlines": len(partner.sent_s) - int((took_ms <= 1e3 * period_s).sum()),
                 "began_late": partner.late,
-                **{f"{q}_ms": float(np.quantile(took_ms, at)) for q, at in (("p50", 0.5), ("p99", 0.99), ("max", 1.0))},
+                **{
+                    f"{q}_ms": float(np.quantile(took_ms, quantile))
+                    for q, quantile in (("p50", 0.5), ("p99", 0.99), ("max", 1.0))
+                },
             }
         )
     for row in rows:

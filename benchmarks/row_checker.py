@@ -1,7 +1,7 @@
-"""Checks what nodes publish for a robot against limits and modes, from messages alone; see `safety_faults_rows`.
+"""Checks messages of nodes to a robot against limits and modes, from messages alone; see `safety_faults_rows`.
 
-It hears what was sent to the robot, what safety_node had read until then, and the state that safety_node publishes; it
-knows nothing of how a node decides.
+Its inputs are the messages to the robot, the messages that safety_node has read until then, and the state that
+safety_node publishes; it is independent of the nodes' decisions.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from real_robot.ros2.robots.tables import ACTION
 from real_robot.safety.limits import ElementLimits, Kind
 
 ROUNDING = 2.0**-23
-"""Messages carry actions of 32 bits."""
+"""Tolerance, because messages contain actions of 32 bits."""
 
 
 class RowChecker:
-    """What holds for every row: only while nothing speaks against it, and never after an emergency stop."""
+    """Checks of every row: commands only without objections, and never after an emergency stop."""
 
     def __init__(self, known: Known, command: str) -> None:
         self.known, self.graph, self.table, self.limits = known, known.graph, known.table, known.limits
@@ -43,7 +43,7 @@ class RowChecker:
                 self.low[index], self.high[index] = max(self.low[index], low), min(self.high[index], high)
 
     def send(self, topic: str, message: Any, sender: str) -> None:  # noqa: ANN401 - a ROS message
-        """A node has sent something."""
+        """Process a message that a node has sent."""
         if topic == "safety_node/state":
             self.state = message.data
         elif topic == self.command_topic:
@@ -52,7 +52,7 @@ class RowChecker:
             self.request(topic, message)
 
     def settle(self, name: str) -> None:
-        """A node's callback has ended."""
+        """Check the messages of a node's callback that has ended."""
         if name != "safety_node":
             return
         self.known.look()
@@ -68,17 +68,17 @@ class RowChecker:
         self.check(before, values)
 
     def begin(self) -> None:
-        """safety_node has been started again."""
+        """Process a restart of safety_node."""
         self.known.forget()
         self.state = self.before = "inactive"
         self.stopped = False
 
     def decoded(self, message: Any) -> Array:  # noqa: ANN401 - a ROS message
-        """The action, whose elements are all numbers within what contract and limits allow."""
+        """Decode the action, and check that all elements are numbers within contract and limits."""
         if message.__msgtype__ == "trajectory_msgs/msg/JointTrajectory":
             return self._trajectory(message)
-        own = _DECODE.get(message.__msgtype__)
-        values = own(message) if own else self.table.command.codec.decode(message)[ACTION].astype(np.float64)
+        decode = _DECODE.get(message.__msgtype__)
+        values = decode(message) if decode else self.table.command.codec.decode(message)[ACTION].astype(np.float64)
         self._allowed(values)
         return values
 
@@ -92,26 +92,28 @@ class RowChecker:
         names = list(self.table.command.codec.ros_joints)  # type: ignore[attr-defined]
         order = [list(message.joint_names).index(name) for name in names]
         first, last = message.points
-        at, ends, speed = (np.asarray(each)[order] for each in (first.positions, last.positions, first.velocities))
+        first_positions, ends, speed = (
+            np.asarray(each)[order] for each in (first.positions, last.positions, first.velocities)
+        )
         after_s = [point.time_from_start.sec + 1e-9 * point.time_from_start.nanosec for point in message.points]
         if np.any(last.velocities) or not 0.0 < after_s[0] < after_s[1] or message.header.stamp.sec:
             raise ViolationError("a trajectory that does not end at rest")
-        self._allowed(at)
+        self._allowed(first_positions)
         self._allowed(ends)
-        if (np.abs(ends - at) > 0.5 * (after_s[1] - after_s[0]) * np.abs(speed) + 1e-6).any():
+        if (np.abs(ends - first_positions) > 0.5 * (after_s[1] - after_s[0]) * np.abs(speed) + 1e-6).any():
             raise ViolationError("a trajectory that goes on farther than its velocity carries it")
-        return at
+        return first_positions
 
     def check(self, before: str, values: list[Array]) -> None:
-        """What one callback of safety_node has commanded, in which its state was `before`."""
+        """Check the commands of one callback of safety_node, whose state was `before`."""
         raise NotImplementedError
 
     def request(self, topic: str, message: Any) -> None:  # noqa: ANN401 - a ROS message
-        """safety_node has sent something else than a command."""
+        """Check a message of safety_node that is no command."""
 
 
 class StoppedByCommands(RowChecker):
-    """Arms and vehicles: every derivative within its limit, every stop within its distance, then silence."""
+    """Checks of arms and vehicles: every derivative within its limit, every stop within its distance, then silence."""
 
     def __init__(self, known: Known, command: str) -> None:
         super().__init__(known, command)
@@ -132,7 +134,7 @@ class StoppedByCommands(RowChecker):
         self.bounds: list[tuple[float, float, float]] = []
 
     def begin(self) -> None:
-        """Whatever it commanded before, the robot stands still."""
+        """Process a restart, after which the robot stands still."""
         super().begin()
         self.fresh = True
 
@@ -141,7 +143,7 @@ class StoppedByCommands(RowChecker):
         clock_s = self.graph.ros_s if self.graph.simulated else self.graph.now_s
         self.now_s += max(clock_s - self._clock_s, 0.0)
         self._clock_s = clock_s
-        if self.now_s - self.ran_s > 1.01 * self.dt_s:  # it was suspended
+        if self.now_s - self.ran_s > 1.01 * self.dt_s:  # the process was suspended
             self.idle_s = self.now_s
         self.ran_s = self.now_s
         if self.state == "active":
@@ -179,9 +181,9 @@ class StoppedByCommands(RowChecker):
         self.fresh = False
 
     def _rest(self, values: Array | None) -> None:
-        """It stands still by its own time-out, and may be commanded so once.
+        """Process a standstill by the robot's own time-out, which may be commanded once.
 
-        Just when the time is over, nobody can tell whether it stands or moves: `values` may go on from either.
+        Just at the time-out the robot may stand or move: `values` may continue from either.
         """
         stops_after_s = self.table.stops_after_s
         for index, track in enumerate(self.tracks):
@@ -197,17 +199,17 @@ class StoppedByCommands(RowChecker):
                 self.silent = False
 
     def _start(self, values: Array) -> None:
-        """A motion may begin where the robot is measured, or go on from where it was commanded to."""
-        measured = any(track.position and track.given.measured for track in self.tracks)
-        # one less, because a clock that stands still or jumps leaves it open which measurements are the same
-        if measured and self.known.consistent < START_READINGS - 1:
+        """Check that a motion begins at the measured position, or continues from the commanded one."""
+        is_measured = any(track.position and track.given.measured for track in self.tracks)
+        # one less, because with a clock that stands still or jumps, repeated measurements are ambiguous
+        if is_measured and self.known.consistent < START_READINGS - 1:
             raise ViolationError(f"begun after {self.known.consistent} consistent measurements")
         for index, track in enumerate(self.tracks):
             value = values[index] * self.rates[index]
             if track.position and track.given.measured:
-                measured = self.known.position[index]
-                follows = not self.fresh and abs(measured - track.p) <= self._following(track)
-                track.rest(track.p if follows else min(max(measured, track.low), track.high))
+                is_measured = self.known.position[index]
+                follows = not self.fresh and abs(is_measured - track.p) <= self._following(track)
+                track.rest(track.p if follows else min(max(is_measured, track.low), track.high))
             elif track.position and not track.given.measured and self.fresh:
                 track.rest(value if not track.given.limited else track.given.rest)
             else:
@@ -216,11 +218,11 @@ class StoppedByCommands(RowChecker):
     def _begin_stop(self) -> None:
         self.commands, self.silent, self.bounds = 0, False, []
         for track in self.tracks:
-            if math.isinf(track.fastest):  # nothing but its range is limited
+            if math.isinf(track.fastest):  # only its range is limited
                 self.bounds.append((-math.inf, math.inf, 0.0))
                 continue
             distance, periods = track.stop()
-            distance += 4 * ROUNDING * (periods + 1) ** 2  # what rounding adds up to
+            distance += 4 * ROUNDING * (periods + 1) ** 2  # accumulated rounding
             self.bounds.append((track.p - distance, track.p + distance, periods))
 
     def _within(self) -> None:
@@ -236,26 +238,26 @@ class StoppedByCommands(RowChecker):
             if not (track.position and track.given.measured):
                 continue
             allowed = self._following(track)
-            measured = self.known.position[index]
-            away = max(min(track.past) - measured, measured - max(track.past))
-            if away > allowed + 1e-6:
-                raise ViolationError(f"commanded on, {away:.4g} from where the robot is")
+            measured_position = self.known.position[index]
+            deviation = max(min(track.past) - measured_position, measured_position - max(track.past))
+            if deviation > allowed + 1e-6:
+                raise ViolationError(f"commanded on, {deviation:.4g} from where the robot is")
 
     @staticmethod
     def _following(track: Track) -> float:
-        """How far a joint may be off, rad."""
+        """Allowed deviation of a joint, rad."""
         return FOLLOWING_RAD if track.given.following is None else track.given.following
 
     def _take(self, values: Array) -> None:
-        kept = round(self.limits.following_s / self.dt_s) + 2
+        length = round(self.limits.following_s / self.dt_s) + 2
         for index, (track, value) in enumerate(zip(self.tracks, values * self.rates, strict=True)):
-            if broken := track.take(float(value), kept):
+            if broken := track.take(float(value), length):
                 raise ViolationError(f"element {index}: {broken}")
         self.sent_s = self.idle_s = self.now_s
 
 
 class StoppedByItself(RowChecker):
-    """Quadrotors, and what is behind `simulation`: commands only while it takes them, and for nobody else's mode."""
+    """Checks of quadrotors and simulations: commands only while the robot takes them and nobody else steers it."""
 
     def __init__(self, known: Known, command: str) -> None:
         super().__init__(known, command)
@@ -263,12 +265,12 @@ class StoppedByItself(RowChecker):
         self.asked_for_us = False
 
     def begin(self) -> None:
-        """A new process asks anew."""
+        """Process a restart: a new process sends its requests again."""
         super().begin()
         self.reset()
 
     def reset(self) -> None:
-        """An operator wants it to follow."""
+        """Process an operator's request to follow."""
         self.followed = self.lost = False
 
     def check(self, before: str, values: list[Array]) -> None:
@@ -300,7 +302,7 @@ class StoppedByItself(RowChecker):
         self.followed = True
 
     def request(self, topic: str, message: Any) -> None:  # noqa: ANN401 - a ROS message
-        """PX4: a heartbeat while commands come; offboard mode and arming if nobody else flies."""
+        """Check PX4's messages: a heartbeat while commands arrive; offboard mode and arming if nobody else flies."""
         if topic == "fmu/in/offboard_control_mode":
             self._beats()
         elif topic == "fmu/in/vehicle_command":
@@ -330,7 +332,7 @@ class StoppedByItself(RowChecker):
                 raise ViolationError(f"asked for {message.command} {parameters} while somebody else flew")
 
     def _condition(self) -> bool | None:
-        """Whether the status that was read last says that commands are taken; None before the first."""
+        """Whether PX4's newest status is in offboard mode; None before the first status."""
         return None if self.known.status is None else self.known.status.nav_state == PX4_OFFBOARD
 
 
@@ -340,4 +342,4 @@ _DECODE = {
         [message.drive.steering_angle, message.drive.speed]
     ),
 }
-"""Own readings of messages, so that a codec's error in both directions shows; others are read by the row's codec."""
+"""Decoders independent of the codecs, to reveal a codec's symmetric errors; otherwise the row's codec is used."""

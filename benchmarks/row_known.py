@@ -1,4 +1,4 @@
-"""What a node that commands a robot has read until now, from messages alone; see `row_checker`."""
+"""Information that a node has read before it commands a robot, from messages alone; see `row_checker`."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from real_robot.safety.limits import Limits
 
 CLOSE_S = 1e-6
 HAND_SPEED, FOLLOWING_RAD, START_READINGS = 3.0, 0.1, 3
-"""Speed in rad/s at which somebody may move an arm that is not commanded; what it may be off by, rad; number of
-consistent measurements from which a motion may start."""
+"""Speed in rad/s at which somebody may move an arm that is not commanded; allowed deviation, rad; number of consistent
+measurements from which a motion may start."""
 
 
 class Known:
-    """What safety_node has read, and may rely on."""
+    """Messages that safety_node has read and may rely on."""
 
     def __init__(self, graph: Network, table: Table, limits: Limits, settings: SafetySettings) -> None:
         self.graph, self.table, self.limits, self.settings = graph, table, limits, settings
@@ -33,7 +33,7 @@ class Known:
         self.forget()
 
     def forget(self) -> None:
-        """A process that has just started has read nothing."""
+        """Reset everything for a process that has just started."""
         self.moving = False
         """Whether safety_node commands a motion or a stop; `row_checker` knows."""
         self.gone_s = -math.inf
@@ -46,7 +46,7 @@ class Known:
         """Number of consistent measurements in a row."""
         self._newest: tuple[np.ndarray, float] | None = None  # position that waits for the other topics
         self._stamp_s = -math.inf  # of the newest position
-        self._trusted = self._rejected = False  # whether enough were consistent once; whether the newest is impossible
+        self._trusted = self._rejected = False  # enough consistent measurements were read; the newest one is impossible
         self._since_s = self._commanded_s = self._idle_s = 0.0  # since the last possible position
         self.reset_s = -math.inf
         self._ros_s = -math.inf
@@ -55,40 +55,40 @@ class Known:
         self.heard_s: dict[str, float] = {}
         """When each of the driver's modes was heard last."""
         self.beat_stamp_s = math.nan
-        self._graph_s = dict[str, float]()  # since when the graph has shown each fault
+        self._graph_s = dict[str, float]()  # time since which the graph has shown each fault
         self._key = "end_effector_position" if self.table.name == "cartesian" else "joint_position"
-        self.begun_s = math.inf  # when the first command came, from which on a heartbeat is expected
+        self.begun_s = math.inf  # time of the first command, after which a heartbeat is expected
         self.good_s = self.good_stamp_s = self.beat_s = self.status_s = -math.inf
         self.bad_command = True
         self.status: Any = None
         self.refusals: dict[str, str] = {}
 
     def reset(self) -> None:
-        """An operator has reset safety_node: only what is commanded from now on counts."""
+        """Process a reset of safety_node by an operator: only later commands count."""
         self.reset_s = self.graph.ros_s
 
     def jump_back(self, seconds: float) -> None:
-        """A simulator's clock has jumped back."""
+        """Process a backward jump of a simulator's clock."""
         self.stamps.clear()
         self.gone_s = self.graph.ros_s + seconds + self.table.control_dt_s
 
     def look(self) -> None:
-        """Take note of the clock and of the graph, as often as safety_node can."""
+        """Store the clock and the graph's state, as often as safety_node can."""
         graph, now_s = self.graph, self.graph.now_s
         if graph.ros_s < self._ros_s:
             self.reset_s = -math.inf
         self._ros_s = graph.ros_s
-        shown = {
+        faults = {
             f"nobody publishes on {mode.name}": not graph.publishers.get(mode.name)
             for mode in self.table.modes
             if mode.timeout_s is None
         }
         command = self.table.command.name
-        shown[f"somebody else publishes on {command}"] = len(graph.publishers.get(command, ())) > 1
-        self._graph_s = {fault: self._graph_s.get(fault) or now_s for fault, is_so in shown.items() if is_so}
+        faults[f"somebody else publishes on {command}"] = len(graph.publishers.get(command, ())) > 1
+        self._graph_s = {fault: self._graph_s.get(fault) or now_s for fault, is_so in faults.items() if is_so}
 
     def read(self, topic: str, message: Any) -> None:  # noqa: ANN401 - a ROS message
-        """A message has been handled."""
+        """Process a message that safety_node has handled."""
         now_s = self.graph.now_s
         self.look()
         if topic == self.command:
@@ -128,9 +128,9 @@ class Known:
         ahead_s = -math.inf if stamp_s is None else stamp_s - self.graph.ros_s
         if self.graph.simulated and ahead_s > self.table.control_dt_s and self.graph.ros_s + ahead_s <= self.gone_s:
             return
-        seen = self.table.contract.observation
+        specs = self.table.contract.observation
         finite = all(
-            np.isfinite(values).all() for key, values in arrays.items() if key in seen and not seen[key].privileged
+            np.isfinite(values).all() for key, values in arrays.items() if key in specs and not specs[key].privileged
         )
         self.stamps[topic] = (self.graph.ros_s if stamp_s is None else stamp_s) if finite else None
         if self.graph.simulated and self._key not in arrays and self.stamps[topic] == self._position_s:
@@ -142,10 +142,10 @@ class Known:
             self._newest = None
 
     def _place(self, position: np.ndarray, stamp_s: float) -> None:
-        """Take a measured position if it is possible after the last one, or none has been trusted yet.
+        """Accept a measured position if it is possible after the last one, or if none has been trusted yet.
 
-        After an impossible one the robot has to be where it was, or, if it was commanded meanwhile, where commands have
-        led it: it may have refused or been held up, and then have gone there at once.
+        After an impossible one the robot has to be at its old position, or, if it was commanded meanwhile, at the
+        commanded one: it may have refused or been blocked, and then have moved there at once.
         """
         elapsed_s = max(stamp_s - self._stamp_s, 0.0) if len(self.position) else 0.0
         self._stamp_s = stamp_s
@@ -168,27 +168,27 @@ class Known:
             self._since_s = self._commanded_s = self._idle_s = 0.0
 
     def _reachable(self, position: np.ndarray) -> bool:
-        """Whether every joint may have moved to `position` since the last possible one, by commands or by hand."""
-        for at, before, name in zip(position, self.position, self.table.contract.action.names, strict=False):
+        """Whether every joint may have moved to `position` since the last possible position, by commands or by hand."""
+        for value, before, name in zip(position, self.position, self.table.contract.action.names, strict=False):
             given = self.limits.commands[name]
-            way = given.velocity * self._commanded_s + max(given.velocity, HAND_SPEED) * self._idle_s
-            if abs(at - before) > way + (given.following or FOLLOWING_RAD) + CLOSE_S:
+            distance = given.velocity * self._commanded_s + max(given.velocity, HAND_SPEED) * self._idle_s
+            if abs(value - before) > distance + (given.following or FOLLOWING_RAD) + CLOSE_S:
                 return False
         return True
 
     def _led(self, position: np.ndarray) -> bool:
-        """Whether every joint is where it was commanded to lately."""
+        """Whether every joint is near its recent commands."""
         return all(
-            min(track.past) - allowed <= at <= max(track.past) + allowed
-            for at, track in zip(position, self.tracks, strict=True)
+            min(track.past) - allowed <= value <= max(track.past) + allowed
+            for value, track in zip(position, self.tracks, strict=True)
             for allowed in [(track.given.following or FOLLOWING_RAD) + CLOSE_S]
         )
 
     def objections(self) -> str:
-        """Why nothing new may be commanded now; "" if nothing speaks against it."""
+        """Reasons against a new command now; "" if there are none."""
         table, limits, graph = self.table, self.limits, self.graph
         now_s = graph.ros_s
-        if graph.simulated:  # a measurement may tell the time before the clock does
+        if graph.simulated:  # a measurement may arrive before the /clock message of its time
             now_s = max([now_s] + [stamp for stamp in self.stamps.values() if stamp is not None])
         if self.bad_command:
             return "the last command was bad"
@@ -220,6 +220,6 @@ class Known:
         return next(filter(None, self.refusals.values()), "")
 
     def _graph_fault(self) -> str:
-        """What the graph has shown for longer than safety_node may look away; "" if nothing."""
+        """Fault that the graph has shown for longer than safety_node's query period; "" if there is none."""
         looked_s = self.graph.now_s - LOOK_S - 2.0 * self.table.control_dt_s
         return next((fault for fault, since_s in self._graph_s.items() if max(since_s, self.resumed_s) < looked_s), "")

@@ -1,4 +1,4 @@
-"""A ROS graph within one process whose messages, clocks and processes fail as a program says; see `safety_faults_rows`.
+"""A ROS graph within one process with programmed faults of messages, clocks and processes; see `safety_faults_rows`.
 
 Nodes are the real ones and messages go through their bytes (`tests/real_robot/ros2/in_process.py`). Beside what that
 graph does, processes are killed and suspended: a suspended one's messages wait, as many as its QoS keeps; publishers'
@@ -22,14 +22,14 @@ from real_robot.ros2.nodes.managed import ManagedNode
 from tests.real_robot.ros2.in_process import Graph, InProcess
 
 TROUBLES = ("late", "lost", "NaN", "reordered")
-"""What may happen to messages of a topic."""
+"""Faults of a topic's messages."""
 VERY_LATE_S = 2.0
-"""Longer than any time-out."""
+"""Delay that is longer than any time-out, s."""
 
 
 @dataclass
 class Watcher:
-    """A subscription that hears of its topic's living publishers."""
+    """A subscription that is notified of its topic's live publishers."""
 
     topic: str
     lease_s: float
@@ -39,7 +39,7 @@ class Watcher:
 
 
 class Network(Graph):
-    """The graph, its faults and what nodes of ours have sent and read."""
+    """The graph, its faults, and the messages that our nodes have sent and read."""
 
     def __init__(self, rng: np.random.Generator, simulated: bool, period_s: float) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Network(Graph):
         return super().ros_s if self.frozen_s is None else self.frozen_s
 
     def send(self, topic: str, message: Any) -> bool:  # noqa: ANN401 - a ROS message
-        """Deliver a message, or what the topic's trouble leaves of it; returns whether it arrived at once."""
+        """Deliver a message, subject to the topic's fault; returns whether it arrived at once."""
         trouble = self.troubled.get(topic, "")
         if not trouble or topic not in self.heard:
             return super().send(topic, message)
@@ -74,16 +74,16 @@ class Network(Graph):
         if trouble == "NaN":
             return super().send(topic, corrupted(message, self.rng))
         if trouble == "very late":
-            late = VERY_LATE_S
+            delay_s = VERY_LATE_S
         else:
-            late = 3.0 * self.period_s if trouble == "late" else float(self.rng.choice([0.0, 1.6])) * self.period_s
-        if late == 0.0:
+            delay_s = 3.0 * self.period_s if trouble == "late" else float(self.rng.choice([0.0, 1.6])) * self.period_s
+        if delay_s == 0.0:
             return super().send(topic, message)
-        self._travelling.append((self.now_s + late, topic, copy.deepcopy(message)))
+        self._travelling.append((self.now_s + delay_s, topic, copy.deepcopy(message)))
         return False
 
     def tick(self, period_s: float) -> None:
-        """Advance the clock, deliver what has travelled, tell of deaths, and run the timers that are due."""
+        """Advance the clock, deliver delayed messages, report dead publishers, and run the timers that are due."""
         self.now_s += period_s
         arrived = [each for each in self._travelling if each[0] <= self.now_s]
         self._travelling = [each for each in self._travelling if each[0] > self.now_s]
@@ -98,7 +98,7 @@ class Network(Graph):
 
 
 class Hosted(InProcess):
-    """Comes after a node's class among the bases, in place of rclpy's node: one process, which can be killed."""
+    """Base class after a node's class, instead of rclpy's node: one process, which can be killed."""
 
     graph: Network  # type: ignore[assignment]
     active = False
@@ -111,34 +111,34 @@ class Hosted(InProcess):
 
     @property
     def runs(self) -> bool:
-        """Whether its code runs."""
+        """Whether the process executes."""
         return self.alive and not self.paused
 
     def start(self, settings: Any) -> None:  # noqa: ANN401 - of the node
-        """Configure and activate it."""
+        """Configure and activate the node."""
         self.settings = settings
         self.configure()
         self.active = True
         self.activate()
 
     def kill(self) -> None:
-        """End it without a word, as SIGKILL does."""
+        """End the process without cleanup, as SIGKILL does."""
         self.alive = self.active = False
         self.graph.watchers = [watcher for watcher in self.graph.watchers if watcher.host is not self]
         for remove in self._removers:
             remove()
 
     def resume(self) -> None:
-        """Let it run again: it finds what its subscriptions kept."""
+        """Resume the process, which handles the messages that its subscriptions have queued."""
         self.paused = False
         for inbox, hear in self._inboxes:
-            kept = list(inbox)
+            queued = list(inbox)
             inbox.clear()
-            for message in kept:
+            for message in queued:
                 hear(message)
 
     def get_parameter(self, name: str) -> Any:  # noqa: ANN401 - as rclpy's
-        """Whether it uses a simulator's time."""
+        """Parameter use_sim_time: whether the node uses a simulator's time."""
         return SimpleNamespace(value=self.graph.simulated)
 
     def create_subscription(
@@ -164,7 +164,7 @@ class Hosted(InProcess):
             self.graph.watchers.append(watcher)
 
     def create_publisher(self, kind: Any, name: str, *_: Any, **__: Any) -> Any:  # noqa: ANN401 - as rclpy's
-        """A publisher."""
+        """Create a publisher."""
         self.graph.publishers.setdefault(name, set()).add((self.get_namespace(), self.name))
 
         def publish(message: Any) -> None:  # noqa: ANN401 - a ROS message
@@ -179,7 +179,7 @@ class Hosted(InProcess):
         )
 
     def create_service(self, kind: Any, name: str, callback: Callable[[Any, Any], Any]) -> Any:  # noqa: ANN401
-        """A service that answers while the process runs."""
+        """Create a service that answers while the process runs."""
 
         def answer(request: Any, response: Any) -> Any:  # noqa: ANN401 - of ROS
             if self.runs:
@@ -188,7 +188,7 @@ class Hosted(InProcess):
         super().create_service(kind, name, answer)
 
     def create_timer(self, period_s: float, callback: Callable[[], None], clock: Any = None) -> Any:  # noqa: ANN401
-        """A timer that runs while the process does."""
+        """Create a timer that runs while the process runs."""
         super().create_timer(period_s, lambda: self._run(callback) if self.runs else None)
         timer = self.graph.timers[-1]
         self._removers.append(lambda: self.graph.timers.remove(timer))
@@ -199,12 +199,12 @@ class Hosted(InProcess):
 
 
 def hosted(node: type[ManagedNode[Any]], graph: Network) -> Any:  # noqa: ANN401 - both a node and Hosted
-    """A process of `node` in `graph`."""
+    """Make a process of `node` in `graph`."""
     return type(node.__name__, (node, Hosted), {"graph": graph})()
 
 
 def corrupted(message: Any, rng: np.random.Generator) -> Any:  # noqa: ANN401 - a ROS message
-    """A copy of which one number is NaN or infinite, or one array too short."""
+    """Copy of a message in which one number is NaN or infinite, or one array too short."""
     message = copy.deepcopy(message)
     places = list(_numbers(message)) if is_dataclass(message) else []
     if not places:
@@ -229,7 +229,7 @@ def _numbers(message: Any) -> Any:  # noqa: ANN401 - pairs of an owner and a fie
         if is_dataclass(value):
             yield from _numbers(value)
         elif isinstance(value, list) and value and is_dataclass(value[0]):
-            yield from (found for entry in value for found in _numbers(entry))
+            yield from (numbers for entry in value for numbers in _numbers(entry))
         elif isinstance(value, float) or (
             hasattr(value, "__len__") and len(value) and not isinstance(value, str) and _floating(value)
         ):

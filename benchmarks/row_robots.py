@@ -1,4 +1,4 @@
-"""Robots for every row of the registry: what measures, follows, resists and restarts in `safety_faults_rows`."""
+"""Robots for every row of the registry, which measure, follow, resist and restart in `safety_faults_rows`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MODES = {
     "robot_program_running": ("data", True, False),
     "robot_state": ("robot_mode", 2, 4),
 }
-"""Field of a driver's status, and its values while the arm moves and while it does not."""
+"""Field of a driver's status, its value while the arm moves, and its value while it does not."""
 
 
 class Robot:
@@ -58,7 +58,7 @@ class Robot:
         graph.heard[table.command.name].append(self._hear)
 
     def step(self, period_s: float) -> None:
-        """One period: move, measure."""
+        """Simulate one period: move and measure."""
         self.down_s -= period_s
         if self.down_s > 0.0:
             return
@@ -69,23 +69,23 @@ class Robot:
         self._measure()
 
     def change_mode(self, back: bool) -> None:
-        """It does not follow, or does again."""
+        """Stop following commands, or follow them again."""
         self.refuses = not back
         self._latched_s = -math.inf
 
     def take_over(self, back: bool) -> None:
-        """Somebody else moves it, or no longer does."""
+        """Let somebody else move the robot, or end that."""
         self.taken = not back
 
     def misread(self) -> None:
-        """Its position is measured wrong: once as zeros or -pi, or elsewhere for as long as the fault lasts."""
+        """Measure a wrong position: once zeros or -pi, or an offset for the duration of the fault."""
         kind = int(self.rng.integers(3))
         shape = self.position.shape
         self.wrong = (np.zeros(shape), np.full(shape, -math.pi), self.rng.uniform(self._low, self._high))[kind]
         self._once = kind < 2
 
     def restart(self, down_s: float) -> None:
-        """Its driver ends and begins again after a while, at rest."""
+        """End the driver, and restart it after a while, at rest."""
         self.down_s, self.velocity, self._latched_s = down_s, np.zeros(len(self.velocity)), -math.inf
 
     def _hear(self, message: Any) -> None:  # noqa: ANN401 - a ROS message
@@ -126,11 +126,11 @@ class Robot:
 
 
 def _rest(contract: Contract) -> dict[str, np.ndarray]:
-    made = {}
+    observation = {}
     for key, spec in contract.observation.items():
         shape = tuple(2 if size < 0 else size for size in spec.shape)
-        made[key] = np.asarray(STRAIGHT.get(key, np.zeros(shape)), spec.dtype).reshape(shape)
-    return made
+        observation[key] = np.asarray(STRAIGHT.get(key, np.zeros(shape)), spec.dtype).reshape(shape)
+    return observation
 
 
 class Px4(px4.Px4):
@@ -145,11 +145,11 @@ class Px4(px4.Px4):
         self.wrong = None
 
     def misread(self) -> None:
-        """Its estimate jumps, and says so."""
+        """Let the estimate jump, with a reset counter."""
         self.position, self.reset_counter = self.position + 5.0, (self.reset_counter + 1) % 256
 
     def step(self, period_s: float = 0.0) -> None:  # type: ignore[override]
-        """One period."""
+        """Simulate one period."""
         self.down_s -= period_s
         if not self.alive and self.down_s <= 0.0:
             self.boot()
@@ -158,20 +158,20 @@ class Px4(px4.Px4):
             super().step()
 
     def change_mode(self, back: bool) -> None:
-        """A ground station selects a mode; sometimes the estimate jumps, or a warning sets the failsafe flag."""
+        """Select a mode, as a ground station; sometimes the estimate jumps, or a warning sets the failsafe flag."""
         if back:
             self.warning = False
             return
-        what = int(self.rng.integers(4))
-        if what == 0:
+        event = int(self.rng.integers(4))
+        if event == 0:
             self.position, self.reset_counter = self.position + 5.0, (self.reset_counter + 1) % 256
-        elif what == 1:
+        elif event == 1:
             self.warning = True
         else:
             self.switch(int(self.rng.choice([px4.HOLD, px4.RETURN, px4.LAND, px4.OFFBOARD])))
 
     def take_over(self, back: bool) -> None:
-        """The pilot flies, by switch or sticks; later he hands it over or pulls the kill switch."""
+        """Let the pilot fly, by switch or sticks, and later hand the quadrotor over or use the kill switch."""
         if back:
             self.switch(int(self.rng.choice([px4.OFFBOARD, px4.HOLD])))
         elif self.rng.random() < 0.1:
@@ -180,5 +180,5 @@ class Px4(px4.Px4):
             self.switch(int(self.rng.choice([px4.POSITION, px4.MANUAL, px4.ALTITUDE])))
 
     def restart(self, down_s: float) -> None:
-        """PX4 loses its power for a while."""
+        """Cut PX4's power for a while."""
         self.alive, self.down_s = False, down_s

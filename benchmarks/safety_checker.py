@@ -1,4 +1,4 @@
-"""Checks what reaches a robot against its limits, from commands and measurements alone; see `safety_faults`."""
+"""Checks a robot's commands against its limits, from commands and measurements alone; see `safety_faults`."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 class ViolationError(AssertionError):
-    """What `Safety` may never do."""
+    """Raised for a violation of a property that `Safety` guarantees."""
 
 
 class Track:
-    """One element as its commands show it: p, w, b in periods, from rest to rest."""
+    """State of one element by its commands: p, w, b in periods, from rest to rest."""
 
     def __init__(
         self, given: ElementLimits, dt_s: float, start: float, command: tuple[float, float], rounding: float = 1e-12
@@ -41,35 +41,35 @@ class Track:
 
     @property
     def still(self) -> bool:
-        """Whether it may begin a new motion."""
+        """Whether a new motion may begin."""
         small = 2e-3 * min(self.most_b, self.most_c)
         return abs(self.w) <= small and abs(self.b) <= small
 
     def lost(self, near: float) -> None:
-        """Begin somewhere `near`: a velocity is known after one command, a jerk after three."""
+        """Restart at an unknown position `near`: the velocity is known after one command, the jerk after three."""
         self.rest(near)
         self.unknown = 3
 
     def rest(self, position: float) -> None:
-        """Begin at rest."""
+        """Restart at rest."""
         self.p, self.w, self.b = position, 0.0, 0.0
         self.past.clear()
         self.past.append(position)
 
     def take(self, value: float, kept: int) -> str:
-        """Follow a command; returns which limit it is outside of."""
+        """Apply a command; returns the name of a violated limit."""
         w = value - self.p if self.position else value
         b = w - self.w
         c = b - self.b
         rounding = self.rounding * max(1.0, abs(value))
         broken = "range" if not self.low - rounding <= value <= self.high + rounding else ""
-        over = (("velocity", w, self.fastest, 1), ("acceleration", b, self.most_b, 2), ("jerk", c, self.most_c, 4))
+        limits = (("velocity", w, self.fastest, 1), ("acceleration", b, self.most_b, 2), ("jerk", c, self.most_c, 4))
         self.unknown -= 1
         broken = broken or next(
             (
-                f"{name} of {size:.6g}, limit {most:.6g}"
-                for name, size, most, times in over
-                if self.unknown < 0 and abs(size) > most * (1 + 1e-9) + times * rounding
+                f"{name} of {size:.6g}, limit {limit:.6g}"
+                for name, size, limit, times in limits
+                if self.unknown < 0 and abs(size) > limit * (1 + 1e-9) + times * rounding
             ),
             "",
         )
@@ -80,16 +80,16 @@ class Track:
         return broken
 
     def stop(self) -> tuple[float, float]:
-        """Distance and periods that the fastest stop needs at most, counted in whole periods."""
+        """Upper bounds of the fastest stop's distance and duration, in whole periods."""
         w, b = (self.fastest, self.most_b) if self.unknown > 0 else (abs(self.w), abs(self.b))
         ramp = math.ceil(b / self.most_c)
-        peak = w + 0.5 * b * (ramp + 1)  # first the acceleration has to cease
+        peak = w + 0.5 * b * (ramp + 1)  # first the acceleration has to decrease to zero
         braking = peak / self.most_b + self.most_b / self.most_c
         return peak * (ramp + 0.5 * braking + 3.0), ramp + 2.0 * braking + 6.0
 
 
 class Checker:
-    """Follows what reaches the robot, and where the robot is."""
+    """Tracks the robot's commands and its position."""
 
     def __init__(self, world: World) -> None:
         self.world, self.limits = world, world.limits
@@ -119,11 +119,11 @@ class Checker:
         """How far outside its walls an element may be, because somebody pushed it or the whole program was paused."""
 
     def reset(self, state: State) -> None:
-        """An operator has reset an emergency stop."""
+        """Process an operator's reset of an emergency stop."""
         self.state, self.good, self.reset_s, self.truths = state, 10**9, self.world.clock(), 0
 
     def check(self, verdict: Verdict, reading: Reading | None, command: Command | None = None) -> None:
-        """One call has ended; `reading` is what was measured, true or not."""
+        """Check the result of one call; `reading` is the measurement, true or false."""
         self.reset_s = min(self.reset_s, self.world.clock())  # which may have gone back
         self.now_s, before, self.state = self.world.steady(), self.state, verdict.state
         self._believe(reading)
@@ -140,7 +140,7 @@ class Checker:
             self.written_s, self.commanded_once = self.now_s, True
 
     def _believe(self, reading: Reading | None) -> None:
-        """Whether the newest measurement can be told from the truth by the ones before and by nothing else."""
+        """Store a true measurement; for a false one, update `deceived`."""
         if reading is None or not np.isfinite(positions := reading.observation["position"]).all():
             return
         age_s = self.world.clock() - reading.stamp_s
@@ -155,25 +155,25 @@ class Checker:
             self._doubt(positions, reading.stamp_s)
 
     def _doubt(self, positions: Array, stamp_s: float) -> None:
-        """Whether the lie `positions` is one that nobody can tell.
+        """Set `deceived` if the false measurement `positions` is indistinguishable from a true one.
 
-        It is one from the beginning where somebody could have moved the robot there since it was measured last, and
-        later where it stays where commands lead, as measurements that were rejected count again then.
+        Initially it is, if somebody could have moved the robot there since the last measurement; later it is, if it
+        stays near the commands, because rejected measurements are accepted again then.
         """
-        measured = [index for index, track in enumerate(self.tracks) if track.given.measured]
+        indices = [index for index, track in enumerate(self.tracks) if track.given.measured]
         if self.lying != self.lied:
             self.lying, self.lies, self.near = self.lied, 0, 0
-            off = np.abs(positions - self.true_positions)
-            told = any(off[index] > self._by_hand(self.tracks[index], stamp_s) for index in measured)
-            self.deceived = self.deceived or self.truths < START_READINGS or not told
+            errors = np.abs(positions - self.true_positions)
+            detectable = any(errors[index] > self._by_hand(self.tracks[index], stamp_s) for index in indices)
+            self.deceived = self.deceived or self.truths < START_READINGS or not detectable
         self.lies += 1
-        apart = any(self._apart(index, float(positions[index])) for index in measured)
-        self.near = 0 if apart else self.near + 1
+        deviates = any(self._apart(index, float(positions[index])) for index in indices)
+        self.near = 0 if deviates else self.near + 1
         convincing = START_READINGS + self.world.late
         self.deceived = self.deceived or self.near >= (1 if self.lies == 2 else convincing)
 
     def _apart(self, index: int, lie: float) -> bool:
-        """Whether a measured position is apart from all places to which commands have led lately."""
+        """Whether a measured position deviates from all recently commanded positions."""
         track, world = self.tracks[index], self.world
         if track.position:
             return self._away(track, lie) > 0.0
@@ -181,20 +181,20 @@ class Checker:
         return abs(lie - world.position[index]) > self._following(track) + flight
 
     def walls(self, paused: bool) -> None:
-        """Check where the robot is after a period, in which it may have been pushed or the whole program `paused`.
+        """Check the robot's position after a period, in which it may have been pushed or the whole program `paused`.
 
         Raises:
-            ViolationError: if it is outside of its walls.
+            ViolationError: if the position is outside the walls.
         """
         world = self.world
-        # a robot that is pushed has in flight what it was commanded before
-        after = world.late + self._window() + max(math.ceil(track.stop()[1]) for track in self.tracks)
-        self.disturbed = after if world.taken or world.blocked or paused else self.disturbed - 1
-        for index, (track, given) in enumerate(zip(self.tracks, world.elements, strict=True)):
-            if track.position or not given.measured:
+        # for a robot that is pushed, earlier commands are still in flight
+        settling_periods = world.late + self._window() + max(math.ceil(track.stop()[1]) for track in self.tracks)
+        self.disturbed = settling_periods if world.taken or world.blocked or paused else self.disturbed - 1
+        for index, (track, element) in enumerate(zip(self.tracks, world.elements, strict=True)):
+            if track.position or not element.measured:
                 continue
-            at = world.position[index]
-            outside = max(given.low - at, at - given.high, 0.0)
+            position = world.position[index]
+            outside = max(element.low - position, position - element.high, 0.0)
             if self.disturbed > 0 or self.deceived or outside <= 1e-4 * track.fastest + 1e-9:
                 self.excused[index] = outside
                 continue
@@ -203,7 +203,7 @@ class Checker:
                 raise ViolationError(f"element {index} is {outside:.4g} outside of its walls")
 
     def _pause(self) -> None:
-        """While nobody commanded, positions and displacements stood still; velocities until the robot stopped them."""
+        """Account for a pause: positions and displacements stood still, velocities continued until the robot stopped."""
         gap_s, stops_s = self.now_s - self.written_s, self.world.stops_after_s
         stands = stops_s is not None and gap_s > stops_s
         if not self.commanded_once or not (stands or gap_s > self.limits.command_timeout_s):
@@ -224,17 +224,17 @@ class Checker:
             return
         if command is not None and command.stamp_s is not None and command.stamp_s <= self.reset_s:
             raise ViolationError("a command from before the reset was executed")
-        values, measured = self.world.physical(verdict.action), self.world.position + self.world.sag
+        values, measured_positions = self.world.physical(verdict.action), self.world.position + self.world.sag
         begins = before is not State.ACTIVE and all(track.still for track in self.tracks)
-        for track, value, at in zip(self.tracks, values, measured, strict=True):
+        for track, value, measurement in zip(self.tracks, values, measured_positions, strict=True):
             if begins:
-                self._begin(track, float(value), float(at))
-            elif not (self.lied or self.deceived) and (away := self._away(track, at)) > 0.0:
+                self._begin(track, float(value), float(measurement))
+            elif not (self.lied or self.deceived) and (away := self._away(track, measurement)) > 0.0:
                 raise ViolationError(f"commanded on, {away:.4g} from where the robot is")
         self._take(values)
 
     def _begin(self, track: Track, value: float, at: float) -> None:
-        """A motion begins where the robot was commanded last, or where it is."""
+        """Check that a motion begins at the last command or at the robot's position."""
         if not (track.position and track.given.measured):
             track.rest(track.p)
             return
@@ -250,13 +250,13 @@ class Checker:
         track.past.append(at)
 
     def _by_hand(self, track: Track, stamp_s: float) -> float:
-        """How far an element may have been moved since it was measured last; before that, anywhere."""
+        """Largest distance that an element may have been moved since the last measurement; infinite before it."""
         speed = max(track.fastest / self.world.dt_s, HAND_SPEED)
         elapsed_s = max(self.now_s - self.true_s, stamp_s - self.true_stamp_s)
         return speed * elapsed_s + self._following(track)
 
     def _window(self) -> int:
-        """Periods by which a measurement may be late."""
+        """Largest delay of a measurement, in periods."""
         return round((self.limits.observation_timeout_s + self.limits.clock_error_s) / self.world.dt_s) + 1
 
     def _hold(self, verdict: Verdict, before: State) -> None:
@@ -283,39 +283,41 @@ class Checker:
         return [index for index, track in enumerate(self.tracks) if not track.position]
 
     def _begin_stop(self) -> None:
-        """From here on the stop is within what its last command certified, whoever asks for it."""
+        """Begin to check the stop against the bounds that its last command certified."""
         self.count["stops"] += 1
         self.held, self.silent, self.bounds = 0, False, []
         self.sums = [track.p if track.position else 0.0 for track in self.tracks]
         stops = [track.stop() for track in self.tracks]
-        # commands that come too soon are not written, a paused program writes nothing: half of the periods may be such
+        # early commands are not written, and a paused program writes nothing: this may be half of the periods
         longest = 2.0 * max(periods for _, periods in stops) + 30.0
-        self.bounds = [(at - way, at + way, longest) for at, (way, _) in zip(self.sums, stops, strict=True)]
+        self.bounds = [
+            (total - distance, total + distance, longest) for total, (distance, _) in zip(self.sums, stops, strict=True)
+        ]
 
     def _away(self, track: Track, measured: float) -> float:
-        """How far a measured position is outside of what was commanded lately, and may not be."""
+        """Distance of a measured position from recent commands, beyond the allowed one."""
         if not (track.position and track.given.measured) or not track.past:
             return 0.0
-        away = max(min(track.past) - measured, measured - max(track.past))
-        # the measurement that safety knew may have been older than that of now
-        return away if away > self._following(track) + self._window() * track.fastest + 1e-9 else 0.0
+        deviation = max(min(track.past) - measured, measured - max(track.past))
+        # safety's measurement may have been older than the current one
+        return deviation if deviation > self._following(track) + self._window() * track.fastest + 1e-9 else 0.0
 
     def _following(self, track: Track) -> float:
         return 0.03 if track.given.following is None else track.given.following
 
     def _bad(self, command: Command, reading: Reading | None) -> bool:
-        """Whether an input is bad in a way that does not depend on the ones before."""
+        """Whether an input is invalid independently of earlier ones."""
         now_s, limits = self.world.clock(), self.limits
         if reading is None or command.stamp_s is None or len(command.action) != len(self.tracks):
             return True
         ages = now_s - reading.stamp_s, now_s - command.stamp_s
-        late = ages[0] > limits.observation_timeout_s + 1e-9 or ages[1] > limits.command_timeout_s + 1e-9
+        stale = ages[0] > limits.observation_timeout_s + 1e-9 or ages[1] > limits.command_timeout_s + 1e-9
         values = np.concatenate((command.action, reading.observation["position"]))
-        return late or min(ages) < -limits.clock_error_s - 1e-9 or not np.isfinite(values).all()
+        return stale or min(ages) < -limits.clock_error_s - 1e-9 or not np.isfinite(values).all()
 
     def _take(self, values: Array) -> None:
-        kept = round((self.limits.following_s + self.limits.lag_s) / self.world.dt_s) + 2
+        length = round((self.limits.following_s + self.limits.lag_s) / self.world.dt_s) + 2
         for name, track, value in zip("abc", self.tracks, values, strict=False):
-            if broken := track.take(float(value), kept):
+            if broken := track.take(float(value), length):
                 raise ViolationError(f"{name}: {broken}")
         self.count["commands"] += 1

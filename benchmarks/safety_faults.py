@@ -1,17 +1,16 @@
-"""Random faults against `Safety`: no command and no robot outside any limit, every stop within its distance, silence.
+"""Random faults against `Safety`: commands and robots stay within limits, stops within their distance, then silence.
 
     python benchmarks/safety_faults.py --sequences 10000
 
 A sequence is one robot with random limits (1 to 3 elements of any kinds, some bounded on one side) for `PERIODS`
-control periods, in which faults of `FAULTS` come one after the other and together. Half of the robots do what they are
-commanded at once; the others lag by up to 0.3 s, as a delay or as a lag of first order, and positions sag. A checker
-that knows commands, measurements and the robot alone, and nothing of `Safety`, raises `ViolationError`, which ends a
-sequence.
-After a measurement that lies where somebody could have moved the robot to since it was measured last, nobody can know
-where it is: such sequences are counted (`deceived`), and from there on only their commands are checked.
-Prints and writes JSON: sequences, seed, violations with their seeds, how often each fault was injected, what the robots
-did, the largest departure from the walls, and for each fault what happened in the second after it: commands, motion and
-the state at its end. Fails if there is a violation.
+control periods, in which faults of `FAULTS` occur one after the other and together. Half of the robots execute commands
+at once; the others lag by up to 0.3 s, as a delay or as a lag of first order, and positions sag. A checker that uses
+only commands, measurements and the robot, and is independent of `Safety`, raises `ViolationError`, which ends a
+sequence. After a false measurement of a position to which somebody could have moved the robot since the last
+measurement, the true position is unknowable: such sequences are counted (`deceived`), and from then on only their
+commands are checked. Prints and writes JSON: sequences, seed, violations with their seeds, number of injections of each
+fault, actions of the robots, the largest departure from the walls, and for each fault the consequences in the second
+after it: commands, motion and the state at its end. Fails if there is a violation.
 """
 
 from __future__ import annotations
@@ -64,23 +63,23 @@ FAULTS = (
     "offset measured",
 )
 WRONG = ("zeros measured", "-pi measured", "offset measured")
-"""Measurements that lie, once or for some time."""
+"""Faults of false measurements, once or for some time."""
 LONG = ("blocked robot", "take-over", "paused program", "offset measured", "zeros measured")
 """Faults that may last longer than others."""
 LAG_S = 0.3
 AFTER_S = 1.0
 """Time for which the consequences of a fault are recorded."""
 FIRST_ORDER = 9.0
-"""Time constants of a lag of first order after which it counts as over: a ten-thousandth is left."""
+"""Time constants of a lag of first order after which it counts as over: a ten-thousandth remains."""
 MOVES_ALONE = 0.5
-"""Share of its fastest velocity with which a robot is moved by somebody else."""
+"""Share of its largest velocity with which somebody else moves a robot."""
 
 
 class World:
-    """A robot of random kinds and limits, in a time of its own: it follows commands unless blocked or taken over.
+    """A robot of random kinds and limits, in simulated time: it follows commands unless blocked or taken over.
 
-    It may do so late: `late` periods, or with a lag of first order that is over after as many. Measured positions that
-    are commanded sag by `sag`.
+    It may follow late: by `late` periods, or with a lag of first order that is over after the same time. Measured
+    positions of POSITION elements sag by `sag`.
     """
 
     def __init__(self, rng: np.random.Generator) -> None:
@@ -99,7 +98,7 @@ class World:
         action = TensorSpec((size,), unit="m", names=names, low=tuple(self.low), high=tuple(self.high))
         self.contract = Contract({"position": positions}, action, self.dt_s)
         self.at_rest = tuple(math.nan if kind is Kind.POSITION else 0.0 for kind in self.kinds)
-        # how long the robot's driver goes on with a velocity, if not for ever
+        # time for which the robot's driver continues a velocity, if not for ever
         self.stops_after_s = float(rng.uniform(0.2, 0.6)) if rng.random() < 0.5 else None
         lags = rng.random() < 0.5
         self.late = int(rng.uniform(0.0, LAG_S) / self.dt_s) if lags else 0
@@ -134,18 +133,18 @@ class World:
         return self.periods * self.dt_s
 
     def read(self) -> Reading:
-        """The measurement of now."""
+        """The current measurement."""
         return Reading({"position": self.position + self.sag}, self.clock(), self.periods)
 
     def write(self, action: Array) -> None:
-        """Take a command."""
+        """Store a command."""
         self.written, self.commanded, self.since = action, self.physical(action), 0
 
     def hold(self) -> None:
-        """Nothing of its own."""
+        """No-op: the robot has no behaviour of its own."""
 
     def close(self) -> None:
-        """Nothing."""
+        """No-op."""
 
     def physical(self, action: Array) -> Array:
         """Positions, and motion per period, of an action."""
@@ -153,7 +152,7 @@ class World:
         return action * np.array(scales)
 
     def step(self) -> None:
-        """One period passes."""
+        """Simulate one period."""
         self.periods += 1
         self.since += 1
         driven = self._driven()
@@ -165,7 +164,7 @@ class World:
             self._follow(self.pending[0])
 
     def _driven(self) -> Array:
-        """Positions, and motion per period, that the driver asks the motors for."""
+        """Positions, and motion per period, that the driver commands to the motors."""
         values = self.commanded.copy()
         for index, kind in enumerate(self.kinds):
             stopped = self.stops_after_s is not None and self.since * self.dt_s > self.stops_after_s + 1e-9
@@ -175,14 +174,14 @@ class World:
 
     def _follow(self, late: Array) -> None:
         share = 1.0 - math.exp(-FIRST_ORDER / self.late) if self.late and self.first_order else 1.0
-        asked = self.pending[-1] if self.first_order else late
+        commanded = self.pending[-1] if self.first_order else late
         for index, kind in enumerate(self.kinds):
             if kind is Kind.POSITION:
-                # one that was blocked catches up as fast as it can
+                # a robot that was blocked catches up as fast as it can
                 fastest = self.elements[index].velocity * self.dt_s + self.following[index]
-                self.position[index] += min(max(share * (asked[index] - self.position[index]), -fastest), fastest)
+                self.position[index] += min(max(share * (commanded[index] - self.position[index]), -fastest), fastest)
             else:
-                self.rate[index] += share * (asked[index] - self.rate[index])
+                self.rate[index] += share * (commanded[index] - self.rate[index])
                 self.position[index] += self.rate[index]
 
 
@@ -206,7 +205,7 @@ def element_limits(rng: np.random.Generator, kind: Kind, measured: str) -> Eleme
 
 
 def _bound(rng: np.random.Generator, given: ElementLimits, dt_s: float) -> float:
-    """What the contract allows at most, in its own unit: less or more than the limits."""
+    """Bound in the contract, in its own unit: less or more than the limits."""
     if given.kind is Kind.POSITION:
         return 9.0 / min(given.scale, 1.0)
     unit = given.scale / dt_s if given.kind is Kind.DELTA else given.scale
@@ -214,7 +213,7 @@ def _bound(rng: np.random.Generator, given: ElementLimits, dt_s: float) -> float
 
 
 class Aftermath:
-    """What a robot does in the second after a fault began."""
+    """Behaviour of a robot in the second after the beginning of a fault."""
 
     def __init__(self, fault: str, world: World) -> None:
         self.fault, self.left = fault, round(AFTER_S / world.dt_s)
@@ -222,7 +221,7 @@ class Aftermath:
         self.commands, self.moved, self.state = 0, 0.0, ""
 
     def follow(self, sequence: Sequence) -> None:
-        """A period of it has passed."""
+        """Record one period."""
         if self.left <= 0:
             return
         world = sequence.world
@@ -241,7 +240,7 @@ class Sequence:
         self.world = World(self.rng)
         self.safety = Safety(self.world, self.world.limits, self.world.clock, self.world.steady)
         self.checker = Checker(self.world)
-        self.faults: dict[str, int] = {}  # and for how many more periods
+        self.faults: dict[str, int] = {}  # fault -> number of remaining periods
         self.readings: deque[Reading] = deque(maxlen=20)
         self.target = self.rng.normal(size=len(self.world.kinds))
         self.injected = Counter[str]()
@@ -249,10 +248,10 @@ class Sequence:
         self.aftermath: list[Aftermath] = []
 
     def run(self) -> None:
-        """Run it.
+        """Run the sequence.
 
         Raises:
-            ViolationError: for anything that safety may never do.
+            ViolationError: for a violation of a property that safety guarantees.
         """
         for _ in range(PERIODS):
             self.world.step()
@@ -262,7 +261,7 @@ class Sequence:
             self._period()
             for each in self.aftermath:
                 each.follow(self)
-            self.faults = {fault: left - 1 for fault, left in self.faults.items() if left > 1}
+            self.faults = {fault: remaining - 1 for fault, remaining in self.faults.items() if remaining > 1}
             self.world.blocked, self.world.taken = "blocked robot" in self.faults, "take-over" in self.faults
 
     def _begin_faults(self) -> None:
@@ -303,8 +302,8 @@ class Sequence:
             return None
         if rng.random() < 0.1:
             self.target = rng.normal(size=len(world.kinds)) * rng.choice([0.1, 1.0, 1e3])
-        most = np.where(np.isnan(world.at_rest), 1.0, world.high)
-        action = (self.target + 0.02 * rng.normal(size=len(most))) * most
+        largest = np.where(np.isnan(world.at_rest), 1.0, world.high)
+        action = (self.target + 0.02 * rng.normal(size=len(largest))) * largest
         if "NaN commanded" in self.faults:
             action[-1] = rng.choice([math.nan, math.inf])
         if "wrong shape" in self.faults:
@@ -332,9 +331,9 @@ class Sequence:
 
 
 def run(sequences: int, seed: int) -> dict[str, object]:
-    """Run sequences with the seeds from `seed` on; returns the violations, and how often what was injected and done."""
-    injected, done = Counter[str](), Counter[str]()
-    after: dict[str, list[Aftermath]] = {fault: [] for fault in FAULTS}
+    """Run sequences with the seeds from `seed` on; returns the violations, and counts of injections and actions."""
+    injected, actions = Counter[str](), Counter[str]()
+    aftermaths: dict[str, list[Aftermath]] = {fault: [] for fault in FAULTS}
     departure, deceived = 0.0, 0
     violations: list[str] = []
     with Progress("faults", sequences, "sequence") as bar:
@@ -345,11 +344,11 @@ def run(sequences: int, seed: int) -> dict[str, object]:
             except ViolationError as error:
                 violations.append(f"sequence {number}, period {sequence.world.periods}: {error}")
             injected.update(sequence.injected)
-            done.update(sequence.checker.count)
+            actions.update(sequence.checker.count)
             departure = max(departure, sequence.checker.departure)
             deceived += sequence.checker.deceived
             for each in sequence.aftermath:
-                after[each.fault].append(each)
+                aftermaths[each.fault].append(each)
             bar.update()
     return {
         "git_commit": git_commit(),
@@ -360,13 +359,13 @@ def run(sequences: int, seed: int) -> dict[str, object]:
         "deceived": deceived,
         "largest_departure_from_walls": departure,
         "injected": {fault: injected[fault] for fault in FAULTS},
-        "done": dict(sorted(done.items())),
-        "second_after": {name: second(each) for name, each in after.items()},
+        "done": dict(sorted(actions.items())),
+        "second_after": {name: second(each) for name, each in aftermaths.items()},
     }
 
 
 def second(aftermath: list[Aftermath]) -> dict[str, object]:
-    """Means and extremes of the seconds after one kind of fault."""
+    """Means and extremes over the seconds after one kind of fault."""
     if not aftermath:
         return {}
     states = Counter(each.state for each in aftermath)
@@ -380,17 +379,17 @@ def second(aftermath: list[Aftermath]) -> dict[str, object]:
 
 
 def main() -> None:
-    """Run, print, write JSON."""
+    """Run the sequences, print the results, and write JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sequences", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, default=Path("benchmarks/results/safety_faults.json"))
     arguments = parser.parse_args()
-    found = run(arguments.sequences, arguments.seed)
-    print(json.dumps(found, indent=2))
+    results = run(arguments.sequences, arguments.seed)
+    print(json.dumps(results, indent=2))
     with complete_or_absent(arguments.json) as temporary:
-        temporary.write_text(dumps_rows(found))
-    sys.exit(1 if found["violations"] else 0)
+        temporary.write_text(dumps_rows(results))
+    sys.exit(1 if results["violations"] else 0)
 
 
 if __name__ == "__main__":

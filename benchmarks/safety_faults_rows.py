@@ -1,12 +1,12 @@
-"""Random faults against the nodes of every row of the robots' registry: nothing outside limits or modes.
+"""Random faults against the nodes of every row of the robots' registry: no message outside limits or modes.
 
     .venv-ros/bin/python benchmarks/safety_faults_rows.py --sequences 10000
 
-The real safety_node with the row's codecs, in one process and a time of their own (`row_network`), between a policy and
-a robot that are classes (`row_robots`; PX4 is the tests' state machine of its commander). A sequence is one row
-with random limits for `PERIODS` control periods, in which faults of `FAULTS` come one after the other and together.
+The real safety_node with the row's codecs runs in one process and in simulated time (`row_network`), between a policy
+and a robot that are classes (`row_robots`; PX4 is the tests' state machine of its commander). A sequence is one row
+with random limits for `PERIODS` control periods, in which faults of `FAULTS` occur one after the other and together.
 `row_checker` raises `ViolationError`, which ends a sequence. Prints and writes JSON: sequences, seed, violations with
-their seeds, how often each fault was injected, and what the robots of each row did. Fails if there is a violation.
+their seeds, number of injections of each fault, and actions of the robots of each row. Fails if there is a violation.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from tests.real_robot.ros2.robots.test_tables import ROWS
 
 PERIODS = 100
 CALM_PERIODS = 90
-"""Periods without faults before, in which a robot that is asked to follow begins to."""
+"""Initial periods without faults, in which a robot that is requested to follow begins to follow."""
 FLOWN_S = 0.02
 FAULTS = (
     *TROUBLES,
@@ -68,21 +68,21 @@ FAULTS = (
 OTHER = "/", "other"
 """Namespace and name of another node that publishes on the robot's commands."""
 DOWN_S = 1.0
-"""A process that was killed is down, and a partner silent, for at least so long."""
+"""Shortest time for which a killed process is down, and a partner silent."""
 
 
 def rows() -> list[tuple[str, Contract, dict[str, Any]]]:
-    """The registry's rows as the tests know them; quadrotors at 50 Hz, so that more happens in a sequence."""
-    made = []
+    """The registry's rows with the tests' options; quadrotors at 50 Hz, so that a sequence has more events."""
+    tables = []
     for name, contract, options in ROWS:
         if name.startswith("px4"):
             contract, options = replace(contract, control_dt_s=FLOWN_S), dict(options) | {"rate_hz": 1.0 / FLOWN_S}
-        made.append((name, contract, options))
-    return made
+        tables.append((name, contract, options))
+    return tables
 
 
 def random_limits(rng: np.random.Generator, table: Table) -> Limits:
-    """Limits of the elements that a row moves by commands, and times."""
+    """Draw limits of the elements that a row commands, and times."""
     commands = {}
     rests = table.at_rest or ()
     for name, rest in zip(table.contract.action.names, rests, strict=False):
@@ -105,11 +105,11 @@ def random_limits(rng: np.random.Generator, table: Table) -> Limits:
 
 
 OFTEN = 4
-"""How many times more often than other faults drivers are silent, as few rows have one that reports its mode."""
+"""Relative frequency of silent drivers, because few rows have a driver that reports its mode."""
 
 
 class Policy:
-    """policy_node from outside: heartbeats, and a command per period."""
+    """Messages of a policy_node: heartbeats, and a command per period."""
 
     def __init__(self, graph: Network, table: Table, topic: str) -> None:
         self.graph, self.table, self.topic = graph, table, topic
@@ -121,11 +121,11 @@ class Policy:
 
     @property
     def runs(self) -> bool:
-        """Whether its process does."""
+        """Whether the policy's process runs."""
         return self.alive and not self.paused
 
     def step(self) -> None:
-        """One period."""
+        """Simulate one period."""
         graph, rng = self.graph, self.graph.rng
         if not self.runs:
             return
@@ -139,7 +139,7 @@ class Policy:
         graph.send(self.topic, self._last)
 
     def repeat(self) -> None:
-        """The last command was on its way for a while."""
+        """Send the last command again, as if it had been delayed."""
         if self.runs and self._last is not None:
             self.graph.send(self.topic, self._last)
 
@@ -163,14 +163,14 @@ class Sequence:
         )
         safety.read_contract = lambda path: contract  # files are read elsewhere
         safety.read_limits = lambda path: limits
-        known = Known(self.graph, table, limits, self.settings)
+        reader = Known(self.graph, table, limits, self.settings)
         kind = StoppedByItself if table.at_rest is None else StoppedByCommands
-        self.checker: RowChecker = kind(known, table.command.name)
+        self.checker: RowChecker = kind(reader, table.command.name)
         self.graph.sent, self.graph.settled = self.checker.send, self.checker.settle
-        self.graph.read = lambda topic, message, name: known.read(topic, message) if name == "safety_node" else None
-        flown = Px4 if self.row.startswith("px4") else Robot
-        self.robot = flown(self.graph, table, limits)
-        self.policy = Policy(self.graph, table, known.command)
+        self.graph.read = lambda topic, message, name: reader.read(topic, message) if name == "safety_node" else None
+        robot_class = Px4 if self.row.startswith("px4") else Robot
+        self.robot = robot_class(self.graph, table, limits)
+        self.policy = Policy(self.graph, table, reader.command)
         self._start_safety()
         without = {
             "clock stands still": not self.graph.simulated,
@@ -179,15 +179,15 @@ class Sequence:
         }
         self.possible = [fault for fault in FAULTS if not without.get(fault)]
         self.possible += ["partner silent"] * OFTEN * bool(table.modes)
-        self.faults: dict[str, int] = {}  # and for how many more periods
+        self.faults: dict[str, int] = {}  # fault -> number of remaining periods
         self.suspended_s = 0.0
         self.injected = Counter[str]()
 
     def run(self) -> None:
-        """Run it.
+        """Run the sequence.
 
         Raises:
-            ViolationError: for anything that may never be published.
+            ViolationError: for a message that may never be published.
         """
         dt_s = self.table.control_dt_s
         calm = CALM_PERIODS if self.table.status else 0
@@ -212,7 +212,7 @@ class Sequence:
             self.graph.call("safety_node/reset")
 
     def _operate(self) -> None:
-        """An operator resets what has stopped, now and then."""
+        """Let an operator reset a stop, now and then."""
         if self.rng.random() < 0.1 and self.safety.runs and "emergency stop" not in self.faults:
             lost = isinstance(self.checker, StoppedByItself) and self.checker.lost
             if lost or self.checker.state in ("stopped", "holding"):
@@ -316,7 +316,7 @@ class Sequence:
             self._tell_jump(change_s)
 
     def _tell_jump(self, change_s: float) -> None:
-        """What ROS tells nodes of a simulator's clock that goes back."""
+        """Notify nodes of a simulator's clock that has jumped back, as ROS does."""
         if change_s < 0.0 and self.graph.simulated:
             for forget in self.safety.on_jump:
                 forget(-change_s)
@@ -324,12 +324,12 @@ class Sequence:
 
 
 def run_one(number: int) -> tuple[str, Counter[str], Counter[str]]:
-    """Run one sequence; returns its row, and how often what was injected and done.
+    """Run one sequence; returns its row, and counts of injections and actions.
 
     Raises:
         ViolationError: with the seed of the sequence.
     """
-    ros_robot.types = topics.types = interfaces  # as of packages that are not installed
+    ros_robot.types = topics.types = interfaces  # warnings about packages that are not installed
     sequence = Sequence(number)
     try:
         sequence.run()
@@ -339,7 +339,7 @@ def run_one(number: int) -> tuple[str, Counter[str], Counter[str]]:
 
 
 def _tried(number: int) -> tuple[str, Counter[str], Counter[str]] | str:
-    """The result of a sequence, or its violation."""
+    """Return the result of a sequence, or its violation."""
     try:
         return run_one(number)
     except ViolationError as error:
@@ -347,7 +347,7 @@ def _tried(number: int) -> tuple[str, Counter[str], Counter[str]] | str:
 
 
 def run(sequences: int, seed: int, processes: int = 1) -> dict[str, object]:
-    """Run sequences with the seeds from `seed` on; returns the violations, and how often what was done, by row."""
+    """Run sequences with the seeds from `seed` on; returns the violations, and counts of actions by row."""
     count, injected, done = Counter[str](), Counter[str](), dict[str, Counter[str]]()
     violations: list[str] = []
     with Progress("faults", sequences, "sequence") as bar, Pool(processes) as pool:
@@ -371,18 +371,18 @@ def run(sequences: int, seed: int, processes: int = 1) -> dict[str, object]:
 
 
 def main() -> None:
-    """Run, print, write JSON."""
+    """Run the sequences, print the results, and write JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sequences", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--json", type=Path, default=Path("benchmarks/results/safety_faults_rows.json"))
     arguments = parser.parse_args()
-    found = run(arguments.sequences, arguments.seed, arguments.processes)
-    print(json.dumps(found, indent=2))
+    results = run(arguments.sequences, arguments.seed, arguments.processes)
+    print(json.dumps(results, indent=2))
     with complete_or_absent(arguments.json) as temporary:
-        temporary.write_text(dumps_rows(found))
-    sys.exit(1 if found["violations"] else 0)
+        temporary.write_text(dumps_rows(results))
+    sys.exit(1 if results["violations"] else 0)
 
 
 if __name__ == "__main__":

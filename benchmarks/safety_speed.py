@@ -31,7 +31,7 @@ DT_S = 0.001
 
 
 class Still:
-    """A robot that measures the same every period, apart from what `follows` its commands, and accepts all of them."""
+    """A robot with constant measurements, except of the key `follows`, which equals the last command."""
 
     def __init__(self, contract: Contract, observation: dict[str, Array], follows: str = "") -> None:
         self.contract, self._observation, self._follows, self.periods = contract, observation, follows, 0
@@ -113,7 +113,7 @@ def vehicle() -> tuple[Still, Limits]:
 
 
 def measure(make: Callable[[], tuple[Still, Limits]], wanted: list[Array], runs: int) -> tuple[Array, float]:
-    """Microseconds of each command, the smallest over all runs, and the share of changed commands."""
+    """Microseconds of each command, the minimum over all runs, and the share of changed commands."""
     times, limited = np.full((runs, len(wanted)), np.inf), 0
     gc.disable()
     for run in range(runs):
@@ -122,9 +122,9 @@ def measure(make: Callable[[], tuple[Still, Limits]], wanted: list[Array], runs:
         for index, action in enumerate(wanted):
             robot.periods += 1
             reading = robot.read()
-            began = time.thread_time_ns()
+            start_ns = time.thread_time_ns()
             verdict = safety.command(action, reading)
-            times[run, index] = (time.thread_time_ns() - began) / 1000
+            times[run, index] = (time.thread_time_ns() - start_ns) / 1000
             assert verdict.action is not None, verdict.reason
             limited += verdict.limited
     gc.enable()
@@ -148,8 +148,8 @@ def main() -> None:
             "random": lambda index, rest=rest, size=size: rest + rng.uniform(-3, 3, size),
             "steps": lambda index, rest=rest: rest + (2.0 if index // 300 % 2 else -2.0),
         }
-        for case, wanted in cases.items():
-            times, limited = measure(make, [wanted(index) for index in range(arguments.commands)], arguments.runs)
+        for case, commands in cases.items():
+            times, limited = measure(make, [commands(index) for index in range(arguments.commands)], arguments.runs)
             p50, p99, p999 = np.quantile(times, [0.5, 0.99, 0.999])
             rows.append(
                 {

@@ -1,4 +1,4 @@
-"""How throughput grows with collectors, by a model that is checked against 1, 2 and 4 processes of Ray on this machine.
+"""Throughput by number of collectors, from a model that is checked against 1, 2 and 4 processes of Ray.
 
     python benchmarks/scale_model.py [--runs 3] [--output FILE.json] [--plot FILE.svg]
     python benchmarks/scale_model.py --read FILE.json --plot FILE.svg    # the plot alone
@@ -61,7 +61,7 @@ ENVIRONMENTS, T, STEP_S = 8, 16, 0.003
 ALGORITHM = PPOConfig(rollout_length=T, minibatch=128, epochs=10, learning_rate=3e-4, critic_warmup=0, target_kl=1e9)
 PROCESSES = (1, 2, 4)
 ROWS = {"sleeping": (0, 1, 4), "computing": (0,)}
-"""The staleness that is measured."""
+"""Measured values of staleness."""
 MODES = {
     "synchronous": Setting(1),
     "overlap (staleness 1)": Setting(1, 1),
@@ -69,35 +69,35 @@ MODES = {
     "synchronous, one inference server": Setting(1, 0, True),
     "staleness 4, one inference server": Setting(1, 4, True),
 }
-"""What is predicted; inference is at the collectors unless a mode says otherwise."""
+"""Predicted modes; inference runs in the collectors unless a mode is central."""
 COLLECTORS = (1, 2, 4, 10, 20, 50, 100, 200, 500, 1000)
 WARM_UP, UPDATES = 2, 7
 
 
 class Slow(WrappedEnvironment):
-    """A simulator that takes `STEP_S` for each environment and step, of CPU if it is `computing`."""
+    """A simulator that takes `STEP_S` for each environment and step, as CPU time if it is `computing`."""
 
     computing = False
 
     def step(self, actions: torch.Tensor) -> Transition:
-        """As `Environment.step`, later."""
-        seconds, began = STEP_S * self.num_envs, time.thread_time()
+        """Step after a delay; see `Environment.step`."""
+        seconds, start_s = STEP_S * self.num_envs, time.thread_time()
         if not self.computing:
             time.sleep(seconds)
-        while self.computing and time.thread_time() - began < seconds:
+        while self.computing and time.thread_time() - start_s < seconds:
             pass
         return super().step(actions)
 
 
 def slow(computing: bool, first: int, count: int, seed: int) -> Slow:
-    """A part of the environments."""
-    made = Slow(part_of(HoverTask(), "cpu", first, count, seed))
-    made.computing = computing
-    return made
+    """Make a part of the environments."""
+    simulator = Slow(part_of(HoverTask(), "cpu", first, count, seed))
+    simulator.computing = computing
+    return simulator
 
 
 def new_policy() -> TrainablePolicy:
-    """The policy that is trained."""
+    """Make the policy that is trained."""
     torch.manual_seed(0)
     env = HoverTask().environment(ENVIRONMENTS, "robust", "train", 0, "cpu")
     policy = MLPConfig(hidden=[256, 256]).build(env.contract)
@@ -106,7 +106,7 @@ def new_policy() -> TrainablePolicy:
 
 
 def line(found: dict[int, list[float]]) -> Line:
-    """Through the medians at the least and the largest number."""
+    """Line through the medians at the smallest and the largest number."""
     low, high = min(found), max(found)
     a, b = (statistics.median(found[number]) for number in (low, high))
     each = max(0.0, (b - a) / (high - low))
@@ -114,7 +114,7 @@ def line(found: dict[int, list[float]]) -> Line:
 
 
 def parts(computing: bool) -> Costs:
-    """What is measured in this process, without what is sent."""
+    """Measure the parts in this process, without transfers."""
     env, policy = slow(computing, 0, ENVIRONMENTS, 0), new_policy()
     learner, collector = build(env, policy, ALGORITHM, None, 0)
     stepping, env.step = timed(env.step)
@@ -140,17 +140,17 @@ def parts(computing: bool) -> Costs:
 
 
 class Other:
-    """A process of Ray."""
+    """One process of Ray."""
 
     def spin(self, seconds: float) -> float:
-        """Compute for so long; how much of a core it gets."""
-        began, cpu = time.perf_counter(), time.process_time()
-        while time.perf_counter() - began < seconds:
+        """Compute for a wall time in s; returns the share of a core."""
+        start_s, cpu = time.perf_counter(), time.process_time()
+        while time.perf_counter() - start_s < seconds:
             pass
-        return (time.process_time() - cpu) / (time.perf_counter() - began)
+        return (time.process_time() - cpu) / (time.perf_counter() - start_s)
 
     def echo(self, given: np.ndarray) -> np.ndarray:
-        """`given`."""
+        """Return `given`."""
         return given
 
 
@@ -163,23 +163,23 @@ class Others:
         self.ray.get([each.spin.remote(0.1) for each in self.actors])
 
     def speeds(self) -> list[float]:
-        """How many cores 1, 2, 3 and 4 busy processes get together."""
-        found = {n: sum(self.ray.get([each.spin.remote(1.5) for each in self.actors[:n]])) for n in PROCESSES}
-        return [found[1], found[2], (found[2] + found[4]) / 2, found[4]]
+        """Total number of cores that 1, 2, 3 and 4 busy processes get."""
+        cores = {n: sum(self.ray.get([each.spin.remote(1.5) for each in self.actors[:n]])) for n in PROCESSES}
+        return [cores[1], cores[2], (cores[2] + cores[4]) / 2, cores[4]]
 
     def round_trip_s(self) -> float:
-        """An observation to another process, and back."""
-        given, took = np.zeros((ENVIRONMENTS, 32), np.float32), []
+        """Time to send an observation to another process and back, s."""
+        observation, took = np.zeros((ENVIRONMENTS, 32), np.float32), []
         for _ in range(60):
-            began = time.perf_counter()
-            self.ray.get(self.actors[0].echo.remote(given))
-            took.append(time.perf_counter() - began)
+            start_s = time.perf_counter()
+            self.ray.get(self.actors[0].echo.remote(observation))
+            took.append(time.perf_counter() - start_s)
         return statistics.median(took[10:])
 
 
 @contextmanager
 def crew_of(count: int, computing: bool, policy: TrainablePolicy) -> Iterator[tuple[Actors, Any]]:
-    """So many collectors, and their learner."""
+    """Make collectors and their learner."""
     env = HoverTask().environment(ENVIRONMENTS, "robust", "train", 0, "cpu")
     learner, _ = build(env, policy, ALGORITHM, None, 0)
     recipe = Recipe(partial(slow, computing), learner.collector, ALGORITHM.remote_starts, policy)
@@ -191,34 +191,34 @@ def crew_of(count: int, computing: bool, policy: TrainablePolicy) -> Iterator[tu
 
 
 def measured(crew: Actors, learner: Any, policy: TrainablePolicy, staleness: int) -> dict[str, float]:  # noqa: ANN401
-    """Control steps per second, and of all rollouts those that were dropped."""
+    """Measure control steps per second, and the share of dropped rollouts."""
     collectors = RemoteCollectors(crew, policy, max_staleness=staleness)
     steps = iterations(learner, collectors, T, 10**9)  # type: ignore[arg-type]
-    before = [each.env_steps for each in islice(steps, WARM_UP + staleness)][-1]
-    began, dropped = time.perf_counter(), collectors.dropped
-    after = [each.env_steps for each in islice(steps, UPDATES)][-1]
-    took, dropped = time.perf_counter() - began, collectors.dropped - dropped
-    given = (after - before) / (T * ENVIRONMENTS)
+    steps_before = [each.env_steps for each in islice(steps, WARM_UP + staleness)][-1]
+    start_s, dropped = time.perf_counter(), collectors.dropped
+    steps_after = [each.env_steps for each in islice(steps, UPDATES)][-1]
+    took, dropped = time.perf_counter() - start_s, collectors.dropped - dropped
+    rollouts = (steps_after - steps_before) / (T * ENVIRONMENTS)
     while any(slot.busy for slot in crew.slots):
         crew.hear()
-    return {"steps_per_s": (after - before) / took, "dropped": dropped / (given + dropped)}
+    return {"steps_per_s": (steps_after - steps_before) / took, "dropped": dropped / (rollouts + dropped)}
 
 
 def sending(crew: Actors, policy: TrainablePolicy, rounds: int = 12) -> dict[str, float]:
-    """What weights and rollouts take of the learner, on the way, and of memory; and the spread of collections."""
+    """Measure transfers of weights and rollouts (learner's time, latency, memory), and the spread of collections."""
     publish_spent, publish = timed(crew.publish)
     ask_spent, ask = timed(crew.ask)
     join_spent, join = timed(joined)
     ways, hears, took, sent_before = [], [], [], crew.sent_bytes
     for version in range(rounds):
         publish({name: part.detach() for name, part in policy.state_dict().items()})
-        began = Spent.by_now()
+        start = Spent.by_now()
         ask(crew.slots[0], version, T)
-        found: list[Any] = []
-        while not found:
-            found = crew.hear()
-        spent = Spent.by_now().since(began)
-        rollout = join([found[0][1]])
+        rollouts: list[Any] = []
+        while not rollouts:
+            rollouts = crew.hear()
+        spent = Spent.by_now().since(start)
+        rollout = join([rollouts[0][1]])
         took.append(rollout.simulation_s + rollout.policy_s)
         hears.append(spent.cpu - ask_spent[-1].cpu)
         ways.append(spent.wall - spent.cpu - spent.waited - took[-1])
@@ -235,7 +235,7 @@ def sending(crew: Actors, policy: TrainablePolicy, rounds: int = 12) -> dict[str
 
 
 def row(computing: bool, staleness: tuple[int, ...], runs: int, others: Others) -> dict[str, Any]:
-    """The parts, what was measured with 1, 2 and 4 collectors, and what the model says of it."""
+    """Row of the parts, measurements with 1, 2 and 4 collectors, and the model's predictions of them."""
     costs = parts(computing)
     policy = new_policy()
     with crew_of(1, computing, policy) as (crew, _):
@@ -243,18 +243,18 @@ def row(computing: bool, staleness: tuple[int, ...], runs: int, others: Others) 
         sent = sending(crew, policy)
     sizes = {name: round(sent.pop(name), 4) for name in ("weights_mb", "rollout_mb")}
     costs = replace(costs, **sent, round_trip_s=others.round_trip_s())
-    found: dict[tuple[int, int], list[dict[str, float]]] = {(n, s): [] for n in PROCESSES for s in staleness}
-    given: list[list[float]] = []
+    measurements: dict[tuple[int, int], list[dict[str, float]]] = {(n, s): [] for n in PROCESSES for s in staleness}
+    core_counts: list[list[float]] = []
     for _ in range(runs):
         for count in PROCESSES:
-            given.append(others.speeds())
+            core_counts.append(others.speeds())
             with crew_of(count, computing, policy) as (crew, learner):
                 for each in staleness:
-                    found[count, each].append(measured(crew, learner, policy, each))
-                    print(computing, count, each, found[count, each][-1], os.getloadavg()[0], flush=True)
-    cores = tuple(statistics.median(each) for each in zip(*given, strict=True))
+                    measurements[count, each].append(measured(crew, learner, policy, each))
+                    print(computing, count, each, measurements[count, each][-1], os.getloadavg()[0], flush=True)
+    cores = tuple(statistics.median(each) for each in zip(*core_counts, strict=True))
     checks = []
-    for (count, each), runs_of_it in found.items():
+    for (count, each), runs_of_it in measurements.items():
         rates = [run["steps_per_s"] for run in runs_of_it]
         model = simulate(costs, Setting(count, each, speeds=cores), updates=100)
         error = model.steps_per_s / statistics.median(rates) - 1
@@ -278,18 +278,20 @@ def row(computing: bool, staleness: tuple[int, ...], runs: int, others: Others) 
 
 
 def predicted(costs: Costs) -> dict[str, list[dict[str, float]]]:
-    """What each mode gives with up to 1000 collectors, which all have their own cores."""
-    told = {}
+    """Predictions of each mode with up to 1000 collectors, each with its own cores."""
+    predictions = {}
     for name, mode in MODES.items():
-        told[name] = []
+        predictions[name] = []
         for count in COLLECTORS:
             outcome = simulate(costs, replace(mode, collectors=count), updates=10)
-            told[name].append({"collectors": count} | {key: float(f"{v:.4g}") for key, v in asdict(outcome).items()})
-    return told
+            predictions[name].append(
+                {"collectors": count} | {key: float(f"{v:.4g}") for key, v in asdict(outcome).items()}
+            )
+    return predictions
 
 
 def draw(about: dict[str, Any], path: Path) -> None:
-    """Throughput and the learner's utilisation by collectors; points are measured."""
+    """Plot throughput and the learner's utilisation by number of collectors; points are measured."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -297,11 +299,11 @@ def draw(about: dict[str, Any], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     figure, (rates, shares) = plt.subplots(1, 2, figsize=(9.5, 3.6), layout="constrained")
-    for index, (name, found) in enumerate(about["predicted"].items()):
-        counts = [each["collectors"] for each in found]
+    for index, (name, curve) in enumerate(about["predicted"].items()):
+        counts = [each["collectors"] for each in curve]
         style = {"color": f"C{index}", "linestyle": "--" if "server" in name else "-", "label": name}
-        rates.loglog(counts, [each["steps_per_s"] for each in found], **style)
-        shares.semilogx(counts, [100 * each["learning"] for each in found], **style)
+        rates.loglog(counts, [each["steps_per_s"] for each in curve], **style)
+        shares.semilogx(counts, [100 * each["learning"] for each in curve], **style)
     for index, staleness in enumerate(ROWS["sleeping"]):
         checks = [each for each in about["sleeping"]["checks"] if each["max_staleness"] == staleness]
         measured_rates = [statistics.median(each["steps_per_s"]) for each in checks]
@@ -313,7 +315,7 @@ def draw(about: dict[str, Any], path: Path) -> None:
 
 
 def main() -> int:
-    """Measure, check, predict, write."""
+    """Measure, check the model, predict, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--output", type=Path)
@@ -330,7 +332,7 @@ def main() -> int:
 
 
 def all_rows(runs: int) -> dict[str, Any]:
-    """All that is written."""
+    """All results."""
     torch.set_num_threads(1)
     about: dict[str, Any] = {
         "git_commit": git_commit(),
@@ -349,7 +351,7 @@ def all_rows(runs: int) -> dict[str, Any]:
     lines = {name: Line(**costs[name]) for name in ("act", "update")}
     about["predicted"] = predicted(Costs(**costs | lines))
     about["load_after"] = os.getloadavg()[0]
-    shown = [
+    checks = [
         [
             name,
             *(str(each[key]) for key in ("collectors", "max_staleness", "model_steps_per_s")),
@@ -359,7 +361,7 @@ def all_rows(runs: int) -> dict[str, Any]:
         for name in ROWS
         for each in about[name]["checks"]
     ]
-    print(table(["row", "collectors", "staleness", "model, steps/s", "measured", "error"], shown))
+    print(table(["row", "collectors", "staleness", "model, steps/s", "measured", "error"], checks))
     return about
 
 

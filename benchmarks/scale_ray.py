@@ -50,37 +50,37 @@ ALGORITHM = PPOConfig(rollout_length=T, minibatch=256, epochs=2, learning_rate=3
 
 
 class Slow(WrappedEnvironment):
-    """A simulator that takes time, and no CPU."""
+    """A simulator that takes time, but no CPU."""
 
     def step(self, actions: torch.Tensor) -> Transition:
-        """As `Environment.step`, later."""
+        """Step after a delay; see `Environment.step`."""
         time.sleep(SLEEP_S * self.num_envs)
         return super().step(actions)
 
 
 def slow(first: int, count: int, seed: int) -> Slow:
-    """A part of the environments."""
+    """Make a part of the environments."""
     return Slow(part_of(HoverTask(), "cpu", first, count, seed))
 
 
 @contextmanager
 def nodes(count: int) -> Iterator[str]:
-    """The address of a cluster of so many nodes on this machine."""
+    """Start a cluster of local nodes; yields its address."""
     library()
     from ray.cluster_utils import Cluster
 
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": CPUS, "include_dashboard": False})
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": CPUS, "include_dashboard": False})
     for _ in range(count - 1):
-        made.add_node(num_cpus=CPUS)
+        cluster.add_node(num_cpus=CPUS)
     try:
-        yield made.address
+        yield cluster.address
     finally:
-        made.shutdown()
+        cluster.shutdown()
 
 
 @contextmanager
 def training(count: int) -> Iterator[Iterator[Iteration]]:
-    """PPO on so many nodes."""
+    """Iterate PPO on a cluster of nodes."""
     env = HoverTask().environment(NUM_ENVS, "robust", "train", 0, "cpu")
     torch.manual_seed(0)
     policy = MLPConfig(hidden=[64]).build(env.contract)
@@ -98,18 +98,18 @@ def training(count: int) -> Iterator[Iterator[Iteration]]:
 def throughput(count: int, repeats: int) -> float:
     """Environment steps per second on so many nodes; the first iteration is not counted."""
     with training(count) as steps:
-        before = next(steps).env_steps
-        began = time.perf_counter()
-        after = [next(steps).env_steps for _ in range(repeats)][-1]
-        return (after - before) / (time.perf_counter() - began)
+        steps_before = next(steps).env_steps
+        start_s = time.perf_counter()
+        steps_after = [next(steps).env_steps for _ in range(repeats)][-1]
+        return (steps_after - steps_before) / (time.perf_counter() - start_s)
 
 
 def trained(folder: Path, env_steps: int, kill: bool) -> dict[str, Any]:
-    """`train.py task=mjcf_cartpole` with collectors, of which one is killed every `KILL_S` if `kill`, until it ends."""
+    """Run `train.py task=mjcf_cartpole` with collectors; with `kill`, one of them is killed every `KILL_S`."""
     options = f"task=mjcf_cartpole placement=ray placement.collectors=4 env_steps={env_steps} video=false"
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "train.py", *options.split(), "placement.cpus=0.5", f"output={folder}"]
-    killed, began = 0, time.perf_counter()
+    killed, start_s = 0, time.perf_counter()
     with subprocess.Popen(command, cwd=ROOT, env=environment) as run:
         while True:
             try:
@@ -122,15 +122,15 @@ def trained(folder: Path, env_steps: int, kill: bool) -> dict[str, Any]:
                     random.choice(collectors).kill()
                     killed += 1
     report = json.loads((folder / "report.json").read_text())
-    found = next(each for each in report["evaluations"] if each["stage"] == "rl")
+    evaluation = next(each for each in report["evaluations"] if each["stage"] == "rl")
     return {
         "command": " ".join(command[1:-1]),
-        "wall_s": round(time.perf_counter() - began),
+        "wall_s": round(time.perf_counter() - start_s),
         "killed": killed,
         "counted": report["lost_collectors"],
         "lost_episodes": report["lost"],
         "env_steps": report["env_steps"],
-        **{name: found[name] for name in ("success", "low", "high", "episodes")},
+        **{name: evaluation[name] for name in ("success", "low", "high", "episodes")},
     }
 
 
@@ -142,7 +142,7 @@ def _collects(process: psutil.Process) -> bool:
 
 
 def main() -> int:
-    """Measure, print, write."""
+    """Measure both parts, print them, and write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--env-steps", type=int, default=3_000_000, help="of the runs with and without kills")
     parser.add_argument("--iterations", type=int, default=12)

@@ -1,8 +1,8 @@
 """A discrete-event model of collectors, inference and a learner, for `scale_model.py`.
 
-When rollouts are asked for, taken and dropped is decided by `RemoteCollectors` itself, the code of a run, whose crew is
-simulated here: time is a number that jumps from event to event. Collectors wait for a simulator that has a device of
-its own, and share cores with one another and the learner if they are said to.
+`RemoteCollectors` itself, the code of a run, decides when rollouts are requested, accepted and dropped; its pool of
+collectors is simulated here: time is a number that jumps from event to event. Collectors wait for a simulator with a
+device of its own, and optionally share cores with each other and with the learner.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ from embodied.rollout.rollout import Rollout
 
 Then = Callable[[], None]
 WARM_UP = 4
-"""Iterations before the first that counts, beside those that rollouts may be old."""
+"""Iterations before the first that counts, in addition to the staleness of rollouts."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """A time that grows with a number: `base` + `each` * number, s."""
+    """A time that grows linearly with a number: `base` + `each` * number, s."""
 
     base: float
     each: float
 
     def __call__(self, number: float) -> float:
-        """The time of `number`."""
+        """Time for `number`, s."""
         return self.base + self.each * number
 
 
 @dataclass(frozen=True)
 class Costs:
-    """What the parts take, s; of CPU unless said otherwise.
+    """Durations of the parts, s; CPU time unless stated otherwise.
 
     Raises:
-        UserError: for what is negative, or not finite, and for no decisions or environments.
+        UserError: for negative or infinite values, and without decisions or environments.
     """
 
     decisions: int
@@ -90,11 +90,11 @@ class Costs:
 
 @dataclass(frozen=True)
 class Setting:
-    """How many collectors, and how they work with the learner.
+    """Number of collectors, and their cooperation with the learner.
 
-    Rollouts may be `max_staleness` updates old: 0 is synchronous, 1 collects beside the update. `central` inference is
-    at one server, which acts at once for all that wait. `speeds[m - 1]` is how many cores `m` busy processes have
-    together on the machine that all share, the last for more; None: all have their own.
+    Rollouts may be `max_staleness` updates old: 0 is synchronous, 1 collects during the update. `central` inference
+    runs on one server, which acts at once for all waiting collectors. `speeds[m - 1]` is the total number of cores of
+    `m` busy processes on a shared machine; the last value holds for more processes. None: all have their own cores.
 
     Raises:
         UserError: for impossible numbers.
@@ -118,7 +118,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a setting gives: control steps per second, shares of time, ages of rollouts in updates."""
+    """Results of a setting: control steps per second, shares of time, ages of rollouts in updates."""
 
     steps_per_s: float
     learning: float
@@ -133,24 +133,24 @@ class Outcome:
 
 
 class Clock:
-    """Events in the order of their times."""
+    """Processes events in the order of their times."""
 
     def __init__(self) -> None:
         self.now, self._events, self._order = 0.0, [], itertools.count()
 
     def after(self, seconds: float, then: Then) -> None:
-        """Call `then` so much later."""
+        """Schedule a call of `then` after a delay."""
         heapq.heappush(self._events, (self.now + seconds, next(self._order), then))
 
     def until(self, over: Callable[[], object]) -> None:
-        """Go on until `over`."""
+        """Process events until `over`."""
         while not over():
             self.now, _, then = heapq.heappop(self._events)
             then()
 
 
 class Cores:
-    """Cores that all work shares equally; `speeds` as in `Setting`."""
+    """Cores that all jobs share equally; for `speeds`, see `Setting`."""
 
     def __init__(self, clock: Clock, speeds: Sequence[float] | None) -> None:
         self.clock, self.speeds = clock, speeds
@@ -160,7 +160,7 @@ class Cores:
         self.plan = 0
 
     def serve(self, seconds: float, then: Then) -> None:
-        """Call `then` after so much CPU time."""
+        """Call `then` after an amount of CPU time."""
         if self.speeds is None:
             return self.clock.after(seconds, then)
         self._give()
@@ -177,7 +177,7 @@ class Cores:
         self.at = self.clock.now
 
     def _expect(self) -> None:
-        """Plan the end of the job that ends first; what was planned before does not hold."""
+        """Schedule the end of the job that ends first, and cancel earlier schedules."""
         self.plan += 1
         if self.jobs:
             self.clock.after(max(0.0, self.jobs[0][0] - self.given) / self._rate(), partial(self._end, self.plan))
@@ -191,7 +191,7 @@ class Cores:
 
 
 class Server:
-    """Inference for all collectors: it acts at once for those that wait."""
+    """Inference server for all collectors: it acts at once for all that wait."""
 
     def __init__(self, clock: Clock, cores: Cores, costs: Costs) -> None:
         self.clock, self.cores, self.costs = clock, cores, costs
@@ -199,7 +199,7 @@ class Server:
         self.busy, self.busy_s = False, 0.0
 
     def act(self, then: Then) -> None:
-        """Call `then` with the actions."""
+        """Call `then` when the actions are computed."""
         self.clock.after(self.costs.round_trip_s / 2, partial(self._come, then))
 
     def _come(self, then: Then) -> None:
@@ -235,7 +235,7 @@ class Slot:
 
 
 class Simulated:
-    """A `Crew` whose time is simulated."""
+    """A `Crew` in simulated time."""
 
     lost_episodes = lost_collectors = sent_bytes = 0
 
@@ -248,19 +248,19 @@ class Simulated:
         self.learner_s = 0.0
 
     def work(self, seconds: float) -> None:
-        """The learner computes, while all others go on."""
+        """Let the learner compute, while all others continue."""
         done: list[bool] = []
-        began = self.clock.now
+        start_s = self.clock.now
         self.cores.serve(seconds, lambda: done.append(True))
         self.clock.until(lambda: done)
-        self.learner_s += self.clock.now - began
+        self.learner_s += self.clock.now - start_s
 
     def publish(self, weights: Mapping[str, Tensor]) -> None:
-        """Takes its time."""
+        """Simulate the time of publishing weights."""
         self.work(self.costs.publish_s)
 
     def ask(self, slot: Slot, version: int, decisions: int) -> None:
-        """`slot` begins, or will after what it does."""
+        """Request a rollout of `slot`, which begins at once or after its current one."""
         self.work(self.costs.ask_s)
         slot.asked.append(version)
         slot.busy += 1
@@ -270,11 +270,11 @@ class Simulated:
     def hear(self) -> list[tuple[Slot, Rollout]]:
         """Wait for a rollout; all that have come, each of which has one environment in place of all of the slot's."""
         self.clock.until(lambda: self.arrived)
-        found, self.arrived = self.arrived, []
-        for slot, _ in found:
+        rollouts, self.arrived = self.arrived, []
+        for slot, _ in rollouts:
             slot.busy -= 1
-        self.work(self.costs.receive_s * len(found))
-        return [(slot, _rollout(version)) for slot, version in found]
+        self.work(self.costs.receive_s * len(rollouts))
+        return [(slot, _rollout(version)) for slot, version in rollouts]
 
     def _begin(self, slot: Slot) -> None:
         spread = math.sqrt(math.log1p(self.costs.spread**2))  # of a log-normal distribution with a mean of 1
@@ -284,7 +284,7 @@ class Simulated:
         )
 
     def _decide(self, slot: Slot, left: int, factor: float, began: float) -> None:
-        """`left` decisions are left."""
+        """Simulate the next of `left` remaining decisions."""
         costs = self.costs
         if not left:
             return self._come(slot, began)
@@ -293,7 +293,7 @@ class Simulated:
         if self.server:
             return self.server.act(partial(self.cores.serve, costs.step_s * factor, computed))
         act_s = costs.act(costs.environments)
-        if self.cores.speeds is None:  # nothing comes between its decisions
+        if self.cores.speeds is None:  # no other event happens between its decisions
             decision = act_s + factor * (costs.step_s + costs.wait_s)
             return self.clock.after(left * decision, partial(self._come, slot, began))
         self.cores.serve(act_s + costs.step_s * factor, computed)
@@ -306,33 +306,33 @@ class Simulated:
 
 
 def simulate(costs: Costs, setting: Setting, *, updates: int = 20, seed: int = 0) -> Outcome:
-    """What `setting` gives in so many updates, after the first ones.
+    """Simulate `setting` for a number of updates, after a warm-up.
 
     Raises:
-        UserError: for no updates.
+        UserError: without updates.
     """
     if updates < 1:
         raise UserError(f"expected updates of at least 1, got {updates}")
     crew = Simulated(costs, setting, seed)
     collectors = RemoteCollectors(crew, cast(TrainablePolicy, _NoWeights()), max_staleness=setting.max_staleness)
-    before, given, ages = _counts(crew, collectors), 0, 0.0
+    counts_before, rollouts, ages = _counts(crew, collectors), 0, 0.0
     for update in range(WARM_UP + setting.max_staleness + updates):
         if update == WARM_UP + setting.max_staleness:
-            before, given, ages = _counts(crew, collectors), 0, 0.0
+            counts_before, rollouts, ages = _counts(crew, collectors), 0, 0.0
         rollout = collectors.collect(1)
         count = rollout.done.shape[1]
-        given, ages = given + count, ages + count * rollout.told["staleness"]
+        rollouts, ages = rollouts + count, ages + count * rollout.told["staleness"]
         crew.work(costs.update(count * costs.decisions * costs.environments))
         collectors.version += 1
-    after = _counts(crew, collectors)
-    took, learner, collected, acted, dropped = (new - old for new, old in zip(after, before, strict=True))
+    counts_after = _counts(crew, collectors)
+    took, learner, collected, acted, dropped = (new - old for new, old in zip(counts_after, counts_before, strict=True))
     return Outcome(
-        given * costs.decisions * costs.environments / took,
+        rollouts * costs.decisions * costs.environments / took,
         learner / took,
         collected / took / setting.collectors,
         acted / took,
-        ages / given,
-        dropped / (given + dropped),
+        ages / rollouts,
+        dropped / (rollouts + dropped),
     )
 
 
@@ -342,7 +342,7 @@ def _counts(crew: Simulated, collectors: RemoteCollectors) -> tuple[float, ...]:
 
 
 class _NoWeights:
-    """What `RemoteCollectors` reads of a policy."""
+    """The part of a policy that `RemoteCollectors` reads."""
 
     device = torch.device("cpu")
 
@@ -351,13 +351,13 @@ class _NoWeights:
 
 
 def _rollout(version: int) -> Rollout:
-    """A decision of one environment: that a rollout has come, whatever is in it."""
-    nothing, no, zero = TensorDict({}, batch_size=[1, 1]), torch.zeros(1, 1, dtype=torch.bool), torch.zeros(1, 1, 1)
+    """A rollout of one decision of one environment, which only marks its arrival."""
+    empty, no, zero = TensorDict({}, batch_size=[1, 1]), torch.zeros(1, 1, dtype=torch.bool), torch.zeros(1, 1, 1)
     return Rollout(
-        observation=nothing,
-        last_observation=nothing[0],
+        observation=empty,
+        last_observation=empty[0],
         actions=zero,
-        sample=nothing,
+        sample=empty,
         log_prob=zero,
         reward=zero,
         executed=no,

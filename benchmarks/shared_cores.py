@@ -1,4 +1,4 @@
-"""Two trainings at once on the same cores, and one alone: python benchmarks/shared_cores.py [--json FILE].
+"""Two simultaneous trainings on the same cores, and one alone: python benchmarks/shared_cores.py [--json FILE].
 
 Each is a process that takes supervised steps of `libero_pick`'s policy with two threads. Threads that wait for each
 other sleep, as `embodied` has it, or spin first, the default of the OpenMP library: both are measured in turns.
@@ -44,22 +44,22 @@ def train() -> None:
     learner.step(batch, 0.0)
     print("ready", flush=True)
     sys.stdin.readline()
-    began = time.perf_counter()
+    start_s = time.perf_counter()
     for _ in range(STEPS):
         learner.step(batch, 0.0)
-    print(time.perf_counter() - began, flush=True)
+    print(time.perf_counter() - start_s, flush=True)
 
 
 def slowest_s(count: int, variables: dict[str, str]) -> float:
-    """Seconds of the slowest of `count` trainings that begin together, with environment `variables`."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_"))}
+    """Seconds of the slowest of `count` trainings that start together, with environment `variables`."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_"))}
     children = [
         subprocess.Popen(
             [sys.executable, __file__, "--train"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=kept | variables,
+            env=environment | variables,
         )
         for _ in range(count)
     ]
@@ -74,7 +74,7 @@ def slowest_s(count: int, variables: dict[str, str]) -> float:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Measure in turns; print milliseconds a step (median and range), and ratios."""
+    """Measure alternately; print milliseconds per step (median and range), and ratios."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--train", action="store_true", help=argparse.SUPPRESS)

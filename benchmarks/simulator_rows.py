@@ -19,14 +19,14 @@ from embodied.environment import Environment  # noqa: E402
 from embodied.environments.engine import light  # noqa: E402
 
 BANK = 64
-"""Different actions of each world, taken in turn."""
+"""Number of different actions of each world, used cyclically."""
 Loop = Callable[[int], int]
-"""Takes so many steps (ours: chunks) of all worlds; returns how many control steps were made in all."""
+"""Makes a number of steps (ours: chunks) of all worlds; returns the total number of control steps."""
 
 
 @dataclass
 class Row:
-    """One simulator with `worlds` worlds: both make a loop; `theirs` is None where there is no other library's."""
+    """One simulator with `worlds` worlds and two loops; `theirs` is None if there is no other library's loop."""
 
     name: str
     worlds: int
@@ -40,7 +40,7 @@ def random_actions(worlds: int, *shape: int, bank: int = BANK) -> torch.Tensor:
 
 
 def stepping(env: Environment, bank: int = BANK) -> Loop:
-    """Our loop: random chunks over the whole range; what has ended begins anew before the next one.
+    """Our loop: random chunks over the whole range; ended episodes restart before the next chunk.
 
     Each world has `bank` different actions, on the environment's device.
     """
@@ -67,7 +67,7 @@ def stepping(env: Environment, bank: int = BANK) -> Loop:
 
 
 def gym(id: str, worlds: int) -> Row:
-    """Theirs is SyncVectorEnv as it is made by default: an episode that ended is reset in a step of its own."""
+    """Rows of Gymnasium: the other loop is its default SyncVectorEnv, which resets an ended episode in its own step."""
 
     def ours() -> Loop:
         from sims.gym.environment import GymEnvironment
@@ -188,10 +188,10 @@ def robosuite(worlds: int, executed: int, camera: str = "", size: int = 128) -> 
 
 
 def mjcf(task: str, worlds: int) -> Row:
-    """An MJCF task of ours; the library's loop is one call of `mujoco.rollout` per control step, with its sensors.
+    """One of our MJCF tasks; the library's loop is one call of `mujoco.rollout` per control step, with its sensors.
 
-    Ours computes observation, reward and endings as well, and restarts what has ended; theirs begins every turn from
-    the same states.
+    Ours computes observation, reward and terminations as well, and restarts ended episodes; the library's loop begins
+    every turn from the same states.
     """
 
     def made() -> Any:  # noqa: ANN401 - imports of the simulator are its own
@@ -261,7 +261,7 @@ def isaac_lab(worlds: int) -> Row:
 
         def turn(steps: int) -> int:
             simulator.cfg.compute_final_obs = True
-            env.steps = simulator.episode_length_buf.clone()  # theirs went on meanwhile
+            env.steps = simulator.episode_length_buf.clone()  # the other loop has stepped the simulator meanwhile
             return loop(steps)
 
         return turn
@@ -285,14 +285,14 @@ def isaac_lab(worlds: int) -> Row:
 
 
 def own(task: str, worlds: int, *options: str) -> Row:
-    """A simulator of ours, by a task and options of train.py; nothing beside it."""
+    """One of our simulators, by a task and options of train.py, without another library's loop."""
 
     def ours() -> Loop:
         from embodied.command_line.config import compose
         from train import GROUPS, TrainConfig
 
-        made = compose(TrainConfig, "train", [f"task={task}", *options], GROUPS)[0].task
-        return stepping(made.environment(worlds, made.distributions[0], "train"))
+        task_config = compose(TrainConfig, "train", [f"task={task}", *options], GROUPS)[0].task
+        return stepping(task_config.environment(worlds, task_config.distributions[0], "train"))
 
     return Row(" ".join((task, *options)), worlds, ours)
 

@@ -1,4 +1,4 @@
-"""What this library adds to another one's simulator: control steps per CPU-second and memory, ours beside its own loop.
+"""Overhead of this library on other simulators: control steps per CPU-second and memory of our loop and theirs.
 
     python benchmarks/simulators.py [gym_pusher_16 robosuite ...] [--runs 5] [--seconds 1.0] [--output FILE]
 
@@ -42,14 +42,14 @@ TURN_S = 0.05
 
 
 def apart(function: Callable[..., Any], *arguments: Any) -> Any:  # noqa: ANN401 - the function's
-    """What `function` returns in a process of its own, which leaves nothing behind."""
+    """Call `function` in a process of its own, which leaves no state behind; returns its result."""
     context = multiprocessing.get_context("fork")
-    here, there = context.Pipe(duplex=False)
-    child = context.Process(target=lambda: there.send(function(*arguments)))
+    receiver, sender = context.Pipe(duplex=False)
+    child = context.Process(target=lambda: sender.send(function(*arguments)))
     child.start()
-    there.close()
+    sender.close()
     try:
-        return here.recv()
+        return receiver.recv()
     except EOFError as error:
         raise SystemExit(f"{function.__name__} failed in its process, see above") from error
     finally:
@@ -57,89 +57,91 @@ def apart(function: Callable[..., Any], *arguments: Any) -> Any:  # noqa: ANN401
 
 
 def grown_mb(make: Callable[[], Loop]) -> float:
-    """Megabytes by which this process grows for a loop that has made three steps."""
+    """Growth of this process in MB by a loop that has made three steps."""
 
     def resident() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
-    before = resident()
+    bytes_before = resident()
     make()(3)
-    return round((resident() - before) / 1e6, 1)
+    return round((resident() - bytes_before) / 1e6, 1)
 
 
 def timed(row: Row, runs: int, seconds: float) -> list[dict[str, float]]:
-    """CPU microseconds of a control step in each run, "ours" and "theirs", measured by turns."""
+    """CPU microseconds of a control step in each run, "ours" and "theirs", measured alternately."""
     makers = {"ours": row.ours, "theirs": row.theirs}
-    loops = {which: make() for which, make in makers.items() if make is not None}
-    lengths = {which: _length(loop) for which, loop in loops.items()}
-    found = []
+    loops = {owner: make() for owner, make in makers.items() if make is not None}
+    lengths = {owner: _length(loop) for owner, loop in loops.items()}
+    runs_us = []
     for _ in range(runs):
-        spent, made = dict.fromkeys(loops, 0.0), dict.fromkeys(loops, 0)
-        while min(spent.values()) < seconds:
-            for which, loop in loops.items():
-                began = time.process_time()
-                made[which] += loop(lengths[which])
-                spent[which] += time.process_time() - began
-        found.append({which: 1e6 * spent[which] / made[which] for which in loops})
-    return found
+        cpu_s, step_counts = dict.fromkeys(loops, 0.0), dict.fromkeys(loops, 0)
+        while min(cpu_s.values()) < seconds:
+            for owner, loop in loops.items():
+                start_s = time.process_time()
+                step_counts[owner] += loop(lengths[owner])
+                cpu_s[owner] += time.process_time() - start_s
+        runs_us.append({owner: 1e6 * cpu_s[owner] / step_counts[owner] for owner in loops})
+    return runs_us
 
 
 def _length(loop: Loop) -> int:
-    """Steps of a turn; the loop is warm afterwards."""
+    """Number of steps of a turn; warms up the loop."""
     loop(2)
-    began, steps = time.process_time(), 0
-    while time.process_time() - began < 2 * TURN_S:
+    start_s, steps = time.process_time(), 0
+    while time.process_time() - start_s < 2 * TURN_S:
         loop(1)
         steps += 1
     return max(1, steps // 2)
 
 
 def measure(row: Row, runs: int, seconds: float) -> dict[str, Any]:
-    """The table's row."""
+    """Measure one row of the table."""
     makers = {"ours": row.ours, "theirs": row.theirs}
-    memory = {which: apart(grown_mb, make) for which, make in makers.items() if make is not None}
-    found = apart(timed, row, runs, seconds)
-    step_us = {which: round(statistics.median(run[which] for run in found), 2) for which in found[0]}
+    memory = {owner: apart(grown_mb, make) for owner, make in makers.items() if make is not None}
+    runs_us = apart(timed, row, runs, seconds)
+    step_us = {owner: round(statistics.median(run[owner] for run in runs_us), 2) for owner in runs_us[0]}
     result: dict[str, Any] = {
         "name": row.name,
         "worlds": row.worlds,
         "step_us": step_us,
-        "steps_per_cpu_s": {which: round(1e6 / each) for which, each in step_us.items()},
+        "steps_per_cpu_s": {owner: round(1e6 / each) for owner, each in step_us.items()},
         "MB": memory,
     }
     if row.theirs is not None:
-        overheads = sorted(run["ours"] / run["theirs"] - 1.0 for run in found)
-        more = statistics.median(run["ours"] - run["theirs"] for run in found)
+        overheads = sorted(run["ours"] / run["theirs"] - 1.0 for run in runs_us)
+        difference_us = statistics.median(run["ours"] - run["theirs"] for run in runs_us)
         result["overhead"] = {
             "median": round(statistics.median(overheads), 4),
             "low": round(overheads[0], 4),
             "high": round(overheads[-1], 4),
-            "us_per_step_of_all": round(more * row.worlds, 1),
+            "us_per_step_of_all": round(difference_us * row.worlds, 1),
         }
     return result
 
 
 def line(row: dict[str, Any]) -> str:
-    """One row of the table, as Markdown."""
-    rates, memory, over = row["steps_per_cpu_s"], row["MB"], row.get("overhead")
-    told = "" if over is None else f"{over['median']:+.1%} ({over['low']:+.1%} to {over['high']:+.1%})"
+    """Format one row of the table as Markdown."""
+    rates, memory, overhead = row["steps_per_cpu_s"], row["MB"], row.get("overhead")
+    overhead_text = (
+        "" if overhead is None else f"{overhead['median']:+.1%} ({overhead['low']:+.1%} to {overhead['high']:+.1%})"
+    )
     cells = (
         row["name"],
         row["worlds"],
         f"{rates['ours']:,}",
-        f"{rates['theirs']:,}" if over else "",
-        told,
+        f"{rates['theirs']:,}" if overhead else "",
+        overhead_text,
         f"{memory['ours']:.0f}",
-        f"{memory['theirs']:.0f}" if over else "",
+        f"{memory['theirs']:.0f}" if overhead else "",
     )
     return "| " + " | ".join(map(str, cells)) + " |\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, print the table, write the JSON."""
+    """Measure all rows, print the table, and write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    here = [name for name in ROWS if name.startswith("isaac_lab") == (find_spec("isaaclab") is not None)]
-    parser.add_argument("rows", nargs="*", default=here, help=", ".join(ROWS))
+    available = [name for name in ROWS if name.startswith("isaac_lab") == (find_spec("isaaclab") is not None)]
+    parser.add_argument("rows", nargs="*", default=available, help=", ".join(ROWS))
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=1.0, help="CPU time of each in a run")
     parser.add_argument("--output", type=Path)
@@ -147,7 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if unknown := set(options.rows) - set(ROWS):
         parser.error(f"unknown rows {', '.join(sorted(unknown))}; expected some of {', '.join(ROWS)}")
     torch.set_num_threads(1)
-    before = os.getloadavg()[0]
+    load_before = os.getloadavg()[0]
     sys.stdout.write("| simulator | worlds | ours, steps per CPU-s | the library's own | overhead | MB | its MB |\n")
     sys.stdout.write("|---|---|---|---|---|---|---|\n")
     rows = {}
@@ -163,7 +165,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "threads": 1,
             "runs": options.runs,
             "seconds": options.seconds,
-            "load": [round(each, 1) for each in (before, os.getloadavg()[0])],
+            "load": [round(each, 1) for each in (load_before, os.getloadavg()[0])],
             "versions": versions(),
             "rows": rows,
         }

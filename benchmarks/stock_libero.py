@@ -36,9 +36,9 @@ def run(request: dict) -> dict:
 
 
 def record(request: dict) -> dict:
-    """Run `episodes` (initial state and actions) once and return everything that parity.py reads of a recording.
+    """Run `episodes` (initial state and actions) once; return the data of a recording for parity.py.
 
-    Fixtures are where stock's own reset puts them; the same `seed` gives the same places.
+    Fixtures are placed by stock's own reset; the same `seed` results in the same places.
     """
     import numpy as np
 

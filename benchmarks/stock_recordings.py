@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def record(python: Path, request: dict[str, Any], states: Array, actions: Array) -> dict[str, NDArray]:
-    """Arrays of a recording, [E, ...] each, of `actions` [E, T, 7] from `states` [E, 1+nq+nv] in stock."""
+    """Record `actions` [E, T, 7] from `states` [E, 1+nq+nv] in stock; returns arrays [E, ...]."""
     episodes = [{"state": s.tolist(), "actions": a.tolist()} for s, a in zip(states, actions, strict=True)]
     answer = ask_stock(python, {**request, "episodes": episodes}, "egl")
     if isinstance(answer, str):
@@ -81,7 +81,7 @@ EPISODE = ("success", "body_pos", "body_quat")
 
 
 def planned(scene: Scene, states: Array, fixed: dict[str, NDArray], seed: int) -> Array:
-    """Actions [E, T, 7] of our expert with fixtures `fixed`, up to the last success or the suite's step limit."""
+    """Plan actions [E, T, 7] of our expert with fixtures `fixed`, up to the last success or the suite's step limit."""
     count, rng = len(states), np.random.default_rng(seed)
     if any(goal.kind not in PLACES for goal in scene.goal):
         return rng.uniform(-0.5, 0.5, (count, RANDOM_STEPS, 7))

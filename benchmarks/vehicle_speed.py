@@ -42,13 +42,13 @@ from sims.vehicle.vehicles import F1TENTH, JACKAL  # noqa: E402
 
 COUNT = 256
 DENSE = Lidar(beams=1080, field_rad=math.radians(270.0), range_m=10.0, noise_m=0.02)
-"""The lidar of F1TENTH cars."""
+"""Lidar of F1TENTH cars."""
 TASKS = {"navigate": (Navigate(), JACKAL), "race": (Race(), F1TENTH)}
 
 
 @dataclass
 class Kind:
-    """One measured case: `call` makes `steps` steps or scans; `against` is the baseline it is divided by."""
+    """One measured case: `call` makes `steps` steps or scans; `against` is the baseline of the ratio."""
 
     name: str
     steps: int
@@ -58,7 +58,7 @@ class Kind:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, print the table, write the JSON."""
+    """Measure all kinds, print the table, and write the JSON."""
     options = _options(arguments)
     torch.set_num_threads(1)
     kinds = [*scans("navigate", None), *maps(), *steps("navigate", mapped=True), *scans("race", None), *steps("race")]
@@ -79,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def driven(name: str, lidar: Lidar | None, mapped: bool = False) -> VehicleEnvironment:
-    """Environments after some steps of random driving."""
+    """Make environments and drive them randomly for some steps."""
     mdp, vehicle = TASKS[name]
     env = VehicleEnvironment(COUNT, mdp=mdp, vehicle=vehicle, lidar=lidar, mapped=mapped)
     env.reset()
@@ -95,17 +95,17 @@ def commands(env: VehicleEnvironment, seed: int) -> torch.Tensor:
 
 
 def scans(name: str, lidar: Lidar | None) -> list[Kind]:
-    """The same scan in C, torch and NumPy."""
+    """Kinds of the same scan in C, torch and NumPy."""
     env = driven(name, lidar)
     mdp, lidar, now = env.mdp, env.simulator.lidar, env.now
-    given = now.state, env.parameters, now.world["circles"], now.world["segments"], env._key, now.steps
+    arguments = now.state, env.parameters, now.world["circles"], now.world["segments"], env._key, now.steps
     plain = Simulator(mdp.MODEL, lidar, dt_s=mdp.DT_S, substeps=mdp.SUBSTEPS, backend="torch")
     arrays = [part.numpy() for part in (now.state, now.world["circles"], now.world["segments"])]
     angles = lidar.angles().numpy().astype(np.float32)
     title = f"{name}, scan of {lidar.beams} beams, {now.world['segments'].shape[1]} segments"
-    small = [part[:32] for part in given]  # more pairs do not fit into the cache
+    small = [part[:32] for part in arguments]  # more pairs do not fit into the cache
     return [
-        Kind(f"{title}: C", COUNT, lambda: env.simulator.scan(*given), f"{title}: NumPy"),
+        Kind(f"{title}: C", COUNT, lambda: env.simulator.scan(*arguments), f"{title}: NumPy"),
         Kind(f"{title}: torch", 32, lambda: plain.scan(*small)),
         Kind(f"{title}: NumPy", 32, lambda: numpy_scan(*(part[:32] for part in arrays), angles, lidar)),
     ]
@@ -114,34 +114,34 @@ def scans(name: str, lidar: Lidar | None) -> list[Kind]:
 def numpy_scan(
     state: np.ndarray, circles: np.ndarray, segments: np.ndarray, angles: np.ndarray, lidar: Lidar
 ) -> np.ndarray:
-    """Ranges [N, B], every beam against every shape."""
+    """Ranges [N, B], testing every beam against every shape."""
     heading = state[:, 2:3] + angles
     dx, dy = np.cos(heading)[..., None], np.sin(heading)[..., None]
-    far = np.float32(lidar.range_m)
+    range_limit = np.float32(lidar.range_m)
     cx, cy = (circles[:, None, :, axis] - state[:, None, axis, None] for axis in (0, 1))
     room = circles[:, None, :, 2] ** 2 - (dx * cy - dy * cx) ** 2
     near = dx * cx + dy * cy - np.sqrt(np.maximum(room, 0.0))
-    found = np.where((room >= 0.0) & (near > 0.0), near, far).min(-1)
+    ranges = np.where((room >= 0.0) & (near > 0.0), near, range_limit).min(-1)
     ax, ay = (segments[:, None, :, axis] - state[:, None, axis, None] for axis in (0, 1))
     ex, ey = (segments[:, None, :, 2 + axis] - segments[:, None, :, axis] for axis in (0, 1))
     crossing = dx * ey - dy * ex
     crossing = np.where(np.abs(crossing) < 1e-12, np.float32(1e-12), crossing)
     distance, share = (ax * ey - ay * ex) / crossing, (ax * dy - ay * dx) / crossing
-    walls = np.where((distance > 0.0) & (share >= 0.0) & (share <= 1.0), distance, far).min(-1)
-    found = np.minimum(np.minimum(found, walls), far)
-    noise = np.random.default_rng(0).standard_normal(found.shape, dtype=np.float32)
-    return np.where(found < far, found + np.float32(lidar.noise_m) * noise, found)
+    walls = np.where((distance > 0.0) & (share >= 0.0) & (share <= 1.0), distance, range_limit).min(-1)
+    ranges = np.minimum(np.minimum(ranges, walls), range_limit)
+    noise = np.random.default_rng(0).standard_normal(ranges.shape, dtype=np.float32)
+    return np.where(ranges < range_limit, ranges + np.float32(lidar.noise_m) * noise, ranges)
 
 
 def maps() -> list[Kind]:
-    """A control step of the map that vehicles make of their lidar."""
+    """Kinds of a control step of the map that vehicles build from their lidar."""
     env = driven("navigate", None, mapped=True)
-    seen, compiled = env._measured(), env.map
+    measurement, compiled = env._measured(), env.map
     plain = LocalMap(compiled.angles, compiled.range_m, compiled.dt_s, compiled.lidar_x_m)
 
     def step(made: LocalMap, memory: torch.Tensor, count: int) -> None:
         for _ in range(compiled.every):  # one of which plans
-            made.update(memory, *(part[:count] for part in seen))
+            made.update(memory, *(part[:count] for part in measurement))
             made.observe(memory)
 
     title, memory = "navigate, maps and waypoints", env.now.map
@@ -153,30 +153,30 @@ def maps() -> list[Kind]:
 
 
 def steps(name: str, mapped: bool = False) -> list[Kind]:
-    """Dynamics with contact only, and full steps of the task with restarts."""
+    """Kinds of the dynamics with contact only, and of full steps of the task with restarts."""
     env = driven(name, None, mapped)
     now, command = env.now, commands(env, 9)[:, 0]
-    given = now.state, command, env.parameters, now.world["circles"], now.world["segments"]
+    arguments = now.state, command, env.parameters, now.world["circles"], now.world["segments"]
     frozen = torch.zeros(COUNT, dtype=torch.bool)
     observation = env.reset()
 
     def step() -> float:
         nonlocal observation
-        began = time.process_time()
+        start_s = time.process_time()
         actions = pursue(env, observation)
-        deciding = time.process_time() - began
+        deciding = time.process_time() - start_s
         transition = env.step(actions)
         observation = env.reset(mask=transition.done) if transition.done.any() else transition.observation
         return deciding
 
     return [
-        Kind(f"{name}, dynamics and contact: C", COUNT, lambda: env.simulator.advance(*given, frozen)),
+        Kind(f"{name}, dynamics and contact: C", COUNT, lambda: env.simulator.advance(*arguments, frozen)),
         Kind(f"{name}, env.step() with restarts", COUNT, step),
     ]
 
 
 def pursue(env: VehicleEnvironment, observation: TensorDict) -> torch.Tensor:
-    """Actions [N, 1, 2] that make episodes last: towards the goal, or along the track."""
+    """Actions [N, 1, 2] that prolong episodes: towards the goal, or along the track."""
     if isinstance(env.mdp, Race):
         return PurePursuit(env.contract, env.vehicle).act(observation).actions
     turn = 1.5 * observation["goal_direction"][:, 1]
@@ -184,15 +184,15 @@ def pursue(env: VehicleEnvironment, observation: TensorDict) -> torch.Tensor:
 
 
 def rate(kind: Kind, seconds: float) -> float:
-    """Steps per CPU-second, excluding the time that a call returns."""
+    """Steps per CPU-second, without the excluded time that a call returns."""
     kind.call()
-    spent, calls = 0.0, 0
-    while spent < seconds:
-        began = time.process_time()
-        other = kind.call()
-        spent += time.process_time() - began - (other if isinstance(other, float) else 0.0)
+    cpu_s, calls = 0.0, 0
+    while cpu_s < seconds:
+        start_s = time.process_time()
+        excluded_s = kind.call()
+        cpu_s += time.process_time() - start_s - (excluded_s if isinstance(excluded_s, float) else 0.0)
         calls += 1
-    return kind.steps * calls / spent
+    return kind.steps * calls / cpu_s
 
 
 def machine() -> dict[str, str | int | float]:

@@ -36,7 +36,7 @@ ALONE = ", without a guard"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, print the table, write the JSON."""
+    """Measure all policies and planners, print the table, and write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("result", choices=("navigate", "race"))
     parser.add_argument("runs", nargs="+", type=Path)
@@ -50,8 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit(f"error: expected runs of vehicle_{args.result}, each with a different seed")
     results = measured(task, policies | named)
     if isinstance(task, NavigateTask):
-        alone = measured(replace(task, guard=False), policies | named)
-        results |= {(who + ALONE, on): result for (who, on), result in alone.items()}
+        unguarded = measured(replace(task, guard=False), policies | named)
+        results |= {(who + ALONE, on): result for (who, on), result in unguarded.items()}
     report = {
         "command": f"python benchmarks/vehicle_tasks.py {args.result} RUN ...",
         "git_commit": git_commit(),
@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def measured(task: Task, policies: dict[str, Policy]) -> dict[tuple[str, str], EvaluationResult]:
-    """Results of `policies`, by name and distribution."""
+    """Evaluate `policies`; returns results by name and distribution."""
     return compare(
         lambda name: task.environment(NUM_ENVS, name, "eval"),
         task.distributions,
@@ -80,13 +80,13 @@ def measured(task: Task, policies: dict[str, Policy]) -> dict[tuple[str, str], E
 
 
 def load(run: Path) -> tuple[Task, Policy, dict[str, Any]]:
-    """The task of `run`, its final policy, and its training record."""
+    """Load the task of `run`, its final policy, and its training record."""
     saved = checkpoint.load(run)
     trained = compose(TrainConfig, "train", [], GROUPS, saved.config)[0]
     policy = trained.policy.build(saved.contract)
     saved.restore(policy)
-    spent = {name: saved.counters[name] for name in ("env_steps", "cpu_s")}
-    return trained.task, policy, {"seed": trained.seed, **spent, "weights_sha256": saved.weights_sha256}
+    counters = {name: saved.counters[name] for name in ("env_steps", "cpu_s")}
+    return trained.task, policy, {"seed": trained.seed, **counters, "weights_sha256": saved.weights_sha256}
 
 
 def rows(
@@ -105,13 +105,13 @@ def rows(
 
 
 def sooner(result: EvaluationResult, other: EvaluationResult) -> dict[str, float]:
-    """Mean difference of time, s, with a 95% interval, over the episodes that both succeeded in."""
+    """Mean difference of time, s, with a 95% interval, over episodes in which both succeeded."""
     key = next(name for name in result.metrics if name.endswith("time_s"))
-    both = result.success & other.success
-    apart = (result.metrics[key] - other.metrics[key])[both]
-    half = 1.96 * float(apart.std()) / math.sqrt(len(apart))
-    mean = float(apart.mean())
-    return {"time_s": mean, "low": mean - half, "high": mean + half, "episodes": len(apart)}
+    both_succeeded = result.success & other.success
+    differences = (result.metrics[key] - other.metrics[key])[both_succeeded]
+    half = 1.96 * float(differences.std()) / math.sqrt(len(differences))
+    mean = float(differences.mean())
+    return {"time_s": mean, "low": mean - half, "high": mean + half, "episodes": len(differences)}
 
 
 if __name__ == "__main__":

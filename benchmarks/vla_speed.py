@@ -62,7 +62,7 @@ other kernels round the velocities of ten steps otherwise. Wrong inputs give dif
 
 @dataclass(frozen=True)
 class Setting:
-    """What is measured, as the command line has it.
+    """Settings of the measurement, from the command line.
 
     `seconds` bounds the measurement of a row, of which the first repeat is always made. `depth` is the number of layers
     of each transformer of the published size; None: all.
@@ -82,14 +82,14 @@ class Setting:
 
 
 def contract(horizon: int) -> Contract:
-    """LIBERO's: two cameras, eight elements of state, seven of action."""
+    """LIBERO's contract: two cameras, eight elements of state, seven of action."""
     cameras = {name: TensorSpec((PICTURE, PICTURE, 3), "uint8", camera=name) for name in ("front", "wrist")}
     rest = {"state": TensorSpec((8,)), "instruction": text_spec(WORDS)}
     return Contract(cameras | rest, TensorSpec((7,), low=(-1.0,) * 7, high=(1.0,) * 7), 0.05, horizon, 5)
 
 
 class Published(Pi0Policy):
-    """pi0 of published sizes, with random weights; `depth` layers of each transformer if that is set."""
+    """pi0 with published sizes and random weights; each transformer has `depth` layers if that is set."""
 
     depth: int | None = None
 
@@ -102,7 +102,7 @@ class Published(Pi0Policy):
 
 
 def policy(setting: Setting, *, rank: int, **how: bool) -> Pi0Policy:
-    """A policy in bfloat16, with adapters of `rank` (0: all weights are trained), made on the device of `setting`."""
+    """Make a policy in bfloat16, with adapters of `rank` (0: all weights are trained), on the device of `setting`."""
     size = Size.TINY if setting.size == "published" else Size(setting.size)
     config = Pi0Config(size=size, denoising_steps=setting.denoising_steps, precision=Precision.BFLOAT16, **how)
     kind: Any = Pi0Policy
@@ -110,23 +110,25 @@ def policy(setting: Setting, *, rank: int, **how: bool) -> Pi0Policy:
         kind = type("Published", (Published,), {"depth": setting.depth})
     torch.manual_seed(0)
     with torch.device(setting.device):
-        made = kind(contract(setting.horizon), config)
+        model = kind(contract(setting.horizon), config)
         if rank:
-            adapters.adapt(made.model, rank)
-    prepare(made.model, Pi0Config(precision=Precision.BFLOAT16))  # what adapting has frozen
-    made = made.to(setting.device)
-    made.fit(observations(64, setting.device), torch.rand(64, 7, device=setting.device))
-    return made
+            adapters.adapt(model.model, rank)
+    prepare(model.model, Pi0Config(precision=Precision.BFLOAT16))  # what adapting has frozen
+    model = model.to(setting.device)
+    model.fit(observations(64, setting.device), torch.rand(64, 7, device=setting.device))
+    return model
 
 
 def observations(count: int, device: str) -> TensorDict:
-    """Random pictures and states [count], and an instruction."""
+    """Draw random pictures and states [count], with an instruction."""
     pictures = {
         name: torch.randint(256, (count, PICTURE, PICTURE, 3), dtype=torch.uint8, device=device)
         for name in ("front", "wrist")
     }
-    said = torch.from_numpy(encode("pick up the milk and place it in the basket", WORDS)).to(device).expand(count, -1)
-    return TensorDict(pictures | {"state": torch.rand(count, 8, device=device), "instruction": said}, [count])
+    instruction = (
+        torch.from_numpy(encode("pick up the milk and place it in the basket", WORDS)).to(device).expand(count, -1)
+    )
+    return TensorDict(pictures | {"state": torch.rand(count, 8, device=device), "instruction": instruction}, [count])
 
 
 class ChunkGraph:
@@ -139,18 +141,18 @@ class ChunkGraph:
     def __init__(self, made: Pi0Policy, seen: TensorDict) -> None:
         self.made = made
         self.inputs = [each.clone() for each in model_inputs(made, seen)]
-        beside = torch.cuda.Stream()  # libraries make their workspaces in the first passes, outside of the graph
-        beside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(beside):
+        side_stream = torch.cuda.Stream()  # libraries allocate their workspaces in the first passes, outside the graph
+        side_stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side_stream):
             for _ in range(2):
                 chunks(made, *self.inputs)
-        torch.cuda.current_stream().wait_stream(beside)
+        torch.cuda.current_stream().wait_stream(side_stream)
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
             self.actions = chunks(made, *self.inputs)
 
     def __call__(self, seen: TensorDict) -> Tensor:
-        """Chunks [N, H, A] in robot units, as `act(seen, deterministic=True)` has them."""
+        """Chunks [N, H, A] in robot units, equal to those of `act(seen, deterministic=True)`."""
         for mine, new in zip(self.inputs, model_inputs(self.made, seen), strict=True):
             assert mine.shape == new.shape, f"the graph is of inputs {list(mine.shape)}, got {list(new.shape)}"
             mine.copy_(new)
@@ -160,7 +162,7 @@ class ChunkGraph:
 
 @torch.no_grad()
 def model_inputs(made: Pi0Policy, seen: TensorDict) -> tuple[Tensor, ...]:
-    """What `chunks` needs of observations [N]: noise, state, pictures, tokens, and which tokens are real."""
+    """Inputs of `chunks` from observations [N]: noise, state, pictures, tokens, and the mask of real tokens."""
     inputs = made.inputs
     pictures = inputs.pictures(seen, made.model.picture_size)
     return made._noise(seen, True, None), inputs.standardised_state(seen), pictures, *inputs.tokens(seen)
@@ -175,28 +177,28 @@ def chunks(made: Pi0Policy, noise: Tensor, state: Tensor, pictures: Tensor, toke
 
 
 def timed(function: Callable[[], object], repeats: int, device: str, limit_s: float = float("inf")) -> list[float]:
-    """Seconds of each of `repeats` calls, after two that are not counted; of fewer once all took `limit_s`."""
+    """Seconds of each of `repeats` calls, after two warm-up calls; fewer calls if they take more than `limit_s`."""
     seconds, first = [], time.perf_counter()
     for repeat in range(repeats + 2):
         wait(device)
-        began = time.perf_counter()
+        start_s = time.perf_counter()
         function()
         wait(device)
         if repeat >= 2:
-            seconds.append(time.perf_counter() - began)
+            seconds.append(time.perf_counter() - start_s)
         if seconds and time.perf_counter() - first > limit_s:
             break
     return seconds
 
 
 def wait(device: str) -> None:
-    """Until the device has computed what it was asked to."""
+    """Wait until the device has finished all its work."""
     if device.startswith("cuda"):
         torch.cuda.synchronize()
 
 
 def latency(function: Callable[[], object], setting: Setting) -> dict[str, Any]:
-    """Time of a call, ms."""
+    """Latency of a call, ms."""
     seconds = timed(function, setting.repeats, setting.device, setting.seconds)
     ordered = sorted(seconds)
     return {
@@ -207,32 +209,32 @@ def latency(function: Callable[[], object], setting: Setting) -> dict[str, Any]:
 
 
 def sampling(made: Pi0Policy, setting: Setting) -> dict[str, Any]:
-    """Latency of a chunk as `act` computes it."""
-    seen = observations(setting.batch, setting.device)
-    return latency(lambda: made.act(seen, deterministic=True), setting)
+    """Latency of a chunk by `act`."""
+    inputs = observations(setting.batch, setting.device)
+    return latency(lambda: made.act(inputs, deterministic=True), setting)
 
 
 def sampling_by_graph(made: Pi0Policy, setting: Setting) -> dict[str, Any]:
-    """Latency of a chunk by a CUDA graph, and the largest difference from that of `act`, of other observations.
+    """Latency of a chunk by a CUDA graph, and the largest difference from `act` for other observations.
 
     Raises:
         RuntimeError: if the chunks differ by more than `ROUNDING`.
     """
-    first, seen = (observations(setting.batch, setting.device) for _ in range(2))
-    began = time.perf_counter()
+    first, inputs = (observations(setting.batch, setting.device) for _ in range(2))
+    start_s = time.perf_counter()
     graph = ChunkGraph(made, first)
     wait(setting.device)
-    capture_s = time.perf_counter() - began
-    difference = float((graph(seen) - made.act(seen, deterministic=True).actions).abs().max())
+    capture_s = time.perf_counter() - start_s
+    difference = float((graph(inputs) - made.act(inputs, deterministic=True).actions).abs().max())
     if not difference <= ROUNDING:
         raise RuntimeError(f"chunks of the CUDA graph differ from those of act by {difference:g}, at most {ROUNDING}")
-    return latency(lambda: graph(seen), setting) | {"capture_s": capture_s, "difference_from_act": difference}
+    return latency(lambda: graph(inputs), setting) | {"capture_s": capture_s, "difference_from_act": difference}
 
 
 def updating(made: Pi0Policy, setting: Setting, rank: int) -> dict[str, Any]:
-    """Updates by PPO's loss: samples per second, and FLOPs used of the peak."""
-    seen = observations(setting.minibatch, setting.device)
-    pieces = [part.clone() for part in seen.split(setting.piece)]
+    """Updates by PPO's loss: samples per second, and the share of peak FLOPs."""
+    inputs = observations(setting.minibatch, setting.device)
+    pieces = [part.clone() for part in inputs.split(setting.piece)]
     samples = [made.act(part) for part in pieces]
     trained = [*made.actor_parameters(), *made.critic_parameters()]
     optimiser = torch.optim.AdamW(trained, 1e-6, fused=True)
@@ -257,17 +259,17 @@ def updating(made: Pi0Policy, setting: Setting, rank: int) -> dict[str, Any]:
 
 
 def update_flops(made: Pi0Policy, seen: TensorDict, sample: TensorDict, rank: int) -> float:
-    """FLOPs of an update, of a sample: a forward pass, and the backward pass that the trained weights need."""
+    """FLOPs of an update per sample: a forward pass, and the backward pass that the trained weights need."""
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         made.evaluate(seen, sample)
     return (2 if rank else 3) * counter.get_total_flops() / len(seen)
 
 
 def loss(made: Pi0Policy, seen: TensorDict, sample: TensorDict, before: Tensor) -> Tensor:
-    """PPO's, summed over samples of advantage 1 and return 0."""
-    found = made.evaluate(seen, sample)
-    ratio = (found.log_prob - before).exp()
-    return found.value.square().sum() - torch.minimum(ratio, ratio.clamp(0.8, 1.2)).sum()
+    """PPO's loss, summed over samples of advantage 1 and return 0."""
+    evaluation = made.evaluate(seen, sample)
+    ratio = (evaluation.log_prob - before).exp()
+    return evaluation.value.square().sum() - torch.minimum(ratio, ratio.clamp(0.8, 1.2)).sum()
 
 
 def peak_flops(setting: Setting) -> float | None:
@@ -279,7 +281,7 @@ def peak_flops(setting: Setting) -> float | None:
 
 
 def measured(name: str, function: Callable[[], dict[str, Any]], device: str) -> dict[str, Any]:
-    """A row: what `function` measures, with the device's peak memory in GB (None on a CPU), or that it did not fit."""
+    """Row of the measurement `function`, with the device's peak memory in GB (None on a CPU), or its failure to fit."""
     cuda = device.startswith("cuda")
     gc.collect()
     if cuda:
@@ -293,7 +295,7 @@ def measured(name: str, function: Callable[[], dict[str, Any]], device: str) -> 
 
 
 def text(row: dict[str, Any]) -> str:
-    """A row on one line."""
+    """Format a row on one line."""
     parts = (f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in row.items())
     return "  ".join(parts)
 
@@ -312,7 +314,7 @@ def table(setting: Setting, compiled: bool) -> dict[str, Callable[[], dict[str, 
 
 
 def arguments() -> tuple[Setting, bool, Path]:
-    """What the command line asks for: the setting, whether to compile, and the file of results."""
+    """Parse the command line: the setting, whether to compile, and the file of results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", default="published", choices=("published", *(size.value for size in Size)))
     parser.add_argument("--device", default="cuda")
