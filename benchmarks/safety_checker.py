@@ -203,7 +203,7 @@ class Checker:
                 raise ViolationError(f"element {index} is {outside:.4g} outside of its walls")
 
     def _pause(self) -> None:
-        """Account for a pause: positions and displacements stood still, velocities continued until the robot stopped."""
+        """Account for a pause: positions and displacements stand still, velocities continue until the robot stops."""
         gap_s, stops_s = self.now_s - self.written_s, self.world.stops_after_s
         stands = stops_s is not None and gap_s > stops_s
         if not self.commanded_once or not (stands or gap_s > self.limits.command_timeout_s):

@@ -166,9 +166,7 @@ def training(record: Record, name: str, num_envs: int, options: Options, seconds
     judge = task.environment(options.size(64, 4), among, "eval")
     torch.manual_seed(0)
     policy = config.policy.build(env.contract).to(options.device)
-    iterations = train(
-        env, policy, config.algorithm, env_steps=config.env_steps
-    )  # the first rollout has normalised the policy
+    iterations = train(env, policy, config.algorithm, env_steps=config.env_steps)  # also normalises the policy
     outcome = early_return if name == HOVER else success
     length = config.algorithm.rollout_length
     before, lengths, env_steps = outcome(judge, policy, options, length), [], 0

@@ -51,8 +51,8 @@ def write(contract: Contract, scratch_bytes: int, directory: Path) -> dict[str, 
         shutil.copytree(C / name, directory / name)
     for name in FILLED:
         text_of_file = (directory / name).read_text(encoding="utf-8")
-        for place, text in _places(contract, scratch_bytes).items():
-            text_of_file = text_of_file.replace(f"@{place}@", text)
+        for marker, text in _places(contract, scratch_bytes).items():
+            text_of_file = text_of_file.replace(f"@{marker}@", text)
         (directory / name).write_text(text_of_file, encoding="utf-8")
     return {"stm32f405": WRITTEN, **dict.fromkeys(FLYING, WRITTEN)}
 

@@ -110,7 +110,7 @@ def decode_array(data: bytes, message_type: str, dtype: str) -> np.ndarray:
 def _layout(shape: tuple[int, ...]) -> Any:  # noqa: ANN401 - rosbags' message
     types = _store().types
     dimension = types["std_msgs/msg/MultiArrayDimension"]
-    dimensions = [dimension("", size, math.prod(shape[place:])) for place, size in enumerate(shape)]
+    dimensions = [dimension("", size, math.prod(shape[axis:])) for axis, size in enumerate(shape)]
     return types["std_msgs/msg/MultiArrayLayout"](dimensions, 0)
 
 

@@ -114,9 +114,9 @@ def demonstrations(
             notes += match.notes
         names = list(matches[0].task_names) if isinstance(task, PublishedTask) else []
         if missing_tasks := [name for index, name in enumerate(names) if index not in tasks]:
-            where = " and ".join(map(str, paths))
+            sources = " and ".join(map(str, paths))
             raise UserError(
-                f"no episodes of {', '.join(missing_tasks)} in {where}{matches[0].has()}; choose task.tasks=[...]"
+                f"no episodes of {', '.join(missing_tasks)} in {sources}{matches[0].has()}; choose task.tasks=[...]"
             )
         for note in notes:
             log.warning(note)
@@ -144,9 +144,9 @@ def _read(match: Match, contract: Contract, task: Task | None, *, alone: bool) -
 
 def _collected(folder: Path, contract: Contract, match: Match, *, privileged: bool) -> Iterator[Episodes]:
     """The episodes of the run's tasks in a folder, one at a time; with `privileged`, privileged observations too."""
-    episodes, own, origin = stored.read(folder)
+    episodes, own_contract, origin = stored.read(folder)
     try:
-        binding = contract.bind(own)
+        binding = contract.bind(own_contract)
     except UserError as error:
         differs = " ".join(str(error).split())
         raise UserError(f"{folder} does not serve the contract: {differs}; choose the task's options so") from error
@@ -187,8 +187,8 @@ def _write(
     for episode in episodes:
         named = {"action": episode.actions, **dict(episode.observation.items())}
         if wrong := [key for key, values in named.items() if not bool(values.isfinite().all())]:
-            where = f"{path} has infinity or not a number in {', '.join(wrong)}"
-            raise UserError(f"{where}, from row {count} on; leave out that episode")
+            message = f"{path} has infinity or not a number in {', '.join(wrong)}"
+            raise UserError(f"{message}, from row {count} on; leave out that episode")
         index = None if number is None else torch.full((len(episode.ends),), number)
         writer.add(replace(episode, dataset_index=index))
         count += len(episode)

@@ -232,7 +232,9 @@ class _Writer:
         }
         self._json("info", info)
         merged = {key: self._dataset_statistics(key) for key in self.stats[0]}
-        self._json("stats", {key: {name: v.tolist() for name, v in found.items()} for key, found in merged.items()})
+        self._json(
+            "stats", {key: {name: v.tolist() for name, v in statistics.items()} for key, statistics in merged.items()}
+        )
         (self.directory / "meta/contract.json").write_text(self.contract.to_json() + "\n", encoding="utf-8")
 
     def _dataset_statistics(self, key: str) -> dict[str, Array]:
@@ -276,15 +278,20 @@ class _Writer:
         }
         cell = self.pa.struct({"bytes": self.pa.binary(), "path": self.pa.string()})
         for key, frames in images.items():
-            cells = [{"bytes": data, "path": f"frame-{at:06d}.png"} for at, data in enumerate(encode_all(frames))]
+            cells = [
+                {"bytes": data, "path": f"frame-{number:06d}.png"} for number, data in enumerate(encode_all(frames))
+            ]
             arrays[key] = self.pa.array(cells, cell)
         table = self.pa.table(arrays)
         if self.file is None or self.file_bytes + table.nbytes > DATA_MB << 20:
             if self.file is not None:
                 self.file.close()
                 self.file_index += 1
-            place = {"chunk_index": self.file_index // FILES_PER_CHUNK, "file_index": self.file_index % FILES_PER_CHUNK}
-            path = self.directory / DATA_PATH.format(**place)
+            indices = {
+                "chunk_index": self.file_index // FILES_PER_CHUNK,
+                "file_index": self.file_index % FILES_PER_CHUNK,
+            }
+            path = self.directory / DATA_PATH.format(**indices)
             path.parent.mkdir(parents=True, exist_ok=True)
             self.file, self.file_bytes = self.pq.ParquetWriter(path, table.schema), 0
         self.file.write_table(table)

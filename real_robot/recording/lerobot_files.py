@@ -83,15 +83,15 @@ class Source:
         Raises:
             UserError: for files that are missing, damaged or out of order.
         """
-        wanted = None if tasks is None else {index: tasks(text) for index, text in self.tasks.items()}
+        task_numbers = None if tasks is None else {index: tasks(text) for index, text in self.tasks.items()}
         videos = {key for key in features if self.features[key]["dtype"] == "video"}
-        for number, rows in self._rows(sorted(features - videos), wanted):
+        for number, rows in self._rows(sorted(features - videos), task_numbers):
             length = len(rows)
             if rows["frame_index"].to_pylist() != list(range(length)):
                 raise UserError(f"episode {number} of {self.directory} has rows out of order, or not all of them")
             episode = {key: self._column(key, rows[key]) for key in features - videos}
             episode |= {key: self._frames(key, number, length) for key in videos}
-            yield number, (0 if wanted is None else wanted[rows[TASK][0].as_py()] or 0), episode
+            yield number, (0 if task_numbers is None else task_numbers[rows[TASK][0].as_py()] or 0), episode
 
     def _rows(self, columns: Sequence[str], wanted: dict[int, int | None] | None) -> Iterator[tuple[int, Any]]:
         """Yield number and table of each episode, whose rows may be in several row groups and files."""
@@ -136,9 +136,9 @@ class Source:
                     if task_indices is None:
                         yield file.read_row_group(group, names)
                         continue
-                    chosen = pa.compute.is_in(file.read_row_group(group, [TASK])[TASK], task_indices)
-                    if pa.compute.any(chosen).as_py():
-                        yield file.read_row_group(group, names).filter(chosen)
+                    mask = pa.compute.is_in(file.read_row_group(group, [TASK])[TASK], task_indices)
+                    if pa.compute.any(mask).as_py():
+                        yield file.read_row_group(group, names).filter(mask)
 
     def _column(self, key: str, column: Any) -> Cells:  # noqa: ANN401 - pyarrow's
         feature = self.features[key]
@@ -176,8 +176,8 @@ class Source:
             path = self.directory / template.format(video_key=key, chunk_index=chunk, file_index=number)
             return path, round(row[f"videos/{key}/from_timestamp"] * self.rate_hz)
         except (KeyError, TypeError) as error:
-            where = f"meta/episodes of {self.directory}"
-            raise UserError(f"{where} does not locate {key} of episode {episode}") from error
+            message = f"meta/episodes of {self.directory}"
+            raise UserError(f"{message} does not locate {key} of episode {episode}") from error
 
     @cached_property
     def success(self) -> dict[int, bool | None]:

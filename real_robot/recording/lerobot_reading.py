@@ -149,20 +149,22 @@ class _Named:
             raise _unfit(self._source, rows)
         specs = {**needed, ACTION: wanted.action}
         units = ", ".join(f"{key} in {spec.unit}" for key, spec in specs.items() if not spec.is_text and spec.unit)
-        where = f"{self._source.directory} has no units and frames; they are assumed to match the contract"
-        self._match.notes.append(f"{where}: {units}." if units else f"{where}.")
+        message = f"{self._source.directory} has no units and frames; they are assumed to match the contract"
+        self._match.notes.append(f"{message}: {units}." if units else f"{message}.")
         return {key: column for key, column in columns.items() if isinstance(column, _Column)}
 
     def _rate(self, wanted: Contract) -> str:
         """Describe a mismatch of the dataset's rate, and the remedy; "" if rates match or rows are resampled."""
-        rate, ours = self._source.rate_hz, 1.0 / wanted.control_dt_s
-        if abs(rate / ours - 1.0) <= 1e-4:
+        rate, wanted_hz = self._source.rate_hz, 1.0 / wanted.control_dt_s
+        if abs(rate / wanted_hz - 1.0) <= 1e-4:
             return ""
         if rate and self._match.options.resampling:
-            how = "its rows are skipped or repeated for"
-            self._match.notes.append(f"{self._source.directory} has {rate:g} Hz; {how} {ours:g} Hz.")
+            remedy = "its rows are skipped or repeated for"
+            self._match.notes.append(f"{self._source.directory} has {rate:g} Hz; {remedy} {wanted_hz:g} Hz.")
             return ""
-        return f"rate: expected {ours:g} Hz, got {rate:g} Hz; demonstration_resampling=true skips or repeats its rows"
+        return (
+            f"rate: expected {wanted_hz:g} Hz, got {rate:g} Hz; demonstration_resampling=true skips or repeats its rows"
+        )
 
     def _own_plan(self, own: Contract, wanted: Contract, needed: dict[str, TensorSpec]) -> dict[str, _Column]:
         """Columns by the dataset's contract `own`, bound to the contract `wanted`."""
@@ -200,19 +202,21 @@ class _Named:
 
     def _find(self, key: str, spec: TensorSpec) -> _Column | str:
         """Return the column of the feature's name, else of element names in the state; or an error text."""
-        theirs, their_elements = self._match.name(key), [self._match.name(name) for name in spec.names]
-        candidates = [theirs, f"observation.{theirs}", CAMERA + theirs] if key != ACTION else [theirs]
+        dataset_name, element_names = self._match.name(key), [self._match.name(name) for name in spec.names]
+        candidates = (
+            [dataset_name, f"observation.{dataset_name}", CAMERA + dataset_name] if key != ACTION else [dataset_name]
+        )
         for feature in (name for name in candidates if name in self._source.features):
             shape, names = tuple(self._source.features[feature]["shape"]), _names(self._source.features[feature])
-            if their_elements and names and set(their_elements) <= set(names) and not spec.is_picture:
-                return _Column(feature, spec, [names.index(name) for name in their_elements])
-            if their_elements and names and not spec.is_picture:
-                return f"expected elements {', '.join(their_elements)}, got {', '.join(names)}"
+            if element_names and names and set(element_names) <= set(names) and not spec.is_picture:
+                return _Column(feature, spec, [names.index(name) for name in element_names])
+            if element_names and names and not spec.is_picture:
+                return f"expected elements {', '.join(element_names)}, got {', '.join(names)}"
             if len(shape) != len(spec.shape) or any(a not in (-1, b) for a, b in zip(spec.shape, shape, strict=True)):
                 return f"expected {spec.shape}, got {shape}"
             return _Column(feature, spec)
         state = _names(self._source.features.get(STATE, {}))
-        for names in ([f"{theirs}.{name}" for name in their_elements], their_elements):
+        for names in ([f"{dataset_name}.{name}" for name in element_names], element_names):
             if names and set(names) <= set(state):
                 return _Column(STATE, spec, [state.index(name) for name in names])
         if spec.is_text and len(spec.shape) == 1 and TASK in self._source.features:

@@ -92,9 +92,9 @@ class Match:
             UserError: for unknown names, which it lists.
         """
         specs = {**contract.observation, "action": contract.action}
-        known = [*specs, *(name for spec in specs.values() for name in spec.names)]
-        if unknown := [name for name in self.options.names if name not in known]:
-            expected = ", ".join(dict.fromkeys(known))
+        names = [*specs, *(name for spec in specs.values() for name in spec.names)]
+        if unknown := [name for name in self.options.names if name not in names]:
+            expected = ", ".join(dict.fromkeys(names))
             raise UserError(f"demonstration_names has {', '.join(unknown)}; expected names of the contract: {expected}")
 
     def has(self) -> str:
@@ -155,11 +155,11 @@ class Limits:
         unit = f" {self._spec.unit}" if self._spec.unit not in ("", "1") else ""
         value_range = f"{self._lowest[worst]:.4g} to {self._highest[worst]:.4g}"
         expected = f"{self._spec.low[worst]:.4g} to {self._spec.high[worst]:.4g}{unit}"
-        where = f"{share:.1%} of the actions in {source} are outside the limits"
-        where = f"{where}: {name} is from {value_range}, expected {expected}"
+        message = f"{share:.1%} of the actions in {source} are outside the limits"
+        message = f"{message}: {name} is from {value_range}, expected {expected}"
         if share > LARGEST_SHARE:
-            raise UserError(f"{where}; convert the data set's units, or choose another")
-        return [f"{where}."]
+            raise UserError(f"{message}; convert the data set's units, or choose another")
+        return [f"{message}."]
 
 
 def resampled_rows(length: int, ratio: float) -> Array:

@@ -167,7 +167,7 @@ class Recorder:
         if generator is not None and not deterministic and self._generator_due:
             state, self._generator_due = generator.get_state().numpy(), False
         decision = ask(observation, *running, deterministic=deterministic, generator=generator)
-        running_fields = {name: _row(value) for one in running for name, value in vars(one).items()}
+        running_fields = {name: _row(value) for fields in running for name, value in vars(fields).items()}
         inputs = {key: _row(value) for key, value in observation.items()}
         self._put(Decided(stamp_s, inputs, _row(decision.actions), deterministic, running_fields, state))
         return decision
@@ -177,9 +177,8 @@ class Recorder:
         size = _bytes(item)
         with self._lock:  # so that a gap is written before the items that follow it
             full = self._waiting_bytes > 0 and self._waiting_bytes + size > self._capacity
-            lost = full and not isinstance(
-                item, Episode | Ended
-            )  # without these, other episodes would get the wrong outcome
+            # without beginnings and ends, other episodes would get the wrong outcome
+            lost = full and not isinstance(item, Episode | Ended)
             if lost or self._failure:
                 if not self.dropped:
                     log.warning(f"{self.path}: recording drops items: {self._failure or 'the disk is too slow'}")
@@ -354,8 +353,8 @@ def _chunk_bytes(contract: Contract) -> int:
     """Size of about a second of recording, within CHUNK_BYTES."""
     specs = [spec for spec in contract.observation.values() if not spec.privileged]
     tick = sum(map(_spec_bytes, specs))
-    least, most = CHUNK_BYTES
-    return int(min(most, max(least, 2 * tick / contract.control_dt_s)))
+    smallest, largest = CHUNK_BYTES
+    return int(min(largest, max(smallest, 2 * tick / contract.control_dt_s)))
 
 
 def _spec_bytes(spec: TensorSpec) -> int:

@@ -146,13 +146,13 @@ def foxglove_layout(contract: Contract) -> str:
 def _plot(title: str, drawn: list[tuple[str, TensorSpec, str]]) -> dict[str, Any]:
     paths = [
         {
-            "value": f"{ROOT}/{name}.data[{place}]",
+            "value": f"{ROOT}/{name}.data[{index}]",
             "label": f"{prefix}{_label(element, spec)}",
             "enabled": True,
             "timestampMethod": "receiveTime",
         }
         for name, spec, prefix in drawn
-        for place, element in enumerate(spec.names or map(str, range(int(np.prod(spec.shape)))))
+        for index, element in enumerate(spec.names or map(str, range(int(np.prod(spec.shape)))))
     ]
     return {"foxglovePanelTitle": title, "paths": paths, "xAxisVal": "timestamp", "isSynced": True, "showLegend": True}
 
@@ -161,8 +161,12 @@ def _tiled(panels: list[str], direction: str) -> Any:  # noqa: ANN401 - a name, 
     """Split the panels recursively into halves, alternating between rows and columns."""
     if len(panels) == 1:
         return panels[0]
-    half, other = (len(panels) + 1) // 2, "column" if direction == "row" else "row"
-    return {"direction": direction, "first": _tiled(panels[:half], other), "second": _tiled(panels[half:], other)}
+    half, other_direction = (len(panels) + 1) // 2, "column" if direction == "row" else "row"
+    return {
+        "direction": direction,
+        "first": _tiled(panels[:half], other_direction),
+        "second": _tiled(panels[half:], other_direction),
+    }
 
 
 @dataclass
@@ -182,8 +186,8 @@ class _Row:
 
     def text(self) -> str:
         share = f", {self.human} by a person" if self.human else ""
-        held = "".join(f"; {count} held: {reason}" for reason, count in self.held.items())
-        return f"{self.title}, {self.periods} periods{share}{held}"
+        holds = "".join(f"; {count} held: {reason}" for reason, count in self.held.items())
+        return f"{self.title}, {self.periods} periods{share}{holds}"
 
 
 def summary(recording: Recording) -> str:

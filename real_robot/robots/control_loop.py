@@ -124,12 +124,12 @@ class ControlLoop:
     def timing(self) -> Timing:
         """Statistics so far; may be called while the loop runs."""
         count = min(self._periods, len(self._late))
-        late, work = (_quantiles(values[:count]) for values in (self._late, self._work))
-        return Timing(self._periods, self._missed, self._overruns, late, work)
+        late_s, work_s = (_quantiles(values[:count]) for values in (self._late, self._work))
+        return Timing(self._periods, self._missed, self._overruns, late_s, work_s)
 
     def _count(self, late_s: float, work_s: float) -> None:
-        place = self._periods % len(self._late)  # ring buffer
-        self._late[place], self._work[place] = late_s, work_s
+        index = self._periods % len(self._late)  # ring buffer
+        self._late[index], self._work[index] = late_s, work_s
         self._overruns += work_s > self.period_s
         self._periods += 1
 

@@ -47,8 +47,8 @@ class Response:
         goal = np.asarray(self.scale) * action
         w, t = math.sqrt(self.stiffness), self.dt_s
         decay = math.exp(-w * t)
-        moved = goal * (1.0 - (1.0 + w * t) * decay) + velocity * t * decay
-        return moved / t, goal * w * w * t * decay + velocity * (1.0 - w * t) * decay
+        distance = goal * (1.0 - (1.0 + w * t) * decay) + velocity * t * decay
+        return distance / t, goal * w * w * t * decay + velocity * (1.0 - w * t) * decay
 
     @property
     def fastest(self) -> Array:

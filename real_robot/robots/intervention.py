@@ -131,7 +131,7 @@ class Operator:
         return command
 
     def wait_for(self, *buttons: str, sleep: Callable[[float], None] = time.sleep) -> str:
-        """As `Person`."""
+        """See `Person.wait_for`."""
         return wait_for(self._channel, buttons, sleep)
 
     def close(self) -> None:
@@ -165,7 +165,7 @@ class Leader:
         return self._positions()
 
     def wait_for(self, *buttons: str, sleep: Callable[[float], None] = time.sleep) -> str:
-        """As `Person`."""
+        """See `Person.wait_for`."""
         return wait_for(self._buttons, buttons, sleep)
 
     def close(self) -> None:

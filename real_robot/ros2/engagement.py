@@ -67,9 +67,9 @@ class Engagement:
 
     def hear(self, condition: Condition) -> None:
         """Process a status of the robot."""
-        left = self.phase is Phase.ASKING and self._follows and not condition.follows
+        stopped_following = self.phase is Phase.ASKING and self._follows and not condition.follows
         self.condition, self._heard_s = condition, self._clock()
-        if left:  # without a request of ours
+        if stopped_following:  # without a request of ours
             self.lose(condition.fault)
         self.stopped |= condition.stopped and self._heard_s > self._stop_s
         if not condition.follows:

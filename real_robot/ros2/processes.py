@@ -91,8 +91,8 @@ class Processes:
         values = {"autostart": "unconfigured"} | dict(parameters)
         file.write_text(yaml.safe_dump({f"/{name}": {"ros__parameters": values}}), encoding="utf-8")
         command = [sys.executable, "-m", f"{PROGRAMS}.{program or name}", "--ros-args"]
-        for old, new in ({"__node": name} | dict(remap or {})).items():
-            command += ["-r", f"{old}:={new}"]
+        for old_name, new_name in ({"__node": name} | dict(remap or {})).items():
+            command += ["-r", f"{old_name}:={new_name}"]
         return self.spawn(name, [*command, *(part for each in (*files, file) for part in ("--params-file", str(each)))])
 
     def spawn(self, name: str, command: Sequence[str]) -> subprocess.Popen[bytes]:

@@ -153,9 +153,9 @@ def _collected(outcomes: Sequence[tuple[str, dict[str, float], torch.Tensor]], t
         {name.removeprefix("metric."): grid(name) for name in metrics},
     )
     episodes = [(task, int(start)) for task, row in enumerate(starts) for start in row]
-    held = sum(int(trace[:, 0].isnan().sum()) for _, _, trace in outcomes)
-    if held:
-        log.warning(f"the robot held by itself for {held} of {int(grid('steps').sum())} control steps")
+    held_steps = sum(int(trace[:, 0].isnan().sum()) for _, _, trace in outcomes)
+    if held_steps:
+        log.warning(f"the robot held by itself for {held_steps} of {int(grid('steps').sum())} control steps")
     actions = {episode: trace[:, 1:].float() for episode, (_, _, trace) in zip(episodes, outcomes, strict=True)}
     latency_s = torch.cat([trace[:, 0] for _, _, trace in outcomes])
     return BackEndRun("ros2", result, actions, latency_s=latency_s[latency_s.isfinite()])
@@ -163,15 +163,15 @@ def _collected(outcomes: Sequence[tuple[str, dict[str, float], torch.Tensor]], t
 
 def run(arguments: list[str]) -> None:
     """Measure, print the summary, and write the output."""
-    wanted, _ = compose(Episodes, "software_in_the_loop", arguments, {})
-    back_end = run_episodes(wanted)
+    options, _ = compose(Episodes, "software_in_the_loop", arguments, {})
+    back_end = run_episodes(options)
     assert back_end.result is not None
     assert back_end.latency_s is not None
     quantiles = back_end.latency_s.quantile(torch.tensor([0.5, 0.99, 1.0], dtype=torch.float64)).tolist()
     record = back_end.result.summary() | {"latency_s": dict(zip(("p50", "p99", "max"), quantiles, strict=True))}
     log.info(json.dumps(record, indent=2))
-    if wanted.output:
-        with complete_or_absent(Path(wanted.output)) as temporary:
+    if options.output:
+        with complete_or_absent(Path(options.output)) as temporary:
             temporary.write_text(dumps_rows(record), encoding="utf-8")
 
 

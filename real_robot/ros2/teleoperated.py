@@ -63,7 +63,7 @@ def station(
     executor.add_node(node)
     try:
         table = robot_table(robot, wanted, options)
-        made, names = RosRobot(node, table, prefix), action_names(table.served)
+        ros_robot, names = RosRobot(node, table, prefix), action_names(table.served)
         joints = tuple(leader_joints) or names
         if len(joints) != len(names):
             raise UserError(f"expected leader_joints for {', '.join(names)}, got {list(joints)}")
@@ -71,27 +71,27 @@ def station(
 
         def alive() -> None:
             _spin(executor, ARRIVED_S)
-            made.beat()
+            ros_robot.beat()
 
         def begin() -> None:
-            made.reset()
-            made.start()
+            ros_robot.reset()
+            ros_robot.start()
 
         lead = leader_arm.positions if leader_arm else lambda: None
         try:
             yield Station(
-                made,
+                ros_robot,
                 table.served,
-                made.clock,
+                ros_robot.clock,
                 partial(_spin, executor),
                 begin,
-                heard=lambda: made.heard,
+                heard=lambda: ros_robot.heard,
                 alive=alive,
                 leader=lead,
                 translate=table.translate,
             )
         finally:
-            made.close()
+            ros_robot.close()
             _spin(executor, ARRIVED_S)  # deliver the last messages
     finally:
         executor.shutdown()

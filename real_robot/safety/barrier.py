@@ -156,9 +156,9 @@ class Barrier:
 
     def _from_shapes(self, position: Array) -> tuple[Array, Array]:
         """Directions away from obstacles [M, D] and the remaining room [M]."""
-        away = position - self._spheres[:, :-1]
-        lengths = np.linalg.norm(away, axis=1)
-        spheres = away / np.maximum(lengths, TOLERANCE)[:, None]
+        offsets = position - self._spheres[:, :-1]
+        lengths = np.linalg.norm(offsets, axis=1)
+        spheres = offsets / np.maximum(lengths, TOLERANCE)[:, None]
         normals = np.concatenate([self._planes[:, :-1], spheres])
         room = np.concatenate([self._planes[:, :-1] @ position - self._planes[:, -1], lengths - self._spheres[:, -1]])
         return normals, room - self._distance.margin_m
@@ -166,16 +166,16 @@ class Barrier:
     def _from_ranges(self, ranges: Array) -> tuple[Array, Array]:
         """Directions from obstacles to the point ahead [M, 2], in the body frame, and the remaining room [M]."""
         angles = self._distance.first_angle_rad + self._distance.angle_step_rad * np.arange(len(ranges))
-        away = np.stack([self._distance.ahead_m - ranges * np.cos(angles), -ranges * np.sin(angles)], 1)
-        lengths = np.linalg.norm(away, axis=1)
-        return away / np.maximum(lengths, TOLERANCE)[:, None], lengths - self._distance.margin_m
+        offsets = np.stack([self._distance.ahead_m - ranges * np.cos(angles), -ranges * np.sin(angles)], 1)
+        lengths = np.linalg.norm(offsets, axis=1)
+        return offsets / np.maximum(lengths, TOLERANCE)[:, None], lengths - self._distance.margin_m
 
 
 def share(velocity: Array, normals: Array, speed: Array) -> float:
     """The largest share in [0, 1] of `velocity` [D] with normals [M, D] velocity >= -speed [M] >= 0."""
     toward = -(normals @ velocity)
-    over = toward > speed
-    return float((speed[over] / toward[over]).min()) if over.any() else 1.0
+    exceeding = toward > speed
+    return float((speed[exceeding] / toward[exceeding]).min()) if exceeding.any() else 1.0
 
 
 def nearest(velocity: Array, normals: Array, speed: Array) -> Array | None:
@@ -227,8 +227,10 @@ def _inside(velocity: Array, normals: Array, speed: Array, reach: tuple[Array, A
 
 def _in_reach(velocity: Array, normals: Array, speed: Array, reach: tuple[Array, Array]) -> Array | None:
     """The point closest to `velocity` inside all half-spaces and `reach`, or None."""
-    one = np.eye(len(velocity))
-    return nearest(velocity, np.concatenate([normals, one, -one]), np.concatenate([speed, -reach[0], reach[1]]))
+    identity = np.eye(len(velocity))
+    return nearest(
+        velocity, np.concatenate([normals, identity, -identity]), np.concatenate([speed, -reach[0], reach[1]])
+    )
 
 
 def _join(

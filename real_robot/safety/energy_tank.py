@@ -57,12 +57,12 @@ class EnergyTank:
 
         `energy_j` is the work of the motion scaled by a factor, the stop after it included; 0 for the factor 0.
         """
-        left = max(self.energy_j - self._tank.reserve_j, 0.0)
-        if energy_j(1.0) <= left:
+        available_j = max(self.energy_j - self._tank.reserve_j, 0.0)
+        if energy_j(1.0) <= available_j:
             return 1.0
         share, step = 0.0, 0.5
         for _ in range(HALVINGS):  # bisection, as the work is not linear in the factor: braking grows with its square
-            if energy_j(share + step) <= left:
+            if energy_j(share + step) <= available_j:
                 share += step
             step *= 0.5
         return share

@@ -52,18 +52,18 @@ class Motion:
 
     def away(self, position: float, age: float) -> float:
         """Difference of the motion to `position`, measured `age` periods ago, from commanded motion; 0 if allowed."""
-        measured, place = self._measured, self._count - round(age)
-        if not measured or place > measured[-1][0]:
-            measured.append((place, position))
-        while len(measured) > 1 and measured[1][0] <= measured[-1][0] - self._periods:
-            measured.popleft()
-        (first, begin_position), (last, end_position) = measured[0], measured[-1]
+        measurements, period = self._measured, self._count - round(age)
+        if not measurements or period > measurements[-1][0]:
+            measurements.append((period, position))
+        while len(measurements) > 1 and measurements[1][0] <= measurements[-1][0] - self._periods:
+            measurements.popleft()
+        (first, begin_position), (last, end_position) = measurements[0], measurements[-1]
         if last - first < self._periods:
             return 0.0
-        moved = end_position - begin_position
+        measured_motion = end_position - begin_position
         # commanded motion over the same time if the robot follows 0, 1, ... periods late
-        candidates = [self._by(last - late) - self._by(first - late) for late in range(self._periods + 1)]
-        error = max(min(candidates) - moved, moved - max(candidates)) - self._fastest
+        commanded_motions = [self._by(last - delay) - self._by(first - delay) for delay in range(self._periods + 1)]
+        error = max(min(commanded_motions) - measured_motion, measured_motion - max(commanded_motions)) - self._fastest
         return error if error > self._allowed else 0.0
 
     def _by(self, count: int) -> float:

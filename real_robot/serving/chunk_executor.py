@@ -258,8 +258,8 @@ class ChunkExecutor:
         if not self._execution.aligned or found.overlap == 0:
             return now_s
         elapsed = min(found.overlap, steps_within(now_s - found.stamp_s, self._dt_s))
-        ended = elapsed < steps_within(now_s - found.stamp_s, self._dt_s)
-        return now_s - elapsed * self._dt_s if ended else found.stamp_s
+        chunk_ended = elapsed < steps_within(now_s - found.stamp_s, self._dt_s)
+        return now_s - elapsed * self._dt_s if chunk_ended else found.stamp_s
 
     def _missing(self, step: int, now_s: float) -> str:
         """Describe why no action covers `now_s`; "" if `step` is inside the chunk."""

@@ -93,15 +93,15 @@ def cut(episodes: Iterable[Episodes], keys: Sequence[str], steps: int, past: int
     Raises:
         UserError: if no episode is long enough.
     """
-    measured, actions = [], []
+    measurements, actions = [], []
     for episode in episodes:
         rows = torch.cat([episode.observation[key].reshape(len(episode), -1) for key in keys], 1)
         for first in range(past, len(episode) - steps, steps):
-            measured.append(rows[first : first + steps + 1])
+            measurements.append(rows[first : first + steps + 1])
             actions.append(episode.actions[first - past : first + steps])
-    if not measured:
+    if not measurements:
         raise UserError(f"expected more than {past + steps} periods without a break, got fewer")
-    return Segments(torch.stack(measured).double(), torch.stack(actions).double())
+    return Segments(torch.stack(measurements).double(), torch.stack(actions).double())
 
 
 def identify(
@@ -202,8 +202,8 @@ class _Fit:
         # with QR of the initial states' slopes, (1 - q q^T) projects both onto what initial states cannot explain
         q, r = torch.linalg.qr(torch.cat((state_slopes, ridge), 1))
         rest = (self.residual * self.weight).unsqueeze(-1)
-        both = torch.cat((slopes, rest), -1)
-        padded = torch.cat((both, both.new_zeros(len(both), ridge.shape[1], both.shape[2])), 1)
+        stacked = torch.cat((slopes, rest), -1)
+        padded = torch.cat((stacked, stacked.new_zeros(len(stacked), ridge.shape[1], stacked.shape[2])), 1)
         explained = q.mT @ padded
         unexplained = padded - q @ explained
         solved = torch.linalg.solve_triangular(r, explained, upper=True)  # [S, X, P + 1]

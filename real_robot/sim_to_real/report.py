@@ -89,8 +89,8 @@ def _figure(runs: Sequence[BackEndRun], rows: Sequence[Mapping[str, Any]], spec:
     summaries = {row["back_end"]: row["summary"] for row in rows if row["summary"]}
     draw_marks(success, {name: (each["success"], each["low"], each["high"]) for name, each in summaries.items()})
     for run in runs:
-        others = run.expected or (runs[0].actions if run is not runs[0] else {})
-        if len(differences := discrepancy(run.actions, others, spec)):
+        reference_actions = run.expected or (runs[0].actions if run is not runs[0] else {})
+        if len(differences := discrepancy(run.actions, reference_actions, spec)):
             actions.plot(
                 differences.sort().values, [(i + 1) / len(differences) for i in range(len(differences))], label=run.name
             )

@@ -55,11 +55,10 @@ class ActionLog:
         """Actions [T, A] in robot units by episode; every initial state must have run only once."""
         task, start, actions = (torch.cat(parts) for parts in zip(*self._rows, strict=True))
         keys = torch.stack((task, start), 1)
-        unique_keys, place = keys.unique(dim=0, return_inverse=True)
-        order = place.argsort(
-            stable=True
-        )  # groups by episode; the stable sort keeps the order of execution within each
-        groups = actions[order].split(place.bincount().tolist())
+        unique_keys, episode_index = keys.unique(dim=0, return_inverse=True)
+        # group by episode; the stable sort keeps the order of execution within each
+        order = episode_index.argsort(stable=True)
+        groups = actions[order].split(episode_index.bincount().tolist())
         return {(int(key[0]), int(key[1])): group for key, group in zip(unique_keys, groups, strict=True)}
 
 
@@ -101,14 +100,16 @@ def compare(runs: Sequence[BackEndRun], spec: TensorSpec) -> list[dict[str, Any]
     reference = runs[0]
     rows = []
     for run in runs:
-        others = run.expected or reference.actions
-        differences = discrepancy(run.actions, others, spec)
+        reference_actions = run.expected or reference.actions
+        differences = discrepancy(run.actions, reference_actions, spec)
         rows.append(
             {
                 "back_end": run.name,
                 "summary": None if run.result is None else run.result.summary(),
                 "gap": None if run is reference else _gap(run.result, reference.result),
-                "action_discrepancy": _spread(differences) if len(differences) and others is not run.actions else None,
+                "action_discrepancy": _spread(differences)
+                if len(differences) and reference_actions is not run.actions
+                else None,
                 "latency_s": _spread(run.latency_s) if run.latency_s is not None and len(run.latency_s) else None,
             }
         )
@@ -119,11 +120,19 @@ def _gap(result: EvaluationResult | None, reference: EvaluationResult | None) ->
     if result is None or reference is None:
         return None
     common = min(result.success.shape[1], reference.success.shape[1])
-    ours, theirs = result.first(common), reference.first(common)
-    names = [name for name in theirs.metrics if name in ours.metrics]  # trials on a robot have no metrics
-    metrics = {name: float((ours.metrics[name] - theirs.metrics[name]).nanmean()) for name in names}
+    result_episodes, reference_episodes = result.first(common), reference.first(common)
+    names = [
+        name for name in reference_episodes.metrics if name in result_episodes.metrics
+    ]  # trials on a robot have no metrics
+    metrics = {
+        name: float((result_episodes.metrics[name] - reference_episodes.metrics[name]).nanmean()) for name in names
+    }
     means = {name: None if math.isnan(mean) else mean for name, mean in metrics.items()}
-    return {"success": vars(ours.gain_over(theirs)), "metrics": means, "episodes": ours.success.numel()}
+    return {
+        "success": vars(result_episodes.gain_over(reference_episodes)),
+        "metrics": means,
+        "episodes": result_episodes.success.numel(),
+    }
 
 
 def _spread(values: Tensor) -> dict[str, float]:

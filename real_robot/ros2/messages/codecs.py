@@ -190,10 +190,10 @@ class LabelledArrays:
             raise UserError(f"expected one number as the stamp, got {dims[0].stride}")
         if sum(dim.stride for dim in dims) != len(data):
             raise UserError(f"expected {sum(dim.stride for dim in dims)} numbers, got {len(data)}")
-        arrays, place = {}, dims[0].stride
+        arrays, offset = {}, dims[0].stride
         for (key, spec), dim in zip(self.specs.items(), dims[1:], strict=True):
-            part = data[place : place + dim.stride]
-            place += dim.stride
+            part = data[offset : offset + dim.stride]
+            offset += dim.stride
             shape = (dim.size, *spec.shape[1:])
             if len(part) != np.prod(shape):
                 raise UserError(f"{key}: expected {shape}, got {len(part)} numbers")
@@ -261,7 +261,7 @@ class JointState:
             ForeignError: if a joint is missing: grippers and bases publish their joints on the same topic.
             UserError: if a field is missing.
         """
-        index = {name: place for place, name in enumerate(message.name)}
+        index = {name: offset for offset, name in enumerate(message.name)}
         if missing := [name for name in self.ros_joints if name not in index]:
             raise ForeignError(f"JointState without joints {missing}; it has {list(message.name)}")
         order = [index[name] for name in self.ros_joints]
@@ -322,8 +322,8 @@ class JointTrajectory:
         ((key, spec),) = self.specs.items()
         position = as_spec(key, spec, arrays[key]).astype(np.float64)
         # v = (q - q_before) / dt; constant deceleration over STOP_S ends at q_stop = q + v STOP_S / 2
-        before = arrays.get(BEFORE)
-        velocity = np.zeros_like(position) if before is None else (position - before) / self.control_dt_s
+        previous = arrays.get(BEFORE)
+        velocity = np.zeros_like(position) if previous is None else (position - previous) / self.control_dt_s
         stop = position + 0.5 * STOP_S * velocity
         if spec.low:
             stop = stop.clip(np.minimum(position, spec.low), np.maximum(position, spec.high))

@@ -69,9 +69,9 @@ class Frames:
             UserError: if the frames are not connected, as before the first message.
         """
         up, down = self._path(frame), self._path(of)
-        for root, there in up.items():
+        for root, pose_in_root in up.items():
             if root in down:
-                return there.inverse().then(down[root])
+                return pose_in_root.inverse().then(down[root])
         raise UserError(f"no transform from {of!r} to {frame!r} on /tf; known frames: {sorted(self._above)}")
 
     def _path(self, frame: str) -> dict[str, Transform]:

@@ -286,8 +286,8 @@ class CartesianNode(ManagedNode[CartesianSettings]):
             return
         assert self._hand is not None
         assert self._servo is not None
-        measured = self._hand.position, self._hand.rotation
-        position, rotation = self._servo.advance(velocity, self._period_s, measured)
+        measured_pose = self._hand.position, self._hand.rotation
+        position, rotation = self._servo.advance(velocity, self._period_s, measured_pose)
         if settings.output is Output.pose:
             # the target leads by velocity * lag, so that a controller that lags by as much is at the target pose
             ahead = velocity * settings.lag_s

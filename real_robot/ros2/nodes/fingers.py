@@ -71,8 +71,8 @@ class Fingers:
 
     def watch(self) -> None:
         """Resend a goal that was not accepted in time."""
-        late = self._node.steady_s - self._goal_s > ANSWER_S
-        if self._accepted or not late or self._closing is None:
+        overdue = self._node.steady_s - self._goal_s > ANSWER_S
+        if self._accepted or not overdue or self._closing is None:
             return
         if not self._refusal:
             self._refuse(f"has not answered a goal for {ANSWER_S:g} s")

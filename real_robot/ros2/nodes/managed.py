@@ -274,11 +274,11 @@ def read_settings(node: LifecycleNode, cls: type[S]) -> S:
         *parents, last = name.split(".")
         if name.split(".")[0] in NO_SETTINGS:
             continue
-        place = nested
+        node_settings = nested
         for parent in parents:
-            place = place.setdefault(parent, {})
+            node_settings = node_settings.setdefault(parent, {})
         value = parameter.value
-        place[last] = list(value) if hasattr(value, "__len__") and not isinstance(value, str) else value
+        node_settings[last] = list(value) if hasattr(value, "__len__") and not isinstance(value, str) else value
     try:
         config = OmegaConf.merge(OmegaConf.structured(cls), nested)
     except OmegaConfBaseException as error:

@@ -193,8 +193,8 @@ class PolicyNode(ManagedNode[PolicySettings]):
             self.get_logger().error(f"the loop failed and the robot holds: {type(error).__name__}: {error}")
             self.trigger_deactivate()
             return
-        if verdict.reason == MISSING and (why := self._executor.reason if self._executor else ""):
-            verdict = replace(verdict, reason=f"{MISSING}: {why}")
+        if verdict.reason == MISSING and (explanation := self._executor.reason if self._executor else ""):
+            verdict = replace(verdict, reason=f"{MISSING}: {explanation}")
         self._timing.add(begin_s, time.perf_counter() - begin_s, verdict)
         if verdict.state is not State.ACTIVE:
             self.get_logger().warning(f"the robot holds: {verdict.reason}", throttle_duration_sec=1.0)

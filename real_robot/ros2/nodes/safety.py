@@ -76,10 +76,10 @@ class SafetyNode(ManagedNode[SafetySettings]):
         settings = self.settings
         self._limits = read_limits(settings.limits)
         contract = read_contract(settings.checkpoint)
-        measured = {
+        measured_specs = {
             key: spec for key, spec in contract.observation.items() if key not in WAYPOINTS
         }  # without waypoints no map is computed
-        table = robot_table(settings.robot, replace(contract, observation=measured), settings.options)
+        table = robot_table(settings.robot, replace(contract, observation=measured_specs), settings.options)
         self._table = table.within(self._limits)
         longest_age_s = self._limits.observation_timeout_s
         observed = {"measured": self._measured, "repeated": self._measured, "observation_timeout_s": longest_age_s}

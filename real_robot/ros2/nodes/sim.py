@@ -196,10 +196,10 @@ class SimNode(ManagedNode[SimSettings]):
             # the node that has stopped the robot is silent: without a step, both would wait for each other
             self._holding = waited_s > self.settings.silence_s and bool(self._rows) and self._table.at_rest is not None
             return
-        fresh = self._command is not None and (
+        is_fresh = self._command is not None and (
             self._robot.clock() - self._commanded_s <= self.settings.command_timeout_s
         )
-        if fresh and not self._holding:
+        if is_fresh and not self._holding:
             self._write(self._command, self._latency_s)
         else:
             self._write(self._hold_action, np.nan)

@@ -283,7 +283,7 @@ def action_spec(wanted: Contract, names: Sequence[str], unit: str, frame: str = 
     if not wanted.action.low or set(names) != set(wanted.action.names):
         return spec
     order = [wanted.action.names.index(name) for name in names]
-    low, high = ([values[place] for place in order] for values in (wanted.action.low, wanted.action.high))
+    low, high = ([values[index] for index in order] for values in (wanted.action.low, wanted.action.high))
     return replace(spec, low=tuple(low), high=tuple(high))
 
 

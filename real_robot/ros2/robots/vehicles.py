@@ -183,8 +183,8 @@ def _vehicle(
     goal_specs = GOAL | {key: spec for key, spec in wanted.observation.items() if guide and key in WAYPOINTS}
     if goal := {key: spec for key, spec in goal_specs.items() if key in wanted.observation and key not in arrays}:
         states.append(Topic("goal_pose", Pose({"goal": "position"}, frame_id), COMMAND, lasting=True))
-        used = ("goal", *(key for key in ("position", "rotation") if key not in wanted.observation))
-        derived = Derived(goal, used, lambda seen: _only(goal, compute(seen)), _from_goal)
+        used_arrays = ("goal", *(key for key in ("position", "rotation") if key not in wanted.observation))
+        derived = Derived(goal, used_arrays, lambda seen: _only(goal, compute(seen)), _from_goal)
     at_rest = tuple(math.nan if element == "steering_angle" else 0.0 for element in command.codec.specs[ACTION].names)
     return make_table(name, wanted, rate_hz, states, command, arrays, stops_after_s, at_rest=at_rest, derived=derived)
 
