@@ -217,7 +217,7 @@ def _inside(velocity: Array, normals: Array, speed: Array, reach: tuple[Array, A
         return start
     if (solution := _in_reach(start, normals, speed, reach)) is not None:
         return solution
-    solution, allowed, step = start, excess, 0.5 * excess  # `start` is inside if all may be exceeded by so much
+    solution, allowed, step = start, excess, 0.5 * excess  # `start` is inside if all may be exceeded by this much
     for _ in range(HALVINGS):
         if (tighter := _in_reach(start, normals, speed + (allowed - step), reach)) is not None:
             solution, allowed = tighter, allowed - step

@@ -26,13 +26,13 @@ __all__ = ["Command", "Limits", "Safety", "State", "Verdict", "load_limits"]
 SAME = 1e-9
 """Commands that differ by less count as equal."""
 MISSING = "no command"
-"""Reason for holding without a command."""
+"""Why a robot holds that is not told what to do."""
 LATE = 0.25
 """Share of a period by which a command may be late without counting as missing."""
 
 
 class State(Enum):
-    """READY: before the first command. ACTIVE: commanding. HOLDING: stopping or silent. STOPPED: so until `reset`."""
+    """READY: nothing commanded yet. ACTIVE: commanding. HOLDING: stops and is silent. STOPPED: so until `reset`."""
 
     READY = "ready"
     ACTIVE = "active"
@@ -42,9 +42,9 @@ class State(Enum):
 
 @dataclass(frozen=True)
 class Verdict:
-    """Result of one command: the written action [A] (None if nothing was written), and the reason for a change.
+    """Result of one command: the action [A] that was written (None if nothing was), and why or how it was changed.
 
-    `limited` is whether the written action differs from the requested one.
+    `limited` says whether the written action differs from the requested one.
     """
 
     state: State
@@ -56,29 +56,28 @@ class Verdict:
 class Safety:
     """Checks every command and measurement of `robot`; writes an action inside all limits, or holds.
 
-    Holding is the stop that was certified with the last command: one action per period within all limits. It is
-    computed from the last command alone, however old the measurement is, and never moves towards a measurement. Nothing
-    is written after the stop, so that other programs may move the robot. A robot without `at_rest` gets no stop; its
-    own `hold` is called at once. Before the first command there is nothing to stop.
+    Holding is the stop that was certified with the last command: one action per period within all limits, from the last
+    command alone, however old the measurement is, and never towards a measurement; nothing is written afterwards, so
+    that nobody who moves the robot meanwhile is disturbed. A robot without `at_rest` gets no stop, but its own `hold`
+    at once. Before the first command there is nothing to stop.
 
-    - Input that is stale, reordered, from the future, not finite, or of another shape or frame is a fault: the robot
-      holds in the same period. A robot that is stopped by commands moves again once it stands still and the inputs of
-      `recovery_s` in a row were good; a robot without `at_rest` moves as soon as its own `hold` allows.
-    - A measured position that contradicts earlier ones is rejected and counted (`rejected`); if the contradiction
-      persists for `observation_timeout_s`, the robot stops until `reset`.
-    - A missing command also holds; the next command continues from the current state of the stop.
-    - Exceeded observation bounds, a robot that fails, refuses or does not follow, and `trip` stop until `reset`.
-    - After `command_timeout_s` without a command the program counts as silent, whichever method detects it. Commanded
-      velocities are assumed to have continued meanwhile, unless the robot has stopped by itself
-      (`Robot.stops_after_s`); all other elements stand still.
+    - Input that is stale, reordered, from the future, not finite, or of another shape or frame is a fault: it holds in
+      the same period. A robot that is stopped by commands moves again once it stands still and the inputs of
+      `recovery_s` in a row were good; any other one as its own `hold` lets it.
+    - A measured position that contradicts the ones before is rejected and counted (`rejected`); if it persists for
+      `observation_timeout_s`, the robot stops until `reset`.
+    - A missing command holds, too; the next command goes on from where the stop is.
+    - Exceeded observation bounds, a robot that fails, does not follow or says so, and `trip` stop until `reset`.
+    - After `command_timeout_s` without a command the program counts as silent, whoever notices it: velocities have gone
+      on meanwhile, unless the robot has stopped by itself (`Robot.stops_after_s`), all else stands still.
 
-    `clock` is the clock of the stamps. Control periods are counted in `steady` time, which does not jump; None:
-    `clock`. A robot that `relocates` may change its position at once, as in a simulator at the beginning of an episode:
-    its measurements are not compared with each other.
+    `clock` is that of the stamps. Control periods are counted in `steady` time, which does not jump; None: `clock`'s. A
+    robot that `relocates` may be put elsewhere at once, as a simulator's at the beginning of an episode: its
+    measurements are not compared with each other.
 
-    A motion starts at rest from measurements that are consistent with each other: from the last command if the measured
-    position is near it, else from the measured position. All methods may be called from any thread: once `trip` has
-    returned, only the stop is written.
+    A motion starts at rest from measurements that are consistent with each other: where the robot was commanded last if
+    it is measured near there, else where it is measured. All methods may be called from any thread: once `trip` has
+    returned, nothing but the stop is written.
 
     Raises:
         UserError: for limits that do not fit the robot's contract.
@@ -97,11 +96,11 @@ class Safety:
         self._lock = threading.RLock()
         self.state, self.reason = State.READY, ""
         self._now_s = self._steady_s = self._written_s = self._reset_s = -math.inf
-        self._counted_s = -math.inf  # end of the pauses accounted for
-        self._accepted_s = -math.inf  # time at which the newest accepted measurement was accepted
+        self._counted_s = -math.inf  # until when periods without a command are accounted for
+        self._accepted_s = -math.inf  # when the newest accepted measurement was accepted
         self._credit, self._went_back = 1.0, ""
         self._stopping = False
-        self._faulty = False  # motion resumes only after `_missing` good periods, at rest
+        self._faulty = False  # whether going on needs `_missing` good periods, and standing still
         self._missing = 0
 
     @property
@@ -111,11 +110,11 @@ class Safety:
 
     @property
     def rejected(self) -> int:
-        """Number of measurements that contradicted earlier ones."""
+        """Number of measurements that contradicted the ones before."""
         return self._consistency.rejected
 
     def observe(self, reading: Reading) -> None:
-        """Process a measurement without a command: a motion starts only after several that are consistent."""
+        """Take note of a measurement without a command: a motion starts from several that are consistent."""
         with self._lock:
             if not self._inputs.reading_fault(reading, self._time()):
                 self._accepted(reading)
@@ -123,8 +122,8 @@ class Safety:
     def command(self, action: Array | Command | None, reading: Reading | None) -> Verdict:
         """Write `action`, limited where necessary, or hold; call it once per period.
 
-        A command that arrives before the control period is over is not written: limits of velocity, acceleration and
-        jerk hold in real time. One period of jitter is tolerated.
+        A command that comes before the control period is over is not written: limits of velocity, acceleration and jerk
+        hold in real time. One period of jitter is tolerated.
         """
         with self._lock:
             now_s = self._time()
@@ -142,12 +141,12 @@ class Safety:
                 reading.observation, self._consistency.keys if self._consistency.fault else ()
             ):
                 return self._hold(State.STOPPED, bound)
-            # steady time bounds the age from below: a clock that goes back must not make an old measurement newer
+            # A clock that goes back makes an old measurement no newer.
             age_s = max(now_s - accepted.stamp_s, self._steady_s - self._accepted_s, 0.0)
             if (fault := self._consistency.fault) and age_s > self._limits.observation_timeout_s:
                 return self._hold(State.STOPPED, fault)
-            if self._moving and (deviation := self._filters.unfollowed(accepted.observation, age_s)):
-                return self._hold(State.STOPPED, deviation)
+            if self._moving and (away := self._filters.unfollowed(accepted.observation, age_s)):
+                return self._hold(State.STOPPED, away)
             if action is None:
                 return self._hold(State.HOLDING, MISSING)
             command = action if isinstance(action, Command) else Command(action)
@@ -160,7 +159,7 @@ class Safety:
             return self._go_on(np.asarray(command.action), accepted)
 
     def hold(self, reason: str, fault: bool = True) -> Verdict:
-        """Hold as after a bad input (`fault`), or as after a missing command; call it every period."""
+        """Hold, as after a bad input, or as after a missing command; call it every period."""
         with self._lock:
             self._time()
             if self.state is State.STOPPED:
@@ -168,16 +167,16 @@ class Safety:
             return self._fail(reason) if fault else self._hold(State.HOLDING, reason)
 
     def trip(self, reason: str) -> None:
-        """Stop in an emergency: the robot holds until `reset`."""
+        """Emergency stop: the robot holds now and until `reset`."""
         with self._lock:
             self._time()
             self._hold(State.STOPPED, reason)
 
     def reset(self) -> None:
-        """Leave the emergency stop: the next command that is issued after this call is checked like the first one.
+        """Leave the emergency stop: the next command that is issued from now on is checked like the first one.
 
-        It continues from a running stop. Measurements that contradicted earlier ones stay rejected: either the sensor
-        is repaired, or, if the robot really was moved, its program is restarted.
+        It goes on from a running stop. Measurements that contradicted the ones before stay rejected: either the sensor
+        is mended, or, where the robot really was put elsewhere, its program is started anew.
         """
         with self._lock:
             self._reset_s = self._time()
@@ -187,7 +186,7 @@ class Safety:
             self._filters.reset()
 
     def watch(self) -> None:
-        """Hold if the last command is older than `command_timeout_s`, and continue a stop.
+        """Hold if the last command is older than `command_timeout_s`, and carry on a stop.
 
         Call it every period from a timer outside the control loop.
         """
@@ -199,22 +198,22 @@ class Safety:
                 self._hold(self.state, self.reason)
 
     def settle(self, reason: str, wait: Callable[[float], None] = time.sleep) -> None:
-        """Hold, and return after the stop's last command; `wait` sleeps for one control period, in s."""
+        """Hold, and return when the robot has its last command; `wait` waits for the given s, a control period."""
         self.hold(reason, fault=False)
         while self._stopping:
             wait(self._period_s)
             with self._lock:
-                self._credit = 1.0  # one step per iteration, even if the clock stands still
+                self._credit = 1.0  # the time of this loop counts, whatever the clock says
                 self._hold(self.state, self.reason)
 
     def _accepted(self, reading: Reading) -> Reading:
-        """Process a valid measurement; return the newest one that does not contradict earlier ones."""
-        previous, follows = self._consistency.accepted, True
-        if previous and self._consistency.fault:
+        """The newest measurement that does not contradict the ones before, after the valid `reading`."""
+        before, follows = self._consistency.accepted, True
+        if before and self._consistency.fault:
             age_s = max(self._now_s - reading.stamp_s, 0.0)
-            follows = self._filters.leads(previous.observation, reading.observation, age_s)
+            follows = self._filters.leads(before.observation, reading.observation, age_s)
         accepted = self._consistency.take(reading, self._moving, follows)
-        if accepted is not previous:
+        if accepted is not before:
             self._accepted_s = self._steady_s
             self._filters.mark()
         return accepted
@@ -226,12 +225,12 @@ class Safety:
 
     @property
     def _silent(self) -> bool:
-        """Whether commands are missing for `command_timeout_s`, or for so long that the robot has stopped by itself."""
+        """Whether commands have been missing for `command_timeout_s`, or for so long that the robot has stopped."""
         return self._steady_s - self._written_s > self._limits.command_timeout_s + 1e-6 or self._stands
 
     @property
     def _stands(self) -> bool:
-        """Whether the robot has brought commanded velocities to rest by itself."""
+        """Whether the robot has brought velocities to rest by itself."""
         after_s = self._robot.stops_after_s
         return after_s is not None and self._steady_s - self._written_s > after_s
 
@@ -244,8 +243,8 @@ class Safety:
         if self._moving and self._silent:
             self._hold(State.HOLDING, "no command in time", writes=False)
         if not self._moving and (self._consistency.fault or not self._consistency.settled):
-            inconsistency = self._consistency.fault or "too few consistent measurements yet to start from"
-            return self._hold(State.HOLDING, inconsistency)
+            waits = self._consistency.fault or "too few consistent measurements yet to start from"
+            return self._hold(State.HOLDING, waits)
         idle_s = self._steady_s - self._written_s
         if not self._moving and (fault := self._filters.outside(reading.observation, idle_s)):
             return self._fail(fault)
@@ -261,7 +260,7 @@ class Safety:
         return Verdict(State.ACTIVE, written, limited=bool((np.abs(written - action) > SAME).any()))
 
     def _account_for_pause(self) -> None:
-        """Advance the filters by the periods without a command."""
+        """Tell the filters of the periods in which nothing was commanded."""
         if not self._moving:
             self._counted_s = self._steady_s
             return
@@ -271,13 +270,12 @@ class Safety:
         self._counted_s = min(self._counted_s + max(periods, 1) * self._period_s, self._steady_s)
 
     def _fail(self, reason: str) -> Verdict:
-        """Hold after a fault: motion resumes only after `recovery_s` of good periods."""
         if self.state is not State.READY and self._robot.at_rest is not None:
             self._faulty, self._missing = True, self._recovery
         return self._hold(State.HOLDING, reason)
 
     def _hold(self, state: State, reason: str, writes: bool = True) -> Verdict:
-        """Enter `state` and, if `writes`, take the next step of the stop, if there is one."""
+        """Take the next step of the stop, if there is one and `writes`."""
         begins = self.state is State.ACTIVE or (self._stopping and self._silent)
         if begins and self._robot.at_rest is not None:
             self._account_for_pause()
@@ -296,7 +294,6 @@ class Safety:
         return Verdict(self.state, action, reason)
 
     def _write(self, action: Array) -> None:
-        """Write to the robot; an exception stops it until `reset` and is raised again."""
         try:
             self._robot.write(action)
         except Exception as error:
@@ -305,9 +302,9 @@ class Safety:
             raise
 
     def _time(self) -> float:
-        """Read both clocks; if `clock` went back, forget stamps of earlier inputs and report it as a fault."""
+        """The time; if the clock went back, what was known by the old time is forgotten."""
         (now_s, steady_s), last_s = (self._clock(), self._steady()), self._now_s
-        back_s = min(steady_s - self._steady_s, 0.0)  # negative if steady time, a simulator's, went back
+        back_s = min(steady_s - self._steady_s, 0.0)  # a simulator's time may go back
         self._written_s, self._counted_s = self._written_s + back_s, self._counted_s + back_s
         self._accepted_s += back_s
         self._now_s, self._steady_s = now_s, steady_s
@@ -318,12 +315,11 @@ class Safety:
         return now_s
 
     def _due(self, jitter: float = 1.0) -> bool:
-        """Whether a period has passed since the last command, or up to `jitter` periods less after a late command.
+        """Whether a period has passed since the last command, or up to `jitter` periods less after a late one.
 
-        If so, the period is used up, and the pause before it is accounted for. A stop, which several callbacks
-        continue, takes at most one step per period.
+        If so, counts it as used, and accounts for the pause before it. A stop, which is carried on from several
+        callbacks, is never two steps in one.
         """
-        # credit counts unused periods: + elapsed / period, at most 1 + jitter, - 1 per written command
         since_s = self._steady_s - self._written_s
         credit = min(self._credit + since_s / self._period_s, 1.0 + jitter)
         if credit < 1.0 - 1e-6:
@@ -348,7 +344,7 @@ class Bounds:
         self._attitude = _attitude(contract, limits.attitude) if limits.attitude else []
 
     def broken(self, observation: dict[str, Array], rejected: Collection[str] = ()) -> str:
-        """Describe the first violated bound, except of `rejected` keys; "" if there is none."""
+        """Description of the first violated bound, except of the keys that were `rejected`; "" if there is none."""
         for name, (key, index), bounds in self._rows:
             if key in rejected:
                 continue
@@ -357,17 +353,16 @@ class Bounds:
                 return f"{name} is {value:.4g}, outside {bounds.low:.4g} to {bounds.high:.4g}"
         if self._attitude:
             values = [float(observation[key][index]) for key, index in self._attitude]
-            # world z component of the body's z axis: zz of a rotation matrix, 1 - 2 (x^2 + y^2) of a quaternion
             upright = values[0] if len(values) == 1 else 1.0 - 2.0 * (values[0] ** 2 + values[1] ** 2)
             if upright < self._upright:
                 return f"tilted by {math.acos(max(upright, -1.0)):.3g} rad, limit {math.acos(self._upright):.3g}"
         return ""
 
     def ahead(self, observation: dict[str, Array], delay_s: float) -> str:
-        """Describe a bound that a hold could not meet; "" if there is none.
+        """Description of a bound that holding could not meet; "" if there is none.
 
-        The measurement is `delay_s` old when the next command is written. That command may be the last one until the
-        program counts as silent, and takes effect after the robot's lag.
+        The measurement is `delay_s` old when the next command comes, which may be the last one until the program counts
+        as silent, and has an effect after the robot's lag.
         """
         delay_s += self._late_s
         for name, place, rate_place, bounds in self._rates:
@@ -380,7 +375,6 @@ class Bounds:
 
 def _travel(rate: float, delay_s: float, bounds: ObservedRange) -> float:
     """Distance that an element travels if it accelerates for `delay_s` and is then brought to rest."""
-    # v t + a t^2 / 2 + (v + a t)^2 / (2 deceleration)
     faster = max(rate + bounds.acceleration * delay_s, 0.0)
     return (rate + 0.5 * bounds.acceleration * delay_s) * delay_s + 0.5 * faster * faster / bounds.deceleration
 
