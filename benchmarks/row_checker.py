@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.row_known import CLOSE_S, FOLLOWING_RAD, START_READINGS, Known
+from benchmarks.row_known import CLOSE_S, FOLLOWING_RAD, Known
 from benchmarks.safety_checker import Track, ViolationError
 from real_robot.robots.robot import Array
 from real_robot.ros2.robots.quadrotors import PX4_ARMED, PX4_HOLD, PX4_OFFBOARD
@@ -127,9 +127,7 @@ class StoppedByCommands(RowChecker):
         known.tracks = self.tracks
         self.rates = np.array([dt_s if track.given.kind is Kind.VELOCITY else 1.0 for track in self.tracks])
         self.fresh, self.silent = True, False
-        self.sent_s = self.ran_s = self.idle_s = -math.inf
-        self.now_s, self._clock_s = 0.0, math.inf
-        """Time that has passed: a clock that jumps back makes nothing undone."""
+        self.ran_s = self.idle_s = -math.inf
         self.commands = 0
         self.bounds: list[tuple[float, float, float]] = []
 
@@ -140,9 +138,6 @@ class StoppedByCommands(RowChecker):
 
     def check(self, before: str, values: list[Array]) -> None:
         """See the class."""
-        clock_s = self.graph.ros_s if self.graph.simulated else self.graph.now_s
-        self.now_s += max(clock_s - self._clock_s, 0.0)
-        self._clock_s = clock_s
         if self.now_s - self.ran_s > 1.01 * self.dt_s:  # the process was suspended
             self.idle_s = self.now_s
         self.ran_s = self.now_s
@@ -155,7 +150,7 @@ class StoppedByCommands(RowChecker):
         if before == "active" or (before == "holding" and self.state == "stopped"):
             self._begin_stop()
         self.commands += len(values)
-        self._rest(values[0] if values else None)
+        self._rest()
         if not values:
             self.silent = self.silent or self.now_s - self.idle_s > 2.01 * self.dt_s
         self.known.moving = not (self.silent or all(track.still for track in self.tracks))
@@ -166,13 +161,18 @@ class StoppedByCommands(RowChecker):
             self._within()
 
     @property
+    def now_s(self) -> float:
+        """Time that has passed."""
+        return self.known.passed_s
+
+    @property
     def _gap_s(self) -> float:
-        return self.now_s - self.sent_s
+        return self.now_s - self.known.sent_s
 
     def _active(self, values: Array) -> None:
         self.silent, self.known.moving = False, True
         rests = all(track.still for track in self.tracks)
-        self._rest(values)
+        self._rest()
         paused = self._gap_s > self.limits.command_timeout_s and all(track.position for track in self.tracks)
         if self.fresh or rests or paused:
             self._start(values)
@@ -180,36 +180,34 @@ class StoppedByCommands(RowChecker):
         self._take(values)
         self.fresh = False
 
-    def _rest(self, values: Array | None) -> None:
+    def _rest(self) -> None:
         """Process a standstill by the robot's own time-out, which may be commanded once.
 
-        Just at the time-out the robot may stand or move: `values` may continue from either.
+        Just at the time-out the robot may stand or move, and commands may continue from either state.
         """
         stops_after_s = self.table.stops_after_s
-        for index, track in enumerate(self.tracks):
+        for track in self.tracks:
             rests_s = self.limits.command_timeout_s if track.position else stops_after_s
             if rests_s is None or self._gap_s < rests_s - CLOSE_S:
                 continue
-            stands = self._gap_s > rests_s + CLOSE_S
-            if not stands and values is not None:
-                value = values[index] * self.rates[index]
-                stands = track.position or abs(value) < abs(value - track.w)
-            if stands:
-                track.rest(track.p)
-                self.silent = False
+            self.silent = False
+            if self._gap_s > rests_s + CLOSE_S:
+                track.w, track.b, track.unknown = 0.0, 0.0, 0
+            else:
+                track.unknown = 3
 
     def _start(self, values: Array) -> None:
         """Check that a motion begins at the measured position, or continues from the commanded one."""
-        is_measured = any(track.position and track.given.measured for track in self.tracks)
+        measured = any(track.position and track.given.measured for track in self.tracks)
         # one less, because with a clock that stands still or jumps, repeated measurements are ambiguous
-        if is_measured and self.known.consistent < START_READINGS - 1:
+        if measured and self.known.consistent < self.known.needed - 1:
             raise ViolationError(f"begun after {self.known.consistent} consistent measurements")
         for index, track in enumerate(self.tracks):
             value = values[index] * self.rates[index]
             if track.position and track.given.measured:
-                is_measured = self.known.position[index]
-                follows = not self.fresh and abs(is_measured - track.p) <= self._following(track)
-                track.rest(track.p if follows else min(max(is_measured, track.low), track.high))
+                measured = self.known.position[index]
+                follows = not self.fresh and abs(measured - track.p) <= self._following(track)
+                track.rest(track.p if follows else min(max(measured, track.low), track.high))
             elif track.position and not track.given.measured and self.fresh:
                 track.rest(value if not track.given.limited else track.given.rest)
             else:
@@ -253,7 +251,7 @@ class StoppedByCommands(RowChecker):
         for index, (track, value) in enumerate(zip(self.tracks, values * self.rates, strict=True)):
             if broken := track.take(float(value), length):
                 raise ViolationError(f"element {index}: {broken}")
-        self.sent_s = self.idle_s = self.now_s
+        self.known.sent_s = self.idle_s = self.now_s
 
 
 class StoppedByItself(RowChecker):

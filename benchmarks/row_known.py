@@ -13,7 +13,7 @@ from embodied.errors import UserError
 from real_robot.ros2.messages.codecs import ForeignError, read
 from real_robot.ros2.nodes.safety import SafetySettings
 from real_robot.ros2.partners import LOOK_S
-from real_robot.ros2.robots.tables import ACTION, Table
+from real_robot.ros2.robots.tables import ACTION, Table, Topic
 from real_robot.safety.limits import Limits
 
 CLOSE_S = 1e-6
@@ -28,8 +28,12 @@ class Known:
     def __init__(self, graph: Network, table: Table, limits: Limits, settings: SafetySettings) -> None:
         self.graph, self.table, self.limits, self.settings = graph, table, limits, settings
         self.command = settings.prefix + table.command.name
+        self._long = max(math.ceil(limits.recovery_s / table.control_dt_s), START_READINGS)
+        self._convincing = START_READINGS + math.ceil(limits.lag_s / table.control_dt_s)
         self.tracks: list[Track] = []
         """What has been commanded lately, by element; `row_checker` knows."""
+        self.passed_s, self._clock_s = 0.0, math.inf
+        """Time that has passed: a clock that jumps back makes nothing undone."""
         self.forget()
 
     def forget(self) -> None:
@@ -40,10 +44,16 @@ class Known:
         """What is stamped until then, and later than a simulator's clock, was on its way when that jumped back."""
         self.stamps: dict[str, float | None] = {}
         """Of the newest message of each topic; None of one that cannot be used."""
+        self._newest_s = -math.inf  # newest stamp of a measurement
         self.position, self._position_s = np.empty(0), -math.inf
         """The last measured position that the ones before make possible."""
         self.consistent = 0
         """Number of consistent measurements in a row."""
+        self.needed = START_READINGS
+        """Number of them from which a motion may start."""
+        self.sent_s = -math.inf
+        """When something was commanded last, in `passed_s`; `row_checker` knows."""
+        self._astray = self._followed = 0  # rejected measurements; those in a row that are where commands led
         self._newest: tuple[np.ndarray, float] | None = None  # position that waits for the other topics
         self._stamp_s = -math.inf  # of the newest position
         self._trusted = self._rejected = False  # enough consistent measurements were read; the newest one is impossible
@@ -63,18 +73,27 @@ class Known:
         self.status: Any = None
         self.refusals: dict[str, str] = {}
 
+    @property
+    def clock_s(self) -> float:
+        """ROS time; a measurement may contain a simulator's time before its /clock message arrives."""
+        return max(self.graph.ros_s, self._newest_s) if self.graph.simulated else self.graph.ros_s
+
     def reset(self) -> None:
         """Process a reset of safety_node by an operator: only later commands count."""
         self.reset_s = self.graph.ros_s
 
     def jump_back(self, seconds: float) -> None:
         """Process a backward jump of a simulator's clock."""
+        self.gone_s = max(self.clock_s, self.graph.ros_s + seconds) + self.table.control_dt_s
         self.stamps.clear()
-        self.gone_s = self.graph.ros_s + seconds + self.table.control_dt_s
+        self._newest_s = -math.inf
 
     def look(self) -> None:
         """Store the clock and the graph's state, as often as safety_node can."""
         graph, now_s = self.graph, self.graph.now_s
+        clock_s = self.clock_s if graph.simulated else now_s
+        self.passed_s += max(clock_s - self._clock_s, 0.0)
+        self._clock_s = clock_s
         if graph.ros_s < self._ros_s:
             self.reset_s = -math.inf
         self._ros_s = graph.ros_s
@@ -99,7 +118,7 @@ class Known:
             self.beat_stamp_s = message.stamp.sec + 1e-9 * message.stamp.nanosec
         for state in self.table.states:
             if state.name == topic:
-                self._measure(topic, state.codec, message)
+                self._measure(state, message)
         for mode in self.table.modes:
             if mode.name == topic:
                 self.refusals[topic], self.heard_s[topic] = mode.refusal(message), now_s
@@ -117,9 +136,10 @@ class Known:
             self.good_s = self.graph.now_s
             self.good_stamp_s = self.beat_stamp_s if stamp_s is None else stamp_s
 
-    def _measure(self, topic: str, codec: Any, message: Any) -> None:  # noqa: ANN401 - of ROS
+    def _measure(self, state: Topic, message: Any) -> None:  # noqa: ANN401 - a ROS message
+        topic = state.name
         try:
-            arrays, stamp_s = read(codec, message)
+            arrays, stamp_s = read(state.codec, message)
         except ForeignError:
             return
         except UserError:
@@ -128,6 +148,8 @@ class Known:
         ahead_s = -math.inf if stamp_s is None else stamp_s - self.graph.ros_s
         if self.graph.simulated and ahead_s > self.table.control_dt_s and self.graph.ros_s + ahead_s <= self.gone_s:
             return
+        if stamp_s is not None and not state.lasting:
+            self._newest_s = max(self._newest_s, stamp_s)
         specs = self.table.contract.observation
         finite = all(
             np.isfinite(values).all() for key, values in arrays.items() if key in specs and not specs[key].privileged
@@ -145,24 +167,30 @@ class Known:
         """Accept a measured position if it is possible after the last one, or if none has been trusted yet.
 
         After an impossible one the robot has to be at its old position, or, if it was commanded meanwhile, at the
-        commanded one: it may have refused or been blocked, and then have moved there at once.
+        commanded one: it may have refused or been blocked, and then have moved there at once. After several it has to
+        be there several times in a row, as a sensor that stands still is where commands lead, too, when they pass by.
         """
         elapsed_s = max(stamp_s - self._stamp_s, 0.0) if len(self.position) else 0.0
         self._stamp_s = stamp_s
         if elapsed_s > self.limits.observation_timeout_s + CLOSE_S:
-            self.consistent = 0
+            self.consistent = min(self.consistent, self.needed - START_READINGS)
+        idle_s = 0.0 if self.moving else min(self.passed_s - self.sent_s, elapsed_s)
         self._since_s += elapsed_s
-        self._commanded_s += elapsed_s * self.moving
-        self._idle_s += elapsed_s * (not self.moving and not self._rejected)
+        self._commanded_s += elapsed_s - idle_s
+        self._idle_s += idle_s * (not self._rejected)
         if self.table.name == "cartesian" or not self.limits.commands or not len(self.position):
             possible = True
         elif self._rejected and self._commanded_s:
-            possible = self._led(position)
+            led = self._led(position)
+            self._astray, self._followed = self._astray + (not led), (self._followed + 1) * led
+            possible = self._followed >= (1 if self._astray == 1 else self._convincing)
         else:
             possible = self._reachable(position)
+            self._astray, self._followed = int(not possible), 0
         self._rejected = not possible and self._trusted
+        self.needed = self.needed if possible else self._long
         self.consistent = self.consistent + 1 if possible else int(not self._trusted)
-        self._trusted = self._trusted or self.consistent >= START_READINGS
+        self._trusted = self._trusted or self.consistent >= self.needed
         if not self._rejected:
             self.position, self._position_s = position, stamp_s
             self._since_s = self._commanded_s = self._idle_s = 0.0
@@ -187,9 +215,7 @@ class Known:
     def objections(self) -> str:
         """Reasons against a new command now; "" if there are none."""
         table, limits, graph = self.table, self.limits, self.graph
-        now_s = graph.ros_s
-        if graph.simulated:  # a measurement may arrive before the /clock message of its time
-            now_s = max([now_s] + [stamp for stamp in self.stamps.values() if stamp is not None])
+        now_s = self.clock_s
         if self.bad_command:
             return "the last command was bad"
         beat_s = max(self.beat_s, self.begun_s)

@@ -114,9 +114,9 @@ def demonstrations(
             notes += match.notes
         names = list(matches[0].task_names) if isinstance(task, PublishedTask) else []
         if missing_tasks := [name for index, name in enumerate(names) if index not in tasks]:
-            sources = " and ".join(map(str, paths))
+            path_list = " and ".join(map(str, paths))
             raise UserError(
-                f"no episodes of {', '.join(missing_tasks)} in {sources}{matches[0].has()}; choose task.tasks=[...]"
+                f"no episodes of {', '.join(missing_tasks)} in {path_list}{matches[0].has()}; choose task.tasks=[...]"
             )
         for note in notes:
             log.warning(note)

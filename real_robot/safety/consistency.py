@@ -61,14 +61,16 @@ class Consistency:
         """Whether enough measurements in a row were consistent to start a motion from them."""
         return not self._rows or self._streak >= self._needed
 
-    def take(self, reading: Reading, commanded: bool, follows: bool) -> Reading:
+    def take(self, reading: Reading, idle_s: float, follows: bool) -> Reading:
         """The newest accepted measurement, after `reading`.
 
-        The robot is `commanded`, or may be moved by hand; `follows` says whether it is measured where commands lead it.
-        Once a measurement has been rejected, the robot has to be measured there again, or, if it was not commanded
-        meanwhile, where it was; once several have been, it has to be measured there START_READINGS times in a row, and
-        for as long as it may lag. While the first measurements contradict each other, none is trusted: the newest is
-        accepted. After a contradiction a motion starts only after `Limits.recovery_s` without another one.
+        The robot has not been commanded for `idle_s`, and may be moved by hand since; `follows` says whether it is
+        measured where commands lead it. Once a measurement has been rejected, the robot has to be measured there again,
+        or, if it was not commanded meanwhile, where it was; once several have been, it has to be measured there
+        START_READINGS times in a row, and for as long as it may lag. The rejected measurement itself counts once,
+        however often it comes again with news of other parts. While the first measurements contradict each other, none
+        is trusted: the newest is accepted. After a contradiction a motion starts only after `Limits.recovery_s` without
+        another one.
         """
         before, self._newest = self._newest, reading
         if self.accepted is None or before is None:
@@ -80,10 +82,13 @@ class Consistency:
         if reading.stamp_s < before.stamp_s:  # by another clock
             self._counted = -math.inf, -math.inf
         elapsed_s = max(self._stamp_s(reading) - self._stamp_s(before), 0.0)
+        if self.fault and self._stamp_s(reading) == self._stamp_s(before):
+            return self.accepted  # the rejected positions again, with news of another part only
         if elapsed_s > self._gap_s:  # it may have been moved meanwhile, or the first new measurement may be wrong
             self._streak = min(self._streak, self._needed - START_READINGS)
-        self._commanded_s += elapsed_s * commanded
-        self._idle_s += elapsed_s * (not commanded and not self.fault)
+        idle_s = min(idle_s, elapsed_s)
+        self._commanded_s += elapsed_s - idle_s
+        self._idle_s += idle_s * (not self.fault)
         if not (self.fault and self._commanded_s):
             self.fault = self._contradiction(self.accepted, reading)
             self._astray, self._followed = int(bool(self.fault)), 0

@@ -203,6 +203,7 @@ class Safety:
         while self._stopping:
             wait(self._period_s)
             with self._lock:
+                self._time()
                 self._credit = 1.0  # the time of this loop counts, whatever the clock says
                 self._hold(self.state, self.reason)
 
@@ -212,7 +213,8 @@ class Safety:
         if before and self._consistency.fault:
             age_s = max(self._now_s - reading.stamp_s, 0.0)
             follows = self._filters.leads(before.observation, reading.observation, age_s)
-        accepted = self._consistency.take(reading, self._moving, follows)
+        idle_s = 0.0 if self._moving else self._steady_s - self._written_s
+        accepted = self._consistency.take(reading, idle_s, follows)
         if accepted is not before:
             self._accepted_s = self._steady_s
             self._filters.mark()

@@ -103,6 +103,34 @@ def test_positions_are_compared_by_their_own_time_not_by_that_of_older_parts(dec
     assert (safety.rejected == 0) == declared
 
 
+@pytest.mark.parametrize("back", [0.2, 1.0])  # where commands have led lately, and farther away
+def test_a_wrong_measurement_that_comes_again_with_news_of_another_part_counts_once(back):
+    arm = Arm()
+    safety = moving(arm)
+    for lies in [True] + [False] * 5:
+        reading = arm.tick()
+        if lies:
+            reading = replace(reading, observation={"joint_position": arm.position - back * np.eye(3)[0]})
+        stamps = {"joint_position": reading.stamp_s}
+        older = replace(reading, stamp_s=reading.stamp_s - DT_S, sequence=2 * arm.periods, stamps=stamps)
+        safety.observe(older)  # the joints have news, then another part
+        again = replace(reading, sequence=2 * arm.periods + 1, stamps=stamps)
+        assert safety.command(Command(START + 9.0, arm.clock()), again).state is State.ACTIVE
+        assert safety.rejected == 1
+
+
+@pytest.mark.parametrize("way", [0.3, 0.8])
+@pytest.mark.parametrize("idle", [0, 30])
+def test_while_nothing_is_measured_a_robot_moves_by_commands_or_later_by_hand(way, idle):
+    arm = Arm()
+    safety = moving(arm)
+    safety.settle("no measurement", lambda _: arm.tick())
+    arm.periods += idle
+    arm.lie = arm.position + way * np.eye(3)[0]
+    safety.observe(arm.tick())
+    assert safety.rejected == (idle == 0)  # 3 rad/s by hand; 0.5 rad/s by commands, for 0.3 s
+
+
 @pytest.mark.parametrize("lie", [np.zeros(3), np.full(3, -math.pi)])
 @pytest.mark.parametrize("ends", ["", "trip"])
 def test_one_that_persists_stops_the_arm_where_it_is(lie, ends):
