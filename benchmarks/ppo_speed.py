@@ -6,14 +6,15 @@
 rsl_rl's OnPolicyRunner (version 5) trains on 1,024 quadrotors that learn to hover, in compiled C, through `as_rsl_rl`;
 Stable-Baselines3's PPO on 16 HalfCheetahs of Gymnasium in its DummyVecEnv. Ours trains on the same environments with
 the same networks (tanh, two layers of 128, and of 64), rollouts, epochs, minibatches, discounts, clipping and learning
-rates; none stops an epoch early. Both normalise observations, but Stable-Baselines3, which reads them as they are.
-What stays different: ours limits the mean action by tanh, scales rewards by the deviation of their returns, clips the
-gradients of actor and critic apart as rsl_rl does, and bootstraps time limits from the true last observation.
+rates; none stops an epoch early. All normalise observations, except Stable-Baselines3, which reads them unchanged.
+Remaining differences: ours limits the mean action by tanh, scales rewards by the deviation of their returns, clips the
+gradients of actor and critic separately, and bootstraps time limits from the true last observation.
 
-Ours keeps freed memory as `train.py` does (`keep_freed_memory`; not with `--plain`), the others run as they are. The
-two of a pair, a process each, take turns of an iteration in one thread until each has had `seconds` of CPU time; then
-it is the next seed's turn. Steps are told per CPU-second of the whole loop, environments included, and apart for what
-is beside them; the ratio is ours over the other's. Returns are means of the episodes that ended within the last fifth.
+Ours keeps freed memory as `train.py` does (`keep_freed_memory`; not with `--plain`), the others run unchanged. The two
+of a pair, each in its own process, alternate iterations in one thread until each has had `seconds` of CPU time; then
+the next seed follows. Steps are reported per CPU-second of the whole loop, environments included, and separately
+without the environments; the ratio is ours over the other's. Returns are means of the episodes that ended within the
+last fifth.
 """
 
 from __future__ import annotations

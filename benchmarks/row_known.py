@@ -31,28 +31,28 @@ class Known:
         self._long = max(math.ceil(limits.recovery_s / table.control_dt_s), START_READINGS)
         self._convincing = START_READINGS + math.ceil(limits.lag_s / table.control_dt_s)
         self.tracks: list[Track] = []
-        """What has been commanded lately, by element; `row_checker` knows."""
+        """Recent commands by element; set by `row_checker`."""
         self.passed_s, self._clock_s = 0.0, math.inf
-        """Time that has passed: a clock that jumps back makes nothing undone."""
+        """Elapsed time, which does not decrease when the clock jumps back."""
         self.forget()
 
     def forget(self) -> None:
         """Reset everything for a process that has just started."""
         self.moving = False
-        """Whether safety_node commands a motion or a stop; `row_checker` knows."""
+        """Whether safety_node commands a motion or a stop; set by `row_checker`."""
         self.gone_s = -math.inf
-        """What is stamped until then, and later than a simulator's clock, was on its way when that jumped back."""
+        """Messages stamped up to this time, but after the simulator's clock, were in flight when it jumped back."""
         self.stamps: dict[str, float | None] = {}
-        """Of the newest message of each topic; None of one that cannot be used."""
+        """Stamp of the newest message of each topic; None for an unusable message."""
         self._newest_s = -math.inf  # newest stamp of a measurement
         self.position, self._position_s = np.empty(0), -math.inf
-        """The last measured position that the ones before make possible."""
+        """The last measured position that is possible after the earlier ones."""
         self.consistent = 0
         """Number of consistent measurements in a row."""
         self.needed = START_READINGS
-        """Number of them from which a motion may start."""
+        """Number of consistent measurements from which a motion may start."""
         self.sent_s = -math.inf
-        """When something was commanded last, in `passed_s`; `row_checker` knows."""
+        """Time of the last command, in `passed_s`; set by `row_checker`."""
         self._astray = self._followed = 0  # rejected measurements; those in a row that are where commands led
         self._newest: tuple[np.ndarray, float] | None = None  # position that waits for the other topics
         self._stamp_s = -math.inf  # of the newest position
@@ -63,7 +63,7 @@ class Known:
         self.resumed_s = -math.inf
         """When the process was last suspended until."""
         self.heard_s: dict[str, float] = {}
-        """When each of the driver's modes was heard last."""
+        """Time of the last message of each of the driver's modes."""
         self.beat_stamp_s = math.nan
         self._graph_s = dict[str, float]()  # time since which the graph has shown each fault
         self._key = "end_effector_position" if self.table.name == "cartesian" else "joint_position"

@@ -1,8 +1,8 @@
 """A ROS graph within one process with programmed faults of messages, clocks and processes; see `safety_faults_rows`.
 
-Nodes are the real ones and messages go through their bytes (`tests/real_robot/ros2/in_process.py`). Beside what that
-graph does, processes are killed and suspended: a suspended one's messages wait, as many as its QoS keeps; publishers'
-signs of life are missed after their lease.
+Nodes are the real ones and messages are serialised (`tests/real_robot/ros2/in_process.py`). In addition to that graph,
+processes are killed and suspended: messages to a suspended process are queued as its QoS defines; missing signs of life
+of publishers are detected after their lease.
 """
 
 from __future__ import annotations

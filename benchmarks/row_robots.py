@@ -51,7 +51,7 @@ class Robot:
             self.measures = "end_effector_position"
         self.refuses = self.taken = self.silent = False
         self.wrong: np.ndarray | None = None
-        """What is measured in place of the position."""
+        """Measurement that replaces the position."""
         self._once = False
         self.down_s = 0.0
         self.commanded_s = self._latched_s = -math.inf

@@ -37,7 +37,7 @@ class Track:
         self.p, self.w, self.b = start, 0.0, 0.0
         self.past = deque([start])
         self.unknown = 0
-        """Number of commands whose derivatives cannot be told, since nobody knows from where they started."""
+        """Number of commands whose derivatives are unknown, because their starting point is unknown."""
 
     @property
     def still(self) -> bool:
@@ -103,20 +103,20 @@ class Checker:
         self.silent = self.commanded_once = False
         self.reset_s = -math.inf
         self.lied, self.lying, self.truths = "", "", 0
-        """How the newest measurement lies, and the one before did; the number of different true ones."""
+        """Kind of the newest measurement's falsehood, kind of the previous one's, and number of different true ones."""
         self.true_sequence, self.true_positions = -1, world.position.copy()
         self.lies = self.near = 0
-        """Number of measurements of this lie, and of its last ones in a row that are where commands lead."""
+        """Number of measurements of this falsehood, and of its latest consecutive ones near the commands."""
         self.deceived = False
-        """Whether a measurement lied that the robot is where it could have been moved to since it was measured last."""
+        """Whether a false measurement was a position to which the robot could have been moved since the last one."""
         self.now_s = self.written_s = self.true_s = self.true_stamp_s = -math.inf
         self.bounds: list[tuple[float, float, float]] = []  # of p, or of w summed up; periods
         self.sums = [0.0] * len(self.tracks)
         self.departure = 0.0
-        """Largest way outside the walls of an element that is neither pushed nor blocked, in its unit."""
-        self.disturbed = 0  # for how many more periods
+        """Largest distance outside the walls of an element that is neither pushed nor blocked, in its unit."""
+        self.disturbed = 0  # number of remaining periods
         self.excused = [0.0] * len(self.tracks)
-        """How far outside its walls an element may be, because somebody pushed it or the whole program was paused."""
+        """Allowed distance outside the walls, because somebody pushed the element or the whole program was paused."""
 
     def reset(self, state: State) -> None:
         """Process an operator's reset of an emergency stop."""

@@ -302,7 +302,7 @@ class Sequence:
         elif fault.endswith("paused"):
             process = self._process(fault)
             if fault.startswith("safety_node"):
-                self._tell_jump(graph.ros_s - self.suspended_s)  # all that a process sees that did not run meanwhile
+                self._tell_jump(graph.ros_s - self.suspended_s)  # effect of a suspension on a process
                 self.checker.known.resumed_s = graph.now_s
             process.resume() if isinstance(process, Hosted) else setattr(process, "paused", False)
 

@@ -57,23 +57,23 @@ class Costs:
     environments: int
     """Of each collector."""
     wait_s: float
-    """Of a step of all environments of a collector, without CPU: the simulator's device."""
+    """Time of the simulator's device, without CPU, for a step of all environments of a collector."""
     step_s: float
-    """Of such a step."""
+    """CPU time of such a step."""
     act: Line
-    """Of the policy, for so many environments."""
+    """Time of the policy by number of environments."""
     update: Line
-    """Of an update, from so many decisions."""
+    """Time of an update by number of decisions."""
     publish_s: float = 0.0
-    """To make weights available."""
+    """Time to publish weights."""
     ask_s: float = 0.0
-    """To ask a collector."""
+    """Time to request a rollout of a collector."""
     receive_s: float = 0.0
-    """To take a rollout."""
+    """Time to receive a rollout."""
     transit_s: float = 0.0
-    """From being asked to the first decision, and from the last decision to the learner, together, without CPU."""
+    """Latency from a request to the first decision plus latency from the last decision to the learner, without CPU."""
     round_trip_s: float = 0.0
-    """To inference elsewhere and back, without CPU."""
+    """Round trip to the inference server, without CPU."""
     spread: float = 0.0
     """Standard deviation of a rollout's time over its mean."""
 
@@ -229,7 +229,7 @@ class Slot:
     place: Place
     asked: deque[int] = field(default_factory=deque)  # versions
     busy: int = 0
-    """Rollouts that it was asked for, and of which the learner has not heard yet."""
+    """Number of requested rollouts that the learner has not received yet."""
     busy_s: float = 0.0
     ready = True
 
@@ -268,7 +268,7 @@ class Simulated:
             self._begin(slot)
 
     def hear(self) -> list[tuple[Slot, Rollout]]:
-        """Wait for a rollout; all that have come, each of which has one environment in place of all of the slot's."""
+        """Wait for a rollout; returns all that have arrived, each with one environment instead of all of the slot's."""
         self.clock.until(lambda: self.arrived)
         rollouts, self.arrived = self.arrived, []
         for slot, _ in rollouts:

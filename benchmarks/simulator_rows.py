@@ -132,7 +132,7 @@ def maniskill(worlds: int) -> Row:
 
 
 def robosuite(worlds: int, executed: int, camera: str = "", size: int = 128) -> Row:
-    """Lift with its shaped reward; theirs observes every step, ours every chunk; no model is built anew."""
+    """Lift with its shaped reward; theirs observes every step, ours every chunk; no model is rebuilt."""
 
     def ours() -> Loop:
         from sims.robosuite.environment import RobosuiteEnvironment
@@ -246,7 +246,7 @@ def mjcf(task: str, worlds: int) -> Row:
 
 
 def isaac_lab(worlds: int) -> Row:
-    """Cartpole, in Isaac Lab's interpreter; a process has one simulator, whose worlds the two step on in turn."""
+    """Cartpole, in Isaac Lab's interpreter; a process has one simulator, whose worlds both loops step alternately."""
 
     @cache
     def engine() -> Any:  # noqa: ANN401 - imports of the simulator are its own

@@ -2,15 +2,15 @@
 
     python benchmarks/simulators.py [gym_pusher_16 robosuite ...] [--runs 5] [--seconds 1.0] [--output FILE]
 
-Both loops step as many worlds of the same kind with the same random actions, and begin episodes anew where they end:
-the library's is its own vector environment, or a loop over its worlds where it has none; ours goes on to observe,
-reward and end episodes in tensors, and resumes bit for bit. Simulators of our own have nothing beside them.
+Both loops step the same number of worlds of the same kind with the same random actions, and restart ended episodes: the
+library's loop is its own vector environment, or a loop over its worlds if it has none; ours also computes observations,
+rewards and terminations in tensors, and resumes bit for bit. Our own simulators have no other loop.
 
 The two take turns of about 50 ms, until each has had `seconds` of CPU time in one thread; that is one run. A run's
-overhead is the CPU time of a control step that ours takes beyond the library's, of the library's; the median of the
-runs is told, and the lowest and highest. Resets count. MB are those by which a process of its own grows while it loads
-the simulator, makes the worlds and steps each of them a few times. All take about six CPU-minutes. Isaac Lab's rows are
-run by its own interpreter, .venv-isaac/bin/python, the others by .venv/bin/python.
+overhead is the additional CPU time of our control step as a share of the library's; the median of the runs, the lowest
+and the highest are reported. Resets count. MB are the growth of a separate process that loads the simulator, makes the
+worlds and steps each of them a few times. All rows take about six CPU-minutes. Isaac Lab's rows are run by its own
+interpreter, .venv-isaac/bin/python, the others by .venv/bin/python.
 """
 
 from __future__ import annotations

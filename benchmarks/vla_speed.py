@@ -6,12 +6,12 @@
 Rows: latency of a chunk from two pictures and an instruction (median and 90th percentile of `repeats`, for `batch`
 robots at once), as it is, as a CUDA graph, compiled; and updates by PPO's loss on minibatches of Flow-SDE samples, in
 pieces of `piece`, with adapters and of all weights: samples per second, peak memory and model FLOPs utilisation. All
-compute in bfloat16 and store frozen weights so; updates have gradient checkpointing. Utilisation counts a forward pass
-and the backward pass that the trained weights need (twice a forward pass; with adapters once), not what is computed
-again, over the dense bfloat16 peak of the card, which `peak-tflops` names where PEAKS does not. What does not fit says
-so. Compiled rows are for GPUs: compilation takes minutes on a CPU, where --compiled has to be asked for. A CUDA graph
-replays the model's part of a chunk without the launch of each kernel; words, fixed noise and statistics stay with the
-host and are within the measured time. Not yet run on a GPU.
+compute in bfloat16 and store frozen weights in it; updates have gradient checkpointing. Utilisation counts a forward
+pass and the backward pass that the trained weights need (twice a forward pass; with adapters once), without
+recomputation, relative to the dense bfloat16 peak of the card, from `peak-tflops` if PEAKS lacks it. Rows that do not
+fit are reported as such. Compiled rows are for GPUs: compilation takes minutes on a CPU, where it needs --compiled. A
+CUDA graph replays the model's part of a chunk without the launch of each kernel; words, fixed noise and statistics are
+computed by the host within the measured time. Not yet run on a GPU.
 """
 
 from __future__ import annotations

@@ -257,7 +257,7 @@ def speed(make: Maker, count: int, device: str, seconds: float, backend: str | N
     loop = stepping(env, bank=4)
     wait(device)
     make_s = time.perf_counter() - start_s
-    # episodes are at different times, as in training: in each step some end, and begin anew
+    # episodes are at different times, as in training: in each step some end and restart
     env.steps = torch.randint(env.step_limit, (count,), generator=torch.Generator().manual_seed(0)).to(env.device)
     executed: list[int] = []
     warm_up = 3

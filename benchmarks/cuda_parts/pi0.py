@@ -30,16 +30,16 @@ FLOAT32 = 1e-4
 """Sums of up to some hundred products in another order differ by 1e-6, which four denoising steps of four layers and
 attention's other kernel add up; inputs that are wrong differ by 1e-2 and more."""
 GRADIENT = 1e-3
-"""Of gradients, relative to the largest one: a division by noise's variance, of up to 1/0.1, precedes them."""
+"""Tolerance of gradients, relative to the largest one: they contain a division by noise's variance, up to 1/0.1."""
 BFLOAT16 = 0.01
 """The unit of bfloat16 is 0.004 at 1; its results are within 0.002 of those in float32, on the CPU."""
 COMPILING_S = 200.0
-"""Time that is left when all layers of the published size are compiled; otherwise three of each transformer."""
+"""Remaining time above which all layers of the published size are compiled; otherwise three per transformer."""
 FEW_LAYERS = 3
 
 
 def run(record: Record, options: Options) -> None:
-    """Agreement of a tiny pi0, then latency and updates of the published size, then compilation."""
+    """Run the agreement of a tiny pi0, then latency and updates of the published size, then compilation."""
     ends = time.perf_counter() + options.seconds
     with record.row("transformers"):
         with needs_extra("vla"):
@@ -52,7 +52,7 @@ def run(record: Record, options: Options) -> None:
 
 
 def published(options: Options) -> Setting:
-    """Sizes of the rows about speed."""
+    """Sizes of the speed measurements."""
     from benchmarks.vla_speed import Setting
 
     return Setting(
@@ -68,9 +68,9 @@ def published(options: Options) -> Setting:
 
 
 def agreement(record: Record, options: Options) -> None:
-    """A tiny pi0 acts, scores and learns on the device as on the CPU, from the same random numbers."""
+    """Compare acting, scoring and learning of a tiny pi0 on the device and on the CPU, with the same random numbers."""
     # The convolution that reads pictures would compute in TF32, of ten bits, by cuDNN's default.
-    before, torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.allow_tf32, False
+    previous_setting, torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.allow_tf32, False
     rows: dict[str, Callable[[Pi0Policy], dict[str, Tensor]]] = {
         "act": acted,
         "act, exploring": explored,
@@ -79,22 +79,22 @@ def agreement(record: Record, options: Options) -> None:
         "loss": learned,
     }
     for precision in (Precision.FLOAT32, Precision.BFLOAT16):
-        here = there = None
+        host = remote = None
         with record.row(f"tiny pi0, {precision.value}"):
-            here = tiny(precision)
-            there = copy.deepcopy(here).to(options.device)
-        for name, function in rows.items() if here is not None and there is not None else ():
+            host = tiny(precision)
+            remote = copy.deepcopy(host).to(options.device)
+        for name, function in rows.items() if host is not None and remote is not None else ():
             if precision is Precision.BFLOAT16 and name not in ("act", "evaluate"):
                 continue
             with record.row(f"{name}, {precision.value}"):
-                compare(record, f"{name}, {precision.value}", function(here), function(there), precision)
-    torch.backends.cudnn.allow_tf32 = before
+                compare(record, f"{name}, {precision.value}", function(host), function(remote), precision)
+    torch.backends.cudnn.allow_tf32 = previous_setting
 
 
 def compare(
     record: Record, name: str, expected: dict[str, Tensor], measured: dict[str, Tensor], precision: Precision
 ) -> None:
-    """Record the agreement of results by name; that of gradients, relative to the largest one, in float32 alone."""
+    """Record the agreement of results by name; gradients are compared relative to the largest one, in float32 only."""
     for key, value in expected.items():
         if key != "gradient":
             tolerance = FLOAT32 if precision is Precision.FLOAT32 else BFLOAT16
@@ -105,14 +105,14 @@ def compare(
 
 
 def tiny(precision: Precision) -> Pi0Policy:
-    """A pi0 of two layers on the CPU, the same in every precision."""
+    """Make a pi0 of two layers on the CPU, with the same weights in every precision."""
     from benchmarks.vla_speed import contract, observations
     from policies.vla.pi0 import Pi0Config
 
     torch.manual_seed(0)
-    made = Pi0Config(hidden=16, precision=precision).build(contract(8))
-    made.fit(observations(16, "cpu"), 2.0 * torch.rand(16, 7) - 1.0)
-    return made
+    policy = Pi0Config(hidden=16, precision=precision).build(contract(8))
+    policy.fit(observations(16, "cpu"), 2.0 * torch.rand(16, 7) - 1.0)
+    return policy
 
 
 def few(made: Pi0Policy) -> Any:  # noqa: ANN401 - a TensorDict
@@ -130,38 +130,38 @@ def acted(made: Pi0Policy) -> dict[str, Tensor]:
 
 def explored(made: Pi0Policy) -> dict[str, Tensor]:
     """Chunks with noise, their likelihood and values."""
-    seen = few(made)
+    observation = few(made)
     with CpuDraws():
-        decision = made.act(seen)
+        decision = made.act(observation)
     assert decision.value is not None
     return {"path": decision.sample["path"], "log_prob": decision.log_prob, "value": decision.value}
 
 
 def inpainted(made: Pi0Policy) -> dict[str, Tensor]:
     """Chunks that continue running ones, guided by gradients of the model."""
-    seen, actions = few(made), (torch.rand(4, 8, 7) - 0.5).to(made.device)
+    observation, actions = few(made), (torch.rand(4, 8, 7) - 0.5).to(made.device)
     frozen, overlap = (torch.tensor(each, device=made.device) for each in ([0, 1, 2, 3], [4, 5, 6, 7]))
     with CpuDraws():
-        return {"actions": made.inpaint(seen, Running(actions, frozen, overlap)).actions}
+        return {"actions": made.inpaint(observation, Running(actions, frozen, overlap)).actions}
 
 
 def scored(made: Pi0Policy) -> dict[str, Tensor]:
     """Likelihood of given paths, the value, and the gradient of both."""
-    seen = few(made)
+    observation = few(made)
     shape = (4, made.grid.steps + 1, made.contract.horizon, made.model.action_size)
-    sample = seen.empty().update({"path": torch.randn(shape).to(made.device)})
+    sample = observation.empty().update({"path": torch.randn(shape).to(made.device)})
     sample["noisy"] = torch.arange(4, device=made.device) % made.grid.steps
-    evaluation = made.evaluate(seen, sample)
-    # The likelihood of random paths is large; its share in the gradient is that of a mean over the actions' elements.
+    evaluation = made.evaluate(observation, sample)
+    # The likelihood of random paths is large; in the gradient it is averaged over the actions' elements.
     gradient = gradients(made, evaluation.log_prob.mean() / 35.0 + evaluation.value.square().mean())
     return {"log_prob": evaluation.log_prob, "value": evaluation.value, "gradient": gradient}
 
 
 def learned(made: Pi0Policy) -> dict[str, Tensor]:
     """The supervised loss and its gradient."""
-    seen, actions = few(made), (torch.rand(4, 8, 7) - 0.5).to(made.device)
+    observation, actions = few(made), (torch.rand(4, 8, 7) - 0.5).to(made.device)
     with CpuDraws():
-        loss = made.loss(seen, actions, torch.ones(4, 8, device=made.device))
+        loss = made.loss(observation, actions, torch.ones(4, 8, device=made.device))
     return {"loss": loss, "gradient": gradients(made, loss)}
 
 
@@ -188,13 +188,13 @@ def sampling(record: Record, setting: Setting) -> None:
     from policies.vla import adapters
 
     with record.row("policy of published size"):
-        began = time.perf_counter()
-        made = vla_speed.policy(setting, rank=vla_speed.RANK)
+        start_s = time.perf_counter()
+        policy = vla_speed.policy(setting, rank=vla_speed.RANK)
         wait(setting.device)
-        count = sum(each.numel() for name, each in made.model.named_parameters() if ".lora_" not in name)
-        stored = sum(each.nbytes for each in made.parameters())
+        count = sum(each.numel() for name, each in policy.model.named_parameters() if ".lora_" not in name)
+        stored = sum(each.nbytes for each in policy.parameters())
         # Trained weights, their gradients and AdamW's two moments are float32: sixteen bytes a weight.
-        trained_gb, built_s = 16e-9 * count, time.perf_counter() - began
+        trained_gb, built_s = 16e-9 * count, time.perf_counter() - start_s
         record.figure(
             "policy of published size",
             {
@@ -204,10 +204,10 @@ def sampling(record: Record, setting: Setting) -> None:
                 "training_all_needs_gb": trained_gb,
             },
         )
-        latencies(record, "chunk, adapters", made, setting)
+        latencies(record, "chunk, adapters", policy, setting)
         with record.row("chunk, adapters merged"):
-            adapters.merge(made.model)
-            latencies(record, "chunk, adapters merged", made, setting)
+            adapters.merge(policy.model)
+            latencies(record, "chunk, adapters merged", policy, setting)
     free(setting.device)
 
 
@@ -219,9 +219,9 @@ def latencies(record: Record, name: str, made: Pi0Policy, setting: Setting) -> N
     title = f"{name}, CUDA graph"
     if setting.device == "cpu":
         with record.row(title):  # what a graph would replay
-            seen = vla_speed.observations(setting.batch, setting.device)
-            replayed = vla_speed.chunks(made, *vla_speed.model_inputs(made, seen))
-            record.agree(title, made.act(seen, deterministic=True).actions, replayed, 0.0)
+            observation = vla_speed.observations(setting.batch, setting.device)
+            replayed = vla_speed.chunks(made, *vla_speed.model_inputs(made, observation))
+            record.agree(title, made.act(observation, deterministic=True).actions, replayed, 0.0)
         record.skip(title, "CUDA graphs need CUDA")
         return
     row(record, title, lambda: vla_speed.sampling_by_graph(made, setting), setting.device)
@@ -235,23 +235,23 @@ def updates(record: Record, setting: Setting) -> None:
     for name, rank in (("update, adapters", vla_speed.RANK), ("update, all weights", 0)):
 
         def measure(rank: int = rank) -> dict[str, Any]:
-            made = vla_speed.policy(setting, rank=rank, gradient_checkpointing=True)
-            return vla_speed.updating(made, setting, rank)
+            policy = vla_speed.policy(setting, rank=rank, gradient_checkpointing=True)
+            return vla_speed.updating(policy, setting, rank)
 
         row(record, name, measure, setting.device)
         free(setting.device)
 
 
 def compilation(record: Record, setting: Setting, ends: float) -> None:
-    """Latency of a chunk by torch.compile; in a short check of a model of few layers, beside its other latencies.
+    """Measure the latency of a chunk by torch.compile; in a short check, all latencies of a model of few layers.
 
     Compilation takes time in proportion to the layers, which are compiled one after another.
     """
     from benchmarks import vla_speed
     from policies.vla import adapters
 
-    left = ends - time.perf_counter()
-    layers = None if left > COMPILING_S else FEW_LAYERS
+    remaining_s = ends - time.perf_counter()
+    layers = None if remaining_s > COMPILING_S else FEW_LAYERS
     title = "chunk, adapters merged" if layers is None else f"chunk, {layers} layers of each transformer"
     name = f"{title}, compiled"
     if setting.device == "cpu":
@@ -260,24 +260,24 @@ def compilation(record: Record, setting: Setting, ends: float) -> None:
     setting = replace(setting, depth=layers)
     with record.row(name):
         if layers is not None:
-            made = vla_speed.policy(setting, rank=vla_speed.RANK)
-            adapters.merge(made.model)
-            latencies(record, title, made, setting)
-            del made
+            policy = vla_speed.policy(setting, rank=vla_speed.RANK)
+            adapters.merge(policy.model)
+            latencies(record, title, policy, setting)
+            del policy
         # Replaced when it has finished: otherwise the end of the part leaves no row.
         record.figure(name, f"not finished: compilation began {ends - time.perf_counter():.0f} s before the part's end")
-        made = vla_speed.policy(setting, rank=vla_speed.RANK, compile=True)
-        adapters.merge(made.model)
-        began = time.perf_counter()
-        compiled = made.act(vla_speed.observations(setting.batch, setting.device), deterministic=True)
+        policy = vla_speed.policy(setting, rank=vla_speed.RANK, compile=True)
+        adapters.merge(policy.model)
+        start_s = time.perf_counter()
+        compiled = policy.act(vla_speed.observations(setting.batch, setting.device), deterministic=True)
         wait(setting.device)
         assert compiled.actions.isfinite().all()
-        compile_s = time.perf_counter() - began
-        row(record, name, lambda: vla_speed.sampling(made, setting) | {"compile_s": compile_s}, setting.device)
+        compile_s = time.perf_counter() - start_s
+        row(record, name, lambda: vla_speed.sampling(policy, setting) | {"compile_s": compile_s}, setting.device)
 
 
 def free(device: str) -> None:
-    """Give back memory of policies that are gone."""
+    """Release the memory of deleted policies."""
     gc.collect()
     if device != "cpu":
         torch.cuda.empty_cache()

@@ -1,4 +1,4 @@
-"""Part of the CUDA check: policies and learners compute on the device what they compute on the CPU, and how fast.
+"""Part of the CUDA check: agreement of policies and learners on the device with the CPU, and their speed.
 
 Every policy in the variants of the tests: statistics, acting, scores, losses and their gradients. Every learner of the
 tests: two updates in a small environment, see `learners`. Then milliseconds of acting, collecting and updating with
@@ -26,7 +26,7 @@ from embodied.policy import Evaluation, RankingPolicy
 from embodied.saving import checkpoint
 
 TestedPolicy: TypeAlias = Any
-"""A `TrainablePolicy` that is a torch module."""
+"""A `TrainablePolicy` that is also a torch module."""
 Scored: TypeAlias = tuple[TestedPolicy, TensorDict, Evaluation]
 """A policy, observations and the scores of samples there."""
 TOLERANCE = 1e-3
@@ -39,12 +39,12 @@ END_S = 5.0
 
 
 def run(record: Record, options: Options) -> None:
-    """Compare, then measure while time is left."""
+    """Compare, then measure in the remaining time."""
     deadline = time.monotonic() + options.seconds - END_S
     # By default cuDNN computes convolutions in TF32; what that changes is a row of its own.
-    before, torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.allow_tf32, False
+    previous_setting, torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.allow_tf32, False
     _run(record, _rows(record, options) | learners.rows(record, options), deadline)
-    torch.backends.cudnn.allow_tf32 = before
+    torch.backends.cudnn.allow_tf32 = previous_setting
     tf32 = {"TF32": partial(_tf32, record, options)}
     _run(record, tf32 | learning_speed.rows(record, options), deadline)
 
@@ -60,7 +60,7 @@ def _run(record: Record, rows: Mapping[str, Callable[[], None]], deadline: float
 
 
 def _rows(record: Record, options: Options) -> dict[str, Callable[[], None]]:
-    """A comparison for every policy in the variants of the tests."""
+    """Comparisons of every policy in the variants of the tests."""
     with record.row("variants of the policies"):
         from tests.conformance.test_policies import CONFIGS
 
@@ -71,7 +71,7 @@ def _rows(record: Record, options: Options) -> dict[str, Callable[[], None]]:
 
 
 def reference(name: str) -> TestedPolicy:
-    """The policy `name` of the tests on the CPU, with statistics and without the special weights of new layers."""
+    """Make the tests' policy `name` on the CPU, with statistics and without the special weights of new layers."""
     from tests.conformance.test_policies import CONFIGS, CONTRACT, observations
 
     torch.manual_seed(0)
@@ -85,50 +85,50 @@ def reference(name: str) -> TestedPolicy:
 
 
 def _compare(record: Record, name: str, options: Options) -> None:
-    """Record how far a policy's results on the device are from those on the CPU."""
+    """Record the differences of a policy's results on the device from those on the CPU."""
     from tests.conformance.test_policies import observations
 
-    device, here = options.device, reference(name)
-    there, seen = copy.deepcopy(here).to(device), observations(options.size(64, 8), seed=1)
-    moved = seen.to(device)
+    device, host = options.device, reference(name)
+    remote, inputs = copy.deepcopy(host).to(device), observations(options.size(64, 8), seed=1)
+    device_inputs = inputs.to(device)
 
     def agree(what: str, expected: Tensor, measured: Tensor, tolerance: float = TOLERANCE) -> None:
         record.agree(f"{name}: {what}", expected, measured, tolerance)
 
-    _compare_statistics(record, name, here, there, device)
-    expected, measured = here.act(seen, deterministic=True), there.act(moved, deterministic=True)
+    _compare_statistics(record, name, host, remote, device)
+    expected, measured = host.act(inputs, deterministic=True), remote.act(device_inputs, deterministic=True)
     agree("deterministic actions", expected.actions, measured.actions)
     with CpuDraws():
-        decision = here.act(seen, generator=seeding.generator(0, "noise"))
-        same = there.act(moved, generator=seeding.generator(0, "noise", device=device))
+        decision = host.act(inputs, generator=seeding.generator(0, "noise"))
+        repeated = remote.act(device_inputs, generator=seeding.generator(0, "noise", device=device))
     for what in ("actions", "log_prob", "value"):
-        agree(f"sampled {what}", getattr(decision, what), getattr(same, what))
+        agree(f"sampled {what}", getattr(decision, what), getattr(repeated, what))
     scored, there_scored = (
-        here.evaluate(seen, decision.sample),
-        there.evaluate(moved, decision.sample.to(device)),
+        host.evaluate(inputs, decision.sample),
+        remote.evaluate(device_inputs, decision.sample.to(device)),
     )
     for what in ("log_prob", "entropy", "value"):
         agree(f"evaluated {what}", getattr(scored, what), getattr(there_scored, what))
-    _compare_gradients(record, name, (here, seen, scored), (there, moved, there_scored))
-    _check_own_draws(record, name, there, moved)
-    _check_copies(record, name, here, there, options)
-    if isinstance(here, InpaintingPolicy):
-        known = 0.1 * torch.ones(len(seen), 4, 7)
-        running = [torch.full((len(seen),), count) for count in (1, 3)]
-        expected = here.inpaint(seen, Running(known, *running), deterministic=True).actions
-        moved_chunk = Running(known.to(device), *(count.to(device) for count in running))
-        agree("inpainted actions", expected, there.inpaint(moved, moved_chunk, deterministic=True).actions)
+    _compare_gradients(record, name, (host, inputs, scored), (remote, device_inputs, there_scored))
+    _check_own_draws(record, name, remote, device_inputs)
+    _check_copies(record, name, host, remote, options)
+    if isinstance(host, InpaintingPolicy):
+        actions_so_far = 0.1 * torch.ones(len(inputs), 4, 7)
+        running = [torch.full((len(inputs),), count) for count in (1, 3)]
+        expected = host.inpaint(inputs, Running(actions_so_far, *running), deterministic=True).actions
+        moved_chunk = Running(actions_so_far.to(device), *(count.to(device) for count in running))
+        agree("inpainted actions", expected, remote.inpaint(device_inputs, moved_chunk, deterministic=True).actions)
 
 
 def _compare_statistics(record: Record, name: str, here: TestedPolicy, there: TestedPolicy, device: str) -> None:
-    """`fit` on the device computes the statistics that `fit` on the CPU computes."""
+    """Compare the statistics of `fit` on the device with those of `fit` on the CPU."""
     from tests.conformance.test_policies import observations
 
-    other, actions = copy.deepcopy(there), 0.2 * torch.randn(48, 4, 7, generator=torch.Generator().manual_seed(5))
+    refitted, actions = copy.deepcopy(there), 0.2 * torch.randn(48, 4, 7, generator=torch.Generator().manual_seed(5))
     expected = copy.deepcopy(here)
     expected.fit(observations(48, 7), actions)
-    other.fit(observations(48, 7).to(device), actions.to(device))
-    buffers = [_joined(dict(policy.named_buffers()).values()) for policy in (expected, other)]
+    refitted.fit(observations(48, 7).to(device), actions.to(device))
+    buffers = [_joined(dict(policy.named_buffers()).values()) for policy in (expected, refitted)]
     record.agree(f"{name}: statistics", *buffers, TOLERANCE)
 
 
@@ -138,27 +138,27 @@ def _compare_gradients(
     here: tuple[TestedPolicy, TensorDict, Evaluation],
     there: tuple[TestedPolicy, TensorDict, Evaluation],
 ) -> None:
-    """The supervised loss, and the gradients of the loss, the scores and the value."""
-    found = []
-    for policy, seen, evaluation in (here, there):
-        count, generator = len(seen), torch.Generator().manual_seed(2)
+    """Compare the supervised loss, and the gradients of the loss, the scores and the value."""
+    results = []
+    for policy, inputs, evaluation in (here, there):
+        count, generator = len(inputs), torch.Generator().manual_seed(2)
         actions = (0.3 * torch.randn(count, 4, 7, generator=generator)).to(policy.device)
         valid = (torch.rand(count, 4, generator=generator) < 0.8).to(policy.device)
         torch.manual_seed(1)
         with CpuDraws():
-            loss = policy.loss(seen, actions, valid)
+            loss = policy.loss(inputs, actions, valid)
             total = loss + evaluation.log_prob.mean() + evaluation.entropy.mean() + evaluation.value.square().mean()
             if isinstance(policy, RankingPolicy):
-                total = total + policy.advantage_loss(seen, actions, actions[:, 0, 0])
+                total = total + policy.advantage_loss(inputs, actions, actions[:, 0, 0])
         total.backward()
-        found.append((loss, [parameter.grad for parameter in policy.parameters()]))
-    (expected, gradients), (measured, moved) = found
+        results.append((loss, [parameter.grad for parameter in policy.parameters()]))
+    (expected, gradients), (measured, moved) = results
     record.agree(f"{name}: loss", expected, measured, TOLERANCE)
     record.check(f"{name}: gradients", _gradient_error(gradients, moved), PRODUCTS)
 
 
 def _gradient_error(expected: list[Tensor | None], measured: list[Tensor | None]) -> float:
-    """Largest relative error of a parameter's gradient; those below a thousandth of all gradients count as that."""
+    """Largest relative error of a parameter's gradient; its norm counts as at least a thousandth of the total norm."""
     if [gradient is None for gradient in expected] != [gradient is None for gradient in measured]:
         return float("nan")
     pairs = [
@@ -166,12 +166,12 @@ def _gradient_error(expected: list[Tensor | None], measured: list[Tensor | None]
         for a, b in zip(expected, measured, strict=True)
         if a is not None and b is not None
     ]
-    whole = float(torch.stack([a.norm() for a, _ in pairs]).norm())
-    return max(float((a - b).norm()) / max(float(a.norm()), 1e-3 * whole) for a, b in pairs)
+    total_norm = float(torch.stack([a.norm() for a, _ in pairs]).norm())
+    return max(float((a - b).norm()) / max(float(a.norm()), 1e-3 * total_norm) for a, b in pairs)
 
 
 def _check_own_draws(record: Record, name: str, policy: TestedPolicy, seen: TensorDict) -> None:
-    """With the device's own generator samples repeat, differ by seed, and are scored as they were drawn."""
+    """Check that samples of the device's own generator are repeatable, differ by seed, and have the drawn scores."""
     first, again, other = (
         policy.act(seen, generator=torch.Generator(device=policy.device).manual_seed(seed)) for seed in (3, 3, 4)
     )
@@ -186,7 +186,7 @@ def _check_own_draws(record: Record, name: str, policy: TestedPolicy, seen: Tens
 
 
 def _check_copies(record: Record, name: str, here: TestedPolicy, there: TestedPolicy, options: Options) -> None:
-    """A checkpoint saved from the device and read on the CPU is the policy; so is what is deployed."""
+    """Compare the policy with a checkpoint that was saved on the device and read on the CPU, and with its export."""
     folder = options.folder / name.replace(", ", "-")
     generator = torch.Generator(device=options.device).manual_seed(1)
     saved = checkpoint.Checkpoint(there.state_dict(), here.contract, state={"generator": generator.get_state()})
@@ -214,12 +214,12 @@ def _error_of_tf32(name: str, device: str) -> dict[str, float]:
     """Errors of actions and of PPO's first ratio if convolutions compute in TF32, as is torch's default."""
     from tests.conformance.test_policies import observations
 
-    here, seen = reference(name), observations(64, seed=1)
-    there, moved = copy.deepcopy(here).to(device), seen.to(device)
-    expected, measured = here.act(seen, deterministic=True), there.act(moved, deterministic=True)
-    decision = there.act(moved, generator=torch.Generator(device=device).manual_seed(3))
+    host, inputs = reference(name), observations(64, seed=1)
+    remote, device_inputs = copy.deepcopy(host).to(device), inputs.to(device)
+    expected, measured = host.act(inputs, deterministic=True), remote.act(device_inputs, deterministic=True)
+    decision = remote.act(device_inputs, generator=torch.Generator(device=device).manual_seed(3))
     with torch.no_grad():
-        scored = there.evaluate(moved[:24], decision.sample[:24]).log_prob
+        scored = remote.evaluate(device_inputs[:24], decision.sample[:24]).log_prob
     return {
         "actions": float((expected.actions - measured.actions.cpu()).abs().max()),
         "ratio": float(((scored - decision.log_prob[:24]).exp() - 1.0).abs().max()),

@@ -1,4 +1,4 @@
-"""Part of the CUDA check for FSDP2 on one device, in bfloat16: resumed runs, and updates beside unsharded ones."""
+"""Part of the CUDA check for FSDP2 on one device, in bfloat16: resumed runs, and comparison with unsharded updates."""
 
 from __future__ import annotations
 

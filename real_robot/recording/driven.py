@@ -62,7 +62,7 @@ def read(paths: Sequence[str | Path], contract: Contract, match: Match) -> Itera
     Episodes of other tasks than the run's are skipped, according to `match`.
 
     Raises:
-        UserError: as `episodes`, and if a recording does not serve the contract or has no written actions.
+        UserError: see `episodes`; also if a recording does not serve the contract or has no written actions.
     """
     count = 0
     for path in paths:

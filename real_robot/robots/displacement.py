@@ -26,7 +26,7 @@ VELOCITIES = "m/s (x, y, z); rad/s (rotation); direction of travel (gripper)"
 
 @dataclass(frozen=True)
 class Response:
-    """How a hand of unit inertia follows goals that are set relative to it every `dt_s`: e'' = -w^2 e - 2 w e'.
+    """Response of a hand of unit inertia to goals that are set relative to it every `dt_s`: e'' = -w^2 e - 2 w e'.
 
     Attributes:
         dt_s: period of the goals, s.

@@ -118,7 +118,7 @@ class Driver:
         self.asked: Array | None = None
         """Last requested action [A], of the person or the policy."""
         self.lost: OSError | None = None
-        """Why the person's device can't be read any more."""
+        """Error of the person's device, which can't be read any more."""
 
     def reset(self) -> None:
         """Begin an episode."""

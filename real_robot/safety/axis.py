@@ -1,10 +1,10 @@
 """Limits of position, velocity, acceleration and jerk that can always be met together.
 
 Clipping each derivative separately fails: at full speed one step before a position limit no acceleration is enough.
-Here a step is taken only if a stop from there stays inside all limits. That stop is stored: whatever is requested next,
-its first step remains available, so no state is ever reached from which the next step can't meet every limit. (The
-stored stop is a backup controller that certifies viability, in the spirit of Gurriet et al., arXiv:1903.05697; it is
-the time-optimal stop of jerk-limited motion, rounded to whole periods.) Motion inside all limits is not changed.
+Here a step is taken only if a stop from there stays inside all limits. That stop is stored: for any next request, its
+first step remains available, so no state is ever reached from which the next step can't meet every limit. (The stored
+stop is a backup controller that certifies viability, in the spirit of Gurriet et al., arXiv:1903.05697; it is the
+time-optimal stop of jerk-limited motion, rounded to whole periods.) Motion inside all limits is not changed.
 
 Time is counted in control periods: w = velocity dt, b = acceleration dt^2 and c = jerk dt^3 are the first three
 backward differences of the position p, as a robot's driver would compute them from its commands:

@@ -131,7 +131,7 @@ class ChunkExecutor:
 
     @property
     def reason(self) -> str:
-        """Why the last `action` was None; otherwise empty."""
+        """Reason for which the last `action` was None; otherwise empty."""
         return self._reason
 
     def reset(self) -> None:

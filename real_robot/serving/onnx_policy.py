@@ -56,7 +56,7 @@ class OnnxPolicy:
         """Chunks [N, K, A] of the executed actions; pass `sample["memory"]` [N, M] with the next observation.
 
         Raises:
-            ValueError: if asked to explore: exports do not sample.
+            ValueError: unless `deterministic`, because exports do not sample.
             UserError: for observations that do not fit the contract.
         """
         if not deterministic:
