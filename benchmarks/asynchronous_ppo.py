@@ -82,7 +82,7 @@ def measured(task: str, row: str, seed: int, folder: Path) -> dict[str, Any]:
     training_key = ("rl", report["distributions"][0])  # the training's
     evaluation = next(each for each in report["evaluations"] if (each["stage"], each["distribution"]) == training_key)
     metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    metrics = [each for each in metrics if "rollout/success" in each]
+    metrics = [each for each in metrics if "rollout/success" in each]  # iterations of reinforcement learning
     wall_s, start_s = report["wall_s"], metrics[0]["time"]
     averages = {
         name.partition("/")[2]: sum(each[name] for each in metrics if name in each) / len(metrics)

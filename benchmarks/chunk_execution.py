@@ -57,6 +57,7 @@ class Jumps:
         self.last[new_episodes] = torch.nan
         for index in range(chunk.shape[1]):
             current = torch.where(executed[:, index, None], chunk[:, index, DISPLACEMENT], torch.nan)
+            # NaN after the beginning of an episode and around pauses, which have no jump
             jump = MM * (current - self.last).norm(dim=1)
             (self.at_borders if index in self.borders else self.inside).append(jump[jump.isfinite()])
             self.pauses += int((executed[:, index] & (chunk[:, index] == 0).all(1)).sum())

@@ -171,6 +171,7 @@ def tracking(trace: list[dict[str, list[float]]]) -> dict[str, float]:
     figures: dict[str, float] = {"periods": len(trace)}
     for name, part, unit in (("translation", slice(0, 3), "mm"), ("rotation", slice(3, 6), "mrad")):
         c, m = commanded[:, part], moved[:, part]
+        # least squares of moved = share * commanded: sum(c m) / sum(c^2)
         figures[f"{name}_share"] = round(float((c * m).sum() / (c * c).sum()), 4)
         for quantity, values in (("error", m - c), ("commanded", c)):
             figures[f"{name}_{quantity}_rms_{unit}"] = round(1e3 * float(np.sqrt((values**2).sum(1).mean())), 3)

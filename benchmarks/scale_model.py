@@ -201,6 +201,7 @@ def measured(crew: Actors, learner: Any, policy: TrainablePolicy, staleness: int
     rollouts = (steps_after - steps_before) / (T * ENVIRONMENTS)
     while any(slot.busy for slot in crew.slots):
         crew.hear()
+    # dropped rollouts as a share of all that arrived
     return {"steps_per_s": (steps_after - steps_before) / took, "dropped": dropped / (rollouts + dropped)}
 
 

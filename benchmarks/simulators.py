@@ -108,6 +108,7 @@ def measure(row: Row, runs: int, seconds: float) -> dict[str, Any]:
         "MB": memory,
     }
     if row.theirs is not None:
+        # (ours - theirs) / theirs per run
         overheads = sorted(run["ours"] / run["theirs"] - 1.0 for run in runs_us)
         difference_us = statistics.median(run["ours"] - run["theirs"] for run in runs_us)
         result["overhead"] = {

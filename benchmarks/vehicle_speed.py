@@ -129,6 +129,7 @@ def numpy_scan(
     distance, share = (ax * ey - ay * ex) / crossing, (ax * dy - ay * dx) / crossing
     walls = np.where((distance > 0.0) & (share >= 0.0) & (share <= 1.0), distance, range_limit).min(-1)
     ranges = np.minimum(np.minimum(ranges, walls), range_limit)
+    # beams without a hit have no noise
     noise = np.random.default_rng(0).standard_normal(ranges.shape, dtype=np.float32)
     return np.where(ranges < range_limit, ranges + np.float32(lidar.noise_m) * noise, ranges)
 

@@ -109,6 +109,7 @@ def sooner(result: EvaluationResult, other: EvaluationResult) -> dict[str, float
     key = next(name for name in result.metrics if name.endswith("time_s"))
     both_succeeded = result.success & other.success
     differences = (result.metrics[key] - other.metrics[key])[both_succeeded]
+    # normal approximation: mean ± 1.96 s / sqrt(n)
     half = 1.96 * float(differences.std()) / math.sqrt(len(differences))
     mean = float(differences.mean())
     return {"time_s": mean, "low": mean - half, "high": mean + half, "episodes": len(differences)}

@@ -166,6 +166,7 @@ def _gradient_error(expected: list[Tensor | None], measured: list[Tensor | None]
         for a, b in zip(expected, measured, strict=True)
         if a is not None and b is not None
     ]
+    # |g - g'| / max(|g|, 1e-3 |all g|)
     total_norm = float(torch.stack([a.norm() for a, _ in pairs]).norm())
     return max(float((a - b).norm()) / max(float(a.norm()), 1e-3 * total_norm) for a, b in pairs)
 

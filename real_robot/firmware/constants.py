@@ -30,6 +30,7 @@ class Constants:
 
     def matrix(self, name: str, weight: Tensor) -> str:
         """Add a matrix [rows, inputs] as [rows / 4][inputs][4]."""
+        # four rows are interleaved, so that the kernel reads them with one pass over the inputs
         blocks = _whole_blocks(weight.detach().cpu().numpy().astype("<f4")).reshape(-1, ROWS, weight.shape[1])
         return self._add(name, blocks.transpose(0, 2, 1).reshape(-1))
 

@@ -243,6 +243,7 @@ def _whole_directory(directory: Path) -> Iterator[Path]:
     temporary.mkdir(parents=True)
     try:
         yield temporary
+        # rename the earlier export away first: a folder cannot be replaced in one step
         if directory.exists():
             earlier = directory.with_name(f".{directory.name}.{os.getpid()}.old")
             directory.rename(earlier)

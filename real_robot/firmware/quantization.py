@@ -27,10 +27,12 @@ class QuantizedLinear(nn.Module):
         super().__init__()
         self.in_features, self.out_features = layer.in_features, layer.out_features
         weight = layer.weight.detach()
+        # symmetric, per row: weight ~ scale * integer with |integer| <= LEVELS
         scale = weight.abs().amax(1) / LEVELS
         self.register_buffer("weight", torch.round(weight / scale.clamp_min(1e-30).unsqueeze(1)).to(torch.int8))
         self.register_buffer("scale", scale)
         self.register_buffer("bias", layer.bias.detach().clone())
+        # LEVELS * limit * inputs < 2^31, so that the sum of products fits into 32 bits
         self.limit = float(min(2**15 - 1, (2**31 - 1) // (LEVELS * layer.in_features)))
 
     def forward(self, x: Tensor) -> Tensor:

@@ -73,6 +73,7 @@ class ChunkSamples:
 
     def error(self, outputs: Tensor) -> float:
         """Largest difference of `outputs` [S, K, A] from the best candidate or an equal one, in half action ranges."""
+        # candidates with equal advantages up to rounding may be swapped: compare with the nearest of the best ones
         best = self.advantage.amax(1, keepdim=True)
         good = self.advantage >= best - TIE * self.advantage.abs().amax(1, keepdim=True)
         difference = ((outputs.unsqueeze(1) - self.candidates).abs() / self.half_range).flatten(2).amax(2)

@@ -82,6 +82,7 @@ def verify(directory: Path, core: str = "m4", tolerance: float | None = None) ->
         instructions=run.instructions,
         max_error=samples.error(run.outputs, limits.half_range.repeat(contract.executed)),
         tolerance=allowed_error,
+        # bits are compared, not numbers, so that 0.0 and -0.0 differ
         host_equals_core=torch.equal(on_host.view(torch.int32), run.outputs.view(torch.int32)),
     )
 

@@ -75,6 +75,7 @@ def encode_array(array: np.ndarray, stamp_ns: int = 0, frame: str = "") -> bytes
     """
     dtype = str(array.dtype)
     message_type = array_type(dtype, array.shape)
+    # bool is sent as uint8
     flat = np.ascontiguousarray(array).reshape(-1).view(_ARRAYS[dtype][1])
     if message_type != IMAGE:
         return _encode(message_type, _layout(array.shape), flat)

@@ -38,6 +38,7 @@ def episodes(recording: Recording) -> Iterator[tuple[str, Episodes]]:
     number, task = -1, ""
     ticks: list[Tick] = []
     for item in recording:
+        # the ticks so far are one episode if this item interrupts them
         if _breaks(item, ticks, recording.contract.control_dt_s) and ticks:
             success = _part_success(outcomes.get(number), last=isinstance(item, Ended))
             yield task, _episode(ticks, recording.contract, success=success)

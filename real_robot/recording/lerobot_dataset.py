@@ -255,9 +255,11 @@ class _Writer:
             self.tasks.setdefault(text, len(self.tasks))
         columns: dict[str, Array] = {}
         if state:
+            # [L, S]: all float observations, flattened and concatenated
             columns[STATE] = np.concatenate([observation[key].reshape(length, -1) for key in state], 1)
         columns |= {f"observation.{key}": observation[key] for key in others}
         columns |= {ACTION: episode.actions.numpy(), INTERVENTION: episode.human.numpy()}
+        # next.success is true in the last frame of a successful episode only
         success = (np.arange(length) == length - 1) & (int(episode.success) == SUCCEEDED)
         columns |= {
             key: value for key, value in ((REWARD, episode.reward.numpy()), (SUCCESS, success)) if key in self.known
@@ -372,6 +374,7 @@ def _statistics(values: Array) -> dict[str, Array]:
 
 def _picture_statistics(frames: Array) -> dict[str, Array]:
     """Colour statistics of a sample of images, [3, 1, 1] each, in [0, 1]."""
+    # fewer than 100 frames [n, H, W, 3] -> [pixels, 3]
     pixels = frames[:: max(1, len(frames) // 50)].reshape(-1, 3) / 255.0
     statistics = {name: value.reshape(3, 1, 1) for name, value in _statistics(pixels).items() if name != "count"}
     return statistics | {"count": np.array([len(frames)])}
@@ -392,6 +395,7 @@ def _merged(found: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
 
 
 def _rate(control_dt_s: float) -> int | float:
+    # an integer up to rounding of the period
     rate = 1.0 / control_dt_s
     return round(rate) if abs(rate - round(rate)) < 1e-6 else rate
 

@@ -104,6 +104,7 @@ class Source:
                 numbers = table["episode_index"].to_numpy()
                 if not len(numbers):
                     continue
+                # first row of each run of equal episode numbers in the row group
                 begins = np.flatnonzero(np.r_[True, numbers[1:] != numbers[:-1]])
                 for begin, end in zip(begins, [*begins[1:], len(numbers)], strict=True):
                     if pending and numbers[begin] != last:

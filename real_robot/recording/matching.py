@@ -167,6 +167,7 @@ def resampled_rows(length: int, ratio: float) -> Array:
 
     `ratio` is the number of the episode's rows per period.
     """
+    # row = floor(period * ratio); the tolerance absorbs rounding of the rates
     count = max(1, int(np.ceil(length / ratio - 1e-6)))
     return np.minimum(np.floor(np.arange(count) * ratio + 1e-6).astype(np.int64), length - 1)
 

@@ -118,6 +118,7 @@ class Recorder:
         """
         if reading is not None:
             observation = {key: np.array(value) for key, value in reading.observation.items()}
+            # copies, because the robot may reuse its arrays before the thread writes them
             reading = Reading(observation, reading.stamp_s, reading.sequence, reading.frames)
         asked = None if asked is None else np.array(asked)
         self._put(Tick(now_s, reading, asked, verdict, intervention))
@@ -165,6 +166,7 @@ class Recorder:
             raise ValueError(f"expected decisions of one robot to record, got a batch of {len(observation)}")
         state, stamp_s = None, self.clock()
         if generator is not None and not deterministic and self._generator_due:
+            # later states follow from this one, because a replay draws the same numbers
             state, self._generator_due = generator.get_state().numpy(), False
         decision = ask(observation, *running, deterministic=deterministic, generator=generator)
         running_fields = {name: _row(value) for fields in running for name, value in vars(fields).items()}

@@ -63,6 +63,7 @@ def replay(recording: Recording, policy: Policy, device: torch.device | str = "c
         observation = memory.with_observation(_batch(item.observation).to(device))
         decision = _ask(policy, observation, item, generator)
         memory.keep([decision])
+        # the memory before this decision shows an earlier difference that the actions may hide
         pairs = [(_array(decision.actions), item.actions)]
         if MEMORY in item.observation:
             pairs.append((_array(observation[MEMORY]), item.observation[MEMORY]))

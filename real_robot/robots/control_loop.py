@@ -109,6 +109,7 @@ class ControlLoop:
         last = math.inf if periods is None else periods
         first, index = self._clock(), 0
         while index < last and not self._stopped:
+            # deadlines are multiples of the period from the first one, so that errors do not add up
             deadline = first + index * self.period_s
             self._wait(deadline)
             begin_s = self._clock()
@@ -134,6 +135,7 @@ class ControlLoop:
         self._periods += 1
 
     def _wait(self, deadline: float) -> None:
+        # sleep until spin_s before the deadline, then spin
         remaining = deadline - self._clock() - self._spin_s
         if remaining > 0:
             self._sleep(remaining)
@@ -180,7 +182,7 @@ def prefer_real_time(priority: int = 50) -> list[str]:
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(priority))
     except OSError as error:
         refusals.append(f"real-time scheduling: {error.strerror}; give rtprio {priority} in /etc/security/limits.conf")
-    current_and_future = 3
+    current_and_future = 3  # MCL_CURRENT | MCL_FUTURE
     if ctypes.CDLL(None, use_errno=True).mlockall(current_and_future) != 0:
         message = os.strerror(ctypes.get_errno())
         refusals.append(f"locking memory: {message}; give memlock unlimited in /etc/security/limits.conf")

@@ -214,6 +214,7 @@ class EventDevice:
         deflection = min(max((2.0 * value - low - high) / (high - low), -1.0), 1.0)
         self._axes[axis] = sign * deflection if abs(deflection) > self._dead else 0.0
         if relative:
+            # the kernel reports no zero for a relative axis, so rest is assumed after a pause
             self._rest_at = self._clock() + self._layout.rest_s
 
     def _press(self, button: str, value: int, pressed: set[str]) -> None:

@@ -142,6 +142,7 @@ class Operator:
         """The gripper's command: the button toggles the person's choice, else the policy's is `proposed`."""
         low, high = self._ends
         if pressed:
+            # the first press toggles the policy's command, later ones the person's
             closed = proposed > 0.5 * (low + high) if self._closed is None else self._closed
             self._closed = not closed
         return proposed if self._closed is None else (high if self._closed else low)

@@ -49,6 +49,7 @@ class Kinematics:
         self._frame, self._type = site, "site" if kind is not None else "body"
         self._qpos = np.array([model.joint(name).qposadr[0] for name in joints])
         self._dof = np.array([model.joint(name).dofadr[0] for name in joints])
+        # limits [joints] in the order of `joints`, not of the model
         self.low, self.high = model.jnt_range[[model.joint(name).id for name in joints]].T
         self._mink, self._model = mink, model
         self._at = mink.Configuration(model)

@@ -128,6 +128,7 @@ class SimulatedRobot:
             raise ValueError(f"expected an action {self.contract.action.shape}, got {np.shape(action)}")
         import torch  # imported here only, so that safety programs start faster
 
+        # [A] -> [N = 1, K = 1, A]
         chunk = torch.from_numpy(np.array(action, np.float32)).view(1, 1, -1).to(self.environment.device)
         self.transition = self.environment.step(chunk)
         self._periods += 1

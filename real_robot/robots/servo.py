@@ -36,6 +36,7 @@ class Servo:
         measured_position, measured_rotation = measured
         # target = measured + min(1, leash / |lead|) lead, for the position and for the rotation vector
         lead = _shortened(position + velocity[:3] * period_s - measured_position, self._leash_m)
+        # rotations are applied in the fixed frame: R_target = exp(omega dt) R
         ahead = Rotation.from_rotvec(velocity[3:] * period_s) * Rotation.from_matrix(rotation)
         turn = _shortened((ahead * Rotation.from_matrix(measured_rotation).inv()).as_rotvec(), self._leash_rad)
         self._target = (

@@ -212,6 +212,7 @@ def claim_domain() -> tuple[int, int]:
     for domain in DOMAINS:
         claim = os.open(Path(tempfile.gettempdir()) / f"ros_domain_{domain}.lock", os.O_CREAT | os.O_RDWR, 0o666)
         try:
+            # the lock ends with the process, also if it is killed
             fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return claim, domain
         except OSError:

@@ -151,13 +151,14 @@ class ChunkExecutor:
         """Pass in the newest reading, which may start an inference; old or reordered readings are ignored."""
         now_s = self._clock()
         self._take_up(now_s)
-        stamp_s = min(reading.stamp_s, now_s)
+        stamp_s = min(reading.stamp_s, now_s)  # a stamp from the future counts as now
         stale = reading.sequence <= self._sequence or stamp_s <= self._stamp_s or stamp_s < self._resume_s
         if stale or self._error or self._pending or not self._due(stamp_s):
             return
         self._fault = reading.fault
         if self._fault:
             return
+        # the state is stored before inference, so that the same reading is never used twice
         self._sequence, self._stamp_s = reading.sequence, stamp_s
         running = self._running(stamp_s)
         self._pending = _Inference(lambda: self._infer(reading, running), stamp_s, int(running.overlap), self._clock)
@@ -191,10 +192,12 @@ class ChunkExecutor:
 
     def _running(self, stamp_s: float) -> Running:
         """The actions of the running chunk from `stamp_s` on."""
+        # without a chunk, no action is frozen or overlaps
         if self._chunk is None:
             zeros = torch.zeros(1, self._horizon, *self._policy.contract.action.shape, device=self._device)
             return Running(zeros, torch.tensor([0]), torch.tensor([0]))
         steps = self._chunk.step(stamp_s, self._dt_s)
+        # overlap: actions left in the chunk; frozen: those of them that run before the next chunk can arrive
         overlap = max(0, self._horizon - steps)
         frozen = min(overlap, steps_until(self.latency_s, self._dt_s))
         counts = (torch.tensor([count], device=self._device) for count in (frozen, overlap))
@@ -207,6 +210,7 @@ class ChunkExecutor:
             spec = self._policy.contract.observation[key]
             if not spec.privileged:
                 value = torch.as_tensor(reading.observation[key]).to(self._device, getattr(torch, spec.dtype))
+                # reorder elements to the policy's order and add the batch axis [1, ...]
                 observation[key] = (value if order is None else value[..., order.to(value.device)]).unsqueeze(0)
         inputs = self._memory.with_observation(TensorDict(observation, batch_size=[1]))
         decision = follow(self._policy, inputs, running, self._execution)
@@ -239,6 +243,7 @@ class ChunkExecutor:
             self._pending, self._interruption, self._failures = None, "", 0
             self._latencies.append(arrived_s - inference.stamp_s)
             self._memory.keep([inference.decision])
+            # actions stay in the policy's order for inpainting, commands are in the robot's order
             actions = inference.decision.actions
             order = self._binding.action
             commands = (actions if order is None else actions[..., order.to(actions.device)])[0].cpu().numpy()
@@ -249,6 +254,7 @@ class ChunkExecutor:
         first, longest = BACK_OFF_S
         self._chunk = self._pending = None
         self._interruption = error
+        # exponential back-off: first, 2 first, 4 first, ... up to the longest pause
         self._resume_s = now_s + min(longest, first * 2.0 ** min(self._failures, 30))
         self._failures += 1
 

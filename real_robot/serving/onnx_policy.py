@@ -69,6 +69,7 @@ class OnnxPolicy:
         sample = {MEMORY: torch.from_numpy(memory[0])} if remembers else {}
         count = len(observation)
         chunks = torch.from_numpy(actions).view(count, self.contract.executed, -1)
+        # exports have no scores: log-probabilities are NaN
         return Decision(chunks, TensorDict(sample, batch_size=[count]), torch.full((count, 1, 1), torch.nan))
 
     def _flat(self, observation: TensorDict) -> dict[str, Tensor]:

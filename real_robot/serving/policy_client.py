@@ -135,7 +135,7 @@ class PolicyClient:
         if not np.isfinite(actions).all():
             raise UserError(f"expected finite actions from {self.uri}, got infinity or not a number")
         sample = {MEMORY: torch.from_numpy(reply[MEMORY]).unsqueeze(0)} if self._initial is not None else {}
-        batch = torch.from_numpy(actions.astype(np.float32, copy=False)).unsqueeze(0)
+        batch = torch.from_numpy(actions.astype(np.float32, copy=False)).unsqueeze(0)  # [1, H, A]
         return Decision(batch, TensorDict(sample, batch_size=[1]), torch.full((1, 1, 1), torch.nan))
 
     def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -144,6 +144,7 @@ class PolicyClient:
 
         until = time.monotonic() + self.deadline_s
         reason: Exception | None = None
+        # an existing connection may have been closed by the server meanwhile: try once more with a new one
         for _ in range(1 if self._connection is None else 2):
             try:
                 if self._connection is None:
@@ -241,5 +242,6 @@ def _row(batch: Any) -> np.ndarray:  # noqa: ANN401 - a Tensor, which TensorDict
 
 def _limit_sending(sock: socket.socket, seconds: float) -> None:
     """Make a send that the server does not read fail after `seconds`; the receiving thread is not affected."""
+    # struct timeval: seconds and microseconds
     whole, fraction = divmod(max(1e-3, seconds), 1.0)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(whole), int(fraction * 1e6)))

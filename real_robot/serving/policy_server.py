@@ -163,6 +163,7 @@ class PolicyServer:
             return connection.respond(http.HTTPStatus.OK, "OK\n")
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
         credentials = token.strip().encode(errors="surrogateescape")  # how websockets 15 and 16 read what is not ASCII
+        # constant-time comparison, so that response times reveal nothing about the token
         if scheme not in ("Bearer", "Api-Key") or not hmac.compare_digest(credentials, self._token):
             return connection.respond(http.HTTPStatus.UNAUTHORIZED, "wrong or missing token\n")
         if len(self._idle_since) >= self._limits.clients and self._spare() is None:
@@ -195,7 +196,7 @@ class PolicyServer:
                     return
         except TimeoutError:
             log.warning(f"{connection.remote_address} stalled; connection closed")
-            connection.transport.abort()
+            connection.transport.abort()  # a close handshake would wait for the stalled client
         except ConnectionClosed:
             pass
         finally:
@@ -203,6 +204,7 @@ class PolicyServer:
 
     async def _answer(self, connection: ServerConnection, request: bytes | str) -> bytes | str | None:
         """The answer to `request`; None if the client has left, or the deadline of the request has passed."""
+        # the policy runs in one worker thread; the event loop meanwhile detects whether the client leaves
         work = self._worker.submit(self._answerer.answer, request, time.monotonic(), self._others_wait)
         answer, departure = asyncio.wrap_future(work), self._loop.create_task(connection.wait_closed())
         try:
@@ -267,6 +269,7 @@ class _Answerer:
                 raise UserError("expected a binary message, got text")
             message = unpack(request)
             options = _Options.of(message.pop(OPTIONS, {}))
+            # skip requests that are late already, and while others wait also those that probably will be
             left_s = received_s + options.deadline_s - time.monotonic()
             if left_s <= 0.0 or (left_s < self._expected_s() and others_wait()):
                 return None
@@ -321,6 +324,7 @@ class _Answerer:
                 raise UserError(f"{key}: {error}") from error
         if not isinstance(value, np.ndarray):
             raise UserError(f"{key}: expected an array of {spec.dtype} {spec.shape}, got {type(value).__name__}")
+        # -1 in a spec is an axis of any length
         fits = len(spec.shape) == value.ndim and all(a in (-1, b) for a, b in zip(spec.shape, value.shape, strict=True))
         if str(value.dtype) != spec.dtype or not fits:
             raise UserError(f"{key}: expected {spec.dtype} {spec.shape}, got {value.dtype} {value.shape}")

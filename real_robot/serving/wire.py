@@ -86,7 +86,7 @@ def _decode(found: dict[Any, Any]) -> Any:  # noqa: ANN401 - any message
             raise UserError(f"an array of shape {shape!r}")
         if not isinstance(data, bytes) or len(data) != math.prod(shape) * dtype.itemsize:
             raise UserError(f"an array of {dtype} and shape {shape} with other data")
-        return np.frombuffer(data, dtype).reshape(shape).copy()
+        return np.frombuffer(data, dtype).reshape(shape).copy()  # frombuffer is read-only
     if b"__npgeneric__" in found:
         return _dtype(found[b"dtype"]).type(found[b"data"])
     return found

@@ -46,6 +46,7 @@ def written(recording: Recording) -> tuple[list[Tensor], Tensor]:
             episodes.append([])
         elif episodes and isinstance(item, Tick) and item.verdict.action is not None and item.reading is not None:
             episodes[-1].append(item.verdict.action)
+            # from the measurement's stamp to the command's
             latency_s.append(item.now_s - item.reading.stamp_s)
     shape = recording.contract.action.shape
     actions = [torch.from_numpy(np.array(rows, np.float32).reshape(-1, *shape)) for rows in episodes]

@@ -119,6 +119,7 @@ def identify(
         raise UserError(f"expected more segments than the {len(parameters)} parameters, got {len(start)}; record more")
     fit = _Fit(simulate, parameters, segments, start)
     iterations = fit.run()
+    # the fit is in units of theta / scale
     deviation = fit.covariance().diagonal().sqrt() * fit.scale
     values = fit.theta.tolist()
     estimates = {
@@ -175,6 +176,7 @@ class _Fit:
         damped = curvature + DAMPING * torch.diag(curvature.diagonal())
         change = torch.linalg.solve(damped, torch.einsum("srp,sr->p", slopes, rest))
         cost = self._cost(self.residual)
+        # backtracking: halve the step until the cost decreases
         for halvings in range(HALVINGS):
             theta = self.theta + 0.5**halvings * change * self.scale
             theta = torch.minimum(torch.maximum(theta, self.low), self.high)
@@ -203,6 +205,7 @@ class _Fit:
         q, r = torch.linalg.qr(torch.cat((state_slopes, ridge), 1))
         rest = (self.residual * self.weight).unsqueeze(-1)
         stacked = torch.cat((slopes, rest), -1)
+        # the ridge adds rows of zero residual below, [S, R + X, P + 1]
         padded = torch.cat((stacked, stacked.new_zeros(len(stacked), ridge.shape[1], stacked.shape[2])), 1)
         explained = q.mT @ padded
         unexplained = padded - q @ explained
@@ -218,6 +221,7 @@ class _Fit:
         """Weighted derivatives of the measurements by theta / scale [S, R, P] and by initial states [S, R, X]."""
         P, (S, X) = len(self.theta), self.start.shape
         moves = torch.cat((torch.eye(P + X, dtype=torch.float64), -torch.eye(P + X, dtype=torch.float64))) * STEP
+        # all 2 (P + X) perturbations of all segments in one batch: [2 (P + X) S, ...]
         theta = (self.theta + moves[:, :P] * self.scale).repeat_interleave(S, 0)
         start = (self.start + moves[:, None, P:]).flatten(0, 1)
         actions = self.segments.actions.repeat(len(moves), 1, 1)
@@ -240,6 +244,7 @@ class _Fit:
         # degrees of freedom: numbers minus estimated initial states and parameters
         free = residuals.numel() - self.start.numel() - len(self.theta)
         self.noise = residuals.square().mean(0).sqrt() * (residuals.numel() / max(1, free)) ** 0.5
+        # a lower bound of the noise keeps weights finite for a perfect fit
         smallest = 1e-6 * self.segments.measured.flatten(0, 1).std(0).clamp_min(1e-3)
         self.weight = (1.0 / torch.maximum(self.noise, smallest)).repeat(self.residual.shape[1] // Y)
 

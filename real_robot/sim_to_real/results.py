@@ -49,6 +49,7 @@ class ActionLog:
         """Record the chunks `actions` [N, K, A] that led to `transition`."""
         executed = transition.executed.cpu()
         rows = executed.nonzero()[:, 0]
+        # one row per executed action: a chunk's last actions are not executed if the episode ends
         self._rows.append((env.task_index.cpu()[rows], env.start.cpu()[rows], actions.cpu()[executed]))
 
     def episodes(self) -> dict[Episode, Tensor]:
@@ -72,6 +73,7 @@ def discrepancy(actions: Mapping[Episode, Tensor], others: Mapping[Episode, Tens
     """
     if not spec.low:
         raise UserError("expected action limits in the contract, the scale of action differences; set low and high")
+    # sqrt(mean(((a - b) / half_range)^2)) over steps and elements, per episode
     half_range = (torch.tensor(spec.high) - torch.tensor(spec.low)) / 2
     return torch.tensor([float(each.square().mean().sqrt()) for each in _differences(actions, others, half_range)])
 

@@ -269,6 +269,7 @@ class LaserScan:
         if not count or not FINEST_RAD < abs(step) <= 2 * np.pi or not np.isfinite(message.angle_min):
             raise UserError(f"LaserScan of {count} rays from {message.angle_min} rad, {step} rad apart; expected some")
         # rays are equal modulo whole turns: drivers count from 0 to 2 pi or from -pi to pi
+        # index = round(((angle - angle_min) sign(step) mod 2 pi) / |step|)
         turns = (self.angles_rad - message.angle_min) * np.sign(step) % (2 * np.pi)
         index = np.rint(turns / abs(step)).astype(int)
         index = np.where(index >= count, index - round(2 * np.pi / abs(step)), index)
@@ -305,6 +306,7 @@ class Image:
         ((key, spec),) = self.specs.items()
         if message.encoding not in ("rgb8", "bgr8"):
             raise UserError(f"{key}: expected an image in rgb8 or bgr8, got {message.encoding!r}")
+        # rows may be padded: step >= 3 width bytes
         rows = np.frombuffer(message.data, np.uint8).reshape(message.height, message.step)
         picture = rows[:, : 3 * message.width].reshape(message.height, message.width, 3)
         return {key: as_spec(key, spec, picture[..., ::-1] if message.encoding == "bgr8" else picture)}

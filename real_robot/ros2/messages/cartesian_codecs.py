@@ -76,6 +76,7 @@ def resized(picture: np.ndarray, height: int, width: int) -> np.ndarray:
     h, w = picture.shape[:2]
     if (h, w) == (height, width):
         return picture
+    # the largest centred box with the aspect ratio of the result
     share = min(h / height, w / width)
     top, left = (h - share * height) / 2, (w - share * width) / 2
     box = (left, top, left + share * width, top + share * height)

@@ -22,13 +22,13 @@ HALF = np.sqrt(0.5)
 def world_ned_enu(vector: ArrayLike) -> Array:
     """Convert a world vector [..., 3] from NED to ENU, or from ENU to NED."""
     x, y, z = _parts(vector, 3)
-    return np.stack((y, x, -z), -1)
+    return np.stack((y, x, -z), -1)  # its own inverse
 
 
 def body_frd_flu(vector: ArrayLike) -> Array:
     """Convert a body vector or body rate [..., 3] from FRD to FLU, or from FLU to FRD."""
     x, y, z = _parts(vector, 3)
-    return np.stack((x, -y, -z), -1)
+    return np.stack((x, -y, -z), -1)  # its own inverse
 
 
 def attitude_ned_enu(quaternion: ArrayLike) -> Array:
@@ -100,6 +100,7 @@ def two_columns(rotation: ArrayLike) -> Array:
 
 def from_two_columns(columns: ArrayLike) -> Array:
     """The rotation matrix [..., 3, 3] whose first two columns are [..., 6]."""
+    # the third column is the cross product of the first two
     c = np.asarray(columns, np.float64)
     return np.stack((c[..., :3], c[..., 3:], np.cross(c[..., :3], c[..., 3:])), -1)
 

@@ -89,6 +89,7 @@ class Gripper(Configuration):
 
     def command_at(self, finger_m: float) -> float:
         """The command, -1 (open) to 1 (closed), that corresponds to a finger at `finger_m`."""
+        # linear: open_m -> -1, closed_m -> 1
         share = (finger_m - self.open_m) / (self.closed_m - self.open_m)
         return float(np.clip(2.0 * share - 1.0, -1.0, 1.0))
 

@@ -145,6 +145,7 @@ def px4_jump(before: Message, after: Message) -> str:
     speed, rate = (max(_length(getattr(each, name)) for each in (before, after)) for name in MOTION)
     distance = _length(np.subtract(after.position, before.position))
     velocity_change = _length(np.subtract(after.velocity, before.velocity))
+    # angle between two attitudes: 2 acos |q1 . q2|
     angle = 2.0 * np.arccos(np.clip(abs(np.dot(before.q, after.q)), 0.0, 1.0))
     small = distance <= JUMP_M + speed * gap_s and velocity_change <= JUMP_M_S + JUMP_M_S2 * gap_s
     if small and angle <= JUMP_RAD + rate * gap_s:  # false for nan

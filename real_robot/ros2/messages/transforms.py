@@ -26,11 +26,13 @@ class Transform:
 
     def then(self, inner: Transform) -> Transform:
         """The pose of a frame that has the pose `inner` in this one."""
+        # T_ac = T_ab T_bc: p = p_ab + R_ab p_bc, R = R_ab R_bc
         position = self.position + self.rotation @ inner.position
         return Transform(position, self.rotation @ inner.rotation, min(self.stamp_s, inner.stamp_s))
 
     def inverse(self) -> Transform:
         """The pose of the other frame in this one."""
+        # T^-1: p = -R^T p, R = R^T
         return Transform(-self.rotation.T @ self.position, self.rotation.T, self.stamp_s)
 
 

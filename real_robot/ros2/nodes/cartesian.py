@@ -273,6 +273,7 @@ class CartesianNode(ManagedNode[CartesianSettings]):
         assert self._fingers is not None
         self._fingers.travel(float(action[6]))
         try:
+            # velocities are commanded in the world's axes: v_base = R_base^T v_world
             self._move(np.concatenate([self._base.rotation.T @ part for part in (action[:3], action[3:6])]))
             self._refusal = ""
         except UserError as error:

@@ -69,6 +69,7 @@ class ManagedNode(LifecycleNode, Generic[S]):
         self._failure = ""
         self.add_on_set_parameters_callback(self._settable)
         change = self._service_change_state.callback
+        # rclpy's own callback raises RCLError for an impossible transition, which would end the process
         self._service_change_state.callback = lambda request, response: self._change(change, request, response)
         backwards = JumpThreshold(min_forward=None, min_backward=Duration(nanoseconds=-1), on_clock_change=False)
         self._jumps = self.get_clock().create_jump_callback(backwards, post_callback=self._jumped)

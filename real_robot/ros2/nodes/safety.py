@@ -121,6 +121,7 @@ class SafetyNode(ManagedNode[SafetySettings]):
     def activate(self) -> None:
         """Start passing commands on."""
         self._robot.start()
+        # time-outs count from the first command on, not from the activation
         self._began, self._early = False, None
         self._active = True
         self._say()

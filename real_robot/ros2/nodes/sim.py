@@ -225,6 +225,7 @@ class SimNode(ManagedNode[SimSettings]):
         """Publish the current measurement and the clock."""
         reading = self._robot.read()
         assert reading is not None
+        # simulated time continues over episodes and configurations
         nanoseconds = round(1e9 * (self._earlier_s + reading.stamp_s))
         self._stamp_s = nanoseconds / 1e9  # computed like a node's clock, so that times are equal bit for bit
         arrays = self._table.measured(reading.observation)
