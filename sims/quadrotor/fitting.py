@@ -13,8 +13,9 @@ from sims.quadrotor.airframes import PARAMETERS, SCATTERED, Airframe, hover_spee
 from sims.quadrotor.dynamics import Body, Options
 
 KEYS = ("position", "rotation", "velocity", "angular_velocity")
-"""Compared observations, 18 numbers; the initial state guessed from them has `STATE` numbers."""
+"""Compared observations, 18 numbers."""
 STATE = 17
+"""Numbers of the initial state that is guessed from them."""
 
 
 class FlightModel:
@@ -47,11 +48,11 @@ class FlightModel:
         newest_first = actions[:, : self.past].flip(1).flatten(1)
         state = list(torch.cat((start[:, :13], excess, newest_first), 1).T)
         disturbance = [torch.zeros_like(state[0])] * self.options.disturbance_rows
-        seen = [_measured(state)]
+        measurements = [_measured(state)]
         for action in actions[:, self.past :].unbind(1):
             state = dynamics.step(state, list(action.T), disturbance, airframe, self.options)
-            seen.append(_measured(state))
-        return torch.stack(seen, 1)
+            measurements.append(_measured(state))
+        return torch.stack(measurements, 1)
 
     def guess(self, measured: Tensor, actions: Tensor) -> Tensor:
         """Initial states [B, STATE] from `measured` [B, T+1, 18]; rotors run at their last command."""

@@ -15,12 +15,12 @@ LINES = (112, 126, 148)
 FADED_M = 9.0
 """Distance over which colours fade into those of the horizon by 63%, in floor cells."""
 WIDEST = 9
-"""Of lines, pixels."""
+"""Largest width of lines, pixels."""
 RGBA = tuple[int, int, int, int]
 
 
 class Canvas:
-    """What `camera` sees; `cell_m` is the size of the floor's cells, in which distances fade."""
+    """Picture of `camera`; `cell_m` is the size of the floor's cells, the unit in which colours fade with distance."""
 
     def __init__(self, camera: Camera, cell_m: float) -> None:
         self.camera, self.fade_m = camera, FADED_M * cell_m
@@ -62,14 +62,16 @@ class Canvas:
     def lines(self, ends: Array, width_m: float, colour: tuple[int, int, int], alphas: Array | None = None) -> None:
         """Add lines between `ends` [S, 2, 3], `width_m` wide, with `alphas` [S] in [0, 1], by default 1."""
         seen = self.camera.seen(ends)
-        kept = (seen[..., 2] > NEAR_M).any(-1)
+        visible = (seen[..., 2] > NEAR_M).any(-1)
         seen = self._before(seen)
-        shown = np.full(len(seen), 255) if alphas is None else (255 * alphas[kept]).astype(int)
+        opacities = np.full(len(seen), 255) if alphas is None else (255 * alphas[visible]).astype(int)
         depth = seen[..., 2].mean(-1)
         wide = np.clip(np.rint(self.camera.focal * width_m / depth), 1, WIDEST).astype(int).tolist()
         pixels = self.camera.pixels(seen)
         for row in np.flatnonzero(self._within(pixels)):
-            self._parts.append((float(depth[row]), pixels[row].ravel().tolist(), (*colour, int(shown[row])), wide[row]))
+            self._parts.append(
+                (float(depth[row]), pixels[row].ravel().tolist(), (*colour, int(opacities[row])), wide[row])
+            )
 
     def path(self, points: Array, width_m: float, colour: tuple[int, int, int], alpha: float = 1.0) -> None:
         """Add one line through `points` [P, 3] as a whole, if all of it is in front of the camera, else in pieces."""
@@ -82,7 +84,7 @@ class Canvas:
         return self._parts.append((depth, line, (*colour, round(255 * alpha)), width))
 
     def finished(self) -> Image.Image:
-        """The picture with all that was added."""
+        """Picture with all added faces and lines."""
         for _, points, colour, width in sorted(self._parts, key=lambda part: -part[0]):
             pen = self.plain if colour[3] == 255 else self.pen
             if width:
@@ -117,14 +119,14 @@ class Canvas:
 
     def _clipped(self, seen: Array) -> Array:
         """The part of the convex polygon `seen` [P, 3] that is in front of the camera."""
-        inside, kept = seen[:, 2] > NEAR_M, []
+        inside, corners = seen[:, 2] > NEAR_M, []
         for row, point in enumerate(seen):
-            before, was = seen[row - 1], inside[row - 1]
-            if was != inside[row]:
-                kept.append(before + (NEAR_M - before[2]) / (point[2] - before[2]) * (point - before))
+            before, was_inside = seen[row - 1], inside[row - 1]
+            if was_inside != inside[row]:
+                corners.append(before + (NEAR_M - before[2]) / (point[2] - before[2]) * (point - before))
             if inside[row]:
-                kept.append(point)
-        return np.array(kept).reshape(-1, 3)
+                corners.append(point)
+        return np.array(corners).reshape(-1, 3)
 
 
 @functools.cache
