@@ -46,9 +46,8 @@ class Studio:
 
     def render(self, ids: NDArray[np.int64]) -> Frames:
         """Pictures [n, height, width, 3] of environments `ids` [n] as they are now."""
-        mujoco.mjr_setBuffer(
-            mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context
-        )  # another context's buffer may be bound
+        # The buffer of another context may be bound.
+        mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)
         return np.stack([self._draw(row) for row in ids.tolist()])
 
     def _draw(self, row: int) -> Frames:

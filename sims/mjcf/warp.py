@@ -16,9 +16,8 @@ from embodied.errors import UserError
 from sims.mjcf.physics import ALWAYS, SHOWN, broken_rows
 from sims.warp_order import captured, in_order, warp_device
 
-warp.config.log_level = (
-    warp.LOG_ERROR
-)  # before mujoco_warp is imported, which otherwise reports every kernel that it loads
+# Before mujoco_warp is imported, which otherwise reports every kernel that it loads.
+warp.config.log_level = warp.LOG_ERROR
 
 import mujoco_warp  # noqa: E402
 
@@ -43,9 +42,8 @@ class WarpWorlds:
         self._graph: dict[int, warp.Graph] = {}
         with in_order(self.device):
             self.model = mujoco_warp.put_model(self.mjm)
-            self.model.opt.warn_overflow = (
-                0  # the overflow bits are read instead; kernels would print a warning for every world
-            )
+            # The overflow bits are read instead: kernels would print a warning for every world.
+            self.model.opt.warn_overflow = 0
             mujoco.mj_forward(self.mjm, resting := mujoco.MjData(self.mjm))
             room = capacity(self.mjm, self.model, contacts, resting.ncon)
             self.data = mujoco_warp.make_data(self.mjm, nworld=count, **room._asdict())

@@ -75,7 +75,7 @@ class VehicleView:
         return [circle for circle in circles.tolist() if abs(circle[0]) < FAR_M / 2]
 
     def push(self, row: int, body: str, change_m_s: Array) -> None:
-        """Change the vehicle's velocity, see `View.push`; wheels without slip lose its lateral part in the next step."""
+        """Change the vehicle's velocity, see `View.push`; wheels without slip lose its lateral part at once."""
         now = self._env.now
         yaw, (x, y, _) = float(now.state[row, YAW]), change_m_s
         state = now.state.clone()

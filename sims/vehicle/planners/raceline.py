@@ -124,8 +124,8 @@ class Raceline:
         bend = curvature(line).abs().clamp_min(1e-3)
         speed = (numbers.lateral_m_s2 / bend).sqrt().clamp_max(self.vehicle.speed_max_m_s)
         squared, points = speed.square(), line.shape[1]
-        # Forwards v'^2 <= v^2 + 2 a s, backwards the same with braking; a is what the friction ellipse leaves beside
-        # the lateral acceleration: a_max sqrt(1 - (v^2 kappa / a_lat)^2).
+        # Forwards v'^2 <= v^2 + 2 a s, backwards the same with braking; a is the rest of the friction ellipse that
+        # the lateral acceleration leaves: a_max sqrt(1 - (v^2 kappa / a_lat)^2).
         for backwards, most in ((False, numbers.driving_m_s2), (True, numbers.braking_m_s2)):
             for step in range(2 * points):  # the second lap continues from the first
                 here, there = step % points, (step + 1) % points
