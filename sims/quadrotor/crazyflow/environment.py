@@ -97,10 +97,8 @@ def _control_step(num_envs: int, *, effects: bool) -> Any:  # noqa: ANN401 - a f
         freq=FREQUENCY_HZ,
         integrator=Integrator.default if effects else Integrator.rk4,
     )
-    for stage in (
-        "clip_rotor_vel_cmd",
-        "clip_floor_pos",
-    ):  # limits of crazyflow's own drone, and a floor, which hover lacks
+    # Limits of crazyflow's own drone, and a floor, which hover lacks.
+    for stage in ("clip_rotor_vel_cmd", "clip_floor_pos"):
         sim.step_pipeline.pop(stage)
     one_step, base = sim.build_step_fn(), sim.data
     drone_effects = {"prop_inertia": base.params.prop_inertia, "drag_matrix": base.params.drag_matrix}
