@@ -1,10 +1,10 @@
 """LIBERO's published LeRobot datasets (`lerobot/libero`, `HuggingFaceVLA/libero` and similar) in our conventions.
 
 `observation.state` [8]: position of the grip site in m, the hand's rotation as axis times angle, two finger joints.
-Actions are ours, at 20 Hz although the datasets say 10; zero actions were left out. The hand's frame is turned by a
-quarter about its z axis relative to our end effector's. Pictures are those of stock LIBERO, which are upside down,
-turned by half a turn: upright, with left and right exchanged. Joint angles are in some datasets only.
-Sources: github.com/huggingface/lerobot (docs/source/libero.mdx, issue 3830), github.com/Physical-Intelligence/openpi.
+Actions have our meaning, at 20 Hz although the metadata has 10; zero actions were left out. The hand's frame is turned
+by a quarter about its z axis relative to our end effector's. Pictures are those of stock LIBERO, which are upside down,
+turned by half a turn: upright, with left and right exchanged. Joint angles are in some datasets only. Sources:
+github.com/huggingface/lerobot (docs/source/libero.mdx, issue 3830), github.com/Physical-Intelligence/openpi.
 """
 
 from __future__ import annotations

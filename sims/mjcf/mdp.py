@@ -94,7 +94,7 @@ class Moment:
         return self._sensors[name]
 
     def draws(self, stream: int = 0) -> Draws:
-        """Random numbers of this control step; every use in a task has a `stream` of its own, from 0 on."""
+        """Random numbers of this control step; every use in a task needs a separate `stream`, from 0 on."""
         return Draws(self.key, self.steps + 1, stream)
 
 

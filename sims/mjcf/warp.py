@@ -97,7 +97,7 @@ class WarpWorlds:
             if not self.device.is_cuda:
                 self._run(substeps)
             elif substeps not in self._graph:
-                self._run(substeps)  # loads the kernels, which a capture must not
+                self._run(substeps)  # loads the kernels, which is not possible in a capture
                 self._graph[substeps] = captured(self.device, lambda: self._run(substeps))
             else:
                 warp.capture_launch(self._graph[substeps])

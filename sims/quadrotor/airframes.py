@@ -1,8 +1,8 @@
 """Physical parameters of quadrotors: known airframes, and others near them.
 
 Rotors form an X, in the order front-right, back-right, back-left, front-left (body axes: x forward, y left, z up); each
-one's thrust at the fraction u of its highest speed is thrust_0 + thrust_1 u + thrust_2 u^2. Of six or eight rotors,
-which stand as `rotors` says, each has the 4 / N-th of that: the curve is a quarter of the drone's.
+one's thrust at the fraction u of its highest speed is thrust_0 + thrust_1 u + thrust_2 u^2. With N = 6 or 8
+rotors, placed as in `rotors`, each has 4 / N of this thrust, because the curve is a quarter of the drone's thrust.
 """
 
 from __future__ import annotations

@@ -44,8 +44,8 @@ class Options:
         ground_effect: more thrust near the plane z = `ground_z_m` (Cheeseman and Bennett 1955, ARC R&M 3021).
         delay_steps: the longest delay of commands in control steps; limits the airframe's `delay_s`.
         ground_z_m: height of the ground in the world, unless episodes have their own.
-        floor: each episode has a ground of its own height, on which the drone comes to rest; needs wind, whose rows its
-            height follows.
+        floor: each episode has a ground of its own height, on which the drone comes to rest; needs wind, because its
+            height follows the wind's rows.
         sag: the battery's voltage, and with it the thrust, falls under load; see the airframe's `sag`.
         senses: measurements lag (the airframe's `observation_delay_s`, at most `DT_S`) and the air is turbulent; the
             state then has additional rows, see `episode.Episode`.

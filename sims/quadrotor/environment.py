@@ -38,7 +38,7 @@ class QuadrotorEnvironment(RestorableEngine):
     Actions are clipped to [-1, 1]. In grad mode rewards and observations carry gradients from the actions of their step
     and of earlier ones, back to `detach` or the episode's beginning.
 
-    An episode is terminated if the task says so, and truncated at the step limit, or earlier if the task is done. The
+    An episode is terminated by the task, and truncated at the step limit, or earlier if the task is finished. The
     task defines success and metrics. For hover, success is surviving to the step limit; the metrics are "survive" (1 or
     0; 0 while running) and "position_error_m", the mean distance from the goal over the last second of an episode that
     reached its step limit (otherwise NaN).

@@ -90,7 +90,7 @@ def reweighted(mdp: M, reward: Mapping[str, float]) -> M:
     """`mdp` with other weights of its `reward`, by name.
 
     Raises:
-        UserError: where it has no such weight, and for one out of range.
+        UserError: for an unknown weight, and for one out of range.
     """
     return with_numbers(mdp, reward, "task.reward", known=weights(mdp))
 
@@ -147,7 +147,7 @@ class Episode:
         )
 
     def judge(self) -> Program:
-        """A control step whose dynamics were computed elsewhere: "moved" is the state after it."""
+        """Program of a control step with the dynamics of another simulator: "moved" is the state after it."""
         state, record, action, constants, results = self._groups()
         moved = Group("moved", self.options.state_rows)
         return Program("judge", (state, moved, record, action, *constants), results, self._judged)

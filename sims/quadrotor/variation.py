@@ -55,6 +55,7 @@ class Variation:
             others = zip(PARAMETERS, self.other.values(), strict=True)
             parameters = {name: parameters[name] + (value - parameters[name]) * draws[-1] for name, value in others}
         mass = parameters["mass_kg"] = parameters["mass_kg"] * drawn["mass"]
+        # Thrust, inertia and lags have factors; drag is per mass, and delays are absolute.
         factors = {f"inertia_{axis}": drawn["inertia"] for axis in "xyz"}
         factors |= dict.fromkeys(THRUST, self._thrust(parameters, drawn))
         factors |= dict.fromkeys(("lag_rise_s", "lag_fall_s"), drawn["lag"])

@@ -43,9 +43,9 @@ class Flown:
 
 
 def fly(env: SwarmEnvironment, policy: Policy, device: str, stride: int, first: int = 0) -> Flown:
-    """One episode of the deterministic `policy` in worlds of the evaluation split from that of start `first` on.
+    """Run one episode of the deterministic `policy` in worlds of the evaluation split, from that of start `first` on.
 
-    There is a picture every `stride` steps.
+    States are recorded every `stride` steps.
     """
     starts = first // env.group * env.group + torch.arange(env.num_envs)
     observation, memory = env.reset(starts=starts), Memory(policy, env.num_envs)

@@ -163,6 +163,7 @@ class _Buffers:
         self.library, self.lanes = library, L
         self.widths = [layers[0][0].shape[1], *(len(weight) for weight, _ in layers)]
         self.padded = [-(-width // PAD) * PAD for width in self.widths]
+        # A layer of a inputs and b outputs has a b weights and b biases.
         packed = sum((a + 1) * b for a, b in pairwise(self.padded))
         self.sizes = _Sizes(decisions, history, len(layers), L)
         self.sizes.width[: len(self.widths)], self.sizes.padded[: len(self.padded)] = self.widths, self.padded

@@ -39,7 +39,7 @@ class Map:
 
 
 def draw(world: Map, trail: Array, outline: tuple[float, float], origin: Array, hits: Array) -> NDArray[np.uint8]:
-    """One image [size, size, 3].
+    """Draw one image [size, size, 3].
 
     Args:
         world: static parts of the world.

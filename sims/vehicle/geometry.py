@@ -74,6 +74,7 @@ def noisy(ranges: Tensor, key: Tensor, steps: Tensor, lidar: Lidar) -> Tensor:
     """
     draw = mix(key.long() + steps.long() * COUNTER).unsqueeze(1)
     words = mix(draw ^ ((torch.arange(ranges.shape[1], device=ranges.device) + 1) * GOLDEN & 0xFFFFFFFF))
+    # A sum of four uniform bytes has mean 4 * 127.5 = 510 and deviation sqrt(4 (256^2 - 1) / 12) = 147.8.
     total = sum((words >> shift) & 0xFF for shift in (0, 8, 16, 24))
     noisy_ranges = ranges + (total.float() - BYTES_MEAN) * (lidar.noise_m / BYTES_STD)
     return torch.where(ranges < lidar.range_m, noisy_ranges.clamp(0.0, lidar.range_m), ranges)

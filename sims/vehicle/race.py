@@ -106,6 +106,7 @@ class Race:
         lap = progress >= (laps + 1.0) * length
         laps = laps + lap.float()
         lap_steps = torch.where(lap, after.steps.float(), lap_steps)
+        # r = c_p (progress along the line) - c_s (change of steering)^2 + c_h [contact].
         change = (action[:, 0] - previous[:, 0]).square()
         reward = self.reward_progress * step - self.weight_steering * change
         reward = reward + torch.where(hit, self.reward_collision, 0.0)

@@ -21,7 +21,7 @@ FINGER_GAP_M = 0.018
 """Space, m, that a finger needs between two intervals."""
 PAD_HALF_M = 0.009
 PALM_M = 0.025
-"""How deep below an object's top the fingertips can go before it touches the palm, with 6 mm to spare."""
+"""Largest depth of the fingertips below an object's top before it touches the palm, with 6 mm to spare."""
 FLOOR_M = 0.0125
 """Lowest height of the grip point over the surface below the object: the fingertips reach 9 mm further down."""
 STRETCHED_M = 0.64

@@ -104,8 +104,8 @@ def _recalled(
 ) -> tuple[Array, Array]:
     """Goal position [3] and torques [7] of an episode's first substep.
 
-    Stock's controller reads the arm's state when a reset creates it, and next at the second substep, whatever state is
-    written in between: the first substep therefore uses the arm at rest in its posture.
+    Stock's controller reads the arm's state when a reset creates it, and next at the second substep, independently
+    of states written in between: the first substep therefore uses the arm at rest in its posture.
     """
     arm_qpos, arm_qvel = data.qpos[scene.arm_qposadr], data.qvel[scene.arm_dofadr]
     data.qpos[scene.arm_qposadr], data.qvel[scene.arm_dofadr] = memory["posture"], 0.0

@@ -42,7 +42,7 @@ REACH_RADIUS_M = (0.44, 0.74)
 CLEARANCE_M = 0.035
 """Space between objects, m: a finger and some tolerance."""
 CONTAINER_YAW_RAD = 0.2
-"""Containers of the goal turn by quarter turns plus up to this angle, rad: see `_Stack.container`."""
+"""Largest deviation, rad, of a goal container's yaw from quarter turns: see `_Stack.container`."""
 TOGETHER_M, TOGETHER_RAD, APART_M = 0.08, 0.4, 0.02
 """Largest common motion and rotation of objects that instructions distinguish by place; own motion of each."""
 JOINT_NOISE_RAD = 0.1

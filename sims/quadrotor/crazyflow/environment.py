@@ -39,7 +39,7 @@ class CrazyflowEnvironment(QuadrotorEnvironment):
     simulators can be compared.
 
     Raises:
-        UserError: for options that crazyflow lacks, or where it is not installed.
+        UserError: for options that crazyflow lacks, or if it is not installed.
     """
 
     def __init__(self, num_envs: int, *, effects: bool = True, **options: Any) -> None:  # noqa: ANN401 - the parent's

@@ -57,7 +57,7 @@ def film_policies(
 
 
 class _Flight:
-    """Draws episodes and records their paths; a crashed drone stays where it is."""
+    """Draws episodes and records their paths; a crashed drone remains at its last position."""
 
     def __init__(self, env: QuadrotorEnvironment, arm_m: float) -> None:
         self.env, self.arm_m = env, arm_m
