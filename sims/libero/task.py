@@ -38,7 +38,7 @@ class LiberoTask(ProcessOptions):
 
     Training and evaluation start from the distribution `starts`: wide (any object anywhere, at any yaw) or areas (the
     areas of LIBERO's own resets); evaluations start from LIBERO's official initial states, too. With wide, a share
-    `areas_share` of training episodes, and the first demonstration of each task, begins in areas.
+    `areas_share` of training episodes, and the first demonstration of each task, begin in areas.
     `horizon` actions are predicted and `executed` run between observations. `episodes` demonstrations of each task with
     action noise `noise` come from the scripted expert. Evaluation episodes are truncated at `step_limit` control steps
     (None: the suite's, `suite.STEP_LIMITS`), training episodes at `train_step_limit` (None: half of that), because
