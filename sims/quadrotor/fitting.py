@@ -71,6 +71,7 @@ def _quaternion(rotation: Tensor) -> Tensor:
 
     J. Guid. Control Dyn. 23(6).
     """
+    # K = [[tr R, s'], [s, R + R' - tr(R) I]] with the skew part s of R; K q = 3 q for an exact rotation.
     R = rotation
     skew = torch.stack((R[:, 2, 1] - R[:, 1, 2], R[:, 0, 2] - R[:, 2, 0], R[:, 1, 0] - R[:, 0, 1]), 1)
     trace = R.diagonal(dim1=1, dim2=2).sum(1)

@@ -86,6 +86,7 @@ def maps(cylinders: Tensor, goal: Tensor, backend: str) -> Tensor:
     points = torch.stack(torch.meshgrid(axis, axis, indexing="ij"), -1).flatten(0, 1)
     gap = torch.cdist(points.expand(len(goal), -1, -1), cylinders).amin(-1) - (OBSTACLE_RADIUS_M + RADIUS_M)
     gap = torch.minimum(gap, HALF_ROOM_M - RADIUS_M - points.abs().amax(-1)).unflatten(-1, (POINTS, POINTS))
+    # The slowness rises linearly from 1 at the gap CLEAR_M to SLOWEST at TIGHT_M.
     tight = ((CLEAR_M - gap) / (CLEAR_M - TIGHT_M)).clamp(0.0, 1.0)
     step = SPACING_M * (1.0 + (SLOWEST - 1.0) * tight)
     start = length(points - goal[:, None, :2]).unflatten(-1, (POINTS, POINTS))

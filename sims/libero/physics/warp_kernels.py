@@ -101,6 +101,7 @@ def cholesky6(a: mat66d, n: int) -> mat66d:
 @wp.func
 def solve6(a: mat66d, x: vec6d, n: int) -> vec6d:
     """Solution of the leading [n, n] system, by forward and backward substitution."""
+    # L y = x, then L' z = y, in place.
     l = cholesky6(a, n)  # noqa: E741
     y = x
     for i in range(n):
@@ -129,6 +130,7 @@ def inverse_task_inertia(inertia: mat77d, jacobian: mat67d) -> mat66d:
                 l[i, i] = wp.sqrt(rest)
             else:
                 l[i, j] = rest / l[j, j]
+    # With M = L L' and H = J L^-T: J M^-1 J' = H H'.
     result = mat66d()
     for r in range(6):
         for i in range(ARM):

@@ -139,6 +139,7 @@ class ArmKinematics:
         angle = joints[..., None, None]
         turn = self._eye + angle.sin() * self._cross + (1.0 - angle.cos()) * self._cross_twice  # Rodrigues
         position, matrix = self._position[..., None], self._matrix
+        # x <- a + R (x - a) and M <- R M, from the last joint to the first.
         for joint in reversed(range(turn.shape[1])):
             anchor = self._anchor[:, joint, :, None]
             position = anchor + turn[:, joint] @ (position - anchor)

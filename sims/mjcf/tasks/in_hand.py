@@ -89,6 +89,7 @@ class InHand(Mdp):
 
     def reward(self, now: Moment) -> Tensor:
         """Reward for turning, with the cube in the middle and little force; dropping it has a cost."""
+        # r = clip(rate) - c_slid |xy| - c_speed |v| - c_torque |tau|^2 - c_rate |da|^2 - c_drop [dropped].
         cost = (
             self.cost_slid * now.sensor("place")[:, :2].norm(dim=1)
             + self.cost_speed * now.sensor("velocity").norm(dim=1)

@@ -58,6 +58,7 @@ class Reacher(Mdp):
     def reward(self, now: Moment) -> Tensor:
         """Reward for a small distance, with little torque."""
         distance = self._error(now).norm(dim=1)
+        # r = exp(-20 d) - d - 0.01 |a|^2: steep at the target, and a slope everywhere.
         return torch.exp(-20.0 * distance) - distance - 0.01 * now.action.square().sum(1)
 
     def success(self, now: Moment) -> Tensor:

@@ -137,6 +137,8 @@ def rotors(force: Tensor, spinning: Tensor, airframe: Airframe) -> tuple[Tensor,
     """The highest and the lowest thrust of a rotor [...], N, whichever way the drone heads."""
     inertia, arm = max(airframe.inertia_x, airframe.inertia_y), min(airframe.arm_x_m, airframe.arm_y_m)
     torque = inertia * spinning.norm(dim=-1)
+    # A torque about x takes tau / (4 a) of each rotor. The worst axis is a diagonal, where x and y have tau / sqrt(2)
+    # each, and one rotor contributes to both: 2 tau / (sqrt(2) 4 a) = sqrt(2) tau / (4 a).
     middle, difference = 0.25 * force.norm(dim=-1), torque * 2.0**0.5 / (4.0 * arm)
     return middle + difference, middle - difference
 

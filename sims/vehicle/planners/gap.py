@@ -70,6 +70,7 @@ class FollowTheGap:
         """Free distance [N, B] of the vehicle in each direction: obstacles are widened by half its width."""
         angles = self.lidar.angles().to(ranges.device)
         half = 0.5 * self.vehicle.width_m + self.numbers.margin_m
+        # An obstacle at the range r covers the angles within asin(half / r).
         covers = (half / ranges.clamp_min(half)).asin().unsqueeze(2)  # [N, B measured, 1]
         near = (angles.unsqueeze(1) - angles).abs() <= covers
         return torch.where(near, ranges.unsqueeze(2), self.lidar.range_m).amin(1)
