@@ -60,7 +60,7 @@ class CompiledMap(LocalMap):
     """In C on the CPU where there is a compiler, else as `LocalMap`."""
 
     def observe(self, memory: Tensor) -> dict[str, Tensor]:
-        """As `LocalMap`."""
+        """See `LocalMap`."""
         if not _compiled(memory):
             return super().observe(memory)
         out, cost = torch.empty(len(memory), 2 * len(self.ahead_m)), torch.empty(len(memory), 1)

@@ -69,7 +69,7 @@ class Apart(Local):
         config: ExperimentConfig,
         seed: int,
     ) -> RolloutSource:
-        """As `Elsewhere.collector`."""
+        """See `Elsewhere.collector`."""
         staleness = self.config.max_staleness
         if not isinstance(algorithm, RemotelyCollected):
             raise UserError(

@@ -40,9 +40,10 @@ def weight(record: Record) -> float:
 
 
 class CurriculumStarts:
-    """Begins a share `repeated` of episodes in known initial states, by their success, and the others in new ones.
+    """Starts that repeat known initial states in a share `repeated` of episodes.
 
-    Starts are below `num_starts`; None: unlimited.
+    The known states are drawn by their success, the other episodes begin in new states. Starts are below `num_starts`;
+    None: unlimited.
     """
 
     def __init__(

@@ -91,7 +91,10 @@ def _cat(parts: list[Part], dim: int) -> Part:
 
 
 def _ends(rollouts: Sequence[Rollout]) -> tuple[Tensor | None, TensorDict | None]:
-    """Decisions before episode ends, t * N + n [E] ascending in all environments, and the observations [E] after."""
+    """Indices of decisions before episode ends, and the observations after them.
+
+    The indices are t * N + n [E], ascending over all environments; the observations are [E].
+    """
     total, first = sum(each.done.shape[1] for each in rollouts), 0
     rows: list[Tensor] = []
     observations: list[TensorDict] = []

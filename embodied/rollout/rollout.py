@@ -98,7 +98,10 @@ class Rollout:
 
     @property
     def cut(self) -> Tensor:
-        """Returns are bootstrapped after this decision, [T, N] bool: at time limits, before ones that are not `own`."""
+        """Decisions after which returns are bootstrapped, [T, N] bool.
+
+        They are those at time limits and before decisions that are not `own`.
+        """
         following = torch.cat((self.own[1:], torch.ones_like(self.own[:1])))
         return self.truncated | ~following
 

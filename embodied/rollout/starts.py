@@ -41,7 +41,10 @@ class OwnStarts(Starts, Protocol):
     """Starts of which each process of a run has its own copy."""
 
     def separate(self, generator: torch.Generator) -> None:
-        """Draw from `generator` from now on, beginning elsewhere: the learner's stays the same in all processes."""
+        """Draw from `generator` from now on, and begin at another state.
+
+        The learner's own generator stays the same in all processes.
+        """
         ...
 
 

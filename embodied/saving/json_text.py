@@ -21,7 +21,7 @@ def dumps_rows(value: Any) -> str:  # noqa: ANN401 - JSON
 
 
 def loads(text: str | bytes) -> Any:  # noqa: ANN401 - JSON
-    """As `json.loads`.
+    """See `json.loads`.
 
     Raises:
         ValueError: for text that is no JSON, or is nested more than `DEPTH` deep.

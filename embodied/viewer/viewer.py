@@ -79,11 +79,11 @@ class Viewer:
             self._server.stop()
 
     def before(self, watched: WatchedEnvironment) -> list[Push]:
-        """As `Screen.before`."""
+        """See `Screen.before`."""
         return self._guarded(lambda: self._before(watched)) or []
 
     def after(self, watched: WatchedEnvironment, seconds: float) -> None:
-        """As `Screen.after`."""
+        """See `Screen.after`."""
         self._guarded(lambda: self._after(watched, seconds))
 
     def _guarded(self, show: Callable[[], T]) -> T | None:

@@ -102,11 +102,11 @@ class WatchedEnvironment(WrappedEnvironment):
             self.load_state_dict = self._load_state_dict
 
     def tell(self, value: Tensor | None, counts: Tensor | None) -> None:
-        """As `Watched.tell`."""
+        """See `Watched.tell`."""
         self.value, self._counts = value, counts
 
     def reset(self, mask: Tensor | None = None, starts: Tensor | None = None) -> TensorDict:
-        """As `NumberedStarts.reset`."""
+        """See `NumberedStarts.reset`."""
         self.observation = super().reset(mask, starts)
         begun = torch.ones_like(self.done) if mask is None else mask.to(self.device).bool()
         self.done, self._pushed = self.done & ~begun, self._pushed & ~begun
@@ -115,7 +115,7 @@ class WatchedEnvironment(WrappedEnvironment):
         return self.observation
 
     def step(self, actions: Tensor) -> Transition:
-        """As `Environment.step`."""
+        """See `Environment.step`."""
         self.actions = actions.detach()
         self._push(self._screen.before(self))
         transition = self.env.step(actions)
@@ -126,7 +126,7 @@ class WatchedEnvironment(WrappedEnvironment):
     def _unroll(
         self, layers: Sequence[tuple[Tensor, Tensor]], decisions: int, max_action_gradient: float = math.inf
     ) -> Rollout:
-        """As `UnrolledEnvironment.unroll`: the state is shown before and after, for nobody sees it in between."""
+        """See `UnrolledEnvironment.unroll`: the state is shown before and after, for nobody sees it in between."""
         self.actions = None
         self._push(self._screen.before(self))
         before = self._pushed & ~self.done
@@ -180,7 +180,7 @@ class WatchedTask(WrappedTask):
     def environment(
         self, num_envs: int, distribution: str, split: str, seed: int = 0, device: str = "cpu"
     ) -> Environment:
-        """As `Task.environment`.
+        """See `Task.environment`.
 
         Raises:
             UserError: for environments that cannot be viewed, telling which can.
