@@ -248,7 +248,7 @@ class Experiment(SavedRun):
         self._next()
 
     def _play(self, generator: torch.Generator) -> tuple[TensorDict, Tensor]:
-        """`first_decisions` in separate environments, or the shared one, before the collector begins its episodes."""
+        """Run `first_decisions` in separate environments, or in the shared one before its collector begins."""
         shared = isinstance(self.env, SwitchableEnvironment)
         env = self.env if shared else self._environment("train", self.task.distributions[0])
         samples = first_decisions(env, generator)

@@ -92,10 +92,10 @@ class HeldOut:
         return point
 
     def plan(self, took_s: float, done: int, total: int, wall_s: Mapping[str, float]) -> None:
-        """Schedule the next evaluation after one that `took_s`: spread the affordable number over the rest of
-        training.
+        """Schedule the next evaluation after one that `took_s`.
 
-        The last policy is always compared with the others, unless that alone takes more than the time allowed for all.
+        The affordable number is spread over the rest of training. The last policy is always compared with the others,
+        unless that alone takes more than the time allowed for all.
         """
         allowed_s = SHARE * _whole_s(done, total, wall_s)
         # affordable = (time allowed - time spent) / (cost of one evaluation with full-length episodes)

@@ -19,11 +19,10 @@ log = logging.getLogger(__name__)
 
 
 class Logger:
-    """Writer of metrics to `metrics.jsonl` and TensorBoard in `directory`, and to Weights & Biases if it has a
-    project.
+    """Writer of metrics to `metrics.jsonl`, TensorBoard, and Weights & Biases if it has a project.
 
-    A resumed run passes the number of `rows` at its checkpoint: later rows are dropped, so that curves are continuous.
-    If not all of them can be read, the file is renamed and curves have a gap.
+    The files are in `directory`. A resumed run passes the number of `rows` at its checkpoint: later rows are dropped,
+    so that curves are continuous. If not all of them can be read, the file is renamed and curves have a gap.
 
     Raises:
         UserError: if Weights & Biases is requested but not installed.

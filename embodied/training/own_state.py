@@ -48,8 +48,8 @@ def own_seed(seed: int, world: World, saved: Checkpoint | None) -> int:
 
 def moved_note(env_steps: int, before: int, now: int) -> str:
     """Note of the report on a run that was resumed on another number of processes."""
-    processes = f"{now} process{'es' * (now > 1)} after {before}"
+    change = f"{now} process{'es' * (now > 1)} after {before}"
     return (
-        f"After {env_steps:,} environment steps the run went on in {processes}: running episodes began again, with other"
+        f"After {env_steps:,} environment steps the run went on in {change}: running episodes began again, with other"
         " initial states and noise, and what was known of initial states was forgotten."
     )

@@ -18,7 +18,7 @@ class PhaseTimer:
         self._inner = self._inner_cpu = 0.0
 
     def add(self, phase: str, seconds: float, cpu: float = 0.0) -> None:
-        """Add `seconds` measured elsewhere, and `cpu` seconds, and subtract them from the running phase, if any."""
+        """Add `seconds` and `cpu` seconds that were timed separately, and subtract them from the running phase."""
         self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
         self._inner += seconds
         if cpu:
