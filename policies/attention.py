@@ -30,7 +30,10 @@ class AttentionConfig(MLPConfig):
     head: list[PositiveInt] = field(default_factory=lambda: [16])
 
     def build(self, contract: Contract) -> AttentionPolicy:
-        """Build the policy for `contract`; observations of shape [K, size] are tokens, the others form the own state."""
+        """Build the policy for `contract`.
+
+        Observations of shape [K, size] are tokens, the others form the own state.
+        """
         return AttentionPolicy(contract, self)
 
 

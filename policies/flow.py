@@ -43,9 +43,9 @@ class FlowConfig(GenerativeConfig):
     deviation, and no learner scores that noise.
 
     With a `shortcut` above 0 the network also reads the length of its step, and this share of the supervised loss
-    trains a long step to equal two short ones (shortcut models, arXiv 2410.12557, where it is 0.25): weights can then be
-    used with 1, 2, 4, 8 or 16 `denoising_steps`, whichever they were trained with. Use it with learned
-    noise: Flow-SDE's mean assumes the velocity at a point.
+    trains a long step to equal two short ones (shortcut models, arXiv 2410.12557, where it is 0.25): weights can then
+    be used with 1, 2, 4, 8 or 16 `denoising_steps`, whichever they were trained with. Use it with learned noise:
+    Flow-SDE's mean assumes the velocity at a point.
     """
 
     denoising_steps: PositiveInt = 4
@@ -107,10 +107,10 @@ class FlowPolicy(GenerativePolicy):
         deterministic: bool = False,
         generator: torch.Generator | None = None,
     ) -> Decision:
-        """Act like `act`, with all candidates guided to `running` (arXiv 2506.07339) and ranked by their executed
-        part.
+        """Act like `act`, with all candidates guided to `running` (arXiv 2506.07339).
 
-        If training covered as many frozen actions, the chunk is continued from them instead (arXiv 2512.05964).
+        Candidates are ranked by their executed part. If training covered as many frozen actions, the chunk is
+        continued from them instead (arXiv 2512.05964).
         """
         observation = self.encoder.read(observation)
         x = self._noise(observation, deterministic, generator)

@@ -60,9 +60,9 @@ class GenerativeConfig(Configuration):
     """Networks and augmentations of a policy that generates chunks.
 
     `encoder` reads object tokens, or pictures (by `vision`), the instruction and the robot's state, or all float32
-    fixed-size observations (plain: without layers), of which distances may be `reciprocal` (as for policy=mlp). In addition
-    to pictures the critic reads object tokens where a simulator has them. The `network` has layers of width `hidden` and
-    `depth` residual blocks, a UNet as many levels. With `augmentation` of Cartesian scenes, the supervised loss and
+    fixed-size observations (plain: without layers), of which distances may be `reciprocal` (as for policy=mlp). The
+    critic also reads object tokens where a simulator has them. The `network` has layers of width `hidden` and `depth`
+    residual blocks, a UNet as many levels. With `augmentation` of Cartesian scenes, the supervised loss and
     the advantage's loss use scenes mirrored and rotated by up to `turn_rad` (0: unchanged), without a share
     `hidden_distractors` of unmentioned objects and a share `hidden_words` of words that name no object. When
     ranking, the best of `candidates` chunks by advantage is executed, of `explored_candidates` while exploring. The
@@ -183,7 +183,7 @@ class GenerativePolicy(nn.Module, ABC):
         self.action_std.copy_(flat.std(0).maximum(SMALLEST_STD * (self.action_high - self.action_low) / 2))
 
     def fresh(self) -> Self:
-        """Build a policy of the same kind with new weights, from torch's global generator; it ranks if this one does."""
+        """Build a policy of this kind with new weights, from torch's global generator; it ranks if this one does."""
         policy = type(self)(self.contract, self.config).to(self.device).train(self.training)
         take_statistics(policy, self)
         return policy
@@ -206,7 +206,10 @@ class GenerativePolicy(nn.Module, ABC):
     def _generate(
         self, x: Tensor, features: Tensor, deterministic: bool, generator: torch.Generator | None
     ) -> tuple[Tensor, TensorDict, Tensor]:
-        """Generate normalised chunks from noise `x` [B, generated, A]; also the sample [B] and terms of its log_prob."""
+        """Generate normalised chunks from noise `x` [B, generated, A].
+
+        Also returns the sample [B] and terms of its log_prob [B, K, P].
+        """
 
     @abstractmethod
     def _error(self, target: Tensor, features: Tensor) -> Tensor:
@@ -256,7 +259,7 @@ class GenerativePolicy(nn.Module, ABC):
         return self.encoder.example(self.contract, count, rows, generator)
 
     def _best(self, observation: TensorDict, actions: Tensor, count: int) -> Tensor:
-        """Indices [N] of the rows of `actions` [N * C, H, A] with the highest advantage among their C = `count` candidates."""
+        """Rows [N] of `actions` [N * C, H, A] with the highest advantage among their C = `count` candidates."""
         rows = torch.arange(0, len(actions), count, device=actions.device)
         if count > 1:
             rows = rows + self.advantage(observation, actions.unflatten(0, (-1, count))).argmax(1)
