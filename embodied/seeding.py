@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 def derive(seed: int, *purpose: str | int) -> int:
-    """Seed for one purpose, in [0, 2^63): the same in every process and version."""
+    """Seed of one purpose, in [0, 2^63): the same in every process and version."""
     text = "/".join(map(str, (seed, *purpose)))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
@@ -64,7 +64,7 @@ def set_rng_state(state: dict[str, Any]) -> None:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Leave the global generators as they were before the body."""
+    """Context that restores the global generators after the body."""
     before = rng_state()
     try:
         yield

@@ -204,10 +204,10 @@ class EvaluationResult:
 
     def first(self, starts: int) -> EvaluationResult:
         """Result of the episodes of each task's first `starts` initial states."""
-        cut = lambda found: {name: values[:, :starts] for name, values in found.items()}  # noqa: E731
+        truncate = lambda found: {name: values[:, :starts] for name, values in found.items()}  # noqa: E731
         returns = None if self.returns is None else self.returns[:, :starts]
         found = {"success": self.success[:, :starts], "steps": self.steps[:, :starts]}
-        found |= {name: cut(getattr(self, name)) for name in ("metrics", "failures", "events")}
+        found |= {name: truncate(getattr(self, name)) for name in ("metrics", "failures", "events")}
         return replace(self, **found, returns=returns)
 
     def gain_over(self, before: EvaluationResult, z: float = Z95) -> Gain:

@@ -31,7 +31,7 @@ MARGIN, BORDER, STRIP = 4, 3, 26  # pixels
 
 @dataclass(frozen=True, eq=False)
 class Film:
-    """Film of N episodes: `frames` [T, N, height, width, 3], constant after an episode's end, and `success` [T, N] so far.
+    """Film of N episodes: `frames` [T, N, height, width, 3], constant after an episode's end, and their `success` [T, N].
 
     Without `has_success` it is undefined.
     """

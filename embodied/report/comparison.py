@@ -198,9 +198,9 @@ def _named(own: Options, options: Sequence[Options]) -> str:
 def _check_comparable(first: Run, other: Run) -> None:
     """Raise UserError for two runs of different tasks or assets, or whose evaluations have nothing in common."""
     shared = [name for name in first.results if name in other.results]
-    here, there = (_protocol(run, shared) for run in (first, other))
-    if different := [what for what in here if here[what] != there[what]]:
-        pair = (shorten(str(each[different[0]]), 80) for each in (here, there))
+    protocol, other_protocol = (_protocol(run, shared) for run in (first, other))
+    if different := [fact for fact in protocol if protocol[fact] != other_protocol[fact]]:
+        pair = (shorten(str(each[different[0]]), 80) for each in (protocol, other_protocol))
         raise UserError(f"{first.path} and {other.path} cannot be compared: {different[0]} is {' and '.join(pair)}")
 
 
