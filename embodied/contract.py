@@ -117,7 +117,7 @@ class Contract:
             raise UserError(f"need 1 <= executed <= horizon, got executed={self.executed}, horizon={self.horizon}")
 
     def bind(self, provider: Contract) -> Binding:
-        """Compute the indices with which `provider` (an environment, dataset or robot) serves this contract (of a policy).
+        """Compute indices with which `provider` (an environment, dataset or robot) serves this contract (of a policy).
 
         Extra observations of the provider are ignored. Observations are gathered from the provider's element order,
         actions are scattered into it.

@@ -34,8 +34,8 @@ class Transition:
 
     A finished environment freezes until its reset: `executed` is False after the step at which its episode ended,
     `reward` is zero there, and `observation` is the true observation after the last executed step, never that of the
-    next episode. `terminated`, `truncated` and `success` keep their values from its end. `metrics` are quantities of the
-    episode so far, with the unit in their names; NaN where undefined. `failures` are flags by reason, where the
+    next episode. `terminated`, `truncated` and `success` keep their values from its end. `metrics` are quantities of
+    the episode so far, with the unit in their names; NaN where undefined. `failures` are flags by reason, where the
     simulator knows one: for an episode that ends without success the first that is True is reported, else whether it
     ended early or its time was over. Without `has_success` the environment does not define
     success: `success` is False, and returns are reported instead.

@@ -133,7 +133,7 @@ class MLPPolicy(FlatObservations):
     def layers(self) -> list[tuple[Tensor, Tensor]]:
         """Layers of the actor as (weight [out, in], bias [out]) with tanh after each, including the normaliser.
 
-        It maps physical observations to actions in half ranges around the middle, differentiably.
+        They map physical observations to actions in half ranges around the middle, differentiably.
         """
         if self.reciprocal:
             raise UserError("bptt supports only dense layers, not reciprocals; train with policy.reciprocal=[]")

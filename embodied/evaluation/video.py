@@ -31,9 +31,9 @@ MARGIN, BORDER, STRIP = 4, 3, 26  # pixels
 
 @dataclass(frozen=True, eq=False)
 class Film:
-    """Film of N episodes: `frames` [T, N, height, width, 3], constant after an episode's end, and their `success` [T, N].
+    """Film of N episodes: `frames` [T, N, height, width, 3], constant after an episode's end.
 
-    Without `has_success` it is undefined.
+    The flags `success` [T, N] are those until each frame; undefined without `has_success`.
     """
 
     frames: Frames

@@ -38,9 +38,10 @@ class Report:
     `assets` is "official" or "stand-in", None for tasks without assets; `wall_s` is seconds per phase, `cpu_s` the CPU
     time of reinforcement learning on all cores, `phase_cpu_s` that of the other phases. `arguments` are the options
     of the run, None if a program passed objects. `export_target` is the format into which export.py converts the
-    policy, None if there is none. `notes` list missing capabilities of the simulator; `in_training` are evaluations during reinforcement
-    learning. Of the `episodes` of training, `lost` ended because a process of the simulator died, and in `pushed` a
-    person pushed a robot or object. `lost_collectors` died and were replaced; `dropped_rollouts` were too old to use.
+    policy, None if there is none. `notes` list missing capabilities of the simulator; `in_training` are evaluations
+    during reinforcement learning. Of the `episodes` of training, `lost` ended because a process of the simulator died,
+    and in `pushed` a person pushed a robot or object. `lost_collectors` died and were replaced; `dropped_rollouts` were
+    too old to use.
     """
 
     task: str
@@ -219,7 +220,7 @@ class Report:
         return marks
 
     def _marks_along(self) -> dict[str, tuple[float, float, float, float]]:
-        """Evaluations before and after RL on the distribution of evaluations in training: steps, value, low and high."""
+        """Evaluations before and after RL on the distribution of those in training: steps, value, low and high."""
         stage_steps, distribution = {"start": 0, "sft": 0, "rl": self.env_steps}, self.in_training.distribution
         marks = self._marks() if self.in_training.points else {}
         stage_marks = {stage: marks.get(f"{title(stage)} on {distribution}") for stage in stage_steps}
