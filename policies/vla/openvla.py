@@ -118,9 +118,8 @@ class OpenVLAModel(nn.Module):
             inputs_embeds=embedded,
             position_ids=real.cumsum(-1) - 1,
             use_cache=False,
-            attention_mask=real.bool()[:, None, None].expand(
-                -1, 1, real.shape[1], -1
-            ),  # every token attends to every other
+            # every token attends to every other
+            attention_mask=real.bool()[:, None, None].expand(-1, 1, real.shape[1], -1),
         )
         return output.last_hidden_state[:, -self.elements - 2 : -2]  # each output is one position before its element
 
