@@ -47,7 +47,7 @@ def choose(backend: str | None, device: torch.device) -> str:
 
 @cache
 def compiler() -> str | None:
-    """Name of the C compiler: $CC, cc, gcc or clang; None, with one warning, if there is none."""
+    """Path of the C compiler: $CC, cc, gcc or clang; None, with one warning, if there is none."""
     names = filter(None, (os.environ.get("CC"), "cc", "gcc", "clang"))
     path = next(filter(None, map(shutil.which, names)), None)
     if path is None:

@@ -154,7 +154,7 @@ def unread_observations(policy: TrainablePolicy) -> list[str]:
 
 
 def acting(act: Callable[Concatenate[Module, Given], Decision]) -> Callable[Concatenate[Module, Given], Decision]:
-    """Decorate a module's `act`: it runs without gradients and in evaluation mode, whatever mode is set.
+    """Decorate a module's `act`: it runs without gradients and always in evaluation mode.
 
     Dropout and batch statistics are for learners: stored samples must be those that `evaluate` scores later.
     """

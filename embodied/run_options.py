@@ -1,4 +1,4 @@
-"""Options of a run as an experiment, whatever its parts are."""
+"""Options of a run as an experiment, independent of its parts."""
 
 from __future__ import annotations
 

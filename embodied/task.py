@@ -210,12 +210,12 @@ def check_sims(task: Task, sims: Sequence[str]) -> None:
     Raises:
         UserError: with the simulators in which it can run.
     """
-    known = task.sims if isinstance(task, SimulatedTask) else ()
+    available = task.sims if isinstance(task, SimulatedTask) else ()
     for name in sims:
-        if not known:
+        if not available:
             raise UserError(f"{task.name} runs in one simulator only; leave out sim={name}")
-        if name not in known:
-            raise UserError(f"{task.name} does not run in sim={name}; expected one of {', '.join(known)}")
+        if name not in available:
+            raise UserError(f"{task.name} does not run in sim={name}; expected one of {', '.join(available)}")
 
 
 class PolicyConfig(Protocol):

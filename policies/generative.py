@@ -60,15 +60,15 @@ class GenerativeConfig(Configuration):
     """Networks and augmentations of a policy that generates chunks.
 
     `encoder` reads object tokens, or pictures (by `vision`), the instruction and the robot's state, or all float32
-    fixed-size observations (plain: without layers), of which distances may be `reciprocal` (as for policy=mlp). The
-    critic also reads object tokens where a simulator has them. The `network` has layers of width `hidden` and `depth`
-    residual blocks, a UNet as many levels. With `augmentation` of Cartesian scenes, the supervised loss and
-    the advantage's loss use scenes mirrored and rotated by up to `turn_rad` (0: unchanged), without a share
-    `hidden_distractors` of unmentioned objects and a share `hidden_words` of words that name no object. When
-    ranking, the best of `candidates` chunks by advantage is executed, of `explored_candidates` while exploring. The
+    fixed-size observations (plain: without layers), of which distances may be `reciprocal` (as for policy=mlp). With
+    pictures, the critic reads object tokens instead where a simulator has them. The `network` has layers of width
+    `hidden` and `depth` residual blocks, a UNet as many levels. With `augmentation` of Cartesian scenes, the supervised
+    loss and the advantage's loss use scenes mirrored and rotated by up to `turn_rad` (0: unchanged), without a share
+    `hidden_distractors` of unmentioned objects and a share `hidden_words` of words that name no object. When ranking,
+    the best of `candidates` chunks by advantage is executed, of `explored_candidates` while exploring. The
     log-probability of a chunk is an `aggregate` over noisy denoising steps and the executed actions' elements: sum,
-    step_mean or mean. The supervised loss is a mean over `draws` noises of each chunk, which cost little where
-    encoding the observation costs much.
+    step_mean or mean. The supervised loss is a mean over `draws` noises of each chunk, which cost little where encoding
+    the observation costs much.
     """
 
     encoder: EncoderKind = EncoderKind.AUTO
@@ -180,6 +180,7 @@ class GenerativePolicy(nn.Module, ABC):
             raise UserError(f"{needed}; add {', '.join(absent)}") from error
         flat = actions.reshape(-1, actions.shape[-1])
         self.action_mean.copy_(flat.mean(0))
+        # a lower bound of the deviation, so that actions outside of the data stay possible
         self.action_std.copy_(flat.std(0).maximum(SMALLEST_STD * (self.action_high - self.action_low) / 2))
 
     def fresh(self) -> Self:
@@ -285,6 +286,7 @@ class GenerativePolicy(nn.Module, ABC):
         observation, actions = self._augmented(observation, actions)
         target = (actions - self.action_mean) / self.action_std
         draws, features = self.config.draws, self.encoder(observation)
+        # encoding costs much, noise little: each encoded observation is used for `draws` noises
         error = self._error(*(each.repeat_interleave(draws, 0) for each in (target, features)))
         # L = sum(valid * mean over draws of the error) / sum(valid)
         return (error.unflatten(0, (-1, draws)).mean(1) * valid).sum() / valid.sum().clamp_min(1)
@@ -295,6 +297,7 @@ class GenerativePolicy(nn.Module, ABC):
 
     def to_robot(self, x: Tensor) -> Tensor:
         """Convert normalised actions to robot units, clamped to the contract's limits."""
+        # x std + mean, clamped
         return (x * self.action_std + self.action_mean).clamp(self.action_low, self.action_high)
 
     def _aggregated(self, elementwise: Tensor) -> Tensor:

@@ -216,13 +216,15 @@ class Clipped(Composite):
         return loss / count, sums
 
     def _policy_loss(self, batch: TensorDict, evaluation: Evaluation) -> tuple[Tensor, dict[str, Tensor]]:
-        """The actor's loss and metrics, sums over own decisions."""
+        """Loss of the actor and its metrics, sums over own decisions."""
         own, config = batch["own"], self.config
         decoupled = "proximal" in batch.keys()  # noqa: SIM118 - a TensorDict
         log_ratio = evaluation.log_prob - batch["proximal" if decoupled else "log_prob"]
         # r = exp(log pi - log pi_old), [..., P]; with the decoupled objective pi_prox takes the place of pi_old
         ratio = log_ratio.exp()
+        # clip range and weight [P] for each part of the log-probability, such as a denoising step
         low, high, weight = self._of_parts(ratio)
+        # [..., 1] * [P]: all parts of a decision share its advantage
         advantage = batch["advantage"].unsqueeze(-1) * weight
         if decoupled:
             advantage = advantage * batch["importance"]
@@ -230,6 +232,7 @@ class Clipped(Composite):
         # L = -min(r A, clip(r, 1 - low, 1 + high) A)
         policy_loss = -_total(torch.minimum(ratio * advantage, clipped * advantage), own)
         entropy = _total(evaluation.entropy if config.entropy_weight else evaluation.entropy.detach(), own)
+        # L = L_clip - c_H H
         loss = policy_loss - config.entropy_weight * entropy
         with torch.no_grad():
             # KL(pi_old | pi) = E[(r - 1) - log r], of low variance: joschu.net/blog/kl-approx.html
@@ -257,6 +260,7 @@ class Clipped(Composite):
         first = config.clip if config.clip_first is None else config.clip_first
         rise = torch.expm1(torch.linspace(0.0, 3.0, count, device=ratio.device)) / math.expm1(3.0)
         following = torch.arange(count - 1, -1, -1, device=ratio.device)
+        # rise = (e^(3 p / (P - 1)) - 1) / (e^3 - 1), from 0 to 1
         low = first + (config.clip - first) * rise
         return low, low * wider, config.part_discount**following
 

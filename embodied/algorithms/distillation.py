@@ -129,7 +129,7 @@ class TeacherThenStudent(Collector):
         return self.teacher.collect(self.distillation.config.teaching.rollout_length)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of both collectors."""
+        """State of both collectors."""
         return super().state_dict() | {"teacher": self.teacher.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -179,6 +179,7 @@ class Distillation(Composite):
             self.began = progress
             share = min(1.0, self.steps_taught / self.config.teacher_steps)
             return {f"teacher_{name}": value for name, value in self.teaching.update(rollout, share, world).items()}
+        # progress of the student's phase, from 0 when the teacher's ended to 1
         share = (progress - self.began) / max(1e-9, 1.0 - self.began)
         linear_decay(self.optimiser, share, self.config.final_lr_share, self.config.learning_rate)
         observation, labels = rollout.observation, self._labels(rollout.observation)
@@ -208,8 +209,7 @@ class Distillation(Composite):
         if not isinstance(self.policy, RecurrentPolicy):
             observation, labels, counted = observation.flatten(0, 1), labels.flatten(0, 1), counted.flatten()
         valid = torch.ones(labels.shape[:-1], device=labels.device) * counted.unsqueeze(-1)
-        # L = share * policy loss(o, a_teacher) over valid actions; summed over processes it is the mean of all
-        # environments
+        # L = share * policy loss(o, a_teacher) over valid actions, whose average over processes is the mean of all
         loss = share * self.policy.loss(observation.to(self.policy.device), labels, valid)
         self.optimiser.zero_grad()
         loss.backward()

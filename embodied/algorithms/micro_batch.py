@@ -14,7 +14,7 @@ PROBED = 4
 
 
 def saved_bytes(forward: Callable[[], object]) -> int:
-    """Bytes that autograd keeps for the backward pass of `forward`, without leaves."""
+    """Bytes that autograd stores for the backward pass of `forward`, without leaves."""
     storage_bytes: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:
@@ -31,7 +31,7 @@ def saved_bytes(forward: Callable[[], object]) -> int:
 
 
 def rows_within(memory_gb: float | None, rows: int, forward: Callable[[int], object]) -> int:
-    """Rows per piece, at most `rows`, so that `forward(piece)` keeps at most `memory_gb` for its backward pass.
+    """Rows per piece, at most `rows`, so that `forward(piece)` stores at most `memory_gb` for its backward pass.
 
     Extrapolated linearly from two small trial passes. At least 1; all rows if `memory_gb` is None. The random
     generators are restored afterwards.

@@ -19,6 +19,7 @@ class Minibatches:
     def __init__(self, kept: Tensor, world: World = ALONE) -> None:
         self.world, envs = world, kept.shape[1]
         all_kept = torch.zeros(len(kept), world.size, envs, dtype=torch.uint8)
+        # each process fills its own columns; the sum is the mask of all processes
         all_kept[:, world.rank] = kept.cpu()
         position = world.sum(all_kept).flatten().nonzero().squeeze(1)
         # position = (t * processes + owner) * N + env; the owner's own row is t * N + env

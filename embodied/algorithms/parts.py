@@ -54,7 +54,7 @@ def iter_parts(value: object, kinds: tuple[type, ...], visited: set[int] | None 
 
 @contextmanager
 def only_listed_optimisers(learner: object) -> Iterator[None]:
-    """Check that every optimiser that steps in this thread meanwhile is a part of `learner`.
+    """Context that checks that every optimiser that steps in this thread is a part of `learner`.
 
     Raises:
         UserError: before the step of another optimiser, whose gradients processes would not average.

@@ -151,6 +151,7 @@ class Ranking(Composite):
         # In the first third of the warm-up only the value is trained: advantages of an untrained value are noise.
         if self.iterations >= self.config.warmup // 3:
             rows = {"observation": rollout.observation, "actions": rollout.actions, "advantage": advantage}
+            # advantages of recent iterations are regressed together, which averages their noise
             self.replay.add(*_simulated(rollout, TensorDict(rows, batch_size=list(advantage.shape))))
             metrics["advantage_loss"] = self._fit_advantage()
         self.iterations += 1

@@ -143,6 +143,7 @@ class SelfImitation(Composite):
 
     def _begin(self) -> SFT:
         """Start a learner of the next round's network, with the policy's normalisation statistics."""
+        # a seed from the learner's generator, so that a resumed run begins the same network
         with seeding.undisturbed():
             torch.manual_seed(int(torch.randint(1 << 40, (), generator=self.generator)))
             policy = self.policy.fresh()

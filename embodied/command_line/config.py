@@ -73,14 +73,14 @@ def compose(
     try:
         with initialize_config_dir(str(CONFIGS), version_base="1.3"):
             composed = hydra_compose(name, [*choices, *chosen_now], return_hydra_config=True)
-            chosen = {group: composed.hydra.runtime.choices[group] for group in groups}
+            choices_now = {group: composed.hydra.runtime.choices[group] for group in groups}
             overrides = [_member(override, composed) for override in overrides]
             if groups:
                 published = dict(each.split("=", 1) for each in overrides).get("policy.weights", "null") != "null"
-                store.store(name="settings", node=settings(chosen, published=published), package="_global_")
+                store.store(name="settings", node=settings(choices_now, published=published), package="_global_")
             config = hydra_compose(name, [*choices, *map(_addable, overrides)])
         if saved:
-            _check_same({group: chosen[group] for group in kept_groups}, before)
+            _check_same({group: choices_now[group] for group in kept_groups}, before)
             value_overrides = [override for override in overrides if override.split("=")[0] not in groups]
             dropped_groups = [group for group in MOVABLE if group not in kept_groups]
             values = {name: value for name, value in saved["values"].items() if name not in dropped_groups}
@@ -89,7 +89,7 @@ def compose(
                 OmegaConf.update(config, name, value, merge=True)
         check_ranges(config)
         values = OmegaConf.to_container(config, resolve=True, enum_to_str=True)
-        return cast(C, OmegaConf.to_object(config)), {"choices": chosen, "values": values, "arguments": arguments}
+        return cast(C, OmegaConf.to_object(config)), {"choices": choices_now, "values": values, "arguments": arguments}
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(_explain(error)) from error
 
@@ -133,8 +133,10 @@ def _check_saved(group: str, saved: Mapping[str, Any], groups: Groups) -> None:
     """Raise UserError unless the choice of `group` in `saved`, if any, is one of ours."""
     choice = saved["choices"].get(group)
     if choice is not None and choice not in names(group, groups):
-        listed = ", ".join(names(group, groups))
-        raise UserError(f"the saved configuration is of another version: unknown {group} {choice!r}; expected {listed}")
+        valid_names = ", ".join(names(group, groups))
+        raise UserError(
+            f"the saved configuration is of another version: unknown {group} {choice!r}; expected {valid_names}"
+        )
 
 
 def _unknown(kind: str, name: str, known: Sequence[str], longer: Collection[str] = ()) -> str:

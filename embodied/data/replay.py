@@ -84,9 +84,8 @@ class EpisodeReplay:
             episodes = replace(
                 episodes, first=episodes.first + self.episodes.steps, ends=episodes.ends + self.episodes.steps
             )
-        new = {
-            name: rows for name, rows in columns(episodes).items() if not stored or name in stored
-        }  # columns that all have
+        # columns that all have
+        new = {name: rows for name, rows in columns(episodes).items() if not stored or name in stored}
         grown = {name: self._append(name, stored.get(name), rows) for name, rows in new.items()}
         self.episodes = from_columns(grown)
         if len(self.episodes) > 1.25 * self.capacity:

@@ -284,7 +284,7 @@ class _Punctual:
     def act(
         self, observation: TensorDict, *, deterministic: bool = False, generator: torch.Generator | None = None
     ) -> Decision:
-        """As `policy.act`, with latency 0."""
+        """Act like `policy.act`, with latency 0."""
         zero_latency = torch.zeros(*observation.batch_size, len(NAMES), device=observation.device)
         punctual = observation.copy().update({LATENCY: zero_latency})
         return self.policy.act(punctual, deterministic=deterministic, generator=generator)

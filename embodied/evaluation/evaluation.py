@@ -278,7 +278,7 @@ def evaluate(
     shape = (len(env.task_names), starts_per_task)
     success, steps = torch.zeros(shape, dtype=torch.bool), torch.zeros(shape, dtype=torch.int64)
     returns, has_success = torch.zeros(shape, dtype=torch.float64), True
-    taken = torch.zeros(env.num_envs, dtype=torch.int64)  # control steps of the running episodes
+    steps_taken = torch.zeros(env.num_envs, dtype=torch.int64)  # control steps of the running episodes
     earned = torch.zeros(env.num_envs, dtype=torch.float64)  # their rewards
     metrics: dict[str, Tensor] = {}
     free = torch.ones(env.num_envs, dtype=torch.bool)
@@ -299,7 +299,7 @@ def evaluate(
                 observation = env.reset(reset_mask, *numbers)
                 check_observation(env, observation)
                 memory.restart(mask)
-                taken[slice(None) if mask is None else mask] = 0
+                steps_taken[slice(None) if mask is None else mask] = 0
                 earned[slice(None) if mask is None else mask] = 0.0
                 running.restart(slice(None) if mask is None else mask)
             actions = act(policy, observation, schedule.running, device, memory)
@@ -314,14 +314,14 @@ def evaluate(
                 counts = transition.executed & schedule.running.to(env.device).unsqueeze(1)
                 watch(env, chunk, replace(transition, executed=counts))
             observation = transition.observation
-            taken += transition.executed.sum(1).cpu()
+            steps_taken += transition.executed.sum(1).cpu()
             earned += transition.reward.detach().sum(1).cpu()
             running.add(transition)
             has_success = transition.has_success
             free = transition.done.cpu() & schedule.running
             rows = free.nonzero().squeeze(1)
             cell = schedule.task_index[rows], schedule.start[rows]
-            success[cell], steps[cell] = transition.success.cpu()[rows], taken[rows]
+            success[cell], steps[cell] = transition.success.cpu()[rows], steps_taken[rows]
             returns[cell] = earned[rows]
             for name, flags in running.events.items():
                 events.setdefault(name, torch.zeros(shape, dtype=torch.bool))[cell] = flags[rows]

@@ -83,7 +83,7 @@ def probability_of_improvement(after: Tensor, before: Tensor, confidence: float 
     estimate = float((above.mean() + 1) / 2)
     p = torch.linspace(0.0, 1.0, 10001, dtype=torch.float64)
     others = (len(after) + len(before)) / 2 - 1
-    # Hanley and McNeil, with exponential scores: p (1 - p) (1 + (N - 1) ((1 - p) / (2 - p) + p / (1 + p))) / (m n)
+    # Hanley and McNeil, with N = (m + n) / 2: p (1 - p) (1 + (N - 1) ((1 - p) / (2 - p) + p / (1 + p))) / (m n)
     variance = p * (1 - p) * (1 + others * ((1 - p) / (2 - p) + p / (1 + p))) / (len(after) * len(before))
     allowed = p[(p - estimate).abs() <= NormalDist().inv_cdf((1 + confidence) / 2) * variance.sqrt() + 1e-9]
     return estimate, min(estimate, float(allowed[0])), max(estimate, float(allowed[-1]))

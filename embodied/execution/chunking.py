@@ -81,7 +81,7 @@ class Running:
         return torch.where(share == 0.0, self.actions, torch.lerp(self.actions, actions, share))
 
     def _progress(self) -> Tensor:
-        """Progress from 1 / (n + 1) at the first to n / (n + 1) at the last of n overlapping actions, 1 after them."""
+        """Progress of the n overlapping, not frozen actions: i / (n + 1) at the i-th, and 1 after the last."""
         first, length = self.frozen.unsqueeze(1), (self.overlap - self.frozen + 1).unsqueeze(1)
         return ((_index(self.actions) - first + 1) / length).clamp(0.0, 1.0)
 

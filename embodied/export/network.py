@@ -49,10 +49,10 @@ class Reciprocal(nn.Module):
     def __init__(self, spans: Sequence[tuple[int, int]], inputs: int) -> None:
         super().__init__()
         self.spans = list(spans)
-        chosen = torch.zeros(inputs, dtype=torch.bool)
+        mask = torch.zeros(inputs, dtype=torch.bool)
         for first, last in spans:
-            chosen[first:last] = True
-        self.register_buffer("chosen", chosen)
+            mask[first:last] = True
+        self.register_buffer("chosen", mask)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [N, I] to [N, I]."""

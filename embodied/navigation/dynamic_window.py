@@ -1,8 +1,8 @@
-"""The dynamic window approach (Fox, Burgard and Thrun 1997, IEEE Robotics & Automation Magazine 4(1)) as a policy.
+"""Dynamic window approach (Fox, Burgard and Thrun 1997, IEEE Robotics & Automation Magazine 4(1)) as a policy.
 
 It reads the observations of a learned policy, whose commands it may guard (`guard.py`), and a model of the vehicle. A
-velocity is admissible if, after one control step with it, the vehicle can stop before it touches anything. Differs from
-the paper:
+velocity is admissible if, after one control step with it, the vehicle can stop before it touches anything. Differs
+from the paper:
     - obstacles are lidar hits, and the vehicle is a rectangle, not a disc;
     - stopping is tested along the predicted braking path, with lag and acceleration limits;
     - velocities are also scored by the distance to the goal that they lead to, as in ROS's local planners;
@@ -158,9 +158,9 @@ class DynamicWindow:
         turning = torch.where(slow & (turn * rate > 0.0), -(turn - rate).abs(), -torch.inf)
         turns = (facing > forward.amax(1)) & turning.isfinite().any(1)
         best = torch.where(turns.unsqueeze(1), turning, forward).max(1)
-        chosen = torch.stack([part.gather(1, best.indices.unsqueeze(1)) for part in (speed, turn)], -1)[:, 0]
-        chosen = torch.where(best.values.isfinite().unsqueeze(1), chosen, 0.0)
-        return self._backed(ranges, velocity, chosen, ~best.values.isfinite())
+        best_command = torch.stack([part.gather(1, best.indices.unsqueeze(1)) for part in (speed, turn)], -1)[:, 0]
+        best_command = torch.where(best.values.isfinite().unsqueeze(1), best_command, 0.0)
+        return self._backed(ranges, velocity, best_command, ~best.values.isfinite())
 
     def _backed(self, ranges: Tensor, velocity: Tensor, chosen: Tensor, caught: Tensor) -> Tensor:
         """Replace `chosen` [N, 2] by driving straight back where the vehicle is `caught` [N] and the way is free."""
@@ -207,9 +207,8 @@ class DynamicWindow:
         path = self._foresee(velocity, speed, turn, self.braking, self.step)
         safe = (_along(path, points, self.half) >= margin.unsqueeze(2)).all(2)
         around = clearance(path[:, :, -1], points, (0.0, 0.0))
-        room = (
-            points.norm(dim=2).amin(1, keepdim=True) - TOLERANCE_M
-        )  # if it is already too small, at least the current one
+        # if it is already too small, at least the current one
+        room = points.norm(dim=2).amin(1, keepdim=True) - TOLERANCE_M
         return safe, around >= room.clamp_max(self.radius)
 
     def _score(

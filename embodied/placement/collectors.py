@@ -106,9 +106,8 @@ class RemoteCollectors:
         waited_s = time.perf_counter() - began
         rollout = joined(rollouts)
         collect_s = rollout.simulation_s + rollout.policy_s
-        share = (
-            min(1.0, waited_s / collect_s) if collect_s else 0.0
-        )  # of the collectors' time in which this process waited
+        # of the collectors' time in which this process waited
+        share = min(1.0, waited_s / collect_s) if collect_s else 0.0
         lost, metrics = self._counted()
         ages = [self.version - each.policy_version for each in rollouts]
         metrics |= {"waited_s": waited_s, "staleness": sum(ages) / len(ages)}
@@ -140,9 +139,8 @@ class RemoteCollectors:
 
     def state_dict(self) -> dict[str, Any]:
         """Counters only: the collectors of a resumed run begin new episodes, by the weights of the checkpoint."""
-        noise = seeding.generator(
-            self.seed, "noise", "after", self.version
-        )  # for a run that continues with a local collector
+        # for a run that continues with a local collector
+        noise = seeding.generator(self.seed, "noise", "after", self.version)
         before = max(slot.place.before for slot in self.crew.slots)
         return {"version": self.version, "before": before, "generator": noise.get_state()}
 
@@ -180,6 +178,7 @@ class RemoteCollectors:
         """
         while True:
             self._begin(decisions)
+            # before an update the oldest rollouts are checked: those too old to learn from are dropped
             fresh = [each for each in self.waiting if self.version - each.policy_version <= self.max_staleness]
             self.dropped += len(self.waiting) - len(fresh)
             self.waiting = deque(fresh)

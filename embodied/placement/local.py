@@ -42,7 +42,7 @@ class Processes(World, Protocol):
         ...
 
     def place(self, policy: TrainablePolicy) -> TrainablePolicy:
-        """Copy of `policy` whose weights are divided among the processes if they are too many for one."""
+        """Divide the weights of `policy` among the processes if they are too many for one, and return it."""
         ...
 
     def whole(self, policy: TrainablePolicy) -> TrainablePolicy:

@@ -34,7 +34,7 @@ TICK_S = 0.5
 REACH_S = 5.0
 """Timeout of a connection to the head node, s."""
 LONGEST_REST_S = 60.0
-"""Longest pause before a collector that keeps dying before its first rollout is restarted, s."""
+"""Longest pause before the restart of a collector that died repeatedly without a rollout, s."""
 
 
 @dataclass

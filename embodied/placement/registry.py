@@ -99,7 +99,7 @@ PLACEMENTS: dict[str, type] = {"local": LocalConfig, "ray": RayConfig, "torchrun
 
 @dataclass
 class PlacementOptions(Configuration):
-    """Where a run is: `placement` is local, ray or torchrun, which need not be given where torchrun starts it."""
+    """Placement of a run: `placement` is local, ray or torchrun; torchrun is implied where it starts the program."""
 
     placement: Any = MISSING
 

@@ -69,9 +69,9 @@ class Torchrun:
             dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=limit)
             self.store, self._beaten = (_store(limit) for _ in range(2))  # two connections, since waiting blocks one
         except (RuntimeError, ValueError) as error:
-            where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+            address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
             raise UserError(
-                f"process {self.rank} of {self.size} cannot reach all others at {where} within {self.timeout_s:g} s"
+                f"process {self.rank} of {self.size} cannot reach all others at {address} within {self.timeout_s:g} s"
                 f" ({_first_line(error)}); torchrun starts as many on each node as --nproc-per-node says"
             ) from error
         self._over = threading.Event()
@@ -145,7 +145,7 @@ class Torchrun:
             average_gradients([each for each in parameters if not isinstance(each, DTensor)], self)
 
     def place(self, policy: TrainablePolicy) -> TrainablePolicy:
-        """Copy of `policy` whose weights are divided, if `shard` is set; else `policy` itself.
+        """Divide the weights of `policy`, in place, if `shard` is set (None: on CUDA), and return it.
 
         Raises:
             UserError: for a policy that names no layers.
@@ -192,6 +192,7 @@ class Torchrun:
                 if ended:
                     raise UserError(f"process 0 of {self.size} has ended before the others; its message tells why")
                 before, beat = beat, self.store.get("beat/0")
+            # the beat's number changes while process 0 lives; clocks of different machines need not agree
             last_beat = last_beat if before == beat else time.monotonic()
             time.sleep(POLL_S)  # waiting in the store would log a warning every second
             if time.monotonic() - last_beat > HUNG_S:
@@ -219,7 +220,7 @@ class Torchrun:
                     return
 
     def _gone(self) -> str:
-        """Names of the processes that have died or ended; "" if all are alive."""
+        """Message on the processes that have died or ended; "" if all are alive."""
         first = self._beats()
         time.sleep(SILENT_S)
         second = self._beats()

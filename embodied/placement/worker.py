@@ -91,6 +91,7 @@ class Worker:
         replaces one that died, has numbers of its own.
         """
         torch.set_num_threads(recipe.threads)
+        # Collector 0 of a fresh run has the streams of a run in one process; others and replacements derive their own.
         stream = (place.number, place.before) if place.number or place.before else ()
         seed = seeding.derive(recipe.seed, "collector", *stream) & 0x7FFFFFFF if stream else recipe.seed
         seeding.seed_everything(seed)

@@ -138,7 +138,7 @@ def _figure(comparison: Comparison, record: Mapping[str, Any]) -> Any:  # noqa: 
 
 
 def _dots(axis: Axes, rows: Sequence[Mapping[str, Any] | None], measure: str) -> None:
-    """A dot with its interval for each row, from above: interquartile means if all rows have several seeds."""
+    """Plot a dot with its interval for each row, from above: interquartile means if all rows have several seeds."""
     kind = "iqm" if all(row["iqm"] for row in rows if row) else "mean"
     for height, row in enumerate(rows):
         if row:
@@ -160,7 +160,7 @@ def _curves(row: Row, measure: str) -> list[np.ndarray]:
 
 
 def _lines(axis: Axes, rows: Mapping[str, Sequence[np.ndarray]], measure: str) -> None:
-    """A line for each row: the mean over its seeds, in a band from the worst to the best."""
+    """Plot a line for each row: the mean over its seeds, in a band from the worst to the best."""
     for number, (name, runs) in enumerate(rows.items()):
         if not runs:
             continue

@@ -30,11 +30,11 @@ def headline(record: Record) -> str:
 
 def selection(record: Record) -> str:
     """Sentences on the best policy of those evaluated during training, and why its figure is not a result."""
-    chosen, count = record["in_training"]["best"], len(record["in_training"]["points"])
-    name = "mean return" if measure(chosen) == "return" else "success"
+    best, count = record["in_training"]["best"], len(record["in_training"]["points"])
+    name = "mean return" if measure(best) == "return" else "success"
     return (
-        f"The folder best has the policy after {chosen['env_steps']:,} environment steps, chosen as the best of {count}"
-        f" evaluated during training: {name} {_interval(chosen)} on {chosen['episodes']} held-out episodes. The best of"
+        f"The folder best has the policy after {best['env_steps']:,} environment steps, chosen as the best of {count}"
+        f" evaluated during training: {name} {_interval(best)} on {best['episodes']} held-out episodes. The best of"
         " several is favoured by chance: its figure is too high. All others are the last policy's, on other episodes."
     )
 

@@ -91,7 +91,7 @@ class CollectorAhead:
         self.running = self.thread.submit(self._collect, decisions)
 
     def _collect(self, decisions: int) -> tuple[Rollout, float]:
-        """The rollout and the time that it took, s."""
+        """Rollout, and the time that it took, s."""
         started = time.perf_counter()
         with torch.cuda.stream(self._stream), self.precision.on(self.generator.device):
             rollout = self.collector.collect(decisions)
@@ -101,7 +101,7 @@ class CollectorAhead:
 
     @cached_property
     def _stream(self) -> torch.cuda.Stream | None:
-        """The stream of all collections on a CUDA device: PyTorch reuses a stream's memory in that stream alone.
+        """Stream of all collections on a CUDA device, because PyTorch reuses a stream's memory in that stream only.
 
         Memory of an earlier rollout is free for reuse once the learner's stream is done with it, see `_begin`.
         """

@@ -20,8 +20,8 @@ class ExchangingCollector(Collector):
     """Collector that executes in a share `exchange` of decisions a chunk that was decided for another environment.
 
     Imitating successes alone never teaches the policy to leave states in which it always fails, as when a hand has
-    closed around nothing; another environment's chunk leads out of them by chance. Log-probabilities of exchanged
-    chunks are those of their own environments: for algorithms that do not read them.
+    closed around nothing; another environment's chunk leads out of them by chance. A decision keeps the
+    log-probability of the chunk that was not executed: for algorithms that do not read it.
     """
 
     def __init__(

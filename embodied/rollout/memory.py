@@ -43,7 +43,7 @@ class Memory:
         self.policy = policy if isinstance(policy, RecurrentPolicy) else None
 
     def restart(self, mask: Tensor | None) -> None:
-        """Reset where `mask` [N] is True, everywhere if None."""
+        """Reset the memory where `mask` [N] is True, of all episodes if None."""
         if self.policy:
             mask = torch.ones_like(self.started) if mask is None else mask.to(self.device)
             self.values = torch.where(mask.unsqueeze(1), self._initial(), self.values)

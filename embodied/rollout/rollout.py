@@ -69,7 +69,7 @@ class Rollout:
     told: dict[str, float] = field(default_factory=dict)  # metrics of the collectors' placement, for the log
 
     def next_observation(self) -> TensorDict:
-        """The true observation after every decision [T, N], a copy."""
+        """Copy of the true observations after every decision [T, N]."""
         last = self.last_observation.unsqueeze(0)
         following = TensorDict.cat((self.observation[1:].select(*last.keys()), last))
         if self.final_observation is not None:
@@ -147,6 +147,7 @@ class Rollout:
         A diverged episode gets the lowest return of those that ended, as it is not comparable.
         """
         assert self.episode_return is not None
+        # a diverged simulation may have earned any reward before it blew up
         worst = self.episode_return[self.done].min()
         return torch.where(self.simulated, self.episode_return, worst)
 
@@ -236,6 +237,7 @@ class Collector:
         Raises:
             UserError: for an observation or a reward that is not finite.
         """
+        # finals: [(decisions before episode ends, the observations after them)], for bootstrapping at time limits
         rows, finals, has_success = Rows(decisions, self.storage, self.folder), [], True
         simulation_s = policy_s = 0.0
         for t in range(decisions):

@@ -32,7 +32,7 @@ class Rows:
         self.named: dict[str, Counter[str]] = {}  # rows of each tensor of a dictionary
 
     def put(self, t: int, row: Mapping[str, Tensor | TensorDict | dict[str, Tensor]]) -> None:
-        """Write row `t`, whose tensors, observations and dictionaries of tensors are given by name."""
+        """Write row `t`: tensors, observations and dictionaries of tensors, by name."""
         for name, value in row.items():
             if isinstance(value, TensorDict):
                 self.batch[name] = [self.length, *value.batch_size]

@@ -35,9 +35,9 @@ def prepare(device: str, threads: int | None = None) -> None:
         UserError: for a missing device, or an impossible number of threads.
     """
     cores = len(os.sched_getaffinity(0))
-    most = max(64, 8 * cores)
-    if threads is not None and not 1 <= threads <= most:
-        raise UserError(f"expected threads from 1 to {most} (cores here: {cores}), got {threads}")
+    max_threads = max(64, 8 * cores)
+    if threads is not None and not 1 <= threads <= max_threads:
+        raise UserError(f"expected threads from 1 to {max_threads} (cores here: {cores}), got {threads}")
     # Matrices of small networks are too small for many threads.
     shared = cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     torch.set_num_threads(threads or max(1, min(4, shared)))

@@ -89,6 +89,7 @@ class Experiment(SavedRun):
         self.contract = task.contract(task.distributions[0])
         if saved:
             saved.check(self.contract)
+        # Each process has its own environments and noise; the learner's generators are the same in all of them.
         self.own_seed = own_seed(seed, self.world, saved)
         self.policy = self._policy(None if saved else config.start_from)
         self.env = self._environment("train", task.distributions[0])
@@ -99,6 +100,7 @@ class Experiment(SavedRun):
             self.evaluation_envs: dict[str, Environment] = {}
             if not isinstance(self.env, SwitchableEnvironment) and not self.world.rank:
                 self.evaluation_envs = {name: self._environment("eval", name) for name in task.distributions}
+            # An empty set of demonstrations suffices to check the parts, before a long recording of demonstrations.
             self._try(Episodes.of(TensorDict({}, [0]), torch.zeros(0, *self.contract.action.shape)))
             self.held_out = self._held_out()
         self.demonstrations = self._demonstrate(demonstrations)
@@ -165,7 +167,7 @@ class Experiment(SavedRun):
         return env
 
     def _demonstrate(self, given: Callable[[Contract, Path], Episodes] | None) -> Episodes | None:
-        """Demonstrations by `given`, else the task's own, if it has any; None if no stage reads them."""
+        """Load demonstrations by `given`, else the task's own; None if there are none or no stage reads them."""
         if self.config.stages == ["rl"] and not self.algorithm.reads_demonstrations:
             if given:
                 log.warning("demonstrations= is not read: neither stages=[rl] nor this algorithm's options ask for any")
@@ -244,6 +246,7 @@ class Experiment(SavedRun):
         learner = self.config.sft.build(self.policy, seeding.generator(self.seed, "sft"))
         self._supervise(learner, self.config.sft.steps)
         self._evaluate(self.policy, {"learner": learner})
+        # the control continues from here
         self.before = self._aside(learner.state_dict())
         self._next()
 
@@ -309,9 +312,8 @@ class Experiment(SavedRun):
     def _iterate(self, steps: Iterator[Iteration], parts: dict[str, Any]) -> Iteration:
         """Run one collection and update."""
         cpu_began, began = time.process_time(), time.perf_counter()
-        waits = (
-            self.iteration_s <= PATIENCE_S or self.world.size > 1
-        )  # other processes would wait for the abandoned one
+        # other processes would wait for the abandoned one
+        waits = self.iteration_s <= PATIENCE_S or self.world.size > 1
         with nullcontext() if waits else self._abandonable(parts):
             step = next(steps)
             self.counters["iteration"] += 1

@@ -68,11 +68,11 @@ def check(found: Plan, device: str, memory: float, again: Callable[[Sequence[str
     if needed <= memory:
         return
     summary = f"{stage} would take {size_text(needed)} of the {size_text(int(memory))} of {device}"
-    options, least = _sparing(needed, device, memory, again)
-    if least > memory:
-        after = f", with {' '.join(options)} still {size_text(least)}" if options else ""
+    options, best = _sparing(needed, device, memory, again)
+    if best > memory:
+        after = f", with {' '.join(options)} still {size_text(best)}" if options else ""
         raise UserError(f"{summary}{after}; use a smaller model, a larger GPU, or several (torchrun)")
-    raise UserError(f"{summary}; with {' '.join(options)} it would be {size_text(least)}")
+    raise UserError(f"{summary}; with {' '.join(options)} it would be {size_text(best)}")
 
 
 def _sparing(taken: int, device: str, memory: float, again: Callable[[Sequence[str]], Plan]) -> tuple[list[str], int]:
@@ -85,17 +85,17 @@ def _sparing(taken: int, device: str, memory: float, again: Callable[[Sequence[s
             return taken
 
     options: list[str] = []
-    least = taken
+    best = taken
     tried = (f"algorithm.memory_gb={MICRO_BATCH * memory / 1e9:.2g}", *SPARING)
     with Progress("what would fit", 2 * len(tried), "option") as bar:
         # Greedy: add options until the run fits, then drop each one that is not needed.
         for option in tried:
-            if least > memory and (size := bytes_with([*options, option])) < least:
-                options, least = [*options, option], size
+            if best > memory and (size := bytes_with([*options, option])) < best:
+                options, best = [*options, option], size
             bar.update(1)
-        for option in options if least <= memory else ():
+        for option in options if best <= memory else ():
             fewer = [each for each in options if each != option]
             if fewer and (size := bytes_with(fewer)) <= memory:
-                options, least = fewer, size
+                options, best = fewer, size
             bar.update(1)
-    return options, least
+    return options, best

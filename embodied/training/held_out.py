@@ -58,9 +58,10 @@ class HeldOut:
         self.planned: int | None = None  # step of the next automatic evaluation; 0: none, None: not chosen yet
         self.starts, self.refused = 0, "the simulator exists only once, and an evaluation would end training's episodes"
         if env is not None:
+            # the held-out starts are the last ones of a limited number, else far above those of other evaluations
             limit = env.num_starts if isinstance(env, NumberedStarts) else None
-            most = min(final, -(-EPISODES[1] // len(env.task_names)))
-            self.starts = most if limit is None else max(0, min(most, limit - final))
+            max_starts = min(final, -(-EPISODES[1] // len(env.task_names)))
+            self.starts = max_starts if limit is None else max(0, min(max_starts, limit - final))
             found.first_start = FIRST_START if limit is None else limit - self.starts
             self.refused = "" if self.starts else f"each of the {limit} initial states is one of the final evaluation"
         if self.refused and self.every:
@@ -107,8 +108,8 @@ class HeldOut:
         assert self.env is not None
         affordable = SHARE * whole_s / max(episode_s, 1e-9)
         tasks = len(self.env.task_names)
-        wanted = min(max(affordable / USUAL, EPISODES[0]), EPISODES[1])
-        self.starts = min(self.starts, math.ceil(wanted / tasks))
+        episodes = min(max(affordable / USUAL, EPISODES[0]), EPISODES[1])
+        self.starts = min(self.starts, math.ceil(episodes / tasks))
         enough = whole_s >= SHORTEST_S and affordable >= FEWEST * self.starts * tasks
         self.planned = done if enough else 0
 

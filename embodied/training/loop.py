@@ -67,8 +67,8 @@ class Iteration:
     @property
     def logged(self) -> dict[str, float]:
         """Metrics of the iteration by name."""
-        shown = self.ended | {name: float(count) for name, count in self.odd_episodes.items() if count}
-        rollout = {f"rollout/{name}": value for name, value in shown.items()}
+        ended_means = self.ended | {name: float(count) for name, count in self.odd_episodes.items() if count}
+        rollout = {f"rollout/{name}": value for name, value in ended_means.items()}
         placement = {f"placement/{name}": value for name, value in self.told.items()}
         return rollout | {f"rl/{name}": value for name, value in self.metrics.items()} | placement
 
@@ -163,6 +163,7 @@ def iterations(
             rollout = collector.collect(rollout_length)
             counts = _told(rollout, world)
             done += counts.pop("env_steps")
+            # the next collection runs during this update, by the policy from before it
             if done < env_steps and isinstance(collector, CollectorAhead):
                 collector.begin(rollout_length)
             # The values of an older critic are replaced by those of the current one.
@@ -171,6 +172,7 @@ def iterations(
             with only_listed_optimisers(learner):
                 learner_metrics = learner.update(rollout, min(1.0, done / max(1, planned or env_steps)), world)
             if first and world.size > 1:
+                # once is enough: a learner that leaves the processes apart does so in its first update
                 check_equal_weights(learner, world)
             first = False
             metrics = world.mean(learner_metrics | rollout.starts)

@@ -118,8 +118,8 @@ def plan(
         memory.stages["control"] = planned.supervised() | planned.kept() | planned.others()
     row = sum(spec_bytes(spec.shape, spec.dtype) for spec in (*contract.observation.values(), contract.action))
     data = sum(_file_bytes(Path(scope)) for scope in demonstrations) if demonstrations else steps * row
-    read = requested != ["rl"] or algorithm.reads_demonstrations
-    for parts in memory.stages.values() if data and read else ():
+    reads_demonstrations = requested != ["rl"] or algorithm.reads_demonstrations
+    for parts in memory.stages.values() if data and reads_demonstrations else ():
         parts["demonstrations, mapped", DISK] = data
     if halved:
         memory.remarks.append("Activations are counted in float32; in bfloat16 they take up to a half less.")
@@ -127,7 +127,7 @@ def plan(
         memory.remarks.append("Of the learner: its collectors have environments and copies of the policy elsewhere.")
     if not (config.stages or steps or demonstrations):
         memory.remarks.append("The task does not tell of demonstrations: stages=[sft,rl] counts SFT, too.")
-    return _remarked(memory, contract, bool(steps) and read and not demonstrations)
+    return _remarked(memory, contract, bool(steps) and reads_demonstrations and not demonstrations)
 
 
 class _Planned:
@@ -169,8 +169,8 @@ class _Planned:
     def others(self) -> dict[tuple[str, str], int]:
         """Bytes that the policy after RL takes while another copy is trained."""
         with seeding.undisturbed():
-            again = [*_tensors(cast(nn.Module, self.policy.fresh())), *_tensors(cast(nn.Module, self.policy))]
-        return {("policy after RL", self.device): self._part(_bytes(again) - self.weights)}
+            tensors = [*_tensors(cast(nn.Module, self.policy.fresh())), *_tensors(cast(nn.Module, self.policy))]
+        return {("policy after RL", self.device): self._part(_bytes(tensors) - self.weights)}
 
     @property
     def aside(self) -> str:

@@ -136,8 +136,8 @@ class Panel:
             rate = f"{score.successes / score.episodes:.1%}, of the last {RECENT} {won[-1]:.1%}"
             rows.insert(1, ("success rate", rate))
         self._score.content = telling.table(rows)
-        for plot, values, shown in ((self._won, won, score.has_success), (self._earned, earned, True)):
-            plot.visible = shown and len(values) > 1
+        for plot, values, visible in ((self._won, won, score.has_success), (self._earned, earned, True)):
+            plot.visible = visible and len(values) > 1
             if plot.visible:
                 plot.data = (episodes, values)
 

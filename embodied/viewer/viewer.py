@@ -66,7 +66,7 @@ class Viewer:
         return f"http://{HOST}:{self.port}"
 
     def __enter__(self) -> Self:
-        """The viewer."""
+        """Use as a context manager."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -171,10 +171,10 @@ class Viewer:
         """Animate the motion to `poses` [B, 7] in `real_s` since the last step, interpolated linearly."""
         start, before = max(self._due, time.monotonic() - real_s), self._poses
         self._due = start + real_s
-        while (left := self._due - time.monotonic()) > 0.0 and self._panel.speed and self._server.get_clients():
+        while (left_s := self._due - time.monotonic()) > 0.0 and self._panel.speed and self._server.get_clients():
             if before is not None:
-                self._draw(between(before, poses, 1.0 - left / real_s), kept=False)
-            time.sleep(min(FRAME_S, left))
+                self._draw(between(before, poses, 1.0 - left_s / real_s), kept=False)
+            time.sleep(min(FRAME_S, left_s))
         self._draw(poses)
 
     def _draw(self, poses: Array, kept: bool = True) -> None:

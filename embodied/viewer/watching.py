@@ -108,10 +108,10 @@ class WatchedEnvironment(WrappedEnvironment):
     def reset(self, mask: Tensor | None = None, starts: Tensor | None = None) -> TensorDict:
         """See `NumberedStarts.reset`."""
         self.observation = super().reset(mask, starts)
-        begun = torch.ones_like(self.done) if mask is None else mask.to(self.device).bool()
-        self.done, self._pushed = self.done & ~begun, self._pushed & ~begun
-        self.earned, self.taken = self.earned * ~begun, self.taken * ~begun
-        self.fresh = self.fresh or bool(begun[min(self._screen.row, self.num_envs - 1)])
+        begins = torch.ones_like(self.done) if mask is None else mask.to(self.device).bool()
+        self.done, self._pushed = self.done & ~begins, self._pushed & ~begins
+        self.earned, self.taken = self.earned * ~begins, self.taken * ~begins
+        self.fresh = self.fresh or bool(begins[min(self._screen.row, self.num_envs - 1)])
         return self.observation
 
     def step(self, actions: Tensor) -> Transition:

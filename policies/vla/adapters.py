@@ -99,7 +99,7 @@ def fingerprint(native: nn.Module) -> Tensor:
 
 
 def adapt(model: Pi0Model | OpenVLAModel, rank: int) -> None:
-    """Freeze the published weights of `model` save for `TRAINED`, and add adapters of `rank`, which are zero at first.
+    """Freeze the published weights of `model` save for `TRAINED`, and add adapters of `rank`, without effect at first.
 
     Raises:
         UserError: where peft is not installed.

@@ -58,7 +58,7 @@ class Inputs(nn.Module):
         self.state.fit_statistics(observation)
 
     def standardised_state(self, observation: TensorDict) -> Tensor:
-        """The robot's state [N, state_size]; RuntimeError before `fit`."""
+        """Robot's state [N, state_size]; RuntimeError before `fit`."""
         return self.state.standardised(observation, self.state.actor_keys)
 
     def identity(self, observation: TensorDict) -> Tensor:

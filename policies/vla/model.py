@@ -46,10 +46,10 @@ class Prefix:
         """Repeat each of N prefixes `count` times, for as many chunks."""
         if count == 1:
             return self
-        kept = tuple(
+        repeated_cache = tuple(
             (keys.repeat_interleave(count, 0), values.repeat_interleave(count, 0)) for keys, values in self.kept
         )
-        return Prefix(kept, *(x.repeat_interleave(count, 0) for x in (self.hidden, self.real)))
+        return Prefix(repeated_cache, *(x.repeat_interleave(count, 0) for x in (self.hidden, self.real)))
 
 
 class Cache:

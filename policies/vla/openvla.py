@@ -161,7 +161,7 @@ class PromptedInputs(Inputs):
         self.state.fitted.fill_(True)
 
     def standardised_state(self, observation: TensorDict) -> Tensor:
-        """The robot's state [N, state_size] in [-1, 1]; RuntimeError before `fit`."""
+        """Robot's state [N, state_size] in [-1, 1]; RuntimeError before `fit`."""
         # 2 (x - begin) / length - 1, clamped to [-1, 1]
         return (2.0 * super().standardised_state(observation) - 1.0).clamp(-1.0, 1.0)
 

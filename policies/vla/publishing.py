@@ -53,7 +53,7 @@ def publish(policy: TrainablePolicy, folder: Path, run: Path, *, peft: bool) -> 
 
 
 def card(policy: Pi0Policy, *, peft: bool, report: str) -> str:
-    """The model card, in Markdown; pictures of the `report` are left out."""
+    """Model card in Markdown; pictures of the `report` are left out."""
     from huggingface_hub import ModelCardData
 
     data = ModelCardData(

@@ -103,8 +103,8 @@ def _model(weights: str, folder: Path, kind: str, key: str | None) -> Published:
     norm_statistics = statistics.read(folder, options.modes, key)
     tokenizer = _tokenizer(option, folder)
     with _reading(f"{option}: cannot read the weights"):
-        model, lacking, others = _loaded(folder, options.model, Pi05Model if kind == "pi05" else Pi0Model)
-    if missing := sorted(lacking):
+        model, missing_names, others = _loaded(folder, options.model, Pi05Model if kind == "pi05" else Pi0Model)
+    if missing := sorted(missing_names):
         raise UserError(f"{option} lacks {len(missing)} tensors of {kind}, such as {missing[0]}")
     if others:
         name, got, expected = min(others)
