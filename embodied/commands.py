@@ -20,10 +20,10 @@ NAMES = ("train", "evaluate", "compare", "export", "serve", "identify", "record"
 
 def python() -> str:
     """Interpreter, as a user types it in the working directory."""
-    path, here = Path(sys.executable), Path.cwd()
-    if path.is_relative_to(here):
-        return shlex.quote(str(path.relative_to(here)))
-    return "python" if here == PROGRAMS or shutil.which("python") == str(path) else shlex.quote(str(path))
+    path, folder = Path(sys.executable), Path.cwd()
+    if path.is_relative_to(folder):
+        return shlex.quote(str(path.relative_to(folder)))
+    return "python" if folder == PROGRAMS or shutil.which("python") == str(path) else shlex.quote(str(path))
 
 
 def command(name: str) -> str:

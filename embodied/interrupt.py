@@ -28,7 +28,7 @@ class Stopped(Exception):  # noqa: N818 - not an error
 
 
 class Abandoned(BaseException):
-    """Raised inside `GracefulStop.abandonable` by the first signal; `except Exception` does not catch it."""
+    """Exception inside `GracefulStop.abandonable` at the first signal; `except Exception` does not catch it."""
 
 
 class GracefulStop:

@@ -1,4 +1,4 @@
-"""Compiles C at first use, of simulators and of maps, into a cache that later runs read."""
+"""Compilation of C for simulators and maps at first use, into a cache that later runs read."""
 
 from __future__ import annotations
 

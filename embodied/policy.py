@@ -229,7 +229,7 @@ class RankingPolicy(TrainablePolicy, Protocol):
     """A policy that can execute the best of several candidate chunks, by a learned advantage."""
 
     def start_ranking(self) -> None:
-        """From now on, `act` draws candidates and executes the one with the highest advantage."""
+        """Let `act` draw candidates and execute the one with the highest advantage from now on."""
         ...
 
     def advantage_parameters(self) -> list[nn.Parameter]:

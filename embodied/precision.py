@@ -26,7 +26,7 @@ class Precision(Enum):
 
 @runtime_checkable
 class OwnPrecision(Protocol):
-    """Options of a policy with a precision of its own, in which it computes wherever it runs."""
+    """Options of a policy with a precision of its own, in training and deployment."""
 
     precision: Precision
 

@@ -26,7 +26,7 @@ def generator(seed: int, *purpose: str | int, device: torch.device | str = "cpu"
 
 
 def child(parent: torch.Generator) -> torch.Generator:
-    """Separate generator on the CPU, seeded by one draw from `parent`: for a part that draws at times of its own."""
+    """Separate generator on the CPU, seeded by one draw from `parent`: for a part that draws by itself."""
     return torch.Generator().manual_seed(int(torch.randint(1 << 62, (), generator=parent)))
 
 

@@ -37,7 +37,7 @@ def flush_streams() -> None:
 
 
 def _drop(stream: TextIO) -> None:
-    """Connect the file of `stream` to nothing."""
+    """Connect the file of `stream` to /dev/null."""
     null = os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(null, stream.fileno())

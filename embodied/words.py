@@ -12,7 +12,7 @@ from torch import Tensor
 from embodied.errors import UserError
 
 WORD_BUCKETS = 4096
-"""Ids run from 1 to WORD_BUCKETS - 1; 0 is padding."""
+"""Number of word ids: 1 to WORD_BUCKETS - 1, and 0 for padding."""
 WORD = re.compile(r"[^\W\d_]+")
 """Pattern of a word: letters of any script."""
 REMEMBERED = 1 << 16

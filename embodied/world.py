@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 class World(Protocol):
-    """All processes of a run; every one calls the same methods in the same order."""
+    """Processes of a run, all of them; every one calls the same methods in the same order."""
 
     @property
     def rank(self) -> int:

@@ -77,6 +77,7 @@ class AttentionPolicy(MLPPolicy):
         super().fit(observation, actions)
         inputs = self.concatenated(observation, self.actor_keys)
         for group in self.tokens:
+            # all rows of a group share one mean and deviation
             columns = slice(group.start, group.start + group.count * group.size)
             rows = inputs[:, columns].reshape(-1, group.size)
             mean, std = _statistics(rows, group.present)

@@ -143,11 +143,13 @@ class ChunkUNet(nn.Module):
         skipped = []
         for first, second, down in self.down_modules:
             channels = second(first(channels, condition), condition)
+            # skip connections of each resolution
             skipped.append(channels)
             channels = down(channels)
         for block in self.mid_modules:
             channels = block(channels, condition)
         for first, second, up in self.up_modules:
+            # [skip, channels] -> half the width, then twice the resolution
             channels = up(second(first(torch.cat((channels, skipped.pop()), 1), condition), condition))
         return self.final_conv(channels).transpose(1, 2)[:, :horizon]
 
@@ -175,6 +177,7 @@ class ChunkDiT(nn.Module):
         tokens = self.inputs(x) + self.places
         for block in self.blocks:
             tokens = block(tokens, condition)
+        # adaLN: norm(x) (1 + scale) + shift
         shift, scale = self.modulation(condition).unsqueeze(1).chunk(2, -1)
         return self.out(self.norm(tokens) * (1.0 + scale) + shift)
 
@@ -207,6 +210,7 @@ class _Residual(nn.Module):
         self.residual_conv = nn.Identity() if before == after else nn.Conv1d(before, after, 1)
 
     def forward(self, channels: Tensor, given: Tensor) -> Tensor:
+        # FiLM: scale h + shift, then the residual connection
         scale, shift = self.cond_encoder(given).unsqueeze(-1).chunk(2, 1)
         out = self.blocks[1](scale * self.blocks[0](channels) + shift)
         return out + self.residual_conv(channels)

@@ -189,6 +189,7 @@ class DiffusionPolicy(GenerativePolicy):
         """
         horizon = target_chunk.shape[1]
         index = torch.arange(-self.past, self.generated - self.past, device=target_chunk.device)
+        # generated chunks may begin before the present and be longer than the target
         target_chunk = target_chunk[:, index.clamp(0, horizon - 1)]
         times = torch.randint(self.config.train_steps, (len(target_chunk),), device=target_chunk.device)
         noise, level = torch.randn_like(target_chunk), self.noise_table.table[times]

@@ -115,16 +115,16 @@ class FlowPolicy(GenerativePolicy):
         observation = self.encoder.read(observation)
         x = self._noise(observation, deterministic, generator)
         count = x.shape[1]
-        known, mask, keeps = (
+        known_actions, mask, keeps = (
             part.repeat_interleave(count, 0) for part in (running.actions, running.soft_mask(), running.keeps())
         )
-        x, target = x.flatten(0, 1), (known - self.action_mean) / self.action_std
+        x, target = x.flatten(0, 1), (known_actions - self.action_mean) / self.action_std
         features = self.encoder(observation).repeat_interleave(count, 0)
         if trained_for(running, self.config.trained_delay):
             x = self.sampling.continued(x, lambda x, times: self.velocity(x, times, features), target, keeps)
         else:
             x = self.sampling.inpaint(x, self._field(features), target, mask.unsqueeze(-1), self.config.guidance)
-        actions = torch.where(keeps.unsqueeze(-1), known, self.to_robot(x))
+        actions = torch.where(keeps.unsqueeze(-1), known_actions, self.to_robot(x))
         rows = self._best(observation, actions, count)
         no_sample = TensorDict({}, batch_size=list(observation.batch_size))
         return Decision(actions[rows], no_sample, undefined_log_prob(len(rows), self.contract, x.device))

@@ -34,7 +34,7 @@ OBSERVATIONS = (
 )
 """Observations that the encoder reads."""
 INSTRUCTION_WORDS, NAME_WORDS = 20, 6
-"""Largest number of words of an instruction and of a name; more are refused."""
+"""Largest number of words of an instruction and of a name; more raise an error."""
 STATE_WIDTH = 10
 POSE_WIDTH = 15
 OFFSET_WIDTH, NEAR_M = 5, 0.1
@@ -111,9 +111,10 @@ def object_poses(observation: TensorDict) -> Tensor:
     x, y = in_hand[..., 0, :], in_hand[..., 1, :]
     distance = offset.norm(dim=-1, keepdim=True)
     # exp(-d / 0.1 m) and exp(-d / 0.03 m)
-    near = torch.exp(-distance / torch.tensor([0.1, 0.03], device=distance.device))  # resolves the last centimetres
+    nearness = torch.exp(-distance / torch.tensor([0.1, 0.03], device=distance.device))  # resolves the last centimetres
+    # double angles: (cos 2a, sin 2a) = (x^2 - y^2, 2 x y) are equal for both directions of an axis
     lines = (x.square() - y.square(), 2.0 * x * y, rotation[..., 2, :].abs())
-    return torch.cat((offset, near, position[..., 2:], *lines), dim=-1)
+    return torch.cat((offset, nearness, position[..., 2:], *lines), dim=-1)
 
 
 def offsets(position: Tensor) -> Tensor:
@@ -190,6 +191,7 @@ class ObjectEncoder(Encoder):
         state = (hand_state(observation) - self.state_mean) / self.state_std
         state = self.state(torch.cat((state, summed(observation["instruction"], self.known, self.words)), dim=-1))
         tokens = self.objects(self._object_inputs(observation))  # [N, M, width]
+        # [N, heads, d] and [N, M, heads, d]
         query = self.query(state).unflatten(-1, (self.heads, -1))
         key = self.key(tokens).unflatten(-1, (self.heads, -1))
         score = (query.unsqueeze(1) * key).sum(-1).transpose(1, 2) / key.shape[-1] ** 0.5  # [N, heads, M]

@@ -164,6 +164,7 @@ class MLPPolicy(FlatObservations):
         """Draw a sample [N], actions [N, H, A] and terms of log_prob [N, K, 1] around the raw mean [N, H * A]."""
         std, raw = self.log_std.exp(), mean
         if not deterministic:
+            # a ~ N(mean, std^2), scored before clamping
             raw = mean + std * torch.randn(mean.shape, generator=generator, device=mean.device)
         log_prob = self._terms(gaussian_log_prob(raw, mean, std))
         return TensorDict({"raw": raw}, batch_size=[len(raw)]), self._to_robot(raw.clamp(-1.0, 1.0)), log_prob

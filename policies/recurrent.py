@@ -124,4 +124,5 @@ class RecurrentPolicy(MLPPolicy):
             # episodes that start at this step begin with the initial memory
             memory = gru(features[step], torch.where(started[step].unsqueeze(-1), self.gru.initial, memory))
             memories.append(memory)
+        # [T, N, M] -> raw means [T, N, H * A]
         return chain(head, torch.stack(memories))[0], memory

@@ -95,7 +95,7 @@ class BPTTConfig(Configuration):
 
 
 class BPTT(Composite):
-    """Maximises the return of differentiable rollouts by gradient ascent."""
+    """Learner that maximises the return of differentiable rollouts by gradient ascent."""
 
     starts = None
 
@@ -112,7 +112,7 @@ class BPTT(Composite):
         return partial(DifferentiableCollector, max_action_gradient=self.config.max_action_gradient)
 
     def update(self, rollout: Rollout, progress: float, world: World = ALONE) -> dict[str, float]:
-        """One gradient step of the actor, `value_epochs` of the critic; returns the mean reward and losses.
+        """Take one gradient step of the actor, `value_epochs` of the critic; returns the mean reward and losses.
 
         Raises:
             DivergedError: before a step whose objective, loss or gradient is not finite.
@@ -121,6 +121,7 @@ class BPTT(Composite):
         objective = self._objective(rollout)
         check_finite({"objective": objective.detach()}, self.gradient_steps + 1)
         self.optimiser.zero_grad()
+        # through the simulator, back to all actions of the horizon
         (-objective).backward()
         norm = nn.utils.clip_grad_norm_(self.parameters, self.config.max_gradient_norm)
         if not norm.isfinite():

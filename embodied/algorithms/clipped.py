@@ -37,7 +37,7 @@ GRADIENTS = ("gradient of the actor", "gradient of the critic")
 class ClippedConfig(Configuration):
     """Hyper-parameters of clipped steps; `rollout_length` (T) decisions per environment and iteration.
 
-    The rollout's decisions are learned from in `epochs` of minibatches of `minibatch` decisions. Learning rates decay
+    The rollout's decisions are used in `epochs` of minibatches of `minibatch` decisions. Learning rates decay
     linearly to their `final_lr_share`. Minibatches are scored in pieces that keep at most `memory_gb` for the backward
     pass; whole if None. A ratio is clipped at 1 - `clip` and 1 + `clip_high` (None: `clip`; DAPO: 0.28 above 0.2).
     Where a log-probability has several parts, denoising steps, each is clipped by itself (DPPO, arXiv 2409.00588): from
@@ -87,7 +87,7 @@ class ClippedConfig(Configuration):
 
 
 class Clipped(Composite):
-    """Takes clipped steps with `policy` on batches {observation, sample, log_prob, advantage, own}.
+    """Learner that takes clipped steps with `policy` on batches {observation, sample, log_prob, advantage, own}.
 
     `rates` are learning rates of the actor's parameters and, if there is a second one, of the critic's. `generator`
     draws minibatches, also of `demonstrations`.

@@ -139,7 +139,7 @@ class TeacherThenStudent(Collector):
 
 
 class Distillation(Composite):
-    """Trains the teacher with another learner, then the student on the teacher's labels."""
+    """Learner that trains the teacher with another learner, then the student on the teacher's labels."""
 
     starts = None
 

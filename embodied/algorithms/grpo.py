@@ -160,10 +160,12 @@ class GRPO(Clipped):
         outcome = torch.where(episodes.at_end(rollout.simulated), outcome, outcome.amin() if len(outcome) else 0.0)
         by_success = rollout.has_success and self.config.outcome is Outcome.SUCCESS
         comparison = compared(outcome, episodes, self.config.of_running, self.config.by_deviation)
-        kept = comparison.varied
+        kept_episodes = comparison.varied
         if by_success:
-            kept = kept & (comparison.mean >= self.config.lowest) & (comparison.mean <= self.config.highest)
-        own = rollout.own & (episodes.episode >= 0) & episodes.spread(kept)
+            kept_episodes = (
+                kept_episodes & (comparison.mean >= self.config.lowest) & (comparison.mean <= self.config.highest)
+            )
+        own = rollout.own & (episodes.episode >= 0) & episodes.spread(kept_episodes)
         batch = TensorDict(
             {
                 "observation": rollout.observation,
@@ -174,7 +176,7 @@ class GRPO(Clipped):
             },
             batch_size=list(own.shape),
         )
-        return batch, _shares(episodes.group, comparison, kept, world)
+        return batch, _shares(episodes.group, comparison, kept_episodes, world)
 
     def _outcome(self, rollout: Rollout, episodes: WholeRollout, world: World) -> Tensor:
         if rollout.has_success and self.config.outcome is Outcome.SUCCESS:

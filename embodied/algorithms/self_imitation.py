@@ -46,7 +46,7 @@ PARTS = ("sft", "replay", "episodes")
 
 @dataclass
 class SelfImitationConfig(Configuration):
-    """`gradient_steps` per iteration of `rollout_length` chunks per environment; a run has `rounds` of equal length.
+    """Hyper-parameters: `gradient_steps` per iteration of `rollout_length` chunks; a run has `rounds` of equal length.
 
     A share `demonstration_share` of each minibatch is demonstrations; the rest is divided equally among the tasks, with
     demonstrations of those that have no success yet, which new networks would otherwise forget. A share `retry` of
@@ -175,11 +175,11 @@ class SelfImitation(Composite):
 
     def _drawn(self, rows: dict[int, Tensor], counts: dict[int, int]) -> Tensor:
         """Random draw of `counts` rows of each task's `rows`, concatenated."""
-        drawn = [
+        selected = [
             task_rows[torch.randint(len(task_rows), (counts[task],), generator=self.generator)]
             for task, task_rows in rows.items()
         ]
-        return torch.cat(drawn)
+        return torch.cat(selected)
 
     def _sort(self) -> None:
         assert self.replay.episodes is not None

@@ -62,8 +62,8 @@ def candidates(line: str, describe: Callable[[list[str]], str]) -> list[str]:
     options = dict(re.findall(r"^([\w.]+)=(\S*)", text, re.MULTILINE))
     choices = {group: names.split(", ") for group, names in re.findall(r"^(\w+): ([\w, ]+)$", text, re.MULTILINE)}
     if equals:
-        known = choices.get(key) or (["true", "false"] if options.get(key) in ("true", "false") else [])
-        return [each for each in known if each.startswith(value)]
+        values = choices.get(key) or (["true", "false"] if options.get(key) in ("true", "false") else [])
+        return [each for each in values if each.startswith(value)]
     level = len(key.rpartition(".")[0]) + 1 if "." in key else 0
     prefixes = [f"{group}=" for group in choices]
     for option in options:

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 FOLDER = CONFIGS / "multirun"
 SUMMARY = "summary.md"
 STOPPED = [128 + number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)]
-"""Exit statuses of jobs that were stopped, and have saved."""
+"""Exit statuses of jobs that were stopped after saving."""
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     by_word: dict[str, list[str]] = {}
     for each in known:
         by_word.setdefault(each.rpartition(".")[2].casefold(), []).append(each)
-    near = [word] if word in by_word else [each for each in by_word if "_" in each and word == _initials(each)]
-    near = near or difflib.get_close_matches(word, by_word, n=3, cutoff=0.7)
-    names = [each for similar in near for each in by_word[similar]]
+    close_words = [word] if word in by_word else [each for each in by_word if "_" in each and word == _initials(each)]
+    close_words = close_words or difflib.get_close_matches(word, by_word, n=3, cutoff=0.7)
+    names = [each for similar in close_words for each in by_word[similar]]
     return f"; did you mean {' or '.join(names[:3])}?" if names else ""
 
 

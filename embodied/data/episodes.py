@@ -219,8 +219,8 @@ class Episodes:
         assert dataset is not None
         for number in dataset[self.failed].unique():
             if bool(self.failed[dataset == number].all()):
-                which = "" if self.weights is None else f" of dataset {int(number)}"
-                raise UserError(f"all {int((dataset == number).sum())} episodes{which} failed; imitation needs others")
+                scope = "" if self.weights is None else f" of dataset {int(number)}"
+                raise UserError(f"all {int((dataset == number).sum())} episodes{scope} failed; imitation needs others")
 
     def _imitated(self) -> Tensor:
         """Number of observations up to the end of each episode, [E], without those of failed episodes."""

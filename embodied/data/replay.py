@@ -48,7 +48,7 @@ class ChunkReplay:
 
     @property
     def rows(self) -> TensorDict:
-        """All rows, [size]."""
+        """Filled rows, [size]."""
         if self._storage is None:
             raise ValueError("the replay is empty; add rows before sampling")
         return self._storage[: len(self)]

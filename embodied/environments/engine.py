@@ -166,6 +166,7 @@ class EpisodeEngine(ABC):
             ValueError: for another shape, an action that is not finite, or before the first reset.
         """
         self._check(actions)
+        # actions left until the step limit, at most a chunk, and 0 for frozen environments
         left = least(self.step_limit - light(self.steps), self.contract.executed) * self._running
         return self.settle(self.advance(actions.to(self.device), tensor(left)))
 

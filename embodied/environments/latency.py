@@ -36,7 +36,7 @@ NAMES = ("observation", "action")
 class LatencyConfig(Configuration):
     """Latencies drawn per episode between a lowest and a highest one, s; each message deviates by up to `jitter_s`.
 
-    `observed`: the policy reads observation "latency" [N, 2], s: the observation's age and the episode's action
+    With `observed` the policy reads observation "latency" [N, 2], s: the observation's age and the episode's action
     latency. Otherwise only critics read it (privileged).
     """
 
@@ -189,6 +189,7 @@ class _Line:
             return {name: part[0] for name, part in self.messages.items()}, torch.zeros_like(self.sent)
         ages = torch.arange(self.longest + 1, device=self.delays.device).unsqueeze(1)
         age = (self.delays <= ages).long().argmax(0)  # the youngest that has arrived; the oldest always has
+        # at the beginning of an episode the first message counts as arrived
         age = torch.minimum(age, self.sent - 1)
         rows = torch.arange(len(age), device=age.device)
         return {name: part[age, rows] for name, part in self.messages.items()}, age

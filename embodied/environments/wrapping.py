@@ -115,7 +115,7 @@ class WrappedTask:
 
     @property
     def asset_kind(self) -> str | None:
-        """The task's asset kind."""
+        """Asset kind of the wrapped task."""
         return self.task.asset_kind
 
     def contract(self, distribution: str) -> Contract:

@@ -1,6 +1,6 @@
 """Evaluation: every initial state once, deterministic policy, confidence intervals, repeatable.
 
-If the environment does not define success, mean returns take the place of success rates.
+If the environment does not define success, mean returns replace success rates.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from embodied.rollout.memory import Memory
 
 Z95 = NormalDist().inv_cdf(0.975)
 BLOCK, LARGE_BLOCK = 32, 512
-"""Observations per call of the policy; the larger if at least as many environments run.
+"""Block sizes of observations per call of the policy; the larger one if at least that many environments run.
 
 Rounding of matrix products depends on the batch size, and contacts amplify it: with one size, an episode does not
 depend on the others.
@@ -66,6 +66,7 @@ def rate_over_seeds(rates: Sequence[float], episodes: int) -> tuple[float, float
     low, high = wilson(rate * episodes, episodes)
     if len(values) == 1:
         return rate, low, high
+    # MOVER: p -+ sqrt((p - l_Wilson)^2 + (p - l_Student)^2), and likewise above
     over_seeds = rate - seeds_low
     return (
         rate,
@@ -356,7 +357,7 @@ def compare(
     policies: Mapping[str, Policy],
     **options: Any,  # noqa: ANN401 - those of `evaluate`
 ) -> dict[tuple[str, str], EvaluationResult]:
-    """`evaluate` each of `policies` on the same episodes of each of `distributions`, by (policy, distribution)."""
+    """Run `evaluate` for each of `policies` on the same episodes of each of `distributions`, by (policy, name)."""
     return {
         (label, name): evaluate(environment(name), policy, progress=f"{label}, {name}", **options)
         for name in distributions
@@ -436,6 +437,7 @@ def act(
     observation = observation if memory is None else memory.with_observation(observation)
     rows = running.nonzero().squeeze(1)
     size = BLOCK if len(running) < LARGE_BLOCK else LARGE_BLOCK
+    # blocks of one size, filled up with the first row: rounding then does not depend on the number of running rows
     padded = torch.cat((rows, rows[:1].expand(-len(rows) % size)))
     obs_device = next(iter(observation.values(include_nested=True, leaves_only=True))).device
     blocks = [

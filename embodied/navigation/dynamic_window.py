@@ -239,8 +239,10 @@ class DynamicWindow:
         """
         w, fastest = self.weights, self.turning
         aim, bearing = self._free_direction(points, goal), torch.atan2(goal[:, 1], goal[:, 0])
-        left = (bearing.abs() - w.horizon_s * fastest).clamp_min(0.0)
-        score = w.clearance * (now / w.clearance_m).clamp_max(1.0) - self._cost(goal[:, 0], goal[:, 1], bearing - left)
+        remaining = (bearing.abs() - w.horizon_s * fastest).clamp_min(0.0)
+        score = w.clearance * (now / w.clearance_m).clamp_max(1.0) - self._cost(
+            goal[:, 0], goal[:, 1], bearing - remaining
+        )
         to_goal = ((aim - bearing).abs() < math.pi / HEADINGS) & (bearing.abs() > AHEAD_RAD)
         return (aim / SETTLE_S).clamp(-fastest, fastest).unsqueeze(1), torch.where(to_goal, score, -FAR_M)
 

@@ -33,6 +33,7 @@ def average_gradients(parameters: Sequence[Tensor], world: World) -> None:
         flat = torch.cat([part.flatten().float() for part in (*parts, flags)])
         touched.clear()
         *means, flags = (world.sum(flat) / world.size).split([*(part.numel() for part in parts), len(trainable)])
+        # a parameter that only other processes reached gets their average, too
         for each, mean, flag in zip(trainable, means, flags.tolist(), strict=True):
             if flag and each.grad is None:
                 each.grad = mean.view_as(each).to(each.dtype, copy=True)

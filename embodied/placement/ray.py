@@ -220,6 +220,7 @@ class Actors:
                 self._spawn(slot)
         pending = {slot.asked[0].result: slot for slot in self.slots if slot.asked}
         if pending:
+            # all finished ones at once; only if there are none, wait for one
             done, _ = self.ray.wait(list(pending), num_returns=len(pending), timeout=0)
             done = done or self.ray.wait(list(pending), num_returns=1, timeout=TICK_S)[0]
         else:

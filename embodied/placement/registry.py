@@ -46,20 +46,20 @@ class LocalConfig(Configuration):
             return
         from embodied.placement.threads import Beside
 
-        beside = Beside(device=device, config=self)
+        processes = Beside(device=device, config=self)
         try:
-            yield beside
+            yield processes
         finally:
-            beside.close()
+            processes.close()
 
 
 @dataclass
 class TorchrunConfig(Configuration):
-    """The processes of torchrun, each with its share of the environments.
+    """Processes of torchrun, each with its share of the environments.
 
     A collective operation that takes longer than `timeout_s` ends the run. `shard` divides weights and optimiser among
-    the processes (FSDP2) where a policy names its layers; null: on CUDA. `processes` is how many there have to be, by
-    which plan=true counts, too; null: any number.
+    the processes (FSDP2) where a policy names its layers; null: on CUDA. `processes` is the required number, with
+    which plan=true computes, too; null: any number.
     """
 
     timeout_s: Annotated[float, Range(at_least=1)] = 600.0

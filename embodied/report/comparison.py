@@ -154,15 +154,15 @@ def compare(paths: Sequence[str | Path]) -> Comparison:
     runs = [read(path) for path in paths]
     for first, other in combinations(runs, 2):
         _check_comparable(first, other)
-    known = all(run.options for run in runs)
+    has_options = all(run.options for run in runs)
     grouped: dict[str, list[Run]] = {}
     for run in runs:
-        grouped.setdefault(json.dumps(run.options, sort_keys=True) if known else run.name, []).append(run)
+        grouped.setdefault(json.dumps(run.options, sort_keys=True) if has_options else run.name, []).append(run)
     for group in grouped.values():
         _check_seeds(group)
-    options = [group[0].options if known else {"run": group[0].name} for group in grouped.values()]
+    options = [group[0].options if has_options else {"run": group[0].name} for group in grouped.values()]
     rows = [Row(_named(own, options), group) for group, own in zip(grouped.values(), options, strict=True)]
-    return Comparison(rows, _differing(options) if known else {}, list(_notes(rows, options)))
+    return Comparison(rows, _differing(options) if has_options else {}, list(_notes(rows, options)))
 
 
 def _differing(options: Sequence[Options]) -> dict[str, list[Any]]:

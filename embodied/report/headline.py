@@ -53,7 +53,7 @@ def regressions(record: Record) -> list[dict[str, Any]]:
 
 
 def significant(gain: Mapping[str, Any]) -> bool:
-    """Whether the interval of a gain leaves out zero."""
+    """Whether the interval of a gain excludes zero."""
     return gain["low"] > 0 or gain["high"] < 0
 
 

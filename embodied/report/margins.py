@@ -128,7 +128,7 @@ def read(directory: Path, weights_sha256: str | None) -> dict[str, Any] | None:
     """Contents of margins.json in `directory`; None if there is none or it is of other weights.
 
     Raises:
-        UserError: for a file that is no JSON.
+        UserError: for a file that is not JSON.
     """
     path = directory / f"{NAME}.json"
     if not path.is_file():

@@ -89,15 +89,15 @@ class CurriculumStarts:
         The former is the success rate of the last `RECENT` episodes from new initial states. It is left out until
         every environment has ended an episode, because successful episodes end first.
         """
-        known = {"known_starts": float(sum(map(len, self.known)))}
-        return known | ({"new_starts_success": sum(self.firsts) / len(self.firsts)} if all(self.ended) else {})
+        counts = {"known_starts": float(sum(map(len, self.known)))}
+        return counts | ({"new_starts_success": sum(self.firsts) / len(self.firsts)} if all(self.ended) else {})
 
     def _remember(self, env: int, won: bool) -> None:
-        known, start = self.known[self.task_index[env]], self.running[env]
-        attempts, successes = known.get(start, (0.0, 0.0))
-        known[start] = (MEMORY * attempts + 1.0, MEMORY * successes + won)
-        if len(known) > KNOWN:
-            del known[min(known, key=lambda each: weight(known[each]))]
+        records, start = self.known[self.task_index[env]], self.running[env]
+        attempts, successes = records.get(start, (0.0, 0.0))
+        records[start] = (MEMORY * attempts + 1.0, MEMORY * successes + won)
+        if len(records) > KNOWN:
+            del records[min(records, key=lambda each: weight(records[each]))]
         self.ended[env] = True
         if self.first[env]:
             self.firsts = [*self.firsts, won][-RECENT:]
@@ -105,14 +105,14 @@ class CurriculumStarts:
     def _begin(self, env: int, repeat: bool) -> None:
         """Begin the next episode of `env`, in a known state if it is to `repeat` one and there is one."""
         task = self.task_index[env]
-        known = self.known[task]
-        self.first[env] = not (repeat and known)
+        records = self.known[task]
+        self.first[env] = not (repeat and records)
         if self.first[env]:
             self.running[env] = self.fresh[task] % self.num_starts if self.num_starts else self.fresh[task]
             self.fresh[task] += 1
         else:
-            weights = torch.tensor([weight(record) for record in known.values()])
-            self.running[env] = list(known)[int(torch.multinomial(weights, 1, generator=self.generator))]
+            weights = torch.tensor([weight(record) for record in records.values()])
+            self.running[env] = list(records)[int(torch.multinomial(weights, 1, generator=self.generator))]
 
     def state_dict(self) -> dict[str, Any]:
         """Records of initial states, and counters."""

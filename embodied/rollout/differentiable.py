@@ -21,12 +21,12 @@ from embodied.rollout.starts import Starts
 
 @runtime_checkable
 class UnrolledEnvironment(DifferentiableEnvironment, Protocol):
-    """A DifferentiableEnvironment that runs a whole feed-forward policy itself, faster than step by step."""
+    """DifferentiableEnvironment that runs a whole feed-forward policy itself, faster than step by step."""
 
     def unroll(
         self, layers: Sequence[tuple[Tensor, Tensor]], decisions: int, max_action_gradient: float = math.inf
     ) -> Rollout:
-        """Run `decisions` single actions of a feed-forward policy from the present state.
+        """Run `decisions` single actions of a feed-forward policy from the current state.
 
         `layers` are (weight [out, in], bias [out]) with tanh after each, from the concatenated observations that the
         policy's contract reads to actions in half ranges around the middle. Reward, observations and actions carry
@@ -36,7 +36,7 @@ class UnrolledEnvironment(DifferentiableEnvironment, Protocol):
 
 
 class DifferentiableCollector(Collector):
-    """Collects deterministic decisions; rewards and observations carry gradients to the policy.
+    """Collector of deterministic decisions; rewards and observations carry gradients to the policy.
 
     Environments restart only between rollouts: one whose episode ends inside a rollout stays frozen until its end. A
     gradient by one decision, of a mean over all, has at most that decision's share of norm `max_action_gradient`.

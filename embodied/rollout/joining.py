@@ -30,11 +30,11 @@ DECISIONS = (
     "episode_return",
     "episode_steps",
 )
-"""Fields [T, N]."""
+"""Names of fields [T, N]."""
 ENVIRONMENTS = ("last_observation", "task_index")
-"""Fields [N]."""
+"""Names of fields [N]."""
 NAMED = ("signals", "events", "episode_totals")
-"""Fields that are dictionaries of tensors [T, N]."""
+"""Names of fields that are dictionaries of tensors [T, N]."""
 Part = TypeVar("Part", Tensor, TensorDict)
 
 

@@ -61,9 +61,9 @@ class Rollout:
     simulation_s: float = 0.0  # wall time of the simulation
     policy_s: float = 0.0
     episode_return: Tensor | None = None  # [T, N] sum of the episode's rewards up to and including this decision
-    episode_steps: Tensor | None = None  # [T, N] control steps, likewise
+    episode_steps: Tensor | None = None  # [T, N] control steps up to and including this decision
     episode_totals: dict[str, Tensor] = field(default_factory=dict)
-    """[T, N] likewise: sum of each signal, number of decisions with each event; NaN where its beginning is unknown."""
+    """Running totals [T, N]: sum of each signal, number of decisions with each event; NaN where it began unknown."""
     has_success: bool = True  # False: the environment does not define it
     starts: dict[str, float] = field(default_factory=dict)  # metrics of the choice of initial states, after the rollout
     told: dict[str, float] = field(default_factory=dict)  # metrics of the collectors' placement, for the log
@@ -229,7 +229,7 @@ class Collector:
         self.finished = torch.ones(env.num_envs, dtype=torch.bool, device=env.device)
         self.success = torch.zeros_like(self.finished)
         self.totals = torch.zeros(2, env.num_envs, device=env.device)  # reward and steps of the running episodes
-        self.named_totals: dict[str, Tensor] = {}  # [N] likewise, of signals and events
+        self.named_totals: dict[str, Tensor] = {}  # [N] totals of signals and events of the running episodes
 
     def collect(self, decisions: int) -> Rollout:
         """Run `decisions` chunks in every environment; finished ones restart before the next chunk.

@@ -72,9 +72,9 @@ class RetryStarts:
         began = self.running[:, 0] >= 0
         self.ended = torch.where(finished, began, self.ended)
         self.firsts = torch.cat((self.firsts, success[finished & (self.running[:, 1] == 0)]))[-RECENT:]
-        again = finished & began & ~success & (self.running[:, 1] + 1 < self.attempts)
+        is_failed = finished & began & ~success & (self.running[:, 1] + 1 < self.attempts)
         for task in self.task_index[finished].unique().tolist():
-            self._deal(task, (finished & (self.task_index == task)).nonzero().squeeze(1), again, draws < self.retry)
+            self._deal(task, (finished & (self.task_index == task)).nonzero().squeeze(1), is_failed, draws < self.retry)
         return torch.where(finished, self.running[:, 0], 0)
 
     def separate(self, generator: torch.Generator) -> None:
@@ -86,8 +86,8 @@ class RetryStarts:
         """Drop the running episodes: they do not count, and their retries return to the queue."""
         retries = self.running[:, 1] > 0
         for task in self.task_index[retries].unique().tolist():
-            again = self.running[retries & (self.task_index == task)]
-            self.failed[task] = torch.cat((again, self.failed[task]))
+            retried = self.running[retries & (self.task_index == task)]
+            self.failed[task] = torch.cat((retried, self.failed[task]))
         self.running = torch.full_like(self.running, -1)
 
     def _deal(self, task: int, rows: Tensor, again: Tensor, wanted: Tensor) -> None:
@@ -112,7 +112,7 @@ class RetryStarts:
         self.fresh[task] += len(rows) - count
 
     def metrics(self) -> dict[str, float]:
-        """`first_attempts_success`: success rate of the last `RECENT` first attempts, without retries.
+        """Metric `first_attempts_success`: success rate of the last `RECENT` first attempts, without retries.
 
         Empty until every environment has ended an episode, because successful episodes end first.
         """

@@ -266,6 +266,7 @@ class Experiment(SavedRun):
                 self.policy.fit(observation.to(self.device), actions.to(self.device))
             self.before = self._aside({"policy": dict(self.policy.state_dict())})
         if not self.parts:
+            # only at the beginning of the stage: a resumed run loads the critic's weights
             self.policy.start_critic()
         learner, base_collector = self._learner(self.env, self.policy, self.demonstrations)
         precision = self.config.precision
@@ -322,6 +323,7 @@ class Experiment(SavedRun):
         self.timer.add("simulation", step.simulation_s)
         self.timer.add("policy", step.policy_s)
         self.timer.add("update", self.iteration_s - step.simulation_s - step.policy_s)
+        # CPU time of all processes, and of collectors in other processes
         self.counters["cpu_s"] += step.cpu_s + float(self.world.sum(torch.tensor(time.process_time() - cpu_began)))
         self.counters["episodes"] += step.episodes
         for name in ("lost", "pushed"):

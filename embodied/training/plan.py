@@ -155,7 +155,7 @@ class _Planned:
         self.weights = _bytes(_tensors(cast(nn.Module, self.policy)))
 
     def supervised(self) -> dict[tuple[str, str], int]:
-        """Bytes of SFT."""
+        """Memory of SFT by part and device, bytes."""
         with seeding.undisturbed():
             learner = self.config.sft.build(self.policy, seeding.generator(0, "plan"))
         return self._learned(learner, self._imitation(self.config.sft.batch))
@@ -314,7 +314,7 @@ class _Shapes:
         self.task_index = self.start = torch.zeros(1, dtype=torch.int64).expand(num_envs)
 
     def reset(self, mask: Tensor | None = None, starts: Tensor | None = None) -> TensorDict:
-        """Observations [N]."""
+        """Observations [N] without values."""
         return _observation(self.contract, self.num_envs)
 
     def step(self, actions: Tensor) -> Transition:

@@ -1,4 +1,4 @@
-"""A run that is checkpointed completely: after a kill it continues with the numbers of an uninterrupted run."""
+"""Run that is checkpointed completely: after a kill it continues with the numbers of an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -121,6 +121,7 @@ class SavedRun:
             Stopped: if a stop was requested.
         """
         before = self._snapshot(parts) if self.world.size == 1 else None
+        # the snapshot shares memory with the parts, which the body changes
         before = copy_tree(before, "cpu") if changing else before
         try:
             with self._stop.abandonable():
@@ -200,6 +201,7 @@ class SavedRun:
         with self.timer("checkpoint"):
             folder = self.directory / ".shards"
             self.world.lead(lambda: shutil.rmtree(folder, ignore_errors=True))
+            # every process writes the shards of its own divided tensors; process 0 writes the rest
             snapshot, divided = self.world.write_divided(snapshot, folder)
             weights = {name: value for name, value in snapshot["policy"].items() if isinstance(value, torch.Tensor)}
             saved = Checkpoint(
@@ -210,8 +212,8 @@ class SavedRun:
                 snapshot["state"],
                 shards=folder if divided else None,
             )
-            kept = snapshot["counters"]["rl_checkpoint"]
-            return Path(self.world.lead(lambda: str(checkpoint.save(self.directory, saved, kept=kept))))
+            kept_number = snapshot["counters"]["rl_checkpoint"]
+            return Path(self.world.lead(lambda: str(checkpoint.save(self.directory, saved, kept=kept_number))))
 
     @staticmethod
     def saved(directory: Path, record: dict[str, Any], env_steps: int) -> Checkpoint | None:

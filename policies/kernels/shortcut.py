@@ -31,8 +31,8 @@ def length_of(steps: int) -> int:
         UserError: if there is none.
     """
     if 1.0 / steps not in LENGTHS:
-        known = ", ".join(f"{1 / length:.0f}" for length in reversed(LENGTHS[1:]))
-        raise UserError(f"expected policy.denoising_steps among {known} with policy.shortcut, got {steps}")
+        step_counts = ", ".join(f"{1 / length:.0f}" for length in reversed(LENGTHS[1:]))
+        raise UserError(f"expected policy.denoising_steps among {step_counts} with policy.shortcut, got {steps}")
     return LENGTHS.index(1.0 / steps)
 
 

@@ -71,6 +71,7 @@ class PictureEncoder(Encoder):
         state = self.state.standardised(observation, self.state.actor_keys)
         features = [self.proprioception(torch.cat((instruction, state), -1))]
         for key, eye in self.eyes.items():
+            # uint8 [N, height, width, 3] -> [N, 3, height, width] in [0, 1]
             features.append(eye(observation[key].movedim(3, 1).to(instruction.dtype) / 255.0, instruction))
         return torch.cat(features, -1)
 
@@ -85,9 +86,9 @@ class PictureEncoder(Encoder):
             shape = (count, *contract.observation[key].shape)
             observation[key] = torch.randint(256, shape, dtype=torch.uint8, generator=generator)
         if self.instruction:
-            known = self.known.nonzero().squeeze(1)
-            observation[self.instruction] = known[
-                torch.randint(len(known), (count, INSTRUCTION_WORDS), generator=generator)
+            known_ids = self.known.nonzero().squeeze(1)
+            observation[self.instruction] = known_ids[
+                torch.randint(len(known_ids), (count, INSTRUCTION_WORDS), generator=generator)
             ]
         return observation
 

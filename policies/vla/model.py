@@ -129,12 +129,14 @@ class Pi0Model(nn.Module):
 
         Times are one per chunk [N], or one per action [N, H]. `state` [N, state_size] is padded.
         """
+        # the cached prefix is read again at every step, only the expert runs
         velocity, hidden = self.computing.run(type(self)._denoise, self, prefix.kept, prefix.real, state, time, x)
         return velocity.float(), hidden.float()
 
     def _read(self, tokens: Tensor, real: Tensor, pictures: Tensor) -> tuple[Kept, Tensor, Tensor]:
         count, cameras = pictures.shape[:2]
         picture_tokens = tokens.new_full((count, cameras * self.tokens_of_picture), self.image_token)
+        # tokens of pictures come first and are all real: [N, C * patches + L]
         real = torch.cat((torch.ones_like(picture_tokens), real), 1)
         present = torch.ones(count, cameras, dtype=torch.bool, device=pictures.device)
         embedded = self.native.model.embed_prefix(torch.cat((picture_tokens, tokens), 1), pictures, present)

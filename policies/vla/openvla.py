@@ -107,6 +107,7 @@ class OpenVLAModel(nn.Module):
             embed(tokens.new_full((count, 1), token)) for token in (settings.bos_token_id, settings.eos_token_id)
         )
         patches = self.native.projector(self._patches(pictures.flatten(0, 1))).reshape(count, -1, self.width)
+        # order: beginning, patches, state, prompt, H * A empty tokens, end
         before = [beginning, patches, *([self.state(state).unsqueeze(1)] if self.state else [])]
         after = [beginning.new_zeros(count, self.elements, self.width), end]
         embedded = torch.cat((*before, embed(tokens), *after), 1)

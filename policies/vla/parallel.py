@@ -63,6 +63,7 @@ class ParallelModel(nn.Module):
         patches = self.native.get_image_features(pictures.flatten(0, 1)).pooler_output.reshape(count, -1, self.width)
         words = self.native.get_input_embeddings()(tokens)
         empty = self.empty.expand(count, -1, -1)
+        # [N, patches + L + 1 + H * A, W]
         embedded = torch.cat((patches, words, self.state(state).unsqueeze(1), empty), 1)
         before, after = (real.new_ones(count, places) for places in (patches.shape[1], 1 + len(self.empty)))
         real = torch.cat((before, real, after), 1)

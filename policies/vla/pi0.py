@@ -203,6 +203,7 @@ class Pi0Policy(adapters.AdaptablePolicy):
         self.inputs.fit(observation)
         flat = actions.reshape(-1, actions.shape[-1])
         self.action_mean.copy_(flat.mean(0))
+        # a lower bound of the deviation, so that actions outside of the data stay possible
         self.action_std.copy_(flat.std(0).maximum(SMALLEST_STD * (self.action_high - self.action_low) / 2))
 
     def fresh(self) -> Self:
@@ -324,7 +325,7 @@ class Pi0Policy(adapters.AdaptablePolicy):
             self.lacks_statistics = f"policy.unnorm_key={DEMONSTRATIONS} leaves the statistics of weights out"
         if not given.statistics:
             return
-        pairs = [(given.statistics[f"{what}_mean"], given.statistics[f"{what}_std"]) for what in PARTS]
+        pairs = [(given.statistics[f"{part}_mean"], given.statistics[f"{part}_std"]) for part in PARTS]
         state, action = (fitting(*pair, size) for pair, size in zip(pairs, sizes, strict=True))
         if state is None or action is None:
             published_sizes, own_sizes = (

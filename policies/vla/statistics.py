@@ -146,7 +146,7 @@ def _openpi(path: Path, names: Sequence[Sequence[str]]) -> Pairs:
 
 
 def _pairs(said: dict[str, Any], keys: Sequence[str], names: Sequence[Sequence[str]]) -> Pairs:
-    return [[said[key.format(what)] for what in pair] for key, pair in zip(keys, names, strict=True)]
+    return [[said[key.format(statistic)] for statistic in pair] for key, pair in zip(keys, names, strict=True)]
 
 
 def _wrong(names: Sequence[str], first: Tensor, second: Tensor) -> str:

@@ -335,6 +335,7 @@ class TokensPolicy(adapters.AdaptablePolicy):
         cumulative = log_probs.exp().cumsum(-1)  # from the largest value downwards
         if reading is Reading.DRAWN:
             noise = fixed_noise(self.inputs.identity(observation), cumulative.shape[1:-1]).to(self.device)
+            # inverse transform sampling with a uniform number per element
             bins = (cumulative < torch.special.ndtr(noise).unsqueeze(-1)).sum(-1).clamp_max(self.bins - 1)
             return bins, centres(bins, self.bins)
         bins = (cumulative < 0.5).sum(-1).clamp_max(self.bins - 1)
@@ -358,6 +359,7 @@ class TokensPolicy(adapters.AdaptablePolicy):
             executed = executed.sum(-1, keepdim=True)
         if self.config.part is Part.CHUNK:
             return executed
+        # [N, K, A] -> [N, K, K * A]: action k contributes to its own A parts only
         return torch.diag_embed(executed.transpose(1, 2)).permute(0, 2, 3, 1).flatten(2)
 
 

@@ -162,13 +162,13 @@ def _loaded(folder: Path, config: Any, kind: type[Pi0Model]) -> Found:  # noqa: 
     if planned():
         return model, set(), []
     weights: dict[str, Tensor] = dict(model.native.state_dict())
-    lacking, others = set(weights), []
+    missing_names, others = set(weights), []
     for file in sorted(folder.glob("model*.safetensors")):
         with safe_open(file, "pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118 - not a dict
                 own_name = _renamed(name, adaptive=kind is Pi05Model)
                 if own_name in HEADS:  # if both exist, LeRobot and openpi read the embedding
-                    own_name = EMBEDDING if EMBEDDING in lacking else ""
+                    own_name = EMBEDDING if EMBEDDING in missing_names else ""
                 if own_name not in weights:
                     continue
                 value, expected = tensors.get_tensor(name), weights[own_name].shape
@@ -176,8 +176,8 @@ def _loaded(folder: Path, config: Any, kind: type[Pi0Model]) -> Found:  # noqa: 
                     others.append((own_name, list(value.shape), list(expected)))
                 else:
                     weights[own_name].copy_(value)
-                lacking.discard(own_name)
-    return model, lacking, others
+                missing_names.discard(own_name)
+    return model, missing_names, others
 
 
 def _renamed(name: str, *, adaptive: bool) -> str:

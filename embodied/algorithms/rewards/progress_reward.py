@@ -84,9 +84,9 @@ def centres(won: Tensor) -> Tensor:
 
     Episodes without a neighbour are noise, unless there are no others.
     """
-    near = torch.cdist(won, won) < NEAR
+    is_neighbour = torch.cdist(won, won) < NEAR
     label = torch.arange(len(won), device=won.device)
-    while not torch.equal(label, lower := torch.where(near, label, len(won)).amin(1)):
+    while not torch.equal(label, lower := torch.where(is_neighbour, label, len(won)).amin(1)):
         label = lower  # the lowest label among the neighbours, until it has reached the whole component
     clusters, index, count = label.unique(return_inverse=True, return_counts=True)
     sums = won.new_zeros(len(clusters), won.shape[1]).index_add_(0, index, won)

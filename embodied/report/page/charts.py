@@ -87,17 +87,17 @@ def stages(marks: Sequence[Mark], steps: int, measure: str, between: Sequence[Ma
 
 def curves(series: Mapping[str, Points], steps: float, measure: str) -> str:
     """Chart of curves over environment steps, by label; "" if there are none."""
-    drawn = {label: thinned(points) for label, points in series.items() if points}
-    if not drawn:
+    thinned_series = {label: thinned(points) for label, points in series.items() if points}
+    if not thinned_series:
         return ""
-    y = _axis([value for points in drawn.values() for _, value in points], measure)
+    y = _axis([value for points in thinned_series.values() for _, value in points], measure)
     x = Scale(0.0, max(steps, 1.0), LEFT + 4, WIDTH - 16)
     parts = [_grid(y, measure, LEFT, WIDTH - 16), _steps_axis(x, steps)]
-    for number, (label, points) in enumerate(drawn.items()):
+    for number, (label, points) in enumerate(thinned_series.items()):
         line = " ".join(f"{x(step)},{y(value)}" for step, value in points)
         parts.append(f'<polyline class="curve c{number}" points="{line}"/>')
         parts.append(_text(LEFT + 4 + 190 * number, TOP - 12, label, "start", f"strong c{number}"))
-    return _svg(f"{', '.join(drawn)} over environment steps", parts)
+    return _svg(f"{', '.join(thinned_series)} over environment steps", parts)
 
 
 def bar(mark: Mark, low: float, high: float) -> str:
@@ -158,9 +158,9 @@ def _steps_axis(x: Scale, steps: float) -> str:
 
 def _band(marks: Sequence[Mark], x: Scale, y: Scale, measure: str) -> str:
     """Curve of marks over steps, with the area between the ends of their intervals."""
-    known = [mark for mark in marks if mark.low is not None]
-    upper = [f"{x(mark.steps or 0)},{y(mark.high or 0.0)}" for mark in known]
-    lower = [f"{x(mark.steps or 0)},{y(mark.low or 0.0)}" for mark in reversed(known)]
+    bounded = [mark for mark in marks if mark.low is not None]
+    upper = [f"{x(mark.steps or 0)},{y(mark.high or 0.0)}" for mark in bounded]
+    lower = [f"{x(mark.steps or 0)},{y(mark.low or 0.0)}" for mark in reversed(bounded)]
     line = " ".join(f"{x(mark.steps or 0)},{y(mark.value)}" for mark in marks)
     dots = [
         f'<circle class="dot {mark.kind}" cx="{x(mark.steps or 0)}" cy="{y(mark.value)}" r="3">'
