@@ -160,12 +160,10 @@ class GRPO(Clipped):
         outcome = torch.where(episodes.at_end(rollout.simulated), outcome, outcome.amin() if len(outcome) else 0.0)
         by_success = rollout.has_success and self.config.outcome is Outcome.SUCCESS
         comparison = compared(outcome, episodes, self.config.of_running, self.config.by_deviation)
-        kept_episodes = comparison.varied
+        is_kept = comparison.varied
         if by_success:
-            kept_episodes = (
-                kept_episodes & (comparison.mean >= self.config.lowest) & (comparison.mean <= self.config.highest)
-            )
-        own = rollout.own & (episodes.episode >= 0) & episodes.spread(kept_episodes)
+            is_kept = is_kept & (comparison.mean >= self.config.lowest) & (comparison.mean <= self.config.highest)
+        own = rollout.own & (episodes.episode >= 0) & episodes.spread(is_kept)
         batch = TensorDict(
             {
                 "observation": rollout.observation,
@@ -176,7 +174,7 @@ class GRPO(Clipped):
             },
             batch_size=list(own.shape),
         )
-        return batch, _shares(episodes.group, comparison, kept_episodes, world)
+        return batch, _shares(episodes.group, comparison, is_kept, world)
 
     def _outcome(self, rollout: Rollout, episodes: WholeRollout, world: World) -> Tensor:
         if rollout.has_success and self.config.outcome is Outcome.SUCCESS:

@@ -192,14 +192,10 @@ class PPO(Clipped):
 
     def _gae(self, rollout: Rollout, value: Tensor, next_value: Tensor) -> tuple[Tensor, Tensor]:
         """Advantages and the critic's returns, [T, N] each."""
-        reward, discount, gae_lambda = (
-            self.reward_scale() * rollout.reward,
-            self.config.discount,
-            self.config.gae_lambda,
-        )
+        reward, discount, lam = self.reward_scale() * rollout.reward, self.config.discount, self.config.gae_lambda
         transitions = (reward, rollout.executed, rollout.terminated, rollout.cut, value, next_value)
         # A_t = sum_l (gamma lambda)^l delta_{t+l} with rewards r / std(returns); G_t = A_t + V(s_t)
-        advantage, returns = gae(*transitions, discount=discount, gae_lambda=gae_lambda)
+        advantage, returns = gae(*transitions, discount=discount, gae_lambda=lam)
         if self.config.value_gae_lambda is not None:
             # the critic's own lambda: G_t again, with less bias
             _, returns = gae(*transitions, discount=discount, gae_lambda=self.config.value_gae_lambda)
@@ -225,10 +221,8 @@ class PPO(Clipped):
         # w = min(pi_prox / pi_old, limit)
         ratio = (proximal - behaviour).exp()
         batch["proximal"], batch["importance"] = proximal, ratio.clamp_max(limit)
-        importance_metrics = {"importance": batch["importance"], "importance_truncated": (ratio > limit).float()}
-        return {
-            name: float(moments(value[batch["own"]].mean(-1), world)[0]) for name, value in importance_metrics.items()
-        }
+        terms = {"importance": batch["importance"], "importance_truncated": (ratio > limit).float()}
+        return {name: float(moments(value[batch["own"]].mean(-1), world)[0]) for name, value in terms.items()}
 
     def _losses(self, batch: TensorDict, count: float) -> tuple[Tensor, dict[str, Tensor]]:
         """Mean losses of actor and critic over `count` decisions, and sums of the metrics."""

@@ -57,9 +57,7 @@ class Episodes:
     final_observation: TensorDict | None = None  # [E] after the last step; None: not recorded
     pictures: Pictures | None = None  # [R]
     dataset_index: Tensor | None = None  # [E] int64, ascending from 0; None: of one dataset
-    weights: Tensor | None = (
-        None  # [D] of each dataset in `sample`; None: its number of observations. Not stored in files
-    )
+    weights: Tensor | None = None  # [D] of each dataset in `sample`, not in files; None: its number of observations
     signals: TensorDict | None = None  # [S] further values of steps by name; None: not recorded
 
     @staticmethod

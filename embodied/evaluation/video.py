@@ -65,26 +65,21 @@ def film(
         starts = starts % env.num_starts
     observation, memory = env.reset(starts=starts), Memory(policy, env.num_envs, env.device)
     running = torch.ones(env.num_envs, dtype=torch.bool)
-    succeeded = torch.zeros_like(running)
+    solved = torch.zeros_like(running)
     has_success = True
-    frames, success, chunks, changed = (
-        [render(np.arange(env.num_envs))],
-        [succeeded.numpy()],
-        0,
-        torch.zeros_like(running),
-    )
+    frames, success, chunks, changed = [render(np.arange(env.num_envs))], [solved.numpy()], 0, torch.zeros_like(running)
     while running.any():
         actions = act(policy, observation, running, device, memory)[:, :executed]
         for part in actions.to(env.device).split(every, 1):
             transition = env.step(part)
-            chunks, changed, succeeded = chunks + 1, changed | running, succeeded | transition.success.cpu()
+            chunks, changed, solved = chunks + 1, changed | running, solved | transition.success.cpu()
             observation, running = transition.observation, running & ~transition.done.cpu()
             has_success = transition.has_success
             if chunks % stride == 0 or not running.any():
                 frames.append(frames[-1].copy())
                 rows = changed.nonzero().squeeze(1).numpy()
                 frames[-1][rows] = render(rows)
-                success.append(succeeded.numpy())
+                success.append(solved.numpy())
                 changed = torch.zeros_like(running)
             if not running.any():
                 break

@@ -69,10 +69,8 @@ class CollectorAhead:
         rollout, took_s = self.running.result()
         self.running = None
         # Times are scaled by the share that this thread waited: the rest ran beside the update.
-        waited_share = min(1.0, (time.perf_counter() - wait_began) / max(took_s, 1e-9))
-        return replace(
-            rollout, simulation_s=waited_share * rollout.simulation_s, policy_s=waited_share * rollout.policy_s
-        )
+        share = min(1.0, (time.perf_counter() - wait_began) / max(took_s, 1e-9))
+        return replace(rollout, simulation_s=share * rollout.simulation_s, policy_s=share * rollout.policy_s)
 
     def abandon(self) -> None:
         """Drop the running rollout and the running episodes: new ones begin everywhere."""

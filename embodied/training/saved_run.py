@@ -78,9 +78,8 @@ class SavedRun:
         self.parts: dict[str, Any] = {}  # state of the stage's learner and collector
         self.rng: dict[str, Any] = {}  # states of the global generators at the last save
         self.own: dict[str, Any] | None = None  # saved state of this process, if it is not the first
-        self.moves: list[
-            list[int]
-        ] = []  # environment steps of each change of the number of processes, old and new number
+        # environment steps of each change of the number of processes, with the old and the new number
+        self.moves: list[list[int]] = []
         self.moved = False  # whether the number has changed with this resumption
         self.iteration_s = math.inf  # duration of the last iteration
         self._stop = GracefulStop()

@@ -153,16 +153,12 @@ def write(native: nn.Module, folder: Path, weights: str, base: Tensor) -> None:
     from peft import LoraConfig
 
     config: Any = native.peft_config[NAME]
-    stored_config = LoraConfig(
+    stored = LoraConfig(
         **{key: getattr(config, key) for key in ("r", "lora_alpha", "target_modules", "exclude_modules", "use_rslora")}
     )
-    stored_config.base_model_name_or_path, stored_config.inference_mode, stored_config.modules_to_save = (
-        weights,
-        True,
-        list(TRAINED),
-    )
+    stored.base_model_name_or_path, stored.inference_mode, stored.modules_to_save = weights, True, list(TRAINED)
     folder.mkdir(parents=True, exist_ok=True)
-    stored_config.save_pretrained(str(folder))
+    stored.save_pretrained(str(folder))
     tensors = {name: weight.detach().cpu().contiguous() for name, weight in _named(native).items()}
     save_file(tensors, folder / WEIGHTS, {"format": "pt", "base": bytes(base.tolist()).hex()})
 

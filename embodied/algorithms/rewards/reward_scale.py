@@ -39,15 +39,9 @@ class RewardScale:
         endings, zero_values = (rollout.executed, rollout.terminated, rollout.truncated), torch.zeros_like(rewards)
         # with V = 0 and lambda = 1, GAE's return is the discounted sum of rewards to the end
         returns, _ = gae(rollout.reward, *endings, zero_values, zero_values, discount=self.discount, gae_lambda=1.0)
-        quantities = (
-            returns.numel(),
-            returns.sum(),
-            returns.square().sum(),
-            rewards.count_nonzero(),
-            rewards.square().sum(),
-        )
+        added = returns.numel(), returns.sum(), returns.square().sum(), rewards.count_nonzero(), rewards.square().sum()
         as_sums = {"dtype": torch.float64, "device": rewards.device}
-        sums = world.sum(torch.stack([torch.as_tensor(each, **as_sums) for each in quantities])).tolist()
+        sums = world.sum(torch.stack([torch.as_tensor(each, **as_sums) for each in added])).tolist()
         self.decisions += int(sums[0])
         self.total += sums[1]
         self.squares += sums[2]

@@ -7,14 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-WIDTH, HEIGHT, LEFT, TOP, BOTTOM, APART = (
-    640,
-    300,
-    52,
-    34,
-    46,
-    104,
-)  # size of a chart, its margins, width of an extra column, px
+WIDTH, HEIGHT, LEFT, TOP, BOTTOM, APART = 640, 300, 52, 34, 46, 104  # chart, its margins, an extra column, px
 POINTS = 200
 """Largest number of points of a curve; where there are more, means of neighbours are drawn."""
 Points = Sequence[tuple[float, float]]

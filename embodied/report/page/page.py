@@ -105,14 +105,12 @@ def _video(directory: Path) -> str:
         return ""
     size = path.stat().st_size
     if size > VIDEO_BYTES:
-        media = (
-            f'<p><a href="video.mp4">video.mp4</a>, {size / 1e6:.1f} MB: too large to be contained in this page.</p>'
-        )
+        body = f'<p><a href="video.mp4">video.mp4</a>, {size / 1e6:.1f} MB: too large to be contained in this page.</p>'
     else:
         data = base64.b64encode(path.read_bytes()).decode()
-        media = f'<video controls muted loop playsinline preload="auto" src="data:video/mp4;base64,{data}"></video>'
+        body = f'<video controls muted loop playsinline preload="auto" src="data:video/mp4;base64,{data}"></video>'
     caption = "The same held-out starts in every row; a green border marks an episode once it has succeeded."
-    return f"<section>\n<h2>Video</h2>\n<figure>{media}<figcaption>{caption}</figcaption></figure>\n</section>"
+    return f"<section>\n<h2>Video</h2>\n<figure>{body}<figcaption>{caption}</figcaption></figure>\n</section>"
 
 
 def _results(record: Record, directory: Path, distribution: str) -> str:
