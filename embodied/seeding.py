@@ -17,6 +17,7 @@ from torch import Tensor
 def derive(seed: int, *purpose: str | int) -> int:
     """Seed of one purpose, in [0, 2^63): the same in every process and version."""
     text = "/".join(map(str, (seed, *purpose)))
+    # a hash that is the same in every process, unlike Python's; the shift keeps it below 2^63
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 

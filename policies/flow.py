@@ -235,4 +235,5 @@ class _Velocity(nn.Module):
         velocity = self.network(inputs, times.amax(-1), features)[..., : x.shape[-1]]
         if self.initial_std is None:
             return velocity
+        # a correction to the velocity of N(0, std^2): a new policy's chunks have that deviation
         return velocity + gaussian_velocity(x, times.unsqueeze(-1), self.initial_std)

@@ -223,6 +223,7 @@ class GenerativePolicy(nn.Module, ABC):
             count = self.config.candidates if deterministic else self.config.explored_candidates
         shape = (count, self.generated, self.contract.action.shape[-1])
         if deterministic:
+            # a fixed function of the observation, so that the same observation gives the same chunk
             return fixed_noise(self.encoder.identity(observation), shape).to(self.device)
         return torch.randn(observation.batch_size[0], *shape, device=self.device, generator=generator)
 

@@ -30,7 +30,7 @@ class TrainConfig(ViewerOptions, DemonstrationOptions, PlacementOptions, Experim
 
     `seed` determines all random numbers. `device` is for policy and learner; PyTorch uses `threads` cores. `wandb`
     names a project, `output` a new run's directory. `resume` continues a run, or a checkpoint of it, unchanged;
-    `eval_only` evaluates it. `plan` checks whether `device_gb` of memory suffice.
+    `eval_only` evaluates it. `plan` checks whether the run fits into `device_gb` of memory.
     """
 
     task: Any = MISSING

@@ -186,6 +186,7 @@ class Episodes:
         begin, size = (each.tolist() for each in self._datasets())
         total = sum(size)
         counts = (self.weights / self.weights.sum() * total).round().clamp_min(1).long().tolist()
+        # n evenly spaced ones of a dataset: first + floor(i * available / n)
         spaced = [
             first + torch.arange(n) * available // n for first, available, n in zip(begin, size, counts, strict=True)
         ]
@@ -204,6 +205,7 @@ class Episodes:
             return self._rows(torch.randint(total, (count,), generator=generator))
         begin, size = self._datasets()
         dataset = torch.multinomial(self.weights, count, replacement=True, generator=generator)
+        # a dataset by its weight, then one of its observations uniformly
         position = torch.rand(count, dtype=torch.float64, generator=generator)
         return self._rows(begin[dataset] + (position * size[dataset]).long())
 

@@ -104,6 +104,7 @@ class Pictures:
         start = [int(self.ends[key][row - 1]) if row else 0 for row in rows.tolist()]
         data = self.data[key].numpy()
         cells = [data[a:b] for a, b in zip(start, stop, strict=True)]
+        # two pieces for each thread, so that all finish at about the same time
         share = max(1, -(-len(cells) // (2 * WORKERS)))
         parts = [cells[begin : begin + share] for begin in range(0, len(cells), share)]
         return np.concatenate([*_threads(WORKERS).map(_several, parts)])

@@ -208,6 +208,7 @@ class EpisodeEngine(ABC):
         tasks = self.task_index[ids].cpu()
         taken = self._taken[tasks] + rank(tasks)
         self._taken = self._taken + torch.bincount(tasks, minlength=len(self._taken))
+        # seeds have disjoint streams of unlimited starts; limited ones are shared, and seeds begin at different ones
         numbers = (self.seed + taken) % self.num_starts if self.num_starts else self.seed * STARTS_PER_SEED + taken
         return numbers.to(self.device)
 

@@ -39,6 +39,7 @@ class Replay:
         starts, observation, chunk = self.first
         if not _alike(env.reset(None, starts.to(env.device)), observation):
             return False
+        # only the reset is compared on a GPU, see above
         if env.device.type != "cpu":
             return True
         transition = env.step(chunk)

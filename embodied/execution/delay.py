@@ -89,6 +89,7 @@ class DelayedPolicy:
         if self.execution.aligned:
             return actions
         before = past if self.execution is Execution.NAIVE else torch.zeros_like(past)
+        # d steps of the previous chunk (or of holding), then the new chunk from its first action
         late = torch.cat((before[:, : self.steps], actions), 1)[:, : self.contract.horizon]
         return torch.where(runs.view(-1, 1, 1), late, actions)
 

@@ -51,7 +51,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Place:
-    """Index of a collector in its run, its environments, and the number of collectors `before` it with this index."""
+    """Place of a collector in its run: index `number`, environments, and number of earlier collectors `before` it."""
 
     number: int
     first: int

@@ -47,6 +47,7 @@ class Margin:
         values = self.sweep.values
         if not good[best]:
             return values[best], values[best]
+        # extend from the best value to both sides while enough episodes succeed
         while first > 0 and good[first - 1]:
             first -= 1
         while last + 1 < len(values) and good[last + 1]:

@@ -105,6 +105,7 @@ def rod(start: ArrayLike, end: ArrayLike, radius: float) -> Mesh:
     along = end - start
     length = float(np.linalg.norm(along))
     z = along / max(length, 1e-9)
+    # a perpendicular direction, from the coordinate axis that is least aligned with z
     x = np.cross(z, np.eye(3)[np.argmin(np.abs(z))])
     x /= np.linalg.norm(x)
     return capsule(radius, 0.5 * length).moved(0.5 * (start + end), np.stack((x, np.cross(z, x), z), 1))
@@ -122,6 +123,7 @@ def _turned(radii: Array, heights: Array, across: Array, along: Array) -> Mesh:
     cos, sin = np.cos(angle)[:, None], np.sin(angle)[:, None]
     vertices = np.stack((cos * radii, sin * radii, np.broadcast_to(heights, (SIDES + 1, len(radii)))), -1)
     normals = np.stack((cos * across, sin * across, np.broadcast_to(along, (SIDES + 1, len(radii)))), -1)
+    # two triangles for each quad between neighbouring angles and profile points
     row = np.arange(SIDES)[:, None] * len(radii) + np.arange(len(radii) - 1)
     ahead = row + len(radii)
     faces = np.stack((np.stack((row, ahead, ahead + 1), -1), np.stack((row, ahead + 1, row + 1), -1)), 2)

@@ -102,6 +102,7 @@ def free_memory() -> int:
     for top, (limit, used) in zip(GROUPS, LIMITS, strict=True):
         for group in {top / each for path in paths for each in ("", path, *map(str, Path(path).parents))}:
             if (group / limit).exists() and (bound := (group / limit).read_text(encoding="utf-8").strip()).isdigit():
+                # files that are cached but not in use would be dropped
                 cached = re.search(
                     r"^(?:total_)?inactive_file (\d+)$",
                     (group / "memory.stat").read_text(encoding="utf-8"),

@@ -35,6 +35,7 @@ class PhaseTimer:
             yield
         finally:
             elapsed, spent = time.perf_counter() - started, time.process_time() - began
+            # own time = elapsed time - time of inner phases
             own, self._inner = elapsed - self._inner, outer
             own_cpu, self._inner_cpu = spent - self._inner_cpu, outer_cpu
             self.add(phase, own, own_cpu)

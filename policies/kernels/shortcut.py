@@ -40,6 +40,7 @@ def drawn(count: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Draw times [N] and length indices [N] of steps from one point of their grid to the next."""
     index = torch.randint(1, len(LENGTHS), (count,), device=device)
     length = torch.tensor(LENGTHS, device=device)[index]
+    # t = i d with i = 1 .. 1 / d, so that the step from t ends at t - d >= 0
     return length * (1.0 + torch.floor(torch.rand(count, device=device) / length)).clamp_max(1.0 / length), index
 
 

@@ -346,6 +346,7 @@ class Pi0Policy(adapters.AdaptablePolicy):
         """Initial noise [N, H, D] of chunks."""
         shape = (self.contract.horizon, self.model.action_size)
         if deterministic:
+            # a fixed function of the observation, so that the same observation gives the same chunk
             return fixed_noise(self.inputs.identity(observation), shape).to(self.device)
         return torch.randn(observation.batch_size[0], *shape, device=self.device, generator=generator)
 

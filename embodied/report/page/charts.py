@@ -115,6 +115,7 @@ def ticks(low: float, high: float, about: int = 5) -> list[float]:
     """Round numbers that cover `low` to `high`, some `about` of them; steps are 1, 2, 2.5 or 5 times a power of ten."""
     span = (high - low) or abs(high) or 1.0
     power = 10.0 ** math.floor(math.log10(span / about))
+    # the smallest round step with at most `about` intervals
     gap = next(power * each for each in (1.0, 2.0, 2.5, 5.0, 10.0) if power * each >= 0.999 * span / about)
     first, last = math.floor(low / gap + 1e-9), math.ceil(high / gap - 1e-9)
     return [round(number * gap, 10) for number in range(first, max(last, first + 1) + 1)]
