@@ -65,7 +65,7 @@ class GRPOConfig(ClippedConfig):
 
     `rollout_length` is rounded down to whole episodes of the longest kind, at least one. A group is left out if all its
     outcomes are the same, and with outcome=SUCCESS if their mean is below `lowest` or above `highest`. Each decision is
-    compared with the episodes of its group that go on as long, if `of_running`, else with all of them. Advantages are
+    compared with the episodes of its group that run that long, if `of_running`, else with all of them. Advantages are
     divided by the standard deviation of the group's outcomes if `by_deviation`.
     """
 

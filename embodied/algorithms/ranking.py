@@ -167,7 +167,7 @@ class Ranking(Composite):
         transitions = (rollout.reward, rollout.executed, rollout.terminated, rollout.cut, value, next_value)
         # G_t = A_t(value lambda) + V(s_t)
         _, returns = gae(*transitions, discount=self.config.discount, gae_lambda=self.config.value_gae_lambda)
-        # A_t with the smaller lambda: what the chunk was worth beyond V(s_t)
+        # A_t with the smaller lambda: the chunk's return beyond V(s_t)
         advantage, _ = gae(*transitions, discount=self.config.discount, gae_lambda=self.config.gae_lambda)
         return returns, advantage
 

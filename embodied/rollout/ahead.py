@@ -68,7 +68,7 @@ class CollectorAhead:
         wait_began = time.perf_counter()
         rollout, took_s = self.running.result()
         self.running = None
-        # Times are scaled by the share that this thread waited: the rest ran beside the update.
+        # Times are scaled by the share that this thread waited: the rest ran during the update.
         share = min(1.0, (time.perf_counter() - wait_began) / max(took_s, 1e-9))
         return replace(rollout, simulation_s=share * rollout.simulation_s, policy_s=share * rollout.policy_s)
 

@@ -48,7 +48,7 @@ def prepare(model: nn.Module, options: Computing) -> None:
     """Store the frozen matrices of `model` in the precision of `options`, and let its layers recompute activations.
 
     Raises:
-        UserError: where compiling is asked for and there is no C++ compiler.
+        UserError: where compilation is requested and there is no C++ compiler.
     """
     if options.compile and not shutil.which(compiler := os.environ.get("CXX", "g++")):
         raise UserError(f"policy.compile=true needs a C++ compiler, but there is no {compiler}; install it, or set CXX")

@@ -32,7 +32,7 @@ class Critic(nn.Module):
     """Critic that reads objects, with an encoder of its own, or hidden states, which it does not train.
 
     Raises:
-        UserError: if objects are asked for and the contract lacks them.
+        UserError: if objects are requested and the contract lacks them.
     """
 
     def __init__(self, contract: Contract, reads: Reads, hidden_size: int, width: int) -> None:
