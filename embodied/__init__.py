@@ -1,1 +1,1 @@
-"""The core: contracts, environments, policies, rollouts, algorithms, training, evaluation and deployment."""
+"""Core: contracts, environments, policies, rollouts, algorithms, training, evaluation and deployment."""

@@ -1,4 +1,4 @@
-"""Where the programs and their configurations are: beside the packages in a clone, within them when installed.
+"""Paths of the programs and their configurations: next to the packages in a clone, within them when installed.
 
 `embodied train task=quadrotor_hover` is `python train.py task=quadrotor_hover`, from any folder.
 """
@@ -19,53 +19,53 @@ NAMES = ("train", "evaluate", "compare", "export", "serve", "identify", "record"
 
 
 def python() -> str:
-    """The interpreter, as a user types it from here."""
-    path, here = Path(sys.executable), Path.cwd()
-    if path.is_relative_to(here):
-        return shlex.quote(str(path.relative_to(here)))
-    return "python" if here == PROGRAMS or shutil.which("python") == str(path) else shlex.quote(str(path))
+    """Interpreter, as a user types it in the working directory."""
+    path, folder = Path(sys.executable), Path.cwd()
+    if path.is_relative_to(folder):
+        return shlex.quote(str(path.relative_to(folder)))
+    return "python" if folder == PROGRAMS or shutil.which("python") == str(path) else shlex.quote(str(path))
 
 
 def command(name: str) -> str:
-    """What a user types to run the program `name` from here."""
+    """Command that runs the program `name`, as typed in the working directory."""
     path = Path(f"{name}.py") if Path.cwd() == PROGRAMS else PROGRAMS / f"{name}.py"
     return f"{python()} {shlex.quote(str(path))}" if CLONE else f"embodied {name}"
 
 
 def module(name: str, *arguments: object) -> str:
-    """What a user types to run the module `name` with `arguments`."""
+    """Command that runs the module `name` with `arguments`."""
     return f"{python()} -m {name} {shlex.join(map(str, arguments))}"
 
 
 def option(name: str, value: object) -> str:
-    """The option `name` with the text `value`, as Hydra reads it: quoted where it would read something else."""
+    """Option `name` with the text `value` for Hydra: quoted where Hydra would parse another value."""
     return f"{name}={quoted(str(value))}"
 
 
 def typed(name: str, value: object) -> str:
-    """`option` as a user types it in a shell."""
+    """Option as a user types it in a shell."""
     return shlex.quote(option(name, value))
 
 
 def quoted(text: str) -> str:
-    """`text` for Hydra, in quotes unless it reads the same without."""
+    """Text for Hydra, in quotes unless it parses the same without."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.core.override_parser.types import Quote, QuotedString
     from hydra.errors import HydraException
 
     try:
-        read = OverridesParser.create().parse_override(f"text={text}").value()
+        parsed = OverridesParser.create().parse_override(f"text={text}").value()
     except HydraException:
-        read = None
-    return text if read == text and isinstance(read, str) else QuotedString(text, Quote.double).with_quotes()
+        parsed = None
+    return text if parsed == text and isinstance(parsed, str) else QuotedString(text, Quote.double).with_quotes()
 
 
 def main() -> None:
-    """Run the program that the first argument names with the others; without one, tell which there are."""
+    """Run the program that the first argument names with the other arguments; without one, list the programs."""
     name, *arguments = sys.argv[1:] or ["--help"]
     if name not in NAMES:
-        listed = "\n".join(f"  embodied {each} --help" for each in NAMES)
-        print(f"embodied PROGRAM [key=value ...], where PROGRAM is one of\n\n{listed}\n\nembodied train list=tasks")
+        programs = "\n".join(f"  embodied {each} --help" for each in NAMES)
+        print(f"embodied PROGRAM [key=value ...], where PROGRAM is one of\n\n{programs}\n\nembodied train list=tasks")
         sys.exit(name not in ("-h", "--help"))
     path = PROGRAMS / f"{name}.py"
     sys.argv, sys.path[0] = [str(path), *arguments], str(PROGRAMS)

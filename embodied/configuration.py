@@ -17,7 +17,7 @@ R = TypeVar("R", bound=Any)
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers that an option accepts, written beside its type: `Annotated[float, Range(above=0, at_most=1)]`.
+    """Range of an option, annotated to its type: `Annotated[float, Range(above=0, at_most=1)]`.
 
     Infinity is accepted only where it is a bound itself (`at_most=INF`), NaN never.
     """
@@ -28,7 +28,7 @@ class Range:
     below: float | None = None
 
     def __contains__(self, number: float) -> bool:
-        """Whether the range has `number`."""
+        """Whether the range contains `number`."""
         return (
             (abs(number) < INF or number in (self.at_least, self.at_most))
             and (self.at_least is None or number >= self.at_least)
@@ -38,7 +38,7 @@ class Range:
         )
 
     def __str__(self) -> str:
-        """The bounds in words, such as "above 0 and of at most 1"."""
+        """Bounds in words, such as "above 0 and of at most 1"."""
         words = {"of at least": self.at_least, "above": self.above, "of at most": self.at_most, "below": self.below}
         bounds = [f"{word} {bound:.12g}" for word, bound in words.items() if bound is not None and abs(bound) < INF]
         return " and ".join(bounds) + (", or inf" if self.at_most == INF else "")
@@ -52,18 +52,18 @@ PositiveFloat = Annotated[float, Range(above=0)]
 NonNegativeFloat = Annotated[float, Range(at_least=0)]
 Fraction = Annotated[float, Range(at_least=0, at_most=1)]
 Limit = Annotated[float, Range(above=0, at_most=INF)]
-"""An upper bound; inf does not limit."""
+"""Upper bound; inf does not limit."""
 Bound = Annotated[float, Range(at_least=-INF, at_most=INF)]
-"""A lower or upper bound of any sign; -inf and inf do not limit."""
+"""Lower or upper bound of any sign; -inf and inf do not limit."""
 Port = Annotated[int, Range(at_least=0, at_most=65535)]
 Seed = Annotated[int, Range(at_least=0, below=2**63)]
-"""What PyTorch's generators take."""
+"""Seed in the range of PyTorch's generators."""
 Pixels = Annotated[int, Range(at_least=1, at_most=4096)]
-"""Side of a picture: more is a mistyped number."""
+"""Side of a picture; larger numbers are typing errors."""
 
 
 class Configuration:
-    """Base class of dataclasses of options: numbers outside the ranges that their types declare are refused."""
+    """Base class of dataclasses of options: numbers outside the ranges of their types raise UserError."""
 
     def __post_init__(self) -> None:
         """Raise UserError for the first number outside its range."""
@@ -81,9 +81,9 @@ def check_ranges(config: Any, prefix: str = "") -> None:  # noqa: ANN401 - Omega
     """Check every number of the composed `config` of a dataclass against the range of its option.
 
     Raises:
-        UserError: naming the option, after `prefix`, as it is typed.
+        UserError: with the name of the option as typed, after `prefix`.
     """
-    from omegaconf import OmegaConf  # takes a tenth of a second, which contracts do without
+    from omegaconf import OmegaConf  # importing takes 0.1 s, which contracts need not wait for
 
     hints = type_hints(OmegaConf.get_type(config))
     for name in config:
@@ -103,7 +103,7 @@ def check_numbers(option: str, value: Any, hint: Any) -> None:  # noqa: ANN401 -
     """Check every number in the `value` of an `option` against the range in its type `hint`.
 
     Raises:
-        UserError: naming the option, its value and the range.
+        UserError: with the option, its value and the range.
     """
     for name, number, accepted in _numbers(option, value, hint):
         if number not in accepted:
@@ -114,10 +114,10 @@ def check_numbers(option: str, value: Any, hint: Any) -> None:  # noqa: ANN401 -
 
 
 def with_numbers(record: R, numbers: Mapping[str, float], option: str, known: Collection[str] | None = None) -> R:
-    """Copy of the dataclass `record` with other `numbers`, by field; `known` fields can be set, by default all.
+    """Copy the dataclass `record` with other `numbers`, by field; `known` fields can be set, by default all.
 
     Raises:
-        UserError: naming `option`, for an unknown name, a fraction in place of an integer, or a number out of range.
+        UserError: with `option`, for an unknown name, a fraction instead of an integer, or a number out of range.
     """
     hints, values = type_hints(type(record)), {}
     known = [field.name for field in fields(record)] if known is None else known
@@ -149,7 +149,7 @@ def _numbers(option: str, value: Any, hint: Any) -> Iterator[tuple[str, float, R
 
 
 def _written(value: Any) -> str:  # noqa: ANN401 - as above
-    """`value` as it is typed on the command line."""
+    """Value as typed on the command line."""
     if isinstance(value, list | tuple):
         return f"[{','.join(map(_written, value))}]"
     return f"{value:.12g}" if isinstance(value, float) else f"{value}"

@@ -1,4 +1,4 @@
-"""Messages of programs for people: on the console, beside progress bars, and in the file run.log."""
+"""Messages of programs for people: on the console, above progress bars, and in the file run.log."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PACKAGES = ("embodied", "policies", "sims", "real_robot")
 def setup_console() -> None:
     """Print the messages of loggers (`logging.getLogger("embodied")` and others) above progress bars, and only there.
 
-    Warnings and errors go to stderr, the rest to stdout. Where their reader is gone, the program goes on.
+    Warnings and errors go to stderr, the rest to stdout. The program continues if their reader is gone.
     """
     close_log()
     prepare_streams()
@@ -29,7 +29,7 @@ def setup_console() -> None:
 
 
 def only_errors() -> None:
-    """Print no more messages than errors, and no progress: another process tells them."""
+    """Print only errors, and no progress, because another process prints them."""
     for package in PACKAGES:
         logging.getLogger(package).setLevel(logging.ERROR)
 
@@ -37,7 +37,7 @@ def only_errors() -> None:
 def log_to(directory: Path) -> None:
     """Also write later messages to run.log in `directory`, with tracebacks.
 
-    The console then names this file in place of tracebacks.
+    The console then names this file instead of printing tracebacks.
     """
     close_log()
     handler = _File(directory / LOG, delay=True, encoding="utf-8")
@@ -47,7 +47,7 @@ def log_to(directory: Path) -> None:
 
 
 def run_log() -> str | None:
-    """The file that `log_to` writes, or None."""
+    """Path of the file that `log_to` writes, or None."""
     return next((handler.baseFilename for handler in _files()), None)
 
 
@@ -64,14 +64,14 @@ def _files() -> list[logging.FileHandler]:
 
 
 class _File(logging.FileHandler):
-    """A log file that ignores write errors (full disk): the console also shows every message."""
+    """Handler of a log file that ignores write errors (full disk): the console also shows every message."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
         pass
 
 
 class _Console(logging.Handler):
-    """Writes messages without breaking progress bars; tracebacks only if there is no log file."""
+    """Handler that prints messages without breaking progress bars; tracebacks only if there is no log file."""
 
     def emit(self, record: logging.LogRecord) -> None:
         path = run_log() if record.exc_info else None

@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
 
 DIMENSIONLESS = "1"
-"""Unit of plain numbers; contracts of before left it out."""
+"""Unit of plain numbers; earlier contracts left it out."""
 UTF8 = "utf-8"
-"""Unit of text: uint8 whose last axis holds its bytes, padded with zeros (`embodied.text`)."""
+"""Unit of text: uint8 whose last axis has its bytes, padded with zeros (`embodied.text`)."""
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One tensor of an observation or action, without its batch axis.
+    """Tensor of an observation or action, without its batch axis.
 
     `shape` may contain -1 for an axis whose length varies between environments (such as a number of objects). `names`
-    orders the elements of the last axis. `unit` is "1" for dimensionless numbers, which also fit where none is told.
+    orders the elements of the last axis. `unit` is "1" for dimensionless numbers, which also match an empty unit.
     `low` and `high` bound them in `unit`; an empty tuple means unbounded. `privileged` marks observations that only a
     simulator has: critics may read them, actors never do.
 
@@ -52,15 +52,15 @@ class TensorSpec:
         if self.camera and not self.is_picture:
             raise UserError(f"camera {self.camera!r}: expected pictures, uint8 (height, width, 3), got {self.shape}")
         for field in ("names", "low", "high"):
-            given = len(getattr(self, field))
-            if given and (not self.shape or given != self.shape[-1]):
+            count = len(getattr(self, field))
+            if count and (not self.shape or count != self.shape[-1]):
                 raise UserError(
-                    f"TensorSpec of shape {self.shape} has {given} {field}; expected one per last-axis element"
+                    f"TensorSpec of shape {self.shape} has {count} {field}; expected one per last-axis element"
                 )
 
     @property
     def is_text(self) -> bool:
-        """Whether the last axis holds UTF-8 bytes."""
+        """Whether the last axis has UTF-8 bytes."""
         return self.unit == UTF8
 
     @property
@@ -69,8 +69,8 @@ class TensorSpec:
         return self.dtype == "uint8" and len(self.shape) == 3 and self.shape[-1] == 3 and not self.is_text
 
     def differences(self, other: TensorSpec) -> list[str]:
-        """Fields in which `other` cannot replace this spec (element order may differ if names are given)."""
-        found = [
+        """Differences that prevent `other` from replacing this spec (element order may differ if there are names)."""
+        differences = [
             f"{field}: expected {getattr(self, field)!r}, got {getattr(other, field)!r}"
             for field in ("dtype", "unit", "frame", "camera")
             if getattr(self, field) != getattr(other, field)
@@ -80,11 +80,11 @@ class TensorSpec:
         if len(lead) != len(other_lead) or any(
             a != b and -1 not in (a, b) for a, b in zip(lead, other_lead, strict=True)
         ):
-            found.append(f"shape: expected {self.shape}, got {other.shape}")
+            differences.append(f"shape: expected {self.shape}, got {other.shape}")
         missing = [name for name in self.names if name not in other.names]
         if missing:
-            found.append(f"elements: missing {missing}")
-        return found
+            differences.append(f"elements: missing {missing}")
+        return differences
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class Contract:
             raise UserError(f"need 1 <= executed <= horizon, got executed={self.executed}, horizon={self.horizon}")
 
     def bind(self, provider: Contract) -> Binding:
-        """Indices with which `provider` (an environment, dataset or robot) serves this contract (of a policy).
+        """Compute indices with which `provider` (an environment, dataset or robot) serves this contract (of a policy).
 
         Extra observations of the provider are ignored. Observations are gathered from the provider's element order,
         actions are scattered into it.
@@ -127,12 +127,12 @@ class Contract:
         """
         if rows := self.differences(provider):
             raise UserError("contracts differ:\n  " + "\n  ".join(rows))
-        both = [key for key in self.observation if key in provider.observation]
-        observation = {key: _order(self.observation[key], provider.observation[key]) for key in both}
+        shared = [key for key in self.observation if key in provider.observation]
+        observation = {key: _order(self.observation[key], provider.observation[key]) for key in shared}
         return Binding(observation, _order(provider.action, self.action))
 
     def check(self, provider: Contract) -> None:
-        """Raise UserError unless tensors of `provider` can be used unchanged: nothing differs, not even an order.
+        """Raise UserError unless tensors of `provider` can be used unchanged, also in their order.
 
         For simulators and datasets, whose tensors are not reordered by `bind`.
         """
@@ -143,21 +143,21 @@ class Contract:
             )
 
     def mismatches(self, provider: Contract) -> list[str]:
-        """`differences`, and elements in another order or with others between them, one line each."""
+        """Lines of `differences`, and of elements in another order or with others between them."""
         pairs = {
             f"observation {key!r}": (spec, provider.observation.get(key)) for key, spec in self.observation.items()
         }
         pairs["action"] = self.action, provider.action
         return self.differences(provider) + [
-            f"{key} order: expected {mine.names}, got {theirs.names}"
-            for key, (mine, theirs) in pairs.items()
-            if mine.names and theirs is not None and mine.names != theirs.names and set(mine.names) <= set(theirs.names)
+            f"{key} order: expected {own.names}, got {other.names}"
+            for key, (own, other) in pairs.items()
+            if own.names and other is not None and own.names != other.names and set(own.names) <= set(other.names)
         ]
 
     def differences(self, provider: Contract) -> list[str]:
-        """Why `provider` cannot serve this contract, one line each; empty if it can.
+        """Reasons why `provider` cannot serve this contract, one line each; empty if it can.
 
-        Extra observations are no difference, nor are missing privileged ones.
+        Extra observations and missing privileged ones are not differences.
         """
         needed = [key for key, spec in self.observation.items() if not spec.privileged]
         rows = [f"observation {key!r}: missing" for key in needed if key not in provider.observation]
@@ -172,9 +172,9 @@ class Contract:
         if set(self.action.names) != set(provider.action.names):
             rows.append(f"action elements: policy commands {self.action.names}, provider takes {provider.action.names}")
         for field in ("low", "high"):
-            mine, theirs = (_by_name(spec, field) for spec in (self.action, provider.action))
-            if mine != theirs:
-                rows.append(f"action {field}: expected {mine}, got {theirs}")
+            own, other = (_by_name(spec, field) for spec in (self.action, provider.action))
+            if own != other:
+                rows.append(f"action {field}: expected {own}, got {other}")
         if abs(self.control_dt_s - provider.control_dt_s) > 1e-9:
             rows.append(f"control_dt_s: expected {self.control_dt_s}, got {provider.control_dt_s}")
         if self.horizon < provider.executed:

@@ -2,7 +2,7 @@
 
 An `Environment` has Gymnasium's vocabulary with torch tensors; a step executes a whole action chunk. Optional
 capabilities are separate protocols: `NumberedStarts` makes evaluations repeatable, `Restorable` lets a run continue bit
-for bit. They are used where available; reports say where they were not. Letters in shape comments: N environments, K
+for bit. They are used where available; reports list missing ones. Letters in shape comments: N environments, K
 executed actions of a chunk, A action dimension.
 """
 
@@ -19,12 +19,12 @@ from torch import Tensor
 from embodied.contract import Contract
 
 OVERFLOW = "no room for contacts"
-"""The failure of diverged episodes whose simulator had no room for all contacts or constraints."""
+"""Failure of diverged episodes whose simulator had no room for all contacts or constraints."""
 ODD_EVENTS = ("diverged", "lost", "pushed")
-"""Events of which reports give the number of episodes, if there are any; of other events they give the share.
+"""Events whose number of episodes is reported, if there are any; for other events the share is reported.
 
-diverged: the episode terminated because the simulation blew up. lost: it did because the simulator's process died,
-which counts as diverged, too. pushed: a person pushed something (`embodied.viewer`).
+diverged: the episode terminated because the simulation blew up. lost: the episode terminated because the simulator's
+process died, which counts as diverged, too. pushed: a person pushed a robot or object (`embodied.viewer`).
 """
 
 
@@ -34,16 +34,16 @@ class Transition:
 
     A finished environment freezes until its reset: `executed` is False after the step at which its episode ended,
     `reward` is zero there, and `observation` is the true observation after the last executed step, never that of the
-    next episode. `terminated`, `truncated` and `success` stay as they were when it ended. `metrics` are quantities of
-    the episode so far, with the unit in their names; NaN where undefined. `failures` say by
-    name what goes wrong, where the simulator can tell: of an episode that ends without success the first that is True
-    is reported, else whether it ended early or its time was over. Without `has_success` the environment does not define
+    next episode. `terminated`, `truncated` and `success` keep their values from its end. `metrics` are quantities of
+    the episode so far, with the unit in their names; NaN where undefined. `failures` are flags by reason, where the
+    simulator knows one: for an episode that ends without success the first that is True is reported, else whether it
+    ended early or its time was over. Without `has_success` the environment does not define
     success: `success` is False, and returns are reported instead.
 
-    `signals` are values by name beside the reward, such as costs or energy; `events` say by name what has happened in
-    the chunk, or in the episode so far. Reports give the mean over episodes of a signal's sum, and the share of
+    `signals` are values by name in addition to the reward, such as costs or energy; `events` are flags by name of the
+    chunk, or of the episode so far. Reports give the mean over episodes of a signal's sum, and the share of
     episodes with an event (`ODD_EVENTS`: their number). An environment has the same names in every step. The signal
-    "human" marks actions that a person gave.
+    "human" marks actions of a person.
     """
 
     observation: TensorDict  # [N]
@@ -53,7 +53,7 @@ class Transition:
     truncated: Tensor  # [N] bool, the step limit was reached (bootstrap from `observation`)
     success: Tensor  # [N] bool
     metrics: dict[str, Tensor] = field(default_factory=dict)  # [N] each
-    actions: Tensor | None = None  # [N, K, A] as executed, where a person may take over; None: as given
+    actions: Tensor | None = None  # [N, K, A] as executed, where a person may take over; None: as passed
     has_success: bool = True
     failures: dict[str, Tensor] = field(default_factory=dict)  # [N] bool each
     signals: dict[str, Tensor] = field(default_factory=dict)  # [N, K] each, zero where not executed
@@ -61,7 +61,7 @@ class Transition:
 
     @property
     def done(self) -> Tensor:
-        """Episode ended either way, [N] bool."""
+        """Whether the episode was terminated or truncated, [N] bool."""
         return self.terminated | self.truncated
 
 
@@ -106,7 +106,7 @@ class NumberedStarts(Environment, Protocol):
     num_starts: int | None  # initial states of each task; None: unlimited
 
     def reset(self, mask: Tensor | None = None, starts: Tensor | None = None) -> TensorDict:
-        """As Environment.reset; `starts` [N] are the initial states; None: the next ones of a seeded stream."""
+        """See Environment.reset; `starts` [N] are the initial states; None: the next ones of a seeded stream."""
         ...
 
 
@@ -127,7 +127,7 @@ class Restorable(Protocol):
 class SharedWorlds(Protocol):
     """An Environment in which `group` consecutive environments share a world, and begin and end together.
 
-    The number given for a world's first environment decides the initial state of the world.
+    The start of a world's first environment is the initial state of the world.
     """
 
     group: int
@@ -135,10 +135,10 @@ class SharedWorlds(Protocol):
 
 @runtime_checkable
 class Watched(Environment, Protocol):
-    """An Environment that people watch, who are told what it cannot know itself."""
+    """An Environment that people watch, to whom it shows values that it does not have itself."""
 
     def tell(self, value: Tensor | None, counts: Tensor | None) -> None:
-        """Before a step: what the policy expects to earn, `value` [N], and whose episodes count, `counts` [N] bool.
+        """Before a step, pass the policy's `value` [N] and the flags `counts` [N] bool of episodes that count.
 
         None: no value; all episodes.
         """
@@ -162,18 +162,18 @@ class DifferentiableEnvironment(Environment, Protocol):
     """An Environment whose `step` carries gradients from actions and state to reward and observation."""
 
     def detach(self) -> None:
-        """Cut the graph: gradients of later steps end at the present state."""
+        """Cut the graph: gradients of later steps end at the current state."""
         ...
 
 
 def clip_gradient(actions: Tensor, most: float) -> None:
-    """Scale every environment's gradient by `actions` [N, ...] down to norm `most`, also for what came before them."""
+    """Clip every environment's gradient with respect to `actions` [N, ...] to norm `most`, also for earlier steps."""
     if actions.requires_grad and most < math.inf:
         actions.register_hook(lambda grad: grad.flatten(1).renorm(2, 0, most).view_as(grad))
 
 
 def lacking(env: Environment) -> list[str]:
-    """What a report says of capabilities that `env` does not have."""
+    """Notes for a report on the capabilities that `env` lacks."""
     notes = []
     if not isinstance(env, NumberedStarts):
         notes.append(

@@ -10,7 +10,7 @@ from embodied.errors import UserError
 
 @contextmanager
 def needs_extra(extra: str) -> Iterator[None]:
-    """Around imports of packages that the `extra` of this distribution installs.
+    """Context around imports of packages that the `extra` of this distribution installs.
 
     Raises:
         UserError: on one line, if one is missing.

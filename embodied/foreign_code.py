@@ -1,7 +1,7 @@
-"""Code and files outside a run that its record names: they are used only if the command line names them, too.
+"""Guard against code and files outside a run that its record names: they must be repeated on the command line.
 
-A checkpoint may come from anybody. Its record chooses among what this installation has; an interpreter, a module, a
-file or a server of somebody else's choice would run with the rights of whoever evaluates or resumes it.
+A checkpoint may come from anybody. Its record may choose among the parts of this installation; an interpreter, a
+module, a file or a server of somebody else's choice would run with the rights of the person who evaluates or resumes.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from embodied.errors import UserError
 TASK, PLACEMENT = "task", "placement"
 """Groups whose options can name code; those of policies name weights, which are read as numbers."""
 PROGRAM = "python"
-"""Name of options that are always a program, also without a path."""
+"""Name of options whose value is a program even without a path."""
 NAMES_CODE = re.compile(r"[/\\:]|\.(py|so|xml)$")
-"""A path, an address, "module:name", or a file that is read as code."""
+"""Pattern of a path, an address, "module:name", or a file that is read as code."""
 
 
 def check(saved: Mapping[str, Any], overrides: Sequence[str], part: str = TASK) -> None:
@@ -42,7 +42,7 @@ def check(saved: Mapping[str, Any], overrides: Sequence[str], part: str = TASK) 
 
 
 def named(arguments: Sequence[str], parts: Sequence[str] = (TASK,)) -> list[str]:
-    """Those of `arguments` ("key=value") in `parts` that name code or files: a command on their run repeats them."""
+    """Entries of `arguments` ("key=value") in `parts` that name code or files, which a command on the run repeats."""
     last = {each.partition("=")[0]: each for each in arguments}
     return [
         each
@@ -56,7 +56,7 @@ def _is_code(name: str, text: str) -> bool:
 
 
 def _texts(node: Any, prefix: str) -> Iterator[tuple[str, str]]:  # noqa: ANN401 - a tree of JSON values
-    """All texts in `node`, keys too, with the name of the option that has them; lists are one option."""
+    """Iterate over all texts in `node`, also keys, with the name of their option; a list is one option."""
     if isinstance(node, Mapping):
         for key, value in node.items():
             yield prefix.rstrip("."), str(key)
@@ -70,7 +70,7 @@ def _texts(node: Any, prefix: str) -> Iterator[tuple[str, str]]:  # noqa: ANN401
 
 
 def _prefixes(name: str) -> set[str]:
-    """The option `name`, and those that it is a part of."""
+    """Option `name`, and the groups that contain it."""
     words = name.split(".")
     return {".".join(words[:count]) for count in range(1, len(words) + 1)}
 

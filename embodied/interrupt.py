@@ -13,13 +13,13 @@ from typing import Any, Self
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _STDERR = 2
 STOPPING = threading.Event()
-"""Set while a run has been asked to stop: whatever waits in it should wait no longer."""
+"""Set while a stop of the run is requested: code that waits should stop waiting."""
 
 
 class Stopped(Exception):  # noqa: N818 - not an error
-    """The run stopped on request and has saved; the message says how to continue.
+    """The run stopped on request and has saved; the message has the command that continues it.
 
-    `number` is the signal's; None: it came to another process of the run.
+    `number` is the signal's; None: another process of the run received it.
     """
 
     def __init__(self, message: str, number: int | None = None) -> None:
@@ -28,13 +28,13 @@ class Stopped(Exception):  # noqa: N818 - not an error
 
 
 class Abandoned(BaseException):
-    """Raised inside `GracefulStop.abandonable` by the first signal; `except Exception` does not catch it."""
+    """Exception inside `GracefulStop.abandonable` at the first signal; `except Exception` does not catch it."""
 
 
 class GracefulStop:
     """While entered, Ctrl-C, SIGTERM and SIGHUP set `requested` and print `message`; a second one ends the program.
 
-    `number` is that of the first signal. SIGHUP, of a terminal that is closed, is left alone where it is ignored, as
+    `number` is that of the first signal. SIGHUP, sent when a terminal is closed, is not handled where it is ignored, as
     under nohup. A loop checks `requested` where it can save and leave. Long, repeatable work between two checks runs
     inside `abandonable`. Outside the main thread, where Python cannot handle signals, this has no effect.
     """

@@ -1,4 +1,4 @@
-"""Compiles C at first use, of simulators and of maps, into a cache that later runs read."""
+"""Compilation of C for simulators and maps at first use, into a cache that later runs read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from embodied.saving.files import complete_or_absent
 # Flags that change results (contraction of a*b+c) do so equally for all lanes: all run the same instructions.
 FLAGS = ("-std=gnu11", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math")
 GCC_FLAGS = ("-fschedule-insns", "-fsched-pressure", "-fno-ipa-cp")
-"""An eighth faster on long straight-line code, and a quarter less time to compile; unknown to clang."""
+"""Flags that speed up long straight-line code by an eighth and compilation by a quarter; unknown to clang."""
 SHARED = ("-shared", "-fPIC")
 BACKENDS = ("c", "torch")
 TEXT: dict[str, Any] = {"text": True, "encoding": "utf-8", "errors": "replace"}
@@ -33,42 +33,42 @@ _LOCK = threading.Lock()
 
 
 def choose(backend: str | None, device: torch.device) -> str:
-    """`backend`, or the default of `device` if None: C on the CPU if there is a compiler, else torch.
+    """Choose `backend`, or the default of `device` if None: C on the CPU if there is a compiler, else torch.
 
     Raises:
         UserError: for an unknown backend, and for C where it is not the default.
     """
-    usual = "c" if device.type == "cpu" and compiler() else "torch"
-    backend = backend or usual
-    if backend not in BACKENDS or (backend == "c" and usual != "c"):
+    default = "c" if device.type == "cpu" and compiler() else "torch"
+    backend = backend or default
+    if backend not in BACKENDS or (backend == "c" and default != "c"):
         raise UserError(f"expected a backend of {BACKENDS}, c with a compiler on the CPU; got {backend}")
     return backend
 
 
 @cache
 def compiler() -> str | None:
-    """The C compiler: $CC, cc, gcc or clang; None, with one warning, if there is none."""
+    """Path of the C compiler: $CC, cc, gcc or clang; None, with one warning, if there is none."""
     names = filter(None, (os.environ.get("CC"), "cc", "gcc", "clang"))
-    found = next(filter(None, map(shutil.which, names)), None)
-    if found is None:
+    path = next(filter(None, map(shutil.which, names)), None)
+    if path is None:
         warnings.warn(
             "no C compiler found (cc, gcc, clang or $CC): simulators and maps run in plain torch or NumPy, several to "
             "hundreds of times slower; install one",
             RuntimeWarning,
             stacklevel=2,
         )
-    return found
+    return path
 
 
 def load(source: str, flags: tuple[str, ...] | None = None, include: tuple[Path, ...] = ()) -> ctypes.CDLL | None:
-    """The library of C `source`, compiled unless cached; None if there is no compiler.
+    """Load the library of C `source`, compiled unless cached; None if there is no compiler.
 
     The cache key is the source, the headers in `include`, the compiler, its flags and the processor. Processes may
     compile the same library at once: each uses its own file name, and the last rename wins.
 
     Args:
         source: a translation unit.
-        flags: of the compiler, in place of `FLAGS` (with `GCC_FLAGS`, if the compiler is GCC).
+        flags: of the compiler, instead of `FLAGS` (with `GCC_FLAGS`, if the compiler is GCC).
         include: folders of headers, whose content counts as source.
 
     Raises:
@@ -96,7 +96,7 @@ def _load(source: str, flags: tuple[str, ...] | None, include: tuple[Path, ...])
 
 
 def declared(compiled: ctypes.CDLL | None, types: dict[str, list[Any]]) -> ctypes.CDLL:
-    """`compiled` with the types of its functions' arguments."""
+    """Declare the types of the arguments of the functions of `compiled`."""
     assert compiled is not None
     for name, arguments in types.items():
         function = getattr(compiled, name)
@@ -154,10 +154,10 @@ def _version(program: str) -> str:
 
 
 def _cpu() -> str:
-    """What -march=native depends on."""
+    """Description of the processor, on which -march=native depends."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
-    kept = {line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))}
-    return "\n".join((platform.machine(), platform.processor(), *sorted(kept)))
+    cpu_lines = {line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))}
+    return "\n".join((platform.machine(), platform.processor(), *sorted(cpu_lines)))

@@ -23,22 +23,22 @@ Module = TypeVar("Module", bound=nn.Module)
 Given = ParamSpec("Given")
 
 EXECUTED = "executed"
-"""Key of a stored sample: actions that were executed before the episode ended, [..., K] bool; without it all were."""
+"""Key of a stored sample: mask of the actions executed before the episode's end, [..., K] bool; absent: all."""
 MEMORY = "memory"
 """Observation key of a recurrent policy's memory [N, M], and key of the next memory in `Decision.sample`."""
 
 
 @dataclass
 class Decision:
-    """A sampled action chunk and what its log-probability is defined on."""
+    """Sampled action chunk and the variables of its log-probability."""
 
     actions: Tensor  # [N, H, A] in robot units, inside the contract's limits
     sample: TensorDict  # [N] pre-squash action, tokens, or the denoising path
-    log_prob_terms: Tensor  # [N, K, P] what each of the first K actions adds to each part of the log-probability
+    log_prob_terms: Tensor  # [N, K, P] contribution of each of the first K actions to each part of the log-probability
     value: Tensor | None = None  # [N] or None, see `explored_value`
 
     def __post_init__(self) -> None:
-        """AssertionError for a log-probability that is not divided into those of actions."""
+        """Assert that the log-probability is divided into terms of actions."""
         assert self.log_prob_terms.ndim == 3, f"expected [N, K, P], got {list(self.log_prob_terms.shape)}"
 
     @property
@@ -48,7 +48,7 @@ class Decision:
 
 
 def sum_of_executed(terms: Tensor, sample: TensorDict) -> Tensor:
-    """Log-probability or entropy [..., P] of the executed actions of `sample`, from `terms` [..., K, P] of each."""
+    """Sum the `terms` [..., K, P] of log-probability or entropy over the executed actions of `sample`, [..., P]."""
     if (executed := sample.get(EXECUTED, None)) is None:
         return terms.sum(-2)
     assert terms.shape[-2] == executed.shape[-1], f"{terms.shape[-2]} terms of {executed.shape[-1]} actions"
@@ -68,14 +68,14 @@ class Evaluation:
 
 
 class Policy(Protocol):
-    """Maps observations to action chunks."""
+    """Map from observations to action chunks."""
 
     contract: Contract
 
     def act(
         self, observation: TensorDict, *, deterministic: bool = False, generator: torch.Generator | None = None
     ) -> Decision:
-        """Sample a chunk for each of the N observations; `deterministic` gives the same chunk every time."""
+        """Sample a chunk for each of the N observations; `deterministic` returns the same chunk every time."""
         ...
 
 
@@ -91,7 +91,7 @@ class TrainablePolicy(Policy, Protocol):
 
     @property
     def actor_keys(self) -> Sequence[str]:
-        """Names of the observations that `act` reads, whatever it does with them."""
+        """Names of the observations that `act` reads."""
         ...
 
     def to(self, device: torch.device | str) -> Self:
@@ -127,7 +127,7 @@ class TrainablePolicy(Policy, Protocol):
         ...
 
     def fresh(self) -> Self:
-        """A new policy for the same contract with the same configuration, statistics, mode and device.
+        """Build a new policy for the same contract with the same configuration, statistics, mode and device.
 
         Its weights are new, drawn from torch's global generator; it shares no memory with this one.
         """
@@ -154,7 +154,7 @@ def unread_observations(policy: TrainablePolicy) -> list[str]:
 
 
 def acting(act: Callable[Concatenate[Module, Given], Decision]) -> Callable[Concatenate[Module, Given], Decision]:
-    """Decorate a module's `act`: it runs without gradients and in evaluation mode, whatever mode is set.
+    """Decorate a module's `act`: it runs without gradients and always in evaluation mode.
 
     Dropout and batch statistics are for learners: stored samples must be those that `evaluate` scores later.
     """
@@ -177,23 +177,23 @@ def acting(act: Callable[Concatenate[Module, Given], Decision]) -> Callable[Conc
 def values_explored(policy: Policy, observation: TensorDict, deterministic: bool) -> bool:
     """Whether `act` returns a value: False if no learner uses it.
 
-    That is if the policy acts deterministically, or on a robot, where privileged observations are missing.
+    No learner uses it if the policy acts deterministically, or on a robot, where privileged observations are missing.
     """
     privileged = [key for key, spec in policy.contract.observation.items() if spec.privileged]
     return not deterministic and set(privileged).issubset(observation.keys())
 
 
 def explored_value(policy: TrainablePolicy, observation: TensorDict, deterministic: bool) -> Tensor | None:
-    """The value [N] that `act` returns; None if no learner uses it."""
+    """Value [N] that `act` returns; None if no learner uses it."""
     return policy.value(observation) if values_explored(policy, observation, deterministic) else None
 
 
 @torch.no_grad()
 def take_statistics(policy: nn.Module, other: nn.Module) -> None:
     """Copy the buffers (normalisation statistics) of `other` into those of `policy`, which has the same layers."""
-    theirs = dict(other.named_buffers())
-    for name, mine in policy.named_buffers():
-        mine.copy_(theirs[name])
+    buffers = dict(other.named_buffers())
+    for name, own_buffer in policy.named_buffers():
+        own_buffer.copy_(buffers[name])
 
 
 @runtime_checkable
@@ -207,9 +207,9 @@ class RenormalisedPolicy(TrainablePolicy, Protocol):
 
 @runtime_checkable
 class PretrainedPolicy(TrainablePolicy, Protocol):
-    """A policy whose weights may come from elsewhere, with the statistics that they have learned with.
+    """A policy whose weights may be published ones, with the statistics of their training.
 
-    `lacks_statistics` says that they came without, so that `fit` needs demonstrations; "" if they have some.
+    `lacks_statistics` is a message if they have none, so that `fit` needs demonstrations; "" if they have some.
     """
 
     lacks_statistics: str
@@ -220,7 +220,7 @@ class LayeredPolicy(TrainablePolicy, Protocol):
     """A policy so large that its weights may be divided among processes, and gathered layer by layer."""
 
     def blocks(self) -> list[nn.Module]:
-        """Its large layers, each a module that is called."""
+        """Large layers, each a module that is called."""
         ...
 
 
@@ -229,7 +229,7 @@ class RankingPolicy(TrainablePolicy, Protocol):
     """A policy that can execute the best of several candidate chunks, by a learned advantage."""
 
     def start_ranking(self) -> None:
-        """From now on, `act` draws candidates and executes the one with the highest advantage."""
+        """Let `act` draw candidates and execute the one with the highest advantage from now on."""
         ...
 
     def advantage_parameters(self) -> list[nn.Parameter]:

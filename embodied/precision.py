@@ -1,4 +1,4 @@
-"""In which precision networks compute."""
+"""Precision of the computation of networks."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ class Precision(Enum):
 
     def on(self, device: torch.device | str) -> AbstractContextManager[object]:
         """Context in which `device` computes with this precision."""
-        # Autocast's cache would keep the weights as they were before an optimiser's step within the context.
+        # Autocast's cache would return the weights from before an optimiser's step within the context.
         enabled = self is Precision.BFLOAT16
         return torch.autocast(torch.device(device).type, torch.bfloat16, enabled=enabled, cache_enabled=False)
 
 
 @runtime_checkable
 class OwnPrecision(Protocol):
-    """Options of a policy with a precision of its own, in which it computes wherever it runs."""
+    """Options of a policy with a precision of its own, in training and deployment."""
 
     precision: Precision
 
 
 def precision_of(training: Precision, policy: object) -> Precision:
-    """In which precision a run trains a policy with the options `policy`: its own, or that of `training`.
+    """Precision in which a run trains a policy with the options `policy`: its own, or `training`.
 
     Raises:
-        UserError: for both, of which one would be of no use.
+        UserError: if both are set, of which one would have no effect.
     """
     if not isinstance(policy, OwnPrecision):
         return training

@@ -18,7 +18,7 @@ PERIOD_S = 60.0
 
 
 class Progress:
-    """Counts to `total` of `unit` from `initial`; `shown=False` counts silently, as where messages are turned off.
+    """Counter to `total` of `unit` from `initial`; `shown=False` counts silently, as where messages are turned off.
 
     On a terminal (stderr) it is a bar, elsewhere a message every `PERIOD_S`.
     """
@@ -39,7 +39,7 @@ class Progress:
         self._shown_s = time.monotonic()
 
     def update(self, more: int = 1, note: str = "") -> None:
-        """Advance by `more`; `note` is shown beside."""
+        """Advance by `more`; `note` is shown next to the bar."""
         self.done += more
         if note:
             self._bar.set_postfix_str(note, refresh=False)
@@ -56,6 +56,6 @@ class Progress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Leave the bar as it is."""
+        """Close the bar, which stays visible."""
         with unread(sys.stderr):
             self._bar.close()

@@ -29,7 +29,7 @@ FREE = {
 }
 """Options that may change when a run is resumed: results depend on them by rounding at most."""
 MOVABLE = ("placement",)
-"""Groups that are no part of what a run computes: one that is resumed may be elsewhere, if that is asked for."""
+"""Groups that do not affect a run's results: a resumed run may have another placement, if requested."""
 
 
 def check_continues(before: Mapping[str, Any], now: Mapping[str, Any], free: Collection[str]) -> None:
@@ -53,11 +53,11 @@ def check_continues(before: Mapping[str, Any], now: Mapping[str, Any], free: Col
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:
     """Values of options in both, by dotted name, if they differ."""
-    found: dict[str, tuple[Any, Any]] = {}
+    differing: dict[str, tuple[Any, Any]] = {}
     for key in sorted(before.keys() & now.keys()):
         name, pair = f"{prefix}{key}", (before[key], now[key])
         if isinstance(pair[0], Mapping) and isinstance(pair[1], Mapping):
-            found |= _differences(*pair, f"{name}.")
+            differing |= _differences(*pair, f"{name}.")
         elif pair[0] != pair[1]:
-            found[name] = pair
-    return found
+            differing[name] = pair
+    return differing

@@ -15,8 +15,9 @@ from torch import Tensor
 
 
 def derive(seed: int, *purpose: str | int) -> int:
-    """Seed for one purpose, in [0, 2^63): the same in every process and version."""
+    """Seed of one purpose, in [0, 2^63): the same in every process and version."""
     text = "/".join(map(str, (seed, *purpose)))
+    # a hash that is the same in every process, unlike Python's; the shift keeps it below 2^63
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
@@ -26,7 +27,7 @@ def generator(seed: int, *purpose: str | int, device: torch.device | str = "cpu"
 
 
 def child(parent: torch.Generator) -> torch.Generator:
-    """Separate generator on the CPU, seeded by one draw from `parent`: for a part that draws at times of its own."""
+    """Separate generator on the CPU, seeded by one draw from `parent`: for a part that draws by itself."""
     return torch.Generator().manual_seed(int(torch.randint(1 << 62, (), generator=parent)))
 
 
@@ -64,7 +65,7 @@ def set_rng_state(state: dict[str, Any]) -> None:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Leave the global generators as they were before the body."""
+    """Context that restores the global generators after the body."""
     before = rng_state()
     try:
         yield

@@ -1,4 +1,4 @@
-"""Standard output and standard error that nobody need read: a run goes on when a reader or terminal is gone."""
+"""Standard output and standard error without a reader: a run continues when its pipe or terminal is gone."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import TextIO
 
 
 def prepare_streams() -> None:
-    """Make both streams exist, and accept any character: what their encoding lacks is written as an escape."""
+    """Make both streams exist, and accept any character: those that their encoding lacks are escaped."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if stream is None:  # closed by whoever started the program
+        if stream is None:  # closed by the parent process
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - lives as long as the program
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -22,7 +22,7 @@ def prepare_streams() -> None:
 
 @contextmanager
 def unread(stream: TextIO) -> Iterator[None]:
-    """Where the body cannot write to `stream`, as its pipe or terminal is closed, drop this and all later output."""
+    """Context that drops this and all later output if `stream` cannot be written, as its pipe or terminal is closed."""
     try:
         yield
     except OSError:
@@ -30,14 +30,14 @@ def unread(stream: TextIO) -> Iterator[None]:
 
 
 def flush_streams() -> None:
-    """Write what is buffered; Python would end with an error where the reader is gone."""
+    """Write buffered output; Python would end with an error where the reader is gone."""
     for stream in (sys.stdout, sys.stderr):
         with unread(stream):
             stream.flush()
 
 
 def _drop(stream: TextIO) -> None:
-    """Connect the file of `stream` to nothing."""
+    """Connect the file of `stream` to /dev/null."""
     null = os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(null, stream.fileno())

@@ -20,7 +20,7 @@ from embodied.rollout.starts import Starts
 from embodied.world import World
 
 STARTS = 50
-"""Initial states of each task in an evaluation."""
+"""Default number of initial states of each task in an evaluation."""
 
 
 class Task(Protocol):
@@ -35,20 +35,20 @@ class Task(Protocol):
         ...
 
     def contract(self, distribution: str) -> Contract:
-        """The contract of environments of `distribution`, without making one."""
+        """Contract of environments of `distribution`, without creating one."""
         ...
 
     def environment(
         self, num_envs: int, distribution: str, split: str, seed: int = 0, device: str = "cpu"
     ) -> Environment:
-        """Make environments that start from the `split` ("train" or "eval") of `distribution`.
+        """Create environments that start from the `split` ("train" or "eval") of `distribution`.
 
         They run on `device`, the policy's, if the simulator can, else on the CPU.
         """
         ...
 
     def demonstrations(self, directory: Path, seed: int) -> Episodes | None:
-        """Successful episodes with an observation before every step; made once, then read from `directory`.
+        """Successful episodes with an observation before every step; recorded once, then read from `directory`.
 
         None: the task has none and is learned from scratch.
         """
@@ -57,9 +57,9 @@ class Task(Protocol):
     def video(
         self, path: Path, policies: Mapping[str, Policy], device: str, distribution: str | None = None, first: int = 0
     ) -> None:
-        """Write a video of each policy, by caption, from the same starts, and optionally a picture of paths beside it.
+        """Write a video of each policy, by caption, from the same starts, and optionally a picture of paths next to it.
 
-        They are the initial states from `first` on of `distribution`, by default that of training.
+        The starts are the initial states from `first` on of `distribution`, by default that of training.
         """
         ...
 
@@ -74,7 +74,7 @@ class BaselineTask(Task, Protocol):
 
 
 def planners(task: Task) -> dict[str, Policy]:
-    """The baselines of `task`, by name.
+    """Baselines of `task`, by name.
 
     Raises:
         UserError: if it has none.
@@ -103,34 +103,34 @@ class RecordedTask(Task, Protocol):
         ...
 
     def recorded_demonstrations(self, source: Path, directory: Path) -> Episodes:
-        """The episodes of those files in `source`; read once, then from `directory`."""
+        """Episodes of those files in `source`; read once, then from `directory`."""
         ...
 
 
 @runtime_checkable
 class DemonstratingTask(Task, Protocol):
-    """A task that says beforehand how much its own demonstrations are at most."""
+    """A task with a known upper bound of the size of its own demonstrations."""
 
     @property
     def most_demonstrated(self) -> int:
-        """Control steps of all demonstrations, at most."""
+        """Largest number of control steps of all demonstrations."""
         ...
 
 
 class Convention(Protocol):
-    """What a benchmark's LeRobot datasets mean that others have published; ours contain their contract instead."""
+    """Meaning of a benchmark's published LeRobot datasets; ours contain their contract instead."""
 
     rates_hz: Sequence[float]
-    """The rates that they name, which need not be that of the actions."""
+    """Rates that they declare, which may differ from the rate of the actions."""
     cameras: Mapping[str, Sequence[str]]
     """Names of the features by picture of the contract."""
     mirrored: bool
     """Whether left and right are exchanged in their pictures."""
     features: Sequence[str]
-    """What `convert` reads where it is there: further features than the state and the action."""
+    """Optional features that `convert` reads, in addition to the state and the action."""
 
     absent: Mapping[str, str]
-    """What to do about observations that they lack, by name."""
+    """Advice about observations that they lack, by name."""
 
     @property
     def names(self) -> Sequence[str]:
@@ -138,11 +138,11 @@ class Convention(Protocol):
         ...
 
     def task_index(self, text: str) -> int | None:
-        """The number of the task that a dataset describes by `text`; None if it is none of the run's."""
+        """Index of the task that a dataset describes by `text`; None if it is not one of the run's."""
         ...
 
     def convert(self, columns: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """An episode's observations and "action" for the contract, without pictures and text, from its features.
+        """Convert an episode's features to observations and "action" of the contract, without pictures and text.
 
         Raises:
             UserError: for features of other sizes or meanings.
@@ -155,12 +155,12 @@ class PublishedTask(Task, Protocol):
     """A task whose benchmark is published as LeRobot datasets."""
 
     def convention(self) -> Convention:
-        """What those datasets mean."""
+        """Convention of those datasets."""
         ...
 
 
 def measured(task: Task, *others: Task) -> tuple[str, ...]:
-    """The distributions of `task`, then its variants; of several tasks those that all have."""
+    """Distributions of `task`, then its variants; for several tasks those that all have."""
     own = (*task.distributions, *(task.variants if isinstance(task, VariedTask) else ()))
     return tuple(name for name in own if all(name in measured(other) for other in others))
 
@@ -171,18 +171,18 @@ class SimulatedTask(Task, Protocol):
 
     @property
     def sims(self) -> tuple[str, ...]:
-        """Names of the simulators."""
+        """Names of the available simulators."""
         ...
 
     @property
     def usual_starts(self) -> int | None:
-        """Initial states of each task that evaluations in the chosen simulator use; None: as many as elsewhere."""
+        """Number of initial states of each task in evaluations in the chosen simulator; None: the default."""
         ...
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """Values of one condition, ascending, in `unit`; `means` says of what they are."""
+    """Values of one condition, ascending, in `unit`; `means` describes their meaning."""
 
     unit: str
     means: str
@@ -200,7 +200,7 @@ class MarginTask(Task, Protocol):
 
 
 def usual_starts(tasks: Sequence[Task]) -> int:
-    """Initial states of each task that an evaluation of all `tasks` uses unless told otherwise."""
+    """Default number of initial states of each task in an evaluation of all `tasks`."""
     return min((task.usual_starts or STARTS for task in tasks if isinstance(task, SimulatedTask)), default=STARTS)
 
 
@@ -208,35 +208,35 @@ def check_sims(task: Task, sims: Sequence[str]) -> None:
     """Check that `task` can run in each of `sims`.
 
     Raises:
-        UserError: listing those that it can run in.
+        UserError: with the simulators in which it can run.
     """
-    known = task.sims if isinstance(task, SimulatedTask) else ()
+    available = task.sims if isinstance(task, SimulatedTask) else ()
     for name in sims:
-        if not known:
+        if not available:
             raise UserError(f"{task.name} runs in one simulator only; leave out sim={name}")
-        if name not in known:
-            raise UserError(f"{task.name} does not run in sim={name}; expected one of {', '.join(known)}")
+        if name not in available:
+            raise UserError(f"{task.name} does not run in sim={name}; expected one of {', '.join(available)}")
 
 
 class PolicyConfig(Protocol):
-    """Builds a policy for a contract."""
+    """Config that builds a policy for a contract."""
 
     def build(self, contract: Contract) -> TrainablePolicy:
-        """Make the policy."""
+        """Build the policy."""
         ...
 
 
 class Learner(Protocol):
-    """A reinforcement learner; `starts`, if not None, chooses the initial states of episodes."""
+    """Reinforcement learner; `starts`, if not None, chooses the initial states of episodes."""
 
     @property
     def collector(self) -> Callable[[Environment, Policy, torch.Generator, Starts | None], Collector]:
-        """Makes the collector, from environment, policy, noise generator and `starts`."""
+        """Factory of the collector, from environment, policy, noise generator and `starts`."""
         ...
 
     @property
     def starts(self) -> Starts | None:
-        """Chooses initial states when environments restart."""
+        """Choice of initial states when environments restart; None: the environment's own."""
         ...
 
     @property
@@ -265,18 +265,18 @@ class Learner(Protocol):
 
 
 class LearnerConfig(Protocol):
-    """Builds a learner that collects `rollout_length` chunks per environment and iteration."""
+    """Config that builds a learner, which collects `rollout_length` chunks per environment and iteration."""
 
     rollout_length: int
 
     @property
     def reads_demonstrations(self) -> bool:
-        """Whether its learner uses demonstrations; runs without SFT do not make them otherwise."""
+        """Whether its learner uses demonstrations; otherwise runs without SFT do not record them."""
         ...
 
     @property
     def max_staleness(self) -> int:
-        """Updates that a rollout's policy may be behind; 0: it is learned from before the next one is collected."""
+        """Updates that a rollout's policy may be behind; 0: each rollout is used before the next one is collected."""
         ...
 
     def build(
@@ -286,7 +286,7 @@ class LearnerConfig(Protocol):
         env: Environment,
         generator: torch.Generator,
     ) -> Learner:
-        """Make the learner of `policy` in `env`.
+        """Build the learner of `policy` in `env`.
 
         Raises:
             UserError: if it needs demonstrations and there are none.
@@ -296,15 +296,15 @@ class LearnerConfig(Protocol):
 
 @runtime_checkable
 class RemotelyCollected(LearnerConfig, Protocol):
-    """A learner of rollouts that stand alone: each may come from another collector, and be some updates old.
+    """A learner of independent rollouts: each may come from another collector, and be some updates old.
 
-    One that puts episodes together from successive rollouts is none.
+    Learners that assemble episodes from successive rollouts do not qualify.
     """
 
     def remote_starts(self, env: Environment, generator: torch.Generator) -> Starts | None:
-        """Chooses the initial states of a collector in another process, in its own environments `env`.
+        """Choice of the initial states of a collector in another process, in its own environments `env`.
 
         Raises:
-            UserError: if only the learner's process can.
+            UserError: if only the learner's process can choose them.
         """
         ...

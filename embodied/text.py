@@ -20,40 +20,40 @@ def text_spec(length: int, *rows: int) -> TensorSpec:
 
 
 def encode(text: str, length: int) -> np.ndarray:
-    """The bytes of `text`, uint8 [length].
+    """Encode `text` as bytes, uint8 [length].
 
     Raises:
         UserError: if there are more than `length` bytes, or a zero byte, which marks the end.
     """
     data = text.encode()
     if len(data) > length or 0 in data:
-        found = f"{len(data)} bytes" if len(data) > length else "a zero"
-        raise UserError(f"expected text of at most {length} bytes of UTF-8, none of them zero; got {found}: {text!r}")
+        problem = f"{len(data)} bytes" if len(data) > length else "a zero"
+        raise UserError(f"expected text of at most {length} bytes of UTF-8, none of them zero; got {problem}: {text!r}")
     return np.frombuffer(data.ljust(length, b"\0"), np.uint8).copy()
 
 
 def decode(data: np.ndarray) -> str:
-    """The text in bytes [L]; the inverse of `encode`.
+    """Decode the text in bytes [L]; the inverse of `encode`.
 
     Raises:
         UserError: if they are not UTF-8.
     """
-    found = np.ascontiguousarray(data, np.uint8).tobytes().rstrip(b"\0")
+    content = np.ascontiguousarray(data, np.uint8).tobytes().rstrip(b"\0")
     try:
-        return found.decode()
+        return content.decode()
     except UnicodeDecodeError as error:
-        raise UserError(f"expected text in UTF-8, got {found[:80]!r}") from error
+        raise UserError(f"expected text in UTF-8, got {content[:80]!r}") from error
 
 
 def encode_as(value: object, shape: Sequence[int]) -> np.ndarray:
-    """Bytes, uint8, for an array of `shape`: one text [L] or a list of texts [M, L].
+    """Encode one text [L] or a list of texts [M, L] as bytes, uint8, of `shape`.
 
     Raises:
-        UserError: as `encode`, and for a list in place of one text or the other way round.
+        UserError: see `encode`; also for a list instead of one text and vice versa.
     """
-    one = len(shape) == 1
-    texts = [value] if one else value
+    is_single = len(shape) == 1
+    texts = [value] if is_single else value
     if not isinstance(texts, list) or not all(isinstance(each, str) for each in texts):
-        raise UserError(f"expected {'text' if one else 'a list of texts'}, got {value!r:.80}")
-    found = np.array([encode(each, shape[-1]) for each in cast(list[str], texts)], np.uint8).reshape(-1, shape[-1])
-    return found[0] if one else found
+        raise UserError(f"expected {'text' if is_single else 'a list of texts'}, got {value!r:.80}")
+    rows = np.array([encode(each, shape[-1]) for each in cast(list[str], texts)], np.uint8).reshape(-1, shape[-1])
+    return rows[0] if is_single else rows

@@ -1,8 +1,9 @@
-"""Programs import this before PyTorch: OpenMP's threads then sleep while they wait, and tensordict skips torch._dynamo.
+"""Import hook, imported by programs before PyTorch, that saves start-up time and idle spinning.
 
-tensordict marks a few of its functions for Dynamo, the compiler behind `torch.compile`, which imports all of Dynamo.
-Here they are marked once something else imports it, such as `torch.compile` or an optimiser; nothing else changes, and
-programs start in about half the time.
+It makes OpenMP's threads sleep while they wait, and imports tensordict without importing torch._dynamo. tensordict
+marks a few of its functions for Dynamo, the compiler behind `torch.compile`, which imports all of Dynamo. Here they
+are marked once something else imports it, such as `torch.compile` or an optimiser; nothing else changes, and programs
+start in about half the time.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ MARKS = ("allow_in_graph", "assume_constant_result")
 
 
 class _Around(MetaPathFinder):
-    """Finds module `name` as others do, and has `run` execute it, given the module and what executes it."""
+    """Finder that delegates the search for module `name`, and passes the module and its executor to `run`."""
 
     def __init__(self, name: str, run: Callable[[ModuleType, Execute], None]) -> None:
         self._name, self._run = name, run
@@ -42,7 +43,7 @@ class _Around(MetaPathFinder):
 
 
 def _without_dynamo(tensordict: ModuleType, execute: Execute) -> None:
-    """Import tensordict, and remember what it marks."""
+    """Import tensordict, and record the functions that it marks."""
     from torch import compiler
 
     marked: list[tuple[str, Any]] = []

@@ -1,4 +1,4 @@
-"""Words as integers, without a vocabulary file: stable hashes, which policies embed and exported graphs take."""
+"""Words as integers, without a vocabulary file: stable hashes, which policies and exported graphs read."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch import Tensor
 from embodied.errors import UserError
 
 WORD_BUCKETS = 4096
-"""Ids run from 1 to WORD_BUCKETS - 1; 0 is padding."""
+"""Number of word ids: 1 to WORD_BUCKETS - 1, and 0 for padding."""
 WORD = re.compile(r"[^\W\d_]+")
-"""Letters of any script."""
+"""Pattern of a word: letters of any script."""
 REMEMBERED = 1 << 16
 """Largest number of cached texts in a WordTable."""
 
@@ -22,7 +22,7 @@ REMEMBERED = 1 << 16
 def hash_words(text: str, length: int = 16) -> list[int]:
     """Ids of the words of `text`, lower-cased, numbers dropped, padded with 0 to `length`.
 
-    `alphabet_soup_1` and `alphabet soup` give the same ids, so object names and instructions share embeddings.
+    `alphabet_soup_1` and `alphabet soup` have the same ids, so object names and instructions share embeddings.
 
     Raises:
         UserError: if the text has more than `length` words.
@@ -35,7 +35,7 @@ def hash_words(text: str, length: int = 16) -> list[int]:
 
 
 class WordTable:
-    """A cache of the word ids of texts, because the same few are read at every step.
+    """Cache of the word ids of texts, because the same few texts are read at every step.
 
     `longest` is the largest number of words of a text so far: ids beyond are padding.
     """
@@ -46,7 +46,7 @@ class WordTable:
         self.ids = np.zeros((0, words), np.int64)
 
     def __call__(self, text: Tensor) -> Tensor:
-        """Ids [..., words], int64, of texts [..., L] as the contract has them (`embodied.text`).
+        """Ids [..., words], int64, of texts [..., L] encoded as in the contract (`embodied.text`).
 
         Raises:
             UserError: for text of more than `words` words, or that is not UTF-8.

@@ -1,8 +1,8 @@
-"""The processes that train together: rank, size, and sums over all of them.
+"""Processes that train together: rank, size, and sums over all of them.
 
-Averages over decisions (advantages, the reward scale, the KL divergence that stops an iteration) are over the decisions
-of every process, so that several processes learn what one with all decisions would. Learners do not average gradients:
-hooks on their parameters do so after a backward pass (`embodied.placement`).
+Averages over decisions (advantages, the reward scale, the KL divergence that stops an iteration) are over the
+decisions of every process, so that several processes learn the same as one with all decisions. Learners do not average
+gradients: hooks on their parameters do so after a backward pass (`embodied.placement`).
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from torch import Tensor
 
 
 class World(Protocol):
-    """All processes of a run; every one calls the same methods in the same order."""
+    """Processes of a run, all of them; every one calls the same methods in the same order."""
 
     @property
     def rank(self) -> int:
-        """0 to size - 1; 0 writes files and reports."""
+        """Index of this process from 0 to size - 1; process 0 writes files and reports."""
         ...
 
     @property
@@ -29,27 +29,27 @@ class World(Protocol):
         ...
 
     def sum(self, values: Tensor) -> Tensor:
-        """The sum of `values` over all processes, the same shape everywhere."""
+        """Sum of `values` over all processes, the same shape everywhere."""
         ...
 
     def mean(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """The mean of each of `metrics` over the processes that have it."""
+        """Mean of each of `metrics` over the processes that have it."""
         ...
 
 
 @dataclass(frozen=True)
 class OneProcess:
-    """The world of a run in one process."""
+    """World of a run in one process."""
 
     rank: int = 0
     size: int = 1
 
     def sum(self, values: Tensor) -> Tensor:
-        """`values` unchanged."""
+        """The unchanged `values`."""
         return values
 
     def mean(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """`metrics` unchanged."""
+        """The unchanged `metrics`."""
         return dict(metrics)
 
 
@@ -57,7 +57,7 @@ ALONE = OneProcess()
 
 
 def of_each(value: int, world: World) -> list[int]:
-    """The `value` of every process, in order."""
-    found = torch.zeros(world.size, dtype=torch.int64)
-    found[world.rank] = value
-    return world.sum(found).tolist()
+    """Gather the `value` of every process, in order."""
+    values = torch.zeros(world.size, dtype=torch.int64)
+    values[world.rank] = value
+    return world.sum(values).tolist()

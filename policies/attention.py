@@ -30,12 +30,15 @@ class AttentionConfig(MLPConfig):
     head: list[PositiveInt] = field(default_factory=lambda: [16])
 
     def build(self, contract: Contract) -> AttentionPolicy:
-        """Make the policy for `contract`; observations of shape [K, size] are tokens, the others form the own state."""
+        """Build the policy for `contract`.
+
+        Observations of shape [K, size] are tokens, the others form the own state.
+        """
         return AttentionPolicy(contract, self)
 
 
 class AttentionPolicy(MLPPolicy):
-    """An MLPPolicy whose actor treats the tokens of an observation [K, size] as a set.
+    """MLPPolicy whose actor treats the tokens of an observation [K, size] as a set.
 
     All tokens of one observation share their statistics. Rows whose element "present" is 0 are empty. The critic reads
     everything as one vector.
@@ -52,15 +55,15 @@ class AttentionPolicy(MLPPolicy):
         super().__init__(contract, config)
         places = _places(contract, self.actor_keys)
         self.tokens = [place for place in places if isinstance(place, Tokens)]
-        own = [place for place in places if isinstance(place, tuple)]
-        if not self.tokens or not own:
+        state_columns = [place for place in places if isinstance(place, tuple)]
+        if not self.tokens or not state_columns:
             raise UserError(
                 f"policy=attention reads tokens [K, size] and an own state [size], got {self.actor_keys} of shapes "
                 f"{[contract.observation[key].shape for key in self.actor_keys]}; use policy=mlp"
             )
-        if read := [key for key in config.reciprocal if len(contract.observation[key].shape) == 2]:
-            raise UserError(f"policy.reciprocal names {read}, which are tokens; expected distances of the own state")
-        self.actor = nn.Sequential(TokenAttention(own, self.tokens, config.width))
+        if names := [key for key in config.reciprocal if len(contract.observation[key].shape) == 2]:
+            raise UserError(f"policy.reciprocal names {names}, which are tokens; expected distances of the own state")
+        self.actor = nn.Sequential(TokenAttention(state_columns, self.tokens, config.width))
         for a, b in pairwise([config.width, *config.head]):
             self.actor.extend([nn.Linear(a, b), nn.Tanh()])
         last = nn.Linear([config.width, *config.head][-1], contract.horizon * contract.action.shape[-1])
@@ -70,10 +73,11 @@ class AttentionPolicy(MLPPolicy):
 
     @torch.no_grad()
     def fit(self, observation: TensorDict, actions: Tensor) -> None:
-        """Compute normalisation statistics from observations [N]; those of tokens from all rows that are present."""
+        """Compute normalisation statistics from observations [N]; for tokens from all present rows of all of them."""
         super().fit(observation, actions)
         inputs = self.concatenated(observation, self.actor_keys)
         for group in self.tokens:
+            # all rows of a group share one mean and deviation
             columns = slice(group.start, group.start + group.count * group.size)
             rows = inputs[:, columns].reshape(-1, group.size)
             mean, std = _statistics(rows, group.present)
@@ -81,11 +85,11 @@ class AttentionPolicy(MLPPolicy):
 
 
 def _statistics(rows: Tensor, present: int | None) -> tuple[Tensor, Tensor]:
-    """Mean and deviation of each element over the rows that are present; `present` itself stays 0 or 1."""
-    there = rows if present is None else rows[rows[:, present] >= 0.5]
+    """Mean and deviation of each element over the present rows; `present` itself stays 0 or 1."""
+    present_rows = rows if present is None else rows[rows[:, present] >= 0.5]
     mean, std = torch.zeros_like(rows[0]), torch.ones_like(rows[0])
-    if len(there) > 1:
-        mean, std = there.mean(0), there.std(0)
+    if len(present_rows) > 1:
+        mean, std = present_rows.mean(0), present_rows.std(0)
     if present is not None:
         mean[present], std[present] = 0.0, 1.0
     return mean, std

@@ -1,8 +1,8 @@
-"""Augmentations of observations and actions for a supervised loss; those of tabletop scenes.
+"""Augmentations of observations and actions for a supervised loss, for tabletop scenes.
 
-They keep the action's meaning: scenes are rotated about the vertical axis or mirrored, and irrelevant parts are hidden.
-Gravity is the only preferred direction in physics, so one demonstration is valid in all its mirror images. (Reach and
-joint limits break the symmetry far from the nominal pose, hence the limited rotations.)
+They preserve the action's meaning: scenes are rotated about the vertical axis or mirrored, and irrelevant parts are
+hidden. Gravity is the only preferred direction in physics, so one demonstration is valid in all its mirror images.
+(Reach and joint limits break the symmetry far from the nominal pose, hence the limited rotations.)
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CARTESIAN = ("x", "y", "z", "rotation_x", "rotation_y", "rotation_z")
 
 
 class AugmentationKind(Enum):
-    """`augmentation=` of a policy.
+    """Value of the option `augmentation` of a policy.
 
     AUTO is CARTESIAN_SCENE if objects are moved by Cartesian actions, PICTURES if pictures are read, else NONE.
     """
@@ -34,16 +34,16 @@ class AugmentationKind(Enum):
 
 
 class Augmentation(Protocol):
-    """A random change of the samples of a supervised loss."""
+    """Random change of the samples of a supervised loss."""
 
     def __call__(self, observation: TensorDict, actions: Tensor) -> tuple[TensorDict, Tensor]:
-        """Changed observations [N], as read by an encoder, and actions [N, H, A]; the arguments are not modified."""
+        """Change observations [N], as read by an encoder, and actions [N, H, A]; the arguments are not modified."""
         ...
 
 
 @dataclass(frozen=True)
 class CartesianScene:
-    """Mirrors scenes, rotates them by up to `turn_rad` (0: unchanged), and hides parts that are not mentioned.
+    """Augmentation that mirrors scenes, rotates them by up to `turn_rad` (0: unchanged), and hides unmentioned parts.
 
     `hidden_distractors` is the share of objects, `hidden_words` of words that are hidden.
     """
@@ -53,14 +53,14 @@ class CartesianScene:
     hidden_words: float
 
     def __call__(self, observation: TensorDict, actions: Tensor) -> tuple[TensorDict, Tensor]:
-        """One random change for each row."""
+        """Apply one random change to each row."""
         if self.turn_rad:
             observation, actions = random_image(observation, actions, self.turn_rad)
         return hide(observation, words=self.hidden_words, distractors=self.hidden_distractors), actions
 
 
 def random_image(observation: TensorDict, actions: Tensor, turn_rad: float) -> tuple[TensorDict, Tensor]:
-    """Each row under a random rotation of up to `turn_rad` about the vertical axis and, for half of them, mirrored.
+    """Rotate each row randomly by up to `turn_rad` about the vertical axis and mirror half of the rows.
 
     Args:
         observation: [N], with poses in a frame whose z axis is vertical.
@@ -78,27 +78,28 @@ def hide(observation: TensorDict, *, words: float = 0.0, distractors: float = 0.
 
     "grab" for "pick up" means the same, and such objects seldom matter. If the instruction mentions none of the visible
     objects, any of them may matter, and all stay. So do all objects, and all words, if it mentions one that has a
-    namesake: words tell them apart by their places.
+    namesake: only words about their places distinguish them.
     """
     names, mask, instruction = (observation[key] for key in ("object_names", "object_mask", "instruction"))
     equal = matches(names, instruction)
     mentioned = mask & equal.any(2).any(1).t()  # [N, M]
-    told_apart = (namesakes(names, mask) & mentioned).any(-1, keepdim=True)  # [N, 1]
-    naming = equal.any(1).any(0).t()  # [N, L']
-    seen = observation.clone(recurse=False)
-    # as many numbers however much padding there is, so that the same follow
-    drawn = torch.rand(len(naming), max(INSTRUCTION_WORDS, naming.shape[1]), device=naming.device)
-    kept = naming | (drawn[:, : naming.shape[1]] >= words)
-    seen["instruction"] = instruction * (kept | told_apart)
+    has_namesake = (namesakes(names, mask) & mentioned).any(-1, keepdim=True)  # [N, 1]
+    names_object = equal.any(1).any(0).t()  # [N, L']
+    result = observation.clone(recurse=False)
+    # a fixed number of draws, whatever the padding, so that later draws do not depend on it
+    draws = torch.rand(len(names_object), max(INSTRUCTION_WORDS, names_object.shape[1]), device=names_object.device)
+    visible_words = names_object | (draws[:, : names_object.shape[1]] >= words)
+    result["instruction"] = instruction * (visible_words | has_namesake)
     hidden = ~mentioned & (torch.rand(mask.shape, device=mask.device) < distractors)
-    seen["object_mask"] = mask & ~(hidden & mentioned.any(-1, keepdim=True) & ~told_apart)
-    return seen
+    result["object_mask"] = mask & ~(hidden & mentioned.any(-1, keepdim=True) & ~has_namesake)
+    return result
 
 
 def image(observation: TensorDict, actions: Tensor, angle: Tensor, side: Tensor) -> tuple[TensorDict, Tensor]:
     """Mirror y where `side` [N] is -1 (1: unchanged), then rotate by `angle` [N] rad about the vertical axis."""
     cosine, sine, zero, one = angle.cos(), angle.sin(), torch.zeros_like(angle), torch.ones_like(angle)
     rows = ((cosine, -sine * side, zero), (sine, cosine * side, zero), (zero, zero, one))
+    # R(angle) diag(1, side, 1)
     matrix = torch.stack([torch.stack(row, -1) for row in rows], -2)  # [N, 3, 3]
 
     def vectors(v: Tensor) -> Tensor:
@@ -110,10 +111,11 @@ def image(observation: TensorDict, actions: Tensor, angle: Tensor, side: Tensor)
         halves[axis] = halves[axis] * side.view(-1, *[1] * (columns.dim() - 1))
         return torch.cat(halves, -1)
 
+    # mirroring exchanges the two fingers
     fingers = observation["gripper_position"]
     mirrored = (side < 0).unsqueeze(-1)
-    turned = observation.clone(recurse=False)
-    turned.update(
+    result = observation.clone(recurse=False)
+    result.update(
         {
             "end_effector_position": vectors(observation["end_effector_position"]),
             "end_effector_rotation": rotations(observation["end_effector_rotation"], 0),
@@ -123,5 +125,5 @@ def image(observation: TensorDict, actions: Tensor, angle: Tensor, side: Tensor)
         }
     )
     # An axis of rotation is a pseudo-vector: mirroring reverses it once more.
-    spin = vectors(actions[..., 3:6]) * side.view(-1, 1, 1)
-    return turned, torch.cat((vectors(actions[..., :3]), spin, actions[..., 6:]), -1)
+    rotation = vectors(actions[..., 3:6]) * side.view(-1, 1, 1)
+    return result, torch.cat((vectors(actions[..., :3]), rotation, actions[..., 6:]), -1)

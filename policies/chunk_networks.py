@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from embodied.errors import UserError
 
 KERNEL, GROUPS = 5, 8
-"""Width of the UNet's convolutions, and its groups of channels that are normalised together."""
+"""Width of the UNet's convolutions, and number of groups of its group normalisation."""
 HEAD_WIDTH = 32
 
 
 class NetworkKind(Enum):
-    """`network=` of a policy that generates chunks."""
+    """Value of the option `network` of a policy that generates chunks."""
 
     MLP = "mlp"
     UNET = "unet"
@@ -39,7 +39,7 @@ def chunk_network(
     ticks: int = 1000,
     small: bool = False,
 ) -> nn.Module:
-    """A network (x [N, H, A], time [N] in [0, 1], features [N, F]) -> [N, H, A], near 0 at first if `small`.
+    """Build a network (x [N, H, A], time [N] in [0, 1], features [N, F]) -> [N, H, A], near 0 at first if `small`.
 
     `hidden` is the width of its layers (of the UNet: of the first of `depth` levels, doubled at each further one),
     `depth` the number of residual blocks or levels. UNet and DiT count time in `ticks`.
@@ -65,6 +65,7 @@ def chunk_network(
 def sinusoids(time: Tensor, width: int) -> Tensor:
     """Sines and cosines of `time` [N], in ticks, at `width` / 2 frequencies, [N, width]."""
     half = width // 2
+    # w_i = 10000^(-i / (half - 1))
     frequencies = torch.exp(torch.arange(half, device=time.device) * (-torch.tensor(10000.0).log() / (half - 1)))
     angle = time.unsqueeze(-1) * frequencies
     return torch.cat((angle.sin(), angle.cos()), -1)
@@ -84,7 +85,7 @@ class ChunkMLP(nn.Module):
         self.out = nn.Linear(hidden, size)
 
     def forward(self, x: Tensor, time: Tensor, features: Tensor) -> Tensor:
-        """A chunk [N, H, A]."""
+        """Predicted chunk [N, H, A]."""
         angle = time.unsqueeze(-1) * self.frequencies
         hidden = self.inputs(torch.cat((x.flatten(1), angle.sin(), angle.cos(), features), dim=-1))
         for block in self.blocks:
@@ -93,36 +94,36 @@ class ChunkMLP(nn.Module):
 
 
 class ChunkUNet(nn.Module):
-    """Convolutions along the chunk at several resolutions, each scaled and shifted by time and features (FiLM).
+    """UNet of convolutions along the chunk, whose channels are scaled and shifted by time and features (FiLM).
 
     `widths` are the channels of the levels. A chunk is padded with its last action to whole steps of the coarsest.
     """
 
     def __init__(self, actions: int, features: int, widths: Sequence[int], ticks: int, time_width: int = 128) -> None:
         super().__init__()
-        if bad := [width for width in widths if width % GROUPS]:
-            raise UserError(f"expected policy.hidden in multiples of {GROUPS} with network=unet, got {bad[0]}")
+        if unfit := [width for width in widths if width % GROUPS]:
+            raise UserError(f"expected policy.hidden in multiples of {GROUPS} with network=unet, got {unfit[0]}")
         self.ticks, self.time_width, self.step = ticks, time_width, 2 ** (len(widths) - 1)
         self.diffusion_step_encoder = nn.Sequential(
             nn.Identity(), nn.Linear(time_width, 4 * time_width), nn.Mish(), nn.Linear(4 * time_width, time_width)
         )
-        given, pairs = time_width + features, list(pairwise([actions, *widths]))
+        conditions, pairs = time_width + features, list(pairwise([actions, *widths]))
         self.down_modules = nn.ModuleList(
             nn.ModuleList(
                 [
-                    _Residual(before, after, given),
-                    _Residual(after, after, given),
+                    _Residual(before, after, conditions),
+                    _Residual(after, after, conditions),
                     nn.Identity() if after == widths[-1] else _Resample(nn.Conv1d(after, after, 3, 2, 1)),
                 ]
             )
             for before, after in pairs
         )
-        self.mid_modules = nn.ModuleList(_Residual(widths[-1], widths[-1], given) for _ in range(2))
+        self.mid_modules = nn.ModuleList(_Residual(widths[-1], widths[-1], conditions) for _ in range(2))
         self.up_modules = nn.ModuleList(
             nn.ModuleList(
                 [
-                    _Residual(2 * after, before, given),
-                    _Residual(before, before, given),
+                    _Residual(2 * after, before, conditions),
+                    _Residual(before, before, conditions),
                     _Resample(nn.ConvTranspose1d(before, before, 4, 2, 1)),
                 ]
             )
@@ -131,25 +132,30 @@ class ChunkUNet(nn.Module):
         self.final_conv = nn.Sequential(_Convolution(widths[0], widths[0]), nn.Conv1d(widths[0], actions, 1))
 
     def forward(self, x: Tensor, time: Tensor, features: Tensor) -> Tensor:
-        """A chunk [N, H, A]."""
+        """Predicted chunk [N, H, A]."""
         horizon = x.shape[1]
         padding = x[:, -1:].expand(-1, -horizon % self.step, -1)
+        # [N, A, H'] for convolutions along the chunk
         channels = torch.cat((x, padding), 1).transpose(1, 2)
-        given = torch.cat((self.diffusion_step_encoder(sinusoids(self.ticks * time, self.time_width)), features), -1)
+        condition = torch.cat(
+            (self.diffusion_step_encoder(sinusoids(self.ticks * time, self.time_width)), features), -1
+        )
         skipped = []
         for first, second, down in self.down_modules:
-            channels = second(first(channels, given), given)
+            channels = second(first(channels, condition), condition)
+            # skip connections of each resolution
             skipped.append(channels)
             channels = down(channels)
         for block in self.mid_modules:
-            channels = block(channels, given)
+            channels = block(channels, condition)
         for first, second, up in self.up_modules:
-            channels = up(second(first(torch.cat((channels, skipped.pop()), 1), given), given))
+            # [skip, channels] -> half the width, then twice the resolution
+            channels = up(second(first(torch.cat((channels, skipped.pop()), 1), condition), condition))
         return self.final_conv(channels).transpose(1, 2)[:, :horizon]
 
 
 class ChunkDiT(nn.Module):
-    """A transformer over the actions of a chunk, modulated by time and features."""
+    """Transformer over the actions of a chunk, modulated by time and features."""
 
     def __init__(self, horizon: int, actions: int, features: int, hidden: int, depth: int, ticks: int) -> None:
         super().__init__()
@@ -166,17 +172,18 @@ class ChunkDiT(nn.Module):
         self.out = nn.Linear(hidden, actions)
 
     def forward(self, x: Tensor, time: Tensor, features: Tensor) -> Tensor:
-        """A chunk [N, H, A]."""
-        given = self.time(sinusoids(self.ticks * time, self.places.shape[-1])) + self.features(features)
+        """Predicted chunk [N, H, A]."""
+        condition = self.time(sinusoids(self.ticks * time, self.places.shape[-1])) + self.features(features)
         tokens = self.inputs(x) + self.places
         for block in self.blocks:
-            tokens = block(tokens, given)
-        shift, scale = self.modulation(given).unsqueeze(1).chunk(2, -1)
+            tokens = block(tokens, condition)
+        # adaLN: norm(x) (1 + scale) + shift
+        shift, scale = self.modulation(condition).unsqueeze(1).chunk(2, -1)
         return self.out(self.norm(tokens) * (1.0 + scale) + shift)
 
 
 class _Block(nn.Module):
-    """Attention and an MLP, each behind a gate that is shut at first (adaLN-Zero)."""
+    """Attention and an MLP, each behind a gate that is zero at first (adaLN-Zero)."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
@@ -186,14 +193,15 @@ class _Block(nn.Module):
         self.modulation = _modulation(hidden, 6)
 
     def forward(self, tokens: Tensor, given: Tensor) -> Tensor:
+        # x <- x + gate * attention(norm(x) (1 + scale) + shift), then the same with the MLP
         shift, scale, gate, shift_mlp, scale_mlp, gate_mlp = self.modulation(given).unsqueeze(1).chunk(6, -1)
-        seen = self.norms[0](tokens) * (1.0 + scale) + shift
-        tokens = tokens + gate * self.attention(seen, seen, seen, need_weights=False)[0]
+        modulated = self.norms[0](tokens) * (1.0 + scale) + shift
+        tokens = tokens + gate * self.attention(modulated, modulated, modulated, need_weights=False)[0]
         return tokens + gate_mlp * self.mlp(self.norms[1](tokens) * (1.0 + scale_mlp) + shift_mlp)
 
 
 class _Residual(nn.Module):
-    """Two convolutions; after the first, channels are scaled and shifted by what is given."""
+    """Two convolutions; after the first, channels are scaled and shifted by the condition `given`."""
 
     def __init__(self, before: int, after: int, given: int) -> None:
         super().__init__()
@@ -202,13 +210,14 @@ class _Residual(nn.Module):
         self.residual_conv = nn.Identity() if before == after else nn.Conv1d(before, after, 1)
 
     def forward(self, channels: Tensor, given: Tensor) -> Tensor:
+        # FiLM: scale h + shift, then the residual connection
         scale, shift = self.cond_encoder(given).unsqueeze(-1).chunk(2, 1)
-        seen = self.blocks[1](scale * self.blocks[0](channels) + shift)
-        return seen + self.residual_conv(channels)
+        out = self.blocks[1](scale * self.blocks[0](channels) + shift)
+        return out + self.residual_conv(channels)
 
 
 class _Resample(nn.Module):
-    """Half or twice the resolution."""
+    """Convolution that halves or doubles the resolution."""
 
     def __init__(self, conv: nn.Module) -> None:
         super().__init__()
@@ -219,7 +228,7 @@ class _Resample(nn.Module):
 
 
 class _Convolution(nn.Module):
-    """A convolution along the chunk, normalised."""
+    """Normalised convolution along the chunk."""
 
     def __init__(self, before: int, after: int) -> None:
         super().__init__()

@@ -2,7 +2,7 @@
 
 Its log-probability has a part for each of the last `tuned_steps` denoising steps, as in DPPO (arXiv 2409.00588): with
 algorithm=ppo, `clip_first` and `part_discount` that is DPPO. Differences: the earlier steps are those of the same
-network and not of a frozen copy, and their noise is not scored; the networks are those of `policies.chunk_networks`.
+network and not of a frozen copy, and their noise is not scored; the networks are in `policies.chunk_networks`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from policies.kernels.diffusion import NoiseTable, Prediction, ddim_step, denois
 from policies.kernels.flow import gaussian_entropy, gaussian_log_prob
 
 SETTINGS = {"train_steps": "num_train_timesteps", "schedule": "beta_schedule", "prediction": "prediction_type"}
-"""Options and diffusion_policy's names for them."""
+"""Names of options in diffusion_policy."""
 
 
 @dataclass
@@ -37,8 +37,8 @@ class DiffusionConfig(GenerativeConfig):
 
     Training draws one of `train_steps` noise levels of diffusers' `schedule`; sampling takes `denoising_steps` of them
     (all: DDPM with eta 1; fewer: DDIM). While exploring, the noise of a step has `eta` times DDPM's deviation, but at
-    least `smallest_std` in the last `tuned_steps`, whose probabilities reinforcement learning scores; acting
-    deterministically has none. The network predicts what `prediction` says. `weights` is a checkpoint of
+    least `smallest_std` in the last `tuned_steps`, whose probabilities reinforcement learning scores; deterministic
+    acting has none. The network predicts the quantity `prediction`. `weights` is a checkpoint of
     diffusion_policy for states, with statistics: its sizes replace those of encoder and network.
     """
 
@@ -61,25 +61,27 @@ class DiffusionConfig(GenerativeConfig):
             )
 
     def build(self, contract: Contract) -> DiffusionPolicy:
-        """Make the policy for `contract`; only the critic reads privileged observations."""
+        """Build the policy for `contract`; only the critic reads privileged observations."""
         if self.weights is None:
             return DiffusionPolicy(contract, self)
-        given = diffusion_checkpoint.read(self.weights)
-        found = {name: given.settings.get(setting) for name, setting in SETTINGS.items()}
-        own = {"train_steps": self.train_steps, "schedule": self.schedule, "prediction": self.prediction.value}
-        if wrong := [f"policy.{name}={value}" for name, value in found.items() if value not in (None, own[name])]:
-            raise UserError(f"policy.weights={self.weights} has learned with other noise: set {' '.join(wrong)}")
+        published = diffusion_checkpoint.read(self.weights)
+        trained_with = {name: published.settings.get(setting) for name, setting in SETTINGS.items()}
+        configured = {"train_steps": self.train_steps, "schedule": self.schedule, "prediction": self.prediction.value}
+        if options := [
+            f"policy.{name}={value}" for name, value in trained_with.items() if value not in (None, configured[name])
+        ]:
+            raise UserError(f"policy.weights={self.weights} has learned with other noise: set {' '.join(options)}")
         config = replace(self, encoder=EncoderKind.PLAIN, network=NetworkKind.UNET)
-        policy = DiffusionPolicy(contract, config, given)
+        policy = DiffusionPolicy(contract, config, published)
         policy.adopt()
         return policy
 
 
 class DiffusionPolicy(GenerativePolicy):
-    """Predicts chunks of H actions by denoising them in S steps; P = `tuned_steps` parts of a log-probability.
+    """Policy that predicts chunks of H actions by denoising them in S steps.
 
-    With the sizes, statistics and, after `adopt`, weights that are `given`. Chunks then have `generated` actions, of
-    which the first, `past`, lie before now.
+    A log-probability has P = `tuned_steps` parts. With a checkpoint `given`, the policy has its sizes, statistics and,
+    after `adopt`, its weights. Chunks then have `generated` actions, of which the first `past` lie before the present.
 
     Raises:
         UserError: where they do not fit the contract.
@@ -108,7 +110,7 @@ class DiffusionPolicy(GenerativePolicy):
         self.network = ChunkUNet(actions, features, given.widths, config.train_steps, given.time_width)
 
     def adopt(self) -> None:
-        """Load the weights and statistics that were given.
+        """Load the weights and statistics of the checkpoint.
 
         Raises:
             UserError: for weights of another network.
@@ -125,6 +127,7 @@ class DiffusionPolicy(GenerativePolicy):
     def _adopt_statistics(self) -> None:
         assert self.given is not None
         assert isinstance(self.encoder, PlainEncoder)
+        # y = scale x + offset, so that mean = -offset / scale and deviation = 1 / scale
         (scale, offset), (action_scale, action_offset) = self.given.state, self.given.action
         count = self.given.observations
         self.encoder.mean[: self.given.features].copy_((-offset / scale).repeat(count))
@@ -134,13 +137,13 @@ class DiffusionPolicy(GenerativePolicy):
         self.action_std.copy_(1.0 / action_scale)
 
     def fit(self, observation: TensorDict, actions: Tensor) -> None:
-        """As `GenerativePolicy.fit`, but for what was given: only critics take new statistics then."""
+        """See `GenerativePolicy.fit`; statistics of a checkpoint stay, and only critics use the new ones."""
         super().fit(observation, actions)
         if self.given is not None:
             self._adopt_statistics()
 
     def fresh(self) -> Self:
-        """As `GenerativePolicy.fresh`, of the sizes that were given."""
+        """See `GenerativePolicy.fresh`; the policy has the sizes of the checkpoint, if there is one."""
         policy = type(self)(self.contract, self.config, self.given).to(self.device).train(self.training)
         take_statistics(policy, self)
         return policy
@@ -148,13 +151,14 @@ class DiffusionPolicy(GenerativePolicy):
     def _generate(
         self, x: Tensor, features: Tensor, deterministic: bool, generator: torch.Generator | None
     ) -> tuple[Tensor, TensorDict, Tensor]:
-        """The path [B, P+1, H, A] through the last P steps is the sample."""
+        """Denoise chunks; the sample is the path [B, P+1, H, A] through the last P steps."""
         first = self.config.denoising_steps - self.config.tuned_steps
         path, parts = [x], [self._aggregated(torch.zeros_like(x))] * self.config.tuned_steps
         for step in range(self.config.denoising_steps):
             index = torch.full(x.shape[:1], step, device=x.device)
             mean, std = self._kernel(path[-1], index, features, deterministic)
             noise = torch.randn(x.shape, device=x.device, generator=generator) if not deterministic else 0.0
+            # x_{s+1} = mean(x_s) + std_s * noise
             path.append(mean + std * noise)
             if step >= first and not deterministic:
                 parts[step - first] = self._aggregated(gaussian_log_prob(path[-1], mean, std))
@@ -162,10 +166,11 @@ class DiffusionPolicy(GenerativePolicy):
         return path[-1], sample, torch.stack(parts, -1)
 
     def evaluate(self, observation: TensorDict, sample: TensorDict) -> Evaluation:
-        """Log-probabilities of the stored steps, all of which the network sees in one batch."""
+        """Log-probabilities of the stored steps, which the network evaluates in one batch."""
         observation = self.encoder.read(observation)
         count, steps = len(sample), self.config.tuned_steps
         features = self.encoder(observation).repeat_interleave(steps, 0)
+        # pairs (x_s, x_{s+1}) of all steps, [B * P, H, A]
         x, following = (sample["path"][:, part].flatten(0, 1) for part in (slice(None, -1), slice(1, None)))
         first = self.config.denoising_steps - steps
         index = torch.arange(first, first + steps, device=x.device).repeat(count)
@@ -178,12 +183,13 @@ class DiffusionPolicy(GenerativePolicy):
         return Evaluation(log_prob, entropy, self.value(observation))
 
     def _error(self, target_chunk: Tensor, features: Tensor) -> Tensor:
-        """Squared error of the prediction, mean over the action's elements, at random noise levels.
+        """Squared error |network(x_t, t) - target|^2, mean over the action's elements, at random noise levels.
 
-        Actions of a chunk before and behind the target's are its first and last, and have no error.
+        Actions of a chunk before and after those of the target repeat its first and last, and have no error.
         """
         horizon = target_chunk.shape[1]
         index = torch.arange(-self.past, self.generated - self.past, device=target_chunk.device)
+        # generated chunks may begin before the present and be longer than the target
         target_chunk = target_chunk[:, index.clamp(0, horizon - 1)]
         times = torch.randint(self.config.train_steps, (len(target_chunk),), device=target_chunk.device)
         noise, level = torch.randn_like(target_chunk), self.noise_table.table[times]
@@ -202,16 +208,18 @@ class DiffusionPolicy(GenerativePolicy):
         low, high = ((limit - self.action_mean) / self.action_std for limit in (self.action_low, self.action_high))
         if self.given is not None and self.given.settings.get("clip_sample", True):
             low, high = low.clamp_min(-1.0), high.clamp_max(1.0)
+        # x_0 from the prediction, clamped, then the DDIM step from it
         action = denoised(x, predicted, before, self.config.prediction).clamp(low, high)
         mean, std = ddim_step(x, action, before, after, 0.0 if deterministic else self.config.eta)
         if deterministic:
             return mean, std
         tuned = (index >= self.config.denoising_steps - self.config.tuned_steps).view(-1, 1, 1)
+        # a lower bound of the deviation, so that ratios of scored steps stay finite
         return mean, torch.where(tuned, std.clamp_min(self.config.smallest_std), std)
 
 
 def _check(given: Published, contract: Contract, features: int) -> None:
-    """Raise UserError unless the policy `given` reads as many `features`, and predicts what `contract` asks for."""
+    """Raise UserError unless the checkpoint `given` reads `features` inputs, and predicts the actions of `contract`."""
     name, actions = f"policy.weights={given.source}", contract.action.shape[-1]
     state, count = len(given.state[0]), given.observations
     if features != count * state or given.features != count * state:

@@ -1,9 +1,9 @@
 """Checkpoints of the diffusion_policy project (arXiv 2303.04137): its UNet for states, and its normalisation.
 
 Its .ckpt files are pickles with configurations and code inside. Of these only tensors and plain values are read: torch
-refuses whatever is not on its list, and stand-ins without behaviour take the places of the configuration's classes. A
-.safetensors file with the tensors of its `ema_model` does as well. Policies of pictures (robomimic's encoder) and
-transformers are not read. All was tried with files of the same layout; no published file has been loaded yet.
+refuses everything that is not on its list, and stand-ins without behaviour replace the configuration's classes. A
+.safetensors file with the tensors of its `ema_model` is read, too. Policies of pictures (robomimic's encoder) and
+transformers are not supported. All was tested with files of the same layout; no published file has been loaded yet.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ CONVERT = (
 )
 UNREADABLE = OSError, RuntimeError, ValueError, KeyError, TypeError, AttributeError, EOFError, SafetensorError
 REFERENCE = re.compile(r"\$\{(\w+)\}")
-"""A value of a configuration that is another one's."""
+"""Value of a configuration that refers to another one."""
 FIRST, TIME = "down_modules.0.0.blocks.0.block.0.weight", "diffusion_step_encoder.1.weight"
 
 
 @dataclass(frozen=True)
 class Published:
-    """Tensors of a UNet by the names in `ChunkUNet`, and those of its normalisation.
+    """Tensors of a UNet by the names in `ChunkUNet`, and tensors of its normalisation.
 
-    A normalised value is `scale` x + `offset`: of the state [D] and the action [A]. `settings` are those of its
-    configuration by their last name; none are known of .safetensors files.
+    A normalised value is `scale` x + `offset`: of the state [D] and the action [A]. `settings` are entries of its
+    configuration by their last name; .safetensors files have none.
     """
 
     source: str
@@ -55,34 +55,34 @@ class Published:
 
     @property
     def time_width(self) -> int:
-        """Elements of the encoded time."""
+        """Number of elements of the encoded time."""
         return self.network[TIME].shape[1]
 
     @property
     def features(self) -> int:
-        """Elements of all observations that it reads."""
+        """Number of elements of all observations that it reads."""
         return self.network["down_modules.0.0.cond_encoder.1.weight"].shape[1] - self.time_width
 
     @property
     def observations(self) -> int:
-        """Observations one after another that it reads."""
+        """Number of consecutive observations that it reads."""
         return self.features // len(self.state[0])
 
     @property
     def past(self) -> int:
-        """Actions at the beginning of a chunk that lie before the last observation."""
+        """Number of actions at the beginning of a chunk that lie before the last observation."""
         if self.settings.get("pred_action_steps_only"):
             return 0
         return self.observations - bool(self.settings.get("oa_step_convention", True))
 
     @property
     def length(self) -> int | None:
-        """Actions of a chunk; None if it is not known."""
+        """Number of actions of a chunk; None if it is not known."""
         return self.settings.get("n_action_steps" if self.settings.get("pred_action_steps_only") else "horizon")
 
 
 def read(weights: str) -> Published:
-    """What is in the file `weights`.
+    """Read the file `weights`.
 
     Raises:
         UserError: on one line, for files that cannot be read, and for other policies.
@@ -94,19 +94,21 @@ def read(weights: str) -> Published:
             for name, value in tensors.items()
             if name.startswith("model.") and not name.endswith("_dummy_variable")
         }
-        if wrong := _other(tensors, network, settings):
-            raise UserError(f"policy.weights={weights} {wrong}")
+        if mismatch := _other(tensors, network, settings):
+            raise UserError(f"policy.weights={weights} {mismatch}")
         state, action = (
-            tuple(tensors[f"normalizer.params_dict.{of}.{what}"].float() for what in ("scale", "offset"))
-            for of in ("obs", "action")
+            tuple(tensors[f"normalizer.params_dict.{group}.{content}"].float() for content in ("scale", "offset"))
+            for group in ("obs", "action")
         )
         return Published(weights, network, state, action, settings)
     except UserError:
         raise
     except pickle.UnpicklingError as error:
-        named = re.search(r"GLOBAL ([\w.]+)", str(error))
-        what = f"contains {named[1]}" if named else "is no file of torch, or a damaged one"
-        raise UserError(f"policy.weights={weights} {what}; nothing is run from files. Convert it {CONVERT}") from error
+        refused_class = re.search(r"GLOBAL ([\w.]+)", str(error))
+        content = f"contains {refused_class[1]}" if refused_class else "is no file of torch, or a damaged one"
+        raise UserError(
+            f"policy.weights={weights} {content}; nothing is run from files. Convert it {CONVERT}"
+        ) from error
     except UNREADABLE as error:
         reason = (str(error).strip().splitlines() or [""])[0]
         expected = "expected a checkpoint of diffusion_policy (.ckpt), or the .safetensors of its ema_model"
@@ -114,7 +116,7 @@ def read(weights: str) -> Published:
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors by name, and settings."""
+    """Read the tensors by name, and the settings."""
     if path.suffix == ".safetensors":
         from safetensors.torch import load_file
 
@@ -129,28 +131,32 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def _other(tensors: Mapping[str, Tensor], network: Mapping[str, Tensor], settings: Mapping[str, Any]) -> str:
-    """Why this is not what is read here; "" if it is."""
+    """Reason why these tensors are not supported; "" if they are."""
     if any(name.startswith("obs_encoder.") for name in tensors):
         return "reads pictures by robomimic's encoder, which is not supported; only policies of states are"
     if FIRST not in network:
         return f"is no UNet of diffusion_policy: there is no model.{FIRST}"
-    names = [f"normalizer.params_dict.{of}.{what}" for of in ("obs", "action") for what in ("scale", "offset")]
+    names = [
+        f"normalizer.params_dict.{group}.{statistic}"
+        for group in ("obs", "action")
+        for statistic in ("scale", "offset")
+    ]
     if missing := [name for name in names if name not in tensors]:
         return f"has no statistics: there is no {missing[0]}"
     if (kernel := network[FIRST].shape[2]) != KERNEL:
         return f"has kernel_size={kernel}; expected {KERNEL}"
     if (groups := settings.get("n_groups", GROUPS)) != GROUPS:
         return f"has n_groups={groups}; expected {GROUPS}"
-    given = network["down_modules.0.0.cond_encoder.1.weight"]
-    if len(given) != 2 * len(network[FIRST]):
+    condition_weight = network["down_modules.0.0.cond_encoder.1.weight"]
+    if len(condition_weight) != 2 * len(network[FIRST]):
         return "has cond_predict_scale=false; expected true"
-    if given.shape[1] <= network[TIME].shape[1]:
+    if condition_weight.shape[1] <= network[TIME].shape[1]:
         return "has obs_as_global_cond=false; expected true"
     return ""
 
 
 class _StandIn:
-    """Takes the place of any object in a configuration, and keeps its state."""
+    """Stand-in of any object in a configuration, which keeps its state."""
 
     state: object = None
 
@@ -162,14 +168,14 @@ class _StandIn:
 
 
 class _Table(dict[Any, Any]):
-    """Takes the place of a defaultdict, without what it calls for a missing key."""
+    """Stand-in of a defaultdict, without its default factory."""
 
     def __init__(self, *_: object) -> None:
         super().__init__()
 
 
 def _named(name: str) -> str:
-    """Takes the place of a type."""
+    """Stand-in of a type."""
     return name
 
 
@@ -181,11 +187,11 @@ STAND_INS: list[Any] = [
     (_Table, "collections.defaultdict"),
     *((_named, f"dill.{module}._load_type") for module in ("_dill", "dill")),
 ]
-"""What is put in the places of classes that configurations name."""
+"""Replacements of the classes that configurations name."""
 
 
 def _plain(node: object) -> Any:  # noqa: ANN401 - JSON
-    """A configuration of stand-ins as dictionaries, lists and values."""
+    """Convert a configuration of stand-ins to dictionaries, lists and values."""
     state = node.state if isinstance(node, _StandIn) else node
     if isinstance(node, _StandIn) and isinstance(state, dict):
         content = state.get("_content", state.get("_val"))
@@ -196,13 +202,13 @@ def _plain(node: object) -> Any:  # noqa: ANN401 - JSON
 
 
 def _settings(config: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
-    """Those of the policy in a configuration, with those of its model and its noise; references are followed once."""
+    """Settings of the policy in a configuration, of its model and of its noise; references are followed once."""
     config = config if isinstance(config, Mapping) else {}
-    found = {name: config[name] for name in ("horizon", "n_obs_steps", "n_action_steps") if name in config}
+    settings = {name: config[name] for name in ("horizon", "n_obs_steps", "n_action_steps") if name in config}
     policy = config.get("policy")
     for part in ("", "model", "noise_scheduler"):
         group = policy if isinstance(policy, Mapping) and not part else (policy or {}).get(part, {})
         for name, value in group.items() if isinstance(group, Mapping) else ():
-            named = REFERENCE.fullmatch(value) if isinstance(value, str) else None
-            found[name] = config.get(named[1]) if named else value
-    return {name: value for name, value in found.items() if isinstance(value, int | float | str | bool)}
+            reference = REFERENCE.fullmatch(value) if isinstance(value, str) else None
+            settings[name] = config.get(reference[1]) if reference else value
+    return {name: value for name, value in settings.items() if isinstance(value, int | float | str | bool)}

@@ -16,9 +16,10 @@ from embodied.words import WordTable
 
 
 class EncoderKind(Enum):
-    """`encoder=` of a policy; AUTO is OBJECTS or PICTURES if actors may read such observations, and FLAT otherwise.
+    """Value of the option `encoder` of a policy.
 
-    PLAIN has no layers, as diffusion_policy's policies of states.
+    AUTO is OBJECTS or PICTURES if actors may read such observations, and FLAT otherwise. PLAIN has no layers, as in
+    diffusion_policy's policies of states.
     """
 
     AUTO = "auto"
@@ -29,10 +30,10 @@ class EncoderKind(Enum):
 
 
 class Encoder(nn.Module, ABC):
-    """Observations [N] to features [N, out_features]; its normalisation statistics are buffers.
+    """Encoder of observations [N] as features [N, out_features]; its normalisation statistics are buffers.
 
     It reads the observations `reads`, of which `seeds` distinguish one from another: deterministic noise is drawn from
-    their bytes. `tables` make words of texts.
+    their bytes. `tables` convert texts to word ids.
     """
 
     out_features: int
@@ -44,7 +45,7 @@ class Encoder(nn.Module, ABC):
         self.tables: dict[str, WordTable] = {}
 
     def read(self, observation: TensorDict) -> TensorDict:
-        """`observation` with word ids [..., L] in place of texts, as `forward` and augmentations use it.
+        """Copy of `observation` with word ids [..., L] instead of texts, as `forward` and augmentations use it.
 
         Reading twice changes nothing.
         """
@@ -62,15 +63,15 @@ class Encoder(nn.Module, ABC):
 
     @abstractmethod
     def begin_like(self, other: Self) -> None:
-        """Copy the weights of `other`, which reads the same or less; weights for anything else stay new."""
+        """Copy the weights of `other`, which reads the same or less; weights of further inputs stay as initialised."""
 
     @abstractmethod
     def example(self, contract: Contract, count: int, rows: int, generator: Generator) -> TensorDict:
-        """Random observations [count] of `contract` as `read` gives them, around the statistics, on the CPU.
+        """Random observations [count] of `contract` as `read` returns them, around the statistics, on the CPU.
 
         Axes of variable length have `rows`.
         """
 
     def identity(self, observation: TensorDict) -> Tensor:
-        """The observations `seeds`, [N, B]."""
+        """Concatenated observations `seeds`, [N, B]."""
         return torch.cat([observation[key].flatten(1) for key in self.seeds], -1)

@@ -17,18 +17,18 @@ from embodied.world import ALONE, World
 from policies.encoders import Encoder
 
 SMALLEST_SPREAD = 1e-6
-"""A deviation below this, in the element's units or as a share of its mean, is rounding: the element is constant."""
+"""Largest deviation of a constant element, in its units or as a share of its mean: smaller ones are rounding."""
 
 
 def divisor(spread: Tensor, centre: Tensor) -> Tensor:
-    """`spread` of elements around `centre`, by which they are normalised; 1 where they are constant."""
+    """Divisor that normalises elements of deviation `spread` around `centre`; 1 where they are constant."""
     return torch.where(spread <= SMALLEST_SPREAD * centre.abs().clamp_min(1.0), 1.0, spread)
 
 
 class FlatObservations(nn.Module):
-    """The float32 observations of a contract concatenated and standardised; privileged ones come last.
+    """Float32 observations of a contract, concatenated and standardised; privileged ones come last.
 
-    `std` is the measured deviation of each element, 0 of what never varied; `scale` is what inputs are divided by.
+    `std` is the measured deviation of each element, 0 of constants; `scale` is the divisor of inputs.
     `distances` are read as `network.reciprocal`, which resolves near distances to the centimetre. Errors name `reader`
     and suggest `other`.
 
@@ -57,7 +57,7 @@ class FlatObservations(nn.Module):
         self.register_buffer("fitted", torch.zeros((), dtype=torch.bool))
         self.register_buffer("mean", torch.zeros(self.feature_size))
         self.register_buffer("std", torch.ones(self.feature_size))
-        self.register_buffer("count", torch.zeros((), dtype=torch.int64))  # observations that they are of
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))  # number of observations in mean and std
 
     @torch.no_grad()
     def fit_statistics(self, observation: TensorDict) -> None:
@@ -76,6 +76,7 @@ class FlatObservations(nn.Module):
         mean = world.sum(inputs.sum(0)) / count
         squares = world.sum((inputs - mean).square().sum(0))
         before, total = int(self.count), int(self.count) + count
+        # M2 = M2_a + M2_b + shift^2 n_a n_b / n;  mean = mean_a + shift n_b / n
         shift = mean - self.mean.double()
         squares = squares + self.std.double().square() * max(before - 1, 0) + shift.square() * (before * count / total)
         std = (squares / max(total - 1, 1)).sqrt()
@@ -85,11 +86,11 @@ class FlatObservations(nn.Module):
 
     @property
     def scale(self) -> Tensor:
-        """What elements are divided by, [feature_size]: their deviation, or 1 where they are constant."""
+        """Divisors of the elements, [feature_size]: their deviation, or 1 where they are constant."""
         return divisor(self.std, self.mean)
 
     def standardised(self, observation: TensorDict, keys: Sequence[str]) -> Tensor:
-        """The first columns, those of `keys` (`actor_keys` or `keys`), standardised; [..., columns].
+        """Standardise the observations `keys` (`actor_keys` or `keys`), which are the first columns; [..., columns].
 
         Raises:
             RuntimeError: before `fit_statistics`.
@@ -100,27 +101,28 @@ class FlatObservations(nn.Module):
             )
         inputs = self.concatenated(observation, keys)
         columns = inputs.shape[-1]
+        # (x - mean) / scale
         return (inputs - self.mean[:columns]) / self.scale[:columns]
 
     def concatenated(self, observation: TensorDict, keys: Sequence[str]) -> Tensor:
-        """Observations `keys` concatenated, distances as reciprocals, [..., columns]."""
+        """Concatenate the observations `keys`, distances as reciprocals, [..., columns]."""
         flat = {key: observation[key].flatten(observation.batch_dims) for key in keys}
         return torch.cat([reciprocal(flat[key]) if key in self.reciprocal else flat[key] for key in keys], dim=-1)
 
     def drawn(self, contract: Contract, count: int, generator: Generator) -> TensorDict:
         """Random observations [count] for actors around the statistics, on the CPU."""
         noise = torch.randn(count, self.observed, generator=generator)
-        flat, found, start = self.mean[: self.observed] + self.std[: self.observed] * noise, {}, 0
+        flat, observation, start = self.mean[: self.observed] + self.std[: self.observed] * noise, {}, 0
         for key in self.actor_keys:
             shape = contract.observation[key].shape
             part = flat[:, start : start + math.prod(shape)].unflatten(1, shape)
-            found[key] = distance(part) if key in self.reciprocal else part
+            observation[key] = distance(part) if key in self.reciprocal else part
             start += math.prod(shape)
-        return TensorDict(found, batch_size=[count])
+        return TensorDict(observation, batch_size=[count])
 
 
 class _Whole(FlatObservations, Encoder):
-    """An encoder of the observations as one vector; the critic's reads privileged ones, too."""
+    """Encoder of the observations as one vector; the critic's also reads privileged ones."""
 
     def __init__(self, contract: Contract, distances: Sequence[str], reader: str, *, privileged: bool) -> None:
         super().__init__(contract, distances, reader, "encoder=objects")
@@ -137,7 +139,7 @@ class _Whole(FlatObservations, Encoder):
 
 
 class FlatEncoder(_Whole):
-    """Two dense layers on fixed-size observations; privileged ones only if allowed.
+    """Encoder with two dense layers on fixed-size observations; privileged ones only if allowed.
 
     Args:
         contract: of the observations.
@@ -163,12 +165,12 @@ class FlatEncoder(_Whole):
     @torch.no_grad()
     def begin_like(self, other: Self) -> None:
         """Copy the weights of `other`; columns that it does not read stay as they are."""
-        for mine, theirs in zip(self.layers.parameters(), other.layers.parameters(), strict=True):
-            mine[..., : theirs.shape[-1]].copy_(theirs)
+        for own, other_parameter in zip(self.layers.parameters(), other.layers.parameters(), strict=True):
+            own[..., : other_parameter.shape[-1]].copy_(other_parameter)
 
 
 class PlainEncoder(_Whole):
-    """The standardised fixed-size observations themselves; privileged ones only if allowed."""
+    """Encoder without layers: the standardised fixed-size observations; privileged ones only if allowed."""
 
     def __init__(self, contract: Contract, distances: Sequence[str], *, privileged: bool) -> None:
         super().__init__(contract, distances, "encoder=plain", privileged=privileged)
@@ -179,4 +181,4 @@ class PlainEncoder(_Whole):
         return self.standardised(observation, self.reads)
 
     def begin_like(self, other: Self) -> None:
-        """There are no weights."""
+        """No-op: there are no weights."""

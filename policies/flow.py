@@ -32,20 +32,20 @@ class FlowConfig(GenerativeConfig):
 
     While exploring, the `sampler` adds noise to one random step (flow_sde) or learned noise to all (flow_noise;
     reinflow, at most 3 deviations). `noise_level` is Flow-SDE's a, `std_min` and `std_max` bound the learned deviation,
-    both in units of the normalised action. `guidance` bounds the pull towards a running chunk (arXiv 2506.07339's beta,
-    5 there; smaller is better with ranked candidates).
+    both in units of the normalised action. `guidance` bounds the pull towards a running chunk (beta of
+    arXiv 2506.07339, there 5; smaller is better with ranked candidates).
 
-    With a `trained_delay` supervised training gives up to so many first actions of a chunk as they are and asks for the
-    rest (arXiv 2512.05964); running chunks that leave no more are then continued so, in place of guidance.
+    With a `trained_delay` supervised training conditions on up to that number of first actions of a chunk and predicts
+    the rest (arXiv 2512.05964); running chunks with at most that delay are then continued so, instead of guided.
 
     Reinforcement learning without demonstrations needs `initial_std`: the deviation of a new policy's chunks, in units
-    of the normalised action. Without it (None) the noise that chunks are denoised from passes through as wide as it
-    was, and no learner ever scores that noise.
+    of the normalised action. Without it (None) the initial noise of denoising passes through with its full
+    deviation, and no learner scores that noise.
 
-    With a `shortcut` above 0 the network also knows the length of its step, and this share of the supervised loss asks
-    that a long step equals two short ones (shortcut models, arXiv 2410.12557, where it is 0.25): weights can then be
-    used with 1, 2, 4, 8 or 16 `denoising_steps`, whichever they were trained with. Learned noise goes with it;
-    Flow-SDE's mean is that of a velocity at a point.
+    With a `shortcut` above 0 the network also reads the length of its step, and this share of the supervised loss
+    trains a long step to equal two short ones (shortcut models, arXiv 2410.12557, where it is 0.25): weights can then
+    be used with 1, 2, 4, 8 or 16 `denoising_steps`, whichever they were trained with. Use it with learned noise:
+    Flow-SDE's mean assumes the velocity at a point.
     """
 
     denoising_steps: PositiveInt = 4
@@ -71,12 +71,12 @@ class FlowConfig(GenerativeConfig):
                 raise UserError("policy.shortcut learns from demonstrations, policy.initial_std without: choose one")
 
     def build(self, contract: Contract) -> FlowPolicy:
-        """Make the policy for `contract`; only the critic reads privileged observations."""
+        """Build the policy for `contract`; only the critic reads privileged observations."""
         return FlowPolicy(contract, self)
 
 
 class FlowPolicy(GenerativePolicy):
-    """Predicts chunks of H actions by integrating a learned velocity field over S denoising steps.
+    """Policy that predicts chunks of H actions by integrating a learned velocity field over S denoising steps.
 
     A chunk's log-probability (one part, P = 1) is that of its noisy denoising steps, added or averaged.
     """
@@ -107,31 +107,32 @@ class FlowPolicy(GenerativePolicy):
         deterministic: bool = False,
         generator: torch.Generator | None = None,
     ) -> Decision:
-        """Like `act`, with all candidates guided to `running` (arXiv 2506.07339) and ranked by their executed part.
+        """Act like `act`, with all candidates guided to `running` (arXiv 2506.07339).
 
-        Of what was trained with as many given actions as are frozen, these are given (arXiv 2512.05964), and no more.
+        Candidates are ranked by their executed part. If training covered as many frozen actions, the chunk is
+        continued from them instead (arXiv 2512.05964).
         """
         observation = self.encoder.read(observation)
         x = self._noise(observation, deterministic, generator)
         count = x.shape[1]
-        known, mask, keeps = (
+        known_actions, mask, keeps = (
             part.repeat_interleave(count, 0) for part in (running.actions, running.soft_mask(), running.keeps())
         )
-        x, target = x.flatten(0, 1), (known - self.action_mean) / self.action_std
+        x, target = x.flatten(0, 1), (known_actions - self.action_mean) / self.action_std
         features = self.encoder(observation).repeat_interleave(count, 0)
         if trained_for(running, self.config.trained_delay):
             x = self.sampling.continued(x, lambda x, times: self.velocity(x, times, features), target, keeps)
         else:
             x = self.sampling.inpaint(x, self._field(features), target, mask.unsqueeze(-1), self.config.guidance)
-        actions = torch.where(keeps.unsqueeze(-1), known, self.to_robot(x))
+        actions = torch.where(keeps.unsqueeze(-1), known_actions, self.to_robot(x))
         rows = self._best(observation, actions, count)
-        nothing = TensorDict({}, batch_size=list(observation.batch_size))
-        return Decision(actions[rows], nothing, undefined_log_prob(len(rows), self.contract, x.device))
+        no_sample = TensorDict({}, batch_size=list(observation.batch_size))
+        return Decision(actions[rows], no_sample, undefined_log_prob(len(rows), self.contract, x.device))
 
     def _generate(
         self, x: Tensor, features: Tensor, deterministic: bool, generator: torch.Generator | None
     ) -> tuple[Tensor, TensorDict, Tensor]:
-        """The denoising path [B, S+1, H, A] and the noisy step's index [B] are the sample."""
+        """Denoise chunks; the sample is the path [B, S+1, H, A] and the noisy step's index [B]."""
         path, noisy, log_prob = self._denoise(x, features, deterministic, generator)
         return path[:, -1], TensorDict({"path": path, "noisy": noisy}, batch_size=[len(path)]), log_prob
 
@@ -150,7 +151,7 @@ class FlowPolicy(GenerativePolicy):
 
     @property
     def sampling(self) -> FlowSampling:
-        """How paths are sampled and scored."""
+        """Sampler of paths, which also scores them."""
         config = self.config
         return FlowSampling(
             self.grid,
@@ -179,18 +180,21 @@ class FlowPolicy(GenerativePolicy):
         time = torch.rand(len(target), device=target.device)
         length, rows = torch.zeros_like(time, dtype=torch.long), self._long(time)
         time[rows], length[rows] = drawn(len(rows), target.device)
-        given = given_actions(*target.shape[:2], self.config.trained_delay, target.device)
-        times, rest = torch.where(given, 0.0, time.unsqueeze(-1)), (~given).float()
+        is_given = given_actions(*target.shape[:2], self.config.trained_delay, target.device)
+        times, rest = torch.where(is_given, 0.0, time.unsqueeze(-1)), (~is_given).float()
         t = times.unsqueeze(-1)
-        x, goal = t * noise + (1.0 - t) * target, noise - target
+        # x_t = t noise + (1 - t) action, whose velocity dx_t / dt = noise - action
+        x, velocity_target = t * noise + (1.0 - t) * target, noise - target
         if len(rows):
-            goal[rows] = two_steps(self.velocity, x[rows], time[rows], features[rows], length[rows])
-        moment = times if self.config.trained_delay else time
-        error = (self.velocity(x, moment, features, length) - goal).square().mean(-1)
+            # shortcut rows: one long step equals two short ones
+            velocity_target[rows] = two_steps(self.velocity, x[rows], time[rows], features[rows], length[rows])
+        network_time = times if self.config.trained_delay else time
+        error = (self.velocity(x, network_time, features, length) - velocity_target).square().mean(-1)
+        # given actions have no error; the mean is over the others
         return error * rest / rest.mean()
 
     def _long(self, time: Tensor) -> Tensor:
-        """A random `shortcut` of the rows of `time` [B], to learn long steps."""
+        """Random share `shortcut` of the rows of `time` [B], which learn long steps."""
         if not self.config.shortcut:
             return torch.empty(0, dtype=torch.long, device=time.device)
         return (torch.rand_like(time) < self.config.shortcut).nonzero().squeeze(1)
@@ -200,12 +204,11 @@ class FlowPolicy(GenerativePolicy):
 
 
 class _Velocity(nn.Module):
-    """Noisy chunk, time [N] or of each action [N, H], features, and of a shortcut model the step's length by number.
+    """Velocity network from noisy chunk, time, features and, in a shortcut model, the index of the step's length.
 
-    Gives a velocity [N, H, A].
-
-    With an `initial_std` the network is what is added to the velocity of normally distributed actions of that
-    deviation. With a `trained_delay` it reads each action's time beside the action.
+    The time is [N], or [N, H] for each action; the velocity is [N, H, A]. With an `initial_std` the network's output
+    is added to the velocity of normally distributed actions of that deviation. With a `trained_delay` it reads each
+    action's time next to the action.
     """
 
     def __init__(self, contract: Contract, features: int, config: FlowConfig) -> None:
@@ -228,8 +231,9 @@ class _Velocity(nn.Module):
             one_hot = length.unsqueeze(-1) == torch.arange(self.lengths, device=length.device)
             features = torch.cat((features, one_hot.to(features.dtype)), -1)
         times = time if time.ndim == 2 else time.unsqueeze(-1).expand(x.shape[:2])
-        read = torch.cat((x, times.unsqueeze(-1)), -1) if self.timed else x
-        velocity = self.network(read, times.amax(-1), features)[..., : x.shape[-1]]
+        inputs = torch.cat((x, times.unsqueeze(-1)), -1) if self.timed else x
+        velocity = self.network(inputs, times.amax(-1), features)[..., : x.shape[-1]]
         if self.initial_std is None:
             return velocity
+        # a correction to the velocity of N(0, std^2): a new policy's chunks have that deviation
         return velocity + gaussian_velocity(x, times.unsqueeze(-1), self.initial_std)

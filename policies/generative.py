@@ -1,6 +1,6 @@
-"""What policies share that generate action chunks from noise: flow matching and diffusion.
+"""Base of policies that generate action chunks from noise: flow matching and diffusion.
 
-An encoder reads the observation, a network denoises the chunk, a critic with its own encoder gives the value. After
+An encoder reads the observation, a network denoises the chunk, a critic with its own encoder computes the value. After
 `start_ranking` such a policy draws several candidates for each chunk and executes the one of highest learned advantage
 (IDQL, arXiv 2304.10573; for chunks Q-chunking, arXiv 2507.07969).
 """
@@ -39,11 +39,11 @@ SMALLEST_STD = 0.2
 
 
 class Aggregate(Enum):
-    """How the log-probabilities of noisy steps and of the K executed actions' elements make one of the chunk.
+    """Reduction of the log-probabilities of noisy steps and of the K executed actions' elements to one of the chunk.
 
     SUM is the joint log-probability; STEP_MEAN averages over steps (pi_RL, arXiv 2510.25889), MEAN over elements, too
-    (ReinFlow, arXiv 2505.22094; DPPO, arXiv 2409.00588, whose steps stay apart). In a chunk that an episode's end cuts
-    short the mean is over as many elements, those that were not executed being 0.
+    (ReinFlow, arXiv 2505.22094; DPPO, arXiv 2409.00588, whose steps stay separate). In a chunk that the end of an
+    episode cuts short the mean has the same divisor, and actions that were not executed count as 0.
     """
 
     SUM = "sum"
@@ -51,7 +51,7 @@ class Aggregate(Enum):
     MEAN = "mean"
 
     def of_actions(self, elements: Tensor) -> Tensor:
-        """What each of K actions with `elements` [..., K, A] adds to the number of a step, [..., K]."""
+        """Contribution of each of K actions with `elements` [..., K, A] to the log-probability of a step, [..., K]."""
         return elements.mean(-1) / elements.shape[-2] if self is Aggregate.MEAN else elements.sum(-1)
 
 
@@ -60,15 +60,15 @@ class GenerativeConfig(Configuration):
     """Networks and augmentations of a policy that generates chunks.
 
     `encoder` reads object tokens, or pictures (by `vision`), the instruction and the robot's state, or all float32
-    fixed-size observations (plain: without layers), of which distances may be `reciprocal` (as for policy=mlp). Beside
-    pictures the critic reads object tokens where a simulator has them. The `network` has layers of width `hidden` and
-    `depth` residual blocks, a UNet as many levels. With `augmentation` of Cartesian scenes, the supervised loss and
-    the advantage's loss see scenes mirrored and rotated by up to `turn_rad` (0: unchanged), without a share
-    `hidden_distractors` of unmentioned objects and a share `hidden_words` of words that name no object. When
-    ranking, the best of `candidates` chunks by advantage is executed, of `explored_candidates` while exploring. The
+    fixed-size observations (plain: without layers), of which distances may be `reciprocal` (as for policy=mlp). With
+    pictures, the critic reads object tokens instead where a simulator has them. The `network` has layers of width
+    `hidden` and `depth` residual blocks, a UNet as many levels. With `augmentation` of Cartesian scenes, the supervised
+    loss and the advantage's loss use scenes mirrored and rotated by up to `turn_rad` (0: unchanged), without a share
+    `hidden_distractors` of unmentioned objects and a share `hidden_words` of words that name no object. When ranking,
+    the best of `candidates` chunks by advantage is executed, of `explored_candidates` while exploring. The
     log-probability of a chunk is an `aggregate` over noisy denoising steps and the executed actions' elements: sum,
-    step_mean or mean. The supervised loss is a mean over `draws` noises of each chunk, which cost little where
-    encoding the observation costs much.
+    step_mean or mean. The supervised loss is a mean over `draws` noises of each chunk, which cost little where encoding
+    the observation costs much.
     """
 
     encoder: EncoderKind = EncoderKind.AUTO
@@ -89,10 +89,11 @@ class GenerativeConfig(Configuration):
 
 
 class GenerativePolicy(nn.Module, ABC):
-    """Predicts chunks of H actions from noise.
+    """Policy that predicts chunks of H actions from noise.
 
-    Beside pictures the advantage that ranks candidates reads objects, too, where a simulator has them: such a policy
-    `teaches` itself. It ranks while it explores only, and imitation brings what was chosen to an actor that sees.
+    The advantage that ranks candidates reads objects instead of pictures where a simulator has them: such a policy
+    `teaches` itself. It ranks only while it explores, and imitation transfers the choices to an actor that reads
+    pictures.
 
     Raises:
         UserError: if the action has no limits, or the contract lacks observations of encoder or augmentation.
@@ -108,7 +109,7 @@ class GenerativePolicy(nn.Module, ABC):
         if not contract.action.low:
             raise UserError(f"policy={kind} needs action limits; set low and high in the action spec")
         self.contract, self.config = contract, config
-        self.past, self.generated = 0, contract.horizon  # of generated chunks: actions before now, and all
+        self.past, self.generated = 0, contract.horizon  # number of generated actions before the present, and in total
         self.encoder = _encoder(contract, config)
         self.augment = _augmentation(contract, config, self.encoder)
         self.value_encoder = _encoder(contract, config, objects=True, privileged=True)
@@ -134,7 +135,7 @@ class GenerativePolicy(nn.Module, ABC):
 
     @property
     def teaches(self) -> bool:
-        """Whether the advantage reads what the actor can't."""
+        """Whether the advantage reads observations that the actor does not."""
         return type(self.advantage_encoder) is not type(self.encoder)
 
     def critic_parameters(self) -> list[nn.Parameter]:
@@ -157,7 +158,7 @@ class GenerativePolicy(nn.Module, ABC):
                 critic.begin_like(self.encoder)
 
     def start_ranking(self) -> None:
-        """From now on execute the candidate of highest advantage; if it `teaches`, while exploring only."""
+        """Execute the candidate of highest advantage from now on; if the policy `teaches`, only while exploring."""
         self.ranks.fill_(True)
 
     @torch.no_grad()
@@ -165,7 +166,7 @@ class GenerativePolicy(nn.Module, ABC):
         """Compute normalisation statistics from observations [N] and actions [..., A].
 
         Raises:
-            UserError: for observations without what the critic reads; `first_decisions` of a simulator have it.
+            UserError: for observations that lack inputs of the critic; `first_decisions` of a simulator have them.
         """
         try:
             observation = self.encoder.read(observation)
@@ -179,10 +180,11 @@ class GenerativePolicy(nn.Module, ABC):
             raise UserError(f"{needed}; add {', '.join(absent)}") from error
         flat = actions.reshape(-1, actions.shape[-1])
         self.action_mean.copy_(flat.mean(0))
+        # a lower bound of the deviation, so that actions outside of the data stay possible
         self.action_std.copy_(flat.std(0).maximum(SMALLEST_STD * (self.action_high - self.action_low) / 2))
 
     def fresh(self) -> Self:
-        """A policy of the same kind with new weights, from torch's global generator; it ranks if this one does."""
+        """Build a policy of this kind with new weights, from torch's global generator; it ranks if this one does."""
         policy = type(self)(self.contract, self.config).to(self.device).train(self.training)
         take_statistics(policy, self)
         return policy
@@ -191,7 +193,7 @@ class GenerativePolicy(nn.Module, ABC):
     def act(
         self, observation: TensorDict, *, deterministic: bool = False, generator: torch.Generator | None = None
     ) -> Decision:
-        """Sample chunks; `sample` holds what their log-probability is defined on, of the executed candidates."""
+        """Sample chunks; `sample` has the variables of their log-probability, for the executed candidates."""
         observation = self.encoder.read(observation)
         noise = self._noise(observation, deterministic, generator)
         count = noise.shape[1]
@@ -205,7 +207,10 @@ class GenerativePolicy(nn.Module, ABC):
     def _generate(
         self, x: Tensor, features: Tensor, deterministic: bool, generator: torch.Generator | None
     ) -> tuple[Tensor, TensorDict, Tensor]:
-        """Normalised chunks from noise `x` [B, generated, A], the sample [B] and terms of its log_prob [B, K, P]."""
+        """Generate normalised chunks from noise `x` [B, generated, A].
+
+        Also returns the sample [B] and terms of its log_prob [B, K, P].
+        """
 
     @abstractmethod
     def _error(self, target: Tensor, features: Tensor) -> Tensor:
@@ -218,6 +223,7 @@ class GenerativePolicy(nn.Module, ABC):
             count = self.config.candidates if deterministic else self.config.explored_candidates
         shape = (count, self.generated, self.contract.action.shape[-1])
         if deterministic:
+            # a fixed function of the observation, so that the same observation gives the same chunk
             return fixed_noise(self.encoder.identity(observation), shape).to(self.device)
         return torch.randn(observation.batch_size[0], *shape, device=self.device, generator=generator)
 
@@ -230,7 +236,7 @@ class GenerativePolicy(nn.Module, ABC):
         return actions, self.advantage(observation, actions) if count > 1 else actions.new_zeros(len(actions), 1)
 
     def deployable(self) -> ChunkNetwork:
-        """What is exported: candidates from noise, of which the best is executed as by `act`.
+        """Network for export: candidates from noise, of which the best is executed as in `act`.
 
         Raises:
             UserError: without normalisation statistics.
@@ -277,11 +283,13 @@ class GenerativePolicy(nn.Module, ABC):
         return self.critic(self.value_encoder(observation)).squeeze(-1)
 
     def loss(self, observation: TensorDict, actions: Tensor, valid: Tensor) -> Tensor:
-        """The denoising error, its mean over actions weighted by `valid` [N, H]; one scalar."""
+        """Denoising error, averaged over actions with weights `valid` [N, H]; one scalar."""
         observation, actions = self._augmented(observation, actions)
         target = (actions - self.action_mean) / self.action_std
         draws, features = self.config.draws, self.encoder(observation)
+        # encoding costs much, noise little: each encoded observation is used for `draws` noises
         error = self._error(*(each.repeat_interleave(draws, 0) for each in (target, features)))
+        # L = sum(valid * mean over draws of the error) / sum(valid)
         return (error.unflatten(0, (-1, draws)).mean(1) * valid).sum() / valid.sum().clamp_min(1)
 
     def _augmented(self, observation: TensorDict, actions: Tensor) -> tuple[TensorDict, Tensor]:
@@ -289,16 +297,17 @@ class GenerativePolicy(nn.Module, ABC):
         return self.augment(observation, actions) if self.augment else (observation, actions)
 
     def to_robot(self, x: Tensor) -> Tensor:
-        """Normalised actions in robot units, clamped to the contract's limits."""
+        """Convert normalised actions to robot units, clamped to the contract's limits."""
+        # x std + mean, clamped
         return (x * self.action_std + self.action_mean).clamp(self.action_low, self.action_high)
 
     def _aggregated(self, elementwise: Tensor) -> Tensor:
-        """The terms [..., K] of the executed actions, of [..., generated, A]."""
+        """Terms [..., K] of the executed actions, from elements [..., generated, A]."""
         return self.config.aggregate.of_actions(elementwise[..., self.past : self.past + self.contract.executed, :])
 
 
 def head(inputs: int, hidden: int) -> nn.Sequential:
-    """Two hidden layers from features [N, inputs] to one number [N, 1], such as a value."""
+    """Network with two hidden layers from features [N, inputs] to one number [N, 1], such as a value."""
     return nn.Sequential(
         nn.Linear(inputs, hidden),
         nn.LayerNorm(hidden),
@@ -313,11 +322,15 @@ def head(inputs: int, hidden: int) -> nn.Sequential:
 def _encoder(
     contract: Contract, config: GenerativeConfig, *, objects: bool = False, privileged: bool = False
 ) -> Encoder:
-    """What the actor reads; with `objects`, objects in place of pictures where known; what is `privileged` beside."""
+    """Encoder of the actor's observations.
+
+    With `objects` it reads objects instead of pictures where they are known; with `privileged`, also privileged
+    observations.
+    """
     kind = config.encoder
     if kind is EncoderKind.AUTO:
-        seen = EncoderKind.PICTURES if pictures(contract) else EncoderKind.FLAT
-        kind = seen if missing(contract) else EncoderKind.OBJECTS
+        fallback = EncoderKind.PICTURES if pictures(contract) else EncoderKind.FLAT
+        kind = fallback if missing(contract) else EncoderKind.OBJECTS
     if kind not in (EncoderKind.FLAT, EncoderKind.PLAIN) and config.reciprocal:
         raise UserError(f"expected policy.reciprocal=[] with encoder={kind.value}, got {config.reciprocal}")
     if kind is EncoderKind.FLAT:
@@ -325,26 +338,26 @@ def _encoder(
     if kind is EncoderKind.PLAIN:
         return PlainEncoder(contract, config.reciprocal, privileged=privileged)
     if kind is EncoderKind.PICTURES:
-        known = objects and all(key in contract.observation for key in OBSERVATIONS)
-        return ObjectEncoder(config.width) if known else PictureEncoder(contract, config.width, config.vision)
-    if absent := missing(contract):
-        raise UserError(f"policy.encoder=objects reads {', '.join(absent)}, which this task lacks; use encoder=flat")
+        has_objects = objects and all(key in contract.observation for key in OBSERVATIONS)
+        return ObjectEncoder(config.width) if has_objects else PictureEncoder(contract, config.width, config.vision)
+    if lacking := missing(contract):
+        raise UserError(f"policy.encoder=objects reads {', '.join(lacking)}, which this task lacks; use encoder=flat")
     return ObjectEncoder(config.width)
 
 
 def _augmentation(contract: Contract, config: GenerativeConfig, encoder: Encoder) -> Augmentation | None:
-    kind, turns = config.augmentation, contract.action.names[:6] == CARTESIAN
+    kind, can_turn = config.augmentation, contract.action.names[:6] == CARTESIAN
     if kind is AugmentationKind.AUTO:
-        scene = turns and not missing(contract)
-        reads = isinstance(encoder, PictureEncoder) and (config.vision.shift or config.vision.colour)
-        other = AugmentationKind.PICTURES if reads else AugmentationKind.NONE
+        scene = can_turn and not missing(contract)
+        changes_pictures = isinstance(encoder, PictureEncoder) and (config.vision.shift or config.vision.colour)
+        other = AugmentationKind.PICTURES if changes_pictures else AugmentationKind.NONE
         kind = AugmentationKind.CARTESIAN_SCENE if scene else other
     if kind is AugmentationKind.NONE:
         return None
     if kind is AugmentationKind.PICTURES:
         return PictureChanges(pictures(contract), config.vision.shift, config.vision.colour)
-    if absent := missing(contract):
-        raise UserError(f"policy.augmentation=cartesian_scene needs {', '.join(absent)}; use augmentation=none")
-    if config.turn_rad and not turns:
+    if lacking := missing(contract):
+        raise UserError(f"policy.augmentation=cartesian_scene needs {', '.join(lacking)}; use augmentation=none")
+    if config.turn_rad and not can_turn:
         raise UserError(f"expected actions {CARTESIAN} to turn scenes, got {contract.action.names}; set turn_rad=0")
     return CartesianScene(config.turn_rad, config.hidden_distractors, config.hidden_words)

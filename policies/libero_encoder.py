@@ -1,8 +1,8 @@
 """Object-token encoder: attention over objects, each described by its pose and the words of its name.
 
 Object positions are relative to the hand, not to the world, so that skills transfer between places. Only objects that
-share their name with another one, which instructions tell apart by their places ("the bowl next to the plate"), are
-also described by where they are among the others and in the world.
+share their name with another one, which instructions distinguish by their places ("the bowl next to the plate"), are
+also described by their position among the others and in the world.
 
 Letters: N observations, M objects, L words.
 """
@@ -34,23 +34,23 @@ OBSERVATIONS = (
 )
 """Observations that the encoder reads."""
 INSTRUCTION_WORDS, NAME_WORDS = 20, 6
-"""Largest number of words of an instruction and of a name; more are refused."""
+"""Largest number of words of an instruction and of a name; more raise an error."""
 STATE_WIDTH = 10
 POSE_WIDTH = 15
 OFFSET_WIDTH, NEAR_M = 5, 0.1
 RELATION_WIDTH = 32
 MENTION_SCALE = 4.0
-"""Scales mentions up to the standardised poses, so that attention finds the named objects early."""
+"""Factor of mentions relative to the standardised poses, so that attention learns the named objects early."""
 
 
 def missing(contract: Contract) -> list[str]:
-    """The `OBSERVATIONS` that `contract` does not have, or has for critics alone."""
+    """Names of the `OBSERVATIONS` that `contract` lacks, or has only for critics."""
     specs = contract.observation
     return [key for key in OBSERVATIONS if key not in specs or specs[key].privileged]
 
 
 def mention(names: Tensor, instruction: Tensor) -> Tensor:
-    """How the instruction [N, L'] mentions each object [N, M, L], [N, M, 2]; word id 0 is padding.
+    """Mention of each object [N, M, L] in the instruction [N, L'], [N, M, 2]; word id 0 is padding.
 
     The first number is the share of the name's words that the instruction contains. The second is its order in [0, 1]:
     the share of the instruction's object words that come before. "pick the milk and place it in the basket" mentions
@@ -59,11 +59,11 @@ def mention(names: Tensor, instruction: Tensor) -> Tensor:
     equal = matches(names, instruction)
     share = equal.any(2).sum(1) / (names != 0).sum(-1).t().clamp_min(1)  # [M, N]
     named = equal.any(1)  # [M, L', N]
-    naming = named.any(0).float()
-    before = (naming.cumsum(0) - naming) / naming.sum(0).clamp_min(1.0)  # [L', N]
+    names_object = named.any(0).float()
+    before = (names_object.cumsum(0) - names_object) / names_object.sum(0).clamp_min(1.0)  # [L', N]
     last = named.shape[1] - 1
-    number = torch.arange(last + 1, dtype=torch.int32, device=names.device).unsqueeze(-1)
-    first = torch.where(named, number, last).amin(1).long()
+    position = torch.arange(last + 1, dtype=torch.int32, device=names.device).unsqueeze(-1)
+    first = torch.where(named, position, last).amin(1).long()
     return torch.stack((share, before.gather(0, first) * (share > 0)), dim=-1).transpose(0, 1)
 
 
@@ -73,12 +73,12 @@ def matches(names: Tensor, instruction: Tensor) -> Tensor:
     N is last, where reductions over the others take half as long.
     """
     words = names.to(torch.int32).permute(1, 2, 0).contiguous()
-    said = instruction.to(torch.int32).t().contiguous()
-    return (words.unsqueeze(2) == said) & (words != 0).unsqueeze(2)
+    instruction_words = instruction.to(torch.int32).t().contiguous()
+    return (words.unsqueeze(2) == instruction_words) & (words != 0).unsqueeze(2)
 
 
 def namesakes(names: Tensor, mask: Tensor) -> Tensor:
-    """Which of the objects that are there, `mask` [N, M], share their name, [N, M, L], with another one, [N, M]."""
+    """Objects of `mask` [N, M] that share their name, [N, M, L], with another one, [N, M] bool."""
     words = names.to(torch.int32).permute(1, 2, 0).contiguous()
     same = (words.unsqueeze(1) == words.unsqueeze(0)).all(2) & mask.t()  # [M, M, N]
     return mask & (same.sum(1) > 1).t()
@@ -110,24 +110,29 @@ def object_poses(observation: TensorDict) -> Tensor:
     in_hand = hand.transpose(-1, -2) @ rotation
     x, y = in_hand[..., 0, :], in_hand[..., 1, :]
     distance = offset.norm(dim=-1, keepdim=True)
-    near = torch.exp(-distance / torch.tensor([0.1, 0.03], device=distance.device))  # resolves the last centimetres
+    # exp(-d / 0.1 m) and exp(-d / 0.03 m)
+    nearness = torch.exp(-distance / torch.tensor([0.1, 0.03], device=distance.device))  # resolves the last centimetres
+    # double angles: (cos 2a, sin 2a) = (x^2 - y^2, 2 x y) are equal for both directions of an axis
     lines = (x.square() - y.square(), 2.0 * x * y, rotation[..., 2, :].abs())
-    return torch.cat((offset, near, position[..., 2:], *lines), dim=-1)
+    return torch.cat((offset, nearness, position[..., 2:], *lines), dim=-1)
 
 
 def offsets(position: Tensor) -> Tensor:
-    """From each object to all and to the world's origin, the last: x, y, z and two of nearness, [N, M, M + 1, 5]."""
-    there = torch.cat((position, torch.zeros_like(position[:, :1])), 1)
-    away = there.unsqueeze(1) - position.unsqueeze(2)
-    flat = away[..., :2].norm(dim=-1, keepdim=True)
-    return torch.cat((away / NEAR_M, torch.exp(-flat / NEAR_M), torch.exp(-4.0 * flat / NEAR_M)), -1)
+    """Offsets from each object to all objects and to the world's origin, the last, [N, M, M + 1, 5].
+
+    The five numbers are x, y, z and two of nearness.
+    """
+    targets = torch.cat((position, torch.zeros_like(position[:, :1])), 1)
+    offset = targets.unsqueeze(1) - position.unsqueeze(2)
+    flat = offset[..., :2].norm(dim=-1, keepdim=True)
+    return torch.cat((offset / NEAR_M, torch.exp(-flat / NEAR_M), torch.exp(-4.0 * flat / NEAR_M)), -1)
 
 
 class ObjectEncoder(Encoder):
-    """The hand's state attends over object tokens; returns features [N, out_features].
+    """Encoder whose hand state attends over object tokens; features [N, out_features].
 
-    Normalisation statistics are buffers, set once by `fit`; encoding without them raises RuntimeError. The words seen
-    by `fit` are stored too: other words are ignored, because their meaning was never learned.
+    Normalisation statistics are buffers, set once by `fit`; encoding without them raises RuntimeError. The words in
+    the observations of `fit` are stored too: other words are ignored, because their meaning was never learned.
     """
 
     def __init__(self, width: int = 64, heads: int = 4, word_width: int = 16) -> None:
@@ -186,12 +191,13 @@ class ObjectEncoder(Encoder):
         state = (hand_state(observation) - self.state_mean) / self.state_std
         state = self.state(torch.cat((state, summed(observation["instruction"], self.known, self.words)), dim=-1))
         tokens = self.objects(self._object_inputs(observation))  # [N, M, width]
+        # [N, heads, d] and [N, M, heads, d]
         query = self.query(state).unflatten(-1, (self.heads, -1))
         key = self.key(tokens).unflatten(-1, (self.heads, -1))
         score = (query.unsqueeze(1) * key).sum(-1).transpose(1, 2) / key.shape[-1] ** 0.5  # [N, heads, M]
-        there = observation["object_mask"].unsqueeze(1)  # [N, 1, M]
-        # Not -inf, whose softmax is NaN where nothing is there: then every weight is 0.
-        weights = score.masked_fill(~there, torch.finfo(score.dtype).min).softmax(-1) * there
+        present = observation["object_mask"].unsqueeze(1)  # [N, 1, M]
+        # softmax(q k / sqrt(d)) over present objects. Without any, all weights are 0; with -inf they would be NaN.
+        weights = score.masked_fill(~present, torch.finfo(score.dtype).min).softmax(-1) * present
         return torch.cat((state, (weights @ tokens).flatten(1)), dim=-1)
 
     def begin_like(self, other: Self) -> None:
@@ -199,7 +205,7 @@ class ObjectEncoder(Encoder):
         self.load_state_dict(other.state_dict())
 
     def example(self, contract: Contract, count: int, rows: int, generator: Generator) -> TensorDict:
-        """Random observations of objects that are there or not, among them namesakes."""
+        """Random observations of present and absent objects, among them namesakes."""
         fixed = contract.observation["object_mask"].shape[0]
         rows = rows if fixed < 0 else fixed
 
@@ -211,22 +217,22 @@ class ObjectEncoder(Encoder):
             return known[torch.randint(len(known), (count, *shape), generator=generator)]
 
         state = self.state_mean + self.state_std * normal(STATE_WIDTH)
-        height, rotation, left, command = state.split((1, 6, STATE_WIDTH - 8, 1), -1)
+        height, rotation, fingers, command = state.split((1, 6, STATE_WIDTH - 8, 1), -1)
         position = torch.cat((normal(2), height), -1)
-        away = self.pose_mean[:3] + self.pose_std[:3] * normal(rows, 3)
+        offset = self.pose_mean[:3] + self.pose_std[:3] * normal(rows, 3)
         names = torch.cat((words(4, rows, 1), torch.zeros(count, rows, NAME_WORDS - 1, dtype=torch.int64)), -1)
-        found = {
+        observation = {
             "end_effector_position": position,
             "end_effector_rotation": rotation,
-            "gripper_position": left,
+            "gripper_position": fingers,
             "gripper_command": command,
-            "object_position": position.unsqueeze(1) + away,
+            "object_position": position.unsqueeze(1) + offset,
             "object_rotation": torch.linalg.qr(normal(rows, 3, 3))[0][..., :2].transpose(-1, -2).flatten(-2),
             "object_names": names,
             "object_mask": torch.rand(count, rows, generator=generator) < 0.8,
             "instruction": words(WORD_BUCKETS, INSTRUCTION_WORDS),
         }
-        return TensorDict(found, batch_size=[count])
+        return TensorDict(observation, batch_size=[count])
 
     def _object_inputs(self, observation: TensorDict) -> Tensor:
         names = observation["object_names"]
@@ -236,21 +242,21 @@ class ObjectEncoder(Encoder):
         return torch.cat((poses, mentions, words, self._related(observation, words)), dim=-1)
 
     def _related(self, observation: TensorDict, words: Tensor) -> Tensor:
-        """How each object with a namesake is related to the others and to the world, [N, M, RELATION_WIDTH]; 0 else.
+        """Relations of objects with a namesake to the others and the world, [N, M, RELATION_WIDTH]; else 0.
 
-        The maximum over what it is related to: one object that is near, say, suffices.
+        They are maxima over the related objects: one near object, say, suffices.
         """
         mask, related = observation["object_mask"], words.new_zeros(*words.shape[:2], RELATION_WIDTH)
-        chosen = namesakes(observation["object_names"], mask)
+        has_namesake = namesakes(observation["object_names"], mask)
         if mask.is_meta:  # shapes alone, see embodied/training/plan.py: as if no object had a namesake
             return related
-        rows, objects = chosen.nonzero(as_tuple=True)
+        rows, objects = has_namesake.nonzero(as_tuple=True)
         if not torch.jit.is_tracing() and not len(rows):  # an exported graph has no branches
             return related
-        away = offsets(observation["object_position"])[rows, objects]  # [B, M + 1, 5]
+        offset = offsets(observation["object_position"])[rows, objects]  # [B, M + 1, 5]
         names = nn.functional.pad(words, (0, 0, 0, 1))[rows]
-        said = summed(observation["instruction"], self.known, self.words)[rows].unsqueeze(1).expand_as(names)
+        instruction = summed(observation["instruction"], self.known, self.words)[rows].unsqueeze(1).expand_as(names)
         others = nn.functional.pad(mask, (0, 1), value=True)[rows]
         others = others & (torch.arange(others.shape[1], device=rows.device) != objects.unsqueeze(1))
-        found = self.relations(torch.cat((away, names, said), -1)) * others.unsqueeze(-1)
-        return related.index_put((rows, objects), found.amax(1).to(related.dtype))  # bfloat16 within autocast
+        relations = self.relations(torch.cat((offset, names, instruction), -1)) * others.unsqueeze(-1)
+        return related.index_put((rows, objects), relations.amax(1).to(related.dtype))  # bfloat16 within autocast

@@ -37,15 +37,15 @@ class MLPConfig(Configuration):
     running_statistics: bool = False
 
     def build(self, contract: Contract) -> MLPPolicy:
-        """Make the policy for `contract`; only the critic reads privileged observations."""
+        """Build the policy for `contract`; only the critic reads privileged observations."""
         return MLPPolicy(contract, self)
 
 
 class MLPPolicy(FlatObservations):
-    """Gaussian over H actions: the mean is limited by tanh, the deviation is one learned number per element.
+    """Gaussian policy over H actions: tanh limits the mean, the deviation is one learned number per element.
 
     The critic also reads privileged observations, the actor never does. Actions are clamped to the contract's limits
-    after sampling; `sample` holds the action before clamping and scaling, on which the log-probability (P = 1, summed
+    after sampling; `sample` has the action before clamping and scaling, for which the log-probability (P = 1, summed
     over the K executed actions) is defined.
 
     Raises:
@@ -73,7 +73,7 @@ class MLPPolicy(FlatObservations):
         return self.mean.device
 
     def start_critic(self) -> None:
-        """Does nothing: the critic shares nothing with the actor."""
+        """No-op: the critic shares no weights with the actor."""
 
     def critic_parameters(self) -> list[nn.Parameter]:
         """Parameters that only `value` uses."""
@@ -94,7 +94,7 @@ class MLPPolicy(FlatObservations):
             self.merge_statistics(observation, world)
 
     def fresh(self) -> Self:
-        """A policy of the same kind with new weights, from torch's global generator, and the same statistics."""
+        """Build a policy of the same kind with new weights, from torch's global generator, and the same statistics."""
         policy = type(self)(self.contract, self.config).to(self.device).train(self.training)
         take_statistics(policy, self)
         return policy
@@ -131,19 +131,20 @@ class MLPPolicy(FlatObservations):
         return self._to_robot(self._means(observation))
 
     def layers(self) -> list[tuple[Tensor, Tensor]]:
-        """The actor as (weight [out, in], bias [out]) with tanh after each, the normaliser folded into the first one.
+        """Layers of the actor as (weight [out, in], bias [out]) with tanh after each, including the normaliser.
 
-        It maps physical observations to actions in half ranges around the middle, differentiably.
+        They map physical observations to actions in half ranges around the middle, differentiably.
         """
         if self.reciprocal:
             raise UserError("bptt supports only dense layers, not reciprocals; train with policy.reciprocal=[]")
         linear = [layer for layer in self.actor if isinstance(layer, nn.Linear)]
+        # W (x - mean) / scale + b = (W / scale) x + (b - (W / scale) mean)
         weight = linear[0].weight / self.scale[: self.observed]
         bias = linear[0].bias - weight @ self.mean[: self.observed]
         return [(weight, bias), *((layer.weight, layer.bias) for layer in linear[1:])]
 
     def deployable(self) -> Network:
-        """The exported network: the mean of the executed actions, including the normaliser."""
+        """Network for export: the mean of the executed actions, including the normaliser."""
         if not self.fitted:
             raise UserError("the policy has no normalisation statistics; train it before exporting")
         distances = [key for key in self.reciprocal if key in self.actor_keys]
@@ -154,14 +155,16 @@ class MLPPolicy(FlatObservations):
         """Behaviour cloning: mean squared error of the mean action over valid steps, in half action ranges."""
         mean = self._means(observation).view_as(actions)
         error = (mean - (actions - self.centre) / self.half_range).square().mean(-1)
+        # L = sum(valid * |mean - a|^2) / sum(valid)
         return (error * valid).sum() / valid.sum().clamp_min(1)
 
     def _sample(
         self, mean: Tensor, deterministic: bool, generator: torch.Generator | None
     ) -> tuple[TensorDict, Tensor, Tensor]:
-        """Sample [N], actions [N, H, A] and terms of log_prob [N, K, 1] around raw actions `mean` [N, H * A]."""
+        """Draw a sample [N], actions [N, H, A] and terms of log_prob [N, K, 1] around the raw mean [N, H * A]."""
         std, raw = self.log_std.exp(), mean
         if not deterministic:
+            # a ~ N(mean, std^2), scored before clamping
             raw = mean + std * torch.randn(mean.shape, generator=generator, device=mean.device)
         log_prob = self._terms(gaussian_log_prob(raw, mean, std))
         return TensorDict({"raw": raw}, batch_size=[len(raw)]), self._to_robot(raw.clamp(-1.0, 1.0)), log_prob
@@ -177,13 +180,13 @@ class MLPPolicy(FlatObservations):
         return raw.view(len(raw), self.contract.horizon, -1) * self.half_range + self.centre
 
     def _terms(self, elementwise: Tensor) -> Tensor:
-        """Sums [..., K, 1] over the elements of each executed action, of [..., H * A]."""
+        """Sums [..., K, 1] over the elements of each executed action, from elements [..., H * A]."""
         actions = elementwise.unflatten(-1, (self.contract.horizon, -1))
         return actions[..., : self.contract.executed, :].sum(-1, keepdim=True)
 
 
 def _run(layers: nn.Sequential, x: Tensor) -> Tensor:
-    """`layers` of `x`, with our own tanh."""
+    """Apply `layers` to `x`, with our own tanh."""
     for layer in layers:
         x = tanh(x) if isinstance(layer, nn.Tanh) else layer(x)
     return x

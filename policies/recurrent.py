@@ -2,8 +2,8 @@
 
 The actor has the shape of RAPTOR's (arXiv 2509.11481): 22 observations -> 16 -> GRU of 16 -> 4 actions are 2,084
 parameters, including the learned initial memory. The memory is explicit: the policy reads it as the observation
-"memory" [N, M] and returns the next one as `sample["memory"]`. It keeps none between calls: `rollout.memory` carries
-it.
+"memory" [N, M] and returns the next one as `sample["memory"]`. The policy is stateless between calls: `rollout.memory`
+stores it.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class RecurrentConfig(MLPConfig):
     memory: PositiveInt = 16
 
     def build(self, contract: Contract) -> RecurrentPolicy:
-        """Make the policy for `contract`."""
+        """Build the policy for `contract`."""
         return RecurrentPolicy(contract, self)
 
 
 class RecurrentPolicy(MLPPolicy):
-    """An MLPPolicy whose actor is recurrent; its critic is not.
+    """MLPPolicy whose actor is recurrent; its critic is not.
 
-    Samples [N] are scored with the memory they were drawn with, which the observation holds; sequences [T, N] are
+    Samples [N] are scored with the memory they were drawn with, which is in the observation; sequences [T, N] are
     scored through time, from the memory of the first step.
     """
 
@@ -91,6 +91,7 @@ class RecurrentPolicy(MLPPolicy):
         """
         mean = self._means(observation)
         error = (mean.view_as(actions) - (actions - self.centre) / self.half_range).square().mean(-1)
+        # L = sum(valid * |mean - a|^2) / sum(valid)
         return (error * valid).sum() / valid.sum().clamp_min(1)
 
     def _means(self, observation: TensorDict) -> Tensor:
@@ -120,6 +121,8 @@ class RecurrentPolicy(MLPPolicy):
         memory = self.initial_memory(count) if memory is None else memory
         memories = []
         for step in range(steps):
+            # episodes that start at this step begin with the initial memory
             memory = gru(features[step], torch.where(started[step].unsqueeze(-1), self.gru.initial, memory))
             memories.append(memory)
+        # [T, N, M] -> raw means [T, N, H * A]
         return chain(head, torch.stack(memories))[0], memory

@@ -1,4 +1,4 @@
-"""Policies by their name in `policy=`."""
+"""Policies by the value of the option `policy`."""
 
 from typing import cast
 
@@ -31,7 +31,7 @@ POLICIES: dict[str, type] = {
 
 
 def trained_policy(saved: Checkpoint) -> TrainablePolicy:
-    """The policy of a checkpoint of train.py, with its weights, without its task.
+    """Build the policy of a checkpoint of train.py, with its weights, without its task.
 
     Raises:
         UserError: if the configuration names none of our policies, or is of another version.

@@ -1,4 +1,4 @@
-"""The hyperbolic tangent of small networks, which on a CPU may take longer than their matrix products."""
+"""Hyperbolic tangent for small networks, where it may take longer than the matrix products on a CPU."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from torch import Tensor
 
 
 def tanh(x: Tensor) -> Tensor:
-    """As `torch.tanh`, to rounding. NumPy computes float32 on a CPU, ten times faster than torch 2.13 on AMD's."""
+    """Hyperbolic tangent, equal to `torch.tanh` up to rounding.
+
+    NumPy computes float32 on a CPU, ten times faster than torch 2.13 on AMD's.
+    """
     return _NumPyTanh.apply(x) if x.is_cpu and x.dtype is torch.float32 else x.tanh()
 
 

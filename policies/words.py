@@ -1,4 +1,4 @@
-"""Words as vectors: fixed random ones of the hashes of `embodied.words`."""
+"""Fixed random vectors of words, by the hashes of `embodied.words`."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from embodied.words import WORD_BUCKETS
 def word_features(width: int) -> Tensor:
     """Fixed random word embeddings [WORD_BUCKETS, width]: not learned, and the same in every process."""
     features = torch.randn(WORD_BUCKETS, width, generator=torch.Generator().manual_seed(0), device="cpu") / 2.0
-    features[0] = 0.0
+    features[0] = 0.0  # id 0 is padding
     return features
 
 
 def summed(words: Tensor, known: Tensor, features: Tensor) -> Tensor:
     """Sum [..., width] of the `features` [WORD_BUCKETS, width] of `words` [..., L] that are `known` [WORD_BUCKETS]."""
-    read = words * known[words]
+    known_words = words * known[words]
     if torch.jit.is_tracing():  # exported graphs have no bags
-        return features[read].sum(-2)
-    bags = nn.functional.embedding_bag(read.flatten(0, -2), features, mode="sum", padding_idx=0)
-    return bags.unflatten(0, read.shape[:-1])
+        return features[known_words].sum(-2)
+    bags = nn.functional.embedding_bag(known_words.flatten(0, -2), features, mode="sum", padding_idx=0)
+    return bags.unflatten(0, known_words.shape[:-1])

@@ -1,4 +1,4 @@
-"""Which library computes MuJoCo's physics."""
+"""Libraries for MuJoCo's physics."""
 
 from __future__ import annotations
 

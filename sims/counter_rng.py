@@ -76,4 +76,4 @@ C_SOURCE = "\n".join(
         "",
     )
 )
-"""The same in C, to be placed before the code that draws: `mix_` and `uniform_`."""
+"""C code of `mix_` and `uniform_`, the same functions, to place before code that draws."""

@@ -18,24 +18,24 @@ PLANE, FIELD, SPHERE, CAPSULE, ELLIPSOID, CYLINDER, BOX, MESH = (
     for name in ("PLANE", "HFIELD", "SPHERE", "CAPSULE", "ELLIPSOID", "CYLINDER", "BOX", "MESH")
 )
 SMOOTH = 0.8
-"""Cosine; corners whose normal is further from that of the face are drawn with the face's, as MuJoCo does."""
+"""Cosine of the angle between a corner's and the face's normal below which the face's is used, as in MuJoCo."""
 PLANE_M = 0.002
 """Half the thickness of a plane with ends."""
 MOST_FACES = 20_000
-"""Of ground, whose cells are joined where there are more."""
+"""Largest number of faces of a height field; with more, cells are joined."""
 
 
 def visible(model: mujoco.MjModel, groups: Iterable[int]) -> list[int]:
-    """Geoms in `groups` that are not wholly transparent; planes without ends are left to the viewer's floor."""
-    known = (PLANE, FIELD, SPHERE, CAPSULE, ELLIPSOID, CYLINDER, BOX, MESH)
-    shown = np.isin(model.geom_group, list(groups)) & np.isin(model.geom_type, known)
-    shown &= np.array([_colour(model, i)[3] for i in range(model.ngeom)]) > 0.0
+    """Geoms in `groups` that are not wholly transparent; the viewer's floor stands for infinite planes."""
+    kinds = (PLANE, FIELD, SPHERE, CAPSULE, ELLIPSOID, CYLINDER, BOX, MESH)
+    drawn = np.isin(model.geom_group, list(groups)) & np.isin(model.geom_type, kinds)
+    drawn &= np.array([_colour(model, i)[3] for i in range(model.ngeom)]) > 0.0
     endless = (model.geom_type == PLANE) & (model.geom_size[:, :2] == 0.0).any(1)
-    return np.flatnonzero(shown & ~endless).tolist()
+    return np.flatnonzero(drawn & ~endless).tolist()
 
 
 def bodies(model: mujoco.MjModel, geoms: Iterable[int]) -> dict[int, Body]:
-    """The bodies that have `geoms`, by number; their frames are those of the model's bodies."""
+    """Bodies that have `geoms`, by number, in the frames of the model's bodies."""
     parts: dict[int, list[Mesh]] = {}
     for geom in geoms:
         rotation = np.empty(9)
@@ -47,12 +47,12 @@ def bodies(model: mujoco.MjModel, geoms: Iterable[int]) -> dict[int, Body]:
 
 def poses(data: mujoco.MjData, numbers: Iterable[int]) -> Array:
     """Poses [B, 7] of bodies in the world: position, quaternion (w, x, y, z)."""
-    chosen = list(numbers)
-    return np.concatenate((data.xpos[chosen], data.xquat[chosen]), 1)
+    indices = list(numbers)
+    return np.concatenate((data.xpos[indices], data.xquat[indices]), 1)
 
 
 def movable(model: mujoco.MjModel, numbers: Iterable[int]) -> tuple[str, ...]:
-    """Names of the bodies that some joint moves; those that are free come first."""
+    """Names of the bodies that a joint moves; free bodies come first."""
     moving = [body for body in numbers if model.body_weldid[body] != 0]
     free = set(model.jnt_bodyid[model.jnt_type == mujoco.mjtJoint.mjJNT_FREE].tolist())
     return tuple(model.body(body).name for body in sorted(moving, key=lambda body: body not in free))
@@ -66,6 +66,7 @@ def pushed(model: mujoco.MjModel, qpos: ArrayLike, body: str, change_m_s: ArrayL
     jacobian, change = np.zeros((3, model.nv)), np.zeros((1, model.nv))
     mujoco.mj_jacBodyCom(model, data, jacobian, None, number)
     impulse = model.body_mass[number] * np.asarray(change_m_s, dtype=float)
+    # Change of velocities: M^-1 J' p for the impulse p = m dv at the centre of mass with Jacobian J.
     mujoco.mj_solveM(model, data, change, (impulse @ jacobian)[None])
     return change[0]
 
@@ -92,7 +93,7 @@ def _pixels(model: mujoco.MjModel, texture: int) -> Array:
 
 
 def _solid(model: mujoco.MjModel, geom: int) -> Mesh:
-    """A geom in its own frame."""
+    """Mesh of a geom in its own frame."""
     kind, size, colour = int(model.geom_type[geom]), model.geom_size[geom], _colour(model, geom)
     if kind == MESH:
         return _mesh(model, geom, colour)
@@ -110,7 +111,7 @@ def _solid(model: mujoco.MjModel, geom: int) -> Mesh:
 
 
 def _mesh(model: mujoco.MjModel, geom: int, colour: Array) -> Mesh:
-    """A geom's mesh; a texture gives each vertex a colour."""
+    """Mesh of a mesh geom; with a texture, each vertex has its colour."""
     mesh, material = model.geom_dataid[geom], model.geom_matid[geom]
     rows = slice(model.mesh_faceadr[mesh], model.mesh_faceadr[mesh] + model.mesh_facenum[mesh])
     first = model.mesh_vertadr[mesh]
@@ -134,7 +135,7 @@ def _mesh(model: mujoco.MjModel, geom: int, colour: Array) -> Mesh:
 
 
 def _ground(model: mujoco.MjModel, field: int) -> Mesh:
-    """A height field."""
+    """Mesh of a height field."""
     rows, columns, first = model.hfield_nrow[field], model.hfield_ncol[field], model.hfield_adr[field]
     step = max(1, int(np.ceil(np.sqrt(2.0 * rows * columns / MOST_FACES))))
     x_m, y_m, z_m, _ = model.hfield_size[field]

@@ -1,4 +1,4 @@
-"""OpenGL for MuJoCo's renderer: EGL, which also draws without a graphics card, or what MUJOCO_GL names."""
+"""OpenGL for MuJoCo's renderer: EGL, which also works without a graphics card, or the library named by MUJOCO_GL."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def context() -> tuple[Any, str]:
         from mujoco.gl_context import GLContext
     else:
         from mujoco.egl import GLContext
-    made = GLContext(64, 64)
-    made.make_current()
+    gl_context = GLContext(64, 64)
+    gl_context.make_current()
     from OpenGL import GL
 
-    return made, GL.glGetString(GL.GL_RENDERER).decode()
+    return gl_context, GL.glGetString(GL.GL_RENDERER).decode()

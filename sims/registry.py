@@ -43,7 +43,7 @@ TASKS: dict[str, type] = {
 
 
 def conditions(config: Mapping[str, Any]) -> Conditions | None:
-    """What the task of a checkpoint's `config` prepared its policy for; None if it does not say.
+    """Training conditions of the task of a checkpoint's `config`; None if the task defines none.
 
     Raises:
         UserError: if the task is of another version.
@@ -56,15 +56,17 @@ def conditions(config: Mapping[str, Any]) -> Conditions | None:
         task = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(kind), values["task"]))
     except OmegaConfBaseException as error:
         raise UserError(f"the checkpoint's task is of another version ({error}); train again") from error
-    found, latency = cast(PreparedTask, task).conditions, values.get("latency") or {}
+    trained, latency = cast(PreparedTask, task).conditions, values.get("latency") or {}
     if not any(max(latency.get(name, [0.0])) > 0.0 for name in ("observation_s", "action_s")):
-        return found
-    told = f"measurements {latency['observation_s']} s and commands {latency['action_s']} s late (latency.)"
-    return replace(found, trained_for=(*found.trained_for, told), missing=tuple(set(found.missing) - {"latency"}))
+        return trained
+    description = f"measurements {latency['observation_s']} s and commands {latency['action_s']} s late (latency.)"
+    return replace(
+        trained, trained_for=(*trained.trained_for, description), missing=tuple(set(trained.missing) - {"latency"})
+    )
 
 
 SHOWN = "LIBERO, quadrotors, swarms, vehicles and MJCF tasks in the run's own process (task.processes=0)"
-"""What `viewer=true` can show."""
+"""Tasks that `viewer=true` supports, in words."""
 NEEDS: dict[str, Needs] = {
     "gym": Needs("gym", ("mujoco",), "environments on MuJoCo"),
     "isaac_lab": Needs("isaac-lab", ("isaaclab",), venv=".venv-isaac", install="make isaac"),
@@ -73,4 +75,4 @@ NEEDS: dict[str, Needs] = {
     "mjcf": Needs("mjcf", ("mujoco",)),
     "robosuite": Needs("robosuite", ("mujoco", "robosuite", "numba", "termcolor")),
 }
-"""What simulators need that the smallest install has not."""
+"""Packages of simulators that are not part of the smallest installation."""

@@ -1,4 +1,4 @@
-"""Room for contacts and constraint rows in mujoco_warp, which allocates both once, where MuJoCo's arena grows.
+"""Numbers of contacts and constraint rows in mujoco_warp, which allocates them once; MuJoCo's arena grows instead.
 
 mujoco_warp's own defaults are 48 contacts and 64 rows a world, however many bodies a model has, and drop the rest.
 """
@@ -14,15 +14,15 @@ from numpy.typing import NDArray
 
 OVERFLOW = int(
     mujoco_warp.OverflowType.ALL
-    # The model's limits of iterations are reached all the time; a height field's pair has as many contacts in MuJoCo.
+    # Limits of iterations are reached regularly, and MuJoCo has the same limit for pairs with a height field.
     & ~(mujoco_warp.OverflowType.ITERATIONS | mujoco_warp.OverflowType.LS_ITERATIONS)
     & ~(mujoco_warp.OverflowType.EPA_HORIZON | mujoco_warp.OverflowType.HFIELD)
 )
-"""Bits of mujoco_warp's `Data.overflow` of worlds that lack contacts, constraint rows or readings of sensors."""
+"""Bits of mujoco_warp's `Data.overflow` for worlds with too few contacts, constraint rows or sensor readings."""
 NEIGHBOURS, POINTS = 6, 3
-"""Bodies that a body touches, counting each pair once, and contacts with each of them.
+"""Estimated number of bodies that a body touches, with each pair counted once, and of contacts with each of them.
 
-In a heap of 40 boxes, capsules or spheres there were up to 197, 145 and 112 contacts; there is room for 720, 480, 240.
+Heaps of 40 boxes, capsules or spheres had up to 197, 145 and 112 contacts; the estimates are 720, 480 and 240.
 """
 ROUND = mujoco.mjtGeom.mjGEOM_SPHERE, mujoco.mjtGeom.mjGEOM_ELLIPSOID
 GROUND = mujoco.mjtGeom.mjGEOM_HFIELD, mujoco.mjtGeom.mjGEOM_SDF
@@ -43,8 +43,8 @@ def capacity(
 ) -> Capacity:
     """Capacity of a world of `model`, whose pairs of geoms that can touch are those of `compiled`.
 
-    Room for all contacts of all pairs where these are few, else for those of `NEIGHBOURS` of every body, and for twice
-    the contacts in a `resting` state. `contacts` replaces the estimate.
+    It suffices for all contacts of all pairs if they are few, else for contacts of every body with `NEIGHBOURS` others,
+    and for twice the `resting` contacts, those of a state at rest. `contacts` replaces the estimate.
     """
     if contacts is None:
         contacts = max(1, _contacts(model, compiled), 2 * resting)
@@ -67,7 +67,7 @@ def _contacts(model: mujoco.MjModel, compiled: mujoco_warp.Model) -> int:
 
 
 def _points(kinds: NDArray[np.int32]) -> NDArray[np.int64]:
-    """Most contacts [P] of pairs of geoms of `kinds` [P, 2]."""
+    """Largest numbers of contacts [P] of pairs of geoms of `kinds` [P, 2]."""
     points = np.full(len(kinds), 8)
     points[(kinds == mujoco.mjtGeom.mjGEOM_CAPSULE).any(1)] = 2
     points[np.isin(kinds, ROUND).any(1)] = 1

@@ -1,7 +1,7 @@
-"""Warp beside torch on CUDA: the operations of both run in the order in which a program calls them.
+"""Warp together with torch on CUDA: operations of both run in the order in which a program calls them.
 
-Warp launches on a stream of its own. That stream and torch's default one wait for each other, but a rollout that is
-collected beside an update has another stream of torch, for which events are needed.
+Warp launches on a stream of its own. That stream and torch's default stream wait for each other, but a rollout that is
+collected during an update has another stream of torch, which needs events.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ import torch
 import warp
 
 _LAUNCHING = threading.RLock()
-"""Held by the thread that launches or captures: all threads share warp's stream, and a capture would take up others'
-launches."""
+"""Lock of the thread that launches or captures: all threads share warp's stream, and a capture would include the
+launches of others."""
 
 
 def warp_device(device: torch.device | str) -> warp.Device:
     """Warp's device of torch's `device`; "cuda" without a number is the current one."""
     warp.init()
-    return warp.device_from_torch(str(device))  # of a torch.device warp needs the number
+    return warp.device_from_torch(str(device))  # warp needs a string for devices without a number
 
 
 @contextmanager
 def in_order(device: warp.Device) -> Iterator[None]:
-    """Within it, warp launches on `device`, after what torch has to do there and before what torch gets afterwards.
+    """Context in which warp launches on `device`, after torch's earlier operations and before its later ones.
 
     Operations of torch within it are not ordered with those of warp.
     """
@@ -36,7 +36,7 @@ def in_order(device: warp.Device) -> Iterator[None]:
         return
     current = torch.cuda.current_stream(warp.device_to_torch(device))
     with _LAUNCHING, warp.ScopedDevice(device):
-        if not current.cuda_stream:  # torch's default stream: it and warp's wait for each other anyway
+        if not current.cuda_stream:  # torch's default stream and warp's wait for each other anyway
             yield
             return
         other = warp.stream_from_torch(current)

@@ -50,10 +50,12 @@ def gae(
     """
     rewards = chunk_reward(reward, discount)
     decay = discount ** executed.sum(-1).to(value.dtype)
+    # delta_t = r_t + gamma^k V(s'_t) (1 - terminated_t) - V(s_t)
     delta = rewards + decay * next_value * ~terminated - value
     carry = decay * gae_lambda * ~(terminated | truncated)
     advantage = torch.zeros_like(value)
     following = torch.zeros_like(value[0])
+    # A_t = delta_t + gamma^k lambda (1 - done_t) A_{t+1}
     for t in reversed(range(len(value))):
         following = delta[t] + carry[t] * following
         advantage[t] = following
@@ -63,27 +65,29 @@ def gae(
 def n_step(
     reward: Tensor, executed: Tensor, terminated: Tensor, truncated: Tensor, n: int, *, discount: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns over up to `n` decisions (Sutton and Barto, Reinforcement Learning, chapter 7).
+    """Discounted returns over up to `n` decisions (Sutton and Barto, Reinforcement Learning, chapter 7).
 
-    For each decision of a rollout (over fewer decisions if the episode or the rollout ends before): the discounted
-    reward [T, N], the factor of the following value [T, N] (zero after a termination, not at a time limit), and the
-    decision [T, N] after which that value is taken. Arguments as `gae`'s.
+    The sum covers fewer decisions where the episode or the rollout ends earlier. Returns three tensors [T, N]: the
+    discounted reward, the factor of the value that follows (zero after a termination, not at a time limit), and the
+    index of the decision after which that value is taken. The arguments are those of `gae`.
     """
     rewards, done = chunk_reward(reward, discount), terminated | truncated
     decay = discount ** executed.sum(-1).to(rewards.dtype)
+    # Each pass adds one reward: R <- R + carry r_{last+1}, carry <- carry gamma^k, until a decision ends its episode.
     total, carry = rewards, decay
     last = torch.arange(len(rewards), device=rewards.device).unsqueeze(1).expand(rewards.shape)
     for _ in range(n - 1):
         following = (last + 1).clamp_max(len(rewards) - 1)
-        goes_on = (following > last) & ~done.gather(0, last)
-        total = torch.where(goes_on, total + carry * rewards.gather(0, following), total)
-        carry = torch.where(goes_on, carry * decay.gather(0, following), carry)
-        last = torch.where(goes_on, following, last)
+        continues = (following > last) & ~done.gather(0, last)
+        total = torch.where(continues, total + carry * rewards.gather(0, following), total)
+        carry = torch.where(continues, carry * decay.gather(0, following), carry)
+        last = torch.where(continues, following, last)
     return total, carry * ~terminated.gather(0, last), last
 
 
 def moments(values: Tensor, world: World = ALONE) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation of `values` [B] over all processes."""
+    # Two passes in float64: E[x] first, then sum (x - E[x])^2 / (n - 1), so that large means lose no digits.
     count, total = world.sum(torch.stack((torch.ones_like(values, dtype=torch.float64).sum(), values.double().sum())))
     mean = total / count
     squares = world.sum((values.double() - mean).square().sum())
@@ -98,26 +102,28 @@ def normalise(advantage: Tensor, own: Tensor, world: World = ALONE) -> Tensor:
 
 @torch.no_grad()
 def values(policy: TrainablePolicy, observation: TensorDict) -> Tensor:
-    """The policy's value of observations [T, N]: [T, N] float32 on their device, computed in pieces."""
-    where = next(iter(observation.values(include_nested=True, leaves_only=True))).device
+    """Values V(s) of observations [T, N] by the policy's critic: [T, N] float32 on their device, computed in pieces."""
+    device = next(iter(observation.values(include_nested=True, leaves_only=True))).device
     pieces = observation.flatten(0, 1).split(4096)
-    found = torch.cat([policy.value(piece.to(policy.device)).to(where, torch.float32) for piece in pieces])
-    return found.view(observation.batch_size)
+    value = torch.cat([policy.value(piece.to(policy.device)).to(device, torch.float32) for piece in pieces])
+    return value.view(observation.batch_size)
 
 
 def next_values(policy: TrainablePolicy, rollout: Rollout, value: Tensor, world: World = ALONE) -> Tensor:
-    """V of the true observation after each decision, [T, N], from `value` [T, N] of those before where possible.
+    """V of the true observation after each decision, [T, N], which reuses `value` [T, N] of the next decision.
 
-    All processes make as many passes, whose networks may be divided among them.
+    Values are computed only for the last observation and for the final observations of ended episodes. All processes
+    make the same number of forward passes, because their networks may be sharded.
     """
     last = values(policy, rollout.last_observation.unsqueeze(0))
     following = torch.cat((value[1:], last.to(value.device)))
     count = 0 if rollout.final_observation is None else len(rollout.final_observation)
-    most = max(of_each(count, world)) if world.size > 1 else count
+    most_ended = max(of_each(count, world)) if world.size > 1 else count
     ended = rollout.final_observation
-    if most > count:
-        more = cast(TensorDict, rollout.last_observation[torch.zeros(most - count, dtype=torch.long)])
-        ended = more if ended is None else TensorDict.cat([ended, more])
+    if most_ended > count:
+        padding = cast(TensorDict, rollout.last_observation[torch.zeros(most_ended - count, dtype=torch.long)])
+        ended = padding if ended is None else TensorDict.cat([ended, padding])
+    # An ended episode is followed by the first observation of the next one, whose value does not belong to it.
     if ended is not None:
         final = values(policy, ended.unsqueeze(0)).squeeze(0)[:count]
         if count:
@@ -127,5 +133,6 @@ def next_values(policy: TrainablePolicy, rollout: Rollout, value: Tensor, world:
 
 def explained_variance(value: Tensor, returns: Tensor, world: World = ALONE) -> float:
     """Share of the returns' variance, over all processes, that the value predicts: 1 is perfect, 0 a constant."""
-    left, total = (float(moments(each, world)[1]) ** 2 for each in (returns - value, returns))
-    return 1.0 - left / max(total, 1e-12)
+    # 1 - Var(return - V) / Var(return)
+    residual, total = (float(moments(each, world)[1]) ** 2 for each in (returns - value, returns))
+    return 1.0 - residual / max(total, 1e-12)

@@ -67,12 +67,12 @@ class BPTTConfig(Configuration):
 
     @property
     def reads_demonstrations(self) -> bool:
-        """Never."""
+        """Whether demonstrations are read: never."""
         return False
 
     @property
     def max_staleness(self) -> int:
-        """None: gradients go through the rollout."""
+        """Updates that a rollout's policy may be behind: 0, because gradients flow through the rollout."""
         return 0
 
     def build(
@@ -82,7 +82,7 @@ class BPTTConfig(Configuration):
         env: Environment,
         generator: torch.Generator,
     ) -> BPTT:
-        """Make the learner of `policy` in `env`; the demonstrations are not used.
+        """Build the learner of `policy` in `env`; the demonstrations are not used.
 
         Raises:
             UserError: for an environment or a policy without gradients.
@@ -95,7 +95,7 @@ class BPTTConfig(Configuration):
 
 
 class BPTT(Composite):
-    """Maximises the return of differentiable rollouts by gradient ascent."""
+    """Learner that maximises the return of differentiable rollouts by gradient ascent."""
 
     starts = None
 
@@ -108,11 +108,11 @@ class BPTT(Composite):
 
     @property
     def collector(self) -> Callable[..., DifferentiableCollector]:
-        """Makes the collector, which limits gradients."""
+        """Factory of the collector, which limits the gradients through actions."""
         return partial(DifferentiableCollector, max_action_gradient=self.config.max_action_gradient)
 
     def update(self, rollout: Rollout, progress: float, world: World = ALONE) -> dict[str, float]:
-        """One gradient step of the actor, `value_epochs` of the critic; returns the mean reward and losses.
+        """Take one gradient step of the actor, `value_epochs` of the critic; returns the mean reward and losses.
 
         Raises:
             DivergedError: before a step whose objective, loss or gradient is not finite.
@@ -121,6 +121,7 @@ class BPTT(Composite):
         objective = self._objective(rollout)
         check_finite({"objective": objective.detach()}, self.gradient_steps + 1)
         self.optimiser.zero_grad()
+        # through the simulator, back to all actions of the horizon
         (-objective).backward()
         norm = nn.utils.clip_grad_norm_(self.parameters, self.config.max_gradient_norm)
         if not norm.isfinite():
@@ -134,12 +135,18 @@ class BPTT(Composite):
         return metrics | ({"value_loss": self._fit_value(rollout, world)} if self.config.critic else {})
 
     def _objective(self, rollout: Rollout) -> Tensor:
-        """Mean over environments of sum_t discount^t r_t plus the estimated rest, divided by the horizon."""
+        """Objective to maximise: mean discounted return per decision.
+
+        It is the mean over environments of sum_t discount^t r_t plus the estimated return after the horizon, divided
+        by the horizon.
+        """
         reward = chunk_reward(rollout.reward, self.config.discount)
+        # control steps before each decision: J = mean_n (sum_t gamma^steps_t r_t + gamma^steps_T V(s_T)) / T
         steps = rollout.executed.sum(-1).cumsum(0) - rollout.executed.sum(-1)
         total = (self.config.discount ** steps.to(reward.dtype) * reward).sum(0)
         if self.config.critic:
             value = self.policy.value(rollout.last_observation.to(self.policy.device)).to(reward.device)
+            # Gradients reach the actor through V(s_T), too.
             decay = self.config.discount ** rollout.executed.sum((0, -1)).to(reward.dtype)
             rest = decay * value * ~rollout.terminated.any(0)  # no value after a termination inside the horizon
         else:
@@ -148,7 +155,7 @@ class BPTT(Composite):
 
     def _fit_value(self, rollout: Rollout, world: World = ALONE) -> float:
         """Regress the critic on TD(lambda) returns; returns the mean squared error."""
-        seen, value = rollout.observation.detach(), values(self.policy, rollout.observation)
+        observation, value = rollout.observation.detach(), values(self.policy, rollout.observation)
         _, returns = gae(
             rollout.reward.detach(),
             rollout.executed,
@@ -159,12 +166,13 @@ class BPTT(Composite):
             discount=self.config.discount,
             gae_lambda=self.config.gae_lambda,
         )
-        batch = TensorDict({"observation": seen, "return": returns}, list(returns.shape)).flatten(0, 1)
+        batch = TensorDict({"observation": observation, "return": returns}, list(returns.shape)).flatten(0, 1)
         minibatches, losses = Minibatches(rollout.executed.any(-1), world), []
         for _ in range(self.config.value_epochs):
             for rows, counted in minibatches.draw(self.config.value_minibatch, self.generator):
-                part = batch[rows.to(returns.device)].to(self.policy.device)
-                error = (self.policy.value(part["observation"]) - part["return"]).square()
+                minibatch = batch[rows.to(returns.device)].to(self.policy.device)
+                # L_V = mean (V(s) - G^lambda)^2 over the decisions that were executed, averaged over processes
+                error = (self.policy.value(minibatch["observation"]) - minibatch["return"]).square()
                 counted = counted.to(error.device)
                 count = float(world.sum(counted.sum())) / world.size
                 loss = torch.where(counted, error, 0.0).sum() / count

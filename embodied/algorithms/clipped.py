@@ -1,8 +1,8 @@
-"""What learners with a clipped ratio share: epochs of minibatch steps on decisions and their advantages.
+"""Base of the learners with a clipped ratio: epochs of minibatch steps on decisions and their advantages.
 
-    ratio r = pi(sample | observation) / pi_old(sample | observation);  L = -min(r A, clip(r, 1 - low, 1 + high) A)
+ratio r = pi(sample | observation) / pi_old(sample | observation);  L = -min(r A, clip(r, 1 - low, 1 + high) A)
 
-A policy defines what its log-probability refers to; a learner only sees log_prob [..., P]. Sources: PPO (arXiv
+A policy defines what its log-probability refers to; a learner only receives log_prob [..., P]. Sources: PPO (arXiv
 1707.06347); a wider upper clip, DAPO (arXiv 2503.14476); parts of a log-probability, DPPO (arXiv 2409.00588).
 """
 
@@ -37,7 +37,7 @@ GRADIENTS = ("gradient of the actor", "gradient of the critic")
 class ClippedConfig(Configuration):
     """Hyper-parameters of clipped steps; `rollout_length` (T) decisions per environment and iteration.
 
-    The rollout's decisions are learned from in `epochs` of minibatches of `minibatch` decisions. Learning rates decay
+    The rollout's decisions are used in `epochs` of minibatches of `minibatch` decisions. Learning rates decay
     linearly to their `final_lr_share`. Minibatches are scored in pieces that keep at most `memory_gb` for the backward
     pass; whole if None. A ratio is clipped at 1 - `clip` and 1 + `clip_high` (None: `clip`; DAPO: 0.28 above 0.2).
     Where a log-probability has several parts, denoising steps, each is clipped by itself (DPPO, arXiv 2409.00588): from
@@ -67,12 +67,12 @@ class ClippedConfig(Configuration):
 
     @property
     def reads_demonstrations(self) -> bool:
-        """For the supervised loss."""
+        """Whether demonstrations are read: for the supervised loss."""
         return bool(self.bc_coefficient)
 
     @property
     def max_staleness(self) -> int:
-        """Updates that a rollout's policy may be behind; 0: it is learned from before the next one is collected."""
+        """Updates that a rollout's policy may be behind; 0: each rollout is used before the next one is collected."""
         return 0
 
     def check(self, name: str, policy: TrainablePolicy, demonstrations: Episodes | None) -> None:
@@ -87,7 +87,7 @@ class ClippedConfig(Configuration):
 
 
 class Clipped(Composite):
-    """Takes clipped steps with `policy` on batches {observation, sample, log_prob, advantage, own}.
+    """Learner that takes clipped steps with `policy` on batches {observation, sample, log_prob, advantage, own}.
 
     `rates` are learning rates of the actor's parameters and, if there is a second one, of the critic's. `generator`
     draws minibatches, also of `demonstrations`.
@@ -113,16 +113,16 @@ class Clipped(Composite):
 
     @property
     def warm(self) -> bool:
-        """The actor does not move yet."""
+        """Whether the actor is still frozen, while the critic warms up."""
         return False
 
     def _decay(self, progress: float) -> None:
         linear_decay(self.optimiser, progress, self.config.final_lr_share, *self.rates)
 
     def _epochs(self, batch: TensorDict, world: World, kept: Tensor | None = None) -> dict[str, float]:
-        """Steps on minibatches of `batch` [T, N] until the policy has moved far; returns mean metrics.
+        """Take gradient steps on minibatches of `batch` [T, N] until the KL limit is reached; returns mean metrics.
 
-        Of a policy without memory only decisions `kept` [T, N] are in them.
+        For a policy without memory minibatches contain only the decisions `kept` [T, N].
         """
         total = torch.where(batch["own"], batch["advantage"], 0.0).sum()
         check_finite({"sum of advantages": total}, self.gradient_steps + 1)
@@ -140,6 +140,7 @@ class Clipped(Composite):
                 sums = {key: sums.get(key, 0.0) + value for key, value in metrics.items()}
                 count += 1
                 kl = world.sum(torch.tensor(metrics["kl"])) / world.size
+                # the mean over processes, so that all of them stop at the same minibatch
                 stop = bool(kl > self.config.target_kl)
                 if stop:
                     break
@@ -149,9 +150,10 @@ class Clipped(Composite):
         return {key: value / count for key, value in sums.items()} | {"minibatches": float(count)}
 
     def _minibatches(self, batch: TensorDict, minibatches: Minibatches) -> Iterator[TensorDict]:
-        """Decisions [B] of `batch` [T, N] in random order; for a policy with memory, whole environments [T, B].
+        """Yield minibatches of `batch` [T, N] in random order.
 
-        Each is copied to the policy's device when it is used, since the whole rollout may not fit there.
+        A minibatch has decisions [B]; for a policy with memory, whole environments [T, B]. Each is copied to the
+        policy's device when it is used, because the whole rollout may not fit there.
         """
         size, dim = self.config.minibatch, 0
         if isinstance(self.policy, RecurrentPolicy):
@@ -159,17 +161,17 @@ class Clipped(Composite):
         else:
             batch = batch.flatten(0, 1)
         for rows, counted in minibatches.draw(size, self.generator):
-            part = select(batch, rows, dim)
+            minibatch = select(batch, rows, dim)
             if not bool(counted.all()):
-                part["own"] = part["own"] & counted.to(part["own"].device)
-            yield part.to(self.policy.device)
+                minibatch["own"] = minibatch["own"] & counted.to(minibatch["own"].device)
+            yield minibatch.to(self.policy.device)
 
     def _step(self, batch: TensorDict, world: World = ALONE) -> dict[str, float]:
-        """One gradient step on decisions [B], or sequences [T, B]; returns losses and ratios, means over `own`.
+        """Take one gradient step on decisions [B], or sequences [T, B]; returns losses and ratios, means over `own`.
 
         Sums are divided by the average number of own decisions per process, so that the average over processes is the
-        mean over all decisions. Either every process takes the step, even one without own decisions, or none does; then
-        the result is empty.
+        mean over all decisions. Either every process takes the step, even one without own decisions, or none does;
+        then the result is empty.
 
         Raises:
             DivergedError: before the step, if a loss or a gradient is not finite.
@@ -181,10 +183,12 @@ class Clipped(Composite):
             fitting = rows_within(
                 self.config.memory_gb, batch.shape[dim], lambda rows: self._losses(batch.narrow(dim, 0, rows), rows)[0]
             )
-            self.piece = min(of_each(fitting, world))  # every process makes as many passes
+            self.piece = min(of_each(fitting, world))  # every process makes the same number of passes
         self.optimiser.zero_grad()
         totals: dict[str, Tensor] = {}
         for piece in [batch] if self.piece >= batch.shape[dim] else batch.split(self.piece, dim):
+            # Gradients of the pieces add up to the gradient of the minibatch, since each loss is divided by the same
+            # count.
             loss, sums = self._losses(cast(TensorDict, piece), count)
             loss.backward()
             totals = {name: totals.get(name, 0.0) + value for name, value in sums.items()}
@@ -207,33 +211,40 @@ class Clipped(Composite):
         return float(loss.detach())
 
     def _losses(self, batch: TensorDict, count: float) -> tuple[Tensor, dict[str, Tensor]]:
-        """This piece's part of the mean loss over `count` decisions, and sums of the metrics."""
+        """Contribution of this piece to the mean loss over `count` decisions, and sums of the metrics."""
         loss, sums = self._policy_loss(batch, self.policy.evaluate(batch["observation"], batch["sample"]))
         return loss / count, sums
 
     def _policy_loss(self, batch: TensorDict, evaluation: Evaluation) -> tuple[Tensor, dict[str, Tensor]]:
-        """The actor's loss and metrics, sums over own decisions."""
+        """Loss of the actor and its metrics, sums over own decisions."""
         own, config = batch["own"], self.config
         decoupled = "proximal" in batch.keys()  # noqa: SIM118 - a TensorDict
         log_ratio = evaluation.log_prob - batch["proximal" if decoupled else "log_prob"]
+        # r = exp(log pi - log pi_old), [..., P]; with the decoupled objective pi_prox takes the place of pi_old
         ratio = log_ratio.exp()
+        # clip range and weight [P] for each part of the log-probability, such as a denoising step
         low, high, weight = self._of_parts(ratio)
+        # [..., 1] * [P]: all parts of a decision share its advantage
         advantage = batch["advantage"].unsqueeze(-1) * weight
         if decoupled:
             advantage = advantage * batch["importance"]
         clipped = ratio.clamp(1.0 - low, 1.0 + high)
+        # L = -min(r A, clip(r, 1 - low, 1 + high) A)
         policy_loss = -_total(torch.minimum(ratio * advantage, clipped * advantage), own)
         entropy = _total(evaluation.entropy if config.entropy_weight else evaluation.entropy.detach(), own)
+        # L = L_clip - c_H H
         loss = policy_loss - config.entropy_weight * entropy
         with torch.no_grad():
-            kl = _total((ratio - 1.0) - log_ratio, own)  # low-variance, joschu.net/blog/kl-approx.html
-            far = _total(((ratio < 1.0 - low) | (ratio > 1.0 + high)).float(), own)
-        sums = {"policy_loss": policy_loss, "entropy": entropy, "kl": kl, "clip_fraction": far}
+            # KL(pi_old | pi) = E[(r - 1) - log r], of low variance: joschu.net/blog/kl-approx.html
+            kl = _total((ratio - 1.0) - log_ratio, own)
+            clipped_share = _total(((ratio < 1.0 - low) | (ratio > 1.0 + high)).float(), own)
+        sums = {"policy_loss": policy_loss, "entropy": entropy, "kl": kl, "clip_fraction": clipped_share}
         if self.reference is not None:
             with torch.no_grad():
-                start = self.reference.evaluate(batch["observation"], batch["sample"]).log_prob
-            behind = start - evaluation.log_prob
-            sums["reference_kl"] = _total(behind.exp() - 1.0 - behind, own)
+                start_log_prob = self.reference.evaluate(batch["observation"], batch["sample"]).log_prob
+            start_log_ratio = start_log_prob - evaluation.log_prob
+            # KL(pi | pi_start) = E[q - 1 - log q] with q = pi_start / pi, whose gradient flows through pi
+            sums["reference_kl"] = _total(start_log_ratio.exp() - 1.0 - start_log_ratio, own)
             loss = loss + config.kl_coefficient * sums["reference_kl"]
         return loss, {name: value.detach() for name, value in sums.items()}
 
@@ -249,11 +260,12 @@ class Clipped(Composite):
         first = config.clip if config.clip_first is None else config.clip_first
         rise = torch.expm1(torch.linspace(0.0, 3.0, count, device=ratio.device)) / math.expm1(3.0)
         following = torch.arange(count - 1, -1, -1, device=ratio.device)
+        # rise = (e^(3 p / (P - 1)) - 1) / (e^3 - 1), from 0 to 1
         low = first + (config.clip - first) * rise
         return low, low * wider, config.part_discount**following
 
     def state_dict(self) -> dict[str, Any]:
-        """Optimiser, counters, draws to come, and the policy at the start if it is needed."""
+        """Optimiser, counters, minibatch generator, and the reference policy if there is one."""
         state = {
             "optimiser": self.optimiser.state_dict(),
             "iterations": self.iterations,
@@ -272,7 +284,7 @@ class Clipped(Composite):
 
 
 def select(batch: TensorDict, rows: Tensor, dim: int) -> TensorDict:
-    """`rows` of `batch` along `dim`, twice as fast as batch[rows], which copies element by element."""
+    """Select `rows` of `batch` along `dim`, twice as fast as batch[rows], which copies element by element."""
     size = [*batch.shape[:dim], len(rows), *batch.shape[dim + 1 :]]
     return cast(TensorDict, batch.apply(lambda part: part.index_select(dim, rows.to(part.device)), batch_size=size))
 

@@ -4,7 +4,7 @@ The student's states are labelled by the teacher (DAgger, arXiv 1011.0686). The 
 privileged observations from its own, with its memory (RAPTOR, arXiv 2509.11481: one policy for unknown robots).
 
 Differs from the papers:
-    - one teacher with privileged observations in place of 1,000 teachers of one robot each: if these include the
+    - one teacher with privileged observations instead of 1,000 teachers of one robot each: if these include the
     robot's parameters it is a continuous family of teachers, trained at once (phase one of arXiv 2107.04034), and every
     episode can have a different robot;
     - the student's rollouts are not aggregated: each is used for `epochs` and discarded;
@@ -63,12 +63,15 @@ class DistillationConfig(Configuration):
 
     @property
     def reads_demonstrations(self) -> bool:
-        """Never."""
+        """Whether demonstrations are read: never."""
         return False
 
     @property
     def max_staleness(self) -> int:
-        """None: teacher and student take turns in the same environments."""
+        """Updates that a rollout's policy may be behind: 0.
+
+        Teacher and student take turns in the same environments.
+        """
         return 0
 
     def build(
@@ -78,7 +81,7 @@ class DistillationConfig(Configuration):
         env: Environment,
         generator: torch.Generator,
     ) -> Distillation:
-        """Make the teacher and the learner of `policy`, the student; the demonstrations are not used.
+        """Build the teacher and the learner of `policy`, the student; the demonstrations are not used.
 
         Raises:
             UserError: for unknown privileged observations, or a teacher that its learner cannot train.
@@ -91,20 +94,20 @@ class DistillationConfig(Configuration):
 
 
 def informed(contract: Contract, privileged: list[str]) -> Contract:
-    """`contract` in which the privileged observations named `privileged` are ordinary ones.
+    """Copy of `contract` in which the privileged observations named `privileged` are ordinary ones.
 
     Raises:
         UserError: if one of them is missing or not privileged.
     """
-    secrets = [key for key, spec in contract.observation.items() if spec.privileged]
-    if unknown := [key for key in privileged if key not in secrets]:
-        raise UserError(f"expected privileged to be among the privileged observations {secrets}, got {unknown}")
+    available = [key for key, spec in contract.observation.items() if spec.privileged]
+    if unknown := [key for key in privileged if key not in available]:
+        raise UserError(f"expected privileged to be among the privileged observations {available}, got {unknown}")
     specs = contract.observation
     return replace(contract, observation=specs | {key: replace(specs[key], privileged=False) for key in privileged})
 
 
 class TeacherThenStudent(Collector):
-    """Collects rollouts of the teacher while it learns, then of the student."""
+    """Collector of the teacher's rollouts while it learns, then of the student's."""
 
     def __init__(
         self,
@@ -119,14 +122,14 @@ class TeacherThenStudent(Collector):
         self.teacher = learner.collector(env, distillation.teacher, generator, learner.starts)
 
     def collect(self, decisions: int) -> Rollout:
-        """Run `decisions` of the student, or as many of the teacher as its learner's `rollout_length`."""
+        """Collect `decisions` of the student, or `rollout_length` decisions of the teacher's learner."""
         if self.distillation.taught:
             return super().collect(decisions)
         self.teacher.storage, self.teacher.folder = self.storage, self.folder
         return self.teacher.collect(self.distillation.config.teaching.rollout_length)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of both collectors."""
+        """State of both collectors."""
         return super().state_dict() | {"teacher": self.teacher.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -136,7 +139,7 @@ class TeacherThenStudent(Collector):
 
 
 class Distillation(Composite):
-    """Trains the teacher with another learner, then the student on the teacher's labels."""
+    """Learner that trains the teacher with another learner, then the student on the teacher's labels."""
 
     starts = None
 
@@ -166,7 +169,7 @@ class Distillation(Composite):
 
     @property
     def collector(self) -> Callable[..., Collector]:
-        """Makes the collector for the phase's policy."""
+        """Factory of the collector that acts with the policy of the current phase."""
         return lambda env, policy, generator, starts: TeacherThenStudent(env, policy, generator, starts, self)
 
     def update(self, rollout: Rollout, progress: float, world: World = ALONE) -> dict[str, float]:
@@ -176,33 +179,37 @@ class Distillation(Composite):
             self.began = progress
             share = min(1.0, self.steps_taught / self.config.teacher_steps)
             return {f"teacher_{name}": value for name, value in self.teaching.update(rollout, share, world).items()}
+        # progress of the student's phase, from 0 when the teacher's ended to 1
         share = (progress - self.began) / max(1e-9, 1.0 - self.began)
         linear_decay(self.optimiser, share, self.config.final_lr_share, self.config.learning_rate)
         observation, labels = rollout.observation, self._labels(rollout.observation)
         minibatches, losses = Minibatches(torch.ones(1, labels.shape[1], dtype=torch.bool), world), []
         for _ in range(self.config.epochs):
             for rows, counted in minibatches.draw(self.config.minibatch, self.generator):
-                seen = observation[:, rows.to(rollout.reward.device)]
+                # [T, B]: whole sequences of B environments
+                sequences = observation[:, rows.to(rollout.reward.device)]
                 share = float(counted.sum() * world.size / world.sum(counted.sum()))
-                losses.append(self._step(seen, labels[:, rows.to(labels.device)], counted, share))
+                losses.append(self._step(sequences, labels[:, rows.to(labels.device)], counted, share))
         return {"loss": float(torch.stack(losses).mean())}
 
     @torch.no_grad()
     def _labels(self, observation: TensorDict) -> Tensor:
-        """Deterministic actions [T, N, H, A] of the teacher at observations [T, N]."""
+        """Labels: the teacher's deterministic actions [T, N, H, A] at observations [T, N]."""
         flat = observation.flatten(0, 1).to(self.policy.device)
         actions = self.teacher.act(flat, deterministic=True).actions
         return actions.unflatten(0, observation.batch_size)
 
     def _step(self, observation: TensorDict, labels: Tensor, counted: Tensor, share: float) -> Tensor:
-        """One gradient step on sequences [T, B], of which those `counted` [B] are this process's `share` of a mean.
+        """Take one gradient step on sequences [T, B], through time if the student has memory.
 
-        Through time if the student has memory.
+        The loss averages the environments `counted` [B], and is weighted by `share`, this process's part of the mean
+        over processes.
         """
         counted = counted.to(labels.device).expand(len(labels), -1)
         if not isinstance(self.policy, RecurrentPolicy):
             observation, labels, counted = observation.flatten(0, 1), labels.flatten(0, 1), counted.flatten()
         valid = torch.ones(labels.shape[:-1], device=labels.device) * counted.unsqueeze(-1)
+        # L = share * policy loss(o, a_teacher) over valid actions, whose average over processes is the mean of all
         loss = share * self.policy.loss(observation.to(self.policy.device), labels, valid)
         self.optimiser.zero_grad()
         loss.backward()
@@ -213,7 +220,7 @@ class Distillation(Composite):
         return loss.detach()
 
     def state_dict(self) -> dict[str, Any]:
-        """The teacher, both optimisers, progress and generator."""
+        """Teacher, both optimisers, progress and generator."""
         return {
             "teacher": self.teacher.state_dict(),
             "teaching": self.teaching.state_dict(),

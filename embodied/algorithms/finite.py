@@ -1,4 +1,4 @@
-"""Training stops when a number is no longer finite, before weights are spoiled."""
+"""Checks that stop training before a number that is not finite spoils the weights."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ ADVICE = "try a lower learning rate, or float32 in place of bfloat16"
 
 
 def check_finite(values: Mapping[str, float | Tensor], gradient_step: int) -> None:
-    """Check single numbers by name, of which the first that is not finite is told.
+    """Check numbers by name; the error reports the first one that is not finite.
 
     Raises:
-        DivergedError: naming it and the gradient step that would have used it, counted from 1.
+        DivergedError: with its name and the gradient step that would have used it, counted from 1.
     """
     for name, value in values.items():
         if not math.isfinite(number := float(value)):
@@ -24,10 +24,13 @@ def check_finite(values: Mapping[str, float | Tensor], gradient_step: int) -> No
 
 
 def gradient_norm(parameters: Iterable[Tensor]) -> Tensor:
-    """Norm of the gradient of `parameters`."""
+    """L2 norm of the gradient of `parameters`."""
     return nn.utils.get_total_norm([part.grad for part in parameters if part.grad is not None])
 
 
 def losses(metrics: Mapping[str, float]) -> dict[str, float | Tensor]:
-    """Those of `metrics` that are losses; an approximate KL divergence may overflow where clipped losses do not."""
+    """Entries of `metrics` that are losses.
+
+    The others need not be finite: an approximate KL divergence may overflow where clipped losses do not.
+    """
     return {name: value for name, value in metrics.items() if name.endswith("loss")}

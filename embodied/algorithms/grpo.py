@@ -1,21 +1,21 @@
 """Group relative policy optimisation (arXiv 2402.03300) over action chunks: no critic.
 
 Several episodes begin in one initial state. The advantage of a decision is its episode's outcome compared with those of
-its group; steps are clipped as PPO's (`clipped.py`). What SimpleVLA-RL (arXiv 2509.09674) takes from DAPO
+its group; steps are clipped as in PPO (`clipped.py`). What SimpleVLA-RL (arXiv 2509.09674) takes from DAPO
 (arXiv 2503.14476) is in the defaults: a wider upper clip, groups that almost always or hardly ever succeed are left
 out, every decision weighs the same however long its episode is, no KL divergence from the policy at the start.
 
 Differs from the papers:
     - a decision is compared with those episodes of its group that had not ended before as many decisions, itself among
     them (`of_running`), not with all. Successes end early, so that failures have most of the decisions: compared with
-    all of the group, the advantage has a negative mean, and what is done once only failures go on is blamed as much as
-    what made them fail;
+    all of the group, the advantage has a negative mean, and actions taken once only failures continue are blamed as
+    much as those that caused the failure;
     - groups that are left out are not collected again: an iteration has fewer decisions then, and metrics count them;
     - all groups of an iteration are whole and collected by the same policy; with a number of environments that groups
     do not divide, the last group of a task is smaller.
 
-With `outcome=PROGRESS` failures are told apart by how near they came to successes (SRPO, `progress_reward.py`); groups
-without any success are learned from, too. With `outcome=PROCESS` a failure is worth the progress at its end along the
+With `outcome=PROGRESS` failures are ranked by how near they came to successes (SRPO, `progress_reward.py`); groups
+without any success are used, too. With `outcome=PROCESS` a failure is worth the progress at its end along the
 milestones of demonstrations (VLA-RL, `process_reward.py`), up to as much as SRPO's.
 """
 
@@ -43,9 +43,10 @@ from embodied.world import ALONE, World
 
 
 class Outcome(Enum):
-    """What the episodes of a group are compared by: success, the sum of rewards, or success and failures' progress.
+    """Measure by which the episodes of a group are compared.
 
-    PROGRESS compares failures with the batch's successes, PROCESS with the milestones of demonstrations.
+    SUCCESS is the success flag, RETURN the sum of rewards. PROGRESS compares failures with the batch's successes,
+    PROCESS with the milestones of demonstrations.
     """
 
     SUCCESS = "success"
@@ -55,7 +56,7 @@ class Outcome(Enum):
 
 
 FAILED = 0.6
-"""What a failure with all its progress is worth, beside 1 for a success."""
+"""Outcome of a failure with full progress; the outcome of a success is 1."""
 
 
 @dataclass
@@ -64,7 +65,7 @@ class GRPOConfig(ClippedConfig):
 
     `rollout_length` is rounded down to whole episodes of the longest kind, at least one. A group is left out if all its
     outcomes are the same, and with outcome=SUCCESS if their mean is below `lowest` or above `highest`. Each decision is
-    compared with the episodes of its group that go on as long, if `of_running`, else with all of them. Advantages are
+    compared with the episodes of its group that run that long, if `of_running`, else with all of them. Advantages are
     divided by the standard deviation of the group's outcomes if `by_deviation`.
     """
 
@@ -84,11 +85,11 @@ class GRPOConfig(ClippedConfig):
 
     @property
     def reads_demonstrations(self) -> bool:
-        """For the supervised loss and the process reward."""
+        """Whether demonstrations are read: for the supervised loss and the process reward."""
         return super().reads_demonstrations or self.outcome is Outcome.PROCESS
 
     def remote_starts(self, env: Environment, generator: torch.Generator) -> GroupStarts:
-        """Groups of a collector's own environments `env`.
+        """Group starts of a remote collector's environments `env`.
 
         Raises:
             UserError: for a simulator that cannot repeat initial states.
@@ -108,7 +109,7 @@ class GRPOConfig(ClippedConfig):
         env: Environment,
         generator: torch.Generator,
     ) -> GRPO:
-        """Make the learner of `policy` in `env`; `generator` draws initial states and minibatches.
+        """Build the learner of `policy` in `env`; `generator` draws initial states and minibatches.
 
         Raises:
             UserError: for a policy whose samples have no log-probability, a simulator that cannot repeat initial
@@ -123,7 +124,7 @@ class GRPOConfig(ClippedConfig):
 
 
 class GRPO(Clipped):
-    """Updates a policy from groups of whole episodes."""
+    """Learner that updates a policy from groups of whole episodes."""
 
     collector = WholeEpisodes
     config: GRPOConfig
@@ -141,7 +142,10 @@ class GRPO(Clipped):
         self.starts, self.progress_reward, self.process = starts, ProgressReward(), process
 
     def update(self, rollout: Rollout, progress: float, world: World = ALONE) -> dict[str, float]:
-        """One iteration; returns mean losses, clip fraction and KL, and shares of the groups; no step without any."""
+        """Run one iteration; returns mean losses, clip fraction and KL, and shares of the groups.
+
+        No step is taken if no group is kept.
+        """
         self._decay(progress)
         batch, metrics = self._prepare(rollout, world)
         if not int(world.sum(batch["own"].sum())):
@@ -149,41 +153,44 @@ class GRPO(Clipped):
         return self._epochs(batch, world, batch["own"]) | metrics
 
     def _prepare(self, rollout: Rollout, world: World) -> tuple[TensorDict, dict[str, float]]:
-        """The training batch [T, N], in which decisions of groups that count are `own`; and shares of the groups."""
+        """Training batch [T, N], whose `own` decisions are those of kept groups; and shares of the groups."""
         episodes = WholeRollout.of(rollout)
         outcome = self._outcome(rollout, episodes, world)
+        # An episode whose simulation diverged counts as the worst of the batch.
         outcome = torch.where(episodes.at_end(rollout.simulated), outcome, outcome.amin() if len(outcome) else 0.0)
         by_success = rollout.has_success and self.config.outcome is Outcome.SUCCESS
-        found = compared(outcome, episodes, self.config.of_running, self.config.by_deviation)
-        kept = found.varied
+        comparison = compared(outcome, episodes, self.config.of_running, self.config.by_deviation)
+        is_kept = comparison.varied
         if by_success:
-            kept = kept & (found.mean >= self.config.lowest) & (found.mean <= self.config.highest)
-        own = rollout.own & (episodes.episode >= 0) & episodes.spread(kept)
+            is_kept = is_kept & (comparison.mean >= self.config.lowest) & (comparison.mean <= self.config.highest)
+        own = rollout.own & (episodes.episode >= 0) & episodes.spread(is_kept)
         batch = TensorDict(
             {
                 "observation": rollout.observation,
                 "sample": rollout.sample,
                 "log_prob": rollout.log_prob,
-                "advantage": found.advantage,
+                "advantage": comparison.advantage,
                 "own": own,
             },
             batch_size=list(own.shape),
         )
-        return batch, _shares(episodes.group, found, kept, world)
+        return batch, _shares(episodes.group, comparison, is_kept, world)
 
     def _outcome(self, rollout: Rollout, episodes: WholeRollout, world: World) -> Tensor:
         if rollout.has_success and self.config.outcome is Outcome.SUCCESS:
+            # R = success
             return episodes.at_end(rollout.success).float()
         if rollout.has_success and self.config.outcome is Outcome.PROGRESS:
             return self.progress_reward(rollout.observation, episodes, episodes.at_end(rollout.success))
         if rollout.has_success and self.process is not None:
             _, after = self.process(rollout, world)
+            # R = 1 for a success, else 0.6 * progress at the end
             return torch.where(episodes.at_end(rollout.success), 1.0, FAILED * episodes.at_end(after))
         assert rollout.episode_return is not None
         return episodes.at_end(rollout.episode_return)
 
     def state_dict(self) -> dict[str, Any]:
-        """Optimiser, counters and draws to come."""
+        """State of the clipped learner and of the process reward."""
         process = {} if self.process is None else {"process": self.process.state_dict()}
         return super().state_dict() | process
 
@@ -196,40 +203,46 @@ class GRPO(Clipped):
 
 @dataclass(frozen=True)
 class Compared:
-    """Decisions and episodes within their groups."""
+    """Advantages of decisions, and statistics of each episode's group."""
 
-    advantage: Tensor  # [T, N], zero where no episode is
-    mean: Tensor  # [E] of the group's outcomes
-    varied: Tensor  # [E] bool: not all of them are the same
+    advantage: Tensor  # [T, N], zero outside of episodes
+    mean: Tensor  # [E], mean outcome of the group
+    varied: Tensor  # [E] bool: the group's outcomes differ
 
 
 def compared(outcome: Tensor, episodes: WholeRollout, of_running: bool, by_deviation: bool) -> Compared:
-    """A = R - mean(R), or (R - mean(R)) / std(R), of each decision, where R is its episode's `outcome` [E].
+    """Compare each decision with its group: A = R - mean(R), or (R - mean(R)) / std(R).
 
-    The mean is that of the group's episodes, with `of_running` of those that have as many decisions or more.
+    R is the `outcome` [E] of the decision's episode. The mean is taken over the group's episodes, with `of_running`
+    over those with at least this many decisions.
     """
     group = episodes.group
     size = torch.bincount(group).to(outcome.dtype)
+    # Statistics per group, gathered back to episodes [E]; the deviation divides by n - 1.
     mean = (torch.bincount(group, outcome).to(outcome.dtype) / size)[group]
     squares = torch.bincount(group, (outcome - mean).square()).to(outcome.dtype)
     std = (squares / (size - 1.0).clamp_min(1.0)).sqrt()[group]
     varied = std > 1e-6
     result, baseline, within = episodes.spread(outcome), episodes.spread(mean), episodes.episode >= 0
     if of_running:
-        place = (episodes.spread(group) * len(within) + episodes.decision)[within]
-        means = torch.bincount(place, result[within]) / torch.bincount(place).clamp_min(1)
-        baseline[within] = means[place].to(baseline.dtype)
+        # one cell for each pair (group, number of the decision), so that the mean covers episodes that still run then
+        cell = (episodes.spread(group) * len(within) + episodes.decision)[within]
+        means = torch.bincount(cell, result[within]) / torch.bincount(cell).clamp_min(1)
+        baseline[within] = means[cell].to(baseline.dtype)
+    # A = R - baseline, [T, N]
     advantage = result - baseline
     if by_deviation:
+        # A / std(R); 0 in groups with equal outcomes
         advantage = torch.where(episodes.spread(varied), advantage / episodes.spread(std).clamp_min(1e-6), 0.0)
     return Compared(advantage, mean, varied)
 
 
 def _shares(group: Tensor, found: Compared, kept: Tensor, world: World) -> dict[str, float]:
-    """Number of groups of all processes, and which shares were learned from, or had only one outcome."""
-    each = torch.zeros(len(group), dtype=torch.bool).scatter(0, _firsts(group).cpu(), True)
-    of = [torch.ones_like(kept), kept, ~kept & ~found.varied, ~kept & found.varied]
-    counts = world.sum(torch.stack([(flag.cpu() & each).sum() for flag in of])).tolist()
+    """Number of groups of all processes, and the shares that were kept, had equal outcomes, or were filtered out."""
+    # count each group once, by its first episode
+    is_first = torch.zeros(len(group), dtype=torch.bool).scatter(0, _firsts(group).cpu(), True)
+    selections = [torch.ones_like(kept), kept, ~kept & ~found.varied, ~kept & found.varied]
+    counts = world.sum(torch.stack([(flag.cpu() & is_first).sum() for flag in selections])).tolist()
     names = ("kept_groups", "uniform_groups", "filtered_groups")
     return {"groups": float(counts[0])} | {
         name: n / max(1, counts[0]) for name, n in zip(names, counts[1:], strict=True)
@@ -237,6 +250,6 @@ def _shares(group: Tensor, found: Compared, kept: Tensor, world: World) -> dict[
 
 
 def _firsts(group: Tensor) -> Tensor:
-    """The first episode of each group."""
+    """Index of the first episode of each group."""
     firsts = torch.full((int(group.max()) + 1 if len(group) else 0,), len(group), device=group.device)
     return firsts.scatter_reduce(0, group, torch.arange(len(group), device=group.device), "amin")

@@ -30,13 +30,16 @@ class Composite:
     def parts(self) -> dict[str, Any]:
         """Parts by name; by default all attributes that are parts, contain some, or are composites with some.
 
-        A learner that keeps parts elsewhere, such as in an object that is no composite, adds them here.
+        A learner that stores parts elsewhere, such as in an object that is not a composite, adds them here.
         """
         return {name: value for name, value in vars(self).items() if any(True for _ in iter_parts(value, KINDS))}
 
 
 def iter_parts(value: object, kinds: tuple[type, ...], visited: set[int] | None = None) -> Iterator[Any]:
-    """Parts of `kinds` in `value` (a part, a list, tuple or mapping of parts, or a composite), each once."""
+    """Iterate over the parts of `kinds` in `value`, each once.
+
+    The `value` is a part, a list, tuple or mapping of parts, or a composite.
+    """
     visited = set() if visited is None else visited
     if isinstance(value, Mapping | list | tuple):
         for each in value.values() if isinstance(value, Mapping) else value:
@@ -51,7 +54,7 @@ def iter_parts(value: object, kinds: tuple[type, ...], visited: set[int] | None 
 
 @contextmanager
 def only_listed_optimisers(learner: object) -> Iterator[None]:
-    """Check that every optimiser that steps in this thread meanwhile is a part of `learner`.
+    """Context that checks that every optimiser that steps in this thread is a part of `learner`.
 
     Raises:
         UserError: before the step of another optimiser, whose gradients processes would not average.
@@ -62,7 +65,7 @@ def only_listed_optimisers(learner: object) -> Iterator[None]:
     def check(optimiser: Optimizer, *_: object) -> None:
         if threading.get_ident() != thread or any(each is optimiser for each in listed):
             return
-        listed[:] = iter_parts(learner, (Optimizer,))  # it may have been made in this update
+        listed[:] = iter_parts(learner, (Optimizer,))  # it may have been created in this update
         if not any(each is optimiser for each in listed):
             raise UserError(
                 f"{name_of(learner)} steps an optimiser ({type(optimiser).__name__}) that is none of its parts: derive"

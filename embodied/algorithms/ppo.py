@@ -1,14 +1,14 @@
 """Proximal policy optimisation (arXiv 1707.06347) over action chunks.
 
-The policy defines what its log-probability refers to; PPO only sees log_prob [N, P]. With a flow policy sampling by
+The policy defines what its log-probability refers to; PPO only receives log_prob [N, P]. With a flow policy sampling by
 Flow-SDE this is the algorithm of pi_RL (arXiv 2510.25889). The clipped steps are those of `clipped.py`.
 
 Differs from the papers:
     - one discount per control step, gamma^k for a chunk that executed k actions; the time limit is bootstrapped from
       the value of the true final observation;
     - an iteration stops early once the approximate KL divergence passes `target_kl`;
-    - the critic's returns may have a lambda of their own: over a small one advantages have less noise, over a large one
-    the critic less bias;
+    - the critic's returns may use another lambda: a small one gives advantages less noise, a large one gives the
+    critic less bias;
     - the critic's loss is a plain squared error, and only the critic is trained during the first `critic_warmup`
     iterations;
     - rewards are divided by the running standard deviation of their returns (`reward_scale.py`), and the gradients of
@@ -16,7 +16,7 @@ Differs from the papers:
     actor down;
     - a policy with memory is trained through time: minibatches are environments, each from its memory at the beginning
     of the rollout;
-    - rollouts of older policies may be learned from by the decoupled objective (arXiv 2110.00641, and AReaL, arXiv
+    - rollouts of older policies may be used with the decoupled objective (arXiv 2110.00641, and AReaL, arXiv
     2505.24298): w min(r A, clip(r) A) with r = pi / pi_prox and w = min(pi_prox / pi_old, limit), where pi_prox is the
     policy before the update, from which `target_kl` is measured, and pi_old the one that collected;
     - a person who takes over truncates the policy's sequence like a time limit: a person's decisions are not trained on
@@ -47,7 +47,7 @@ from embodied.rollout.rollout import Collector, Rollout
 from embodied.world import ALONE, World
 
 FIRST_ROWS = 64
-"""Decisions scored together before it is known how many fit."""
+"""Decisions scored together before the number that fits has been measured."""
 
 
 @dataclass
@@ -74,11 +74,14 @@ class PPOConfig(ClippedConfig):
 
     @property
     def max_staleness(self) -> int:
-        """More updates with the decoupled objective; AReaL found it as good as synchronous PPO up to 8."""
+        """Updates that a rollout's policy may be behind: 4, or 8 with the decoupled objective.
+
+        AReaL (arXiv 2505.24298) reports results as good as synchronous PPO's up to 8.
+        """
         return 4 if self.importance_limit is None else 8
 
     def remote_starts(self, env: Environment, generator: torch.Generator) -> None:
-        """None.
+        """No initial states are chosen remotely.
 
         Raises:
             UserError: with a curriculum, whose records are the learner's.
@@ -88,7 +91,7 @@ class PPOConfig(ClippedConfig):
 
     @property
     def reads_demonstrations(self) -> bool:
-        """For the supervised loss and the process reward."""
+        """Whether demonstrations are read: for the supervised loss and the process reward."""
         return super().reads_demonstrations or bool(self.process_reward)
 
     def build(
@@ -98,7 +101,7 @@ class PPOConfig(ClippedConfig):
         env: Environment,
         generator: torch.Generator,
     ) -> PPO:
-        """Make the learner of `policy`; `generator` shuffles minibatches.
+        """Build the learner of `policy`; `generator` shuffles minibatches.
 
         Raises:
             UserError: for a policy whose samples have no log-probability, a curriculum where initial states are not
@@ -122,7 +125,7 @@ class PPOConfig(ClippedConfig):
 
 
 class PPO(Clipped):
-    """Updates a policy from its rollouts."""
+    """Learner that updates a policy from its rollouts."""
 
     collector = Collector
     config: PPOConfig
@@ -142,11 +145,11 @@ class PPO(Clipped):
 
     @property
     def warm(self) -> bool:
-        """Only the critic is trained yet."""
+        """Whether only the critic is trained yet."""
         return self.iterations < self.config.critic_warmup
 
     def update(self, rollout: Rollout, progress: float, world: World = ALONE) -> dict[str, float]:
-        """One iteration; returns mean losses, clip fraction, KL and explained variance.
+        """Run one iteration; returns mean losses, clip fraction, KL and explained variance.
 
         Raises:
             UserError: for a curriculum in a task that does not define success.
@@ -154,19 +157,19 @@ class PPO(Clipped):
         self._decay(progress)
         if self.starts and not rollout.has_success:
             raise UserError("algorithm.curriculum goes by success, which this task does not define; use curriculum=0")
-        told: dict[str, float] = {}
+        metrics: dict[str, float] = {}
         if self.process is not None:
             before, after = self.process(rollout, world)
             rollout = shaped(rollout, before, after, self.config.process_reward, self.config.discount)
-            told["process_progress"] = float(before.mean())
+            metrics["process_progress"] = float(before.mean())
         self.reward_scale.add(rollout, world)
         if int(world.sum(rollout.own.sum())) < 2 * world.size:  # a person gave almost all actions
-            return told
+            return metrics
         batch, scales = self._prepare(rollout, world)
-        return self._epochs(batch, world) | scales | told
+        return self._epochs(batch, world) | scales | metrics
 
     def _prepare(self, rollout: Rollout, world: World) -> tuple[TensorDict, dict[str, float]]:
-        """The training batch [T, N], and scales: of advantages and rewards, and the explained variance."""
+        """Training batch [T, N], and metrics: scales of advantages and rewards, and the explained variance."""
         assert rollout.value is not None, "PPO needs policies that return values with their decisions"
         own, value = rollout.own, rollout.value
         advantage, returns = self._gae(rollout, value, next_values(self.policy, rollout, value, world))
@@ -189,44 +192,49 @@ class PPO(Clipped):
 
     def _gae(self, rollout: Rollout, value: Tensor, next_value: Tensor) -> tuple[Tensor, Tensor]:
         """Advantages and the critic's returns, [T, N] each."""
-        reward, discount, trace = self.reward_scale() * rollout.reward, self.config.discount, self.config.gae_lambda
-        seen = (reward, rollout.executed, rollout.terminated, rollout.cut, value, next_value)
-        advantage, returns = gae(*seen, discount=discount, gae_lambda=trace)
+        reward, discount, lam = self.reward_scale() * rollout.reward, self.config.discount, self.config.gae_lambda
+        transitions = (reward, rollout.executed, rollout.terminated, rollout.cut, value, next_value)
+        # A_t = sum_l (gamma lambda)^l delta_{t+l} with rewards r / std(returns); G_t = A_t + V(s_t)
+        advantage, returns = gae(*transitions, discount=discount, gae_lambda=lam)
         if self.config.value_gae_lambda is not None:
-            _, returns = gae(*seen, discount=discount, gae_lambda=self.config.value_gae_lambda)
+            # the critic's own lambda: G_t again, with less bias
+            _, returns = gae(*transitions, discount=discount, gae_lambda=self.config.value_gae_lambda)
         return advantage, returns
 
     @torch.no_grad()
     def _decouple(self, batch: TensorDict, world: World) -> dict[str, float]:
-        """Add log pi_prox and w, [T, N, P], to `batch` [T, N] if the objective is decoupled; returns metrics."""
+        """Add log pi_prox and w, [T, N, P], to `batch` [T, N] if the objective is decoupled; returns their metrics."""
         limit, behaviour = self.config.importance_limit, batch["log_prob"]
         if limit is None:
             return {}
-        rows, seen = min(self.config.minibatch, self.piece or FIRST_ROWS), batch.select("observation", "sample")
+        rows, inputs = min(self.config.minibatch, self.piece or FIRST_ROWS), batch.select("observation", "sample")
         if isinstance(self.policy, RecurrentPolicy):  # whole environments, through time
-            pieces = seen.split(max(1, rows // len(seen)), 1)
+            pieces = inputs.split(max(1, rows // len(inputs)), 1)
         else:
-            pieces = seen.flatten(0, 1).split(rows)
-        scored: list[Tensor] = []
+            pieces = inputs.flatten(0, 1).split(rows)
+        log_probs: list[Tensor] = []
         for piece in pieces:
-            there = piece.to(self.policy.device)
-            scored.append(self.policy.evaluate(there["observation"], there["sample"]).log_prob.to(behaviour))
-        proximal = torch.cat(scored, scored[0].ndim - 2).view(behaviour.shape)
+            on_device = piece.to(self.policy.device)
+            log_probs.append(self.policy.evaluate(on_device["observation"], on_device["sample"]).log_prob.to(behaviour))
+        # pieces are joined along environments [T, n, P], or along flattened decisions [n, P]
+        proximal = torch.cat(log_probs, log_probs[0].ndim - 2).view(behaviour.shape)
+        # w = min(pi_prox / pi_old, limit)
         ratio = (proximal - behaviour).exp()
         batch["proximal"], batch["importance"] = proximal, ratio.clamp_max(limit)
-        told = {"importance": batch["importance"], "importance_truncated": (ratio > limit).float()}
-        return {name: float(moments(value[batch["own"]].mean(-1), world)[0]) for name, value in told.items()}
+        terms = {"importance": batch["importance"], "importance_truncated": (ratio > limit).float()}
+        return {name: float(moments(value[batch["own"]].mean(-1), world)[0]) for name, value in terms.items()}
 
     def _losses(self, batch: TensorDict, count: float) -> tuple[Tensor, dict[str, Tensor]]:
-        """As the actor's alone, with the critic's squared error."""
+        """Mean losses of actor and critic over `count` decisions, and sums of the metrics."""
         evaluation = self.policy.evaluate(batch["observation"], batch["sample"])
         policy_loss, sums = self._policy_loss(batch, evaluation)
+        # L_V = (V(s) - G)^2; during warm-up the actor's loss is left out
         value_loss = torch.where(batch["own"], (evaluation.value - batch["return"]).square(), 0.0).sum()
         loss = value_loss if self.warm else value_loss + policy_loss
         return loss / count, sums | {"value_loss": value_loss.detach()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Optimiser, counters, scale of rewards, draws to come, and the state of the process reward."""
+        """Optimiser, counters, reward scale, minibatch generator, and the state of the process reward."""
         process = {} if self.process is None else {"process": self.process.state_dict()}
         return super().state_dict() | {"reward_scale": self.reward_scale.state_dict()} | process
 

@@ -71,17 +71,20 @@ class RankingConfig(Configuration):
 
     @property
     def rollout_length(self) -> int:
-        """Chunks per environment and iteration."""
+        """Chunks per environment and iteration, from `imitation`."""
         return self.imitation.rollout_length
 
     @property
     def reads_demonstrations(self) -> bool:
-        """Always."""
+        """Whether demonstrations are read: always."""
         return True
 
     @property
     def max_staleness(self) -> int:
-        """Any: advantages are those of the policy that collected."""
+        """Updates that a rollout's policy may be behind: any number.
+
+        Advantages belong to the policy that collected.
+        """
         return sys.maxsize
 
     def build(
@@ -91,7 +94,7 @@ class RankingConfig(Configuration):
         env: Environment,
         generator: torch.Generator,
     ) -> Ranking:
-        """Make the learner of `policy` in `env`, beside `demonstrations`; `generator` draws minibatches.
+        """Build the learner of `policy` in `env`, with `demonstrations`; `generator` draws minibatches.
 
         Raises:
             UserError: for a policy that cannot rank.
@@ -103,7 +106,7 @@ class RankingConfig(Configuration):
 
 
 class Ranking(Composite):
-    """Learns the advantage by which `policy` ranks its candidates."""
+    """Learner of the advantage by which `policy` ranks its candidates."""
 
     def __init__(
         self,
@@ -132,11 +135,11 @@ class Ranking(Composite):
 
     @property
     def collector(self) -> Callable[..., ExchangingCollector]:
-        """Makes imitation's collector."""
+        """Factory of imitation's collector."""
         return self.imitation.collector
 
     def update(self, rollout: Rollout, progress: float, world: World = ALONE) -> dict[str, float]:
-        """One iteration; returns mean losses, explained variance and imitation's metrics."""
+        """Run one iteration; returns mean losses, explained variance and imitation's metrics."""
         assert rollout.value is not None, "ranking needs policies that return values with their decisions"
         value = rollout.value
         returns, advantage = self._targets(rollout, value, next_values(self.policy, rollout, value))
@@ -145,22 +148,27 @@ class Ranking(Composite):
             "advantage_std": float(advantage.std()),
             "explained_variance": explained_variance(value, returns, world),
         }
+        # In the first third of the warm-up only the value is trained: advantages of an untrained value are noise.
         if self.iterations >= self.config.warmup // 3:
             rows = {"observation": rollout.observation, "actions": rollout.actions, "advantage": advantage}
+            # advantages of recent iterations are regressed together, which averages their noise
             self.replay.add(*_simulated(rollout, TensorDict(rows, batch_size=list(advantage.shape))))
             metrics["advantage_loss"] = self._fit_advantage()
         self.iterations += 1
         if self.iterations >= self.config.warmup:
             self.policy.start_ranking()
+        # imitation's rounds take the first share `imitated` of the run
         if self.imitation.progress < 1.0:
             metrics |= self.imitation.update(rollout, min(1.0, progress / self.config.imitated), world)
         return metrics
 
     def _targets(self, rollout: Rollout, value: Tensor, next_value: Tensor) -> tuple[Tensor, Tensor]:
         """Returns and advantages, [T, N] each."""
-        seen = (rollout.reward, rollout.executed, rollout.terminated, rollout.cut, value, next_value)
-        _, returns = gae(*seen, discount=self.config.discount, gae_lambda=self.config.value_gae_lambda)
-        advantage, _ = gae(*seen, discount=self.config.discount, gae_lambda=self.config.gae_lambda)
+        transitions = (rollout.reward, rollout.executed, rollout.terminated, rollout.cut, value, next_value)
+        # G_t = A_t(value lambda) + V(s_t)
+        _, returns = gae(*transitions, discount=self.config.discount, gae_lambda=self.config.value_gae_lambda)
+        # A_t with the smaller lambda: the chunk's return beyond V(s_t)
+        advantage, _ = gae(*transitions, discount=self.config.discount, gae_lambda=self.config.gae_lambda)
         return returns, advantage
 
     def _fit_value(self, observation: TensorDict, returns: Tensor) -> float:
@@ -169,8 +177,9 @@ class Ranking(Composite):
             order = torch.randperm(len(returns), generator=self.generator)
             for rows in order.split(self.config.value_minibatch):
                 rows = rows.to(returns.device)
-                seen, target = (part[rows].to(self.policy.device) for part in (observation, returns))
-                loss = (self.policy.value(seen) - target).square().mean()
+                minibatch, target = (part[rows].to(self.policy.device) for part in (observation, returns))
+                # L_V = mean (V(s) - G)^2
+                loss = (self.policy.value(minibatch) - target).square().mean()
                 losses.append(self._step(self.value_optimiser, loss))
         return sum(losses) / len(losses)
 
@@ -204,6 +213,6 @@ class Ranking(Composite):
 
 
 def _simulated(rollout: Rollout, *parts: Any) -> list[Any]:  # noqa: ANN401 - tensors and observations
-    """Rows [B] of `parts` [T, N] of `rollout` whose simulation did not diverge."""
+    """Rows [B] of `parts` [T, N] of `rollout`, without those where the simulation diverged."""
     rows = rollout.simulated.flatten()
     return [part.flatten(0, 1)[rows] for part in parts]

@@ -1,4 +1,4 @@
-"""Learner configs by the name given as `algorithm=`."""
+"""Learner configs by the value of the option `algorithm`."""
 
 from embodied.algorithms.bptt import BPTTConfig
 from embodied.algorithms.distillation import DistillationConfig

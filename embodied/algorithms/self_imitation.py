@@ -8,8 +8,8 @@ equally often, however rarely they succeed.
 
 A network that has converged on little data learns less from additional data than a new one does (primacy bias, arXiv
 2205.07802). So training has rounds: while the policy of the last round collects, a new network learns from all
-successes so far, and replaces it at the end of the round. With `warm_start` it continues the last round's instead:
-what sees pictures takes long to learn from scratch.
+successes so far, and replaces it at the end of the round. With `warm_start` it continues the last round's instead,
+because picture encoders take long to learn from scratch.
 
 Differs from the paper: success alone selects what is imitated; there is no advantage weight and no policy gradient.
 """
@@ -46,7 +46,7 @@ PARTS = ("sft", "replay", "episodes")
 
 @dataclass
 class SelfImitationConfig(Configuration):
-    """`gradient_steps` per iteration of `rollout_length` chunks per environment; a run has `rounds` of equal length.
+    """Hyper-parameters: `gradient_steps` per iteration of `rollout_length` chunks; a run has `rounds` of equal length.
 
     A share `demonstration_share` of each minibatch is demonstrations; the rest is divided equally among the tasks, with
     demonstrations of those that have no success yet, which new networks would otherwise forget. A share `retry` of
@@ -67,12 +67,12 @@ class SelfImitationConfig(Configuration):
 
     @property
     def reads_demonstrations(self) -> bool:
-        """Always."""
+        """Whether demonstrations are read: always."""
         return True
 
     @property
     def max_staleness(self) -> int:
-        """Any: successes are imitated, whoever had them."""
+        """Updates that a rollout's policy may be behind: any, because successes of every policy are imitated."""
         return sys.maxsize
 
     def build(
@@ -82,7 +82,7 @@ class SelfImitationConfig(Configuration):
         env: Environment,
         generator: torch.Generator,
     ) -> SelfImitation:
-        """Make the learner of `policy` in `env`, beside `demonstrations`; `generator` draws minibatches.
+        """Build the learner of `policy` in `env`, with `demonstrations`; `generator` draws minibatches.
 
         Raises:
             UserError: without demonstrations.
@@ -93,7 +93,7 @@ class SelfImitationConfig(Configuration):
 
 
 class SelfImitation(Composite):
-    """Updates a policy from its successful episodes."""
+    """Learner that updates a policy from its successful episodes."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class SelfImitation(Composite):
 
     @property
     def collector(self) -> Callable[..., ExchangingCollector]:
-        """Makes the collector, which exchanges chunks."""
+        """Factory of the collector, which exchanges chunks between environments."""
         return partial(ExchangingCollector, exchange=self.config.exchange)
 
     def update(self, rollout: Rollout, progress: float, world: World = ALONE) -> dict[str, float]:
@@ -126,10 +126,12 @@ class SelfImitation(Composite):
             self._sort()
         rounds, steps = self.config.rounds, self.config.gradient_steps
         done = min(math.floor(self.progress * rounds), rounds - 1)  # an extended run stays in the last round
-        ahead = progress - self.progress
-        through = [(self.progress + ahead * step / steps) * rounds - done for step in range(steps)]
-        losses = [self.sft.step(self._batch(), min(1.0, part)) for part in through]
+        advance = progress - self.progress
+        # share of the round done at each gradient step: (p + dp step / steps) rounds - round
+        shares = [(self.progress + advance * step / steps) * rounds - done for step in range(steps)]
+        losses = [self.sft.step(self._batch(), min(1.0, share)) for share in shares]
         self.progress, self.gradient_steps = progress, self.gradient_steps + steps
+        # End of the round: the new network replaces the one that collected.
         if progress * rounds >= done + 1:
             pairs = zip(self.policy.actor_parameters(), self.sft.policy.actor_parameters(), strict=True)
             with torch.no_grad():
@@ -140,7 +142,8 @@ class SelfImitation(Composite):
         return {"loss": sum(losses) / len(losses), "imitated_chunks": float(len(self.replay))}
 
     def _begin(self) -> SFT:
-        """A learner of the next round's network, with the policy's normalisation statistics."""
+        """Start a learner of the next round's network, with the policy's normalisation statistics."""
+        # a seed from the learner's generator, so that a resumed run begins the same network
         with seeding.undisturbed():
             torch.manual_seed(int(torch.randint(1 << 40, (), generator=self.generator)))
             policy = self.policy.fresh()
@@ -150,38 +153,40 @@ class SelfImitation(Composite):
 
     def _batch(self) -> TensorDict:
         size = self.config.sft.batch
-        old = round(size * self.config.demonstration_share) if self.by_task else size
+        num_demonstrations = round(size * self.config.demonstration_share) if self.by_task else size
         horizon = self.policy.contract.horizon
-        batch = self.demonstrations.sample(old, horizon, self.generator)
+        batch = self.demonstrations.sample(num_demonstrations, horizon, self.generator)
         if not self.by_task:
             return batch
         tasks = sorted({*self.by_task, *self.shown})
-        share, rest = divmod(size - old, len(tasks))
+        share, rest = divmod(size - num_demonstrations, len(tasks))
+        # the other rows are divided equally among tasks; the remainder goes to the first ones
         counts = {task: share + (i < rest) for i, task in enumerate(tasks)}
         replay = self.replay.episodes
         assert replay is not None
-        missing = {task: self.shown[task] for task in tasks if task not in self.by_task}
-        own = replay.chunks(self._drawn(self.by_task, counts), horizon)
+        unsolved = {task: self.shown[task] for task in tasks if task not in self.by_task}
+        imitated = replay.chunks(self._drawn(self.by_task, counts), horizon)
         keys = batch["observation"].keys()  # demonstrations may lack privileged observations
-        own["observation"] = own["observation"].select(*keys)
-        parts = [batch, own]
-        if missing:
-            parts.append(self.demonstrations.chunks(self._drawn(missing, counts), horizon))
+        imitated["observation"] = imitated["observation"].select(*keys)
+        parts = [batch, imitated]
+        if unsolved:
+            parts.append(self.demonstrations.chunks(self._drawn(unsolved, counts), horizon))
         return TensorDict.cat(parts)
 
     def _drawn(self, rows: dict[int, Tensor], counts: dict[int, int]) -> Tensor:
-        """As many of each task's `rows` as `counts` says, at random."""
-        picked = [
-            some[torch.randint(len(some), (counts[task],), generator=self.generator)] for task, some in rows.items()
+        """Random draw of `counts` rows of each task's `rows`, concatenated."""
+        selected = [
+            task_rows[torch.randint(len(task_rows), (counts[task],), generator=self.generator)]
+            for task, task_rows in rows.items()
         ]
-        return torch.cat(picked)
+        return torch.cat(selected)
 
     def _sort(self) -> None:
         assert self.replay.episodes is not None
         self.by_task = _rows_by_task(self.replay.episodes)
 
     def state_dict(self) -> dict[str, Any]:
-        """Learner, replay and unfinished episodes; the demonstrations come from their file."""
+        """State of learner, replay and unfinished episodes; demonstrations are read from their file."""
         parts = {part: getattr(self, part).state_dict() for part in PARTS}
         return parts | {"progress": self.progress, "gradient_steps": self.gradient_steps}
 
@@ -195,7 +200,7 @@ class SelfImitation(Composite):
 
 
 def _rows_by_task(episodes: Episodes) -> dict[int, Tensor]:
-    """The observations of each task, without those of failed episodes."""
+    """Rows of the observations of each task, without those of failed episodes."""
     rows = episodes.imitated_rows()
     task = episodes.task_index[episodes.episode[rows]]
     return {int(index): rows[task == index] for index in task.unique()}

@@ -46,12 +46,12 @@ class SFTConfig(Configuration):
     max_gradient_norm: Limit = 1.0
 
     def build(self, policy: TrainablePolicy, generator: torch.Generator) -> SFT:
-        """Make the learner of `policy`; `generator` draws minibatches."""
+        """Build the learner of `policy`; `generator` draws minibatches."""
         return SFT(policy, self, generator)
 
 
 class SFT(Composite):
-    """Trains a copy of `policy`; `policy` itself is the moving average of that copy."""
+    """Learner that trains a copy of `policy`; `policy` itself is the moving average of that copy."""
 
     def __init__(self, policy: TrainablePolicy, config: SFTConfig, generator: torch.Generator) -> None:
         self.policy, self.config, self.generator = policy, config, generator
@@ -83,7 +83,7 @@ class SFT(Composite):
         return sum(self.losses) / max(1, len(self.losses))
 
     def step(self, batch: TensorDict, progress: float, world: World = ALONE) -> float:
-        """One gradient step on {observation, actions [B, H, A], valid [B, H]}; returns the loss.
+        """Take one gradient step on {observation, actions [B, H, A], valid [B, H]}; returns the loss.
 
         `progress`, the share of training done from 0 to 1, sets the learning rate. The loss is a mean over valid
         actions, here over those of all processes.
@@ -96,8 +96,9 @@ class SFT(Composite):
         batch = batch.to(self.policy.device)
         loss = self.trained.loss(batch["observation"], batch["actions"], batch["valid"])
         if world.size > 1:
-            own = batch["valid"].sum().to(loss.dtype)
-            loss = loss * own / (world.sum(own) / world.size)
+            valid_actions = batch["valid"].sum().to(loss.dtype)
+            # the process average of L_i n_i / mean(n) is the mean over the valid actions of all processes
+            loss = loss * valid_actions / (world.sum(valid_actions) / world.size)
         mean = world.sum(loss.detach()) / world.size
         self.optimiser.zero_grad()
         loss.backward()
@@ -112,12 +113,14 @@ class SFT(Composite):
         high, low = self.config.learning_rate, self.config.final_learning_rate
         warmup = min(self.config.warmup, self.config.steps // 10)
         rise = min(1.0, (self.gradient_steps + 1) / (warmup + 1))
+        # linear warm-up, then cosine: low + (high - low) (1 + cos(pi p)) / 2
         return rise * (low + (high - low) * 0.5 * (1.0 + math.cos(math.pi * min(1.0, progress))))
 
     def _average(self) -> None:
         # The window grows with training, so that the initial random weights leave the average.
-        keep = min(self.config.average, (1.0 + self.gradient_steps) / (10.0 + self.gradient_steps))
-        get_ema_multi_avg_fn(keep)(self.averaged, self.parameters, self.gradient_steps)
+        decay = min(self.config.average, (1.0 + self.gradient_steps) / (10.0 + self.gradient_steps))
+        # average <- decay * average + (1 - decay) * trained
+        get_ema_multi_avg_fn(decay)(self.averaged, self.parameters, self.gradient_steps)
 
     def state_dict(self) -> dict[str, Any]:
         """Both sets of weights, optimiser, generator, counter and last losses."""

@@ -64,12 +64,12 @@ class TD3Config(Configuration):
 
     @property
     def reads_demonstrations(self) -> bool:
-        """Never."""
+        """Whether demonstrations are read: never."""
         return False
 
     @property
     def max_staleness(self) -> int:
-        """Any: it learns off-policy."""
+        """Updates that a rollout's policy may be behind: any, because TD3 learns off-policy."""
         return sys.maxsize
 
     def build(
@@ -79,7 +79,7 @@ class TD3Config(Configuration):
         env: Environment,
         generator: torch.Generator,
     ) -> TD3:
-        """Make the learner of `policy`; `generator` draws minibatches, the demonstrations are not used.
+        """Build the learner of `policy`; `generator` draws minibatches, the demonstrations are not used.
 
         Raises:
             UserError: for a policy without deterministic actions, or actions without limits.
@@ -92,7 +92,7 @@ class TD3Config(Configuration):
 
 
 class TD3(Composite):
-    """Two critics, whose minimum is the target, and a policy that maximises the first."""
+    """Learner with two critics, whose minimum is the target, and a policy that maximises the first."""
 
     starts = None
     collector = Collector
@@ -123,6 +123,7 @@ class TD3(Composite):
         return {"value_loss": float(torch.stack(losses).mean()), "replay": float(len(self.replay))}
 
     def _rows(self, rollout: Rollout) -> TensorDict:
+        # R = sum of discounted rewards over `lookahead` decisions, carry = gamma^k or 0, last = decision before s'
         total, carry, last = n_step(
             rollout.reward,
             rollout.executed,
@@ -144,7 +145,7 @@ class TD3(Composite):
         return rows.flatten(0, 1)[rollout.simulated.flatten()]
 
     def _step(self) -> Tensor:
-        """One step of the critics, and of the actor at every `policy_delay`-th; returns the critics' loss.
+        """Take one step of the critics, and of the actor at every `policy_delay`-th; returns the critics' loss.
 
         Raises:
             DivergedError: before a step whose loss or gradient is not finite.
@@ -152,6 +153,7 @@ class TD3(Composite):
         batch = self.replay.sample(self.config.minibatch, self.generator).to(self.policy.device)
         target = self._target(batch)
         values = self._values(self.critics, batch["observation"], self._scaled(batch["actions"]))
+        # L = sum_i mean (Q_i(s, a) - y)^2, values are [2, B]
         loss = (values - target).square().mean(-1).sum()
         self.critic_optimiser.zero_grad()
         loss.backward()
@@ -165,15 +167,17 @@ class TD3(Composite):
 
     @torch.no_grad()
     def _target(self, batch: TensorDict) -> Tensor:
-        """Return targets r + carry * min_i Q_i'(s', pi'(s') + clipped noise), [B]."""
+        """Targets y = R + carry * min_i Q_i'(s', pi'(s') + clipped noise), [B]."""
         actions = self._scaled(self._executed(self.target_policy, batch["next_observation"]))
         noise = torch.randn(actions.shape, generator=self.generator).to(actions.device) * self.config.target_noise
+        # target policy smoothing: clip(pi'(s') + clip(noise, -c, c), -1, 1)
         smoothed = (actions + noise.clamp(-self.config.noise_clip, self.config.noise_clip)).clamp(-1.0, 1.0)
         values = self._values(self.target_critics, batch["next_observation"], smoothed)
         return batch["reward"] + batch["carry"] * values.amin(0)
 
     def _update_actor(self, observation: TensorDict) -> None:
         actions = self._scaled(self._executed(self.policy, observation))
+        # L = -mean Q_1(s, pi(s)); delayed, with the targets, to every policy_delay-th step
         loss = -self._values(self.critics, observation, actions)[0].mean()
         self.actor_optimiser.zero_grad()
         loss.backward()
@@ -189,6 +193,7 @@ class TD3(Composite):
         return policy.actions(observation)[:, : policy.contract.executed]
 
     def _scaled(self, actions: Tensor) -> Tensor:
+        # to [-1, 1], as the critics read actions
         return (actions - self.centre) / self.half_range
 
     def _values(self, critics: Critics, observation: TensorDict, actions: Tensor) -> Tensor:
@@ -221,7 +226,7 @@ class Critics(nn.Module):
         self.biases = nn.ParameterList(torch.empty(2, 1, shape[1]).uniform_(-bound, bound) for bound, shape in shapes)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Values."""
+        """Values [2, B] of both critics."""
         *hidden, last = zip(self.weights, self.biases, strict=True)
         x = inputs.expand(2, *inputs.shape)
         for weight, bias in hidden:
@@ -234,4 +239,5 @@ _PARTS = ("critics", "target_critics", "target_policy", "critic_optimiser", "act
 
 def _approach(targets: Iterable[Tensor], sources: Iterable[Tensor], share: float) -> None:
     for target, source in zip(targets, sources, strict=True):
+        # theta' <- (1 - share) theta' + share theta
         target.lerp_(source, share)

@@ -13,7 +13,7 @@ from embodied.errors import UserError
 
 
 def check(overrides: Sequence[str]) -> None:
-    """Raise UserError if task, policy and algorithm of `overrides` ("key=value") are no valid combination."""
+    """Raise UserError if task, policy and algorithm of `overrides` ("key=value") are not a valid combination."""
     task, policy, algorithm = chosen(overrides)
     if (policy, algorithm) not in taken(task):
         raise UserError(
@@ -22,15 +22,15 @@ def check(overrides: Sequence[str]) -> None:
 
 
 def check_named(overrides: Sequence[str], program: str) -> None:
-    """Check that `overrides` name a task, as `program` needs, and of one that is any environment's also which one.
+    """Check that `overrides` name a task for `program`, and the options without which it is incomplete.
 
     Raises:
-        UserError: telling what to type.
+        UserError: with the command to type.
     """
     named = dict(each.split("=", 1) for each in overrides if "=" in each)
     if "task" not in named:
-        listed = f"{command('train')} list=tasks"
-        raise UserError(f"expected {command(program)} task=NAME [key=value ...]; {listed} lists the tasks")
+        list_command = f"{command('train')} list=tasks"
+        raise UserError(f"expected {command(program)} task=NAME [key=value ...]; {list_command} lists the tasks")
     path = CONFIGS / "task" / f"{named['task']}.yaml"
     file: Any = OmegaConf.load(path) if path.is_file() else {}
     options = file.get("task", {})
@@ -43,10 +43,10 @@ def check_named(overrides: Sequence[str], program: str) -> None:
 
 
 def task_options(overrides: Sequence[str], program: str) -> list[str]:
-    """The task of `overrides`, and its options, of a `program` that has further ones.
+    """Select the task and its options from the `overrides` of a `program` that has further ones.
 
     Raises:
-        UserError: as `check_named`.
+        UserError: see `check_named`.
     """
     check_named(overrides, program)
     return [each for each in overrides if each.startswith(("task=", "task."))]
@@ -58,12 +58,12 @@ def chosen(overrides: Sequence[str]) -> tuple[str, str, str]:
     Raises:
         UserError: for a task that is not listed.
     """
-    given = dict(override.split("=", 1) for override in overrides)
-    task = given.get("task", next(iter(_table())))
+    by_key = dict(override.split("=", 1) for override in overrides)
+    task = by_key.get("task", next(iter(_table())))
     if task not in _table():
         raise UserError(f"configs/combinations.yaml does not list task={task}; add it there")
     policy, algorithm = next(iter(taken(task)))
-    return task, given.get("policy", policy), given.get("algorithm", algorithm)
+    return task, by_key.get("policy", policy), by_key.get("algorithm", algorithm)
 
 
 def taken(task: str) -> list[tuple[str, str]]:
@@ -72,7 +72,10 @@ def taken(task: str) -> list[tuple[str, str]]:
 
 
 def described(task: str) -> str:
-    """The same as text: "policy=mlp with algorithm=bptt|ppo; policy=recurrent with algorithm=ppo"."""
+    """Valid combinations of `task` as text.
+
+    For example "policy=mlp with algorithm=bptt|ppo; policy=recurrent with algorithm=ppo".
+    """
     return "; ".join(
         f"policy={policy} with algorithm={'|'.join(algorithms)}" for policy, algorithms in _table()[task].items()
     )

@@ -27,30 +27,30 @@ _embodied() {{
     COMPREPLY=($(compgen -W "$found" -- "$word"))
 }}
 complete -o nospace -o default -F _embodied embodied python python3 .venv/bin/python .venv/bin/embodied"""
-"""Bash has the value after = as a word of its own."""
+"""Script for completion; in Bash the value after = is a separate word."""
 
 
 def completion(asked: str, describe: Callable[[list[str]], str]) -> str:
-    """The answer to -sc `asked`: a script to evaluate, or words that continue the line in COMP_LINE.
+    """Output of -sc `asked`: a script to evaluate, or words that continue the line in COMP_LINE.
 
     Raises:
         UserError: for anything but install, uninstall or query of a known shell.
     """
-    what, _, shell = asked.partition("=")
-    if what not in ("install", "uninstall", "query") or shell not in SHELLS:
+    action, _, shell = asked.partition("=")
+    if action not in ("install", "uninstall", "query") or shell not in SHELLS:
         raise UserError(f"expected -sc install=SHELL or uninstall=SHELL, SHELL one of {', '.join(SHELLS)}, got {asked}")
-    if what == "query":
+    if action == "query":
         return "\n".join(candidates(os.environ.get("COMP_LINE", ""), describe))
-    if what == "uninstall":
+    if action == "uninstall":
         return "complete -r embodied python python3 .venv/bin/python .venv/bin/embodied"
-    before = "autoload -U +X bashcompinit && bashcompinit\n" if shell == "zsh" else ""
-    return before + SCRIPT.format(names=" ".join(NAMES), shell=shell)
+    prefix = "autoload -U +X bashcompinit && bashcompinit\n" if shell == "zsh" else ""
+    return prefix + SCRIPT.format(names=" ".join(NAMES), shell=shell)
 
 
 def candidates(line: str, describe: Callable[[list[str]], str]) -> list[str]:
-    """Words that can take the place of the last one of `line`: names of options up to the next dot, or values.
+    """Words that can replace the last one of `line`: names of options up to the next dot, or values.
 
-    `describe` gives the text of --help for the other words.
+    `describe` returns the text of --help for the other words.
     """
     words = line.split()[2:]
     last = "" if line.endswith(" ") or not words else words.pop()
@@ -62,11 +62,11 @@ def candidates(line: str, describe: Callable[[list[str]], str]) -> list[str]:
     options = dict(re.findall(r"^([\w.]+)=(\S*)", text, re.MULTILINE))
     choices = {group: names.split(", ") for group, names in re.findall(r"^(\w+): ([\w, ]+)$", text, re.MULTILINE)}
     if equals:
-        known = choices.get(key) or (["true", "false"] if options.get(key) in ("true", "false") else [])
-        return [each for each in known if each.startswith(value)]
+        values = choices.get(key) or (["true", "false"] if options.get(key) in ("true", "false") else [])
+        return [each for each in values if each.startswith(value)]
     level = len(key.rpartition(".")[0]) + 1 if "." in key else 0
-    found = [f"{group}=" for group in choices]
+    prefixes = [f"{group}=" for group in choices]
     for option in options:
         head, dot, _ = option[level:].partition(".")
-        found.append(f"{option[:level]}{head}{dot or '='}")
-    return [each for each in dict.fromkeys(found) if each.startswith(key)]
+        prefixes.append(f"{option[:level]}{head}{dot or '='}")
+    return [each for each in dict.fromkeys(prefixes) if each.startswith(key)]

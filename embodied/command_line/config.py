@@ -1,4 +1,4 @@
-"""Configuration: Hydra composes YAML and the command line, dataclasses check; errors are one line."""
+"""Configuration: Hydra composes YAML and the command line, dataclasses check the values; errors are one line."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from embodied.errors import UserError
 from embodied.resume import MOVABLE
 
 WHOLE = re.compile(r"(?<![^\[,:])\d+(\.\d+)?[eE]\+?\d{1,2}(?![^\],}])")
-"""A number with a positive exponent, as a whole value or an element of a list."""
+"""Pattern of a number with a positive exponent, as a whole value or an element of a list."""
 NUMBERS = "task.numbers"
-"""Numbers of a task by name; it knows itself which it has, and refuses others."""
+"""Option with numbers of a task by name; the task itself checks the names."""
 NAMED = (NUMBERS, "options", "axes")
-"""Options by names that only what they are for knows, which refuses others."""
+"""Options with entries by name, whose owner checks the names."""
 C = TypeVar("C")
 Groups = Mapping[str, Mapping[str, type]]
 """Config classes by name, for each config group."""
@@ -35,8 +35,8 @@ def compose(
 ) -> tuple[C, dict[str, Any]]:
     """Compose configs/`name`.yaml with `overrides` ("key=value") into a `root` object and its JSON-ready form.
 
-    `saved` is the JSON-ready form of an earlier run: its choices and values take the place of the defaults, and its
-    "arguments", all that was ever given, precede `overrides`.
+    `saved` is the JSON-ready form of an earlier run: its choices and values replace the defaults, and its "arguments",
+    all of the earlier command lines, precede `overrides`.
 
     Raises:
         UserError: on one line, for an unknown key, name or type, listing the valid ones, for invalid combinations, and
@@ -60,60 +60,60 @@ def compose(
     overrides = [whole(override) for override in overrides]
     store = ConfigStore.instance()
     store.store(name=f"{name}_schema", node=root)
-    store.store(name="settings", node={})  # until what they are for is chosen
+    store.store(name="settings", node={})  # empty until the choices are known
     for group, classes in groups.items():
         for key, node in classes.items():
             store.store(group=group, name=key, node=node)
     chosen_now = [override for override in overrides if override.partition("=")[0] in groups]
     before: Mapping[str, str] = saved["choices"] if saved else {}
     named = {override.partition("=")[0] for override in chosen_now}
-    kept = [group for group in groups if group in before and not (group in MOVABLE and group in named)]
-    choices = [f"{group}={before[group]}" for group in kept]
+    kept_groups = [group for group in groups if group in before and not (group in MOVABLE and group in named)]
+    choices = [f"{group}={before[group]}" for group in kept_groups]
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(CONFIGS), version_base="1.3"):
             composed = hydra_compose(name, [*choices, *chosen_now], return_hydra_config=True)
-            chosen = {group: composed.hydra.runtime.choices[group] for group in groups}
+            choices_now = {group: composed.hydra.runtime.choices[group] for group in groups}
             overrides = [_member(override, composed) for override in overrides]
             if groups:
                 published = dict(each.split("=", 1) for each in overrides).get("policy.weights", "null") != "null"
-                store.store(name="settings", node=settings(chosen, published=published), package="_global_")
+                store.store(name="settings", node=settings(choices_now, published=published), package="_global_")
             config = hydra_compose(name, [*choices, *map(_addable, overrides)])
         if saved:
-            _check_same({group: chosen[group] for group in kept}, before)
-            given = [override for override in overrides if override.split("=")[0] not in groups]
-            left = [group for group in MOVABLE if group not in kept]
-            values = {name: value for name, value in saved["values"].items() if name not in left}
+            _check_same({group: choices_now[group] for group in kept_groups}, before)
+            value_overrides = [override for override in overrides if override.split("=")[0] not in groups]
+            dropped_groups = [group for group in MOVABLE if group not in kept_groups]
+            values = {name: value for name, value in saved["values"].items() if name not in dropped_groups}
             config = _saved(config, values)
-            for name, value in parsed(given).items():
+            for name, value in parsed(value_overrides).items():
                 OmegaConf.update(config, name, value, merge=True)
         check_ranges(config)
         values = OmegaConf.to_container(config, resolve=True, enum_to_str=True)
-        return cast(C, OmegaConf.to_object(config)), {"choices": chosen, "values": values, "arguments": arguments}
+        return cast(C, OmegaConf.to_object(config)), {"choices": choices_now, "values": values, "arguments": arguments}
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(_explain(error)) from error
 
 
 def parsed(overrides: Sequence[str]) -> dict[str, Any]:
-    """The values of `overrides` ("key=value") by key, as Hydra reads them.
+    """Parse `overrides` ("key=value") with Hydra to values by key.
 
     Raises:
-        UserError: for text that it cannot read, and for a list without brackets.
+        UserError: for text that it cannot parse, and for a list without brackets.
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
     try:
-        read = OverridesParser.create().parse_overrides(list(overrides))
+        parsed_overrides = OverridesParser.create().parse_overrides(list(overrides))
     except HydraException as error:
         raise UserError(_explain(error)) from error
-    if swept := next((each for each in read if each.is_sweep_override()), None):
-        raise UserError(_one_value(swept.key_or_group, swept.get_value_string()))
-    return {each.key_or_group: each.value() for each in read}
+    if sweep := next((each for each in parsed_overrides if each.is_sweep_override()), None):
+        raise UserError(_one_value(sweep.key_or_group, sweep.get_value_string()))
+    return {each.key_or_group: each.value() for each in parsed_overrides}
 
 
 def names(group: str, groups: Groups) -> list[str]:
-    """Choices of a group: its YAML files, or its classes if it has none; of placements both."""
+    """Choices of a group: its YAML files, or its classes if it has none; both for placements."""
     files = {path.stem for path in (CONFIGS / group).glob("*.yaml")}
     return sorted(files if files and group not in MOVABLE else files | groups[group].keys())
 
@@ -133,15 +133,17 @@ def _check_saved(group: str, saved: Mapping[str, Any], groups: Groups) -> None:
     """Raise UserError unless the choice of `group` in `saved`, if any, is one of ours."""
     choice = saved["choices"].get(group)
     if choice is not None and choice not in names(group, groups):
-        listed = ", ".join(names(group, groups))
-        raise UserError(f"the saved configuration is of another version: unknown {group} {choice!r}; expected {listed}")
+        valid_names = ", ".join(names(group, groups))
+        raise UserError(
+            f"the saved configuration is of another version: unknown {group} {choice!r}; expected {valid_names}"
+        )
 
 
 def _unknown(kind: str, name: str, known: Sequence[str], longer: Collection[str] = ()) -> str:
-    """Message on the `name` of a `kind` that is none of `known`; suggested are these, or else their `longer` names."""
-    meant = (did_you_mean(name, longer) or did_you_mean(name, known)) if "." in name else ""
-    meant = meant or did_you_mean(name, known) or did_you_mean(name, longer)
-    return f"unknown {kind} {name!r}; expected one of {', '.join(known)}{meant}"
+    """Error message on the unknown `name` of a `kind`, with suggestions from `known` or their `longer` names."""
+    suggestion = (did_you_mean(name, longer) or did_you_mean(name, known)) if "." in name else ""
+    suggestion = suggestion or did_you_mean(name, known) or did_you_mean(name, longer)
+    return f"unknown {kind} {name!r}; expected one of {', '.join(known)}{suggestion}"
 
 
 def _nested(groups: Groups) -> list[str]:
@@ -151,17 +153,17 @@ def _nested(groups: Groups) -> list[str]:
 
 
 def whole(override: str) -> str:
-    """`override` with whole numbers such as 1e6 and 1.5e3 written out, as integer options need them."""
+    """Write out whole numbers such as 1e6 and 1.5e3 in `override`, as integer options need them."""
     key, _, value = override.partition("=")
     return f"{key}={WHOLE.sub(lambda found: _written_out(found[0]), value)}"
 
 
 def _member(override: str, config: Any) -> str:  # noqa: ANN401 - OmegaConf's
-    """`override` with a choice as its enumeration spells it: precision=bfloat16 is BFLOAT16."""
+    """Replace a choice in `override` by the name of its enumeration member: precision=bfloat16 is BFLOAT16."""
     key, _, value = override.partition("=")
     outer, _, last = key.rpartition(".")
-    among = OmegaConf.select(config, outer) if outer else config
-    kind = OmegaConf.get_type(among, last) if OmegaConf.is_dict(among) and last in among else None
+    group = OmegaConf.select(config, outer) if outer else config
+    kind = OmegaConf.get_type(group, last) if OmegaConf.is_dict(group) and last in group else None
     if kind is None or not issubclass(kind, Enum):
         return override
     names = {name.lower(): name for name in kind.__members__}
@@ -169,7 +171,7 @@ def _member(override: str, config: Any) -> str:  # noqa: ANN401 - OmegaConf's
 
 
 def _addable(override: str) -> str:
-    """`override` as Hydra takes it."""
+    """Mark `override` for Hydra as an addition where needed."""
     return f"++{override}" if override.startswith(tuple(f"{each}." for each in NAMED)) else override
 
 
@@ -195,7 +197,7 @@ def _saved(config: Any, values: Mapping[str, Any]) -> Any:  # noqa: ANN401 - Ome
 
 
 def _explain(error: Exception) -> str:
-    """One line: which option is wrong, and what it accepts."""
+    """Explain an error in one line: the wrong option, and the values that it accepts."""
     from hydra.errors import OverrideParseException
     from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
 
@@ -214,12 +216,12 @@ def _explain(error: Exception) -> str:
         name = str(cause.full_key)
         prefix = name.rpartition(".")[0]
         return _unknown("option", name, options, [f"{prefix}.{each}" for each in options] if prefix else ())
-    if "is not a ListConfig" in (said := str(cause).splitlines()[0]):
+    if "is not a ListConfig" in (message := str(cause).splitlines()[0]):
         return f"{cause.full_key}: expected a list, {cause.full_key}=[...]"
-    return f"{cause.full_key}: {said}"
+    return f"{cause.full_key}: {message}"
 
 
 def _one_value(key: str, value: str) -> str:
-    """What to write where `value` has a comma: a path in quotes, else a list, or -m."""
-    meant = f"{key}=[{value}] for a list, or -m for a run of each"
-    return f"expected one value of {key}, got {value}; write {typed(key, value) if '/' in value else meant}"
+    """Error message on a `value` with a comma: use quotes for a path, else a list, or -m."""
+    advice = f"{key}=[{value}] for a list, or -m for a run of each"
+    return f"expected one value of {key}, got {value}; write {typed(key, value) if '/' in value else advice}"

@@ -14,12 +14,12 @@ DESCRIBED = """\
 --cfg job          # print the configuration and run nothing; -p PART: a part of it
 -sc install=bash   # print a script for completion: eval "$(... -sc install=bash)"
 """
-"""What --help says of them."""
+"""Descriptions in --help."""
 
 
 @dataclass
 class Flags:
-    """What is asked for beside a run: help, a sweep, the configuration, of which perhaps a part, or completion."""
+    """Requests other than a run: help, a sweep, the configuration or a part of it, or completion."""
 
     help: bool = False
     multirun: bool = False
@@ -35,10 +35,10 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse(arguments: Sequence[str]) -> tuple[Flags, list[str]]:
-    """The flags among `arguments`, and the others.
+    """Split `arguments` into flags and the others.
 
     Raises:
-        UserError: for a flag with a value that it does not take.
+        UserError: for a flag with an invalid value.
     """
     parser = _Parser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
     for names in (("-h", "--help"), ("-m", "--multirun"), ("--resolve",)):
@@ -46,5 +46,5 @@ def parse(arguments: Sequence[str]) -> tuple[Flags, list[str]]:
     parser.add_argument("-c", "--cfg", choices=["job"])
     parser.add_argument("-p", "--package")
     parser.add_argument("-sc", "--shell-completion", "--shell_completion", dest="completion")
-    found, rest = parser.parse_known_args(list(arguments), Flags())
-    return found, rest
+    parsed, rest = parser.parse_known_args(list(arguments), Flags())
+    return parsed, rest

@@ -1,4 +1,4 @@
-"""All tasks by simulator, as `train.py list=tasks` tells them: what each is, what it needs, whether that is here."""
+"""List of all tasks by simulator for `train.py list=tasks`: descriptions, requirements, installation."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ WIDTH = 120
 
 @dataclass(frozen=True)
 class Needs:
-    """What a simulator needs beyond the smallest install: an `extra`, which brings `modules`, for tasks `of` a kind.
+    """Requirements of a simulator beyond the smallest install: an `extra`, with `modules`, for tasks `of` a kind.
 
-    Where its packages do not go together with ours, `install` installs it into an environment of its own, `venv`.
+    If its packages conflict with ours, `install` installs it into an environment of its own, `venv`.
     """
 
     extra: str
@@ -32,52 +32,52 @@ class Needs:
     install: str = ""
 
     def told(self) -> str:
-        """The extra, whether it is installed, and how to install it."""
+        """Text on the extra: whether it is installed, and the command that installs it."""
         missing = [name for name in self.modules if find_spec(name) is None]
         python = Path(self.venv) / "bin" / "python"
         if missing and self.venv and python.exists():
             state = f"installed in {self.venv}: task.python={python}"
         elif missing:
-            how = self.install or f"pip install 'embodied-rl[{self.extra}]'"
-            state = f"not installed: {how}"
+            install_command = self.install or f"pip install 'embodied-rl[{self.extra}]'"
+            state = f"not installed: {install_command}"
         else:
             state = "installed"
         return f"extra {self.extra}{f' for {self.of}' if self.of else ''}, {state}"
 
 
 def tasks(classes: Mapping[str, type], needs: Mapping[str, Needs]) -> str:
-    """The tasks of configs/task/, grouped by the package of their class of `classes`, with what that `needs`."""
-    found: dict[str, list[tuple[str, str]]] = {}
+    """List the tasks of configs/task/, grouped by the package of their class of `classes`, with what that `needs`."""
+    by_simulator: dict[str, list[tuple[str, str]]] = {}
     heads: dict[str, str] = {}
     for path in sorted((CONFIGS / "task").glob("*.yaml")):
-        made = classes[_schema(path, classes)]
-        simulator = made.__module__.split(".")[-2]
-        found.setdefault(simulator, []).append((path.stem, _described(path)))
-        heads[simulator] = _head(simulator, made, needs.get(simulator))
-    width = max(len(name) for listed in found.values() for name, _ in listed)
+        task_class = classes[_schema(path, classes)]
+        simulator = task_class.__module__.split(".")[-2]
+        by_simulator.setdefault(simulator, []).append((path.stem, _described(path)))
+        heads[simulator] = _head(simulator, task_class, needs.get(simulator))
+    width = max(len(name) for entries in by_simulator.values() for name, _ in entries)
     lines = []
-    for simulator, listed in sorted(found.items()):
-        told = (textwrap.shorten(text, WIDTH - width - 4, placeholder=" ...") for _, text in listed)
-        rows = [f"  {name:{width}}  {text}" for (name, _), text in zip(listed, told, strict=True)]
+    for simulator, entries in sorted(by_simulator.items()):
+        texts = (textwrap.shorten(text, WIDTH - width - 4, placeholder=" ...") for _, text in entries)
+        rows = [f"  {name:{width}}  {text}" for (name, _), text in zip(entries, texts, strict=True)]
         lines += [heads[simulator], *rows, ""]
     return "\n".join([*lines, f"{command('train')} task=NAME trains one; --help task=NAME tells its options."])
 
 
 def _head(simulator: str, made: type, needs: Needs | None) -> str:
     assets = made().asset_kind
-    told = [needs.told() if needs else "needs nothing more", *([f"{assets} assets found"] if assets else [])]
-    return f"{simulator} ({'; '.join(told)})"
+    parts = [needs.told() if needs else "needs nothing more", *([f"{assets} assets found"] if assets else [])]
+    return f"{simulator} ({'; '.join(parts)})"
 
 
 def _schema(path: Path, classes: Mapping[str, type]) -> str:
-    """Which of `classes` the file's defaults name, or those of the task that it derives from."""
+    """Name in `classes` of the file's defaults, or of the task from which it derives."""
     loaded: Any = OmegaConf.load(path)
     first = str(loaded.defaults[0]).partition("@")[0]
     return first if first in classes else _schema(path.with_stem(first), classes)
 
 
 def _described(path: Path) -> str:
-    """The first sentence of the comment that the file begins with."""
+    """First sentence of the comment at the beginning of the file."""
     comment = []
     for line in path.read_text(encoding="utf-8").splitlines():
         if not line.startswith("#"):
@@ -87,8 +87,8 @@ def _described(path: Path) -> str:
 
 
 def choices(described: str, chosen: Mapping[str, str], groups: Groups) -> str:
-    """The beginning of a program's --help: what it is, what there is of each group, and what goes with the task."""
-    listed = [f"{group}: {', '.join(names(group, groups))}" for group in groups]
+    """First part of a program's --help: description, choices of each group, and valid combinations of the task."""
+    lines = [f"{group}: {', '.join(names(group, groups))}" for group in groups]
     takes = f"task={(task := chosen['task'])} takes {combinations.described(task)}"
     options = " ".join(f"{group}={name}" for group, name in chosen.items())
-    return "\n".join([described, *listed, "", takes, "", f"Options of {options}:"])
+    return "\n".join([described, *lines, "", takes, "", f"Options of {options}:"])

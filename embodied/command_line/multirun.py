@@ -1,4 +1,4 @@
-"""Sweeps: python train.py -m seed=0,1,2 runs a job for each combination of what is listed, by Hydra's launchers.
+"""Sweeps: python train.py -m seed=0,1,2 runs a job for each combination of listed values, by Hydra's launchers.
 
 Every job is a process of its own, whose numbers are those of the same run alone.
 """
@@ -32,12 +32,12 @@ log = logging.getLogger(__name__)
 FOLDER = CONFIGS / "multirun"
 SUMMARY = "summary.md"
 STOPPED = [128 + number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)]
-"""Exit statuses of jobs that were stopped, and have saved."""
+"""Exit statuses of jobs that were stopped after saving."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """A job that ended: its folder, the options that set it apart, and its exit status."""
+    """A job that ended: its folder, its values of the swept options, and its exit status."""
 
     directory: Path
     options: str
@@ -45,39 +45,41 @@ class Job:
 
 
 def multirun(program: str, arguments: Sequence[str], check: Callable[[list[str]], Any]) -> int:
-    """Run the jobs of `arguments` by the program in the file `program`; returns 1 if one failed, else 0.
+    """Run the jobs of `arguments` by the program in the file `program`; return 1 if one failed, else 0.
 
-    All are checked by `check` before the first begins. Runs of train.py have a folder each, beside a summary.
+    All are checked by `check` before the first begins. Runs of train.py have a folder each, next to a summary.
 
     Raises:
-        UserError: if nothing is listed, `check` refuses a job, or the sweep's folder has runs already.
+        UserError: if no option has a list, `check` raises for a job, or the sweep's folder has runs already.
     """
     hydra = [each for each in arguments if each.startswith(("hydra.", "hydra/"))]
-    if refused := next((each for each in hydra if each.startswith("hydra/sweeper")), None):
-        raise UserError(f"expected lists to sweep, such as seed=0,1,2; {refused} is not supported")
-    given = sorted((whole(each) for each in arguments if each not in hydra), key=_depth, reverse=True)
-    jobs, swept = expanded(given)
+    if unsupported := next((each for each in hydra if each.startswith("hydra/sweeper")), None):
+        raise UserError(f"expected lists to sweep, such as seed=0,1,2; {unsupported} is not supported")
+    options = sorted((whole(each) for each in arguments if each not in hydra), key=_depth, reverse=True)
+    jobs, swept = expanded(options)
     if not swept:
         raise UserError("-m needs at least one list, such as seed=0,1,2; without one leave out -m")
     for each in jobs:
         check(each)
-    own = Path(program).stem == "train"
-    if own and any(each.startswith("output=") for each in given):
+    is_training = Path(program).stem == "train"
+    if is_training and any(each.startswith("output=") for each in options):
         raise UserError("output=DIR is the folder of one run; that of a sweep is hydra.sweep.dir=DIR")
-    ended = _launch([*hydra, *given], partial(_job, program=Path(program).resolve(), swept=swept, own=own), own)
-    told = summary(ended, own)
-    if own:
-        with complete_or_absent(ended[0].directory.parent / SUMMARY) as temporary:
-            temporary.write_text(told + "\n", encoding="utf-8")
-    log.info(told)
-    return int(any(job.status for job in ended))
+    finished = _launch(
+        [*hydra, *options], partial(_job, program=Path(program).resolve(), swept=swept, own=is_training), is_training
+    )
+    text = summary(finished, is_training)
+    if is_training:
+        with complete_or_absent(finished[0].directory.parent / SUMMARY) as temporary:
+            temporary.write_text(text + "\n", encoding="utf-8")
+    log.info(text)
+    return int(any(job.status for job in finished))
 
 
 def expanded(arguments: Sequence[str]) -> tuple[list[list[str]], list[str]]:
-    """The arguments of each job, in Hydra's order, and the names of the options that differ.
+    """Expand the arguments of each job, in Hydra's order; also returns the names of the swept options.
 
     Raises:
-        UserError: for sweeps that are no lists.
+        UserError: for sweeps that are not lists.
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.core.override_parser.types import Glob
@@ -101,18 +103,18 @@ def expanded(arguments: Sequence[str]) -> tuple[list[list[str]], list[str]]:
 
 
 def summary(jobs: Sequence[Job], own: bool) -> str:
-    """What each of `jobs` achieved, with their `own` reports how to compare them, too, as Markdown."""
+    """Markdown table of the jobs' results, and the compare.py commands if they have reports (`own`)."""
     rows = [f"| {from_here(job.directory)} | {job.options} | {_achieved(job, own)} |" for job in jobs]
     lines = [f"Sweep of {len(jobs)} jobs", "", "| folder | options | result |", "| --- | --- | --- |", *rows]
-    done = [job for job in jobs if _report(job)]
-    tasks = dict.fromkeys(_report(job)["task"] for job in done)
-    compared = [[str(from_here(job.directory)) for job in done if _report(job)["task"] == task] for task in tasks]
-    commands = [f"  {command('compare')} {shlex.join(found)}" for found in compared if len(found) > 1]
+    reported = [job for job in jobs if _report(job)]
+    tasks = dict.fromkeys(_report(job)["task"] for job in reported)
+    groups = [[str(from_here(job.directory)) for job in reported if _report(job)["task"] == task] for task in tasks]
+    commands = [f"  {command('compare')} {shlex.join(paths)}" for paths in groups if len(paths) > 1]
     return "\n".join([*lines, *(["", "Next:", *commands] if commands else [])])
 
 
 def _depth(argument: str) -> int:
-    """Of an option's name: task.tasks=[a] comes before task=NAME, which takes the place of all of task here."""
+    """Depth of an option's name: task.tasks=[a] must precede task=NAME, which replaces all of task here."""
     return argument.partition("=")[0].count(".")
 
 
@@ -123,7 +125,7 @@ def _check_new(folder: Path) -> None:
 
 
 def _launch(overrides: list[str], job: Callable[[Any], Job], own: bool) -> list[Job]:
-    """Let Hydra's sweeper and launcher run `job` for each combination of `overrides`; `own` go to a new folder."""
+    """Run `job` for each combination of `overrides` by Hydra's sweeper and launcher; `own` runs use a new folder."""
     from hydra import initialize_config_dir
     from hydra.core.config_store import ConfigStore
     from hydra.core.global_hydra import GlobalHydra
@@ -133,7 +135,7 @@ def _launch(overrides: list[str], job: Callable[[Any], Job], own: bool) -> list[
     options, store = OmegaConf.create(), ConfigStore.instance()
     for key in [each.partition("=")[0] for each in reversed(overrides) if not each.startswith("hydra")]:
         OmegaConf.update(options, key, None, force_add=True)
-        store.repo.pop(key, None)  # a group that was composed before: here its choice is a value
+        store.repo.pop(key, None)  # a group of an earlier composition; its choice is a value here
     store.store(name="swept", node=options)
     GlobalHydra.instance().clear()
     try:
@@ -145,20 +147,20 @@ def _launch(overrides: list[str], job: Callable[[Any], Job], own: bool) -> list[
                 _check_new(Path(composed.hydra.sweep.dir))
             batches = hydra.multirun("multirun", job, overrides, with_log_configuration=False)
     except HydraException as error:
-        told = " ".join(str(error).split()).partition(" Config search path")[0]
-        extra = "; joblib and submitit_slurm: pip install 'embodied-rl[sweep]'" if "'hydra/launcher/" in told else ""
-        raise UserError(f"{told}{extra}") from error
+        message = " ".join(str(error).split()).partition(" Config search path")[0]
+        extra = "; joblib and submitit_slurm: pip install 'embodied-rl[sweep]'" if "'hydra/launcher/" in message else ""
+        raise UserError(f"{message}{extra}") from error
     return [each.return_value for batch in batches for each in batch]
 
 
 def _job(_: Any, program: Path, swept: list[str], own: bool) -> Job:  # noqa: ANN401 - Hydra's configuration
-    """Run one job in a process of its own, which a stop of this one stops, too; Hydra tells its options and folder."""
+    """Run one job in a process of its own, which stops with this one; Hydra's state has its options and folder."""
     from hydra.core.hydra_config import HydraConfig
 
     hydra = HydraConfig.get()
     arguments, directory = list(hydra.overrides.task), Path(hydra.runtime.output_dir)
-    told = ", ".join(each for each in arguments if each.partition("=")[0] in swept)
-    log.info(f"job {hydra.job.num}: {told}, in {from_here(directory)}")
+    swept_options = ", ".join(each for each in arguments if each.partition("=")[0] in swept)
+    log.info(f"job {hydra.job.num}: {swept_options}, in {from_here(directory)}")
     arguments += [option("output", directory)] if own else []
     with GracefulStop("Stopping the sweep") as stop:
         process = subprocess.Popen([sys.executable, str(program), *arguments], process_group=0)
@@ -171,7 +173,7 @@ def _job(_: Any, program: Path, swept: list[str], own: bool) -> Job:  # noqa: AN
             process.terminate()
             process.wait()
             raise KeyboardInterrupt
-    return Job(directory, told, process.returncode)
+    return Job(directory, swept_options, process.returncode)
 
 
 def _achieved(job: Job, own: bool) -> str:

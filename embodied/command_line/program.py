@@ -31,12 +31,12 @@ from embodied.training.compute import enough_memory
 
 log = logging.getLogger(__name__)
 Composed = Callable[[list[str]], tuple[Any, Mapping[str, Any]]]
-"""Composes a program's configuration from arguments: an object, and its record with "values"."""
+"""Function that composes a program's configuration from arguments: an object, and its record with "values"."""
 MACHINE = {
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EISDIR, errno.ENOTDIR),
     *(errno.ENAMETOOLONG, errno.EADDRINUSE, errno.EADDRNOTAVAIL),
 }
-"""Errors of the operating system that are no bugs: their message suffices."""
+"""Errors of the operating system that are not bugs: their message suffices."""
 
 SIZES = (
     "num_envs",
@@ -57,13 +57,13 @@ def main(
     arguments: list[str],
     composed: Composed | None = None,
 ) -> int:
-    """Run a program, or describe it if `arguments` ask for help; returns its exit status.
+    """Run a program, or describe it if `arguments` request help; return its exit status.
 
     With `composed`, which composes its configuration, it has Hydra's flags: -m, --cfg job and -sc.
 
     Errors that a user can correct are printed on one line, with status 1. Others keep their traceback: it goes to the
-    run's log if there is one, and the line names that file. A run that a signal stopped has 128 and its number, as of a
-    program that it killed, whether it could save or not.
+    run's log if there is one, and the line names that file. A run that a signal stopped returns 128 plus its
+    number, as a killed program does, whether it could save or not.
     """
     setup_console()
     try:
@@ -78,20 +78,20 @@ def _status(
     arguments: list[str],
     composed: Composed | None,
 ) -> int:
-    """As `main`, without the console."""
+    """Exit status of `main`, without setting up the console."""
     try:
-        asked, given = flags.parse(arguments) if composed else _help(arguments)
-        if asked.help:
-            log.info(describe(given) + (f"\n{flags.DESCRIBED}" if composed else ""))
-        elif asked.completion:
-            log.info(completion(asked.completion, describe))
-        elif composed and asked.cfg:
-            log.info(_configuration(composed(given)[1], asked.package))
-        elif composed and asked.multirun:
-            return multirun(sys.argv[0], given, composed)
+        requested, options = flags.parse(arguments) if composed else _help(arguments)
+        if requested.help:
+            log.info(describe(options) + (f"\n{flags.DESCRIBED}" if composed else ""))
+        elif requested.completion:
+            log.info(completion(requested.completion, describe))
+        elif composed and requested.cfg:
+            log.info(_configuration(composed(options)[1], requested.package))
+        elif composed and requested.multirun:
+            return multirun(sys.argv[0], options, composed)
         else:
             with enough_memory():
-                run(given)
+                run(options)
     except OutOfMemoryError as error:
         log.error(f"error: {_line(error)}; {_smaller(describe, arguments)}")
         return 1
@@ -112,22 +112,22 @@ def _status(
 
 
 def _help(arguments: list[str]) -> tuple[flags.Flags, list[str]]:
-    """Of a program without Hydra's flags."""
+    """Flags of a program without Hydra's."""
     rest = [each for each in arguments if each not in ("-h", "--help")]
     return flags.Flags(help=rest != arguments), rest
 
 
 def _configuration(record: Mapping[str, Any], package: str | None) -> str:
-    """The configuration that `composed` returned, as --cfg job prints it, or a part of it."""
+    """Format the configuration `record`, or its part `package`, for --cfg job."""
     values = OmegaConf.create(record["values"])
-    found = OmegaConf.select(values, package) if package else values
-    if not OmegaConf.is_config(found):
+    selected = OmegaConf.select(values, package) if package else values
+    if not OmegaConf.is_config(selected):
         raise UserError(f"unknown --package {package}; expected one of {', '.join(map(str, values))}, or a part of one")
-    return OmegaConf.to_yaml(found).rstrip()
+    return OmegaConf.to_yaml(selected).rstrip()
 
 
 def evaluate_instead(evaluate: Path, resumed: str | None, arguments: list[str], groups: Collection[str]) -> NoReturn:
-    """Run the program `evaluate` on the run `resumed`, with `arguments`, in place of this one, save its `groups`."""
+    """Run the program `evaluate` on the run `resumed`, with `arguments`, instead of this one, without its `groups`."""
     if resumed is None:
         raise UserError("eval_only=true needs a run to evaluate: resume=DIR")
     rest = [each for each in arguments if each.partition("=")[0] not in ("resume", "eval_only", *groups)]
@@ -135,7 +135,7 @@ def evaluate_instead(evaluate: Path, resumed: str | None, arguments: list[str], 
 
 
 def begun(name: str, arguments: list[str]) -> dict[str, Any] | None:
-    """As `resumed`, for the program `name`, which begins a run otherwise.
+    """See `resumed`; for the program `name`, which otherwise begins a run.
 
     Raises:
         UserError: for a new run without a task, and a resumed one whose record names a server that `arguments` do not.
@@ -149,24 +149,24 @@ def begun(name: str, arguments: list[str]) -> dict[str, Any] | None:
 
 
 def resumed(arguments: list[str]) -> dict[str, Any] | None:
-    """The composed configuration of the run that resume=DIR among `arguments` continues; None without it."""
-    given = parsed([each for each in arguments if each.startswith("resume=")]).get("resume")
-    return checkpoint.load(str(given)).config if given else None
+    """Composed configuration of the run that resume=DIR among `arguments` continues; None without it."""
+    path = parsed([each for each in arguments if each.startswith("resume=")]).get("resume")
+    return checkpoint.load(str(path)).config if path else None
 
 
 def _smaller(describe: Callable[[list[str]], str], arguments: list[str]) -> str:
-    """What to do where memory is short: those of a program's options that ask for less with `arguments`."""
+    """Advice where memory is short: options of the program that would reduce it with `arguments`."""
     if any(each.startswith("resume=") for each in arguments):
         return "a run goes on with its sizes; set storage=disk or a smaller evaluation_envs, or free some memory"
-    has = dict(re.findall(r"^([\w.]+)=(\S*)", describe(arguments), re.MULTILINE))
-    blind = has.get("task.images", "[]") == "[]"
-    names = [name for name in SIZES if name in has and not (blind and name == "task.image_size")]
+    option_values = dict(re.findall(r"^([\w.]+)=(\S*)", describe(arguments), re.MULTILINE))
+    no_images = option_values.get("task.images", "[]") == "[]"
+    names = [name for name in SIZES if name in option_values and not (no_images and name == "task.image_size")]
     if not names:
         return "free some memory, or use a machine with more"
     smaller = f"use a smaller {', '.join(names[:-1])}{' or ' * (len(names) > 1)}{names[-1]}"
-    sparing = [f"{name}={value}" for name, value in SPARING.items() if name in has]
-    planned = "; plan=true tells what takes how much" if "plan" in has else ""
-    return smaller + (f", or {', '.join(sparing)}" if sparing else "") + planned
+    alternatives = [f"{name}={value}" for name, value in SPARING.items() if name in option_values]
+    plan_advice = "; plan=true tells what takes how much" if "plan" in option_values else ""
+    return smaller + (f", or {', '.join(alternatives)}" if alternatives else "") + plan_advice
 
 
 def _line(error: BaseException) -> str:
@@ -174,7 +174,7 @@ def _line(error: BaseException) -> str:
 
 
 def options(described: str | None, config: Any) -> str:  # noqa: ANN401 - a dataclass, or an object of one
-    """Text of --help: the program's docstring `described`, that of the dataclass `config`, and all its options.
+    """Text of --help: the program's docstring `described`, the docstring of `config`, and all its options.
 
     An option is listed as typed, with its value and the sentence of its dataclass's docstring that names it.
     """
@@ -186,7 +186,7 @@ def options(described: str | None, config: Any) -> str:  # noqa: ANN401 - a data
 
 
 def _listed(config: DictConfig, prefix: str) -> Iterator[tuple[str, str]]:
-    """Every option of `config`, "key=value", and its sentence in the docstring."""
+    """Iterate over the options of `config`, "key=value", with their sentences in the docstring."""
     for key in config:
         name = f"{prefix}{key}"
         node = None if OmegaConf.is_missing(config, key) else config[key]
@@ -203,7 +203,7 @@ def _written(config: DictConfig, key: Any) -> str:  # noqa: ANN401 - OmegaConf's
 
 
 def _sentence(kind: type, field: str) -> str:
-    """The first sentence, or part of one, of the docstrings of the dataclass `kind` and its parents on `field`."""
+    """First sentence, or part of one, on `field` in the docstrings of the dataclass `kind` and its parents."""
     for each in kind.__mro__:
         for sentence in re.split(r"(?<=[.;])\s+|\n\n", _doc(each)):
             if re.search(rf"`{field}[`=]", sentence):

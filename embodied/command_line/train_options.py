@@ -1,4 +1,4 @@
-"""Options of a training run, by which other programs compose a run's task and policy again.
+"""Options of a training run, with which other programs compose a run's task and policy again.
 
 This is where policies, simulators and robots are joined: the only module of the core that imports their packages.
 """
@@ -26,11 +26,11 @@ GROUPS = {"task": TASKS, "policy": POLICIES, "algorithm": ALGORITHMS, "placement
 
 @dataclass
 class TrainConfig(ViewerOptions, DemonstrationOptions, PlacementOptions, ExperimentConfig):
-    """Options of train.py: those of a run, and those of its parts.
+    """Options of train.py: options of a run and of its parts.
 
     `seed` determines all random numbers. `device` is for policy and learner; PyTorch uses `threads` cores. `wandb`
-    names a project, `output` a new run's directory. `resume` goes on with a run, or a checkpoint of it, unchanged;
-    `eval_only` evaluates it. `plan` tells if `device_gb` of memory do.
+    names a project, `output` a new run's directory. `resume` continues a run, or a checkpoint of it, unchanged;
+    `eval_only` evaluates it. `plan` checks whether the run fits into `device_gb` of memory.
     """
 
     task: Any = MISSING

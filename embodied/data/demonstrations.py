@@ -1,4 +1,4 @@
-"""Demonstrations of a run: made once, then read from its folder; what its report says of them."""
+"""Demonstrations of a run: recorded once, then read from its folder; and their notes in its report."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from embodied.saving import sealed
 
 
 def made_once(run: Path, contract: Contract, origin: dict[str, Any], make: Callable[[EpisodeWriter], None]) -> Episodes:
-    """Demonstrations of a run in the folder `run`: written there by `make` the first time, then read.
+    """Demonstrations of a run in the folder `run`: recorded there by `make` the first time, then read.
 
     There is an observation of `contract` before every action; `origin`, JSON, identifies their source.
 
@@ -30,27 +30,27 @@ def made_once(run: Path, contract: Contract, origin: dict[str, Any], make: Calla
         with EpisodeWriter(folder, replace(contract, horizon=1, executed=1), origin) as writer:
             make(writer)
     try:
-        episodes, found, recorded = read(folder)
+        episodes, stored_contract, stored_origin = read(folder)
     except UserError as error:
         raise UserError(f"{error}; delete {folder} to make them again") from error
-    rows = [
-        f"{key}: expected {value}, got {recorded.get(key)}"
+    mismatches = [
+        f"{key}: expected {value}, got {stored_origin.get(key)}"
         for key, value in origin.items()
-        if recorded.get(key) != value
+        if stored_origin.get(key) != value
     ]
-    if rows := rows + contract.mismatches(found):
-        raise UserError(f"{folder} was made for something else ({'; '.join(rows)}); choose another output")
+    if mismatches := mismatches + contract.mismatches(stored_contract):
+        raise UserError(f"{folder} was made for something else ({'; '.join(mismatches)}); choose another output")
     return episodes
 
 
 def notes(run: Path) -> list[str]:
-    """Notes of the writer of the demonstrations in the folder `run`, for the report; none without such."""
+    """Notes by the writer of the demonstrations in the folder `run`, for the report; none if there are none."""
     path = run / FOLDER / RECORD
     return sealed.read(path, FORMAT)["origin"].get("notes", []) if path.exists() else []
 
 
 def report_notes(demonstrations: Episodes, run: Path) -> list[str]:
-    """Notes for the report of the `run`: how many failed or have an unknown outcome, and those of the writer.
+    """Notes for the report of the `run`: numbers of failures and unknown outcomes, and the writer's notes.
 
     Raises:
         UserError: if all failed.
@@ -69,11 +69,11 @@ def with_privileged(
     play: Callable[[torch.Generator], TensorDict],
     generator: torch.Generator,
 ) -> TensorDict:
-    """`observation` of demonstrations plus privileged observations from random `play`, for the critic."""
-    found = set(observation.keys())
-    missing = [key for key, spec in contract.observation.items() if spec.privileged and key not in found]
+    """Observations of demonstrations, with privileged observations from random `play` for the critic."""
+    present = set(observation.keys())
+    missing = [key for key, spec in contract.observation.items() if spec.privileged and key not in present]
     if not missing:
         return observation
-    played = play(generator)
-    rows = torch.randint(len(played), (len(observation),), generator=generator)
-    return observation.copy().update(played.select(*missing).cpu()[rows])
+    random_play = play(generator)
+    rows = torch.randint(len(random_play), (len(observation),), generator=generator)
+    return observation.copy().update(random_play.select(*missing).cpu()[rows])

@@ -42,14 +42,14 @@ class Episodes:
 
     There is an observation before every control step, or only before every decision: `first` [R] is the index of the
     step after each. Unknown rewards are zero. `pictures` are further observations, which stay encoded until they are
-    sampled. Those of D datasets can be drawn by `weights`. Episodes that failed are kept, but `sample` draws none.
+    sampled. Episodes of D datasets can be drawn by `weights`. Failed episodes are stored, but `sample` draws none.
     """
 
     observation: TensorDict  # [R]
     first: Tensor  # [R] int64, ascending
     actions: Tensor  # [S, A], as executed
     reward: Tensor  # [S]
-    human: Tensor  # [S] bool, a person acted in place of the policy
+    human: Tensor  # [S] bool, a person acted instead of the policy
     ends: Tensor  # [E] int64, the step after the last of each episode
     terminated: Tensor  # [E] bool; the others were truncated
     success: Tensor  # [E] int8: SUCCEEDED, FAILED or UNKNOWN
@@ -57,7 +57,7 @@ class Episodes:
     final_observation: TensorDict | None = None  # [E] after the last step; None: not recorded
     pictures: Pictures | None = None  # [R]
     dataset_index: Tensor | None = None  # [E] int64, ascending from 0; None: of one dataset
-    weights: Tensor | None = None  # [D] of each dataset in `sample`; None: its number of observations. In no file
+    weights: Tensor | None = None  # [D] of each dataset in `sample`, not in files; None: its number of observations
     signals: TensorDict | None = None  # [S] further values of steps by name; None: not recorded
 
     @staticmethod
@@ -73,7 +73,7 @@ class Episodes:
         final_observation: TensorDict | None = None,
         pictures: Pictures | None = None,
     ) -> Episodes:
-        """One episode: `observation` [L], each before one of `actions` [L, A]; terminated if it succeeded.
+        """Build one episode: `observation` [L], each before one of `actions` [L, A]; terminated if it succeeded.
 
         A `success` of None is unknown.
         """
@@ -95,23 +95,23 @@ class Episodes:
 
     @staticmethod
     def join(parts: Sequence[Episodes]) -> Episodes:
-        """The episodes of `parts`, in order; final observations, datasets and signals only if all have the same."""
+        """Concatenate the episodes of `parts`; final observations, datasets and signals only if all have the same."""
         offset, shifted = 0, []
         for part in parts:
             shifted.append(replace(part, first=part.first + offset, ends=part.ends + offset))
             offset += part.steps
-        lacking = [name for name in OPTIONAL if any(getattr(part, name) is None for part in parts)]
+        missing = [name for name in OPTIONAL if any(getattr(part, name) is None for part in parts)]
         if len({frozenset(part.signals.keys()) for part in parts if part.signals is not None}) > 1:
-            lacking.append("signals")
-        left_out = {"pictures", "weights", *lacking}
+            missing.append("signals")
+        excluded = {"pictures", "weights", *missing}
         joined = {
             field.name: torch.cat([getattr(part, field.name) for part in shifted])
             for field in fields(Episodes)
-            if field.name not in left_out
+            if field.name not in excluded
         }
-        shown = [part.pictures for part in parts if part.pictures is not None]
-        assert len(shown) in (0, len(parts))
-        return Episodes(**cast(dict[str, Any], joined), pictures=Pictures.join(shown) if shown else None)
+        pictures = [part.pictures for part in parts if part.pictures is not None]
+        assert len(pictures) in (0, len(parts))
+        return Episodes(**cast(dict[str, Any], joined), pictures=Pictures.join(pictures) if pictures else None)
 
     def __len__(self) -> int:
         """Number of observations, R; a chunk can begin at each."""
@@ -124,7 +124,7 @@ class Episodes:
 
     @property
     def episode(self) -> Tensor:
-        """The episode of each observation, [R]."""
+        """Index of each observation's episode, [R]."""
         return torch.searchsorted(self.ends, self.first, right=True)
 
     @property
@@ -133,13 +133,15 @@ class Episodes:
         return self.success == FAILED
 
     def chunks(self, rows: Tensor, horizon: int) -> TensorDict:
-        """{observation, actions [B, H, A], valid [B, H], task_index [B]} from the observations `rows` [B] on.
+        """Chunks that begin at the observations `rows` [B].
 
-        Chunks that extend beyond their episode repeat its last action; `valid` is False there.
+        Returns {observation, actions [B, H, A], valid [B, H], task_index [B]}. Chunks that extend beyond their episode
+        repeat its last action; `valid` is False there.
         """
         first = self.first[rows]
         episode = torch.searchsorted(self.ends, first, right=True)
         end = self.ends[episode].unsqueeze(1)
+        # steps of each chunk, [B, H]
         index = first.unsqueeze(1) + torch.arange(horizon)
         # Several times as fast as observation[rows].
         observation = self.observation.apply(lambda part: part.index_select(0, rows), batch_size=[len(rows)])
@@ -156,25 +158,25 @@ class Episodes:
         )
 
     def sample(self, count: int, horizon: int, generator: torch.Generator, world: World = ALONE) -> TensorDict:
-        """`chunks` to imitate, from `count` observations of episodes that did not fail.
+        """Chunks to imitate, from `count` observations of episodes that did not fail.
 
-        They are drawn by `generator`: uniformly, or from each dataset by its weight. Processes whose generators are
-        alike share them: each gets its part.
+        They are drawn by `generator`: uniformly, or from each dataset by its weight. Processes whose generators are in
+        the same state share the draw: each gets its part.
 
         Raises:
             UserError: if all episodes, or all of a dataset, failed.
         """
-        own = slice(world.rank, None, world.size)
-        found = self.chunks(self._drawn(count, generator)[own], horizon)
-        if self.pictures is not None:  # those that the next call draws, if nothing else draws in between
-            self.pictures.foresee(self._drawn(count, generator.clone_state())[own])
-        return found
+        own_part = slice(world.rank, None, world.size)
+        batch = self.chunks(self._drawn(count, generator)[own_part], horizon)
+        if self.pictures is not None:  # rows of the next call, if nothing else uses the generator in between
+            self.pictures.foresee(self._drawn(count, generator.clone_state())[own_part])
+        return batch
 
     def by_weight(self) -> tuple[TensorDict, Tensor]:
-        """Observations and actions for statistics of what `sample` draws.
+        """Observations and actions for statistics of the distribution that `sample` draws from.
 
-        Without weights all of them, else as many observations, of each dataset its weight's share: evenly spaced ones,
-        each with the action after it.
+        Without weights these are all that `sample` can draw. With weights there are as many observations as before,
+        each dataset's share by its weight: evenly spaced ones, each with the action after it.
         """
         if self.weights is None:
             if not self.failed.any():
@@ -184,53 +186,57 @@ class Episodes:
         begin, size = (each.tolist() for each in self._datasets())
         total = sum(size)
         counts = (self.weights / self.weights.sum() * total).round().clamp_min(1).long().tolist()
-        spaced = [first + torch.arange(n) * have // n for first, have, n in zip(begin, size, counts, strict=True)]
+        # n evenly spaced ones of a dataset: first + floor(i * available / n)
+        spaced = [
+            first + torch.arange(n) * available // n for first, available, n in zip(begin, size, counts, strict=True)
+        ]
         rows = self._rows(torch.cat(spaced))
         return self.observation[rows], self.actions[self.first[rows]]
 
     def imitated_rows(self) -> Tensor:
-        """Observations of the episodes that did not fail, ascending."""
+        """Indices of the observations of episodes that did not fail, ascending."""
         return (~self.failed[self.episode]).nonzero().squeeze(1)
 
     def _drawn(self, count: int, generator: torch.Generator) -> Tensor:
-        """Observations [count] at random."""
+        """Random indices of observations, [count]."""
         self.check_imitable()
         if self.weights is None:
             total = int(self._imitated()[-1]) if self.failed.any() else len(self)
             return self._rows(torch.randint(total, (count,), generator=generator))
         begin, size = self._datasets()
         dataset = torch.multinomial(self.weights, count, replacement=True, generator=generator)
-        place = torch.rand(count, dtype=torch.float64, generator=generator)
-        return self._rows(begin[dataset] + (place * size[dataset]).long())
+        # a dataset by its weight, then one of its observations uniformly
+        position = torch.rand(count, dtype=torch.float64, generator=generator)
+        return self._rows(begin[dataset] + (position * size[dataset]).long())
 
     def check_imitable(self) -> None:
-        """Check that there is something to imitate, in each dataset if there are weights.
+        """Check that there are episodes to imitate, in each dataset if there are weights.
 
         Raises:
             UserError: if all episodes, or all of a dataset, failed.
         """
-        of = torch.zeros(len(self.ends)) if self.weights is None else self.dataset_index
-        assert of is not None
-        for number in of[self.failed].unique():
-            if bool(self.failed[of == number].all()):
-                which = "" if self.weights is None else f" of dataset {int(number)}"
-                raise UserError(f"all {int((of == number).sum())} episodes{which} failed; imitation needs others")
+        dataset = torch.zeros(len(self.ends)) if self.weights is None else self.dataset_index
+        assert dataset is not None
+        for number in dataset[self.failed].unique():
+            if bool(self.failed[dataset == number].all()):
+                scope = "" if self.weights is None else f" of dataset {int(number)}"
+                raise UserError(f"all {int((dataset == number).sum())} episodes{scope} failed; imitation needs others")
 
     def _imitated(self) -> Tensor:
-        """Observations up to the end of each episode, [E], without those of failed episodes."""
+        """Number of observations up to the end of each episode, [E], without those of failed episodes."""
         ends = torch.searchsorted(self.first, self.ends)
         return (ends.diff(prepend=ends.new_zeros(1)) * ~self.failed).cumsum(0)
 
     def _rows(self, numbers: Tensor) -> Tensor:
-        """Observations with these `numbers`, which leave failed episodes out."""
+        """Indices of the observations with these `numbers`, which count without failed episodes."""
         if not self.failed.any():
             return numbers
-        counted = self._imitated()
-        episode = torch.searchsorted(counted, numbers, right=True)
-        return numbers - counted[episode] + torch.searchsorted(self.first, self.ends)[episode]
+        cumulative = self._imitated()
+        episode = torch.searchsorted(cumulative, numbers, right=True)
+        return numbers - cumulative[episode] + torch.searchsorted(self.first, self.ends)[episode]
 
     def _datasets(self) -> tuple[Tensor, Tensor]:
-        """The number of each dataset's first observation, and how many it has, without failed episodes, [D] each."""
+        """First observation and number of observations of each dataset, without failed episodes, [D] each."""
         assert self.weights is not None
         assert self.dataset_index is not None
         episodes = torch.searchsorted(self.dataset_index, torch.arange(len(self.weights)), right=True)
@@ -239,27 +245,27 @@ class Episodes:
         return end - size, size
 
     def part(self, begin: int, end: int) -> Episodes:
-        """The episodes from `begin` to `end` - 1, in the memory of these."""
+        """Episodes from `begin` to `end` - 1, which share the memory of these."""
         step, stop = (int(self.ends[episode - 1]) if episode else 0 for episode in (begin, end))
         row, last = torch.searchsorted(self.first, torch.tensor([step, stop])).tolist()
         rows, steps = slice(row, last), slice(step, stop)
-        cut = {"observation": rows, "first": rows, "actions": steps, "reward": steps, "human": steps}
-        cut["signals"] = steps
+        slices = {"observation": rows, "first": rows, "actions": steps, "reward": steps, "human": steps}
+        slices["signals"] = steps
         whole = columns(replace(self, pictures=None))
-        kept = {name: value[cut.get(name.partition(".")[0], slice(begin, end))] for name, value in whole.items()}
-        kept["first"], kept["ends"] = kept["first"] - step, kept["ends"] - step
-        return replace(from_columns(kept), pictures=self.pictures and self.pictures.part(row, last))
+        parts = {name: value[slices.get(name.partition(".")[0], slice(begin, end))] for name, value in whole.items()}
+        parts["first"], parts["ends"] = parts["first"] - step, parts["ends"] - step
+        return replace(from_columns(parts), pictures=self.pictures and self.pictures.part(row, last))
 
     def last(self, count: int) -> Episodes:
-        """Copies of the last episodes, with at least `count` observations in total; all if there are fewer."""
+        """Copy the last episodes, with at least `count` observations in total; all if there are fewer."""
         assert self.pictures is None
         begin = int(self.episode[max(0, len(self) - count)]) if len(self) else 0
-        kept = columns(self.part(begin, len(self.ends)))
-        return from_columns({name: value.clone() for name, value in kept.items()})
+        last_columns = columns(self.part(begin, len(self.ends)))
+        return from_columns({name: value.clone() for name, value in last_columns.items()})
 
 
 class EpisodeWriter:
-    """Writes episodes to a folder, complete or not at all: one .npy file per column, and `episodes.json`.
+    """Writer of episodes to a folder, complete or not at all: one .npy file per column, and `episodes.json`.
 
     `contract` describes observations and actions; `origin` is any JSON of the writer. Used as a context manager.
 
@@ -318,7 +324,7 @@ class EpisodeWriter:
 
 
 def read(folder: str | Path) -> tuple[Episodes, Contract, dict[str, Any]]:
-    """Episodes, contract and origin from the folder of an `EpisodeWriter`; the files are mapped, not loaded.
+    """Read episodes, contract and origin from the folder of an `EpisodeWriter`; files are mapped, not loaded.
 
     Raises:
         UserError: if the folder is missing, damaged or of another kind.
@@ -327,33 +333,33 @@ def read(folder: str | Path) -> tuple[Episodes, Contract, dict[str, Any]]:
     try:
         record = sealed.read(folder / RECORD, FORMAT)
         sealed.check_files(folder / RECORD, record)
-        found = {name.removesuffix(".npy"): _mapped(folder / name) for name in record["files"]}
+        tensors = {name.removesuffix(".npy"): _mapped(folder / name) for name in record["files"]}
         contract = Contract.from_dict(record["contract"])
-        if found["success"].dtype == torch.bool:  # of earlier versions, where False was also unknown
-            if not found["success"].all():
+        if tensors["success"].dtype == torch.bool:  # of earlier versions, where False was also unknown
+            if not tensors["success"].all():
                 raise UserError(f"{RECORD} is of a version that did not tell failed from unknown; write them again")
-            found["success"] = found["success"].to(torch.int8)
-        return from_columns(found), contract, record["origin"]
+            tensors["success"] = tensors["success"].to(torch.int8)
+        return from_columns(tensors), contract, record["origin"]
     except (OSError, KeyError, ValueError) as error:
         raise UserError(f"cannot read episodes from {folder}: {error}") from error
 
 
 def columns(episodes: Episodes) -> dict[str, Tensor]:
-    """The tensors of `episodes` by name; those of observations are "observation.KEY"."""
-    found = {}
+    """Tensors of `episodes` by name; names of observations are "observation.KEY"."""
+    tensors = {}
     for field in fields(Episodes):
         value = getattr(episodes, field.name)
         if isinstance(value, TensorDict):
-            found |= {f"{field.name}.{key}": part for key, part in value.items()}
+            tensors |= {f"{field.name}.{key}": part for key, part in value.items()}
         elif isinstance(value, Pictures):
-            found |= value.columns()
+            tensors |= value.columns()
         elif value is not None and field.name != "weights":
-            found[field.name] = value
-    return found
+            tensors[field.name] = value
+    return tensors
 
 
 def from_columns(named: Mapping[str, Tensor]) -> Episodes:
-    """The inverse of `columns`."""
+    """Build episodes from the tensors of `columns`; its inverse."""
     nested: dict[str, dict[str, Any]] = {}
     pictures = Pictures.from_columns(named)
     flat: dict[str, Any] = {"pictures": pictures}
@@ -365,8 +371,8 @@ def from_columns(named: Mapping[str, Tensor]) -> Episodes:
             nested.setdefault(outer, {})[key] = values
         else:
             flat[name] = values
-    made = {name: TensorDict(parts, [len(next(iter(parts.values())))]) for name, parts in nested.items()}
-    return Episodes(**flat, **made)
+    batches = {name: TensorDict(parts, [len(next(iter(parts.values())))]) for name, parts in nested.items()}
+    return Episodes(**flat, **batches)
 
 
 def _mapped(path: Path) -> Tensor:
@@ -382,7 +388,7 @@ def _rows(path: Path) -> int:
 
 
 class _Column:
-    """A .npy file that grows by rows; their number is written into the header at the end."""
+    """Growing .npy file; its number of rows is written into the header at the end."""
 
     def __init__(self, path: Path, like: np.ndarray) -> None:
         self.file: BinaryIO = path.open("wb")

@@ -1,6 +1,6 @@
-"""Pictures of episodes that stay encoded in their files and are decoded when they are sampled.
+"""Encoded pictures of episodes, which are decoded when they are sampled.
 
-A few threads decode, a minibatch ahead where its rows can be foreseen. Letters: R observations, B sampled rows.
+A few threads decode, one minibatch ahead where its rows can be predicted. Letters: R observations, B sampled rows.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ Frames = NDArray[np.uint8]
 
 
 class Pictures:
-    """PNG or JPEG of R observations by camera: `data[key]` uint8 [bytes], and where each ends, `ends[key]` [R]."""
+    """Encoded pictures of R observations by camera.
+
+    `data[key]` uint8 [bytes] contains PNG or JPEG files, `ends[key]` [R] the byte after the last of each.
+    """
 
     def __init__(self, data: Mapping[str, Tensor], ends: Mapping[str, Tensor]) -> None:
         self.data, self.ends = dict(data), dict(ends)
@@ -34,13 +37,13 @@ class Pictures:
 
     @staticmethod
     def of(encoded: Mapping[str, Sequence[bytes]]) -> Pictures:
-        """Those of one episode, by camera."""
+        """Pictures of one episode, by camera."""
         data = {key: torch.frombuffer(bytearray(b"".join(cells)), dtype=torch.uint8) for key, cells in encoded.items()}
         return Pictures(data, {key: torch.tensor([*map(len, cells)]).cumsum(0) for key, cells in encoded.items()})
 
     @staticmethod
     def join(parts: Sequence[Pictures]) -> Pictures:
-        """The pictures of `parts`, in order."""
+        """Concatenate the pictures of `parts`, in order."""
         data = {key: torch.cat([part.data[key] for part in parts]) for key in parts[0].data}
         ends = {}
         for key in data:
@@ -49,11 +52,11 @@ class Pictures:
         return Pictures(data, ends)
 
     def shifted(self, begin: Mapping[str, int]) -> Pictures:
-        """The same behind `begin` bytes of each camera."""
+        """The same pictures, whose ends are shifted by `begin` bytes of each camera."""
         return Pictures(self.data, {key: ends + begin.get(key, 0) for key, ends in self.ends.items()})
 
     def part(self, begin: int, end: int) -> Pictures:
-        """Those of the observations from `begin` to `end` - 1, in the memory of these."""
+        """Pictures of the observations from `begin` to `end` - 1, which share the memory of these."""
         data, ends = {}, {}
         for key, last in self.ends.items():
             first, stop = (int(last[row - 1]) if row else 0 for row in (begin, end))
@@ -61,17 +64,17 @@ class Pictures:
         return Pictures(data, ends)
 
     def only(self, keys: Sequence[str]) -> Pictures | None:
-        """Those of the cameras `keys`; None if there are none."""
+        """Pictures of the cameras `keys`; None if there are no keys."""
         return Pictures({key: self.data[key] for key in keys}, {key: self.ends[key] for key in keys}) if keys else None
 
     def columns(self) -> dict[str, Tensor]:
-        """The tensors by name."""
-        found = {f"{BYTES}.{key}": values for key, values in self.data.items()}
-        return found | {f"{ENDS}.{key}": values for key, values in self.ends.items()}
+        """Tensors by name."""
+        data = {f"{BYTES}.{key}": values for key, values in self.data.items()}
+        return data | {f"{ENDS}.{key}": values for key, values in self.ends.items()}
 
     @staticmethod
     def from_columns(named: Mapping[str, Tensor]) -> Pictures | None:
-        """The inverse of `columns`; None if there are none among `named`."""
+        """Build pictures from the tensors of `columns`; None if `named` has none."""
         data, ends = (
             {name.partition(".")[2]: values for name, values in named.items() if name.startswith(f"{kind}.")}
             for kind in (BYTES, ENDS)
@@ -84,23 +87,24 @@ class Pictures:
         Raises:
             UserError: for a picture that cannot be decoded.
         """
-        ahead, self._foreseen = self._foreseen, None
-        begun = ahead[1] if ahead is not None and torch.equal(ahead[0], rows) else self._begin(rows)
-        return {key: torch.from_numpy(future.result()) for key, future in begun.items()}
+        predicted, self._foreseen = self._foreseen, None
+        futures = predicted[1] if predicted is not None and torch.equal(predicted[0], rows) else self._begin(rows)
+        return {key: torch.from_numpy(future.result()) for key, future in futures.items()}
 
     def foresee(self, rows: Tensor) -> None:
-        """Begin to decode what the next call of `take` probably asks for."""
+        """Start to decode the rows that the next call of `take` probably requests."""
         self._foreseen = rows, self._begin(rows)
 
     def _begin(self, rows: Tensor) -> dict[str, Future[Frames]]:
         return {key: _threads(1).submit(partial(self._decoded, key, rows)) for key in self.data}
 
     def _decoded(self, key: str, rows: Tensor) -> Frames:
-        """Pictures of a camera; its own thread waits for those that decode."""
+        """Decode pictures of a camera; runs in a thread of its own, which waits for the decoding threads."""
         stop = self.ends[key][rows].tolist()
         start = [int(self.ends[key][row - 1]) if row else 0 for row in rows.tolist()]
         data = self.data[key].numpy()
         cells = [data[a:b] for a, b in zip(start, stop, strict=True)]
+        # two pieces for each thread, so that all finish at about the same time
         share = max(1, -(-len(cells) // (2 * WORKERS)))
         parts = [cells[begin : begin + share] for begin in range(0, len(cells), share)]
         return np.concatenate([*_threads(WORKERS).map(_several, parts)])
@@ -108,7 +112,7 @@ class Pictures:
 
 @cache
 def _threads(count: int) -> ThreadPoolExecutor:
-    """`count` threads that wait, or decode."""
+    """Pool of `count` threads, one that waits or several that decode."""
     return ThreadPoolExecutor(min(count, os.cpu_count() or 1), thread_name_prefix="pictures")
 
 
@@ -117,7 +121,7 @@ def _several(cells: Sequence[bytes | Frames]) -> Frames:
 
 
 def decode(data: bytes | Frames) -> Frames:
-    """The RGB picture [height, width, 3] in a PNG or JPEG.
+    """Decode a PNG or JPEG to an RGB picture [height, width, 3].
 
     Raises:
         UserError: if it is damaged.
@@ -131,12 +135,12 @@ def decode(data: bytes | Frames) -> Frames:
 
 
 def encode(picture: Frames) -> bytes:
-    """`picture` [height, width, 3] as PNG, which loses nothing."""
+    """Encode `picture` [height, width, 3] as PNG, which is lossless."""
     file = io.BytesIO()
     Image.fromarray(np.ascontiguousarray(picture)).save(file, "png", compress_level=1)
     return file.getvalue()
 
 
 def encode_all(frames: Sequence[Frames]) -> list[bytes]:
-    """`encode` of each, by several threads."""
+    """Encode all `frames` with several threads."""
     return [*_threads(WORKERS).map(encode, frames)]

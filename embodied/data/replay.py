@@ -14,7 +14,7 @@ from embodied.rollout.rollout import Rollout
 
 
 class ChunkReplay:
-    """A ring buffer of rows with fixed capacity."""
+    """Ring buffer of rows with fixed capacity."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -33,9 +33,9 @@ class ChunkReplay:
                 {key: value.new_zeros(self.capacity, *value.shape[1:]) for key, value in _leaves(rows)},
                 batch_size=[self.capacity],
             )
-        device = _leaves(self._storage)[0][1].device  # after a restart not the device of new rows
-        place = (self.written + torch.arange(len(rows), device=device)) % self.capacity
-        self._storage[place] = rows.to(device)
+        device = _leaves(self._storage)[0][1].device  # after a restart it may differ from the device of new rows
+        index = (self.written + torch.arange(len(rows), device=device)) % self.capacity
+        self._storage[index] = rows.to(device)
         self.written += len(rows)
 
     def sample(self, count: int, generator: torch.Generator) -> TensorDict:
@@ -48,7 +48,7 @@ class ChunkReplay:
 
     @property
     def rows(self) -> TensorDict:
-        """All rows, [size]."""
+        """Filled rows, [size]."""
         if self._storage is None:
             raise ValueError("the replay is empty; add rows before sampling")
         return self._storage[: len(self)]
@@ -66,7 +66,7 @@ class ChunkReplay:
 
 
 class EpisodeReplay:
-    """The last episodes with at least `capacity` observations; chunks are cut when sampled."""
+    """Buffer of the last episodes with at least `capacity` observations; chunks are cut when sampled."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -79,20 +79,21 @@ class EpisodeReplay:
 
     def add(self, episodes: Episodes) -> None:
         """Append `episodes`; the oldest are dropped once observations exceed `capacity` by a quarter."""
-        held = columns(self.episodes) if self.episodes else {}
+        stored = columns(self.episodes) if self.episodes else {}
         if self.episodes:
             episodes = replace(
                 episodes, first=episodes.first + self.episodes.steps, ends=episodes.ends + self.episodes.steps
             )
-        new = {name: rows for name, rows in columns(episodes).items() if not held or name in held}  # what all have
-        grown = {name: self._append(name, held.get(name), rows) for name, rows in new.items()}
+        # columns that all have
+        new = {name: rows for name, rows in columns(episodes).items() if not stored or name in stored}
+        grown = {name: self._append(name, stored.get(name), rows) for name, rows in new.items()}
         self.episodes = from_columns(grown)
         if len(self.episodes) > 1.25 * self.capacity:
             last = self.episodes.last(self.capacity)
             self.episodes, self._room = last, {}
 
     def _append(self, name: str, held: Tensor | None, rows: Tensor) -> Tensor:
-        """`held` and `rows` joined, in a buffer with spare room, so that `held` is seldom copied."""
+        """Append `rows` to `held`, in a buffer with spare room, so that `held` is seldom copied."""
         count = 0 if held is None else len(held)
         if name not in self._room or len(self._room[name]) < count + len(rows):
             self._room[name] = rows.new_empty(2 * (count + len(rows)), *rows.shape[1:])
@@ -102,7 +103,7 @@ class EpisodeReplay:
         return self._room[name][: count + len(rows)]
 
     def state_dict(self) -> dict[str, Any]:
-        """The stored episodes."""
+        """Columns of the stored episodes."""
         return {"episodes": columns(self.episodes) if self.episodes else None}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -113,7 +114,7 @@ class EpisodeReplay:
 
 
 class EpisodeAssembler:
-    """Assembles the successful episodes of rollouts; an episode may span several rollouts.
+    """Assembler of the successful episodes of rollouts; an episode may span several rollouts.
 
     `pending` are the decisions of unfinished episodes, in order, with their environments.
     """
@@ -122,7 +123,7 @@ class EpisodeAssembler:
         self.pending: TensorDict | None = None
 
     def add(self, rollout: Rollout) -> Episodes | None:
-        """The episodes that succeeded in `rollout`, by environment, then by time; None if none did."""
+        """Add `rollout`; returns the episodes that succeeded in it, by environment, then by time; None if none did."""
         shape = list(rollout.done.shape)
         signals = dict(rollout.signals)
         human = signals.pop("human", torch.zeros_like(rollout.executed))
@@ -142,31 +143,31 @@ class EpisodeAssembler:
             },
             batch_size=shape,
         ).flatten(0, 1)
-        waited = self._continued(rollout)
-        parts = [new] if waited is None else _with_shared_signals(waited, new)
+        continued = self._continued(rollout)
+        parts = [new] if continued is None else _with_shared_signals(continued, new)
         done, success, env = (torch.cat([part[name].cpu() for part in parts]) for name in ("done", "success", "env"))
         order = env.argsort(stable=True)  # by environment, then by time
         ended = done[order].long()
         episode = ended.cumsum(0) - ended + env[order]  # ascending; changes after each ending and environment
-        whole, won = (
+        whole, succeeded = (
             torch.zeros(int(episode[-1]) + 1, dtype=torch.bool).index_put((episode,), flag[order], accumulate=True)
             for flag in (done, success)
         )
-        waiting = order[~whole[episode]].sort().values
-        chosen = order[won[episode]]
-        found = _episodes(_rows(parts, chosen)) if len(chosen) else None
-        self.pending = _rows(parts, waiting) if len(waiting) else None
-        return found
+        unfinished = order[~whole[episode]].sort().values
+        successful = order[succeeded[episode]]
+        episodes = _episodes(_rows(parts, successful)) if len(successful) else None
+        self.pending = _rows(parts, unfinished) if len(unfinished) else None
+        return episodes
 
     def _continued(self, rollout: Rollout) -> TensorDict | None:
-        """Pending decisions whose episode continues in `rollout`; those whose episode does not are dropped."""
+        """Pending decisions whose episode continues in `rollout`; the others are dropped."""
         if self.pending is None or rollout.episode_steps is None:
             return self.pending
         begins = (rollout.episode_steps[0] == rollout.executed[0].sum(-1)).cpu()
-        goes_on = ~begins[self.pending["env"].cpu()]
-        if bool(goes_on.all()):
+        continues = ~begins[self.pending["env"].cpu()]
+        if bool(continues.all()):
             return self.pending
-        return cast(TensorDict, self.pending[goes_on]) if bool(goes_on.any()) else None
+        return cast(TensorDict, self.pending[continues]) if bool(continues.any()) else None
 
     def state_dict(self) -> dict[str, Any]:
         """Unfinished episodes."""
@@ -178,7 +179,7 @@ class EpisodeAssembler:
 
 
 def _episodes(rows: TensorDict) -> Episodes:
-    """Complete episodes from their decisions, concatenated."""
+    """Build complete episodes from their concatenated decisions."""
     executed, done = rows["executed"], rows["done"]
     ends = executed.sum(-1).cumsum(0)
     return Episodes(
@@ -196,27 +197,27 @@ def _episodes(rows: TensorDict) -> Episodes:
 
 
 def _by_step(signals: TensorDict, executed: Tensor) -> TensorDict | None:
-    """The `signals` [D] of decisions by executed control step [S]; None if there are none."""
+    """Signals of executed control steps [S], from the `signals` [D] of decisions; None if there are none."""
     named = {name: values[executed] for name, values in signals.items()}
     return TensorDict(named, [int(executed.sum())]) if named else None
 
 
 def _with_shared_signals(*parts: TensorDict) -> list[TensorDict]:
-    """`parts` with the signals that all of them have."""
+    """Copies of `parts`, reduced to the signals that all of them have."""
     shared = set[Any].intersection(*(set(part["signals"].keys()) for part in parts))
     return [part.copy().set("signals", part["signals"].select(*shared)) for part in parts]
 
 
 def _rows(parts: list[TensorDict], rows: Tensor) -> TensorDict:
-    """`rows` of the concatenated `parts`, without concatenating other rows."""
+    """Select `rows` of the concatenated `parts`, without concatenating other rows."""
     if len(parts) == 1:
         return _picked(parts[0], rows)
     first = len(parts[0])
     before = rows < first
-    found = TensorDict.cat((_picked(parts[0], rows[before]), _picked(parts[1], rows[~before] - first)))
-    place = torch.empty_like(rows)
-    place[torch.cat((before.nonzero().squeeze(1), (~before).nonzero().squeeze(1)))] = torch.arange(len(rows))
-    return cast(TensorDict, found[place])
+    selected = TensorDict.cat((_picked(parts[0], rows[before]), _picked(parts[1], rows[~before] - first)))
+    order = torch.empty_like(rows)
+    order[torch.cat((before.nonzero().squeeze(1), (~before).nonzero().squeeze(1)))] = torch.arange(len(rows))
+    return cast(TensorDict, selected[order])
 
 
 def _picked(part: TensorDict, rows: Tensor) -> TensorDict:

@@ -1,6 +1,6 @@
 """Episode handling for every simulator: masks, freezing, step limits, numbered initial states, checks, endings.
 
-A simulator that subclasses `EpisodeEngine` supplies `begin`, `advance` and `observe`; with `save` and `restore` it is a
+A simulator that subclasses `EpisodeEngine` defines `begin`, `advance` and `observe`; with `save` and `restore` it is a
 `RestorableEngine`. Letters in shape comments: N environments, K executed actions of a chunk, A action dimension, M
 selected environments.
 """
@@ -29,10 +29,10 @@ from embodied.errors import UserError
 log = logging.getLogger(__name__)
 
 STARTS_PER_SEED = 1 << 24
-"""The initial states of seed s are numbered from s times this."""
+"""Initial states of seed s are numbered from s times this number."""
 _FIRST: ContextVar[int] = ContextVar("first", default=0)
 Light = Any
-"""A NumPy array or a tensor: operators and methods are used that both have."""
+"""NumPy array or tensor; only operators and methods that both have are used."""
 FLAGS = ("terminated", "truncated", "success", "diverged")
 
 
@@ -50,13 +50,13 @@ class Outcome:
     success: Light  # [N] bool
     truncated: Light | None = None  # [N] bool
     diverged: Light | None = None  # [N] bool
-    metrics: dict[str, Tensor] = field(default_factory=dict)  # as in Transition, of all N
+    metrics: dict[str, Tensor] = field(default_factory=dict)  # see Transition, of all N environments
     actions: Tensor | None = None
-    has_success: bool = True  # as Transition's
-    failures: dict[str, Tensor] = field(default_factory=dict)  # as Transition's, of all N
-    overflow: Light | None = None  # [N] bool, those of `diverged` whose simulator had no room for all contacts
-    signals: dict[str, Light] = field(default_factory=dict)  # as Transition's
-    events: dict[str, Light] = field(default_factory=dict)  # as Transition's, without "diverged"
+    has_success: bool = True  # see Transition
+    failures: dict[str, Tensor] = field(default_factory=dict)  # see Transition, of all N environments
+    overflow: Light | None = None  # [N] bool, diverged environments whose simulator had no room for all contacts
+    signals: dict[str, Light] = field(default_factory=dict)  # see Transition
+    events: dict[str, Light] = field(default_factory=dict)  # see Transition, without "diverged"
 
 
 class EpisodeEngine(ABC):
@@ -123,21 +123,24 @@ class EpisodeEngine(ABC):
 
     @abstractmethod
     def observe(self) -> TensorDict:
-        """Observations [N] of all, of frozen ones as they were at the end; the caller owns the tensors."""
+        """Observations [N] of all environments, of frozen ones from the end of their episode.
+
+        The caller owns the tensors.
+        """
 
     def close(self) -> None:  # noqa: B027 - most hold nothing
         """Release all resources; no method may be called afterwards."""
 
     @property
     def done(self) -> Tensor:
-        """Episode ended either way, [N] bool."""
+        """Whether the episode was terminated or truncated, [N] bool."""
         return self.terminated | self.truncated
 
     def reset(self, mask: Tensor | None = None, starts: Tensor | None = None) -> TensorDict:
         """Start new episodes where `mask` [N] is True (everywhere if None); returns the observations of all.
 
         Args:
-            mask: which environments; of those that share a world all or none.
+            mask: environments to reset; of a shared world all or none.
             starts: [N] initial states by number; the next ones of the stream if None.
 
         Raises:
@@ -163,14 +166,15 @@ class EpisodeEngine(ABC):
             ValueError: for another shape, an action that is not finite, or before the first reset.
         """
         self._check(actions)
+        # actions left until the step limit, at most a chunk, and 0 for frozen environments
         left = least(self.step_limit - light(self.steps), self.contract.executed) * self._running
         return self.settle(self.advance(actions.to(self.device), tensor(left)))
 
     def settle(self, outcome: Outcome) -> Transition:
-        """Update steps and flags with `outcome`; returns the transition."""
+        """Update steps and flags with `outcome`, and return the transition."""
         steps = light(self.steps) + light(outcome.executed).sum(1)
         self.steps = tensor(steps)
-        failed, won = light(outcome.terminated), light(outcome.success)
+        failed, succeeded = light(outcome.terminated), light(outcome.success)
         over = steps >= self.step_limit
         failures = dict(outcome.failures)
         if outcome.diverged is not None:
@@ -179,9 +183,9 @@ class EpisodeEngine(ABC):
             failures[OVERFLOW] = tensor(light(outcome.overflow) & self._running)
         if outcome.truncated is not None:
             over = over | light(outcome.truncated)
-        if (failed | over | won).any():  # in most steps there is nothing to write down
-            self._end(failed, over, won, outcome.diverged, failures.get(OVERFLOW))
-        events = {name: tensor(happened) for name, happened in outcome.events.items()}
+        if (failed | over | succeeded).any():  # in most steps there is nothing to write down
+            self._end(failed, over, succeeded, outcome.diverged, failures.get(OVERFLOW))
+        events = {name: tensor(flags) for name, flags in outcome.events.items()}
         if outcome.diverged is not None:
             events["diverged"] = self.diverged
         return Transition(
@@ -204,6 +208,7 @@ class EpisodeEngine(ABC):
         tasks = self.task_index[ids].cpu()
         taken = self._taken[tasks] + rank(tasks)
         self._taken = self._taken + torch.bincount(tasks, minlength=len(self._taken))
+        # seeds have disjoint streams of unlimited starts; limited ones are shared, and seeds begin at different ones
         numbers = (self.seed + taken) % self.num_starts if self.num_starts else self.seed * STARTS_PER_SEED + taken
         return numbers.to(self.device)
 
@@ -216,7 +221,7 @@ class EpisodeEngine(ABC):
     def _end(self, failed: Light, over: Light, won: Light, diverged: Light | None, overflow: Tensor | None) -> None:
         """Set the flags of running environments that failed (or diverged), are over or succeeded, [N] bool each.
 
-        `overflow` is why some of them diverged.
+        `overflow` flags environments that diverged for lack of contacts.
         """
         running = self._running
         flags = {
@@ -225,13 +230,13 @@ class EpisodeEngine(ABC):
             "success": tensor(light(self.success) | (running & won)),
         }
         if diverged is not None:
-            broken = running & light(diverged)
-            self._report(tensor(broken), overflow)
-            flags["diverged"] = tensor(light(self.diverged) | broken)
+            newly_diverged = running & light(diverged)
+            self._report(tensor(newly_diverged), overflow)
+            flags["diverged"] = tensor(light(self.diverged) | newly_diverged)
         self._set(flags)
 
     def _set(self, flags: Mapping[str, Tensor]) -> None:
-        """Flags [N] by name, as new tensors: transitions keep the old ones."""
+        """Set flags [N] by name, as new tensors, because transitions hold the old ones."""
         vars(self).update(flags)
         self._running = ~light(self.done)
 
@@ -247,6 +252,7 @@ class EpisodeEngine(ABC):
         if actions.shape != self._chunk:
             raise ValueError(f"expected actions of shape {self._chunk}, got {tuple(actions.shape)}")
         self.check_begun()
+        # one maximum is cheaper than isfinite; the full check runs only if it is not finite
         largest = abs(light(actions.detach().float())).max()
         if not math.isfinite(largest) and not bool(actions.isfinite().all()):
             broken = (~actions.isfinite().all(-1).all(-1)).nonzero().flatten().tolist()
@@ -258,7 +264,7 @@ class EpisodeEngine(ABC):
         return values.to(self.device)
 
     def _chosen(self, mask: Tensor | None) -> Tensor:
-        """Indices [M] of the environments in `mask`."""
+        """Indices [M] of the environments selected by `mask`."""
         if mask is None:
             return torch.arange(self.num_envs, device=self.device)
         mask = self._vector("mask", mask).bool()
@@ -272,11 +278,11 @@ class EpisodeEngine(ABC):
 
 
 class RestorableEngine(EpisodeEngine):
-    """An EpisodeEngine whose state can be saved and restored; implements `embodied.environment.Restorable`."""
+    """EpisodeEngine whose state can be saved and restored; implements `embodied.environment.Restorable`."""
 
     @abstractmethod
     def save(self) -> dict[str, Any]:
-        """The simulator's state, a tree that shares no memory with it."""
+        """Save the simulator's state as a tree that shares no memory with it."""
 
     @abstractmethod
     def restore(self, state: dict[str, Any]) -> None:
@@ -284,8 +290,8 @@ class RestorableEngine(EpisodeEngine):
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to continue bit for bit, as a tree of tensors, arrays and numbers."""
-        books = {name: getattr(self, name).clone() for name in ("start", "steps", *FLAGS)}
-        return {"simulator": self.save(), **books, "seed": self.seed, "taken": self._taken.clone()}
+        counters = {name: getattr(self, name).clone() for name in ("start", "steps", *FLAGS)}
+        return {"simulator": self.save(), **counters, "seed": self.seed, "taken": self._taken.clone()}
 
     def load_state_dict(self, state: dict[str, Any]) -> TensorDict:
         """Continue from `state_dict`; returns the observations of all environments.
@@ -296,10 +302,10 @@ class RestorableEngine(EpisodeEngine):
         if len(state["start"]) != self.num_envs:
             saved = len(state["start"])
             raise UserError(f"the saved state has num_envs={saved}, got {self.num_envs}; use the saved number")
-        for name, saved, mine in _pairs(state, self.state_dict()):
-            if saved != mine:
+        for name, saved, expected in _pairs(state, self.state_dict()):
+            if saved != expected:
                 raise UserError(
-                    f"the saved {name} has shape {saved}, expected {mine}; use the options that it was saved with"
+                    f"the saved {name} has shape {saved}, expected {expected}; use the options that it was saved with"
                 )
         self.start, self.steps = (state[name].to(self.device, copy=True) for name in ("start", "steps"))
         self._set({name: state[name].to(self.device, copy=True) for name in FLAGS})
@@ -309,9 +315,9 @@ class RestorableEngine(EpisodeEngine):
 
 
 class Unnumbered:
-    """An engine whose initial states cannot be chosen: an Environment, with what else `engine` can do.
+    """Engine whose initial states cannot be chosen: an Environment with the other capabilities of `engine`.
 
-    It keeps the books of the episodes all the same.
+    The engine still numbers and tracks its episodes.
     """
 
     def __init__(self, engine: EpisodeEngine) -> None:
@@ -322,11 +328,11 @@ class Unnumbered:
         keep_capabilities(self, engine, ENVIRONMENT_CAPABILITIES)
 
     def reset(self, mask: Tensor | None = None) -> TensorDict:
-        """As `Environment.reset`."""
+        """See `Environment.reset`."""
         return self.engine.reset(mask)
 
     def step(self, actions: Tensor) -> Transition:
-        """As `Environment.step`."""
+        """See `Environment.step`."""
         return self.engine.step(actions)
 
 
@@ -341,7 +347,7 @@ def check_starts(last: int, num_starts: int) -> None:
 
 @contextmanager
 def first_environment(number: int) -> Iterator[None]:
-    """Engines made inside hold a part of more environments, `number` and following: tasks are dealt over all."""
+    """Context in which engines begin with environment `number`, so that tasks are distributed over all processes."""
     token = _FIRST.set(number)
     try:
         yield
@@ -350,35 +356,36 @@ def first_environment(number: int) -> Iterator[None]:
 
 
 def light(values: Light) -> Light:
-    """`values` for a few operations: an array that shares their memory on the CPU, themselves on other devices.
+    """NumPy array that shares the memory of `values` on the CPU; `values` themselves on other devices.
 
-    Most of an operation on a few environments is its call, and torch's is several times NumPy's: a loop that spends a
-    millisecond elsewhere finds little of torch in the processor's caches.
+    For a few environments the call dominates an operation, and torch's call takes several times as long as NumPy's:
+    after a millisecond in a simulator, little of torch is left in the processor's caches.
     """
     return values.numpy() if isinstance(values, Tensor) and values.is_cpu else values
 
 
 def least(values: Light, bound: int) -> Light:
-    """`values`, at most `bound`; NumPy's own clip looks up the limits of the type first."""
+    """Minimum of `values` and `bound`; NumPy's own clip looks up the limits of the type first."""
     return np.minimum(values, bound) if isinstance(values, np.ndarray) else values.clamp(max=bound)
 
 
 def tensor(values: Light) -> Tensor:
-    """What was computed of `light` values, as a tensor."""
+    """Tensor of the `light` values, which shares their memory."""
     return torch.from_numpy(values) if isinstance(values, np.ndarray) else values
 
 
 def rank(keys: Tensor) -> Tensor:
-    """For each of the numbers [M], how many equal ones precede it, [M]."""
+    """Number of equal entries that precede each of the numbers [M], [M]."""
     order = keys.argsort(stable=True)
     counts = torch.bincount(keys)
-    found = torch.empty_like(keys)
-    found[order] = torch.arange(len(keys)) - (counts.cumsum(0) - counts)[keys[order]]
-    return found
+    ranks = torch.empty_like(keys)
+    # in sorted order the rank is the position minus the position of the first equal key
+    ranks[order] = torch.arange(len(keys)) - (counts.cumsum(0) - counts)[keys[order]]
+    return ranks
 
 
 def _pairs(saved: Mapping[str, Any], mine: Mapping[str, Any]) -> Iterator[tuple[str, tuple, tuple]]:
-    """Name and shapes of the tensors and arrays of both; raises UserError if `saved` lacks one."""
+    """Names and shapes of the tensors and arrays in both; raises UserError if `saved` lacks one."""
     for name, value in mine.items():
         if name not in saved:
             raise UserError(f"the saved state has no {name}; use the options that it was saved with")

@@ -1,10 +1,10 @@
-"""Latency in training: delays observations and commands of any environment.
+"""Latency in training: delayed observations and commands for any environment.
 
 Sensors measure and actuators take commands at the control rate; each message has its own latency, and the newest one
 that has arrived counts. Ages are therefore whole periods: a latency below one period counts as one. With K > 1
 measurements are made once per chunk; commands are delayed one by one. A physical delay between command and effect, in
-fractions of a period, belongs in the simulator's dynamics (quadrotors: `delay_s` of an airframe); the inference time of
-chunks is in `delay.py`. Letters: N environments, K executed actions, A action dimension, D ages.
+fractions of a period, belongs in the simulator's dynamics (quadrotors: `delay_s` of an airframe); the inference time
+of chunks is in `delay.py`. Letters: N environments, K executed actions, A action dimension, D ages.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ NAMES = ("observation", "action")
 class LatencyConfig(Configuration):
     """Latencies drawn per episode between a lowest and a highest one, s; each message deviates by up to `jitter_s`.
 
-    `observed`: the policy reads observation "latency" [N, 2], s: the observation's age and the episode's action
+    With `observed` the policy reads observation "latency" [N, 2], s: the observation's age and the episode's action
     latency. Otherwise only critics read it (privileged).
     """
 
@@ -49,9 +49,9 @@ class LatencyConfig(Configuration):
         """Raise UserError for numbers out of range, and unless ranges are [lowest, highest]."""
         super().__post_init__()
         for name in ("observation_s", "action_s"):
-            given = getattr(self, name)
-            if len(given) != 2 or given[0] > given[1]:
-                raise UserError(f"expected {name} as [lowest, highest], got {given}")
+            bounds_s = getattr(self, name)
+            if len(bounds_s) != 2 or bounds_s[0] > bounds_s[1]:
+                raise UserError(f"expected {name} as [lowest, highest], got {bounds_s}")
 
     @property
     def present(self) -> bool:
@@ -66,7 +66,7 @@ def contract(without: Contract, config: LatencyConfig) -> Contract:
 
 
 class LatencyEnvironment(WrappedEnvironment):
-    """`env` with latencies; it keeps the other capabilities of `env`.
+    """Environment `env` with latencies; it keeps the other capabilities of `env`.
 
     Initial state `start` of a task has the same latencies in every run; without numbered initial states, the n-th
     episode of each environment has. An episode begins as if its first observation and its first command had been sent
@@ -88,25 +88,26 @@ class LatencyEnvironment(WrappedEnvironment):
             self.detach = self._detach
 
     def reset(self, mask: Tensor | None = None, starts: Tensor | None = None) -> TensorDict:
-        """As `NumberedStarts.reset`."""
+        """See `NumberedStarts.reset`."""
         numbered = isinstance(self.env, NumberedStarts)
         observation = super().reset(mask, starts)
-        fresh = torch.ones(self.num_envs, dtype=torch.bool) if mask is None else mask
-        fresh = fresh.to(self.device)
-        self.begun = self.begun + fresh
+        begins = torch.ones(self.num_envs, dtype=torch.bool) if mask is None else mask
+        begins = begins.to(self.device)
+        self.begun = self.begun + begins
         number = (
             self.start if numbered else self.begun * self.num_envs + torch.arange(self.num_envs, device=self.device)
         )
+        # seed of the episode's latencies, a function of task and initial state
         key = 1_000_003 * self.task_index.to(self.device) + number.to(self.device)
         for line in (self._observations, self._commands):
-            line.begin(fresh, key)
-        self._observations.push(_parts(observation), fresh)
+            line.begin(begins, key)
+        self._observations.push(_parts(observation), begins)
         return self._observed()
 
     def step(self, actions: Tensor) -> Transition:
-        """As `Environment.step`: every control step executes the newest command that has arrived."""
+        """See `Environment.step`; every control step executes the newest command that has arrived."""
         if not self._observations.begun or not bool(actions.isfinite().all()):
-            return self.env.step(actions)  # raises
+            return self.env.step(actions)  # raises the environment's own error
         everywhere = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
         arrived = []
         for action in actions.unbind(1):
@@ -117,12 +118,12 @@ class LatencyEnvironment(WrappedEnvironment):
         return replace(transition, observation=self._observed())
 
     def _state_dict(self) -> dict[str, Any]:
-        """As `Restorable.state_dict`."""
+        """See `Restorable.state_dict`."""
         lines = {"observations": self._observations.state_dict(), "commands": self._commands.state_dict()}
         return {"env": cast(Restorable, self.env).state_dict(), "begun": self.begun, **lines}
 
     def _load_state_dict(self, state: dict[str, Any]) -> TensorDict:
-        """As `Restorable.load_state_dict`."""
+        """See `Restorable.load_state_dict`."""
         cast(Restorable, self.env).load_state_dict(state["env"])
         self.begun = state["begun"].to(self.device)
         self._observations.load_state_dict(state["observations"])
@@ -175,6 +176,7 @@ class _Line:
         delay_s = self.base_s
         if self.jitter_s:
             deviation = 2.0 * _uniform(self.key, self.sent, self.purpose) - 1.0
+            # delay = max(0, base + jitter u), u uniform in [-1, 1)
             delay_s = (delay_s + self.jitter_s * deviation).clamp_min(0.0)
         self.delays = _pushed(self.delays, _periods(delay_s, self.period_s), mask)
         before = self.messages or {name: part.expand(self.longest + 1, *part.shape) for name, part in message.items()}
@@ -182,11 +184,12 @@ class _Line:
         self.sent = self.sent + mask
 
     def newest(self) -> tuple[dict[str, Tensor], Tensor]:
-        """The newest message that has arrived, or the first one, [N, ...], and its age [N] in periods."""
+        """Newest message that has arrived, or the first one, [N, ...], and its age [N] in periods."""
         if not self.longest:
             return {name: part[0] for name, part in self.messages.items()}, torch.zeros_like(self.sent)
         ages = torch.arange(self.longest + 1, device=self.delays.device).unsqueeze(1)
-        age = (self.delays <= ages).long().argmax(0)  # the first that has arrived; the oldest always has
+        age = (self.delays <= ages).long().argmax(0)  # the youngest that has arrived; the oldest always has
+        # at the beginning of an episode the first message counts as arrived
         age = torch.minimum(age, self.sent - 1)
         rows = torch.arange(len(age), device=age.device)
         return {name: part[age, rows] for name, part in self.messages.items()}, age
@@ -210,7 +213,7 @@ LINE = ("delays", "sent", "key", "base_s")
 
 
 def _pushed(rows: Tensor, new: Tensor, mask: Tensor) -> Tensor:
-    """`rows` [D, N, ...]; where `mask` [N], with `new` [N, ...] in front and without the last."""
+    """Rows [D, N, ...] where `mask` [N] shifted by one: `new` [N, ...] in front, without the last."""
     moved = torch.cat((new.unsqueeze(0), rows[:-1]))
     return torch.where(mask.view(-1, *(1,) * (new.ndim - 1)), moved, rows)
 
@@ -220,73 +223,74 @@ def _parts(observation: TensorDict) -> dict[str, Tensor]:
 
 
 def _periods(latency_s: Tensor, period_s: float) -> Tensor:
-    """Whole periods until a message has arrived."""
+    """Number of whole periods until a message has arrived."""
     return torch.ceil(latency_s / period_s - 1e-6).long().clamp_min(0)
 
 
 def _uniform(key: Tensor, number: Tensor, purpose: int) -> Tensor:
-    """Numbers in [0, 1), a fixed function of integers [N], the same on every device (SplitMix64)."""
+    """Pseudo-random numbers in [0, 1) by SplitMix64 of integers [N], the same on every device."""
     x = key * -7046029254386353131 + number * 6364136223846793005 + purpose * 1442695040888963407
     for shift, factor in ((30, -4658895280553007687), (27, -7723592293110705685)):
+        # int64 shifts are arithmetic: the mask makes them logical
         x = (x ^ (x >> shift & (1 << 64 - shift) - 1)) * factor
     return (x >> 11 & (1 << 53) - 1).double() / (1 << 53)
 
 
 class LatencyTask(WrappedTask):
-    """`task` with latencies in its environments; videos and demonstrations have none."""
+    """Task with latencies in its environments; videos and demonstrations have none."""
 
     def __init__(self, task: Task, config: LatencyConfig) -> None:
         super().__init__(task)
         self.config = config
 
     def contract(self, distribution: str) -> Contract:
-        """As `Task.contract`."""
+        """See `Task.contract`."""
         return contract(super().contract(distribution), self.config)
 
     def environment(
         self, num_envs: int, distribution: str, split: str, seed: int = 0, device: str = "cpu"
     ) -> Environment:
-        """As `Task.environment`."""
+        """See `Task.environment`."""
         env = super().environment(num_envs, distribution, split, seed, device)
         return cast(Environment, LatencyEnvironment(env, self.config))  # whose attributes are only read
 
     def demonstrations(self, directory: Path, seed: int) -> Episodes | None:
-        """The task's demonstrations, which have no latency.
+        """Demonstrations of the task, which have no latency.
 
         Raises:
             UserError: if the policy observes latency.
         """
-        found = super().demonstrations(directory, seed)
-        if found is not None and self.config.observed:
+        demonstrations = super().demonstrations(directory, seed)
+        if demonstrations is not None and self.config.observed:
             raise UserError("demonstrations have no latency to observe; use latency.observed=false")
-        return found
+        return demonstrations
 
     def video(
         self, path: Path, policies: Mapping[str, Policy], device: str, distribution: str | None = None, first: int = 0
     ) -> None:
-        """The task's video, without latency; policies that observe latency read 0."""
+        """Video of the task, without latency; policies that observe latency read 0."""
         punctual = {caption: _Punctual(policy) for caption, policy in policies.items()}
         super().video(path, punctual, device, distribution, first)
 
 
 class _Punctual:
-    """`policy` with latency 0 added to its observations."""
+    """Policy with latency 0 added to its observations."""
 
     def __init__(self, policy: Policy) -> None:
-        seen = {key: spec for key, spec in policy.contract.observation.items() if key != LATENCY}
-        self.policy, self.contract = policy, replace(policy.contract, observation=seen)
+        observation = {key: spec for key, spec in policy.contract.observation.items() if key != LATENCY}
+        self.policy, self.contract = policy, replace(policy.contract, observation=observation)
         if isinstance(policy, RecurrentPolicy):
             self.initial_memory = policy.initial_memory
 
     def act(
         self, observation: TensorDict, *, deterministic: bool = False, generator: torch.Generator | None = None
     ) -> Decision:
-        """As `policy.act`, with latency 0."""
-        none = torch.zeros(*observation.batch_size, len(NAMES), device=observation.device)
-        punctual = observation.copy().update({LATENCY: none})
+        """Act like `policy.act`, with latency 0."""
+        zero_latency = torch.zeros(*observation.batch_size, len(NAMES), device=observation.device)
+        punctual = observation.copy().update({LATENCY: zero_latency})
         return self.policy.act(punctual, deterministic=deterministic, generator=generator)
 
 
 def with_latency(task: Task, config: LatencyConfig) -> Task:
-    """`task` with the latencies of `config`; unchanged if there are none."""
+    """Task with the latencies of `config`; unchanged if there are none."""
     return LatencyTask(task, config) if config.present else task

@@ -1,6 +1,7 @@
-"""Environments and tasks around others: everything is passed on that a subclass does not change.
+"""Wrappers of environments and tasks, which pass on everything that a subclass does not change.
 
-Capabilities are attributes of an instance, not of its class: a wrapper has those of what it wraps, and no others.
+Capabilities are attributes of an instance, not of its class: a wrapper has those of the object that it wraps, and no
+others.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ ENVIRONMENT_CAPABILITIES: dict[type, tuple[str, ...]] = {
     Watched: ("tell",),
     Viewable: ("view",),
 }
-"""Names that each capability of an environment adds, but for numbered initial states, which `reset` takes."""
+"""Names that each capability of an environment adds, except numbered initial states, which `reset` takes."""
 
 TASK_CAPABILITIES: dict[type, tuple[str, ...]] = {
     BaselineTask: ("baselines",),
@@ -60,7 +61,7 @@ TASK_CAPABILITIES: dict[type, tuple[str, ...]] = {
 
 
 def keep_capabilities(wrapper: object, wrapped: object, capabilities: Mapping[type, tuple[str, ...]]) -> None:
-    """Give `wrapper` the `capabilities` that `wrapped` has, but for names that the wrapper's class defines itself."""
+    """Give `wrapper` the `capabilities` of `wrapped`, except names that the wrapper's class defines itself."""
     for capability, names in capabilities.items():
         for name in names if isinstance(wrapped, capability) else ():
             if not hasattr(type(wrapper), name):
@@ -68,10 +69,10 @@ def keep_capabilities(wrapper: object, wrapped: object, capabilities: Mapping[ty
 
 
 class WrappedEnvironment:
-    """`env`, with every capability that it has but one.
+    """Wrapper of `env` with all of its capabilities except UnrolledEnvironment.
 
-    An `UnrolledEnvironment` runs a whole policy without a call of `step`, which a wrapper changes: subclasses that know
-    better pass `unroll` on.
+    An `UnrolledEnvironment` runs a whole policy without a call of `step`, which a wrapper changes: a subclass for
+    which that is correct passes `unroll` on.
     """
 
     def __init__(self, env: Environment) -> None:
@@ -84,7 +85,7 @@ class WrappedEnvironment:
 
     @property
     def task_index(self) -> Tensor:
-        """The task that each environment runs, [N]."""
+        """Index of the task that each environment runs, [N]."""
         return self.env.task_index
 
     @property
@@ -93,20 +94,20 @@ class WrappedEnvironment:
         return cast(NumberedStarts, self.env).start
 
     def reset(self, mask: Tensor | None = None, starts: Tensor | None = None) -> TensorDict:
-        """As `NumberedStarts.reset`."""
+        """See `NumberedStarts.reset`."""
         return self.env.reset(mask, starts) if isinstance(self.env, NumberedStarts) else self.env.reset(mask)
 
     def step(self, actions: Tensor) -> Transition:
-        """As `Environment.step`."""
+        """See `Environment.step`."""
         return self.env.step(actions)
 
     def close(self) -> None:
-        """As `Environment.close`."""
+        """See `Environment.close`."""
         self.env.close()
 
 
 class WrappedTask:
-    """`task`, with every capability that a run asks it for."""
+    """Wrapper of `task` with every capability that a run uses."""
 
     def __init__(self, task: Task) -> None:
         self.task, self.name, self.distributions = task, task.name, task.distributions
@@ -114,25 +115,25 @@ class WrappedTask:
 
     @property
     def asset_kind(self) -> str | None:
-        """The task's asset kind."""
+        """Asset kind of the wrapped task."""
         return self.task.asset_kind
 
     def contract(self, distribution: str) -> Contract:
-        """As `Task.contract`."""
+        """See `Task.contract`."""
         return self.task.contract(distribution)
 
     def environment(
         self, num_envs: int, distribution: str, split: str, seed: int = 0, device: str = "cpu"
     ) -> Environment:
-        """As `Task.environment`."""
+        """See `Task.environment`."""
         return self.task.environment(num_envs, distribution, split, seed, device)
 
     def demonstrations(self, directory: Path, seed: int) -> Episodes | None:
-        """As `Task.demonstrations`."""
+        """See `Task.demonstrations`."""
         return self.task.demonstrations(directory, seed)
 
     def video(
         self, path: Path, policies: Mapping[str, Policy], device: str, distribution: str | None = None, first: int = 0
     ) -> None:
-        """As `Task.video`."""
+        """See `Task.video`."""
         self.task.video(path, policies, device, distribution, first)

@@ -1,6 +1,6 @@
 """Evaluation: every initial state once, deterministic policy, confidence intervals, repeatable.
 
-If the environment does not define success, mean returns take the place of success rates.
+If the environment does not define success, mean returns replace success rates.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from embodied.rollout.memory import Memory
 
 Z95 = NormalDist().inv_cdf(0.975)
 BLOCK, LARGE_BLOCK = 32, 512
-"""Observations per call of the policy; the larger if at least as many environments run.
+"""Block sizes of observations per call of the policy; the larger one if at least that many environments run.
 
 Rounding of matrix products depends on the batch size, and contacts amplify it: with one size, an episode does not
 depend on the others.
@@ -35,7 +35,7 @@ depend on the others.
 
 
 SUCCESS_AT_RESET = "success_at_reset"
-"""Metric of simulators that tell of success before the first action: 1 where the episode began with it."""
+"""Metric of simulators that report success before the first action: 1 where the episode began with it."""
 
 
 def wilson(successes: float, episodes: int, z: float = Z95) -> tuple[float, float]:
@@ -46,6 +46,7 @@ def wilson(successes: float, episodes: int, z: float = Z95) -> tuple[float, floa
     """
     if not 0 <= successes <= episodes or episodes == 0:
         raise ValueError(f"expected 0 <= successes <= episodes and episodes > 0, got {successes} of {episodes}")
+    # centre = (p + z^2 / 2n) / (1 + z^2 / n), spread = z sqrt(p (1 - p) / n + z^2 / 4 n^2) / (1 + z^2 / n)
     rate, weight = successes / episodes, z * z / episodes
     centre = rate + weight / 2
     spread = z * math.sqrt(rate * (1 - rate) / episodes + weight / (4 * episodes))
@@ -65,6 +66,7 @@ def rate_over_seeds(rates: Sequence[float], episodes: int) -> tuple[float, float
     low, high = wilson(rate * episodes, episodes)
     if len(values) == 1:
         return rate, low, high
+    # MOVER: p -+ sqrt((p - l_Wilson)^2 + (p - l_Student)^2), and likewise above
     over_seeds = rate - seeds_low
     return (
         rate,
@@ -85,15 +87,15 @@ class Gain:
 
 @dataclass(frozen=True, eq=False)
 class EvaluationResult:
-    """Outcome of every episode: `success`, `steps` (control steps it took), each of `metrics` are [tasks, starts].
+    """Outcome of every episode: `success`, `steps` (its control steps), each of `metrics` are [tasks, starts].
 
-    `metrics` have the sums of signals, too, and `events` [tasks, starts] by name whether they happened. Diverged
-    episodes failed because the simulation blew up; their returns are the worst of the evaluation, their sums of signals
-    are unknown. Without numbered initial states no other evaluation has the same episodes: it is not `repeatable`, and
-    has no `step_limit`. Nor is it `repeatable` if the same initial state and actions led to something else in this
-    evaluation. `returns` [tasks, starts] are the sums of rewards if the environment does not define success, else None.
-    `failures` [tasks, starts] tell by reason which episodes failed; each failed one has one reason. Columns are initial
-    states from `first_start` on.
+    `metrics` also have the sums of signals, and `events` [tasks, starts] by name whether they happened. Diverged
+    episodes failed because the simulation blew up; their returns are the worst of the evaluation, their sums of
+    signals are unknown. Without numbered initial states no other evaluation has the same episodes: it is not
+    `repeatable`, and has no `step_limit`. Nor is it `repeatable` if the same initial state and actions had different
+    consequences in this evaluation. `returns` [tasks, starts] are the sums of rewards if the environment does not
+    define success, else None. `failures` [tasks, starts] are flags of failed episodes by reason; each failed episode
+    has one reason. Columns are initial states from `first_start` on.
     """
 
     tasks: tuple[str, ...]
@@ -109,17 +111,17 @@ class EvaluationResult:
 
     @property
     def measure(self) -> str:
-        """What episodes are measured by: "success" or "return"."""
+        """Measure of episodes: "success" or "return"."""
         return "success" if self.returns is None else "return"
 
     @property
     def immediate(self) -> int:
-        """Episodes that succeeded with their first action or before it."""
+        """Number of episodes that succeeded with their first action or before it."""
         before = self.metrics.get(SUCCESS_AT_RESET, torch.zeros(()))
         return int((self.success & ((self.steps <= 1) | (before > 0.0))).sum())
 
     def remarks(self) -> list[str]:
-        """Sentences for reports on what makes the numbers less meaningful than they look."""
+        """Sentences for reports on conditions that limit the meaning of the numbers."""
         sentences = []
         if self.step_limit is not None and not self.repeatable:
             sentences.append(
@@ -142,7 +144,7 @@ class EvaluationResult:
         """JSON-ready: success or return, low, high, metrics, episodes, step_limit and the same for each task.
 
         A metric is the mean over the episodes in which it is defined, null if there are none; an event the share of
-        the episodes with it. Of `ODD_EVENTS` and `immediate` the number is present, only if any were. `outcomes` are
+        the episodes with it. `ODD_EVENTS` and `immediate` are counted, if there are any. `outcomes` are
         the successes (1 or 0), or returns, of a task's episodes by start. Its `failures` are counted by reason, with
         the starts if these are `repeatable`.
         """
@@ -181,32 +183,32 @@ class EvaluationResult:
 
     def _failed(self, row: int) -> dict[str, Any]:
         failed = {reason: ended[row].nonzero().flatten() for reason, ended in self.failures.items()}
-        told = {
+        counts = {
             reason: {"episodes": len(columns)}
             | ({"starts": (columns + self.first_start).tolist()} if self.repeatable else {})
             for reason, columns in failed.items()
             if len(columns)
         }
-        return {"failures": told} if told else {}
+        return {"failures": counts} if counts else {}
 
     def _means(self, rows: int | slice) -> dict[str, float | None]:
-        shares = {name: happened.double() for name, happened in self.events.items() if name not in ODD_EVENTS}
+        shares = {name: flags.double() for name, flags in self.events.items() if name not in ODD_EVENTS}
         means = {name: float(values[rows].nanmean()) for name, values in (self.metrics | shares).items()}
         return {name: None if math.isnan(mean) else mean for name, mean in means.items()}
 
     def of_task(self, row: int) -> EvaluationResult:
-        """The episodes of one task."""
+        """Result of the episodes of one task."""
         only = slice(row, row + 1)
         returns = None if self.returns is None else self.returns[only]
-        found = {"tasks": self.tasks[only], "success": self.success[only], "steps": self.steps[only]}
-        return replace(self, **found, returns=returns, metrics={}, failures={}, events={})
+        fields = {"tasks": self.tasks[only], "success": self.success[only], "steps": self.steps[only]}
+        return replace(self, **fields, returns=returns, metrics={}, failures={}, events={})
 
     def first(self, starts: int) -> EvaluationResult:
-        """The episodes of each task's first `starts` initial states."""
-        cut = lambda found: {name: values[:, :starts] for name, values in found.items()}  # noqa: E731
+        """Result of the episodes of each task's first `starts` initial states."""
+        truncate = lambda found: {name: values[:, :starts] for name, values in found.items()}  # noqa: E731
         returns = None if self.returns is None else self.returns[:, :starts]
         found = {"success": self.success[:, :starts], "steps": self.steps[:, :starts]}
-        found |= {name: cut(getattr(self, name)) for name in ("metrics", "failures", "events")}
+        found |= {name: truncate(getattr(self, name)) for name in ("metrics", "failures", "events")}
         return replace(self, **found, returns=returns)
 
     def gain_over(self, before: EvaluationResult, z: float = Z95) -> Gain:
@@ -215,7 +217,7 @@ class EvaluationResult:
         On the episodes that both ran, paired: adjusted Wald interval (Bonett and Price 2012, J. Educ. Behav.
         Stat. 37(4), section 3): one is added to each kind of discordant pair, so the interval keeps its width where few
         or no pairs differ. On different episodes (not `repeatable`), Newcombe's from both Wilson intervals (1998, Stat.
-        Med. 17, method 10). Of returns, Student's interval of the paired differences; on different episodes Welch's.
+        Med. 17, method 10). For returns, Student's interval of the paired differences; on different episodes Welch's.
 
         Raises:
             UserError: if the two did not run the same tasks, first start and step limit.
@@ -235,6 +237,7 @@ class EvaluationResult:
         lost = int((old.success & ~new.success).sum())
         pairs = new.success.numel()
         up, down = (won + 1) / (pairs + 2), (lost + 1) / (pairs + 2)
+        # adjusted Wald: z sqrt((p12 + p21 - (p12 - p21)^2) / (n + 2)), with p12 = (n12 + 1) / (n + 2)
         spread = z * math.sqrt((up + down - (up - down) ** 2) / (pairs + 2))
         return Gain((won - lost) / pairs, max(-1.0, up - down - spread), min(1.0, up - down + spread))
 
@@ -256,8 +259,8 @@ def evaluate(
     numbered initial states, the first episodes to begin count, however long they take.
 
     `device` is the policy's; `progress` labels a bar (None: no bar); `watch` is called after every chunk with the
-    environment, the chunk [N, K, A] and its transition, `executed` only where an episode counts. At last the first
-    initial states begin once more, to see whether they lead to the same (`repeatable`).
+    environment, the chunk [N, K, A] and its transition, `executed` only where an episode counts. At the end the first
+    initial states run once more, to check whether they have the same consequences (`repeatable`).
 
     Raises:
         UserError: if a task has no environment or no initial state `first_start`, `starts_per_task` < 1, the policy was
@@ -265,25 +268,25 @@ def evaluate(
     """
     policy.contract.check(env.contract)
     group = env.group if isinstance(env, SharedWorlds) else 1
-    wanted = -(-starts_per_task // group) * group
+    rounded_starts = -(-starts_per_task // group) * group
     if isinstance(env, NumberedStarts) and env.num_starts:
         check_starts(first_start, env.num_starts)
-        wanted = min(wanted, env.num_starts - first_start)
-    starts_per_task = wanted
+        rounded_starts = min(rounded_starts, env.num_starts - first_start)
+    starts_per_task = rounded_starts
     if starts_per_task < 1:
         raise UserError(f"expected at least one episode of each task, got {starts_per_task}")
     schedule = _Schedule(env, starts_per_task)
     shape = (len(env.task_names), starts_per_task)
     success, steps = torch.zeros(shape, dtype=torch.bool), torch.zeros(shape, dtype=torch.int64)
     returns, has_success = torch.zeros(shape, dtype=torch.float64), True
-    taken = torch.zeros(env.num_envs, dtype=torch.int64)  # control steps of the running episodes
+    steps_taken = torch.zeros(env.num_envs, dtype=torch.int64)  # control steps of the running episodes
     earned = torch.zeros(env.num_envs, dtype=torch.float64)  # their rewards
     metrics: dict[str, Tensor] = {}
     free = torch.ones(env.num_envs, dtype=torch.bool)
     failures: dict[str, Tensor] = {}
     events: dict[str, Tensor] = {}
     running = _Running(env.num_envs)
-    watched = env if isinstance(env, Watched) else None
+    viewer = env if isinstance(env, Watched) else None
     observation: TensorDict | None = None
     memory = Memory(policy, env.num_envs, env.device)
     replay = Replay()
@@ -292,19 +295,19 @@ def evaluate(
             if observation is None or bool(schedule.fresh.any()):
                 mask = None if observation is None else schedule.fresh
                 starts = first_start + schedule.start.clamp_min(0)
-                there = None if mask is None else mask.to(env.device)
+                reset_mask = None if mask is None else mask.to(env.device)
                 numbers = (starts.to(env.device),) if isinstance(env, NumberedStarts) else ()
-                observation = env.reset(there, *numbers)
+                observation = env.reset(reset_mask, *numbers)
                 check_observation(env, observation)
                 memory.restart(mask)
-                taken[slice(None) if mask is None else mask] = 0
+                steps_taken[slice(None) if mask is None else mask] = 0
                 earned[slice(None) if mask is None else mask] = 0.0
                 running.restart(slice(None) if mask is None else mask)
             actions = act(policy, observation, schedule.running, device, memory)
             chunk = actions[:, : env.contract.executed].to(env.device)
             replay.begin(first_start + schedule.start.clamp_min(0), observation, chunk)
-            if watched:
-                watched.tell(None, schedule.running.to(env.device))
+            if viewer:
+                viewer.tell(None, schedule.running.to(env.device))
             transition = env.step(chunk.clone())  # the environment may modify it
             check_transition(env, transition)
             replay.end(transition)
@@ -312,27 +315,27 @@ def evaluate(
                 counts = transition.executed & schedule.running.to(env.device).unsqueeze(1)
                 watch(env, chunk, replace(transition, executed=counts))
             observation = transition.observation
-            taken += transition.executed.sum(1).cpu()
+            steps_taken += transition.executed.sum(1).cpu()
             earned += transition.reward.detach().sum(1).cpu()
             running.add(transition)
             has_success = transition.has_success
             free = transition.done.cpu() & schedule.running
             rows = free.nonzero().squeeze(1)
-            place = schedule.task_index[rows], schedule.start[rows]
-            success[place], steps[place] = transition.success.cpu()[rows], taken[rows]
-            returns[place] = earned[rows]
-            for name, happened in running.events.items():
-                events.setdefault(name, torch.zeros(shape, dtype=torch.bool))[place] = happened[rows]
+            cell = schedule.task_index[rows], schedule.start[rows]
+            success[cell], steps[cell] = transition.success.cpu()[rows], steps_taken[rows]
+            returns[cell] = earned[rows]
+            for name, flags in running.events.items():
+                events.setdefault(name, torch.zeros(shape, dtype=torch.bool))[cell] = flags[rows]
             for name, values in (transition.metrics | running.signals()).items():
                 metrics.setdefault(name, torch.full(shape, math.nan, dtype=torch.float64))
-                metrics[name][place] = values.cpu()[rows].double()
+                metrics[name][cell] = values.cpu()[rows].double()
             for name, failed in _failures(transition, running.events).items() if has_success else ():
-                failures.setdefault(name, torch.zeros(shape, dtype=torch.bool))[place] = failed[rows]
+                failures.setdefault(name, torch.zeros(shape, dtype=torch.bool))[cell] = failed[rows]
             bar.update(len(rows))
     limit = env.step_limit if isinstance(env, NumberedStarts) else None
     repeatable = isinstance(env, NumberedStarts) and replay.repeats(env)
     diverged = events.get("diverged", torch.zeros(shape, dtype=torch.bool))
-    told = None if has_success else _with_worst(returns, steps, diverged, limit)
+    final_returns = None if has_success else _with_worst(returns, steps, diverged, limit)
     failures = {name: failed for name, failed in failures.items() if bool(failed.any())}
     return EvaluationResult(
         tuple(env.task_names),
@@ -342,7 +345,7 @@ def evaluate(
         metrics,
         events,
         repeatable,
-        told,
+        final_returns,
         failures,
         first_start,
     )
@@ -354,11 +357,11 @@ def compare(
     policies: Mapping[str, Policy],
     **options: Any,  # noqa: ANN401 - those of `evaluate`
 ) -> dict[tuple[str, str], EvaluationResult]:
-    """`evaluate` each of `policies` on the same episodes of each of `distributions`, by (policy, distribution)."""
+    """Run `evaluate` for each of `policies` on the same episodes of each of `distributions`, by (policy, name)."""
     return {
-        (who, name): evaluate(environment(name), policy, progress=f"{who}, {name}", **options)
+        (label, name): evaluate(environment(name), policy, progress=f"{label}, {name}", **options)
         for name in distributions
-        for who, policy in policies.items()
+        for label, policy in policies.items()
     }
 
 
@@ -371,7 +374,7 @@ class _Running:
         self._zero = torch.zeros(num_envs, dtype=torch.float64)
 
     def restart(self, begun: Tensor | slice) -> None:
-        """Episodes begin where `begun` [N]."""
+        """Reset the totals of episodes that begin, `begun` [N]."""
         for values in (*self.sums.values(), *self.events.values()):
             values[begun] = 0
 
@@ -379,8 +382,8 @@ class _Running:
         """Add the signals and events of one chunk."""
         for name, values in transition.signals.items():
             self.sums[name] = self.sums.get(name, self._zero) + values.detach().sum(1).cpu()
-        for name, happened in transition.events.items():
-            self.events[name] = self.events.get(name, self._zero > 0) | happened.cpu()
+        for name, flags in transition.events.items():
+            self.events[name] = self.events.get(name, self._zero > 0) | flags.cpu()
 
     def signals(self) -> dict[str, Tensor]:
         """Sums of signals, NaN where the simulation diverged: the rest of the episode is unknown."""
@@ -389,7 +392,7 @@ class _Running:
 
 
 class _Schedule:
-    """Assigns every task's initial states to the environments that run it.
+    """Assignment of every task's initial states to the environments that run it.
 
     `start` [N] is each environment's initial state (-1: none left), `fresh` [N] marks those just assigned.
     """
@@ -412,15 +415,15 @@ class _Schedule:
         return self.start >= 0
 
     def assign(self, free: Tensor) -> bool:
-        """Assign the next states to the `free` environments [N]; returns whether any got one."""
+        """Assign the next states to the `free` environments [N]; return whether any got one."""
         rows = free.nonzero().squeeze(1)
         tasks = self.task_index[rows]
-        dealt = self.next[tasks] + rank(tasks)
-        got = dealt < self.starts_per_task
+        numbers = self.next[tasks] + rank(tasks)
+        valid = numbers < self.starts_per_task
         self.fresh = torch.zeros_like(free)
-        self.fresh[rows] = got
-        self.start[rows] = torch.where(got, dealt, -1)
-        self.next += torch.bincount(tasks[got], minlength=len(self.next))
+        self.fresh[rows] = valid
+        self.start[rows] = torch.where(valid, numbers, -1)
+        self.next += torch.bincount(tasks[valid], minlength=len(self.next))
         return bool(self.fresh.any())
 
 
@@ -434,19 +437,22 @@ def act(
     observation = observation if memory is None else memory.with_observation(observation)
     rows = running.nonzero().squeeze(1)
     size = BLOCK if len(running) < LARGE_BLOCK else LARGE_BLOCK
+    # blocks of one size, filled up with the first row: rounding then does not depend on the number of running rows
     padded = torch.cat((rows, rows[:1].expand(-len(rows) % size)))
-    where = next(iter(observation.values(include_nested=True, leaves_only=True))).device
-    blocks = [policy.act(observation[block].to(device), deterministic=True) for block in padded.to(where).split(size)]
-    chosen = torch.cat([decision.actions for decision in blocks])[: len(rows)]
+    obs_device = next(iter(observation.values(include_nested=True, leaves_only=True))).device
+    blocks = [
+        policy.act(observation[block].to(device), deterministic=True) for block in padded.to(obs_device).split(size)
+    ]
+    running_actions = torch.cat([decision.actions for decision in blocks])[: len(rows)]
     if memory is not None:
         memory.keep(blocks, rows)
-    actions = chosen.new_zeros(len(running), *chosen.shape[1:])
-    actions[rows.to(device)] = chosen
+    actions = running_actions.new_zeros(len(running), *running_actions.shape[1:])
+    actions[rows.to(device)] = running_actions
     return actions
 
 
 def _failures(transition: Transition, events: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """By reason, which episodes failed for it, [N] bool each; the first reason that holds is an episode's only one.
+    """Flags of episodes that failed, [N] bool each, by reason; the first reason that holds is an episode's only one.
 
     `events` [N] are those of the episodes.
     """
@@ -459,22 +465,22 @@ def _failures(transition: Transition, events: Mapping[str, Tensor]) -> dict[str,
         "ended early": transition.terminated,
         "time-out": transition.truncated,
     }
-    left, found = (transition.done & ~transition.success).cpu(), {}
+    unexplained, failures = (transition.done & ~transition.success).cpu(), {}
     for name, holds in reasons.items():
-        found[name] = left & holds.cpu()
-        left = left & ~found[name]
-    return found
+        failures[name] = unexplained & holds.cpu()
+        unexplained = unexplained & ~failures[name]
+    return failures
 
 
 def _with_worst(returns: Tensor, steps: Tensor, diverged: Tensor, limit: int | None) -> Tensor:
-    """`returns` [tasks, starts], where `diverged` the worst that is known of the task: an early end saves no costs.
+    """Returns [tasks, starts], where `diverged` replaced by the worst known of the task: an early end saves no costs.
 
-    That is the lowest return of the other episodes, or the episode's own if its rewards had gone on at their mean until
-    the step limit (without one, as long as the longest episode), whichever is lower.
+    That is the lowest return of the other episodes, or the episode's own if its rewards had continued at their mean
+    until the step limit (without one, as long as the longest episode), whichever is lower.
     """
-    going_on = returns * (limit or int(steps.max())) / steps.clamp_min(1)
+    extrapolated = returns * (limit or int(steps.max())) / steps.clamp_min(1)
     lowest = torch.where(diverged, torch.inf, returns).amin(1, keepdim=True)
-    return torch.where(diverged, torch.minimum(returns, torch.minimum(going_on, lowest)), returns)
+    return torch.where(diverged, torch.minimum(returns, torch.minimum(extrapolated, lowest)), returns)
 
 
 def _rate(success: Tensor) -> dict[str, Any]:
@@ -486,5 +492,6 @@ def _rate(success: Tensor) -> dict[str, Any]:
 def _independent_gain(after: Tensor, before: Tensor, z: float) -> Gain:
     rates = [(float(each.double().mean()), *wilson(int(each.sum()), each.numel(), z)) for each in (after, before)]
     (up, up_low, up_high), (down, down_low, down_high) = rates
+    # Newcombe: d - sqrt((p1 - l1)^2 + (u2 - p2)^2), d + sqrt((u1 - p1)^2 + (p2 - l2)^2)
     low = up - down - math.hypot(up - up_low, down_high - down)
     return Gain(up - down, low, up - down + math.hypot(up_high - up, down - down_low))

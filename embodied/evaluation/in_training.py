@@ -1,4 +1,4 @@
-"""What was evaluated during reinforcement learning, for a run's report: a curve, and the best of its points."""
+"""Evaluations during reinforcement learning, for a run's report: a curve, and the best of its points."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from embodied.environment import ODD_EVENTS
 
 Point = dict[str, Any]
-"""An evaluation: `env_steps`, `success` or `return`, `low`, `high` (None: unknown) and `episodes`."""
+"""Evaluation: `env_steps`, `success` or `return`, `low`, `high` (None: unknown) and `episodes`."""
 
 
 @dataclass
@@ -21,23 +21,23 @@ class InTraining:
     points: list[Point] = field(default_factory=list)
 
     def chosen(self) -> Point | None:
-        """The last point, with what it was measured on, if it is the best so far."""
+        """Last point, with its distribution and starts, if it is the best so far; else None."""
         last = self.points[-1]
-        about = {"distribution": self.distribution, "first_start": self.first_start, "best_of": len(self.points)}
-        return last | about if best(self.points) is last else None
+        details = {"distribution": self.distribution, "first_start": self.first_start, "best_of": len(self.points)}
+        return last | details if best(self.points) is last else None
 
     def record(self) -> dict[str, Any] | None:
-        """For report.json; None if nothing was evaluated."""
+        """Record for report.json; None if nothing was evaluated."""
         return {**vars(self), "best": best(self.points)} if self.points else None
 
 
 def best(points: Sequence[Point]) -> Point:
-    """The point of the highest success or return, of equal ones the last."""
+    """Point of the highest success or return, the last of equal ones."""
     return max(points, key=lambda point: (point[measure(point)], point["env_steps"]))
 
 
 def measure(row: Mapping[str, Any]) -> str:
-    """What a point, or another evaluation of a report, is measured by: success or return."""
+    """Measure of a point, or of another evaluation of a report: success or return."""
     return "success" if "success" in row else "return"
 
 

@@ -1,4 +1,4 @@
-"""Means to trust: intervals of means, of differences, and of what is told of several runs on several tasks."""
+"""Confidence intervals of means, of differences, and of aggregates over several runs on several tasks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 DRAWS = 2000
-"""Resamples of a bootstrap."""
+"""Number of resamples of a bootstrap."""
 
 
 def mean_interval(values: Tensor, confidence: float = 0.95) -> tuple[float, float, float]:
@@ -25,6 +25,7 @@ def mean_interval(values: Tensor, confidence: float = 0.95) -> tuple[float, floa
     mean = float(values.mean())
     if count == 1:
         return mean, -math.inf, math.inf
+    # mean +- t_{n-1} s / sqrt(n)
     spread = student(count - 1, confidence) * float(values.std()) / math.sqrt(count)
     return mean, mean - spread, mean + spread
 
@@ -39,6 +40,7 @@ def difference_interval(after: Tensor, before: Tensor, confidence: float = 0.95)
     if not total:
         return difference, difference, difference
     sizes = after.numel(), before.numel()
+    # Welch and Satterthwaite: v = (s1 + s2)^2 / (s1^2 / (n1 - 1) + s2^2 / (n2 - 1)) with s = var / n
     degrees = total**2 / sum(share**2 / (size - 1) for share, size in zip(shares, sizes, strict=True))
     spread = student(degrees, confidence) * math.sqrt(total)
     return difference, difference - spread, difference + spread
@@ -55,17 +57,18 @@ def interquartile_interval(scores: Tensor, confidence: float = 0.95) -> tuple[fl
     """Interquartile mean of scores [runs, tasks] with its interval: mean, low, high; no bounds for one run.
 
     A bootstrap draws runs with all of their tasks, since one run learns them all. Agarwal et al. draw the runs of each
-    task apart, as if trained apart: too narrow where a run is good or bad at everything. Percentiles are too narrow,
-    too, where runs are few: the interval is Student's, with the bootstrap's standard error, and so his own wherever
-    nothing is cut off.
+    task separately, as if trained separately: too narrow where a run is good or bad at everything. Percentiles are too
+    narrow, too, where runs are few: the interval is Student's, with the bootstrap's standard error, and equals his
+    where nothing is cut off.
     """
-    found, runs = float(interquartile_mean(scores)), len(scores)
+    estimate, runs = float(interquartile_mean(scores)), len(scores)
     if runs == 1:
-        return found, -math.inf, math.inf
-    drawn = torch.randint(runs, (DRAWS, runs), generator=torch.Generator().manual_seed(0))
-    error = float(interquartile_mean(scores[drawn]).std()) * math.sqrt(runs / (runs - 1))
+        return estimate, -math.inf, math.inf
+    resamples = torch.randint(runs, (DRAWS, runs), generator=torch.Generator().manual_seed(0))
+    # the factor sqrt(n / (n - 1)) corrects the bootstrap's variance, which divides by n
+    error = float(interquartile_mean(scores[resamples]).std()) * math.sqrt(runs / (runs - 1))
     spread = student(runs - 1, confidence) * error
-    return found, found - spread, found + spread
+    return estimate, estimate - spread, estimate + spread
 
 
 def probability_of_improvement(after: Tensor, before: Tensor, confidence: float = 0.95) -> tuple[float, float, float]:
@@ -73,16 +76,17 @@ def probability_of_improvement(after: Tensor, before: Tensor, confidence: float 
 
     Scores are [runs, tasks] each. P is Mann and Whitney's statistic, ties count half (Agarwal et al. 2021). Its bounds
     are those whose own variance (Hanley and McNeil 1982, Radiology 143) allows P (Newcombe 2006, Stat. Med. 25, part
-    2), as of one task, so that they hold however alike a run's tasks are. A bootstrap, in their place, would find no
-    variance at all where every run is above.
+    2), as of one task, so that they hold however alike a run's tasks are. A bootstrap would estimate no variance at all
+    where every run is above.
     """
     above = (after.unsqueeze(1) - before.unsqueeze(0)).sign().double()
-    found = float((above.mean() + 1) / 2)
+    estimate = float((above.mean() + 1) / 2)
     p = torch.linspace(0.0, 1.0, 10001, dtype=torch.float64)
     others = (len(after) + len(before)) / 2 - 1
+    # Hanley and McNeil, with N = (m + n) / 2: p (1 - p) (1 + (N - 1) ((1 - p) / (2 - p) + p / (1 + p))) / (m n)
     variance = p * (1 - p) * (1 + others * ((1 - p) / (2 - p) + p / (1 + p))) / (len(after) * len(before))
-    allowed = p[(p - found).abs() <= NormalDist().inv_cdf((1 + confidence) / 2) * variance.sqrt() + 1e-9]
-    return found, min(found, float(allowed[0])), max(found, float(allowed[-1]))
+    allowed = p[(p - estimate).abs() <= NormalDist().inv_cdf((1 + confidence) / 2) * variance.sqrt() + 1e-9]
+    return estimate, min(estimate, float(allowed[0])), max(estimate, float(allowed[-1]))
 
 
 def student(degrees: float, confidence: float = 0.95) -> float:

@@ -23,7 +23,7 @@ from embodied.saving.files import complete_or_absent
 
 Frames = NDArray[np.uint8]
 Render = Callable[[NDArray[np.int64]], Frames]
-"""Returns images [n, height, width, 3] of the present state of environments [n]."""
+"""Function that returns images [n, height, width, 3] of the current state of environments [n]."""
 
 INK, PAPER, SUCCESS = (235, 235, 235), (24, 26, 30), (70, 190, 90)
 MARGIN, BORDER, STRIP = 4, 3, 26  # pixels
@@ -31,9 +31,9 @@ MARGIN, BORDER, STRIP = 4, 3, 26  # pixels
 
 @dataclass(frozen=True, eq=False)
 class Film:
-    """N episodes: `frames` [T, N, height, width, 3], constant after its episode's end, and `success` [T, N] so far.
+    """Film of N episodes: `frames` [T, N, height, width, 3], constant after an episode's end.
 
-    Without `has_success` it is undefined.
+    The flags `success` [T, N] are those until each frame; undefined without `has_success`.
     """
 
     frames: Frames
@@ -61,25 +61,25 @@ def film(
     executed, every = policy.contract.executed, env.contract.executed
     if executed % every:
         raise UserError(f"expected executed={executed} of the policy to be a multiple of the environment's {every}")
-    if env.num_starts:  # after the last one the first is filmed
+    if env.num_starts:  # wraps around after the last start
         starts = starts % env.num_starts
     observation, memory = env.reset(starts=starts), Memory(policy, env.num_envs, env.device)
     running = torch.ones(env.num_envs, dtype=torch.bool)
-    won = torch.zeros_like(running)
+    solved = torch.zeros_like(running)
     has_success = True
-    frames, success, chunks, changed = [render(np.arange(env.num_envs))], [won.numpy()], 0, torch.zeros_like(running)
+    frames, success, chunks, changed = [render(np.arange(env.num_envs))], [solved.numpy()], 0, torch.zeros_like(running)
     while running.any():
         actions = act(policy, observation, running, device, memory)[:, :executed]
         for part in actions.to(env.device).split(every, 1):
             transition = env.step(part)
-            chunks, changed, won = chunks + 1, changed | running, won | transition.success.cpu()
+            chunks, changed, solved = chunks + 1, changed | running, solved | transition.success.cpu()
             observation, running = transition.observation, running & ~transition.done.cpu()
             has_success = transition.has_success
             if chunks % stride == 0 or not running.any():
                 frames.append(frames[-1].copy())
                 rows = changed.nonzero().squeeze(1).numpy()
                 frames[-1][rows] = render(rows)
-                success.append(won.numpy())
+                success.append(solved.numpy())
                 changed = torch.zeros_like(running)
             if not running.any():
                 break
@@ -87,7 +87,7 @@ def film(
 
 
 def tile(films: Mapping[str, Film], titles: Sequence[str] = ()) -> Frames:
-    """One video [T, height, width, 3]: a row per film under its caption, a column per episode.
+    """Combine films into a video [T, height, width, 3]: a row per film under its caption, a column per episode.
 
     Captions count the episodes that have succeeded so far, which get a green border. `titles` are column headings.
     Shorter films repeat their last frame.
@@ -138,12 +138,15 @@ def write_video(path: str | Path, frames: Frames, fps: float) -> None:
 
 
 def paths_beside(film: Path) -> Path:
-    """The picture of paths that belongs to `film`: trajectories.png to a run's video.mp4, another name to others."""
+    """Path of the picture of trajectories that belongs to `film`.
+
+    It is trajectories.png for a run's video.mp4; other videos have it under their own name.
+    """
     return film.with_name("trajectories.png" if film.stem == "video" else f"{film.stem}_trajectories.png")
 
 
 def averaged(picture: Frames, scale: int) -> Frames:
-    """`picture` [height, width, 3] at 1 / `scale` of its size: soft edges, if it was drawn that much larger.
+    """Shrink `picture` [height, width, 3] to 1 / `scale` of its size, which smooths the edges of a larger drawing.
 
     `scale` divides its sides.
     """
@@ -165,9 +168,9 @@ def _fill(row: Frames, caption: str, film: Film) -> None:
         for moment in np.flatnonzero(film.success[:, number]):  # a green border once the episode has succeeded
             column[moment, rim : height + 2 * MARGIN - rim, rim : width + 2 * MARGIN - rim] = SUCCESS
         column[:, MARGIN : MARGIN + height, MARGIN : MARGIN + width] = film.frames[:, number]
-    for won in np.unique(succeeded := film.success.sum(1)):
-        text = f"{caption}   {won} of {episodes}" if film.has_success else caption
-        row[:length][succeeded == won, :STRIP] = _strip([text], row.shape[2], STRIP, 16)
+    for number_won in np.unique(successes := film.success.sum(1)):
+        text = f"{caption}   {number_won} of {episodes}" if film.has_success else caption
+        row[:length][successes == number_won, :STRIP] = _strip([text], row.shape[2], STRIP, 16)
     row[length:] = row[length - 1]
 
 

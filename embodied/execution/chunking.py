@@ -1,6 +1,6 @@
 """Transitions from the running action chunk to the next one when inference takes time.
 
-A chunk from an observation at time t holds actions for t, t + dt, ... While it is computed the robot continues the
+A chunk from an observation at time t has actions for t, t + dt, ... While it is computed the robot continues the
 previous chunk, so that its first actions are already past when it arrives: they are `frozen`. Letters: N observations,
 H actions of a chunk, A action dimension.
 
@@ -22,11 +22,11 @@ from embodied.errors import UserError
 from embodied.policy import Decision, Policy
 
 EARLY = 0.25
-"""Control steps by which a tick may be early and still count as on time."""
+"""Tolerance of early ticks, as a share of a control step."""
 
 
 class Execution(Enum):
-    """How a robot handles chunks that arrive late.
+    """Strategy of a robot for chunks that arrive late.
 
     INPAINT: the new chunk is generated as a continuation of the running one, see `InpaintingPolicy`. BLEND: the two are
     mixed linearly where they overlap, for policies that cannot inpaint. NAIVE: the new chunk begins with its first
@@ -50,7 +50,7 @@ class Execution(Enum):
 
 @dataclass(frozen=True)
 class Running:
-    """The running chunk on the time axis of a new observation: action i is for i control steps after it.
+    """Running chunk on the time axis of a new observation: action i is for i control steps after it.
 
     The first `overlap` actions are known, the others are padding; the first `frozen` of them will have run when the new
     chunk arrives.
@@ -61,7 +61,7 @@ class Running:
     overlap: Tensor  # [N] int, at least `frozen`
 
     def keeps(self) -> Tensor:
-        """Whether a new chunk repeats this one's action, [N, H] bool."""
+        """Mask of the actions that a new chunk repeats from this one, [N, H] bool."""
         return _index(self.actions) < self.frozen.unsqueeze(1)
 
     def soft_mask(self) -> Tensor:
@@ -71,16 +71,17 @@ class Running:
         (arXiv 2506.07339, equation 5).
         """
         falling = 1.0 - self._progress()
+        # c (e^c - 1) / (e - 1)
         soft = falling * torch.expm1(falling) / math.expm1(1.0)
         return torch.where(self.keeps(), 1.0, soft)
 
     def blended(self, actions: Tensor) -> Tensor:
-        """This chunk where frozen, then a linear transition to `actions` [N, H, A] until the overlap ends."""
+        """Blend from this chunk, where frozen, linearly to `actions` [N, H, A] until the overlap ends."""
         share = torch.where(self.keeps(), 0.0, self._progress()).unsqueeze(-1)
         return torch.where(share == 0.0, self.actions, torch.lerp(self.actions, actions, share))
 
     def _progress(self) -> Tensor:
-        """From 1 / (n + 1) at the first to n / (n + 1) at the last of the n overlapping actions not frozen, 1 after."""
+        """Progress of the n overlapping, not frozen actions: i / (n + 1) at the i-th, and 1 after the last."""
         first, length = self.frozen.unsqueeze(1), (self.overlap - self.frozen + 1).unsqueeze(1)
         return ((_index(self.actions) - first + 1) / length).clamp(0.0, 1.0)
 
@@ -97,7 +98,7 @@ class InpaintingPolicy(Policy, Protocol):
         deterministic: bool = False,
         generator: torch.Generator | None = None,
     ) -> Decision:
-        """As `act`, guided to `running`; begins with its frozen actions. What was guided has no log_prob: NaN."""
+        """Act like `act`, guided to `running`; the chunk begins with its frozen actions, its log_prob is NaN."""
         ...
 
 
@@ -116,7 +117,7 @@ def follow(
     deterministic: bool = True,
     generator: torch.Generator | None = None,
 ) -> Decision:
-    """The next chunks for observations [N]; those of INPAINT and BLEND begin with the frozen actions of `running`."""
+    """Compute the next chunks for observations [N]; with INPAINT and BLEND they begin with the frozen actions."""
     if execution is Execution.INPAINT:
         assert isinstance(policy, InpaintingPolicy)
         return policy.inpaint(observation, running, deterministic=deterministic, generator=generator)
@@ -133,12 +134,12 @@ def shifted(actions: Tensor, steps: int) -> Tensor:
 
 
 def steps_within(duration_s: float, control_dt_s: float) -> int:
-    """Whole control steps that have passed after `duration_s`, where ticks may come early by `EARLY`."""
+    """Number of whole control steps within `duration_s`, where ticks may come early by `EARLY`."""
     return math.floor(duration_s / control_dt_s + EARLY)
 
 
 def steps_until(duration_s: float, control_dt_s: float) -> int:
-    """Control steps after which `duration_s` has passed."""
+    """Number of control steps after which `duration_s` has passed."""
     return max(0, math.ceil(duration_s / control_dt_s - 1e-6))
 
 

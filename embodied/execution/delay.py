@@ -2,7 +2,7 @@
 
 This is `real_robot.serving.chunk_executor` in simulated time, for N environments: the running chunk is part of the
 policy's memory (`rollout.memory`), so that `evaluation.evaluate` needs no change. Each decision is from an observation
-at time t: for d steps the actions are those of the chunk before, and from t + d on those of the new one. The first
+at time t: for d steps the robot executes the previous chunk, and from t + d on the new one. The first
 chunk of an episode has no delay: an episode begins with its first command. Letters: N observations, H predicted and K
 executed actions, A action dimension, M memory.
 """
@@ -23,14 +23,14 @@ from embodied.rollout.memory import RecurrentPolicy
 
 
 class DelayedPolicy:
-    """`policy` with an inference time of `delay_s`, rounded up to control steps; implements `RecurrentPolicy`.
+    """Wrapper of `policy` with an inference time of `delay_s`, rounded up to control steps; a `RecurrentPolicy`.
 
     With Execution.SYNCHRONOUS the robot holds with a command of zero, which suits displacements, velocities and rates.
 
     Args:
         policy: any policy.
         delay_s: time from an observation to its chunk.
-        execution: what the robot does meanwhile.
+        execution: strategy of the robot in the meantime.
         executed: K, actions between observations; the policy's if None. A smaller K allows longer delays.
         device: the policy's.
 
@@ -56,26 +56,32 @@ class DelayedPolicy:
 
     def initial_memory(self, count: int) -> Tensor:
         """Memory [count, 1 + H * A + M]: whether a chunk runs, its remaining actions, the policy's memory."""
-        own = self.policy.initial_memory(count) if isinstance(self.policy, RecurrentPolicy) else torch.empty(count, 0)
-        return torch.cat((torch.zeros(count, 1 + self.chunk_size), own.detach().cpu()), 1).to(self.device)
+        policy_memory = (
+            self.policy.initial_memory(count) if isinstance(self.policy, RecurrentPolicy) else torch.empty(count, 0)
+        )
+        return torch.cat((torch.zeros(count, 1 + self.chunk_size), policy_memory.detach().cpu()), 1).to(self.device)
 
     @torch.no_grad()
     def act(
         self, observation: TensorDict, *, deterministic: bool = False, generator: torch.Generator | None = None
     ) -> Decision:
-        """The H actions that the robot runs from the time of the observation if no other chunk arrives."""
+        """H actions that the robot executes from the time of the observation if no other chunk arrives."""
         memory = observation[MEMORY]
-        runs, chunk, own = memory.tensor_split((1, 1 + self.chunk_size), 1)
+        runs, chunk, policy_memory = memory.tensor_split((1, 1 + self.chunk_size), 1)
         runs = runs.squeeze(1).long()
         past = chunk.unflatten(1, (self.contract.horizon, -1))
         running = Running(past, runs * self.steps, runs * (self.contract.horizon - self.contract.executed))
-        remembers = isinstance(self.policy, RecurrentPolicy)
-        seen = observation.copy().update({MEMORY: own}) if remembers else observation.exclude(MEMORY)
-        decision = follow(self.policy, seen, running, self.execution, deterministic=deterministic, generator=generator)
+        has_memory = isinstance(self.policy, RecurrentPolicy)
+        policy_observation = (
+            observation.copy().update({MEMORY: policy_memory}) if has_memory else observation.exclude(MEMORY)
+        )
+        decision = follow(
+            self.policy, policy_observation, running, self.execution, deterministic=deterministic, generator=generator
+        )
         actions = self._executed(decision.actions, past, runs.bool())
-        kept = [torch.ones_like(memory[:, :1]), shifted(actions, self.contract.executed).flatten(1)]
-        kept += [decision.sample[MEMORY]] if remembers else []
-        sample = TensorDict({MEMORY: torch.cat(kept, 1)}, batch_size=[len(runs)])
+        next_memory = [torch.ones_like(memory[:, :1]), shifted(actions, self.contract.executed).flatten(1)]
+        next_memory += [decision.sample[MEMORY]] if has_memory else []
+        sample = TensorDict({MEMORY: torch.cat(next_memory, 1)}, batch_size=[len(runs)])
         return Decision(actions, sample, decision.log_prob_terms, decision.value)
 
     def _executed(self, actions: Tensor, past: Tensor, runs: Tensor) -> Tensor:
@@ -83,6 +89,7 @@ class DelayedPolicy:
         if self.execution.aligned:
             return actions
         before = past if self.execution is Execution.NAIVE else torch.zeros_like(past)
+        # d steps of the previous chunk (or of holding), then the new chunk from its first action
         late = torch.cat((before[:, : self.steps], actions), 1)[:, : self.contract.horizon]
         return torch.where(runs.view(-1, 1, 1), late, actions)
 
@@ -102,7 +109,7 @@ class DelayedPolicy:
 def delayed(
     policy: Policy, delay_s: float, execution: str | None, *, executed: int | None, device: torch.device | str
 ) -> Policy:
-    """`policy` with the delay and execution, see `DelayedPolicy`; unchanged if `execution` is None.
+    """Wrap `policy` with the delay and execution, see `DelayedPolicy`; unchanged if `execution` is None.
 
     Raises:
         UserError: for a delay without `execution`.

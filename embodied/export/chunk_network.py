@@ -1,6 +1,6 @@
-"""Deployed form of a policy that generates chunks from noise, and how its inputs are made of observations.
+"""Deployed form of a policy that generates chunks from noise, and the conversion of observations to its inputs.
 
-The network computes with numbers alone. Text comes as word ids (`embodied.words`), and noise as an input: a fixed
+The network computes with numbers only. Text is word ids (`embodied.words`), and noise is an input: a fixed
 function of the bytes of some observations (`seeding.fixed_noise`). Letters: N observations, C candidates, G generated,
 H predicted and K executed actions, A action dimension.
 """
@@ -26,7 +26,7 @@ NOISE = "noise"
 
 
 class ChunkInputs:
-    """Makes a network's inputs of observations of `contract`, as the policy itself would.
+    """Conversion of observations of `contract` to a network's inputs, as in the policy itself.
 
     `words` is the number of word ids of each text, `noise` the shape [C, G, A] of an observation's noise, whose seed is
     the CRC-32 of the float32 bytes of the observations `seeds`.
@@ -40,13 +40,13 @@ class ChunkInputs:
 
     @property
     def specs(self) -> dict[str, TensorSpec]:
-        """The inputs, in order."""
+        """Specs of the inputs, in order."""
         observed = self.contract.observation
         ids = {key: TensorSpec((*observed[key].shape[:-1], count), "int64") for key, count in self.words.items()}
         return observed | ids | {NOISE: TensorSpec(self.noise)}
 
     def description(self) -> dict[str, Any]:
-        """The arguments beside the contract, ready for JSON."""
+        """Arguments other than the contract, ready for JSON."""
         return {"words": self.words, "noise": list(self.noise), "seeds": list(self.seeds)}
 
     def of(self, observation: TensorDict) -> dict[str, Tensor]:
@@ -60,7 +60,7 @@ class ChunkInputs:
         return self.with_noise(observation.select(*self.contract.observation).update(words))
 
     def with_noise(self, read: TensorDict) -> dict[str, Tensor]:
-        """Inputs for observations [N] with word ids in place of text."""
+        """Inputs for observations [N] with word ids instead of text."""
         identity = torch.cat([read[key].flatten(1) for key in self.seeds], -1)
         return {key: read[key] for key in self.contract.observation} | {NOISE: fixed_noise(identity, self.noise)}
 
@@ -77,12 +77,12 @@ def check(specs: Mapping[str, TensorSpec], observation: TensorDict) -> None:
             raise UserError(f"{key}: expected {spec.dtype} {spec.shape} of each observation, got {dtype} {shape}")
         rows.update((key, length) for size, length in axes if size < 0)
     if len(set(rows.values())) > 1 or 0 in rows.values():
-        found = ", ".join(f"{key} {length}" for key, length in rows.items())
-        raise UserError(f"expected as many rows of each of these, at least one, got {found}")
+        lengths = ", ".join(f"{key} {length}" for key, length in rows.items())
+        raise UserError(f"expected as many rows of each of these, at least one, got {lengths}")
 
 
 class Candidates(Protocol):
-    """The part of a policy that a network needs."""
+    """Methods of a policy that a network needs."""
 
     def candidates(self, observation: TensorDict, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Deterministic chunks [N, C, H, A] from `noise` [N, C, G, A], and their advantage [N, C] if C > 1."""
@@ -94,7 +94,7 @@ class Candidates(Protocol):
 
 
 class ChunkNetwork(nn.Module):
-    """Observations, in the order of `contract`, and noise to the executed actions [N, K, A] of the best candidate.
+    """Network from observations, in the order of `contract`, and noise to the best candidate's actions [N, K, A].
 
     `contract` lists the observations that are read. `policy` is a module that computes `Candidates`, with its weights
     on the CPU.
@@ -117,11 +117,11 @@ class ChunkNetwork(nn.Module):
 
     @property
     def limits(self) -> ToRange:
-        """The range of actions."""
+        """Range of actions."""
         return ToRange(self.contract.action.low, self.contract.action.high)
 
     def candidates(self, *inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """The executed actions [N, C, K, A] of all candidates, and their advantage [N, C]."""
+        """Executed actions [N, C, K, A] of all candidates, and their advantage [N, C]."""
         *observed, noise = inputs
         keys = self.contract.observation
         observation = TensorDict(dict(zip(keys, observed, strict=True)), batch_size=[len(noise)])
@@ -129,7 +129,7 @@ class ChunkNetwork(nn.Module):
         return actions[:, :, : self.contract.executed], advantage
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        """[N, K, A]; of equal candidates, the first."""
+        """Executed actions [N, K, A] of the best candidate, the first of equal ones."""
         actions, advantage = self.candidates(*inputs)
         if self.inputs.noise[0] == 1:
             return actions[:, 0]
@@ -137,5 +137,5 @@ class ChunkNetwork(nn.Module):
         return actions.gather(1, best).squeeze(1)
 
     def example(self, count: int, rows: int, seed: int) -> TensorDict:
-        """Random observations [count] with word ids in place of text; axes of variable length have `rows`."""
+        """Random observations [count] with word ids instead of text; axes of variable length have `rows`."""
         return self.policy.example(count, rows, torch.Generator().manual_seed(seed))

@@ -1,4 +1,4 @@
-"""What a task prepares its policies for, as an exported controller must say."""
+"""Conditions for which a task trains its policies, which an exported controller must state."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class Conditions:
-    """What training varied.
+    """Conditions of training.
 
     Attributes:
         trained_for: in words, a line each.
-        missing: what a real robot has and training had not, such as "latency".
-        first_action: every element of past actions when a controller begins.
-        measurable: whether `evaluate.py margins=true` measures how far the policy goes.
+        missing: properties of a real robot that training lacked, such as "latency".
+        first_action: value of every element of past actions when a controller begins.
+        measurable: whether `evaluate.py margins=true` measures the policy's margins.
     """
 
     trained_for: tuple[str, ...]
@@ -24,16 +24,16 @@ class Conditions:
 
     @property
     def caution(self) -> str | None:
-        """One line for those who export a policy that lacks something; None if it lacks nothing."""
+        """Warning in one line for the export of a policy whose training lacked conditions; None if it lacked none."""
         if not self.missing:
             return None
         return f"trained without {' and without '.join(self.missing)}: expect it to fail on hardware"
 
 
 class PreparedTask(Protocol):
-    """A task that says what it prepares for."""
+    """A task with known training conditions."""
 
     @property
     def conditions(self) -> Conditions:
-        """Of the policies that it trains."""
+        """Training conditions of this task's policies."""
         ...

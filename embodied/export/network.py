@@ -26,7 +26,7 @@ PRESENT = "present"
 
 
 SOFTENING = 0.1
-"""Added to distances before taking their reciprocal, m."""
+"""Offset of distances before taking their reciprocal, m."""
 FARTHEST = 100.0
 """Distance, m, that `Reciprocal.distances` returns if no distance has the reciprocal."""
 
@@ -37,34 +37,34 @@ def reciprocal(away: Tensor) -> Tensor:
 
 
 def distance(inverse: Tensor) -> Tensor:
-    """The approximate inverse of `reciprocal`: distances between 0 and `FARTHEST`."""
+    """Approximate inverse of `reciprocal`: distances between 0 and `FARTHEST`."""
     return (1.0 / inverse.clamp_min(1.0 / FARTHEST) - SOFTENING).clamp_min(0.0)
 
 
 class Reciprocal(nn.Module):
-    """Replaces the distances in columns `first` to `last` (exclusive) of each of `spans` by their reciprocals."""
+    """Layer that replaces the distances in columns `first` to `last` (exclusive) of each of `spans` by reciprocals."""
 
     chosen: Tensor
 
     def __init__(self, spans: Sequence[tuple[int, int]], inputs: int) -> None:
         super().__init__()
         self.spans = list(spans)
-        chosen = torch.zeros(inputs, dtype=torch.bool)
+        mask = torch.zeros(inputs, dtype=torch.bool)
         for first, last in spans:
-            chosen[first:last] = True
-        self.register_buffer("chosen", chosen)
+            mask[first:last] = True
+        self.register_buffer("chosen", mask)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[N, I] to [N, I]."""
+        """Map [N, I] to [N, I]."""
         return torch.where(self.chosen, reciprocal(x), x)
 
     def distances(self, x: Tensor) -> Tensor:
-        """The approximate inverse of `forward`, for `x` [..., I]: distances between 0 and `FARTHEST`."""
+        """Approximate inverse of `forward`, for `x` [..., I]: distances between 0 and `FARTHEST`."""
         return torch.where(self.chosen, distance(x), x)
 
 
 class Normalise(nn.Module):
-    """Physical units to (x - mean) / std."""
+    """Layer from physical units to (x - mean) / std."""
 
     mean: Tensor
     std: Tensor
@@ -75,12 +75,12 @@ class Normalise(nn.Module):
         self.register_buffer("std", std.detach().clone())
 
     def forward(self, x: Tensor) -> Tensor:
-        """[N, I] to [N, I]."""
+        """Map [N, I] to [N, I]."""
         return (x - self.mean) / self.std
 
 
 class ToRange(nn.Module):
-    """[-1, 1] to robot units between `low` and `high`; values outside are clamped."""
+    """Layer from [-1, 1] to robot units between `low` and `high`; values outside are clamped."""
 
     low: Tensor
     high: Tensor
@@ -101,7 +101,7 @@ class ToRange(nn.Module):
         return float(torch.finfo(torch.float32).eps * (largest / self.half_range - 1.0).max())
 
     def forward(self, x: Tensor) -> Tensor:
-        """[N, A] to [N, A]."""
+        """Map [N, A] to [N, A]."""
         action = x.clamp(-1.0, 1.0) * self.half_range + self.centre
         return torch.minimum(torch.maximum(action, self.low), self.high)  # rounding may exceed a limit
 
@@ -120,13 +120,14 @@ class GRU(nn.Module):
 
     @property
     def size(self) -> int:
-        """M."""
+        """Size M of the memory."""
         return len(self.initial)
 
     def forward(self, x: Tensor, memory: Tensor) -> Tensor:
         """Next memory [N, M], which is also the output."""
         reset_x, update_x, new_x = self.input(x).chunk(3, -1)
         reset_h, update_h, new_h = self.hidden(memory).chunk(3, -1)
+        # r, z = sigmoid(W x + U h);  n = tanh(W_n x + r * U_n h);  h' = n + z (h - n)
         reset, update = torch.sigmoid(reset_x + reset_h), torch.sigmoid(update_x + update_h)
         new = torch.tanh(new_x + reset * new_h)
         return new + update * (memory - new)
@@ -160,7 +161,7 @@ class TokenAttention(nn.Module):
         self.norm = nn.LayerNorm(width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[N, I] to [N, D]."""
+        """Map [N, I] to [N, D]."""
         own = torch.tanh(self.own(torch.cat([x[:, start:stop] for start, stop in self.columns], -1)))
         query = self.query(own).unsqueeze(-1) / math.sqrt(self.width)
         tokens = [own.unsqueeze(1)]
@@ -171,13 +172,14 @@ class TokenAttention(nn.Module):
             score = (tokens[-1] @ query).squeeze(-1)
             present = group.present
             scores.append(score if present is None else score.masked_fill(rows[..., present] < 0.5, -torch.inf))
+        # softmax(tokens . query / sqrt(D)), zero for empty rows
         weight = torch.softmax(torch.cat(scores, 1), -1).unsqueeze(1)
         pooled = (weight @ torch.cat(tokens, 1)).squeeze(1)
         return self.norm(own + self.output(pooled))
 
 
 def chain(layers: Iterable[nn.Module], x: Tensor, memory: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-    """Run `layers` on `x` [N, ...]; returns the output and the next memory."""
+    """Run `layers` on `x` [N, ...]; return the output and the next memory."""
     for layer in layers:
         if isinstance(layer, GRU):
             assert memory is not None, "a network with a GRU needs its memory"
@@ -188,7 +190,7 @@ def chain(layers: Iterable[nn.Module], x: Tensor, memory: Tensor | None = None) 
 
 
 class Network(nn.Module):
-    """The layers of a deterministic policy, including normalisation and action limits.
+    """Layers of a deterministic policy, including normalisation and action limits.
 
     `contract` lists its observations, in the order of the flat observation, and the action, of which it returns K.
     """
@@ -205,8 +207,8 @@ class Network(nn.Module):
     ) -> Network:
         """Deploy `layers`, which map observations normalised by `mean` and `std` [I] to H actions in half ranges.
 
-        The observations named in `distances` are replaced by reciprocals first. Of the last linear layer, only the rows
-        of the K executed actions are kept.
+        The observations named in `distances` are replaced by reciprocals first. The last linear layer keeps only the
+        rows of the K executed actions.
         """
         inner = [copy.deepcopy(layer).cpu() for layer in layers]
         outputs = contract.executed * contract.action.shape[-1]
@@ -219,12 +221,12 @@ class Network(nn.Module):
 
     @property
     def inputs(self) -> int:
-        """I."""
+        """Number I of elements of the flat observation."""
         return sum(math.prod(spec.shape) for spec in self.contract.observation.values())
 
     @property
     def outputs(self) -> int:
-        """A."""
+        """Number A of elements of the flat action."""
         return self.contract.executed * self.contract.action.shape[-1]
 
     @property
@@ -234,7 +236,7 @@ class Network(nn.Module):
 
     @property
     def limits(self) -> ToRange:
-        """The last layer."""
+        """Last layer, which clamps actions."""
         last = self.layers[-1]
         assert isinstance(last, ToRange)
         return last
@@ -250,7 +252,7 @@ class DeployablePolicy(Policy, Protocol):
     """A policy that can be exported."""
 
     def deployable(self) -> nn.Module:
-        """The `Network`, or `chunk_network.ChunkNetwork`, of its deterministic actions.
+        """Network of its deterministic actions, a `Network` or `chunk_network.ChunkNetwork`.
 
         Raises:
             UserError: if it has no normalisation statistics.
@@ -259,9 +261,9 @@ class DeployablePolicy(Policy, Protocol):
 
 
 def export_target(policy: Policy) -> str | None:
-    """What export.py can make of `policy`: "c" or, where that is not possible, "onnx"; None if nothing.
+    """Format to which export.py can convert `policy`: "c" or, where that is not possible, "onnx"; None if neither.
 
-    C needs a `Network`, and the units of all that it reads and commands.
+    C needs a `Network`, and the units of all its inputs and outputs.
     """
     try:
         network = policy.deployable() if isinstance(policy, DeployablePolicy) else None
@@ -272,15 +274,17 @@ def export_target(policy: Policy) -> str | None:
 
 
 def without_unit(contract: Contract) -> list[str]:
-    """Names of the observations, and "action", whose unit `contract` does not tell."""
+    """Names of the observations, and "action", without a unit in `contract`."""
     specs = [*contract.observation.items(), ("action", contract.action)]
     return [name for name, spec in specs if not spec.unit]
 
 
 def readable(contract: Contract) -> Contract:
-    """`contract` with only the float32 observations that are not privileged, and only the executed actions."""
-    read = {key: spec for key, spec in contract.observation.items() if spec.dtype == "float32" and not spec.privileged}
-    return replace(contract, observation=read, horizon=contract.executed)
+    """Reduce `contract` to float32 observations that are not privileged, and to the executed actions."""
+    observation = {
+        key: spec for key, spec in contract.observation.items() if spec.dtype == "float32" and not spec.privileged
+    }
+    return replace(contract, observation=observation, horizon=contract.executed)
 
 
 def elements(key: str, spec: TensorSpec) -> list[str]:
@@ -323,6 +327,6 @@ def _spans(contract: Contract, keys: Sequence[str]) -> list[tuple[int, int]]:
 
 def _first_rows(layer: nn.Module, rows: int) -> nn.Linear:
     assert isinstance(layer, nn.Linear)
-    kept = nn.Linear(layer.in_features, rows)
-    kept.weight.data, kept.bias.data = layer.weight.data[:rows], layer.bias.data[:rows]
-    return kept
+    reduced = nn.Linear(layer.in_features, rows)
+    reduced.weight.data, reduced.bias.data = layer.weight.data[:rows], layer.bias.data[:rows]
+    return reduced

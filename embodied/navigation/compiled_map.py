@@ -1,4 +1,4 @@
-"""`LocalMap` by C that is compiled at first use: the same numbers, tens of times faster on the CPU."""
+"""`LocalMap` in C, which is compiled at first use: the same numbers, tens of times faster on the CPU."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from embodied.navigation.local_map import (
 
 @cache
 def maps() -> Any:  # noqa: ANN401 - a library has the functions it has
-    """The compiled functions of maps.c, in which products and sums stay apart; needs a compiler."""
+    """Compile the functions of maps.c, without contraction of products and sums; needs a compiler."""
     source = Path(__file__).with_name("maps.c").read_text(encoding="utf-8")
     long, number, pointer = ctypes.c_long, ctypes.c_float, ctypes.c_void_p
     types = {
@@ -45,7 +45,7 @@ def maps() -> Any:  # noqa: ANN401 - a library has the functions it has
 
 
 class _Numbers(ctypes.Structure):
-    """`Map` of maps.c."""
+    """Structure `Map` of maps.c."""
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("length", "age", "hits", "scans_from", "side", "beams", "apart", "far")),
@@ -57,38 +57,38 @@ class _Numbers(ctypes.Structure):
 
 
 class CompiledMap(LocalMap):
-    """In C on the CPU where there is a compiler, else as `LocalMap`."""
+    """LocalMap in C on the CPU where there is a compiler, else the same as `LocalMap`."""
 
     def observe(self, memory: Tensor) -> dict[str, Tensor]:
-        """As `LocalMap`."""
+        """See `LocalMap.observe`."""
         if not _compiled(memory):
             return super().observe(memory)
         out, cost = torch.empty(len(memory), 2 * len(self.ahead_m)), torch.empty(len(memory), 1)
-        place = self._at(memory), _direction(memory), self._end(memory)
-        given = torch.tensor(self.ahead_m), *place, memory[:, GOAL].contiguous(), memory
-        maps().map_observe(ctypes.byref(self._numbers), len(memory), *pointers(*given, out, cost))
-        told = {"waypoints": out, "path_cost": cost.clamp_max(LONGEST_M)}
-        return told | {"remembered": self._remembered(memory).sqrt().clamp_max(self.range_m)}
+        pose = self._at(memory), _direction(memory), self._end(memory)
+        inputs = torch.tensor(self.ahead_m), *pose, memory[:, GOAL].contiguous(), memory
+        maps().map_observe(ctypes.byref(self._numbers), len(memory), *pointers(*inputs, out, cost))
+        observation = {"waypoints": out, "path_cost": cost.clamp_max(LONGEST_M)}
+        return observation | {"remembered": self._remembered(memory).sqrt().clamp_max(self.range_m)}
 
     def _remembered(self, memory: Tensor) -> Tensor:
         if not _compiled(memory):
             return super()._remembered(memory)
         out = torch.empty(len(memory), len(self.angles))
-        given = self._at(memory), _direction(memory), self._beam_of_sector, memory
-        maps().map_remembered(ctypes.byref(self._numbers), len(memory), *pointers(*given, out))
+        inputs = self._at(memory), _direction(memory), self._beam_of_sector, memory
+        maps().map_remembered(ctypes.byref(self._numbers), len(memory), *pointers(*inputs, out))
         return out
 
     def _mark(self, memory: Tensor, lidar: Tensor) -> None:
         if not _compiled(memory):
             return super()._mark(memory, lidar)
-        given = self._at(memory), _direction(memory), self._directions, lidar.contiguous(), memory
-        maps().map_mark(ctypes.byref(self._numbers), len(memory), *pointers(*given))
+        inputs = self._at(memory), _direction(memory), self._directions, lidar.contiguous(), memory
+        maps().map_mark(ctypes.byref(self._numbers), len(memory), *pointers(*inputs))
 
     def _plan(self, memory: Tensor, due: Tensor) -> None:
         if not _compiled(memory):
             return super()._plan(memory, due)
-        given = due, self._end(memory), memory  # alive until the call returns
-        maps().map_plan(ctypes.byref(self._numbers), len(memory), *pointers(*given))
+        inputs = due, self._end(memory), memory  # alive until the call returns
+        maps().map_plan(ctypes.byref(self._numbers), len(memory), *pointers(*inputs))
 
     @cached_property
     def _directions(self) -> Tensor:

@@ -1,8 +1,8 @@
-"""The dynamic window approach (Fox, Burgard and Thrun 1997, IEEE Robotics & Automation Magazine 4(1)) as a policy.
+"""Dynamic window approach (Fox, Burgard and Thrun 1997, IEEE Robotics & Automation Magazine 4(1)) as a policy.
 
-It reads the observations of a learned policy, whose commands it may guard (`guard.py`), and knows the vehicle. A
-velocity is admissible if, after one control step with it, the vehicle can stop before it touches anything. Differs from
-the paper:
+It reads the observations of a learned policy, whose commands it may guard (`guard.py`), and a model of the vehicle. A
+velocity is admissible if, after one control step with it, the vehicle can stop before it touches anything. Differs
+from the paper:
     - obstacles are lidar hits, and the vehicle is a rectangle, not a disc;
     - stopping is tested along the predicted braking path, with lag and acceleration limits;
     - velocities are also scored by the distance to the goal that they lead to, as in ROS's local planners;
@@ -27,9 +27,9 @@ from embodied.policy import Decision
 SPEEDS, RATES = 7, 21
 """Numbers of speeds and of yaw rates in the window; all pairs are tried."""
 SUBSTEP_S, EVERY = 0.05, 2
-"""Time step of predicted paths, and every how many poses are checked."""
+"""Time step of predicted paths, s; check every n-th pose."""
 LEAST_M_S = 0.1
-"""Slower speeds, m/s, do not count as moving; turning in place begins below it."""
+"""Smallest speed of a moving vehicle, m/s; below it, it may turn in place."""
 HEADINGS, STAY = 36, 0.1
 """Number of candidate directions; cost of an angle to turn by, relative to an angle from the goal."""
 AHEAD_RAD, SETTLE_S = 0.3, 0.3
@@ -37,22 +37,22 @@ AHEAD_RAD, SETTLE_S = 0.3, 0.3
 NEAR_M = 0.5
 """Distance to the goal, m, below which its direction has less and less weight."""
 TOUCH_M, TOLERANCE_M = 0.005, 0.002
-"""Smallest distance without contact, m; smaller changes of distance are ignored, m."""
+"""Smallest distance without contact, m; and largest change of distance that is ignored, m."""
 FAR_M = 1e3
 ELEMENTS = 1 << 25
-"""Distances of points from poses that a GPU computes at once; more would take gigabytes of memory."""
+"""Number of distances of points from poses that a GPU computes at once; more would take gigabytes of memory."""
 
 
 @dataclass(frozen=True)
 class Drive:
-    """A differential drive and its lidar.
+    """Differential drive and its lidar.
 
     Attributes:
         length_m, width_m: of its outline.
         acceleration_m_s2, deceleration_m_s2, yaw_acceleration_rad_s2: limits.
         lag_s: time constant with which it follows commands.
         angles: of the B beams from the front, rad.
-        range_m: ranges from here on are no hits.
+        range_m: ranges of at least this length are not hits.
         lidar_x_m: distance of the lidar in front of the outline's middle.
     """
 
@@ -69,8 +69,8 @@ class Drive:
     def points(self, ranges: Tensor) -> Tensor:
         """Lidar hits [N, B, 2], m, base, of ranges [N, B]; far away for beams without a hit."""
         beams = torch.tensor(self.angles, device=ranges.device)
-        seen = torch.where(ranges < self.range_m, ranges, FAR_M)
-        return torch.stack((seen * beams.cos() + self.lidar_x_m, seen * beams.sin()), 2)
+        hits = torch.where(ranges < self.range_m, ranges, FAR_M)
+        return torch.stack((hits * beams.cos() + self.lidar_x_m, hits * beams.sin()), 2)
 
 
 @dataclass(frozen=True)
@@ -112,11 +112,11 @@ NEAR = Weights(
     clearance=0.8,
     speed=0.3,
 )
-"""Where goals are waypoints, near and visible."""
+"""Weights where goals are waypoints, near and visible."""
 
 
 class DynamicWindow:
-    """Chooses the best velocity from which it can stop in time; else it brakes, then turns in place.
+    """Policy that chooses the best velocity from which it can stop in time; else it brakes, then turns in place.
 
     If it `backs`, and the contract has speeds below 0, it drives backwards where it can do neither.
     """
@@ -137,7 +137,7 @@ class DynamicWindow:
     def act(
         self, observation: TensorDict, *, deterministic: bool = False, generator: torch.Generator | None = None
     ) -> Decision:
-        """Speed and yaw rate [N, H, 2] for the N observations; nothing is random."""
+        """Speed and yaw rate [N, H, 2] for the N observations; deterministic."""
         goal = observation["goal_distance"] * observation["goal_direction"]
         actions = self.command(observation["lidar"], observation["velocity"], goal)
         actions = actions.unsqueeze(1).expand(-1, self.contract.horizon, -1)
@@ -158,12 +158,12 @@ class DynamicWindow:
         turning = torch.where(slow & (turn * rate > 0.0), -(turn - rate).abs(), -torch.inf)
         turns = (facing > forward.amax(1)) & turning.isfinite().any(1)
         best = torch.where(turns.unsqueeze(1), turning, forward).max(1)
-        chosen = torch.stack([part.gather(1, best.indices.unsqueeze(1)) for part in (speed, turn)], -1)[:, 0]
-        chosen = torch.where(best.values.isfinite().unsqueeze(1), chosen, 0.0)
-        return self._backed(ranges, velocity, chosen, ~best.values.isfinite())
+        best_command = torch.stack([part.gather(1, best.indices.unsqueeze(1)) for part in (speed, turn)], -1)[:, 0]
+        best_command = torch.where(best.values.isfinite().unsqueeze(1), best_command, 0.0)
+        return self._backed(ranges, velocity, best_command, ~best.values.isfinite())
 
     def _backed(self, ranges: Tensor, velocity: Tensor, chosen: Tensor, caught: Tensor) -> Tensor:
-        """`chosen` [N, 2]; straight back instead where the vehicle is `caught` [N], may drive backwards, and can."""
+        """Replace `chosen` [N, 2] by driving straight back where the vehicle is `caught` [N] and the way is free."""
         if self.backwards == 0.0 or not bool(caught.any()):
             return chosen
         back = torch.zeros_like(chosen[caught])
@@ -183,19 +183,21 @@ class DynamicWindow:
         return clearance(torch.zeros(len(points), 1, 3, device=points.device), points, self.half)
 
     def _margin(self, now: Tensor) -> Tensor:
-        """Clearance to keep [N, 1]; a vehicle that is already nearer, at distance `now`, may move away."""
+        """Required clearance [N, 1]; a vehicle that is already nearer, at distance `now`, may move away."""
         return now.clamp(TOUCH_M, self.weights.margin_m)
 
     def _window(self, velocity: Tensor) -> tuple[Tensor, Tensor]:
         """All pairs of reachable speeds and yaw rates, [N, SPEEDS * RATES] each."""
-        v, room = self.drive, self.weights.window_s
+        drive, duration_s = self.drive, self.weights.window_s
         speed = _between(
-            (velocity[:, 0] - room * v.deceleration_m_s2).clamp(self.slowest, self.fastest),
-            (velocity[:, 0] + room * v.acceleration_m_s2).clamp(self.slowest, self.fastest),
+            (velocity[:, 0] - duration_s * drive.deceleration_m_s2).clamp(self.slowest, self.fastest),
+            (velocity[:, 0] + duration_s * drive.acceleration_m_s2).clamp(self.slowest, self.fastest),
             SPEEDS,
         )
-        reach, most = room * v.yaw_acceleration_rad_s2, self.turning
-        turn = _between((velocity[:, 1] - reach).clamp(-most, most), (velocity[:, 1] + reach).clamp(-most, most), RATES)
+        reach, limit = duration_s * drive.yaw_acceleration_rad_s2, self.turning
+        turn = _between(
+            (velocity[:, 1] - reach).clamp(-limit, limit), (velocity[:, 1] + reach).clamp(-limit, limit), RATES
+        )
         return speed.repeat_interleave(RATES, 1), turn.repeat(1, SPEEDS)
 
     def _admissible(
@@ -205,7 +207,8 @@ class DynamicWindow:
         path = self._foresee(velocity, speed, turn, self.braking, self.step)
         safe = (_along(path, points, self.half) >= margin.unsqueeze(2)).all(2)
         around = clearance(path[:, :, -1], points, (0.0, 0.0))
-        room = points.norm(dim=2).amin(1, keepdim=True) - TOLERANCE_M  # if it is already too little, no less than now
+        # if it is already too small, at least the current one
+        room = points.norm(dim=2).amin(1, keepdim=True) - TOLERANCE_M
         return safe, around >= room.clamp_max(self.radius)
 
     def _score(
@@ -214,17 +217,19 @@ class DynamicWindow:
         """Score [N, C] of following commands [N, C] for the horizon or until an obstacle."""
         w = self.weights
         path = self._foresee(velocity, speed, turn, round(w.horizon_s / SUBSTEP_S))
-        apart = _along(path, points, self.half)
-        reached = (apart >= margin.unsqueeze(2)).cumprod(2).bool()
+        distance = _along(path, points, self.half)
+        reached = (distance >= margin.unsqueeze(2)).cumprod(2).bool()
         dx, dy = goal[:, 0, None, None] - path[..., 0], goal[:, 1, None, None] - path[..., 1]
         cost = torch.where(reached, self._cost(dx, dy, path[..., 2]), torch.inf).amin(2)  # it may pass the goal
-        here = self._cost(goal[:, :1], goal[:, 1:], torch.zeros_like(goal[:, :1]))
-        room = torch.where(reached, (apart / w.clearance_m).clamp_max(1.0), 0.0).mean(2)
-        return w.speed * speed + w.clearance * room - torch.where(cost.isfinite(), cost, here)
+        current_cost = self._cost(goal[:, :1], goal[:, 1:], torch.zeros_like(goal[:, :1]))
+        room = torch.where(reached, (distance / w.clearance_m).clamp_max(1.0), 0.0).mean(2)
+        # score = w_v v + w_c mean(min(clearance / c, 1)) - least cost of a pose on the path
+        return w.speed * speed + w.clearance * room - torch.where(cost.isfinite(), cost, current_cost)
 
     def _cost(self, dx: Tensor, dy: Tensor, yaw: Tensor) -> Tensor:
-        """Cost of being at (-dx, -dy) from the goal with heading `yaw`."""
+        """Cost of a pose at (-dx, -dy) from the goal with heading `yaw`."""
         distance, angle = (dx.square() + dy.square()).sqrt(), wrapped(torch.atan2(dy, dx) - yaw).abs()
+        # w_g d + w_h |angle to the goal| min(d / NEAR_M, 1)
         return self.weights.goal * distance + self.weights.heading * angle * (distance / NEAR_M).clamp_max(1.0)
 
     def _turn(self, points: Tensor, now: Tensor, goal: Tensor) -> tuple[Tensor, Tensor]:
@@ -234,18 +239,21 @@ class DynamicWindow:
         """
         w, fastest = self.weights, self.turning
         aim, bearing = self._free_direction(points, goal), torch.atan2(goal[:, 1], goal[:, 0])
-        left = (bearing.abs() - w.horizon_s * fastest).clamp_min(0.0)
-        score = w.clearance * (now / w.clearance_m).clamp_max(1.0) - self._cost(goal[:, 0], goal[:, 1], bearing - left)
+        remaining = (bearing.abs() - w.horizon_s * fastest).clamp_min(0.0)
+        score = w.clearance * (now / w.clearance_m).clamp_max(1.0) - self._cost(
+            goal[:, 0], goal[:, 1], bearing - remaining
+        )
         to_goal = ((aim - bearing).abs() < math.pi / HEADINGS) & (bearing.abs() > AHEAD_RAD)
         return (aim / SETTLE_S).clamp(-fastest, fastest).unsqueeze(1), torch.where(to_goal, score, -FAR_M)
 
     def _free_direction(self, points: Tensor, goal: Tensor) -> Tensor:
-        """The direction [N], rad, nearest to the goal's with space to drive and to turn."""
+        """Direction [N], rad, nearest to the goal's with space to drive and to turn."""
         bearing = torch.atan2(goal[:, 1:], goal[:, :1])
         turned = torch.arange(HEADINGS, device=goal.device) * (2.0 * math.pi / HEADINGS)
         heading = wrapped(bearing + turned)  # [N, HEADINGS]
         cos, sin = heading.cos().unsqueeze(2), heading.sin().unsqueeze(2)
         px, py = points[:, None, :, 0], points[:, None, :, 1]
+        # A circle of the vehicle's radius meets a point at `along` - sqrt(r^2 - aside^2).
         along, chord = cos * px + sin * py, self.radius**2 - (cos * py - sin * px).square()
         blocked = (chord > 0.0) & (along > 0.0)
         ahead = torch.where(blocked, along - chord.clamp_min(0.0).sqrt(), torch.inf).amin(2)
@@ -258,17 +266,19 @@ class DynamicWindow:
         self, velocity: Tensor, speed: Tensor, turn: Tensor, substeps: int, commanded: int | None = None
     ) -> Tensor:
         """Predicted poses [N, C, T, 3] with commands [N, C] for `commanded` substeps, then braking."""
-        v = self.drive
+        drive = self.drive
         forward, rate = velocity[:, :1].expand_as(speed), velocity[:, 1:].expand_as(turn)
         x = y = yaw = torch.zeros_like(speed)
         poses = []
         for step in range(substeps):
             if step == commanded:
                 speed, turn = torch.zeros_like(speed), torch.zeros_like(turn)
-            change = ((speed - forward) / v.lag_s).clamp(-v.deceleration_m_s2, v.acceleration_m_s2)
-            limit = v.yaw_acceleration_rad_s2
+            # first-order lag with limited acceleration: v' = clip((u - v) / lag, -decel, accel)
+            change = ((speed - forward) / drive.lag_s).clamp(-drive.deceleration_m_s2, drive.acceleration_m_s2)
+            limit = drive.yaw_acceleration_rad_s2
             forward = forward + SUBSTEP_S * change
-            rate = rate + SUBSTEP_S * ((turn - rate) / v.lag_s).clamp(-limit, limit)
+            rate = rate + SUBSTEP_S * ((turn - rate) / drive.lag_s).clamp(-limit, limit)
+            # midpoint rule: the heading halfway through the substep
             middle = yaw + 0.5 * SUBSTEP_S * rate
             x, y = x + SUBSTEP_S * forward * middle.cos(), y + SUBSTEP_S * forward * middle.sin()
             yaw = yaw + SUBSTEP_S * rate
@@ -278,12 +288,12 @@ class DynamicWindow:
 
 
 def _along(path: Tensor, points: Tensor, half: tuple[float, float]) -> Tensor:
-    """`clearance` [N, C, T] at the poses of `path` [N, C, T, 3]."""
+    """Clearance [N, C, T] at the poses of `path` [N, C, T, 3]."""
     return clearance(path.flatten(1, 2), points, half).view(path.shape[:-1])
 
 
 def wrapped(angle: Tensor) -> Tensor:
-    """The equivalent angle in [-pi, pi]."""
+    """Equivalent angle in [-pi, pi]."""
     return torch.remainder(angle + math.pi, 2.0 * math.pi) - math.pi
 
 
@@ -294,19 +304,20 @@ def clearance(poses: Tensor, points: Tensor, half: tuple[float, float], backend:
         poses, points = poses.contiguous(), points.contiguous()
         maps().clearance(len(poses), *half, poses.shape[1], *pointers(poses), points.shape[1], *pointers(points, out))
         return out
-    # on the CPU one pose after the other, to fit into the cache; a GPU would wait for the calls of so many operations
-    together = 1 if poses.device.type == "cpu" else max(1, ELEMENTS // max(1, points[..., 0].numel()))
+    # one pose at a time on the CPU, to fit into the cache; on a GPU that many calls would dominate
+    poses_at_once = 1 if poses.device.type == "cpu" else max(1, ELEMENTS // max(1, points[..., 0].numel()))
     px, py = points[:, None, :, 0], points[:, None, :, 1]  # [N, 1, B]
-    found = []
-    for part in poses.split(together, 1):
+    distances = []
+    for part in poses.split(poses_at_once, 1):
         x, y, yaw = part.unsqueeze(3).unbind(2)  # [N, P, 1]
         cos, sin, dx, dy = yaw.cos(), yaw.sin(), px - x, py - y
+        # distance of a point from the rectangle in its own frame: |max(|p| - half, 0)|
         along = ((cos * dx + sin * dy).abs() - half[0]).clamp_min(0.0)
         aside = ((cos * dy - sin * dx).abs() - half[1]).clamp_min(0.0)
-        found.append((along.square() + aside.square()).amin(2).sqrt())
-    return torch.cat(found, 1)
+        distances.append((along.square() + aside.square()).amin(2).sqrt())
+    return torch.cat(distances, 1)
 
 
 def _between(low: Tensor, high: Tensor, count: int) -> Tensor:
-    """`count` equally spaced numbers from `low` to `high` [N], [N, count]."""
+    """Equally spaced numbers from `low` to `high` [N], [N, count]."""
     return low.unsqueeze(1) + (high - low).unsqueeze(1) * torch.linspace(0.0, 1.0, count, device=low.device)

@@ -1,9 +1,9 @@
-"""Maps that vehicles make of their own lidar while they drive, and shortest paths to the goal on them.
+"""Maps that vehicles build from their own lidar while they drive, and shortest paths to the goal on them.
 
 A small version of Nav2's costmap and NavFn: lidar hits are stored on a grid around the line from start to goal, until
-beams go through them; the vehicle's pose on it comes from odometry and the goal's direction; cells near hits cost more,
-unknown ones are free. Hits of the last seconds are kept exactly, too: walls seen end-on are between two beams.
-What a vehicle knows is a row of a memory [N, M]. Letters: N vehicles, B beams, G cells along a side of a map, W
+beams pass through them; the vehicle's pose on it comes from odometry and the goal's direction; cells near hits cost
+more, unknown ones are free. Hits of the last seconds are also stored exactly: walls seen end-on are between two beams.
+The state of a vehicle's map is a row of a memory [N, M]. Letters: N vehicles, B beams, G cells along a side of a map, W
 waypoints, K scans.
 """
 
@@ -25,11 +25,11 @@ VELOCITY, GOAL = slice(2, 4), slice(4, 6)
 control periods since the last plan, and since the beginning.
 """
 FADES, APART = 0.34, 2
-"""What a hit of 1 loses when a beam goes through; every how many beams are looked along for that."""
+"""Decay of a cell when a beam passes it; stride of the beams used for clearing."""
 LONGEST_M = 50.0
-"""Costs of paths are told up to this length."""
+"""Largest observed cost of a path, m."""
 SECTORS, NOWHERE_M = 1024, 1e3
-"""Divisions of the full turn in which remembered hits are looked up; position of what is no hit."""
+"""Number of sectors of the full turn in which remembered hits are looked up; position of missing hits, m."""
 AROUND = [(i, j) for i in (-1, 0, 1) for j in (-1, 0, 1)]
 
 
@@ -40,12 +40,13 @@ def shortest_distances(start: Tensor, cost: Tensor, cell_m: float) -> Tensor:
     step length times its own `cost` [M, G, G], until none changes. Infinite if unreachable.
     """
     size = start.shape[1]
-    found = functional.pad(start, (1, 1, 1, 1), value=torch.inf)
-    inner = found[:, 1:-1, 1:-1]
+    padded = functional.pad(start, (1, 1, 1, 1), value=torch.inf)
+    inner = padded[:, 1:-1, 1:-1]
     while True:
         before = inner.clone()
         for i, j in AROUND[:4] + AROUND[5:]:
-            neighbour = found[:, 1 + i : 1 + i + size, 1 + j : 1 + j + size]
+            neighbour = padded[:, 1 + i : 1 + i + size, 1 + j : 1 + j + size]
+            # d(cell) <- min(d(cell), d(neighbour) + |step| cost(cell))
             inner.copy_(torch.minimum(inner, neighbour + cell_m * math.hypot(i, j) * cost))
         if torch.equal(before, inner):
             return before
@@ -57,7 +58,7 @@ class LocalMap:
 
     Attributes:
         angles: of the B beams from the front, rad.
-        range_m: ranges from here on are no hits.
+        range_m: ranges of at least this length are not hits.
         dt_s: control period.
         lidar_x_m: distance of the lidar in front of the vehicle's middle.
         side, cell_m: cells along a side, and their width.
@@ -67,7 +68,7 @@ class LocalMap:
         blocked, near: cost factors of blocked cells and of those just beyond.
         ahead_m: distances of the waypoints.
         scans, scans_every: K scans are remembered, and control periods between them.
-        remembered_m: hits that are farther away are not told.
+        remembered_m: hits that are farther away are not observed.
     """
 
     angles: tuple[float, ...]
@@ -88,7 +89,7 @@ class LocalMap:
 
     @property
     def specs(self) -> dict[str, TensorSpec]:
-        """What `observe` returns."""
+        """Specs of the observations that `observe` returns."""
         names = tuple(f"{axis}_{ahead_m:g}_m" for ahead_m in self.ahead_m for axis in "xy")
         return {
             "waypoints": TensorSpec((len(names),), unit="m", frame="base", names=names),
@@ -98,11 +99,11 @@ class LocalMap:
 
     @property
     def size(self) -> int:
-        """M: elements of a memory."""
+        """Number M of elements of a memory."""
         return MAP + 2 * self.side * self.side + self.scans * len(self.angles) * 2
 
     def begin(self, lidar: Tensor, velocity: Tensor, goal: Tensor) -> Tensor:
-        """Memory [N, M] of vehicles that measure ranges [N, B], speed and yaw rate [N, 2], the goal [N, 2], m, base."""
+        """Initial memory [N, M] from ranges [N, B], speed and yaw rate [N, 2], and the goal [N, 2], m, base."""
         memory = torch.zeros(len(goal), self.size, device=goal.device)
         memory[:, HEADING] = -torch.atan2(goal[:, 1], goal[:, 0])
         memory[:, CENTRE] = 0.5 * goal.norm(dim=1)
@@ -113,12 +114,12 @@ class LocalMap:
         return memory
 
     def expected(self, memory: Tensor, velocity: Tensor) -> Tensor:
-        """Where the goal [N, 2], m, base, is in the next period, if the vehicles drive `velocity` [N, 2]."""
+        """Expected goal [N, 2], m, base, in the next period, if the vehicles drive `velocity` [N, 2]."""
         moved, turn = self._moved(memory, velocity)
         return turned(memory[:, GOAL] - moved, -turn)
 
     def update(self, memory: Tensor, lidar: Tensor, velocity: Tensor, goal: Tensor) -> None:
-        """Take the measurements of the next period, as for `begin`, into `memory`; plan when it is time to."""
+        """Update `memory` with the measurements of the next period, as in `begin`; plan when it is due."""
         moved, turn = self._moved(memory, velocity)
         # the change of the goal's direction measures the rotation better than the yaw rate, unless the goal is near
         before = memory[:, GOAL] - moved
@@ -136,36 +137,36 @@ class LocalMap:
         """Waypoints [N, 2 W] on the path at distances `ahead_m`, or the goal where that is nearer; its cost [N, 1]; and
         for each beam the distance of the nearest remembered hit in its direction [N, B], `range_m` if there is none.
         """  # noqa: D205
-        left = self._grids(memory)[:, 1].flatten(1)
-        heading, goal, at = memory[:, HEADING], memory[:, GOAL], self._at(memory)
+        path_costs = self._grids(memory)[:, 1].flatten(1)
+        heading, goal, position = memory[:, HEADING], memory[:, GOAL], self._at(memory)
         end = self._end(memory)
-        cell = self._cell(at)
-        cost = left.gather(1, self._index(cell).unsqueeze(1))
+        cell = self._cell(position)
+        cost = path_costs.gather(1, self._index(cell).unsqueeze(1))
         around = torch.tensor(AROUND, device=memory.device)
         rows = torch.arange(len(memory), device=memory.device)
         targets = [end.clone() for _ in self.ahead_m]
         going = [torch.ones(len(memory), dtype=torch.bool, device=memory.device) for _ in self.ahead_m]
         for _ in range(math.ceil(max(self.ahead_m) / self.cell_m) + 1):
-            near = (cell.unsqueeze(1) + around).clamp(0, self.side - 1)
-            cell = near[rows, left.gather(1, self._index(near)).argmin(1)]
-            place = (cell + 0.5 - 0.5 * self.side) * self.cell_m
-            far = (place - at).norm(dim=1)
+            neighbours = (cell.unsqueeze(1) + around).clamp(0, self.side - 1)
+            cell = neighbours[rows, path_costs.gather(1, self._index(neighbours)).argmin(1)]
+            centre = (cell + 0.5 - 0.5 * self.side) * self.cell_m
+            far = (centre - position).norm(dim=1)
             for index, ahead_m in enumerate(self.ahead_m):
-                targets[index] = torch.where(going[index].unsqueeze(1), place, targets[index])
+                targets[index] = torch.where(going[index].unsqueeze(1), centre, targets[index])
                 going[index] &= far < ahead_m
-        found = []
+        waypoints = []
         for target in targets:
             arrived = (target - end).norm(dim=1, keepdim=True) < 1.5 * self.cell_m
-            found.append(torch.where(arrived, goal, turned(target - at, -heading)))
-        told = {"waypoints": torch.cat(found, 1), "path_cost": cost.clamp_max(LONGEST_M)}
-        return told | {"remembered": self._remembered(memory).sqrt().clamp_max(self.range_m)}
+            waypoints.append(torch.where(arrived, goal, turned(target - position, -heading)))
+        observation = {"waypoints": torch.cat(waypoints, 1), "path_cost": cost.clamp_max(LONGEST_M)}
+        return observation | {"remembered": self._remembered(memory).sqrt().clamp_max(self.range_m)}
 
     def seen(self, memory: Tensor) -> Tensor:
-        """Cells [N, G, G] of hits, above 0; a view of `memory`."""
+        """Cells [N, G, G] with hits, which are above 0; a view of `memory`."""
         return self._grids(memory)[:, 0]
 
     def _grids(self, memory: Tensor) -> Tensor:
-        """Hits, and costs of paths from there, [N, 2, G, G]; a view of `memory`."""
+        """Hits of cells, and costs of paths from them, [N, 2, G, G]; a view of `memory`."""
         return memory[:, MAP : MAP + 2 * self.side * self.side].unflatten(1, (2, self.side, self.side))
 
     def _scans(self, memory: Tensor) -> Tensor:
@@ -174,22 +175,22 @@ class LocalMap:
 
     def _remembered(self, memory: Tensor) -> Tensor:
         """Squared distance [N, B] of the nearest remembered hit in the direction of each beam, infinite without one."""
-        heading, away = memory[:, HEADING], self._scans(memory).flatten(1, 2) - self._at(memory).unsqueeze(1)
+        heading, offset = memory[:, HEADING], self._scans(memory).flatten(1, 2) - self._at(memory).unsqueeze(1)
         cos, sin = heading.cos().unsqueeze(1), heading.sin().unsqueeze(1)
-        x, y = cos * away[..., 0] + sin * away[..., 1] - self.lidar_x_m, cos * away[..., 1] - sin * away[..., 0]
-        squared, around = x * x + y * y, x.abs() + y.abs()
-        near = (squared < self.remembered_m**2) & (around > 0.0)
-        share = torch.where(near, y / around, 0.0)  # a quarter turn is 1, as an angle, but not as evenly
+        x, y = cos * offset[..., 0] + sin * offset[..., 1] - self.lidar_x_m, cos * offset[..., 1] - sin * offset[..., 0]
+        squared, manhattan = x * x + y * y, x.abs() + y.abs()
+        near = (squared < self.remembered_m**2) & (manhattan > 0.0)
+        share = torch.where(near, y / manhattan, 0.0)  # a pseudo-angle, monotonic in the angle: 1 for a quarter turn
         turn = torch.where(x < 0.0, torch.where(y < 0.0, -2.0 - share, 2.0 - share), share)
         sector = ((turn + 2.0) * (0.25 * SECTORS)).long().clamp_max(SECTORS - 1)
-        # hits that are too far away or that no beam looks at fall into a column of their own
+        # hits that are too far away or outside of all beams are collected in an extra column
         beam = torch.where(near, self._beam_of_sector.to(memory.device)[sector].long(), len(self.angles))
         nearest = memory.new_full((len(memory), len(self.angles) + 1), torch.inf)
         return nearest.scatter_reduce_(1, beam, squared, "amin")[:, :-1]
 
     @cached_property
     def _beam_of_sector(self) -> Tensor:
-        """Index [SECTORS] of the beam nearest to the middle of each sector; B for those that no beam is near."""
+        """Index [SECTORS] of the beam nearest to the middle of each sector; B for sectors without a near beam."""
         share = 4.0 * (torch.arange(SECTORS) + 0.5) / SECTORS - 2.0
         x, y = 1.0 - share.abs(), torch.where(share.abs() <= 1.0, share, share.sign() * 2.0 - share)
         beams = torch.tensor(self.angles)
@@ -199,39 +200,42 @@ class LocalMap:
         return torch.where(nearest.values <= 0.51 * spacing, nearest.indices, len(beams)).int()
 
     def _moved(self, memory: Tensor, velocity: Tensor) -> tuple[Tensor, Tensor]:
-        """How far [N, 2], m, in the frame before, and by which angle [N] vehicles have moved in a period."""
+        """Displacement [N, 2], m, in the earlier frame, and angle [N] that vehicles have moved in a period."""
         speed, rate = (0.5 * (memory[:, VELOCITY] + velocity)).unbind(1)
-        turn, way = rate * self.dt_s, speed * self.dt_s
-        return torch.stack((way * (0.5 * turn).cos(), way * (0.5 * turn).sin()), 1), turn
+        turn, distance = rate * self.dt_s, speed * self.dt_s
+        # an arc, approximated by its chord: the midpoint heading times the length
+        return torch.stack((distance * (0.5 * turn).cos(), distance * (0.5 * turn).sin()), 1), turn
 
     def _plan(self, memory: Tensor, due: Tensor) -> None:
-        """Find costs of the shortest paths to the goal from all cells, for the rows that are `due` [N]."""
+        """Compute costs of the shortest paths to the goal from all cells, for the rows that are `due` [N]."""
         planned = memory[due]
-        seen, left = self._grids(planned).unbind(1)
-        apart = shortest_distances(torch.where(seen > 0.0, 0.0, torch.inf), torch.ones_like(seen), self.cell_m)
-        share = (self.near_m - apart) / (self.near_m - self.blocked_m)
+        hits, path_costs = self._grids(planned).unbind(1)
+        distance = shortest_distances(torch.where(hits > 0.0, 0.0, torch.inf), torch.ones_like(hits), self.cell_m)
+        share = (self.near_m - distance) / (self.near_m - self.blocked_m)
+        # cost per length: 1 + (near - 1) s^2, s from 0 at near_m to 1 at blocked_m, and `blocked` below that
         cost = 1.0 + (self.near - 1.0) * share.clamp(0.0, 1.0).square()
-        cost = torch.where(apart < self.blocked_m, self.blocked, cost)
+        cost = torch.where(distance < self.blocked_m, self.blocked, cost)
         start = torch.full_like(cost, torch.inf).flatten(1)
         start.scatter_(1, self._index(self._cell(self._end(planned))).unsqueeze(1), 0.0)
-        left.copy_(shortest_distances(start.view_as(cost), cost, self.cell_m))
+        path_costs.copy_(shortest_distances(start.view_as(cost), cost, self.cell_m))
         memory[due] = planned
 
     def _mark(self, memory: Tensor, lidar: Tensor) -> None:
-        """Store the hits of ranges [N, B]; forget those that beams go through again and again, for they have moved.
+        """Store the hits of ranges [N, B], and reduce those that beams pass through repeatedly: they have moved.
 
         Exact hits of every `scans_every`th scan replace those of the oldest one.
         """
-        seen = memory[:, MAP : MAP + self.side * self.side]  # flat
+        hits = memory[:, MAP : MAP + self.side * self.side]  # flat
         far = self.cell_m * torch.arange(1, math.ceil(self.range_m / self.cell_m), device=lidar.device)
         free = far < lidar[:, ::APART, None] - 1.5 * self.cell_m
         cells, inside = self._cells(self._places(memory, far.expand(free.shape), slice(None, None, APART)))
         through = (free & inside).flatten(1).float()
-        seen.sub_(FADES * torch.zeros_like(seen).scatter_reduce_(1, cells.flatten(1), through, "amax"))
-        seen.clamp_min_(0.0)
+        # once per cell and scan, however many beams pass it
+        hits.sub_(FADES * torch.zeros_like(hits).scatter_reduce_(1, cells.flatten(1), through, "amax"))
+        hits.clamp_min_(0.0)
         places, hit = self._places(memory, lidar.unsqueeze(2)).squeeze(2), lidar < self.range_m
         cells, inside = self._cells(places)
-        seen.scatter_reduce_(1, cells, (inside & hit).float(), "amax")
+        hits.scatter_reduce_(1, cells, (inside & hit).float(), "amax")
         rows = (memory[:, AGE] % self.scans_every == 0.0).nonzero().squeeze(1)
         oldest = (memory[rows, AGE] / self.scans_every).long() % self.scans
         self._scans(memory)[rows, oldest] = torch.where(hit.unsqueeze(2), places, NOWHERE_M)[rows]
@@ -266,7 +270,7 @@ class LocalMap:
 
 
 def turned(points: Tensor, angle: Tensor) -> Tensor:
-    """`points` [..., 2] rotated by `angle` [...], rad."""
+    """Rotate `points` [..., 2] by `angle` [...], rad."""
     cos, sin = angle.cos(), angle.sin()
     x, y = points.unbind(-1)
     return torch.stack((cos * x - sin * y, sin * x + cos * y), -1)

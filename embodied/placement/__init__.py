@@ -1,1 +1,1 @@
-"""Where the parts of a run are: in one process, in several that train together, or with collectors on a Ray cluster."""
+"""Placements of the parts of a run: in one process, in several that train together, or with collectors on a cluster."""

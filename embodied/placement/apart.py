@@ -1,4 +1,4 @@
-"""The learner of a run whose collectors have environments of their own: threads here, or actors of Ray."""
+"""Learner of a run whose collectors have environments of their own: threads of its process, or actors of Ray."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from embodied.run_options import ExperimentConfig
 from embodied.task import Learner, LearnerConfig, RemotelyCollected, Task
 
 OWN = 100
-"""Environments of the learner itself, at most: enough for normalisation statistics."""
+"""Largest number of environments of the learner itself: enough for normalisation statistics."""
 
 
 class Collectors(Protocol):
-    """What a placement says of its collectors."""
+    """Options of a placement with several collectors."""
 
     collectors: int
     max_staleness: int
@@ -33,7 +33,7 @@ class Collectors(Protocol):
 
 @dataclass(frozen=True)
 class Apart(Local):
-    """The learner's process, see `Elsewhere`; `_crew` makes the collectors."""
+    """The learner's process, see `Elsewhere`; `_crew` creates the collectors."""
 
     config: Collectors = field(kw_only=True)
     remark = (
@@ -43,7 +43,7 @@ class Apart(Local):
 
     @property
     def patience_s(self) -> float:
-        """A collector that has not begun is waited for as long, s; threads all come."""
+        """Seconds to wait for a collector to start; infinite, because threads always start."""
         return math.inf
 
     @property
@@ -52,11 +52,11 @@ class Apart(Local):
         return self.device
 
     def _crew(self, recipe: Recipe, num_envs: int) -> Crew:
-        """Collectors made of `recipe`, which have `num_envs` environments together."""
+        """Create collectors from `recipe`, which have `num_envs` environments together."""
         raise NotImplementedError
 
     def share(self, num_envs: int) -> int:
-        """A few of its own, for normalisation statistics."""
+        """Number of the learner's own environments, for normalisation statistics."""
         return min(num_envs, OWN)
 
     def collector(
@@ -69,7 +69,7 @@ class Apart(Local):
         config: ExperimentConfig,
         seed: int,
     ) -> RolloutSource:
-        """As `Elsewhere.collector`."""
+        """See `Elsewhere.collector`."""
         staleness = self.config.max_staleness
         if not isinstance(algorithm, RemotelyCollected):
             raise UserError(
@@ -86,7 +86,7 @@ class Apart(Local):
             raise UserError("overlap=true is for the learner's own environments; use placement.max_staleness=1")
         if config.storage is Storage.DISK:
             raise UserError("storage=disk is for the learner's own environments; collectors have memory: use cpu")
-        algorithm.remote_starts(env, seeding.generator(seed, "starts"))  # refuses now what it would refuse there
+        algorithm.remote_starts(env, seeding.generator(seed, "starts"))  # raises here instead of in the collector
         make = partial(part_of, task, self.collecting_on)
         recipe = Recipe(
             make, learner.collector, algorithm.remote_starts, policy, seed, self.collecting_on, config.precision
@@ -96,7 +96,7 @@ class Apart(Local):
 
 
 def places(collectors: int, num_envs: int) -> Sequence[Place]:
-    """Which environments each of the `collectors` has.
+    """Environments of each of the `collectors`: contiguous ranges of nearly equal size.
 
     Raises:
         UserError: for more collectors than environments.

@@ -1,4 +1,4 @@
-"""A run in one process, and what a run asks of its processes wherever they are."""
+"""A run in one process, and the interface of a run's processes in every placement."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ Result = TypeVar("Result", bound=str | int | bool | None)
 
 
 class Processes(World, Protocol):
-    """What a run asks of its processes beside a `World`; every one calls the same methods in the same order."""
+    """Processes of a run, an extended `World`; every process calls the same methods in the same order."""
 
     @property
     def device(self) -> str:
-        """The device of this process."""
+        """Device of this process."""
         ...
 
     def lead(self, work: Callable[[], Result]) -> Result:
-        """What `work` returns in process 0, which alone does it; the others wait as long as that is alive."""
+        """Run `work` in process 0 only and return its result in all; the others wait while process 0 is alive."""
         ...
 
     def gather(self, tree: Any) -> list[Any]:  # noqa: ANN401 - a tree (`embodied.saving.tree`)
-        """In process 0 the `tree` of each of the others, in order; elsewhere nothing."""
+        """Return in process 0 the `tree` of each of the other processes, in order; an empty list in the others."""
         ...
 
     def join(self, learner: object) -> None:
@@ -42,27 +42,27 @@ class Processes(World, Protocol):
         ...
 
     def place(self, policy: TrainablePolicy) -> TrainablePolicy:
-        """`policy`, whose weights are divided among the processes if they are too many for one."""
+        """Divide the weights of `policy` among the processes if they are too many for one, and return it."""
         ...
 
     def whole(self, policy: TrainablePolicy) -> TrainablePolicy:
-        """In process 0 a policy that acts as `policy` does, without the other processes."""
+        """Policy in process 0 that acts as `policy` does, without the other processes."""
         ...
 
     def write_divided(self, tree: Any, folder: Path) -> tuple[Any, bool]:  # noqa: ANN401 - a tree
-        """Write divided tensors of `tree` into `folder`; returns the rest, and whether there were any."""
+        """Write divided tensors of `tree` into `folder`; return the rest, and whether there were any."""
         ...
 
 
 @runtime_checkable
 class Elsewhere(Processes, Protocol):
-    """Processes that learn from environments somewhere else, where collectors have a part of them each."""
+    """Processes whose collectors have environments of their own, a part each."""
 
     remark: str
-    """What a report says of it."""
+    """Note for the report."""
 
     def share(self, num_envs: int) -> int:
-        """Environments of this process, beside the `num_envs` of all collectors: enough for statistics."""
+        """Number of environments of this process, in addition to the collectors' `num_envs`: enough for statistics."""
         ...
 
     def collector(
@@ -75,17 +75,19 @@ class Elsewhere(Processes, Protocol):
         config: ExperimentConfig,
         seed: int,
     ) -> RolloutSource:
-        """What gives the `learner` of `policy`, built for `env`, the rollouts of all collectors; it begins when asked.
+        """Source of the rollouts of all collectors, for the `learner` of `policy`, built for `env`.
+
+        The collectors start with the first request.
 
         Raises:
-            UserError: for parts that cannot be somewhere else.
+            UserError: for parts that cannot run in other processes.
         """
         ...
 
 
 @contextmanager
 def one_after_another(world: Processes) -> Iterator[None]:
-    """Process 0 runs the body first; the others find what it has made."""
+    """Context in which process 0 runs the body first, so that the others find its files."""
     if world.rank:
         world.lead(lambda: None)
     yield
@@ -94,10 +96,10 @@ def one_after_another(world: Processes) -> Iterator[None]:
 
 
 def own_share(num_envs: int, world: World) -> int:
-    """Environments of each process.
+    """Number of environments of each process.
 
     Raises:
-        UserError: if `num_envs` does not divide.
+        UserError: if `num_envs` is not divisible by the number of processes.
     """
     if isinstance(world, Elsewhere):
         return world.share(num_envs)
@@ -108,35 +110,35 @@ def own_share(num_envs: int, world: World) -> int:
 
 
 def divides(shard: bool | None, device: str) -> bool:
-    """Whether processes of torchrun divide the weights of large policies, as `shard` says; if it is None, on CUDA."""
+    """Whether processes of torchrun divide the weights of large policies: `shard`, or on CUDA if that is None."""
     return device.startswith("cuda") if shard is None else shard
 
 
 @dataclass(frozen=True)
 class Local(OneProcess):
-    """The only process of a run."""
+    """Only process of a run."""
 
     device: str = "cpu"
 
     def lead(self, work: Callable[[], Result]) -> Result:
-        """What `work` returns."""
+        """Run `work` and return its result."""
         return work()
 
     def gather(self, tree: Any) -> list[Any]:  # noqa: ANN401 - a tree
-        """Nothing: there are no others."""
+        """No other processes: an empty list."""
         return []
 
     def join(self, learner: object) -> None:
-        """Nothing: there are no others."""
+        """No-op."""
 
     def place(self, policy: TrainablePolicy) -> TrainablePolicy:
-        """`policy` unchanged."""
+        """The unchanged `policy`."""
         return policy
 
     def whole(self, policy: TrainablePolicy) -> TrainablePolicy:
-        """`policy` itself."""
+        """The same `policy`."""
         return policy
 
     def write_divided(self, tree: Any, folder: Path) -> tuple[Any, bool]:  # noqa: ANN401 - a tree
-        """`tree`: nothing is divided."""
+        """The whole `tree`, of which nothing is divided."""
         return tree, False

@@ -30,11 +30,11 @@ from embodied.rollout.rollout import Rollout
 log = logging.getLogger(__name__)
 ZERO_COPY = ("RAY_ENABLE_ZERO_COPY_TORCH_TENSORS", "1")
 TICK_S = 0.5
-"""How often a learner that waits looks whether a collector hangs, s."""
+"""Period at which a waiting learner checks whether a collector hangs, s."""
 REACH_S = 5.0
-"""A head node that does not accept a connection within this time is not there, s."""
+"""Timeout of a connection to the head node, s."""
 LONGEST_REST_S = 60.0
-"""A collector that dies again and again before its first rollout is begun anew after at most this time, s."""
+"""Longest pause before the restart of a collector that died repeatedly without a rollout, s."""
 
 
 @dataclass
@@ -43,7 +43,7 @@ class RayConfig(Configuration):
 
     `collectors` have `num_envs` environments together, each its part, on `cpus` and `gpus` of any machine. `address` is
     null (Ray is started here, for this run), auto (the cluster that this machine is in) or HOST:PORT of a head node.
-    Rollouts are learned from up to `max_staleness` updates after their weights were sent (0: synchronous). A collector
+    Rollouts are used up to `max_staleness` updates after their weights were sent (0: synchronous). A collector
     that returns nothing for `timeout_s` counts as dead; dead ones are replaced, and the run ends after `patience_s`
     without any.
     """
@@ -58,17 +58,17 @@ class RayConfig(Configuration):
 
     @contextmanager
     def start(self, device: str) -> Iterator[Connected]:
-        """This process, connected to the cluster.
+        """Connect this process to the cluster.
 
         Raises:
-            UserError: as `cluster`.
+            UserError: see `cluster`.
         """
         with cluster(self):
             yield Connected(device=device, config=self)
 
 
 def library() -> Any:  # noqa: ANN401 - a module
-    """Ray itself, with nothing sent home, tensors that travel without copies, and time to start on a busy machine.
+    """Import Ray without usage statistics, with zero-copy tensors, and with time to start on a busy machine.
 
     Raises:
         UserError: if it is not installed.
@@ -76,7 +76,7 @@ def library() -> Any:  # noqa: ANN401 - a module
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")
     os.environ.setdefault(*ZERO_COPY)
-    warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # such tensors are only read here
+    warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # such tensors are only read
     warnings.filterwarnings("ignore", "Zero-copy tensor serialization is enabled")
     with needs_extra("ray"):
         return import_module("ray")
@@ -84,13 +84,13 @@ def library() -> Any:  # noqa: ANN401 - a module
 
 @contextmanager
 def cluster(config: RayConfig) -> Iterator[None]:
-    """Be connected to the cluster of `config`; one that was started for it ends with the body.
+    """Context connected to the cluster of `config`; a cluster that was started for it ends with the body.
 
     Raises:
         UserError: without Ray, and where there is no head node at the address.
     """
     ray = library()
-    if ray.is_initialized():  # the caller's
+    if ray.is_initialized():  # the caller's cluster
         yield
         return
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
@@ -103,7 +103,7 @@ def cluster(config: RayConfig) -> Iterator[None]:
     with _own_signals():
         try:
             ray.init(**options)
-        except Exception as error:  # of many kinds, with several lines
+        except Exception as error:  # of many classes, with messages of several lines
             raise UserError(
                 f"Ray cannot be started, or joined at placement.address={config.address} ({_first_line(error)})"
             ) from error
@@ -131,7 +131,7 @@ def reach(address: str) -> None:
 
 @contextmanager
 def _own_signals() -> Iterator[None]:
-    """Keep the handler of SIGTERM, which saves the run: Ray sets its own."""
+    """Context that restores the handler of SIGTERM, which saves the run: Ray sets its own."""
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield
@@ -142,7 +142,7 @@ def _own_signals() -> Iterator[None]:
 
 @dataclass
 class _Asked:
-    """Something that a collector does or will do, and since when."""
+    """Task of a collector, and the time since which it runs."""
 
     result: Any  # Ray's reference
     since: float
@@ -150,28 +150,28 @@ class _Asked:
 
 @dataclass
 class _Slot:
-    """The place of one collector, in which there are several, one after the other."""
+    """Handle of a collector, which is replaced when it dies."""
 
     place: Place
     actor: Any = None
-    about: About | None = None  # None: it has not made its environments yet
+    about: About | None = None  # None: its environments do not exist yet
     asked: deque[_Asked] = field(default_factory=deque)
-    failures: int = 0  # in a row, before a rollout
+    failures: int = 0  # consecutive deaths before a rollout
     rest_until: float = 0.0
 
     @property
     def ready(self) -> bool:
-        """It has made its environments."""
+        """Whether its environments exist."""
         return self.about is not None
 
     @property
     def busy(self) -> int:
-        """Rollouts that it was asked for and has not given."""
+        """Number of requested rollouts that it has not yet returned."""
         return len(self.asked) if self.ready else 0
 
 
 class Actors:
-    """`config.collectors` actors that have `num_envs` environments together, as a `Crew`; `cluster` has to be entered.
+    """Crew of `config.collectors` actors that have `num_envs` environments together; `cluster` has to be entered.
 
     Raises:
         UserError: for more collectors than environments.
@@ -190,9 +190,9 @@ class Actors:
                 " one process need placement=local"
             ) from error
         self._size = 0
-        self._reason = ""  # why the last one died
-        self._alone_since: float | None = None  # since when no collector has been there
-        self._once = False  # whether one has ever been there
+        self._reason = ""  # reason why the last collector died
+        self._alone_since: float | None = None  # time since which there is no collector, s
+        self._once = False  # whether there has been a collector
 
     def close(self) -> None:
         """End all collectors."""
@@ -205,12 +205,12 @@ class Actors:
         self._weights = self.ray.put({name: part.cpu() for name, part in weights.items()})
 
     def ask(self, slot: _Slot, version: int, decisions: int) -> None:
-        """Ask `slot` for a rollout by the published weights, which are those of `version`."""
+        """Request a rollout from `slot` by the published weights, which are those of `version`."""
         slot.asked.append(_Asked(slot.actor.collect.remote(self._weights, version, decisions), time.monotonic()))
         self.sent_bytes += self._size
 
     def hear(self) -> list[tuple[_Slot, Rollout]]:
-        """Wait a moment for collectors; returns what they gave. Those that are gone are replaced.
+        """Wait briefly for collectors, and return their rollouts; dead collectors are replaced.
 
         Raises:
             UserError: if there has been no collector for too long.
@@ -218,29 +218,30 @@ class Actors:
         for slot in self.slots:
             if slot.actor is None and time.monotonic() >= slot.rest_until:
                 self._spawn(slot)
-        asked = {slot.asked[0].result: slot for slot in self.slots if slot.asked}
-        if asked:
-            done, _ = self.ray.wait(list(asked), num_returns=len(asked), timeout=0)
-            done = done or self.ray.wait(list(asked), num_returns=1, timeout=TICK_S)[0]
+        pending = {slot.asked[0].result: slot for slot in self.slots if slot.asked}
+        if pending:
+            # all finished ones at once; only if there are none, wait for one
+            done, _ = self.ray.wait(list(pending), num_returns=len(pending), timeout=0)
+            done = done or self.ray.wait(list(pending), num_returns=1, timeout=TICK_S)[0]
         else:
             done = []
             time.sleep(TICK_S)
-        found = []
+        rollouts = []
         for result in done:
-            slot = asked[result]
+            slot = pending[result]
             if (rollout := self._take(slot)) is not None:
-                found.append((slot, rollout))
+                rollouts.append((slot, rollout))
         for slot in self.slots:
             self._check_alive(slot)
         self._check_patience()
-        return found
+        return rollouts
 
     def _take(self, slot: _Slot) -> Rollout | None:
-        """What `slot` returned: a rollout; or it is ready, or dead."""
-        asked = slot.asked.popleft()
+        """Take the result of `slot`: a rollout, or None if it has become ready or has died."""
+        task = slot.asked.popleft()
         try:
-            value = self.ray.get(asked.result, timeout=self.config.timeout_s)
-        except self.ray.exceptions.RayTaskError as error:  # raised by our own code there
+            value = self.ray.get(task.result, timeout=self.config.timeout_s)
+        except self.ray.exceptions.RayTaskError as error:  # raised by our code in the actor
             if isinstance(error.cause, UserError):
                 raise UserError(str(error.cause)) from None
             raise
@@ -256,38 +257,39 @@ class Actors:
         return value
 
     def _spawn(self, slot: _Slot) -> None:
-        """Begin a collector in `slot`, on the machine that has most room."""
-        kind = self.ray.remote(Worker).options(
+        """Start a collector in `slot`, on the machine with most free resources."""
+        actor_class = self.ray.remote(Worker).options(
             num_cpus=self.config.cpus, num_gpus=self.config.gpus, max_restarts=0, scheduling_strategy="SPREAD"
         )
-        slot.actor, slot.about = kind.remote(), None
+        slot.actor, slot.about = actor_class.remote(), None
         slot.asked = deque([_Asked(slot.actor.build.remote(self._recipe, slot.place), time.monotonic())])
 
     def _admit(self, slot: _Slot, about: About) -> None:
-        """Let a collector begin if its software is ours.
+        """Accept a collector if its software is the same as here.
 
         Raises:
-            UserError: if it is not, and no collector has ever been there.
+            UserError: if it is not, and there has never been a collector.
         """
-        if wrong := about.differences(software()):
-            reason = f"node {about.node} has {wrong}; install the same everywhere"
+        if differences := about.differences(software()):
+            reason = f"node {about.node} has {differences}; install the same everywhere"
             if not self._once:
                 raise UserError(f"placement=ray: {reason}")
             return self._died(slot, reason)
         slot.about, self._once = about, True
 
     def _died(self, slot: _Slot, reason: str) -> None:
-        """Count what was lost with the collector of `slot`, which will be replaced."""
+        """Count the losses with the collector of `slot`, which will be replaced."""
         episodes = slot.place.count if slot.ready else 0
-        where = f" on {slot.about.node}" if slot.about else ""
+        node = f" on {slot.about.node}" if slot.about else ""
         log.warning(
-            f"collector {slot.place.number}{where} is gone ({reason}); {episodes} episodes are lost, another one takes"
+            f"collector {slot.place.number}{node} is gone ({reason}); {episodes} episodes are lost, another one takes"
             " its place"
         )
         self._reason = reason
         self.lost_episodes += episodes
         self.lost_collectors += 1
         slot.failures += 1
+        # exponential back-off: 0, 1, 3, 7, ... s
         slot.rest_until = time.monotonic() + min(LONGEST_REST_S, 2.0 ** (slot.failures - 1) - 1.0)
         slot.place = replace(slot.place, before=slot.place.before + 1)
         self._end(slot)
@@ -299,7 +301,7 @@ class Actors:
         slot.asked.clear()
 
     def _check_alive(self, slot: _Slot) -> None:
-        """A collector that hangs counts as dead."""
+        """Treat a collector that hangs as dead."""
         if not slot.asked:
             return
         limit_s = self.config.timeout_s if slot.ready else self.config.patience_s
@@ -321,23 +323,23 @@ class Actors:
             )
 
     def _unplaced(self) -> str:
-        """Why a collector has not begun, as far as is known."""
-        has = self.ray.cluster_resources()
+        """Known reason why a collector has not started."""
+        resources = self.ray.cluster_resources()
         return (
             f"it did not begin for {self.config.patience_s:g} s; each needs {self.config.cpus:g} CPUs and"
-            f" {self.config.gpus:g} GPUs, the cluster has {has.get('CPU', 0):g} and {has.get('GPU', 0):g}"
+            f" {self.config.gpus:g} GPUs, the cluster has {resources.get('CPU', 0):g} and {resources.get('GPU', 0):g}"
         )
 
 
 @dataclass(frozen=True)
 class Connected(Apart):
-    """The learner's process of a run whose collectors are on a cluster."""
+    """Learner's process of a run whose collectors are on a cluster."""
 
     config: RayConfig = field(default_factory=RayConfig)
 
     @property
     def patience_s(self) -> float:
-        """A collector that has not begun is waited for as long, s."""
+        """Seconds to wait for a collector to start."""
         return self.config.patience_s
 
     @property
@@ -347,8 +349,8 @@ class Connected(Apart):
 
     def _crew(self, recipe: Recipe, num_envs: int) -> Actors:
         with seeding.undisturbed():
-            sent = recipe.policy.fresh().to("cpu")
-        return Actors(self.config, replace(recipe, policy=sent, threads=max(1, int(self.config.cpus))), num_envs)
+            cpu_policy = recipe.policy.fresh().to("cpu")
+        return Actors(self.config, replace(recipe, policy=cpu_policy, threads=max(1, int(self.config.cpus))), num_envs)
 
 
 def _first_line(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""Placements by the name given as `placement=`, and which one the environment asks for."""
+"""Placements by the value of the option `placement`, and the default of the environment."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from embodied.placement.local import Local, Processes
 from embodied.placement.ray import RayConfig
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-"""What torchrun tells its processes."""
+"""Environment variables that torchrun sets."""
 
 
 @dataclass
@@ -25,7 +25,7 @@ class LocalConfig(Configuration):
     """One process, on one device.
 
     With several `collectors` each is a thread with its part of the `num_envs` environments, and the policy acts for one
-    while others simulate: worth it for a policy on a GPU and simulators on the CPU. Rollouts are learned from up to
+    while others simulate: worth it for a policy on a GPU and simulators on the CPU. Rollouts are used up to
     `max_staleness` updates after their weights were sent (0: collectors wait for each update).
     """
 
@@ -40,26 +40,26 @@ class LocalConfig(Configuration):
 
     @contextmanager
     def start(self, device: str) -> Iterator[Processes]:
-        """The process."""
+        """Start the run's process, with its threads."""
         if self.collectors == 1:
             yield Local(device=device)
             return
         from embodied.placement.threads import Beside
 
-        beside = Beside(device=device, config=self)
+        processes = Beside(device=device, config=self)
         try:
-            yield beside
+            yield processes
         finally:
-            beside.close()
+            processes.close()
 
 
 @dataclass
 class TorchrunConfig(Configuration):
-    """The processes of torchrun, each with its share of the environments.
+    """Processes of torchrun, each with its share of the environments.
 
     A collective operation that takes longer than `timeout_s` ends the run. `shard` divides weights and optimiser among
-    the processes (FSDP2) where a policy names its layers; null: on CUDA. `processes` is how many there have to be, by
-    which plan=true counts, too; null: any number.
+    the processes (FSDP2) where a policy names its layers; null: on CUDA. `processes` is the required number, with
+    which plan=true computes, too; null: any number.
     """
 
     timeout_s: Annotated[float, Range(at_least=1)] = 600.0
@@ -68,15 +68,16 @@ class TorchrunConfig(Configuration):
 
     @property
     def size(self) -> int:
-        """Number of processes: torchrun's, or how many there have to be."""
+        """Number of processes: torchrun's, or the configured number."""
         return int(os.environ.get("WORLD_SIZE", self.processes or 1))
 
     @contextmanager
     def start(self, device: str) -> Iterator[Processes]:
-        """This process among the others.
+        """Join this process with the others.
 
         Raises:
-            UserError: if torchrun did not start it, or not as many as have to be, or the others cannot be reached.
+            UserError: if it was not started by torchrun, or with a wrong number of processes, or the others are
+            unreachable.
         """
         processes = self.processes or 2
         if missing := [name for name in VARIABLES if name not in os.environ]:
@@ -98,7 +99,7 @@ PLACEMENTS: dict[str, type] = {"local": LocalConfig, "ray": RayConfig, "torchrun
 
 @dataclass
 class PlacementOptions(Configuration):
-    """Where a run is: `placement` is local, ray or torchrun, which need not be given where torchrun starts it."""
+    """Placement of a run: `placement` is local, ray or torchrun; torchrun is implied where it starts the program."""
 
     placement: Any = MISSING
 
@@ -109,13 +110,14 @@ def started_by_torchrun() -> bool:
 
 
 def with_placement(arguments: Sequence[str], saved: Mapping[str, Any] | None = None) -> list[str]:
-    """`arguments`, with a placement if they name none and it is another one than the default, or that of a `saved` run.
+    """Add a placement to `arguments` without one, if it differs from the default or from that of a `saved` run.
 
-    That is torchrun where that started this process; where it did not, a run that it had started goes on in one.
+    It is torchrun if that started this process; a run that torchrun had started before continues in one process
+    otherwise.
     """
     if any(each.startswith("placement=") for each in arguments):
         return [*arguments]
     if started_by_torchrun():
         return [*arguments, "placement=torchrun"]
-    before = (saved or {}).get("values", {}).get("placement", {})
-    return [*arguments, "placement=local"] if "shard" in before else [*arguments]
+    saved_placement = (saved or {}).get("values", {}).get("placement", {})
+    return [*arguments, "placement=local"] if "shard" in saved_placement else [*arguments]

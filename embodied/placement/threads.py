@@ -1,7 +1,7 @@
 """Collectors as threads of the learner's process: while one simulates, the policy acts for another.
 
-Simulators and PyTorch leave Python's lock while they compute, so that a simulator on the CPU and a policy on a GPU work
-at the same time (double-buffered sampling, arXiv 2006.11751).
+Simulators and PyTorch release Python's lock while they compute, so that a simulator on the CPU and a policy on a GPU
+work at the same time (double-buffered sampling, arXiv 2006.11751).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from embodied.rollout.rollout import Rollout
 
 @dataclass
 class Slot:
-    """The place of one collector, which works in a thread."""
+    """Handle of one collector, which runs in a thread."""
 
     place: Place
     thread: ThreadPoolExecutor
@@ -31,17 +31,17 @@ class Slot:
 
     @property
     def ready(self) -> bool:
-        """It has made its environments."""
+        """Whether its environments exist."""
         return self.worker is not None
 
     @property
     def busy(self) -> int:
-        """Rollouts that it was asked for and has not given."""
+        """Number of requested rollouts that it has not yet returned."""
         return len(self.asked)
 
 
 class Threads:
-    """`collectors` threads that have `num_envs` environments together, as a `Crew`.
+    """Crew of `collectors` threads that have `num_envs` environments together.
 
     Raises:
         UserError: for more collectors than environments.
@@ -51,36 +51,37 @@ class Threads:
 
     def __init__(self, recipe: Recipe, num_envs: int, *, collectors: int) -> None:
         self.recipe = recipe
-        started = torch.set_num_threads, (recipe.threads,)
+        initializer = torch.set_num_threads, (recipe.threads,)
         self.slots: Sequence[Slot] = [
-            Slot(place, ThreadPoolExecutor(1, f"collector {place.number}", *started))
+            Slot(place, ThreadPoolExecutor(1, f"collector {place.number}", *initializer))
             for place in places(collectors, num_envs)
         ]
 
     def publish(self, weights: Mapping[str, Tensor]) -> None:
-        """Keep a copy of `weights`, since the learner changes its own."""
+        """Store a copy of `weights`, since the learner changes its own."""
         self._weights = {name: part.clone() for name, part in weights.items()}
 
     def ask(self, slot: Slot, version: int, decisions: int) -> None:
-        """Ask `slot` for a rollout by the published weights, which are those of `version`."""
+        """Request a rollout from `slot` by the published weights, which are those of `version`."""
         assert slot.worker is not None
         slot.asked.append(slot.thread.submit(slot.worker.collect, self._weights, version, decisions))
 
     def hear(self) -> list[tuple[Slot, Rollout]]:
-        """Wait for a collector; returns what those that are done gave. At first they make their environments.
+        """Wait for a collector, and return the finished rollouts; the first call creates the environments.
 
         Raises:
-            UserError: of an environment.
+            UserError: raised by an environment.
         """
         if not all(slot.ready for slot in self.slots):
             self._build()
             return []
         done, _ = wait([slot.asked[0] for slot in self.slots if slot.asked], return_when=FIRST_COMPLETED)
-        found = [(slot, slot.asked.popleft()) for slot in self.slots if slot.asked and slot.asked[0] in done]
-        return [(slot, replace(each.result(), told={})) for slot, each in found]  # this process counts for all
+        finished = [(slot, slot.asked.popleft()) for slot in self.slots if slot.asked and slot.asked[0] in done]
+        # the CPU time of threads is counted with this process
+        return [(slot, replace(each.result(), told={})) for slot, each in finished]
 
     def _build(self) -> None:
-        """One after the other: each sets the global random numbers and PyTorch's threads, which are then as before."""
+        """Build the collectors one by one: each sets the global generators and threads, which are then restored."""
         threads = torch.get_num_threads()
         with seeding.undisturbed():
             for slot in self.slots:
@@ -90,7 +91,7 @@ class Threads:
         torch.set_num_threads(threads)
 
     def close(self) -> None:
-        """End what runs, at its next decision, and all environments."""
+        """End running collections at their next decision, and close all environments."""
         for slot in self.slots:
             for each in slot.asked:
                 each.cancel()
@@ -104,13 +105,13 @@ class Threads:
 
 @dataclass(frozen=True)
 class Beside(Apart):
-    """The learner's process of a run whose collectors are threads of it."""
+    """Learner's process of a run whose collectors are its threads."""
 
     crews: list[Threads] = field(default_factory=list)
 
     def _crew(self, recipe: Recipe, num_envs: int) -> Threads:
-        each = max(1, torch.get_num_threads() // self.config.collectors)
-        self.crews.append(Threads(replace(recipe, threads=each), num_envs, collectors=self.config.collectors))
+        threads = max(1, torch.get_num_threads() // self.config.collectors)
+        self.crews.append(Threads(replace(recipe, threads=threads), num_envs, collectors=self.config.collectors))
         return self.crews[-1]
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """Processes that torchrun started: they train together on gloo (CPU) or nccl (CUDA), and end together.
 
-Every process tells a store that it is alive, once a second. Whoever waits for process 0, which may evaluate for hours,
-looks there; and where a collective operation fails, the store tells which process is gone.
+Every process writes a heartbeat to a store once a second. A process that waits for process 0, which may evaluate for
+hours, reads it there; and where a collective operation fails, the store shows which process is gone.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from embodied.saving import sharding
 log = logging.getLogger(__name__)
 BEAT_S, POLL_S = 1.0, 0.05
 SILENT_S = 5.0
-"""Where something has failed, a process that does not tell that it is alive for so long is gone, s."""
+"""Heartbeat timeout after a failed collective operation, s; a process that is silent for that long is gone."""
 HUNG_S = 120.0
-"""As long may a process that others wait for be silent, such as in a library that holds Python's lock, s."""
+"""Heartbeat timeout of a process that others wait for, s; a library may hold Python's lock for a while."""
 
 
 class Torchrun:
-    """This process among those that torchrun started, entered while the run lasts.
+    """This process among those that torchrun started; a context manager for the duration of the run.
 
     Raises:
         UserError: if the others cannot be reached within `timeout_s`, or one has died.
@@ -58,7 +58,7 @@ class Torchrun:
         self.turns = 0
 
     def __enter__(self) -> Self:
-        """Meet the others."""
+        """Connect to the other processes."""
         limit = timedelta(seconds=self.timeout_s)
         cuda = self.device.startswith("cuda")
         if cuda:
@@ -67,11 +67,11 @@ class Torchrun:
             only_errors()
         try:
             dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=limit)
-            self.store, self._beaten = (_store(limit) for _ in range(2))  # of its own, since waiting blocks a store
+            self.store, self._beaten = (_store(limit) for _ in range(2))  # two connections, since waiting blocks one
         except (RuntimeError, ValueError) as error:
-            where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+            address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
             raise UserError(
-                f"process {self.rank} of {self.size} cannot reach all others at {where} within {self.timeout_s:g} s"
+                f"process {self.rank} of {self.size} cannot reach all others at {address} within {self.timeout_s:g} s"
                 f" ({_first_line(error)}); torchrun starts as many on each node as --nproc-per-node says"
             ) from error
         self._over = threading.Event()
@@ -83,7 +83,7 @@ class Torchrun:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Leave; those that still wait for this process learn of it."""
+        """Disconnect; processes that still wait for this one read that it has ended."""
         self._over.set()
         self._heart.join()
         with suppress(RuntimeError):
@@ -91,26 +91,26 @@ class Torchrun:
             dist.destroy_process_group()
 
     def sum(self, values: Tensor) -> Tensor:
-        """The sum of `values` over all processes."""
+        """Sum of `values` over all processes."""
         total = values.detach().clone()
         with self.named():
             dist.all_reduce(total)
         return total
 
     def mean(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """The mean of each of `metrics` over the processes that have it."""
-        found: list[Any] = [None] * self.size
+        """Mean of each of `metrics` over the processes that have it."""
+        gathered: list[Any] = [None] * self.size
         with self.named():
-            dist.all_gather_object(found, dict(metrics))
-        names = dict.fromkeys(name for each in found for name in each)
-        having = {name: [each[name] for each in found if name in each] for name in names}
-        return {name: sum(values) / len(values) for name, values in having.items()}
+            dist.all_gather_object(gathered, dict(metrics))
+        names = dict.fromkeys(name for each in gathered for name in each)
+        by_name = {name: [each[name] for each in gathered if name in each] for name in names}
+        return {name: sum(values) / len(values) for name, values in by_name.items()}
 
     def lead(self, work: Callable[[], Result]) -> Result:
-        """What `work` returns in process 0, which alone does it.
+        """Run `work` in process 0 only and return its result in all processes.
 
         Raises:
-            Stopped: if process 0 was asked to stop meanwhile.
+            Stopped: if process 0 was asked to stop in the meantime.
             UserError: if it has failed.
         """
         self.turns += 1
@@ -126,11 +126,11 @@ class Torchrun:
         return result
 
     def gather(self, tree: Any) -> list[Any]:  # noqa: ANN401 - a tree
-        """In process 0 the `tree` of each of the others."""
-        found: list[Any] | None = None if self.rank else [None] * self.size
+        """Return in process 0 the `tree` of each of the other processes."""
+        trees: list[Any] | None = None if self.rank else [None] * self.size
         with self.named():
-            dist.gather_object(tree, found)
-        return found[1:] if found else []
+            dist.gather_object(tree, trees)
+        return trees[1:] if trees else []
 
     def join(self, learner: object) -> None:
         """Give all networks of `learner` the weights of process 0, and average their gradients from now on."""
@@ -141,11 +141,11 @@ class Torchrun:
                         dist.broadcast(tensor, 0)
         for optimiser in iter_parts(learner, (torch.optim.Optimizer,)):
             sharding.divide_moments(optimiser)
-            learned = [each for group in optimiser.param_groups for each in group["params"]]
-            average_gradients([each for each in learned if not isinstance(each, DTensor)], self)
+            parameters = [each for group in optimiser.param_groups for each in group["params"]]
+            average_gradients([each for each in parameters if not isinstance(each, DTensor)], self)
 
     def place(self, policy: TrainablePolicy) -> TrainablePolicy:
-        """`policy`, whose weights are divided if `shard` says so.
+        """Divide the weights of `policy`, in place, if `shard` is set (None: on CUDA), and return it.
 
         Raises:
             UserError: for a policy that names no layers.
@@ -158,11 +158,11 @@ class Torchrun:
         return sharding.sharded(policy, init_device_mesh(self.device.partition(":")[0], (self.size,)))
 
     def whole(self, policy: TrainablePolicy) -> TrainablePolicy:
-        """In process 0 a policy that acts as `policy` does, without the other processes."""
+        """Policy in process 0 that acts as `policy` does, without the other processes."""
         return sharding.whole(policy, not self.rank) if sharding.is_sharded(policy) else policy
 
     def write_divided(self, tree: Any, folder: Path) -> tuple[Any, bool]:  # noqa: ANN401 - a tree
-        """Write divided tensors of `tree` into `folder`; returns the rest, and whether there were any."""
+        """Write divided tensors of `tree` into `folder`; return the rest, and whether there were any."""
         rest, tensors = sharding.taken_out(tree)
         if tensors:
             with self.named():
@@ -171,7 +171,7 @@ class Torchrun:
 
     @contextmanager
     def named(self) -> Iterator[None]:
-        """Around collective operations: one that fails names the process that is gone.
+        """Context of collective operations, whose errors name the process that is gone.
 
         Raises:
             UserError: on one line.
@@ -182,24 +182,25 @@ class Torchrun:
             raise UserError(f"{self._gone() or self._late(error)}; {_AGAIN}") from error
 
     def _told(self, key: str) -> Any:  # noqa: ANN401 - JSON
-        """What process 0 tells under `key`, however long that takes."""
-        heard, beat = time.monotonic(), b""
+        """Wait for the result of process 0 under `key`, however long that takes."""
+        last_beat, beat = time.monotonic(), b""
         while True:
             with self._store_of_others():
-                ended, found = self.store.check(["ended/0"]), self.store.check([key])
-                if found:
+                ended, finished = self.store.check(["ended/0"]), self.store.check([key])
+                if finished:
                     break
                 if ended:
                     raise UserError(f"process 0 of {self.size} has ended before the others; its message tells why")
                 before, beat = beat, self.store.get("beat/0")
-            heard = heard if before == beat else time.monotonic()
-            time.sleep(POLL_S)  # waiting in the store would warn of every second
-            if time.monotonic() - heard > HUNG_S:
+            # the beat's number changes while process 0 lives; clocks of different machines need not agree
+            last_beat = last_beat if before == beat else time.monotonic()
+            time.sleep(POLL_S)  # waiting in the store would log a warning every second
+            if time.monotonic() - last_beat > HUNG_S:
                 raise UserError(f"process 0 of {self.size} has given no sign of life for {HUNG_S:g} s; {_AGAIN}")
-        told = json.loads(self.store.get(key))
-        if "result" in told:
-            return told["result"]
-        if told["stopped"]:
+        message = json.loads(self.store.get(key))
+        if "result" in message:
+            return message["result"]
+        if message["stopped"]:
             raise Stopped("Stopped with process 0.")
         raise UserError(f"process 0 of {self.size} has failed; its message tells why")
 
@@ -219,7 +220,7 @@ class Torchrun:
                     return
 
     def _gone(self) -> str:
-        """Which processes have died or ended; "" if all are alive."""
+        """Message on the processes that have died or ended; "" if all are alive."""
         first = self._beats()
         time.sleep(SILENT_S)
         second = self._beats()

@@ -1,4 +1,4 @@
-"""A collector in a process of its own, with environments and a copy of the policy; it knows nothing of Ray."""
+"""Collector in a process of its own, with environments and a copy of the policy; independent of Ray."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ PACKAGES = ("embodied", "policies", "sims")
 
 @dataclass(frozen=True)
 class Recipe:
-    """What all collectors of a run are made of; it is sent to where they run."""
+    """Parts from which all collectors of a run are built; it is sent to their processes."""
 
     make: Callable[[int, int, int], Environment]
-    """Makes a part of the run's environments, from the number of the first one, their number, and a seed."""
+    """Factory of a part of the run's environments, from the index of the first one, their number, and a seed."""
     kind: Callable[..., Collector]
     starts: Callable[[Environment, torch.Generator], Starts | None]
-    """Makes what chooses the initial states of a collector's environments."""
+    """Factory of the choice of initial states of a collector's environments."""
     policy: TrainablePolicy
-    """On the CPU; its weights come with every rollout that is asked for."""
+    """Policy on the CPU; its weights are sent with every request for a rollout."""
     seed: int = 0
     device: str = "cpu"
     precision: Precision = Precision.FLOAT32
@@ -51,7 +51,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Place:
-    """Which collector of a run this is: its `number`, its environments, and how many had its number `before` it."""
+    """Place of a collector in its run: index `number`, environments, and number of earlier collectors `before` it."""
 
     number: int
     first: int
@@ -61,48 +61,54 @@ class Place:
 
 @dataclass(frozen=True)
 class About:
-    """Where a collector runs, and with which software."""
+    """Machine and software of a collector."""
 
     node: str
     software: Mapping[str, str]
 
     def differences(self, ours: Mapping[str, str]) -> str:
-        """What differs from `ours`, in words; "" if nothing does. Builds of one version, such as for CUDA, do not."""
-        told = []
+        """Differences from `ours`, in words; "" if there are none.
+
+        Builds of one version, such as for CUDA, are equal.
+        """
+        differences = []
         for name in sorted((ours.keys() | self.software.keys()) - {"cuda"}):
-            here, there = (versions.get(name, "none").partition("+")[0] for versions in (ours, self.software))
-            if here != there:
-                told.append(f"{name} {there} where the learner has {here}")
-        return ", ".join(told)
+            our_version, their_version = (
+                versions.get(name, "none").partition("+")[0] for versions in (ours, self.software)
+            )
+            if our_version != their_version:
+                differences.append(f"{name} {their_version} where the learner has {our_version}")
+        return ", ".join(differences)
 
 
 class Worker:
-    """Makes a collector, then collects whenever it is asked to."""
+    """Worker that builds a collector, then collects on request."""
 
     def build(self, recipe: Recipe, place: Place, policy: TrainablePolicy | None = None) -> About:
-        """Make environments, policy (a copy of the recipe's, unless given) and collector.
+        """Build environments, policy (a copy of the recipe's if None) and collector.
 
-        The first collector of a run draws the numbers of a run in one process; every other, and each that takes the
-        place of one that died, has numbers of its own.
+        The first collector of a run draws the same numbers as a run in one process; every other, and each that
+        replaces one that died, has numbers of its own.
         """
         torch.set_num_threads(recipe.threads)
-        own = (place.number, place.before) if place.number or place.before else ()
-        seed = seeding.derive(recipe.seed, "collector", *own) & 0x7FFFFFFF if own else recipe.seed
+        # Collector 0 of a fresh run has the streams of a run in one process; others and replacements derive their own.
+        stream = (place.number, place.before) if place.number or place.before else ()
+        seed = seeding.derive(recipe.seed, "collector", *stream) & 0x7FFFFFFF if stream else recipe.seed
         seeding.seed_everything(seed)
         self.recipe = recipe
-        # what was sent is shared and read-only
+        # the policy that was sent is in shared, read-only memory
         self.policy = copy.deepcopy(recipe.policy).to(recipe.device) if policy is None else policy
         self.env = recipe.make(place.first, place.count, seed)
-        noise = seeding.generator(recipe.seed, "noise", *own, device=self.policy.device)
-        starts = recipe.starts(self.env, seeding.generator(recipe.seed, "starts", *own))
+        noise = seeding.generator(recipe.seed, "noise", *stream, device=self.policy.device)
+        starts = recipe.starts(self.env, seeding.generator(recipe.seed, "starts", *stream))
         self.collector = recipe.kind(self.env, self.policy, noise, starts)
         self.collector.storage = Storage.CPU
         return About(platform.node(), software())
 
     def collect(self, weights: Mapping[str, Tensor], version: int, decisions: int) -> Rollout:
-        """`decisions` in every environment by the policy with `weights`, which had `version` updates.
+        """Collect `decisions` in every environment by the policy with `weights`, which had `version` updates.
 
-        All decisions of a rollout are by the same weights; episodes go on from one rollout to the next.
+        All decisions of a rollout are by the same weights; episodes continue from one rollout to the next.
         """
         began = time.process_time()
         self.policy.load_state_dict(weights)
@@ -110,18 +116,18 @@ class Worker:
         with self.recipe.precision.on(self.recipe.device):
             rollout = self.collector.collect(decisions)
         rollout = on_cpu(rollout)
-        told = {"cpu_s": time.process_time() - began, "received_mb": _bytes(rollout) / 1e6}
-        return replace(rollout, told=told)
+        metrics = {"cpu_s": time.process_time() - began, "received_mb": _bytes(rollout) / 1e6}
+        return replace(rollout, told=metrics)
 
 
 def part_of(task: Task, device: str, first: int, count: int, seed: int) -> Environment:
-    """`count` of a run's training environments, from number `first`: tasks are dealt over all."""
+    """Create `count` of a run's training environments, from index `first`: tasks are distributed over all."""
     with first_environment(first):
         return task.environment(count, task.distributions[0], "train", seed, device)
 
 
 def on_cpu(rollout: Rollout) -> Rollout:
-    """`rollout` in this machine's memory, whatever device the environments are on."""
+    """Copy of `rollout` in CPU memory."""
     moved: dict[str, Any] = {}
     for name, value in vars(rollout).items():
         if name in NAMED:
@@ -145,7 +151,7 @@ def software() -> dict[str, str]:
 
 @cache
 def _code() -> str:
-    """Digest of the sources of the packages that collect: versions do not tell two commits apart."""
+    """Digest of the sources of the packages that collect, because versions do not distinguish commits."""
     root, digest = Path(__file__).parents[2], hashlib.sha256()
     for path in sorted(file for package in PACKAGES for file in (root / package).rglob("*.py")):
         digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())

@@ -1,4 +1,4 @@
-"""Comparison of finished runs: those that differ only in their seed are one row, and rows are compared."""
+"""Comparison of finished runs: runs that differ only in their seed form one row, and rows are compared."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ CHOICES = "task", "policy", "algorithm", "run"
 Options = Mapping[str, Any]
 """Values by dotted name."""
 Interval = dict[str, float | None]
-"""A number under its name, and its bounds `low` and `high`; null: no bounds."""
+"""Number under its name, and its bounds `low` and `high`; null: no bounds."""
 
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """Runs that differ only in their seed; the `name` tells how they differ from other rows."""
+    """Runs that differ only in their seed; the `name` states how they differ from other rows."""
 
     name: str
     runs: Sequence[Run]
 
     @property
     def distributions(self) -> list[str]:
-        """Those on which all of the runs were evaluated."""
+        """Distributions evaluated in every run."""
         return [name for name in self.runs[0].results if all(name in run.results for run in self.runs)]
 
     def scores(self, distribution: str) -> Tensor:
@@ -57,11 +57,11 @@ class Row:
         """
         first = self.runs[0].results[distribution]
         if len(self.runs) == 1:
-            return {"mean": (told := first.summary())[first.measure], "low": told["low"], "high": told["high"]}
+            return {"mean": (summary := first.summary())[first.measure], "low": summary["low"], "high": summary["high"]}
         mean, low, high = mean_interval(self.scores(distribution).mean(1))
         if first.measure == "success":
-            least = self.binomial(distribution)
-            low, high = max(0.0, min(low, least[0])), min(1.0, max(high, least[1]))
+            episode_bounds = self.binomial(distribution)
+            low, high = max(0.0, min(low, episode_bounds[0])), min(1.0, max(high, episode_bounds[1]))
         return _told("mean", mean, low, high)
 
     def binomial(self, distribution: str) -> tuple[float, float]:
@@ -72,26 +72,26 @@ class Row:
     def interquartile_mean(self, distribution: str) -> Interval | None:
         """Interquartile mean over runs and tasks, with its interval; None for one run.
 
-        Where the middle half of rates does not vary, the mean's interval counts: the episodes were few all the same.
+        Where the middle half of rates does not vary, the mean's interval is used: the episodes may still be few.
         """
         if len(self.runs) == 1:
             return None
-        found, low, high = interquartile_interval(self.scores(distribution))
+        estimate, low, high = interquartile_interval(self.scores(distribution))
         if self.runs[0].results[distribution].measure == "success":
             low, high = max(0.0, low), min(1.0, high)
             if high - low < 1e-9:
                 bounds = self.mean(distribution)
-                low, high = min(found, bounds["low"] or 0.0), max(found, bounds["high"] or 0.0)
-        return _told("iqm", found, low, high)
+                low, high = min(estimate, bounds["low"] or 0.0), max(estimate, bounds["high"] or 0.0)
+        return _told("iqm", estimate, low, high)
 
     def average(self, cost: str) -> float | None:
-        """Mean over runs of a cost in their reports, summed over phases; None if not every report tells it."""
-        told = [run.report[cost] for run in self.runs]
-        costs = [sum(each.values()) if isinstance(each, Mapping) else each for each in told if each is not None]
-        return sum(costs) / len(costs) if len(costs) == len(told) else None
+        """Mean over runs of a cost in their reports, summed over phases; None unless every report has it."""
+        reported = [run.report[cost] for run in self.runs]
+        costs = [sum(each.values()) if isinstance(each, Mapping) else each for each in reported if each is not None]
+        return sum(costs) / len(costs) if len(costs) == len(reported) else None
 
     def summary(self) -> dict[str, Any]:
-        """JSON-ready: name, runs, costs, and what it reached on each distribution."""
+        """JSON-ready: name, runs, costs, and results on each distribution."""
         return {
             "name": self.name,
             "runs": [
@@ -107,7 +107,7 @@ class Row:
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """Rows of runs of one task, evaluated alike; `options` are those that differ, with every row's value."""
+    """Rows of runs of one task, evaluated in the same way; `options` are those that differ, with every row's value."""
 
     rows: Sequence[Row]
     options: Mapping[str, Sequence[Any]]
@@ -115,12 +115,12 @@ class Comparison:
 
     @property
     def distributions(self) -> list[str]:
-        """All on which any row was evaluated."""
+        """Distributions evaluated in any row."""
         return list(dict.fromkeys(name for row in self.rows for name in row.distributions))
 
     @property
     def measure(self) -> str:
-        """What episodes are measured by: "success" or "return"."""
+        """Measure of episodes: "success" or "return"."""
         return next(iter(self.rows[0].runs[0].results.values())).measure
 
     def differences(self) -> Iterator[dict[str, Any]]:
@@ -147,85 +147,88 @@ def compare(paths: Sequence[str | Path]) -> Comparison:
     """Compare the runs at `paths`: folders of finished runs, or their report.json under any name.
 
     Raises:
-        UserError: on one line, for runs that are not finished or cannot be compared, saying why.
+        UserError: on one line, with the reason, for runs that are not finished or cannot be compared.
     """
     if not paths:
         raise UserError("expected runs to compare, such as outputs/<task>/<run>, got none")
     runs = [read(path) for path in paths]
     for first, other in combinations(runs, 2):
         _check_comparable(first, other)
-    known = all(run.options for run in runs)
+    has_options = all(run.options for run in runs)
     grouped: dict[str, list[Run]] = {}
     for run in runs:
-        grouped.setdefault(json.dumps(run.options, sort_keys=True) if known else run.name, []).append(run)
+        grouped.setdefault(json.dumps(run.options, sort_keys=True) if has_options else run.name, []).append(run)
     for group in grouped.values():
         _check_seeds(group)
-    options = [group[0].options if known else {"run": group[0].name} for group in grouped.values()]
+    options = [group[0].options if has_options else {"run": group[0].name} for group in grouped.values()]
     rows = [Row(_named(own, options), group) for group, own in zip(grouped.values(), options, strict=True)]
-    return Comparison(rows, _differing(options) if known else {}, list(_notes(rows, options)))
+    return Comparison(rows, _differing(options) if has_options else {}, list(_notes(rows, options)))
 
 
 def _differing(options: Sequence[Options]) -> dict[str, list[Any]]:
     """Options that differ among rows, with every row's value, None if it has none.
 
-    Those of a part, such as policy.width, are compared among rows that chose the same part.
+    Options of a part, such as policy.width, are compared among rows that chose the same part.
     """
-    found = {}
+    differing = {}
     for name in dict.fromkeys(name for each in options for name in each):
         part = name.partition(".")[0]
         values: dict[str, list[Any]] = {}
         for each in (each for each in options if name in each):
             values.setdefault(str(each.get(part)) if part != name else "", []).append(each[name])
         if any(value != same[0] for same in values.values() for value in same):
-            found[name] = [each.get(name) for each in options]
-    return found
+            differing[name] = [each.get(name) for each in options]
+    return differing
 
 
 def _named(own: Options, options: Sequence[Options]) -> str:
-    """What tells a row with its `own` options from the others: choices, and options that differ among equal choices.
+    """Name of a row with its `own` options: choices, and options that differ among rows with equal choices.
 
-    What else differs between rows of different choices often follows from these.
+    Other differences between rows of different choices often follow from these.
     """
     choices = [name for name in CHOICES if name in own]
-    alike = [each for each in options if all(each.get(name) == own[name] for name in choices)]
-    told = [*(name for name in choices if name in _differing(options)), *(n for n in _differing(alike) if n in own)]
-    return " ".join(f"{name}={written(own[name])}" for name in told or choices)
+    equal_choices = [each for each in options if all(each.get(name) == own[name] for name in choices)]
+    names = [
+        *(name for name in choices if name in _differing(options)),
+        *(n for n in _differing(equal_choices) if n in own),
+    ]
+    return " ".join(f"{name}={written(own[name])}" for name in names or choices)
 
 
 def _check_comparable(first: Run, other: Run) -> None:
-    """Refuse to compare two runs of other tasks or assets, or whose evaluations have nothing in common."""
+    """Raise UserError for two runs of different tasks or assets, or whose evaluations have nothing in common."""
     shared = [name for name in first.results if name in other.results]
-    here, there = (_protocol(run, shared) for run in (first, other))
-    if different := [what for what in here if here[what] != there[what]]:
-        pair = (shorten(str(each[different[0]]), 80) for each in (here, there))
+    protocol, other_protocol = (_protocol(run, shared) for run in (first, other))
+    if different := [fact for fact in protocol if protocol[fact] != other_protocol[fact]]:
+        pair = (shorten(str(each[different[0]]), 80) for each in (protocol, other_protocol))
         raise UserError(f"{first.path} and {other.path} cannot be compared: {different[0]} is {' and '.join(pair)}")
 
 
 def _protocol(run: Run, shared: Sequence[str]) -> dict[str, Any]:
-    """What runs must have in common that share these distributions; if none, those."""
-    found = {name: run.report[name] for name in ("task", "assets")}
+    """Facts that runs must have in common which share these distributions; without any, the distributions."""
+    facts = {name: run.report[name] for name in ("task", "assets")}
     for name in shared:
         result = run.results[name]
-        found[f"measure on {name}"] = result.measure
-        found[f"list of tasks on {name}"] = ", ".join(result.tasks)
-        found[f"number of episodes of each task on {name}"] = result.outcomes.shape[1]
-        found[f"step limit on {name}"] = result.step_limit
-    return found if shared else found | {"list of distributions": ", ".join(run.results)}
+        facts[f"measure on {name}"] = result.measure
+        facts[f"list of tasks on {name}"] = ", ".join(result.tasks)
+        facts[f"number of episodes of each task on {name}"] = result.outcomes.shape[1]
+        facts[f"step limit on {name}"] = result.step_limit
+    return facts if shared else facts | {"list of distributions": ", ".join(run.results)}
 
 
 def _check_seeds(runs: Sequence[Run]) -> None:
-    """Refuse runs of one row with the same seed: they are no independent evidence."""
-    seen: dict[int, Run] = {}
+    """Raise UserError for runs of one row with the same seed, which are not independent."""
+    by_seed: dict[int, Run] = {}
     for run in runs:
-        if other := seen.get(run.report["seed"]):
+        if other := by_seed.get(run.report["seed"]):
             raise UserError(
                 f"{other.path} and {run.path} have the same options and seed {run.report['seed']}: give one of them"
             )
-        seen[run.report["seed"]] = run
+        by_seed[run.report["seed"]] = run
 
 
 def _notes(rows: Sequence[Row], options: Sequence[Options]) -> Iterator[str]:
-    """What a reader has to know beside the numbers."""
+    """Notes that a reader needs to interpret the numbers."""
     if single := sum(len(row.runs) == 1 for row in rows):
         yield (
             f"{single} of {len(rows)} rows are a single seed: their intervals tell what that run reached. A claim "
@@ -242,7 +245,7 @@ def _notes(rows: Sequence[Row], options: Sequence[Options]) -> Iterator[str]:
 
 
 def short(commit: str) -> str:
-    """A commit as people write it."""
+    """Abbreviated commit."""
     name, dash, dirty = commit.partition("-")
     return name[:10] + dash + dirty
 
@@ -250,21 +253,21 @@ def short(commit: str) -> str:
 def _difference(after: Row, before: Row, distribution: str) -> dict[str, Any]:
     """Difference of the means, and the probability that a run of `after` is better than one of `before`.
 
-    It is paired if both rows are one run that ran the same starts. What a single seed cannot tell is null.
+    It is paired if both rows are one run that ran the same starts. Values that need several seeds are null.
     """
     counts, better = (len(after.runs), len(before.runs)), None
     results = [row.runs[0].results[distribution] for row in (after, before)]
     if counts == (1, 1):
         gain = results[0].gain_over(results[1])
-        found = gain.difference, gain.low, gain.high
+        interval = gain.difference, gain.low, gain.high
     else:
         scores = [row.scores(distribution) for row in (after, before)]
-        found = difference_interval(scores[0].mean(1), scores[1].mean(1))
+        interval = difference_interval(scores[0].mean(1), scores[1].mean(1))
         if min(counts) > 1:
             better = _told("probability", *probability_of_improvement(scores[0], scores[1]))
-            found = _widened(found, after, before, distribution) if results[0].measure == "success" else found
+            interval = _widened(interval, after, before, distribution) if results[0].measure == "success" else interval
     return {
-        **_told("difference", *found),
+        **_told("difference", *interval),
         "paired": counts == (1, 1) and all(result.repeatable for result in results),
         "improvement": better,
     }
@@ -273,13 +276,13 @@ def _difference(after: Row, before: Row, distribution: str) -> dict[str, Any]:
 def _widened(
     found: tuple[float, float, float], after: Row, before: Row, distribution: str
 ) -> tuple[float, float, float]:
-    """An interval over runs, at least as wide as that of all their episodes (Newcombe 1998, as for a gain)."""
+    """Widen an interval over runs to at least that of all their episodes (Newcombe 1998, as for a gain)."""
     difference, low, high = found
     rates = [float(row.scores(distribution).mean()) for row in (after, before)]
     (up_low, up_high), (down_low, down_high) = (row.binomial(distribution) for row in (after, before))
-    least = math.hypot(rates[0] - up_low, down_high - rates[1])
-    most = math.hypot(up_high - rates[0], rates[1] - down_low)
-    return difference, max(-1.0, min(low, difference - least)), min(1.0, max(high, difference + most))
+    spread_down = math.hypot(rates[0] - up_low, down_high - rates[1])
+    spread_up = math.hypot(up_high - rates[0], rates[1] - down_low)
+    return difference, max(-1.0, min(low, difference - spread_down)), min(1.0, max(high, difference + spread_up))
 
 
 def _told(name: str, value: float, low: float, high: float) -> Interval:
@@ -287,5 +290,5 @@ def _told(name: str, value: float, low: float, high: float) -> Interval:
 
 
 def written(value: Any) -> str:  # noqa: ANN401 - any JSON value
-    """An option's value as typed."""
+    """Value of an option as typed on the command line."""
     return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))

@@ -29,13 +29,13 @@ returns. Differences of the means are paired on the same starts where each row i
 the probability that one run of the first row does better on a task than one of the second, averaged over tasks, with
 Newcombe's interval (2006). Steps and times are means over seeds; CPU time is that of reinforcement learning."""
 POINTS = 200
-"""Points of a band over seeds."""
+"""Number of points of a band over seeds."""
 WIDTH = 30
-"""Letters of a row's name in a line of the figure."""
+"""Largest number of letters of a row's name in a line of the figure."""
 
 
 def write(directory: Path, comparison: Comparison) -> str:
-    """Write the three files into `directory`, in place of an earlier comparison; returns the tables for the console.
+    """Write the three files into `directory`, replacing an earlier comparison; return the tables for the console.
 
     Raises:
         UserError: if `directory` is a file.
@@ -46,8 +46,8 @@ def write(directory: Path, comparison: Comparison) -> str:
     record = {**comparison.summary(), "git_commit": git_commit()}
     notes = "\n".join(f"- {note}" for note in record["notes"])
     parts = (_reached(record), _differences(record), _costs(record), _options(record), notes)
-    told = [part for part in parts if part]
-    page = [f"# Comparison on {record['task']}", *told, f"![Comparison]({NAME}.png)", METHODS, _runs(record)]
+    tables = [part for part in parts if part]
+    page = [f"# Comparison on {record['task']}", *tables, f"![Comparison]({NAME}.png)", METHODS, _runs(record)]
     figure = _figure(comparison, record)
     with complete_or_absent(directory / f"{NAME}.json") as temporary:
         temporary.write_text(dumps_rows(record), encoding="utf-8")
@@ -55,7 +55,7 @@ def write(directory: Path, comparison: Comparison) -> str:
         figure.savefig(temporary, format="png", dpi=120)
     with complete_or_absent(directory / f"{NAME}.md") as temporary:
         temporary.write_text("\n\n".join(page) + "\n", encoding="utf-8")
-    return "\n\n".join([*told, f"wrote {directory / NAME}.md, .json and .png"])
+    return "\n\n".join([*tables, f"wrote {directory / NAME}.md, .json and .png"])
 
 
 def _reached(record: Mapping[str, Any]) -> str:
@@ -101,15 +101,15 @@ def _options(record: Mapping[str, Any]) -> str:
 
 
 def _interval(found: Mapping[str, Any] | None, kind: str, measure: str) -> str:
-    """A number with its bounds, if it has any: rates in percent, their differences in points, returns as they are."""
+    """Format a number with its bounds, if any: rates in percent, their differences in points, returns unchanged."""
     if not found:
         return ""
-    told = [found[name] for name in (kind, "low", "high") if found[name] is not None]
+    values = [found[name] for name in (kind, "low", "high") if found[name] is not None]
     sign = "+" if kind == "difference" else ""
     if measure == "return":
-        words = [f"{value:{sign}.4g}" for value in told]
+        words = [f"{value:{sign}.4g}" for value in values]
     else:
-        words = [f"{100 * value:{sign}.1f}" for value in told]
+        words = [f"{100 * value:{sign}.1f}" for value in values]
         words[0] += " points" if sign else "%"
     return words[0] + (f" [{words[1]}, {words[2]}]" if len(words) == 3 else "")
 
@@ -138,7 +138,7 @@ def _figure(comparison: Comparison, record: Mapping[str, Any]) -> Any:  # noqa: 
 
 
 def _dots(axis: Axes, rows: Sequence[Mapping[str, Any] | None], measure: str) -> None:
-    """A dot with its interval for each row, from above: interquartile means if all rows have several seeds."""
+    """Plot a dot with its interval for each row, from above: interquartile means if all rows have several seeds."""
     kind = "iqm" if all(row["iqm"] for row in rows if row) else "mean"
     for height, row in enumerate(rows):
         if row:
@@ -160,7 +160,7 @@ def _curves(row: Row, measure: str) -> list[np.ndarray]:
 
 
 def _lines(axis: Axes, rows: Mapping[str, Sequence[np.ndarray]], measure: str) -> None:
-    """A line for each row: the mean over its seeds, in a band from the worst to the best."""
+    """Plot a line for each row: the mean over its seeds, in a band from the worst to the best."""
     for number, (name, runs) in enumerate(rows.items()):
         if not runs:
             continue

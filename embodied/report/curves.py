@@ -43,8 +43,8 @@ def plot_curves(
     """Draw metrics of the run in `directory` into its curves.png, one panel each.
 
     `curves` maps names of metrics to the label of their horizontal axis. `marks` are evaluations by label: success rate
-    (or mean return, as `measure` says) and its interval, drawn in a panel of their own. `along` are those to be drawn
-    beside the evaluations during training, too: environment steps, rate and interval.
+    (or mean return, see `measure`) and its interval, drawn in a panel of their own. `along` are marks to be drawn with
+    the evaluations during training, too: environment steps, rate and interval.
     """
     from matplotlib.figure import Figure  # slow to import
 
@@ -82,12 +82,12 @@ def _draw_intervals(
     axis.fill_between([row["step"] for row in bounded], bounds[0], bounds[1], color="tab:blue", alpha=0.2, linewidth=0)
     for label, (steps, value, low, high) in along.items():
         axis.errorbar(steps, value, yerr=[[max(0.0, value - low)], [max(0.0, high - value)]], fmt="ko", capsize=3)
-        beside, side = (6, "left") if steps == 0 else (-6, "right")
-        axis.annotate(label, (steps, value), textcoords="offset points", xytext=(beside, -12), ha=side)
+        offset, side = (6, "left") if steps == 0 else (-6, "right")
+        axis.annotate(label, (steps, value), textcoords="offset points", xytext=(offset, -12), ha=side)
 
 
 def draw_marks(axis: Axes, marks: Mapping[str, tuple[float, float, float]], measure: str = "success") -> None:
-    """Draw success rates, or what else `measure` is, with their intervals (rate, low, high), by label."""
+    """Draw success rates, or mean returns (see `measure`), with their intervals (rate, low, high), by label."""
     labels = list(reversed(list(marks)))
     for height, label in enumerate(labels):
         rate, low, high = marks[label]

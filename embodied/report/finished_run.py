@@ -21,16 +21,16 @@ from embodied.saving.metrics import METRICS
 REPORT = "report.json"
 REQUIRED = "task", "assets", "seed", "git_commit", "env_steps", "wall_s"
 FINAL = "rl", "sft"
-"""Stages whose policy a run ends with, the later first."""
+"""Stages with the final policy of a run, the later first."""
 ASIDE = FREE | {"seed", "plan"}
-"""Options that tell runs of one experiment apart, or do not affect results."""
+"""Options that distinguish runs of one experiment, or do not affect results."""
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A finished run: its report.json at `path`, and its options by dotted name; none if they are unknown.
+    """Finished run: its report.json at `path`, and its options by dotted name; none if they are unknown.
 
-    `results` are the evaluations of the policy that it ended with, by distribution.
+    `results` are the evaluations of its final policy, by distribution.
     """
 
     path: Path
@@ -40,28 +40,28 @@ class Run:
 
     @property
     def directory(self) -> Path | None:
-        """The run's folder; None for a report that was put elsewhere."""
+        """Folder of the run; None for a report that was moved elsewhere."""
         return self.path.parent if self.path.name == REPORT else None
 
     @property
     def name(self) -> str:
-        """Name of the folder, or of a report that was put elsewhere, without the seed."""
+        """Name of the folder, or of a report that was moved elsewhere, without the seed."""
         return re.sub(r"_?seed_?\d+", "", self.path.resolve().parent.name if self.directory else self.path.stem)
 
 
 def read(path: str | Path) -> Run:
-    """The run at `path`: its folder, or its report.json under any name.
+    """Read the run at `path`: its folder, or its report.json under any name.
 
     Raises:
         UserError: if there is none, it is not finished, or its report cannot be read.
     """
-    given = Path(path)
-    report = given / REPORT if given.is_dir() else given
+    source = Path(path)
+    report = source / REPORT if source.is_dir() else source
     if not report.exists():
-        if (given / METRICS).exists() or (given / checkpoint.FOLDER).is_dir():
-            again = f"{command('train')} {typed('resume', given)}"
-            raise UserError(f"{given} is not finished (no {REPORT}); {again} continues it")
-        raise UserError(f"no run in {given}; expected a run's folder, such as outputs/<task>/<run>, or its {REPORT}")
+        if (source / METRICS).exists() or (source / checkpoint.FOLDER).is_dir():
+            resume = f"{command('train')} {typed('resume', source)}"
+            raise UserError(f"{source} is not finished (no {REPORT}); {resume} continues it")
+        raise UserError(f"no run in {source}; expected a run's folder, such as outputs/<task>/<run>, or its {REPORT}")
     try:
         record = loads(report.read_text(encoding="utf-8"))
         final = next(stage for stage in FINAL if any(row["stage"] == stage for row in record["evaluations"]))
@@ -76,27 +76,30 @@ def read(path: str | Path) -> Run:
 
 
 def _result(row: Mapping[str, Any]) -> EvaluationResult:
-    """An evaluation from its summary.
+    """Build an evaluation from its summary.
 
-    Reports of earlier versions count successes without telling which starts they had: as if no other evaluation had the
+    Reports of earlier versions count successes without their starts: they are treated as if no other evaluation had the
     same episodes.
     """
-    tasks, own = tuple(each["task"] for each in row["per_task"]), row["per_task"]
-    told = all("outcomes" in each for each in own)
-    if not told and "success" not in row:
+    tasks, task_rows = tuple(each["task"] for each in row["per_task"]), row["per_task"]
+    has_outcomes = all("outcomes" in each for each in task_rows)
+    if not has_outcomes and "success" not in row:
         raise ValueError("it is of an earlier version, without the returns of single episodes")
     outcomes = torch.tensor(
-        [[float(value) for value in each["outcomes"].split()] for each in own]
-        if told
-        else [[float(i < round(each["success"] * each["episodes"])) for i in range(each["episodes"])] for each in own],
+        [[float(value) for value in each["outcomes"].split()] for each in task_rows]
+        if has_outcomes
+        else [
+            [float(i < round(each["success"] * each["episodes"])) for i in range(each["episodes"])]
+            for each in task_rows
+        ],
         dtype=torch.float64,
     )
     return EvaluationResult(
         tasks,
         outcomes > 0 if "success" in row else torch.zeros_like(outcomes, dtype=torch.bool),
-        torch.tensor([[each["mean_steps"]] for each in own]).expand_as(outcomes),
+        torch.tensor([[each["mean_steps"]] for each in task_rows]).expand_as(outcomes),
         row["step_limit"],
-        repeatable=told and row.get("repeatable", True),
+        repeatable=has_outcomes and row.get("repeatable", True),
         returns=None if "success" in row else outcomes,
     )
 

@@ -1,4 +1,4 @@
-"""What a run found, in a sentence, from the record of report.json; and which tasks became worse."""
+"""Result of a run in a sentence, from the record of report.json; and the tasks that became worse."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Record = Mapping[str, Any]
 
 
 def headline(record: Record) -> str:
-    """The result on the distribution of training, in words that a stranger understands."""
+    """Result on the training distribution, as a sentence for readers who do not know the project."""
     rows = {row["stage"]: row for row in record["evaluations"] if row["distribution"] in record["distributions"][:1]}
     first = "sft" if "sft" in rows else "start"
     if not {first, "rl"} & rows.keys():
@@ -21,26 +21,26 @@ def headline(record: Record) -> str:
     if "rl" not in rows:
         trained = "supervised training, without reinforcement learning," if "sft" in rows else "no training at all"
         return f"After {trained} {_reached(rows[first], record)}."
-    beaten = _baseline(rows)
+    baseline = _baseline(rows)
     if first not in rows:
-        return f"After {_effort(record)} of reinforcement learning {_reached(rows['rl'], record)}{beaten}."
+        return f"After {_effort(record)} of reinforcement learning {_reached(rows['rl'], record)}{baseline}."
     gains = {gain["over"]: gain for gain in record["gains"] if gain["distribution"] in record["distributions"][:1]}
-    return f"{_change(rows[first], rows['rl'], gains[first], record)}{_control(rows, gains)}{beaten}."
+    return f"{_change(rows[first], rows['rl'], gains[first], record)}{_control(rows, gains)}{baseline}."
 
 
 def selection(record: Record) -> str:
-    """Which policy was the best of those evaluated during training, and why its figure is no result."""
-    chosen, among = record["in_training"]["best"], len(record["in_training"]["points"])
-    what = "mean return" if measure(chosen) == "return" else "success"
+    """Sentences on the best policy of those evaluated during training, and why its figure is not a result."""
+    best, count = record["in_training"]["best"], len(record["in_training"]["points"])
+    name = "mean return" if measure(best) == "return" else "success"
     return (
-        f"The folder best has the policy after {chosen['env_steps']:,} environment steps, chosen as the best of {among}"
-        f" evaluated during training: {what} {_interval(chosen)} on {chosen['episodes']} held-out episodes. The best of"
+        f"The folder best has the policy after {best['env_steps']:,} environment steps, chosen as the best of {count}"
+        f" evaluated during training: {name} {_interval(best)} on {best['episodes']} held-out episodes. The best of"
         " several is favoured by chance: its figure is too high. All others are the last policy's, on other episodes."
     )
 
 
 def regressions(record: Record) -> list[dict[str, Any]]:
-    """Tasks whose success, or mean return, fell from what RL began with: the gain, with its distribution and task."""
+    """Gains, with distribution and task, of tasks whose success or mean return fell during RL."""
     stages = {row["stage"] for row in record["evaluations"]}
     before = "sft" if "sft" in stages else "start"
     return [
@@ -53,20 +53,20 @@ def regressions(record: Record) -> list[dict[str, Any]]:
 
 
 def significant(gain: Mapping[str, Any]) -> bool:
-    """Whether the interval of a gain leaves out zero."""
+    """Whether the interval of a gain excludes zero."""
     return gain["low"] > 0 or gain["high"] < 0
 
 
 def points(gain: Mapping[str, Any]) -> str:
-    """A gain with its interval, in percentage points or, of returns, in their unit."""
+    """Format a gain with its interval, in percentage points, or in the unit of returns."""
     if gain["measure"] == "return":
         return f"{gain['difference']:+.4g} [{gain['low']:+.4g}, {gain['high']:+.4g}]"
     return f"{100 * gain['difference']:+.1f} points [{100 * gain['low']:+.1f}, {100 * gain['high']:+.1f}]"
 
 
 def _change(before: Record, after: Record, gain: Record, record: Record) -> str:
-    what = "the mean return" if gain["measure"] == "return" else "success"
-    on = f"{what} on {_starts(after, record)}"
+    measured = "the mean return" if gain["measure"] == "return" else "success"
+    on = f"{measured} on {_starts(after, record)}"
     if not significant(gain):
         return (
             f"Reinforcement learning made no significant difference to {on}: {_figure(before)} before and "
@@ -77,32 +77,32 @@ def _change(before: Record, after: Record, gain: Record, record: Record) -> str:
 
 
 def _control(rows: Mapping[str, Record], gains: Mapping[str, Record]) -> str:
-    """What supervised training alone reached in as many steps, and whether RL did better than that."""
+    """Clause on the result of supervised training for as many steps, and whether RL is better."""
     if "sft_control" not in rows:
         return ""
-    told = f"; supervised training for as many steps reached {_figure(rows['sft_control'])}"
-    over = gains["sft_control"]
-    if over["low"] > 0:
-        return told
-    if over["high"] < 0:
-        return f"{told}, which is better ({points(over)})"
-    return f"{told}, and the difference from that is not significant ({points(over)})"
+    clause = f"; supervised training for as many steps reached {_figure(rows['sft_control'])}"
+    gain = gains["sft_control"]
+    if gain["low"] > 0:
+        return clause
+    if gain["high"] < 0:
+        return f"{clause}, which is better ({points(gain)})"
+    return f"{clause}, and the difference from that is not significant ({points(gain)})"
 
 
 def _baseline(rows: Mapping[str, Record]) -> str:
-    found = {stage.removeprefix(BASELINE): row for stage, row in rows.items() if stage.startswith(BASELINE)}
-    if not found:
+    rows_by_name = {stage.removeprefix(BASELINE): row for stage, row in rows.items() if stage.startswith(BASELINE)}
+    if not rows_by_name:
         return ""
-    name = max(found, key=lambda each: found[each][measure(found[each])])
-    best = f"the best of {len(found)} planners, {name}," if len(found) > 1 else f"the planner {name}"
-    return f"; {best} reached {_figure(found[name])}"
+    name = max(rows_by_name, key=lambda each: rows_by_name[each][measure(rows_by_name[each])])
+    best = f"the best of {len(rows_by_name)} planners, {name}," if len(rows_by_name) > 1 else f"the planner {name}"
+    return f"; {best} reached {_figure(rows_by_name[name])}"
 
 
 def _reached(row: Record, record: Record) -> str:
-    where = _starts(row, record)
+    starts = _starts(row, record)
     if measure(row) == "return":
-        return f"the policy earned a mean return of {_interval(row)} on {row['episodes']} {where}"
-    return f"the policy succeeded on {_interval(row)} of {row['episodes']} {where}"
+        return f"the policy earned a mean return of {_interval(row)} on {row['episodes']} {starts}"
+    return f"the policy succeeded on {_interval(row)} of {row['episodes']} {starts}"
 
 
 def _starts(row: Record, record: Record) -> str:

@@ -1,4 +1,4 @@
-"""Margins of a policy: how far single conditions can depart from the task's before success falls."""
+"""Margins of a policy: the range of single conditions around the task's in which it still succeeds."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from embodied.task import MarginTask, Sweep, Task
 log = logging.getLogger(__name__)
 NAME = "margins"
 ENOUGH = 0.95
-"""The share of successes that bounds a margin."""
+"""Share of successes that bounds a margin."""
 
 
 @dataclass(frozen=True)
 class Margin:
-    """Successes of `episodes` at each value of a sweep."""
+    """Number of successes of `episodes` at each value of a sweep."""
 
     sweep: Sweep
     successes: tuple[int, ...]
     episodes: int
 
     def rates(self) -> list[tuple[float, float, float]]:
-        """The share of successes at each value, with Wilson's 95% interval."""
+        """Share of successes at each value, with Wilson's 95% interval."""
         return [(count / self.episodes, *wilson(count, self.episodes)) for count in self.successes]
 
     def bounds(self) -> tuple[float | None, float | None]:
-        """The lowest and highest value around the best one between which `ENOUGH` succeeds everywhere.
+        """Lowest and highest value around the best one between which at least `ENOUGH` succeed everywhere.
 
         None stands for an end that the sweep does not reach; both are the best value where even that fails too often.
         """
@@ -47,6 +47,7 @@ class Margin:
         values = self.sweep.values
         if not good[best]:
             return values[best], values[best]
+        # extend from the best value to both sides while enough episodes succeed
         while first > 0 and good[first - 1]:
             first -= 1
         while last + 1 < len(values) and good[last + 1]:
@@ -54,7 +55,7 @@ class Margin:
         return (values[first] if first > 0 else None), (values[last] if last + 1 < len(values) else None)
 
     def words(self) -> str:
-        """The bounds in words."""
+        """Bounds in words."""
         (low, high), ends = self.bounds(), self.sweep.values
         if low is not None and low == high and max(self.successes) < ENOUGH * self.episodes:
             return f"nowhere {ENOUGH:.0%}"
@@ -79,22 +80,24 @@ def measure(
     """
     if not isinstance(task, MarginTask):
         raise UserError(f"{task.name} has no conditions to sweep; use margins=false")
-    found, points = {}, sum(len(sweep.values) for sweep in task.margins.values())
-    how = {"starts_per_task": starts_per_task, "first_start": first_start, "device": device}
+    margins, points = {}, sum(len(sweep.values) for sweep in task.margins.values())
+    options = {"starts_per_task": starts_per_task, "first_start": first_start, "device": device}
     with Progress(NAME, points, "point") as bar:
         for name, sweep in task.margins.items():
             results = []
             for value in sweep.values:
                 env = environment(f"{name}={value:g}")
-                results.append(evaluate(env, policy, **how))
+                results.append(evaluate(env, policy, **options))
                 env.close()
                 bar.update(note=name)
-            found[name] = Margin(sweep, tuple(int(each.success.sum()) for each in results), results[0].success.numel())
-    return found
+            margins[name] = Margin(
+                sweep, tuple(int(each.success.sum()) for each in results), results[0].success.numel()
+            )
+    return margins
 
 
 def write(directory: Path, margins: Mapping[str, Margin], record: Mapping[str, Any]) -> str:
-    """Tell margins, then write margins.json, .md and .png into `directory`; returns a line that says so."""
+    """Log margins, write margins.json, .md and .png into `directory`, and return a line with their paths."""
     rows = [
         [name, f"{value:g}", margin.sweep.unit, f"{100 * rate:.1f}% [{100 * low:.1f}, {100 * high:.1f}]"]
         for name, margin in margins.items()
@@ -107,16 +110,16 @@ def write(directory: Path, margins: Mapping[str, Margin], record: Mapping[str, A
         "margins": {name: {**asdict(m), "bounds": m.bounds(), "words": m.words()} for name, m in margins.items()},
     }
     episodes = next(iter(margins.values())).episodes
-    told = [
+    sections = [
         table(["condition", "value", "unit", f"success of {episodes} episodes, 95% interval"], rows),
         f"At least {ENOUGH:.0%} succeed, as far as the sweep goes:",
         table(["condition", "from, to", "unit", "value"], limits),
     ]
-    log.info("\n\n".join(told) + "\n")
+    log.info("\n\n".join(sections) + "\n")
     with complete_or_absent(directory / f"{NAME}.json") as temporary:
         temporary.write_text(dumps_rows(whole), encoding="utf-8")
     with complete_or_absent(directory / f"{NAME}.md") as temporary:
-        temporary.write_text("\n\n".join(["# Margins", *told, f"![Margins]({NAME}.png)"]) + "\n", encoding="utf-8")
+        temporary.write_text("\n\n".join(["# Margins", *sections, f"![Margins]({NAME}.png)"]) + "\n", encoding="utf-8")
     with complete_or_absent(directory / f"{NAME}.png") as temporary:
         _figure(margins).savefig(temporary, format="png", dpi=120)
     return f"wrote {directory / NAME}.md, .json and .png"
@@ -126,29 +129,29 @@ def read(directory: Path, weights_sha256: str | None) -> dict[str, Any] | None:
     """Contents of margins.json in `directory`; None if there is none or it is of other weights.
 
     Raises:
-        UserError: for a file that is no JSON.
+        UserError: for a file that is not JSON.
     """
     path = directory / f"{NAME}.json"
     if not path.is_file():
         return None
     try:
-        found = loads(path.read_text(encoding="utf-8"))
+        record = loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise UserError(f"{path} is no JSON ({error}); measure again: evaluate.py margins=true") from None
-    return found if found.get("weights_sha256") == weights_sha256 else None
+    return record if record.get("weights_sha256") == weights_sha256 else None
 
 
 def words(directory: Path, weights_sha256: str | None) -> dict[str, str]:
-    """The margins that `read` finds, as "0.8 to 1.2 (times the mass)", by condition.
+    """Margins of `read` in words, such as "0.8 to 1.2 (times the mass)", by condition.
 
     Raises:
-        UserError: as `read`.
+        UserError: see `read`.
     """
-    found, told = (read(directory, weights_sha256) or {}).get("margins", {}), {}
-    for name, each in found.items():
+    margins, texts = (read(directory, weights_sha256) or {}).get("margins", {}), {}
+    for name, each in margins.items():
         unit = "" if each["sweep"]["unit"] == "1" else f" {each['sweep']['unit']}"
-        told[name] = f"{each['words']}{unit} ({each['sweep']['means']})"
-    return told
+        texts[name] = f"{each['words']}{unit} ({each['sweep']['means']})"
+    return texts
 
 
 def _figure(margins: Mapping[str, Margin]) -> Any:  # noqa: ANN401 - matplotlib's

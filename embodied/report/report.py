@@ -26,7 +26,7 @@ from embodied.saving.versions import git_commit, versions
 STAGES = {"start": "start", "sft": "SFT", "sft_control": "SFT control", "rl": "RL"}
 """Evaluated stages, in the order of a report, and their titles."""
 POLICY = "policy"
-"""Name of the evaluated policy beside baselines."""
+"""Name of the evaluated policy among baselines."""
 log = logging.getLogger(__name__)
 STAND_IN = "**Stand-in assets**: primitives in place of the official assets. These are not benchmark numbers."
 
@@ -37,10 +37,11 @@ class Report:
 
     `assets` is "official" or "stand-in", None for tasks without assets; `wall_s` is seconds per phase, `cpu_s` the CPU
     time of reinforcement learning on all cores, `phase_cpu_s` that of the other phases. `arguments` are the options
-    that the run was given, None if a program gave objects. `export_target` is what export.py makes of the policy, None
-    if nothing. `notes` list missing capabilities of the simulator; `in_training` are evaluations during reinforcement
-    learning. Of the `episodes` of training, `lost` ended because a process of the simulator died, and in `pushed` a
-    person pushed something. `lost_collectors` died and were replaced; `dropped_rollouts` were too old to learn from.
+    of the run, None if a program passed objects. `export_target` is the format into which export.py converts the
+    policy, None if there is none. `notes` list missing capabilities of the simulator; `in_training` are evaluations
+    during reinforcement learning. Of the `episodes` of training, `lost` ended because a process of the simulator died,
+    and in `pushed` a person pushed a robot or object. `lost_collectors` died and were replaced; `dropped_rollouts` were
+    too old to use.
     """
 
     task: str
@@ -91,7 +92,7 @@ class Report:
         return gains
 
     def to_dict(self) -> dict[str, Any]:
-        """Content of report.json, from which the pages are made."""
+        """Content of report.json, from which the pages are built."""
         record = {
             "task": self.task,
             "assets": self.assets,
@@ -133,7 +134,7 @@ class Report:
         return next_commands(directory, self.export_target, self.arguments or ())
 
     def _notes(self) -> list[str]:
-        """The notes of the run, then those of its evaluations."""
+        """Notes of the run, then remarks on its evaluations."""
         remarks = (
             f"{title(key[0])} on {key[1]}: {text}" for key, each in self._ordered().items() for text in each.remarks()
         )
@@ -141,9 +142,9 @@ class Report:
 
     def _by_task(self, stage: str, distribution: str) -> list[dict[str, Any]]:
         after, before = self.results["rl", distribution], self.results[stage, distribution]
-        found = [(name, after.of_task(row).gain_over(before.of_task(row))) for row, name in enumerate(after.tasks)]
+        gains = [(name, after.of_task(row).gain_over(before.of_task(row))) for row, name in enumerate(after.tasks)]
         return [
-            {"task": task, "difference": gain.difference, "low": gain.low, "high": gain.high} for task, gain in found
+            {"task": task, "difference": gain.difference, "low": gain.low, "high": gain.high} for task, gain in gains
         ]
 
     def write(self, directory: str | Path, curves: Mapping[str, str]) -> None:
@@ -168,11 +169,11 @@ class Report:
         ]
         gains = [f"  {line}" for line in self._gains()]
         assets = [] if self.assets in ("official", None) else [f"  with {self.assets} assets: not benchmark numbers"]
-        following = [
+        next_lines = [
             "Next:",
             *(f"  {command}" for command in self._next(Path(directory))),
         ]
-        where = f"Report: {from_here(Path(directory) / 'report.html')} (as text: report.md)"
+        location = f"Report: {from_here(Path(directory) / 'report.html')} (as text: report.md)"
         notes = [f"  {note}" for note in self._notes()]
         record = self.to_dict()
         worse = [f"  worse: {line}" for line in _worse(record)]
@@ -186,13 +187,13 @@ class Report:
                 *([f"  {selection(record)}"] if record["in_training"] else []),
                 *assets,
                 *notes,
-                where,
-                *following,
+                location,
+                *next_lines,
             ]
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """The evaluations so far, as a tree for the checkpoint."""
+        """Evaluations so far, as a tree for the checkpoint."""
         results = [[*key, vars(result)] for key, result in self.results.items()]
         return {"results": results, "in_training": list(self.in_training.points)}
 
@@ -204,8 +205,8 @@ class Report:
 
     def _ordered(self) -> dict[tuple[str, str], EvaluationResult]:
         order = ["start", "sft", "sft_control", BASELINE, "rl"]
-        place = {stage: order.index(BASELINE if stage.startswith(BASELINE) else stage) for stage, _ in self.results}
-        return dict(sorted(self.results.items(), key=lambda item: (item[0][1], place[item[0][0]])))
+        position = {stage: order.index(BASELINE if stage.startswith(BASELINE) else stage) for stage, _ in self.results}
+        return dict(sorted(self.results.items(), key=lambda item: (item[0][1], position[item[0][0]])))
 
     def _measure(self) -> str:
         return next((result.measure for result in self.results.values()), "success")
@@ -214,16 +215,16 @@ class Report:
         marks = {}
         for (stage, distribution), result in self._ordered().items():
             row = result.summary()
-            told = (row[name] for name in (result.measure, "low", "high"))
-            marks[f"{title(stage)} on {distribution}"] = tuple(math.nan if x is None else x for x in told)
+            numbers = (row[name] for name in (result.measure, "low", "high"))
+            marks[f"{title(stage)} on {distribution}"] = tuple(math.nan if x is None else x for x in numbers)
         return marks
 
     def _marks_along(self) -> dict[str, tuple[float, float, float, float]]:
-        """Evaluations before and after RL on the distribution of those during it: steps, value, low and high."""
-        ends, on = {"start": 0, "sft": 0, "rl": self.env_steps}, self.in_training.distribution
+        """Evaluations before and after RL on the distribution of those in training: steps, value, low and high."""
+        stage_steps, distribution = {"start": 0, "sft": 0, "rl": self.env_steps}, self.in_training.distribution
         marks = self._marks() if self.in_training.points else {}
-        found = {stage: marks.get(f"{title(stage)} on {on}") for stage in ends}
-        return {title(stage): (ends[stage], *mark) for stage, mark in found.items() if mark}
+        stage_marks = {stage: marks.get(f"{title(stage)} on {distribution}") for stage in stage_steps}
+        return {title(stage): (stage_steps[stage], *mark) for stage, mark in stage_marks.items() if mark}
 
     def _page(self, record: dict[str, Any], directory: Path) -> str:
         stand_in = [STAND_IN] if self.assets == "stand-in" else []
@@ -247,9 +248,9 @@ class Report:
         rows = []
         for (stage, distribution), result in self._ordered().items():
             row = result.summary()
-            shown = [_number(row.get(name)) for name in metrics]
+            numbers = [_number(row.get(name)) for name in metrics]
             episodes = f"{row['episodes']}{_odd(row)}"
-            rows.append([title(stage), distribution, _rate(row), *shown, episodes, str(result.step_limit or "")])
+            rows.append([title(stage), distribution, _rate(row), *numbers, episodes, str(result.step_limit or "")])
         return table(header, rows)
 
     def _gains(self) -> list[str]:
@@ -291,12 +292,12 @@ class Report:
 
 
 def _result(state: Mapping[str, Any]) -> EvaluationResult:
-    """An evaluation of a checkpoint; those of earlier releases have numbers of odd episodes in place of `events`."""
-    kept: dict[str, Any] = {name: value for name, value in state.items() if name not in ODD_EVENTS}
+    """Evaluation of a checkpoint; in earlier releases it has numbers of odd episodes instead of `events`."""
+    fields: dict[str, Any] = {name: value for name, value in state.items() if name not in ODD_EVENTS}
     if "events" not in state:
         number = torch.arange(state["success"].numel()).view_as(state["success"])
-        kept["events"] = {name: number < state[name] for name in ODD_EVENTS if name in state}  # only sums are read
-    return EvaluationResult(**kept)
+        fields["events"] = {name: number < state[name] for name in ODD_EVENTS if name in state}  # only sums are read
+    return EvaluationResult(**fields)
 
 
 def title(stage: str) -> str:
@@ -319,38 +320,53 @@ def evaluation_table(results: Mapping[str, EvaluationResult]) -> str:
 
 
 def write_evaluation(path: Path, record: Mapping[str, Any], results: Mapping[tuple[str, str], EvaluationResult]) -> str:
-    """Tell `results`, then write them into the JSON file `path`, with `record`; returns a line that says so.
+    """Log `results`, write them with `record` into the JSON file `path`, and return a line with the path.
 
-    Their keys are POLICY or the name of a baseline, and the distribution. Baselines, if any, are shown beside the
-    policy, with its gain over each, paired if both ran the same episodes.
+    Their keys are POLICY or the name of a baseline, and the distribution. Baselines, if any, are shown with the policy
+    and its gain over each, paired if both ran the same episodes.
     """
     stages = {key: POLICY if key[0] == POLICY else BASELINE + key[0] for key in results}
-    evaluations = [{"stage": stages[key], "distribution": key[1], **found.summary()} for key, found in results.items()]
-    gains = {key: results[POLICY, key[1]].gain_over(found) for key, found in results.items() if key[0] != POLICY}
-    written = {**record, "git_commit": git_commit(), "versions": versions(), "evaluations": evaluations}
-    written["gains"] = [{"over": stages[key], "distribution": key[1], **vars(gain)} for key, gain in gains.items()]
-    columns = {on if who == POLICY else f"{who}, {on}": found for (who, on), found in results.items()}
-    paired = ", paired" if all(found.repeatable for found in results.values()) else ""
-    over = [f"policy over {who} on {on}: {_points(gain)}{paired}" for (who, on), gain in gains.items()]
-    assets = [f"{written['assets']} assets"] if written.get("assets") else []
-    remarks = [f"{who} on {on}: {text}" for (who, on), found in results.items() for text in found.remarks()]
+    evaluations = [
+        {"stage": stages[key], "distribution": key[1], **result.summary()} for key, result in results.items()
+    ]
+    gains = {key: results[POLICY, key[1]].gain_over(result) for key, result in results.items() if key[0] != POLICY}
+    content = {**record, "git_commit": git_commit(), "versions": versions(), "evaluations": evaluations}
+    content["gains"] = [{"over": stages[key], "distribution": key[1], **vars(gain)} for key, gain in gains.items()]
+    columns = {
+        distribution if name == POLICY else f"{name}, {distribution}": result
+        for (name, distribution), result in results.items()
+    }
+    paired = ", paired" if all(result.repeatable for result in results.values()) else ""
+    over = [
+        f"policy over {name} on {distribution}: {_points(gain)}{paired}" for (name, distribution), gain in gains.items()
+    ]
+    assets = [f"{content['assets']} assets"] if content.get("assets") else []
+    remarks = [
+        f"{name} on {distribution}: {text}"
+        for (name, distribution), result in results.items()
+        for text in result.remarks()
+    ]
     log.info("\n".join([evaluation_table(columns), *over, *assets, *remarks]))
     with complete_or_absent(path) as temporary:
-        temporary.write_text(dumps_rows(written), encoding="utf-8")
+        temporary.write_text(dumps_rows(content), encoding="utf-8")
     return f"wrote {path}"
 
 
 def _provenance(seed: int) -> str:
-    listed = ", ".join(f"{name} {version}" for name, version in versions().items())
-    return f"Seed {seed}, commit {git_commit()}, {listed}."
+    packages = ", ".join(f"{name} {version}" for name, version in versions().items())
+    return f"Seed {seed}, commit {git_commit()}, {packages}."
 
 
 def _in_training(record: Mapping[str, Any]) -> str:
-    """The evaluations during reinforcement learning, and what was chosen by them."""
-    if not (found := record["in_training"]):
+    """Section on the evaluations during reinforcement learning, and the policy chosen by them."""
+    if not (evaluations := record["in_training"]):
         return ""
-    header = ["environment steps", f"{measure(found['best'])} on {found['distribution']} [95% interval]", "episodes"]
-    rows = [[f"{each['env_steps']:,}", _rate(each), str(each["episodes"])] for each in found["points"]]
+    header = [
+        "environment steps",
+        f"{measure(evaluations['best'])} on {evaluations['distribution']} [95% interval]",
+        "episodes",
+    ]
+    rows = [[f"{each['env_steps']:,}", _rate(each), str(each["episodes"])] for each in evaluations["points"]]
     return f"## During training\n\n{markdown(selection(record))}\n\n{table(header, rows)}"
 
 
@@ -363,12 +379,12 @@ def _worse(record: Mapping[str, Any]) -> list[str]:
 
 
 def told(row: Mapping[str, Any]) -> str:
-    """What a summary says of success, or of returns, with its interval, and which of the two it is."""
+    """Success or return of a summary with its interval, preceded by its name."""
     return f"{'success' if 'success' in row else 'return'} {_rate(row)}"
 
 
 def _rate(row: Mapping[str, Any]) -> str:
-    if "success" in row:  # a return may be told beside it
+    if "success" in row:  # even if there is also a return
         return f"{row['success']:.1%} [{row['low']:.1%}, {row['high']:.1%}]"
     bounds = "" if row["low"] is None else f" [{row['low']:.4g}, {row['high']:.4g}]"
     return f"{row['return']:.4g}{bounds}"

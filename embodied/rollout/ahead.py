@@ -1,4 +1,4 @@
-"""Collection of the next rollout beside the learner's update, by the policy from before that update."""
+"""Collection of the next rollout during the learner's update, by the policy from before that update."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from embodied.saving.tree import copy_tree
 
 
 class CollectorAhead:
-    """Runs `collector` in a thread: a rollout that was begun is by a policy that is one update old.
+    """Collector that runs `collector` in a thread: its rollouts are by a policy that is one update old.
 
-    Every rollout has the same numbers as if it had been collected before the update, so that a run is repeatable. While
-    entered, this thread and the other have half of PyTorch's threads each. On a CUDA device the collection has a stream
-    of its own.
+    Every rollout has the same numbers as if it had been collected before the update, so that a run is repeatable.
+    While entered, this thread and the other have half of PyTorch's threads each. On a CUDA device the collection has a
+    stream of its own.
     """
 
     def __init__(self, collector: Collector, policy: TrainablePolicy, precision: Precision = Precision.FLOAT32) -> None:
@@ -51,25 +51,29 @@ class CollectorAhead:
         torch.set_num_threads(self.threads)
 
     def begin(self, decisions: int) -> None:
-        """Collect `decisions` chunks in every environment, by the policy as it is now; returns at once."""
+        """Start to collect `decisions` chunks in every environment, by the current policy; returns at once."""
         with torch.no_grad():
             self.acting.load_state_dict(self.policy.state_dict())
         self.collector.version = self.version
         self._begin(decisions)
 
     def collect(self, decisions: int) -> Rollout:
-        """The rollout that was begun, or one of the policy as it is now; its times are those of waiting for it."""
+        """Wait for the rollout that is running, or collect one by the current policy.
+
+        Its times are those of waiting.
+        """
         if self.running is None:
             self.begin(decisions)
         assert self.running is not None
-        began = time.perf_counter()
+        wait_began = time.perf_counter()
         rollout, took_s = self.running.result()
         self.running = None
-        waited = min(1.0, (time.perf_counter() - began) / max(took_s, 1e-9))
-        return replace(rollout, simulation_s=waited * rollout.simulation_s, policy_s=waited * rollout.policy_s)
+        # Times are scaled by the share that this thread waited: the rest ran during the update.
+        share = min(1.0, (time.perf_counter() - wait_began) / max(took_s, 1e-9))
+        return replace(rollout, simulation_s=share * rollout.simulation_s, policy_s=share * rollout.policy_s)
 
     def abandon(self) -> None:
-        """Drop the running rollout, and the running episodes: new ones begin everywhere."""
+        """Drop the running rollout and the running episodes: new ones begin everywhere."""
         if self.running is not None:
             self.collector.cancelled = True
             wait([self.running])
@@ -80,21 +84,22 @@ class CollectorAhead:
         acting = dict(self.acting.state_dict())
         self.began = copy_tree({"collector": self.collector.state_dict(), "acting": acting, "decisions": decisions})
         if self.generator.device.type == "cuda":
+            # the other stream must not reuse memory that the learner's stream still reads
             torch.cuda.current_stream(self.generator.device).synchronize()
         self.running = self.thread.submit(self._collect, decisions)
 
     def _collect(self, decisions: int) -> tuple[Rollout, float]:
-        """The rollout and the time that it took, s."""
-        began = time.perf_counter()
+        """Rollout, and the time that it took, s."""
+        started = time.perf_counter()
         with torch.cuda.stream(self._stream), self.precision.on(self.generator.device):
             rollout = self.collector.collect(decisions)
         if self._stream is not None:
             self._stream.synchronize()
-        return rollout, time.perf_counter() - began
+        return rollout, time.perf_counter() - started
 
     @cached_property
     def _stream(self) -> torch.cuda.Stream | None:
-        """The stream of all collections on a CUDA device: PyTorch reuses a stream's memory in that stream alone.
+        """Stream of all collections on a CUDA device, because PyTorch reuses a stream's memory in that stream only.
 
         Memory of an earlier rollout is free for reuse once the learner's stream is done with it, see `_begin`.
         """
@@ -102,7 +107,7 @@ class CollectorAhead:
         return torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def state_dict(self) -> dict[str, Any]:
-        """As the collector's; of a running rollout what it began with: from there it is collected again."""
+        """State of the collector; for a running rollout the state in which it began, from which it is repeated."""
         if self.running is None:
             return {"version": self.version, "collector": self.collector.state_dict()}
         return {"version": self.version, **self.began}

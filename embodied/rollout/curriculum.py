@@ -1,8 +1,8 @@
-"""A curriculum of initial states: those that the policy neither always solves nor never are begun more often.
+"""Curriculum of initial states: states that the policy solves about half of the time begin more episodes.
 
-A share of episodes repeats initial states of the environment's task that are known, with weight
-exp(-|success - 1/2| / TEMPERATURE), and the others begin in new ones, which a curriculum of only known states would
-never find. Of every task the `KNOWN` states nearest to one half are remembered.
+A share of episodes repeats known initial states of the environment's task, with weight exp(-|success - 1/2| /
+TEMPERATURE), and the others begin in new ones, which a curriculum of only known states would never find. For every
+task the `KNOWN` states nearest to one half are remembered.
 
 Differs from VLA-RL (arXiv 2505.18719), whose published code also draws among the initial states of a task, but by
 their failures: with weight (1 - success)^(1 / temperature), and at least a minimum, so that states which are never
@@ -23,25 +23,27 @@ from embodied.rollout.starts import RECENT, drawn_first
 KNOWN = 32
 TEMPERATURE = 0.1
 MEMORY = 0.9
-"""What an attempt weighs beside the one after it: the policy changes."""
+"""Weight of an attempt relative to the one after it, because the policy changes."""
 
 Record = tuple[float, float]
-"""Attempts and successes of an initial state, recent ones weighing more."""
+"""Numbers of attempts and successes of an initial state, which decay by `MEMORY` at each attempt."""
 
 
 def weight(record: Record) -> float:
-    """The weight of an initial state, 1 where its success rate is one half.
+    """Weight of an initial state, 1 where its success rate is one half.
 
-    The rate begins at one half, as if one attempt of two had succeeded: a state tried once may be anything.
+    The rate begins at one half, as if one attempt of two had succeeded: a state tried once may have any rate.
     """
     attempts, successes = record
+    # w = exp(-|(successes + 1) / (attempts + 2) - 1/2| / TEMPERATURE)
     return math.exp(-abs((successes + 1.0) / (attempts + 2.0) - 0.5) / TEMPERATURE)
 
 
 class CurriculumStarts:
-    """Begins a share `repeated` of episodes in known initial states, by their success, and the others in new ones.
+    """Starts that repeat known initial states in a share `repeated` of episodes.
 
-    Starts are below `num_starts`; None: unlimited.
+    The known states are drawn by their success, the other episodes begin in new states. Starts are below `num_starts`;
+    None: unlimited.
     """
 
     def __init__(
@@ -73,46 +75,47 @@ class CurriculumStarts:
         return starts
 
     def separate(self, generator: torch.Generator) -> None:
-        """As `OwnStarts.separate`."""
+        """See `OwnStarts.separate`."""
         self.generator = generator
         self.fresh = [drawn_first(generator)] * len(self.fresh)
 
     def abandon(self) -> None:
-        """The running episodes will not end: they count neither way."""
+        """Drop the running episodes: they count neither as successes nor as failures."""
         self.running = [-1] * len(self.running)
 
     def metrics(self) -> dict[str, float]:
-        """`new_starts_success`: success rate of the last `RECENT` episodes from new initial states, and `known_starts`.
+        """Metrics `new_starts_success` and `known_starts`, the number of remembered states.
 
-        The rate is left out until every environment has ended an episode, because successful episodes end first.
+        The former is the success rate of the last `RECENT` episodes from new initial states. It is left out until
+        every environment has ended an episode, because successful episodes end first.
         """
-        known = {"known_starts": float(sum(map(len, self.known)))}
-        return known | ({"new_starts_success": sum(self.firsts) / len(self.firsts)} if all(self.ended) else {})
+        counts = {"known_starts": float(sum(map(len, self.known)))}
+        return counts | ({"new_starts_success": sum(self.firsts) / len(self.firsts)} if all(self.ended) else {})
 
     def _remember(self, env: int, won: bool) -> None:
-        known, start = self.known[self.task_index[env]], self.running[env]
-        attempts, successes = known.get(start, (0.0, 0.0))
-        known[start] = (MEMORY * attempts + 1.0, MEMORY * successes + won)
-        if len(known) > KNOWN:
-            del known[min(known, key=lambda each: weight(known[each]))]
+        records, start = self.known[self.task_index[env]], self.running[env]
+        attempts, successes = records.get(start, (0.0, 0.0))
+        records[start] = (MEMORY * attempts + 1.0, MEMORY * successes + won)
+        if len(records) > KNOWN:
+            del records[min(records, key=lambda each: weight(records[each]))]
         self.ended[env] = True
         if self.first[env]:
             self.firsts = [*self.firsts, won][-RECENT:]
 
     def _begin(self, env: int, repeat: bool) -> None:
-        """Begin the next episode of `env` in a known state if it is to `repeat` one and there is any."""
+        """Begin the next episode of `env`, in a known state if it is to `repeat` one and there is one."""
         task = self.task_index[env]
-        known = self.known[task]
-        self.first[env] = not (repeat and known)
+        records = self.known[task]
+        self.first[env] = not (repeat and records)
         if self.first[env]:
             self.running[env] = self.fresh[task] % self.num_starts if self.num_starts else self.fresh[task]
             self.fresh[task] += 1
         else:
-            weights = torch.tensor([weight(record) for record in known.values()])
-            self.running[env] = list(known)[int(torch.multinomial(weights, 1, generator=self.generator))]
+            weights = torch.tensor([weight(record) for record in records.values()])
+            self.running[env] = list(records)[int(torch.multinomial(weights, 1, generator=self.generator))]
 
     def state_dict(self) -> dict[str, Any]:
-        """What is known of initial states, and counters."""
+        """Records of initial states, and counters."""
         state = {name: list(getattr(self, name)) for name in ("fresh", "running", "first", "firsts", "ended")}
         known = [[[start, *record] for start, record in task.items()] for task in self.known]
         return state | {"known": known, "generator": self.generator.get_state()}

@@ -21,12 +21,12 @@ from embodied.rollout.starts import Starts
 
 @runtime_checkable
 class UnrolledEnvironment(DifferentiableEnvironment, Protocol):
-    """A DifferentiableEnvironment that runs a whole feed-forward policy itself, faster than step by step."""
+    """DifferentiableEnvironment that runs a whole feed-forward policy itself, faster than step by step."""
 
     def unroll(
         self, layers: Sequence[tuple[Tensor, Tensor]], decisions: int, max_action_gradient: float = math.inf
     ) -> Rollout:
-        """Run `decisions` single actions of a feed-forward policy from the present state.
+        """Run `decisions` single actions of a feed-forward policy from the current state.
 
         `layers` are (weight [out, in], bias [out]) with tanh after each, from the concatenated observations that the
         policy's contract reads to actions in half ranges around the middle. Reward, observations and actions carry
@@ -36,7 +36,7 @@ class UnrolledEnvironment(DifferentiableEnvironment, Protocol):
 
 
 class DifferentiableCollector(Collector):
-    """Collects deterministic decisions; rewards and observations carry gradients to the policy.
+    """Collector of deterministic decisions; rewards and observations carry gradients to the policy.
 
     Environments restart only between rollouts: one whose episode ends inside a rollout stays frozen until its end. A
     gradient by one decision, of a mean over all, has at most that decision's share of norm `max_action_gradient`.
@@ -62,42 +62,43 @@ class DifferentiableCollector(Collector):
         started = time.perf_counter()
         self._restart(self.finished, bool(self.finished.any()))
         env = cast(DifferentiableEnvironment, self.env)
-        most = self.max_action_gradient / (env.num_envs * decisions)
+        # the mean over N environments and T decisions divides each gradient by N * T
+        limit = self.max_action_gradient / (env.num_envs * decisions)
         if isinstance(env, UnrolledEnvironment) and isinstance(self.policy, DensePolicy):
             layers = [(weight.to(env.device), bias.to(env.device)) for weight, bias in self.policy.layers()]
-            rollout = env.unroll(layers, decisions, most)
+            rollout = env.unroll(layers, decisions, limit)
             check_reward(env, rollout.reward)
             for observation in (rollout.observation, rollout.last_observation):
                 check_observation(env, observation)
         else:
-            rollout = self._by_steps(decisions, most)
+            rollout = self._by_steps(decisions, limit)
         env.detach()
         self.finished, self.success = rollout.done[-1], rollout.success[-1]
         self.observation = rollout.last_observation.detach()
-        ran = rollout.executed.any(-1)  # an episode ends once
-        ended = {name: getattr(rollout, name) & ran for name in ENDS}
-        counted = {"simulation_s": time.perf_counter() - started, "policy_version": self.version}
-        return self._with_totals(replace(rollout, **counted, **ended))
+        running = rollout.executed.any(-1)  # an episode ends once
+        ended = {name: getattr(rollout, name) & running for name in ENDS}
+        totals = {"simulation_s": time.perf_counter() - started, "policy_version": self.version}
+        return self._with_totals(replace(rollout, **totals, **ended))
 
     def _by_steps(self, decisions: int, max_action_gradient: float) -> Rollout:
-        """As `UnrolledEnvironment.unroll`, for any environment and policy, step by step."""
+        """Step-by-step equivalent of `UnrolledEnvironment.unroll`, for any environment and policy."""
         policy = cast(DeterministicPolicy, self.policy)
-        seen, made, frozen = [cast(TensorDict, self.observation)], [], torch.zeros_like(self.finished)
+        observations, rows, frozen = [cast(TensorDict, self.observation)], [], torch.zeros_like(self.finished)
         empty = TensorDict({}, batch_size=[self.env.num_envs])
         for _ in range(decisions):
-            actions = policy.actions(seen[-1].to(policy.device)).to(self.env.device)
+            actions = policy.actions(observations[-1].to(policy.device)).to(self.env.device)
             clip_gradient(actions, max_action_gradient)
             transition = self.env.step(actions[:, : self.env.contract.executed])
             check_transition(self.env, transition)
             unscored = Decision(actions, empty, actions.new_zeros(*transition.executed.shape, 1))
-            made.append(stacked_row(unscored, transition, frozen))
-            seen.append(transition.observation)
+            rows.append(stacked_row(unscored, transition, frozen))
+            observations.append(transition.observation)
             frozen = transition.done
-        stacked = {name: _stacked([row[name] for row in made]) for name in made[0]}
+        stacked = {name: _stacked([row[name] for row in rows]) for name in rows[0]}
         start = self.env.start.expand(decisions, -1) if isinstance(self.env, NumberedStarts) else None
         return Rollout(
-            observation=TensorDict.stack(seen[:-1]),
-            last_observation=seen[-1],
+            observation=TensorDict.stack(observations[:-1]),
+            last_observation=observations[-1],
             task_index=self.env.task_index,
             start=start,
             **cast(dict[str, Any], stacked),
@@ -105,7 +106,7 @@ class DifferentiableCollector(Collector):
 
 
 def _stacked(rows: Sequence[Any]) -> Any:  # noqa: ANN401 - tensors, or dictionaries of them
-    """The tensors of `rows` [T, ...]; of dictionaries by name."""
+    """Tensors stacked along time, [T, ...]; for dictionaries, by name."""
     if isinstance(rows[0], dict):
         return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
     return torch.stack(cast(Any, rows))

@@ -17,11 +17,11 @@ from embodied.rollout.starts import Starts
 
 
 class ExchangingCollector(Collector):
-    """Executes in a share `exchange` of decisions a chunk that was decided for another environment.
+    """Collector that executes in a share `exchange` of decisions a chunk that was decided for another environment.
 
-    Who imitates successes alone never learns to leave a state from which the policy always fails, as when a hand has
-    closed around nothing; another environment's chunk leads out of it by chance. Log-probabilities of chunks that were
-    exchanged are not theirs: for algorithms that do not read them.
+    Imitating successes alone never teaches the policy to leave states in which it always fails, as when a hand has
+    closed around nothing; another environment's chunk leads out of them by chance. A decision keeps the
+    log-probability of the chunk that was not executed: for algorithms that do not read it.
     """
 
     def __init__(
@@ -41,6 +41,6 @@ class ExchangingCollector(Collector):
             return decision
         count, device = self.env.num_envs, self.generator.device
         exchanged = torch.rand(count, generator=self.generator, device=device) < self.exchange
-        drawn = torch.randperm(count, generator=self.generator, device=device)
-        whose = torch.where(exchanged, drawn, torch.arange(count, device=device)).to(decision.actions.device)
-        return replace(decision, actions=decision.actions[whose], sample=decision.sample[whose])
+        permutation = torch.randperm(count, generator=self.generator, device=device)
+        source_env = torch.where(exchanged, permutation, torch.arange(count, device=device)).to(decision.actions.device)
+        return replace(decision, actions=decision.actions[source_env], sample=decision.sample[source_env])

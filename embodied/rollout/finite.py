@@ -1,4 +1,4 @@
-"""Observations, rewards and signals are checked where they enter, before anything is learned from them."""
+"""Checks of observations, rewards and signals where they enter, before anything is learned from them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ RESERVED = {
     "task",
     "title",
 }
-"""Names of other numbers beside those of signals and events, in metrics of rollouts and rows of reports."""
+"""Names taken by other numbers in metrics of rollouts and rows of reports, which signals and events cannot have."""
 
 
 def check_observation(env: Environment, observation: TensorDict) -> None:
@@ -62,7 +62,7 @@ def check_transition(env: Environment, transition: Transition) -> None:
     """Check observation, reward, signals and events of one step.
 
     Raises:
-        UserError: as `check_observation` and `check_reward`, and for names and shapes of signals and events.
+        UserError: see `check_observation` and `check_reward`; also for names and shapes of signals and events.
     """
     check_reward(env, transition.reward)
     check_observation(env, transition.observation)
@@ -72,14 +72,14 @@ def check_transition(env: Environment, transition: Transition) -> None:
             raise UserError(f"expected signal {name!r} of shape {[*transition.reward.shape]}, got {[*values.shape]}")
         if not bool(values.isfinite().all()):
             _refuse(env, f"signal {name!r}", values, 0)
-    for name, happened in transition.events.items():
-        if happened.shape != transition.terminated.shape or happened.dtype != torch.bool:
+    for name, flags in transition.events.items():
+        if flags.shape != transition.terminated.shape or flags.dtype != torch.bool:
             shape = [*transition.terminated.shape]
-            raise UserError(f"expected event {name!r} as bool {shape}, got {happened.dtype} {[*happened.shape]}")
+            raise UserError(f"expected event {name!r} as bool {shape}, got {flags.dtype} {[*flags.shape]}")
 
 
 def _check_names(transition: Transition) -> None:
-    """Raise UserError unless names of signals and events are identifiers that nothing else has."""
+    """Raise UserError unless names of signals and events are identifiers, each of them unique."""
     names = [*transition.signals, *transition.events]
     for name in names:
         if not name.isidentifier() or name in RESERVED or name in transition.metrics or names.count(name) > 1:
@@ -88,11 +88,11 @@ def _check_names(transition: Transition) -> None:
 
 def _refuse(env: Environment, subject: str, values: Tensor, env_dim: int) -> None:
     values = values.detach()
-    place = (~values.isfinite()).nonzero()[0]
-    number = int(place[env_dim])
+    index = (~values.isfinite()).nonzero()[0]
+    number = int(index[env_dim])
     task = env.task_names[int(env.task_index[number])]
     raise UserError(
-        f"{subject} became {float(values[tuple(place)])} in environment {number} ({task}); expected finite numbers:"
+        f"{subject} became {float(values[tuple(index)])} in environment {number} ({task}); expected finite numbers:"
         " check the simulator and the task's functions"
     )
 

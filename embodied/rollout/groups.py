@@ -1,4 +1,4 @@
-"""Groups of episodes from one initial state: which starts they get, and their collection as a whole.
+"""Groups of episodes from one initial state: their starts, and the collection of whole episodes.
 
 Letters: N environments, T decisions, E episodes of a rollout.
 """
@@ -17,9 +17,9 @@ from embodied.rollout.starts import drawn_first
 
 
 class GroupStarts:
-    """One initial state for every `group` episodes of a task, then the next one.
+    """Starts that repeat one initial state for every `group` episodes of a task, then take the next one.
 
-    Episodes are counted by rounds of a task's environments, whichever ends first: what a group contains does not depend
+    Episodes are counted by rounds of a task's environments, whichever ends first: the members of a group do not depend
     on how long its episodes take. The last group of an iteration may be smaller. Starts are below `num_starts`; None:
     unlimited.
     """
@@ -29,7 +29,7 @@ class GroupStarts:
     ) -> None:
         self.task_index, self.group, self.num_starts = task_index.cpu(), group, num_starts
         same = self.task_index.unsqueeze(0) == self.task_index.unsqueeze(1)
-        self.place = same.tril(-1).sum(1)  # among the environments of the same task
+        self.place = same.tril(-1).sum(1)  # index among the environments of the same task
         self.count = same.sum(1)
         self.fresh = torch.full(
             (int(self.task_index.max()) + 1,), drawn_first(generator)
@@ -39,27 +39,28 @@ class GroupStarts:
     def __call__(self, finished: Tensor, success: Tensor) -> Tensor:
         """Initial states [N] for environments that `finished` [N]; elsewhere 0, which is unused."""
         finished = finished.cpu()
+        # number of the group within the iteration: (round * environments + index) // group
         number = (self.begun * self.count + self.place) // self.group
         start = self.fresh[self.task_index] + number
         self.begun = self.begun + finished
         return torch.where(finished, start % self.num_starts if self.num_starts else start, 0)
 
     def separate(self, generator: torch.Generator) -> None:
-        """As `OwnStarts.separate`."""
+        """See `OwnStarts.separate`."""
         self.fresh = torch.full_like(self.fresh, drawn_first(generator))
 
     def abandon(self) -> None:
-        """An iteration ends: the next episodes are of new groups."""
+        """End an iteration: the next episodes belong to new groups."""
         used = (self.begun * self.count + self.group - 1) // self.group
         self.fresh = self.fresh + torch.zeros_like(self.fresh).scatter_reduce(0, self.task_index, used, "amax")
         self.begun = torch.zeros_like(self.begun)
 
     def metrics(self) -> dict[str, float]:
-        """None."""
+        """No metrics."""
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Counters."""
+        """Counters of starts and episodes."""
         return {"fresh": self.fresh.clone(), "begun": self.begun.clone()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -68,14 +69,14 @@ class GroupStarts:
 
 
 class WholeEpisodes(Collector):
-    """Collects whole episodes only, all by the same policy.
+    """Collector of whole episodes only, all by the same policy.
 
-    All environments begin together. Each runs as many episodes as fit into the decisions asked for, however long they
+    All environments begin together. Each runs as many episodes as fit into the requested decisions, however long they
     take, and at least one; then it stays frozen, with `executed` False and no further endings.
     """
 
     def collect(self, decisions: int) -> Rollout:
-        """Run at least `decisions`, if one episode may take as long; the environments need numbered starts."""
+        """Collect at least `decisions`, if one episode may take that long; the environments need numbered starts."""
         env = cast(NumberedStarts, self.env)
         longest = -(-env.step_limit // env.contract.executed)
         rounds = max(1, decisions // longest)
@@ -83,9 +84,9 @@ class WholeEpisodes(Collector):
         self.left = torch.full((env.num_envs,), rounds, device=env.device)
         self.frozen: list[Tensor] = []
         rollout = super().collect(rounds * longest)
-        ran = ~torch.stack(self.frozen).to(rollout.done.device)
-        ends = {name: getattr(rollout, name) & ran for name in ("terminated", "truncated", "success")}
-        return replace(rollout, executed=rollout.executed & ran.unsqueeze(-1), **ends)
+        running = ~torch.stack(self.frozen).to(rollout.done.device)
+        ends = {name: getattr(rollout, name) & running for name in ("terminated", "truncated", "success")}
+        return replace(rollout, executed=rollout.executed & running.unsqueeze(-1), **ends)
 
     def _due(self) -> Tensor:
         due = self.finished & (self.left > 0)
@@ -96,21 +97,22 @@ class WholeEpisodes(Collector):
 
 @dataclass(frozen=True)
 class WholeRollout:
-    """The E episodes of a rollout of whole ones, by environment, then by time."""
+    """Index of the E episodes of a rollout of whole episodes, ordered by environment, then by time."""
 
-    episode: Tensor  # [T, N] number of each decision's episode; -1: frozen, or one that goes on afterwards
+    episode: Tensor  # [T, N] number of each decision's episode; -1: frozen, or an episode that continues afterwards
     last: Tensor  # [E] the last decisions, t * N + n
     env: Tensor  # [E]
     task: Tensor  # [E]
-    group: Tensor  # [E] episodes of one task and initial state; without numbers each is its own
+    group: Tensor  # [E] the same for episodes of one task and initial state; unique where states are not numbered
 
     @staticmethod
     def of(rollout: Rollout) -> WholeRollout:
-        """The episodes that end in `rollout`."""
+        """Index of the episodes that end in `rollout`."""
         done = rollout.done
         per_env = done.sum(0)
         number = done.long().cumsum(0) - done.long()  # within its environment
         running = rollout.executed.any(-1) | done
+        # offset of the environment's first episode plus the number within the environment
         episode = torch.where(running & (number < per_env), number + per_env.cumsum(0) - per_env, -1)
         env, t = done.T.nonzero().unbind(1)
         last = t * done.shape[1] + env
@@ -126,17 +128,17 @@ class WholeRollout:
 
     @property
     def decision(self) -> Tensor:
-        """Number of each decision [T, N] within its episode, from 0; meaningless elsewhere."""
+        """Number of each decision [T, N] within its episode, from 0; undefined outside of episodes."""
         time = torch.arange(len(self.episode), device=self.episode.device).unsqueeze(1).expand_as(self.episode)
         within = self.episode >= 0
         first = torch.full((len(self),), len(self.episode), device=self.episode.device)
         return time - self.spread(first.scatter_reduce(0, self.episode[within], time[within], "amin"))
 
     def at_end(self, values: Tensor) -> Tensor:
-        """`values` [T, N] after the last decision of each episode, [E]."""
+        """Entries of `values` [T, N] at the last decision of each episode, [E]."""
         return values.flatten()[self.last]
 
     def spread(self, values: Tensor) -> Tensor:
-        """`values` [E] of the episodes at each of their decisions [T, N]; zero elsewhere."""
-        found = values[self.episode.clamp_min(0)] if len(values) else values.new_zeros(self.episode.shape)
-        return torch.where(self.episode >= 0, found, torch.zeros_like(found))
+        """Values [E] of episodes, repeated at each of their decisions [T, N]; zero elsewhere."""
+        repeated = values[self.episode.clamp_min(0)] if len(values) else values.new_zeros(self.episode.shape)
+        return torch.where(self.episode >= 0, repeated, torch.zeros_like(repeated))

@@ -1,4 +1,4 @@
-"""Rollouts of several collectors as one: side by side, as if one collector had stepped all of their environments.
+"""Concatenation of the rollouts of several collectors, as if one collector had stepped all of their environments.
 
 Letters: T decisions, N environments, E episode ends.
 """
@@ -30,21 +30,21 @@ DECISIONS = (
     "episode_return",
     "episode_steps",
 )
-"""Fields [T, N]."""
+"""Names of fields [T, N]."""
 ENVIRONMENTS = ("last_observation", "task_index")
-"""Fields [N]."""
+"""Names of fields [N]."""
 NAMED = ("signals", "events", "episode_totals")
-"""Fields that are dictionaries of tensors [T, N]."""
+"""Names of fields that are dictionaries of tensors [T, N]."""
 Part = TypeVar("Part", Tensor, TensorDict)
 
 
 def joined(rollouts: Sequence[Rollout]) -> Rollout:
-    """The environments of all `rollouts`, which have T decisions each, in their order; a copy.
+    """Concatenate the environments of all `rollouts`, which have T decisions each, in their order; a copy.
 
-    Its version is the oldest one; what was simulated side by side took as long as the longest.
+    The result has the oldest policy version and the longest of the simultaneous simulation times.
 
     Raises:
-        ValueError: for none, for different numbers of decisions, and where only some have an optional field.
+        ValueError: for no rollouts, for different numbers of decisions, and where only some have an optional field.
     """
     if len({len(each.done) for each in rollouts}) != 1:
         raise ValueError(f"expected rollouts of one length, got {[len(each.done) for each in rollouts]} decisions")
@@ -52,19 +52,19 @@ def joined(rollouts: Sequence[Rollout]) -> Rollout:
     fields |= {name: _side_by_side(rollouts, name, 0) for name in ENVIRONMENTS}
     fields |= {name: _named(rollouts, name) for name in NAMED}
     fields |= {name: max(getattr(each, name) for each in rollouts) for name in ("simulation_s", "policy_s")}
-    told = {name: sum(each.told[name] for each in rollouts) for name in rollouts[0].told}
+    metrics = {name: sum(each.told[name] for each in rollouts) for name in rollouts[0].told}
     starts = [each.starts for each in rollouts if each.starts]
     fields["starts"] = {name: sum(each[name] for each in starts) / len(starts) for name in (starts or [{}])[0]}
-    rows, seen = _ends(rollouts)
+    final_rows, final_observation = _ends(rollouts)
     return replace(
         rollouts[0],
         **fields,
-        final_rows=rows,
-        final_observation=seen,
+        final_rows=final_rows,
+        final_observation=final_observation,
         vanished=sum(each.vanished for each in rollouts),
         policy_version=min(each.policy_version for each in rollouts),
         has_success=all(each.has_success for each in rollouts),
-        told=told,
+        told=metrics,
     )
 
 
@@ -79,7 +79,7 @@ def _side_by_side(rollouts: Sequence[Rollout], name: str, dim: int) -> Tensor | 
 
 
 def _named(rollouts: Sequence[Rollout], name: str) -> dict[str, Tensor]:
-    """The tensors that all `rollouts` have, side by side: what some do not have is not known of all environments."""
+    """Tensors that all `rollouts` have, concatenated; others are dropped, because some environments lack them."""
     parts: list[dict[str, Tensor]] = [getattr(each, name) for each in rollouts]
     shared = [key for key in parts[0] if all(key in part for part in parts)]
     return {key: torch.cat([part[key] for part in parts], 1) for key in shared}
@@ -91,18 +91,22 @@ def _cat(parts: list[Part], dim: int) -> Part:
 
 
 def _ends(rollouts: Sequence[Rollout]) -> tuple[Tensor | None, TensorDict | None]:
-    """Decisions before episode ends, t * N + n [E] ascending in all environments, and the observations [E] after."""
+    """Indices of decisions before episode ends, and the observations after them.
+
+    The indices are t * N + n [E], ascending over all environments; the observations are [E].
+    """
     total, first = sum(each.done.shape[1] for each in rollouts), 0
     rows: list[Tensor] = []
-    seen: list[TensorDict] = []
+    observations: list[TensorDict] = []
     for each in rollouts:
         count = each.done.shape[1]
         if each.final_rows is not None and each.final_observation is not None:
             t, n = each.final_rows // count, each.final_rows % count
+            # renumber from t * count + n to t * total + (first + n)
             rows.append(t * total + first + n)
-            seen.append(each.final_observation)
+            observations.append(each.final_observation)
         first += count
     if not rows:
         return None, None
     order = torch.cat(rows).argsort()
-    return torch.cat(rows)[order], TensorDict.cat(seen)[order]
+    return torch.cat(rows)[order], TensorDict.cat(observations)[order]

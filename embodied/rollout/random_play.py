@@ -1,4 +1,4 @@
-"""Random play, from whose observations a policy without demonstrations computes its normalisation statistics."""
+"""Random play, whose observations define the normalisation statistics of a policy without demonstrations."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def first_decisions(env: Environment, generator: torch.Generator, count: int = 2
     low, high = torch.tensor(spec.low), torch.tensor(spec.high)
     shape = (env.num_envs, env.contract.executed, *spec.shape)
     observations: list[TensorDict] = []
-    chunks: list[Tensor] = []
+    actions: list[Tensor] = []
     while sum(map(len, observations)) < count:
         observation = env.reset()
         for _ in range(RANDOM_DECISIONS):
             check_observation(env, observation)
             observations.append(observation.clone())
-            chunks.append(low + (high - low) * torch.rand(shape, generator=generator))
-            observation = env.step(chunks[-1].to(env.device, copy=True)).observation  # it may modify its actions
-    return TensorDict.cat(observations), torch.cat(chunks)
+            actions.append(low + (high - low) * torch.rand(shape, generator=generator))
+            observation = env.step(actions[-1].to(env.device, copy=True)).observation  # it may modify its actions
+    return TensorDict.cat(observations), torch.cat(actions)

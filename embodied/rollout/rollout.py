@@ -1,4 +1,4 @@
-"""Collects decisions from an environment; finished episodes restart between chunks.
+"""Collection of decisions from an environment; finished episodes restart between chunks.
 
 Letters: T decisions, N environments, H predicted and K executed actions, A action size, P parts, E episode ends.
 """
@@ -32,7 +32,7 @@ from embodied.rollout.storage import Rows, Storage
 
 @dataclass
 class Rollout:
-    """T decisions of N environments. Every observation is stored once.
+    """Decisions of N environments over T steps; every observation is stored once.
 
     The observation after decision t is `observation[t + 1]`, or `last_observation` after the last; if an episode ended
     and another began between them, it is a row of `final_observation`. For a policy with memory, `observation` also has
@@ -56,20 +56,20 @@ class Rollout:
     value: Tensor | None = None  # [T, N] from the policy's decisions
     signals: dict[str, Tensor] = field(default_factory=dict)  # [T, N, K] each
     events: dict[str, Tensor] = field(default_factory=dict)  # [T, N] bool each, False after the end of an episode
-    vanished: int = 0  # further episodes, which diverged and were lost with the process of their collector
-    policy_version: int = 0  # number of updates before
+    vanished: int = 0  # number of further episodes that diverged and were lost with their collector's process
+    policy_version: int = 0  # number of updates before the collection
     simulation_s: float = 0.0  # wall time of the simulation
     policy_s: float = 0.0
     episode_return: Tensor | None = None  # [T, N] sum of the episode's rewards up to and including this decision
-    episode_steps: Tensor | None = None  # [T, N] control steps, likewise
+    episode_steps: Tensor | None = None  # [T, N] control steps up to and including this decision
     episode_totals: dict[str, Tensor] = field(default_factory=dict)
-    """[T, N] likewise: sum of each signal, number of decisions with each event; NaN where its beginning is unknown."""
+    """Running totals [T, N]: sum of each signal, number of decisions with each event; NaN where it began unknown."""
     has_success: bool = True  # False: the environment does not define it
-    starts: dict[str, float] = field(default_factory=dict)  # metrics of the choice of initial states, after it
-    told: dict[str, float] = field(default_factory=dict)  # of where it was collected, for the log
+    starts: dict[str, float] = field(default_factory=dict)  # metrics of the choice of initial states, after the rollout
+    told: dict[str, float] = field(default_factory=dict)  # metrics of the collectors' placement, for the log
 
     def next_observation(self) -> TensorDict:
-        """The true observation after every decision [T, N], a copy."""
+        """Copy of the true observations after every decision [T, N]."""
         last = self.last_observation.unsqueeze(0)
         following = TensorDict.cat((self.observation[1:].select(*last.keys()), last))
         if self.final_observation is not None:
@@ -78,30 +78,36 @@ class Rollout:
 
     @property
     def done(self) -> Tensor:
-        """Episode ended after this decision, [T, N] bool."""
+        """Whether the episode ended after this decision, [T, N] bool."""
         return self.terminated | self.truncated
 
     @property
     def own(self) -> Tensor:
-        """Decisions of the policy whose consequences are known, [T, N] bool: no person took over, nothing diverged."""
+        """Decisions of the policy whose consequences are known, [T, N] bool.
+
+        False where a person took over or the simulation diverged.
+        """
         human = self.signals.get("human")
         return self.simulated if human is None else self.simulated & ~human.any(-1)
 
     @property
     def simulated(self) -> Tensor:
-        """Decisions whose consequences are known, [T, N] bool: the simulation did not diverge."""
+        """Decisions whose simulation did not diverge, [T, N] bool."""
         diverged = self.events.get("diverged")
         return torch.ones_like(self.done) if diverged is None else ~diverged
 
     @property
     def cut(self) -> Tensor:
-        """Returns are bootstrapped after this decision, [T, N] bool: at time limits, before ones that are not `own`."""
+        """Decisions after which returns are bootstrapped, [T, N] bool.
+
+        They are those at time limits and before decisions that are not `own`.
+        """
         following = torch.cat((self.own[1:], torch.ones_like(self.own[:1])))
         return self.truncated | ~following
 
     @property
     def env_steps(self) -> int:
-        """Control steps executed."""
+        """Number of control steps executed."""
         return int(self.executed.sum())
 
     def ended(self) -> dict[str, float]:
@@ -109,10 +115,10 @@ class Rollout:
         return {name: float(values.mean()) for name, values in self.episode_values().items() if len(values)}
 
     def episode_values(self) -> dict[str, Tensor]:
-        """Numbers by name of the episodes that ended here, [E] or fewer: of those in which they are known.
+        """Values by name of the episodes that ended here, [E], or fewer where some are unknown.
 
-        success (if defined), episode_return, episode_steps; the sum of each signal, unknown where the simulation
-        diverged; 1 or 0 for each event but `ODD_EVENTS`, which `odd_episodes` counts.
+        They are success (if defined), episode_return, episode_steps; the sum of each signal, unknown where the
+        simulation diverged; 1 or 0 for each event but `ODD_EVENTS`, which `odd_episodes` counts.
         """
         if self.episode_return is None or self.episode_steps is None or not self.done.any():
             return {}
@@ -136,30 +142,34 @@ class Rollout:
         return counts
 
     def _returns(self) -> Tensor:
-        """Returns of episodes [T, N], where they diverged the lowest of those that ended: they are not comparable."""
+        """Returns of episodes [T, N].
+
+        A diverged episode gets the lowest return of those that ended, as it is not comparable.
+        """
         assert self.episode_return is not None
+        # a diverged simulation may have earned any reward before it blew up
         worst = self.episode_return[self.done].min()
         return torch.where(self.simulated, self.episode_return, worst)
 
 
 class RolloutSource(Protocol):
-    """Source of a learner's rollouts: a `Collector`, one that runs ahead of the learner, or collectors elsewhere."""
+    """Source of a learner's rollouts: a `Collector`, a `CollectorAhead`, or collectors in other processes."""
 
     version: int
     """Number of updates so far, which rollouts carry."""
 
     @property
     def policy(self) -> Policy:
-        """The policy that is learned."""
+        """Policy that is trained."""
         ...
 
     @property
     def generator(self) -> torch.Generator:
-        """Draws the policy's noise, on the device of the policy."""
+        """Generator of the policy's noise, on the device of the policy."""
         ...
 
     def collect(self, decisions: int) -> Rollout:
-        """A rollout of `decisions` chunks in every environment."""
+        """Collect a rollout of `decisions` chunks in every environment."""
         ...
 
     def abandon(self) -> None:
@@ -180,7 +190,7 @@ class Cancelled(Exception):  # noqa: N818 - not an error
 
 
 class Collector:
-    """Steps `env` with `policy`; running episodes continue between calls.
+    """Collector that steps `env` with `policy`; running episodes continue between calls.
 
     `generator` draws the policy's noise, on the policy's device; rollouts are stored in `storage`, on disk in `folder`
     (the system's temporary folder if None).
@@ -219,7 +229,7 @@ class Collector:
         self.finished = torch.ones(env.num_envs, dtype=torch.bool, device=env.device)
         self.success = torch.zeros_like(self.finished)
         self.totals = torch.zeros(2, env.num_envs, device=env.device)  # reward and steps of the running episodes
-        self.named_totals: dict[str, Tensor] = {}  # [N] likewise, of signals and events
+        self.named_totals: dict[str, Tensor] = {}  # [N] totals of signals and events of the running episodes
 
     def collect(self, decisions: int) -> Rollout:
         """Run `decisions` chunks in every environment; finished ones restart before the next chunk.
@@ -227,6 +237,7 @@ class Collector:
         Raises:
             UserError: for an observation or a reward that is not finite.
         """
+        # finals: [(decisions before episode ends, the observations after them)], for bootstrapping at time limits
         rows, finals, has_success = Rows(decisions, self.storage, self.folder), [], True
         simulation_s = policy_s = 0.0
         for t in range(decisions):
@@ -241,10 +252,10 @@ class Collector:
             rows.put(t, {"observation": observation})  # before the step, which may overwrite it
             if self.numbered:
                 rows.put(t, {"start": cast(NumberedStarts, self.env).start})
-            acted = time.perf_counter()
+            act_began = time.perf_counter()
             decision = self._act(observation)
             self.memory.keep([decision])
-            policy_s += time.perf_counter() - acted
+            policy_s += time.perf_counter() - act_began
             if self.watched:
                 self.watched.tell(decision.value, None)
             transition = self.env.step(decision.actions[:, : self.env.contract.executed].clone())  # it may modify it
@@ -255,29 +266,29 @@ class Collector:
             self.observation = transition.observation
             rows.put(t, stacked_row(decision, transition, frozen))
             has_success = transition.has_success
-        there = self.env.device if self.storage is Storage.DEVICE else torch.device("cpu")
+        storage_device = self.env.device if self.storage is Storage.DEVICE else torch.device("cpu")
         rollout = Rollout(
             **rows.tensors(),
-            last_observation=cast(TensorDict, self.observation).clone().to(there),
+            last_observation=cast(TensorDict, self.observation).clone().to(storage_device),
             task_index=self.env.task_index.clone(),
             has_success=has_success,
             policy_version=self.version,
             starts=self.starts.metrics() if self.starts else {},
             simulation_s=simulation_s - policy_s,
             policy_s=policy_s,
-            final_rows=torch.cat([place for place, _ in finals]).to(there) if finals else None,
-            final_observation=TensorDict.cat([seen for _, seen in finals]).to(there) if finals else None,
+            final_rows=torch.cat([place for place, _ in finals]).to(storage_device) if finals else None,
+            final_observation=TensorDict.cat([seen for _, seen in finals]).to(storage_device) if finals else None,
         )
         return self._with_totals(rollout)
 
     def _act(self, observation: TensorDict) -> Decision:
-        there, here = self.generator.device, self.env.device
-        if there != here:
-            observation = observation.to(there)
+        policy_device, env_device = self.generator.device, self.env.device
+        if policy_device != env_device:
+            observation = observation.to(policy_device)
         decision = self.policy.act(observation, generator=self.generator)
-        sample = decision.sample if there == here else decision.sample.to(here)
-        value = None if decision.value is None else decision.value.to(here, torch.float32)
-        return Decision(decision.actions.to(here), sample, decision.log_prob_terms.to(here), value)
+        sample = decision.sample if policy_device == env_device else decision.sample.to(env_device)
+        value = None if decision.value is None else decision.value.to(env_device, torch.float32)
+        return Decision(decision.actions.to(env_device), sample, decision.log_prob_terms.to(env_device), value)
 
     def _due(self) -> Tensor:
         """Environments that begin a new episode before the next chunk, [N] bool."""
@@ -340,15 +351,16 @@ class Collector:
         self.memory.load_state_dict(state)
 
     def _with_totals(self, rollout: Rollout) -> Rollout:
-        """`rollout` with the sums of its episodes, which continue across rollouts."""
+        """Copy of `rollout` with the running totals of its episodes, which continue across rollouts."""
         rows, device = [], self.totals.device
         named = {name: values.detach().sum(-1) for name, values in rollout.signals.items()} | rollout.events
         sums = [rollout.reward.detach().sum(-1), rollout.executed.sum(-1), *named.values()]
         added = torch.stack([each.to(device, rollout.reward.dtype) for each in sums], 1)  # [T, quantities, N]
         unknown = torch.where(self.totals[1] > 0, torch.nan, 0.0)  # a name that is new in the middle of an episode
         totals = torch.stack([*self.totals, *(self.named_totals.get(name, unknown) for name in named)])
-        for now, done in zip(added, rollout.done.to(device), strict=True):
-            rows.append(totals + now)
+        for step_sums, done in zip(added, rollout.done.to(device), strict=True):
+            # total_t = total_{t-1} (1 - done_{t-1}) + x_t
+            rows.append(totals + step_sums)
             totals = rows[-1].masked_fill(done, 0.0)
         self.totals, self.named_totals = totals[:2], dict(zip(named, totals[2:], strict=True))
         episode_return, episode_steps, *others = torch.stack(rows).unbind(1)
@@ -362,7 +374,7 @@ Row = dict[str, Tensor | TensorDict | dict[str, Tensor]]
 
 
 def stacked_row(decision: Decision, transition: Transition, frozen: Tensor) -> Row:
-    """A rollout's row for one decision, without the observation; `frozen` [N] had ended before."""
+    """Row of a rollout for one decision, without the observation; `frozen` [N] environments had ended before."""
     sample = decision.sample.copy().update({EXECUTED: transition.executed})
     return {
         "actions": _executed(decision, transition),
@@ -379,7 +391,7 @@ ENDS = ("terminated", "truncated", "success")
 
 
 def _executed(decision: Decision, transition: Transition) -> Tensor:
-    """Actions [N, H, A] of the chunk, with those that the environment executed in place of the decided ones."""
+    """Actions [N, H, A] of the chunk, in which the executed actions replace the decided ones."""
     if transition.actions is None:
         return decision.actions
     return torch.cat((transition.actions, decision.actions[:, transition.actions.shape[1] :]), 1)

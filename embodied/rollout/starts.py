@@ -13,18 +13,18 @@ RECENT = 200
 
 
 class Starts(Protocol):
-    """Chooses the initial states of episodes."""
+    """Choice of the initial states of episodes."""
 
     def __call__(self, finished: Tensor, success: Tensor) -> Tensor:
         """Initial states [N] for environments that `finished` [N] with `success` [N]; values elsewhere are unused."""
         ...
 
     def abandon(self) -> None:
-        """The running episodes will not end: all environments are about to begin new ones."""
+        """Drop the running episodes: all environments are about to begin new ones."""
         ...
 
     def metrics(self) -> dict[str, float]:
-        """What is known of success by initial state, by name."""
+        """Metrics of success by initial state, by name."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
@@ -38,17 +38,21 @@ class Starts(Protocol):
 
 @runtime_checkable
 class OwnStarts(Starts, Protocol):
-    """Starts of which each process of a run has its own."""
+    """Starts of which each process of a run has its own copy."""
 
     def separate(self, generator: torch.Generator) -> None:
-        """Draw from `generator` from now on, beginning elsewhere: the learner's stays the same in all processes."""
+        """Draw from `generator` from now on, and begin at another state.
+
+        The learner's own generator stays the same in all processes.
+        """
         ...
 
 
 class RetryStarts:
-    """New initial states, and retries of failed ones until an attempt succeeds or `attempts` are used up.
+    """Starts that take new initial states, and retry failed ones until success or until `attempts` are used up.
 
-    A simple form of prioritised replay of starts (arXiv 2010.03934): a share `retry` of restarts goes to failed states.
+    A simple form of prioritised replay of starts (arXiv 2010.03934): a share `retry` of restarts goes to failed
+    states.
     """
 
     def __init__(self, task_index: Tensor, *, retry: float, attempts: int, generator: torch.Generator) -> None:
@@ -57,7 +61,7 @@ class RetryStarts:
         self.fresh = torch.full((tasks,), drawn_first(generator))
         self.generator = seeding.child(generator)
         self.failed = [torch.empty(0, 2, dtype=torch.int64) for _ in range(tasks)]  # initial state, earlier attempts
-        self.running = torch.full((count, 2), -1)  # likewise, of the running episodes; -1: none yet
+        self.running = torch.full((count, 2), -1)  # the same of the running episodes; -1: none yet
         self.firsts = torch.empty(0, dtype=torch.bool)  # success of the last first attempts
         self.ended = torch.zeros(count, dtype=torch.bool)  # whether the environment has ended an episode
 
@@ -68,22 +72,22 @@ class RetryStarts:
         began = self.running[:, 0] >= 0
         self.ended = torch.where(finished, began, self.ended)
         self.firsts = torch.cat((self.firsts, success[finished & (self.running[:, 1] == 0)]))[-RECENT:]
-        again = finished & began & ~success & (self.running[:, 1] + 1 < self.attempts)
+        is_failed = finished & began & ~success & (self.running[:, 1] + 1 < self.attempts)
         for task in self.task_index[finished].unique().tolist():
-            self._deal(task, (finished & (self.task_index == task)).nonzero().squeeze(1), again, draws < self.retry)
+            self._deal(task, (finished & (self.task_index == task)).nonzero().squeeze(1), is_failed, draws < self.retry)
         return torch.where(finished, self.running[:, 0], 0)
 
     def separate(self, generator: torch.Generator) -> None:
-        """As `OwnStarts.separate`."""
+        """See `OwnStarts.separate`."""
         self.generator = generator
         self.fresh = torch.full_like(self.fresh, drawn_first(generator))
 
     def abandon(self) -> None:
-        """The running episodes will not end: they count neither way, and their retries return to the queue."""
+        """Drop the running episodes: they do not count, and their retries return to the queue."""
         retries = self.running[:, 1] > 0
         for task in self.task_index[retries].unique().tolist():
-            again = self.running[retries & (self.task_index == task)]
-            self.failed[task] = torch.cat((again, self.failed[task]))
+            retried = self.running[retries & (self.task_index == task)]
+            self.failed[task] = torch.cat((retried, self.failed[task]))
         self.running = torch.full_like(self.running, -1)
 
     def _deal(self, task: int, rows: Tensor, again: Tensor, wanted: Tensor) -> None:
@@ -96,18 +100,19 @@ class RetryStarts:
         puts, takes = again[rows].long(), wanted[rows].long()
         queue = torch.cat((self.failed[task], self.running[rows[puts.bool()]] + torch.tensor([0, 1])))
         walk = len(self.failed[task]) + (puts - takes).cumsum(0)
+        # Lindley: length_i = walk_i - min(0, min_{j <= i} walk_j)
         length = walk - walk.cummin(0).values.clamp_max(0)
         before = torch.cat((torch.tensor([len(self.failed[task])]), length[:-1]))
-        retried = takes.bool() & (before + puts > 0)
-        fresh = self.fresh[task] + (~retried).long().cumsum(0) - 1
+        is_retry = takes.bool() & (before + puts > 0)
+        fresh = self.fresh[task] + (~is_retry).long().cumsum(0) - 1
         self.running[rows] = torch.stack((fresh, torch.zeros_like(fresh)), 1)
-        count = int(retried.sum())
-        self.running[rows[retried]] = queue[:count]
+        count = int(is_retry.sum())
+        self.running[rows[is_retry]] = queue[:count]
         self.failed[task] = queue[count:]
         self.fresh[task] += len(rows) - count
 
     def metrics(self) -> dict[str, float]:
-        """`first_attempts_success`: success rate of the last `RECENT` first attempts, without retries.
+        """Metric `first_attempts_success`: success rate of the last `RECENT` first attempts, without retries.
 
         Empty until every environment has ended an episode, because successful episodes end first.
         """
@@ -127,5 +132,5 @@ class RetryStarts:
 
 
 def drawn_first(generator: torch.Generator) -> int:
-    """The number of the first initial state, by which seeds train on different ones."""
+    """Random number of the first initial state, so that seeds train on different ones."""
     return int(torch.randint(1 << 40, (), generator=generator))

@@ -1,4 +1,4 @@
-"""Where a rollout's tensors are, and how they are filled."""
+"""Storage of a rollout's tensors, and how they are filled."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 class Storage(Enum):
-    """Where a rollout is stored: on the environment's device, in CPU memory, or in temporary files."""
+    """Place where a rollout is stored: the environment's device, CPU memory, or temporary files."""
 
     DEVICE = "device"
     CPU = "cpu"
@@ -32,7 +32,7 @@ class Rows:
         self.named: dict[str, Counter[str]] = {}  # rows of each tensor of a dictionary
 
     def put(self, t: int, row: Mapping[str, Tensor | TensorDict | dict[str, Tensor]]) -> None:
-        """Write row `t`, whose tensors, observations and dictionaries of tensors are given by name."""
+        """Write row `t`: tensors, observations and dictionaries of tensors, by name."""
         for name, value in row.items():
             if isinstance(value, TensorDict):
                 self.batch[name] = [self.length, *value.batch_size]
@@ -48,18 +48,18 @@ class Rows:
                 self._into((name,), value)[t] = value
 
     def tensors(self) -> dict[str, Any]:
-        """All rows by name, [T, ...]; of a dictionary the tensors that every row has."""
-        made: dict[str, Any] = {name: TensorDict({}, batch) for name, batch in self.batch.items()}
+        """All tensors by name, [T, ...]; of a dictionary, those that every row has."""
+        tensors: dict[str, Any] = {name: TensorDict({}, batch) for name, batch in self.batch.items()}
         for name, rows in self.named.items():
-            made[name] = {key: self.found[name, key] for key, count in rows.items() if count == self.length}
+            tensors[name] = {key: self.found[name, key] for key, count in rows.items() if count == self.length}
         for (name, *path), tensor in self.found.items():
             if name in self.named:
                 continue
             if path:
-                made[name].set(tuple(path), tensor)
+                tensors[name].set(tuple(path), tensor)
             else:
-                made[name] = tensor
-        return made
+                tensors[name] = tensor
+        return tensors
 
     def _into(self, path: tuple[str, ...], leaf: Tensor) -> Tensor:
         if path not in self.found:

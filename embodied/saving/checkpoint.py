@@ -32,9 +32,9 @@ FILES = WEIGHTS, STATE = "policy.safetensors", "state.safetensors"
 RECORD = "checkpoint.json"
 FOLDER = "checkpoint"
 SHARDS, POLICY = "shards", "/policy/"
-"""Folder of a checkpoint with what was divided among processes, and how names of the policy's weights begin there."""
+"""Folder of a checkpoint with tensors that were divided among processes, and prefix of the weights' names there."""
 BEST = "best"
-"""Folder of a run with its best policy, beside that of its checkpoints."""
+"""Folder of a run with its best policy, next to the folder of its checkpoints."""
 KEEP = 2
 UNREADABLE = OSError, SafetensorError, ValueError, KeyError, TypeError
 """Errors of reading damaged files."""
@@ -45,8 +45,8 @@ class Checkpoint:
     """Weights by name, contract, JSON-ready config and counters; `state` is a tree of everything else.
 
     `shards` is a folder of the tensors in it that are divided among processes, which `save` moves.
-    A loaded checkpoint has its `path` and the checksum of its weights, `weights_sha256`. `chosen` tells of a policy
-    that was chosen as the best of several by which figure, of how many episodes.
+    A loaded checkpoint has its `path` and the checksum of its weights, `weights_sha256`. `chosen` describes the
+    selection of the best of several policies: its figure and number of episodes.
     """
 
     policy: Mapping[str, Tensor]
@@ -60,10 +60,10 @@ class Checkpoint:
     shards: Path | None = None
 
     def check(self, env: Contract) -> None:
-        """Refuse environments whose tensors this policy cannot use unchanged, or with other chunk sizes.
+        """Raise an error for environments whose tensors this policy cannot use unchanged, or with other chunk sizes.
 
         Raises:
-            UserError: listing the differences on one line.
+            UserError: with the differences on one line.
         """
         rows = [
             f"{size}: expected {getattr(self.contract, size)}, got {getattr(env, size)}"
@@ -96,13 +96,13 @@ class Checkpoint:
 
 
 def save(run: str | Path, checkpoint: Checkpoint, kept: int = 0) -> Path:
-    """Add `checkpoint` to the run directory `run`; delete all but the newest two and number `kept`; returns its path.
+    """Add `checkpoint` to the run directory `run`, and return its path.
 
-    It is written under a temporary name and renamed when complete, so that a kill at any moment leaves the previous
-    one.
+    All but the newest two and number `kept` are deleted. It is written under a temporary name and renamed when
+    complete, so that a kill at any moment leaves the previous one.
 
     Raises:
-        DivergedError: for weights that `load` would refuse; the earlier checkpoints remain.
+        DivergedError: for weights that `load` would not accept; the earlier checkpoints remain.
     """
     final = _add(Path(run) / FOLDER, checkpoint)
     for old in _complete(final.parent)[:-KEEP]:
@@ -112,7 +112,7 @@ def save(run: str | Path, checkpoint: Checkpoint, kept: int = 0) -> Path:
 
 
 def save_best(run: str | Path, checkpoint: Checkpoint) -> Path:
-    """Put `checkpoint`, of a policy alone, in place of the best one of the run directory `run`, as `save`."""
+    """Replace the best policy of the run directory `run` by `checkpoint`, of a policy alone; see `save`."""
     final = _add(Path(run) / BEST, checkpoint)
     for old in _complete(final.parent)[:-1]:
         shutil.rmtree(old)
@@ -142,14 +142,15 @@ def _add(folder: Path, checkpoint: Checkpoint) -> Path:
 
 
 def newest(run: str | Path) -> Path | None:
-    """The newest checkpoint of the run directory `run`; None if there is none yet."""
+    """Path of the newest checkpoint of the run directory `run`; None if there is none yet."""
     return next(reversed(_complete(Path(run) / FOLDER)), None)
 
 
 def results_folder(path: Path) -> Path:
-    """Where results of the complete checkpoint at `path` go: into its run if it is the newest there.
+    """Folder of the results of the complete checkpoint at `path`: its run if it is the newest there.
 
-    Others must not replace those of the run: the best policy's go into its folder `best`, an older one's into its own.
+    Other results must not replace those of the run: the best policy's are written into its folder `best`, an older
+    one's into its own.
     """
     if path.parent.name == FOLDER and newest(path.parent.parent) == path:
         return path.parent.parent
@@ -169,10 +170,10 @@ def load(path: str | Path) -> Checkpoint:
 
 
 def load_weights(path: str | Path, contract: Contract) -> Checkpoint:
-    """Weights to start from: of the checkpoint at `path`, as `load` finds it, or of a .safetensors file.
+    """Read weights to start from: of the checkpoint at `path`, see `load`, or of a .safetensors file.
 
     Raises:
-        UserError: as `load`; and for a checkpoint whose contract does not fit `contract`.
+        UserError: see `load`; also for a checkpoint whose contract does not match `contract`.
     """
     path = Path(path)
     if path.suffix != ".safetensors":
@@ -193,10 +194,10 @@ def load_weights(path: str | Path, contract: Contract) -> Checkpoint:
 
 
 def load_contract(path: str | Path) -> Contract:
-    """The contract of the checkpoint at `path`, as `load` finds it, without the weights and without torch.
+    """Read the contract of the checkpoint at `path`, see `load`, without the weights and without torch.
 
     Raises:
-        UserError: as `load`.
+        UserError: see `load`.
     """
     directory = _locate(Path(path))
     with _named_damage(directory):
@@ -204,10 +205,10 @@ def load_contract(path: str | Path) -> Contract:
 
 
 def load_config(path: str | Path) -> dict[str, Any]:
-    """The composed configuration of the checkpoint at `path`, as `load` finds it, without the weights.
+    """Read the composed configuration of the checkpoint at `path`, see `load`, without the weights.
 
     Raises:
-        UserError: as `load`.
+        UserError: see `load`.
     """
     directory = _locate(Path(path))
     with _named_damage(directory):
@@ -241,7 +242,7 @@ def _read(directory: Path) -> Checkpoint:
 
 
 def _undivided(directory: Path, digests: dict[str, str], state: Any) -> tuple[dict[str, Tensor], Any]:  # noqa: ANN401 - a tree
-    """Weights by name, and `state`, with the whole tensors of the shards in `directory`."""
+    """Read the shards in `directory`: weights by name, and `state` with whole tensors."""
     for name, expected in digests.items():
         file = directory / SHARDS / name
         if not file.is_file():
@@ -257,7 +258,7 @@ def _undivided(directory: Path, digests: dict[str, str], state: Any) -> tuple[di
 
 @contextmanager
 def _named_damage(directory: Path) -> Iterator[None]:
-    """Report errors in the checkpoint in `directory` as one UserError that names a checkpoint to use instead."""
+    """Context that reports errors in the checkpoint in `directory` as a UserError with another checkpoint."""
     try:
         yield
     except UNREADABLE as error:

@@ -15,12 +15,12 @@ from embodied.errors import UserError
 PASSING = {errno.ESTALE, errno.EIO, errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.ETIMEDOUT, errno.EREMOTEIO}
 """Errors of network file systems that a second attempt may not meet."""
 PAUSES_S = 0.1, 0.5, 2.0, 5.0
-"""Between attempts, s."""
+"""Pauses between attempts, s."""
 
 
 @contextmanager
 def complete_or_absent(path: Path) -> Iterator[Path]:
-    """Temporary path for the body to write; afterwards it is renamed to `path`, both synced, or deleted on an error."""
+    """Context with a temporary path to write, which is then synced and renamed to `path`, or deleted on an error."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with named(path):
@@ -33,10 +33,10 @@ def complete_or_absent(path: Path) -> Iterator[Path]:
 
 
 def rename(source: Path, target: Path) -> None:
-    """Rename `source` to `target`; while a network file system refuses for a moment, try again.
+    """Rename `source` to `target`; retry temporary errors of network file systems.
 
     Raises:
-        OSError: for other errors, and if all of `PAUSES_S` have not helped.
+        OSError: for other errors, and after all `PAUSES_S`.
     """
     for pause_s in (*PAUSES_S, None):
         try:
@@ -51,7 +51,7 @@ def rename(source: Path, target: Path) -> None:
 
 @contextmanager
 def named(path: Path) -> Iterator[None]:
-    """Add the name `path` to an OSError of the body, which has none if the disk is full."""
+    """Context that adds the name `path` to an OSError of the body, which has none if the disk is full."""
     try:
         yield
     except OSError as error:
@@ -61,10 +61,10 @@ def named(path: Path) -> Iterator[None]:
 
 
 def make_folder(path: Path) -> None:
-    """Make the folder `path` unless it exists.
+    """Create the folder `path` unless it exists.
 
     Raises:
-        UserError: where no folder can be made, such as in /proc.
+        UserError: where no folder can be created, such as in /proc.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -82,7 +82,7 @@ def flush(path: Path) -> None:
 
 
 def set_aside(path: Path) -> Path:
-    """Rename the file or directory `path` to a free name, PATH.aside or PATH.aside with a number; returns that."""
+    """Rename the file or directory `path` to a free name, PATH.aside or PATH.aside with a number, and return it."""
     for number in count(1):
         aside = path.with_name(f"{path.name}.aside" + (f"_{number}" if number > 1 else ""))
         if not aside.exists():

@@ -1,4 +1,4 @@
-"""JSON: errors of text that others have written, and results in a form that people can read and compare."""
+"""JSON: checks of text from outside, and results in a form that people can read and compare."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ import json
 from typing import Any
 
 DEPTH = 200
-"""Most lists and objects within each other; ours have a few dozen, Python's own functions fail beyond about 1,000."""
+"""Largest nesting depth; our files have a few dozen levels, Python's own functions fail beyond about 1,000."""
 
 ROW_HEIGHT = 2
-"""Containers within each other, from scalars up, that `dumps_rows` writes on one line."""
+"""Largest nesting depth of a container that `dumps_rows` writes on one line."""
 
 
 def dumps_rows(value: Any) -> str:  # noqa: ANN401 - JSON
-    """JSON text of `value` in which every evaluation takes one line, so that a change of a result is a change of lines.
+    """Format `value` as JSON in which every evaluation takes one line, so that changed results are changed lines.
 
-    A list or object is written on one line if the containers within it hold only scalars.
+    A list or object is written on one line if the containers within it contain only scalars.
     """
     return _rows(value, "") + "\n"
 
 
 def loads(text: str | bytes) -> Any:  # noqa: ANN401 - JSON
-    """As `json.loads`.
+    """Parse JSON, see `json.loads`.
 
     Raises:
-        ValueError: for text that is no JSON, or is nested more than `DEPTH` deep.
+        ValueError: for text that is not JSON, or is nested more than `DEPTH` deep.
     """
     try:
         value = json.loads(text)
@@ -43,7 +43,7 @@ def _parts(node: dict[str, Any] | list[Any]) -> list[Any]:
 
 
 def _rows(node: Any, indent: str) -> str:  # noqa: ANN401 - JSON
-    """`node` as text, whose further lines begin with `indent`."""
+    """Format `node` as text, whose further lines begin with `indent`."""
     if _height(node) <= ROW_HEIGHT:
         return json.dumps(node)
     inner = indent + " "
@@ -56,5 +56,5 @@ def _rows(node: Any, indent: str) -> str:  # noqa: ANN401 - JSON
 
 
 def _height(node: Any) -> int:  # noqa: ANN401 - JSON
-    """Number of containers within each other: 0 for a scalar."""
+    """Nesting depth of containers: 0 for a scalar."""
     return 1 + max(map(_height, _parts(node)), default=0) if isinstance(node, dict | list) else 0

@@ -1,4 +1,4 @@
-"""A trained policy as a folder for others: its checkpoint without what only training needs, and a model card."""
+"""Publishes a trained policy as a folder: its checkpoint without the state of training, and a model card."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from embodied.saving.checkpoint import Checkpoint, save
 from embodied.saving.files import flush, rename
 
 SHOWN = "report.md", "report.html", "report.json", "curves.png", "trajectories.png", "video.mp4"
-"""Files of a run that its card shows or names."""
+"""Files of a run that the card shows or links."""
 
 
 def publish(saved: Checkpoint, run: Path, folder: Path) -> None:
@@ -48,7 +48,7 @@ def publish(saved: Checkpoint, run: Path, folder: Path) -> None:
 
 
 def card(saved: Checkpoint, report: str) -> str:
-    """The model card, in Markdown with the hub's front matter; it ends with the `report` of the run."""
+    """Model card in Markdown with the hub's front matter; it ends with the `report` of the run."""
     choices: dict[str, Any] = saved.config.get("choices", {})
     names = [str(choices[kind]) for kind in ("task", "policy", "algorithm") if choices.get(kind)]
     front = {"library_name": "embodied-rl", "pipeline_tag": "robotics", "tags": ["reinforcement-learning", *names]}
@@ -87,10 +87,10 @@ def card(saved: Checkpoint, report: str) -> str:
 
 
 def push(folder: Path, name: str) -> str:
-    """Upload `folder` to the Hugging Face hub as `name`, which is made if it is missing, private; returns its address.
+    """Upload `folder` to the Hugging Face hub as `name`, a private repository created if missing; return its address.
 
     Raises:
-        UserError: on one line, if the hub cannot be reached or refuses.
+        UserError: on one line, if the hub cannot be reached or returns an error.
     """
     with needs_extra("vla"):
         from huggingface_hub import HfApi
@@ -98,7 +98,7 @@ def push(folder: Path, name: str) -> str:
     try:
         address = HfApi().create_repo(name, private=True, exist_ok=True)
         HfApi().upload_folder(repo_id=name, folder_path=folder)
-    except Exception as error:  # of whatever its client speaks HTTP with
+    except Exception as error:  # any error of its HTTP client
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(f"{folder} is written, but not uploaded to hub={name}: {reason}") from error
     return str(address)

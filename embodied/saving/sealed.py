@@ -1,7 +1,7 @@
 """JSON files with checksums of themselves and of the files that they list.
 
-A sealed file holds the SHA-256 of each listed file under "files" and that of all its fields under "sha256". Its
-formatting is fixed, so that a change of any bit is found.
+A sealed file has the SHA-256 of each listed file under "files" and that of all its fields under "sha256". Its
+formatting is fixed, so that a change of any bit is detected.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ UNSEALED = 1
 
 
 def write(path: Path, record: dict[str, Any], files: Iterable[str]) -> dict[str, Any]:
-    """Write `record`, which has a "format", to `path` with checksums of `files` in the same folder; returns it."""
+    """Write `record`, which has a "format", to `path` with checksums of `files` in the same folder; return it."""
     digests = {name: digest(path.with_name(name)) for name in files}
     path.write_bytes(_sealed(json.loads(json.dumps(record | {"files": digests}))))
     flush(path)
@@ -29,7 +29,7 @@ def write(path: Path, record: dict[str, Any], files: Iterable[str]) -> dict[str,
 
 
 def read(path: Path, format_: int) -> dict[str, Any]:
-    """The record that `write` wrote to `path` in `format_`; the listed files are checked by `check_files`.
+    """Read the record that `write` wrote to `path` in `format_`; `check_files` checks the listed files.
 
     Raises:
         UserError: on one line, if it is damaged or of another format.
@@ -55,7 +55,7 @@ def check_files(path: Path, record: dict[str, Any]) -> None:
     """Compare the files listed in `record`, read from `path`, with their checksums.
 
     Raises:
-        UserError: on one line, naming the first one that is damaged or missing.
+        UserError: on one line, with the first file that is damaged or missing.
     """
     for name, expected in record["files"].items():
         file = path.with_name(name)
@@ -72,7 +72,7 @@ def digest(path: Path) -> str:
 
 
 def combined(digests: Mapping[str, str]) -> str:
-    """One SHA-256 of several files' `digests` by name."""
+    """Combine several files' `digests` by name into one SHA-256."""
     return hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
 
 

@@ -1,8 +1,8 @@
 """Weights of large policies divided among processes: FSDP2, applied from outside the model, and their checkpoints.
 
 A policy names its layers (`embodied.policy.LayeredPolicy`), which are gathered one by one as they run; its entry points
-are forward methods. They stay gathered until the backward pass: gradients also reach a layer by keys and values that
-others read of it, which FSDP2 does not see. So gradients and optimiser are divided for good, weights between steps.
+are forward methods. They stay gathered until the backward pass: gradients also reach a layer through its keys and
+values, which FSDP2 does not track. So gradients and optimiser are always divided, weights between steps.
 Checkpoints are written by torch.distributed.checkpoint, a safetensors file per process.
 """
 
@@ -25,14 +25,14 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from embodied.policy import Evaluation, LayeredPolicy, TrainablePolicy
 
-pytree.register_dataclass(Evaluation)  # so that FSDP2 finds what a backward pass begins with
-warnings.filterwarnings("ignore", ".*returned a view tensor", UserWarning)  # nobody changes it in place
+pytree.register_dataclass(Evaluation)  # so that FSDP2 finds the tensors where a backward pass begins
+warnings.filterwarnings("ignore", ".*returned a view tensor", UserWarning)  # the view is never changed in place
 FORWARD = ("act", "evaluate", "value", "loss", "inpaint")
 """Entry points of policies that run their network."""
 
 
 def sharded(policy: LayeredPolicy, mesh: DeviceMesh) -> LayeredPolicy:
-    """`policy`, in place, with its weights divided over `mesh`, and so are those that are made of it."""
+    """Divide the weights of `policy` over `mesh`, in place, also those of policies that it creates with `fresh`."""
     module = cast(nn.Module, policy)
     make, load_whole = policy.fresh, module.load_state_dict
     for layer in policy.blocks():
@@ -57,7 +57,7 @@ def is_sharded(policy: object) -> bool:
 
 
 def divided(value: Tensor, like: Tensor | None) -> Tensor:
-    """The whole tensor `value`, the same in every process, divided as `like` is, if that is."""
+    """Divide the whole tensor `value`, the same in every process, like `like`, if that is divided."""
     if not isinstance(like, DTensor) or isinstance(value, DTensor):
         return value
     return distribute_tensor(value.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
@@ -65,7 +65,7 @@ def divided(value: Tensor, like: Tensor | None) -> Tensor:
 
 @torch.no_grad()
 def divide_moments(optimiser: torch.optim.Optimizer) -> None:
-    """Divide the state of `optimiser`, loaded whole, as its parameters are."""
+    """Divide the state of `optimiser`, loaded whole, like its parameters."""
     for parameter, state in optimiser.state.items():
         for name, value in state.items():
             if isinstance(value, Tensor) and value.shape == parameter.shape:
@@ -74,7 +74,7 @@ def divide_moments(optimiser: torch.optim.Optimizer) -> None:
 
 @torch.no_grad()
 def whole(policy: TrainablePolicy, first: bool) -> TrainablePolicy:
-    """In the `first` process a policy of its own with all weights; every process must call it."""
+    """Gather all weights in a copy of the policy in the `first` process; every process must call it."""
     weights = {name: _full(value) for name, value in policy.state_dict().items()}
     if not first:
         return policy
@@ -84,20 +84,20 @@ def whole(policy: TrainablePolicy, first: bool) -> TrainablePolicy:
 
 
 def taken_out(tree: Any, name: str = "") -> tuple[Any, dict[str, Tensor]]:  # noqa: ANN401 - a tree
-    """`tree` without its divided tensors, in whose places their names are, and these by name."""
+    """Replace the divided tensors of `tree` by their names; returns the rest, and these tensors by name."""
     if isinstance(tree, DTensor):
         return {PLACEHOLDER: name}, {name: tree}
     if isinstance(tree, dict):
         pairs = {key: taken_out(value, f"{name}/{key}") for key, value in tree.items()}
-        return {key: rest for key, (rest, _) in pairs.items()}, _merged([found for _, found in pairs.values()])
+        return {key: rest for key, (rest, _) in pairs.items()}, _merged([tensors for _, tensors in pairs.values()])
     if isinstance(tree, list | tuple):
         parts = [taken_out(value, f"{name}/{index}") for index, value in enumerate(tree)]
-        return type(tree)(rest for rest, _ in parts), _merged([found for _, found in parts])
+        return type(tree)(rest for rest, _ in parts), _merged([tensors for _, tensors in parts])
     return tree, {}
 
 
 def put_back(tree: Any, tensors: Mapping[str, Tensor]) -> Any:  # noqa: ANN401 - a tree
-    """`tree` of `taken_out` with its `tensors`."""
+    """Insert the `tensors` of `taken_out` into its `tree`."""
     if isinstance(tree, dict):
         if PLACEHOLDER in tree:
             return tensors[tree[PLACEHOLDER]]
@@ -106,15 +106,15 @@ def put_back(tree: Any, tensors: Mapping[str, Tensor]) -> Any:  # noqa: ANN401 -
 
 
 def write(folder: Path, tensors: dict[str, Tensor]) -> None:
-    """Write divided `tensors` into `folder`, each process its part."""
+    """Write divided `tensors` into `folder`; each process writes its part."""
     save(tensors, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
 
 
 def read(folder: Path) -> dict[str, Tensor]:
-    """The whole tensors that `write` wrote, by name, on the CPU; in any number of processes."""
+    """Read the whole tensors that `write` wrote, by name, on the CPU; in any number of processes."""
     reader = HuggingFaceStorageReader(str(folder))
-    found = cast(dict[str, Any], reader.read_metadata().state_dict_metadata)
-    tensors = {name: torch.empty(each.size, dtype=each.properties.dtype) for name, each in found.items()}
+    metadata = cast(dict[str, Any], reader.read_metadata().state_dict_metadata)
+    tensors = {name: torch.empty(each.size, dtype=each.properties.dtype) for name, each in metadata.items()}
     load(tensors, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
     return tensors
 

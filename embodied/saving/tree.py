@@ -35,12 +35,12 @@ def save_tree(path: str | Path, tree: Tree) -> None:
     """Write `tree` to `path`, completely and synced, or not at all.
 
     Raises:
-        UserError: if the tree contains another type than listed above, naming the place.
+        UserError: with the place, if the tree contains another type than listed above.
     """
     writer = _Writer()
     structure = json.dumps(writer.encode(tree, ()))
     with complete_or_absent(Path(path)) as temporary:
-        # one entry, because safetensors writes several in no fixed order, and files of equal trees shall be equal
+        # one entry, because the order of several is not fixed in safetensors, and equal trees must give equal files
         _save_file(writer.tensors, temporary, {"tree": _digest(structure, writer.tensors) + structure})
 
 
@@ -48,13 +48,13 @@ def _save_file(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str])
     try:
         save_file(tensors, path, metadata=metadata)
     except SafetensorError as error:
-        if found := re.search(r"os error (\d+)", str(error)):  # such as a full disk
-            raise OSError(int(found[1]), os.strerror(int(found[1]))) from error
+        if match := re.search(r"os error (\d+)", str(error)):  # such as a full disk
+            raise OSError(int(match[1]), os.strerror(int(match[1]))) from error
         raise
 
 
 def load_tree(path: str | Path) -> Tree:
-    """Read what `save_tree` wrote.
+    """Read a tree that `save_tree` wrote.
 
     Raises:
         UserError: if the file is missing, damaged or of another kind.
@@ -76,7 +76,7 @@ def load_tree(path: str | Path) -> Tree:
 
 
 def copy_tree(tree: Tree, device: str | None = None) -> Tree:
-    """A deep copy of `tree`, including its tensors, which are on `device` if given."""
+    """Copy `tree` deeply, including its tensors, to `device` if it is not None."""
     if isinstance(tree, Tensor) and device is not None:
         return tree.detach().to(device, copy=True)
     if isinstance(tree, Tensor | TensorDictBase):
@@ -89,14 +89,14 @@ def copy_tree(tree: Tree, device: str | None = None) -> Tree:
 
 
 class _Writer:
-    """Collects the tensors of a tree and returns JSON that names them."""
+    """Encoder that collects the tensors of a tree and returns JSON with their names."""
 
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
         self._storages: set[int] = set()
 
     def encode(self, node: Tree, place: tuple[str, ...]) -> Tree:
-        """JSON form of `node`, which is at `place` in the tree."""
+        """Encode `node`, which is at `place` in the tree, as JSON."""
         if isinstance(node, np.generic):
             node = node.item()
         if node is None or isinstance(node, _SCALARS):
@@ -129,7 +129,7 @@ class _Writer:
             name += "_"
         tensor = tensor.contiguous()
         storage = tensor.untyped_storage().data_ptr()
-        if storage in self._storages:  # safetensors refuses tensors that share memory
+        if storage in self._storages:  # safetensors does not accept tensors that share memory
             tensor = tensor.clone()
         self._storages.add(storage)
         self.tensors[name] = tensor
@@ -138,13 +138,13 @@ class _Writer:
 
 def _digest(structure: str, tensors: dict[str, Tensor]) -> str:
     """SHA-256 of a tree: of its JSON, and of the name, type, shape and bytes of each tensor."""
-    found = hashlib.sha256(structure.encode())
+    digest = hashlib.sha256(structure.encode())
     for name in sorted(tensors):
         tensor = tensors[name]
-        found.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+        digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
         flat = tensor.as_strided((tensor.numel(),), (1,))  # contiguous; the strides of a single element are arbitrary
-        found.update(flat.view(torch.uint8).numpy().data)
-    return found.hexdigest()
+        digest.update(flat.view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def _name(place: tuple[str, ...]) -> str:

@@ -1,4 +1,4 @@
-"""What numbers came from: the commit of this code, and the versions of packages."""
+"""Provenance of results: the commit of this code, and the versions of packages."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def git_commit() -> str:
 
 def versions() -> dict[str, str]:
     """Versions of Python and of the installed packages that affect numbers."""
-    found = {"python": platform.python_version()}
+    installed = {"python": platform.python_version()}
     for name in _DISTRIBUTIONS:
         try:
-            found[name] = metadata.version(name)
+            installed[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found | ({"cuda": torch.version.cuda} if torch.version.cuda else {})
+    return installed | ({"cuda": torch.version.cuda} if torch.version.cuda else {})

@@ -1,4 +1,4 @@
-"""Plausibility of weights: finds damage from before the checksum was computed."""
+"""Plausibility check of weights, which detects damage from before the checksum was computed."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ LARGEST = 1e6
 
 
 def implausible(weights: Mapping[str, Tensor]) -> str:
-    """Why `weights` (by name) cannot be a policy's, on one line; "" if they can.
+    """Reason why `weights` (by name) cannot be a policy's, on one line; "" if they can.
 
-    Refused are values not finite or above `LARGEST`, and standard deviations (named "std" or "..._std") not above 0.
+    Values must be finite and at most `LARGEST`, and standard deviations (named "std" or "..._std") above 0.
     """
     floats = {name: values for name, values in weights.items() if values.is_floating_point() and values.numel()}
     if broken := [name for name, values in floats.items() if not bool(values.isfinite().all())]:

@@ -13,16 +13,16 @@ from numpy.typing import ArrayLike, NDArray
 
 Array = NDArray[np.floating]
 SIDES = 24
-"""Of round solids."""
+"""Number of sides of round solids."""
 GAMMA = 2.2
-"""Colours are as on a screen; glTF wants the amount of light."""
+"""Exponent from screen colours to the linear light of glTF."""
 FLOATS, BYTES, INDICES = 5126, 5121, 5125
-"""glTF's numbers of types."""
+"""Codes of types in glTF."""
 
 
 @dataclass(frozen=True, eq=False)
 class Mesh:
-    """Triangles: vertices [V, 3], their normals [V, 3] and colours [V, 4] from 0 to 1, and faces [F, 3]."""
+    """Mesh of triangles: vertices [V, 3], their normals [V, 3] and colours [V, 4] from 0 to 1, and faces [F, 3]."""
 
     vertices: Array
     normals: Array
@@ -30,23 +30,23 @@ class Mesh:
     faces: NDArray[np.integer]
 
     def moved(self, position: ArrayLike, rotation: ArrayLike | None = None) -> Mesh:
-        """The mesh turned by the matrix `rotation` [3, 3], then moved by `position` [3]."""
+        """Rotate the mesh by the matrix `rotation` [3, 3], then move it by `position` [3]."""
         turn = np.eye(3) if rotation is None else np.asarray(rotation, dtype=float)
         return replace(self, vertices=self.vertices @ turn.T + np.asarray(position), normals=self.normals @ turn.T)
 
     def coloured(self, colour: ArrayLike) -> Mesh:
-        """The mesh in one `colour` [3] or [4], from 0 to 1."""
-        given = np.append(np.asarray(colour, dtype=float), 1.0)[:4]
-        return replace(self, colours=np.broadcast_to(given, (len(self.vertices), 4)))
+        """Colour the whole mesh with `colour` [3] or [4], from 0 to 1."""
+        rgba = np.append(np.asarray(colour, dtype=float), 1.0)[:4]
+        return replace(self, colours=np.broadcast_to(rgba, (len(self.vertices), 4)))
 
 
 def triangles(vertices: Array, normals: Array, faces: NDArray[np.integer]) -> Mesh:
-    """A white mesh."""
+    """Build a white mesh."""
     return Mesh(vertices, normals, np.ones((len(vertices), 4)), faces)
 
 
 def joined(meshes: Sequence[Mesh]) -> Mesh:
-    """One mesh of several, at least one."""
+    """Join several meshes, at least one, into one."""
     first = np.cumsum([0, *(len(mesh.vertices) for mesh in meshes)])
     faces = [mesh.faces + start for mesh, start in zip(meshes, first, strict=False)]
     vertices, normals, colours = (
@@ -56,7 +56,7 @@ def joined(meshes: Sequence[Mesh]) -> Mesh:
 
 
 def box(half: ArrayLike) -> Mesh:
-    """A box with half the sides `half` [3]."""
+    """Box with half the sides `half` [3]."""
     square = np.array([[-1, -1], [1, -1], [1, 1], [-1, 1]], dtype=float)
     corners, normals = [], []
     for axis in range(3):
@@ -69,12 +69,12 @@ def box(half: ArrayLike) -> Mesh:
 
 
 def sphere(radius: float) -> Mesh:
-    """A ball."""
+    """Ball."""
     return capsule(radius, 0.0)
 
 
 def capsule(radius: float, half: float) -> Mesh:
-    """A capsule along z, whose cylinder is twice `half` long."""
+    """Capsule along z, whose cylinder is twice `half` long."""
     angle = np.linspace(-0.5 * np.pi, 0.5 * np.pi, SIDES // 2 + 2)
     across, along = np.cos(angle), np.sin(angle)
     ends = np.where(along > 0, half, -half)
@@ -82,7 +82,7 @@ def capsule(radius: float, half: float) -> Mesh:
 
 
 def cylinder(radius: float, half: float) -> Mesh:
-    """A cylinder along z, twice `half` long."""
+    """Cylinder along z, twice `half` long."""
     side = _turned(np.array([radius, radius]), np.array([-half, half]), np.ones(2), np.zeros(2))
     caps = [
         _turned(np.array(radii), np.full(2, sign * half), np.zeros(2), np.full(2, sign))
@@ -92,35 +92,38 @@ def cylinder(radius: float, half: float) -> Mesh:
 
 
 def scaled(mesh: Mesh, factors: ArrayLike) -> Mesh:
-    """`mesh` stretched along its axes by `factors` [3]."""
+    """Stretch `mesh` along its axes by `factors` [3]."""
+    # normals transform by the inverse transpose
     normals = mesh.normals / np.asarray(factors)
     normals /= np.linalg.norm(normals, axis=1, keepdims=True)
     return replace(mesh, vertices=mesh.vertices * np.asarray(factors), normals=normals)
 
 
 def rod(start: ArrayLike, end: ArrayLike, radius: float) -> Mesh:
-    """A capsule between two points [3]."""
+    """Capsule between two points [3]."""
     start, end = np.asarray(start, dtype=float), np.asarray(end, dtype=float)
     along = end - start
     length = float(np.linalg.norm(along))
     z = along / max(length, 1e-9)
+    # a perpendicular direction, from the coordinate axis that is least aligned with z
     x = np.cross(z, np.eye(3)[np.argmin(np.abs(z))])
     x /= np.linalg.norm(x)
     return capsule(radius, 0.5 * length).moved(0.5 * (start + end), np.stack((x, np.cross(z, x), z), 1))
 
 
 def path(points: ArrayLike, radius: float) -> Mesh:
-    """A line of rods through `points` [P, 3]."""
+    """Line of rods through `points` [P, 3]."""
     points = np.asarray(points, dtype=float)
     return joined([rod(*ends, radius) for ends in pairwise(points)])
 
 
 def _turned(radii: Array, heights: Array, across: Array, along: Array) -> Mesh:
-    """What a profile from below to above, [P] each, sweeps around z; (`across`, `along`) is its normal."""
+    """Surface of revolution of a profile, [P] each from below to above, about z; (`across`, `along`) is its normal."""
     angle = np.linspace(0.0, 2.0 * np.pi, SIDES + 1)
     cos, sin = np.cos(angle)[:, None], np.sin(angle)[:, None]
     vertices = np.stack((cos * radii, sin * radii, np.broadcast_to(heights, (SIDES + 1, len(radii)))), -1)
     normals = np.stack((cos * across, sin * across, np.broadcast_to(along, (SIDES + 1, len(radii)))), -1)
+    # two triangles for each quad between neighbouring angles and profile points
     row = np.arange(SIDES)[:, None] * len(radii) + np.arange(len(radii) - 1)
     ahead = row + len(radii)
     faces = np.stack((np.stack((row, ahead, ahead + 1), -1), np.stack((row, ahead + 1, row + 1), -1)), 2)
@@ -128,7 +131,7 @@ def _turned(radii: Array, heights: Array, across: Array, along: Array) -> Mesh:
 
 
 def glb(mesh: Mesh) -> bytes:
-    """`mesh` as a binary glTF 2.0 file: dull colours, both sides visible."""
+    """Encode `mesh` as a binary glTF 2.0 file: matt colours, both sides visible."""
     light = np.asarray(mesh.colours, dtype=np.float32).copy()
     light[:, :3] **= GAMMA
     arrays = {
@@ -141,10 +144,10 @@ def glb(mesh: Mesh) -> bytes:
     accessors, views, start = [], [], 0
     for number, (name, values) in enumerate(arrays.items()):
         shape, component = kinds.get(name, ("SCALAR", INDICES))
-        about = {"bufferView": number, "componentType": component, "count": len(values), "type": shape}
+        accessor = {"bufferView": number, "componentType": component, "count": len(values), "type": shape}
         if name == "POSITION":
-            about |= {"min": values.min(0).tolist(), "max": values.max(0).tolist()}
-        accessors.append(about | ({"normalized": True} if name == "COLOR_0" else {}))
+            accessor |= {"min": values.min(0).tolist(), "max": values.max(0).tolist()}
+        accessors.append(accessor | ({"normalized": True} if name == "COLOR_0" else {}))
         views.append({"buffer": 0, "byteOffset": start, "byteLength": values.nbytes})
         start += values.nbytes
     transparent = bool((mesh.colours[:, 3] < 1.0).any())
@@ -167,6 +170,6 @@ def glb(mesh: Mesh) -> bytes:
     }
     text = json.dumps(document, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 4)
-    binary = b"".join(values.tobytes() for values in arrays.values())  # each is of whole words
+    binary = b"".join(values.tobytes() for values in arrays.values())  # each has a length in whole words
     chunks = struct.pack("<I4s", len(text), b"JSON") + text + struct.pack("<I4s", len(binary), b"BIN\0") + binary
     return struct.pack("<4sII", b"glTF", 2, 12 + len(chunks)) + chunks

@@ -1,4 +1,4 @@
-"""What environments offer to the viewer: geometry once, poses at any time, pushes where the simulator can take them."""
+"""Interface of environments to the viewer: geometry once, poses at any time, pushes where supported."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Point = tuple[float, float, float]
 
 @dataclass(frozen=True, eq=False)
 class Body:
-    """A rigid body, by the name that people know it by."""
+    """Rigid body with a name for people."""
 
     name: str
     mesh: Mesh
@@ -24,10 +24,10 @@ class Body:
 
 @dataclass(frozen=True, eq=False)
 class Scene:
-    """The geometry of an environment: `bodies` B, and how to look at it.
+    """Geometry of an environment: `bodies` B, and a camera.
 
     A camera at `eye` looks at `target`; a grid lies at the height `floor_m` and reaches as far as `reach_m` from the
-    target. Lengths in m, world frame, z up. Bodies named in `pushable` take pushes; none if the simulator takes none.
+    target. Lengths in m, world frame, z up. Bodies named in `pushable` can be pushed, none in some simulators.
     """
 
     bodies: tuple[Body, ...]
@@ -39,14 +39,14 @@ class Scene:
 
 
 class View(Protocol):
-    """What N environments look like; it only reads them, but for `push`."""
+    """View of N environments, which only reads them, except for `push`."""
 
     def scene(self, row: int) -> Scene:
-        """The geometry of environment `row`; the same object as long as nothing but poses changes."""
+        """Geometry of environment `row`; the same object while only poses change."""
         ...
 
     def poses(self, row: int) -> Array:
-        """Where the bodies of `scene` are now, [B, 7]: position, m, and quaternion (w, x, y, z), world frame."""
+        """Current poses of the bodies of `scene`, [B, 7]: position, m, and quaternion (w, x, y, z), world frame."""
         ...
 
     def push(self, row: int, body: str, change_m_s: Array) -> None:
@@ -59,5 +59,5 @@ class Viewable(Protocol):
     """An Environment that can be viewed."""
 
     def view(self) -> View:
-        """A view of it."""
+        """View of the environment."""
         ...

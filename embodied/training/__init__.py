@@ -1,1 +1,1 @@
-"""The training loop, and experiments with stages, evaluation and checkpoints."""
+"""Training loop, and experiments with stages, evaluation and checkpoints."""

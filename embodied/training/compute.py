@@ -15,28 +15,29 @@ import torch
 from embodied.errors import OutOfMemoryError, UserError
 
 GROUPS = Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/memory")
-"""Folders of control groups, of Linux's second and first version, where containers have limits of memory."""
+"""Folders of control groups, of Linux's second and first version, which limit the memory of containers."""
 LIMITS = ("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")
-"""Files of a group with its limit and what it uses, in the second and the first version."""
+"""Files of a group with its memory limit and its use, in the second and the first version."""
 KEPT_BYTES = (-1, 1 << 28), (-3, 1 << 25)
-"""glibc's M_TRIM_THRESHOLD and M_MMAP_THRESHOLD (man mallopt): free memory that a process keeps, and blocks of what
-size come from it.
+"""glibc's M_TRIM_THRESHOLD and M_MMAP_THRESHOLD (man mallopt).
+
+They are the free memory that a process keeps, and the largest block that is taken from it.
 """
 
 
 def prepare(device: str, threads: int | None = None) -> None:
     """Check that `device` works, and set PyTorch's `threads`: if None, the number of cores, at most four.
 
-    Processes that torchrun started share the cores. From then on freed memory is kept (`keep_freed_memory`), and
-    allocating more than is free now fails at once, unless CUDA is used.
+    Processes that torchrun started share the cores. Freed memory is kept from then on (`keep_freed_memory`),
+    and an allocation beyond the memory that is free now fails at once, unless CUDA is used.
 
     Raises:
         UserError: for a missing device, or an impossible number of threads.
     """
     cores = len(os.sched_getaffinity(0))
-    most = max(64, 8 * cores)
-    if threads is not None and not 1 <= threads <= most:
-        raise UserError(f"expected threads from 1 to {most} (cores here: {cores}), got {threads}")
+    max_threads = max(64, 8 * cores)
+    if threads is not None and not 1 <= threads <= max_threads:
+        raise UserError(f"expected threads from 1 to {max_threads} (cores here: {cores}), got {threads}")
     # Matrices of small networks are too small for many threads.
     shared = cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     torch.set_num_threads(threads or max(1, min(4, shared)))
@@ -55,10 +56,10 @@ def prepare(device: str, threads: int | None = None) -> None:
 
 
 def keep_freed_memory() -> None:
-    """Keep up to 256 MB of freed memory, in blocks up to 32 MB, for the process; without glibc nothing happens.
+    """Keep up to 256 MB of freed memory, in blocks up to 32 MB, for the process; a no-op without glibc.
 
-    Otherwise each tensor of some megabytes is given back to Linux when it is freed, and its successor's pages are made
-    anew: PPO's updates of a small network spend a fifth of their time on that (`benchmarks/ppo_speed.py`).
+    Otherwise each tensor of some megabytes is returned to Linux when it is freed, and the pages of the next one are
+    created again: PPO's updates of a small network spend a fifth of their time on that (`benchmarks/ppo_speed.py`).
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt:
@@ -68,39 +69,40 @@ def keep_freed_memory() -> None:
 
 @contextmanager
 def enough_memory() -> Iterator[None]:
-    """Report a lack of memory in the body on one line.
+    """Context that reports a lack of memory in the body on one line.
 
     Raises:
         OutOfMemoryError: if memory runs out.
     """
     try:
         yield
-    except Exception as error:  # libraries have classes of their own for it
+    except Exception as error:  # libraries raise their own classes
         text = str(error)
         # A library that does not fit any more is an ImportError; where a mount forbids programs, the reason follows.
-        told = re.search(r"allocate (memory|\d+ bytes)|failed to map segment from shared object$", text)
-        if not (isinstance(error, MemoryError | torch.OutOfMemoryError) or told):
+        matches = re.search(r"allocate (memory|\d+ bytes)|failed to map segment from shared object$", text)
+        if not (isinstance(error, MemoryError | torch.OutOfMemoryError) or matches):
             raise
-        asked = re.search(r"\d[\d.]* ?(bytes|[KMGTPE]iB)", text)
-        size = f", {asked[0]} were asked for" if asked else ""
+        requested = re.search(r"\d[\d.]* ?(bytes|[KMGTPE]iB)", text)
+        size = f", {requested[0]} were asked for" if requested else ""
         raise OutOfMemoryError(f"out of memory{size}") from error
 
 
 def _limit_memory() -> None:
-    """Limit the process's data to what it has and what is free: Linux would grant more and kill the process later."""
+    """Limit the process's data to its size plus the free memory: Linux would grant more and kill the process later."""
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     limit = _kilobytes(Path("/proc/self/status"), "VmData") + free_memory()
     resource.setrlimit(resource.RLIMIT_DATA, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
 
 
 def free_memory() -> int:
-    """Bytes that the machine, and the control groups of this process, have left; caches of files count as free."""
+    """Free memory of the machine and of this process's control groups, in bytes; caches of files count as free."""
     free = [_kilobytes(Path("/proc/meminfo"), "MemAvailable")]
     lines = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
     paths = {line.split(":", 2)[2].strip("/") for line in lines if line.split(":", 2)[1] in ("", "memory")}
     for top, (limit, used) in zip(GROUPS, LIMITS, strict=True):
         for group in {top / each for path in paths for each in ("", path, *map(str, Path(path).parents))}:
             if (group / limit).exists() and (bound := (group / limit).read_text(encoding="utf-8").strip()).isdigit():
+                # files that are cached but not in use would be dropped
                 cached = re.search(
                     r"^(?:total_)?inactive_file (\d+)$",
                     (group / "memory.stat").read_text(encoding="utf-8"),
@@ -113,7 +115,7 @@ def free_memory() -> int:
 
 
 def _kilobytes(path: Path, name: str) -> int:
-    """The number of bytes that a line "NAME: NUMBER kB" of the file `path` states."""
+    """Number of bytes in the line "NAME: NUMBER kB" of the file `path`."""
     line = re.search(rf"^{name}:\s+(\d+) kB$", path.read_text(encoding="utf-8"), re.MULTILINE)
     assert line, f"{path} has no {name}"
     return int(line[1]) << 10

@@ -1,8 +1,8 @@
 """A run as an experiment: stages evaluated on the same episodes, a control, a report, and checkpoints.
 
 The reinforcement learning loop is in `loop.py`. The control continues SFT, with its optimiser, average and final
-learning rate, for as many gradient steps as RL took: RL's gain is reported over the better of SFT and control. A killed
-run, once resumed, gives the same numbers as an uninterrupted one if its simulator is `Restorable`.
+learning rate, for as many gradient steps as RL took: RL's gain is reported over the better of SFT and control. A
+killed run, once resumed, gives the same numbers as an uninterrupted one if its simulator is `Restorable`.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ from embodied.training.saved_run import SavedRun, Stage
 
 log = logging.getLogger(__name__)
 PATIENCE_S = 1.0
-"""A stop waits for shorter iterations; longer ones are abandoned, which needs a copy of the state before them, s."""
+"""Longest iteration, s, that a stop waits for; longer ones are abandoned, which needs a copy of the state before."""
 SEGMENT = 500
 """Gradient steps of supervised training between log entries, and between checkpoints."""
 
 
 class Experiment(SavedRun):
-    """One run in `directory`; continues from a checkpoint there, if any."""
+    """Run in `directory`, which continues from a checkpoint there, if there is one."""
 
     def __init__(
         self,
@@ -74,12 +74,12 @@ class Experiment(SavedRun):
         demonstrations: Callable[[Contract, Path], Episodes] | None = None,
         world: Processes | None = None,
     ) -> None:
-        """Build all parts, then begin to write; `record`, the composed configuration, is stored in checkpoints.
+        """Build all parts, then start to write; `record`, the composed configuration, is stored in checkpoints.
 
         `demonstrations`, called with the task's contract and the directory, replaces the task's own demonstrations.
         Several processes make the same `Experiment`, each in its `world`: the first one writes and evaluates.
         """
-        precision_of(config.precision, policy)  # refuses two
+        precision_of(config.precision, policy)  # raises if both set a precision
         directory = Path(directory)
         report = Report(task.name, task.asset_kind, seed, device=device, arguments=record.get("arguments"))
         super().__init__(directory, record, config.env_steps, report, world or Local(device=device))
@@ -89,6 +89,7 @@ class Experiment(SavedRun):
         self.contract = task.contract(task.distributions[0])
         if saved:
             saved.check(self.contract)
+        # Each process has its own environments and noise; the learner's generators are the same in all of them.
         self.own_seed = own_seed(seed, self.world, saved)
         self.policy = self._policy(None if saved else config.start_from)
         self.env = self._environment("train", task.distributions[0])
@@ -99,6 +100,7 @@ class Experiment(SavedRun):
             self.evaluation_envs: dict[str, Environment] = {}
             if not isinstance(self.env, SwitchableEnvironment) and not self.world.rank:
                 self.evaluation_envs = {name: self._environment("eval", name) for name in task.distributions}
+            # An empty set of demonstrations suffices to check the parts, before a long recording of demonstrations.
             self._try(Episodes.of(TensorDict({}, [0]), torch.zeros(0, *self.contract.action.shape)))
             self.held_out = self._held_out()
         self.demonstrations = self._demonstrate(demonstrations)
@@ -108,26 +110,31 @@ class Experiment(SavedRun):
             log.warning("the policy does not read %s", ", ".join(unread))
         self.stage, *_ = self.stages = self._plan()
         rows = self._restore(saved) if saved else 0
-        told = {"config": record, "wandb_project": wandb_project, "rows": rows}
-        self.logger = NoLogger() if self.world.rank else Logger(directory, **told)
+        options = {"config": record, "wandb_project": wandb_project, "rows": rows}
+        self.logger = NoLogger() if self.world.rank else Logger(directory, **options)
 
     def _plan(self) -> list[Stage]:
-        """The stages of the run.
+        """Stages of the run, in order.
 
         Raises:
             UserError: for supervised training without demonstrations, and RL of weights without statistics.
         """
-        asked = self.config.stages or (["rl"] if self.demonstrations is None else ["sft", "rl"])
-        if "sft" in asked and self.demonstrations is None:
+        requested = self.config.stages or (["rl"] if self.demonstrations is None else ["sft", "rl"])
+        if "sft" in requested and self.demonstrations is None:
             raise UserError(f"task={self.task.name} has no demonstrations for stages=[sft]; use stages=[rl]")
         first = [Stage.START] if self.config.start_from else []
-        if asked == ["rl"] and not first and isinstance(self.policy, PretrainedPolicy) and self.policy.lacks_statistics:
+        if (
+            requested == ["rl"]
+            and not first
+            and isinstance(self.policy, PretrainedPolicy)
+            and self.policy.lacks_statistics
+        ):
             raise UserError(f"{self.policy.lacks_statistics}; stages=[sft,rl] computes them from demonstrations")
-        control = [Stage.CONTROL] if self.config.control and len(asked) == 2 else []
-        return [*first, *map(Stage, asked), *control, Stage.DONE]
+        control = [Stage.CONTROL] if self.config.control and len(requested) == 2 else []
+        return [*first, *map(Stage, requested), *control, Stage.DONE]
 
     def _held_out(self) -> HeldOut:
-        """Evaluations during RL, in the environment of the others; a note says why there are none."""
+        """Evaluations during RL, in the evaluation environment; a note states why there are none."""
         trained_on, config = self.task.distributions[0], self.config
         self.report.in_training = InTraining(trained_on)
         held_out = HeldOut(
@@ -143,7 +150,7 @@ class Experiment(SavedRun):
         return held_out
 
     def _policy(self, start_from: str | None = None) -> TrainablePolicy:
-        """A new policy, with the weights of `start_from` if given."""
+        """Build a policy, with the weights of `start_from` if it is set."""
         policy = self._build_policy(self.contract).to(self.device)
         if start_from:
             checkpoint.load_weights(start_from, self.contract).restore(policy)
@@ -155,28 +162,30 @@ class Experiment(SavedRun):
             count, seed = own_share(self.config.num_envs, self.world), self.own_seed
         env = self.task.environment(count, distribution, split, seed, self.device)
         if count < len(env.task_names):
-            each = f" in each of {self.world.size} processes" if self.world.size > 1 else ""
-            raise UserError(f"expected num_envs of at least {len(env.task_names)}, one per task{each}; got {count}")
+            scope = f" in each of {self.world.size} processes" if self.world.size > 1 else ""
+            raise UserError(f"expected num_envs of at least {len(env.task_names)}, one per task{scope}; got {count}")
         return env
 
     def _demonstrate(self, given: Callable[[Contract, Path], Episodes] | None) -> Episodes | None:
-        """The demonstrations `given`, else the task's own, if it has any; None if no stage reads them."""
+        """Load demonstrations by `given`, else the task's own; None if there are none or no stage reads them."""
         if self.config.stages == ["rl"] and not self.algorithm.reads_demonstrations:
             if given:
                 log.warning("demonstrations= is not read: neither stages=[rl] nor this algorithm's options ask for any")
             return None
-        with self.timer("demonstrations"), one_after_another(self.world):  # the first process makes, the others read
-            own = self.task.demonstrations
-            made = given(self.contract, self.directory) if given else own(self.directory, self.seed)
-        if made is None:
+        with self.timer("demonstrations"), one_after_another(self.world):  # the first process records, the others read
+            task_demonstrations = self.task.demonstrations
+            demonstrations = (
+                given(self.contract, self.directory) if given else task_demonstrations(self.directory, self.seed)
+            )
+        if demonstrations is None:
             with seeding.undisturbed():
                 self._try(None)
             return None
-        self.report.notes += report_notes(made, self.directory)
-        return made
+        self.report.notes += report_notes(demonstrations, self.directory)
+        return demonstrations
 
     def _try(self, demonstrations: Episodes | None) -> None:
-        """Build learner and collector with a throwaway policy: reports incompatible parts before anything runs."""
+        """Build learner and collector with a throwaway policy, to report incompatible parts before anything runs."""
         env = self.evaluation_envs.get(self.task.distributions[0], self.env)
         self._learner(env, self._policy(), demonstrations)
 
@@ -208,18 +217,18 @@ class Experiment(SavedRun):
             Stage.CONTROL: self._control,
         }
         with GracefulStop("Stopping: saving ...") as self._stop, self.logger:
-            written = self.stage is Stage.DONE and (self.directory / "report.json").exists()
+            is_written = self.stage is Stage.DONE and (self.directory / "report.json").exists()
             while self.stage in stages:
                 with self._naming_checkpoint():
                     stages[self.stage]()
             self.report.export_target = export_target(self.world.whole(self.policy))
-            shown = self._filmed()
+            policies = self._filmed()
             if self.world.rank:
                 return self.report
-            if not written:
+            if not is_written:
                 self._write()
-            if shown:
-                self._film(shown)
+            if policies:
+                self._film(policies)
                 self._write()
         return self.report
 
@@ -230,24 +239,25 @@ class Experiment(SavedRun):
     def _sft(self) -> None:
         assert self.demonstrations is not None
         if not self.parts and not self.config.start_from:
-            seen, actions = self.demonstrations.by_weight()
+            observations, actions = self.demonstrations.by_weight()
             generator = seeding.generator(self.seed, "random play")
-            seen = with_privileged(seen, self.contract, lambda drawn: self._play(drawn)[0], generator)
-            self.policy.fit(seen.to(self.device), actions.to(self.device))
+            observations = with_privileged(observations, self.contract, lambda drawn: self._play(drawn)[0], generator)
+            self.policy.fit(observations.to(self.device), actions.to(self.device))
         learner = self.config.sft.build(self.policy, seeding.generator(self.seed, "sft"))
         self._supervise(learner, self.config.sft.steps)
         self._evaluate(self.policy, {"learner": learner})
+        # the control continues from here
         self.before = self._aside(learner.state_dict())
         self._next()
 
     def _play(self, generator: torch.Generator) -> tuple[TensorDict, Tensor]:
-        """`first_decisions` in separate environments, or the shared one, before the collector begins its episodes."""
+        """Run `first_decisions` in separate environments, or in the shared one before its collector begins."""
         shared = isinstance(self.env, SwitchableEnvironment)
         env = self.env if shared else self._environment("train", self.task.distributions[0])
-        played = first_decisions(env, generator)
+        samples = first_decisions(env, generator)
         if not shared:
             env.close()
-        return played
+        return samples
 
     def _reinforce(self) -> None:
         if not self.before:
@@ -256,13 +266,14 @@ class Experiment(SavedRun):
                 self.policy.fit(observation.to(self.device), actions.to(self.device))
             self.before = self._aside({"policy": dict(self.policy.state_dict())})
         if not self.parts:
+            # only at the beginning of the stage: a resumed run loads the critic's weights
             self.policy.start_critic()
-        learner, alone = self._learner(self.env, self.policy, self.demonstrations)
+        learner, base_collector = self._learner(self.env, self.policy, self.demonstrations)
         precision = self.config.precision
-        collector = alone
+        collector = base_collector
         if self.config.overlap:
-            assert isinstance(alone, Collector)  # collectors elsewhere refuse it
-            collector = CollectorAhead(alone, self.policy, precision)
+            assert isinstance(base_collector, Collector)  # collectors in other processes do not allow overlap
+            collector = CollectorAhead(base_collector, self.policy, precision)
         parts = {"learner": learner, "collector": collector, "held_out": self.held_out}
         total, done = self.config.env_steps, self.counters["env_steps"]
         with collector if isinstance(collector, CollectorAhead) else nullcontext():
@@ -293,17 +304,18 @@ class Experiment(SavedRun):
         self._next()
 
     def _finish(self, parts: dict[str, Any]) -> None:
-        """Keep the checkpoint at the end of RL, from which more `env_steps` continue, and drop older results."""
+        """Save the checkpoint at the end of RL, from which more `env_steps` continue, and delete older results."""
         self.counters["rl_gradient_steps"] = parts["learner"].gradient_steps
         self.counters["rl_checkpoint"] = int(self._save(self._snapshot(parts)).name)
         for name in ("report.json", "video.mp4") if not self.world.rank else ():
             (self.directory / name).unlink(missing_ok=True)
 
     def _iterate(self, steps: Iterator[Iteration], parts: dict[str, Any]) -> Iteration:
-        """One collection and update."""
-        started, began = time.process_time(), time.perf_counter()
-        patient = self.iteration_s <= PATIENCE_S or self.world.size > 1  # others would wait for what is abandoned
-        with nullcontext() if patient else self._abandonable(parts):
+        """Run one collection and update."""
+        cpu_began, began = time.process_time(), time.perf_counter()
+        # other processes would wait for the abandoned one
+        waits = self.iteration_s <= PATIENCE_S or self.world.size > 1
+        with nullcontext() if waits else self._abandonable(parts):
             step = next(steps)
             self.counters["iteration"] += 1
             self.counters["env_steps"] = step.env_steps
@@ -311,7 +323,8 @@ class Experiment(SavedRun):
         self.timer.add("simulation", step.simulation_s)
         self.timer.add("policy", step.policy_s)
         self.timer.add("update", self.iteration_s - step.simulation_s - step.policy_s)
-        self.counters["cpu_s"] += step.cpu_s + float(self.world.sum(torch.tensor(time.process_time() - started)))
+        # CPU time of all processes, and of collectors in other processes
+        self.counters["cpu_s"] += step.cpu_s + float(self.world.sum(torch.tensor(time.process_time() - cpu_began)))
         self.counters["episodes"] += step.episodes
         for name in ("lost", "pushed"):
             self.counters[name] += step.odd_episodes[name]
@@ -321,15 +334,15 @@ class Experiment(SavedRun):
         return step
 
     def _control(self) -> None:
-        again = self.policy.fresh()  # adapters are of the same weights
-        learner = self.config.sft.build(again, seeding.generator(self.seed, "sft"))
+        control_policy = self.policy.fresh()  # adapters share the same base weights
+        learner = self.config.sft.build(control_policy, seeding.generator(self.seed, "sft"))
         learner.load_state_dict(copy_tree(self.before))
         self._supervise(learner, self.config.sft.steps + self.counters["rl_gradient_steps"])
         self._evaluate(learner.policy, {"learner": learner})
         self._next()
 
     def _supervise(self, learner: SFT, steps: int) -> None:
-        """Train on the demonstrations until `steps` gradient steps are done, continuing an interrupted run."""
+        """Train on the demonstrations until `steps` gradient steps are done; continues an interrupted run."""
         assert self.demonstrations is not None
         parts, first, label = {"learner": learner}, learner.gradient_steps, title(self.stage.value)
         self._resume(parts)
@@ -345,7 +358,7 @@ class Experiment(SavedRun):
                 self._keep(parts, due)
 
     def _evaluate(self, policy: TrainablePolicy, parts: dict[str, Any]) -> None:
-        """Evaluate `policy` on the remaining distributions; checkpoints meanwhile contain `parts` of the stage."""
+        """Evaluate `policy` on the remaining distributions; checkpoints in between contain `parts` of the stage."""
         if self.world.size > 1:
             self._save(self._snapshot(parts))
         whole = self.world.whole(policy)
@@ -358,7 +371,7 @@ class Experiment(SavedRun):
             self._evaluate_here(policy, parts, BASELINE + name)
 
     def _evaluate_here(self, policy: Policy, parts: dict[str, Any], stage: str) -> None:
-        """As `_evaluate`, in the first process."""
+        """Evaluate `policy` in the first process, see `_evaluate`."""
         last = self.stages[-2] if self.stages[-2] is not Stage.CONTROL else Stage.RL
         for distribution in measured(self.task) if stage == last.value else self.task.distributions:
             if (stage, distribution) in self.report.results:
@@ -378,7 +391,7 @@ class Experiment(SavedRun):
 
     @contextmanager
     def _evaluation_env(self, distribution: str, parts: dict[str, Any]) -> Iterator[Environment]:
-        """The environment for evaluation on `distribution`; a shared one is switched back and loses its episodes."""
+        """Environment for evaluation on `distribution`; a shared one is switched back and loses its episodes."""
         if isinstance(self.env, SwitchableEnvironment):
             self.env.switch(distribution, "eval")
             yield self.env
@@ -393,7 +406,7 @@ class Experiment(SavedRun):
             env.close()
 
     def _filmed(self) -> dict[str, Policy]:
-        """The policies of the video by caption, before and after; none if it is not asked for, or there already."""
+        """Policies of the video by caption, before and after training; none if no video is due."""
         if not self.config.video or (self.directory / "video.mp4").exists():
             return {}
         if Stage.RL not in self.stages:
@@ -405,7 +418,7 @@ class Experiment(SavedRun):
         return {f"before: {first}": self.world.whole(before), "after: RL": self.world.whole(self.policy)}
 
     def _film(self, shown: dict[str, Policy]) -> None:
-        """Write the video of the policies `shown`, or note why there is none."""
+        """Write the video of the policies `shown`, or a note of the reason why there is none."""
         with self._abandonable({}), self.timer("video"):
             try:
                 self.task.video(self.directory / "video.mp4", shown, self.device)

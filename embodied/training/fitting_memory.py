@@ -1,4 +1,4 @@
-"""Whether a planned run fits into a device's memory; if not, options with which it does, which were tried."""
+"""Check whether a planned run fits into a device's memory; if not, search options with which it does."""
 
 from __future__ import annotations
 
@@ -24,57 +24,59 @@ SPARING = (
     "sft.batch=8",
     "policy.lora_rank=16",
 )
-"""Options that spare memory, those first that change least of what is learned."""
+"""Options that save memory, ordered by how little they change the result of training."""
 
 
 def device_memory(device: str) -> float | None:
-    """Bytes of a GPU; None for other devices, and where there is none here."""
+    """Memory of a GPU, bytes; None for other devices, and if there is no GPU here."""
     if not (device.startswith("cuda") and torch.cuda.is_available()):
         return None
     return float(torch.cuda.get_device_properties(device).total_memory)
 
 
 def show(composed: Callable[[Sequence[str]], Any], sources: Callable[..., Sequence[str] | None]) -> None:
-    """Print what a run would take: `composed` gives its configuration, with further options.
+    """Log the memory plan of a run, whose configuration `composed` returns for further options.
 
-    `sources` names demonstrations, as the configuration gives them and their weights.
+    `sources` returns the folders of demonstrations, from the configured demonstrations and their weights.
 
     Raises:
-        UserError: as `check`, for the `device_gb` of the configuration, or of the GPU.
+        UserError: see `check`, for the `device_gb` of the configuration, or of the GPU.
     """
 
     def planned(more: Sequence[str]) -> Plan:
         config = composed(more)
-        shown = sources(config.demonstrations, config.demonstration_weights)
+        folders = sources(config.demonstrations, config.demonstration_weights)
         parts = with_latency(config.task, config.latency), config.policy, config.algorithm
-        return plan(config, *parts, device=config.device, demonstrations=shown, placement=config.placement)
+        return plan(config, *parts, device=config.device, demonstrations=folders, placement=config.placement)
 
-    config, found = composed(()), planned(())
-    log.info(found.table())
+    config, base_plan = composed(()), planned(())
+    log.info(base_plan.table())
     memory = device_memory(config.device) if config.device_gb is None else config.device_gb * 1e9
     if memory is not None:
-        check(found, config.device, memory, planned)
+        check(base_plan, config.device, memory, planned)
 
 
 def check(found: Plan, device: str, memory: float, again: Callable[[Sequence[str]], Plan]) -> None:
-    """Whether `found` fits into `memory` bytes of `device`; `again` plans the same run with further options.
+    """Check that the plan `found` fits into `memory` bytes of `device`.
+
+    `again` plans the same run with further options.
 
     Raises:
-        UserError: naming options with which it fits, or what the best of those that were tried leave.
+        UserError: with options with which it fits, or with the memory that the best of the tried options need.
     """
-    stage, taken = found.most(device)
-    if taken <= memory:
+    stage, needed = found.most(device)
+    if needed <= memory:
         return
-    told = f"{stage} would take {size_text(taken)} of the {size_text(int(memory))} of {device}"
-    options, least = _sparing(taken, device, memory, again)
-    if least > memory:
-        after = f", with {' '.join(options)} still {size_text(least)}" if options else ""
-        raise UserError(f"{told}{after}; use a smaller model, a larger GPU, or several (torchrun)")
-    raise UserError(f"{told}; with {' '.join(options)} it would be {size_text(least)}")
+    summary = f"{stage} would take {size_text(needed)} of the {size_text(int(memory))} of {device}"
+    options, best = _sparing(needed, device, memory, again)
+    if best > memory:
+        after = f", with {' '.join(options)} still {size_text(best)}" if options else ""
+        raise UserError(f"{summary}{after}; use a smaller model, a larger GPU, or several (torchrun)")
+    raise UserError(f"{summary}; with {' '.join(options)} it would be {size_text(best)}")
 
 
 def _sparing(taken: int, device: str, memory: float, again: Callable[[Sequence[str]], Plan]) -> tuple[list[str], int]:
-    """Options that spare memory until the run fits, none of which can be left out, and the bytes with them."""
+    """Minimal options with which the run fits into `memory`, and its bytes with them."""
 
     def bytes_with(options: Sequence[str]) -> int:
         try:
@@ -83,16 +85,17 @@ def _sparing(taken: int, device: str, memory: float, again: Callable[[Sequence[s
             return taken
 
     options: list[str] = []
-    least = taken
+    best = taken
     tried = (f"algorithm.memory_gb={MICRO_BATCH * memory / 1e9:.2g}", *SPARING)
     with Progress("what would fit", 2 * len(tried), "option") as bar:
+        # Greedy: add options until the run fits, then drop each one that is not needed.
         for option in tried:
-            if least > memory and (found := bytes_with([*options, option])) < least:
-                options, least = [*options, option], found
+            if best > memory and (size := bytes_with([*options, option])) < best:
+                options, best = [*options, option], size
             bar.update(1)
-        for option in options if least <= memory else ():
-            rest = [each for each in options if each != option]
-            if rest and (found := bytes_with(rest)) <= memory:
-                options, least = rest, found
+        for option in options if best <= memory else ():
+            fewer = [each for each in options if each != option]
+            if fewer and (size := bytes_with(fewer)) <= memory:
+                options, best = fewer, size
             bar.update(1)
-    return options, least
+    return options, best

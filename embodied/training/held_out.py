@@ -1,6 +1,6 @@
-"""Evaluations during reinforcement learning: when they are made, on how many episodes, and which policy was the best.
+"""Evaluations during reinforcement learning: when, on how many episodes, and which policy was the best.
 
-Their initial states are run by no other evaluation: they choose a policy, so that their highest figure flatters it.
+Their initial states occur in no other evaluation: they choose a policy, so that their highest value is biased upwards.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from embodied.precision import Precision
 from embodied.run_options import AUTO
 
 SHARE = 0.05
-"""Share of a run's time that automatic evaluations take at most."""
+"""Largest share of a run's time for automatic evaluations."""
 FEWEST, MOST, USUAL = 5, 20, 10
-"""Evaluations of a run; where fewer seem affordable, none is made."""
+"""Numbers of evaluations of a run; if fewer than the first are affordable, there is none."""
 EPISODES = 20, 100
-"""Episodes of an evaluation, at least and at most."""
+"""Least and largest number of episodes of an evaluation."""
 SHORTEST_S = 20.0
-"""Shorter runs are over before a curve is of use, s."""
+"""Shortest run with automatic evaluations, s; shorter ones end before a curve is useful."""
 FIRST_START = 1 << 23
 PHASE = "evaluation in training"
 RL_PHASES = "simulation", "policy", "update"
 
 
 class HeldOut:
-    """Evaluates in `env` every `every` environment steps of training, and at its end; 0 or None: never.
+    """Evaluator in `env` after every `every` environment steps of training, and at its end; 0 or None: never.
 
-    "auto" chooses the number of episodes and, again after each evaluation, the next, from what they cost and would cost
-    if each took all of its steps: episodes become longer where policies learn not to fail. Points go into `found`,
-    which the report shows. `final` initial states of each task are left to the evaluations after training.
+    "auto" chooses the number of episodes and, again after each evaluation, the time of the next one, from their cost
+    if each episode took all of its steps: episodes become longer where policies learn not to fail. Points are added to
+    `found`, which the report shows. `final` initial states of each task are left to the evaluations after training.
 
     Raises:
-        UserError: if evaluations were asked for and `env`, None if training has the only one, cannot have them.
+        UserError: if evaluations were requested but are impossible in `env`, which is None if only training has one.
     """
 
     def __init__(
@@ -54,22 +54,23 @@ class HeldOut:
     ) -> None:
         self.env, self.found, self.device, self.precision = env, found, device, precision
         self.automatic, self.every = every == AUTO, 0 if every == AUTO else int(every or 0)
-        self.longer = 1.0  # how much longer the episodes of the last evaluation can become
-        self.planned: int | None = None  # step of the next automatic evaluation, 0: there is none, None: not chosen yet
+        self.longer = 1.0  # factor by which the episodes of the last evaluation can still become longer
+        self.planned: int | None = None  # step of the next automatic evaluation; 0: none, None: not chosen yet
         self.starts, self.refused = 0, "the simulator exists only once, and an evaluation would end training's episodes"
         if env is not None:
+            # the held-out starts are the last ones of a limited number, else far above those of other evaluations
             limit = env.num_starts if isinstance(env, NumberedStarts) else None
-            most = min(final, -(-EPISODES[1] // len(env.task_names)))
-            self.starts = most if limit is None else max(0, min(most, limit - final))
+            max_starts = min(final, -(-EPISODES[1] // len(env.task_names)))
+            self.starts = max_starts if limit is None else max(0, min(max_starts, limit - final))
             found.first_start = FIRST_START if limit is None else limit - self.starts
             self.refused = "" if self.starts else f"each of the {limit} initial states is one of the final evaluation"
         if self.refused and self.every:
             raise UserError(f"evaluate_every_steps={every} cannot work: {self.refused}; use evaluate_every_steps=null")
 
     def due(self, done: int, total: int, episodes: int, wall_s: Mapping[str, float]) -> bool:
-        """Whether to evaluate after `done` of `total` environment steps and `episodes` of training.
+        """Whether an evaluation is due after `done` of `total` environment steps and `episodes` of training.
 
-        `wall_s` is the time of the run's phases so far, by which automatic sizes are chosen.
+        `wall_s` is the time of the run's phases so far, from which automatic sizes are chosen.
         """
         if self.automatic and self.planned is None and not self.refused and episodes and done * MOST >= total:
             length = self.env.step_limit if isinstance(self.env, NumberedStarts) else done / episodes
@@ -80,38 +81,40 @@ class HeldOut:
         return bool(following) and done > last and done >= min(total, following)
 
     def evaluate(self, policy: Policy, done: int) -> Point:
-        """Add the point of `policy` after `done` environment steps, and return it; no generator is disturbed."""
+        """Evaluate `policy` after `done` environment steps, add the point and return it; no generator is disturbed."""
         assert self.env is not None
         with self.precision.on(self.device), seeding.undisturbed():
             first = self.found.first_start
             result = evaluate(self.env, policy, starts_per_task=self.starts, first_start=first, device=self.device)
         self.longer = result.step_limit / float(result.steps.double().mean()) if result.step_limit else 1.0
-        told = result.summary()
-        point = {"env_steps": done, **{name: told[name] for name in (result.measure, "low", "high", "episodes")}}
+        summary = result.summary()
+        point = {"env_steps": done, **{name: summary[name] for name in (result.measure, "low", "high", "episodes")}}
         self.found.points.append(point)
         return point
 
     def plan(self, took_s: float, done: int, total: int, wall_s: Mapping[str, float]) -> None:
-        """After an evaluation that `took_s`: spread as many more over the rest of training as are affordable.
+        """Schedule the next evaluation after one that `took_s`.
 
-        The last policy is always compared with the others, unless that alone takes more than all together may.
+        The affordable number is spread over the rest of training. The last policy is always compared with the others,
+        unless that alone takes more than the time allowed for all.
         """
         allowed_s = SHARE * _whole_s(done, total, wall_s)
-        more = min(MOST - len(self.found.points), int((allowed_s - wall_s[PHASE]) / (took_s * self.longer)))
-        self.planned = 0 if took_s > allowed_s else done + math.ceil((total - done) / max(more, 1))
+        # affordable = (time allowed - time spent) / (cost of one evaluation with full-length episodes)
+        remaining = min(MOST - len(self.found.points), int((allowed_s - wall_s[PHASE]) / (took_s * self.longer)))
+        self.planned = 0 if took_s > allowed_s else done + math.ceil((total - done) / max(remaining, 1))
 
     def _choose_size(self, done: int, episode_s: float, whole_s: float) -> None:
-        """As many episodes as allow the usual number of evaluations, if each takes `episode_s`."""
+        """Choose as many episodes as allow the usual number of evaluations, if each takes `episode_s`."""
         assert self.env is not None
         affordable = SHARE * whole_s / max(episode_s, 1e-9)
         tasks = len(self.env.task_names)
-        wanted = min(max(affordable / USUAL, EPISODES[0]), EPISODES[1])
-        self.starts = min(self.starts, math.ceil(wanted / tasks))
+        episodes = min(max(affordable / USUAL, EPISODES[0]), EPISODES[1])
+        self.starts = min(self.starts, math.ceil(episodes / tasks))
         enough = whole_s >= SHORTEST_S and affordable >= FEWEST * self.starts * tasks
         self.planned = done if enough else 0
 
     def state_dict(self) -> dict[str, Any]:
-        """What was chosen."""
+        """Chosen size and time of evaluations."""
         return {"planned": self.planned, "starts": self.starts}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -120,6 +123,6 @@ class HeldOut:
 
 
 def _whole_s(done: int, total: int, wall_s: Mapping[str, float]) -> float:
-    """What the phases before, and all of reinforcement learning, will have taken, s."""
+    """Expected time of the phases before and of all of reinforcement learning, s."""
     learning = sum(wall_s[phase] for phase in RL_PHASES)
     return sum(wall_s.values()) - learning - wall_s.get(PHASE, 0.0) + learning * total / done

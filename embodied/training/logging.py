@@ -19,10 +19,10 @@ log = logging.getLogger(__name__)
 
 
 class Logger:
-    """Writes metrics to `metrics.jsonl` and TensorBoard in `directory`, and to Weights & Biases if a project is named.
+    """Writer of metrics to `metrics.jsonl`, TensorBoard, and Weights & Biases if it has a project.
 
-    A resumed run passes the number of `rows` at its checkpoint: later rows are dropped, so that curves are continuous.
-    If not all of them can be read, the file is renamed and curves have a gap.
+    The files are in `directory`. A resumed run passes the number of `rows` at its checkpoint: later rows are dropped,
+    so that curves are continuous. If not all of them can be read, the file is renamed and curves have a gap.
 
     Raises:
         UserError: if Weights & Biases is requested but not installed.
@@ -41,14 +41,14 @@ class Logger:
         directory = Path(directory)
         self._wandb = _start_wandb(directory, config, wandb_project) if wandb_project else None
         directory.mkdir(parents=True, exist_ok=True)
-        kept = _kept(directory, rows)
+        earlier_rows = _kept(directory, rows)
         shutil.rmtree(directory / "tensorboard", ignore_errors=True)
         self._tensorboard = SummaryWriter(str(directory / "tensorboard"))
-        path, self.rows = directory / METRICS, len(kept)
+        path, self.rows = directory / METRICS, len(earlier_rows)
         with complete_or_absent(path) as temporary:
-            temporary.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
+            temporary.write_text("".join(json.dumps(row) + "\n" for row in earlier_rows), encoding="utf-8")
         self._file = path.open("a", encoding="utf-8")
-        for row in kept:
+        for row in earlier_rows:
             self._draw(row)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -89,26 +89,26 @@ class Logger:
 
 
 class NoLogger(Logger):
-    """Writes nothing, in a process whose metrics another one writes."""
+    """Logger that writes nothing, in a process whose metrics another one writes."""
 
     def __init__(self) -> None:
         self.rows = 0
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Nothing."""
+        """No-op."""
 
     def close(self) -> None:
-        """Nothing."""
+        """No-op."""
 
 
 def _kept(directory: Path, rows: int) -> list[dict[str, float]]:
-    """The first `rows` rows of `metrics.jsonl`; if not all can be read, the file is renamed."""
+    """Read the first `rows` rows of `metrics.jsonl`; if not all can be read, the file is renamed."""
     path = directory / METRICS
-    kept = [row for row in read_rows(path)[:rows] if row]
-    if len(kept) < rows:
-        where = f"renamed to {set_aside(path)}" if path.exists() else "missing"
-        log.warning(f"{path} is {where}: {len(kept)} of {rows} rows could be read, curves have a gap")
-    return kept
+    readable = [row for row in read_rows(path)[:rows] if row]
+    if len(readable) < rows:
+        status = f"renamed to {set_aside(path)}" if path.exists() else "missing"
+        log.warning(f"{path} is {status}: {len(readable)} of {rows} rows could be read, curves have a gap")
+    return readable
 
 
 def _start_wandb(directory: Path, config: Mapping[str, Any] | None, project: str) -> Any:  # noqa: ANN401 - optional

@@ -1,4 +1,4 @@
-"""The reinforcement learning loop: collect, update, repeat; for `train.py` and for library users.
+"""Reinforcement learning loop: collect, update, repeat; for `train.py` and for library users.
 
 for step in train(env, policy, PPOConfig(), env_steps=100_000):
 print(step.env_steps, step.ended.get("success"))
@@ -38,45 +38,45 @@ LOCAL = Local()
 
 @dataclass(frozen=True)
 class Iteration:
-    """One collection and update; all but `env_steps` (the total so far) refer to this iteration only."""
+    """Result of one collection and update; all but `env_steps` (the total so far) refer to this iteration only."""
 
     env_steps: int
-    episodes: int  # number that ended
-    ended: dict[str, float]  # means over these: `Rollout.ended`; empty if none ended
+    episodes: int  # number of ended episodes
+    ended: dict[str, float]  # means over the ended episodes, see `Rollout.ended`; empty if none ended
     odd_episodes: dict[str, int]  # number of episodes that ended with each of ODD_EVENTS
     metrics: dict[str, float]  # the learner's
     simulation_s: float
     policy_s: float
-    told: dict[str, float] = field(default_factory=dict)  # of where it was collected
+    told: dict[str, float] = field(default_factory=dict)  # metrics of the collectors' placement
 
     @property
     def cpu_s(self) -> float:
-        """CPU time of collectors elsewhere, s."""
+        """CPU time of collectors in other processes, s."""
         return self.told.get("cpu_s", 0.0)
 
     @property
     def lost_collectors(self) -> int:
-        """Collectors that died."""
+        """Number of collectors that died."""
         return int(self.told.get("lost_collectors", 0))
 
     @property
     def dropped_rollouts(self) -> int:
-        """Rollouts that were too old to learn from."""
+        """Number of rollouts that were too old to learn from."""
         return int(self.told.get("dropped_rollouts", 0))
 
     @property
     def logged(self) -> dict[str, float]:
         """Metrics of the iteration by name."""
-        shown = self.ended | {name: float(count) for name, count in self.odd_episodes.items() if count}
-        rollout = {f"rollout/{name}": value for name, value in shown.items()}
+        ended_means = self.ended | {name: float(count) for name, count in self.odd_episodes.items() if count}
+        rollout = {f"rollout/{name}": value for name, value in ended_means.items()}
         placement = {f"placement/{name}": value for name, value in self.told.items()}
         return rollout | {f"rl/{name}": value for name, value in self.metrics.items()} | placement
 
     @property
     def note(self) -> str:
-        """What a progress bar says of the episodes that ended."""
-        told = {"success": "success {:.0%}", "episode_return": "return {:.4g}"}
-        return next((text.format(self.ended[name]) for name, text in told.items() if name in self.ended), "")
+        """Text for a progress bar: success or return of the episodes that ended."""
+        formats = {"success": "success {:.0%}", "episode_return": "return {:.4g}"}
+        return next((text.format(self.ended[name]) for name, text in formats.items() if name in self.ended), "")
 
 
 def train(
@@ -92,7 +92,7 @@ def train(
     """Train a new `policy`, in place, for `env_steps` control steps of `env`; yields after every update.
 
     Its normalisation statistics are first computed from random actions. Every process of `world` calls this with its
-    own `env`, made with a seed of its own; all get the same weights, and `env_steps` counts the steps of all together.
+    own `env`, which has its own seed; all get the same weights, and `env_steps` counts the steps of all together.
 
     Raises:
         UserError: if the parts are incompatible, or the learner does not list its parts.
@@ -115,9 +115,9 @@ def build(
     world: World = ALONE,
     own_seed: int | None = None,
 ) -> tuple[Learner, Collector]:
-    """The learner of `policy` and its collector in `env`.
+    """Build the learner of `policy` and its collector in `env`.
 
-    Every process of `world` has its own exploration noise and initial states, by `own_seed` if given.
+    Every process of `world` has its own exploration noise and initial states, by `own_seed` if it is set.
 
     Raises:
         UserError: if the parts are incompatible.
@@ -130,11 +130,11 @@ def build(
             f"this algorithm learns from a replay, of which each of {world.size} processes would have a part only: not"
             " supported yet; use algorithm=ppo, grpo, bptt or distillation, or one process"
         )
-    own = (world.rank,) if world.rank else ()
+    rank = (world.rank,) if world.rank else ()
     own_seed = seed if own_seed is None else own_seed
-    noise = seeding.generator(own_seed, "noise", *own, device=policy.device)
+    noise = seeding.generator(own_seed, "noise", *rank, device=policy.device)
     for starts in iter_parts(learner, (OwnStarts,)) if world.size > 1 else ():
-        starts.separate(seeding.generator(own_seed, "starts", *own))
+        starts.separate(seeding.generator(own_seed, "starts", *rank))
     return learner, learner.collector(env, policy, noise, learner.starts)
 
 
@@ -161,18 +161,21 @@ def iterations(
     while done < env_steps:
         with precision.on(collector.generator.device):
             rollout = collector.collect(rollout_length)
-            told = _told(rollout, world)
-            done += told.pop("env_steps")
+            counts = _told(rollout, world)
+            done += counts.pop("env_steps")
+            # the next collection runs during this update, by the policy from before it
             if done < env_steps and isinstance(collector, CollectorAhead):
                 collector.begin(rollout_length)
-            if rollout.value is not None and rollout.policy_version < collector.version:  # its critic knew less
+            # The values of an older critic are replaced by those of the current one.
+            if rollout.value is not None and rollout.policy_version < collector.version:
                 rollout = replace(rollout, value=values(cast(TrainablePolicy, collector.policy), rollout.observation))
             with only_listed_optimisers(learner):
-                learned = learner.update(rollout, min(1.0, done / max(1, planned or env_steps)), world)
+                learner_metrics = learner.update(rollout, min(1.0, done / max(1, planned or env_steps)), world)
             if first and world.size > 1:
+                # once is enough: a learner that leaves the processes apart does so in its first update
                 check_equal_weights(learner, world)
             first = False
-            metrics = world.mean(learned | rollout.starts)
+            metrics = world.mean(learner_metrics | rollout.starts)
             check_finite(losses(metrics), learner.gradient_steps)
             if isinstance(collector.policy, RenormalisedPolicy):
                 collector.policy.renormalise(rollout.observation, world)
@@ -183,24 +186,25 @@ def iterations(
             told=rollout.told,
             simulation_s=rollout.simulation_s,
             policy_s=rollout.policy_s,
-            **told,
+            **counts,
         )
 
 
 def _told(rollout: Rollout, world: World) -> dict[str, Any]:
-    """What an `Iteration` tells of the rollouts of all processes, without times."""
+    """Counts and means over the rollouts of all processes, as arguments of `Iteration`."""
     odd, episodes = rollout.odd_episodes(), int(rollout.done.sum())
     if world.size == 1:
         return {"env_steps": rollout.env_steps, "episodes": episodes, "odd_episodes": odd, "ended": rollout.ended()}
-    values, nothing = rollout.episode_values(), torch.zeros(0)
+    values, empty = rollout.episode_values(), torch.zeros(0)
     named = sorted(name for name in rollout.episode_totals if name not in ODD_EVENTS)  # in all processes the same
     names = ["episode_return", "episode_steps", *(["success"] if rollout.has_success else []), *named]
-    ended = [values.get(name, nothing) for name in names]
+    ended = [values.get(name, empty) for name in names]
     counts = [rollout.env_steps, episodes, *odd.values()]
     sums = [(float(each.sum()), len(each)) for each in ended]
-    whole = world.sum(torch.tensor([*counts, *chain(*sums)], dtype=torch.float64)).tolist()
-    env_steps, episodes, *odd_sums = map(round, whole[: len(counts)])
-    totals, numbers = whole[len(counts) :: 2], whole[len(counts) + 1 :: 2]
+    # one reduction of [counts, sum_1, n_1, sum_2, n_2, ...]
+    all_sums = world.sum(torch.tensor([*counts, *chain(*sums)], dtype=torch.float64)).tolist()
+    env_steps, episodes, *odd_sums = map(round, all_sums[: len(counts)])
+    totals, numbers = all_sums[len(counts) :: 2], all_sums[len(counts) + 1 :: 2]
     return {
         "env_steps": env_steps,
         "episodes": episodes,

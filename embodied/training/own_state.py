@@ -1,7 +1,7 @@
-"""What each process of a run has of its own: its running episodes, its initial states and its random numbers.
+"""State that each process of a run has for itself: its running episodes, its initial states and its random numbers.
 
-Weights, optimisers and counters are the same in all of them, and are saved once. On another number of processes the
-episodes begin again, and what was known of initial states is forgotten.
+Weights, optimisers and counters are the same in all processes, and are saved once. On another number of processes the
+episodes begin again, and the records of initial states are dropped.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from embodied.world import World
 
 
 def own_state(parts: dict[str, Any]) -> dict[str, Any]:
-    """The state of this process, of a stage with these `parts`, as a tree."""
-    own: dict[str, Any] = {"rng": seeding.rng_state()}
+    """State of this process in a stage with these `parts`, as a tree."""
+    state: dict[str, Any] = {"rng": seeding.rng_state()}
     if "collector" in parts:
-        own["collector"] = parts["collector"].state_dict()
-    return own
+        state["collector"] = parts["collector"].state_dict()
+    return state
 
 
 def load(part: Any, state: dict[str, Any], own: dict[str, Any] | None) -> None:  # noqa: ANN401 - has a state
-    """Continue `part` from the first process's `state`, with what is this process's `own`, if it is another one."""
+    """Restore `part` from the first process's `state`; a collector of another process from its `own` state."""
     collects = isinstance(part, Collector | CollectorAhead)
     part.load_state_dict(own["collector"] if own is not None and collects else state)
 
 
 def load_moved(part: Any, state: dict[str, Any]) -> None:  # noqa: ANN401 - has a state
-    """Continue `part` from the first process's `state` on another number of processes."""
+    """Restore `part` from the first process's `state` on another number of processes."""
     if isinstance(part, Collector | CollectorAhead):
         part.version = state["version"]
     else:
@@ -38,18 +38,18 @@ def load_moved(part: Any, state: dict[str, Any]) -> None:  # noqa: ANN401 - has 
 
 
 def own_seed(seed: int, world: World, saved: Checkpoint | None) -> int:
-    """The seed of this process's environments and noise; on another number of processes than `saved` a new one."""
+    """Seed of this process's environments and noise; a new one on another number of processes than in `saved`."""
     moved = saved is not None and saved.counters.get("processes", 1) != world.size
-    ago = [saved.counters["env_steps"]] if saved and moved else []
-    if not world.rank and not ago:
+    progress = [saved.counters["env_steps"]] if saved and moved else []
+    if not world.rank and not progress:
         return seed
-    return seeding.derive(seed, "process", world.rank, *ago) % (1 << 31)
+    return seeding.derive(seed, "process", world.rank, *progress) % (1 << 31)
 
 
 def moved_note(env_steps: int, before: int, now: int) -> str:
-    """What the report says of a run that was resumed on another number of processes."""
-    counted = f"{now} process{'es' * (now > 1)} after {before}"
+    """Note of the report on a run that was resumed on another number of processes."""
+    change = f"{now} process{'es' * (now > 1)} after {before}"
     return (
-        f"After {env_steps:,} environment steps the run went on in {counted}: running episodes began again, with other"
+        f"After {env_steps:,} environment steps the run went on in {change}: running episodes began again, with other"
         " initial states and noise, and what was known of initial states was forgotten."
     )

@@ -1,7 +1,8 @@
-"""What a run will take in memory, computed from shapes on torch's meta device, where tensors have no values.
+"""Memory plan of a run, computed from shapes on torch's meta device, where tensors have no values.
 
-The policy and its learner are built there, whatever their size, and the passes of training run through them. Counted
-are tensors that last: not what PyTorch itself, the simulator and single layers take while they run. N are environments.
+The policy and its learner are built there, whatever their size, and the passes of training run through them. The plan
+counts tensors that persist, not the temporary memory of PyTorch itself, the simulator and single layers. N are
+environments.
 """
 
 from __future__ import annotations
@@ -42,15 +43,15 @@ from embodied.world import OneProcess
 
 META = torch.device("meta")
 VARIABLE = 8
-"""Length that is assumed of an axis whose length only the simulator knows."""
+"""Assumed length of an axis whose length the contract leaves open."""
 MOMENTS = 2
-"""Numbers that Adam keeps of each weight."""
+"""Numbers that Adam stores for each weight."""
 DISK = "disk"
 
 
 @dataclass
 class Plan:
-    """Bytes of each stage by part and device (`stages[stage][part, device]`), and remarks."""
+    """Memory of each stage by part and device (`stages[stage][part, device]`, bytes), and remarks."""
 
     title: str
     stages: dict[str, dict[tuple[str, str], int]] = field(default_factory=dict)
@@ -61,12 +62,12 @@ class Plan:
         return sum(size for (_, on), size in self.stages[stage].items() if on == device)
 
     def most(self, device: str) -> tuple[str, int]:
-        """The stage that takes most of a device, and its bytes there."""
+        """Stage that takes most of a device, and its bytes there."""
         stage = max(self.stages, key=lambda each: self.total(each, device))
         return stage, self.total(stage, device)
 
     def table(self) -> str:
-        """The parts of every stage, the totals by device, and the remarks."""
+        """Table of the parts of every stage, the totals by device, and the remarks."""
         keys = list(dict.fromkeys(key for parts in self.stages.values() for key, size in parts.items() if size))
         rows = [["", "on", *self.stages]]
         rows += [
@@ -93,9 +94,9 @@ def plan(
     demonstrations: Sequence[str | Path] | None = None,
     placement: object = None,
 ) -> Plan:
-    """The memory of each process of a run with these parts, whose own arguments are those of `Experiment`.
+    """Plan the memory of each process of a run with these parts; the other arguments are those of `Experiment`.
 
-    Nothing is written. `placement` is a config of a placement; a run in one process if it is None.
+    Nothing is written. `placement` is a config of a placement; None: a run in one process.
 
     Raises:
         UserError: where the parts do not go together.
@@ -103,34 +104,34 @@ def plan(
     contract = task.contract(task.distributions[0])
     halved = precision_of(config.precision, policy) is Precision.BFLOAT16
     steps = task.most_demonstrated if isinstance(task, DemonstratingTask) else 0
-    asked = config.stages or (["sft", "rl"] if steps or demonstrations else ["rl"])
-    several = placement if isinstance(placement, TorchrunConfig) else None
-    shard = several is not None and divides(several.shard, device)
-    planned = _Planned(contract, config, policy, device, several.size if several else 1, shard)
-    each = f", in each of {several.size} processes" if several else ""
-    found = Plan(f"Memory of task={task.name}{each}, computed from shapes: nothing was allocated or written.")
-    if "sft" in asked:
-        found.stages["SFT"] = planned.supervised()
-    if "rl" in asked:
-        found.stages["RL"] = planned.reinforced(algorithm, "sft" in asked)
-    if config.control and len(asked) == 2:
-        found.stages["control"] = planned.supervised() | planned.kept() | planned.others()
+    requested = config.stages or (["sft", "rl"] if steps or demonstrations else ["rl"])
+    torchrun = placement if isinstance(placement, TorchrunConfig) else None
+    shard = torchrun is not None and divides(torchrun.shard, device)
+    planned = _Planned(contract, config, policy, device, torchrun.size if torchrun else 1, shard)
+    scope = f", in each of {torchrun.size} processes" if torchrun else ""
+    memory = Plan(f"Memory of task={task.name}{scope}, computed from shapes: nothing was allocated or written.")
+    if "sft" in requested:
+        memory.stages["SFT"] = planned.supervised()
+    if "rl" in requested:
+        memory.stages["RL"] = planned.reinforced(algorithm, "sft" in requested)
+    if config.control and len(requested) == 2:
+        memory.stages["control"] = planned.supervised() | planned.kept() | planned.others()
     row = sum(spec_bytes(spec.shape, spec.dtype) for spec in (*contract.observation.values(), contract.action))
-    data = sum(_file_bytes(Path(each)) for each in demonstrations) if demonstrations else steps * row
-    read = asked != ["rl"] or algorithm.reads_demonstrations
-    for parts in found.stages.values() if data and read else ():
+    data = sum(_file_bytes(Path(scope)) for scope in demonstrations) if demonstrations else steps * row
+    reads_demonstrations = requested != ["rl"] or algorithm.reads_demonstrations
+    for parts in memory.stages.values() if data and reads_demonstrations else ():
         parts["demonstrations, mapped", DISK] = data
     if halved:
-        found.remarks.append("Activations are counted in float32; in bfloat16 they take up to a half less.")
+        memory.remarks.append("Activations are counted in float32; in bfloat16 they take up to a half less.")
     if isinstance(placement, RayConfig):
-        found.remarks.append("Of the learner: its collectors have environments and copies of the policy elsewhere.")
+        memory.remarks.append("Of the learner: its collectors have environments and copies of the policy elsewhere.")
     if not (config.stages or steps or demonstrations):
-        found.remarks.append("The task does not tell of demonstrations: stages=[sft,rl] counts SFT, too.")
-    return _remarked(found, contract, bool(steps) and read and not demonstrations)
+        memory.remarks.append("The task does not tell of demonstrations: stages=[sft,rl] counts SFT, too.")
+    return _remarked(memory, contract, bool(steps) and reads_demonstrations and not demonstrations)
 
 
 class _Planned:
-    """The policy of a run on the meta device, and what its stages keep."""
+    """Policy of a run on the meta device, and the memory of its stages."""
 
     def __init__(
         self,
@@ -147,76 +148,78 @@ class _Planned:
             self.policy: TrainablePolicy = _on_meta(lambda: policy.build(contract))
             self.passing = self.policy
             if isinstance(policy, OwnPrecision) and policy.precision is Precision.BFLOAT16:
-                whole = replace(cast(Any, policy), precision=Precision.FLOAT32)  # shapes know no autocast
+                whole = replace(cast(Any, policy), precision=Precision.FLOAT32)  # meta tensors do not support autocast
                 self.passing = _on_meta(lambda: whole.build(contract))
         self.parts = processes if shard and isinstance(self.policy, LayeredPolicy) else 1
-        """Among how many processes weights and optimiser are divided."""
+        """Number of processes that share weights and optimiser."""
         self.weights = _bytes(_tensors(cast(nn.Module, self.policy)))
 
     def supervised(self) -> dict[tuple[str, str], int]:
-        """Bytes of SFT."""
+        """Memory of SFT by part and device, bytes."""
         with seeding.undisturbed():
             learner = self.config.sft.build(self.policy, seeding.generator(0, "plan"))
         return self._learned(learner, self._imitation(self.config.sft.batch))
 
     def kept(self) -> dict[tuple[str, str], int]:
-        """Bytes of what is kept of SFT for the control: both sets of weights and the optimiser's state."""
+        """Bytes of SFT's state that is stored for the control: both sets of weights and the optimiser's state."""
         stored = _bytes(list(self.policy.state_dict().values()))
         trained = _bytes([weight for weight in self.policy.actor_parameters() if weight.requires_grad])
         return {("SFT's state, for the control", self.aside): self._part(2 * stored + MOMENTS * trained)}
 
     def others(self) -> dict[tuple[str, str], int]:
-        """Bytes that the policy after RL takes while another of its kind is trained."""
+        """Bytes that the policy after RL takes while another copy is trained."""
         with seeding.undisturbed():
-            again = [*_tensors(cast(nn.Module, self.policy.fresh())), *_tensors(cast(nn.Module, self.policy))]
-        return {("policy after RL", self.device): self._part(_bytes(again) - self.weights)}
+            tensors = [*_tensors(cast(nn.Module, self.policy.fresh())), *_tensors(cast(nn.Module, self.policy))]
+        return {("policy after RL", self.device): self._part(_bytes(tensors) - self.weights)}
 
     @property
     def aside(self) -> str:
-        """Where the state of another stage is kept."""
+        """Device on which the state of another stage is stored."""
         return "cpu" if self.processes == 1 else self.device
 
     def _part(self, size: int) -> int:
-        """Bytes of what is divided among processes, in each."""
+        """Bytes in each process of a size that is divided among processes."""
         return -(-size // self.parts)
 
     def reinforced(self, algorithm: LearnerConfig, after_sft: bool) -> dict[tuple[str, str], int]:
-        """Bytes of reinforcement learning, while SFT's state is kept."""
+        """Bytes of reinforcement learning, while SFT's state is stored."""
         env = _Shapes(self.contract, self.config.num_envs)
-        nothing = Episodes.of(TensorDict({}, [0]), torch.zeros(0, *self.contract.action.shape))
+        no_episodes = Episodes.of(TensorDict({}, [0]), torch.zeros(0, *self.contract.action.shape))
         with seeding.undisturbed():
-            learner = algorithm.build(self.policy, nothing, cast(Any, env), seeding.generator(0, "plan"))
+            learner = algorithm.build(self.policy, no_episodes, cast(Any, env), seeding.generator(0, "plan"))
         length, count = algorithm.rollout_length, self.config.num_envs
-        found = self._learned(learner, self._activations(learner, length))
+        parts = self._learned(learner, self._activations(learner, length))
         before = {("weights as RL begins", self.aside): self._part(_bytes(list(self.policy.state_dict().values())))}
-        found |= self.kept() if after_sft and self.config.control else before
+        parts |= self.kept() if after_sft and self.config.control else before
         row = self._row_bytes()
         places = {Storage.DEVICE: "simulator", Storage.CPU: "cpu", Storage.DISK: DISK}
-        there = places[self.config.storage] if self.device != "cpu" or self.config.storage is Storage.DISK else "cpu"
-        found["rollout", there] = length * count * row + count * self._observation_bytes()
+        storage_device = (
+            places[self.config.storage] if self.device != "cpu" or self.config.storage is Storage.DISK else "cpu"
+        )
+        parts["rollout", storage_device] = length * count * row + count * self._observation_bytes()
         replays = iter_parts(learner, (ChunkReplay, EpisodeReplay))
-        found["replay", "cpu"] = sum(self._capacity(each) for each in replays) * row
-        return found
+        parts["replay", "cpu"] = sum(self._capacity(each) for each in replays) * row
+        return parts
 
     def _learned(self, learner: object, activations: int) -> dict[tuple[str, str], int]:
-        """Bytes of all networks of `learner`, what its optimisers keep, and its largest pass."""
+        """Bytes of all networks of `learner`, the state of its optimisers, and its largest pass."""
         optimisers = list(iter_parts(learner, (torch.optim.Optimizer,)))
         trained = [weight for each in optimisers for group in each.param_groups for weight in group["params"]]
         networks = [tensor for module in iter_parts(learner, (nn.Module,)) for tensor in _tensors(module)]
         copies = _bytes([*networks, *_tensors(cast(nn.Module, self.policy))]) - self.weights
-        learned = _bytes([weight for weight in trained if weight.requires_grad])
+        trained_bytes = _bytes([weight for weight in trained if weight.requires_grad])
         parts = {
             "weights": self._part(self.weights),
             "weights, gathered as they run": self.weights if self.parts > 1 else 0,
             "copies of weights": self._part(copies),
-            "gradients": self._part(learned),
-            "optimiser": self._part(MOMENTS * learned),
+            "gradients": self._part(trained_bytes),
+            "optimiser": self._part(MOMENTS * trained_bytes),
             "activations": activations,
         }
         return {(part, self.device): size for part, size in parts.items()}
 
     def _activations(self, learner: object, length: int) -> int:
-        """Bytes that the largest backward pass of `learner` keeps; 0 where it is not known."""
+        """Bytes that the largest backward pass of `learner` stores; 0 where it is not known."""
         policy, config = cast(Any, self.passing), cast(Any, getattr(learner, "config", None))
         if isinstance(learner, Clipped):
             imitated = self._imitation(config.bc_batch) if config.bc_coefficient else 0
@@ -225,27 +228,27 @@ class _Planned:
             return self._imitation(config.sft.batch)
         if isinstance(learner, Ranking):
             value = saved_bytes(lambda: policy.value(self._observation(config.value_minibatch)))
-            seen, actions = self._observation(config.minibatch), self._actions(config.minibatch)
-            ranked = saved_bytes(lambda: policy.advantage_loss(seen, actions, actions[:, 0, 0]))
+            observation, actions = self._observation(config.minibatch), self._actions(config.minibatch)
+            ranked = saved_bytes(lambda: policy.advantage_loss(observation, actions, actions[:, 0, 0]))
             return max(value, ranked, self._activations(learner.imitation, length))
         if isinstance(learner, TD3):
-            seen = self._observation(config.minibatch)
+            observation = self._observation(config.minibatch)
             flat = self._actions(config.minibatch)[:, : self.contract.executed].flatten(1)
-            inputs = torch.cat((policy.features(seen), flat), -1)
-            return max(saved_bytes(lambda: learner.critics(inputs)), saved_bytes(lambda: policy.actions(seen)))
+            inputs = torch.cat((policy.features(observation), flat), -1)
+            return max(saved_bytes(lambda: learner.critics(inputs)), saved_bytes(lambda: policy.actions(observation)))
         if isinstance(learner, BPTT):
             return length * saved_bytes(lambda: policy.actions(self._observation(self.config.num_envs)))
         return self._activations(learner.teaching, length) if isinstance(learner, Distillation) else 0
 
     def _scored(self, length: int, minibatch: int, memory_gb: float | None) -> int:
-        """Bytes of scoring a minibatch, or of the pieces of it that `memory_gb` allows."""
+        """Bytes of scoring a minibatch, or the largest piece of it that `memory_gb` allows."""
         sample = self._decided().sample
 
         def passed(rows: int) -> object:
             shape = (length, rows) if self._remembers else (rows,)
-            seen = self._observation(*shape)
-            drawn = sample.apply(lambda part: part.new_empty(*shape, *part.shape[1:]), batch_size=shape)
-            return self.passing.evaluate(seen, cast(TensorDict, drawn))
+            observation = self._observation(*shape)
+            samples = sample.apply(lambda part: part.new_empty(*shape, *part.shape[1:]), batch_size=shape)
+            return self.passing.evaluate(observation, cast(TensorDict, samples))
 
         rows = min(-(-minibatch // self.processes), length * self.config.num_envs)
         rows = max(1, rows // length) if self._remembers else rows
@@ -254,11 +257,11 @@ class _Planned:
 
     def _imitation(self, rows: int) -> int:
         rows = -(-rows // self.processes)
-        seen, actions = self._observation(rows), self._actions(rows)
-        return saved_bytes(lambda: self.passing.loss(seen, actions, actions[..., 0] > 0.0))
+        observation, actions = self._observation(rows), self._actions(rows)
+        return saved_bytes(lambda: self.passing.loss(observation, actions, actions[..., 0] > 0.0))
 
     def _capacity(self, replay: ChunkReplay | EpisodeReplay) -> int:
-        """Rows for which there is room; episodes are copied when some are added, and dropped a quarter late."""
+        """Rows of the buffer; episodes are copied when some are added, and dropped when a quarter too many."""
         if isinstance(replay, ChunkReplay):
             return replay.capacity
         return 2 * min(round(1.25 * replay.capacity), self.config.env_steps // self.contract.executed)
@@ -269,12 +272,12 @@ class _Planned:
 
     def _observation(self, *batch: int) -> TensorDict:
         """Observations [*batch] as the policy reads them, with its memory."""
-        found = _observation(self.contract, *batch)
+        observation = _observation(self.contract, *batch)
         if self._remembers:
             memory = Memory(self.policy, batch[-1], META).with_observation(TensorDict({}, [batch[-1]]))
-            found.update({key: value.expand(*batch, *value.shape[1:]) for key, value in memory.items()})
-            found[STARTED] = torch.empty(batch, dtype=torch.bool, device=META)
-        return found
+            observation.update({key: value.expand(*batch, *value.shape[1:]) for key, value in memory.items()})
+            observation[STARTED] = torch.empty(batch, dtype=torch.bool, device=META)
+        return observation
 
     def _actions(self, rows: int) -> Tensor:
         return torch.empty(rows, self.contract.horizon, *self.contract.action.shape, device=META)
@@ -287,19 +290,21 @@ class _Planned:
 
     def _row_bytes(self) -> int:
         """Bytes of one decision of a rollout, as `Collector.collect` stores it."""
-        made, executed = self._decided(), self.contract.executed
+        decision, executed = self._decided(), self.contract.executed
         tensors = [
-            made.actions,
-            made.log_prob,
-            *_leaves(made.sample),
-            *([made.value] if made.value is not None else []),
+            decision.actions,
+            decision.log_prob,
+            *_leaves(decision.sample),
+            *([decision.value] if decision.value is not None else []),
         ]
+        # reward 4 + executed 1 + its copy in the sample 1 = 6 bytes per executed action; three flags, an int64, two
+        # float32
         ends, start, totals = 3, 8, 8
         return self._observation_bytes() + _bytes(tensors) + 6 * executed + ends + start + totals
 
 
 class _Shapes:
-    """N environments of one task whose observations have shapes but no values."""
+    """Environments of one task whose observations have shapes but no values."""
 
     group, step_limit, num_starts = 1, 1, None
     task_names, instructions = ("planned",), ("",)
@@ -309,31 +314,31 @@ class _Shapes:
         self.task_index = self.start = torch.zeros(1, dtype=torch.int64).expand(num_envs)
 
     def reset(self, mask: Tensor | None = None, starts: Tensor | None = None) -> TensorDict:
-        """Observations [N]."""
+        """Observations [N] without values."""
         return _observation(self.contract, self.num_envs)
 
     def step(self, actions: Tensor) -> Transition:
-        """As `reset`."""
+        """Transition of shapes only."""
         flag = torch.empty(self.num_envs, dtype=torch.bool, device=META)
-        each = actions[..., 0]
-        return Transition(self.reset(), each, each > 0.0, flag, flag, flag)
+        per_action = actions[..., 0]
+        return Transition(self.reset(), per_action, per_action > 0.0, flag, flag, flag)
 
     def detach(self) -> None:
-        """Nothing: there are no values."""
+        """No-op."""
 
     def close(self) -> None:
-        """Nothing: there is nothing to release."""
+        """No-op."""
 
 
 def spec_bytes(shape: tuple[int, ...], dtype: str) -> int:
-    """Bytes of a tensor of a contract, `VARIABLE` long where its length is not known."""
+    """Bytes of a tensor of a contract, with length `VARIABLE` where its length is open."""
     return torch.Size(VARIABLE if size < 0 else size for size in shape).numel() * getattr(torch, dtype).itemsize
 
 
 def _on_meta(make: Callable[[], Any]) -> Any:  # noqa: ANN401 - a policy that is a torch module
-    """A policy without values, and so are those that are made of it.
+    """Build a policy on the meta device; policies that it creates with `fresh` are there, too.
 
-    Flags have values, which decide what is computed: it counts as fitted, and does not rank yet.
+    Flags have values, because they decide what is computed: the policy counts as fitted, and does not rank yet.
     """
     with META:
         policy = make().to(META)
@@ -364,7 +369,7 @@ def _leaves(rows: TensorDict) -> list[Tensor]:
 
 
 def _bytes(tensors: list[Tensor]) -> int:
-    """Bytes of `tensors`; those in the same memory once."""
+    """Bytes of `tensors`; tensors that share memory count once."""
     return sum({each.untyped_storage()._cdata: each.numel() * each.itemsize for each in tensors}.values())
 
 
@@ -396,7 +401,7 @@ def _remarked(found: Plan, contract: Contract, own: bool) -> Plan:
 
 
 def size_text(size: int) -> str:
-    """Bytes in decimal units, as makers of memory and of GPUs' data sheets count."""
+    """Size in decimal units, as in data sheets of memory and GPUs."""
     for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if size >= scale:
             return f"{size / scale:.3g} {unit}"

@@ -1,4 +1,4 @@
-"""The directory of a run: used by one process at a time, never overwriting other files."""
+"""Directory of a run: used by one process at a time, never overwriting other files."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 @contextmanager
 def new_run(output: str | None, name: Path) -> Iterator[Path]:
-    """Make `output`, or a directory called `name`, for the body; it is removed if the body fails before writing.
+    """Create `output`, or a directory called `name`, for the body; it is removed if the body fails before writing.
 
     Raises:
         UserError: if `output` contains other files, or another process uses it.
     """
     directory = Path(output) if output else _numbered(name)
-    made = not output or not directory.exists()
+    created = not output or not directory.exists()
     _check_empty(directory)
     make_folder(directory)
     with _at_work(directory):
@@ -49,16 +49,16 @@ def new_run(output: str | None, name: Path) -> Iterator[Path]:
                 close_log()
                 for path in (directory / LOG, directory / LOCK):
                     path.unlink(missing_ok=True)
-                if made:
+                if created:
                     directory.rmdir()
             raise
 
 
 def new_directory(task: str, suffix: str = "", outputs: str = "outputs") -> Path:
-    """The directory of a new run or recording of the task called `task`, below `outputs`: the time, and `suffix`.
+    """Directory of a new run or recording of the task called `task`, below `outputs`: the time, and `suffix`.
 
     Raises:
-        UserError: for a task's name that leads elsewhere.
+        UserError: for a task's name that leads to another folder.
     """
     if not re.fullmatch(r"[\w-][\w.-]*", task):
         raise UserError(f"expected task.name of letters, digits, '_', '-' and '.', a folder's name, got {task!r}")
@@ -66,13 +66,13 @@ def new_directory(task: str, suffix: str = "", outputs: str = "outputs") -> Path
 
 
 def this_run(resume: str | None, output: str | None, name: Path) -> AbstractContextManager[Path]:
-    """The directory of the run to `resume`, if any; else that of a new one."""
+    """Directory of the run to `resume`, or of a new one if that is None."""
     return resumed_run(resume) if resume else new_run(output, name)
 
 
 @contextmanager
 def shared_run(world: Processes, resume: str | None, output: str | None, name: Path) -> Iterator[Path]:
-    """As `this_run`, in each process of `world`: the first one holds the directory."""
+    """Directory of `this_run` in each process of `world`; the first one locks it."""
     if world.rank:
         yield Path(world.lead(lambda: ""))
         return
@@ -83,48 +83,50 @@ def shared_run(world: Processes, resume: str | None, output: str | None, name: P
 
 @contextmanager
 def resumed_run(path: str | Path) -> Iterator[Path]:
-    """The directory of the run to continue, from `path`, a run or a checkpoint of it.
+    """Directory of the run to continue, from `path`, a run or a checkpoint of it.
 
     A checkpoint becomes the newest of its run: later ones are renamed, and restored if the body fails at once.
 
     Raises:
         UserError: if there is none, or another process uses it.
     """
-    directory, given = run_of(path), Path(path).resolve()
+    directory, checkpoint = run_of(path), Path(path).resolve()
     with _at_work(directory):
         folder = (directory / FOLDER).resolve()
-        later = [each for each in _checkpoints(directory) if folder == given.parent and each.name > given.name]
+        later = [
+            each for each in _checkpoints(directory) if folder == checkpoint.parent and each.name > checkpoint.name
+        ]
         moved = [(each, set_aside(each)) for each in later]
         for before, after in moved:
             log.warning(f"{before} is later than the checkpoint to continue from; renamed to {after}")
         try:
             yield directory
         except UserError:
-            begun = any(each.name > given.name for each in _checkpoints(directory))
-            for before, after in [] if begun else moved:
+            continued = any(each.name > checkpoint.name for each in _checkpoints(directory))
+            for before, after in [] if continued else moved:
                 after.rename(before)
             raise
 
 
 def run_of(path: str | Path) -> Path:
-    """The run directory of `path`, which is a run or a checkpoint of one.
+    """Run directory of `path`, which is a run or a checkpoint of one.
 
     Raises:
         UserError: if there is none.
     """
-    given = Path(path)
-    for directory in (given, given.parent, given.parent.parent):
-        if given.exists() and (directory / FOLDER).is_dir():
-            if BEST in given.relative_to(directory).parts:
-                again = typed("resume", directory), typed("start_from", path)
-                raise UserError(f"{path} is a policy alone: {again[0]}, or begin a run with {again[1]}")
+    source = Path(path)
+    for directory in (source, source.parent, source.parent.parent):
+        if source.exists() and (directory / FOLDER).is_dir():
+            if BEST in source.relative_to(directory).parts:
+                commands = typed("resume", directory), typed("start_from", path)
+                raise UserError(f"{path} is a policy alone: {commands[0]}, or begin a run with {commands[1]}")
             return directory
     raise UserError(f"no checkpoint in {path}; expected a run's directory, such as outputs/<task>/<run>")
 
 
 @contextmanager
 def _at_work(directory: Path) -> Iterator[None]:
-    """Lock `directory`, write messages to its log, and report what is saved if the disk is full or fails."""
+    """Lock `directory`, write messages to its log, and report the last checkpoint if the disk is full or fails."""
     with _locked(directory):
         log_to(directory)
         try:
@@ -133,12 +135,12 @@ def _at_work(directory: Path) -> Iterator[None]:
             if error.errno not in FULL | PASSING:
                 raise
             saved, remedy = _checkpoints(directory), "free some space" if error.errno in FULL else "check the disk"
-            kept = (
+            status = (
                 f"{saved[-1]} is complete: {remedy} and continue with {typed('resume', directory)}"
                 if saved
                 else "nothing is saved yet"
             )
-            raise UserError(f"cannot write {error.filename or directory}: {error.strerror}; {kept}") from error
+            raise UserError(f"cannot write {error.filename or directory}: {error.strerror}; {status}") from error
 
 
 @contextmanager
@@ -161,7 +163,7 @@ def _locked(directory: Path) -> Iterator[None]:
 
 
 def _numbered(name: Path) -> Path:
-    """A new directory: `name`, with a number appended if that exists."""
+    """Create a directory: `name`, with a number appended if that exists."""
     for number in count(1):
         directory = name if number == 1 else name.with_name(f"{name.name}_{number}")
         try:
@@ -176,8 +178,8 @@ def _check_empty(directory: Path) -> None:
     if directory.exists() and not directory.is_dir():
         raise UserError(f"{directory} is a file; choose another output")
     if _checkpoints(directory):
-        again = typed("resume", directory)
-        raise UserError(f"{directory} already has a run; continue it with {again}, or choose another output")
+        command = typed("resume", directory)
+        raise UserError(f"{directory} already has a run; continue it with {command}, or choose another output")
     if others := _others(directory):
         raise UserError(f"{directory} has other files ({', '.join(others[:3])}); choose another output, or move them")
 

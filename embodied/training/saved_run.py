@@ -1,4 +1,4 @@
-"""A run that is checkpointed completely: after a kill it continues with the numbers of an uninterrupted run."""
+"""Run that is checkpointed completely: after a kill it continues with the numbers of an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ COUNTERS = (
 
 
 class Stage(Enum):
-    """The stages of a run."""
+    """Stages of a run."""
 
     START = "start"
     SFT = "sft"
@@ -77,10 +77,11 @@ class SavedRun:
         self.before: dict[str, Any] = {}  # start of RL and control: SFT's learner, or only a "policy"
         self.parts: dict[str, Any] = {}  # state of the stage's learner and collector
         self.rng: dict[str, Any] = {}  # states of the global generators at the last save
-        self.own: dict[str, Any] | None = None  # the saved state of this process, if it is another than the first
-        self.moves: list[list[int]] = []  # environment steps at which the number of processes changed, from and to
-        self.moved = False  # just now
-        self.iteration_s = math.inf  # duration of the last one
+        self.own: dict[str, Any] | None = None  # saved state of this process, if it is not the first
+        # environment steps of each change of the number of processes, with the old and the new number
+        self.moves: list[list[int]] = []
+        self.moved = False  # whether the number has changed with this resumption
+        self.iteration_s = math.inf  # duration of the last iteration
         self._stop = GracefulStop()
 
     def _next(self) -> None:
@@ -89,14 +90,14 @@ class SavedRun:
         self._save(self._snapshot({}))
 
     def _aside(self, state: dict[str, Any]) -> dict[str, Any]:
-        """A copy of `state` that takes no memory of a GPU; of several processes each keeps its part where it is."""
+        """Copy of `state` in CPU memory; with several processes, a copy of each process's part on its device."""
         return copy_tree(state, "cpu" if self.world.size == 1 else None)
 
     def _keep(self, parts: dict[str, Any], due: bool) -> None:
-        """Save if `due` or asked to stop; the latter then ends the run.
+        """Save if `due` or if a stop was requested, which then ends the run.
 
         Raises:
-            Stopped: when asked to.
+            Stopped: if a stop was requested.
         """
         requested = self._anywhere(self._stop.requested)
         if requested:
@@ -110,28 +111,29 @@ class SavedRun:
 
     @contextmanager
     def _abandonable(self, parts: dict[str, Any], changing: bool = True) -> Iterator[None]:
-        """If asked to stop in the body, save the state from before it: a resumed run repeats it with the same numbers.
+        """Context in which a requested stop abandons the body and saves the state from before it.
 
-        A body that is not `changing` the state needs no copy of it. Of several processes, which can only save together,
-        the last checkpoint stays.
+        A resumed run repeats the body with the same numbers. A body that is not `changing` the state needs no copy of
+        it. With several processes, which can only save together, the last checkpoint stays the newest.
 
         Raises:
-            Stopped: when asked to.
+            Stopped: if a stop was requested.
         """
         before = self._snapshot(parts) if self.world.size == 1 else None
+        # the snapshot shares memory with the parts, which the body changes
         before = copy_tree(before, "cpu") if changing else before
         try:
             with self._stop.abandonable():
                 yield
         except Abandoned:
             if before is None:
-                told = f"Stopped. Continue with: {self._resume_command()}"
-                raise Stopped(told, self._stop.number) from None
+                message = f"Stopped. Continue with: {self._resume_command()}"
+                raise Stopped(message, self._stop.number) from None
             self._leave(before)
 
     @contextmanager
     def _naming_checkpoint(self) -> Iterator[None]:
-        """Tell where to start again from if the training diverges in the body.
+        """Context that adds the last good checkpoint to the error if the training diverges in the body.
 
         Raises:
             DivergedError: with the last checkpoint, all of whose weights are finite.
@@ -141,16 +143,16 @@ class SavedRun:
         except DivergedError as error:
             last = checkpoint.newest(self.directory)
             saved = f"the last good checkpoint is {last}: {typed('start_from', last or '')}"
-            again = saved if last else "no checkpoint was saved yet"
-            raise DivergedError(f"{error}; {again}") from error
+            remedy = saved if last else "no checkpoint was saved yet"
+            raise DivergedError(f"{error}; {remedy}") from error
 
     def _watch(self, held_out: HeldOut, total: int, parts: dict[str, Any]) -> None:
-        """Evaluate the policy during training, of `total` environment steps, if due; the best is kept in best/."""
+        """Evaluate the policy during training of `total` environment steps, if due; the best is saved in best/."""
         done, wall_s = self.counters["env_steps"], self.timer.seconds
         if self._anywhere(held_out.due(done, total, self.counters["episodes"], wall_s)):
             whole = self.world.whole(self.policy)
             self.world.lead(lambda: self._evaluate_held_out(held_out, whole, total, parts))
-            self._save(self._snapshot(parts))  # the report and best/ are of one time
+            self._save(self._snapshot(parts))  # so that the report and best/ are consistent
 
     def _evaluate_held_out(self, held_out: HeldOut, policy: TrainablePolicy, total: int, parts: dict[str, Any]) -> None:
         done, wall_s = self.counters["env_steps"], self.timer.seconds
@@ -163,8 +165,8 @@ class SavedRun:
                 checkpoint.save_best(self.directory, saved)
         held_out.plan(time.perf_counter() - began, done, total, wall_s)
         log.info(f"held-out {told(point)} after {done:,} environment steps{', the best so far' if chosen else ''}")
-        shown = {name: value for name, value in point.items() if name not in ("env_steps", "episodes")}
-        self.logger.log(done, {f"evaluation/{name}": value for name, value in shown.items() if value is not None})
+        values = {name: value for name, value in point.items() if name not in ("env_steps", "episodes")}
+        self.logger.log(done, {f"evaluation/{name}": value for name, value in values.items() if value is not None})
 
     def _resume_command(self) -> str:
         return resume_command(self.directory, self.record.get("arguments", ()))
@@ -177,7 +179,7 @@ class SavedRun:
         )
 
     def _snapshot(self, parts: dict[str, Any]) -> dict[str, Any]:
-        """Content of a checkpoint, as a tree that shares memory with the running parts, of all processes together."""
+        """Content of a checkpoint of all processes, as a tree that shares memory with the running parts."""
         others = self.world.gather(own_state(parts)) if self.world.size > 1 else []
         state = {
             "rng": seeding.rng_state(),
@@ -189,15 +191,16 @@ class SavedRun:
             **({"others": others} if others else {}),
             "moves": self.moves,
         }
-        told = {"stage": self.stage.value, "log_rows": self.logger.rows, "processes": self.world.size}
-        counters = {**self.counters, **told}
+        progress = {"stage": self.stage.value, "log_rows": self.logger.rows, "processes": self.world.size}
+        counters = {**self.counters, **progress}
         return {"policy": dict(self.policy.state_dict()), "counters": counters, "state": state}
 
     def _save(self, snapshot: dict[str, Any]) -> Path:
-        """Write `snapshot`; returns the path."""
+        """Write `snapshot` and return its path."""
         with self.timer("checkpoint"):
             folder = self.directory / ".shards"
             self.world.lead(lambda: shutil.rmtree(folder, ignore_errors=True))
+            # every process writes the shards of its own divided tensors; process 0 writes the rest
             snapshot, divided = self.world.write_divided(snapshot, folder)
             weights = {name: value for name, value in snapshot["policy"].items() if isinstance(value, torch.Tensor)}
             saved = Checkpoint(
@@ -208,12 +211,12 @@ class SavedRun:
                 snapshot["state"],
                 shards=folder if divided else None,
             )
-            kept = snapshot["counters"]["rl_checkpoint"]
-            return Path(self.world.lead(lambda: str(checkpoint.save(self.directory, saved, kept=kept))))
+            kept_number = snapshot["counters"]["rl_checkpoint"]
+            return Path(self.world.lead(lambda: str(checkpoint.save(self.directory, saved, kept=kept_number))))
 
     @staticmethod
     def saved(directory: Path, record: dict[str, Any], env_steps: int) -> Checkpoint | None:
-        """The newest checkpoint, if any; the one at the end of RL if more steps are now requested."""
+        """Newest checkpoint, None if there is none; the one at the end of RL if more steps are now requested."""
         folder = directory / checkpoint.FOLDER
         if not folder.exists():
             return None
@@ -227,20 +230,20 @@ class SavedRun:
         return saved
 
     def _restore(self, saved: Checkpoint) -> int:
-        """Continue from `saved`; returns its number of log rows."""
+        """Continue from `saved`, and return its number of log rows."""
         saved.restore(self.policy)
         self.stage = Stage(saved.counters["stage"])
         self.counters = {name: saved.counters.get(name, 0) for name in self.counters}
         self.report.load_state_dict(saved.state["report"])
         self.timer = PhaseTimer(saved.state["wall_s"], saved.state.get("cpu_s"))
         self.before, self.parts, self.rng = (saved.state[name] for name in ("before", "parts", "rng"))
-        self.moves, before = saved.state.get("moves", []), saved.counters.get("processes", 1)
-        self.moved = before != self.world.size
+        self.moves, num_before = saved.state.get("moves", []), saved.counters.get("processes", 1)
+        self.moved = num_before != self.world.size
         if self.moved:
-            self.moves = [*self.moves, [self.counters["env_steps"], before, self.world.size]]
+            self.moves = [*self.moves, [self.counters["env_steps"], num_before, self.world.size]]
         elif self.world.rank:
-            own = self.own = saved.state["others"][self.world.rank - 1]
-            self.rng = own["rng"]
+            own_state = self.own = saved.state["others"][self.world.rank - 1]
+            self.rng = own_state["rng"]
         if not self.moved:
             seeding.set_rng_state(self.rng)
         self.report.notes += [moved_note(*move) for move in self.moves]
@@ -250,7 +253,10 @@ class SavedRun:
         return saved.counters["log_rows"]
 
     def _resume(self, parts: dict[str, Any]) -> None:
-        """Restore `parts` in the middle of a stage, and the generators, since building parts draws random numbers."""
+        """Restore `parts` in the middle of a stage, and the generators.
+
+        The generators come last, because building parts draws random numbers.
+        """
         for name, state in self.parts.items():
             if self.moved:
                 load_moved(parts[name], state)

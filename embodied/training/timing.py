@@ -18,7 +18,7 @@ class PhaseTimer:
         self._inner = self._inner_cpu = 0.0
 
     def add(self, phase: str, seconds: float, cpu: float = 0.0) -> None:
-        """Add `seconds` measured elsewhere, and `cpu` seconds, and subtract them from the running phase, if any."""
+        """Add `seconds` and `cpu` seconds that were timed separately, and subtract them from the running phase."""
         self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
         self._inner += seconds
         if cpu:
@@ -35,6 +35,7 @@ class PhaseTimer:
             yield
         finally:
             elapsed, spent = time.perf_counter() - started, time.process_time() - began
+            # own time = elapsed time - time of inner phases
             own, self._inner = elapsed - self._inner, outer
             own_cpu, self._inner_cpu = spent - self._inner_cpu, outer_cpu
             self.add(phase, own, own_cpu)

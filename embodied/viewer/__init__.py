@@ -1,1 +1,1 @@
-"""A live view of environments in the browser; nothing here knows a simulator."""
+"""Live view of environments in the browser, independent of simulators."""

@@ -1,4 +1,4 @@
-"""The options of programs that can show what they do in the browser."""
+"""Options of programs that can show environments in the browser."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class ViewerOptions(Configuration):
-    """`viewer` shows the environments live in a browser on this machine, at port `viewer_port`; 0: any free one."""
+    """Options of the viewer: `viewer` shows environments live in a browser, at port `viewer_port`; 0: any free one."""
 
     viewer: bool = False
     viewer_port: Port = 8080
@@ -23,9 +23,9 @@ class ViewerOptions(Configuration):
 
 @contextmanager
 def viewing(options: ViewerOptions, known: str) -> Iterator[Callable[[Task], Task]]:
-    """While entered the page is served, if the `options` ask for it; gives what shows the environments of a task.
+    """Context that serves the page, if the `options` request it; yields a wrapper of tasks whose environments it shows.
 
-    `known` tells which environments can be shown.
+    `known` describes which environments can be shown.
 
     Raises:
         UserError: without viser, and for a port that is taken.

@@ -1,4 +1,4 @@
-"""Only pages of the viewer itself talk to it: a browser lets any web page open a WebSocket to this machine."""
+"""Check of request origins, because a browser lets any web page open a WebSocket to this machine."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 from urllib.parse import urlsplit
 
 HOSTS = "127.0.0.1", "localhost", "::1"
-"""Names of this machine; others, such as that of a page whose address was changed to it, are refused."""
+"""Names of this machine; other hosts are rejected, such as a page's whose address was rebound to this machine."""
 
 
 @contextmanager
 def own_pages_only() -> Iterator[None]:
-    """Servers of `websockets` that start in the body answer requests of their own pages alone, and of no browser.
+    """Context in which servers of `websockets` accept only requests of their own pages and of programs.
 
-    viser hands no such check to its server.
+    viser has no option for such a check.
 
     Raises:
         RuntimeError: if none was started, as the check would be missing.
@@ -44,7 +44,7 @@ def own_pages_only() -> Iterator[None]:
 
 
 def is_own(host: str | None, origin: str | None) -> bool:
-    """Whether a request to `host` of a page from `origin` is one of our own pages; programs have no origin."""
+    """Whether a request to `host` from `origin` is from one of our own pages; programs have no origin."""
     try:
         named = urlsplit(f"//{host or ''}").hostname
     except ValueError:

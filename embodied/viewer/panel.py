@@ -1,4 +1,4 @@
-"""The panel beside the picture: what is watched, how fast, pushes, what the policy is told, and how the run goes."""
+"""Panel next to the picture: environment, speed, pushes, observations, actions, and progress of the run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GREEN, BLUE = "#2f9e44", "#1c7ed6"
 
 
 class Panel:
-    """Controls and texts of `server`'s page; people change the controls from threads of the server."""
+    """Panel of controls and texts on `server`'s page; controls change in threads of the server."""
 
     def __init__(self, server: viser.ViserServer) -> None:
         gui = server.gui
@@ -69,23 +69,23 @@ class Panel:
 
     @property
     def speed(self) -> float | None:
-        """Simulated per real time; None: as fast as possible."""
+        """Ratio of simulated to real time; None: as fast as possible."""
         return SPEEDS[self._speed.value]
 
     def held(self) -> bool:
-        """Whether the run is paused; one step that was asked for is taken off."""
+        """Whether the run is paused; consumes one requested step, if any."""
         if self.paused and self._steps:
             self._steps -= 1
             return False
         return self.paused
 
     def pushes(self) -> list[Push]:
-        """Pushes that were asked for since the last call."""
-        asked, self._pushes = self._pushes, []
-        return asked
+        """Pushes requested since the last call."""
+        requested, self._pushes = self._pushes, []
+        return requested
 
     def watch(self, rows: int) -> int:
-        """Offer `rows` environments; returns the chosen one."""
+        """Offer `rows` environments, and return the index of the selected one."""
         if self.row.max != rows - 1 and rows > 1:
             chosen = min(int(self.row.value), rows - 1)
             self.row.max, self.row.value = rows - 1, chosen
@@ -93,7 +93,7 @@ class Panel:
         return min(int(self.row.value), rows - 1)
 
     def offer(self, pushable: tuple[str, ...]) -> None:
-        """Let the bodies `pushable` be pushed."""
+        """Offer pushes of the bodies `pushable`."""
         self._no_push.visible = not pushable
         for control in (self._body, self._change, self._push):
             control.visible = bool(pushable)
@@ -101,18 +101,18 @@ class Panel:
             self._body.options = pushable
 
     def tell(self, watched: WatchedEnvironment, row: int) -> None:
-        """Show what the policy of environment `row` is told and does."""
+        """Show the observation and the actions of the policy in environment `row`."""
         task = int(watched.task_index[row])
         step, earned = int(watched.taken[row]), float(watched.earned[row])
-        about = [
+        head_rows = [
             (watched.label, f"environment {row} of {watched.num_envs}: {watched.task_names[task]}"),
             (watched.instructions[task], f"step {step}, reward so far {earned:.4g}"),
         ]
-        self._head.content = telling.table(about)
+        self._head.content = telling.table(head_rows)
         if watched.observation is not None:
-            seen = watched.observation[row]
-            self._told.content = telling.told(watched.contract, seen)
-            for name, picture in telling.pictures(watched.contract, seen).items():
+            observation = watched.observation[row]
+            self._told.content = telling.told(watched.contract, observation)
+            for name, picture in telling.pictures(watched.contract, observation).items():
                 if name in self._pictures:
                     self._pictures[name].image = picture
                 else:
@@ -136,8 +136,8 @@ class Panel:
             rate = f"{score.successes / score.episodes:.1%}, of the last {RECENT} {won[-1]:.1%}"
             rows.insert(1, ("success rate", rate))
         self._score.content = telling.table(rows)
-        for plot, values, shown in ((self._won, won, score.has_success), (self._earned, earned, True)):
-            plot.visible = shown and len(values) > 1
+        for plot, values, visible in ((self._won, won, score.has_success), (self._earned, earned, True)):
+            plot.visible = visible and len(values) > 1
             if plot.visible:
                 plot.data = (episodes, values)
 

@@ -1,6 +1,6 @@
-"""The page in the browser: viser's server draws the environment that a person chose, at the speed they chose.
+"""Page in the browser: viser's server draws the selected environment, at the selected speed.
 
-While no browser is connected nothing is drawn, waited for or paused. What goes wrong here ends the view, never the run.
+While no browser is connected nothing is drawn, waited for or paused. Errors here end the view, never the run.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 HOST = "127.0.0.1"
 FRAME_S, TEXT_S = 0.04, 0.2
-"""Between pictures, and between texts, s."""
+"""Periods of pictures and of texts, s."""
 
 
 class Viewer:
-    """Serves the page on `port` of this machine; implements `watching.Screen`.
+    """Server of the page on `port` of this machine; implements `watching.Screen`.
 
     Raises:
         UserError: without viser, and for a port that is taken.
@@ -43,7 +43,7 @@ class Viewer:
     def __init__(self, port: int) -> None:
         with needs_extra("viewer"):
             import viser  # pyright: ignore[reportMissingImports]
-        logging.getLogger("websockets").setLevel(logging.WARNING)  # it tells of every connection
+        logging.getLogger("websockets").setLevel(logging.WARNING)  # it logs every connection
         with contextlib.redirect_stdout(io.StringIO()), own_pages_only():  # viser's banner
             self._server = viser.ViserServer(HOST, port, verbose=False)
         self.port, self.row, self.broken = self._server.get_port(), 0, False
@@ -62,11 +62,11 @@ class Viewer:
 
     @property
     def address(self) -> str:
-        """What to open in a browser."""
+        """Address to open in a browser."""
         return f"http://{HOST}:{self.port}"
 
     def __enter__(self) -> Self:
-        """The viewer."""
+        """Use as a context manager."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -79,15 +79,15 @@ class Viewer:
             self._server.stop()
 
     def before(self, watched: WatchedEnvironment) -> list[Push]:
-        """As `Screen.before`."""
+        """See `Screen.before`."""
         return self._guarded(lambda: self._before(watched)) or []
 
     def after(self, watched: WatchedEnvironment, seconds: float) -> None:
-        """As `Screen.after`."""
+        """See `Screen.after`."""
         self._guarded(lambda: self._after(watched, seconds))
 
     def _guarded(self, show: Callable[[], T]) -> T | None:
-        """What `show` returns; None if nobody looks, or if it failed now or before."""
+        """Run `show` and return its result; None without a browser, or if it failed now or earlier."""
         if self.broken or not self._server.get_clients():
             return None
         try:
@@ -108,7 +108,7 @@ class Viewer:
         return self._panel.pushes()
 
     def _after(self, watched: WatchedEnvironment, seconds: float) -> None:
-        if watched is not self._watched or watched.fresh:  # a browser came in between
+        if watched is not self._watched or watched.fresh:  # a browser has connected since `before`
             return
         poses, speed = watched.shown.poses(self.row), self._panel.speed
         if speed is None:
@@ -118,7 +118,7 @@ class Viewer:
             self._play(poses, seconds / speed)
 
     def _focus(self, watched: WatchedEnvironment) -> bool:
-        """Show the environment that is chosen; returns whether it is another, or one whose episode begins."""
+        """Show the selected environment; return whether it has changed, or its episode has begun."""
         row = self._panel.watch(watched.num_envs)
         if watched is self._watched and row == self.row and not watched.fresh:
             return False
@@ -134,7 +134,7 @@ class Viewer:
         self._told_at = time.monotonic()
 
     def _build(self, scene: Scene) -> None:
-        """Put the bodies of `scene` in place of those that are shown, and look at them."""
+        """Replace the bodies on the page by those of `scene`, and point the camera at them."""
         page, before = self._server.scene, self._scene
         with self._server.atomic():
             for handle in self._handles:
@@ -168,17 +168,17 @@ class Viewer:
             camera.position, camera.look_at, camera.fov = np.array(scene.eye), np.array(scene.target), np.deg2rad(45.0)
 
     def _play(self, poses: Array, real_s: float) -> None:
-        """Show the way from the poses before to `poses` [B, 7] in `real_s` since the last step; straight between."""
+        """Animate the motion to `poses` [B, 7] in `real_s` since the last step, interpolated linearly."""
         start, before = max(self._due, time.monotonic() - real_s), self._poses
         self._due = start + real_s
-        while (left := self._due - time.monotonic()) > 0.0 and self._panel.speed and self._server.get_clients():
+        while (left_s := self._due - time.monotonic()) > 0.0 and self._panel.speed and self._server.get_clients():
             if before is not None:
-                self._draw(between(before, poses, 1.0 - left / real_s), kept=False)
-            time.sleep(min(FRAME_S, left))
+                self._draw(between(before, poses, 1.0 - left_s / real_s), kept=False)
+            time.sleep(min(FRAME_S, left_s))
         self._draw(poses)
 
     def _draw(self, poses: Array, kept: bool = True) -> None:
-        """Show the bodies at `poses` [B, 7]; `kept`: they are those of a state, not between two."""
+        """Show the bodies at `poses` [B, 7]; `kept` is False for interpolated ones."""
         with self._server.atomic():
             for handle, pose in zip(self._handles, poses, strict=True):
                 if not np.array_equal(handle.position, pose[:3]):
@@ -190,8 +190,9 @@ class Viewer:
 
 
 def between(before: Array, after: Array, share: float) -> Array:
-    """Poses [B, 7] at a `share` of the way from those `before` to those `after`."""
+    """Interpolate poses [B, 7] at a `share` of the way from `before` to `after`."""
     same_side = np.where((before[:, 3:] * after[:, 3:]).sum(1, keepdims=True) < 0.0, -1.0, 1.0)
-    turned = (1.0 - share) * before[:, 3:] * same_side + share * after[:, 3:]
-    turned /= np.maximum(np.linalg.norm(turned, axis=1, keepdims=True), 1e-9)
-    return np.concatenate(((1.0 - share) * before[:, :3] + share * after[:, :3], turned), 1)
+    # normalised linear interpolation; q and -q are the same rotation
+    quaternion = (1.0 - share) * before[:, 3:] * same_side + share * after[:, 3:]
+    quaternion /= np.maximum(np.linalg.norm(quaternion, axis=1, keepdims=True), 1e-9)
+    return np.concatenate(((1.0 - share) * before[:, :3] + share * after[:, :3], quaternion), 1)

@@ -26,26 +26,26 @@ from embodied.task import Task
 
 log = logging.getLogger(__name__)
 RECENT = 100
-"""Episodes that the latest success rate and mean return are of."""
+"""Number of episodes of the latest success rate and mean return."""
 POINTS = 500
-"""Of a curve, at most."""
+"""Largest number of points of a curve."""
 
 
 @dataclass
 class Push:
-    """What a person asks for: change the velocity of `body` by `change_m_s` [3]."""
+    """Push requested by a person: change the velocity of `body` by `change_m_s` [3]."""
 
     body: str
     change_m_s: Array
 
 
 class Screen(Protocol):
-    """Shows one environment at a time; `row` is the number of the one that is shown."""
+    """Screen that shows one environment at a time; `row` is its index."""
 
     row: int
 
     def before(self, watched: WatchedEnvironment) -> list[Push]:
-        """Show what is about to happen, and wait while paused; returns the pushes that were asked for."""
+        """Show the coming step, wait while paused, and return the requested pushes."""
         ...
 
     def after(self, watched: WatchedEnvironment, seconds: float) -> None:
@@ -55,7 +55,7 @@ class Screen(Protocol):
 
 @dataclass
 class Score:
-    """Episodes that ended so far: success rate and mean return of the last `RECENT`, and their curves."""
+    """Statistics of ended episodes: success rate and mean return of the last `RECENT`, and their curves."""
 
     episodes: int = 0
     successes: int = 0
@@ -67,23 +67,23 @@ class Score:
         """Add episodes [M] by `success` and `earned` reward."""
         self.episodes, self.successes = self.episodes + len(success), self.successes + int(success.sum())
         self._recent.extend(zip(success.double().tolist(), earned.double().tolist(), strict=True))
-        won, returns = (sum(each) / len(self._recent) for each in zip(*self._recent, strict=True))
-        self.curve.append((self.episodes, won, returns))
+        success_rate, returns = (sum(each) / len(self._recent) for each in zip(*self._recent, strict=True))
+        self.curve.append((self.episodes, success_rate, returns))
         if len(self.curve) > POINTS:
             del self.curve[1:-1:2]
 
 
 class WatchedEnvironment(WrappedEnvironment):
-    """`env`, shown on `screen` and called `label` there; implements `embodied.environment.Watched`.
+    """Wrapper that shows `env` on `screen` under the name `label`; implements `embodied.environment.Watched`.
 
     Attributes:
-        observation: what the policy is told, [N]; None before the first reset.
+        observation: the policy's input, [N]; None before the first reset.
         actions: the chunk that is executed next, [N, K, A]; None where the environment runs a policy itself.
-        value: what the policy expects to earn, [N]; None if it does not say.
+        value: the policy's expected return, [N]; None if it has none.
         earned: reward of the running episodes so far, [N].
         taken: their control steps, [N].
-        fresh: an episode of the environment shown has begun since it was last drawn.
-        score: of the episodes that ended.
+        fresh: whether an episode of the shown environment has begun since it was last drawn.
+        score: statistics of the episodes that ended.
     """
 
     def __init__(self, env: Environment, view: View, screen: Screen, label: str) -> None:
@@ -102,20 +102,20 @@ class WatchedEnvironment(WrappedEnvironment):
             self.load_state_dict = self._load_state_dict
 
     def tell(self, value: Tensor | None, counts: Tensor | None) -> None:
-        """As `Watched.tell`."""
+        """See `Watched.tell`."""
         self.value, self._counts = value, counts
 
     def reset(self, mask: Tensor | None = None, starts: Tensor | None = None) -> TensorDict:
-        """As `NumberedStarts.reset`."""
+        """See `NumberedStarts.reset`."""
         self.observation = super().reset(mask, starts)
-        begun = torch.ones_like(self.done) if mask is None else mask.to(self.device).bool()
-        self.done, self._pushed = self.done & ~begun, self._pushed & ~begun
-        self.earned, self.taken = self.earned * ~begun, self.taken * ~begun
-        self.fresh = self.fresh or bool(begun[min(self._screen.row, self.num_envs - 1)])
+        begins = torch.ones_like(self.done) if mask is None else mask.to(self.device).bool()
+        self.done, self._pushed = self.done & ~begins, self._pushed & ~begins
+        self.earned, self.taken = self.earned * ~begins, self.taken * ~begins
+        self.fresh = self.fresh or bool(begins[min(self._screen.row, self.num_envs - 1)])
         return self.observation
 
     def step(self, actions: Tensor) -> Transition:
-        """As `Environment.step`."""
+        """See `Environment.step`."""
         self.actions = actions.detach()
         self._push(self._screen.before(self))
         transition = self.env.step(actions)
@@ -126,7 +126,7 @@ class WatchedEnvironment(WrappedEnvironment):
     def _unroll(
         self, layers: Sequence[tuple[Tensor, Tensor]], decisions: int, max_action_gradient: float = math.inf
     ) -> Rollout:
-        """As `UnrolledEnvironment.unroll`: the state is shown before and after, for nobody sees it in between."""
+        """See `UnrolledEnvironment.unroll`; only the states before and after are shown."""
         self.actions = None
         self._push(self._screen.before(self))
         before = self._pushed & ~self.done
@@ -137,7 +137,7 @@ class WatchedEnvironment(WrappedEnvironment):
         return replace(rollout, events=rollout.events | {"pushed": before & rollout.executed.any(-1)})
 
     def _add(self, reward: Tensor, executed: Tensor, done: Tensor, success: Tensor, has_success: bool) -> None:
-        """Count what a step [N, K] has brought, and show it."""
+        """Add the result of a step [N, K] to the statistics, and show it."""
         self.earned = self.earned + reward.detach().sum(1)
         self.taken, before = self.taken + executed.sum(1), self.taken
         ended = done & ~self.done
@@ -165,13 +165,13 @@ class WatchedEnvironment(WrappedEnvironment):
             )
 
     def _load_state_dict(self, state: dict[str, Any]) -> TensorDict:
-        """As `Restorable.load_state_dict`; scores begin anew."""
+        """See `Restorable.load_state_dict`; scores start again at zero."""
         self.observation, self.fresh = cast(Restorable, self.env).load_state_dict(state), True
         return self.observation
 
 
 class WatchedTask(WrappedTask):
-    """`task`, whose environments are shown on `screen`; `known` says which can be."""
+    """Wrapper of `task` that shows its environments on `screen`; `known` describes which can be shown."""
 
     def __init__(self, task: Task, screen: Screen, known: str) -> None:
         super().__init__(task)
@@ -180,10 +180,10 @@ class WatchedTask(WrappedTask):
     def environment(
         self, num_envs: int, distribution: str, split: str, seed: int = 0, device: str = "cpu"
     ) -> Environment:
-        """As `Task.environment`.
+        """See `Task.environment`.
 
         Raises:
-            UserError: for environments that cannot be viewed, telling which can.
+            UserError: for environments that cannot be viewed, with a description of those that can.
         """
         env = super().environment(num_envs, distribution, split, seed, device)
         if not isinstance(env, Viewable):

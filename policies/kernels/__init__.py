@@ -1,1 +1,1 @@
-"""Denoising kernels of flow matching and diffusion: their steps, and the log-probabilities of those."""
+"""Denoising kernels of flow matching and diffusion: steps, and their log-probabilities."""

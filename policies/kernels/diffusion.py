@@ -16,7 +16,7 @@ from embodied.extras import needs_extra
 
 
 class Prediction(Enum):
-    """What the network predicts: the noise, the action, or v = sqrt(ab) noise - sqrt(1 - ab) action."""
+    """Quantity that the network predicts: the noise, the action, or v = sqrt(ab) noise - sqrt(1 - ab) action."""
 
     EPSILON = "epsilon"
     SAMPLE = "sample"
@@ -24,10 +24,10 @@ class Prediction(Enum):
 
 
 class NoiseTable(nn.Module):
-    """The levels of T = `train_steps` noise steps, of which sampling takes `steps`.
+    """Levels of T = `train_steps` noise steps, of which sampling takes `steps`.
 
     `schedule` is a beta_schedule of diffusers. `times` [S] are the steps in the order of sampling, `before` [S] and
-    `after` [S] the share ab of the action's variance in front of each and behind it; 1 behind the last.
+    `after` [S] the share ab of the action's variance before and after each; 1 after the last.
     """
 
     table: Tensor
@@ -50,18 +50,18 @@ class NoiseTable(nn.Module):
 
 
 def shaped(levels: Tensor) -> Tensor:
-    """Per-sample values [N] against chunks [N, H, A]."""
+    """Reshape values [N] of samples to [N, 1, 1], to broadcast over chunks [N, H, A]."""
     return levels.view(-1, 1, 1)
 
 
 def noised(action: Tensor, noise: Tensor, level: Tensor) -> Tensor:
-    """x_k for ab_k = `level` [N]."""
+    """Noisy chunk x_k = sqrt(ab) action + sqrt(1 - ab) noise for ab = `level` [N]."""
     level = shaped(level)
     return level.sqrt() * action + (1.0 - level).sqrt() * noise
 
 
 def target(action: Tensor, noise: Tensor, level: Tensor, prediction: Prediction) -> Tensor:
-    """What the network should predict at ab_k = `level` [N]."""
+    """Target of the network's prediction at ab_k = `level` [N]."""
     level = shaped(level)
     if prediction is Prediction.EPSILON:
         return noise
@@ -69,15 +69,16 @@ def target(action: Tensor, noise: Tensor, level: Tensor, prediction: Prediction)
 
 
 def denoised(x: Tensor, predicted: Tensor, level: Tensor, prediction: Prediction) -> Tensor:
-    """The action that `predicted` implies at `x`, with ab_k = `level` [N]."""
+    """Action that `predicted` implies at `x`, with ab_k = `level` [N]."""
     level = shaped(level)
     if prediction is Prediction.EPSILON:
+        # x = sqrt(ab) action + sqrt(1 - ab) noise, solved for the action
         return (x - (1.0 - level).sqrt() * predicted) / level.sqrt()
     return predicted if prediction is Prediction.SAMPLE else level.sqrt() * x - (1.0 - level).sqrt() * predicted
 
 
 def ddim_step(x: Tensor, action: Tensor, before: Tensor, after: Tensor, eta: float) -> tuple[Tensor, Tensor]:
-    """Mean [N, H, A] and deviation [N, 1, 1] of the step from ab = `before` to `after` [N], if `action` is estimated.
+    """Mean [N, H, A] and deviation [N, 1, 1] of the step from ab = `before` to `after` [N], for an estimated `action`.
 
     sigma = eta sqrt((1 - after) / (1 - before) (1 - before / after));
     mean = sqrt(after) action + sqrt(1 - after - sigma^2) noise, with the noise that x and the action imply.

@@ -4,7 +4,8 @@ Convention (openpi): time 1 is noise, time 0 is the action; x_t = t * noise + (1
 the velocity u = noise - action. Letters: N samples, H chunk length, A action dimension, S denoising steps.
 
 Sources: Flow-SDE and Flow-Noise from pi_RL (arXiv 2510.25889), the SDE drift from Flow-GRPO (arXiv 2505.05470),
-guidance from real-time chunking (arXiv 2506.07339), given actions from its training-time form (arXiv 2512.05964).
+guidance from real-time chunking (arXiv 2506.07339), conditioning on actions from its training-time form (arXiv
+2512.05964).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class TimeGrid:
-    """t_0 = 1 > t_1 > ... > t_S = 0 in equal steps of `delta`; used for both sampling and scoring."""
+    """Times t_0 = 1 > t_1 > ... > t_S = 0 in equal steps of `delta`, used for both sampling and scoring."""
 
     steps: int
 
@@ -39,7 +40,7 @@ def ode_step(x: Tensor, velocity: Tensor, grid: TimeGrid) -> Tensor:
 
 
 def gaussian_velocity(x: Tensor, t: Tensor, std: float) -> Tensor:
-    """The velocity at `x` and time `t` whose flow ends in actions N(0, std^2).
+    """Velocity at `x` and time `t` whose flow ends in actions N(0, std^2).
 
     E[noise - action | x] = (t - (1 - t) std^2) / (t^2 + (1 - t)^2 std^2) x
     """
@@ -74,18 +75,18 @@ def guided_velocity(
     """
     with torch.enable_grad():
         x = x.detach().requires_grad_()
-        plain = velocity(x)
-        action = x - time * plain
+        unguided = velocity(x)
+        action = x - time * unguided
         error = (mask * (target - action)).detach()
-        (pull,) = torch.autograd.grad(action, x, error)
+        (gradient,) = torch.autograd.grad(action, x, error)
     denominator = time * (1.0 - time)
     weight = min(strongest, (time**2 + (1.0 - time) ** 2) / denominator) if denominator > 0.0 else strongest
-    return plain.detach() - weight * pull
+    return unguided.detach() - weight * gradient
 
 
 def given_actions(count: int, horizon: int, most: int, device: torch.device) -> Tensor:
-    """Which actions of chunks are given in training, [N, H] bool: the first d, d uniform from 0 to `most`."""
-    if not most:  # nothing is drawn
+    """Mask of the actions that are given in training, [N, H] bool: the first d, d uniform from 0 to `most`."""
+    if not most:  # leaves the random generator unchanged
         return torch.zeros(count, horizon, dtype=torch.bool, device=device)
     return torch.arange(horizon, device=device) < torch.randint(most + 1, (count, 1), device=device)
 

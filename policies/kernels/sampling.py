@@ -1,13 +1,13 @@
 """Sampling and scoring of denoising paths over any velocity field.
 
-Flow-SDE and Flow-Noise are those of pi_RL (arXiv 2510.25889). ReinFlow (arXiv 2505.22094) is a learned noise, too, of
-at most three deviations:
+Flow-SDE and Flow-Noise follow pi_RL (arXiv 2510.25889). ReinFlow (arXiv 2505.22094) also learns the noise, of at most
+three deviations:
 
     x_{i+1} ~ N(x_i - delta v(x_i, t_i, o), s(t_i, o)^2),  log p(path) = sum_i log N(x_{i+1}; mean_i, s_i) + constant
 
-Its authors train with the mean over steps and elements in place of the sum (`policy.aggregate=mean`), and therefore
+Its authors train with the mean over steps and elements instead of the sum (`policy.aggregate=mean`), and therefore
 with `algorithm.clip=0.01`. Differs from ReinFlow: only the executed action is clamped to its limits, since clamped
-means have no gradient, and the range of s stays as it is, where its authors narrow it late in training.
+means have no gradient, and the range of s is constant, where its authors narrow it late in training.
 
 Letters: B samples, S denoising steps, H chunk length, A action dimension.
 """
@@ -37,7 +37,7 @@ from policies.kernels.flow import (
 WIDEST = 3.0
 """ReinFlow's largest noise, in deviations."""
 Field = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""Noisy chunks x [B, H, A] and steps of the grid [B] -> velocity [B, H, A], and hidden features for learned noise."""
+"""Function of noisy chunks [B, H, A] and grid steps [B] -> velocity [B, H, A], and features for learned noise."""
 
 
 class Sampler(Enum):
@@ -58,8 +58,8 @@ class Sampler(Enum):
 class FlowSampling:
     """One time grid and kernel for both sampling and scoring.
 
-    `spread(hidden, index)` gives the learned noise before squashing, [B, H, A]. `part` makes terms of K actions,
-    [B, K, 1], of the log-probabilities [B, H, A] of a step; those of a path are added, or `averaged` over its steps.
+    `spread(hidden, index)` returns the learned noise before squashing, [B, H, A]. `part` reduces the log-probabilities
+    [B, H, A] of a step to terms of K actions, [B, K, 1]; terms of a path are added, or `averaged` over its steps.
     """
 
     grid: TimeGrid
@@ -74,8 +74,11 @@ class FlowSampling:
     def denoise(
         self, x: Tensor, field: Field, deterministic: bool, generator: torch.Generator | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Path [B, S+1, H, A] from noise `x`, index of its noisy step [B] (-1: none), terms of log_prob [B, K, 1]."""
-        count, steps = x.shape[0], self.grid.steps  # not len(x), which exported graphs would take for a constant
+        """Denoise the noise `x` to a path [B, S+1, H, A].
+
+        Also returns the index of its noisy step [B] (-1: none) and terms of log_prob [B, K, 1].
+        """
+        count, steps = x.shape[0], self.grid.steps  # not len(x), which would be a constant in exported graphs
         explore = not deterministic and self.sampler is not Sampler.ODE
         noisy = torch.full((count,), -1, device=x.device)
         if explore:
@@ -87,16 +90,17 @@ class FlowSampling:
             following = ode_step(x, velocity, self.grid)
             if explore:
                 mean, std = self._kernel(x, velocity, index, hidden)
+                # x_{i+1} = mean + std * eps in noisy steps, x - delta v in the others
                 sampled = mean + std * self._drawn(x, generator)
-                chosen = self._chosen(noisy, index)
-                log_prob = log_prob + chosen.view(-1, 1, 1) * self.part(gaussian_log_prob(sampled, mean, std))
-                following = torch.where(chosen.view(-1, 1, 1), sampled, following)
+                is_noisy = self._chosen(noisy, index)
+                log_prob = log_prob + is_noisy.view(-1, 1, 1) * self.part(gaussian_log_prob(sampled, mean, std))
+                following = torch.where(is_noisy.view(-1, 1, 1), sampled, following)
             x = following
             path.append(x)
         return torch.stack(path, 1), noisy, self._of_path(log_prob)
 
     def inpaint(self, x: Tensor, field: Field, target: Tensor, mask: Tensor, strongest: float) -> Tensor:
-        """Chunks [B, H, A] from noise `x`, guided to `target` [B, H, A] as `guided_velocity` is (arXiv 2506.07339)."""
+        """Chunks [B, H, A] from noise `x`, guided to `target` [B, H, A] by `guided_velocity` (arXiv 2506.07339)."""
         for step in range(self.grid.steps):
             index = torch.full((len(x),), step, device=x.device)
             time = float(self.grid.times(index)[0])
@@ -109,7 +113,7 @@ class FlowSampling:
     ) -> Tensor:
         """Chunks [B, H, A] from noise `x` with actions `known` [B, H, A] where `keeps` [B, H] (arXiv 2512.05964).
 
-        `velocity` is of chunks [B, H, A] and of times [B, H], 0 where an action is known.
+        `velocity` is a function of chunks [B, H, A] and times [B, H], which are 0 where an action is known.
         """
         for step in range(self.grid.steps):
             x = torch.where(keeps.unsqueeze(-1), known, x)
@@ -126,15 +130,16 @@ class FlowSampling:
         if self.sampler is Sampler.ODE:
             raise UserError("sampler=ode has no likelihood; use flow_sde, flow_noise or reinflow")
         rows = torch.arange(len(path), device=path.device)
-        everywhere = self.sampler.everywhere
+        all_noisy = self.sampler.everywhere
         indices = (
-            [torch.full_like(noisy, step) for step in range(self.grid.steps)] if everywhere else [noisy.clamp_min(0)]
+            [torch.full_like(noisy, step) for step in range(self.grid.steps)] if all_noisy else [noisy.clamp_min(0)]
         )
         log_prob = entropy = self.part(torch.zeros_like(path[:, 0]))
         for index in indices:
             x, following = path[rows, index], path[rows, index + 1]
             velocity, hidden = field(x, index)
             mean, std = self._kernel(x, velocity, index, hidden)
+            # log p = sum over noisy steps of log N(x_{i+1}; mean_i, std_i)
             log_prob = log_prob + self.part(gaussian_log_prob(following, mean, std))
             entropy = entropy + self.part(gaussian_entropy(std).expand_as(x))
         return self._of_path(log_prob), self._of_path(entropy)
@@ -142,7 +147,7 @@ class FlowSampling:
     def _kernel(self, x: Tensor, velocity: Tensor, index: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
         if self.sampler is Sampler.FLOW_SDE:
             return flow_sde_step(x, velocity, index, self.grid, self.noise_level)
-        raw = self.spread(hidden, index).float()  # of a network that computes in bfloat16
+        raw = self.spread(hidden, index).float()  # float32, also of a network that computes in bfloat16
         return ode_step(x, velocity, self.grid), flow_noise_std(raw, self.std_min, self.std_max)
 
     def _drawn(self, x: Tensor, generator: torch.Generator | None) -> Tensor:
@@ -162,11 +167,11 @@ def undefined_log_prob(count: int, contract: Contract, device: torch.device) -> 
 
 
 def check_delay(trained_delay: int, contract: Contract) -> None:
-    """Raise UserError if a chunk would be given as a whole."""
+    """Raise UserError unless the trained delay is shorter than a chunk."""
     if trained_delay >= contract.horizon:
         raise UserError(f"expected policy.trained_delay below task.horizon={contract.horizon}, got {trained_delay}")
 
 
 def trained_for(running: Running, trained_delay: int) -> bool:
-    """Whether no more actions are frozen than were given in training, which gave some."""
+    """Whether training conditioned on actions, and on at least as many as are frozen."""
     return bool(trained_delay) and int(running.frozen.max()) <= trained_delay

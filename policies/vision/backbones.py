@@ -18,7 +18,7 @@ from embodied.extras import needs_extra
 
 
 class Backbone(Enum):
-    """`vision.backbone=` of a policy: a small CNN, or a vision transformer of `transformers`."""
+    """Value of the option `vision.backbone` of a policy: a small CNN, or a vision transformer of `transformers`."""
 
     CNN = "cnn"
     SIGLIP = "siglip"
@@ -27,9 +27,9 @@ class Backbone(Enum):
 
 @dataclass
 class VisionConfig(Configuration):
-    """How a policy sees: `backbone` of `width` channels gives `features` numbers a camera, given the instruction.
+    """Vision of a policy: `backbone` of `width` channels computes `features` per camera, given the instruction.
 
-    A transformer starts from published `weights`, a folder or a name on the hub, and is trained on unless `frozen`;
+    A transformer starts from published `weights`, a folder or a name on the hub, and is trained unless `frozen`;
     without weights a small one of `width` starts from random ones. For a supervised loss, pictures are shifted by up to
     `shift` pixels, and their brightness, contrast and saturation vary by up to a share `colour`.
     """
@@ -52,17 +52,17 @@ class VisionConfig(Configuration):
 
 
 def backbone(config: VisionConfig, height: int, width: int, given: int) -> nn.Module:
-    """A network (pictures [N, 3, height, width] in [0, 1], what is asked for [N, given]) -> [N, config.features]."""
+    """Build a network (pictures [N, 3, height, width] in [0, 1], instruction [N, given]) -> [N, config.features]."""
     if config.backbone is Backbone.CNN:
         return SpatialCNN(height, width, given, config.width, config.features)
     return VisionTransformer(config, max(height, width), given)
 
 
 class SpatialCNN(nn.Module):
-    """Convolutions, scaled and shifted by what is asked for (FiLM, arXiv 1709.07871), then where each channel responds.
+    """CNN with channels scaled and shifted by the instruction (FiLM, arXiv 1709.07871), then their positions.
 
-    The place of a channel is its expected coordinates under a softmax over the picture (spatial softmax, arXiv
-    1504.00702), which resolves fractions of a pixel. A coarse map beside it keeps what has no single place.
+    The position of a channel is its expected coordinates under a softmax over the picture (spatial softmax, arXiv
+    1504.00702), which resolves fractions of a pixel. A coarse map retains responses without a single position.
     """
 
     def __init__(self, height: int, width: int, given: int, channels: int, features: int) -> None:
@@ -82,16 +82,17 @@ class SpatialCNN(nn.Module):
 
     def forward(self, pictures: Tensor, given: Tensor) -> Tensor:
         """Features [N, F]."""
-        seen = torch.relu(self.first(pictures))
+        channels = torch.relu(self.first(pictures))
         for convolution, film in zip((self.second, self.third), self.films, strict=True):
             scale, shift = film(given)[..., None, None].chunk(2, 1)
-            seen = torch.relu(convolution(seen) * (1.0 + scale) + shift)
-        where = (seen.flatten(2) * self.log_sharpness.exp()).softmax(-1) @ self.grid
-        return self.out(torch.cat((where.flatten(1), self.coarse(seen)), -1))
+            channels = torch.relu(convolution(channels) * (1.0 + scale) + shift)
+        # sum_ij softmax(sharpness h)_ij (y_i, x_j), [N, 2 channels, 2]
+        positions = (channels.flatten(2) * self.log_sharpness.exp()).softmax(-1) @ self.grid
+        return self.out(torch.cat((positions.flatten(1), self.coarse(channels)), -1))
 
 
 class VisionTransformer(nn.Module):
-    """Patches of a picture by SigLIP or DINOv2; what is asked for attends over them.
+    """Vision transformer (SigLIP or DINOv2) over whose patches the instruction attends.
 
     Pictures are resized to squares of the transformer's size and standardised by its own mean and deviation.
 
@@ -116,17 +117,18 @@ class VisionTransformer(nn.Module):
             self.model.requires_grad_(False)
 
     def forward(self, pictures: Tensor, given: Tensor) -> Tensor:
-        """Features [N, F]: the patches that answer what is asked for, and the mean of all."""
+        """Features [N, F]: the instruction's attention over patches, and the mean of all patches."""
         if pictures.shape[-2:] != (self.size, self.size):
             pictures = nn.functional.interpolate(pictures, (self.size, self.size), mode="bilinear", antialias=True)
         patches = self.model(pixel_values=(pictures - self.mean) / self.std).last_hidden_state  # [N, P, inner]
+        # softmax(q k / sqrt(d)) patches
         score = (self.key(patches) @ self.query(given).unsqueeze(-1)).squeeze(-1) / patches.shape[-1] ** 0.5
         answer = (score.softmax(-1).unsqueeze(1) @ patches).squeeze(1)
         return self.out(torch.cat((answer, patches.mean(1)), -1))
 
 
 class _Film(nn.Linear):
-    """No change at first."""
+    """Linear layer that is zero at first, so that FiLM changes nothing."""
 
     def reset_parameters(self) -> None:
         nn.init.zeros_(self.weight)
@@ -138,7 +140,7 @@ def _film(given: int, channels: int) -> nn.Sequential:
 
 
 def _transformer(config: VisionConfig, size: int) -> tuple[nn.Module, list[float], list[float]]:
-    """The transformer, and the mean and deviation of pictures that it expects."""
+    """Build the transformer; also returns the mean and deviation of its training pictures."""
     with needs_extra("vla"):
         from transformers import Dinov2Config, Dinov2Model, SiglipVisionConfig, SiglipVisionModel
         from transformers.image_processing_base import ImageProcessingMixin
@@ -149,7 +151,7 @@ def _transformer(config: VisionConfig, size: int) -> tuple[nn.Module, list[float
     model, settings, patch = kinds[config.backbone]
     if not config.weights:
         heads = max(1, config.width // 32)
-        made = settings(
+        size_settings = settings(
             hidden_size=config.width,
             num_hidden_layers=4,
             num_attention_heads=heads,
@@ -157,19 +159,19 @@ def _transformer(config: VisionConfig, size: int) -> tuple[nn.Module, list[float
             intermediate_size=4 * config.width,
             image_size=-(-size // patch) * patch,
         )
-        return model(made), [0.5] * 3, [0.5] * 3
+        return model(size_settings), [0.5] * 3, [0.5] * 3
     try:
         if torch.get_default_device().type == "meta":  # shapes alone, see embodied/training/plan.py
             return model(settings.from_pretrained(config.weights)), [0.5] * 3, [0.5] * 3
-        found, unused = model.from_pretrained(config.weights, output_loading_info=True)
-        said, _ = ImageProcessingMixin.get_image_processor_dict(config.weights)
-        mean, std = said["image_mean"], said["image_std"]
+        loaded, unused = model.from_pretrained(config.weights, output_loading_info=True)
+        preprocessor, _ = ImageProcessingMixin.get_image_processor_dict(config.weights)
+        mean, std = preprocessor["image_mean"], preprocessor["image_std"]
     except (OSError, ValueError, KeyError) as error:
-        what = f"a {config.backbone.value} model with its preprocessor_config.json"
-        raise UserError(f"policy.vision.weights={config.weights}: expected {what} ({error})") from error
+        expected = f"a {config.backbone.value} model with its preprocessor_config.json"
+        raise UserError(f"policy.vision.weights={config.weights}: expected {expected} ({error})") from error
     if unused["missing_keys"]:
         raise UserError(
             f"policy.vision.weights={config.weights} lacks {len(unused['missing_keys'])} tensors of a "
             f"{config.backbone.value} model, such as {min(unused['missing_keys'])}"
         )
-    return found, mean, std
+    return loaded, mean, std

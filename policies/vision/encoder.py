@@ -1,4 +1,4 @@
-"""Pictures, an instruction and what the robot measures of itself, as features: what a robot has without a tracker."""
+"""Encoder of pictures, an instruction and the robot's own measurements, for robots without a tracker."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from policies.vision.backbones import VisionConfig, backbone
 from policies.words import summed, word_features
 
 INSTRUCTION_WORDS, WORD_WIDTH = 20, 32
-"""Largest number of words of an instruction, more are refused; numbers that stand for a word."""
+"""Largest number of words of an instruction, more raise an error; and the width of a word's vector."""
 
 
 def pictures(contract: Contract) -> list[str]:
-    """The pictures that actors may read."""
+    """Names of the pictures that actors may read."""
     return [key for key, spec in contract.observation.items() if spec.is_picture and not spec.privileged]
 
 
 class PictureEncoder(Encoder):
-    """Reads the pictures of a contract, its float32 observations of fixed size, and one instruction if there is one.
+    """Encoder of a contract's pictures, its float32 observations of fixed size, and one instruction if there is one.
 
-    Each camera has a network of its own. Instructions are sums of fixed word vectors; words that `fit` has not seen are
+    Each camera has a network of its own. Instructions are sums of fixed word vectors; words that were not in `fit` are
     ignored, because their meaning was never learned. Privileged observations are not read.
 
     Raises:
@@ -43,10 +43,10 @@ class PictureEncoder(Encoder):
             raise UserError(
                 "policy.encoder=pictures reads pictures, which this task lacks; name cameras in task.images"
             )
-        seen = {key: spec for key, spec in contract.observation.items() if not spec.privileged}
-        texts = [key for key, spec in seen.items() if spec.is_text and len(spec.shape) == 1]
+        specs = {key: spec for key, spec in contract.observation.items() if not spec.privileged}
+        texts = [key for key, spec in specs.items() if spec.is_text and len(spec.shape) == 1]
         self.instruction = texts[0] if texts else None
-        self.state = FlatObservations(replace(contract, observation=seen), [], "policy.encoder=pictures", "flat")
+        self.state = FlatObservations(replace(contract, observation=specs), [], "policy.encoder=pictures", "flat")
         self.tables = {key: WordTable(INSTRUCTION_WORDS) for key in texts[:1]}
         self.reads, self.seeds = [*self.cameras, *self.state.actor_keys, *texts[:1]], self.state.actor_keys
         self.register_buffer("words", word_features(WORD_WIDTH))
@@ -67,11 +67,12 @@ class PictureEncoder(Encoder):
 
     def forward(self, observation: TensorDict) -> Tensor:
         """Features [N, out_features] of the robot's state and each camera; RuntimeError before `fit`."""
-        said = self._said(self.read(observation))
+        instruction = self._said(self.read(observation))
         state = self.state.standardised(observation, self.state.actor_keys)
-        features = [self.proprioception(torch.cat((said, state), -1))]
+        features = [self.proprioception(torch.cat((instruction, state), -1))]
         for key, eye in self.eyes.items():
-            features.append(eye(observation[key].movedim(3, 1).to(said.dtype) / 255.0, said))
+            # uint8 [N, height, width, 3] -> [N, 3, height, width] in [0, 1]
+            features.append(eye(observation[key].movedim(3, 1).to(instruction.dtype) / 255.0, instruction))
         return torch.cat(features, -1)
 
     def begin_like(self, other: Self) -> None:
@@ -79,15 +80,17 @@ class PictureEncoder(Encoder):
         self.load_state_dict(other.state_dict())
 
     def example(self, contract: Contract, count: int, rows: int, generator: Generator) -> TensorDict:
-        """Random observations [count], of pictures random pixels."""
-        found = self.state.drawn(contract, count, generator)
+        """Random observations [count], with random pixels."""
+        observation = self.state.drawn(contract, count, generator)
         for key in self.cameras:
             shape = (count, *contract.observation[key].shape)
-            found[key] = torch.randint(256, shape, dtype=torch.uint8, generator=generator)
+            observation[key] = torch.randint(256, shape, dtype=torch.uint8, generator=generator)
         if self.instruction:
-            known = self.known.nonzero().squeeze(1)
-            found[self.instruction] = known[torch.randint(len(known), (count, INSTRUCTION_WORDS), generator=generator)]
-        return found
+            known_ids = self.known.nonzero().squeeze(1)
+            observation[self.instruction] = known_ids[
+                torch.randint(len(known_ids), (count, INSTRUCTION_WORDS), generator=generator)
+            ]
+        return observation
 
     def _said(self, observation: TensorDict) -> Tensor:
         if not self.instruction:

@@ -1,9 +1,9 @@
 """Low-rank adapters (LoRA, arXiv 2106.09685) on a frozen model, by peft, which are stored without the base weights.
 
-Of pi0 attention and feed-forward layers of both language models are adapted, as in openpi; the projections of state,
+In pi0 attention and feed-forward layers of both language models are adapted, as in openpi; the projections of state,
 time and actions are trained in full. Differs from openpi: pictures are encoded by frozen weights, which openpi trains
-in full. Of OpenVLA all dense layers are adapted but those of the vocabulary, as in OpenVLA-OFT; what reads the state
-and the regression are trained in full.
+in full. In OpenVLA all dense layers are adapted except the vocabulary's, as in OpenVLA-OFT; the state's projection and
+the regression are trained in full.
 """
 
 from __future__ import annotations
@@ -25,19 +25,20 @@ from policies.vla.model import Pi0Model
 from policies.vla.openvla import OpenVLAModel
 
 TRAINED = ("embed_action_time", "action_out_proj")
-"""Modules of pi0 that are trained in full beside adapters."""
+"""Modules of pi0 that are trained in full, in addition to adapters."""
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 """Files in peft's format."""
 PREFIX, NAME = "base_model.model.", "default"
-"""What peft puts before the names of tensors, and its name of an only adapter, which its files leave out."""
+"""Prefix of tensor names in peft, and its name of a single adapter, which its files leave out."""
 SAMPLED = 4096
-"""Values of each tensor that a fingerprint reads, evenly spaced."""
+"""Number of evenly spaced values of each tensor that a fingerprint reads."""
 
 
 class AdaptablePolicy(nn.Module):
-    """A policy whose `model` has adapters if `config.lora_rank` says so, on weights of which `base` is the fingerprint.
+    """Policy whose `model` has adapters if `config.lora_rank` is positive.
 
-    Its state_dict leaves these weights out, which are never trained.
+    They are on weights of which `base` is the fingerprint. Its state_dict leaves these weights out, which are never
+    trained.
     """
 
     config: Any
@@ -45,19 +46,19 @@ class AdaptablePolicy(nn.Module):
     base: Tensor
 
     def lend(self, other: AdaptablePolicy) -> None:
-        """Let `other`, of the same configuration, have the weights that adapters are on in the same memory."""
+        """Share the memory of the adapted base weights with `other`, of the same configuration."""
         if self.config.lora_rank:
-            for mine, theirs in zip(self.model.parameters(), other.model.parameters(), strict=True):
-                theirs.data = theirs.data if theirs.requires_grad else mine.data
+            for own, other_weight in zip(self.model.parameters(), other.model.parameters(), strict=True):
+                other_weight.data = other_weight.data if other_weight.requires_grad else own.data
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # noqa: ANN401 - torch's
-        """Weights and normalisation statistics; of a policy with adapters, without the weights that they are on."""
+        """Weights and normalisation statistics; with adapters, without the base weights that they adapt."""
         left_out = self._left_out()
         state = super().state_dict(*args, **kwargs)
         return {name: value for name, value in state.items() if name not in left_out}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:  # noqa: ANN401 - torch's
-        """Load what `state_dict` gave.
+        """Load the result of `state_dict`.
 
         Raises:
             UserError: for adapters of another rank or on other weights, and for a policy without.
@@ -67,17 +68,19 @@ class AdaptablePolicy(nn.Module):
             return super().load_state_dict(state_dict, strict, assign)
         rank = next((len(value) for name, value in state_dict.items() if ".lora_A." in name), 0)
         if rank != self.config.lora_rank:
-            has = f"adapters of rank {rank}" if rank else "no adapters"
-            raise UserError(f"expected weights with adapters of policy.lora_rank={self.config.lora_rank}, got {has}")
+            adapters = f"adapters of rank {rank}" if rank else "no adapters"
+            raise UserError(
+                f"expected weights with adapters of policy.lora_rank={self.config.lora_rank}, got {adapters}"
+            )
         if not self.base.is_meta and not torch.equal(state_dict["base"].to(self.base.device), self.base):
             raise UserError(
                 f"the adapters were trained on other weights than policy.weights={self.config.weights} now has"
             )
-        kept = {name: value for name, value in super().state_dict().items() if name in self._left_out()}
-        return super().load_state_dict({**state_dict, **kept}, strict, assign)
+        base_weights = {name: value for name, value in super().state_dict().items() if name in self._left_out()}
+        return super().load_state_dict({**state_dict, **base_weights}, strict, assign)
 
     def _left_out(self) -> set[str]:
-        """Names of weights that adapters are on."""
+        """Names of the base weights that adapters adapt."""
         if not self.config.lora_rank:
             return set()
         return {f"model.{name}" for name, weight in self.model.named_parameters() if not weight.requires_grad}
@@ -85,18 +88,18 @@ class AdaptablePolicy(nn.Module):
 
 def fingerprint(native: nn.Module) -> Tensor:
     """SHA-256 [32], uint8, of names, shapes and `SAMPLED` values of all parameters, on the CPU."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     if next(native.parameters()).is_meta:  # shapes alone, see embodied/training/plan.py
         return torch.zeros(32, dtype=torch.uint8)
     for name, weight in sorted(native.named_parameters()):
         flat = weight.detach().flatten()
-        found.update(json.dumps([name, list(weight.shape)]).encode())
-        found.update(flat[:: max(1, len(flat) // SAMPLED)].float().cpu().numpy().tobytes())
-    return torch.tensor(list(found.digest()), dtype=torch.uint8)
+        digest.update(json.dumps([name, list(weight.shape)]).encode())
+        digest.update(flat[:: max(1, len(flat) // SAMPLED)].float().cpu().numpy().tobytes())
+    return torch.tensor(list(digest.digest()), dtype=torch.uint8)
 
 
 def adapt(model: Pi0Model | OpenVLAModel, rank: int) -> None:
-    """Freeze what `model` has of others save for `TRAINED`, and add adapters of `rank`, which change nothing at first.
+    """Freeze the published weights of `model` save for `TRAINED`, and add adapters of `rank`, without effect at first.
 
     Raises:
         UserError: where peft is not installed.
@@ -110,7 +113,7 @@ def adapt(model: Pi0Model | OpenVLAModel, rank: int) -> None:
 
 
 def read(model: Pi0Model, folder: Path, base: Tensor) -> None:
-    """Adapt `model`, whose fingerprint is `base`, by the adapters that peft, or `write`, left in `folder`.
+    """Adapt `model`, whose fingerprint is `base`, by the adapters that peft or `write` stored in `folder`.
 
     Raises:
         UserError: on one line, if they are damaged, of another kind of adapter, or of another base.
@@ -122,7 +125,7 @@ def read(model: Pi0Model, folder: Path, base: Tensor) -> None:
         if not isinstance(config, LoraConfig) or config.use_dora:
             raise UserError(f"the adapters in {folder} are of another kind; expected plain LoRA")
         with safe_open(folder / WEIGHTS, framework="pt") as file:
-            given = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
             trained_on = (file.metadata() or {}).get("base")
     except UserError:
         raise
@@ -132,46 +135,49 @@ def read(model: Pi0Model, folder: Path, base: Tensor) -> None:
         raise UserError(
             f"the adapters in {folder} were trained on other weights than {config.base_model_name_or_path} now has"
         )
-    kept, config.modules_to_save = config.modules_to_save or [], None
+    full_modules, config.modules_to_save = config.modules_to_save or [], None
     try:
         _inject(model.native, config)
     except ValueError as error:
         raise UserError(f"the adapters in {folder} do not fit: {_line(error)}") from error
-    _copy({name: to for name, to in _named(model.native).items() if _belongs(name, kept)}, given, folder)
+    _copy(
+        {name: weight for name, weight in _named(model.native).items() if _belongs(name, full_modules)}, tensors, folder
+    )
 
 
 def write(native: nn.Module, folder: Path, weights: str, base: Tensor) -> None:
-    """Write the adapters of `native` and what is trained in full into `folder`, in peft's format.
+    """Write the adapters of `native` and its fully trained modules into `folder`, in peft's format.
 
     `weights` names the base, whose fingerprint is `base`.
     """
     from peft import LoraConfig
 
     config: Any = native.peft_config[NAME]
-    made = LoraConfig(
+    stored = LoraConfig(
         **{key: getattr(config, key) for key in ("r", "lora_alpha", "target_modules", "exclude_modules", "use_rslora")}
     )
-    made.base_model_name_or_path, made.inference_mode, made.modules_to_save = weights, True, list(TRAINED)
+    stored.base_model_name_or_path, stored.inference_mode, stored.modules_to_save = weights, True, list(TRAINED)
     folder.mkdir(parents=True, exist_ok=True)
-    made.save_pretrained(str(folder))
+    stored.save_pretrained(str(folder))
     tensors = {name: weight.detach().cpu().contiguous() for name, weight in _named(native).items()}
     save_file(tensors, folder / WEIGHTS, {"format": "pt", "base": bytes(base.tolist()).hex()})
 
 
 def rank_of(native: nn.Module) -> int:
     """Rank of the adapters of `native`, 0 without."""
-    found: Any = getattr(native, "peft_config", {})
-    return found[NAME].r if found else 0
+    configs: Any = getattr(native, "peft_config", {})
+    return configs[NAME].r if configs else 0
 
 
 @torch.no_grad()
 def merge(model: Pi0Model) -> None:
-    """Add the adapters of `model` to its weights and remove them, so that it is a model as published."""
+    """Add the adapters of `model` to its weights and remove them, so that it has the published structure."""
     from peft.tuners.lora import LoraLayer
 
     native = model.native
     for name, module in [(name, module) for name, module in native.named_modules() if isinstance(module, LoraLayer)]:
         parent, _, last = name.rpartition(".")
+        # W <- W + (alpha / r) B A
         module.merge()
         setattr(native.get_submodule(parent), last, module.get_base_layer())
     del native.peft_config
@@ -188,7 +194,7 @@ def _inject(native: nn.Module, config: Any) -> None:  # noqa: ANN401 - of peft
 
 
 def _named(native: nn.Module) -> dict[str, Tensor]:
-    """Adapters and what is trained in full, by peft's names."""
+    """Adapters and fully trained weights, by peft's names."""
     weights = {name: weight for name, weight in native.named_parameters() if weight.requires_grad}
     return {PREFIX + name.replace(f".{NAME}.", "."): weight for name, weight in weights.items()}
 

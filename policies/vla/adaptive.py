@@ -1,4 +1,4 @@
-"""The network of pi0.5 (arXiv 2504.16054): that of pi0 with another expert, whose norms are adaptive (AdaRMS).
+"""Network of pi0.5 (arXiv 2504.16054): pi0's network with another expert, whose norms are adaptive (AdaRMS).
 
 Letters: N observations, H chunk length, D action elements with padding, W width of a hidden state.
 """
@@ -14,7 +14,7 @@ from policies.vla.model import Cache, Kept, Pi0Model
 
 
 class AdaptiveNorm(nn.Module):
-    """x / rms(x) * (1 + scale) + shift, and a gate, which are all linear in a condition."""
+    """Adaptive norm x / rms(x) * (1 + scale) + shift with a gate; scale, shift and gate are linear in a condition."""
 
     def __init__(self, width: int, epsilon: float) -> None:
         super().__init__()
@@ -25,15 +25,16 @@ class AdaptiveNorm(nn.Module):
 
     def forward(self, x: Tensor, condition: Tensor) -> tuple[Tensor, Tensor]:
         """Normed x [N, H, W] and the gate [N, 1 or H, W] for a condition [N, W], or [N, H, W] of each action."""
-        found = self.dense(condition)
-        parts = (found if found.ndim == 3 else found.unsqueeze(1)).unflatten(-1, (3, -1))
+        modulation = self.dense(condition)
+        parts = (modulation if modulation.ndim == 3 else modulation.unsqueeze(1)).unflatten(-1, (3, -1))
         scale, shift, gate = (parts[..., part, :] for part in range(3))
+        # x / sqrt(mean(x^2) + epsilon), in float32
         normed = x.float() * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + self.epsilon)
         return (normed * (1.0 + scale) + shift).type_as(x), gate
 
 
 class AdaptiveLayer(nn.Module):
-    """A layer of Gemma with adaptive norms, whose gates weigh what attention and the dense layers add."""
+    """Layer of Gemma with adaptive norms, whose gates scale the outputs of attention and of the dense layers."""
 
     def __init__(self, layer: Any, width: int, epsilon: float) -> None:  # noqa: ANN401 - of transformers
         super().__init__()
@@ -64,7 +65,7 @@ class TimeEmbedding(nn.Module):
 
 
 class Pi05Model(Pi0Model):
-    """The network of pi0.5, made of transformers' pi0 by another expert."""
+    """Network of pi0.5: transformers' pi0 with another expert."""
 
     def __init__(self, native: nn.Module) -> None:
         super().__init__(native)
@@ -76,16 +77,16 @@ class Pi05Model(Pi0Model):
         self.native.embed_action_time = TimeEmbedding(self.native.embed_action_time, settings.hidden_size)
 
     def _denoise(self, kept: Kept, real: Tensor, state: Tensor, time: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """As in pi0; the state is in the prefix, and actions attend to it and to each other."""
+        """Denoise as in pi0; the state is in the prefix, and actions attend to it and to each other."""
         embedded, condition = self.native.embed_action_time(x, time)
-        seen = torch.cat((real.bool(), real.new_ones(x.shape[:2], dtype=torch.bool)), 1)
-        places = real.sum(1, keepdim=True) + torch.arange(x.shape[1], device=x.device)
-        found = self.native.model.dit(
+        mask = torch.cat((real.bool(), real.new_ones(x.shape[:2], dtype=torch.bool)), 1)
+        positions = real.sum(1, keepdim=True) + torch.arange(x.shape[1], device=x.device)
+        output = self.native.model.dit(
             inputs_embeds=embedded,
-            attention_mask=seen[:, None, None].expand(-1, 1, x.shape[1], -1),
-            position_ids=places,
+            attention_mask=mask[:, None, None].expand(-1, 1, x.shape[1], -1),
+            position_ids=positions,
             past_key_values=Cache(kept),
             condition=condition,
         ).last_hidden_state
-        hidden, _ = self.native.final_norm(found, condition)
+        hidden, _ = self.native.final_norm(output, condition)
         return self.native.action_out_proj(hidden), hidden

@@ -1,6 +1,6 @@
-"""How a model of billions of weights computes on one card: in bfloat16, forgetting activations, compiled.
+"""Computation of a model of billions of weights on one card: in bfloat16, with recomputed activations, compiled.
 
-None of it changes what is computed, save by rounding.
+The results are the same up to rounding.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from embodied.precision import Precision
 
 @dataclass
 class Computing(Configuration):
-    """How a vision-language-action model computes.
+    """Computation of a vision-language-action model.
 
     With `precision=bfloat16` it does so in bfloat16, in training and wherever it runs, and its frozen weights are
-    stored in it; what is trained, the critic, log-probabilities and losses stay in float32. `gradient_checkpointing`
-    keeps a layer's input alone for the backward pass, which computes the layer again (arXiv 1604.06174). `compile` has
-    torch.compile make kernels of the model at its first use, which takes a minute or more.
+    stored in it; trained weights, the critic, log-probabilities and losses stay in float32. `gradient_checkpointing`
+    stores only a layer's input for the backward pass, which computes the layer again (arXiv 1604.06174). `compile`
+    compiles the model with torch.compile at its first use, which takes a minute or more.
     """
 
     precision: Precision = Precision.FLOAT32
@@ -36,41 +36,41 @@ class Computing(Configuration):
     compile: bool = False
 
     def run(self, function: Callable[..., Any], model: nn.Module, *given: Any) -> Any:  # noqa: ANN401 - the function's
-        """`function(model, *given)`, an unbound method, computed so; the last of `given` is a tensor."""
-        chosen = _compiled(function) if self.compile else function
+        """Compute `function(model, *given)`, an unbound method, with these options; the last of `given` is a tensor."""
+        compiled = _compiled(function) if self.compile else function
         if self.precision is Precision.FLOAT32:
-            return chosen(model, *given)
+            return compiled(model, *given)
         with self.precision.on(given[-1].device):
-            return chosen(model, *given)
+            return compiled(model, *given)
 
 
 def prepare(model: nn.Module, options: Computing) -> None:
-    """Store the frozen matrices of `model` in the precision of `options`, and let its layers forget activations.
+    """Store the frozen matrices of `model` in the precision of `options`, and let its layers recompute activations.
 
     Raises:
-        UserError: where compiling is asked for and there is no C++ compiler.
+        UserError: where compilation is requested and there is no C++ compiler.
     """
     if options.compile and not shutil.which(compiler := os.environ.get("CXX", "g++")):
         raise UserError(f"policy.compile=true needs a C++ compiler, but there is no {compiler}; install it, or set CXX")
     if options.precision is Precision.BFLOAT16:
         for weight in model.parameters():
-            if not weight.requires_grad and weight.ndim > 1:  # those of norms are few, and computed with in float32
+            if not weight.requires_grad and weight.ndim > 1:  # weights of norms are few, and used in float32
                 weight.data = weight.data.bfloat16()
     if options.gradient_checkpointing:
         for layer in layers(model):
             layer.forward = partial(_forgetful, layer.forward)
-        if options.compile:  # what a layer leaves in a cache it need not leave there again
+        if options.compile:  # a recomputed layer need not write its cache again
             torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True
 
 
 def layers(model: nn.Module) -> list[nn.Module]:
-    """The layers of all transformers in `model`."""
+    """Layers of all transformers in `model`."""
     stacks = [getattr(module, name, None) for module in model.modules() for name in ("layers", "layer")]
     return [layer for stack in stacks if isinstance(stack, nn.ModuleList) for layer in stack]
 
 
 def _forgetful(forward: Callable[..., Any], *given: Any, **options: Any) -> Any:  # noqa: ANN401 - the layer's
-    # transformers' own mechanism drops caches of keys and values, which are all that actions read of the prefix.
+    # transformers' own mechanism drops caches of keys and values, through which actions read the prefix.
     if not torch.is_grad_enabled():
         return forward(*given, **options)
     return checkpoint(forward, *given, use_reentrant=False, **options)

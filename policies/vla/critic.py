@@ -1,4 +1,4 @@
-"""What estimates the value of an observation beside a vision-language-action model."""
+"""Critic of a vision-language-action model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ WIDTH = 64
 
 
 class Reads(Enum):
-    """What the critic reads: HIDDEN states of the model, or OBJECTS that a simulator knows; AUTO: objects if it can."""
+    """Inputs of the critic: HIDDEN states of the model, or OBJECTS that a simulator knows.
+
+    AUTO: objects if available.
+    """
 
     AUTO = "auto"
     HIDDEN = "hidden"
@@ -26,30 +29,32 @@ class Reads(Enum):
 
 
 class Critic(nn.Module):
-    """Values from objects, by an encoder of its own, or from hidden states, which it does not train.
+    """Critic that reads objects, with an encoder of its own, or hidden states, which it does not train.
 
     Raises:
-        UserError: if objects are asked for and the contract lacks them.
+        UserError: if objects are requested and the contract lacks them.
     """
 
     def __init__(self, contract: Contract, reads: Reads, hidden_size: int, width: int) -> None:
         super().__init__()
-        lacks = [key for key in OBSERVATIONS if key not in contract.observation]
-        if reads is Reads.OBJECTS and lacks:
-            raise UserError(f"policy.critic=objects reads {', '.join(lacks)}, which this task lacks; use critic=hidden")
-        self.objects = None if lacks or reads is Reads.HIDDEN else ObjectEncoder(WIDTH)
+        missing = [key for key in OBSERVATIONS if key not in contract.observation]
+        if reads is Reads.OBJECTS and missing:
+            raise UserError(
+                f"policy.critic=objects reads {', '.join(missing)}, which this task lacks; use critic=hidden"
+            )
+        self.objects = None if missing or reads is Reads.HIDDEN else ObjectEncoder(WIDTH)
         self.out = head(self.objects.out_features if self.objects else hidden_size, width)
 
     def fit(self, observation: TensorDict) -> None:
-        """Compute statistics of what it reads from observations [N].
+        """Compute statistics of its inputs from observations [N].
 
         Raises:
             UserError: for observations without objects.
         """
         if not self.objects:
             return
-        if lacks := [key for key in OBSERVATIONS if key not in observation]:
-            raise UserError(f"fit needs all observations that actor and critic read; add {', '.join(lacks)}")
+        if missing := [key for key in OBSERVATIONS if key not in observation]:
+            raise UserError(f"fit needs all observations that actor and critic read; add {', '.join(missing)}")
         self.objects.fit(observation)
 
     def forward(self, observation: TensorDict, hidden: Callable[[], Tensor]) -> Tensor:
@@ -57,5 +62,5 @@ class Critic(nn.Module):
         if self.objects:
             return self.out(self.objects(observation)).squeeze(-1)
         with torch.no_grad():
-            read = hidden()
-        return self.out(read).squeeze(-1)
+            states = hidden()
+        return self.out(states).squeeze(-1)

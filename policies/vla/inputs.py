@@ -1,4 +1,4 @@
-"""What a vision-language-action model reads of an observation: square pictures, tokens of the instruction, the state.
+"""Inputs of a vision-language-action model: square pictures, tokens of the instruction, the state.
 
 Letters: N observations, C cameras, S pixels of a picture's side, L tokens.
 """
@@ -25,13 +25,13 @@ VOCABULARY = WORD_BUCKETS
 """Tokens of models without a tokenizer: padding and words, or padding, a beginning and the 256 bytes."""
 
 LONGEST = 48
-"""Tokens of an instruction of published models, with padding."""
+"""Number of tokens of an instruction of published models, with padding."""
 
 
 class Inputs(nn.Module):
-    """The pictures of a contract that actors may read, its instruction, and its float32 observations of fixed size.
+    """Inputs of a model: pictures that actors may read, the instruction, and float32 observations of fixed size.
 
-    A camera that the contract lacks has no tokens, which is what masking its tokens amounts to. The statistics of the
+    A camera that the contract lacks has no tokens, which is equivalent to masking its tokens. The statistics of the
     state are buffers. Privileged observations are not read. Tokens are words until `tokenizer` is set.
 
     Raises:
@@ -43,10 +43,10 @@ class Inputs(nn.Module):
         self.cameras = pictures(contract)
         if not self.cameras:
             raise UserError(f"{reader} reads pictures, which this task lacks; name cameras in task.images")
-        seen = {key: spec for key, spec in contract.observation.items() if not spec.privileged}
-        texts = [key for key, spec in seen.items() if spec.is_text and len(spec.shape) == 1]
+        specs = {key: spec for key, spec in contract.observation.items() if not spec.privileged}
+        texts = [key for key, spec in specs.items() if spec.is_text and len(spec.shape) == 1]
         self.instruction = texts[0] if texts else None
-        fixed = {key: spec for key, spec in seen.items() if -1 not in spec.shape}
+        fixed = {key: spec for key, spec in specs.items() if -1 not in spec.shape}
         self.state = FlatObservations(replace(contract, observation=fixed), [], reader, "another policy")
         self.state_size = self.state.observed
         self.keys = [*self.cameras, *texts[:1], *self.state.actor_keys]
@@ -58,11 +58,11 @@ class Inputs(nn.Module):
         self.state.fit_statistics(observation)
 
     def standardised_state(self, observation: TensorDict) -> Tensor:
-        """The robot's state [N, state_size]; RuntimeError before `fit`."""
+        """Robot's state [N, state_size]; RuntimeError before `fit`."""
         return self.state.standardised(observation, self.state.actor_keys)
 
     def identity(self, observation: TensorDict) -> Tensor:
-        """What the robot measures of itself, [N, B]; deterministic noise is drawn from it."""
+        """Measured state, [N, B], which seeds deterministic noise."""
         return self.state.concatenated(observation, self.state.actor_keys)
 
     def pictures(self, observation: TensorDict, size: int) -> Tensor:
@@ -82,7 +82,7 @@ class Inputs(nn.Module):
 
 
 def squared(images: Tensor, size: int) -> Tensor:
-    """Images [N, height, width, 3], uint8, fitted into black squares, centred: [N, 3, size, size] in [-1, 1]."""
+    """Fit images [N, height, width, 3], uint8, centred into black squares: [N, 3, size, size] in [-1, 1]."""
     scaled = images.movedim(-1, 1).float() / 127.5 - 1.0
     height, width = scaled.shape[-2:]
     share = size / max(height, width)
@@ -90,14 +90,14 @@ def squared(images: Tensor, size: int) -> Tensor:
     if inner != (height, width):
         scaled = nn.functional.interpolate(scaled, inner, mode="bilinear", antialias=True).clamp(-1.0, 1.0)
     top, left = (size - inner[0]) // 2, (size - inner[1]) // 2
-    around = (left, size - inner[1] - left, top, size - inner[0] - top)
-    return nn.functional.pad(scaled, around, value=-1.0)
+    margins = (left, size - inner[1] - left, top, size - inner[0] - top)
+    return nn.functional.pad(scaled, margins, value=-1.0)
 
 
 class Tokenizer:
-    """Tokens of texts by a tokenizer of transformers, as openpi has them: a beginning, the text, a line's end.
+    """Tokenizer of transformers in openpi's format: a beginning, the text, a line's end.
 
-    Those of a text are kept, because the same few are read at every step. The model knows `vocabulary` tokens.
+    Tokens of a text are cached, because the same few texts are read at every step. The model has `vocabulary` tokens.
     """
 
     longest = LONGEST
@@ -107,7 +107,7 @@ class Tokenizer:
         self.known: dict[bytes, list[int]] = {}
 
     def __call__(self, text: Tensor) -> tuple[Tensor, Tensor]:
-        """Tokens [N, longest] of texts [N, L] (`embodied.text`), int64, and where they are real.
+        """Encode tokens [N, longest] of texts [N, L] (`embodied.text`), int64, and where they are real.
 
         Raises:
             UserError: for a text of more than `longest` tokens, or that is not UTF-8, and for unknown tokens.
@@ -121,26 +121,28 @@ class Tokenizer:
     def _tokens(self, row: np.ndarray) -> list[int]:
         key = row.tobytes()
         if key not in self.known:
-            said = " ".join(decode(row).replace("_", " ").split())
-            found = self._ids(said)
-            if len(found) > self.longest:
-                raise UserError(f"expected an instruction of at most {self.longest} tokens, got {len(found)}: {said!r}")
-            self.known[key] = found
+            text = " ".join(decode(row).replace("_", " ").split())
+            tokens = self._ids(text)
+            if len(tokens) > self.longest:
+                raise UserError(
+                    f"expected an instruction of at most {self.longest} tokens, got {len(tokens)}: {text!r}"
+                )
+            self.known[key] = tokens
         return self.known[key]
 
     def begun(self, text: str) -> list[int]:
-        """A beginning and the tokens of `text`.
+        """Encode a beginning and the tokens of `text`.
 
         Raises:
-            UserError: for tokens that the model does not know.
+            UserError: for tokens that the model does not have.
         """
-        found = [self.tokenizer.bos_token_id, *self.tokenizer(text, add_special_tokens=False)["input_ids"]]
-        if max(found) >= self.vocabulary:
+        tokens = [self.tokenizer.bos_token_id, *self.tokenizer(text, add_special_tokens=False)["input_ids"]]
+        if max(tokens) >= self.vocabulary:
             raise UserError(
-                f"the tokenizer beside the weights has number {max(found)} in {text!r}, they know those below "
+                f"the tokenizer beside the weights has number {max(tokens)} in {text!r}, they know those below "
                 f"{self.vocabulary}: put pi0's tokenizer.json and tokenizer_config.json there"
             )
-        return found
+        return tokens
 
     def _ids(self, said: str) -> list[int]:
         return self.begun(f"{said}\n")
@@ -150,6 +152,6 @@ class Tokenizer:
 
 
 def quantile(rows: Tensor, share: float) -> Tensor:
-    """The quantile [A] of rows [N, A], between two of them; `torch.quantile` takes 16 million numbers at most."""
-    ordered, place = rows.sort(0).values, share * (len(rows) - 1)
-    return ordered[int(place)].lerp(ordered[min(int(place) + 1, len(rows) - 1)], place % 1.0)
+    """Interpolated quantile [A] of rows [N, A]; `torch.quantile` is limited to 16 million numbers."""
+    ordered, position = rows.sort(0).values, share * (len(rows) - 1)
+    return ordered[int(position)].lerp(ordered[min(int(position) + 1, len(rows) - 1)], position % 1.0)

@@ -1,8 +1,8 @@
-"""pi0 (arXiv 2410.24164) as `transformers` has it, split into what is computed once and once a denoising step.
+"""Pi0 (arXiv 2410.24164) of `transformers`, split into the part computed once and the part of each denoising step.
 
 A vision-language model reads pictures and instruction (the prefix); an action expert reads the robot's state and the
-noisy chunk, and attends to the prefix by the keys and values cached of it. Letters: N observations, C cameras,
-S pixels of a side, L tokens, H chunk length, D action elements with padding, W width of a hidden state.
+noisy chunk, and attends to the prefix by its cached keys and values. Letters: N observations, C cameras, S pixels of a
+side, L tokens, H chunk length, D action elements with padding, W width of a hidden state.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from policies.vla.inputs import VOCABULARY
 from policies.vla.sizes import SIZES, Size
 
 PADDED = 32
-"""Elements of pi0's states and actions; shorter ones end in zeros."""
+"""Number of elements of pi0's states and actions; shorter ones are padded with zeros."""
 
 UNREAD = ("self_attn.q_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 """Dense layers of a language model's last layer that neither its keys nor its values depend on."""
@@ -31,7 +31,7 @@ Kept = tuple[tuple[Tensor, Tensor], ...]
 
 @dataclass
 class Prefix:
-    """The vision-language model's keys and values, hidden state [N, P, W], and which of P tokens are real [N, P]."""
+    """Keys and values of the vision-language model, its hidden state [N, P, W], and the mask of real tokens [N, P]."""
 
     kept: Kept
     hidden: Tensor
@@ -43,22 +43,24 @@ class Prefix:
         return (self.hidden * weight).sum(1) / weight.sum(1)
 
     def repeated(self, count: int) -> Prefix:
-        """Each of N `count` times, for as many chunks."""
+        """Repeat each of N prefixes `count` times, for as many chunks."""
         if count == 1:
             return self
-        kept = tuple((each.repeat_interleave(count, 0), of.repeat_interleave(count, 0)) for each, of in self.kept)
-        return Prefix(kept, *(x.repeat_interleave(count, 0) for x in (self.hidden, self.real)))
+        repeated_cache = tuple(
+            (keys.repeat_interleave(count, 0), values.repeat_interleave(count, 0)) for keys, values in self.kept
+        )
+        return Prefix(repeated_cache, *(x.repeat_interleave(count, 0) for x in (self.hidden, self.real)))
 
 
 class Cache:
-    """What layers of transformers take for a cache: it keeps a prefix's keys and values, or puts `kept` before others.
+    """Cache for layers of transformers: it records a prefix's keys and values, or prepends `kept` to new ones.
 
-    Unlike a cache of transformers it does not grow: a denoising step does not see the one before, and a layer that is
-    computed again in a backward pass sees what it saw.
+    Unlike a cache of transformers it does not grow: a denoising step does not attend to the one before, and a layer
+    that is computed again in a backward pass gets the same cache.
     """
 
     is_initialized = False
-    """Says that what is read is a prefix, all of whose tokens attend to each other."""
+    """False for a prefix, all of whose tokens attend to each other."""
 
     def __init__(self, kept: Kept = ()) -> None:
         self.kept = kept
@@ -66,30 +68,30 @@ class Cache:
         self.length = kept[0][0].shape[-2] if kept else 0
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Tokens that were read before."""
+        """Number of cached tokens."""
         return self.length
 
     get_query_offset = get_seq_length
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        """Tokens that `query_length` new ones attend to, and the first of them."""
+        """Number of tokens that `query_length` new ones attend to, and the index of the first."""
         return self.length + query_length, 0
 
     def update(self, keys: Tensor, values: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
-        """Keys and values that a layer's new ones attend to."""
+        """Keys and values that a layer's new tokens attend to."""
         if not self.kept:
             self.made.setdefault(layer_idx, (keys, values))
             return keys, values
-        before = self.kept[layer_idx]
-        return torch.cat((before[0], keys), -2), torch.cat((before[1], values), -2)
+        cached = self.kept[layer_idx]
+        return torch.cat((cached[0], keys), -2), torch.cat((cached[1], values), -2)
 
 
 class Pi0Model(nn.Module):
-    """The network of pi0: `prefix` of an observation, then `velocity` for each denoising step.
+    """Network of pi0: `prefix` of an observation, then `velocity` for each denoising step.
 
     `native` is transformers' PI0ForConditionalGeneration. The expert reads keys and values of the last layer of the
-    vision-language model, not what follows them, which is frozen, as it would get no gradient; `unread` are the names
-    of those dense layers. `computing` tells how; outputs are float32. Adapters are on layers with names like `adapted`.
+    vision-language model, not the dense layers after them, which are frozen, as they get no gradient; `unread` are
+    their names. `computing` has the precision; outputs are float32. Adapters are on layers with names like `adapted`.
     """
 
     adapted = r".*(language_model|dit)\.layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj)"
@@ -98,7 +100,7 @@ class Pi0Model(nn.Module):
         super().__init__()
         self.native: Any = native
         self.computing = Computing()
-        self.native.model.dit.embed_tokens = None  # a vocabulary that an expert in actions never reads
+        self.native.model.dit.embed_tokens = None  # a vocabulary that the action expert never reads
         settings = native.config
         self.picture_size: int = settings.vlm_config.vision_config.image_size
         self.width: int = settings.vlm_config.text_config.hidden_size
@@ -113,7 +115,7 @@ class Pi0Model(nn.Module):
         self.train_all()
 
     def train_all(self) -> None:
-        """Let everything learn that gets a gradient."""
+        """Make all weights trainable that get a gradient."""
         self.native.requires_grad_(True)
         for name in [*self.unread, *self._norms]:
             self.native.get_submodule(name).requires_grad_(False)
@@ -125,19 +127,21 @@ class Pi0Model(nn.Module):
     def velocity(self, prefix: Prefix, state: Tensor, x: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
         """Velocity [N, H, D] and the expert's hidden state [N, H, W] at noisy chunks `x` [N, H, D] and times.
 
-        Times are of chunks [N], or of each action [N, H]. `state` [N, state_size] is padded.
+        Times are one per chunk [N], or one per action [N, H]. `state` [N, state_size] is padded.
         """
+        # the cached prefix is read again at every step, only the expert runs
         velocity, hidden = self.computing.run(type(self)._denoise, self, prefix.kept, prefix.real, state, time, x)
         return velocity.float(), hidden.float()
 
     def _read(self, tokens: Tensor, real: Tensor, pictures: Tensor) -> tuple[Kept, Tensor, Tensor]:
         count, cameras = pictures.shape[:2]
-        places = tokens.new_full((count, cameras * self.tokens_of_picture), self.image_token)
-        real = torch.cat((torch.ones_like(places), real), 1)
-        given = torch.ones(count, cameras, dtype=torch.bool, device=pictures.device)
-        embedded = self.native.model.embed_prefix(torch.cat((places, tokens), 1), pictures, given)
+        picture_tokens = tokens.new_full((count, cameras * self.tokens_of_picture), self.image_token)
+        # tokens of pictures come first and are all real: [N, C * patches + L]
+        real = torch.cat((torch.ones_like(picture_tokens), real), 1)
+        present = torch.ones(count, cameras, dtype=torch.bool, device=pictures.device)
+        embedded = self.native.model.embed_prefix(torch.cat((picture_tokens, tokens), 1), pictures, present)
         cache = Cache()
-        read = self.native.model.vlm(
+        output = self.native.model.vlm(
             inputs_embeds=embedded,
             attention_mask=real,
             position_ids=real.cumsum(-1) - 1,
@@ -145,16 +149,16 @@ class Pi0Model(nn.Module):
             use_cache=True,
             past_key_values=cache,
         )
-        return tuple(cache.made[layer] for layer in sorted(cache.made)), read.last_hidden_state, real
+        return tuple(cache.made[layer] for layer in sorted(cache.made)), output.last_hidden_state, real
 
     def _denoise(self, kept: Kept, real: Tensor, state: Tensor, time: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         embedded = self._embedded(state, time, x)
-        found = self.native.model(action_embeds=embedded, attention_mask=real, past_key_values=Cache(kept))
-        hidden = found.last_hidden_state[:, -x.shape[1] :]
+        output = self.native.model(action_embeds=embedded, attention_mask=real, past_key_values=Cache(kept))
+        hidden = output.last_hidden_state[:, -x.shape[1] :]
         return self.native.action_out_proj(hidden), hidden
 
     def _embedded(self, state: Tensor, time: Tensor, x: Tensor) -> Tensor:
-        """The state's token and those of actions, [N, 1 + H, W]; transformers has one time for all actions."""
+        """Tokens of the state and the actions, [N, 1 + H, W]; transformers supports only one time for all actions."""
         parts = self.native.embed_action_time
         if time.ndim == 1:
             return parts(state, x, time)
@@ -165,7 +169,7 @@ class Pi0Model(nn.Module):
 
 
 def untrained(size: Size, horizon: int, state: int, action: int) -> Pi0Model:
-    """A model of random weights for chunks of `horizon` actions.
+    """Build a model of random weights for chunks of `horizon` actions.
 
     Raises:
         UserError: where transformers is not installed.

@@ -1,9 +1,9 @@
-"""OpenVLA's Prismatic model on parts of `transformers`, which fills in a chunk at once: OpenVLA-OFT (arXiv 2502.19645).
+"""OpenVLA's Prismatic model on parts of `transformers`, which decodes a chunk at once: OpenVLA-OFT (2502.19645).
 
-DINOv2 with registers and SigLIP see each picture (arXiv 2402.07865); their patches, one behind the other, pass a
+DINOv2 with registers and SigLIP encode each picture (arXiv 2402.07865); their concatenated patches pass a
 projector, and a Llama without a causal mask reads: the beginning, the patches of every picture, the robot's state, the
-prompt, an empty token for each element of the chunk, and the end. As in any language model what is read at a place is
-of the next one, so that the first element is read off the prompt's last token.
+prompt, an empty token for each element of the chunk, and the end. As in any language model the output at a position
+belongs to the next one, so that the first element is the output at the prompt's last token.
 Source of these facts: github.com/moojink/openvla-oft and its fork of transformers; github.com/openvla/openvla.
 Differs from them: pictures do not pass JPEG. Letters: N observations, C cameras, S pixels of a side, L tokens of a
 prompt, A action dimension, H actions of a chunk, W width of a hidden state.
@@ -25,17 +25,17 @@ from policies.vla.parallel import StateProjector
 
 FRAME = "In: What action should the robot take to {}?\nOut:"
 SPACE = "▁"
-"""The token between the prompt and the action."""
+"""Token between the prompt and the action."""
 LONGEST = 64
-"""Tokens of a prompt, with padding, which comes first."""
+"""Number of tokens of a prompt, with padding, which comes first."""
 CROPPED = 0.9
-"""Share of a picture's area that is seen, its middle, as the weights were trained on crops of this size."""
+"""Share of a picture's area that is cropped from its middle, the size of the crops in training."""
 LOBES = 3
-"""Of Lanczos' kernel, by which pictures are resized."""
+"""Number of lobes of the Lanczos kernel that resizes pictures."""
 
 
 class Projector(nn.Module):
-    """Patches in the width of the language model, with Prismatic's layers."""
+    """Projection of patches to the width of the language model, with Prismatic's layers."""
 
     def __init__(self, seen: int, width: int) -> None:
         super().__init__()
@@ -47,9 +47,9 @@ class Projector(nn.Module):
 
 
 class Prismatic(nn.Module):
-    """The parts: `dino`, `siglip` and `language_model` of transformers, and the vocabulary's `bins`.
+    """Container of the parts: `dino`, `siglip` and `language_model` of transformers, and the vocabulary's `bins`.
 
-    Of the two that see, neither what follows the second-to-last layer nor a last norm is there: nothing reads it.
+    The vision models lack the layers after the second-to-last one and the last norm, because nothing reads them.
     """
 
     def __init__(self, dino: nn.Module, siglip: nn.Module, language_model: nn.Module, bins: int) -> None:
@@ -65,9 +65,9 @@ class Prismatic(nn.Module):
 
 
 class OpenVLAModel(nn.Module):
-    """Reads pictures, prompt and state, and gives the hidden states of a chunk's elements, as `ParallelModel` does.
+    """Network from pictures, prompt and state to the hidden states of a chunk's elements, like `ParallelModel`.
 
-    `means` and `deviations` [2, 3] of colours from 0 to 1 are DINOv2's and SigLIP's. With a `state_size` of 0 the state
+    `means` and `deviations` [2, 3] of colours from 0 to 1 are for DINOv2 and SigLIP. With a `state_size` of 0 the state
     has no token. Adapters are on layers with names like `adapted`.
     """
 
@@ -91,8 +91,8 @@ class OpenVLAModel(nn.Module):
     def forward(self, pictures: Tensor, tokens: Tensor, real: Tensor, state: Tensor) -> Tensor:
         """Hidden states [N, H * A, W] of the elements.
 
-        Of pictures [N, C, 3, S, S] in [-1, 1], tokens [N, L] that are `real` [N, L] or padding, which comes first, and
-        states [N, state_size].
+        Inputs are pictures [N, C, 3, S, S] in [-1, 1], tokens [N, L] that are `real` [N, L] or padding, which comes
+        first, and states [N, state_size].
         """
         return self.computing.run(OpenVLAModel._read, self, pictures, tokens, real, state).float()
 
@@ -103,23 +103,29 @@ class OpenVLAModel(nn.Module):
     def _read(self, pictures: Tensor, tokens: Tensor, real: Tensor, state: Tensor) -> Tensor:
         count, language_model = len(pictures), self.native.language_model
         settings, embed = language_model.config, language_model.embed_tokens
-        begun, ended = (embed(tokens.new_full((count, 1), of)) for of in (settings.bos_token_id, settings.eos_token_id))
-        seen = self.native.projector(self._patches(pictures.flatten(0, 1))).reshape(count, -1, self.width)
-        before = [begun, seen, *([self.state(state).unsqueeze(1)] if self.state else [])]
-        after = [begun.new_zeros(count, self.elements, self.width), ended]
+        beginning, end = (
+            embed(tokens.new_full((count, 1), token)) for token in (settings.bos_token_id, settings.eos_token_id)
+        )
+        patches = self.native.projector(self._patches(pictures.flatten(0, 1))).reshape(count, -1, self.width)
+        # order: beginning, patches, state, prompt, H * A empty tokens, end
+        before = [beginning, patches, *([self.state(state).unsqueeze(1)] if self.state else [])]
+        after = [beginning.new_zeros(count, self.elements, self.width), end]
         embedded = torch.cat((*before, embed(tokens), *after), 1)
-        ahead, behind = (real.new_ones(count, sum(part.shape[1] for part in parts)) for parts in (before, after))
-        real = torch.cat((ahead, real, behind), 1)
-        read = language_model(
+        real_before, real_after = (
+            real.new_ones(count, sum(part.shape[1] for part in parts)) for parts in (before, after)
+        )
+        real = torch.cat((real_before, real, real_after), 1)
+        output = language_model(
             inputs_embeds=embedded,
             position_ids=real.cumsum(-1) - 1,
             use_cache=False,
-            attention_mask=real.bool()[:, None, None].expand(-1, 1, real.shape[1], -1),  # everything to everything
+            # every token attends to every other
+            attention_mask=real.bool()[:, None, None].expand(-1, 1, real.shape[1], -1),
         )
-        return read.last_hidden_state[:, -self.elements - 2 : -2]  # each a place before its own
+        return output.last_hidden_state[:, -self.elements - 2 : -2]  # each output is one position before its element
 
     def _patches(self, pictures: Tensor) -> Tensor:
-        """Features of patches, DINOv2's and SigLIP's behind each other, of pictures [M, 3, S, S] in [-1, 1]."""
+        """Concatenated patch features of DINOv2 and SigLIP, of pictures [M, 3, S, S] in [-1, 1]."""
         shares = (pictures + 1.0) / 2.0
         native, (dino, siglip) = (
             self.native,
@@ -134,10 +140,10 @@ class OpenVLAModel(nn.Module):
 
 
 class PromptedInputs(Inputs):
-    """What OpenVLA-OFT reads: pictures in the contract's order, stretched and cropped; a prompt; the state in [-1, 1].
+    """Inputs of OpenVLA-OFT: pictures in the contract's order, stretched and cropped; a prompt; the state in [-1, 1].
 
-    That is its range between the first and the last of a hundred quantiles, which lies in `state` as `mean` (its
-    beginning) and `std` (its length).
+    The state is scaled by its range between the first and the last of a hundred quantiles, which is stored in `state`
+    as `mean` (its beginning) and `std` (its length).
     """
 
     @torch.no_grad()
@@ -150,13 +156,14 @@ class PromptedInputs(Inputs):
 
     @torch.no_grad()
     def take(self, begin: Tensor, length: Tensor) -> None:
-        """Take the range of the state's elements, as many in both."""
+        """Set the range of the first elements of the state, from vectors of equal length."""
         self.state.mean[: len(begin)] = begin
         self.state.std[: len(begin)] = length
         self.state.fitted.fill_(True)
 
     def standardised_state(self, observation: TensorDict) -> Tensor:
-        """The robot's state [N, state_size] in [-1, 1]; RuntimeError before `fit`."""
+        """Robot's state [N, state_size] in [-1, 1]; RuntimeError before `fit`."""
+        # 2 (x - begin) / length - 1, clamped to [-1, 1]
         return (2.0 * super().standardised_state(observation) - 1.0).clamp(-1.0, 1.0)
 
     def pictures(self, observation: TensorDict, size: int) -> Tensor:
@@ -165,7 +172,7 @@ class PromptedInputs(Inputs):
 
 
 class PromptTokenizer(Tokenizer):
-    """Tokens of prompts by a tokenizer of `tokenizers`, with `SPACE` behind; the model puts the beginning before."""
+    """Tokenizer of prompts, of the library `tokenizers`, which appends `SPACE`; the model adds the beginning."""
 
     longest = LONGEST
 
@@ -174,7 +181,7 @@ class PromptTokenizer(Tokenizer):
 
     @property
     def space(self) -> int:
-        """The token `SPACE`."""
+        """Id of the token `SPACE`."""
         return self.tokenizer.token_to_id(SPACE)
 
     def _padded(self, row: list[int], padding: int) -> list[int]:
@@ -182,25 +189,26 @@ class PromptTokenizer(Tokenizer):
 
 
 def cropped(images: Tensor, size: int) -> Tensor:
-    """Images [N, height, width, 3], uint8, resized and the middle `CROPPED` of them: [N, 3, size, size] in [-1, 1].
+    """Resize images [N, height, width, 3], uint8, and crop the middle `CROPPED`: [N, 3, size, size] in [-1, 1].
 
-    Numbers are rounded as OpenVLA-OFT does by TensorFlow, between both steps and at the end.
+    Numbers are rounded like TensorFlow's in OpenVLA-OFT, between both steps and at the end.
     """
-    seen = images.movedim(-1, 1).float()
-    if seen.shape[-2:] != (size, size):
-        high, wide = (lanczos(given, size).to(seen.device) for given in seen.shape[-2:])
-        seen = (high @ seen @ wide.T).round().clamp(0.0, 255.0)
-    middle = torch.eye(2, 3, device=seen.device) * math.sqrt(CROPPED)
-    grid = nn.functional.affine_grid(middle.expand(len(seen), 2, 3), list(seen.shape), align_corners=True)
-    seen = nn.functional.grid_sample(seen, grid, padding_mode="border", align_corners=True)
-    return (seen * (255.5 / 255.0)).floor() / 127.5 - 1.0
+    resized = images.movedim(-1, 1).float()
+    if resized.shape[-2:] != (size, size):
+        row_weights, column_weights = (lanczos(pixels, size).to(resized.device) for pixels in resized.shape[-2:])
+        resized = (row_weights @ resized @ column_weights.T).round().clamp(0.0, 255.0)
+    middle = torch.eye(2, 3, device=resized.device) * math.sqrt(CROPPED)
+    grid = nn.functional.affine_grid(middle.expand(len(resized), 2, 3), list(resized.shape), align_corners=True)
+    resized = nn.functional.grid_sample(resized, grid, padding_mode="border", align_corners=True)
+    return (resized * (255.5 / 255.0)).floor() / 127.5 - 1.0
 
 
 @cache
 def lanczos(given: int, wanted: int) -> Tensor:
-    """Shares [wanted, given] of a row's pixels in those of a row resized by Lanczos' kernel, without aliasing."""
+    """Weights [wanted, given] of a row's pixels in a row resized by Lanczos' kernel, without aliasing."""
     scale = given / wanted
     centres = (torch.arange(wanted, device="cpu") + 0.5) * scale
-    away = (torch.arange(given, device="cpu") + 0.5 - centres[:, None]) / max(scale, 1.0)
-    shares = torch.where(away.abs() < LOBES, torch.sinc(away) * torch.sinc(away / LOBES), 0.0)
+    offset = (torch.arange(given, device="cpu") + 0.5 - centres[:, None]) / max(scale, 1.0)
+    # L(x) = sinc(x) sinc(x / LOBES) within LOBES, stretched by the scale when shrinking
+    shares = torch.where(offset.abs() < LOBES, torch.sinc(offset) * torch.sinc(offset / LOBES), 0.0)
     return shares / shares.sum(-1, keepdim=True)

@@ -1,8 +1,8 @@
 """Published folders of OpenVLA and OpenVLA-OFT: config.json, shards of safetensors, statistics, and OFT's .pt files.
 
-Tensors have Prismatic's names, whose vision is timm's. Sizes are those of the tensors; the heads of attention, which
-they do not tell, are those of ViT-L and SO400M. Source: github.com/moojink/openvla-oft. Tried with a small model in
-this layout; no published weights have been loaded yet. Not read: FiLM, diffusion, other vision, unmerged adapters.
+Tensors have Prismatic's names, whose vision is timm's. Sizes follow from the tensors, except the heads of attention,
+which are those of ViT-L and SO400M. Source: github.com/moojink/openvla-oft. Tested with a small model in this
+layout; no published weights have been loaded yet. Not read: FiLM, diffusion, other vision, unmerged adapters.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from policies.vla.statistics import DEMONSTRATIONS, UNREADABLE, reason
 from policies.vla.weights import folder_of, planned
 
 VISION = "vit_large_patch14_reg4_dinov2", "vit_so400m_patch14_siglip"
-"""Beginnings of timm's names of what sees."""
+"""Beginnings of timm's names of the vision models."""
 HEADS = 16
-"""Of attention, in both of them."""
+"""Number of attention heads in both of them."""
 DINO, SIGLIP, LLAMA = "vision_backbone.featurizer.", "vision_backbone.fused_featurizer.", "language_model."
 POSITIONS = "dino.embeddings.position_embeddings", "siglip.embeddings.position_embedding.weight"
 BEGINNINGS = {
@@ -56,10 +56,10 @@ LAYERS = {
 
 @dataclass
 class Published:
-    """The model's parts, its normalisation of colours [2, 3], its tokenizer, and what else lies in the folder.
+    """Model parts, normalisation of colours [2, 3], tokenizer, and the other contents of a published folder.
 
-    `proprio` and `head` are tensors of the two .pt files, by name; `statistics` are those of the data set that was
-    asked for. Each is None if there is none.
+    `proprio` and `head` are tensors of the two .pt files, by name; `statistics` are those of the requested data set.
+    Each is None if there is none.
     """
 
     native: Prismatic
@@ -72,7 +72,7 @@ class Published:
 
 
 def published(weights: str, unnorm_key: str | None) -> Published:
-    """What is in a folder, or of a name on the hub, with the statistics of `unnorm_key`, or of the only data set.
+    """Read a folder, or a name on the hub, with the statistics of `unnorm_key`, or of the only data set.
 
     Raises:
         UserError: on one line, if there is none, it is of another kind or incomplete, or transformers is missing.
@@ -86,7 +86,7 @@ def published(weights: str, unnorm_key: str | None) -> Published:
         statistics = _statistics(folder, settings, unnorm_key, proprio is not None)
         colours, tokenizer = _colours(folder), _tokenizer(folder)
         return Published(_native(folder, settings), *colours, tokenizer, proprio, head, statistics)
-    except UserError:  # says what is wrong
+    except UserError:  # has a message already
         raise
     except (*UNREADABLE, TypeError, EOFError, UnpicklingError) as error:
         raise UserError(f"policy.weights={weights}: expected OpenVLA's published files ({reason(error)})") from error
@@ -98,10 +98,10 @@ def fill(module: nn.Module, given: dict[str, Tensor], what: str) -> None:
     Raises:
         UserError: on one line, for other names or sizes.
     """
-    wanted = module.state_dict()
-    if other := sorted(wanted.keys() ^ given.keys()):
+    expected = module.state_dict()
+    if other := sorted(expected.keys() ^ given.keys()):
         raise UserError(f"{what} has other layers than OpenVLA-OFT's: {len(other)} tensors differ, such as {other[0]}")
-    for name, value in wanted.items():
+    for name, value in expected.items():
         if value.shape != given[name].shape:
             sizes = f"{tuple(value.shape)}, got {tuple(given[name].shape)}"
             raise UserError(f"{what} does not fit: expected {name} of {sizes}")
@@ -109,10 +109,10 @@ def fill(module: nn.Module, given: dict[str, Tensor], what: str) -> None:
 
 
 def action_range(of: dict[str, Any], low: Sequence[float]) -> tuple[list[float], list[float]]:
-    """Actions in robot units at -1 and at 1, of a data set's statistics and the limits `low` of a contract.
+    """Actions in robot units at -1 and at 1, from a data set's statistics and the limits `low` of a contract.
 
-    What is not normalised is the gripper, from 0 (closed) to 1 (open): robosuite's goes from 1 (closed) to -1 (open),
-    which a limit below 0 tells; others are as they are.
+    The element that is not normalised is the gripper, from 0 (closed) to 1 (open): robosuite's goes from 1 (closed) to
+    -1 (open), which a limit below 0 indicates; others are unchanged.
     """
     ends = [
         (first, last + 1e-8) if normalised else (3.0, -1.0) if lowest < 0.0 else (-1.0, 1.0)
@@ -122,7 +122,7 @@ def action_range(of: dict[str, Any], low: Sequence[float]) -> tuple[list[float],
 
 
 def state_range(of: dict[str, Any]) -> tuple[list[float], list[float]]:
-    """Beginnings and lengths of the ranges of the state's elements, of a data set's statistics."""
+    """Beginnings and lengths of the ranges of the state's elements, from a data set's statistics."""
     ends = [
         (first, last - first + 1e-8) if normalised else (-1.0, 2.0)
         for first, last, normalised in zip(of["q01"], of["q99"], _mask(of), strict=True)
@@ -135,60 +135,62 @@ def _mask(of: dict[str, Any]) -> list[bool]:
 
 
 def _settings(folder: Path) -> dict[str, Any]:
-    said = loads((folder / "config.json").read_text(encoding="utf-8"))
-    if said.get("model_type") != "openvla":
-        raise ValueError(f"config.json is of type {said.get('model_type', 'unknown')}")
-    vision = said.get("timm_model_ids", [])
+    settings = loads((folder / "config.json").read_text(encoding="utf-8"))
+    if settings.get("model_type") != "openvla":
+        raise ValueError(f"config.json is of type {settings.get('model_type', 'unknown')}")
+    vision = settings.get("timm_model_ids", [])
     if len(vision) != 2 or not all(each.startswith(ours) for each, ours in zip(vision, VISION, strict=True)):
         raise ValueError(f"pictures are seen by {' and '.join(vision) or 'nothing'}, expected {' and '.join(VISION)}")
-    if said.get("n_action_bins", BINS) != BINS:
-        raise ValueError(f"n_action_bins is {said['n_action_bins']}, expected {BINS}")
-    if len(set(said.get("image_sizes", []))) != 1:
-        raise ValueError(f"image_sizes are {said.get('image_sizes')}, expected the same for both")
-    if said.setdefault("text_config", {}).get("model_type", "llama") != "llama":
-        raise ValueError(f"the language model is {said['text_config']['model_type']}, expected llama")
-    for begin, what in {"vision_backbone": "FiLM", "noisy_action_projector": "diffusion"}.items():
-        if found := sorted(folder.glob(f"{begin}--*.pt")):
-            raise ValueError(f"{found[0].name} is of {what}, which is not read here")
-    return said
+    if settings.get("n_action_bins", BINS) != BINS:
+        raise ValueError(f"n_action_bins is {settings['n_action_bins']}, expected {BINS}")
+    if len(set(settings.get("image_sizes", []))) != 1:
+        raise ValueError(f"image_sizes are {settings.get('image_sizes')}, expected the same for both")
+    if settings.setdefault("text_config", {}).get("model_type", "llama") != "llama":
+        raise ValueError(f"the language model is {settings['text_config']['model_type']}, expected llama")
+    for begin, option in {"vision_backbone": "FiLM", "noisy_action_projector": "diffusion"}.items():
+        if files := sorted(folder.glob(f"{begin}--*.pt")):
+            raise ValueError(f"{files[0].name} is of {option}, which is not read here")
+    return settings
 
 
 def _statistics(folder: Path, settings: dict[str, Any], key: str | None, proprio: bool) -> dict[str, Any] | None:
     if key == DEMONSTRATIONS:
         return None
     path = folder / "dataset_statistics.json"
-    found = loads(path.read_text(encoding="utf-8")) if path.exists() else settings.get("norm_stats")
-    instead = f"policy.unnorm_key={DEMONSTRATIONS} takes those of the demonstrations"
-    if not found:
-        raise ValueError(f"there are no statistics in dataset_statistics.json or config.json; {instead}")
-    if key is None and len(found) > 1:
-        raise ValueError(f"there are statistics of {len(found)} data sets; choose policy.unnorm_key={'|'.join(found)}")
-    key = next(iter(found)) if key is None else key
-    if key not in found:
-        raise ValueError(f"there are no statistics of unnorm_key={key}; expected one of {', '.join(found)}")
-    for what in ("action", *(["proprio"] if proprio else [])):
-        if not {"q01", "q99"} <= found[key].get(what, {}).keys():
-            raise ValueError(f"the statistics of {key} lack q01 or q99 of {what}; {instead}")
-    return found[key]
+    statistics = loads(path.read_text(encoding="utf-8")) if path.exists() else settings.get("norm_stats")
+    hint = f"policy.unnorm_key={DEMONSTRATIONS} takes those of the demonstrations"
+    if not statistics:
+        raise ValueError(f"there are no statistics in dataset_statistics.json or config.json; {hint}")
+    if key is None and len(statistics) > 1:
+        raise ValueError(
+            f"there are statistics of {len(statistics)} data sets; choose policy.unnorm_key={'|'.join(statistics)}"
+        )
+    key = next(iter(statistics)) if key is None else key
+    if key not in statistics:
+        raise ValueError(f"there are no statistics of unnorm_key={key}; expected one of {', '.join(statistics)}")
+    for group in ("action", *(["proprio"] if proprio else [])):
+        if not {"q01", "q99"} <= statistics[key].get(group, {}).keys():
+            raise ValueError(f"the statistics of {key} lack q01 or q99 of {group}; {hint}")
+    return statistics[key]
 
 
 def _part(folder: Path, name: str) -> dict[str, Tensor] | None:
-    """Tensors of the only file of a part, without what distributed training puts before their names."""
-    found = sorted(folder.glob(f"{name}--*checkpoint.pt"))
-    if len(found) > 1:
-        raise ValueError(f"there are {len(found)} files {name}--*_checkpoint.pt, expected one")
-    if not found:
+    """Tensors of the only file of a part, without the prefixes of distributed training."""
+    files = sorted(folder.glob(f"{name}--*checkpoint.pt"))
+    if len(files) > 1:
+        raise ValueError(f"there are {len(files)} files {name}--*_checkpoint.pt, expected one")
+    if not files:
         return None
-    given = torch.load(found[0], map_location="meta" if planned() else "cpu", weights_only=True)
-    return {key.removeprefix("module.").removeprefix("model."): value.float() for key, value in given.items()}
+    tensors = torch.load(files[0], map_location="meta" if planned() else "cpu", weights_only=True)
+    return {key.removeprefix("module.").removeprefix("model."): value.float() for key, value in tensors.items()}
 
 
 def _colours(folder: Path) -> tuple[list[list[float]], list[list[float]]]:
-    said = loads((folder / "preprocessor_config.json").read_text(encoding="utf-8"))
-    rounded = said.get("tvf_normalize_params")  # what the weights were trained with: bfloat16's idea of the means
+    preprocessor = loads((folder / "preprocessor_config.json").read_text(encoding="utf-8"))
+    rounded = preprocessor.get("tvf_normalize_params")  # values of training: the means rounded to bfloat16
     if rounded:
         return [each["mean"] for each in rounded], [each["std"] for each in rounded]
-    return said["means"], said["stds"]
+    return preprocessor["means"], preprocessor["stds"]
 
 
 def _tokenizer(folder: Path) -> Any:  # noqa: ANN401 - of tokenizers
@@ -198,16 +200,16 @@ def _tokenizer(folder: Path) -> Any:  # noqa: ANN401 - of tokenizers
     if not path.exists():
         raise ValueError("there is no tokenizer.json")
     try:
-        found = Tokenizer.from_file(str(path))
-    except Exception as error:  # tokenizers has no other
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # tokenizers raises no narrower class
         raise ValueError(f"tokenizer.json cannot be read: {reason(error)}") from error
-    if found.token_to_id(SPACE) is None:
+    if tokenizer.token_to_id(SPACE) is None:
         raise ValueError(f"tokenizer.json has no token {SPACE}")
-    return found
+    return tokenizer
 
 
 class _Tensors:
-    """The tensors of all shards, by published name."""
+    """Tensors of all shards, by published name."""
 
     def __init__(self, folder: Path, files: ExitStack) -> None:
         from safetensors import safe_open
@@ -220,7 +222,7 @@ class _Tensors:
         self._found = {name: file for file in opened for name in file.keys()}  # noqa: SIM118 - not a dict
 
     def shape(self, name: str) -> list[int]:
-        """Shape of a tensor, which is not read."""
+        """Shape of a tensor, without reading it."""
         self.check([name])
         return self._found[name].get_slice(name).get_shape()
 
@@ -228,14 +230,14 @@ class _Tensors:
         return self._found[name].get_tensor(name)
 
     def check(self, names: Sequence[str]) -> None:
-        """ValueError if any is missing."""
+        """Raise ValueError if any is missing."""
         if missing := sorted(set(names) - self._found.keys()):
             raise ValueError(f"{len(missing)} tensors are missing, such as {missing[0]}")
 
     def depth(self, begin: str) -> int:
-        """Layers below a published name."""
-        numbers = [re.match(rf"{re.escape(begin)}blocks\.(\d+)\.", name) for name in self._found]
-        return 1 + max((int(found[1]) for found in numbers if found), default=-1)
+        """Number of layers below a published name."""
+        matches = [re.match(rf"{re.escape(begin)}blocks\.(\d+)\.", name) for name in self._found]
+        return 1 + max((int(match[1]) for match in matches if match), default=-1)
 
 
 @torch.no_grad()
@@ -258,7 +260,7 @@ def _native(folder: Path, settings: dict[str, Any]) -> Prismatic:
             if part:
                 value = value.chunk(3)["qkv".index(part)]
             elif name == POSITIONS[0]:
-                value = nn.functional.pad(value, (0, 0, 1, 0))  # timm's class token has no place
+                value = nn.functional.pad(value, (0, 0, 1, 0))  # timm's class token has no position
             elif name == POSITIONS[1]:
                 value = value[0]
             elif name == "bins.weight":
@@ -270,7 +272,7 @@ def _native(folder: Path, settings: dict[str, Any]) -> Prismatic:
 
 
 def _empty(tensors: _Tensors, settings: dict[str, Any]) -> Prismatic:
-    """The parts without their weights."""
+    """Build the parts without their weights."""
     from huggingface_hub.errors import StrictDataclassError
     from transformers import (
         Dinov2WithRegistersConfig,
@@ -281,14 +283,14 @@ def _empty(tensors: _Tensors, settings: dict[str, Any]) -> Prismatic:
         SiglipVisionModel,
     )
 
-    seeing = []
+    vision = []
     for begin in (DINO, SIGLIP):
         width, _, patch, _ = tensors.shape(f"{begin}patch_embed.proj.weight")
         if (depth := tensors.depth(begin)) < 2 or width % HEADS:
             raise ValueError(
                 f"{begin}blocks are {depth} of width {width}, expected 2 at least, of a multiple of {HEADS}"
             )
-        seeing.append(
+        vision.append(
             {
                 "hidden_size": width,
                 "num_hidden_layers": depth - 1,
@@ -301,12 +303,12 @@ def _empty(tensors: _Tensors, settings: dict[str, Any]) -> Prismatic:
         )
     inner = tensors.shape(f"{DINO}blocks.0.mlp.fc1.weight")[0]
     dino = Dinov2WithRegistersConfig(
-        **seeing[0],
-        mlp_ratio=inner // seeing[0]["hidden_size"],
+        **vision[0],
+        mlp_ratio=inner // vision[0]["hidden_size"],
         num_register_tokens=tensors.shape(f"{DINO}reg_token")[1],
     )
     inner = tensors.shape(f"{SIGLIP}blocks.0.mlp.fc1.weight")[0]
-    siglip = SiglipVisionConfig(**seeing[1], intermediate_size=inner, vision_use_head=False)
+    siglip = SiglipVisionConfig(**vision[1], intermediate_size=inner, vision_use_head=False)
     try:
         llama = LlamaConfig(**settings["text_config"])
     except StrictDataclassError as error:
@@ -315,12 +317,12 @@ def _empty(tensors: _Tensors, settings: dict[str, Any]) -> Prismatic:
 
 
 def _source(name: str) -> tuple[str, str]:
-    """The published name of a tensor of `Prismatic`, and which third of it that is: q, k, v, or all ("")."""
+    """Published name of a tensor of `Prismatic`, and its third of that tensor: q, k, v, or all ("")."""
     begin = next((each for each in BEGINNINGS if name.startswith(each)), "")
     rest, part = name.removeprefix(begin), ""
     if begin.startswith(("dino", "siglip")):
-        for ours, theirs in LAYERS.items():
-            rest = re.sub(ours, theirs, rest)
-        if found := re.search(r"attn\.([qkv])_proj", rest):
-            rest, part = rest.replace(found[0], "attn.qkv"), found[1]
+        for own_pattern, timm_name in LAYERS.items():
+            rest = re.sub(own_pattern, timm_name, rest)
+        if projection := re.search(r"attn\.([qkv])_proj", rest):
+            rest, part = rest.replace(projection[0], "attn.qkv"), projection[1]
     return BEGINNINGS.get(begin, "") + rest, part

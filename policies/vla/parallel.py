@@ -1,4 +1,4 @@
-"""PaliGemma of `transformers`, unchanged, that fills in all tokens of a chunk at once: OpenVLA-OFT (arXiv 2502.19645).
+"""Unchanged PaliGemma of `transformers`, which decodes all tokens of a chunk at once: OpenVLA-OFT (2502.19645).
 
 Letters: N observations, C cameras, S pixels of a side, L tokens of an instruction, H actions of a chunk, A action
 dimension, W width of a hidden state.
@@ -17,27 +17,27 @@ from policies.vla.inputs import VOCABULARY
 from policies.vla.sizes import SIZES, Size
 
 BINS = 256
-"""OpenVLA's values of an action element."""
+"""Number of values of an action element in OpenVLA."""
 
 
 class StateProjector(nn.Module):
-    """The robot's state as one token, with OpenVLA-OFT's layers."""
+    """Projection of the robot's state to one token, with OpenVLA-OFT's layers."""
 
     def __init__(self, state: int, width: int) -> None:
         super().__init__()
         self.fc1, self.fc2 = nn.Linear(state, width), nn.Linear(width, width)
 
     def forward(self, state: Tensor) -> Tensor:
-        """A token [N, W] of states [N, state]."""
+        """Tokens [N, W] of states [N, state]."""
         return self.fc2(nn.functional.gelu(self.fc1(state)))
 
 
 class ParallelModel(nn.Module):
-    """Reads pictures, instruction, state and an empty token for each of H * A elements, all attending to all.
+    """Network on pictures, instruction, state and an empty token for each of H * A elements, all attending to all.
 
     `native` is transformers' PaliGemmaModel, and the last `bins` entries of its vocabulary are an element's values. An
-    empty token is a learned embedding of its place: in a model of few layers zeros, as OpenVLA-OFT
-    has them, would tell places apart from the second layer on only.
+    empty token is a learned embedding of its position: zeros, as in OpenVLA-OFT, would distinguish positions only
+    from the second layer on, which is late in a model of few layers.
     """
 
     def __init__(self, native: nn.Module, state: int, elements: int, bins: int) -> None:
@@ -53,26 +53,28 @@ class ParallelModel(nn.Module):
     def forward(self, pictures: Tensor, tokens: Tensor, real: Tensor, state: Tensor) -> Tensor:
         """Hidden states [N, H * A, W] of the elements.
 
-        Of pictures [N, C, 3, S, S] in [-1, 1], tokens [N, L] that are `real` [N, L] or padding, and states [N, state].
+        Inputs are pictures [N, C, 3, S, S] in [-1, 1], tokens [N, L] that are `real` [N, L] or padding, and states [N,
+        state].
         """
         return self.computing.run(ParallelModel._read, self, pictures, tokens, real, state).float()
 
     def _read(self, pictures: Tensor, tokens: Tensor, real: Tensor, state: Tensor) -> Tensor:
         count = len(pictures)
-        seen = self.native.get_image_features(pictures.flatten(0, 1)).pooler_output.reshape(count, -1, self.width)
-        said = self.native.get_input_embeddings()(tokens)
+        patches = self.native.get_image_features(pictures.flatten(0, 1)).pooler_output.reshape(count, -1, self.width)
+        words = self.native.get_input_embeddings()(tokens)
         empty = self.empty.expand(count, -1, -1)
-        embedded = torch.cat((seen, said, self.state(state).unsqueeze(1), empty), 1)
-        before, after = (real.new_ones(count, places) for places in (seen.shape[1], 1 + len(self.empty)))
+        # [N, patches + L + 1 + H * A, W]
+        embedded = torch.cat((patches, words, self.state(state).unsqueeze(1), empty), 1)
+        before, after = (real.new_ones(count, places) for places in (patches.shape[1], 1 + len(self.empty)))
         real = torch.cat((before, real, after), 1)
-        read = self.native(
+        output = self.native(
             inputs_embeds=embedded,
             attention_mask=real,
             position_ids=real.cumsum(-1) - 1,
             token_type_ids=torch.zeros_like(real),
-            use_cache=False,  # of type 0: everything attends to everything
+            use_cache=False,  # tokens of type 0: every token attends to every other
         )
-        return read.last_hidden_state[:, -len(self.empty) :]
+        return output.last_hidden_state[:, -len(self.empty) :]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores [..., bins] of an element's values, from hidden states [..., W]."""
@@ -80,7 +82,7 @@ class ParallelModel(nn.Module):
 
 
 class Regression(nn.Module):
-    """OpenVLA-OFT's regression: the hidden states of an action's elements to the action, with its layers."""
+    """OpenVLA-OFT's regression from the hidden states of an action's elements to the action, with its layers."""
 
     def __init__(self, width: int, actions: int, blocks: int = 2) -> None:
         super().__init__()
@@ -92,7 +94,7 @@ class Regression(nn.Module):
         self.layer_norm2, self.fc2 = nn.LayerNorm(width), nn.Linear(width, actions)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Normalised actions [N, H, A] of hidden states [N, H, A, W]."""
+        """Normalised actions [N, H, A] from hidden states [N, H, A, W]."""
         x = torch.relu(self.fc1(self.layer_norm1(hidden.flatten(-2))))
         for block in self.mlp_resnet_blocks:
             x = x + block["ffn"](x)
@@ -100,7 +102,9 @@ class Regression(nn.Module):
 
 
 def untrained(size: Size, bins: int) -> nn.Module:
-    """A PaliGemma of random weights; after the words its vocabulary has an unread one for pictures, and the `bins`.
+    """Build a PaliGemma of random weights.
+
+    After the words its vocabulary has an unread entry for pictures, and the `bins`.
 
     Raises:
         UserError: where transformers is not installed.

@@ -1,4 +1,4 @@
-"""pi0 (arXiv 2410.24164): a vision-language-action model that predicts chunks by flow matching.
+"""Pi0 (arXiv 2410.24164): a vision-language-action model that predicts chunks by flow matching.
 
 Reinforcement learning follows pi_RL (arXiv 2510.25889). Differences: the noisy step of Flow-SDE is drawn per
 observation; the log-probabilities of learned noise are added unless policy.aggregate=step_mean; the critic reads the
@@ -43,27 +43,28 @@ NEW_STEPS = 4
 class Pi0Config(Computing):
     """Size, sampler and critic of a Pi0Policy.
 
-    Published `weights` (a folder, or a name on the hub) bring their own size, and statistics, which stay if the
-    contract's state and action have as many elements; otherwise, as for a new model, they are those of the
-    demonstrations. Where openpi left statistics of several data sets, `unnorm_key` names one; unnorm_key=demonstrations
-    takes those of the demonstrations. Adapters in peft's format are merged into the weights that they name.
-    Chunks are denoised in as many `denoising_steps` as published weights name, 10 if they name none, and 4 of a new
+    Published `weights` (a folder, or a name on the hub) define their own size, and statistics, which are used if the
+    contract's state and action have as many elements; otherwise, as for a new model, they are computed from the
+    demonstrations. Where openpi stored statistics of several data sets, `unnorm_key` names one;
+    unnorm_key=demonstrations uses those of the demonstrations. Adapters in peft's format are merged into the weights
+    that they name.
+    Chunks are denoised in the `denoising_steps` that published weights name, 10 if they name none, and 4 for a new
     model (None).
 
     `frozen` keeps the vision-language model as it is and trains the action expert alone. With a `lora_rank` low-rank
-    adapters are trained on frozen `weights` (`policies.vla.adapters`), new ones or those that `weights` hold;
-    checkpoints then refer to the weights, and hold no copy.
+    adapters are trained on frozen `weights` (`policies.vla.adapters`), new ones or those in `weights`; checkpoints
+    then refer to the weights, and contain no copy.
 
     While exploring, the `sampler` adds noise to one random step (flow_sde) or learned noise to all (flow_noise;
     reinflow, at most 3 deviations). `noise_level` is Flow-SDE's a, `std_min` and `std_max` bound the learned deviation,
     in units of the normalised action. `guidance` bounds the pull towards a running chunk (arXiv 2506.07339's beta). The
     log-probability of a chunk is an `aggregate` over noisy denoising steps and the executed actions' elements: sum,
-    step_mean or mean. The supervised loss is a mean over `draws` noises of each chunk, which cost little beside reading
-    pictures. What the `critic` reads passes layers of width `hidden`.
+    step_mean or mean. The supervised loss is a mean over `draws` noises of each chunk, which cost little compared with
+    encoding pictures. The inputs of the `critic` pass layers of width `hidden`.
 
-    With a `trained_delay` supervised training gives up to so many first actions of a chunk as they are and asks for the
-    rest (arXiv 2512.05964); running chunks that leave no more are then continued so, in place of guidance.
-    `precision`, `gradient_checkpointing` and `compile` tell how the model computes (`policies.vla.computing`).
+    With a `trained_delay` supervised training conditions on up to that number of first actions of a chunk and predicts
+    the rest (arXiv 2512.05964); running chunks with at most that delay are then continued so, instead of guided.
+    `precision`, `gradient_checkpointing` and `compile` configure the computation (`policies.vla.computing`).
     """
 
     size: Size = Size.TINY
@@ -94,12 +95,12 @@ class Pi0Config(Computing):
             raise UserError("policy.frozen trains the whole action expert, lora_rank adapters on it: choose one")
 
     def build(self, contract: Contract) -> Pi0Policy:
-        """Make the policy for `contract`."""
+        """Build the policy for `contract`."""
         return Pi0Policy(contract, self)
 
 
 class Pi0Policy(adapters.AdaptablePolicy):
-    """Predicts chunks of H actions by integrating a velocity field; pictures and instruction are read once a chunk.
+    """Policy that predicts chunks of H actions by integrating a velocity field; pictures are encoded once a chunk.
 
     Actions are normalised and padded with zeros to the model's D elements; padding is neither scored nor in the loss.
     A chunk's log-probability (one part, P = 1) is that of its noisy denoising steps, added or averaged.
@@ -123,12 +124,14 @@ class Pi0Policy(adapters.AdaptablePolicy):
         self.contract, self.config = contract, config
         self.actions = contract.action.shape[-1]
         self.inputs = self.reads(contract, f"policy={self.kind}")
-        given = published(config.weights, self.kind, config.unnorm_key) if config.weights else None
-        self.model = given.model if given else self._new()
-        self.grid = TimeGrid(config.denoising_steps or (given.settings.denoising_steps if given else NEW_STEPS))
+        checkpoint = published(config.weights, self.kind, config.unnorm_key) if config.weights else None
+        self.model = checkpoint.model if checkpoint else self._new()
+        self.grid = TimeGrid(
+            config.denoising_steps or (checkpoint.settings.denoising_steps if checkpoint else NEW_STEPS)
+        )
         self._check_sizes()
-        if given:
-            self._adapt(given)
+        if checkpoint:
+            self._adapt(checkpoint)
         if config.frozen:
             self.model.native.model.vlm.requires_grad_(False)
         self.model.computing = config
@@ -142,9 +145,9 @@ class Pi0Policy(adapters.AdaptablePolicy):
         self.register_buffer("action_low", torch.tensor(contract.action.low))
         self.register_buffer("action_high", torch.tensor(contract.action.high))
         self.brought_statistics, self.lacks_statistics = False, ""
-        self.weights_of = given.base if given else None
-        if given:
-            self._take(given)
+        self.weights_of = checkpoint.base if checkpoint else None
+        if checkpoint:
+            self._take(checkpoint)
 
     @property
     def device(self) -> torch.device:
@@ -163,7 +166,7 @@ class Pi0Policy(adapters.AdaptablePolicy):
 
     @property
     def sampling(self) -> FlowSampling:
-        """How paths are sampled and scored."""
+        """Sampler of paths, which also scores them."""
         config = self.config
         return FlowSampling(
             self.grid,
@@ -185,25 +188,26 @@ class Pi0Policy(adapters.AdaptablePolicy):
         return [weight for part in (self.model, self.noise) for weight in part.parameters() if weight.requires_grad]
 
     def blocks(self) -> list[nn.Module]:
-        """The layers of all transformers."""
+        """Layers of all transformers."""
         return layers(self.model)
 
     def start_critic(self) -> None:
-        """Nothing: the critic reads the actor's hidden states as they are, or no more than a simulator knows."""
+        """No-op: the critic reads the actor's hidden states, or only objects from a simulator."""
 
     @torch.no_grad()
     def fit(self, observation: TensorDict, actions: Tensor) -> None:
-        """Compute normalisation statistics from observations [N] and actions [..., A], unless weights brought some."""
+        """Compute normalisation statistics from observations [N] and actions [..., A], unless the weights have some."""
         self.critic.fit(observation)
         if self.brought_statistics:
             return
         self.inputs.fit(observation)
         flat = actions.reshape(-1, actions.shape[-1])
         self.action_mean.copy_(flat.mean(0))
+        # a lower bound of the deviation, so that actions outside of the data stay possible
         self.action_std.copy_(flat.std(0).maximum(SMALLEST_STD * (self.action_high - self.action_low) / 2))
 
     def fresh(self) -> Self:
-        """A policy of the same configuration with new weights, from torch's global generator."""
+        """Build a policy of the same configuration with new weights, from torch's global generator."""
         policy = type(self)(self.contract, self.config)
         self.lend(policy)
         policy = policy.to(self.device).train(self.training)
@@ -219,8 +223,8 @@ class Pi0Policy(adapters.AdaptablePolicy):
         x = self._noise(observation, deterministic, generator)
         path, noisy, log_prob = self.sampling.denoise(x, self._field(state, prefix), deterministic, generator)
         sample = TensorDict({"path": path, "noisy": noisy}, batch_size=[len(path)])
-        valued = values_explored(self, observation, deterministic)
-        value = self._value(observation, state, prefix) if valued else None
+        has_value = values_explored(self, observation, deterministic)
+        value = self._value(observation, state, prefix) if has_value else None
         return Decision(self.to_robot(path[:, -1]), sample, log_prob, value)
 
     @acting
@@ -232,9 +236,9 @@ class Pi0Policy(adapters.AdaptablePolicy):
         deterministic: bool = False,
         generator: torch.Generator | None = None,
     ) -> Decision:
-        """Like `act`, guided to `running` (arXiv 2506.07339); padding of actions is left alone.
+        """Act like `act`, guided to `running` (arXiv 2506.07339); padding of actions is not guided.
 
-        Of what was trained with as many given actions as are frozen, these are given (arXiv 2512.05964), and no more.
+        If training covered as many frozen actions, the chunk is continued from them instead (arXiv 2512.05964).
         """
         state, prefix = self._state(observation), self._prefix(observation)
         x = self._noise(observation, deterministic, generator)
@@ -246,8 +250,8 @@ class Pi0Policy(adapters.AdaptablePolicy):
             mask = self._padded(running.soft_mask().unsqueeze(-1).expand_as(running.actions))
             x = self.sampling.inpaint(x, self._field(state, prefix), target, mask, self.config.guidance)
         actions = torch.where(running.keeps().unsqueeze(-1), running.actions, self.to_robot(x))
-        nothing = TensorDict({}, batch_size=list(observation.batch_size))
-        return Decision(actions, nothing, undefined_log_prob(len(actions), self.contract, x.device))
+        no_sample = TensorDict({}, batch_size=list(observation.batch_size))
+        return Decision(actions, no_sample, undefined_log_prob(len(actions), self.contract, x.device))
 
     def evaluate(self, observation: TensorDict, sample: TensorDict) -> Evaluation:
         """Log-probability of stored denoising paths: one pass of the expert for Flow-SDE, S for learned noise."""
@@ -267,16 +271,17 @@ class Pi0Policy(adapters.AdaptablePolicy):
         state, target, valid = (x.repeat_interleave(draws, 0) for x in (self._state(observation), target, valid))
         noise = torch.randn_like(target)
         time = 0.999 * torch.rand(len(target), device=target.device) ** (1.0 / 1.5) + 0.001  # Beta(1.5, 1), scaled
-        given = given_actions(*target.shape[:2], self.config.trained_delay, target.device)
-        times, valid = torch.where(given, 0.0, time.unsqueeze(-1)), valid * ~given
+        is_given = given_actions(*target.shape[:2], self.config.trained_delay, target.device)
+        times, valid = torch.where(is_given, 0.0, time.unsqueeze(-1)), valid * ~is_given
         t = times.unsqueeze(-1)
-        moment = times if self.config.trained_delay else time
-        velocity, _ = self._velocity(state, prefix, t * noise + (1.0 - t) * target, moment)
+        network_time = times if self.config.trained_delay else time
+        # x_t = t noise + (1 - t) action;  L = sum(valid |v - (noise - action)|^2) / sum(valid)
+        velocity, _ = self._velocity(state, prefix, t * noise + (1.0 - t) * target, network_time)
         error = (velocity - (noise - target))[..., : self.actions].square().mean(-1)
         return (error * valid).sum() / valid.sum().clamp_min(1)
 
     def to_robot(self, x: Tensor) -> Tensor:
-        """Normalised, padded actions [..., D] in robot units, clamped to the contract's limits, [..., A]."""
+        """Convert normalised, padded actions [..., D] to robot units, clamped to the contract's limits, [..., A]."""
         actions = x[..., : self.actions] * self.action_std + self.action_mean
         return actions.clamp(self.action_low, self.action_high)
 
@@ -284,35 +289,35 @@ class Pi0Policy(adapters.AdaptablePolicy):
         return untrained(self.config.size, self.contract.horizon, self.inputs.state_size, self.actions)
 
     def _adapt(self, given: Published) -> None:
-        """Merge the adapters of a published model; or train them, or new ones, on its weights."""
-        rank, found = self.config.lora_rank, adapters.rank_of(given.model.native)
+        """Merge the adapters of a published model, or train them or new ones on its weights."""
+        rank, present_rank = self.config.lora_rank, adapters.rank_of(given.model.native)
         if not rank:
-            return adapters.merge(given.model) if found else None
-        if found not in (0, rank):
-            raise UserError(f"the adapters in {self.config.weights} are of rank {found}, got lora_rank={rank}")
-        if not found:
+            return adapters.merge(given.model) if present_rank else None
+        if present_rank not in (0, rank):
+            raise UserError(f"the adapters in {self.config.weights} are of rank {present_rank}, got lora_rank={rank}")
+        if not present_rank:
             adapters.adapt(given.model, rank)
         self.register_buffer("base", given.fingerprint)
 
     def _check_sizes(self) -> None:
-        for what, size, most in (
+        for name, size, limit in (
             ("state", self.inputs.state_size, self.model.state_size),
             ("action", self.actions, self.model.action_size),
         ):
-            if size > most:
+            if size > limit:
                 raise UserError(
-                    f"policy.weights={self.config.weights} take {what}s of up to {most} elements, got {size}"
+                    f"policy.weights={self.config.weights} take {name}s of up to {limit} elements, got {size}"
                 )
 
     @torch.no_grad()
     def _take(self, given: Published) -> None:
-        """Take the tokenizer and, if they are of as many elements, the statistics of a published model."""
-        words = self.model.native.config.vlm_config.text_config.vocab_size
-        self.inputs.tokenizer = Tokenizer(given.tokenizer, words)
+        """Use the tokenizer and, if they have as many elements, the statistics of a published model."""
+        vocabulary = self.model.native.config.vlm_config.text_config.vocab_size
+        self.inputs.tokenizer = Tokenizer(given.tokenizer, vocabulary)
         weights, sizes = f"policy.weights={self.config.weights}", (self.inputs.state_size, self.actions)
-        learned, cameras = given.settings.model.chunk_size, given.settings.cameras
-        if learned != (horizon := self.contract.horizon):
-            _warn(f"{weights} has learned chunks of {learned} actions, task.horizon={horizon}")
+        trained_horizon, cameras = given.settings.model.chunk_size, given.settings.cameras
+        if trained_horizon != (horizon := self.contract.horizon):
+            _warn(f"{weights} has learned chunks of {trained_horizon} actions, task.horizon={horizon}")
         if cameras and cameras != self.inputs.cameras:
             _warn(f"{weights} has learned with {', '.join(cameras)}, and sees {', '.join(self.inputs.cameras)}")
         self.lacks_statistics = "" if given.statistics else f"{weights} has no statistics of state and action"
@@ -320,11 +325,15 @@ class Pi0Policy(adapters.AdaptablePolicy):
             self.lacks_statistics = f"policy.unnorm_key={DEMONSTRATIONS} leaves the statistics of weights out"
         if not given.statistics:
             return
-        pairs = [(given.statistics[f"{what}_mean"], given.statistics[f"{what}_std"]) for what in PARTS]
+        pairs = [(given.statistics[f"{part}_mean"], given.statistics[f"{part}_std"]) for part in PARTS]
         state, action = (fitting(*pair, size) for pair, size in zip(pairs, sizes, strict=True))
         if state is None or action is None:
-            there, here = (" and ".join(map(str, each)) for each in ([counted(std) for _, std in pairs], sizes))
-            self.lacks_statistics = f"{weights} has statistics of {there} elements of state and action, not of {here}"
+            published_sizes, own_sizes = (
+                " and ".join(map(str, each)) for each in ([counted(std) for _, std in pairs], sizes)
+            )
+            self.lacks_statistics = (
+                f"{weights} has statistics of {published_sizes} elements of state and action, not of {own_sizes}"
+            )
             return _warn(f"{self.lacks_statistics}: they are not used")
         self.inputs.state.mean.copy_(state[0])
         self.inputs.state.std.copy_(state[1])
@@ -334,9 +343,10 @@ class Pi0Policy(adapters.AdaptablePolicy):
         self.brought_statistics = True
 
     def _noise(self, observation: TensorDict, deterministic: bool, generator: torch.Generator | None) -> Tensor:
-        """Noise [N, H, D] that chunks are denoised from."""
+        """Initial noise [N, H, D] of chunks."""
         shape = (self.contract.horizon, self.model.action_size)
         if deterministic:
+            # a fixed function of the observation, so that the same observation gives the same chunk
             return fixed_noise(self.inputs.identity(observation), shape).to(self.device)
         return torch.randn(observation.batch_size[0], *shape, device=self.device, generator=generator)
 
@@ -364,11 +374,11 @@ class Pi0Policy(adapters.AdaptablePolicy):
         return self.critic(observation, lambda: self._hidden(state, prefix))
 
     def _hidden(self, state: Tensor, prefix: Prefix) -> Tensor:
-        """What the critic reads if it is of the model, [N, W + state_size]."""
+        """Inputs of a critic that reads hidden states, [N, W + state_size]."""
         return torch.cat((prefix.mean(), state), -1)
 
     def _part(self, elementwise: Tensor) -> Tensor:
-        """The terms [N, K, 1] of the executed actions, of [N, H, D]."""
+        """Terms [N, K, 1] of the executed actions, from elements [N, H, D]."""
         executed = elementwise[..., : self.contract.executed, : self.actions]
         return self.config.aggregate.of_actions(executed).unsqueeze(-1)
 

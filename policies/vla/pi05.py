@@ -1,8 +1,8 @@
-"""pi0.5 (arXiv 2504.16054) on the parts of pi0: the state is told in words, and time scales and gates the expert.
+"""Pi0.5 (arXiv 2504.16054) on the parts of pi0: the state is in the prompt, and time scales and gates the expert.
 
-Each element of the state is one of 256 bins, whose number stands in the prompt; there is no token of the state. The
+Each element of the state is one of 256 bins, whose number is in the prompt; there is no token of the state. The
 expert's norms are adaptive (AdaRMS): scale, shift and gate are linear in an embedding of the denoising time.
-Differs from the paper: no subtasks are predicted, as in what is published. Reinforcement learning is that of pi0.
+Differs from the paper: no subtasks are predicted, as in the published code. Reinforcement learning is pi0's.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from policies.vla.weights import Published
 
 BINS = 256
 LONGEST = 200
-"""Tokens of a prompt of published models, with padding."""
+"""Number of tokens of a prompt of published models, with padding."""
 FRAME = "Task: {}, State: {};\nAction: "
 
 
 @dataclass
 class Pi05Config(Pi0Config):
-    """As Pi0Config, of a Pi05Policy."""
+    """See Pi0Config; builds a Pi05Policy."""
 
     def build(self, contract: Contract) -> Pi05Policy:
-        """Make the policy for `contract`."""
+        """Build the policy for `contract`."""
         return Pi05Policy(contract, self)
 
 
 class StatedInputs(Inputs):
-    """What pi0.5 reads: as pi0, but the state is in the prompt, in bins of its range.
+    """Inputs of pi0.5: as pi0's, but the state is in the prompt, in bins of its range.
 
-    The range, between the first and the last of a hundred quantiles, lies in `state` as middle and half width. Weights
-    of openpi that were trained with discrete_state_input=False, and set `states_in_prompt` so, read no state.
+    The range, between the first and the last of a hundred quantiles, is stored in `state` as middle and half width.
+    Weights of openpi that were trained with discrete_state_input=False, and set `states_in_prompt` so, read no state.
     """
 
     states_in_prompt = True
@@ -55,15 +55,15 @@ class StatedInputs(Inputs):
         self.state.std.copy_((high - low) / 2.0)
 
     def prompts(self, observation: TensorDict) -> list[str]:
-        """The prompt of each observation [N]."""
+        """Prompts of the observations [N]."""
         texts = observation[self.instruction].cpu().numpy() if self.instruction else [None] * len(observation)
-        said = ["" if text is None else " ".join(decode(text).replace("_", " ").split()) for text in texts]
+        instructions = ["" if text is None else " ".join(decode(text).replace("_", " ").split()) for text in texts]
         if not self.states_in_prompt:
-            return [f"{words}\n" for words in said]
+            return [f"{words}\n" for words in instructions]
         edges = torch.linspace(-1.0, 1.0, BINS + 1, device=self.state.mean.device)[:-1]
         state = self.standardised_state(observation).contiguous()
         bins = (torch.bucketize(state, edges, right=True) - 1).tolist()
-        return [FRAME.format(words, " ".join(map(str, row))) for words, row in zip(said, bins, strict=True)]
+        return [FRAME.format(words, " ".join(map(str, row))) for words, row in zip(instructions, bins, strict=True)]
 
     def tokens(self, observation: TensorDict) -> tuple[Tensor, Tensor]:
         """Tokens [N, L] of the prompt and where they are real, both int64.
@@ -72,7 +72,7 @@ class StatedInputs(Inputs):
             UserError: for a prompt of more than `LONGEST` tokens of a published model.
         """
         longest = LONGEST
-        if self.tokenizer is None:  # four letters an element, at most
+        if self.tokenizer is None:  # at most four letters per element
             text = observation[self.instruction].shape[-1] if self.instruction else 0
             longest = 1 + len(FRAME) + text + 4 * self.state_size
         if self.state.mean.is_meta:  # shapes alone, see embodied/training/plan.py
@@ -92,7 +92,7 @@ class StatedInputs(Inputs):
 
 
 class Pi05Policy(Pi0Policy):
-    """Predicts chunks as Pi0Policy does, by pi0.5."""
+    """Policy that predicts chunks like Pi0Policy, with pi0.5."""
 
     kind = "pi05"
     reads = StatedInputs

@@ -1,4 +1,4 @@
-"""A trained pi0 as a folder that transformers, or peft, and `policy.weights` read; with a model card, for the hub."""
+"""Publishes a trained pi0 as a folder for transformers or peft, and `policy.weights`; with a model card for the hub."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def publish(policy: TrainablePolicy, folder: Path, run: Path, *, peft: bool) -> 
     if peft:
         adapters.write(native, folder, str(policy.weights_of), policy.base)
     else:
-        policy.model.float()  # frozen weights may be stored in less, in which what adapters add would be lost
+        policy.model.float()  # frozen weights may be in lower precision, in which the adapters' changes would be lost
         if adapters.rank_of(native):
             adapters.merge(policy.model)
         native.config.chunk_size = policy.contract.horizon
@@ -53,7 +53,7 @@ def publish(policy: TrainablePolicy, folder: Path, run: Path, *, peft: bool) -> 
 
 
 def card(policy: Pi0Policy, *, peft: bool, report: str) -> str:
-    """The model card, in Markdown; pictures of the `report` are left out."""
+    """Model card in Markdown; pictures of the `report` are left out."""
     from huggingface_hub import ModelCardData
 
     data = ModelCardData(
@@ -65,7 +65,7 @@ def card(policy: Pi0Policy, *, peft: bool, report: str) -> str:
     contract = policy.contract
     specs = [*contract.observation.items(), ("action", contract.action)]
     rows = [f"| {name} | {spec.dtype} {list(spec.shape)} | {spec.unit or ''} |" for name, spec in specs]
-    told = [line for line in report.splitlines() if not line.startswith("![")] or ["Nothing was measured."]
+    report_lines = [line for line in report.splitlines() if not line.startswith("![")] or ["Nothing was measured."]
     lines = [
         "---",
         data.to_yaml(),
@@ -83,13 +83,13 @@ def card(policy: Pi0Policy, *, peft: bool, report: str) -> str:
         "|---|---|---|",
         *rows,
         "",
-        *told,
+        *report_lines,
     ]
     return "\n".join(lines) + "\n"
 
 
 def _statistics(policy: Pi0Policy) -> dict[str, list[float]]:
-    """Mean and deviation of state and actions, as transformers names them."""
+    """Mean and deviation of state and actions, by transformers' names."""
     size, state = policy.inputs.state_size, policy.inputs.state
     return {
         "state_mean": state.mean[:size].tolist(),

@@ -1,7 +1,7 @@
-"""The configuration (config.json) of published weights of pi0 and pi0.5, by transformers, LeRobot or openpi.
+"""Configuration (config.json) of published weights of pi0 and pi0.5, by transformers, LeRobot or openpi.
 
-A field that changes what a model computes is read, or its value is checked and refused: none is ignored. Fields about
-training and hardware (dtype, freezing, optimiser) are options of ours.
+A field that changes a model's computation is read, or raises an error unless its value is supported: none is
+ignored. Fields about training and hardware (dtype, freezing, optimiser) are options of ours.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ REQUIRED = {
     "time_sampling_scale": 0.999,
     "time_sampling_offset": 0.001,
 }
-"""Fields with the only value that is supported; a field that is absent has it."""
+"""Fields with their only supported value, which is also that of absent fields."""
 STEPS = 10
 """Denoising steps of LeRobot, transformers and openpi where a configuration does not name their number."""
 MODES = {"pi0": Mode.MEAN_STD, "pi05": Mode.QUANTILES}
@@ -38,7 +38,7 @@ MODES = {"pi0": Mode.MEAN_STD, "pi05": Mode.QUANTILES}
 
 @dataclass
 class Settings:
-    """The configuration `model` (transformers' PI0Config), and what it lacks.
+    """Configuration `model` (transformers' PI0Config), and further settings.
 
     `cameras` are names of the pictures that the model was trained with, if the configuration has them. `modes` are
     normalisations of state and action. `states_in_prompt` is openpi's discrete_state_input.
@@ -52,13 +52,13 @@ class Settings:
 
 
 def read(folder: Path, expected_kind: str, *, adaptive: bool | None) -> Settings:
-    """The settings in `folder` of a model of `expected_kind` (pi0 or pi05).
+    """Read the settings in `folder` of a model of `expected_kind` (pi0 or pi05).
 
-    `adaptive` says whether the weights have pi0.5's adaptive norms, which openpi's converter does not write into
+    `adaptive` is whether the weights have pi0.5's adaptive norms, which openpi's converter does not write into
     config.json; None: unknown.
 
     Raises:
-        ValueError: for the configuration of another model, and for fields that ask for something unsupported.
+        ValueError: for the configuration of another model, and for unsupported values of fields.
     """
     with needs_extra("vla"):
         from huggingface_hub.errors import StrictDataclassError
@@ -123,7 +123,7 @@ def _model_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _modes(folder: Path, fields: Mapping[str, Any], kind: str) -> tuple[Mode, Mode]:
-    """Normalisations of state and action: of LeRobot's processor, which it runs, or of its configuration."""
+    """Normalisations of state and action: LeRobot's processor, which it runs, or else its configuration."""
     mapping = dict(fields.get("normalization_mapping") or {})
     if (folder / PREPROCESSOR).exists():
         for step in loads((folder / PREPROCESSOR).read_text(encoding="utf-8")).get("steps", []):

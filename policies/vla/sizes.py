@@ -1,4 +1,4 @@
-"""Sizes of vision-language-action models that start from random weights; published ones bring their own."""
+"""Sizes of vision-language-action models that start from random weights; published weights define their own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from policies.vla.inputs import PAD
 
 
 class Size(Enum):
-    """TINY: below a million weights, which show that everything runs. SMALL: a few millions, which learn on CPUs."""
+    """Sizes by name: TINY has below a million weights, for tests. SMALL has a few millions, which learn on CPUs."""
 
     TINY = "tiny"
     SMALL = "small"
@@ -18,9 +18,9 @@ class Size(Enum):
 
 @dataclass(frozen=True)
 class Sizes:
-    """Widths of hidden states and of dense layers in them, of what sees, what reads, and pi0's action expert.
+    """Widths of hidden states and of dense layers of the vision model, the language model, and pi0's action expert.
 
-    Reader and expert have `layers`, each with `heads` of queries of width `head` and one of keys. Pictures have
+    Language model and expert have `layers`, each with `heads` of queries of width `head` and one of keys. Pictures have
     `picture` pixels a side, in patches of `patch`, and pass through `seeing_layers`.
     """
 

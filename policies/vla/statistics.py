@@ -1,4 +1,4 @@
-"""Statistics of state and action that published weights of pi0 and pi0.5 bring, as three programs leave them."""
+"""Statistics of state and action in published weights of pi0 and pi0.5, in the formats of three programs."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ PARTS, MEANS = ("state", "action"), ("mean", "std")
 NORMALIZER = "policy_preprocessor_step_*_normalizer_processor.safetensors"
 ADVICE = "mend this file, or remove it to take those of demonstrations"
 DEMONSTRATIONS = "demonstrations"
-"""An `unnorm_key` that asks for no published statistics."""
+"""Value of `unnorm_key` with which published statistics are not read."""
 Pairs = list[list[Any]]
-"""Two statistics each of the state and of the action; [] where a file is about something else."""
+"""Two statistics each of the state and of the action; [] for a file with other contents."""
 UNREADABLE = OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, SafetensorError
 """Errors of reading missing or damaged files."""
 
@@ -38,14 +38,15 @@ class Mode(Enum):
 
     @property
     def names(self) -> tuple[str, str]:
-        """The two statistics that it takes; IDENTITY only takes their number of elements."""
+        """Names of its two statistics; IDENTITY uses only their number of elements."""
         ranges = {Mode.MIN_MAX: ("min", "max"), Mode.QUANTILES: ("q01", "q99"), Mode.QUANTILE10: ("q10", "q90")}
         return ranges.get(self, MEANS)
 
     def located(self, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-        """What is subtracted from a feature, and what it is divided by then."""
+        """Offset that is subtracted from a feature, and divisor of the difference."""
         if self is Mode.IDENTITY:
             return torch.zeros_like(first), torch.ones_like(first)
+        # a range [a, b] goes to [-1, 1]: (x - (a + b) / 2) / ((b - a) / 2)
         return (first, second) if self is Mode.MEAN_STD else ((first + second) / 2.0, (second - first) / 2.0)
 
 
@@ -54,57 +55,57 @@ Modes = tuple[Mode, Mode]
 
 
 def read(folder: Path, modes: Modes, key: str | None = None) -> dict[str, Tensor]:
-    """`STATISTICS` from where transformers, LeRobot or openpi leave them in `folder`; {} if there are none.
+    """Read `STATISTICS` in the format of transformers, LeRobot or openpi from `folder`; {} if there are none.
 
-    `key` names one of several data sets whose statistics openpi left, or is "demonstrations": then they are not read.
+    `key` names one of several data sets with openpi's statistics, or is "demonstrations": then they are not read.
 
     Raises:
-        UserError: on one line that names the file, if they are damaged, not finite, or of nothing that varied; and for
-            several without a `key`, or a `key` that is none of them.
+        UserError: on one line that names the file, if they are damaged, not finite, or of constants only; and for
+        several without a `key`, or an unknown `key`.
     """
     if key == DEMONSTRATIONS:
         return {}
     means = Mode.MEAN_STD, Mode.MEAN_STD
-    kept: list[tuple[Path, Callable[[Path, Sequence[Sequence[str]]], Pairs], Modes]] = [
+    sources: list[tuple[Path, Callable[[Path, Sequence[Sequence[str]]], Pairs], Modes]] = [
         *((path, _transformers, means) for path in sorted(folder.glob("*processor_config.json"))),
         *((path, _lerobot, modes) for path in sorted(folder.glob(NORMALIZER))),
         *((path, _openpi, modes) for path in _chosen(folder, key)),
     ]
-    for path, reader, used in kept:
-        names = [mode.names for mode in used]
+    for path, reader, source_modes in sources:
+        names = [mode.names for mode in source_modes]
         try:
             pairs = [[torch.as_tensor(each, device="cpu").float() for each in pair] for pair in reader(path, names)]
-            wrong = [
-                _wrong(of, *pair) if mode is not Mode.IDENTITY else ""
-                for mode, of, pair in zip(used, names, pairs, strict=False)
+            problems = [
+                _wrong(pair_names, *pair) if mode is not Mode.IDENTITY else ""
+                for mode, pair_names, pair in zip(source_modes, names, pairs, strict=False)
             ]
         except UNREADABLE as error:
             raise UserError(f"cannot read the statistics in {path} ({reason(error)}); {ADVICE}") from error
-        if any(wrong):
-            message = "; ".join(f"{part}: {what}" for part, what in zip(PARTS, wrong, strict=True) if what)
+        if any(problems):
+            message = "; ".join(f"{part}: {problem}" for part, problem in zip(PARTS, problems, strict=True) if problem)
             raise UserError(f"wrong statistics in {path} ({message}); {ADVICE}")
         if pairs:
-            located = [value for mode, pair in zip(used, pairs, strict=True) for value in mode.located(*pair)]
+            located = [value for mode, pair in zip(source_modes, pairs, strict=True) for value in mode.located(*pair)]
             return dict(zip(STATISTICS, located, strict=True))
     return {}
 
 
 def _chosen(folder: Path, key: str | None) -> list[Path]:
-    """Openpi's statistics of the data set `key`, or of the only one."""
+    """Files of openpi's statistics of the data set `key`, or of the only one."""
     by_name = {str(path.parent.relative_to(folder)): path for path in sorted(folder.rglob("norm_stats.json"))}
-    found = [path for name, path in by_name.items() if key is None or name == key or name.endswith(f"/{key}")]
+    paths = [path for name, path in by_name.items() if key is None or name == key or name.endswith(f"/{key}")]
     names = ", ".join(Path(name).name if name != "." else name for name in by_name)
-    if key is not None and not found:
+    if key is not None and not paths:
         raise UserError(f"{folder} has no statistics of policy.unnorm_key={key}; expected one of {names or 'none'}")
-    if len(found) > 1:
-        raise UserError(f"{folder} has statistics of {len(found)} data sets; choose policy.unnorm_key from {names}")
-    return found
+    if len(paths) > 1:
+        raise UserError(f"{folder} has statistics of {len(paths)} data sets; choose policy.unnorm_key from {names}")
+    return paths
 
 
 def fitting(mean: Tensor, std: Tensor, size: int) -> tuple[Tensor, Tensor] | None:
-    """Mean and deviation of the first `size` elements if all others are padding, which never varies; else None.
+    """Mean and deviation of the first `size` elements if all others are padding, which is constant; else None.
 
-    Elements that never varied are divided by 1.
+    Constant elements are divided by 1.
     """
     if len(mean) < size or bool(std[size:].any()):
         return None
@@ -112,52 +113,52 @@ def fitting(mean: Tensor, std: Tensor, size: int) -> tuple[Tensor, Tensor] | Non
 
 
 def counted(std: Tensor) -> int:
-    """Elements that a deviation is of, without padding at its end."""
+    """Number of elements of a deviation, without padding at its end."""
     return int(std.nonzero().max()) + 1
 
 
 def reason(error: Exception) -> str:
-    """What went wrong, on one line."""
+    """Reason of an error, on one line."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    said = (str(error).strip().splitlines() or [""])[0]
-    return f"it lacks {said}" if isinstance(error, KeyError) else said or type(error).__name__
+    message = (str(error).strip().splitlines() or [""])[0]
+    return f"it lacks {message}" if isinstance(error, KeyError) else message or type(error).__name__
 
 
 def _transformers(path: Path, names: Sequence[Sequence[str]]) -> Pairs:
-    said = loads(path.read_text(encoding="utf-8"))
-    if not (said.get("state_mean") and said.get("actions_mean")):
-        return []  # about something else
-    return _pairs(said, ("state_{}", "actions_{}"), names)
+    contents = loads(path.read_text(encoding="utf-8"))
+    if not (contents.get("state_mean") and contents.get("actions_mean")):
+        return []  # other contents
+    return _pairs(contents, ("state_{}", "actions_{}"), names)
 
 
 def _lerobot(path: Path, names: Sequence[Sequence[str]]) -> Pairs:
-    said, keys = load_file(path), ("observation.state.{}", "action.{}")
-    if not any(name.startswith(("observation.state.", "action.")) for name in said):
-        return []  # about something else
-    return _pairs(said, keys, names)
+    tensors, keys = load_file(path), ("observation.state.{}", "action.{}")
+    if not any(name.startswith(("observation.state.", "action.")) for name in tensors):
+        return []  # other contents
+    return _pairs(tensors, keys, names)
 
 
 def _openpi(path: Path, names: Sequence[Sequence[str]]) -> Pairs:
-    said = loads(path.read_text(encoding="utf-8"))
-    said = said.get("norm_stats", said)
-    return [[said[of][what] for what in pair] for of, pair in zip(("state", "actions"), names, strict=True)]
+    contents = loads(path.read_text(encoding="utf-8"))
+    contents = contents.get("norm_stats", contents)
+    return [[contents[group][name] for name in pair] for group, pair in zip(("state", "actions"), names, strict=True)]
 
 
 def _pairs(said: dict[str, Any], keys: Sequence[str], names: Sequence[Sequence[str]]) -> Pairs:
-    return [[said[key.format(what)] for what in pair] for key, pair in zip(keys, names, strict=True)]
+    return [[said[key.format(statistic)] for statistic in pair] for key, pair in zip(keys, names, strict=True)]
 
 
 def _wrong(names: Sequence[str], first: Tensor, second: Tensor) -> str:
-    """Why these cannot be statistics; "" if they can."""
+    """Reason why these cannot be statistics; "" if they can."""
     if first.ndim != 1 or first.shape != second.shape:
         sizes = f"{list(first.shape)} and {list(second.shape)}"
         return f"expected {names[0]} and {names[1]} of as many elements, got {sizes}"
     for name, values in zip(names, (first, second), strict=True):
         if not bool(values.isfinite().all()):
             return f"infinity or not a number in {name}"
-    spread, what = (second, "std") if names == MEANS else (second - first, f"{names[1]} - {names[0]}")
-    least = int(spread.argmin()) if len(spread) else 0
+    spread, expression = (second, "std") if names == MEANS else (second - first, f"{names[1]} - {names[0]}")
+    index = int(spread.argmin()) if len(spread) else 0
     if bool((spread < 0.0).any()):
-        return f"expected {what} of at least 0, got {spread[least]:g} of element {least}"
-    return "" if bool(spread.any()) else f"{what} is 0 of all {len(spread)} elements"
+        return f"expected {expression} of at least 0, got {spread[index]:g} of element {index}"
+    return "" if bool(spread.any()) else f"{expression} is 0 of all {len(spread)} elements"

@@ -1,9 +1,9 @@
 """Actions as tokens of a vision-language model, all of a chunk at once: OpenVLA-OFT (arXiv 2502.19645).
 
 Bins and their statistics are OpenVLA's (arXiv 2406.09246), the tempered likelihood is that of SimpleVLA-RL
-(arXiv 2509.09674). Differs from OpenVLA-OFT: without published weights the model is a stock PaliGemma in place of
+(arXiv 2509.09674). Differs from OpenVLA-OFT: without published weights the model is a stock PaliGemma instead of
 Prismatic, the empty token of each element is learned, bins are wider, and all elements are normalised, the gripper's
-too; of the vocabulary only the bins are scored; the critic reads the mean hidden state of the elements and
+too; only the vocabulary's bins are scored; the critic reads the mean hidden state of the elements and
 the robot's state.
 Letters as in `policies.vla.parallel`; K executed actions, P parts of a log-probability, B bins.
 """
@@ -35,15 +35,15 @@ from policies.vla.sizes import Size
 QUANTILES = 0.01, 0.99
 """Shares of demonstrated actions below -1 and up to 1 when normalised."""
 COARSE = 32
-"""Bins without published weights: of 256 each would have to be learned by itself, from few demonstrations."""
+"""Number of bins without published weights: with 256, few demonstrations would have to train each separately."""
 NARROWEST = 0.2
 """Smallest range of normalised actions, as a share of the limits' range, so that unseen actions stay possible."""
 
 
 class Head(Enum):
-    """How a chunk is read off the hidden states: BINS (a distribution over values), or L1 regression.
+    """Readout of a chunk from the hidden states: BINS (a distribution over values), or L1 regression.
 
-    AUTO is L1 if published weights have learned it, otherwise BINS.
+    AUTO is L1 if published weights have such a head, otherwise BINS.
     """
 
     AUTO = "auto"
@@ -52,11 +52,11 @@ class Head(Enum):
 
 
 class Reading(Enum):
-    """What deterministic chunks are.
+    """Choice of deterministic chunks.
 
-    The most likely bin of each element (MODE), the MEDIAN, also within its bin, or a bin DRAWN by noise that depends on
-    the observation alone, as generative policies have it. AUTO is MODE of published weights, as OpenVLA reads them.
-    Little data leaves wide distributions, of which the most likely bin says little: from scratch AUTO is MEDIAN.
+    It is the most likely bin of each element (MODE), the MEDIAN, also within its bin, or a bin DRAWN by noise that
+    depends on the observation alone, as in generative policies. AUTO is MODE of published weights, as in OpenVLA.
+    Little data leaves wide distributions, whose most likely bin is of little use: from scratch AUTO is MEDIAN.
     Reinforcement learning improves drawn chunks, and may change neither mode nor median.
     """
 
@@ -67,7 +67,7 @@ class Reading(Enum):
 
 
 class Part(Enum):
-    """Of what a part of the log-probability is, which PPO clips by itself: a TOKEN, an ACTION, or the CHUNK."""
+    """Unit of a part of the log-probability, which PPO clips by itself: a TOKEN, an ACTION, or the CHUNK."""
 
     TOKEN = "token"
     ACTION = "action"
@@ -78,16 +78,16 @@ class Part(Enum):
 class TokensConfig(Computing):
     """Size, head and critic of a TokensPolicy.
 
-    Published `weights` (a folder, or a name on the hub, of OpenVLA or OpenVLA-OFT) bring their own size, and the
+    Published `weights` (a folder, or a name on the hub, of OpenVLA or OpenVLA-OFT) define their own size, and the
     statistics of the data set `unnorm_key`, which may be left out if it is the only one; unnorm_key=demonstrations
-    takes those of the demonstrations in their place. With a `lora_rank` low-rank adapters are trained on frozen
-    `weights` (`policies.vla.adapters`); checkpoints then refer to the weights, and hold no copy.
+    uses those of the demonstrations instead. With a `lora_rank` low-rank adapters are trained on frozen
+    `weights` (`policies.vla.adapters`); checkpoints then refer to the weights, and contain no copy.
 
     An element is one of `bins` values: OpenVLA's 256 of published weights, 32 from scratch (None). Sampled tokens are
     drawn and scored at `temperature`, deterministic ones read by `reading`. A `part` of the
     log-probability is the sum over its tokens. The critic has layers of width `hidden`.
 
-    `precision`, `gradient_checkpointing` and `compile` tell how the model computes (`policies.vla.computing`).
+    `precision`, `gradient_checkpointing` and `compile` configure the computation (`policies.vla.computing`).
     """
 
     size: Size = Size.TINY
@@ -111,12 +111,12 @@ class TokensConfig(Computing):
             raise UserError(f"policy.weights have {BINS} bins, and policy.bins={self.bins}: leave one of them out")
 
     def build(self, contract: Contract) -> TokensPolicy:
-        """Make the policy for `contract`."""
+        """Build the policy for `contract`."""
         return TokensPolicy(contract, self)
 
 
 class TokensPolicy(adapters.AdaptablePolicy):
-    """Predicts chunks of H actions, one token of B for each element, in one pass of a vision-language model.
+    """Policy that predicts chunks of H actions, a token of B for each element, in one pass of a vision-language model.
 
     Bins divide [-1, 1], which is the range between the 1% and 99% quantiles of demonstrated actions. Elements are
     independent given the observation, so that the log-probability of a chunk is a sum over K * A tokens.
@@ -137,14 +137,14 @@ class TokensPolicy(adapters.AdaptablePolicy):
             raise UserError("policy=tokens needs action limits; set low and high in the action spec")
         self.contract, self.config = contract, config
         self.actions = contract.action.shape[-1]
-        given = published(config.weights, config.unnorm_key) if config.weights else None
-        self.bins = config.bins or (BINS if given else COARSE)
-        self.inputs = (PromptedInputs if given else Inputs)(contract, "policy=tokens")
-        self.model = self._model(given)
+        checkpoint = published(config.weights, config.unnorm_key) if config.weights else None
+        self.bins = config.bins or (BINS if checkpoint else COARSE)
+        self.inputs = (PromptedInputs if checkpoint else Inputs)(contract, "policy=tokens")
+        self.model = self._model(checkpoint)
         self.model.computing = config
         prepare(self.model, config)
         regresses = config.head is Head.L1 or (
-            config.head is Head.AUTO and given is not None and given.head is not None
+            config.head is Head.AUTO and checkpoint is not None and checkpoint.head is not None
         )
         self.regression = Regression(self.model.width, self.actions) if regresses else None
         self.critic = Critic(contract, config.critic, self.model.width + self.inputs.state_size, config.hidden)
@@ -155,8 +155,8 @@ class TokensPolicy(adapters.AdaptablePolicy):
         self.register_buffer("action_to", high.clone())
         self.brought_actions = self.brought_state = False
         self.lacks_statistics = ""
-        if given:
-            self._take(given)
+        if checkpoint:
+            self._take(checkpoint)
 
     @property
     def device(self) -> torch.device:
@@ -183,15 +183,15 @@ class TokensPolicy(adapters.AdaptablePolicy):
         return [weight for part in parts for weight in part.parameters() if weight.requires_grad]
 
     def blocks(self) -> list[nn.Module]:
-        """The layers of all transformers."""
+        """Layers of all transformers."""
         return layers(self.model)
 
     def start_critic(self) -> None:
-        """Nothing: the critic reads the actor's hidden states as they are, or no more than a simulator knows."""
+        """No-op: the critic reads the actor's hidden states, or only objects from a simulator."""
 
     @torch.no_grad()
     def fit(self, observation: TensorDict, actions: Tensor) -> None:
-        """Compute normalisation statistics from observations [N] and actions [..., A], unless weights brought some."""
+        """Compute normalisation statistics from observations [N] and actions [..., A], unless the weights have some."""
         self.critic.fit(observation)
         if not self.brought_state:
             self.inputs.fit(observation)
@@ -199,12 +199,13 @@ class TokensPolicy(adapters.AdaptablePolicy):
             return
         flat = actions.reshape(-1, actions.shape[-1])
         lower, upper = (quantile(flat, share) for share in QUANTILES)
-        short = (NARROWEST * (self.action_high - self.action_low) - (upper - lower)).clamp_min(0.0) / 2
-        self.action_from.copy_(lower - short)
-        self.action_to.copy_(upper + short)
+        missing = (NARROWEST * (self.action_high - self.action_low) - (upper - lower)).clamp_min(0.0) / 2
+        # narrow ranges are widened on both sides to the smallest one
+        self.action_from.copy_(lower - missing)
+        self.action_to.copy_(upper + missing)
 
     def fresh(self) -> Self:
-        """A policy of the same configuration with new weights, from torch's global generator."""
+        """Build a policy of the same configuration with new weights, from torch's global generator."""
         policy = type(self)(self.contract, self.config)
         self.lend(policy)
         policy = policy.to(self.device).train(self.training)
@@ -215,14 +216,14 @@ class TokensPolicy(adapters.AdaptablePolicy):
     def act(
         self, observation: TensorDict, *, deterministic: bool = False, generator: torch.Generator | None = None
     ) -> Decision:
-        """Draw chunks; the bins of their elements [N, H, A], uint8, are the sample (with L1 regression, nothing is)."""
+        """Draw chunks; the sample has the bins of their elements [N, H, A], uint8 (with L1 regression, nothing)."""
         state, hidden = self._read(observation)
         value = self._value(observation, state, hidden) if values_explored(self, observation, deterministic) else None
         if self.regression:
-            nothing = TensorDict({}, batch_size=[len(state)], device=self.device)
+            no_sample = TensorDict({}, batch_size=[len(state)], device=self.device)
             return Decision(
                 self.to_robot(self.regression(hidden)),
-                nothing,
+                no_sample,
                 hidden.new_zeros(len(state), self.contract.executed, 1),
                 value,
             )
@@ -230,8 +231,8 @@ class TokensPolicy(adapters.AdaptablePolicy):
         if deterministic:
             bins, x = self._likely(log_probs, observation)
         else:
-            drawn = torch.multinomial(log_probs.exp().flatten(0, -2), 1, generator=generator)
-            bins = drawn.view(log_probs.shape[:-1])
+            draws = torch.multinomial(log_probs.exp().flatten(0, -2), 1, generator=generator)
+            bins = draws.view(log_probs.shape[:-1])
             x = centres(bins, self.bins)
         sample = TensorDict({"bins": bins.to(torch.uint8)}, batch_size=[len(state)])
         return Decision(self.to_robot(x), sample, self._terms(chosen(log_probs, bins)), value)
@@ -246,6 +247,7 @@ class TokensPolicy(adapters.AdaptablePolicy):
             raise UserError("head=l1 has no likelihood; use policy.head=bins")
         state, hidden = self._read(observation)
         log_probs = self._log_probs(hidden)
+        # H = -sum_b p_b log p_b
         entropy = -(log_probs.exp() * log_probs).sum(-1)
         terms = self._terms(chosen(log_probs, sample["bins"].long())), self._terms(entropy)
         log_prob, entropy = (sum_of_executed(each, sample) for each in terms)
@@ -262,15 +264,16 @@ class TokensPolicy(adapters.AdaptablePolicy):
         if self.regression:
             error = (self.regression(hidden) - target).abs()
         else:
+            # L = sum(valid * mean over elements of -log p(bin of a)) / sum(valid)
             error = -chosen(self.model.logits(hidden).log_softmax(-1), bins_of(target, self.bins))
         return (error.mean(-1) * valid).sum() / valid.sum().clamp_min(1)
 
     def normalised(self, actions: Tensor) -> Tensor:
-        """Actions [..., A] in robot units, so that the range of the demonstrations is [-1, 1]."""
+        """Normalise actions [..., A] in robot units, so that the range of the demonstrations is [-1, 1]."""
         return 2.0 * (actions - self.action_from) / (self.action_to - self.action_from) - 1.0
 
     def to_robot(self, x: Tensor) -> Tensor:
-        """Normalised actions [..., A] in robot units, clamped to the contract's limits."""
+        """Convert normalised actions [..., A] to robot units, clamped to the contract's limits."""
         actions = self.action_from + (x + 1.0) / 2.0 * (self.action_to - self.action_from)
         return actions.clamp(self.action_low, self.action_high)
 
@@ -295,7 +298,7 @@ class TokensPolicy(adapters.AdaptablePolicy):
 
     @torch.no_grad()
     def _take(self, given: Published) -> None:
-        """Take tokenizer, regression and statistics of published weights."""
+        """Use tokenizer, regression and statistics of published weights."""
         self.inputs.tokenizer = PromptTokenizer(given.tokenizer, given.native.language_model.config.vocab_size)
         if self.regression and given.head:
             fill(self.regression, given.head, "the action_head")
@@ -313,7 +316,7 @@ class TokensPolicy(adapters.AdaptablePolicy):
             self.brought_state = True
 
     def _read(self, observation: TensorDict) -> tuple[Tensor, Tensor]:
-        """The state [N, state_size] and the elements' hidden states [N, H, A, W]."""
+        """State [N, state_size] and hidden states [N, H, A, W] of the elements."""
         state = self.inputs.standardised_state(observation)
         pictures = self.inputs.pictures(observation, self.model.picture_size)
         hidden = self.model(pictures, *self.inputs.tokens(observation), state)
@@ -329,46 +332,51 @@ class TokensPolicy(adapters.AdaptablePolicy):
         if reading is Reading.MODE or (reading is Reading.AUTO and self.config.weights):
             bins = log_probs.argmax(-1)
             return bins, centres(bins, self.bins)
-        reached = log_probs.exp().cumsum(-1)  # from the largest value on
+        cumulative = log_probs.exp().cumsum(-1)  # from the largest value downwards
         if reading is Reading.DRAWN:
-            noise = fixed_noise(self.inputs.identity(observation), reached.shape[1:-1]).to(self.device)
-            bins = (reached < torch.special.ndtr(noise).unsqueeze(-1)).sum(-1).clamp_max(self.bins - 1)
+            noise = fixed_noise(self.inputs.identity(observation), cumulative.shape[1:-1]).to(self.device)
+            # inverse transform sampling with a uniform number per element
+            bins = (cumulative < torch.special.ndtr(noise).unsqueeze(-1)).sum(-1).clamp_max(self.bins - 1)
             return bins, centres(bins, self.bins)
-        bins = (reached < 0.5).sum(-1).clamp_max(self.bins - 1)
-        beyond = (chosen(reached, bins) - 0.5) / chosen(log_probs, bins).exp()  # share of the bin that is smaller
-        return bins, centres(bins, self.bins) + (2.0 * beyond.clamp(0.0, 1.0) - 1.0) / (self.bins - 1)
+        bins = (cumulative < 0.5).sum(-1).clamp_max(self.bins - 1)
+        share = (chosen(cumulative, bins) - 0.5) / chosen(log_probs, bins).exp()  # share of the bin that is smaller
+        return bins, centres(bins, self.bins) + (2.0 * share.clamp(0.0, 1.0) - 1.0) / (self.bins - 1)
 
     def _value(self, observation: TensorDict, state: Tensor, hidden: Tensor) -> Tensor:
         return self.critic(observation, lambda: self._summary(state, hidden))
 
     def _summary(self, state: Tensor, hidden: Tensor) -> Tensor:
-        """What the critic reads if it is of the model, [N, W + state_size]."""
+        """Inputs of a critic that reads hidden states, [N, W + state_size]."""
         return torch.cat((hidden.mean((1, 2)), state), -1)
 
     def _terms(self, elementwise: Tensor) -> Tensor:
-        """What each executed action adds to each part, [N, K, P], of [N, H, A]: its tokens' parts are its own."""
+        """Contribution [N, K, P] of each executed action to each part, from elements [N, H, A].
+
+        With a part for each token, an action contributes only to the parts of its own tokens.
+        """
         executed = elementwise[:, : self.contract.executed]
         if self.config.part is not Part.TOKEN:
             executed = executed.sum(-1, keepdim=True)
         if self.config.part is Part.CHUNK:
             return executed
+        # [N, K, A] -> [N, K, K * A]: action k contributes to its own A parts only
         return torch.diag_embed(executed.transpose(1, 2)).permute(0, 2, 3, 1).flatten(2)
 
 
 def bins_of(x: Tensor, bins: int) -> Tensor:
     """Bins of normalised actions, int64 from `bins` - 1 at -1 to 1 below 1, and 0 at 1 and above: OpenVLA's order.
 
-    OpenVLA counts edges from the vocabulary's end, of which 256 divide [-1, 1] into 255 intervals.
+    OpenVLA counts edges from the vocabulary's end; 256 edges divide [-1, 1] into 255 intervals.
     """
     return bins - 1 - ((x.clamp(-1.0, 1.0) + 1.0) / 2.0 * (bins - 1)).long()
 
 
 def centres(chosen: Tensor, bins: int) -> Tensor:
-    """Normalised actions at the centres of `chosen` ones of `bins`; bins 0 and 1 are the same interval."""
+    """Normalised actions at the centres of the `chosen` bins of `bins`; bins 0 and 1 are the same interval."""
     interval = (bins - 1 - chosen).clamp_max(bins - 2)
     return 2.0 * (interval + 0.5) / (bins - 1) - 1.0
 
 
 def chosen(log_probs: Tensor, bins: Tensor) -> Tensor:
-    """Of log-probabilities [..., B] those of `bins` [...]."""
+    """Select the entries `bins` [...] of log-probabilities [..., B]."""
     return log_probs.gather(-1, bins.unsqueeze(-1)).squeeze(-1)

@@ -1,6 +1,6 @@
 """Published weights of pi0 and pi0.5, in transformers', LeRobot's or openpi's PyTorch naming, with their statistics.
 
-All was tried with small models; no published weights have been loaded yet.
+All was tested with small models; no published weights have been loaded yet.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from policies.vla.settings import CONFIG, Settings
 from policies.vla.statistics import UNREADABLE, reason
 
 TOKENIZER = "google/paligemma-3b-pt-224"
-"""Where the tokenizer is if it does not lie with the weights."""
+"""Name of the tokenizer on the hub, for weights without one."""
 NATIVE = ("model.vlm.", "model.dit.", "embed_action_time.", "final_norm.")
-"""Beginnings of the names of our tensors, which transformers has too."""
+"""Beginnings of the names of our tensors, which are also transformers'."""
 RENAMED = {
     "paligemma_with_expert.paligemma.model.": "model.vlm.",
     "paligemma_with_expert.paligemma.": "model.vlm.",
@@ -38,23 +38,23 @@ RENAMED = {
     "state_proj.": "embed_action_time.state_proj.",
     "time_mlp_": "embed_action_time.time_mlp_",
 }
-"""Beginnings of the names of tensors at openpi and LeRobot, and ours."""
+"""Beginnings of openpi's and LeRobot's names of tensors, and ours."""
 LAST_NORM = "paligemma_with_expert.gemma_expert.model.norm."
-"""Its last norm, which pi0.5 has outside the expert."""
+"""Last norm of the expert, which is outside the expert in pi0.5."""
 HEADS = "model.vlm.lm_head.weight", "model.vlm.language_model.lm_head.weight"
 EMBEDDING = "model.vlm.language_model.embed_tokens.weight"
-"""Where files leave the embedding out because it is tied to the language model's head, they have it by this name."""
+"""Name of the embedding, also in files that store it only as the language model's head, to which it is tied."""
 ADAPTIVE = {"time_mlp_in.weight", "model.time_mlp_in.weight"}
-"""Names of a tensor that pi0.5 alone has."""
+"""Names of a tensor that only pi0.5 has."""
 FLOATS = {"F64", "F32", "F16", "BF16"}
-"""Types of weights, as safetensors names them."""
+"""Types of weights, by safetensors' names."""
 
 
 @dataclass
 class Published:
-    """A model, its tokenizer, its settings, and `statistics.STATISTICS` by name, if it brings any.
+    """Model, its tokenizer, its settings, and `statistics.STATISTICS` by name, if it has any.
 
-    `base` is where its weights without adapters are, and `fingerprint` theirs (`policies.vla.adapters`).
+    `base` is the source of its weights without adapters, and `fingerprint` theirs (`policies.vla.adapters`).
     """
 
     model: Pi0Model
@@ -66,74 +66,79 @@ class Published:
 
 
 def published(weights: str, kind: str = "pi0", key: str | None = None) -> Published:
-    """The model, of a `kind` (pi0 or pi05), in a folder or of a name on the hub; or adapters on the model they name.
+    """Load a model of a `kind` (pi0 or pi05) from a folder or a name on the hub; or adapters and their base model.
 
     Adapters are in peft's format. `key` names one of several data sets with statistics (`statistics.read`).
 
     Raises:
         UserError: on one line, if there is none, it is of another kind or incomplete, or transformers is missing.
     """
-    told = f"policy.weights={weights}"
+    option = f"policy.weights={weights}"
     folder = folder_of(weights, kind)
     if not (folder / adapters.CONFIG).exists():
         return _model(weights, folder, kind, key)
-    with _reading(f"{told}: cannot read {adapters.CONFIG}"):
+    with _reading(f"{option}: cannot read {adapters.CONFIG}"):
         base = str(loads((folder / adapters.CONFIG).read_text(encoding="utf-8"))["base_model_name_or_path"])
-    own = list(folder.rglob("norm_stats.json"))  # then the key is about these
-    found = _model(base, folder_of(base, kind), kind, statistics.DEMONSTRATIONS if own else key)
-    adapters.read(found.model, folder, found.fingerprint)
-    found.statistics = statistics.read(folder, found.settings.modes, key if own else None) or found.statistics
-    return found
+    statistics_files = list(folder.rglob("norm_stats.json"))  # the key then refers to these
+    checkpoint = _model(base, folder_of(base, kind), kind, statistics.DEMONSTRATIONS if statistics_files else key)
+    adapters.read(checkpoint.model, folder, checkpoint.fingerprint)
+    checkpoint.statistics = (
+        statistics.read(folder, checkpoint.settings.modes, key if statistics_files else None) or checkpoint.statistics
+    )
+    return checkpoint
 
 
 def _model(weights: str, folder: Path, kind: str, key: str | None) -> Published:
     with needs_extra("vla"):
         from transformers.utils import logging as messages
-    messages.set_verbosity_error()  # what is missing is reported below
+    messages.set_verbosity_error()  # missing tensors are reported below
     messages.disable_progress_bar()
-    told = f"policy.weights={weights}"
+    option = f"policy.weights={weights}"
     if not (folder / CONFIG).exists():
-        raise UserError(f"{told}: cannot read {CONFIG} as that of a {kind} (No such file or directory)")
-    names = None if planned() else _check_files(told, folder)
+        raise UserError(f"{option}: cannot read {CONFIG} as that of a {kind} (No such file or directory)")
+    names = None if planned() else _check_files(option, folder)
     adaptive = None if names is None else bool(names & ADAPTIVE)
-    with _reading(f"{told}: cannot read {CONFIG} as that of a {kind}"):
+    with _reading(f"{option}: cannot read {CONFIG} as that of a {kind}"):
         options = settings.read(folder, kind, adaptive=adaptive)
-    brought = statistics.read(folder, options.modes, key)
-    tokenizer = _tokenizer(told, folder)
-    with _reading(f"{told}: cannot read the weights"):
-        model, lacking, others = _loaded(folder, options.model, Pi05Model if kind == "pi05" else Pi0Model)
-    if missing := sorted(lacking):
-        raise UserError(f"{told} lacks {len(missing)} tensors of {kind}, such as {missing[0]}")
+    norm_statistics = statistics.read(folder, options.modes, key)
+    tokenizer = _tokenizer(option, folder)
+    with _reading(f"{option}: cannot read the weights"):
+        model, missing_names, others = _loaded(folder, options.model, Pi05Model if kind == "pi05" else Pi0Model)
+    if missing := sorted(missing_names):
+        raise UserError(f"{option} lacks {len(missing)} tensors of {kind}, such as {missing[0]}")
     if others:
         name, got, expected = min(others)
-        raise UserError(f"{told}: expected {name} of shape {expected} after {CONFIG}, got {got}")
+        raise UserError(f"{option}: expected {name} of shape {expected} after {CONFIG}, got {got}")
     if not planned() and (broken := [name for name, weight in model.native.named_parameters() if not _finite(weight)]):
-        raise UserError(f"{told} has infinity or not a number in {broken[0]}; download or export the weights again")
-    return Published(model, tokenizer, options, brought, weights, adapters.fingerprint(model.native))
+        raise UserError(f"{option} has infinity or not a number in {broken[0]}; download or export the weights again")
+    return Published(model, tokenizer, options, norm_statistics, weights, adapters.fingerprint(model.native))
 
 
 def _tokenizer(told: str, folder: Path) -> Any:  # noqa: ANN401 - of transformers
     from transformers import AutoTokenizer
 
-    lies_there = (folder / "tokenizer.json").exists() or (folder / "tokenizer.model").exists()
-    wrong = "a tokenizer that cannot be read" if lies_there else f"no tokenizer, and {TOKENIZER} is not here"
+    has_tokenizer = (folder / "tokenizer.json").exists() or (folder / "tokenizer.model").exists()
+    problem = "a tokenizer that cannot be read" if has_tokenizer else f"no tokenizer, and {TOKENIZER} is not here"
     advice = "put pi0's tokenizer.json and tokenizer_config.json there"
-    with _reading(f"{told} has {wrong}; {advice}"):
-        found = AutoTokenizer.from_pretrained(folder if lies_there else TOKENIZER, trust_remote_code=False)
-    if found.bos_token_id is None:
+    with _reading(f"{told} has {problem}; {advice}"):
+        tokenizer = AutoTokenizer.from_pretrained(folder if has_tokenizer else TOKENIZER, trust_remote_code=False)
+    if tokenizer.bos_token_id is None:
         raise UserError(f"{told} has a tokenizer without a token for the beginning; {advice}")
-    return found
+    return tokenizer
 
 
 def _check_files(told: str, folder: Path) -> set[str]:
-    """Check by the heads of the files of weights that they are whole, and of floats; returns names of tensors."""
+    """Check by the headers of the weight files that they are complete, and of floats; returns the tensors' names."""
     files, names = sorted(folder.glob("model*.safetensors")), set[str]()
     if not files:
         raise UserError(f"{told} has no model.safetensors")
     for file in files:
-        with _reading(f"{file} is damaged, or not whole: download or export it again"), safe_open(file, "pt") as given:
-            types = {given.get_slice(name).get_dtype() for name in given.keys()}  # noqa: SIM118 - not a dict
-            names |= set(given.keys())
+        with (
+            _reading(f"{file} is damaged, or not whole: download or export it again"),
+            safe_open(file, "pt") as tensors,
+        ):
+            types = {tensors.get_slice(name).get_dtype() for name in tensors.keys()}  # noqa: SIM118 - not a dict
+            names |= set(tensors.keys())
         if not types <= FLOATS:
             raise UserError(
                 f"expected weights of type {', '.join(sorted(FLOATS))}, got {min(types - FLOATS)} in {file}"
@@ -146,7 +151,7 @@ def _finite(weight: Tensor) -> bool:
 
 
 Found = tuple[Pi0Model, set[str], list[tuple[str, list[int], list[int]]]]
-"""The model, names of tensors that it lacks, and those of another shape: name, shape there, expected shape."""
+"""Model, names of missing tensors, and tensors of another shape: name, actual shape, expected shape."""
 
 
 @torch.no_grad()
@@ -157,22 +162,22 @@ def _loaded(folder: Path, config: Any, kind: type[Pi0Model]) -> Found:  # noqa: 
     if planned():
         return model, set(), []
     weights: dict[str, Tensor] = dict(model.native.state_dict())
-    lacking, others = set(weights), []
+    missing_names, others = set(weights), []
     for file in sorted(folder.glob("model*.safetensors")):
         with safe_open(file, "pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118 - not a dict
-                own = _renamed(name, adaptive=kind is Pi05Model)
-                if own in HEADS:  # where both are there, LeRobot and openpi read the embedding
-                    own = EMBEDDING if EMBEDDING in lacking else ""
-                if own not in weights:
+                own_name = _renamed(name, adaptive=kind is Pi05Model)
+                if own_name in HEADS:  # if both exist, LeRobot and openpi read the embedding
+                    own_name = EMBEDDING if EMBEDDING in missing_names else ""
+                if own_name not in weights:
                     continue
-                value, expected = tensors.get_tensor(name), weights[own].shape
+                value, expected = tensors.get_tensor(name), weights[own_name].shape
                 if value.shape != expected:
-                    others.append((own, list(value.shape), list(expected)))
+                    others.append((own_name, list(value.shape), list(expected)))
                 else:
-                    weights[own].copy_(value)
-                lacking.discard(own)
-    return model, lacking, others
+                    weights[own_name].copy_(value)
+                missing_names.discard(own_name)
+    return model, missing_names, others
 
 
 def _renamed(name: str, *, adaptive: bool) -> str:
@@ -182,13 +187,13 @@ def _renamed(name: str, *, adaptive: bool) -> str:
         name = name.replace(layer, layer.partition(".")[0] + ".")
     if adaptive and name.startswith(LAST_NORM):
         return "final_norm." + name.removeprefix(LAST_NORM)
-    found = next((old for old in RENAMED if name.startswith(old)), "")
-    return RENAMED.get(found, "") + name.removeprefix(found)
+    prefix = next((old for old in RENAMED if name.startswith(old)), "")
+    return RENAMED.get(prefix, "") + name.removeprefix(prefix)
 
 
 @contextmanager
 def _reading(told: str) -> Iterator[None]:
-    """Report what goes wrong in the body, save for a lack of memory, as `told`, with the reason."""
+    """Context that reports errors of the body, except a lack of memory, as `told` with the reason."""
     try:
         with enough_memory():
             yield
@@ -199,12 +204,12 @@ def _reading(told: str) -> Iterator[None]:
 
 
 def planned() -> bool:
-    """Whether a model is made for its shapes alone (`embodied/training/plan.py`): then no weights are read."""
+    """Whether a model is built for its shapes alone (`embodied/training/plan.py`): then no weights are read."""
     return torch.get_default_device().type == "meta"
 
 
 def folder_of(weights: str, kind: str, *also: str) -> Path:
-    """The folder of that name, or of what lies at the hub: texts, tensors unless planned, and files like `also`.
+    """Folder of that name, or a download from the hub: texts, tensors unless planned, and files like `also`.
 
     Raises:
         UserError: if there is none.
@@ -216,6 +221,6 @@ def folder_of(weights: str, kind: str, *also: str) -> Path:
     with needs_extra("vla"):
         from huggingface_hub import snapshot_download
 
-    wanted = ["*.json", "tokenizer*", *([] if planned() else ["*.safetensors", *also])]
+    patterns = ["*.json", "tokenizer*", *([] if planned() else ["*.safetensors", *also])]
     with _reading(f"policy.weights={weights}: expected a folder or a name on the hub of {kind}"):
-        return Path(snapshot_download(weights, allow_patterns=wanted))
+        return Path(snapshot_download(weights, allow_patterns=patterns))

@@ -1,1 +1,1 @@
-"""Gymnasium in both directions: its environments as ours, and ours for the libraries that train on its."""
+"""Gymnasium in both directions: its environments as ours, and ours for libraries that train on Gymnasium's."""

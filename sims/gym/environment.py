@@ -1,4 +1,4 @@
-"""Any environment of Gymnasium as a vectorised Environment.
+"""Gymnasium environments as a vectorised Environment.
 
 Letters in shape comments: N worlds, K executed actions of a chunk, A action dimension, M worlds that begin an episode.
 """
@@ -25,31 +25,31 @@ from embodied.seeding import derive
 from sims.gym.spaces import Actions, Array, Observations, contract
 
 SUCCESS = "is_success", "success"
-"""Keys of success in the info of a step or a reset, the first that is there."""
+"""Keys of success in the info of a step or a reset; the first one that exists is used."""
 
 
 class GymEnvironment(RestorableEngine):
-    """N worlds of one Gymnasium environment, stepped one after another. None resets itself: the engine does.
+    """N worlds of one Gymnasium environment, stepped one after another; the engine resets them.
 
-    Initial state `start` is `reset(seed=...)` with a seed made of the environment's name, `split` and `start`. An
-    episode succeeded if the info of its last step says so (`SUCCESS`), or its return reached `success_return`; where
-    neither is there success is not defined, and returns are reported. A world where an observation or a reward is not
-    finite has diverged. A saved state holds the actions of the running episodes, which are taken again.
+    Initial state `start` is `reset(seed=...)` with a seed derived from the environment's name, `split` and `start`. An
+    episode succeeded if the info of its last step has a success (`SUCCESS`), or its return reached `success_return`;
+    without both, success is not defined, and returns are reported. A world where an observation or a reward is not
+    finite has diverged. A saved state contains the actions of the running episodes, which `restore` repeats.
 
     Args:
         num_envs: N.
-        id: as gymnasium.make takes it.
+        id: the environment's id, for gymnasium.make.
         options: further arguments of gymnasium.make.
-        split: "train" or "eval": seeds of their own.
+        split: "train" or "eval", with different seeds.
         executed: K, actions of a chunk, all of which are executed.
         step_limit: control steps after which an episode is truncated; the environment's own if None.
-        control_dt_s: time between actions; what the environment says if None.
-        action_limit: bounds action elements that the environment does not.
+        control_dt_s: time between actions; the environment's own if None.
+        action_limit: bound of action elements without limits in the environment.
         success_return: an episode with at least this return succeeded.
-        seed: which initial states an unnamed reset takes.
+        seed: selects the initial states of a reset without starts.
 
     Raises:
-        UserError: for an environment that is not there, or cannot be used.
+        UserError: for an unknown environment, or one that cannot be used.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class GymEnvironment(RestorableEngine):
         self._seen = Observations(first.observation_space, num_envs)
         self._taken_actions: list[list[Array]] = [[] for _ in self.worlds]
         self._returns = np.zeros(num_envs)
-        self._begun_with_success = np.full(num_envs, np.nan)  # as the info of the reset says, NaN: it does not say
+        self._begun_with_success = np.full(num_envs, np.nan)  # from the info of the reset; NaN without it
 
     def begin(self, ids: Tensor, starts: Tensor) -> None:
         """Reset the worlds with the seeds of `starts`."""
@@ -93,27 +93,32 @@ class GymEnvironment(RestorableEngine):
             raise UserError(f"{self.id} begins with an observation that is not finite, initial state {start}")
 
     def advance(self, actions: Tensor, left: Tensor) -> Outcome:
-        """Step each world as far as its chunk and its episode go."""
-        chosen = self._actions.chosen(actions.detach().numpy())
-        reward, executed = np.zeros(chosen.shape[:2]), np.zeros(chosen.shape[:2], dtype=bool)
+        """Step each world until the end of its chunk or its episode."""
+        world_actions = self._actions.chosen(actions.detach().numpy())
+        reward, executed = np.zeros(world_actions.shape[:2]), np.zeros(world_actions.shape[:2], dtype=bool)
         terminated, truncated, success, diverged = np.zeros((4, self.num_envs), dtype=bool)
-        counts, seen = left.tolist(), {}
+        counts, last_observations = left.tolist(), {}
         rows = [row for row, count in enumerate(counts) if count]
-        for k in range(chosen.shape[1]):
+        for k in range(world_actions.shape[1]):
             if not rows:
                 break
-            at = slice(None) if len(rows) == self.num_envs else rows  # several times as fast as by their numbers
-            told = [self._step(row, action) for row, action in zip(rows, chosen[at, k], strict=True)]
-            observations, earned, over, cut, infos = zip(*told, strict=True)
-            reward[at, k], executed[at, k], terminated[at], truncated[at] = earned, True, over, cut
-            success[at] = self._heard(infos)
-            seen.update(zip(rows, observations, strict=True))
+            stepped = slice(None) if len(rows) == self.num_envs else rows  # a slice is several times as fast as indices
+            results = [self._step(row, action) for row, action in zip(rows, world_actions[stepped, k], strict=True)]
+            observations, earned, terminations, truncations, infos = zip(*results, strict=True)
+            reward[stepped, k], executed[stepped, k], terminated[stepped], truncated[stepped] = (
+                earned,
+                True,
+                terminations,
+                truncations,
+            )
+            success[stepped] = self._heard(infos)
+            last_observations.update(zip(rows, observations, strict=True))
             if not all(map(math.isfinite, earned)):
                 diverged |= ~np.isfinite(reward[:, k])
                 reward[diverged, k] = 0.0
             ended = terminated | truncated | diverged
             rows = [row for row in rows if counts[row] > k + 1 and not ended[row]]
-        diverged[self._seen.read(list(seen), list(seen.values()))] = True
+        diverged[self._seen.read(list(last_observations), list(last_observations.values()))] = True
         self._returns += reward.sum(1)
         metrics = {}
         if self.has_success:
@@ -125,9 +130,9 @@ class GymEnvironment(RestorableEngine):
         return Outcome(reward.astype(np.float32), executed, *flags, metrics, has_success=self.has_success)
 
     def observe(self) -> TensorDict:
-        """What the worlds told last."""
-        seen = {name: torch.from_numpy(buffer.copy()) for name, buffer in self._seen.buffers.items()}
-        return TensorDict(seen, batch_size=[self.num_envs])
+        """The latest observations of all worlds."""
+        observation = {name: torch.from_numpy(buffer.copy()) for name, buffer in self._seen.buffers.items()}
+        return TensorDict(observation, batch_size=[self.num_envs])
 
     def close(self) -> None:
         """Close the worlds."""
@@ -135,24 +140,24 @@ class GymEnvironment(RestorableEngine):
             world.close()
 
     def save(self) -> dict[str, Any]:
-        """What was done in the running episodes, and what came of it."""
-        taken = [torch.from_numpy(np.array(actions)) for actions in self._taken_actions]
-        return {"actions": taken, "observation": self.observe().to_dict(), "returns": self._returns.copy()}
+        """Actions of the running episodes, their latest observations and their returns."""
+        histories = [torch.from_numpy(np.array(actions)) for actions in self._taken_actions]
+        return {"actions": histories, "observation": self.observe().to_dict(), "returns": self._returns.copy()}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Do it again.
+        """Repeat the actions of the running episodes.
 
         Raises:
-            UserError: where something else comes of it.
+            UserError: if the observations differ from the saved ones.
         """
         begun = (self.start >= 0).nonzero().squeeze(1)
         self.begin(begun, self.start[begun])
         for row in begun.tolist():
-            seen = [self._step(row, action.copy())[0] for action in state["actions"][row].numpy()]
-            self._seen.read([row] * bool(seen), seen[-1:])
+            observations = [self._step(row, action.copy())[0] for action in state["actions"][row].numpy()]
+            self._seen.read([row] * bool(observations), observations[-1:])
         self._returns = np.array(state["returns"])
-        for name, seen in self.observe().items():
-            if not torch.equal(seen[begun], state["observation"][name][begun]):
+        for name, observations in self.observe().items():
+            if not torch.equal(observations[begun], state["observation"][name][begun]):
                 raise UserError(
                     f"{self.id} is not the same twice: the same seeds and actions lead to another {name}, so its runs "
                     "cannot be resumed; start a new one"
@@ -164,20 +169,20 @@ class GymEnvironment(RestorableEngine):
         return self.worlds[row].step(action)
 
     def _heard(self, infos: Sequence[dict[str, Any]]) -> list[bool]:
-        """Whether each of `infos` says that its world succeeded."""
-        said = [_success(info) for info in infos]
-        self.has_success = self.has_success or any(each is not None for each in said)
-        return [bool(each) for each in said]
+        """Success flags of `infos`, False without one; sets `has_success` once one exists."""
+        flags = [_success(info) for info in infos]
+        self.has_success = self.has_success or any(each is not None for each in flags)
+        return [bool(each) for each in flags]
 
     def _succeeded(self, said: Array, ended: Array, executed: Array) -> Array:
-        """Whether episodes that end now succeeded, [N] bool: as `ended` tells, or at the step limit."""
+        """Whether episodes that end now succeeded, [N] bool; they end where `ended`, or at the step limit."""
         success = said if self.success_return is None else self._returns >= self.success_return
         late = self.steps.numpy() + executed.sum(1) >= self.step_limit
         return success & (ended | late)
 
 
 def _success(info: Mapping[str, Any]) -> bool | None:
-    """Success in the `info` of a step or a reset; None if it does not tell."""
+    """Success in the `info` of a step or a reset; None if it has no such key."""
     success = info.get(SUCCESS[0], info.get(SUCCESS[1]))
     return None if success is None else bool(success)
 
@@ -185,12 +190,12 @@ def _success(info: Mapping[str, Any]) -> bool | None:
 def make(id: str, step_limit: int | None = None, options: Mapping[str, Any] | None = None) -> gymnasium.Env:
     """One world of environment `id`; "module:Id-v0" imports the module that registers it first.
 
-    The module may lie in the working directory.
+    The module may be in the working directory.
 
     Raises:
-        UserError: where it is not there, lacks a package or a time limit, resets itself, or refuses `options`.
+        UserError: if it does not exist, lacks a package or a time limit, resets itself, or refuses `options`.
     """
-    if ":" in id and (here := str(Path.cwd())) not in sys.path:  # a module of one's own, wherever train.py lies
+    if ":" in id and (here := str(Path.cwd())) not in sys.path:  # for a user's own module, wherever train.py is
         sys.path.append(here)
     try:
         world = gymnasium.make(id, max_episode_steps=step_limit, disable_env_checker=True, **(options or {}))

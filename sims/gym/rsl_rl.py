@@ -22,12 +22,12 @@ with needs_extra("rsl-rl"):
 
 
 def as_rsl_rl(env: NumberedStarts) -> RslRlEnv:
-    """`env` as an rsl_rl.env.VecEnv, for OnPolicyRunner as it is."""
+    """`env` as an rsl_rl.env.VecEnv, for an unchanged OnPolicyRunner."""
     return RslRlEnv(env)
 
 
 class RslRlEnv(VecEnv):
-    """N environments that begin anew in the step in which they end.
+    """N environments that are reset in the step in which they end.
 
     Observation groups are "policy", all numbers that robots can measure, "privileged", all others where there are any,
     and each picture by its name, [N, colours, height, width] from 0 to 1. Actions [N, K * A] are in half ranges around
@@ -77,13 +77,15 @@ class RslRlEnv(VecEnv):
     @torch.no_grad()
     def step(self, actions: Tensor) -> tuple[TensorDict, Tensor, Tensor, dict[str, Any]]:
         """Take `actions` [N, K * A]; returns observations, rewards [N], dones [N] and extras."""
-        with torch.inference_mode(False):  # the runner's mode would leave tensors that nobody can write to after it
+        with torch.inference_mode(False):  # tensors of the runner's inference mode could not be modified later
             chunk = self._beginner.chunk(actions.detach().clone().to(self.device, torch.float32))
             transition = self.env.step(self._middle + self._half * chunk)
             done = transition.done.clone()
             final = self._grouped(transition.observation.clone())
-            told = ({"success": transition.success.float()} if transition.has_success else {}) | transition.metrics
-            log = {f"/{name}": values[done].double().nanmean() for name, values in told.items()} if done.any() else {}
+            metrics = ({"success": transition.success.float()} if transition.has_success else {}) | transition.metrics
+            log = (
+                {f"/{name}": values[done].double().nanmean() for name, values in metrics.items()} if done.any() else {}
+            )
             extras = {"time_outs": transition.truncated.clone(), "final_obs": final, "log": log}
             self._lengths = torch.where(done, 0, self._lengths + 1)
             self._observation = self._grouped(self._beginner.begin(done)) if bool(done.any()) else final

@@ -1,4 +1,4 @@
-"""Gymnasium's spaces as our contract, and what worlds give as buffers of it.
+"""Gymnasium's spaces as our contract, and observations of worlds in buffers of its specs.
 
 Letters in shape comments: N worlds, K executed actions of a chunk, A action dimension.
 """
@@ -20,16 +20,17 @@ from embodied.errors import UserError
 
 Array = NDArray[Any]
 ENCODED = (spaces.Discrete, spaces.MultiBinary, spaces.MultiDiscrete)
-"""Spaces of which observations are read as Gymnasium flattens them: a choice is a one among zeros."""
+"""Spaces whose observations are flattened by Gymnasium: a choice is one-hot."""
 
 
 class Observations:
     """Observations of N worlds in `space`: by name, nested ones as "outer.inner"; a single one is "observation".
 
-    Images of three colours are uint8 with their name for a camera, other uint8 stays as it is, all else is float32.
+    Images of three colours are uint8 with their name as the camera, other uint8 arrays stay uint8, all others are
+    float32.
 
     Raises:
-        UserError: for spaces of which nothing fixed can be read.
+        UserError: for spaces without observations of fixed size.
     """
 
     def __init__(self, space: spaces.Space, count: int) -> None:
@@ -40,9 +41,9 @@ class Observations:
         }  # [N, ...] each
 
     def read(self, rows: list[int], observations: list[Any]) -> list[int]:
-        """Take up the `observations` of the worlds `rows` [M], ascending, except where a number is not finite.
+        """Store the `observations` of the worlds `rows` [M], ascending, except where a number is not finite.
 
-        Returns the worlds where that is so.
+        Returns the worlds with such numbers.
         """
         finite, values = True, []
         for path, space in self._parts:
@@ -52,21 +53,21 @@ class Observations:
             if isinstance(space, ENCODED):
                 parts = [flatten(space, each) for each in parts]
             values.append(value := np.array(parts))
-            if value.dtype.kind == "f" and not (good := np.isfinite(value)).all():
-                finite = good.reshape(len(rows), -1).all(1) & finite
+            if value.dtype.kind == "f" and not (finite_elements := np.isfinite(value)).all():
+                finite = finite_elements.reshape(len(rows), -1).all(1) & finite
         for buffer, value in zip(self.buffers.values(), values, strict=True):
             if finite is True and len(rows) == len(buffer):
-                buffer[...] = value.reshape(buffer.shape)  # several times as fast as by their numbers
+                buffer[...] = value.reshape(buffer.shape)  # several times as fast as by indices
             else:
-                chosen = np.array(rows, dtype=np.int64)[finite]
-                buffer[chosen] = value.reshape(len(rows), *buffer.shape[1:])[finite]
+                indices = np.array(rows, dtype=np.int64)[finite]
+                buffer[indices] = value.reshape(len(rows), *buffer.shape[1:])[finite]
         return [] if finite is True else np.array(rows)[~finite].tolist()
 
 
 class Actions:
-    """Actions in `space`: those of a box, flat, within its limits; of n choices the one with the highest score.
+    """Actions in `space`: elements of a box, flat, within its limits; or scores of n choices, where the highest wins.
 
-    `limit` bounds elements that the space does not. `name` is the environment's, for messages.
+    `limit` bounds elements without limits in the space. `name` is the environment's name, for messages.
 
     Raises:
         UserError: for elements without limits, and for other spaces.
@@ -86,7 +87,7 @@ class Actions:
         self.spec = TensorSpec((len(names),), names=names, low=tuple(self.low.tolist()), high=tuple(self.high.tolist()))
 
     def chosen(self, actions: Array) -> Array:
-        """What worlds take for `actions` [N, K, A]: [N, K, ...]."""
+        """Actions of the space, [N, K, ...], for `actions` [N, K, A]."""
         if isinstance(self.space, spaces.Discrete):
             return actions.argmax(-1) + self.space.start
         clipped = np.minimum(np.maximum(actions, self.low), self.high).astype(self.space.dtype, copy=False)
@@ -96,12 +97,12 @@ class Actions:
 def contract(
     world: gymnasium.Env, executed: int = 1, control_dt_s: float | None = None, action_limit: float | None = None
 ) -> Contract:
-    """What policies read and command in `world`: chunks of K actions, all of which are executed.
+    """Contract derived from the spaces of `world`: chunks of K actions, all of which are executed.
 
-    Where `control_dt_s` is None it is what the world calls `dt`, else the inverse of its `render_fps`.
+    If `control_dt_s` is None, it is the world's `dt`, or the inverse of its `render_fps`.
 
     Raises:
-        UserError: where that is not told, or its spaces cannot be read.
+        UserError: without a time between actions, or for spaces that cannot be read.
     """
     name = world.spec.id if world.spec else str(world)
     rate_hz = world.metadata.get("render_fps")

@@ -1,4 +1,4 @@
-"""What the libraries that train on our environments share: who begins episodes, and observations of fixed size."""
+"""Common parts of the adapters for training libraries: beginning of episodes, and observations of fixed size."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from embodied.errors import UserError
 
 
 class Beginner:
-    """Begins episodes of `env`: from the next of its own initial states, or of those that a seed chooses.
+    """Begins episodes of `env`, from its own next initial states or from the states that a seed selects.
 
     Raises:
-        UserError: where an observation varies in size, which `library` does not take.
+        UserError: if an observation varies in size, which `library` does not support.
     """
 
     def __init__(self, env: Environment, library: str) -> None:
@@ -26,17 +26,17 @@ class Beginner:
         self._next: int | None = None
 
     def seed(self, seed: int) -> None:
-        """Begin the episodes to come from the initial states of `seed`, as environments made with that seed do.
+        """Begin later episodes from the initial states of `seed`, like environments made with that seed.
 
         Raises:
-            UserError: where initial states have no numbers.
+            UserError: if initial states have no numbers.
         """
         if not isinstance(self.env, NumberedStarts):
             raise UserError("the initial states of this environment have no numbers; reset it without a seed")
         self._next = seed % (1 << 31) * STARTS_PER_SEED
 
     def begin(self, mask: Tensor) -> TensorDict:
-        """Begin episodes where `mask` [N]; returns the observations of all, a copy."""
+        """Begin episodes where `mask` [N]; returns a copy of all observations."""
         if self._next is None:
             return self.env.reset(mask).clone()
         assert isinstance(self.env, NumberedStarts)
@@ -55,7 +55,7 @@ def limits(env: Environment, library: str) -> tuple[Tensor, Tensor]:
     """Bounds of a chunk [K, A], low and high, on the environment's device.
 
     Raises:
-        UserError: where actions have none.
+        UserError: if actions have no limits.
     """
     action = env.contract.action
     if not action.low:

@@ -1,4 +1,4 @@
-"""Environments of Gymnasium as something a run can train on."""
+"""Gymnasium environments as a task for training."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from sims.gym.spaces import contract
 from sims.remote.options import ProcessOptions
 
 FILMED = 4
-"""Episodes in a video."""
+"""Number of episodes in a video."""
 
 
 @dataclass
 class GymTask(ProcessOptions):
-    """One environment of Gymnasium, or of any package that registers its own there.
+    """One environment of Gymnasium, or of any package that registers its own in Gymnasium.
 
-    `id` is what gymnasium.make takes; `module:Id-v0` imports the module that registers it first. `options` are further
-    arguments of gymnasium.make, {name:value}. Chunks have `executed` actions. An episode is truncated after
-    `step_limit` steps; the environment's own limit if null. `control_dt_s` is the time between actions, `action_limit`
-    bounds elements of an action, where the environment does not say. `success_return` is a return from which on an
-    episode counts as succeeded, in place of what the environment says.
+    `id` is the argument of gymnasium.make; `module:Id-v0` imports the module that registers it first. `options` are
+    further arguments of gymnasium.make, {name:value}. Chunks have `executed` actions. An episode is truncated after
+    `step_limit` steps; the environment's own limit if null. `control_dt_s` is the time between actions, and
+    `action_limit` bounds elements of an action, if the environment does not define them. `success_return` is the return
+    from which on an episode counts as succeeded, instead of the environment's own success.
     """
 
     name: str = "gym"
@@ -45,37 +45,37 @@ class GymTask(ProcessOptions):
     success_return: FiniteFloat | None = None
 
     def __post_init__(self) -> None:
-        """Raise UserError for numbers out of range, and options that are no arguments."""
+        """Raise UserError for numbers out of range, and options that are not a mapping."""
         super().__post_init__()
         if not isinstance(self.options, Mapping | None):
             raise UserError(f"expected task.options={{name:value}}, got {self.options!r}")
 
     @property
     def distributions(self) -> tuple[str, ...]:
-        """The environment's own."""
+        """The environment's own distribution of initial states, under its id."""
         return (self.id,)
 
     @property
     def asset_kind(self) -> None:
-        """The environment brings what it needs."""
+        """No assets: the environment includes its own."""
         return
 
     def contract(self, distribution: str) -> Contract:
-        """That of the environment's spaces.
+        """Contract derived from the environment's spaces.
 
         Raises:
             UserError: for an unknown distribution, or an environment that cannot be used.
         """
         self._check(distribution)
         world = make(self.id, self.step_limit, self.options)
-        found = contract(world, self.executed, self.control_dt_s, self.action_limit)
+        result = contract(world, self.executed, self.control_dt_s, self.action_limit)
         world.close()
-        return found
+        return result
 
     def environment(
         self, num_envs: int, distribution: str, split: str, seed: int = 0, device: str = "cpu"
     ) -> GymEnvironment:
-        """Make environments, on the CPU; the splits "train" and "eval" have seeds of their own.
+        """Make environments, on the CPU; the splits "train" and "eval" have different seeds.
 
         Raises:
             UserError: for an unknown distribution, or an environment that cannot be used.
@@ -84,23 +84,23 @@ class GymTask(ProcessOptions):
         return self._environment(num_envs, split, seed, self.options)
 
     def demonstrations(self, directory: Path, seed: int) -> None:
-        """There are none: policies begin from nothing."""
+        """No-op: policies learn from scratch."""
         return
 
     def video(
         self, path: Path, policies: Mapping[str, Policy], device: str, distribution: str | None = None, first: int = 0
     ) -> None:
-        """Film each policy, by caption, from the same starts, as the environment renders itself.
+        """Film each policy, by caption, from the same starts, with the environment's own renderer.
 
         Raises:
-            UserError: where it cannot.
+            UserError: if it cannot render.
         """
         env = self._environment(FILMED, "eval", 0, {**(self.options or {}), "render_mode": "rgb_array"})
 
         def render(ids: NDArray[np.int64]) -> Frames:
             try:
                 return np.stack([np.asarray(env.worlds[row].render(), dtype=np.uint8) for row in ids.tolist()])
-            except Exception as error:  # graphics libraries raise what they like
+            except Exception as error:  # graphics libraries raise errors of any kind
                 raise UserError(f"{self.id} cannot be rendered here ({error}); use video=false") from error
 
         starts = torch.arange(first, first + FILMED)

@@ -27,7 +27,7 @@ def as_torchrl(env: Environment) -> TorchRLEnv:
 
 
 class TorchRLEnv(EnvBase):
-    """N environments, which TorchRL resets by itself where they end: "next" holds the true last observation.
+    """N environments, which TorchRL resets where they end; "next" has the true last observation.
 
     Observations have their names in the contract. An action is [A], or a chunk [K, A] where K is above 1, whose reward
     is the sum. `set_seed` chooses the initial states of all episodes that follow.
@@ -42,17 +42,17 @@ class TorchRLEnv(EnvBase):
         self.simulator, self._beginner = env, Beginner(env, "TorchRL")
         low, high = (each if env.contract.executed > 1 else each[0] for each in limits(env, "TorchRL"))
         self.action_spec = Bounded(low.expand(count, *low.shape), high.expand(count, *high.shape), device=env.device)
-        seen = {name: _spec(spec, count, env.device) for name, spec in env.contract.observation.items()}
-        self.observation_spec = Composite(seen, shape=[count], device=env.device)
+        specs = {name: _spec(spec, count, env.device) for name, spec in env.contract.observation.items()}
+        self.observation_spec = Composite(specs, shape=[count], device=env.device)
         self.reward_spec = Unbounded((count, 1), device=env.device)
         flag = Categorical(2, shape=(count, 1), dtype=torch.bool, device=env.device)
         self.done_spec = Composite({name: flag.clone() for name in ENDINGS}, shape=[count], device=env.device)
         self._ended = torch.zeros(2, count, dtype=torch.bool, device=env.device)  # terminated, truncated
 
     def _reset(self, tensordict: TensorDictBase | None = None, **_: object) -> TensorDict:
-        asked = None if tensordict is None else tensordict.get("_reset", None)
-        everywhere = torch.ones_like(self._ended[0])
-        mask = everywhere if asked is None else asked.view(-1)
+        requested = None if tensordict is None else tensordict.get("_reset", None)
+        all_environments = torch.ones_like(self._ended[0])
+        mask = all_environments if requested is None else requested.view(-1)
         self._ended = self._ended & ~mask
         return self._beginner.begin(mask).update(self._endings())
 

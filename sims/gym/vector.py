@@ -22,14 +22,14 @@ from sims.gym.starting import Beginner, limits
 
 
 def as_gymnasium(env: Environment, autoreset_mode: AutoresetMode = AutoresetMode.NEXT_STEP) -> GymnasiumEnv:
-    """`env` as a gymnasium.vector.VectorEnv whose finished environments begin anew as `autoreset_mode` says."""
+    """`env` as a gymnasium.vector.VectorEnv whose finished environments are reset according to `autoreset_mode`."""
     return GymnasiumEnv(env, autoreset_mode)
 
 
 class GymnasiumEnv(VectorEnv):
     """N environments with observations in a Dict, by their names in the contract.
 
-    An action is [A], or a chunk [K, A] where K is above 1, whose reward is the sum. Infos tell the success and the
+    An action is [A], or a chunk [K, A] where K is above 1, whose reward is the sum. Infos have the success and the
     metrics of episodes that ended. `reset(seed=...)` chooses the initial states of all episodes that follow.
 
     Raises:
@@ -44,8 +44,8 @@ class GymnasiumEnv(VectorEnv):
         if env.contract.executed == 1:
             low, high = low[0], high[0]
         self.single_action_space = spaces.Box(low, high, dtype=np.float32)
-        seen = {name: _space(spec) for name, spec in env.contract.observation.items()}
-        self.single_observation_space = spaces.Dict(seen)
+        observation_spaces = {name: _space(spec) for name, spec in env.contract.observation.items()}
+        self.single_observation_space = spaces.Dict(observation_spaces)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self._ended = torch.zeros(self.num_envs, dtype=torch.bool, device=env.device)
@@ -56,7 +56,7 @@ class GymnasiumEnv(VectorEnv):
         """Begin episodes everywhere, or where options["reset_mask"] [N] is True.
 
         Raises:
-            UserError: for a seed where initial states have no numbers.
+            UserError: for a seed if initial states have no numbers.
         """
         super().reset(seed=seed)
         if seed is not None:
@@ -71,21 +71,21 @@ class GymnasiumEnv(VectorEnv):
         """Take one action, or one chunk, in each environment.
 
         Raises:
-            UserError: without automatic reset, where an episode has ended.
+            UserError: if an episode has ended and there is no automatic reset.
         """
         before = self._ended
         if self._mode is AutoresetMode.DISABLED and bool(before.any()):
             ended = before.nonzero().flatten().tolist()
             raise UserError(f"the episodes of {ended} have ended; reset them with options={{'reset_mask': ...}}")
         chunk = self._beginner.chunk(torch.as_tensor(np.asarray(actions), dtype=torch.float32))
-        transition = self.env.step(chunk)  # in those that have ended it does nothing
+        transition = self.env.step(chunk)  # a no-op in ended episodes
         terminated, truncated = (flag & ~before for flag in (transition.terminated, transition.truncated))
         done = terminated | truncated
         reward = transition.reward.detach().double().sum(1).cpu().numpy()
         observation, infos = transition.observation.detach().clone(), self._told(transition, done)
-        again = done if self._mode is AutoresetMode.SAME_STEP else before
-        if self._mode is not AutoresetMode.DISABLED and bool(again.any()):
-            observation = self._beginner.begin(again)
+        resets = done if self._mode is AutoresetMode.SAME_STEP else before
+        if self._mode is not AutoresetMode.DISABLED and bool(resets.any()):
+            observation = self._beginner.begin(resets)
         self._ended = done if self._mode is not AutoresetMode.SAME_STEP else torch.zeros_like(done)
         flags = (each.cpu().numpy().copy() for each in (terminated, truncated))
         return _arrays(observation), reward, *flags, infos
@@ -95,15 +95,15 @@ class GymnasiumEnv(VectorEnv):
         self.env.close()
 
     def _told(self, transition: Transition, done: torch.Tensor) -> dict[str, Any]:
-        """Infos of the episodes that ended just now."""
-        told = {"success": transition.success} if transition.has_success else {}
-        told |= transition.metrics
+        """Infos of the episodes that end in this step."""
+        metrics = {"success": transition.success} if transition.has_success else {}
+        metrics |= transition.metrics
         infos: dict[str, Any] = {}
         for row in done.nonzero().flatten().tolist():
-            info = {name: values[row].item() for name, values in told.items()}
+            info = {name: values[row].item() for name, values in metrics.items()}
             if self._mode is AutoresetMode.SAME_STEP:
-                seen = transition.observation[row].detach().clone().to_dict()
-                info = {"final_obs": {name: part.cpu().numpy() for name, part in seen.items()}, "final_info": info}
+                final = transition.observation[row].detach().clone().to_dict()
+                info = {"final_obs": {name: part.cpu().numpy() for name, part in final.items()}, "final_info": info}
             infos = self._add_info(infos, info, row)
         return infos
 

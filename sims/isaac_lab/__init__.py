@@ -1,1 +1,1 @@
-"""Isaac Lab's environments as ours: many worlds that its simulator steps at once."""
+"""Isaac Lab's environments as ours: its simulator steps many worlds at once."""

@@ -11,13 +11,13 @@ from pathlib import Path
 from pxr import Gf, Sdf, Usd, UsdGeom, UsdPhysics
 
 RAIL_M, CART_M, POLE_M = (8.0, 0.03, 0.03), (0.2, 0.25, 0.2), (0.04, 0.06, 1.0)
-"""Edges of the boxes."""
+"""Edges of the boxes of rail, cart and pole."""
 HINGE_M = 0.12
 """Height of the pole's hinge above the middle of the cart."""
 MASS_KG = 1.0
-"""Of each of the three."""
+"""Mass of each of the three bodies."""
 REACH_M = 4.0
-"""The cart goes so far to either side."""
+"""Range of the cart to either side."""
 SPEED = {"linear": 100.0, "angular": 5730.0}
 """Speed limits of joints, m/s and degrees/s."""
 
@@ -49,7 +49,7 @@ def write_cartpole(path: Path) -> Path:
 def _box(
     stage: Usd.Stage, name: str, size_m: tuple[float, float, float], height_m: float = 0.0, centre_m: float = 0.0
 ) -> None:
-    """A body at `height_m` whose box, of uniform density, has its centre `centre_m` above that."""
+    """Add a body at `height_m` with a box of uniform density, whose centre is `centre_m` above it."""
     body = UsdGeom.Xform.Define(stage, f"/cartpole/{name}")
     body.AddTranslateOp().Set(Gf.Vec3d(0.0, 0.0, height_m))
     UsdPhysics.RigidBodyAPI.Apply(body.GetPrim())
@@ -66,7 +66,7 @@ def _box(
 
 
 def _connect(joint: UsdPhysics.Joint, axis: str, parent: str, child: str, kind: str) -> None:
-    """Let `joint` move `child` along or about `axis` of `parent`, driven by forces alone."""
+    """Connect `child` to `parent` by `joint`, along or about `axis`, driven by forces only."""
     joint.CreateAxisAttr(axis)
     joint.CreateBody0Rel().SetTargets([f"/cartpole/{parent}"])
     joint.CreateBody1Rel().SetTargets([f"/cartpole/{child}"])

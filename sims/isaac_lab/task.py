@@ -1,4 +1,4 @@
-"""Environments of Isaac Lab as something a run can train on."""
+"""Isaac Lab's environments as a task for training."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ ASSETS = ("stock", "own")
 class IsaacLabTask(ProcessOptions):
     """One environment of Isaac Lab.
 
-    `id` is its registered name. `assets` are stock, from NVIDIA's server, or own: a cartpole that stands on nothing.
-    `overrides` are Isaac Lab's own settings, ["key=value"] as its programs take them. Chunks have `executed` actions.
+    `id` is its registered name. `assets` are stock, from NVIDIA's server, or own: a cartpole without a ground plane.
+    `overrides` are Isaac Lab's own settings, in the form ["key=value"] of its programs. Chunks have `executed` actions.
     An episode is truncated after `step_limit` steps, the environment's own limit if None. `action_limit` bounds
-    elements of an action that the environment does not. With `survival` an episode that lasts until its time limit
-    succeeds, and evaluations tell mean returns beside the rate; else success is not defined: Isaac Lab's environments
-    tell rewards alone.
+    elements of an action without limits in the environment. With `survival` an episode that lasts until its time limit
+    succeeds, and evaluations report mean returns in addition to the success rate; otherwise success is not defined,
+    because Isaac Lab's environments only have rewards.
     """
 
     name: str = "isaac_lab"
@@ -50,16 +50,16 @@ class IsaacLabTask(ProcessOptions):
 
     @property
     def distributions(self) -> tuple[str, ...]:
-        """The environment's own."""
+        """The environment's own distribution of initial states, under its id."""
         return (self.id,)
 
     @property
     def asset_kind(self) -> str | None:
-        """Stand-ins, where they are our own."""
+        """Kind of the assets: "stand-in" for our own, None for Isaac Lab's."""
         return "stand-in" if self.assets == "own" else None
 
     def contract(self, distribution: str) -> Contract:
-        """That of the environment's spaces, of which one world is made for it the first time.
+        """Contract derived from the environment's spaces; the first call makes an environment of one world.
 
         Raises:
             UserError: for an unknown distribution, or an environment that cannot be used.
@@ -73,7 +73,7 @@ class IsaacLabTask(ProcessOptions):
     def environment(
         self, num_envs: int, distribution: str, split: str, seed: int = 0, device: str = "cpu"
     ) -> Unnumbered:
-        """Make environments on `device`; the splits "train" and "eval" have random numbers of their own.
+        """Make environments on `device`; the splits "train" and "eval" have different random numbers.
 
         Raises:
             UserError: for an unknown distribution, or an environment that cannot be used.
@@ -81,13 +81,13 @@ class IsaacLabTask(ProcessOptions):
         return Unnumbered(self._engine(num_envs, distribution, split, seed, device))
 
     def demonstrations(self, directory: Path, seed: int) -> None:
-        """There are none: policies begin from nothing."""
+        """No-op: policies learn from scratch."""
         return
 
     def video(
         self, path: Path, policies: Mapping[str, Policy], device: str, distribution: str | None = None, first: int = 0
     ) -> None:
-        """There is none.
+        """Not supported.
 
         Raises:
             UserError: always.

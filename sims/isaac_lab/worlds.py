@@ -1,4 +1,4 @@
-"""Isaac Lab's environments, made as they are needed here, and their spaces as our contract.
+"""Construction of Isaac Lab's environments, and their spaces as our contract.
 
 Letters in shape comments: N worlds, K executed actions of a chunk, A action dimension.
 """
@@ -27,16 +27,16 @@ from sims.gym.spaces import Actions, Observations
 
 log = logging.getLogger(__name__)
 PYTHON = ".venv-isaac/bin/python"
-"""The interpreter that `make isaac` installs."""
+"""Interpreter that `make isaac` installs."""
 CARTPOLE = "Robots/Classic/Cartpole/cartpole.usd"
-"""What the path of Isaac Lab's cartpole ends with."""
+"""End of the path of Isaac Lab's cartpole."""
 READ = "policy"
-"""The observation group of actors; all others are privileged."""
+"""Observation group of actors; all other groups are privileged."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """Which environment, and how it is made; see `task.IsaacLabTask`."""
+    """An environment and its settings; see `task.IsaacLabTask`."""
 
     id: str
     assets: str = "stock"
@@ -48,14 +48,14 @@ class Options:
 
 
 def make(options: Options, num_envs: int, device: str, seed: int) -> Any:  # noqa: ANN401 - of two unrelated classes
-    """The simulator's environment of N worlds. A process can have one at a time.
+    """Make the simulator's environment of N worlds. A process can have one at a time.
 
     Raises:
-        UserError: where Isaac Lab is missing, has no such environment, or cannot make it; where its version does not
-            give true last observations; where this process has an environment already.
+        UserError: if Isaac Lab is missing, has no such environment, or cannot make it; if its version does not return
+            true last observations; if this process already has an environment.
     """
     try:
-        if int(version("isaaclab").partition(".")[0]) < 3:  # asked for here: it cannot be imported without Isaac Sim
+        if int(version("isaaclab").partition(".")[0]) < 3:  # from the metadata: without Isaac Sim it cannot be imported
             raise _hidden()
         import isaaclab_tasks  # noqa: F401 - registers the environments
         from isaaclab.sim import SimulationContext
@@ -84,32 +84,32 @@ def make(options: Options, num_envs: int, device: str, seed: int) -> Any:  # noq
 
 
 def contract(env: Any, options: Options) -> Contract:  # noqa: ANN401
-    """What policies read and command in `env`: chunks of K actions, all of which are executed.
+    """Contract derived from the spaces of `env`: chunks of K actions, all of which are executed.
 
     Raises:
         UserError: for several agents, spaces that are no boxes, and actions without limits.
     """
     if not hasattr(env, "single_action_space"):
         raise UserError(f"{options.id} has several agents or none; expected an environment with one")
-    seen = env.single_observation_space
-    if others := [name for name, space in _leaves(seen) if not isinstance(space, spaces.Box)]:
+    observation_space = env.single_observation_space
+    if others := [name for name, space in _leaves(observation_space) if not isinstance(space, spaces.Box)]:
         raise UserError(f"observation {others[0]!r} of {options.id} is no box of numbers; choose another environment")
     if not isinstance(env.single_action_space, spaces.Box):
         raise UserError(f"{options.id} takes actions in {env.single_action_space}; expected a box of numbers")
     specs = {
         name: replace(spec, privileged=name.partition(".")[0] != READ)
-        for name, spec in Observations(seen, 0).specs.items()
+        for name, spec in Observations(observation_space, 0).specs.items()
     }
     action = Actions(env.single_action_space, options.action_limit, options.id).spec
     return Contract(specs, action, round(float(env.step_dt), 9), horizon=options.executed, executed=options.executed)
 
 
 def flat(observation: Mapping[str, Any], outer: str = "") -> dict[str, Tensor]:
-    """The tensors of a nested `observation` by "outer.inner", which share no memory with it."""
-    found: dict[str, Tensor] = {}
+    """Copies of the tensors of a nested `observation`, by "outer.inner"."""
+    tensors: dict[str, Tensor] = {}
     for name, value in observation.items():
-        found |= flat(value, f"{outer}{name}.") if isinstance(value, Mapping) else {f"{outer}{name}": value.clone()}
-    return found
+        tensors |= flat(value, f"{outer}{name}.") if isinstance(value, Mapping) else {f"{outer}{name}": value.clone()}
+    return tensors
 
 
 def _leaves(space: spaces.Space, outer: str = "") -> Iterator[tuple[str, spaces.Space]]:
@@ -121,7 +121,7 @@ def _leaves(space: spaces.Space, outer: str = "") -> Iterator[tuple[str, spaces.
 
 
 def _adapt(cfg: Any, options: Options, device: str, seed: int, folder: Path) -> None:  # noqa: ANN401
-    """Change the settings `cfg` as `options` ask."""
+    """Change the settings `cfg` according to `options`."""
     if not hasattr(cfg, "compute_final_obs"):
         raise _hidden()
     cfg.compute_final_obs, cfg.seed = True, seed
@@ -134,10 +134,10 @@ def _adapt(cfg: Any, options: Options, device: str, seed: int, folder: Path) -> 
 
 
 def _use_own(scene: Any, id: str, folder: Path) -> None:  # noqa: ANN401
-    """Let `scene` stand on nothing, with our cartpole in place of Isaac Lab's.
+    """Remove the ground plane of `scene`, and replace Isaac Lab's cartpole with ours.
 
     Raises:
-        UserError: where something else of it lies on NVIDIA's server.
+        UserError: if it needs other files from NVIDIA's server.
     """
     from sims.isaac_lab.cartpole import write_cartpole
 
@@ -166,13 +166,13 @@ def _hint(options: Options) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep what Isaac Lab prints for debugging, and the handlers of the root logger as they are."""
-    root, told = logging.getLogger(), io.StringIO()
+    """Redirect Isaac Lab's output to the debug log, and restore the handlers of the root logger."""
+    root, output = logging.getLogger(), io.StringIO()
     handlers, level = list(root.handlers), root.level
     try:
-        with redirect_stdout(told):
+        with redirect_stdout(output):
             yield
     finally:
         root.handlers[:] = handlers
         root.setLevel(level)
-        log.debug(told.getvalue())
+        log.debug(output.getvalue())

@@ -30,7 +30,7 @@ STAND_IN = Assets(None, "stand-in")
 def find_assets(path: str | Path | None = None) -> Assets:
     """Official assets from `path`, $LIBERO_ASSETS or a downloaded copy, else stand-ins.
 
-    `path` may also be "stand-in". Raises UserError if a given folder lacks the assets, since a typing error must not
+    `path` may also be "stand-in". Raises UserError if a given folder lacks the assets, so that a typing error does not
     silently turn a benchmark into one on stand-ins.
     """
     for source, named in (("assets", path), ("LIBERO_ASSETS", os.environ.get("LIBERO_ASSETS"))):

@@ -32,15 +32,15 @@ from sims.libero.viewing import LiberoView
 class LiberoEnvironment(RestorableEngine):
     """N environments; environment i runs `tasks[i % len(tasks)]`.
 
-    The reward is 1 at the step that reaches the goal, else 0. Actions are clipped to [-1, 1]. Of failed episodes whose
-    objects are not where they belong, `Transition.failures` says why (`failures`).
+    The reward is 1 at the step that reaches the goal, else 0. Actions are clipped to [-1, 1]. For
+    failed episodes whose objects are not at their goals, `Transition.failures` has the cause (see `failures`).
 
     Args:
         tasks: one or more tasks, of any suites.
         num_envs: N.
         distribution: "official" (LIBERO's 50 initial states), "wide" or "areas", see `placement`.
         split: "train" or "eval": disjoint initial states of the wide distribution.
-        areas_share: of the training split of "wide", how many are of "areas".
+        areas_share: share of initial states of "areas" in the training split of "wide".
         wording: one of `language.WORDINGS`; if it has several texts, the number of the initial state selects one.
         horizon: H, actions a policy predicts; `executed`: K, actions run between observations.
         step_limit: control steps after which an episode is truncated; the suite's own (`STEP_LIMITS`) if None.
@@ -48,10 +48,10 @@ class LiberoEnvironment(RestorableEngine):
         seed: chooses the initial states of a reset without `starts`.
         threads: number of simulation threads; all cores if None.
         image_size: side of images in the observation, pixels, rendered once per chunk; no images if None.
-        images: their cameras.
+        images: cameras of these images.
         joints: whether actors observe joint angles.
         sim: the physics library: MuJoCo on the CPU, or mujoco_warp on `device`, where everything stays.
-        randomisation: what differs between the worlds, drawn by the number of the start; nothing if None.
+        randomisation: differences between worlds, drawn by the number of the start; none if None.
     """
 
     def __init__(
@@ -94,10 +94,10 @@ class LiberoEnvironment(RestorableEngine):
         self._scene_of = self.task_index.tolist()
         options = randomisation or Randomisation()
         self._draws = [Draws(scene, options, split) for scene in self.scenes]
-        of_each = [self.scenes[index] for index in self._scene_of]
-        self.simulation = simulate(sim, of_each, threads, self.device, options.fields(split))
+        env_scenes = [self.scenes[index] for index in self._scene_of]
+        self.simulation = simulate(sim, env_scenes, threads, self.device, options.fields(split))
         self._observer = Observer(self.simulation, image_size, images)
-        self._handling = Handling(of_each, self._observer.most, self.device)
+        self._handling = Handling(env_scenes, self._observer.most, self.device)
         self._wordings = [Wordings(task, wording) for task in tasks]
         self._placements = [Placement(scene, distribution, split, areas_share) for scene in self.scenes]
         self._moved: Tensor | None = None  # [N] bool, since the last observation; None: all
@@ -111,7 +111,7 @@ class LiberoEnvironment(RestorableEngine):
         self.simulation.run(warm_up, len(WARM_UP) * self._moved, stop_on_success=False)
 
     def advance(self, actions: Tensor, left: Tensor) -> Outcome:
-        """Execute the chunk; if the physics diverges, the observation stays that before the chunk."""
+        """Execute the chunk; where the physics diverges, the observation remains the one before the chunk."""
         self._moved = left > 0
         executed, success, diverged = self.simulation.run(actions.detach().double().clamp(-1.0, 1.0), left)
         last = (executed.sum(1, keepdim=True) - 1).clamp_min(0)
@@ -121,24 +121,24 @@ class LiberoEnvironment(RestorableEngine):
     def observe(self) -> TensorDict:
         """Observations of all environments; images are rendered only where the state has changed."""
         moved, self._moved = self._moved, torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
-        seen = self._observer.observe(moved)
-        self._handling.see(seen, self.steps)
-        return seen
+        observation = self._observer.observe(moved)
+        self._handling.see(observation, self.steps)
+        return observation
 
     def settle(self, outcome: Outcome) -> Transition:
-        """And say of the episodes that have now failed why."""
-        done = self.done
-        found = super().settle(outcome)
-        for env in (found.done & ~found.success & ~done).nonzero().flatten().tolist():
+        """Settle as the parent, and add the causes of failure of the episodes that have now failed."""
+        done_before = self.done
+        transition = super().settle(outcome)
+        for env in (transition.done & ~transition.success & ~done_before).nonzero().flatten().tolist():
             self._handling.judge(env, self.simulation.achieved(env))
-        return replace(found, failures=found.failures | self._handling.failures())
+        return replace(transition, failures=transition.failures | self._handling.failures())
 
     def save(self) -> dict[str, Any]:
-        """The state of MuJoCo and the controllers, and what was lifted."""
+        """State of MuJoCo, of the controllers, and of the handled objects."""
         return self.simulation.state_dict() | self._handling.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> TensorDict:
-        """As `RestorableEngine.load_state_dict`; runs that were saved before failures had reasons go on, too."""
+        """Load a state as `RestorableEngine` does; states without causes of failures are accepted, too."""
         return super().load_state_dict(state | {"simulator": self._handling.state_dict() | state["simulator"]})
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -149,7 +149,7 @@ class LiberoEnvironment(RestorableEngine):
         self._moved = None
 
     def view(self) -> LiberoView:
-        """What the viewer shows."""
+        """View of the simulations for the viewer."""
         return LiberoView(self.simulation)
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
-"""Why an episode failed: by what the hand has held and still holds, read from observations once a chunk.
+"""Causes of failed episodes, from the objects that the hand has held, read from observations once a chunk.
 
-So it is the same with every physics, and costs control steps next to nothing. Letters in shape comments: N
+They are therefore the same with every physics library, and cost hardly any time. Letters in shape comments: N
 environments, M objects (the largest number of any task).
 """
 
@@ -15,25 +15,26 @@ from torch import Tensor
 from sims.libero.scene.scene import Scene
 
 LIFTED_M = 0.02
-"""How much higher than where it began an object is that is held."""
+"""Height above its initial height from which on an object can count as held."""
 NEAR_M = 0.2
-"""Largest distance of its middle from the grip point: that of a pan held by its handle."""
+"""Largest distance of a held object's middle from the grip point: that of a pan held by its handle."""
 REASONS = ("not placed", "dropped", "wrong object", "no grasp")
 NONE = -1
 STATE = ("start_m", "grasped", "reason")
 
 
 class Handling:
-    """What was held in N environments of `scenes` that observe M objects.
+    """Objects held in N environments of `scenes` that observe M objects.
 
-    An object is held that is in the air, near the grip point of a hand that closes: without the last, what is wedged
-    or pushed over something would count. `reason` [N] are indices into `REASONS`; `NONE`: not failed, or for another.
+    An object is held if it is in the air, near the grip point of a hand that closes; without the last condition, wedged
+    objects and objects pushed over others would count. `reason` [N] are indices into `REASONS`, or `NONE` for episodes
+    that have not failed, or have failed for another reason.
     """
 
     def __init__(self, scenes: Sequence[Scene], most: int, device: torch.device) -> None:
         self._movable = [len(scene.objects) for scene in scenes]
         numbers = [{int(body): number for number, body in enumerate(scene.object_body)} for scene in scenes]
-        self._goals = [  # which object each part of a goal is about; None: a drawer, a knob
+        self._goals = [  # the object of each part of a goal; None for a drawer or a knob
             [of.get(part.a) for part in scene.goal] for of, scene in zip(numbers, scenes, strict=True)
         ]
         self.start_m = torch.zeros(len(scenes), most, device=device)
@@ -41,19 +42,20 @@ class Handling:
         self.reason = torch.full((len(scenes),), NONE, device=device)
 
     def see(self, seen: TensorDict, steps: Tensor) -> None:
-        """Take note of the observations `seen` [N] after `steps` [N] of the episodes; those of none begin."""
-        place, fresh = seen["object_position"], steps == 0
-        begin = fresh.unsqueeze(1)
-        self.start_m = torch.where(begin, place[..., 2], self.start_m)
-        near = (place - seen["end_effector_position"].unsqueeze(1)).norm(dim=2) < NEAR_M
-        self.held = near & (place[..., 2] > self.start_m + LIFTED_M) & (seen["gripper_command"] > 0.0)
-        self.grasped = (self.grasped & ~begin) | self.held
-        self.reason = torch.where(fresh, NONE, self.reason)
+        """Update from the observations `seen` [N] after `steps` [N] control steps; episodes with 0 steps begin."""
+        position, new_episode = seen["object_position"], steps == 0
+        new_rows = new_episode.unsqueeze(1)
+        self.start_m = torch.where(new_rows, position[..., 2], self.start_m)
+        near = (position - seen["end_effector_position"].unsqueeze(1)).norm(dim=2) < NEAR_M
+        self.held = near & (position[..., 2] > self.start_m + LIFTED_M) & (seen["gripper_command"] > 0.0)
+        self.grasped = (self.grasped & ~new_rows) | self.held
+        self.reason = torch.where(new_episode, NONE, self.reason)
 
     def judge(self, env: int, achieved: Sequence[bool]) -> None:
-        """Find the reason why `env` has just failed; `achieved` says which parts of its goal hold.
+        """Set the cause of the failed episode of `env`; `achieved` are the parts of its goal that hold.
 
-        It is that of the objects that are not where they belong; there is none where all are, but a drawer is not shut.
+        The cause depends on the objects that are not at their goals; without such objects (if only a drawer is not
+        shut) there is none.
         """
         goals = self._goals[env]
         missing = [number for number, holds in zip(goals, achieved, strict=True) if number is not None and not holds]
@@ -66,15 +68,15 @@ class Handling:
             reason = "dropped"
         else:
             reason = "wrong object" if set(grasped) - set(goals) else "no grasp"
-        self.reason = self.reason.clone()  # transitions have the other
+        self.reason = self.reason.clone()  # earlier transitions keep the old tensor
         self.reason[env] = REASONS.index(reason)
 
     def failures(self) -> dict[str, Tensor]:
-        """As `Transition.failures`."""
+        """Whether each cause applies, [N] bool, see `Transition.failures`."""
         return {name: self.reason == number for number, name in enumerate(REASONS)}
 
     def state_dict(self) -> dict[str, Tensor]:
-        """What observations do not show, copied."""
+        """Copies of the state that observations do not contain."""
         return {name: getattr(self, name).clone() for name in STATE}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:

@@ -1,7 +1,7 @@
 """Content of LIBERO's HDF5 files, read in a child process with bounded memory and time.
 
 The HDF5 library crashes or takes gigabytes on some damaged files. In a child process this is an error of one line, and
-nothing of a file from outside runs in the process that trains. The child is this module; it imports neither torch nor
+no foreign file is parsed in the process that trains. The child is this module; it imports neither torch nor
 MuJoCo and sends frames: the length of a JSON header, the header, and the arrays that the header describes.
 """
 
@@ -25,7 +25,7 @@ from embodied.errors import UserError
 from embodied.extras import needs_extra
 
 MEMORY_BYTES, ARRAY_BYTES, HEADER_BYTES = 1 << 30, 128 << 20, 64 << 20
-"""Largest memory of the child beyond what its packages take, largest array, and largest header."""
+"""Largest memory of the child in addition to its packages, largest array, and largest header."""
 CPU_S = 600
 """Longest computing time of the child."""
 LENGTH = struct.Struct("<Q")
@@ -129,7 +129,7 @@ def _send(header: dict[str, Any], arrays: dict[str, np.ndarray] | None = None) -
 
 
 def _member(group: Any, name: str) -> Any:  # noqa: ANN401 - h5py's
-    """A member that lies in this very file."""
+    """Member `name` of `group`, which has to be stored in this file."""
     import h5py
 
     if not isinstance(group.get(name, getlink=True), h5py.HardLink):

@@ -79,10 +79,12 @@ class Wordings:
 
     def __init__(self, task: Task, wording: str) -> None:
         check_wording(wording)
-        own = {"name": [task.language], "bddl": [task.problem.language]}
-        self._texts: Sequence[Sequence[str]] = [own[wording]] if wording in own else [paraphrases(task, wording)]
+        wordings = {"name": [task.language], "bddl": [task.problem.language]}
+        self._texts: Sequence[Sequence[str]] = (
+            [wordings[wording]] if wording in wordings else [paraphrases(task, wording)]
+        )
         if wording == "training":
-            self._texts = [own["name"], own["bddl"], *2 * self._texts]
+            self._texts = [wordings["name"], wordings["bddl"], *2 * self._texts]
         self._key = f"{task.suite}/{task.name}"
 
     def __call__(self, number: int) -> str:
@@ -95,11 +97,11 @@ class Wordings:
 def paraphrases(task: Task, wording: str) -> list[str]:
     """All paraphrases of `task`, "training" or "held_out"; the two sets are disjoint."""
     split = (TRAINING, HELD_OUT)[wording == "held_out"]
-    found = dict.fromkeys(_paraphrases(task.language, split))
+    texts = dict.fromkeys(_paraphrases(task.language, split))
     if split == HELD_OUT:
         known = {task.language, task.problem.language, *_paraphrases(task.language, TRAINING)}
-        found = {text: None for text in found if text not in known}
-    return list(found)
+        texts = {text: None for text in texts if text not in known}
+    return list(texts)
 
 
 def _paraphrases(text: str, split: int) -> list[str]:

@@ -43,9 +43,9 @@ def contract(
     """The contract of every LIBERO task: H actions are predicted, K executed.
 
     Positions are in the world frame, rotations are the first two columns of a matrix. The cameras `images` are observed
-    if `image_size`, pixels, is given; what only a simulator knows of objects is then privileged. Joint angles are so
-    without `joints`. Names of objects are those of the BDDL file; those of drawers, doors and knobs, which are objects
-    too, are those of their bodies.
+    if `image_size`, pixels, is given; poses and names of objects are then privileged. Joint angles are privileged
+    without `joints`. Names of objects come from the BDDL file; drawers, doors and knobs, which are objects too, have
+    the names of their bodies.
 
     Raises:
         UserError: for an unknown camera, or one that is named twice.
@@ -97,7 +97,7 @@ class _Group:
     """Environments of one scene, on the device, and the addresses into their qpos."""
 
     ids: np.ndarray
-    rows: Tensor  # the same
+    rows: Tensor  # the same numbers, as a tensor
     scene: Scene
     pose_address: Tensor  # [objects, 7]
     bodies: list[int]  # of the fixtures
@@ -108,9 +108,9 @@ class _Group:
 class Observer:
     """Reads observations of all environments of a simulation, vectorised over environments with the same scene.
 
-    They are made on the simulation's device and stay there. There are up to `most` objects in a task.
-    Objects are the movable ones, then the fixtures that tasks name, then those fixtures' moving parts. With
-    `image_size`, pixels, there are pictures of the cameras `images`.
+    Observations are on the simulation's device. There are up to `most` objects in a task: the movable ones, then the
+    fixtures that tasks name, then the moving parts of these fixtures. With `image_size`, pixels, there are pictures of
+    the cameras `images`.
     """
 
     def __init__(self, simulation: Physics, image_size: int | None = None, images: Sequence[str] = CAMERAS) -> None:
@@ -136,11 +136,13 @@ class Observer:
         commands = self._nowhere.new_empty(self.num, 2)
         joints, gripper = self._nowhere.new_empty(self.num, 7), self._nowhere.new_empty(self.num, 2)
         for group in self._groups:
-            qpos, placed, commands[group.rows] = self._simulation.seen(group.ids, group.bodies)
-            here = torch.cat((qpos[:, group.pose_address], placed), 1)
-            centres, turned = group.parts.where(placed, qpos)
-            places[group.rows, : len(group.names)] = torch.cat((here[..., :3], centres), 1)
-            turns[group.rows, : len(group.names)] = two_columns(torch.cat((rotation(here[..., 3:]), turned), 1))
+            qpos, fixture_poses, commands[group.rows] = self._simulation.seen(group.ids, group.bodies)
+            poses = torch.cat((qpos[:, group.pose_address], fixture_poses), 1)
+            centres, part_rotations = group.parts.where(fixture_poses, qpos)
+            places[group.rows, : len(group.names)] = torch.cat((poses[..., :3], centres), 1)
+            turns[group.rows, : len(group.names)] = two_columns(
+                torch.cat((rotation(poses[..., 3:]), part_rotations), 1)
+            )
             joints[group.rows] = qpos[:, group.scene.arm_qposadr]
             gripper[group.rows] = qpos[:, group.scene.gripper_qposadr]
         position, matrix = self._arm.end_effector(joints)
@@ -174,7 +176,7 @@ class Observer:
         return self._named(self._pictures.clone())
 
     def pictures(self, ids: Tensor) -> dict[str, Tensor]:
-        """What the cameras see now in environments `ids` [M], by name [M, height, width, 3]; {} without cameras."""
+        """Present pictures of environments `ids` [M], by name [M, height, width, 3]; {} without cameras."""
         return self._named(self._cameras.pictures(ids)) if self._cameras and len(ids) else {}
 
     def _named(self, pictures: Tensor) -> dict[str, Tensor]:

@@ -168,10 +168,10 @@ def _single_steps(
     error, floor, contact = np.zeros(shape), np.zeros(shape), np.zeros(shape, dtype=np.bool_)
     ids = np.arange(recording.episodes)
     for step in range(recording.steps):
-        warm = [data.qacc_warmstart.copy() for data in simulation.data]
+        warm_starts = [data.qacc_warmstart.copy() for data in simulation.data]
         for run, nudge in ((simulation, 0.0), (nudged, NUDGE)):
             recording.start(run, step, nudge)
-            for data, start in zip(run.data, warm, strict=True):
+            for data, start in zip(run.data, warm_starts, strict=True):
                 data.qacc_warmstart[:] = start if step else 0.0
         contact[step] = [_busy(recording.scene, data) for data in simulation.data]
         for run in (simulation, nudged):

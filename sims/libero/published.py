@@ -1,10 +1,10 @@
-"""LIBERO's published LeRobot datasets (`lerobot/libero`, `HuggingFaceVLA/libero` and their kin) in our terms.
+"""LIBERO's published LeRobot datasets (`lerobot/libero`, `HuggingFaceVLA/libero` and similar) in our conventions.
 
 `observation.state` [8]: position of the grip site in m, the hand's rotation as axis times angle, two finger joints.
-Actions are ours, at 20 Hz although the datasets say 10; zero actions were left out. The hand's frame is turned by a
-quarter about its z axis against our end effector's. Pictures are stock LIBERO's, which are upside down, turned by half
-a turn: upright, with left and right exchanged. Joint angles are in some datasets only.
-Sources: github.com/huggingface/lerobot (docs/source/libero.mdx, issue 3830), github.com/Physical-Intelligence/openpi.
+Actions have our meaning, at 20 Hz although the metadata has 10; zero actions were left out. The hand's frame is turned
+by a quarter about its z axis relative to our end effector's. Pictures are those of stock LIBERO, which are upside down,
+turned by half a turn: upright, with left and right exchanged. Joint angles are in some datasets only. Sources:
+github.com/huggingface/lerobot (docs/source/libero.mdx, issue 3830), github.com/Physical-Intelligence/openpi.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ class Published:
     @cached_property
     def _numbers(self) -> dict[str, int]:
         """Tasks by all of their texts; a task's own wordings come before paraphrases of others."""
-        own = [(task.name, task.language, task.problem.language) for task in self.tasks]
-        others = [(*paraphrases(task, "training"), *paraphrases(task, "held_out")) for task in self.tasks]
+        wordings = [(task.name, task.language, task.problem.language) for task in self.tasks]
+        variants = [(*paraphrases(task, "training"), *paraphrases(task, "held_out")) for task in self.tasks]
         numbers: dict[str, int] = {}
-        for texts in (own, others):
+        for texts in (wordings, variants):
             for index, group in enumerate(texts):
                 for text in group:
                     numbers.setdefault(_plain(text), index)
@@ -78,18 +78,19 @@ class Published:
                 raise UserError(f"{name}: expected {size} elements as in lerobot/libero, got {values.shape[1:]}")
         if actions[:, 6].min() >= 0.0:
             raise UserError("action: expected a gripper from -1 (open) to 1 (closed), got none below 0: it never opens")
-        found = {
+        converted = {
             "end_effector_position": state[:, :3],
             "end_effector_rotation": _two_columns(rotation(state[:, 3:6]) @ END_EFFECTOR_IN_HAND),
             "gripper_position": state[:, 6:],
             "gripper_command": gripper_commands(actions[:, 6]),
             ACTION: actions.clip(-1.0, 1.0),
         }
-        return found | ({"joint_position": columns[JOINTS]} if JOINTS in columns else {})
+        return converted | ({"joint_position": columns[JOINTS]} if JOINTS in columns else {})
 
 
 def rotation(vectors: Array) -> Array:
     """Rotation matrices [L, 3, 3] about axes by angles in rad, whose product is `vectors` [L, 3] (Rodrigues)."""
+    # R = I + sin(angle) K + (1 - cos(angle)) K^2 with the cross product matrix K of the axis.
     angle = np.linalg.norm(vectors, axis=1)[:, None, None]
     x, y, z = (vectors / np.maximum(angle[:, 0], 1e-12)).T
     zero = np.zeros_like(x)
@@ -99,11 +100,11 @@ def rotation(vectors: Array) -> Array:
 
 def gripper_commands(actions: Array) -> Array:
     """The gripper's command [L, 1] before each of its `actions` [L], after a warm-up that opened it."""
-    command, found = -1.0, []
+    command, commands = -1.0, []
     for action in actions:
-        found.append(command)
+        commands.append(command)
         command = float(np.clip(command + SUBSTEPS * GRIPPER_SPEED[1] * np.sign(action), -1.0, 1.0))
-    return np.array(found)[:, None]
+    return np.array(commands)[:, None]
 
 
 def _two_columns(matrices: Array) -> Array:

@@ -1,4 +1,4 @@
-"""Domain randomisation: what differs from LIBERO's scenes in each world, drawn anew at every start.
+"""Domain randomisation: differences of each world from LIBERO's scenes, drawn at every start.
 
 Letters in shape comments: M movable objects, L lights, C cameras.
 """
@@ -31,9 +31,9 @@ FIELDS = {
     "camera_m": ("cam_pos",),
     "camera_rad": ("cam_quat",),
 }
-"""Option -> fields of MuJoCo's model that it changes."""
+"""Fields of MuJoCo's model that each option changes."""
 PURPOSE = 2
-"""Of these random numbers: those of `placement` have others."""
+"""Purpose of these random numbers, different from those of `placement`."""
 
 
 def _same() -> list[float]:
@@ -42,14 +42,15 @@ def _same() -> list[float]:
 
 @dataclass
 class Randomisation(Configuration):
-    """What training varies; nothing by default.
+    """Variations of training; none by default.
 
     Ranges [low, high] are of factors, drawn uniformly in their logarithm. `friction` scales the sliding friction of all
-    contacts of a world. MuJoCo takes the larger of two geoms' coefficients, so that a factor of an object's alone would
-    do nothing on a rougher table. `mass` scales each movable object's mass and inertia, `light` each light's intensity.
-    `light_colour` is the share by which each channel of a light's colour varies, `light_m` how far it is displaced
-    along each axis. `camera_m` is how far cameras are displaced along each axis of what carries them (the world, or the
-    hand), `camera_rad` how far they are turned about each of their own axes. `evaluation` randomises evaluations too.
+    contacts of a world. MuJoCo takes the larger of two geoms' coefficients, so that a factor of one object would
+    have no effect on a rougher table. `mass` scales each movable object's mass and inertia, `light` each light's
+    intensity. `light_colour` is the share by which each channel of a light's colour varies, `light_m` how far it is
+    displaced along each axis. `camera_m` is how far cameras are displaced along each axis of the frame that carries
+    them (the world, or the hand), `camera_rad` how far they are turned about each of their own axes. `evaluation`
+    randomises evaluations too.
 
     Raises:
         UserError: for a range that is not [low, high] with 0 < low <= high, or a negative width.
@@ -75,15 +76,15 @@ class Randomisation(Configuration):
         """Fields of MuJoCo's model that differ between worlds of `split`."""
         if split == "eval" and not self.evaluation:
             return ()
-        asked = [name for name in FACTORS if list(getattr(self, name)) != _same()]
-        asked += [name for name in WIDTHS if getattr(self, name) > 0.0]
-        return tuple(dict.fromkeys(changed for name in asked for changed in FIELDS[name]))
+        active = [name for name in FACTORS if list(getattr(self, name)) != _same()]
+        active += [name for name in WIDTHS if getattr(self, name) > 0.0]
+        return tuple(dict.fromkeys(changed for name in active for changed in FIELDS[name]))
 
 
 class Draws:
     """The drawn fields of one scene's model by number of a start: a fixed function of (task, split, number).
 
-    What one option draws does not depend on the others.
+    The draws of one option do not depend on the other options.
     """
 
     def __init__(self, scene: Scene, options: Randomisation, split: str) -> None:
@@ -103,7 +104,7 @@ class Draws:
         mass = _factors(options.mass, draw(size=len(self._bodies)))
         shade = _factors(options.light, draw(size=model.nlight))[:, None]
         shade = shade * (1.0 + options.light_colour * draw(-1.0, 1.0, size=(model.nlight, 3)))
-        changed = self._weighed(mass) | {
+        fields = self._weighed(mass) | {
             "geom_friction": model.geom_friction * (friction, 1.0, 1.0),
             "light_diffuse": model.light_diffuse * shade,
             "light_specular": model.light_specular * shade,
@@ -111,10 +112,10 @@ class Draws:
             "cam_pos": model.cam_pos + options.camera_m * draw(-1.0, 1.0, size=(model.ncam, 3)),
             "cam_quat": _turned(model.cam_quat, options.camera_rad * draw(-1.0, 1.0, size=(model.ncam, 3))),
         }
-        return {name: changed[name] for name in self.names}
+        return {name: fields[name] for name in self.names}
 
     def _weighed(self, factors: Array) -> dict[str, Array]:
-        """Objects `factors` [M] times as heavy, with what MuJoCo derives from masses: exact for free bodies."""
+        """Masses and inertias of objects times `factors` [M], and derived fields, which are exact for free bodies."""
         model = self.scene.model
         result = {name: getattr(model, name).copy() for name in FIELDS["mass"]}
         for factor, bodies, dofs in zip(factors, self._bodies, self._dofs, strict=True):
@@ -133,6 +134,7 @@ def _factors(limits: Sequence[float], shares: Array) -> Array:
 
 def _turned(quaternions: Array, turns: Array) -> Array:
     """`quaternions` [C, 4] turned about their own axes by the rotation vectors `turns` [C, 3], rad."""
+    # q * (cos(angle / 2), sin(angle / 2) axis)
     angle = np.linalg.norm(turns, axis=-1, keepdims=True)
     w, v = np.cos(angle / 2), 0.5 * turns * np.sinc(angle / (2 * np.pi))
     a, u = quaternions[:, :1], quaternions[:, 1:]

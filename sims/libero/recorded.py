@@ -1,8 +1,8 @@
 """LIBERO's own demonstrations: HDF5 files of one task each, whose recorded states are replayed in our scenes.
 
 A file has `data/demo_N/states` [T, 1+nq+nv] (time, qpos, qvel before each action) and `actions` [T, 7]. Its `obs` are
-not read: they were taken after the action of their row. Ours are made from the states, pictures included. An episode
-ends as in our environments, with the action that reaches the goal; one that never does is left out.
+not read: they are from after the action of their row. Our observations and pictures are computed from the states. An
+episode ends as in our environments, with the action that reaches the goal; an episode that never does is left out.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from sims.libero.suite import WARM_UP, Task
 log = logging.getLogger(__name__)
 SUFFIX = ".hdf5"
 CONTROLLER = {"type": "OSC_POSE", "output_max": [0.05, 0.05, 0.05, 0.5, 0.5, 0.5]}
-"""What LIBERO's actions mean, as its files say it: see `observation.action_spec`."""
+"""Meaning of LIBERO's actions, as given in its files: see `observation.action_spec`."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Demonstration:
 
 
 def files(source: Path) -> list[Path]:
-    """The HDF5 files in the folder `source`, or that file itself; none if there are none."""
+    """HDF5 files in the folder `source`, or the file `source` itself; empty if there are none."""
     if source.is_dir():
         return sorted(source.rglob(f"*{SUFFIX}"))
     return [source] if source.suffix == SUFFIX else []
@@ -69,19 +69,21 @@ def collect(
     Raises:
         UserError: for a file that is damaged or does not fit, or a task without a successful episode.
     """
-    found = _by_task(paths, tasks)
-    replay, said, left_out = Replay([build_scene(task, assets) for task in tasks], image_size, images), 0, []
+    task_files = _by_task(paths, tasks)
+    replay, instruction, left_out = Replay([build_scene(task, assets) for task in tasks], image_size, images), 0, []
     with Progress("demonstrations", len(tasks), "task") as bar:
         for index, task in enumerate(tasks):
-            read, kept = 0, 0
-            for demonstration in (each for path in found[index] for each in read_file(path, replay.scenes[index])):
-                read += 1
+            count, written = 0, 0
+            for demonstration in (each for path in task_files[index] for each in read_file(path, replay.scenes[index])):
+                count += 1
                 if (episode := replay(index, demonstration)) is not None:
-                    writer.add(worded(episode, Wordings(task, "training"), said))
-                    said, kept = said + episode.steps, kept + 1
-            if not kept:
-                raise UserError(f"none of {read} recorded episodes of {task.name} reaches its goal; choose other files")
-            left_out.append(read - kept)
+                    writer.add(worded(episode, Wordings(task, "training"), instruction))
+                    instruction, written = instruction + episode.steps, written + 1
+            if not written:
+                raise UserError(
+                    f"none of {count} recorded episodes of {task.name} reaches its goal; choose other files"
+                )
+            left_out.append(count - written)
             bar.update(1)
     if any(left_out):
         log.warning(f"{sum(left_out)} recorded episodes do not reach their goal here and are left out")
@@ -89,7 +91,7 @@ def collect(
 
 
 class Replay:
-    """Turns recorded states into our observations; `scenes` are those of a run's tasks, in order."""
+    """Computes our observations from recorded states; `scenes` are the scenes of a run's tasks, in order."""
 
     def __init__(self, scenes: Sequence[Scene], image_size: int | None = None, images: Sequence[str] = ()) -> None:
         self.scenes = list(scenes)
@@ -97,10 +99,10 @@ class Replay:
         self._observer = Observer(self._simulation, image_size, images)
 
     def __call__(self, index: int, recorded: Demonstration) -> Episodes | None:
-        """The episode of task `index` up to its goal; None if it does not reach it."""
+        """Episode of task `index` up to its goal; None if it does not reach the goal."""
         simulation, scene = self._simulation, self.scenes[index]
-        memory, seen = simulation.memory[index], []
-        moved = torch.arange(len(self.scenes)) == index
+        memory, observations = simulation.memory[index], []
+        replayed = torch.arange(len(self.scenes)) == index
         commands = np.zeros(2)
         for action in [recorded.actions[0]] * len(WARM_UP):  # the first actions of an episode are not in the files
             commands = _gripped(simulation, index, commands, action[6])
@@ -109,23 +111,23 @@ class Replay:
             simulation.write(index, qpos, qvel, body_pos=recorded.body_pos, body_quat=recorded.body_quat)
             hand = simulation.data[index].site_xmat[scene.grip_site].reshape(3, 3)
             memory["goal_orientation"], memory["gripper"], memory["fresh"] = hand, commands, 0.0
-            seen.append(self._observer.observe(moved)[index])
+            observations.append(self._observer.observe(replayed)[index])
             if step and simulation.satisfied(index):
                 break
             commands = _gripped(simulation, index, commands, recorded.actions[step, 6])
         else:
             if not simulation.step([index], recorded.actions[None, -1:])[1][0]:
                 return None
-            seen.append(self._observer.observe(moved)[index])
-        length = len(seen) - 1
+            observations.append(self._observer.observe(replayed)[index])
+        length = len(observations) - 1
         reward = torch.zeros(length)
         reward[-1] = 1.0
         return Episodes.of(
-            torch.stack(seen[:-1]),
+            torch.stack(observations[:-1]),
             torch.from_numpy(recorded.actions[:length]).float().clamp(-1.0, 1.0),
             reward=reward,
             task_index=index,
-            final_observation=seen[-1],
+            final_observation=observations[-1],
         )
 
 
@@ -133,7 +135,7 @@ def read_file(path: Path, scene: Scene) -> Iterator[Demonstration]:
     """Every episode of a file, in the order of their numbers.
 
     Raises:
-        UserError: naming the file, the episode and what is wrong with it.
+        UserError: for a damaged or unsuitable episode; the message names file, episode and problem.
     """
     _check_controller(path, hdf5.read_attributes(path).env_args)
     for episode in hdf5.read_episodes(path):
@@ -185,20 +187,20 @@ def _by_task(paths: Sequence[Path], tasks: Sequence[Task]) -> list[list[Path]]:
     Raises:
         UserError: for a file that names no task, or a task without files.
     """
-    known = {(task.suite, task.name): index for index, task in enumerate(tasks)}
-    found: list[list[Path]] = [[] for _ in tasks]
-    named = [(path, _task_of(path)) for path in paths]
-    for path, key in named:
-        if key in known:
-            found[known[key]].append(path)
-    if missing := [task.name for index, task in enumerate(tasks) if not found[index]]:
-        has = ", ".join(sorted({f"{suite}/{name}" for _, (suite, name) in named}))
+    indices = {(task.suite, task.name): index for index, task in enumerate(tasks)}
+    task_files: list[list[Path]] = [[] for _ in tasks]
+    keys = [(path, _task_of(path)) for path in paths]
+    for path, key in keys:
+        if key in indices:
+            task_files[indices[key]].append(path)
+    if missing := [task.name for index, task in enumerate(tasks) if not task_files[index]]:
+        has = ", ".join(sorted({f"{suite}/{name}" for _, (suite, name) in keys}))
         raise UserError(f"no demonstrations of {', '.join(missing)}; the files are of {has}: choose task.tasks=[...]")
-    return found
+    return task_files
 
 
 def _task_of(path: Path) -> tuple[str, str]:
-    """Suite and name of the task in a file, from its BDDL file's name."""
+    """Suite and name of the task of a file, from the name of its BDDL file."""
     bddl = Path(hdf5.read_attributes(path).bddl_file_name)
     return bddl.parent.name, bddl.stem
 

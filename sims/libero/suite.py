@@ -56,7 +56,7 @@ def step_limit_of(tasks: Sequence[Task]) -> int:
 
 def initial_states(task: Task) -> np.ndarray:
     """Official initial states of `task`, [50, 1+nq+nv] float64: time, qpos, qvel."""
-    import torch  # here, so that reading tasks needs no torch
+    import torch  # only here, so that reading tasks needs no torch
 
     path = package_folder("libero") / "libero" / "init_files" / task.suite / f"{task.name}.pruned_init"
     # The files are pickles: only numpy's array constructors may run while they load.
@@ -72,7 +72,7 @@ def initial_states(task: Task) -> np.ndarray:
 
 @cache
 def package_folder(package: str) -> Path:
-    """Folder of an installed package, for its data files; it is not imported. UserError if missing."""
+    """Folder of an installed package, for its data files, without importing it. UserError if missing."""
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
         raise UserError(f"LIBERO needs the data of the package {package}; install it with `{INSTALL}`")

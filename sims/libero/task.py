@@ -36,21 +36,21 @@ FILMED = 5
 class LiberoTask(ProcessOptions):
     """`tasks` (names or numbers; all if empty) of one LIBERO suite, for one policy.
 
-    Training and evaluation start from the distribution `starts`: wide (any object anywhere, at any yaw) or areas (where
-    LIBERO's own resets place each); evaluations start from LIBERO's official initial states, too. Of wide, a share
-    `areas_share` of training episodes begins in areas, and the first demonstration of each task.
+    Training and evaluation start from the distribution `starts`: wide (any object anywhere, at any yaw) or areas (the
+    areas of LIBERO's own resets); evaluations start from LIBERO's official initial states, too. With wide, a share
+    `areas_share` of training episodes, and the first demonstration of each task, begin in areas.
     `horizon` actions are predicted and `executed` run between observations. `episodes` demonstrations of each task with
     action noise `noise` come from the scripted expert. Evaluation episodes are truncated at `step_limit` control steps
     (None: the suite's, `suite.STEP_LIMITS`), training episodes at `train_step_limit` (None: half of that), because
     slower episodes rarely succeed and should not be imitated. `assets` is a folder of LIBERO's own objects, or
     "stand-in". `sim` computes the physics of training and evaluation: mujoco on the CPU's cores, or mjwarp on the
     policy's device; demonstrations come from mujoco. Evaluations also run in stock LIBERO (`stock`), from its official
-    initial states, by the interpreter `python`, or one that is made for it.
+    initial states, under the interpreter `python`, or one that is created for it.
     `images` names cameras (agentview, robot0_eye_in_hand) whose pictures of `image_size` pixels a side are observed,
-    rendered once a chunk; what is known of objects is then privileged. Without `joints` actors observe no joint angles,
-    which LIBERO's published LeRobot datasets lack. `randomisation` varies friction, masses, lights
-    and cameras between training episodes (`friction`, `mass`, `light`, `light_m`, `light_colour`, `camera_m`,
-    `camera_rad`); demonstrations and evaluations are without it (evaluations: unless `evaluation`).
+    rendered once a chunk; poses and names of objects are then privileged. Without `joints` actors observe no joint
+    angles, which LIBERO's published LeRobot datasets lack. `randomisation` varies friction, masses, lights and cameras
+    between training episodes (`friction`, `mass`, `light`, `light_m`, `light_colour`, `camera_m`, `camera_rad`);
+    demonstrations have none, and evaluations only with `evaluation`.
     """
 
     name: str = "libero"
@@ -79,29 +79,32 @@ class LiberoTask(ProcessOptions):
 
     @property
     def distributions(self) -> tuple[str, ...]:
-        """Training uses that of `starts`; LIBERO's own initial states are only for evaluation."""
+        """Distributions of initial states: `starts` for training; LIBERO's own states are only for evaluation."""
         return ("official",) if self.sim is LiberoSim.stock else (self.starts, "official")
 
     @property
     def sims(self) -> tuple[str, ...]:
-        """Whatever `sim` takes."""
+        """Names of the available simulators."""
         return tuple(sim.value for sim in LiberoSim)
 
     @property
     def usual_starts(self) -> int | None:
-        """Ten in stock LIBERO, which is slow."""
+        """Default number of starts of evaluations: ten in stock LIBERO, which is slow."""
         return 10 if self.sim is LiberoSim.stock else None
 
     @property
     def most_envs(self) -> int | None:
-        """An environment of stock LIBERO takes seconds to make and 100 MB: one for each task suffices."""
+        """Largest number of environments: one per task in stock LIBERO, where each takes seconds and 100 MB."""
         return len(self._tasks()) if self.sim is LiberoSim.stock else None
 
     def settled(self) -> LiberoTask:
-        """Stock LIBERO has an interpreter of its own, made now unless given, and as many processes as there are cores.
+        """The task with the interpreter and the number of processes for its simulator.
+
+        Stock LIBERO's own interpreter is created unless `python` names one; by default it has a process per core, at
+        most one per task.
 
         Raises:
-            UserError: without LIBERO's official assets, or where its interpreter cannot be made.
+            UserError: without LIBERO's official assets, or if its interpreter cannot be created.
         """
         if self.sim is not LiberoSim.stock:
             return self
@@ -119,7 +122,7 @@ class LiberoTask(ProcessOptions):
 
     @property
     def variants(self) -> tuple[str, ...]:
-        """LIBERO's own initial states with other wordings of the instructions."""
+        """Distributions with LIBERO's own initial states and other wordings of the instructions."""
         return ("official:bddl", "official:held_out")
 
     def contract(self, distribution: str) -> Contract:
@@ -178,7 +181,7 @@ class LiberoTask(ProcessOptions):
 
     @property
     def most_demonstrated(self) -> int:
-        """Control steps of all demonstrations, at most."""
+        """Largest number of control steps of all demonstrations."""
         tasks = self._tasks()
         return len(tasks) * self.episodes * (self.step_limit or step_limit_of(tasks))
 
@@ -192,15 +195,26 @@ class LiberoTask(ProcessOptions):
 
         tasks, contract = self._tasks(), self.contract(self.starts)
         limit = step_limit_of(tasks) if self.step_limit is None else self.step_limit
-        made = {"assets": self._assets(), "seed": seed, "noise": self.noise, "step_limit": limit, "starts": self.starts}
+        options = {
+            "assets": self._assets(),
+            "seed": seed,
+            "noise": self.noise,
+            "step_limit": limit,
+            "starts": self.starts,
+        }
         if self.areas_share:
-            made["areas_share"] = self.areas_share
-        origin = {**made, "tasks": [task.name for task in tasks], "assets": self.asset_kind, "episodes": self.episodes}
+            options["areas_share"] = self.areas_share
+        origin = {
+            **options,
+            "tasks": [task.name for task in tasks],
+            "assets": self.asset_kind,
+            "episodes": self.episodes,
+        }
         return made_once(
             directory,
             contract,
             origin,
-            lambda writer: collect(writer, tasks, self.episodes, stride=self.executed, **made, **self._pictures()),
+            lambda writer: collect(writer, tasks, self.episodes, stride=self.executed, **options, **self._pictures()),
         )
 
     def demonstration_files(self, source: Path) -> list[Path]:
@@ -227,7 +241,7 @@ class LiberoTask(ProcessOptions):
         )
 
     def convention(self) -> Published:
-        """What LIBERO's published LeRobot datasets mean."""
+        """Convention of LIBERO's published LeRobot datasets."""
         from sims.libero.published import Published
 
         return Published(self._tasks())

@@ -1,4 +1,4 @@
-"""What LIBERO's simulations show in the viewer: all but walls and floor; everything that moves can be pushed."""
+"""View of LIBERO's simulations for the viewer: all but walls and floor; everything that moves can be pushed."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from sims.libero.scene.scene import Scene, build_scene
 
 Array = NDArray[np.floating]
 CAMERA, AHEAD_M = "agentview", 1.15
-"""LIBERO's camera, and how far from it the things are that it looks at."""
+"""LIBERO's camera, and the distance of its target."""
 BACK, ASIDE_RAD = 1.45, 0.6
-"""The viewer stands further from them by this factor, and to the side."""
+"""Factor of the viewer's distance from the target, and angle to the side."""
 UP_M = 0.12
-"""It looks so much higher, to have the arm in view."""
+"""Height of the viewer's target above the camera's, to show the arm."""
 WALL_M = 1.0
-"""Half the size from which on something is a wall or a floor."""
+"""Half the size from which on a geom is a wall or a floor."""
 
 
 class LiberoView:
@@ -33,18 +33,18 @@ class LiberoView:
         self._known: dict[Scene, _Known] = {}
 
     def scene(self, row: int) -> Shown:
-        """The bodies of the scene of environment `row`."""
+        """Bodies of the scene of environment `row`."""
         return self._of(row).shown
 
     def poses(self, row: int) -> Array:
-        """As `View.poses`."""
+        """Poses of the bodies of environment `row`; see `View.poses`."""
         ids, known = np.array([row]), self._of(row)
         placed = self._simulation.placed(ids, range(known.model.nbody))[0]
         return known.poses(self._simulation.qpos(ids)[0], placed)
 
     def push(self, row: int, body: str, change_m_s: Array) -> None:
-        """As `View.push`."""
-        self.poses(row)  # where fixtures are in this episode
+        """Change the velocity of a body of environment `row`; see `View.push`."""
+        self.poses(row)  # sets the poses of this episode's fixtures
         known, qpos = self._of(row), self._simulation.qpos(np.array([row]))[0]
         self._simulation.kick(row, mujoco_scene.pushed(known.model, qpos, body, change_m_s))
 
@@ -56,15 +56,15 @@ class LiberoView:
 
 
 class _Known:
-    """A scene's bodies, and their kinematics anew: physics skips bodies at rest, and has poses of the step before."""
+    """Bodies of a scene, with their own kinematics: the physics skips bodies at rest, and its poses are a step old."""
 
     def __init__(self, scene: Scene) -> None:
         self.model = copy.copy(scene.model)
         self._data = mujoco.MjData(self.model)
         visual = build_scene(scene.task, scene.assets, visuals=True).model
         geoms = mujoco_scene.visible(visual, [VISUAL_GROUP])
-        found = mujoco_scene.bodies(visual, [geom for geom in geoms if visual.geom_size[geom].max() < WALL_M])
-        self._numbers = list(found)
+        bodies = mujoco_scene.bodies(visual, [geom for geom in geoms if visual.geom_size[geom].max() < WALL_M])
+        self._numbers = list(bodies)
         mujoco.mj_forward(self.model, self._data)
         camera = self._data.camera(CAMERA)
         ahead = -AHEAD_M * camera.xmat.reshape(3, 3)[:, 2]
@@ -73,11 +73,11 @@ class _Known:
         target = camera.xpos + ahead + np.array([0.0, 0.0, UP_M])
         eye = target - BACK * turn @ ahead
         self.shown = Shown(
-            tuple(found.values()),
+            tuple(bodies.values()),
             tuple(eye.tolist()),
             tuple(target.tolist()),
             reach_m=3.0,
-            pushable=mujoco_scene.movable(visual, found),
+            pushable=mujoco_scene.movable(visual, bodies),
         )
 
     def poses(self, qpos: Array, placed: Array) -> Array:

@@ -1,1 +1,1 @@
-"""ManiSkill 3 tasks: robot arms and what they handle, simulated by SAPIEN and PhysX."""
+"""ManiSkill 3 tasks: robot arms and objects, simulated by SAPIEN and PhysX."""

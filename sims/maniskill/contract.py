@@ -1,7 +1,7 @@
-"""What policies read and command in the library's scenes: elements with names, units, frames and limits.
+"""Contract of the library's scenes: elements with names, units, frames and limits.
 
-Actions are in physical units here. The library's own are shares of them in [-1, 1], with rotations the other way round:
-it multiplies them by their lower limit.
+Actions are in physical units here. The library's own actions are shares of their limits in [-1, 1], and rotations have
+the opposite sign, because the library multiplies them by their lower limit.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ RGB_SUFFIX = "_rgb"
 
 @dataclass(frozen=True)
 class Scale:
-    """Turns actions [N, A] of the contract into the library's: clipped to their limits, then `gain` (a - centre)."""
+    """Conversion of the contract's actions a [N, A] to the library's: `gain` (a - centre), with a clipped first."""
 
     low: Tensor  # [A]
     high: Tensor
@@ -38,12 +38,12 @@ class Scale:
     gain: Tensor
 
     def __call__(self, actions: Tensor) -> Tensor:
-        """Those of the library, float32."""
+        """The library's actions, float32."""
         return (actions.float().clamp(self.low, self.high) - self.centre) * self.gain
 
 
 def flat(observation: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Tensors [N, ...] of the library's nested observation by the contract's names, without the cameras' lenses."""
+    """Tensors [N, ...] of the library's nested observation by the contract's names, without camera parameters."""
     for key, value in observation.items():
         if key == "sensor_param":
             continue
@@ -57,7 +57,7 @@ def flat(observation: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, T
 
 
 def describe(env: BaseEnv, executed: int = 1) -> tuple[Contract, Scale]:
-    """The contract of `env`, with chunks of K actions, and how to command it.
+    """Contract of `env`, with chunks of K actions, and the conversion to the library's actions.
 
     Raises:
         UserError: for a task with several robots, or none.
@@ -82,7 +82,7 @@ def _observed(env: BaseEnv) -> dict[str, TensorSpec]:
 
 
 def _measured(env: BaseEnv) -> set[str]:
-    """Names of all that a policy may read: with cameras, what the library gives beside pictures; else everything."""
+    """Names of unprivileged observations: with cameras, those of the library's mode "rgb"; otherwise all."""
     before = env._obs_mode, env.obs_mode_struct
     if env.obs_mode_struct.visual.rgb:
         from mani_skill.envs.utils.observations import parse_obs_mode_to_struct
@@ -117,7 +117,7 @@ def _spec(env: BaseEnv, name: str, tensor: Tensor, *, privileged: bool) -> Tenso
 
 
 def _parts(env: BaseEnv) -> Iterator[tuple[tuple, ...]]:
-    """Of each controller: names, units, frames, low, high, centre and gain of its elements."""
+    """Names, units, frames, low, high, centre and gain of the elements of each controller."""
     controller = env.agent.controller
     for part, each in getattr(controller, "controllers", {"": controller}).items():
         scaled = each._normalize_action
@@ -153,7 +153,7 @@ def _joint_unit(joint: Any) -> str:  # noqa: ANN401 - the library's
 
 
 def _unit(names: tuple[str, ...], units: tuple[str, ...]) -> str:
-    """One unit for all, or each with its elements."""
+    """The common unit of all elements, or each unit with its elements."""
     if len(set(units)) <= 1:
         return units[0] if units else ""
     runs = groupby(zip(names, units, strict=True), key=lambda pair: pair[1])

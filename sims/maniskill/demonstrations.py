@@ -1,8 +1,8 @@
-"""Demonstrations: the library's own solutions of its tasks, with a straight-line servo in place of their planner.
+"""Demonstrations: the library's own solutions of its tasks, with a straight-line servo instead of their planner.
 
-The solutions (`mani_skill.examples.motionplanning.panda`) say where the tool goes and when it grasps. Their planner,
-mplib, crashes with NumPy 2 and commands joint positions; the servo needs nothing, and speaks the control mode of the
-task, so that what is shown is what a policy can do.
+The solutions (`mani_skill.examples.motionplanning.panda`) define poses of the tool and times of grasping. Their
+planner, mplib, crashes with NumPy 2 and commands joint positions; the servo has no dependencies, and commands the
+control mode of the task, so that a policy can imitate it.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ SOLVED = {
     "PullCube-v1": "pull_cube",
     "PegInsertionSide-v1": "peg_insertion_side",
 }
-"""Task id -> the module of its solution."""
+"""Modules of the solutions by task id."""
 MODES = ("pd_ee_delta_pose", "pd_ee_delta_pos")
 CLOSE_M, CLOSE_RAD, LONGEST = 0.004, 0.03, 30
-"""How near a target counts as reached, and control steps after which the servo goes on all the same."""
+"""Distances below which a target is reached, and control steps after which the servo continues anyway."""
 PATIENCE = 5
-"""Initial states that are tried for each episode asked for."""
+"""Largest number of attempted initial states per requested episode."""
 
 
-class EpisodeOver(Exception):  # noqa: N818 - no error, but the way out of a solution
+class EpisodeOver(Exception):  # noqa: N818 - not an error, but the exit from a solution
     """The episode has ended."""
 
 
 class Player:
-    """One episode of an environment of one world, as the solutions see it: the library's own, which records."""
+    """One recorded episode of an environment of one world, with the interface of the library's own environment."""
 
-    control_mode = "pd_joint_pos"  # what some solutions insist on; the servo commands instead
+    control_mode = "pd_joint_pos"  # required by some solutions; the servo ignores it
 
     def __init__(self, env: ManiSkillEnvironment, start: int, noise: float, generator: torch.Generator) -> None:
         self._env, self._noise, self._generator = env, noise, generator
@@ -56,19 +56,19 @@ class Player:
         self._rows: list[tuple[TensorDict, Tensor, Tensor]] = []
         self.success = False
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever a task has
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - any attribute of a task
         return getattr(self._env.worlds[0], name)
 
     @property
     def unwrapped(self) -> Player:
-        """There is no wrapper."""
+        """This environment: there is no wrapper."""
         return self
 
     def reset(self, seed: int | None = None) -> None:
-        """The episode has begun."""
+        """No-op: the episode has begun."""
 
     def play(self, action: Tensor) -> None:
-        """Execute `action` [A] with noise; raises EpisodeOver where that ends the episode."""
+        """Execute `action` [A] with noise; raises EpisodeOver if the episode ends."""
         noise = self._noise * self._half * torch.randn(len(action), generator=self._generator)
         spec = self._env.contract.action
         action = (action + noise).clamp(torch.tensor(spec.low), torch.tensor(spec.high))
@@ -80,7 +80,7 @@ class Player:
             raise EpisodeOver
 
     def episode(self) -> Episodes:
-        """What was recorded."""
+        """The recorded episode."""
         observations, actions, rewards = zip(*self._rows, strict=True)
         return Episodes.of(
             torch.cat(observations),
@@ -93,7 +93,7 @@ class Player:
 
 
 class Servo:
-    """Moves the tool in straight lines; has the names and arguments of the planner that the solutions call."""
+    """Moves the tool in straight lines, with the interface of the planner that the solutions call."""
 
     OPEN, CLOSED = 1, -1
 
@@ -102,7 +102,7 @@ class Servo:
         self.names = player._env.contract.action.names
 
     def move_to_pose_with_screw(self, pose: Any, dry_run: bool = False, refine_steps: int = 0) -> int:  # noqa: ANN401
-        """Go to the pose of the tool in the world, which a robot without rotation at its base shares; returns 0."""
+        """Move the tool to `pose` in the world, whose axes are those of the robot's base; returns 0."""
         for _ in range(0 if dry_run else LONGEST):
             position, rotation = self._error(pose)
             if position.norm() < CLOSE_M and ("rotation_x" not in self.names or rotation.norm() < CLOSE_RAD):
@@ -115,18 +115,18 @@ class Servo:
     move_to_pose_with_RRTConnect = move_to_pose_with_RRTStar = move_to_pose_with_screw  # noqa: N815 - the planner's
 
     def close_gripper(self, t: int = 6, gripper_state: float = CLOSED) -> int:
-        """Close it for `t` control steps."""
+        """Close the gripper for `t` control steps."""
         self.gripper = gripper_state
         for _ in range(t):
             self._command(torch.zeros(6))
         return 0
 
     def open_gripper(self, t: int = 6, gripper_state: float = OPEN) -> int:
-        """Open it for `t` control steps."""
+        """Open the gripper for `t` control steps."""
         return self.close_gripper(t, gripper_state)
 
     def close(self) -> None:
-        """Stay, until the episode is over."""
+        """Hold the pose until the episode is over."""
         while True:
             self._command(torch.zeros(6))
 
@@ -147,10 +147,10 @@ class Servo:
 
 
 def solution(task: str) -> Any:  # noqa: ANN401 - a function of the library
-    """The library's solution of the task, which will call the servo.
+    """The library's solution of the task, with the servo as its planner.
 
     Raises:
-        UserError: where it has none.
+        UserError: if the library has none.
     """
     if task not in SOLVED:
         raise UserError(f"{task} has no demonstrations; expected one of {', '.join(SOLVED)}, or use task.episodes=0")
@@ -172,14 +172,14 @@ def solution(task: str) -> Any:  # noqa: ANN401 - a function of the library
 def collect(
     writer: EpisodeWriter, env: ManiSkillEnvironment, episodes: int, noise: float, generator: torch.Generator
 ) -> None:
-    """Write `episodes` that succeeded, from initial states 0, 1, ... of `env`, which has one world.
+    """Write `episodes` successful episodes, from initial states 0, 1, ... of `env`, which has one world.
 
     Raises:
-        UserError: for a task or control mode that is not solved, or one that seldom succeeds.
+        UserError: for a task or control mode without a solution, or one that seldom succeeds.
     """
     if env.options.control_mode not in MODES:
         raise UserError(f"demonstrations are for task.control_mode={'|'.join(MODES)}; use one, or task.episodes=0")
-    solve, kept = solution(env.options.id), 0
+    solve, written = solution(env.options.id), 0
     with Progress("demonstrations", episodes, "episode") as bar:
         for start in range(PATIENCE * episodes):
             player = Player(env, start, noise, generator)
@@ -187,8 +187,8 @@ def collect(
                 solve(player)
             if player.success:
                 writer.add(player.episode())
-                kept += 1
+                written += 1
                 bar.update(1)
-            if kept == episodes:
+            if written == episodes:
                 return
-    raise UserError(f"{kept} of {PATIENCE * episodes} episodes succeeded; use fewer task.episodes or task.noise=0")
+    raise UserError(f"{written} of {PATIENCE * episodes} episodes succeeded; use fewer task.episodes or task.noise=0")

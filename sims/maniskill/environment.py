@@ -1,4 +1,4 @@
-"""ManiSkill's scenes as vectorised Environments: many of one world on the CPU, or one of many worlds on a GPU.
+"""ManiSkill's scenes as vectorised Environments: many scenes of one world on the CPU, or one of many on a GPU.
 
 Letters in shape comments: N environments, K executed actions of a chunk, A action dimension, M of the environments.
 """
@@ -23,31 +23,31 @@ if TYPE_CHECKING:
     from mani_skill.envs.sapien_env import BaseEnv
 
 BANK = 1024
-"""Initial states of a scene of many worlds: each is made once, by a reset of its own."""
+"""Number of initial states of a scene of many worlds; each is made once, by a separate reset."""
 
 
 def seed_of(start: int, split: str) -> int:
-    """The library's seed, in [0, 2^32), of an initial state; those of "train" are odd, those of "eval" even."""
+    """The library's seed, in [0, 2^32), of an initial state, odd for "train" and even for "eval"."""
     return derive(start, "maniskill") % (1 << 31) * 2 + (split == "train")
 
 
 class ManiSkillEnvironment(EpisodeEngine):
     """N worlds of one task, in scenes of their own on the CPU, stepped one after another.
 
-    Initial state `start` is the library's of the seed `seed_of(start)`, whatever else runs. An episode ends where the
-    task succeeds or fails: a dense reward would go on after a success, so that it counts as truncated, and as
-    terminated with a sparse one.
+    Initial state `start` is the library's initial state for the seed `seed_of(start)`. An episode ends when the task
+    succeeds or fails. A success counts as truncation with a dense reward, which would continue after it, and as
+    termination with a sparse one.
 
     Args:
         num_envs: N.
-        options: the task and how it is played.
-        split: "train" or "eval": initial states that they do not share.
+        options: the task and its settings.
+        split: "train" or "eval", with disjoint initial states.
         executed: K, actions of a chunk, all of which are executed.
         step_limit: control steps after which an episode is truncated; the library's if None.
-        seed: which initial states an unnamed reset takes.
+        seed: selects the initial states of a reset without starts.
 
     Raises:
-        UserError: for what the library has not.
+        UserError: for an unknown split; see also `worlds.Options.make` and `contract.describe`.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class ManiSkillEnvironment(EpisodeEngine):
         step_limit: int | None = None,
         seed: int = 0,
     ) -> None:
-        self.worlds: list[BaseEnv] = [options.make()]  # the others when they are first needed
+        self.worlds: list[BaseEnv] = [options.make()]  # the others are made when they are first needed
         self._set_up(num_envs, options, split, executed, step_limit, seed, "cpu")
         self._seen = [dict(flat(self.worlds[0].get_obs(unflattened=True)))] * num_envs
 
@@ -79,7 +79,7 @@ class ManiSkillEnvironment(EpisodeEngine):
         )
 
     def begin(self, ids: Tensor, starts: Tensor) -> None:
-        """A world is reset twice, with a step between: what touches what is known only after a step."""
+        """Reset each world twice, with a step between, because contacts are only known after a step."""
         for i, start in zip(ids.tolist(), starts.tolist(), strict=True):
             while len(self.worlds) <= i:
                 self.worlds.append(self.options.make())
@@ -90,34 +90,34 @@ class ManiSkillEnvironment(EpisodeEngine):
             self._seen[i] = dict(flat(world.reset(seed=seed)[0]))
 
     def advance(self, actions: Tensor, left: Tensor) -> Outcome:
-        """One world after another; each stops where its episode ends."""
+        """Execute the chunk in one world after another; each stops when its episode ends."""
         commands = self.scale(actions)
         reward, executed = np.zeros(commands.shape[:2], dtype=np.float32), np.zeros(commands.shape[:2], dtype=bool)
-        won, failed, diverged = np.zeros((3, self.num_envs), dtype=bool)
+        succeeded, failed, diverged = np.zeros((3, self.num_envs), dtype=bool)
         for i, count in enumerate(left.tolist()):
             for k in range(count):
-                observation, earned, ended, _, info = self.worlds[i].step(commands[i, k : k + 1])
-                value = float(earned)
+                observation, step_reward, ended, _, info = self.worlds[i].step(commands[i, k : k + 1])
+                value = float(step_reward)
                 executed[i, k] = True
                 if math.isfinite(value):
                     reward[i, k] = value
                 if bool(ended) or not math.isfinite(value):
                     diverged[i] = not math.isfinite(value)
-                    won[i] = bool(info.get("success", False)) and not diverged[i]
-                    failed[i] = not won[i] and not diverged[i]
+                    succeeded[i] = bool(info.get("success", False)) and not diverged[i]
+                    failed[i] = not succeeded[i] and not diverged[i]
                     break
             if count:
                 self._seen[i] = dict(flat(observation))
-        return self._outcome(reward, executed, won, failed, diverged)
+        return self._outcome(reward, executed, succeeded, failed, diverged)
 
     def _outcome(self, reward: Light, executed: Light, won: Light, failed: Light, diverged: Light) -> Outcome:
         sparse = self.options.reward == "sparse"
         return Outcome(reward, executed, failed | won if sparse else failed, won, None if sparse else won, diverged)
 
     def observe(self) -> TensorDict:
-        """All that the library tells of each world."""
-        seen = {name: torch.cat([each[name] for each in self._seen]) for name in self.contract.observation}
-        return TensorDict(seen, batch_size=[self.num_envs])
+        """The simulator's observations of each world."""
+        observation = {name: torch.cat([each[name] for each in self._seen]) for name in self.contract.observation}
+        return TensorDict(observation, batch_size=[self.num_envs])
 
     def close(self) -> None:
         """Free the scenes."""
@@ -129,8 +129,8 @@ class ManiSkillEnvironment(EpisodeEngine):
 class BatchedManiSkillEnvironment(ManiSkillEnvironment):
     """N worlds of one task in one scene, simulated and observed on a GPU; arguments as `ManiSkillEnvironment`'s.
 
-    Initial states are numbered from 0 to `BANK` - 1 and kept: a state is made by resetting the first world alone, and
-    copied from there. The simulator moves frozen worlds on; what was seen of them at their end is kept.
+    Initial states are numbered from 0 to `BANK` - 1 and stored: a state is made by a reset of the first world only, and
+    copied from it. The simulator continues to step frozen worlds; their last observations are stored.
     """
 
     def __init__(
@@ -153,33 +153,38 @@ class BatchedManiSkillEnvironment(ManiSkillEnvironment):
         self._now = dict(flat(self.worlds[0].get_obs(unflattened=True)))
 
     def begin(self, ids: Tensor, starts: Tensor) -> None:
-        """Put the worlds into kept states, all at once."""
-        kept = [self._kept(start % BANK) for start in starts.tolist()]
+        """Set the worlds to stored initial states, all at once."""
+        stored = [self._kept(start % BANK) for start in starts.tolist()]
         states = {
-            kind: {name: torch.cat([state[kind][name] for state in kept]) for name in kept[0][kind]} for kind in kept[0]
+            kind: {name: torch.cat([state[kind][name] for state in stored]) for name in stored[0][kind]}
+            for kind in stored[0]
         }
         options = {"env_idx": ids, "reset_to_env_states": {"env_states": states}}
-        seen = dict(flat(self.worlds[0].reset(options=options)[0]))
-        self._now = {name: values.index_copy(0, ids, seen[name][ids]) for name, values in self._now.items()}
+        observations = dict(flat(self.worlds[0].reset(options=options)[0]))
+        self._now = {name: values.index_copy(0, ids, observations[name][ids]) for name, values in self._now.items()}
 
     def advance(self, actions: Tensor, left: Tensor) -> Outcome:
-        """All worlds at once; of those that are frozen nothing is taken."""
+        """Execute the chunk in all worlds at once; results of frozen worlds are ignored."""
         commands = self.scale(actions)
-        won, failed, diverged = torch.zeros(3, self.num_envs, dtype=torch.bool, device=self.device)
-        rewards, ran = [], []
+        succeeded, failed, diverged = torch.zeros(3, self.num_envs, dtype=torch.bool, device=self.device)
+        rewards, executions = [], []
         for k in range(commands.shape[1]):
-            active = (left > k) & ~(won | failed | diverged)
-            observation, earned, ended, _, info = self.worlds[0].step(commands[:, k])
+            active = (left > k) & ~(succeeded | failed | diverged)
+            observation, step_reward, ended, _, info = self.worlds[0].step(commands[:, k])
             self._take(observation, active)
-            broken = active & ~earned.isfinite()
+            broken = active & ~step_reward.isfinite()
             success = info["success"] & active & ~broken
-            won, failed, diverged = won | success, failed | (ended & active & ~success & ~broken), diverged | broken
-            rewards.append(torch.where(active & ~broken, earned.float(), 0.0))
-            ran.append(active)
-        return self._outcome(torch.stack(rewards, 1), torch.stack(ran, 1), won, failed, diverged)
+            succeeded, failed, diverged = (
+                succeeded | success,
+                failed | (ended & active & ~success & ~broken),
+                diverged | broken,
+            )
+            rewards.append(torch.where(active & ~broken, step_reward.float(), 0.0))
+            executions.append(active)
+        return self._outcome(torch.stack(rewards, 1), torch.stack(executions, 1), succeeded, failed, diverged)
 
     def observe(self) -> TensorDict:
-        """All that the library tells, as tensors of the scene's device."""
+        """The simulator's observations, as tensors on the scene's device."""
         return TensorDict({name: values.clone() for name, values in self._now.items()}, batch_size=[self.num_envs])
 
     def _take(self, observation: dict, active: Tensor) -> None:
@@ -188,7 +193,7 @@ class BatchedManiSkillEnvironment(ManiSkillEnvironment):
             self._now[name] = torch.where(mask, values, self._now[name])
 
     def _kept(self, start: int) -> dict[str, dict[str, Tensor]]:
-        """The initial state as the library's tree, one row of each; the first world is put back afterwards."""
+        """An initial state as the library's tree with one row each; afterwards the first world's state is restored."""
         if start not in self._bank:
             world, first = self.worlds[0], torch.zeros(1, dtype=torch.int64, device=self.device)
             before = _rows(world.get_state_dict(), first)

@@ -1,4 +1,4 @@
-"""ManiSkill tasks as something a run can train on: environments, demonstrations, video."""
+"""ManiSkill tasks for training: environments, demonstrations, video."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ManiSkillTask(ProcessOptions):
 
     `reward` is normalized_dense, dense or sparse. Cameras take pictures of `images` by `images` pixels (none if null);
     poses of objects are then privileged. An episode is truncated after `step_limit` control steps (the library's if
-    null). `episodes` demonstrations, whose actions are noisy by `noise` half ranges, come from the library's solutions.
+    null). `episodes` demonstrations, with action noise of `noise` half ranges, come from the library's solutions.
     """
 
     name: str = "maniskill"
@@ -56,19 +56,19 @@ class ManiSkillTask(ProcessOptions):
 
     @property
     def distributions(self) -> tuple[str, ...]:
-        """The library's own initial states."""
+        """The library's own distribution of initial states."""
         return ("initial_states",)
 
     @property
     def asset_kind(self) -> None:
-        """The library's own objects, always."""
+        """No kinds of assets: objects are always the library's own."""
         return
 
     def contract(self, distribution: str) -> Contract:
-        """That of the scene, which is made once to ask it.
+        """Contract derived from the scene; the first call makes one.
 
         Raises:
-            UserError: for an unknown distribution, and where the simulator is not installed.
+            UserError: for an unknown distribution, and if the simulator is not installed.
         """
         self._check(distribution)
         if self._contract is None:
@@ -82,24 +82,24 @@ class ManiSkillTask(ProcessOptions):
     def environment(
         self, num_envs: int, distribution: str, split: str, seed: int = 0, device: str = "cpu"
     ) -> ManiSkillEnvironment:
-        """Make environments; on a GPU where the task runs there (`worlds.BATCHED`), else on the CPU.
+        """Make environments; on a GPU if the task supports it (`worlds.BATCHED`), otherwise on the CPU.
 
         Raises:
-            UserError: for an unknown distribution or split, and where the simulator is not installed.
+            UserError: for an unknown distribution or split, and if the simulator is not installed.
         """
         self._check(distribution)
         return self._environment(num_envs, self._options, split, seed, device)
 
     @property
     def most_demonstrated(self) -> int:
-        """Control steps of all demonstrations, at most."""
+        """Largest number of control steps of all demonstrations."""
         return self.episodes * (self.step_limit or self._options.step_limit) if self.episodes else 0
 
     def demonstrations(self, directory: Path, seed: int) -> Episodes | None:
         """The solutions' episodes; made once, then read from `directory`. None without `episodes`.
 
         Raises:
-            UserError: where the library has no solution, or `directory` holds demonstrations of something else.
+            UserError: if the library has no solution, or `directory` has demonstrations of another task.
         """
         if not self.episodes:
             return None
@@ -144,7 +144,7 @@ class ManiSkillTask(ProcessOptions):
     ) -> ManiSkillEnvironment:
         from sims.maniskill.environment import BatchedManiSkillEnvironment, ManiSkillEnvironment
 
-        played = {
+        settings = {
             "options": options,
             "split": split,
             "executed": executed or self.executed,
@@ -152,8 +152,8 @@ class ManiSkillTask(ProcessOptions):
             "seed": seed,
         }
         if device != "cpu" and options.id in BATCHED:
-            return BatchedManiSkillEnvironment(num_envs, device=device, **played)
-        return ManiSkillEnvironment(num_envs, **played)
+            return BatchedManiSkillEnvironment(num_envs, device=device, **settings)
+        return ManiSkillEnvironment(num_envs, **settings)
 
     def _check(self, distribution: str) -> None:
         if distribution not in self.distributions:

@@ -1,8 +1,8 @@
 """Importing ManiSkill where there may be no Vulkan device: state needs none, cameras do.
 
-The library makes materials of its objects even where nothing is ever drawn, and SAPIEN makes none without a Vulkan
-device. There they are made of nothing, which has to be arranged before the library is imported: whatever of this
-package imports it calls `load` first.
+The library makes materials of its objects even if nothing is drawn, and SAPIEN cannot make them without a Vulkan
+device. Without one, a dummy class replaces the material before the library is imported; every import of the library in
+this package therefore calls `load` first.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from embodied.extras import needs_extra
 
 
 class Colourless:
-    """In place of SAPIEN's material, for scenes that nobody sees."""
+    """Dummy of SAPIEN's material, for scenes that are not drawn."""
 
-    def __init__(self, **_: Any) -> None: ...  # noqa: ANN401 - whatever a material is made with
+    def __init__(self, **_: Any) -> None: ...  # noqa: ANN401 - any argument of a material
 
     def set_base_color(self, _: object) -> None:
-        """Nobody sees it."""
+        """No-op."""
 
 
 @cache
@@ -29,10 +29,11 @@ def has_vulkan() -> bool:
     """Whether SAPIEN finds a Vulkan device, of a GPU or in software.
 
     Raises:
-        UserError: where SAPIEN is not installed.
+        UserError: if SAPIEN is not installed.
     """
     with needs_extra("maniskill"), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Failed to find system libvulkan")  # the next lines tell what matters of it
+        # The next lines report it where it matters.
+        warnings.filterwarnings("ignore", "Failed to find system libvulkan")
         import sapien.render
     try:
         sapien.render.RenderMaterial()
@@ -46,7 +47,7 @@ def load() -> None:
     """Import the library, which registers its environments.
 
     Raises:
-        UserError: where it is not installed.
+        UserError: if it is not installed.
     """
     if not has_vulkan():
         import sapien
@@ -57,7 +58,7 @@ def load() -> None:
 
 
 def need_vulkan(what: str) -> None:
-    """Raise UserError, saying that `what` needs a Vulkan device, where there is none."""
+    """Raise UserError without a Vulkan device, which `what` needs."""
     if not has_vulkan():
         raise UserError(
             f"{what} needs Vulkan, and no Vulkan device was found; install a driver (a GPU's, or Mesa >= 25)"

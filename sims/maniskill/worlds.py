@@ -1,4 +1,4 @@
-"""Scenes of the library by task id, made as this package wants them: no wrapper, so nothing resets by itself."""
+"""Scenes of the library by task id, without wrappers, so that no world resets itself."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 REWARDS = ("normalized_dense", "dense", "sparse")
 BATCHED = ("PickCube-v1", "PushCube-v1", "StackCube-v1")
-"""Tasks whose initial state is all in the poses, so that a scene of many worlds can be put into numbered ones."""
+"""Tasks whose initial states consist of poses only, so that a scene of many worlds can restore numbered states."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """A task of the library, and how it is played.
+    """A task of the library and its settings.
 
     `control_mode` is one of the robot's own. Cameras take pictures of `images` by `images` pixels; none if None. With
     `film` there is a camera for videos.
@@ -31,10 +31,10 @@ class Options:
     film: bool = False
 
     def make(self, num_envs: int = 1, device: str = "cpu") -> BaseEnv:
-        """A scene of `num_envs` worlds, simulated by `device`; on the CPU there is one.
+        """Make a scene of `num_envs` worlds, simulated on `device`; on the CPU it has one world.
 
         Raises:
-            UserError: for what the library has not, assets that are not here, or cameras without Vulkan.
+            UserError: for an unknown task, mode or reward, missing assets, or cameras without Vulkan.
         """
         if self.images or self.film:
             need_vulkan("task.images" if self.images else "a video")

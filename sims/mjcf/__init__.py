@@ -1,1 +1,1 @@
-"""Any MJCF model as batched environments: a task is one file of plain functions, MuJoCo or mujoco_warp steps it."""
+"""MJCF models as batched environments: a task is one file of plain functions, stepped by MuJoCo or mujoco_warp."""

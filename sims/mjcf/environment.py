@@ -24,19 +24,19 @@ from sims.mjcf.viewing import MjcfView
 class MjcfEnvironment(RestorableEngine):
     """N worlds, each in an episode of its own. Actions are clipped to their limits.
 
-    An episode is terminated where the task says so and where the simulator's numbers break, and truncated at the step
-    limit. Initial state `start` depends on task, split and number alone.
+    An episode is terminated by the task or where the simulation diverges, and truncated at the step limit. Initial
+    state `start` depends on task, split and number alone.
 
     Args:
         num_envs: N.
         mdp: the task.
-        split: "train" or "eval": initial states that have none in common.
+        split: "train" or "eval", with disjoint initial states.
         executed: K, actions of a chunk, all of which are executed.
         step_limit: control steps after which an episode is truncated; the task's if None.
-        seed: which initial states an unnamed reset takes.
-        device: where mujoco_warp runs; MuJoCo runs on the CPU alone.
+        seed: selects the initial states of a reset without starts.
+        device: device of mujoco_warp; MuJoCo runs on the CPU only.
         sim: mujoco (double precision, its own thread pool) or mjwarp (single precision).
-        threads: of MuJoCo's batch; the cores that this process may use if None.
+        threads: number of threads of MuJoCo's batch; if None, the number of cores that this process may use.
     """
 
     def __init__(
@@ -72,11 +72,11 @@ class MjcfEnvironment(RestorableEngine):
         self._middle, self._half = 0.5 * (self._low + self._high), 0.5 * (self._high - self._low)
 
     def view(self) -> MjcfView:
-        """What the viewer shows."""
+        """View of the worlds for the viewer."""
         return MjcfView(self.model, self.worlds, self.mdp.CAMERA)
 
     def begin(self, ids: Tensor, starts: Tensor) -> None:
-        """Put worlds into the states that the task draws from the numbers of their starts."""
+        """Begin episodes in worlds `ids` [M] with the states that the task draws from the numbers `starts` [M]."""
         now, key = self.now, keys(self.task_names[0], self.split, starts)
         start = self.mdp.reset(self.model, Draws(key, torch.zeros_like(starts)))
         self.worlds.begin(ids, start.state, start.model)
@@ -88,26 +88,26 @@ class MjcfEnvironment(RestorableEngine):
         now.action, now.previous = now.action.index_fill(0, ids, 0.0), now.previous.index_fill(0, ids, 0.0)
 
     def advance(self, actions: Tensor, left: Tensor) -> Outcome:
-        """One call of the physics per action; an episode that ends stops there."""
-        rewards, ran = [], []
-        ended, won, broken, overflow = torch.zeros(4, self.num_envs, dtype=torch.bool, device=self.device)
+        """Execute the chunk, with one call of the physics per action; an episode that ends executes no more."""
+        rewards, executions = [], []
+        ended, succeeded, broken, overflow = torch.zeros(4, self.num_envs, dtype=torch.bool, device=self.device)
         for k, action in enumerate(actions.float().unbind(1)):
             active = (left > k) & ~(ended | broken)
             diverged, crowded = self._move(action.clamp(self._low, self._high), active)
-            fine = active & ~diverged
-            over = fine & self.mdp.terminated(self.now)
-            limit = fine & (self.now.steps >= self.step_limit)
-            ended, broken, overflow = ended | over, broken | diverged, overflow | crowded
-            if bool((over | limit).any()):
-                won = won | ((over | limit) & self.mdp.success(self.now))
-            rewards.append(torch.where(fine, self.mdp.reward(self.now), 0.0).float())
-            ran.append(active)
+            sound = active & ~diverged
+            terminated = sound & self.mdp.terminated(self.now)
+            limit = sound & (self.now.steps >= self.step_limit)
+            ended, broken, overflow = ended | terminated, broken | diverged, overflow | crowded
+            if bool((terminated | limit).any()):
+                succeeded = succeeded | ((terminated | limit) & self.mdp.success(self.now))
+            rewards.append(torch.where(sound, self.mdp.reward(self.now), 0.0).float())
+            executions.append(active)
         metrics = {name: values.float() for name, values in self.mdp.metrics(self.now).items()}
         return Outcome(
             torch.stack(rewards, 1),
-            torch.stack(ran, 1),
+            torch.stack(executions, 1),
             ended,
-            won,
+            succeeded,
             diverged=broken,
             metrics=metrics,
             failures=self.mdp.failures(self.now),
@@ -115,18 +115,20 @@ class MjcfEnvironment(RestorableEngine):
         )
 
     def observe(self) -> TensorDict:
-        """What the task observes, in single precision."""
-        seen = self.mdp.observe(self.now)
-        return TensorDict({name: part.to(torch.float32, copy=True) for name, part in seen.items()}, [self.num_envs])
+        """Observations of the task, in single precision."""
+        observation = self.mdp.observe(self.now)
+        return TensorDict(
+            {name: part.to(torch.float32, copy=True) for name, part in observation.items()}, [self.num_envs]
+        )
 
     def save(self) -> dict[str, Any]:
-        """The physics, and what the task remembers; models are made again from the numbers of starts."""
+        """State of the physics and the task's memory, without models, which the numbers of starts determine."""
         now = self.now
-        books = {name: getattr(now, name).clone() for name in ("steps", "action", "previous", "key")}
-        return {"worlds": self.worlds.save(), "memory": {k: v.clone() for k, v in now.memory.items()}, **books}
+        counters = {name: getattr(now, name).clone() for name in ("steps", "action", "previous", "key")}
+        return {"worlds": self.worlds.save(), "memory": {k: v.clone() for k, v in now.memory.items()}, **counters}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """And the models."""
+        """Restore what `save` returned, and the models from the numbers of starts."""
         begun = (self.start >= 0).nonzero().squeeze(1)
         if len(begun):
             self.begin(begun, self.start[begun])
@@ -136,15 +138,15 @@ class MjcfEnvironment(RestorableEngine):
             setattr(self.now, name, state[name].to(self.device, copy=True))
 
     def _move(self, action: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
-        """One control step of `active` worlds; returns broken worlds and overflows as `Worlds.step`."""
+        """One control step of `active` worlds; returns broken worlds and overflows, see `Worlds.step`."""
         now, mdp = self.now, self.mdp
         push = mdp.disturb(now)
         if push is not None:
             now.qvel.add_(torch.where(active.unsqueeze(1), push, 0.0))
         broken, overflow = self.worlds.step(active, mdp.control(now, action), mdp.SUBSTEPS)
-        scaled, chosen = (action - self._middle) / self._half, active.unsqueeze(1)
-        now.previous = torch.where(chosen, now.action, now.previous)
-        now.action = torch.where(chosen, scaled, now.action)
+        scaled, active_rows = (action - self._middle) / self._half, active.unsqueeze(1)
+        now.previous = torch.where(active_rows, now.action, now.previous)
+        now.action = torch.where(active_rows, scaled, now.action)
         now.steps = now.steps + active
         for name, values in mdp.update(now).items():
             rows = active.view(-1, *[1] * (values.dim() - 1))
@@ -153,14 +155,14 @@ class MjcfEnvironment(RestorableEngine):
 
 
 def contract(mdp: Mdp, model: mujoco.MjModel, executed: int = 1) -> Contract:
-    """What policies read and command: the controls of the model's actuators, within their ranges.
+    """Contract derived from the task's observations and the model's actuators, with their control ranges as limits.
 
     Raises:
         UserError: for an actuator without a ctrlrange.
     """
     names = tuple(model.actuator(i).name or f"actuator_{i}" for i in range(model.nu))
-    if free := [name for name, limited in zip(names, model.actuator_ctrllimited, strict=True) if not limited]:
-        raise UserError(f"actuator {free[0]} has no ctrlrange; policies need limits: give it one in the MJCF")
+    if unlimited := [name for name, limited in zip(names, model.actuator_ctrllimited, strict=True) if not limited]:
+        raise UserError(f"actuator {unlimited[0]} has no ctrlrange; policies need limits: give it one in the MJCF")
     low, high = (tuple(float(value) for value in each) for each in model.actuator_ctrlrange.T)
     action = TensorSpec((model.nu,), unit=mdp.ACTION_UNIT, names=names, low=low, high=high)
     dt_s = round(mdp.SUBSTEPS * float(model.opt.timestep), 9)
@@ -170,9 +172,9 @@ def contract(mdp: Mdp, model: mujoco.MjModel, executed: int = 1) -> Contract:
 def make_worlds(
     sim: Sim, mdp: Mdp, model: mujoco.MjModel, count: int, device: torch.device, threads: int | None
 ) -> Worlds:
-    """The back end of `sim`."""
+    """Worlds of the back end `sim`."""
     if sim is Sim.mujoco:
         return MujocoWorlds(model, count, mdp.READS, threads)
-    from sims.mjcf.warp import WarpWorlds  # it takes seconds to import
+    from sims.mjcf.warp import WarpWorlds  # slow to import
 
     return WarpWorlds(model, count, mdp.READS, device, mdp.CONTACTS)

@@ -1,4 +1,4 @@
-"""What a task on an MJCF model is: plain functions of batched tensors, and what they are given.
+"""Interface of a task on an MJCF model: plain functions of batched tensors, and their arguments.
 
 Letters in shape comments: N worlds, M worlds that begin an episode, A action dimension.
 """
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     import mujoco
 
 STREAM = 1 << 16
-"""Numbers of one stream of draws."""
+"""Largest number of draws of one stream."""
 
 
 class Draws:
-    """Random numbers of M episodes that depend on task, split, initial state and `counter` [M] alone."""
+    """Random numbers of M episodes, which depend on task, split, initial state and `counter` [M] only."""
 
     def __init__(self, key: Tensor, counter: Tensor, stream: int = 0) -> None:
         self._key, self._counter, self._index = key, counter, stream * STREAM
@@ -51,22 +51,23 @@ def keys(task: str, split: str, starts: Tensor) -> Tensor:
 
 @dataclass
 class Start:
-    """How M episodes begin, by name; what is not named is as the model has it.
+    """Initial values of M episodes by field; all other fields have the model's values.
 
     A task names the same fields in every episode.
     """
 
     state: dict[str, Tensor]  # [M, ...], state fields of MjData such as qpos, qvel, mocap_pos
     model: dict[str, Tensor] = field(default_factory=dict)  # [M, ...], fields of MjModel, such as geom_friction
-    memory: dict[str, Tensor] = field(default_factory=dict)  # [M, ...], what the task remembers of an episode
+    memory: dict[str, Tensor] = field(default_factory=dict)  # [M, ...], the task's memory of an episode
 
 
 class Moment:
-    """N worlds as they are now; fields of MjData are attributes, as tensors [N, ...] that the physics write.
+    """Present state of N worlds; fields of MjData are attributes, as tensors [N, ...] that the physics write.
 
-    qpos, qvel and sensordata are always there, others where the task's `READS` name them. Poses and velocities are
-    current; sensors of forces and contacts are those of the last physics step. `action` and `previous` are the last
-    two actions [N, A] in half ranges around the middle, 0 before there were any. `steps` [N] counts control steps.
+    qpos, qvel, ctrl and sensordata are always available, other fields if the task's `READS` name them. Poses and
+    velocities are current; readings of force and contact sensors are from the last physics step. `action` and
+    `previous` are the last two actions [N, A] in half ranges around the middle, 0 before there were any. `steps` [N]
+    counts control steps.
     """
 
     def __init__(self, model: mujoco.MjModel, fields: Mapping[str, Tensor], dt_s: float, limit: int) -> None:
@@ -93,21 +94,21 @@ class Moment:
         return self._sensors[name]
 
     def draws(self, stream: int = 0) -> Draws:
-        """Random numbers of this control step; every use in a task has a `stream` of its own, from 0 on."""
+        """Random numbers of this control step; every use in a task needs a separate `stream`, from 0 on."""
         return Draws(self.key, self.steps + 1, stream)
 
 
 class Mdp:
-    """A task; subclasses are frozen dataclasses, their numbers are options of the task.
+    """A task; subclasses are frozen dataclasses whose numbers are options of the task.
 
-    All functions are batched and without side effects: they return new tensors and write into none.
+    All functions are batched and without side effects: they return new tensors and modify none.
     """
 
     MODEL: ClassVar[Path | str]
-    """MJCF, as the file's path or as text; every actuator has a ctrlrange."""
+    """MJCF, as a path or as text; every actuator needs a ctrlrange."""
     INSTRUCTION: ClassVar[str]
     SUBSTEPS: ClassVar[int]
-    """Physics steps of the model's timestep in a control step."""
+    """Number of physics steps in a control step."""
     STEP_LIMIT: ClassVar[int]
     OBSERVED: ClassVar[Mapping[str, TensorSpec]]
     ACTION_UNIT: ClassVar[str] = ""
@@ -115,13 +116,13 @@ class Mdp:
     """Fields of MjData beyond qpos, qvel and sensordata that the functions read."""
     CAMERA: ClassVar[str] = "film"
     CONTACTS: ClassVar[int | None] = None
-    """Contacts that mujoco_warp makes room for in a world; estimated from the model if None."""
+    """Number of contacts for which mujoco_warp allocates memory in a world; estimated from the model if None."""
 
     def load(self) -> mujoco.MjModel:
-        """The model.
+        """Compile the model.
 
         Raises:
-            UserError: where MuJoCo cannot read it.
+            UserError: if MuJoCo cannot read it.
         """
         from embodied.extras import needs_extra
 
@@ -130,30 +131,30 @@ class Mdp:
         try:
             if isinstance(self.MODEL, Path) or "<" not in self.MODEL:
                 owner = next(each for each in type(self).__mro__ if "MODEL" in vars(each))
-                folder = Path(inspect.getfile(owner)).parent  # a relative path begins at the file of the task
+                folder = Path(inspect.getfile(owner)).parent  # a relative path starts at the folder of the task's file
                 return mujoco.MjModel.from_xml_path(str(folder / self.MODEL))
             return mujoco.MjModel.from_xml_string(self.MODEL)
         except ValueError as error:
             raise UserError(f"MuJoCo cannot read the model of {type(self).__name__}: {error}") from error
 
     def reset(self, model: mujoco.MjModel, draws: Draws) -> Start:
-        """How M episodes begin."""
+        """Initial values of M episodes, from the random numbers `draws`."""
         raise NotImplementedError
 
     def observe(self, now: Moment) -> dict[str, Tensor]:
-        """Observations [N, ...] of the names in `OBSERVED`."""
+        """Observations [N, ...] with the names in `OBSERVED`."""
         raise NotImplementedError
 
     def reward(self, now: Moment) -> Tensor:
-        """Reward [N] of the control step that has just been made."""
+        """Reward [N] of the last control step."""
         raise NotImplementedError
 
     def success(self, now: Moment) -> Tensor:
-        """Whether an episode that ends now, either way, has succeeded, [N] bool."""
+        """Whether an episode that ends now, terminated or truncated, has succeeded, [N] bool."""
         raise NotImplementedError
 
     def terminated(self, now: Moment) -> Tensor:
-        """Whether the episode ends before its limit, [N] bool."""
+        """Whether the episode terminates before its step limit, [N] bool."""
         return torch.zeros_like(now.steps, dtype=torch.bool)
 
     def control(self, now: Moment, action: Tensor) -> Tensor:
@@ -161,15 +162,15 @@ class Mdp:
         return action
 
     def disturb(self, now: Moment) -> Tensor | None:
-        """What is added to qvel [N, nv] before a control step."""
+        """Change of qvel [N, nv] before a control step, or None."""
         return None
 
     def update(self, now: Moment) -> dict[str, Tensor]:
-        """What of the memory changes after a control step, before reward and endings are asked for."""
+        """Entries of the memory that change after a control step; called before `reward` and `terminated`."""
         return {}
 
     def failures(self, now: Moment) -> dict[str, Tensor]:
-        """What went wrong, [N] bool each by reason; a failed episode has the first that is True at its end."""
+        """Causes of failure, [N] bool each; a failed episode has the first one that is True at its end."""
         return {}
 
     def metrics(self, now: Moment) -> dict[str, Tensor]:

@@ -1,7 +1,7 @@
 """N worlds of one MJCF model, stepped by MuJoCo's own batch on the CPU or by mujoco_warp.
 
-`Worlds` of both kinds have the same functions: `fields` are tensors [N, ...] over MjData's by name, `begin`, `step`,
-`save` and `restore`. Worlds that a call does not name stay as they are, bit for bit.
+Both kinds of `Worlds` have the same interface: `fields` are tensors [N, ...] that share memory with MjData's fields, by
+name; `begin`, `step`, `save` and `restore` are functions. Worlds that a call does not name stay the same, bit for bit.
 """
 
 from __future__ import annotations
@@ -24,36 +24,36 @@ from embodied.errors import UserError
 ALWAYS = ("qpos", "qvel", "ctrl", "sensordata")
 SHOWN = ("qpos", "mocap_pos", "mocap_quat")
 BROKEN = 1e10
-"""Positions and velocities beyond it are broken, as in MuJoCo's own check."""
+"""Largest valid position or velocity, as in MuJoCo's own check."""
 
 
 class Worlds(Protocol):
-    """What steps N worlds."""
+    """A back end that steps N worlds."""
 
     fields: dict[str, Tensor]
 
     def begin(self, ids: Tensor, state: Mapping[str, Tensor], model: Mapping[str, Tensor]) -> None:
-        """Put worlds `ids` [M] into the model's default state but for `state` [M, ...]; their models have `model`."""
+        """Reset worlds `ids` [M], with the fields `state` [M, ...] of their data and `model` of their models."""
         ...
 
     def step(self, active: Tensor, ctrl: Tensor, substeps: int) -> tuple[Tensor, Tensor]:
         """Make physics steps with `ctrl` [N, nu] where `active` [N]; returns broken worlds and overflows, [N] each.
 
-        A world is broken whose numbers are none, or whose contacts or constraint rows had no room: the second are
-        overflows. Broken worlds are put back to where they were, at rest.
+        A world is broken if its numbers are NaN or too large, or if its contacts or constraint rows exceed the
+        allocated memory (an overflow). Broken worlds return to their previous positions, at rest.
         """
         ...
 
     def save(self) -> dict[str, Tensor]:
-        """State and fields, copied."""
+        """Copies of the state and the fields."""
         ...
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Take up what `save` gave; models are those that the worlds began with."""
+        """Restore what `save` returned; models are not restored."""
         ...
 
     def shown(self, row: int) -> dict[str, NDArray]:
-        """What pictures of a world need: qpos, mocap_pos, mocap_quat."""
+        """Fields that determine the poses of world `row`: qpos, mocap_pos, mocap_quat."""
         ...
 
 
@@ -84,7 +84,10 @@ class MujocoWorlds:
         self.batch.forward(rows)
 
     def step(self, active: Tensor, ctrl: Tensor, substeps: int) -> tuple[Tensor, Tensor]:
-        """One call of the batch; a world in which MuJoCo raises an error is broken, too. MuJoCo's arena grows."""
+        """Step with one call of the batch.
+
+        Worlds in which MuJoCo raises an error are broken, too. There is no overflow, because MuJoCo's arena grows.
+        """
         broken = torch.zeros_like(active)
         if everyone := bool(active.all()):
             rows = None
@@ -107,34 +110,35 @@ class MujocoWorlds:
         return broken, torch.zeros_like(broken)
 
     def save(self) -> dict[str, Tensor]:
-        """The batch's rows, and the fields that are not part of them."""
+        """Copies of the batch's rows, and of the fields, of which some are not part of the rows."""
         return {"rows": torch.from_numpy(self.batch.state.copy())} | {k: v.clone() for k, v in self.fields.items()}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """The rows decide what follows, the fields what is seen until then."""
+        """Restore the rows, which determine later steps, and the fields, which are observed until then."""
         self.batch.state[:] = state["rows"].numpy()
         for name, field in self.fields.items():
             field.copy_(state[name])
 
     def shown(self, row: int) -> dict[str, NDArray]:
-        """A world's poses."""
+        """Fields that determine the poses of world `row`."""
         return {name: self.batch.bind(name)[row] for name in SHOWN}
 
 
 def without_autoreset(model: mujoco.MjModel) -> mujoco.MjModel:
-    """A copy that keeps broken numbers, which MuJoCo would replace by a reset in the middle of an episode."""
+    """Copy of the model without MuJoCo's automatic reset of diverged worlds in the middle of an episode."""
     model = copy.copy(model)
     model.opt.disableflags |= int(mujoco.mjtDisableBit.mjDSBL_AUTORESET)
     return model
 
 
 def broken_rows(fields: Mapping[str, Tensor]) -> Tensor:
-    """Worlds [N] bool with positions or velocities that are none."""
+    """Whether worlds have invalid positions or velocities (NaN or above `BROKEN`), [N] bool."""
+    # "not <=" instead of ">", because comparisons with NaN are False.
     return ~(torch.cat((fields["qpos"], fields["qvel"]), 1).abs().amax(1) <= BROKEN)
 
 
 def _shared(array: NDArray) -> Tensor:
-    """A tensor over the same memory; fields that only the batch writes are read-only for numpy."""
+    """Tensor that shares the memory of `array`; numpy marks fields that only the batch writes as read-only."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         return torch.from_numpy(array)

@@ -1,6 +1,7 @@
 """Pictures of worlds, with shadows and soft edges, by MuJoCo's own renderer.
 
-It needs OpenGL: EGL, which also draws without a graphics card, or what the environment variable MUJOCO_GL names.
+It needs OpenGL: EGL, which also works without a graphics card, or the library that the environment variable MUJOCO_GL
+names.
 """
 
 from __future__ import annotations
@@ -15,21 +16,20 @@ from sims.mjcf.environment import MjcfEnvironment
 from sims.opengl import opengl
 
 SIZE, SCALE = 256, 3
-"""Pixels along an edge, each the average of SCALE by SCALE that are drawn."""
+"""Pixels along an edge, each the average of SCALE by SCALE drawn pixels."""
 ZENITH, HORIZON = (82, 107, 140), (205, 217, 232)
 """Colours of a sky."""
 DISTANCE = 4.0
-"""Of a camera that follows a body, in reaches of it."""
+"""Distance of a camera that follows a body, in reaches of the body."""
 
 
 class Studio:
     """Films the worlds of `env` with the task's camera.
 
-    A model without that camera is followed by one of the film's own, a model without lights is lit by a sun, and one
-    without a sky has one.
+    A model without that camera, lights or a sky is filmed with a following camera, a sun, and a sky.
 
     Raises:
-        UserError: where OpenGL does not work.
+        UserError: if OpenGL does not work.
     """
 
     def __init__(self, env: MjcfEnvironment) -> None:
@@ -46,7 +46,8 @@ class Studio:
 
     def render(self, ids: NDArray[np.int64]) -> Frames:
         """Pictures [n, height, width, 3] of environments `ids` [n] as they are now."""
-        mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)  # another's may be bound
+        # The buffer of another context may be bound.
+        mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)
         return np.stack([self._draw(row) for row in ids.tolist()])
 
     def _draw(self, row: int) -> Frames:
@@ -66,34 +67,34 @@ class Studio:
         mujoco.mjr_render(whole, self._scene, self._context)
         mujoco.mjr_readPixels(picture, depth, whole, self._context)
         if not self._has_sky:
-            nothing = depth == 1.0
-            picture[nothing] = _sky(edge)[np.nonzero(nothing)[0]]
+            background = depth == 1.0
+            picture[background] = _sky(edge)[np.nonzero(background)[0]]
         return averaged(picture[::-1], SCALE)  # OpenGL's first row is the lowest
 
 
 def camera(model: mujoco.MjModel, name: str) -> mujoco.MjvCamera:
-    """The model's camera `name`; where it has none, one that sees all of it and follows the first body that is free."""
-    found = mujoco.MjvCamera()
+    """The model's camera `name`; without it, a camera that shows the whole model and follows its first free body."""
+    view = mujoco.MjvCamera()
     number = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA, name)
     if number >= 0:
-        found.type, found.fixedcamid = mujoco.mjtCamera.mjCAMERA_FIXED, number
-        return found
-    mujoco.mjv_defaultFreeCamera(model, found)
-    found.elevation = -20.0
+        view.type, view.fixedcamid = mujoco.mjtCamera.mjCAMERA_FIXED, number
+        return view
+    mujoco.mjv_defaultFreeCamera(model, view)
+    view.elevation = -20.0
     free = np.flatnonzero(model.jnt_type == mujoco.mjtJoint.mjJNT_FREE)
     if len(free):
-        found.type, found.trackbodyid = mujoco.mjtCamera.mjCAMERA_TRACKING, model.jnt_bodyid[free[0]]
-        found.distance = DISTANCE * _reach(model, found.trackbodyid)
-    return found
+        view.type, view.trackbodyid = mujoco.mjtCamera.mjCAMERA_TRACKING, model.jnt_bodyid[free[0]]
+        view.distance = DISTANCE * _reach(model, view.trackbodyid)
+    return view
 
 
 def _reach(model: mujoco.MjModel, body: int) -> float:
-    """How far what hangs on `body` reaches from it, m."""
+    """Largest distance from `body` of the geoms in its kinematic tree, m."""
     data = mujoco.MjData(model)
     mujoco.mj_kinematics(model, data)
-    own = model.body_rootid[model.geom_bodyid] == body
+    geoms = model.body_rootid[model.geom_bodyid] == body
     return float(
-        (np.linalg.norm(data.geom_xpos[own] - data.xpos[body], axis=1) + model.geom_rbound[own]).max(initial=0.1)
+        (np.linalg.norm(data.geom_xpos[geoms] - data.xpos[body], axis=1) + model.geom_rbound[geoms]).max(initial=0.1)
     )
 
 

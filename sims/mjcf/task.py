@@ -1,4 +1,4 @@
-"""Tasks on MJCF models as something a run can train on: environments, evaluation, film."""
+"""Tasks on MJCF models for training: environments, evaluation, video."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 
 SHIPPED = sorted(path.stem for path in (Path(__file__).parent / "tasks").glob("[a-z]*.py"))
 FILMED, FRAMES_HZ = 4, 25
-"""Episodes in a video, and about its frames per second."""
+"""Number of episodes in a video, and its approximate frames per second."""
 
 
 @dataclass
 class MjcfTask(ProcessOptions):
     """A task on an MJCF model.
 
-    `mdp` names one of `tasks/`, or a Python file with a subclass of `mdp.Mdp`; `numbers` are its own. `sim` is mujoco
-    (double precision, on the CPU) or mjwarp (single precision, on the policy's device). An episode is truncated after
-    `step_limit` control steps, the task's own if None.
+    `mdp` names a task of `tasks/`, or a Python file with a subclass of `mdp.Mdp`; `numbers` are the task's. `sim` is
+    mujoco (double precision, on the CPU) or mjwarp (single precision, on the policy's device). An episode is truncated
+    after `step_limit` control steps, the task's own if None.
     """
 
     name: str = "mjcf"
@@ -56,11 +56,11 @@ class MjcfTask(ProcessOptions):
 
     @property
     def asset_kind(self) -> None:
-        """Models are what they are."""
+        """No assets: models are part of the tasks."""
         return
 
     def contract(self, distribution: str) -> Contract:
-        """That of the model's actuators and of what the task observes.
+        """Contract derived from the model's actuators and the task's observations.
 
         Raises:
             UserError: for an unknown distribution.
@@ -73,7 +73,7 @@ class MjcfTask(ProcessOptions):
     def environment(
         self, num_envs: int, distribution: str, split: str, seed: int = 0, device: str = "cpu"
     ) -> MjcfEnvironment:
-        """Make environments; `split` "eval" has initial states that training has not.
+        """Make environments; initial states of `split` "eval" do not occur in training.
 
         Raises:
             UserError: for an unknown distribution.
@@ -86,7 +86,7 @@ class MjcfTask(ProcessOptions):
         )
 
     def demonstrations(self, directory: Path, seed: int) -> None:
-        """There are none: policies begin from nothing."""
+        """No-op: policies learn from scratch."""
         return
 
     def video(
@@ -110,18 +110,18 @@ class MjcfTask(ProcessOptions):
 
 
 def found(name: str) -> Mdp:
-    """The task `name`: of `tasks/`, or of a Python file that has one.
+    """Task `name` of `tasks/`, or the task in the Python file `name`.
 
     Raises:
-        UserError: where there is none.
+        UserError: for an unknown task, or a file without exactly one.
     """
     if name.endswith(".py") and (path := Path(name)).is_file():
         spec = importlib.util.spec_from_file_location(f"mjcf_task_{path.stem}", path)
         assert spec
         assert spec.loader
         module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module  # dataclasses look their module up
-        if (folder := str(path.resolve().parent)) not in sys.path:  # it may import modules beside it
+        sys.modules[spec.name] = module  # dataclasses look up their module
+        if (folder := str(path.resolve().parent)) not in sys.path:  # it may import modules of its folder
             sys.path.append(folder)
         spec.loader.exec_module(module)
     elif name in SHIPPED:
@@ -131,8 +131,8 @@ def found(name: str) -> Mdp:
         raise UserError(
             f"unknown task.mdp {name!r}; expected the path of a Python file, or one of {', '.join(SHIPPED)}"
         )
-    own = [each for each in vars(module).values() if isinstance(each, type) and issubclass(each, Mdp)]
-    own = [each for each in own if each.__module__ == module.__name__]
-    if len(own) != 1:
-        raise UserError(f"expected one subclass of Mdp in {name}, got {len(own)}")
-    return own[0]()
+    tasks = [each for each in vars(module).values() if isinstance(each, type) and issubclass(each, Mdp)]
+    tasks = [each for each in tasks if each.__module__ == module.__name__]
+    if len(tasks) != 1:
+        raise UserError(f"expected one subclass of Mdp in {name}, got {len(tasks)}")
+    return tasks[0]()

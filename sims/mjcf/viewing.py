@@ -1,4 +1,4 @@
-"""What MJCF tasks show in the viewer: all visible geoms of the model; every body that moves can be pushed."""
+"""View of MJCF tasks for the viewer: all visible geoms of the model; every body that moves can be pushed."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from sims import mujoco_scene
 from sims.mjcf.physics import Worlds
 
 GROUPS = (0, 1, 2)
-"""Of geoms that MuJoCo's own viewer shows."""
+"""Groups of geoms that MuJoCo's own viewer shows."""
 FLOOR_M = 0.003
-"""The viewer's floor lies so much lower than the ground, so that they do not flicker."""
+"""Distance of the viewer's floor below the ground, which prevents flickering."""
 
 
 class MjcfView:
-    """Worlds of one `model`, seen as the task's `camera` does. Implements `embodied.scene.viewable.View`."""
+    """View of worlds of one `model` from the task's `camera`; implements `embodied.scene.viewable.View`."""
 
     def __init__(self, model: mujoco.MjModel, worlds: Worlds, camera: str) -> None:
         self._model, self._worlds, self._data = model, worlds, mujoco.MjData(model)
-        found = mujoco_scene.bodies(model, mujoco_scene.visible(model, GROUPS))
-        self._numbers = list(found)
+        bodies = mujoco_scene.bodies(model, mujoco_scene.visible(model, GROUPS))
+        self._numbers = list(bodies)
         mujoco.mj_forward(model, self._data)
         target = model.stat.center.copy()
         eye = target + 1.5 * model.stat.extent * np.array([0.6, -0.8, 0.5])
@@ -39,16 +39,16 @@ class MjcfView:
             target = eye + max(0.1, float((target - eye) @ ahead)) * ahead
         reach_m = 1.5 * float(np.linalg.norm(eye - target))
         self._scene = Scene(
-            tuple(found.values()),
+            tuple(bodies.values()),
             tuple(eye.tolist()),
             tuple(target.tolist()),
             -FLOOR_M,
             reach_m,
-            mujoco_scene.movable(model, found),
+            mujoco_scene.movable(model, bodies),
         )
 
     def scene(self, row: int) -> Scene:
-        """The same for all, but seen from where a camera that tracks a body is now."""
+        """Scene of the model, the same for all worlds; a camera that tracks a body is at its present position."""
         if self._tracked < 0:
             return self._scene
         self.poses(row)
@@ -57,14 +57,14 @@ class MjcfView:
         return replace(self._scene, eye=eye, target=target)
 
     def poses(self, row: int) -> Array:
-        """As `View.poses`."""
+        """Poses of the bodies of world `row`; see `View.poses`."""
         for name, values in self._worlds.shown(row).items():
             getattr(self._data, name)[:] = values
         mujoco.mj_kinematics(self._model, self._data)
         return mujoco_scene.poses(self._data, self._numbers)
 
     def push(self, row: int, body: str, change_m_s: Array) -> None:
-        """As `View.push`."""
+        """Change the velocity of a body of world `row`; see `View.push`."""
         change = mujoco_scene.pushed(self._model, self._worlds.shown(row)["qpos"], body, change_m_s)
         velocity = self._worlds.fields["qvel"][row]
         velocity.add_(torch.as_tensor(change).to(velocity))

@@ -16,7 +16,8 @@ from embodied.errors import UserError
 from sims.mjcf.physics import ALWAYS, SHOWN, broken_rows
 from sims.warp_order import captured, in_order, warp_device
 
-warp.config.log_level = warp.LOG_ERROR  # before mujoco_warp's import: it would report every kernel that it loads
+# Before mujoco_warp is imported, which otherwise reports every kernel that it loads.
+warp.config.log_level = warp.LOG_ERROR
 
 import mujoco_warp  # noqa: E402
 
@@ -26,7 +27,7 @@ STATE = ("time", "qpos", "qvel", "act", "qacc_warmstart", "ctrl", "mocap_pos", "
 
 
 class WarpWorlds:
-    """Worlds of mujoco_warp on `device`; it steps all of them, and those that a call does not name are put back."""
+    """Worlds of mujoco_warp on `device`; a call steps all worlds, and then restores those that it does not name."""
 
     def __init__(
         self,
@@ -41,7 +42,8 @@ class WarpWorlds:
         self._graph: dict[int, warp.Graph] = {}
         with in_order(self.device):
             self.model = mujoco_warp.put_model(self.mjm)
-            self.model.opt.warn_overflow = 0  # counted; kernels would print it, for every world
+            # The overflow bits are read instead: kernels would print a warning for every world.
+            self.model.opt.warn_overflow = 0
             mujoco.mj_forward(self.mjm, resting := mujoco.MjData(self.mjm))
             room = capacity(self.mjm, self.model, contacts, resting.ncon)
             self.data = mujoco_warp.make_data(self.mjm, nworld=count, **room._asdict())
@@ -55,15 +57,15 @@ class WarpWorlds:
         """Write the rows, then compute everything that follows from them."""
         for name, values in model.items():
             self._expanded(name)[ids] = values.to(self._expanded(name))
-        chosen = torch.zeros(self._count, dtype=torch.bool, device=ids.device).index_fill(0, ids, True)
-        with self._only(chosen):
+        mask = torch.zeros(self._count, dtype=torch.bool, device=ids.device).index_fill(0, ids, True)
+        with self._only(mask):
             for name in STATE:
                 default = torch.as_tensor(np.asarray(getattr(self._default, name)), device=ids.device)
                 self._kept[name][ids] = state.get(name, default).to(self._kept[name])
             self._launch(0)
 
     def step(self, active: Tensor, ctrl: Tensor, substeps: int) -> tuple[Tensor, Tensor]:
-        """Physics steps, then positions and velocities anew for what is read."""
+        """Make physics steps, then recompute positions and velocities for the fields that are read."""
         before = self.fields["qpos"].clone()
         self._overflow.zero_()
         with self._only(active):
@@ -78,16 +80,16 @@ class WarpWorlds:
         return broken, overflow
 
     def save(self) -> dict[str, Tensor]:
-        """State and fields."""
+        """Copies of the state and the fields."""
         return {name: field.clone() for name, field in self._kept.items()}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """State and fields."""
+        """Restore what `save` returned; models are not restored."""
         for name, field in self._kept.items():
             field.copy_(state[name])
 
     def shown(self, row: int) -> dict[str, NDArray]:
-        """A world's poses."""
+        """Fields that determine the poses of world `row`."""
         return {name: self._kept[name][row].cpu().numpy() for name in SHOWN}
 
     def _launch(self, substeps: int) -> None:
@@ -95,13 +97,13 @@ class WarpWorlds:
             if not self.device.is_cuda:
                 self._run(substeps)
             elif substeps not in self._graph:
-                self._run(substeps)  # loads the kernels, which a capture must not
+                self._run(substeps)  # loads the kernels, which is not possible in a capture
                 self._graph[substeps] = captured(self.device, lambda: self._run(substeps))
             else:
                 warp.capture_launch(self._graph[substeps])
 
     def _run(self, substeps: int) -> None:
-        """Physics steps and what is read after them; without any, everything that follows from a new state."""
+        """Make physics steps and compute the fields to read; with 0 steps, compute all fields from a new state."""
         if not substeps:
             mujoco_warp.forward(self.model, self.data)
             return
@@ -111,7 +113,7 @@ class WarpWorlds:
 
     @contextmanager
     def _only(self, active: Tensor) -> Iterator[None]:
-        """Put worlds that are not `active` [N] back to where they were."""
+        """Restore the worlds that are not `active` [N] at the end of the context."""
         everyone = bool(active.all())
         before = {} if everyone else self.save()
         yield
@@ -120,19 +122,19 @@ class WarpWorlds:
             field.copy_(torch.where(active.view(-1, *[1] * (field.dim() - 1)), field, values))
 
     def _tensor(self, name: str) -> Tensor:
-        """[N, ...] over a field of the data, in the shape that MuJoCo gives it."""
+        """Tensor [N, ...] that shares memory with a field of the data, in MuJoCo's shape."""
         shape = np.asarray(getattr(self._default, name)).shape
         return warp.to_torch(getattr(self.data, name)).view(self._count, *shape)
 
     def _expanded(self, name: str) -> Tensor:
-        """[N, ...] over a field of the model, of which every world has its own."""
+        """Tensor [N, ...] that shares memory with a field of the model; expands the field to one value per world."""
         if name in mujoco.MjModel._setconst_inputs or not isinstance(getattr(self.model, name, None), warp.array):
             raise UserError(f"sim=mjwarp cannot vary the model's {name}; use sim=mujoco")
-        given, count = getattr(self.model, name), self._count
-        if given.shape[0] != count or not given.strides[0]:
+        field, count = getattr(self.model, name), self._count
+        if field.shape[0] != count or not field.strides[0]:
             with in_order(self.device):
-                values = np.broadcast_to(given.numpy()[:1], (count, *given.numpy().shape[1:]))
-                own = warp.array(np.ascontiguousarray(values), dtype=given.dtype, device=self.device)
-            setattr(self.model, name, own)
+                values = np.broadcast_to(field.numpy()[:1], (count, *field.numpy().shape[1:]))
+                expanded = warp.array(np.ascontiguousarray(values), dtype=field.dtype, device=self.device)
+            setattr(self.model, name, expanded)
             self._graph.clear()
         return warp.to_torch(getattr(self.model, name)).view(count, *np.asarray(getattr(self.mjm, name)).shape)

@@ -12,9 +12,9 @@ from sims.tracer.arithmetic import Rows, Value, sqrt, squares
 
 HEIGHT_M = 1.0
 ALONG_M, VERTICAL_M = 7.9 * HEIGHT_M, HEIGHT_M
-"""Length scales near the ground; across the wind it is that along it."""
+"""Length scales of the turbulence near the ground; across the wind the scale along it is used."""
 ALONG, VERTICAL = 0.2, 0.1
-"""Standard deviations as shares of the wind's speed; across the wind it is that along it."""
+"""Standard deviations of the gusts as shares of the wind's speed; across the wind the share along it is used."""
 ROOT_3, ROOT_HALF = 3.0**0.5, 0.5**0.5
 
 
@@ -29,8 +29,9 @@ def begin(noise: Rows) -> Rows:
 
 
 def after(states: Rows, wind: Rows, noise: Rows) -> Rows:
-    """The states one step later, from three standard normal numbers."""
+    """Filter states one step later, driven by three standard normal numbers."""
     speed = _speed(wind)
+    # A gust of length L passes in L / W seconds, so that a step covers the share W dt / L of the time constant.
     along, slow = speed * (DT_S / ALONG_M), speed * (DT_S / VERTICAL_M)
     u, v, v_slow, w, w_slow = states
     return [
@@ -43,7 +44,7 @@ def after(states: Rows, wind: Rows, noise: Rows) -> Rows:
 def velocity(states: Rows, wind: Rows) -> Rows:
     """Velocity of the air, m/s, world: the horizontal mean `wind` and the gusts."""
     speed, (u, v, v_slow, w, w_slow) = _speed(wind), states
-    x, y = wind[0] / speed, wind[1] / speed
+    x, y = wind[0] / speed, wind[1] / speed  # direction of the mean wind
     along, across = ALONG * speed * u, ALONG * speed * _second(v, v_slow)
     return [
         wind[0] + x * along - y * across,
@@ -53,13 +54,14 @@ def velocity(states: Rows, wind: Rows) -> Rows:
 
 
 def _speed(wind: Rows) -> Value:
-    return sqrt(squares(wind[:2]) + 1e-6)
+    return sqrt(squares(wind[:2]) + 1e-6)  # the small term keeps the gradient finite in still air
 
 
 def _first(state: Value, share: Value, noise: Value) -> Value:
     """A first-order filter of unit variance whose time constant is 1 / `share` steps."""
-    kept = 1.0 - share
-    return kept * state + sqrt(1.0 - kept * kept) * noise
+    # x' = k x + sqrt(1 - k^2) n keeps the variance at 1.
+    decay = 1.0 - share
+    return decay * state + sqrt(1.0 - decay * decay) * noise
 
 
 def _second(first: Value, second: Value) -> Value:

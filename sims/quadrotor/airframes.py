@@ -1,8 +1,8 @@
 """Physical parameters of quadrotors: known airframes, and others near them.
 
 Rotors form an X, in the order front-right, back-right, back-left, front-left (body axes: x forward, y left, z up); each
-one's thrust at the fraction u of its highest speed is thrust_0 + thrust_1 u + thrust_2 u^2. Of six or eight rotors,
-which stand as `rotors` says, each has the 4 / N-th of that: the curve is a quarter of the drone's.
+one's thrust at the fraction u of its highest speed is thrust_0 + thrust_1 u + thrust_2 u^2. With N = 6 or 8
+rotors, placed as in `rotors`, each has 4 / N of this thrust, because the curve is a quarter of the drone's thrust.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class Airframe:
         torque_per_thrust_m: yaw reaction torque of a rotor, N m per N of thrust.
         lag_rise_s, lag_fall_s: time constants of rotor speed, speeding up and slowing down.
         speed_max_rpm: the highest rotor speed.
-        rotor_radius_m: for ground effect.
+        rotor_radius_m: radius of a propeller, for ground effect.
         drag_x, drag_y, drag_z: linear drag along body axes, N s/m (used where drag is on).
-        delay_s: from command to rotor (used where delay is on).
-        observation_delay_s: from motion to measurement (used where senses are on).
+        delay_s: latency from command to rotor (used where delay is on).
+        observation_delay_s: latency from motion to measurement (used where senses are on).
         sag: share of the thrust that the battery lacks when all rotors run at full speed (used where sag is on).
-        rotors: their number, 4, 6 or 8.
+        rotors: number of rotors, 4, 6 or 8.
     """
 
     mass_kg: float
@@ -66,9 +66,9 @@ class Airframe:
     def __post_init__(self) -> None:
         """Raise UserError for parameters that could not fly."""
         for field in fields(self):
-            value, least = getattr(self, field.name), 0.0
+            value, minimum = getattr(self, field.name), 0.0
             positive = field.name in POSITIVE
-            if not math.isfinite(value) or value < least or (positive and value == least):
+            if not math.isfinite(value) or value < minimum or (positive and value == minimum):
                 raise UserError(
                     f"expected {field.name} {'above' if positive else 'of at least'} 0, got {value}; check its unit"
                 )
@@ -98,10 +98,12 @@ class Airframe:
 
 
 def hover_speed(airframe: Airframe) -> Any:  # noqa: ANN401 - a Value
-    """Root of thrust_2 u^2 + thrust_1 u + thrust_0 = m g / 4, in a form that also works for thrust_2 = 0.
+    """Rotor speed u that carries the weight, as a fraction of the highest; also works for thrust_2 = 0.
 
-    The parameters of `airframe` may be tensors or nodes, see `arithmetic.Value`.
+    It solves thrust_2 u^2 + thrust_1 u + thrust_0 = m g / 4. The parameters of `airframe` may be tensors or
+    nodes, see `arithmetic.Value`.
     """
+    # u = 2 c / (b + sqrt(b^2 + 4 a c)) for a u^2 + b u = c: no division by a, and no cancellation for small a.
     lacking = airframe.mass_kg * (GRAVITY / 4.0) - airframe.thrust_0_n
     root = (airframe.thrust_1_n * airframe.thrust_1_n + 4.0 * airframe.thrust_2_n * lacking) ** 0.5
     return 2.0 * lacking / (airframe.thrust_1_n + root)
@@ -110,7 +112,7 @@ def hover_speed(airframe: Airframe) -> Any:  # noqa: ANN401 - a Value
 PARAMETERS = tuple(field.name for field in fields(Airframe))
 """Row order of parameter tensors."""
 SCATTERED = PARAMETERS[:-1]
-"""Those that are no whole numbers."""
+"""Real-valued parameters, which can be scattered; the number of rotors is an integer."""
 POSITIVE = (
     *("mass_kg", "inertia_x", "inertia_y", "inertia_z", "arm_x_m", "arm_y_m", "lag_rise_s", "lag_fall_s"),
     *("speed_max_rpm", "rotor_radius_m"),
@@ -206,7 +208,7 @@ SCATTER_MAX = 0.3
 
 
 def scatter(found: Tensor, draws: Tensor, width: float) -> Tensor:
-    """Parameters `found` [P, M], of which those `SCATTERED` are each scaled by a factor in [1 - width, 1 + width].
+    """Parameters `found` [P, M] with each of the `SCATTERED` ones scaled by a factor in [1 - width, 1 + width].
 
     `draws` [P - 1, M] are in (0, 1). Impossible platforms are excluded: the thrust curve is scaled as a whole and with
     the mass, so that thrust-to-weight lies in [1 - width / 2, 1 + width] of the airframe's, and inertia_z is never
@@ -222,13 +224,15 @@ def scatter(found: Tensor, draws: Tensor, width: float) -> Tensor:
         )
     factors = between(draws, 1.0 - width, 1.0 + width)
     thrust = [PARAMETERS.index(f"thrust_{power}_n") for power in range(3)]
+    # The whole thrust curve has the factor of the mass times one of its own, by which thrust-to-weight changes.
     factors[thrust] = factors[PARAMETERS.index("mass_kg")] * between(draws[thrust[0]], 1.0 - width / 2.0, 1.0 + width)
     found = torch.cat((found[: len(SCATTERED)] * factors, found[len(SCATTERED) :].expand(-1, factors.shape[1])))
     x, y, z = (PARAMETERS.index(f"inertia_{axis}") for axis in "xyz")
+    # Triangle inequality of principal moments of inertia.
     found[z] = torch.minimum(found[z], found[x] + found[y])
     return found
 
 
 def between(u: Tensor, low: Tensor | float, high: float) -> Tensor:
-    """`u` in (0, 1) as numbers from `low` to `high`, evenly."""
+    """Numbers from `low` to `high`, linear in `u` in (0, 1)."""
     return low + (high - low) * u

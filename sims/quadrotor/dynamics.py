@@ -27,7 +27,7 @@ ROTOR_NAMES = ("front_right", "back_right", "back_left", "front_left")
 """The reaction torques of these rotors about z have the signs -, +, -, +."""
 BODY_ROWS = 17
 SENSED_ROWS = 13
-"""Rows of the body without its rotors: what was true one step ago."""
+"""Rows of the body without its rotors; the state keeps their values of one step ago."""
 AIR_ROWS = 5
 """States of the turbulence, see `air`."""
 SAG_S = 0.3
@@ -44,13 +44,13 @@ class Options:
         ground_effect: more thrust near the plane z = `ground_z_m` (Cheeseman and Bennett 1955, ARC R&M 3021).
         delay_steps: the longest delay of commands in control steps; limits the airframe's `delay_s`.
         ground_z_m: height of the ground in the world, unless episodes have their own.
-        floor: each episode has a ground of its own height, on which the drone comes to rest; needs wind, whose rows its
-            height follows.
+        floor: each episode has a ground of its own height, on which the drone comes to rest; needs wind, because its
+            height follows the wind's rows.
         sag: the battery's voltage, and with it the thrust, falls under load; see the airframe's `sag`.
-        senses: measurements lag (the airframe's `observation_delay_s`, at most `DT_S`) and the air is turbulent: the
-            episode keeps what that takes in the state, see `episode.Episode`.
-        many_rotors: drones may have more than four. The body's rows then have the speeds of four that would fly alike,
-            and those of all follow at the end.
+        senses: measurements lag (the airframe's `observation_delay_s`, at most `DT_S`) and the air is turbulent; the
+            state then has additional rows, see `episode.Episode`.
+        many_rotors: drones may have more than four rotors. The body's rows then have the speeds of four rotors with the
+            same effect, and the speeds of all rotors follow at the end.
     """
 
     drag: bool = False
@@ -73,17 +73,17 @@ class Options:
             raise UserError(f"expected delay_steps from 0 to 8, got {self.delay_steps}")
 
     def of_rotors(self, count: int) -> Options:
-        """These, for drones of up to `count` rotors."""
+        """These options for drones of up to `count` rotors."""
         return replace(self, many_rotors=count > 4)
 
     @property
     def state_rows(self) -> int:
-        """Rows of the state: those of the dynamics, and of the senses."""
+        """Number of rows of the state: of the dynamics, and of the senses."""
         return self.dynamic_rows + (SENSED_ROWS + AIR_ROWS if self.senses else 0)
 
     @property
     def dynamic_rows(self) -> int:
-        """Rows of the state that `step` reads and writes."""
+        """Number of rows of the state that `step` reads and writes."""
         return BODY_ROWS + 4 * self.past_actions + self.sag + MOST * self.many_rotors
 
     @property
@@ -93,7 +93,7 @@ class Options:
 
     @property
     def disturbance_rows(self) -> int:
-        """Rows of force and torque, of wind if it is on, and of the ground's height."""
+        """Number of rows: force and torque, wind if it is on, and the ground's height with a floor."""
         return (9 if self.wind else 6) + self.floor
 
 
@@ -127,17 +127,17 @@ class Body:
 
 
 def parameters(rows: Sequence[Value]) -> Airframe:
-    """Rows in the order of `PARAMETERS` as an airframe; the values may be tensors or nodes."""
-    named = object.__new__(Airframe)  # its checks are for numbers
+    """Airframe from rows in the order of `PARAMETERS`; the values may be tensors or nodes."""
+    airframe = object.__new__(Airframe)  # without __post_init__: it compares numbers, which nodes are not
     for name, value in zip(PARAMETERS, rows, strict=True):
-        object.__setattr__(named, name, value)
-    return named
+        object.__setattr__(airframe, name, value)
+    return airframe
 
 
 def sound(state: Rows) -> Value:
-    """Whether the integration can handle the body's rows: their norm, in SI units, is below 2000.
+    """Whether the norm of the body's rows, in SI units, is below 2000, so that the integration remains finite.
 
-    A drone that spins faster and faster, which nothing here brakes, would otherwise end as NaN.
+    Rotation has no drag, so that the angular velocity of an uncontrolled drone would grow until it is NaN.
     """
     return squares(state[:BODY_ROWS]) < 4e6
 
@@ -159,12 +159,14 @@ def step(state: Rows, action: Rows, disturbance: Rows, airframe: Airframe, optio
     past = state[BODY_ROWS : BODY_ROWS + 4 * options.past_actions]
     lacking = state[BODY_ROWS + len(past)] if options.sag else 0.0
     hover = 2.0 * hover_speed(airframe) - 1.0
-    told, body, joined = _delayed(action, past, airframe, options), Body.of(state), list
+    reaching, body, joined = _delayed(action, past, airframe, options), Body.of(state), list
     if options.many_rotors:
+        # The speeds of all rotors are integrated; forces and the body's rows use four rotors with the same effect.
         rotors = Rotors.of(airframe.rotors)
-        told, body.rotor_speed = [clip(a, -1.0, 1.0) for a in rotors.mixed(told)], list(state[-MOST:])
+        reaching, body.rotor_speed = [clip(a, -1.0, 1.0) for a in rotors.mixed(reaching)], list(state[-MOST:])
         joined = rotors.joined
-    command = [(a - hover) * 0.5 for a in told]
+    # Set-points in [-1, 1] as speed fractions in [0, 1], minus the hover speed.
+    command = [(a - hover) * 0.5 for a in reaching]
     # A first-order lag approaches its command from one side, so its direction is known for the whole step.
     rate = [
         where(u < c, 1.0 / airframe.lag_rise_s, 1.0 / airframe.lag_fall_s)
@@ -175,7 +177,7 @@ def step(state: Rows, action: Rows, disturbance: Rows, airframe: Airframe, optio
         return _derivative(Body.of(rows, len(command)), command, rate, disturbance, airframe, options, lacking, joined)
 
     after = Body.of(_runge_kutta(body.rows(), slope), len(command))
-    scale = 1.0 / sqrt(_dot(after.quaternion, after.quaternion))
+    scale = 1.0 / sqrt(_dot(after.quaternion, after.quaternion))  # RK4 does not preserve the norm
     after.quaternion = [q * scale for q in after.quaternion]
     if options.floor:
         after = _standing(after, disturbance[9])
@@ -186,7 +188,7 @@ def step(state: Rows, action: Rows, disturbance: Rows, airframe: Airframe, optio
 
 
 def _standing(body: Body, ground_z_m: Value) -> Body:
-    """`body`, at rest on the ground if it would be below it."""
+    """The body, placed on the ground and at rest if it is below it."""
     below = body.position[2] < ground_z_m
     x, y, z = body.position
     still = [[where(below, 0.0, rate) for rate in rates] for rates in (body.velocity, body.angular_velocity)]
@@ -194,10 +196,11 @@ def _standing(body: Body, ground_z_m: Value) -> Body:
 
 
 def _sagged(lacking: Value, body: Body, airframe: Airframe, joined: Callable[[Rows], Rows]) -> Value:
-    """The share of thrust that the battery lacks after a step; power goes with the cube of a rotor's speed."""
+    """Share of thrust that the battery lacks after a step; the power of a rotor grows with the cube of its speed."""
     speeds = [excess + hover_speed(airframe) for excess in body.rotor_speed]
     cubes = joined([u * u * u for u in speeds])
     load = sum(cubes[1:], start=cubes[0]) * 0.25
+    # Euler step of d lacking / dt = (sag * load - lacking) / SAG_S.
     return lacking + (airframe.sag * load - lacking) * (DT_S / SAG_S)
 
 
@@ -220,6 +223,7 @@ def _delayed(action: Rows, past: Rows, airframe: Airframe, options: Options) -> 
     if not options.delay_steps:
         return action
     delay = clip(airframe.delay_s * (1.0 / DT_S), 0.0, float(options.delay_steps))
+    # Linear interpolation as a sum over all ages with triangular weights max(0, 1 - |age - delay|).
     sums: Rows = [0.0, 0.0, 0.0, 0.0]
     for age, command in enumerate([action, *(past[4 * k : 4 * k + 4] for k in range(options.delay_steps))]):
         distance = where(delay < age, age - delay, delay - age)
@@ -238,7 +242,11 @@ def _derivative(
     lacking: Value,
     joined: Callable[[Rows], Rows],
 ) -> Rows:
-    """Time derivative of the body's rows, where the battery lacks a share of the thrust; see `Rotors.joined`."""
+    """Time derivative of the body's rows.
+
+    `lacking` is the share of the thrust that the battery lacks; `joined` reduces rows of all rotors to four, see
+    `Rotors.joined`.
+    """
     w, x, y, z = body.quaternion
     p, q, r = body.angular_velocity
     ground_z_m = disturbance[9] if options.floor else options.ground_z_m
@@ -246,6 +254,7 @@ def _derivative(
     if options.sag:
         quarter = airframe.mass_kg * (GRAVITY / 4.0)
         thrust = [t - lacking * (t + quarter) for t in thrust]
+    # dq/dt = 1/2 q * (0, omega), with omega in the body frame.
     quaternion = [
         *(-0.5 * (x * p + y * q + z * r), 0.5 * (w * p + y * r - z * q)),
         *(0.5 * (w * q + z * p - x * r), 0.5 * (w * r + x * q - y * p)),
@@ -255,25 +264,29 @@ def _derivative(
     force = disturbance[:3]
     if options.drag:
         force = [f + d for f, d in zip(force, _drag(body, disturbance, airframe, options), strict=True)]
+    # Thrust is T = m g + dT along `up`, weight -m g along z: dv/dt = up dT / m + (up - z) g + f / m.
     weightless = [
         up[0],
         up[1],
         -2.0 * (x * x + y * y),
-    ]  # up minus (0, 0, 1): the remainder of hover's thrust and weight
+    ]  # up - (0, 0, 1)
     acceleration = [
         u * lift + v * GRAVITY + f / airframe.mass_kg for u, v, f in zip(up, weightless, force, strict=True)
     ]
+    # First-order lag of rotor speeds: du/dt = (c - u) / lag.
     rotors = [(c - u) * k for c, u, k in zip(command, body.rotor_speed, rate, strict=True)]
     return [*body.velocity, *quaternion, *acceleration, *_spin(body, thrust, disturbance, airframe), *rotors]
 
 
 def _excess_thrust(body: Body, airframe: Airframe, options: Options, ground_z_m: Value) -> Rows:
     """Thrust of each rotor minus a quarter of the weight, N, as if there were four."""
+    # T(h + e) - T(h) = e (T'(h) + thrust_2 e) for the hover speed h and the excess e, and T(h) = m g / 4.
     slope = airframe.thrust_1_n + 2.0 * hover_speed(airframe) * airframe.thrust_2_n
     thrust = [excess * (slope + excess * airframe.thrust_2_n) for excess in body.rotor_speed]
     if options.ground_effect:
         height = body.position[2] - ground_z_m
         height = where(height < 0.5 * airframe.rotor_radius_m, 0.5 * airframe.rotor_radius_m, height)
+        # Cheeseman and Bennett: thrust grows by 1 / (1 - (R / 4 z)^2).
         ratio = airframe.rotor_radius_m / (4.0 * height)
         gain = 1.0 / (1.0 - ratio * ratio)
         quarter = airframe.mass_kg * (GRAVITY / 4.0)
@@ -299,6 +312,7 @@ def _spin(body: Body, thrust: Rows, disturbance: Rows, airframe: Airframe) -> Ro
     pitch = airframe.arm_x_m * ((back_right + back_left) - (front_right + front_left)) + disturbance[4]
     yaw = airframe.torque_per_thrust_m * ((back_right + front_left) - (front_right + back_left)) + disturbance[5]
     a, b, c = airframe.inertia_x, airframe.inertia_y, airframe.inertia_z
+    # I domega/dt = torque - omega x I omega.
     return [(roll - (c - b) * q * r) / a, (pitch - (a - c) * r * p) / b, (yaw - (b - a) * p * q) / c]
 
 

@@ -38,7 +38,7 @@ class QuadrotorEnvironment(RestorableEngine):
     Actions are clipped to [-1, 1]. In grad mode rewards and observations carry gradients from the actions of their step
     and of earlier ones, back to `detach` or the episode's beginning.
 
-    An episode is terminated if the task says so, and truncated at the step limit, or earlier if the task is done. The
+    An episode is terminated by the task, and truncated at the step limit, or earlier if the task is finished. The
     task defines success and metrics. For hover, success is surviving to the step limit; the metrics are "survive" (1 or
     0; 0 while running) and "position_error_m", the mean distance from the goal over the last second of an episode that
     reached its step limit (otherwise NaN).
@@ -48,7 +48,7 @@ class QuadrotorEnvironment(RestorableEngine):
         mdp: the task.
         airframe: the drone's; None: every episode has a random platform of the ranges `platforms`.
         scatter_width: every episode's parameters differ from `airframe`'s by up to this share.
-        variation: what else differs between episodes of `airframe`.
+        variation: ranges of further differences between episodes of `airframe`.
         options: effects of the dynamics.
         split: "train" or "eval", with disjoint initial states, disturbances and noise.
         history: number of observed actions; 1 is `previous_action`, more are `action_history`, oldest first.
@@ -124,7 +124,7 @@ class QuadrotorEnvironment(RestorableEngine):
 
     @property
     def rotors(self) -> tuple[Tensor, Tensor]:
-        """Speeds of four rotors, see `rotors`, and the last commanded ones, [4, N], as shares of the highest."""
+        """Speeds of four rotors (see module `rotors`) and last commanded speeds, [4, N], as shares of the highest."""
         lanes = slice(self.num_envs)
         hover = hover_speed(parameters(list(self._airframe[:, lanes])))
         commands = self._state[BODY_ROWS : BODY_ROWS + 4, lanes].detach()
@@ -132,12 +132,12 @@ class QuadrotorEnvironment(RestorableEngine):
 
     @property
     def record(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Whether the episodes were terminated or truncated, [N], and what the task remembers, [MEMORY, N]."""
+        """Whether the episodes were terminated or truncated, [N], and the task's memory, [MEMORY, N]."""
         record = self._record[:, : self.num_envs]
         return record[1] > 0.5, record[2] > 0.5, record[COUNTERS:]
 
     def view(self) -> QuadrotorView:
-        """What the viewer shows."""
+        """View of the drones for the viewer."""
         return QuadrotorView(self)
 
     def where(self, row: int) -> Tensor:
@@ -151,39 +151,39 @@ class QuadrotorEnvironment(RestorableEngine):
         self._state = self._state + change
 
     def begin(self, ids: Tensor, starts: Tensor) -> None:
-        """Make initial states, disturbances and airframes from start numbers."""
+        """Begin episodes in environments `ids` [M]: initial states, disturbances and airframes from `starts` [M]."""
         count = len(ids)
         key = torch.nn.functional.pad(keys(self.split, starts).to(self.device), (0, pad(count) - count))
         airframe = self._platforms(key) if self.episode.randomised else self._airframe
         common = {"key": key, "airframe": airframe, "settings": self._settings}
-        fresh = self._kernels("begin", common)
-        fresh |= {"record": torch.zeros(self.episode.record_rows, key.shape[1], device=self.device), "key": key}
-        fresh |= self._kernels("observe", {**fresh, **common})
+        rows = self._kernels("begin", common)
+        rows |= {"record": torch.zeros(self.episode.record_rows, key.shape[1], device=self.device), "key": key}
+        rows |= self._kernels("observe", {**rows, **common})
         for name in ("state", "record", "disturbance", "key"):
-            self._put(f"_{name}", ids, fresh[name])
-        self._put("_seen", ids, fresh["observation"])
+            self._put(f"_{name}", ids, rows[name])
+        self._put("_seen", ids, rows["observation"])
         if self.episode.randomised:
             self._put("_airframe", ids, airframe)
-        self._history.restart(ids, fresh["observation"][self.episode.previous])
+        self._history.restart(ids, rows["observation"][self.episode.previous])
 
     def advance(self, actions: Tensor, left: Tensor) -> Outcome:
         """Step the kernels, which count steps, limits and endings themselves: `unroll` takes many steps at once."""
-        reward, executed = [], []
+        rewards, executions = [], []
         for action in self._padded(actions):
-            found = self.stepped(action)
-            self._state, self._record, self._seen = found["state"], found["record"], found["observation"]
-            reward.append(found["reward"])
-            executed.append(found["executed"])
-            self._history.push(action, found["executed"])
+            results = self.stepped(action)
+            self._state, self._record, self._seen = results["state"], results["record"], results["observation"]
+            rewards.append(results["reward"])
+            executions.append(results["executed"])
+            self._history.push(action, results["executed"])
         lanes = slice(self.num_envs)
-        return self.outcome(torch.cat(reward).t()[lanes], torch.cat(executed).t()[lanes] > 0.5)
+        return self.outcome(torch.cat(rewards).t()[lanes], torch.cat(executions).t()[lanes] > 0.5)
 
     def stepped(self, action: Tensor) -> dict[str, Tensor]:
         """State, record, observation, reward and executed after one step with `action` [4, L]."""
         return self._kernels("step", {"action": action, **self._inputs()})
 
     def outcome(self, reward: Tensor, executed: Tensor) -> Outcome:
-        """The outcome from `reward` and `executed` [N, K], and the record."""
+        """Outcome of a chunk from `reward` and `executed` [N, K], and the record."""
         lanes = slice(self.num_envs)
         terminated, truncated = self._record[1:3, lanes] > 0.5
         memory = self._record[COUNTERS:, lanes]
@@ -199,8 +199,8 @@ class QuadrotorEnvironment(RestorableEngine):
 
     def observe(self) -> TensorDict:
         """Observations of the sensors and past actions after the last step."""
-        seen, history = self._seen[:, : self.num_envs], self._history.seen(self.num_envs)
-        return TensorDict(split_rows(self.contract.observation, seen, history), batch_size=[self.num_envs])
+        rows, history = self._seen[:, : self.num_envs], self._history.seen(self.num_envs)
+        return TensorDict(split_rows(self.contract.observation, rows, history), batch_size=[self.num_envs])
 
     def unroll(
         self, layers: Sequence[tuple[Tensor, Tensor]], decisions: int, max_action_gradient: float = math.inf
@@ -214,7 +214,7 @@ class QuadrotorEnvironment(RestorableEngine):
         self._history.detach()
 
     def save(self) -> dict[str, Any]:
-        """Rows of the kernels, which later steps replace and never write to, and the history."""
+        """Rows of the kernels and the history; only the history is copied, because steps never write to the rows."""
         tensors = {name: getattr(self, f"_{name}").detach() for name in SAVED}
         return tensors | {"history": self._history.rows.detach().clone()}
 
@@ -256,9 +256,9 @@ class QuadrotorEnvironment(RestorableEngine):
         if self.airframe is None:
             return self.platforms.platforms(draws(key, DRAWS))
         first = len(SCATTERED)
-        given = draws(key, first + VARIED)
-        varied = (self.variation or Variation()).airframes(self.airframe, given[first:])
-        return scatter(varied, given[:first], self.scatter_width)
+        numbers = draws(key, first + VARIED)
+        varied = (self.variation or Variation()).airframes(self.airframe, numbers[first:])
+        return scatter(varied, numbers[:first], self.scatter_width)
 
     def _padded(self, actions: Tensor) -> list[Tensor]:
         """Actions [N, K, 4] as K tensors [4, L]."""

@@ -1,8 +1,8 @@
 """Episodes of a task as programs: begin, observe, and one complete control step.
 
-Rows of the state: see `dynamics.step`, and with `Options.senses` what was true of the body one step ago, and the air.
-Rows of the record: control steps, terminated, truncated (0 or 1), and the task's memory. Rows of the disturbance: see
-`dynamics.step`, and the task's plan of the episode.
+Rows of the state: see `dynamics.step`; with `Options.senses`, the body's rows of one step ago and the states of the air
+follow. Rows of the record: control steps, terminated, truncated (0 or 1), and the task's memory. Rows of the
+disturbance: see `dynamics.step`; the task's plan of the episode follows.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from sims.tracer.program import LANE, UNIFORM, WORD, Group, Program
 
 Reward, Weight = Annotated[Value, Range()], Annotated[Value, Range(at_least=0)]
 COUNTERS = 3
-"""Rows of the record before the task's: control steps, terminated, truncated."""
+"""Number of rows of the record before the task's memory: control steps, terminated, truncated."""
 PRIVILEGED_ROWS = 10
 """Force 3, torque 3, rotor speeds 4."""
 BEGUN, GUSTS = -4, 64
-"""Counter of the draws for the air at the beginning, and the first index of those of each step, after the noise's."""
+"""Counter of the draws of the initial air, and first index of the air's draws in each step, after the noise's."""
 
 
 @dataclass
@@ -39,7 +39,7 @@ class Moment:
         body: the drone.
         steps: control steps executed.
         plan: rows drawn at the beginning of the episode (a reference to follow).
-        memory: rows that the task remembers.
+        memory: rows that the task carries from step to step.
     """
 
     body: Body
@@ -90,14 +90,14 @@ def reweighted(mdp: M, reward: Mapping[str, float]) -> M:
     """`mdp` with other weights of its `reward`, by name.
 
     Raises:
-        UserError: where it has no such weight, and for one out of range.
+        UserError: for an unknown weight, and for one out of range.
     """
     return with_numbers(mdp, reward, "task.reward", known=weights(mdp))
 
 
 @dataclass(frozen=True)
 class Episode:
-    """The programs of task `mdp`.
+    """Programs of the task `mdp`.
 
     Attributes:
         mdp: the task, a dataclass of numbers.
@@ -147,13 +147,13 @@ class Episode:
         )
 
     def judge(self) -> Program:
-        """A control step whose dynamics were computed elsewhere: "moved" is the state after it."""
+        """Program of a control step with the dynamics of another simulator: "moved" is the state after it."""
         state, record, action, constants, results = self._groups()
         moved = Group("moved", self.options.state_rows)
         return Program("judge", (state, moved, record, action, *constants), results, self._judged)
 
     def _groups(self) -> tuple[Group, Group, Group, tuple[Group, ...], tuple[Group, ...]]:
-        """State, record, action, what is constant in an episode, and what a step results in."""
+        """Groups of rows: state, record, action, the constants of an episode, and the results of a step."""
         state = Group("state", self.options.state_rows, differentiable=True)
         record, action = Group("record", self.record_rows), Group("action", 4, differentiable=True)
         disturbance, key = Group("disturbance", self.disturbance_rows), Group("key", 2, WORD)
@@ -169,7 +169,7 @@ class Episode:
         return [float(step_limit), *(getattr(self.mdp, field.name) for field in fields(self.mdp))]
 
     def _task(self, settings: Rows) -> Mdp:
-        """The task with the kernel's inputs in place of its numbers."""
+        """The task with the kernel's inputs instead of its numbers."""
         names = [field.name for field in fields(self.mdp)]
         return replace(self.mdp, **dict(zip(names, settings[1:], strict=True)))
 
@@ -199,13 +199,14 @@ class Episode:
         return [*physical, *previous, *disturbance[:6], *speed]
 
     def _measured(self, now: Moment, state: Rows, frame: Airframe) -> Moment:
-        """`now` as sensors show it: between this step and the one before."""
+        """The moment as sensors measure it: interpolated between this step and the one before."""
         if not self.options.senses:
             return now
         earlier, age = state[self.options.dynamic_rows :], frame.observation_delay_s * (1.0 / DT_S)
         rows = now.body.rows()
-        seen = [new + age * (old - new) for new, old in zip(rows, earlier[:SENSED_ROWS], strict=False)]
-        body = Body.of([*seen, *rows[SENSED_ROWS:]])
+        # x(t - delay) = x(t) + delay / dt (x(t - dt) - x(t)).
+        delayed = [new + age * (old - new) for new, old in zip(rows, earlier[:SENSED_ROWS], strict=False)]
+        body = Body.of([*delayed, *rows[SENSED_ROWS:]])
         scale = 1.0 / sqrt(squares(body.quaternion))
         body.quaternion = [q * scale for q in body.quaternion]
         return replace(now, body=body)
@@ -219,6 +220,7 @@ class Episode:
         frame, rows = dynamics.parameters(airframe), self.options.dynamic_rows
         if self.options.senses:
             wind, states = disturbance[6:9], state[rows + SENSED_ROWS :]
+            # The mean wind of the disturbance is replaced with the velocity of the turbulent air.
             blown = [*disturbance[:6], *air.velocity(states, wind), *disturbance[9:]]
             moved = dynamics.step(state[:rows], action, blown, frame, self.options) + state[:SENSED_ROWS]
             moved += air.after(states, wind, gaussians(key, record[0], GUSTS, 3))
@@ -237,18 +239,18 @@ class Episode:
         airframe: Rows,
         settings: Rows,
     ) -> Mapping[str, Rows]:
-        """What the step from `state` to `moved` means for the episode."""
+        """State, record, observation, reward and executed of an episode after the step from `state` to `moved`."""
         mdp, frame, limit = self._task(settings), dynamics.parameters(airframe), settings[0]
-        frozen = record[1] + record[2] > 0.5
-        sound = dynamics.sound(moved)
+        frozen = record[1] + record[2] > 0.5  # an ended episode keeps its state until its reset
+        sound = dynamics.sound(moved)  # an unsound state is discarded, and terminates the episode
         moved = [where(sound, new, old) for new, old in zip(moved, state, strict=True)]
         before = self._moment(state, record[0], record, disturbance)
         after = self._moment(moved, record[0] + 1.0, record, disturbance)
         after.memory = mdp.remember(before, after, limit)
-        left, over, finished = mdp.terminated(after) | ~sound, after.steps >= limit, mdp.finished(after)
+        terminated, over, finished = mdp.terminated(after) | ~sound, after.steps >= limit, mdp.finished(after)
         over = over if finished is None else over | finished
         reward = mdp.reward(before, after, action, state[BODY_ROWS : BODY_ROWS + 4], frame)
-        ended = where(left, 1.0, 0.0), where(left, 0.0, where(over, 1.0, 0.0))
+        ended = where(terminated, 1.0, 0.0), where(terminated, 0.0, where(over, 1.0, 0.0))
         state = [where(frozen, old, new) for old, new in zip(state, moved, strict=True)]
         record = [where(frozen, *pair) for pair in zip(record, (after.steps, *ended, *after.memory), strict=True)]
         return {

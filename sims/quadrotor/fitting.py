@@ -13,8 +13,9 @@ from sims.quadrotor.airframes import PARAMETERS, SCATTERED, Airframe, hover_spee
 from sims.quadrotor.dynamics import Body, Options
 
 KEYS = ("position", "rotation", "velocity", "angular_velocity")
-"""Compared observations, 18 numbers; the initial state guessed from them has `STATE` numbers."""
+"""Compared observations, 18 numbers."""
 STATE = 17
+"""Numbers of the initial state that is guessed from them."""
 
 
 class FlightModel:
@@ -47,11 +48,11 @@ class FlightModel:
         newest_first = actions[:, : self.past].flip(1).flatten(1)
         state = list(torch.cat((start[:, :13], excess, newest_first), 1).T)
         disturbance = [torch.zeros_like(state[0])] * self.options.disturbance_rows
-        seen = [_measured(state)]
+        measurements = [_measured(state)]
         for action in actions[:, self.past :].unbind(1):
             state = dynamics.step(state, list(action.T), disturbance, airframe, self.options)
-            seen.append(_measured(state))
-        return torch.stack(seen, 1)
+            measurements.append(_measured(state))
+        return torch.stack(measurements, 1)
 
     def guess(self, measured: Tensor, actions: Tensor) -> Tensor:
         """Initial states [B, STATE] from `measured` [B, T+1, 18]; rotors run at their last command."""
@@ -70,6 +71,7 @@ def _quaternion(rotation: Tensor) -> Tensor:
 
     J. Guid. Control Dyn. 23(6).
     """
+    # K = [[tr R, s'], [s, R + R' - tr(R) I]] with the skew part s of R; K q = 3 q for an exact rotation.
     R = rotation
     skew = torch.stack((R[:, 2, 1] - R[:, 1, 2], R[:, 0, 2] - R[:, 2, 0], R[:, 1, 0] - R[:, 0, 1]), 1)
     trace = R.diagonal(dim1=1, dim2=2).sum(1)

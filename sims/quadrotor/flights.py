@@ -1,4 +1,4 @@
-"""Under which conditions hover is trained, evaluated and measured: environments' settings by name."""
+"""Conditions of training, evaluation and measurement of hover: settings of environments by name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sims.quadrotor.variation import TRAINED, Variation
 HISTORY = 12
 """Past actions that a policy observes, 0.12 s: longer than the delays and most of the rotors' lag."""
 DRAG_PER_S = 0.25
-"""Drag per mass where the wind is measured: a Crazyflie's, by which 1 m/s of wind pushes with 2.5% of its weight."""
+"""Drag per mass in the sweep of the wind: a Crazyflie's, on which 1 m/s of wind exerts 2.5% of its weight."""
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,10 @@ class Flight:
 
 
 def named_flights(name: str, airframe: Airframe) -> dict[str, Flight]:
-    """What `airframe` is trained for, and departures from L2F's MDP in which its policy is evaluated."""
+    """Flights for training ("robust") and for evaluation: departures from L2F's MDP, by distribution."""
     crazyflie = name == "crazyflie"
     trained = replace(TRAINED, other=CRAZYFLIE_21) if crazyflie else TRAINED
-    alone = {
+    departures = {
         "late_10_ms": Variation(action_delay_s=(0.01, 0.01)),
         "late_20_ms": Variation(action_delay_s=(0.02, 0.02)),
         "measured_late_10_ms": Variation(observation_delay_s=(0.01, 0.01)),
@@ -41,14 +41,14 @@ def named_flights(name: str, airframe: Airframe) -> dict[str, Flight]:
         "thrust_85_percent": Variation(thrust=(0.85, 0.85)),
         "mass_120_thrust_85_percent": Variation(mass=(1.2, 1.2), thrust=(0.85, 0.85)),
     }
-    found = {"robust": Flight(RobustHover(), airframe, trained)}
-    found |= {key: Flight(DISTURBED, airframe, variation) for key, variation in alone.items()}
+    flights = {"robust": Flight(RobustHover(), airframe, trained)}
+    flights |= {key: Flight(DISTURBED, airframe, variation) for key, variation in departures.items()}
     if crazyflie:
-        found["crazyflie_21"] = Flight(DISTURBED, CRAZYFLIE_21, Variation())
-        taken_off = Flight(replace(RobustHover(), take_off_share=1.0), CRAZYFLIE_21, Variation())
-        found["crazyflie_21_take_off"] = taken_off
-    found["take_off"] = Flight(replace(RobustHover(), take_off_share=1.0), airframe, trained)
-    return found
+        flights["crazyflie_21"] = Flight(DISTURBED, CRAZYFLIE_21, Variation())
+        take_off = Flight(replace(RobustHover(), take_off_share=1.0), CRAZYFLIE_21, Variation())
+        flights["crazyflie_21_take_off"] = take_off
+    flights["take_off"] = Flight(replace(RobustHover(), take_off_share=1.0), airframe, trained)
+    return flights
 
 
 SWEEPS = {
@@ -64,7 +64,7 @@ LONG_DELAYS = replace(OPTIONS, delay_steps=5)
 
 
 def swept(airframe: Airframe, distribution: str) -> Flight:
-    """The point of a sweep.
+    """Flight of one point of a sweep, such as "mass=1.2".
 
     Raises:
         UserError: for an unknown quantity or no number.
@@ -74,16 +74,16 @@ def swept(airframe: Airframe, distribution: str) -> Flight:
         value = float(text)
     except ValueError:
         raise UserError(f"expected a number in distribution {distribution!r}, such as mass=1.2") from None
-    pair, plain = (value, value), Variation()
+    ends, no_variation = (value, value), Variation()
     flights = {
-        "latency": lambda: Flight(DISTURBED, airframe, Variation(action_delay_s=pair), LONG_DELAYS),
-        "mass": lambda: Flight(DISTURBED, airframe, Variation(mass=pair)),
-        "thrust": lambda: Flight(DISTURBED, airframe, Variation(thrust=pair)),
+        "latency": lambda: Flight(DISTURBED, airframe, Variation(action_delay_s=ends), LONG_DELAYS),
+        "mass": lambda: Flight(DISTURBED, airframe, Variation(mass=ends)),
+        "thrust": lambda: Flight(DISTURBED, airframe, Variation(thrust=ends)),
         "wind": lambda: Flight(
             replace(DISTURBED, wind_m_s=value), airframe, Variation(drag_per_s=(DRAG_PER_S, DRAG_PER_S))
         ),
-        "velocity_bias": lambda: Flight(replace(DISTURBED, bias_velocity_m_s=value), airframe, plain),
-        "attitude_bias": lambda: Flight(replace(DISTURBED, bias_attitude_rad=value), airframe, plain),
+        "velocity_bias": lambda: Flight(replace(DISTURBED, bias_velocity_m_s=value), airframe, no_variation),
+        "attitude_bias": lambda: Flight(replace(DISTURBED, bias_attitude_rad=value), airframe, no_variation),
     }
     if name not in flights:
         raise UserError(f"unknown quantity {name!r} in distribution {distribution!r}; expected {', '.join(flights)}")
@@ -99,7 +99,7 @@ NOMINAL = Conditions(
 
 
 def prepared(flight: Flight) -> Conditions:
-    """What a policy trained in `flight` is prepared for, in words."""
+    """Conditions, in words, that a policy trained in `flight` is prepared for."""
     varied, mdp = flight.variation, flight.mdp
     (late, later), (old, older) = varied.action_delay_s, varied.observation_delay_s
     names = [name for name, each in AIRFRAMES.items() if each in (flight.airframe, varied.other)]

@@ -19,12 +19,12 @@ Specs = Mapping[str, TensorSpec]
 
 
 def contract(observed: Specs, history: int = 1, executed: int = 1) -> Contract:
-    """What policies read, where a task has `observed`, and command: chunks of K actions, all of which are executed.
+    """Contract of a task with the observations `observed`: chunks of K actions, all of which are executed.
 
-    The last `history` actions are read, too.
+    Policies observe the last `history` actions, too.
 
     Raises:
-        UserError: where none of them is.
+        UserError: if `history` is below 1.
     """
     if history < 1:
         raise UserError(f"expected at least one action of history, got history={history}")
@@ -39,7 +39,7 @@ def action_spec() -> TensorSpec:
 def observation_specs(observed: Specs, history: int) -> dict[str, TensorSpec]:
     """Specs of the task's `observed`, of the last `history` actions, and of privileged observations.
 
-    Hover's are 22 numbers with 1 action, 146 with 32.
+    Hover has 22 observed numbers with 1 action, 146 with 32.
     """
     specs = dict(observed)
     if history == 1:
@@ -61,16 +61,16 @@ def split_rows(specs: Specs, rows: Tensor, history: Tensor | None) -> dict[str, 
     If more than one action is observed, they are `history` [4 history, ...]. The rows become the last axis; nothing is
     copied.
     """
-    moved, place = rows.movedim(0, -1), 0
-    parts: dict[str, Tensor] = {}
+    moved, row = rows.movedim(0, -1), 0
+    observations: dict[str, Tensor] = {}
     for key, spec in specs.items():
         size = 4 if key == "action_history" else spec.shape[0]
         if key == "action_history" and history is not None:
-            parts[key] = history.movedim(0, -1)
+            observations[key] = history.movedim(0, -1)
         else:
-            parts[key] = moved[..., place : place + size]
-        place += size
-    return parts
+            observations[key] = moved[..., row : row + size]
+        row += size
+    return observations
 
 
 class History:

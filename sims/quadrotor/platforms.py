@@ -1,4 +1,4 @@
-"""Platforms for one policy: random ones, for which it is trained, and others, never drawn, on which it is measured."""
+"""Platforms for one policy: random ones for training, and named ones for evaluation, which are never drawn."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ DRAWN = (
     *("mass", "arm", "inertia_x", "inertia_y", "inertia_z", "thrust_to_weight", "linear_thrust", "lag_rise"),
     *("lag_fall", "torque_per_thrust", "drag", "delay", "arm_ratio"),
 )
-"""The numbers of one random platform, but for its rotors: commanded alike, and of no matter to a teacher."""
+"""Numbers of one random platform, except its number of rotors, which a teacher does not need: commands are the same."""
 DRAWS = len(DRAWN) + 1
 DELAY_MAX_S = 0.02
-"""From command to rotor; it is drawn from zero on."""
+"""Largest latency from command to rotor; it is drawn from 0 to this value."""
 APART = 0.02
 """Masses within this share of a named platform's are never drawn."""
 
@@ -37,7 +37,7 @@ def _ratios(
     lags_s: tuple[float, float],
     rotors: int = 4,
 ) -> Airframe:
-    """A platform by the ratios of its class.
+    """Platform from the ratios of its class.
 
     Arms are forward and sideways, `gyration` are squared radii of gyration in squared diagonals (of x, y and z),
     `linear` is the share of the thrust curve that is not quadratic, `torque_per_arm` the yaw torque in mean arms.
@@ -92,7 +92,7 @@ INSIDE = {
 Commands reach the rotors at once, but for those called late.
 """
 OUTSIDE = {"beyond_slow_rotors": _ratios(0.048, (0.032, 0.034), 3.0, (0.11, 0.12, 0.22), 0.10, 0.16, (0.420, 0.500))}
-"""Platforms outside them."""
+"""Platforms outside the ranges of training."""
 MEASURED = INSIDE | OUTSIDE
 """Platforms for evaluation, besides random ones."""
 
@@ -105,8 +105,8 @@ class Ranges(Configuration):
         mass_kg: all-up mass; small and large ones are as frequent (log-uniform).
         thrust_to_weight: thrust of all rotors at full speed over weight.
         lag_rise_s: time constant of rotors that speed up.
-        lag_fall_s: of rotors that slow down, never less than when they speed up.
-        arm_ratio: forward arms over sideways ones, log-uniform.
+        lag_fall_s: time constant of rotors that slow down, never less than when they speed up.
+        arm_ratio: length of forward arms over sideways ones, log-uniform.
         rotors: numbers of rotors that a platform may have, each as frequent: some of 4, 6 and 8.
     """
 
@@ -123,15 +123,15 @@ class Ranges(Configuration):
         if not self.rotors or not set(self.rotors) <= set(COUNTS):
             raise UserError(f"expected platforms.rotors as some of {list(COUNTS)}, got {list(self.rotors)}")
         for name in RANGES:
-            given = getattr(self, name)
-            if len(given) != 2 or given[0] > given[1]:
-                raise UserError(f"expected platforms.{name} as [lowest, highest], got {list(given)}")
+            limits = getattr(self, name)
+            if len(limits) != 2 or limits[0] > limits[1]:
+                raise UserError(f"expected platforms.{name} as [lowest, highest], got {list(limits)}")
         if self.lag_rise_s[1] > self.lag_fall_s[1]:
             raise UserError("expected platforms.lag_fall_s to reach as far as platforms.lag_rise_s: motors brake less")
 
     @property
     def conditions(self) -> Conditions:
-        """What a policy trained on these platforms is prepared for, in words."""
+        """Conditions, in words, that a policy trained on these platforms is prepared for."""
         mass, thrust, rise, fall = (
             "{:g} to {:g}".format(*each)
             for each in (self.mass_kg, self.thrust_to_weight, self.lag_rise_s, self.lag_fall_s)
@@ -151,8 +151,8 @@ class Ranges(Configuration):
         """Plausible platforms: parameters [P, M], in the order of `PARAMETERS`, from `draws` [DRAWS, M] in (0, 1).
 
         Size grows with the cube root of mass, and inertia with mass times size squared, as between known airframes. Up
-        to 30% of the thrust curve is not quadratic. All is scattered around these values. Masses keep `APART` from
-        those of `MEASURED`.
+        to 30% of the thrust curve is not quadratic. All parameters are scattered around these values. Masses differ by
+        at least the share `APART` from those of `MEASURED`.
 
         Raises:
             ValueError: for draws of another shape.
@@ -206,20 +206,21 @@ def _masses(u: Tensor, lowest: float, highest: float) -> Tensor:
     """Log-uniform masses from `lowest` to `highest`, kg, without those near a named platform's.
 
     Raises:
-        UserError: where all of them are.
+        UserError: if all of them are near.
     """
     gaps, end = [], math.log(lowest)
     for mass in sorted(airframe.mass_kg for airframe in MEASURED.values()):
         first, last = (min(max(math.log(mass * (1.0 + side)), end), math.log(highest)) for side in (-APART, APART))
         gaps.append((first, last - first))
         end = last
-    free = math.log(highest / lowest) - sum(width for _, width in gaps)
-    if free <= 0.0:
+    # u selects a place in the range without the gaps, in logs; every gap below it then shifts it upwards.
+    width_without_gaps = math.log(highest / lowest) - sum(width for _, width in gaps)
+    if width_without_gaps <= 0.0:
         raise UserError(f"expected masses apart from those of evaluation, got {lowest:g} to {highest:g} kg: all near")
-    drawn = math.log(lowest) + u * free
+    log_mass = math.log(lowest) + u * width_without_gaps
     for first, width in gaps:
-        drawn = torch.where(drawn >= first, drawn + width, drawn)
-    return drawn.exp()
+        log_mass = torch.where(log_mass >= first, log_mass + width, log_mass)
+    return log_mass.exp()
 
 
 def _one_of(u: Tensor, values: list[int]) -> Tensor:

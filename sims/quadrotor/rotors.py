@@ -1,10 +1,10 @@
-"""Drones of four, six or eight rotors, all commanded as one of four is.
+"""Drones of four, six or eight rotors, all with the commands of a drone of four.
 
 Rotor i of N stands at the angle -pi (2 i + 1) / N from the front on an ellipse through the rotors of an X of four with
 the same arms: clockwise seen from above, the first to the right of the front; neighbours turn in opposite directions.
-What is commanded to four rotors has a mean and parts of roll, pitch and yaw. Each rotor of N takes the mean and, by its
-place, its share of these parts, as flight controllers' mixers have it. So the drone turns as one of four whose rotors
-have N / 4 times the thrust, until a rotor reaches a limit.
+The commands of four rotors have a mean and parts of roll, pitch and yaw. Each rotor of N takes the mean and, by its
+place, its share of these parts, as in the mixers of flight controllers. The drone therefore turns like a drone of four
+whose rotors have N / 4 times the thrust, until a rotor reaches a limit.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class Rotors:
     """The rotors of a drone.
 
     Attributes:
-        places: of each rotor, how far it stands in front and to the left, in the arms of a drone of four, and the sign
-            of its reaction torque about z: three rows each.
-        shares: of each rotor, the part of the total in quarters: 1 of four rotors; 0 for those that the drone lacks.
+        places: for each rotor, its distance forward and to the left, in the arms of a drone of four, and the sign of
+            its reaction torque about z: three rows each.
+        shares: for each rotor, its part of the total in quarters: 1 of four rotors; 0 for rotors that the drone lacks.
     """
 
     places: list[Rows]
@@ -42,17 +42,17 @@ class Rotors:
             return where(count < 5.0, four, where(count < 7.0, six, eight))
 
         rows = [[(*place(i, n), 4.0 / n) if i < n else (0.0,) * 4 for n in COUNTS] for i in range(MOST)]
-        found = [[chosen([row[part] for row in rotor]) for part in range(4)] for rotor in rows]
-        return cls([rotor[:3] for rotor in found], [rotor[3] for rotor in found])
+        rotors = [[chosen([row[part] for row in rotor]) for part in range(4)] for rotor in rows]
+        return cls([rotor[:3] for rotor in rotors], [rotor[3] for rotor in rotors])
 
     def mixed(self, four: Rows) -> Rows:
-        """What each rotor makes of what is told to `four`; those that the drone lacks take the mean."""
+        """Commands of all rotors from those of `four`; rotors that the drone lacks take the mean."""
         mean = 0.25 * (four[0] + four[1] + four[2] + four[3])
         parts = [0.25 * _sum([sign[axis] * value for sign, value in zip(FOUR, four, strict=True)]) for axis in range(3)]
         return [mean + _sum([c * part for c, part in zip(at, parts, strict=True)]) for at in self.places]
 
     def joined(self, values: Rows) -> Rows:
-        """What four rotors would have, for the same total and the same parts; undoes `mixed`."""
+        """Values of four rotors with the same mean and parts of roll, pitch and yaw; the inverse of `mixed`."""
         weighted = [share * value for share, value in zip(self.shares, values, strict=True)]
         mean = 0.25 * _sum(weighted)
         parts = [
@@ -63,7 +63,7 @@ class Rotors:
 
 
 def place(rotor: int, count: int) -> tuple[float, float, float]:
-    """Of rotor `rotor` of `count`, as in `Rotors.places`."""
+    """Place of rotor number `rotor` of `count`, as in `Rotors.places`."""
     angle = -math.pi * (2 * rotor + 1) / count
     return math.sqrt(2.0) * math.cos(angle), math.sqrt(2.0) * math.sin(angle), 1.0 if rotor % 2 else -1.0
 

@@ -17,7 +17,7 @@ class Simulator:
     """Quadrotors of one airframe. L lanes are a multiple of `emit.LANES`; see `dynamics.step` for the rows.
 
     Args:
-        airframe: the drones'.
+        airframe: airframe of all drones.
         options: effects of the dynamics.
         device: "cpu" or a CUDA device.
         backend: "c" or "torch" instead of the device's default, which is C on the CPU and torch elsewhere.
@@ -55,8 +55,8 @@ class Simulator:
 
     def steps(self, state: Tensor, actions: Tensor, disturbance: Tensor, out: Tensor | None = None) -> Tensor:
         """The state [S, L] after K steps with `actions` [K, 4, L] in one call, into `out` if given; no gradients."""
-        given = [state, actions, disturbance, self.parameters]
-        return self.kernels.repeat("fly", given, None if out is None else [out])[0]
+        inputs = [state, actions, disturbance, self.parameters]
+        return self.kernels.repeat("fly", inputs, None if out is None else [out])[0]
 
     def _fly(self, state: Rows, action: Rows, disturbance: Rows, airframe: Rows) -> dict[str, Rows]:
         return {"state": dynamics.step(state, action, disturbance, dynamics.parameters(airframe), self.options)}

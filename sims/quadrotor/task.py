@@ -34,7 +34,7 @@ from sims.remote.options import ProcessOptions
 
 @dataclass
 class QuadrotorTask(ProcessOptions):
-    """A goal of one drone, under constant random forces and torques: the part that all goals share.
+    """Options common to all goals of one drone, which flies under constant random forces and torques.
 
     The policy observes its last `history` actions. An episode is truncated after `step_limit` control steps. `reward`
     contains the weights of the goal's reward, see its function `reward`.
@@ -46,12 +46,12 @@ class QuadrotorTask(ProcessOptions):
     reward: dict[str, FiniteFloat] = field(default_factory=dict)
 
     MDPS: ClassVar[Mapping[str, Mdp]] = {}
-    """The goal by name of the distribution; the first one is for training."""
+    """Goals by name of the distribution; the first one is for training."""
     OPTIONS: ClassVar[Options] = Options()
     """Effects of the dynamics."""
 
     def __post_init__(self) -> None:
-        """Raise UserError for numbers that are out of range or do not go together, and unknown weights."""
+        """Raise UserError for numbers out of range, a history longer than an episode, and unknown weights."""
         super().__post_init__()
         if self.history > self.step_limit:
             raise UserError(f"expected history of at most step_limit={self.step_limit} actions, got {self.history}")
@@ -65,11 +65,11 @@ class QuadrotorTask(ProcessOptions):
 
     @property
     def asset_kind(self) -> None:
-        """None: there are no assets."""
+        """No assets."""
         return None
 
     def flown(self, distribution: str) -> dict[str, Any]:
-        """The environment's options `airframe` and `scatter_width`."""
+        """Options of the environment for its airframe: `airframe`, and `scatter_width` or `platforms`."""
         raise NotImplementedError
 
     def contract(self, distribution: str) -> Contract:
@@ -97,13 +97,13 @@ class QuadrotorTask(ProcessOptions):
         )
 
     def demonstrations(self, directory: Path, seed: int) -> None:
-        """None: policies learn from scratch."""
+        """No-op: policies learn from scratch."""
         return
 
     def video(
         self, path: Path, policies: Mapping[str, Policy], device: str, distribution: str | None = None, first: int = 0
     ) -> None:
-        """Film each policy, by caption, from the same starts; also plots their paths beside it."""
+        """Film each policy, by caption, from the same starts; also plot their paths into a file next to the video."""
         among = distribution or self.distributions[0]
         envs = {caption: self.environment(FILMED, among, "eval", device=device) for caption in policies}
         film_policies(path, envs, policies, self.flown(among)["airframe"] or AIRFRAMES["crazyflie"], device, first)
@@ -139,18 +139,18 @@ class AirframeTask(QuadrotorTask):
 
     @property
     def conditions(self) -> Conditions:
-        """What training prepares for: at most parameters that vary."""
+        """Conditions of training: the airframe, with parameters that vary if `randomisation` is above 0."""
         varied = f"{self.airframe}, parameters within {100 * self.randomisation:g}%"
         missing = ("latency",) if self.randomisation else ("latency", "randomisation")
         return Conditions((varied,), missing, first_action=0.0)
 
     def flown(self, distribution: str) -> dict[str, Any]:
-        """The airframe, in every distribution."""
+        """The same airframe in every distribution."""
         return {"airframe": named_airframe(self.airframe), "scatter_width": self.randomisation}
 
 
 class HoverSim(Enum):
-    """Who moves the quadrotors."""
+    """Simulators of the quadrotors."""
 
     own = "own"
     crazyflow = "crazyflow"
@@ -158,15 +158,15 @@ class HoverSim(Enum):
 
 @dataclass
 class HoverTask(AirframeTask):
-    """Hover at the origin of the world, as real drones do: late, with wind, and never quite as their data sheets say.
+    """Hover at the origin of the world under realistic conditions: latency, wind, and parameters off the data sheet.
 
     Training draws `variation.TRAINED` and the disturbances of `RobustHover` for every episode, which takes
-    `training_steps`, because beginnings are what is hard. Crazyflies lie between those of arXiv 2311.13081 and arXiv
-    2509.11481. `nominal` trains without any of it, in the MDP of arXiv 2311.13081 ("disturbed"). The policy observes
-    its last `history` actions: by default 12, or 1 if `nominal`.
+    `training_steps`, because the beginning of a flight is its hard part. Parameters of Crazyflies lie between those of
+    arXiv 2311.13081 and arXiv 2509.11481. `nominal` trains without any of it, in the MDP of arXiv 2311.13081
+    ("disturbed"). The policy observes its last `history` actions: by default 12, or 1 if `nominal`.
 
-    Evaluations also run in `sim` crazyflow, a simulator of others, by the interpreter `python`, or one that is made for
-    it.
+    Evaluations also run in crazyflow, an independent simulator (`sim`), under the interpreter `python`, or one that is
+    created for it.
     """
 
     name: str = "quadrotor_hover"
@@ -179,48 +179,48 @@ class HoverTask(AirframeTask):
     MDPS: ClassVar[Mapping[str, Mdp]] = {"robust": RobustHover(), "disturbed": Hover()}
 
     def __post_init__(self) -> None:
-        """Raise UserError as QuadrotorTask."""
+        """Set the default history; raise UserError as in QuadrotorTask."""
         if self.history is None:
             self.history = 1 if self.nominal else max(1, min(HISTORY, self.step_limit))
         super().__post_init__()
 
     @property
     def distributions(self) -> tuple[str, ...]:
-        """The one for training."""
+        """The distribution for training."""
         return ("disturbed",) if self.nominal or self.sim is not HoverSim.own else ("robust",)
 
     @property
     def variants(self) -> tuple[str, ...]:
-        """Single departures from the nominal MDP, and that itself."""
+        """Distributions with a single departure from the nominal MDP, and the nominal MDP itself."""
         if self.sim is not HoverSim.own:
             return ()
         return tuple(name for name in ("disturbed", *self._flights()) if name not in self.distributions)
 
     @property
     def margins(self) -> Mapping[str, Sweep]:
-        """What `evaluate.py margins=true` sweeps; its points are distributions, see `flights.SWEEPS`."""
+        """Sweeps of `evaluate.py margins=true`; their points are distributions, see `flights.SWEEPS`."""
         return SWEEPS
 
     @property
     def conditions(self) -> Conditions:
-        """What training prepares for."""
+        """Conditions of training."""
         return NOMINAL if self.nominal else prepared(self._flights()["robust"])
 
     @property
     def sims(self) -> tuple[str, ...]:
-        """Whatever `sim` takes."""
+        """Names of the available simulators."""
         return tuple(sim.value for sim in HoverSim)
 
     @property
     def usual_starts(self) -> int | None:
-        """As many as elsewhere."""
+        """None: the general default number of starts."""
         return None
 
     def settled(self) -> HoverTask:
-        """Crazyflow has an interpreter of its own, made now unless given.
+        """The task with the interpreter for its simulator: crazyflow's own one is created unless `python` names one.
 
         Raises:
-            UserError: where it cannot be made.
+            UserError: if it cannot be created.
         """
         if self.sim is HoverSim.own:
             return self
@@ -229,7 +229,7 @@ class HoverTask(AirframeTask):
         return replace(self, python=self.python or str(crazyflow_python()))
 
     def contract(self, distribution: str) -> Contract:
-        """As every quadrotor's; all distributions have one.
+        """Contract of hover, the same for all distributions.
 
         Raises:
             UserError: for an unknown distribution.
@@ -241,7 +241,7 @@ class HoverTask(AirframeTask):
     def environment(
         self, num_envs: int, distribution: str, split: str, seed: int = 0, device: str = "cpu"
     ) -> QuadrotorEnvironment:
-        """As every quadrotor's; in crazyflow for evaluations only.
+        """Make environments as `QuadrotorTask.environment`; in crazyflow for evaluations only.
 
         Raises:
             UserError: for training in crazyflow.
@@ -267,7 +267,7 @@ class HoverTask(AirframeTask):
         )
 
     def flown(self, distribution: str) -> dict[str, Any]:
-        """The airframe before it varies."""
+        """The airframe before variation."""
         airframe = named_airframe(self.airframe) if distribution == "disturbed" else self._flight(distribution).airframe
         return {"airframe": airframe, "scatter_width": self.randomisation}
 
@@ -277,9 +277,9 @@ class HoverTask(AirframeTask):
     def _flight(self, distribution: str) -> Flight:
         if "=" in distribution:
             return swept(named_airframe(self.airframe), distribution)
-        if (found := self._flights().get(distribution)) is None:
+        if (flight := self._flights().get(distribution)) is None:
             raise UserError(f"unknown distribution {distribution!r}; expected one of {', '.join(measured(self))}")
-        return found
+        return flight
 
     @property
     def _simulator(self) -> type[QuadrotorEnvironment]:
@@ -330,7 +330,7 @@ class RaceTask(AirframeTask):
     OPTIONS: ClassVar[Options] = Options(drag=True, delay_steps=1)
 
     def baselines(self) -> dict[str, Policy]:
-        """A planner that is given the track, the airframe and the rotors' speeds."""
+        """Planner that uses the track, the airframe and the rotors' speeds."""
         return {"raceline": Raceline(self.contract("track"), named_airframe(self.airframe))}
 
 
@@ -339,7 +339,7 @@ class AnyPlatformTask(QuadrotorTask):
     """Hover with any platform: random ones for training, others for evaluation, by distribution.
 
     Every episode of training has a platform drawn from the ranges `platforms`, and takes `training_steps`, because
-    platforms are told apart in the beginning. Those of evaluation are never drawn.
+    platforms are identified in the beginning. Platforms of evaluation are never drawn.
     """
 
     name: str = "quadrotor_any"
@@ -355,7 +355,7 @@ class AnyPlatformTask(QuadrotorTask):
 
     @property
     def conditions(self) -> Conditions:
-        """What training prepares for."""
+        """Conditions of training."""
         return self.platforms.conditions
 
     def flown(self, distribution: str) -> dict[str, Any]:
@@ -363,7 +363,7 @@ class AnyPlatformTask(QuadrotorTask):
         return {"airframe": MEASURED.get(distribution), "platforms": self.platforms}
 
     def _steps(self, split: str) -> int:
-        """Episodes of training are shorter."""
+        """Control steps of an episode, fewer for training."""
         return min(self.training_steps, self.step_limit) if split == "train" else self.step_limit
 
 
@@ -371,7 +371,7 @@ def named_airframe(name: str) -> Airframe:
     """The airframe of this name.
 
     Raises:
-        UserError: if there is none.
+        UserError: for an unknown name.
     """
     if name not in AIRFRAMES:
         raise UserError(f"unknown airframe {name!r}; expected one of {', '.join(AIRFRAMES)}")

@@ -31,11 +31,11 @@ def unroll(env: Environment, layers: Layers, decisions: int, max_action_gradient
 
     x are the task's observations and past actions, concatenated in the order of the contract. Reward, observations and
     actions of the rollout carry gradients to the layers, starting at the current state, so that none flow into earlier
-    steps; that by one environment's action is scaled down to norm `max_action_gradient`. An environment whose episode
-    ends during the rollout freezes: from the next decision on `executed` is False, `reward` is 0, the observation is
-    its last one, and its actions mean nothing. Afterwards `env` is where the rollout ended, detached, and finished
-    environments wait for `env.reset(mask=...)`. On the CPU forward and backward are one call of compiled C each;
-    elsewhere the same is done step by step.
+    steps; the gradient by one environment's action is scaled down to norm `max_action_gradient`. An environment whose
+    episode ends during the rollout freezes: from the next decision on `executed` is False, `reward` is 0, the
+    observation is its last one, and its actions mean nothing. Afterwards `env` is in the last state of the rollout,
+    detached, and finished environments wait for `env.reset(mask=...)`. On the CPU forward and backward are one call of
+    compiled C each; elsewhere the same is done step by step.
 
     Raises:
         UserError: for layers that do not fit the contract, another chunk than K = 1, or before the first reset.
@@ -79,17 +79,17 @@ def _by_steps(env: Environment, layers: Layers, decisions: int, max_action_gradi
     """Unroll step by step: for devices without the compiled unroll, and to check it."""
     specs = env.contract.observation.items()
     keys = [key for key, spec in specs if key in env.mdp.OBSERVED or not spec.privileged]
-    observations, actions, made = [env.observe()], [], []
+    observations, actions, transitions = [env.observe()], [], []
     for _ in range(decisions):
         x = torch.cat([observations[-1][key] for key in keys], dim=-1)
         for weight, bias in layers:
             x = torch.tanh(torch.nn.functional.linear(x, weight, bias))
         actions.append(x.unsqueeze(1))
         clip_gradient(actions[-1], max_action_gradient)
-        made.append(env.step(actions[-1]))
-        observations.append(made[-1].observation)
+        transitions.append(env.step(actions[-1]))
+        observations.append(transitions[-1].observation)
     fields = ("reward", "executed", "terminated", "truncated", "success")
-    stacked = {name: torch.stack([getattr(transition, name) for transition in made]) for name in fields}
+    stacked = {name: torch.stack([getattr(transition, name) for transition in transitions]) for name in fields}
     return _rollout(env, torch.stack(observations), torch.stack(actions), **stacked)
 
 
@@ -100,28 +100,30 @@ def _step(episode: Episode) -> Program:
 def _compiled(env: Environment, layers: Layers, decisions: int, max_action_gradient: float) -> Rollout:
     N, length = env.num_envs, env._history.length
     past = env._history.rows if length > 1 else env._seen[env.episode.previous]
-    given = {**env._inputs(), "observation": env._seen}
+    inputs = {**env._inputs(), "observation": env._seen}
     past = past.view(length, 4, -1)
-    flown = run(env._kernels.library, _step(env.episode), layers, decisions, given, past, max_action_gradient)
-    seen, actions, record = flown.observation, flown.actions, flown.record
-    executed = flown.executed > 0.5
-    old = _histories(actions, executed) if length > 1 else None
-    env._state, env._seen, env._record = flown.state[-1], seen[-1], record[-1]
-    if old is not None:
-        env._history.rows = old[:, -1]
-    env.settle(env.outcome(flown.reward[:, :N].t(), executed[:, :N].t()))
-    parts = split_rows(env.contract.observation, seen[..., :N].movedim(1, 0), None if old is None else old[..., :N])
-    after = record[1:, :, :N].movedim(1, 0)
-    terminated, truncated = after[1:COUNTERS] > 0.5
+    results = run(env._kernels.library, _step(env.episode), layers, decisions, inputs, past, max_action_gradient)
+    observations, actions, record = results.observation, results.actions, results.record
+    executed = results.executed > 0.5
+    histories = _histories(actions, executed) if length > 1 else None
+    env._state, env._seen, env._record = results.state[-1], observations[-1], record[-1]
+    if histories is not None:
+        env._history.rows = histories[:, -1]
+    env.settle(env.outcome(results.reward[:, :N].t(), executed[:, :N].t()))
+    observation = split_rows(
+        env.contract.observation, observations[..., :N].movedim(1, 0), None if histories is None else histories[..., :N]
+    )
+    records = record[1:, :, :N].movedim(1, 0)
+    terminated, truncated = records[1:COUNTERS] > 0.5
     return _rollout(
         env,
-        TensorDict(parts, batch_size=[decisions + 1, N]),
+        TensorDict(observation, batch_size=[decisions + 1, N]),
         actions[length:, :, :N].transpose(1, 2).unsqueeze(2),
-        reward=flown.reward[:, :N, None],
+        reward=results.reward[:, :N, None],
         executed=executed[:, :N, None],
         terminated=terminated,
         truncated=truncated,
-        success=env.mdp.success(truncated, after[COUNTERS:]),
+        success=env.mdp.success(truncated, records[COUNTERS:]),
     )
 
 
@@ -144,6 +146,6 @@ def _histories(actions: Tensor, executed: Tensor) -> Tensor:
     """Past actions before each decision and after the last, [4 length, T + 1, L]; they freeze when episodes end."""
     length, L = len(actions) - len(executed), executed.shape[1]
     windows = actions.unfold(0, length, 1)  # [T + 1, 4, L, length]
-    moved = torch.cat((executed.new_zeros(1, L), executed)).long().cumsum(0)
-    found = windows.permute(0, 2, 3, 1)[moved, torch.arange(L)]  # [T + 1, L, length, 4]
-    return found.flatten(2).movedim(2, 0)
+    executed_steps = torch.cat((executed.new_zeros(1, L), executed)).long().cumsum(0)
+    histories = windows.permute(0, 2, 3, 1)[executed_steps, torch.arange(L)]  # [T + 1, L, length, 4]
+    return histories.flatten(2).movedim(2, 0)

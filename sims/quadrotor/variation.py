@@ -1,4 +1,4 @@
-"""What differs between real flights of one drone and its data sheet, drawn for every episode."""
+"""Differences between real flights of one drone and its data sheet, drawn for every episode."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from sims.quadrotor.dynamics import DT_S
 
 Range = tuple[float, float]
 LEAST_THRUST_TO_WEIGHT = 1.25
-"""No lighter thrust is drawn: below it a drone that falls is hardly caught."""
+"""Lower bound of the drawn thrust-to-weight ratio: below it a falling drone can hardly recover."""
 
 
 @dataclass(frozen=True)
 class Variation:
-    """Ranges of what an episode draws, each [lowest, highest]; by default nothing differs.
+    """Ranges of the quantities that an episode draws, each [lowest, highest]; by default nothing differs.
 
     Attributes:
         mass, thrust, inertia, lag: factors of the airframe's mass, thrust curve, inertia and both rotor lags.
         sag: share of the thrust that the battery lacks when all rotors run at full speed.
         drag_per_s: linear drag per mass and axis, N s/m per kg.
-        action_delay_s, observation_delay_s: from command to rotor, and from motion to measurement.
+        action_delay_s, observation_delay_s: latency from command to rotor, and from motion to measurement.
         other: another airframe; every episode's parameters lie between it and the first one.
     """
 
@@ -39,32 +39,33 @@ class Variation:
     other: Airframe | None = None
 
     def __post_init__(self) -> None:
-        """Raise UserError for ranges that are none."""
+        """Raise UserError unless 0 <= lowest <= highest in each range."""
         for name in RANGES:
             low, high = getattr(self, name)
             if not 0.0 <= low <= high:
                 raise UserError(f"expected {name} as [lowest, highest] of at least 0, got {[low, high]}")
 
     def airframes(self, airframe: Airframe, draws: Tensor) -> Tensor:
-        """Parameters [P, M] of an episode's drones, from `draws` [DRAWS, M] in (0, 1)."""
+        """Parameters [P, M] of the drones of M episodes, from `draws` [DRAWS, M] in (0, 1)."""
         u = dict(zip(RANGES, draws, strict=False))
         drawn = {name: low + (high - low) * u[name] for name in RANGES for low, high in [getattr(self, name)]}
-        own = zip(PARAMETERS, airframe.values(), strict=True)
-        found = {name: torch.full_like(draws[0], value) for name, value in own}
+        values = zip(PARAMETERS, airframe.values(), strict=True)
+        parameters = {name: torch.full_like(draws[0], value) for name, value in values}
         if self.other is not None:
-            between = zip(PARAMETERS, self.other.values(), strict=True)
-            found = {name: found[name] + (value - found[name]) * draws[-1] for name, value in between}
-        mass = found["mass_kg"] = found["mass_kg"] * drawn["mass"]
+            others = zip(PARAMETERS, self.other.values(), strict=True)
+            parameters = {name: parameters[name] + (value - parameters[name]) * draws[-1] for name, value in others}
+        mass = parameters["mass_kg"] = parameters["mass_kg"] * drawn["mass"]
+        # Thrust, inertia and lags have factors; drag is per mass, and delays are absolute.
         factors = {f"inertia_{axis}": drawn["inertia"] for axis in "xyz"}
-        factors |= dict.fromkeys(THRUST, self._thrust(found, drawn))
+        factors |= dict.fromkeys(THRUST, self._thrust(parameters, drawn))
         factors |= dict.fromkeys(("lag_rise_s", "lag_fall_s"), drawn["lag"])
-        found |= {name: found[name] * factor for name, factor in factors.items()}
-        found |= {f"drag_{axis}": found[f"drag_{axis}"] + drawn["drag_per_s"] * mass for axis in "xyz"}
-        found |= {"delay_s": drawn["action_delay_s"], "observation_delay_s": drawn["observation_delay_s"]}
-        return torch.stack([{**found, "sag": drawn["sag"]}[name] for name in PARAMETERS])
+        parameters |= {name: parameters[name] * factor for name, factor in factors.items()}
+        parameters |= {f"drag_{axis}": parameters[f"drag_{axis}"] + drawn["drag_per_s"] * mass for axis in "xyz"}
+        parameters |= {"delay_s": drawn["action_delay_s"], "observation_delay_s": drawn["observation_delay_s"]}
+        return torch.stack([{**parameters, "sag": drawn["sag"]}[name] for name in PARAMETERS])
 
     def _thrust(self, found: dict[str, Tensor], drawn: dict[str, Tensor]) -> Tensor:
-        """The factor of the thrust curve; where it is drawn, the drone can still climb."""
+        """Factor of the thrust curve; if it is drawn, thrust-to-weight is at least `LEAST_THRUST_TO_WEIGHT`."""
         if self.thrust[0] == self.thrust[1]:
             return drawn["thrust"]
         highest = sum((found[name] for name in THRUST), start=torch.zeros(())) * (1.0 - drawn["sag"])
@@ -73,7 +74,7 @@ class Variation:
 
 RANGES = tuple(field.name for field in fields(Variation) if field.name != "other")
 DRAWS = len(RANGES) + 1
-"""Numbers of one episode."""
+"""Number of draws of one episode."""
 THRUST = tuple(f"thrust_{power}_n" for power in range(3))
 TRAINED = Variation(
     mass=(0.8, 1.2),
@@ -85,4 +86,4 @@ TRAINED = Variation(
     action_delay_s=(0.0, 0.025),
     observation_delay_s=(0.0, DT_S),
 )
-"""What policies are trained for: a battery from full to nearly empty, a payload or none, 0 to 35 ms in all."""
+"""Variation of training: a battery from full to nearly empty, a payload or none, latencies of 0 to 35 ms in all."""

@@ -1,4 +1,4 @@
-"""What quadrotors show in the viewer: the drone, its goal, gates or reference; a drone can be pushed."""
+"""View of quadrotors for the viewer: the drone, its goal, gates or reference; a drone can be pushed."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from sims.quadrotor.tasks.track import Track
 DRONE = "drone"
 DARK, FRONT, BACK, GOAL = (0.16, 0.17, 0.2), (0.9, 0.28, 0.24), (0.55, 0.58, 0.63), (0.25, 0.7, 0.35)
 LEAST = 0.025
-"""Of the scene's reach: drones with shorter arms are drawn larger."""
+"""Smallest arm of a drawn drone, as a share of the scene's reach: smaller drones are drawn larger."""
 LINE = 0.004
-"""The radius of lines, of the scene's reach."""
+"""Radius of lines, as a share of the scene's reach."""
 FROM = np.array([0.95, -1.15, 0.6])
-"""Where the viewer stands, in reaches from the middle."""
+"""Position of the viewer relative to the middle, in reaches."""
 POINTS = 60
-"""Of a reference."""
+"""Number of drawn points of a reference."""
 
 
 class Flown(Protocol):
-    """What a view needs of `QuadrotorEnvironment`."""
+    """Attributes and methods of `QuadrotorEnvironment` that a view uses."""
 
     mdp: Any
     airframe: Airframe | None
@@ -54,15 +54,15 @@ class QuadrotorView:
         self._made = None if isinstance(env.mdp, Track) else self._scene(0)
 
     def scene(self, row: int) -> Scene:
-        """The drone and its surroundings; a reference is another in every episode."""
+        """Scene of the drone and its surroundings; every episode has another reference."""
         return self._made or self._scene(row)
 
     def poses(self, row: int) -> Array:
-        """The drone first; the surroundings do not move."""
+        """Poses of the drone and of its surroundings, which do not move, [2, 7]."""
         return np.stack((self._env.where(row).cpu().numpy(), HERE))
 
     def push(self, row: int, body: str, change_m_s: Array) -> None:
-        """As `View.push`."""
+        """Change the velocity of the drone of environment `row`; see `View.push`."""
         self._env.kick(row, torch.as_tensor(change_m_s))
 
     def _scene(self, row: int) -> Scene:
@@ -84,7 +84,7 @@ class QuadrotorView:
 
 
 HERE = np.array([0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0])
-"""The pose of what does not move."""
+"""Pose of objects that do not move."""
 
 
 def drone(airframe: Airframe, least_m: float = 0.0, colour: Array | Point = BACK) -> Mesh:
@@ -116,6 +116,6 @@ def cross(half: float) -> Array:
 
 
 def point(values: Array) -> Point:
-    """Three numbers."""
+    """The three numbers of `values` as a tuple."""
     x, y, z = values.tolist()
     return x, y, z

@@ -1,6 +1,6 @@
-"""What parent and child say to each other, beside the tensors (`memory.py`): JSON by a Unix socket, nothing pickled.
+"""Messages between parent and child, in addition to the tensors (`memory.py`): JSON over a Unix socket, no pickles.
 
-Needs nothing but the standard library: a child whose interpreter has nothing installed can say so.
+Needs only the standard library, so that a child can report that its interpreter has no packages.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from typing import Any
 
 
 class Channel:
-    """JSON messages over a Unix socket, one a line; an open file can go with one."""
+    """JSON messages over a Unix socket, one per line, each with an optional file descriptor."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket, self._read, self._files = connection, b"", list[int]()
 
     def send(self, message: dict[str, Any], file: int | None = None) -> None:
-        """Send `message` and the descriptor `file`; OSError where nobody is there."""
+        """Send `message` and the descriptor `file`; OSError if the other side is gone."""
         data = json.dumps(message).encode() + b"\n"
         if file is not None:
             data = data[socket.send_fds(self._socket, [data], [file]) :]
         self._socket.sendall(data)
 
     def receive(self, timeout_s: float | None = None) -> tuple[dict[str, Any], int | None]:
-        """The next message, and the descriptor that came with it.
+        """Receive the next message, and the descriptor sent with it.
 
         Raises:
             TimeoutError: after `timeout_s`.
-            EOFError: where the other side is gone; OSError is possible too.
+            EOFError: if the other side is gone; OSError is possible too.
         """
         deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
         while b"\n" not in self._read:
@@ -47,5 +47,5 @@ class Channel:
         return json.loads(line), self._files.pop(0) if self._files else None
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._socket.close()

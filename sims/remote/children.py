@@ -1,4 +1,4 @@
-"""Child processes: started, asked, timed, ended; those that are not needed wait for the next environment."""
+"""Child processes: start, requests with timeouts, and end; idle children wait for the next environment."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ from sims.remote.channel import Channel
 
 WORKER = Path(__file__).with_name("worker.py")
 START_S = 600.0
-"""A child may take this long to import a simulator, compile it and make an environment."""
+"""Timeout for a child that imports a simulator, compiles it and makes an environment."""
 END_S = 30.0
-"""A child that has hung up may take this long to be gone."""
+"""Timeout for the exit of a child that has closed its connection."""
 LAST_LINES, READ = 5, 1 << 16
-"""Of what a child wrote to stderr, told where it dies, and bytes of it that they are looked for in."""
+"""Number of last lines of a child's output in the message of its death, and bytes of output that are searched."""
 
 
 class Died(Exception):  # noqa: N818 - not an error of ours
-    """A child is gone, or hangs; the message says which and what it last wrote."""
+    """A child is gone or hangs; the message has the cause and its last output."""
 
 
 class Child:
-    """One child process, which the interpreter `python` runs (None: this one's); `top` is the task's own package.
+    """One child process of the interpreter `python` (None: this one's); `top` is the task's own package.
 
-    It is in a session of its own: Ctrl-C in the parent's terminal is the parent's to handle. It never outlives the
+    It has a session of its own, so that only the parent receives Ctrl-C from the terminal. It never outlives the
     parent.
 
     Raises:
-        UserError: where there is no such interpreter.
+        UserError: if there is no such interpreter.
     """
 
     def __init__(self, python: str | None, top: str, threads: int) -> None:
-        ours, theirs = socket.socketpair()
+        parent_end, child_end = socket.socketpair()
         self._words = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the child
         folders = {name: _folder(name) for name in ("embodied", "sims", top)}
-        command = [python or sys.executable, str(WORKER), str(theirs.fileno()), json.dumps(folders)]
+        command = [python or sys.executable, str(WORKER), str(child_end.fileno()), json.dumps(folders)]
         environment = {"OMP_NUM_THREADS": str(threads), **os.environ}
         for name in ("PYTHONPATH", "PYTHONHOME") if python else ():  # of this interpreter
             environment.pop(name, None)
@@ -56,28 +56,28 @@ class Child:
                 stdout=self._words,
                 stderr=self._words,
                 env=environment,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[child_end.fileno()],
                 start_new_session=True,
             )
         except OSError as error:
-            ours.close()
+            parent_end.close()
             raise UserError(f"cannot start task.python={python}: {error.strerror}; expected an interpreter") from error
         finally:
-            theirs.close()
-        self.python, self.channel, self._number = python, Channel(ours), 0
+            child_end.close()
+        self.python, self.channel, self._number = python, Channel(parent_end), 0
         self.end = weakref.finalize(self, _end, self.process, self.channel, self._words)
 
     def tell(self, message: dict[str, Any], file: int | None = None) -> None:
-        """Send `message`, whose reply `hear` returns, and the descriptor `file`; a child that is gone says so there."""
+        """Send `message` and the descriptor `file`; `hear` returns the reply, or raises Died if the child is gone."""
         self._number += 1
         with suppress(OSError):
             self.channel.send({**message, "id": self._number}, file)
 
     def hear(self, timeout_s: float | None) -> dict[str, Any]:
-        """The reply to the last message; replies to earlier ones, that nobody waited for, are dropped.
+        """Wait for the reply to the last message; pending replies to earlier messages are dropped.
 
         Raises:
-            Died: where it is gone, or does not answer within `timeout_s`.
+            Died: if the child is gone, or does not answer within `timeout_s`.
             UserError: as in the child.
             RuntimeError: for any other error in the child, with its traceback.
         """
@@ -96,7 +96,7 @@ class Child:
         raise RuntimeError(f"{reply['kind']} in a child process: {reply['error']}\n{reply['traceback']}")
 
     def ask(self, message: dict[str, Any], timeout_s: float | None) -> dict[str, Any]:
-        """`tell` and `hear`."""
+        """Send a message and wait for the reply."""
         self.tell(message)
         return self.hear(timeout_s)
 
@@ -110,17 +110,17 @@ class Child:
     def _last_words(self) -> str:
         self._words.seek(max(0, self._words.seek(0, os.SEEK_END) - READ))
         lines = self._words.read().decode(errors="replace").split("\n")
-        told = [line.strip() for line in lines if line.strip()][-LAST_LINES:]
-        return f"; its last lines: {' | '.join(told)}" if told else ""
+        last_lines = [line.strip() for line in lines if line.strip()][-LAST_LINES:]
+        return f"; its last lines: {' | '.join(last_lines)}" if last_lines else ""
 
 
 class Pool:
-    """Children for environments of one kind of task: those that one has done with serve the next.
+    """Children for environments of one kind of task, which are reused after an environment is closed.
 
     Args:
-        python: their interpreter; this one's if None.
-        top: the package that the task's class is in.
-        threads: of PyTorch in each.
+        python: interpreter of the children; this one's if None.
+        top: top-level package of the task's class.
+        threads: number of PyTorch's threads in each child.
     """
 
     def __init__(self, python: str | None, top: str, threads: int = 1) -> None:
@@ -128,7 +128,7 @@ class Pool:
         self.idle: list[Child] = []
 
     def take(self) -> Child:
-        """A child that nobody else has."""
+        """An idle child, or a new one."""
         while self.idle:
             child = self.idle.pop()
             if child.process.poll() is None:
@@ -136,17 +136,17 @@ class Pool:
         return Child(self.python, self.top, self.threads)
 
     def give(self, child: Child) -> None:
-        """Keep `child`, whose environment is closed, for the next one."""
+        """Return `child`, whose environment is closed, for reuse."""
         self.idle.append(child)
 
     def close(self) -> None:
-        """End those that wait."""
+        """End all idle children."""
         while self.idle:
             self.idle.pop().end()
 
 
 def _end(process: subprocess.Popen[bytes], channel: Channel, words: BinaryIO) -> None:
-    """End the child with all that it started, whatever it does."""
+    """Kill the child and all processes that it started."""
     if process.poll() is None:
         with suppress(OSError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -159,7 +159,7 @@ def _end(process: subprocess.Popen[bytes], channel: Channel, words: BinaryIO) ->
 
 
 def _folder(package: str) -> str:
-    """The folder that `package` lies in."""
+    """Folder that contains `package`."""
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
         raise UserError(f"{package} is no package that a child process can import; put the task into one")

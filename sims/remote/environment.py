@@ -1,7 +1,7 @@
-"""N environments of which child processes have a part each, joined into one.
+"""N environments, divided among child processes and joined into one Environment.
 
 The parent chooses initial states, counts steps and checks values, as `embodied.environments.engine` does everywhere;
-children run the simulator. So the numbers are those of one process, however many there are. Letters in shape comments:
+children run the simulator. The results therefore do not depend on the number of processes. Letters in shape comments:
 N environments, K executed actions of a chunk, A action dimension, M of the environments.
 """
 
@@ -28,23 +28,22 @@ from sims.remote.memory import Layout, allocate, arrays, from_json, joined
 
 log = logging.getLogger(__name__)
 GIVE_UP = 3
-"""A process that died so often in a row, without a step in between, will not work."""
+"""Number of deaths in a row, without a step in between, after which a process is given up."""
 METRIC, FAILURE, SIGNAL, EVENT = "metric.", "failure.", "signal.", "event."
-"""Beginnings of the names of a transition's dictionaries in the shared memory."""
+"""Prefixes of the names of a transition's dictionaries in the shared memory."""
 ENDLESS = 1 << 62
-"""Step limit where the children have none that they tell."""
+"""Step limit if the children's environments have none."""
 Message = dict[str, Any]
 
 
 class RemoteEnvironment(EpisodeEngine):
-    """Environments that run in `children`, as `told` by them when they were made; see `remote`.
+    """Environments that run in `children`, of which `told` are the descriptions; see `remote`.
 
-    Where a child dies or hangs, its running episodes end as diverged ones do, with no reward in their last chunk; they
-    have the event "lost". Another child takes its place. An exception of the simulator ends the run, as it
-    does in one process.
+    If a child dies or hangs, its running episodes end like diverged ones, without a reward in their last chunk and with
+    the event "lost", and another child replaces it. An exception of the simulator ends the run, as in one process.
 
     Raises:
-        UserError: where a child dies `GIVE_UP` times in a row without a step in between.
+        UserError: if a child dies `GIVE_UP` times in a row without a step in between.
     """
 
     def __init__(
@@ -73,7 +72,7 @@ class RemoteEnvironment(EpisodeEngine):
         ends = list(itertools.accumulate(counts))
         self._rows = [slice(end - count, end) for end, count in zip(ends, counts, strict=True)]
         self._deaths = [0] * len(children)  # in a row
-        self._known: list[set[str]] = [set() for _ in children]  # memories that each has
+        self._known: list[set[str]] = [set() for _ in children]  # memories that each child has mapped
         self._files: dict[str, tuple[BinaryIO, Layout]] = {}
         self._memory: dict[str, dict[str, Tensor]] = {}
         action, n = self.contract.action, self.num_envs
@@ -81,66 +80,67 @@ class RemoteEnvironment(EpisodeEngine):
         self._allocate(
             "commands", {"actions": (action.dtype, chunk), "starts": ("int64", (n,)), "mask": ("bool", (n,))}
         )
-        self._memory["commands"]["starts"].fill_(-1)  # the last that began: a new process begins them again
-        self._ghost, self.lost = torch.zeros(2, n, dtype=torch.bool)  # ghosts: episodes of a new process, nobody's
+        self._memory["commands"]["starts"].fill_(-1)  # starts of the present episodes, which a new process begins again
+        # Ghosts are episodes that a new process has begun again, but that are lost here.
+        self._ghost, self.lost = torch.zeros(2, n, dtype=torch.bool)
         self._seen, self._named = TensorDict({}, [n]), False
         self._place: Message | None = None
-        self._has_success = True  # until they tell
+        self._has_success = True  # until the first step
         if first["switchable"]:
             self.switch = self._switch
 
     def reset(self, mask: Tensor | None = None, starts: Tensor | None = None) -> TensorDict:
-        """As `EpisodeEngine.reset`."""
+        """Reset as `EpisodeEngine`, and record whether the starts were given."""
         self._named = starts is not None
         return super().reset(mask, starts)
 
     def begin(self, ids: Tensor, starts: Tensor) -> None:
-        """Tell the children that have some of `ids` to begin them."""
+        """Send a reset to the children of environments `ids`."""
         commands = self._memory["commands"]
         commands["mask"].fill_(False)[ids] = True
         commands["starts"][ids] = starts
-        self._ghost[ids], self.lost[ids] = True, False  # if their process dies now they are not lost: they begin anew
-        first = "observation" not in self._memory  # all tell how much memory they need for it
-        asked = range(len(self._children)) if first else self._having(commands["mask"])
-        self._ask({"do": "reset", "named": self._named}, asked)
+        self._ghost[ids], self.lost[ids] = True, False  # not lost if their process dies now: a new one begins them
+        first = "observation" not in self._memory  # all children have to report the layout of their observations
+        children = range(len(self._children)) if first else self._having(commands["mask"])
+        self._ask({"do": "reset", "named": self._named}, children)
         self._ghost[ids] = False
         self._look(ids)
 
     def advance(self, actions: Tensor, left: Tensor) -> Outcome:
-        """Tell the children that have running episodes to step."""
+        """Send a step to the children with running episodes."""
         self._memory["commands"]["actions"].copy_(actions.detach())
         for child in self._ask({"do": "step"}, self._having((left > 0) & ~self._ghost)):
             self._deaths[child] = 0
-        ran, gone = (left > 0) & ~self._ghost, (left > 0) & self._ghost
-        self.lost = self.lost | gone
-        found = self._memory.get("transition") or self._nothing(actions)
+        ran, lost_now = (left > 0) & ~self._ghost, (left > 0) & self._ghost
+        self.lost = self.lost | lost_now
+        transition = self._memory.get("transition") or self._nothing(actions)
         self._look(ran.nonzero().squeeze(1))
         if bool(ran.any()):
-            self._has_success = bool(found["has_success"][ran].all())
-        sent = torch.arange(actions.shape[1]) < left.unsqueeze(1)
-        signals = {name: each.masked_fill(~ran.unsqueeze(1), 0) for name, each in _named(found, SIGNAL).items()}
-        events = {name: happened & ~gone for name, happened in _named(found, EVENT).items()}
-        diverged = events.pop("diverged", torch.zeros_like(gone))
+            self._has_success = bool(transition["has_success"][ran].all())
+        in_chunk = torch.arange(actions.shape[1]) < left.unsqueeze(1)
+        signals = {name: each.masked_fill(~ran.unsqueeze(1), 0) for name, each in _named(transition, SIGNAL).items()}
+        events = {name: happened & ~lost_now for name, happened in _named(transition, EVENT).items()}
+        diverged = events.pop("diverged", torch.zeros_like(lost_now))
         return Outcome(
-            found["reward"].masked_fill(~ran.unsqueeze(1), 0.0),
-            found["executed"] & ran.unsqueeze(1) | sent & gone.unsqueeze(1),
-            found["terminated"] & ran,
-            found["success"] & ran,
-            found["truncated"] & ran,
-            diverged & ran | gone,
-            _named(found, METRIC),
+            transition["reward"].masked_fill(~ran.unsqueeze(1), 0.0),
+            transition["executed"] & ran.unsqueeze(1) | in_chunk & lost_now.unsqueeze(1),
+            transition["terminated"] & ran,
+            transition["success"] & ran,
+            transition["truncated"] & ran,
+            diverged & ran | lost_now,
+            _named(transition, METRIC),
             has_success=self._has_success,
-            failures=_named(found, FAILURE),
+            failures=_named(transition, FAILURE),
             signals=signals,
             events=events | {"lost": self.lost.clone()},
         )
 
     def observe(self) -> TensorDict:
-        """As the children saw it; what was lost, as it was before."""
+        """Observations of the children; for lost episodes, the last ones before."""
         return self._seen.clone()
 
     def close(self) -> None:
-        """Let the children serve other environments."""
+        """Return the children to the pool."""
         for child in self._children:
             child.tell({"do": "close"})
         for child in self._children:
@@ -154,7 +154,7 @@ class RemoteEnvironment(EpisodeEngine):
         self._children, self._files = [], {}
 
     def _switch(self, distribution: str, split: str) -> None:
-        """As `SwitchableEnvironment.switch`."""
+        """Switch the distribution and split of all children; see `SwitchableEnvironment.switch`."""
         self._place = {"do": "switch", "distribution": distribution, "split": split}
         self._ask(self._place, range(len(self._children)))
 
@@ -162,67 +162,67 @@ class RemoteEnvironment(EpisodeEngine):
         super()._report(diverged & ~self.lost, overflow)
 
     def _having(self, mask: Tensor) -> list[int]:
-        """The children that have some of `mask` [N]."""
+        """Children of the environments in `mask` [N]."""
         return [child for child, rows in enumerate(self._rows) if bool(mask[rows].any())]
 
     def _look(self, ids: Tensor) -> None:
-        """Take up the observations of `ids` [M] and of all that are no ghosts."""
-        seen = self._memory["observation"]
-        fresh = {name: part.clone() for name, part in seen.items()}
-        held = self._ghost.clone().index_fill(0, ids, False)
-        if bool(held.any()) and len(self._seen.keys()):
-            for name, part in fresh.items():
-                part[held] = self._seen[name][held]
-        self._seen = TensorDict(fresh, [self.num_envs])
+        """Copy the observations of environments `ids` [M] and of all that are not ghosts."""
+        shared = self._memory["observation"]
+        copies = {name: part.clone() for name, part in shared.items()}
+        unchanged = self._ghost.clone().index_fill(0, ids, False)
+        if bool(unchanged.any()) and len(self._seen.keys()):
+            for name, part in copies.items():
+                part[unchanged] = self._seen[name][unchanged]
+        self._seen = TensorDict(copies, [self.num_envs])
 
     def _nothing(self, actions: Tensor) -> dict[str, Tensor]:
-        """A transition where all children died in the first step."""
-        none = torch.zeros(self.num_envs, dtype=torch.bool)
+        """Empty transition, for the case that all children died in the first step."""
+        flags = torch.zeros(self.num_envs, dtype=torch.bool)
         reward = torch.zeros(actions.shape[:2])
-        return {"reward": reward, "executed": reward > 0.0, "terminated": none, "success": none, "truncated": none}
+        return {"reward": reward, "executed": reward > 0.0, "terminated": flags, "success": flags, "truncated": flags}
 
     def _tell(self, child: int, message: Message) -> None:
-        """Send `message`, after the memory that `child` does not know."""
+        """Send `message`, after the memory that `child` has not mapped yet."""
         process, rows = self._children[child], self._rows[child]
         for name, (file, layout) in self._files.items():
             if name not in self._known[child]:
-                about = {"do": "map", "name": name, "layout": layout, "rows": [rows.start, rows.stop]}
-                process.tell(about, file.fileno())
+                mapping = {"do": "map", "name": name, "layout": layout, "rows": [rows.start, rows.stop]}
+                process.tell(mapping, file.fileno())
                 self._known[child].add(name)
         process.tell(message)
 
     def _ask(self, message: Message, children: Iterable[int], own: Mapping[int, Message] | None = None) -> list[int]:
-        """Tell `message`, with what each has of its `own`, to `children`; returns those that answered.
+        """Send `message`, with the entries in `own`, to `children`; returns the ones that answered.
 
-        In the place of each other there is a new one.
+        All others are replaced with new ones.
         """
-        asked = list(children)
-        for child in asked:
+        recipients = list(children)
+        for child in recipients:
             self._tell(child, {**message, **(own or {}).get(child, {})})
-        replies, dead = self._hear(asked)
+        replies, dead = self._hear(recipients)
         _, died = self._hear(self._fit(replies))
         for child, error in (dead | died).items():
             self._renew(child, error)
         return [child for child in replies if child not in died]
 
     def _hear(self, children: list[int]) -> tuple[dict[int, Message], dict[int, Died]]:
-        """Replies of `children`, and what happened to those that died."""
+        """Replies of `children`, and the errors of the ones that died."""
         replies: dict[int, Message] = {}
         dead: dict[int, Died] = {}
-        wrong: Exception | None = None
+        first_error: Exception | None = None
         for child in children:
             try:
                 replies[child] = self._children[child].hear(self.timeout_s)
             except Died as error:
                 dead[child] = error
-            except (UserError, RuntimeError) as error:  # once all have answered
-                wrong = wrong or error
-        if wrong:
-            raise wrong
+            except (UserError, RuntimeError) as error:  # raised once all have answered
+                first_error = first_error or error
+        if first_error:
+            raise first_error
         return replies, dead
 
     def _fit(self, replies: Mapping[int, Message]) -> list[int]:
-        """Make the memory that `replies` ask for; returns the children that write into it now."""
+        """Allocate the memory that `replies` request; returns the children that now write into it."""
         for name in ("observation", "transition"):
             layouts = [from_json(reply[name]) for reply in replies.values() if name in reply]
             if layouts and name not in self._files:
@@ -237,7 +237,7 @@ class RemoteEnvironment(EpisodeEngine):
         self._memory[name] = {key: torch.from_numpy(array) for key, array in arrays(file.fileno(), layout).items()}
 
     def _renew(self, child: int, error: Died) -> None:
-        """Put a new process into the place of `child`; its running episodes are lost."""
+        """Replace `child` with a new process; its running episodes are lost."""
         rows = self._rows[child]
         begun = self._memory["commands"]["starts"][rows] >= 0
         running = int((begun & ~self.done[rows] & ~self._ghost[rows]).sum())
@@ -257,7 +257,7 @@ class RemoteEnvironment(EpisodeEngine):
                 error = again
 
     def _rebuild(self, child: int) -> None:
-        """Bring a new process to where it can go on: every episode of it that has begun is at its beginning."""
+        """Set up a new process: make its environments, and begin again every episode that has begun."""
         process, rows, commands = self._children[child], self._rows[child], self._memory["commands"]
         order = self._orders[child]
         process.ask(order | {"seed": _seed(order["seed"], self._deaths[child])}, START_S)
@@ -270,10 +270,10 @@ class RemoteEnvironment(EpisodeEngine):
 
 
 class RestorableRemote(RemoteEnvironment, RestorableEngine):
-    """A RemoteEnvironment of children that can be put back to where they were."""
+    """A RemoteEnvironment of children whose state can be saved and restored."""
 
     def save(self) -> dict[str, Any]:
-        """The states of the children, and what is left of episodes that were lost."""
+        """States of the children, and the flags and last observations of lost episodes."""
         with tempfile.TemporaryDirectory() as folder:
             paths = self._files_in(folder)
             self._surely({"do": "save"}, paths)
@@ -281,7 +281,7 @@ class RestorableRemote(RemoteEnvironment, RestorableEngine):
         return {"children": children, "ghost": self._ghost.clone(), "lost": self.lost.clone(), "seen": self._seen}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Each child takes up its own; there are as many, or what each has would not have fitted."""
+        """Restore the state of each child; the number of children has to be the same."""
         self._memory["commands"]["starts"].copy_(self.start)
         self._ghost, self.lost = state["ghost"].clone(), state["lost"].clone()
         with tempfile.TemporaryDirectory() as folder:
@@ -295,7 +295,7 @@ class RestorableRemote(RemoteEnvironment, RestorableEngine):
         return {child: {"path": str(Path(folder) / f"{child}.safetensors")} for child in range(len(self._children))}
 
     def _surely(self, message: Message, own: dict[int, Message]) -> None:
-        """Ask all; those that died on it again, in their new processes."""
+        """Send `message` to all children, and again to the new processes of children that died."""
         left = set(own)
         while left:
             left -= set(self._ask(message, sorted(left), own))
@@ -304,19 +304,19 @@ class RestorableRemote(RemoteEnvironment, RestorableEngine):
 def remote(
     order: Message, num_envs: int, *, group: int, seed: int, processes: int, pool: Pool, timeout_s: float
 ) -> RemoteEnvironment | Unnumbered:
-    """An Environment of at least `num_envs` that child processes have a part of each, with what they can do.
+    """An Environment of at least `num_envs`, divided among child processes, with the capabilities of theirs.
 
     Args:
-        order: what a child is told to make: task, options, distribution and split.
-        num_envs: N; where worlds are shared, rounded up to whole ones.
-        group: consecutive environments that no two processes can divide.
-        seed: which initial states an unnamed reset takes.
-        processes: at most; not more than there are worlds.
-        pool: where children come from and go to.
-        timeout_s: a child that has not answered for so long counts as dead.
+        order: message that makes a child's environments: task, options, distribution and split.
+        num_envs: N; rounded up to whole worlds if environments share them.
+        group: number of consecutive environments that have to be in one process.
+        seed: selects the initial states of a reset without starts.
+        processes: largest number of processes; there are at most as many as worlds.
+        pool: source of the children, to which they return.
+        timeout_s: time without an answer after which a child counts as dead.
 
     Raises:
-        UserError: where a child cannot make its environments, with what it said.
+        UserError: if a child cannot make its environments, with its message.
     """
     worlds = -(-num_envs // group)
     count = min(processes, worlds)
@@ -330,20 +330,20 @@ def remote(
     for child, each in zip(children, orders, strict=True):
         child.tell(each)
     try:
-        told = [child.hear(START_S) for child in children]
+        descriptions = [child.hear(START_S) for child in children]
     except Died as error:
         raise UserError(f"a process of the simulator {error}") from None
-    names, present = told[0]["task_names"], {index for each in told for index in each["task_index"]}
-    if len(present) < min(len(names), sum(each["num_envs"] for each in told)):
+    names, present = descriptions[0]["task_names"], {index for each in descriptions for index in each["task_index"]}
+    if len(present) < min(len(names), sum(each["num_envs"] for each in descriptions)):
         missing = ", ".join(name for index, name in enumerate(names) if index not in present)
         raise UserError(f"no process runs {missing}: only an EpisodeEngine deals tasks over processes; use fewer")
-    kind = RestorableRemote if told[0]["restorable"] else RemoteEnvironment
-    env = kind(orders, children, told, pool=pool, seed=seed, timeout_s=timeout_s)
-    return env if told[0]["numbered"] else Unnumbered(env)
+    kind = RestorableRemote if descriptions[0]["restorable"] else RemoteEnvironment
+    env = kind(orders, children, descriptions, pool=pool, seed=seed, timeout_s=timeout_s)
+    return env if descriptions[0]["numbered"] else Unnumbered(env)
 
 
 def _named(found: Mapping[str, Tensor], beginning: str) -> dict[str, Tensor]:
-    """Copies of what is `found` under names with this `beginning`, without it."""
+    """Copies of the entries of `found` whose names have the prefix `beginning`, by the rest of the name."""
     return {name.removeprefix(beginning): found[name].clone() for name in found if name.startswith(beginning)}
 
 

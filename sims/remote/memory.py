@@ -1,6 +1,6 @@
 """Memory that parent and children share: plain buffers, described by JSON, for any version of NumPy and torch.
 
-It has no name, so nothing of it is left anywhere, however the processes end.
+It has no name, so that it is freed however the processes end.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 
 ALIGNMENT = 64
-"""Bytes that the beginnings of arrays are multiples of."""
+"""Alignment of arrays, bytes."""
 Layout = dict[str, tuple[str, tuple[int, ...]]]
 """dtype and shape of every array, by name, in order."""
 
 
 def allocate(layout: Layout) -> BinaryIO:
-    """New shared memory for `layout`, all zero; it lives as long as somebody has it open or maps it."""
+    """New shared memory for `layout`, all zero; it exists as long as a process has it open or mapped."""
     if hasattr(os, "memfd_create"):
         file: BinaryIO = open(os.memfd_create("embodied"), "r+b")  # noqa: SIM115 - the caller's
     else:  # not on Linux
@@ -30,32 +30,32 @@ def allocate(layout: Layout) -> BinaryIO:
 
 
 def arrays(file: int, layout: Layout) -> dict[str, np.ndarray]:
-    """The arrays of `layout` in the memory of the descriptor `file`, which may be closed then."""
-    memory, found, offset = mmap.mmap(file, 0), {}, 0
+    """Arrays of `layout` in the memory of the descriptor `file`, which may be closed afterwards."""
+    memory, views, offset = mmap.mmap(file, 0), {}, 0
     for name, (dtype, shape) in layout.items():
-        found[name] = np.frombuffer(memory, dtype, math.prod(shape), offset).reshape(shape)
+        views[name] = np.frombuffer(memory, dtype, math.prod(shape), offset).reshape(shape)
         offset += _size(dtype, shape)
-    return found
+    return views
 
 
 def from_json(told: dict[str, Any]) -> Layout:
-    """A layout that came as JSON."""
+    """Layout from its JSON form."""
     return {name: (dtype, tuple(shape)) for name, (dtype, shape) in told.items()}
 
 
 def joined(layouts: list[Layout], count: int) -> Layout:
-    """The layout of `count` rows for arrays of which several processes have some, with the longest of each axis.
+    """Common layout of `count` rows for arrays of several processes, with the largest size of each axis.
 
     Raises:
-        ValueError: where they do not go together.
+        ValueError: if dtypes, numbers of axes or numbers of arrays differ.
     """
-    found: Layout = {}
+    common: Layout = {}
     for name, (dtype, shape) in layouts[0].items():
         each = [layout.get(name, ("nothing", ())) for layout in layouts]
         if {(kind, len(other)) for kind, other in each} != {(dtype, len(shape))} or len(layouts[0]) != len(layouts[-1]):
             raise ValueError(f"processes have different kinds of {name}: {each}")
-        found[name] = dtype, (count, *map(max, zip(*(other for _, other in each), strict=True)))
-    return found
+        common[name] = dtype, (count, *map(max, zip(*(other for _, other in each), strict=True)))
+    return common
 
 
 def _size(dtype: str, shape: tuple[int, ...]) -> int:

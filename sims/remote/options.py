@@ -1,4 +1,4 @@
-"""Where the worlds of a task run: options that every task of a simulator on the CPU has."""
+"""Options for child processes, common to all tasks of simulators on the CPU."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from embodied.configuration import Configuration, NonNegativeInt, PositiveFloat
 
 @dataclass(kw_only=True)
 class ProcessOptions(Configuration):
-    """Where environments run, see `sims/remote`.
+    """Options for the processes of environments, see `sims/remote`.
 
-    They are divided among `processes` child processes (0: in this one). The children run the interpreter `python`, such
-    as /path/to/venv/bin/python, where the simulator lives (None: this one's). A child that has not answered after
-    `timeout_s` counts as dead.
+    Environments are divided among `processes` child processes (0: none, they run in this one). The children run the
+    interpreter `python`, such as /path/to/venv/bin/python, which has the simulator (None: this one's). A child that has
+    not answered after `timeout_s` counts as dead.
     """
 
     processes: NonNegativeInt = 0
@@ -22,21 +22,21 @@ class ProcessOptions(Configuration):
     timeout_s: PositiveFloat = 120.0
 
     group: ClassVar[int] = 1
-    """Consecutive environments that share a world, which no two processes can divide."""
+    """Number of consecutive environments that share a world, and have to be in one process."""
 
     def group_of(self, distribution: str) -> int:
-        """`group` in environments of `distribution`."""
+        """Value of `group` for environments of `distribution`."""
         return self.group
 
     @property
     def most_envs(self) -> int | None:
-        """Environments beyond which more are of no use; None: any number."""
+        """Largest useful number of environments; None: any number."""
         return None
 
     def settled(self) -> Self:
-        """The same task, with the processes and the interpreter that its simulator cannot do without.
+        """The task with the processes and the interpreter that its simulator needs.
 
         Raises:
-            UserError: where they cannot be had.
+            UserError: if they are not available.
         """
         return self

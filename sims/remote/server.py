@@ -1,4 +1,4 @@
-"""The child's side: makes a task, steps its environment, writes what it sees into shared memory."""
+"""The child's side: makes a task, steps its environment, writes observations into shared memory."""
 
 from __future__ import annotations
 
@@ -34,27 +34,27 @@ TRANSITION = ("reward", "executed", "terminated", "truncated", "success")
 
 
 class Server:
-    """Answers messages {"do": NAME, "id": NUMBER, ...}, one after the other, with {"id": NUMBER, ...}."""
+    """Answers messages {"do": NAME, "id": NUMBER, ...} in order, with {"id": NUMBER, ...}."""
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
         self.env: Environment | None = None
         self.rows = slice(0, 0)
         self.memory: dict[str, dict[str, np.ndarray]] = {}
-        self.layouts: dict[str, Layout] = {}  # of the own arrays, without their rows
-        self.waiting: dict[str, dict[str, np.ndarray]] = {}  # what there was no memory for
+        self.layouts: dict[str, Layout] = {}  # of this child's arrays, without their rows
+        self.waiting: dict[str, dict[str, np.ndarray]] = {}  # tensors to write once their memory is mapped
 
     def serve(self) -> None:
-        """Answer until the parent hangs up."""
+        """Answer until the parent closes the connection."""
         while True:
             try:
                 message, file = self.channel.receive()
             except (EOFError, OSError):
                 return
-            todo, number = message.pop("do"), message.pop("id")
+            command, number = message.pop("do"), message.pop("id")
             extra = {} if file is None else {"file": file}
             try:
-                reply = getattr(self, f"_{todo}")(**message, **extra)
+                reply = getattr(self, f"_{command}")(**message, **extra)
             except Exception as error:
                 reply = {"error": " ".join(str(error).split()), "kind": type(error).__name__}
                 reply["traceback"] = traceback.format_exc()
@@ -66,7 +66,7 @@ class Server:
     def _make(
         self, task: str, options: Reply, num_envs: int, first: int, distribution: str, split: str, seed: int
     ) -> Reply:
-        """Environments `first` and following of the task, of `split` of `distribution`."""
+        """Make environments `first` and following of `task`, `distribution` and `split`; returns their description."""
         self._close()
         seeding.seed_everything(seed)
         with first_environment(first):
@@ -87,23 +87,24 @@ class Server:
         }
 
     def _map(self, name: str, layout: dict[str, Any], rows: list[int], file: int) -> None:
-        """Take the memory `name` of all environments, of which `rows` are these; what waited for it is written."""
+        """Map the memory `name`, of which `rows` are this child's; then write pending tensors into it."""
         self.memory[name], self.rows = arrays(file, from_json(layout)), slice(*rows)
         os.close(file)
         if name in self.waiting:
             self._write(name, self.waiting.pop(name))
 
     def _ready(self) -> None:
-        """What was sent before is done."""
+        """No-op, whose reply confirms that all earlier messages are processed."""
 
     def _reset(self, named: bool) -> Reply:
-        """Reset where the memory says, to the initial states that it says; `named`: somebody asked for those."""
+        """Reset by the mask and the starts in the shared memory; `named`: the caller has chosen these starts."""
         env = self.env
         mask = torch.from_numpy(self.memory["commands"]["mask"][self.rows].copy())
         starts = torch.from_numpy(self.memory["commands"]["starts"][self.rows].copy())
         if not isinstance(env, NumberedStarts):
             observation = cast(Environment, env).reset(mask)
-        elif isinstance(env, EpisodeEngine) and not named:  # it may do other things with the next ones of its stream
+        elif isinstance(env, EpisodeEngine) and not named:
+            # An engine may treat the next starts of its stream differently from named ones.
             env.next_starts = lambda ids: starts[ids]
             observation = env.reset(mask)
         else:
@@ -116,8 +117,8 @@ class Server:
             transition = cast(Environment, self.env).step(actions)
         if transition.actions is not None or "human" in transition.signals:
             raise UserError("environments in which people take over run in one process; use task.processes=0")
-        told = self._put("observation", transition.observation)
-        return told | self._put("transition", _flat(transition))
+        reply = self._put("observation", transition.observation)
+        return reply | self._put("transition", _flat(transition))
 
     def _save(self, path: str) -> None:
         save_tree(path, cast(Restorable, self.env).state_dict())
@@ -132,17 +133,17 @@ class Server:
         return {"contract": _task(task, options).contract(distribution).to_dict()}
 
     def _demonstrate(self, task: str, options: Reply, directory: str, seed: int) -> Reply:
-        """Make the task's demonstrations in `directory`."""
+        """Write the task's demonstrations to `directory`."""
         return {"found": _task(task, options).demonstrations(Path(directory), seed) is not None}
 
     def _close(self) -> None:
-        """Let the environment go; another may be made."""
+        """Close the environment; another may be made afterwards."""
         if self.env is not None:
             self.env.close()
         self.env, self.memory, self.layouts, self.waiting = None, {}, {}, {}
 
     def _put(self, name: str, tensors: Mapping[str, Tensor]) -> Reply:
-        """Write `tensors` into the memory `name`; where there is none yet, tell what it has to hold."""
+        """Write `tensors` into the memory `name`; without one, keep them and return the layout that it needs."""
         given = {key: tensor.detach().cpu().numpy() for key, tensor in tensors.items()}
         layout = {key: (array.dtype.name, array.shape[1:]) for key, array in given.items()}
         if layout != self.layouts.setdefault(name, layout):
@@ -154,7 +155,7 @@ class Server:
         return {name: layout}
 
     def _write(self, name: str, given: Mapping[str, np.ndarray]) -> None:
-        for key, array in given.items():  # an axis may be longer where another process has more of something
+        for key, array in given.items():  # an axis is longer in memory if another process has more rows of it
             self.memory[name][key][(self.rows, *(slice(length) for length in array.shape[1:]))] = array
 
 
@@ -165,9 +166,9 @@ def _task(kind: str, options: Reply) -> Any:  # noqa: ANN401 - a dataclass
 
 
 def _flat(transition: Transition) -> dict[str, Tensor]:
-    found = {name: getattr(transition, name) for name in TRANSITION}
-    found["has_success"] = torch.full_like(transition.terminated, transition.has_success)
-    found |= {f"failure.{name}": failed for name, failed in transition.failures.items()}
-    found |= {f"metric.{name}": values for name, values in transition.metrics.items()}
-    found |= {f"signal.{name}": values for name, values in transition.signals.items()}
-    return found | {f"event.{name}": happened for name, happened in transition.events.items()}
+    tensors = {name: getattr(transition, name) for name in TRANSITION}
+    tensors["has_success"] = torch.full_like(transition.terminated, transition.has_success)
+    tensors |= {f"failure.{name}": failed for name, failed in transition.failures.items()}
+    tensors |= {f"metric.{name}": values for name, values in transition.metrics.items()}
+    tensors |= {f"signal.{name}": values for name, values in transition.signals.items()}
+    return tensors | {f"event.{name}": happened for name, happened in transition.events.items()}

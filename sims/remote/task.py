@@ -1,4 +1,4 @@
-"""Any task with its environments in child processes."""
+"""A task with its environments in child processes."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ T = TypeVar("T", bound=Task)
 
 
 class RemoteTask(WrappedTask):
-    """`task`, a dataclass of options, with environments in child processes as its `ProcessOptions` ask.
+    """The task `task`, a dataclass of options, with environments in child processes, see `ProcessOptions`.
 
-    Where the children have another interpreter, they make demonstrations and contracts too, which take a simulator;
-    there are no films then. Else those are made in this process.
+    If the children have another interpreter, they also make demonstrations and contracts, which need the simulator, and
+    there are no films. Otherwise this process makes them.
     """
 
     def __init__(self, task: Task, options: ProcessOptions) -> None:
@@ -42,11 +42,11 @@ class RemoteTask(WrappedTask):
         self._pool = Pool(options.python, module.partition(".")[0], threads)
 
     def __reduce__(self) -> tuple[type[RemoteTask], tuple[Task, ProcessOptions]]:
-        """Sent to another process, it has children of its own there."""
+        """Pickle the task and its options; a copy in another process has children of its own."""
         return RemoteTask, (self.task, self.options)
 
     def contract(self, distribution: str) -> Contract:
-        """As `Task.contract`."""
+        """Contract of the task, from a child if it has another interpreter."""
         if not self.options.python:
             return self.task.contract(distribution)
         return Contract.from_dict(self._ask({"do": "contract", "distribution": distribution}, START_S)["contract"])
@@ -54,10 +54,10 @@ class RemoteTask(WrappedTask):
     def environment(
         self, num_envs: int, distribution: str, split: str, seed: int = 0, device: str = "cpu"
     ) -> Environment:
-        """As `Task.environment`; on the CPU.
+        """Make environments in child processes, on the CPU.
 
         Raises:
-            UserError: as in the child, and where there is no interpreter or it lacks a package.
+            UserError: for errors of the task in a child, and if the interpreter or one of its packages is missing.
         """
         num_envs = min(num_envs, self.options.most_envs or num_envs)
         return remote(
@@ -71,16 +71,16 @@ class RemoteTask(WrappedTask):
         )
 
     def demonstrations(self, directory: Path, seed: int) -> Episodes | None:
-        """As `Task.demonstrations`."""
+        """Demonstrations of the task, made by a child if it has another interpreter."""
         if not self.options.python:
             return self.task.demonstrations(directory, seed)
-        about = {"do": "demonstrate", "directory": str(directory.resolve()), "seed": seed}
-        return read(directory / FOLDER)[0] if self._ask(about, None)["found"] else None
+        message = {"do": "demonstrate", "directory": str(directory.resolve()), "seed": seed}
+        return read(directory / FOLDER)[0] if self._ask(message, None)["found"] else None
 
     def video(
         self, path: Path, policies: Mapping[str, Policy], device: str, distribution: str | None = None, first: int = 0
     ) -> None:
-        """As `Task.video`, in this process; none where the simulator is another interpreter's."""
+        """Film the task in this process; no-op with a warning if the children have another interpreter."""
         if self.options.python:
             log.warning(f"no film: the simulator is that of {self.options.python}")
         else:
@@ -97,7 +97,7 @@ class RemoteTask(WrappedTask):
 
 
 def in_processes(task: T) -> T | RemoteTask:
-    """`task` with its environments where its options say; itself where those ask for nothing.
+    """`task` with its environments in child processes, or `task` itself if its options need none.
 
     Raises:
         UserError: for impossible options.
@@ -111,6 +111,6 @@ def in_processes(task: T) -> T | RemoteTask:
 
 
 def _resolved(task: Task) -> dict[str, Any]:
-    """The options of `task` as JSON values, without those that say where it runs."""
+    """Options of `task` as JSON values, with defaults for `processes` and `python`."""
     values = cast(dict[str, Any], OmegaConf.to_container(OmegaConf.structured(task), enum_to_str=True))
     return json.loads(json.dumps(values | {"processes": 0, "python": None}))

@@ -1,8 +1,8 @@
-"""The program of a child process: `python worker.py DESCRIPTOR PACKAGES`; see `children.Child`.
+"""Program of a child process: `python worker.py DESCRIPTOR PACKAGES`; see `children.Child`.
 
-DESCRIPTOR is its end of the socket. PACKAGES, JSON, tells in which folder each of our packages lies: those come from
-the parent's installation, all others from the interpreter's own. Standard input never says anything: when it closes,
-the parent is gone, and the kernel ends this process, whatever it is in the middle of.
+DESCRIPTOR is its end of the socket. PACKAGES, JSON, has the folder of each of our packages: they come from the parent's
+installation, all others from the interpreter's own. Standard input carries no data: when it closes, the parent is gone,
+and the kernel ends this process at once.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ OLDEST = (3, 11)
 
 
 class Finder(MetaPathFinder):
-    """Finds our packages where the parent has them."""
+    """Finds our packages in the parent's folders."""
 
     def __init__(self, folders: dict[str, str]) -> None:
         self.folders = folders
 
     def find_spec(self, fullname: str, path: object, target: object = None) -> ModuleSpec | None:
-        """Only of whole packages: their modules are found beside them."""
+        """Spec of a top-level package of ours; its modules are found through its path."""
         return PathFinder.find_spec(fullname, [self.folders[fullname]]) if fullname in self.folders else None
 
 
 def main(descriptor: int, packages: str) -> None:
-    """Serve until the parent says it is enough."""
+    """Serve until the parent closes the connection."""
     if sys.version_info < OLDEST:
         sys.exit(f"Python {sys.version.split()[0]} is too old; expected 3.11 or later")
     fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())

@@ -1,1 +1,1 @@
-"""robosuite's manipulation tasks, with its own controllers, rewards and success checks."""
+"""robosuite's manipulation tasks, with robosuite's own controllers, rewards and success checks."""

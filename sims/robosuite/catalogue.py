@@ -1,4 +1,4 @@
-"""Which of robosuite's tasks there are: what each asks for, how long it may take, whether it has a shaped reward."""
+"""robosuite's tasks: instruction, step limit, number of arms, and whether there is a shaped reward."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from embodied.errors import UserError
 class Entry:
     """One task.
 
-    `step_limit` is the horizon that robomimic evaluates its data of proficient humans with (arXiv 2108.03298, its
-    dataset registry), for the other tasks that of robosuite's benchmark, 500 (arXiv 2009.12293).
+    `step_limit` is robomimic's evaluation horizon for its data of proficient humans (arXiv 2108.03298, its dataset
+    registry); for the other tasks it is the horizon of robosuite's benchmark, 500 (arXiv 2009.12293).
     """
 
     instruction: str
@@ -47,7 +47,7 @@ CATALOGUE = {
 
 
 def entry(task: str) -> Entry:
-    """That of `task`.
+    """The catalogue entry of `task`.
 
     Raises:
         UserError: for an unknown name.

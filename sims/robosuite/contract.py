@@ -1,4 +1,4 @@
-"""What policies of robosuite's tasks read and command: units, frames, names and limits of its own tensors."""
+"""Contract of robosuite's tasks: units, frames, names and limits of robosuite's own tensors."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ END_EFFECTOR = "robot{} end effector"
 def contract(
     options: Options, images: tuple[str, ...] = (), image_size: int = 128, horizon: int = 1, executed: int = 1
 ) -> Contract:
-    """Chunks of H actions of which K are executed; made from one world, as robosuite's models tell the sizes.
+    """Contract with chunks of H actions of which K are executed, derived from the models of one world.
 
-    Where there are `images`, by camera, what robosuite's simulator alone knows of objects is privileged.
+    With `images`, by camera, the observations of objects are privileged.
     """
     world = World(options)
     read = world.observe()
@@ -52,9 +52,9 @@ def _proprioception(name: str, size: int, world: World) -> TensorSpec:
 
 
 def _object(name: str, size: int, privileged: bool) -> TensorSpec:
-    """Positions and differences of positions are of the world's axes, unless they are seen from the end effector."""
-    own = re.search(r"_to_robot(\d)_.*eef_(pos|quat)$", name)
-    frame = END_EFFECTOR.format(own[1]) if own else "world"
+    """Spec of an object's observation, in the world's axes unless the name says that it is in an end effector's."""
+    match = re.search(r"_to_robot(\d)_.*eef_(pos|quat)$", name)
+    frame = END_EFFECTOR.format(match[1]) if match else "world"
     if size == 3:
         return TensorSpec((3,), unit="m", frame=frame, names=XYZ, privileged=privileged)
     if size == 4:
@@ -64,7 +64,7 @@ def _object(name: str, size: int, privileged: bool) -> TensorSpec:
 
 
 def _action(world: World) -> TensorSpec:
-    """As robosuite's controllers divide it: an arm's displacement, then its gripper's direction."""
+    """Spec of actions in the order of robosuite's controllers: an arm's displacement, then its gripper's direction."""
     names, units, frames = [], {}, set()
     for robot in world.env.robots:
         prefix = robot.robot_model.naming_prefix

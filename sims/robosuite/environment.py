@@ -24,18 +24,18 @@ SPLITS = ("train", "eval")
 class RobosuiteEnvironment(RestorableEngine):
     """N environments of one task. Robosuite clips actions to their limits.
 
-    With the sparse reward, 1 at the step that succeeds, an episode is terminated by success; so it is in evaluation.
-    Trained with robosuite's shaped reward, which pays for every step near the goal, it goes on to its limit, as
-    robosuite's own do: to end it would cost what it earned.
+    With the sparse reward, 1 at the step that succeeds, success terminates an episode; the same holds in evaluation. In
+    training with robosuite's shaped reward, which every step near the goal receives, an episode continues to its limit,
+    as in robosuite, because termination would forgo later rewards.
 
     Args:
         num_envs: N.
         options: task, robots, controller and reward.
-        split: "train" or "eval": initial states that have none in common.
+        split: "train" or "eval", with disjoint initial states.
         images: cameras whose pictures are observed, of `image_size` pixels a side, rendered once a chunk.
         horizon: H, actions a policy predicts; `executed`: K, actions run between observations.
         step_limit: control steps after which an episode is truncated; the task's of `catalogue` if None.
-        seed: which initial states an unnamed reset takes.
+        seed: selects the initial states of a reset without starts.
     """
 
     def __init__(
@@ -69,23 +69,23 @@ class RobosuiteEnvironment(RestorableEngine):
         self._seen = {name: np.zeros((num_envs, *spec.shape), dtype=spec.dtype) for name, spec in specs}
 
     def begin(self, ids: Tensor, starts: Tensor) -> None:
-        """Place robots and objects as the numbers say."""
+        """Place robots and objects of environments `ids` [M] by the numbers `starts` [M]."""
         for env, start in zip(ids.tolist(), starts.tolist(), strict=True):
             self.worlds[env].begin(self.options.task, self.split, start)
             self._look(env)
 
     def advance(self, actions: Tensor, left: Tensor) -> Outcome:
-        """Where the physics diverges, the observation stays that of the chunk before."""
+        """Execute the chunk; where the physics diverges, the observation remains the one before the chunk."""
         chunk = actions.detach().double().numpy()  # robosuite clips them
         reward, executed = np.zeros(chunk.shape[:2], dtype=np.float32), np.zeros(chunk.shape[:2], dtype=bool)
         success, diverged = np.zeros((2, self.num_envs), dtype=bool)
         for env, count in enumerate(left.tolist()):
             for k in range(count):
-                earned, reached, blown = self.worlds[env].step(chunk[env, k])
-                executed[env, k], success[env], diverged[env] = True, success[env] or reached, blown
-                if not blown:
-                    reward[env, k] = earned if self.options.shaped else float(reached)
-                if blown or (reached and self.ends):
+                step_reward, reached, is_diverged = self.worlds[env].step(chunk[env, k])
+                executed[env, k], success[env], diverged[env] = True, success[env] or reached, is_diverged
+                if not is_diverged:
+                    reward[env, k] = step_reward if self.options.shaped else float(reached)
+                if is_diverged or (reached and self.ends):
                     break
             if count and not diverged[env]:
                 self._look(env)
@@ -94,18 +94,18 @@ class RobosuiteEnvironment(RestorableEngine):
         return Outcome(torch.from_numpy(reward), torch.from_numpy(executed), ended, done, diverged=failed)
 
     def observe(self) -> TensorDict:
-        """What robosuite's sensors and cameras show."""
-        seen = {name: torch.from_numpy(rows.copy()) for name, rows in self._seen.items()}
-        return TensorDict(seen, batch_size=[self.num_envs])
+        """Observations of robosuite's sensors and cameras."""
+        observation = {name: torch.from_numpy(rows.copy()) for name, rows in self._seen.items()}
+        return TensorDict(observation, batch_size=[self.num_envs])
 
     def save(self) -> dict[str, Any]:
-        """Physics, grippers and what was seen of each that has begun."""
+        """Physics, grippers and latest observations of all environments."""
         saved = [world.save() for world in self.worlds]
         stacked = {name: np.stack([state[name] for state in saved]) for name in saved[0]}
         return stacked | {"seen": {name: rows.copy() for name, rows in self._seen.items()}}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Episodes are begun again from their numbers first."""
+        """Begin the episodes again from their numbers, then restore what `save` returned."""
         for env, (start, steps) in enumerate(zip(self.start.tolist(), self.steps.tolist(), strict=True)):
             if start >= 0:
                 self.worlds[env].begin(self.options.task, self.split, start)
@@ -114,7 +114,7 @@ class RobosuiteEnvironment(RestorableEngine):
         self._seen = {name: np.array(rows) for name, rows in state["seen"].items()}
 
     def close(self) -> None:
-        """Free models, data and pictures' contexts."""
+        """Free models, data and rendering contexts."""
         for world in self.worlds:
             world.env.close()
 

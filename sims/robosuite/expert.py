@@ -1,4 +1,4 @@
-"""A scripted expert for Lift, and its demonstrations: what is above the cube goes down, closes and rises."""
+"""A scripted expert for Lift, and its demonstrations: the gripper moves above the cube, down, closes and rises."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ from embodied.progress import Progress
 from sims.robosuite.environment import RobosuiteEnvironment
 
 EXPERT = "Lift"
-"""The task that the expert does."""
+"""Task of the expert."""
 STEP_M = 0.05
-"""Displacement that an action of 1 asks the end effector for."""
+"""Displacement of the end effector for an action of 1."""
 ABOVE_M, BESIDE_M, AT_M = 0.06, 0.02, 0.01
-"""Height to come from; how far beside and above the cube is near enough to go down, and to grasp."""
+"""Height of the approach; horizontal distance below which to go down, and height below which to grasp."""
 HELD_M, STILL_M_S = 0.07, 0.005
-"""Fingers that are nearer than this, and move no faster, hold the cube, were it across its diagonal of 0.062 m."""
+"""Largest opening and speed of fingers that hold the cube, even across its diagonal of 0.062 m."""
 SPARE_FAILURES = 10
 
 
 def act(seen: TensorDict) -> Tensor:
-    """Actions [N, 7] for observations [N] of Lift with a Panda, by where the cube and the fingers are."""
+    """Actions [N, 7] for observations [N] of Lift with a Panda, from the positions of cube and fingers."""
     to_cube, fingers = seen["gripper_to_cube_pos"], seen["robot0_gripper_qpos"]
     opening = fingers[:, 0] - fingers[:, 1]
-    beside = to_cube[:, :2].norm(dim=1) > BESIDE_M
-    over = ~beside & (to_cube[:, 2] < -AT_M)
+    off_axis = to_cube[:, :2].norm(dim=1) > BESIDE_M
+    above = ~off_axis & (to_cube[:, 2] < -AT_M)
     still = seen["robot0_gripper_qvel"].abs().amax(1) < STILL_M_S
-    held = ~beside & ~over & still & (opening < HELD_M)
+    holding = ~off_axis & ~above & still & (opening < HELD_M)
     target = to_cube.clone()
-    target[:, 2] += torch.where(beside, ABOVE_M, 0.0)
-    target[:, 2] = torch.where(held, STEP_M, target[:, 2])
-    closes = torch.where(beside | over, -1.0, 1.0)
+    target[:, 2] += torch.where(off_axis, ABOVE_M, 0.0)
+    target[:, 2] = torch.where(holding, STEP_M, target[:, 2])
+    closes = torch.where(off_axis | above, -1.0, 1.0)
     turns = torch.zeros_like(to_cube)
     return torch.cat((target / STEP_M, turns, closes.unsqueeze(1)), 1).clamp(-1.0, 1.0)
 
 
 def collect(writer: EpisodeWriter, env: RobosuiteEnvironment, episodes: int, noise: float, seed: int) -> None:
-    """Write `episodes` of one environment that the expert succeeded in, its actions with noise of deviation `noise`.
+    """Write `episodes` successful episodes of the expert in one environment, with action noise of deviation `noise`.
 
     Raises:
-        UserError: where it fails too often.
+        UserError: if the expert fails too often.
     """
     generator, failed = seeding.generator(seed, "expert"), 0
     with Progress("demonstrations", episodes, "episode") as bar:
@@ -57,16 +57,16 @@ def collect(writer: EpisodeWriter, env: RobosuiteEnvironment, episodes: int, noi
 
 
 def _episode(env: RobosuiteEnvironment, noise: float, generator: torch.Generator) -> Episodes | None:
-    """One, if it succeeded; the noise shifts the arm, it neither turns it nor moves the gripper."""
-    seen, actions, rewards = [env.reset()], [], []
+    """One episode, or None if it failed; the noise affects the arm's translation only."""
+    observations, actions, rewards = [env.reset()], [], []
     while not bool(env.done):
-        action = act(seen[-1])
+        action = act(observations[-1])
         action[:, :3] = (action[:, :3] + noise * torch.randn(1, 3, generator=generator)).clamp(-1.0, 1.0)
         transition = env.step(action.unsqueeze(1))
-        seen.append(transition.observation)
+        observations.append(transition.observation)
         actions.append(action)
         rewards.append(transition.reward[:, 0])
     if not bool(transition.success):
         return None
-    before = torch.cat(seen[:-1])
-    return Episodes.of(before, torch.cat(actions), reward=torch.cat(rewards), final_observation=seen[-1][0])
+    before = torch.cat(observations[:-1])
+    return Episodes.of(before, torch.cat(actions), reward=torch.cat(rewards), final_observation=observations[-1][0])

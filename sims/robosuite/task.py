@@ -1,4 +1,4 @@
-"""robosuite's tasks as something a run can train on: environments, demonstrations, pictures."""
+"""robosuite's tasks for training: environments, demonstrations, video."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class RobosuiteTask(ProcessOptions):
     """One of robosuite's tasks, `env_name`, with `robots` (Pandas if empty), one for each of its arms.
 
     `controller` moves the arms: OSC_POSE, OSC_POSITION or JOINT_POSITION. The reward is 1 for success, or robosuite's
-    `shaped` one. `images` names cameras whose pictures are observed, of `image_size` pixels a side; what is known of
-    objects is then privileged. Policies predict chunks of `horizon` actions, of which `executed` are run between
+    `shaped` one. `images` names cameras whose pictures are observed, of `image_size` pixels a side; observations
+    of objects are then privileged. Policies predict chunks of `horizon` actions, of which `executed` are run between
     observations. Evaluations allow `step_limit` control steps (None: `catalogue.Entry.step_limit`), training
     `train_step_limit` (None: the same). `episodes` demonstrations of Lift with action noise `noise` come from the
     scripted expert; 0 for none.
@@ -55,7 +55,7 @@ class RobosuiteTask(ProcessOptions):
     noise: NonNegativeFloat = 0.1
 
     def __post_init__(self) -> None:
-        """Raise UserError for numbers out of range, and demonstrations of what the expert cannot do."""
+        """Raise UserError for numbers out of range, and for demonstrations of other tasks than the expert's."""
         super().__post_init__()
         if self.episodes and (self.env_name, self.controller, list(self.robots)) not in (
             ("Lift", "OSC_POSE", []),
@@ -65,19 +65,19 @@ class RobosuiteTask(ProcessOptions):
 
     @property
     def distributions(self) -> tuple[str, ...]:
-        """Where robosuite places things."""
+        """The single distribution of initial states, robosuite's own."""
         return ("placed",)
 
     @property
     def asset_kind(self) -> str:
-        """Objects are robosuite's."""
+        """Kind of the assets: robosuite's own, "official"."""
         return "official"
 
     def contract(self, distribution: str) -> Contract:
-        """That of the task with these options; one world is built to know it.
+        """Contract of the task with its options, derived from one world.
 
         Raises:
-            UserError: for an unknown distribution, and where robosuite is not installed.
+            UserError: for an unknown distribution, and if robosuite is not installed.
         """
         self._check(distribution)
         options = self._options()
@@ -88,10 +88,10 @@ class RobosuiteTask(ProcessOptions):
     def environment(
         self, num_envs: int, distribution: str, split: str, seed: int = 0, device: str = "cpu"
     ) -> RobosuiteEnvironment:
-        """Make environments, always on the CPU; initial states of "train" and "eval" have none in common.
+        """Make environments, always on the CPU; "train" and "eval" have disjoint initial states.
 
         Raises:
-            UserError: for an unknown distribution or split, and where robosuite is not installed.
+            UserError: for an unknown distribution or split, and if robosuite is not installed.
         """
         self._check(distribution)
         limit = self.step_limit if self.train_step_limit is None or split == "eval" else self.train_step_limit
@@ -99,16 +99,16 @@ class RobosuiteTask(ProcessOptions):
 
     @property
     def most_demonstrated(self) -> int:
-        """Control steps of all demonstrations, at most."""
+        """Largest number of control steps of all demonstrations."""
         from sims.robosuite.catalogue import CATALOGUE
 
         return self.episodes * CATALOGUE[self.env_name].step_limit if self.episodes else 0
 
     def demonstrations(self, directory: Path, seed: int) -> Episodes | None:
-        """The expert's episodes, made once, then read from `directory`; None where `episodes` is 0.
+        """The expert's episodes, made once, then read from `directory`; None if `episodes` is 0.
 
         Raises:
-            UserError: where `directory` holds demonstrations of something else.
+            UserError: if `directory` has demonstrations with other options.
         """
         if not self.episodes:
             return None
@@ -127,7 +127,7 @@ class RobosuiteTask(ProcessOptions):
     def video(
         self, path: Path, policies: Mapping[str, Policy], device: str, distribution: str | None = None, first: int = 0
     ) -> None:
-        """Film each policy, by caption, from the same starts, as the task's first camera sees them."""
+        """Film each policy, by caption, from the same starts, with the task's first camera."""
         env = self.environment(FILMED, distribution or self.distributions[0], "eval", device=device)
         camera, stride = env.worlds[0].env.sim.model.camera_names[0], max(1, BETWEEN // self.executed)
 

@@ -1,4 +1,4 @@
-"""One robosuite environment: numbered episodes, what its sensors read once a chunk, pictures, a state to return to."""
+"""One robosuite environment: numbered episodes, sensors read once a chunk, pictures, and states to save and restore."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from sims.robosuite.catalogue import entry
 
 Array = NDArray[np.float64]
 CONTROLLERS = ("OSC_POSE", "OSC_POSITION", "JOINT_POSITION")
-"""Of an arm. Nothing of theirs but the episode's first pose outlasts an action, so that a state can be returned to."""
+"""Controllers of an arm whose only state beyond an action is the episode's first pose, so that it can be restored."""
 MEASURED = ("joint_pos", "joint_vel", "eef_pos", "eef_quat", "gripper_qpos", "gripper_qvel")
-"""What an arm knows of itself; robosuite's other sensors tell the same in other words, or accelerations."""
+"""Proprioception of an arm; robosuite's other sensors are accelerations, or the same quantities in other forms."""
 STATE = mujoco.mjtState.mjSTATE_INTEGRATION
 BLOWN_UP = (mujoco.mjtWarning.mjWARN_BADQPOS, mujoco.mjtWarning.mjWARN_BADQVEL, mujoco.mjtWarning.mjWARN_BADQACC)
-"""MuJoCo then begins anew from its default state, by itself."""
+"""Warnings of divergence, after which MuJoCo resets itself to its default state."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What robosuite is asked for: `task` as `catalogue` has it, one robot for each of its arms."""
+    """Options of a robosuite environment: a `task` of the catalogue, and one robot for each of its arms."""
 
     task: str
     robots: tuple[str, ...] = field(default=())
@@ -34,7 +34,7 @@ class Options:
     shaped: bool = False
 
     def __post_init__(self) -> None:
-        """Raise UserError for what robosuite has not."""
+        """Raise UserError for unknown tasks and controllers, a wrong number of robots, and a missing shaped reward."""
         about = entry(self.task)
         object.__setattr__(self, "robots", tuple(self.robots) or ("Panda",) * about.arms)
         if len(self.robots) != about.arms:
@@ -46,10 +46,10 @@ class Options:
 
 
 class World:
-    """One environment of robosuite's, `env`.
+    """One environment of robosuite, `env`.
 
-    Objects whose size it draws when it builds a model (the cube, the peg, the hammer) have one size in all worlds, that
-    of its seed 0: building a model takes longer than most episodes.
+    Objects whose size robosuite draws when it builds a model (the cube, the peg, the hammer) have the size of seed 0 in
+    all worlds, because building a model takes longer than most episodes.
     """
 
     def __init__(self, options: Options) -> None:
@@ -68,40 +68,41 @@ class World:
             seed=0,
         )
         self.env.reset()
-        single = getattr(self.env, "single_object_mode", 0) == 1  # which object it is changes with the episode
-        kept = [f"robot{i}_{name}" for i in range(len(options.robots)) for name in MEASURED]
+        single = getattr(self.env, "single_object_mode", 0) == 1  # the object changes with the episode
+        proprioception = [f"robot{i}_{name}" for i in range(len(options.robots)) for name in MEASURED]
         sensors = self.env._observables.items()
         self.objects = tuple(
             name
             for name, sensor in sensors
             if sensor.modality == "object" and (sensor.is_active() or single) and "world_pose" not in name
         )
-        self.proprioception = tuple(name for name, _ in sensors if name in kept)
-        # Poses in the gripper are made of two others, one of which is read after them: they come last.
+        self.proprioception = tuple(name for name, _ in sensors if name in proprioception)
+        # Poses in the gripper are computed from two other sensors, so that they have to be read last.
         poses = [name for name, _ in sensors if "world_pose" in name]
         self._order = sorted((*self.proprioception, *poses, *self.objects), key=lambda name: "_to_robot" in name)
 
     def begin(self, task: str, split: str, start: int) -> None:
-        """Put robot and objects where initial state `start` of `split` has them."""
-        drawn = np.random.default_rng(seeding.derive(start, "robosuite", task, split))
-        self.env.rng.bit_generator.state = drawn.bit_generator.state  # the placements' too: they share it
+        """Set robot and objects to initial state `start` of `split`."""
+        generator = np.random.default_rng(seeding.derive(start, "robosuite", task, split))
+        self.env.rng.bit_generator.state = generator.bit_generator.state  # placement samplers share this generator
         self.env.reset()
         for gripper in self._grippers():
-            gripper.format_action(np.zeros(gripper.dof))  # moves nothing; its command takes the shape that it keeps
+            gripper.format_action(np.zeros(gripper.dof))  # a zero command gives `current_action` its final shape
 
     def step(self, action: Array) -> tuple[float, bool, bool]:
-        """One control step; returns reward, success and whether the numbers blew up."""
+        """One control step; returns reward, success and whether the physics diverged."""
         sensors, self.env._observables = self.env._observables, {}  # `observe` reads them, once a chunk
         reward = self.env.step(action)[1]
         self.env._observables = sensors
         warnings = self.env.sim.data.warning
-        blown = any(warnings[int(kind)].number for kind in BLOWN_UP)
-        return float(reward), bool(self.env._check_success()), blown
+        diverged = any(warnings[int(kind)].number for kind in BLOWN_UP)
+        return float(reward), bool(self.env._check_success()), diverged
 
     def observe(self) -> dict[str, Array]:
-        """What robosuite's sensors read now, by its names.
+        """Present readings of robosuite's sensors, by its names.
 
-        Robosuite itself makes the poses of nuts and other things in the gripper of the last step's and now's readings.
+        Robosuite itself computes poses of nuts and other objects in the gripper from readings of the last step and of
+        this one.
         """
         read: dict[str, Any] = {}
         for name in self._order:
@@ -109,10 +110,10 @@ class World:
         return {name: np.atleast_1d(read[name]) for name in (*self.proprioception, *self.objects)}
 
     def picture(self, camera: str, size: int) -> NDArray[np.uint8]:
-        """What `camera` sees, uint8 [size, size, 3].
+        """Picture of `camera`, uint8 [size, size, 3].
 
         Raises:
-            UserError: for an unknown camera, and where OpenGL does not work.
+            UserError: for an unknown camera, and if OpenGL does not work.
         """
         sim = self.env.sim
         if camera not in sim.model.camera_names:
@@ -124,18 +125,18 @@ class World:
                 view = MjRenderContextOffscreen(sim, device_id=-1).vopt
             except (ImportError, AttributeError, RuntimeError) as error:
                 raise UserError(f"no OpenGL ({error}): install EGL, or use task.images=[] video=false") from error
-            view.geomgroup[:2] = 0, 1  # what is seen, not what collides
+            view.geomgroup[:2] = 0, 1  # visual geoms, not collision geoms
         return sim.render(size, size, camera_name=camera)[::-1]  # OpenGL's first row is the lowest
 
     def save(self) -> dict[str, Array]:
-        """The physics, and how far each gripper's command has closed it."""
+        """State of the physics, and the present command of each gripper."""
         model, data = self.env.sim.model._model, self.env.sim.data._data
         state = np.empty(mujoco.mj_stateSize(model, STATE))
         mujoco.mj_getState(model, data, state, STATE)
         return {"physics": state, "grippers": np.concatenate([gripper.current_action for gripper in self._grippers()])}
 
     def restore(self, state: dict[str, Array]) -> None:
-        """Take up what `save` gave; the episode has been begun."""
+        """Restore what `save` returned, after `begin` of the same episode."""
         model, data = self.env.sim.model._model, self.env.sim.data._data
         mujoco.mj_setState(model, data, state["physics"], STATE)
         ends = np.cumsum([len(gripper.current_action) for gripper in self._grippers()])
@@ -143,8 +144,8 @@ class World:
             gripper.current_action = command.copy()
         for robot in self.env.robots:
             for controller in robot.composite_controller.part_controllers.values():
-                controller.new_update = True  # where the arm is has to be read again
-        mujoco.mj_step1(model, data)  # its poses
+                controller.new_update = True  # the controller has to read the arm's state again
+        mujoco.mj_step1(model, data)  # recomputes poses
 
     def _grippers(self) -> list[Any]:
         pairs = [(robot, arm) for robot in self.env.robots for arm in robot.arms]
@@ -152,7 +153,7 @@ class World:
 
 
 def _controller(robot: str, arms: str) -> dict[str, Any]:
-    """The composite controller of `robot`, its arms with that of a name."""
+    """Configuration of the composite controller of `robot`, with the controller `arms` for its arms."""
     from robosuite.controllers import load_composite_controller_config, load_part_controller_config
 
     config = load_composite_controller_config(robot=robot)

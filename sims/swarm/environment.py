@@ -55,7 +55,7 @@ class SwarmEnvironment(RestorableEngine):
     Args:
         num_envs: N, rounded up to whole worlds.
         mdp: the task.
-        airframe: the drones'.
+        airframe: airframe of all drones.
         options: effects of the dynamics.
         split: "train" or "eval".
         executed: K, actions of a chunk, all of which are executed.
@@ -110,7 +110,7 @@ class SwarmEnvironment(RestorableEngine):
         return self._worlds
 
     def view(self) -> SwarmView:
-        """What the viewer shows."""
+        """View of the drones for the viewer."""
         return SwarmView(self)
 
     def kick(self, row: int, change_m_s: Tensor) -> None:
@@ -134,15 +134,15 @@ class SwarmEnvironment(RestorableEngine):
         if self._replay:
             if self._replay.count and self._replaying:
                 u = draws(key ^ 0x5BD1E995, 2)  # numbers not used to make the world
-                again = u[0] < REPLAYED
-                self._worlds.put(worlds[again], self._replay.take(u[1, again]))
+                replayed = u[0] < REPLAYED
+                self._worlds.put(worlds[replayed], self._replay.take(u[1, replayed]))
             self._replay.begin(self._worlds, worlds)
         self._over = self._over.index_fill(0, worlds, False)
-        fresh = self._physics.look(self._worlds, self._ways, self._worlds.fate == FLYING).seen
-        self._seen = self._seen.index_copy(0, ids, fresh.flatten(0, 1)[ids])
+        observations = self._physics.look(self._worlds, self._ways, self._worlds.fate == FLYING).seen
+        self._seen = self._seen.index_copy(0, ids, observations.flatten(0, 1)[ids])
 
     def advance(self, actions: Tensor, left: Tensor) -> Outcome:
-        """Step; drones that collided are removed, and end with their world."""
+        """Execute the chunk; drones that collided are removed, and end with their world."""
         rewards, executed = [], []
         for action in actions.float().unbind(1):
             flying = (self._worlds.fate == FLYING) & ~self._over.unsqueeze(1)
@@ -150,10 +150,10 @@ class SwarmEnvironment(RestorableEngine):
             executed.append(flying.flatten())
         terminated, truncated = self._ended()
         success = truncated & (self._error().flatten() <= self.mdp.success_error_m)
-        reward, ran = torch.stack(rewards, 1), torch.stack(executed, 1)
+        reward, executed_steps = torch.stack(rewards, 1), torch.stack(executed, 1)
         return Outcome(
             reward,
-            ran,
+            executed_steps,
             terminated,
             success,
             truncated,
@@ -162,13 +162,13 @@ class SwarmEnvironment(RestorableEngine):
         )
 
     def observe(self) -> TensorDict:
-        """What every drone measures, and what it sees of the others."""
-        parts, place = {}, 0
+        """Measurements of every drone, and its observations of neighbours and obstacles."""
+        observation, column = {}, 0
         for key, spec in self.contract.observation.items():
             size = math.prod(spec.shape)
-            parts[key] = self._seen[:, place : place + size].unflatten(1, spec.shape)
-            place += size
-        return TensorDict(parts, batch_size=[self.num_envs])
+            observation[key] = self._seen[:, column : column + size].unflatten(1, spec.shape)
+            column += size
+        return TensorDict(observation, batch_size=[self.num_envs])
 
     def detach(self) -> None:
         """Detach the current state: gradients of later steps end here."""
@@ -177,10 +177,10 @@ class SwarmEnvironment(RestorableEngine):
     def save(self) -> dict[str, Any]:
         """The worlds, the curriculum and the collisions."""
         state = {name: tensor.detach().clone() for name, tensor in self._worlds.tensors().items()}
-        found = {"worlds": state, "over": self._over.clone(), "seen": self._seen.detach().clone()}
+        saved = {"worlds": state, "over": self._over.clone(), "seen": self._seen.detach().clone()}
         if self.curriculum and self._replay:
-            found |= {"curriculum": dict(vars(self.curriculum)), "replay": self._replay.state_dict()}
-        return found
+            saved |= {"curriculum": dict(vars(self.curriculum)), "replay": self._replay.state_dict()}
+        return saved
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore what `save` returned."""
@@ -202,23 +202,23 @@ class SwarmEnvironment(RestorableEngine):
         worlds.state = torch.where((flying & ~lost).unsqueeze(-1), moved, before)
         worlds.steps = worlds.steps + flying
         change = action.clamp(-1.0, 1.0) - before[..., BODY_ROWS : BODY_ROWS + 4]
-        seen, flight, near = self._physics.look(worlds, self._ways, flying, change)
-        self._seen = torch.where(flying.view(-1, 1), seen.flatten(0, 1), self._seen)
-        found = torch.where(flying, reward(self.mdp, flight, worlds.cylinders, near), 0.0)
+        observations, flight, near = self._physics.look(worlds, self._ways, flying, change)
+        self._seen = torch.where(flying.view(-1, 1), observations.flatten(0, 1), self._seen)
+        rewards = torch.where(flying, reward(self.mdp, flight, worlds.cylinders, near), 0.0)
         with torch.no_grad():
             late = flying & (worlds.steps > self.step_limit - ERROR_STEPS)
             worlds.error = worlds.error + torch.where(late, length(flight.to_goal), 0.0)
             worlds.fate = torch.where(flying, collisions(flight.position, near), worlds.fate)
             worlds.fate = torch.where(lost, HIT_ROOM, worlds.fate)  # treated as having left the room
             self._finish(flying)
-        return found.flatten()
+        return rewards.flatten()
 
     def _finish(self, flying: Tensor) -> None:
         """End the episodes of finished worlds after a step of the drones `flying` [W, M]."""
         worlds = self._worlds
         crashed = flying & (worlds.fate != FLYING)
         late = (worlds.steps >= self.step_limit).any(1)
-        left = (worlds.fate == FLYING).any(1)
+        any_flying = (worlds.fate == FLYING).any(1)
         before = self._over
         if self.curriculum and self._replay:
             self._over = before | late | crashed.any(1)
@@ -229,7 +229,7 @@ class SwarmEnvironment(RestorableEngine):
                 self._replay.keep(crashed.any(1).nonzero().squeeze(1))
             self._replay.remember(worlds)
         else:
-            self._over = before | late | ~left
+            self._over = before | late | ~any_flying
 
     def _ended(self) -> tuple[Tensor, Tensor]:
         """Terminated and truncated, [N] each."""
@@ -246,14 +246,14 @@ class SwarmEnvironment(RestorableEngine):
     def _metrics(self) -> dict[str, Tensor]:
         worlds = self._worlds
         whole = (worlds.fate == FLYING) & (worlds.steps >= self.step_limit)
-        found = {
+        metrics = {
             "collision_free": whole.float(),
             "world_collision_free": whole.all(1, keepdim=True).expand_as(whole).float(),
             **{name: hit.float() for name, hit in self._hits().items()},
             "position_error_m": self._error(),
         }
-        return {name: values.flatten() for name, values in found.items()}
+        return {name: values.flatten() for name, values in metrics.items()}
 
     def _hits(self) -> dict[str, Tensor]:
-        """What each drone has hit, [N] bool each."""
+        """Whether each drone has hit a drone, an obstacle or the room, [N] bool each."""
         return {name: (self._worlds.fate == fate).flatten() for name, fate in HITS.items()}

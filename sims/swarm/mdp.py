@@ -1,9 +1,9 @@
 """A swarm among obstacles: the drones of a world fly to goals that they exchange (after arXiv 2309.13285).
 
-The room, the grid of obstacles, the episode's length and exchanged goals follow that paper. Differences: drones see the
-nearest obstacles, not a distance field, and plan the shortest way around those that they have seen; any collision ends
-a drone's flight; the reward has slopes, which analytic gradients need. Letters in shape comments: W worlds, M drones of
-a world, C cells of the grid, K visible tokens.
+The room, the grid of obstacles, the episode's length and exchanged goals follow that paper. Differences: drones observe
+the nearest obstacles, not a distance field, and plan the shortest way around the observed ones; any collision ends a
+drone's flight; the reward has slopes, which analytic gradients need. Letters in shape comments: W worlds, M drones of a
+world, C cells of the grid, K visible tokens.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class Swarm:
     """Numbers of the task.
 
     Attributes:
-        drones: M, of a world.
+        drones: M, number of drones of a world.
         density: share of the cells with an obstacle.
-        neighbours, obstacles: how many of the nearest are observed.
+        neighbours, obstacles: numbers of the nearest ones that are observed.
         neighbour_range_m, obstacle_range_m: distance up to which they are observed.
         carrot_m: the way to a goal is observed up to this length.
         exchange_low_s, exchange_high_s: goals are exchanged twice, after a time between these and after twice that.
@@ -130,14 +130,14 @@ def around(mdp: Swarm, position: Tensor, flying: Tensor, cylinders: Tensor) -> A
 
     There are always K entries: worlds with few drones are padded with absent ones.
     """
-    apart = torch.cdist(position, position, compute_mode="donot_use_mm_for_euclid_dist") - 2.0 * RADIUS_M
+    gaps = torch.cdist(position, position, compute_mode="donot_use_mm_for_euclid_dist") - 2.0 * RADIUS_M
     others = flying.unsqueeze(1) & ~torch.eye(mdp.drones, dtype=torch.bool, device=position.device)
-    apart = torch.where(others, apart, AWAY_M)
+    gaps = torch.where(others, gaps, AWAY_M)
     if mdp.neighbours > mdp.drones:
-        apart = torch.nn.functional.pad(apart, (0, mdp.neighbours - mdp.drones), value=AWAY_M)
-    gap, neighbour = apart.topk(mdp.neighbours, largest=False)
-    beside = torch.cdist(position[..., :2], cylinders, compute_mode="donot_use_mm_for_euclid_dist")
-    obstacle_gap, obstacle = (beside - (OBSTACLE_RADIUS_M + RADIUS_M)).topk(mdp.obstacles, largest=False)
+        gaps = torch.nn.functional.pad(gaps, (0, mdp.neighbours - mdp.drones), value=AWAY_M)
+    gap, neighbour = gaps.topk(mdp.neighbours, largest=False)
+    horizontal_distance = torch.cdist(position[..., :2], cylinders, compute_mode="donot_use_mm_for_euclid_dist")
+    obstacle_gap, obstacle = (horizontal_distance - (OBSTACLE_RADIUS_M + RADIUS_M)).topk(mdp.obstacles, largest=False)
     return Around(neighbour.clamp(max=mdp.drones - 1), gap, obstacle, obstacle_gap)
 
 
@@ -156,22 +156,22 @@ def downwash(position: Tensor, flying: Tensor) -> Tensor:
     above = position.unsqueeze(1) - position.unsqueeze(2)  # [W, below, above, 3]
     height, aside = above[..., 2], above[..., :2].square().sum(-1)
     share = (WASH_AT_ROTOR - WASH_PER_M * height).clamp_min(0.0)
-    hit = (height > 0.0) & (aside < WASH_RADIUS_M**2) & flying.unsqueeze(1) & flying.unsqueeze(2)
-    return torch.where(hit, share, 0.0).sum(-1)
+    in_column = (height > 0.0) & (aside < WASH_RADIUS_M**2) & flying.unsqueeze(1) & flying.unsqueeze(2)
+    return torch.where(in_column, share, 0.0).sum(-1)
 
 
 def tokens(mdp: Swarm, position: Tensor, velocity: Tensor, cylinders: Tensor, near: Around) -> tuple[Tensor, Tensor]:
     """Neighbours [W, M, K, 8] and obstacles [W, M, K, 4] as observed from `position` and `velocity` [W, M, 3]."""
-    moving = torch.cat((position, velocity), -1)
+    motion = torch.cat((position, velocity), -1)
     world = torch.arange(len(position), device=position.device).view(-1, 1, 1)
-    relative = moving[world, near.neighbour] - moving.unsqueeze(2)
-    there = near.neighbour_gap < mdp.neighbour_range_m
+    relative = motion[world, near.neighbour] - motion.unsqueeze(2)
+    visible = near.neighbour_gap < mdp.neighbour_range_m
     gap = length(relative[..., :3]) - 2.0 * RADIUS_M
-    neighbours = torch.cat((relative, closeness(gap), there.unsqueeze(-1)), -1) * there.unsqueeze(-1)
-    beside = cylinders[world, near.obstacle] - position[..., :2].unsqueeze(2)
-    there = near.obstacle_gap < mdp.obstacle_range_m
-    gap = length(beside) - (OBSTACLE_RADIUS_M + RADIUS_M)
-    return neighbours, torch.cat((beside, closeness(gap), there.unsqueeze(-1)), -1) * there.unsqueeze(-1)
+    neighbours = torch.cat((relative, closeness(gap), visible.unsqueeze(-1)), -1) * visible.unsqueeze(-1)
+    relative_obstacle = cylinders[world, near.obstacle] - position[..., :2].unsqueeze(2)
+    visible = near.obstacle_gap < mdp.obstacle_range_m
+    gap = length(relative_obstacle) - (OBSTACLE_RADIUS_M + RADIUS_M)
+    return neighbours, torch.cat((relative_obstacle, closeness(gap), visible.unsqueeze(-1)), -1) * visible.unsqueeze(-1)
 
 
 def carrot(mdp: Swarm, way: Tensor) -> Tensor:
@@ -210,23 +210,24 @@ def reward(mdp: Swarm, flight: Flight, cylinders: Tensor, near: Around) -> Tenso
     position = flight.position
     world = torch.arange(len(position), device=position.device).view(-1, 1, 1)
     relative = position[world, near.neighbour] - position.unsqueeze(2)
-    apart = foreseen(mdp, relative, flight.velocity[world, near.neighbour] - flight.velocity.unsqueeze(2))
-    apart = torch.where(near.neighbour_gap < AWAY_M - 1.0, apart - 2.0 * RADIUS_M, AWAY_M)
+    neighbour_gap = foreseen(mdp, relative, flight.velocity[world, near.neighbour] - flight.velocity.unsqueeze(2))
+    neighbour_gap = torch.where(near.neighbour_gap < AWAY_M - 1.0, neighbour_gap - 2.0 * RADIUS_M, AWAY_M)
     relative = cylinders[world, near.obstacle] - position[..., :2].unsqueeze(2)
-    wanted = flight.way * (mdp.speed_m_s / (length(flight.way).square() + mdp.slow_m**2).sqrt()).unsqueeze(-1)
-    beside = foreseen(mdp, relative, -flight.velocity[..., :2].unsqueeze(2)) - (OBSTACLE_RADIUS_M + RADIUS_M)
-    aside = position - position.new_tensor([0.0, 0.0, HALF_ROOM_M])
-    closing = (flight.velocity * aside.sign()).clamp_min(0.0)
-    inside = HALF_ROOM_M - RADIUS_M - aside.abs() - mdp.foresight_s * closing
+    desired = flight.way * (mdp.speed_m_s / (length(flight.way).square() + mdp.slow_m**2).sqrt()).unsqueeze(-1)
+    obstacle_gap = foreseen(mdp, relative, -flight.velocity[..., :2].unsqueeze(2)) - (OBSTACLE_RADIUS_M + RADIUS_M)
+    from_middle = position - position.new_tensor([0.0, 0.0, HALF_ROOM_M])
+    closing = (flight.velocity * from_middle.sign()).clamp_min(0.0)
+    wall_gap = HALF_ROOM_M - RADIUS_M - from_middle.abs() - mdp.foresight_s * closing
     upright = flight.rotation[..., 0] + flight.rotation[..., 4] + flight.rotation[..., 8]
+    # r = c - w_v |v - v*|^2 / V^2 - w_w |omega|^2 - w_R (3 - tr R) - w_a |da|^2 - sum of w ((1 - gap / margin)+)^2.
     cost = (
-        mdp.weight_velocity / mdp.speed_m_s**2 * (flight.velocity - wanted).square().sum(-1)
+        mdp.weight_velocity / mdp.speed_m_s**2 * (flight.velocity - desired).square().sum(-1)
         + mdp.weight_angular_velocity * flight.angular_velocity.square().sum(-1)
         + mdp.weight_rotation * (3.0 - upright)
         + mdp.weight_action_change * flight.change.square().sum(-1)
-        + mdp.weight_neighbour * entered(apart, mdp.neighbour_margin_m)
-        + mdp.weight_obstacle * entered(beside, mdp.obstacle_margin_m)
-        + mdp.weight_room * entered(inside, mdp.room_margin_m)
+        + mdp.weight_neighbour * entered(neighbour_gap, mdp.neighbour_margin_m)
+        + mdp.weight_obstacle * entered(obstacle_gap, mdp.obstacle_margin_m)
+        + mdp.weight_room * entered(wall_gap, mdp.room_margin_m)
     )
     return mdp.reward_alive - cost
 
@@ -236,10 +237,10 @@ def foreseen(mdp: Swarm, relative: Tensor, moving: Tensor) -> Tensor:
 
     If the distance grows, it is the current one.
     """
-    apart = length(relative)
-    return apart - mdp.foresight_s * (-(relative * moving).sum(-1) / apart).clamp_min(0.0)
+    distance = length(relative)
+    return distance - mdp.foresight_s * (-(relative * moving).sum(-1) / distance).clamp_min(0.0)
 
 
 def entered(gap: Tensor, margin_m: float) -> Tensor:
-    """Sum over the last axis of squared shares of the margin that a `gap` [..., K] has entered."""
+    """Sum over the last axis of ((1 - gap / margin)+)^2, the squared share of the margin that `gap` [..., K] enters."""
     return (1.0 - gap / margin_m).clamp_min(0.0).square().sum(-1)

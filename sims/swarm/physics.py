@@ -49,21 +49,24 @@ class Physics:
         return _unrolled(self._kernels("fly", inputs | {"airframe": self._parameters})["state"], worlds)
 
     def look(self, worlds: Worlds, ways: Ways, flying: Tensor, change: Tensor | None = None) -> Sight:
-        """What drones see of themselves and of those `flying`; `change` [W, M, 4] is the change of their actions."""
+        """Observations of all drones, with neighbours among those `flying`, and inputs of the reward.
+
+        `change` [W, M, 4] is the change of their actions.
+        """
         inputs = {"state": _rows(worlds.state), "key": _rows(worlds.key)}
         inputs["steps"] = _rows(worlds.steps.unsqueeze(-1).float())
-        found = self._kernels("sense", inputs)
-        sensed, true = (_unrolled(found[name], worlds) for name in ("sensed", "true"))
+        readings = self._kernels("sense", inputs)
+        measured, true = (_unrolled(readings[name], worlds) for name in ("sensed", "true"))
         goal, position = worlds.goal(), true[..., :3]
         with torch.no_grad():
             near = around(self.mdp, position, flying, worlds.cylinders)
             ways.update(worlds, position)
-        neighbours, obstacles = tokens(self.mdp, sensed[..., :3], sensed[..., 12:15], worlds.cylinders, near)
-        way = ways.along(goal - sensed[..., :3], sensed[..., :3])
-        seen = (
+        neighbours, obstacles = tokens(self.mdp, measured[..., :3], measured[..., 12:15], worlds.cylinders, near)
+        way = ways.along(goal - measured[..., :3], measured[..., :3])
+        observation = (
             carrot(self.mdp, way),
-            sensed[..., 3:],
-            sensed[..., 2:3],
+            measured[..., 3:],
+            measured[..., 2:3],
             neighbours.flatten(2),
             obstacles.flatten(2),
             worlds.state[..., BODY_ROWS : BODY_ROWS + 4],
@@ -74,7 +77,7 @@ class Physics:
         to_goal = goal - position
         way = ways.along(to_goal, position)
         flight = Flight(position, true[..., 3:12], true[..., 12:15], true[..., 15:], to_goal, way, change)
-        return Sight(torch.cat(seen, -1), flight, near)
+        return Sight(torch.cat(observation, -1), flight, near)
 
     def _programs(self) -> tuple[Program, Program]:
         state = Group("state", self.options.state_rows, differentiable=True)
@@ -96,7 +99,7 @@ class Physics:
 
 
 def _rows(values: Tensor) -> Tensor:
-    """[W, M, R] in the kernels' layout, [R, L]; lanes beyond N repeat the first, which keeps them finite."""
+    """Values [W, M, R] in the kernels' layout, [R, L]; lanes beyond N repeat the first, which keeps them finite."""
     flat = values.flatten(0, 1)
     missing = pad(len(flat)) - len(flat)
     if missing:
@@ -105,6 +108,6 @@ def _rows(values: Tensor) -> Tensor:
 
 
 def _unrolled(rows: Tensor, worlds: Worlds) -> Tensor:
-    """The inverse of `_rows`."""
+    """Values [W, M, R] from the kernels' layout [R, L]; the inverse of `_rows`."""
     W, M = worlds.fate.shape
     return rows.t()[: W * M].view(W, M, -1)

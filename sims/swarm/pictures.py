@@ -43,23 +43,23 @@ class Flown:
 
 
 def fly(env: SwarmEnvironment, policy: Policy, device: str, stride: int, first: int = 0) -> Flown:
-    """One episode of the deterministic `policy` in worlds of the evaluation split from that of start `first` on.
+    """Run one episode of the deterministic `policy` in worlds of the evaluation split, from that of start `first` on.
 
-    There is a picture every `stride` steps.
+    States are recorded every `stride` steps.
     """
     starts = first // env.group * env.group + torch.arange(env.num_envs)
     observation, memory = env.reset(starts=starts), Memory(policy, env.num_envs)
     running, moments = torch.ones(env.num_envs, dtype=torch.bool), [_moment(env)]
-    won = torch.zeros_like(running)
+    success = torch.zeros_like(running)
     while running.any():
         for _ in range(stride):
             transition = env.step(act(policy, observation, running, device, memory)[:, : env.contract.executed].cpu())
-            observation, running, won = transition.observation, running & ~transition.done, transition.success
+            observation, running, success = transition.observation, running & ~transition.done, transition.success
             if not running.any():
                 break
         moments.append(_moment(env))
     positions, goals, flying = (np.stack(part) for part in zip(*moments, strict=True))
-    return Flown(positions, goals, flying, env.worlds.cylinders.numpy(), won.view(-1, env.group).all(1).numpy())
+    return Flown(positions, goals, flying, env.worlds.cylinders.numpy(), success.view(-1, env.group).all(1).numpy())
 
 
 def film(flown: Flown) -> Film:

@@ -14,8 +14,8 @@ from torch import Tensor
 from sims.swarm.worlds import Worlds
 
 FIRST_LEVEL, RISE, RISES_AT, WINDOW = 0.5, 0.1, 0.25, 64
-"""Initial share of the obstacles, and its increase once at least this share of so many worlds ended without a
-collision.
+"""Initial share of the obstacles, its increase, the share of collision-free worlds from which on it increases, and the
+number of worlds over which that share is computed.
 """
 EVERY, SLOTS = 50, 3
 """Control steps between snapshots, and their number: a collision is replayed from 1 to 1.5 s before."""
@@ -47,7 +47,7 @@ class Replay:
         self.count = self.clock = 0
 
     def begin(self, worlds: Worlds, ids: Tensor) -> None:
-        """Forget the snapshots of worlds `ids` [V], which have been reset."""
+        """Replace the snapshots of worlds `ids` [V], which have been reset."""
         for slot in self.recent:
             slot.put(ids, worlds.at(ids))
 
@@ -69,7 +69,7 @@ class Replay:
         return self.kept.at((u * min(self.count, CAPACITY)).long())
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything, as a tree."""
+        """Snapshots and counters, as a tree."""
         return {
             "recent": {str(number): slot.tensors() for number, slot in enumerate(self.recent)},
             "kept": self.kept.tensors(),

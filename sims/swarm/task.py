@@ -42,7 +42,7 @@ class SwarmTask(ProcessOptions):
         "drones_16": Swarm(drones=16),
         "drones_32": Swarm(drones=32),
     }
-    """The task by name of the distribution; the first one is for training, the others for the final policy."""
+    """Tasks by name of the distribution; the first one is for training, the others for the final policy."""
 
     def __post_init__(self) -> None:
         """Raise UserError for numbers out of range, an unknown airframe and unknown weights."""
@@ -52,7 +52,7 @@ class SwarmTask(ProcessOptions):
             reweighted(mdp, self.reward)
 
     def group_of(self, distribution: str) -> int:
-        """Drones of a world of `distribution`."""
+        """Number of drones of a world of `distribution`."""
         return self._mdp(distribution).drones
 
     @property
@@ -62,12 +62,12 @@ class SwarmTask(ProcessOptions):
 
     @property
     def variants(self) -> tuple[str, ...]:
-        """Larger swarms in the same room."""
+        """Distributions with larger swarms in the same room."""
         return tuple(self.MDPS)[1:]
 
     @property
     def asset_kind(self) -> None:
-        """None: there are no assets."""
+        """No assets."""
         return None
 
     def contract(self, distribution: str) -> Contract:
@@ -96,13 +96,13 @@ class SwarmTask(ProcessOptions):
         )
 
     def demonstrations(self, directory: Path, seed: int) -> None:
-        """None: policies learn from scratch."""
+        """No-op: policies learn from scratch."""
         return
 
     def video(
         self, path: Path, policies: Mapping[str, Policy], device: str, distribution: str | None = None, first: int = 0
     ) -> None:
-        """Film each policy, by caption, from the same starts; also plots their paths beside it."""
+        """Film each policy, by caption, from the same starts; also plot their paths into a file next to the video."""
         flights, films, dt_s = {}, {}, 0.0
         for caption, policy in policies.items():
             name = distribution or self.distributions[0]

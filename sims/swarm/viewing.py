@@ -1,4 +1,4 @@
-"""What swarms show in the viewer: a world of drones, their goals and obstacles; every drone can be pushed."""
+"""View of swarms for the viewer: a world of drones, their goals and obstacles; every drone can be pushed."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ COLOURS = (
 )
 """Colours of drones, their paths and goals, repeated if there are more."""
 TALL_M = 2.0
-"""Half the height to which obstacles are drawn, which reach the ceiling."""
+"""Half the height of drawn obstacles, which reach the ceiling in reality."""
 PILLAR, RING = (0.62, 0.65, 0.7), (0.95, 0.75, 0.1, 0.35)
 ARM_M, MARK_M = 0.16, 0.12
-"""Drones are drawn larger than they are."""
+"""Sizes of drawn drones, larger than in reality, and of marks of goals."""
 
 
 class Swarming(Protocol):
-    """What a view needs of `SwarmEnvironment`."""
+    """Attributes and methods of `SwarmEnvironment` that a view uses."""
 
     group: int
     airframe: Airframe
@@ -44,7 +44,7 @@ class SwarmView:
         self._env = env
 
     def scene(self, row: int) -> Scene:
-        """The world of drone `row`, of which every episode has another."""
+        """Scene of the world of drone `row`; every episode has another world."""
         cylinders = self._env.worlds.cylinders[row // self._env.group].numpy()
         pillars = [shapes.cylinder(OBSTACLE_RADIUS_M, TALL_M).moved((x, y, TALL_M)) for x, y in cylinders if x < AWAY_M]
         room = shapes.path([[x, y, 0.0] for x, y in HALF_ROOM_M * CORNERS], 0.02)
@@ -58,7 +58,7 @@ class SwarmView:
         return Scene((*drones, *goals, ball, around), (5.5, -7.5, 7.5), (0.0, 0.0, 1.0), 0.0, 8.0, pushable)
 
     def poses(self, row: int) -> Array:
-        """Drones, goals, the ball around the own drone, obstacles."""
+        """Poses of drones, goals, the ball around drone `row`, and obstacles."""
         world, own = divmod(row, self._env.group)
         worlds = self._env.worlds
         drones = worlds.state[world, :, :7].detach().numpy().astype(float)
@@ -67,7 +67,7 @@ class SwarmView:
         return np.concatenate((drones, goals, drones[own : own + 1], HERE[None]))
 
     def push(self, row: int, body: str, change_m_s: Array) -> None:
-        """As `View.push`."""
+        """Change the velocity of a drone in the world of drone `row`; see `View.push`."""
         number = next(i for i in range(self._env.group) if _name(i) == body)
         self._env.kick(row // self._env.group * self._env.group + number, torch.as_tensor(change_m_s))
 

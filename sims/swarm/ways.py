@@ -1,8 +1,8 @@
-"""Shortest ways of drones to their goals around the obstacles that they have seen.
+"""Shortest ways of drones to their goals around the obstacles that they have observed.
 
 The length T of the shortest way to a goal solves the eikonal equation |grad T| = s with the slowness s, here by
 Godunov's upwind differences on a grid (Zhao, "A fast sweeping method for eikonal equations", 2005). Ways are level, and
-do not know of other drones.
+ignore other drones.
 
 Letters in shape comments: W worlds, M drones of a world, V ways, G grid points along a side, C cells of the grid.
 """
@@ -23,16 +23,16 @@ from sims.swarm.worlds import Worlds
 
 SPACING_M = 0.25
 POINTS = 1 + round(2.0 * HALF_ROOM_M / SPACING_M)
-"""G."""
+"""G, number of grid points along a side."""
 CLEAR_M, TIGHT_M, SLOWEST = 0.3, 0.15, 10.0
-"""Gaps at which ways begin to slow down and are slowest, and how much longer they count then."""
+"""Gap below which the slowness grows, gap at which it is largest, and its largest factor."""
 NEAR_M = 0.6
-"""Goals at most so far away are flown to straight: no obstacle is as near to a goal."""
+"""Distance up to which drones fly straight to a goal: no obstacle is as near to one."""
 FAR_M = 1e3
 
 
 class Ways:
-    """What each drone of `worlds` has planned.
+    """Planned ways of each drone of `worlds`.
 
     Attributes:
         maps: direction and length of the shortest way from each point, [W, M, 3, G, G].
@@ -45,25 +45,25 @@ class Ways:
 
     @torch.no_grad()
     def update(self, worlds: Worlds, position: Tensor) -> None:
-        """See the obstacles near `position` [W, M, 3]; plan again where a new one or another goal changes the way."""
+        """Add the obstacles near `position` [W, M, 3] to the observed ones; plan again after a new obstacle or goal."""
         gap = torch.cdist(position[..., :2], worlds.cylinders) - (OBSTACLE_RADIUS_M + RADIUS_M)
         worlds.seen = worlds.seen | (gap < self.mdp.obstacle_range_m)
         goal = worlds.goal()
         due = ((worlds.seen != self._seen).any(-1) | (goal != self._goal).any(-1)).nonzero(as_tuple=True)
         if len(due[0]):
-            there = torch.where(worlds.seen[due].unsqueeze(-1), worlds.cylinders[due[0]], FAR_M)
-            self.maps[due] = maps(there, goal[due], self.backend)
+            observed = torch.where(worlds.seen[due].unsqueeze(-1), worlds.cylinders[due[0]], FAR_M)
+            self.maps[due] = maps(observed, goal[due], self.backend)
             self._seen, self._goal = worlds.seen, goal
 
     def along(self, to_goal: Tensor, position: Tensor) -> Tensor:
-        """From `position`, m, a vector of the way's direction and length, in place of `to_goal`; all [W, M, 3].
+        """Vector of the way's direction and length from `position`, m, instead of `to_goal`; all [W, M, 3].
 
         Its vertical part is that of `to_goal`. Gradients go through the length, and near the goal through `to_goal`.
         """
-        at = ((position[..., :2].detach() + HALF_ROOM_M) / SPACING_M).clamp(0.0, POINTS - 1.001)
-        low = at.long()
-        (x, y), (i, j) = (at - low).unbind(-1), low.unbind(-1)
-        world, drone = (torch.arange(size, device=at.device) for size in at.shape[:2])
+        grid_position = ((position[..., :2].detach() + HALF_ROOM_M) / SPACING_M).clamp(0.0, POINTS - 1.001)
+        low = grid_position.long()
+        (x, y), (i, j) = (grid_position - low).unbind(-1), low.unbind(-1)
+        world, drone = (torch.arange(size, device=grid_position.device) for size in grid_position.shape[:2])
         corners = self.maps[
             world.view(-1, 1, 1),
             drone.unsqueeze(1),
@@ -71,11 +71,12 @@ class Ways:
             torch.stack((i, i, i + 1, i + 1), -1),
             torch.stack((j, j + 1, j, j + 1), -1),
         ]
+        # Bilinear interpolation between the four grid points around the position.
         share = torch.stack(((1.0 - x) * (1.0 - y), (1.0 - x) * y, x * (1.0 - y), x * y), -1)
-        found = (share.unsqueeze(-1) * corners).sum(-2)
-        direction, level = torch.nn.functional.normalize(found[..., :2], dim=-1), to_goal[..., :2]
+        interpolated = (share.unsqueeze(-1) * corners).sum(-2)
+        direction, level = torch.nn.functional.normalize(interpolated[..., :2], dim=-1), to_goal[..., :2]
         nearer = (direction * (position - position.detach())[..., :2]).sum(-1, keepdim=True)  # 0, with a derivative
-        way = direction * (found[..., 2:] - nearer)
+        way = direction * (interpolated[..., 2:] - nearer)
         return torch.cat((torch.where(length(level).unsqueeze(-1) < NEAR_M, level, way), to_goal[..., 2:]), -1)
 
 
@@ -85,6 +86,7 @@ def maps(cylinders: Tensor, goal: Tensor, backend: str) -> Tensor:
     points = torch.stack(torch.meshgrid(axis, axis, indexing="ij"), -1).flatten(0, 1)
     gap = torch.cdist(points.expand(len(goal), -1, -1), cylinders).amin(-1) - (OBSTACLE_RADIUS_M + RADIUS_M)
     gap = torch.minimum(gap, HALF_ROOM_M - RADIUS_M - points.abs().amax(-1)).unflatten(-1, (POINTS, POINTS))
+    # The slowness rises linearly from 1 at the gap CLEAR_M to SLOWEST at TIGHT_M.
     tight = ((CLEAR_M - gap) / (CLEAR_M - TIGHT_M)).clamp(0.0, 1.0)
     step = SPACING_M * (1.0 + (SLOWEST - 1.0) * tight)
     start = length(points - goal[:, None, :2]).unflatten(-1, (POINTS, POINTS))
@@ -94,19 +96,20 @@ def maps(cylinders: Tensor, goal: Tensor, backend: str) -> Tensor:
 
 
 def lengths(start: Tensor, step: Tensor, backend: str) -> Tensor:
-    """Lengths [V, G, G] with |grad T| = `step` [V, G, G] / spacing that are nowhere above `start` [V, G, G]."""
+    """Solution T [V, G, G] of |grad T| = `step` [V, G, G] / spacing with T <= `start` [V, G, G]."""
     if backend == "c":
-        found, step = start.contiguous().clone(), step.contiguous()
-        _library().lengths(len(found), found.shape[1], FAR_M, step.data_ptr(), found.data_ptr())
-        return found
-    found = start
+        T, step = start.contiguous().clone(), step.contiguous()
+        _library().lengths(len(T), T.shape[1], FAR_M, step.data_ptr(), T.data_ptr())
+        return T
+    T = start
     while True:
-        before = found
-        a, b = (torch.minimum(*_neighbours(found, dim)) for dim in (1, 2))
+        before = T
+        a, b = (torch.minimum(*_neighbours(T, dim)) for dim in (1, 2))
+        # Godunov: (T - a)^2 + (T - b)^2 = step^2 with the smaller neighbours a and b, or T = min(a, b) + step.
         both = 0.5 * (a + b + (2.0 * step.square() - (a - b).square()).clamp_min(0.0).sqrt())
-        found = torch.minimum(torch.where((a - b).abs() < step, both, torch.minimum(a, b) + step), found)
-        if torch.equal(before, found):
-            return found
+        T = torch.minimum(torch.where((a - b).abs() < step, both, torch.minimum(a, b) + step), T)
+        if torch.equal(before, T):
+            return T
 
 
 def _neighbours(T: Tensor, dim: int) -> tuple[Tensor, Tensor]:
@@ -116,7 +119,7 @@ def _neighbours(T: Tensor, dim: int) -> tuple[Tensor, Tensor]:
 
 
 def _downhill(T: Tensor, dim: int) -> Tensor:
-    """Descent towards the lower neighbour along `dim`; 0 where both are higher."""
+    """Descent of T towards the lower neighbour along `dim`; 0 where both are higher."""
     before, after = _neighbours(T, dim)
     return (T - torch.minimum(before, after)).clamp_min(0.0) * torch.where(after < before, 1.0, -1.0)
 

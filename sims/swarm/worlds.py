@@ -29,11 +29,11 @@ class Worlds:
     Attributes:
         state: rows of the dynamics, [W, M, S].
         disturbance: force (N, world) and torque (N m, body) of each drone, [W, M, 6].
-        key: of the noise, [W, M, 2] int32.
+        key: random keys of the noise, [W, M, 2] int32.
         cylinders: middles of the obstacles, m, world, [W, C, 2]; absent ones are far away.
-        goals: m, world, [W, LEGS, M, 3].
+        goals: positions of the goals, m, world, [W, LEGS, M, 3].
         leg_s: duration of each goal except the last, [W].
-        seen: obstacles that each drone has seen, [W, M, C] bool.
+        seen: obstacles that each drone has observed, [W, M, C] bool.
         steps: control steps that each drone has flown, [W, M] int64.
         fate: FLYING, or what it has hit, [W, M] int64.
         error: sum of the distance from the goal over the last second of the episode, m, [W, M].
@@ -79,9 +79,9 @@ def build(mdp: Swarm, airframe: Airframe, options: Options, key: Tensor, density
     M, W = mdp.drones, key.shape[1]
     u = _Draws(draws(key, 2 * CELLS + LEGS + 20 * M))
     order = u.take(CELLS).argsort(1)
-    taken = torch.zeros(W, CELLS, dtype=torch.bool).scatter(1, order[:, : round(density * CELLS)], True)
-    free = (u.take(CELLS) + taken).argsort(1)[:, :M]  # draws are below 1
-    cylinders = torch.where(taken.unsqueeze(-1), _middle(torch.arange(CELLS)), AWAY_M)
+    occupied = torch.zeros(W, CELLS, dtype=torch.bool).scatter(1, order[:, : round(density * CELLS)], True)
+    free = (u.take(CELLS) + occupied).argsort(1)[:, :M]  # draws are below 1
+    cylinders = torch.where(occupied.unsqueeze(-1), _middle(torch.arange(CELLS)), AWAY_M)
     begin = torch.cat((_middle(order[:, CELLS - M :]), torch.zeros(W, M, 1)), -1) + JITTER_M * u.around(M, 3)
     begin[..., 2] = LOW_M + (HIGH_M - LOW_M) * u.take(M)
     places = torch.cat((_middle(free), LOW_M + (HIGH_M - LOW_M) * u.take(M).unsqueeze(-1)), -1)
@@ -107,14 +107,14 @@ class _Draws:
         self.numbers, self.dealt = numbers.t(), 0
 
     def take(self, count: int) -> Tensor:
-        """[W, count] in (0, 1)."""
+        """The next numbers, [W, count] in (0, 1)."""
         self.dealt += count
-        found = self.numbers[:, self.dealt - count : self.dealt]
-        assert found.shape[1] == count, "more draws than were made"
-        return found
+        numbers = self.numbers[:, self.dealt - count : self.dealt]
+        assert numbers.shape[1] == count, "more draws than were made"
+        return numbers
 
     def around(self, *shape: int) -> Tensor:
-        """[W, *shape] in (-1, 1)."""
+        """The next numbers, [W, *shape] in (-1, 1)."""
         return (2.0 * self.take(torch.Size(shape).numel()) - 1.0).unflatten(1, shape)
 
 
@@ -137,8 +137,9 @@ def _state(mdp: Swarm, airframe: Airframe, options: Options, begin: Tensor, u: _
 
 
 def _disturbance(mdp: Swarm, airframe: Airframe, u: _Draws, drones: int) -> Tensor:
-    """Normal forces and torques, [W, M, 6]."""
+    """Normally distributed forces and torques, [W, M, 6]."""
     scale = torch.tensor([mdp.force_scale] * 3 + [mdp.torque_scale] * 3)
+    # Inverse of the normal distribution: sqrt(2) erfinv(u) for u uniform in (-1, 1).
     return airframe.mass_kg * GRAVITY * scale * 2.0**0.5 * torch.erfinv(u.around(drones, 6))
 
 

@@ -1,7 +1,7 @@
-"""The arithmetic of programs, for tensors, arrays and traced values.
+"""Arithmetic of programs, for tensors, arrays and traced values.
 
-`+ - * /`, comparisons and `& | ~` come from the values themselves; this module has everything else. It never branches
-on values, so that a function is the same for every lane of a batch.
+The values themselves implement `+ - * /`, comparisons and `& | ~`; this module has all other operations. It never
+branches on values, so that a function is the same for every lane of a batch.
 """
 
 from __future__ import annotations
@@ -65,9 +65,10 @@ def gaussians(key: Sequence[Value], counter: Value, first: int, count: int) -> R
 
     Box and Muller 1958, Ann. Math. Stat. 29(2).
     """
-    found: Rows = []
+    numbers: Rows = []
     for index in range(first, first + count + count % 2, 2):
+        # sqrt(-2 log u) (cos 2 pi v, sin 2 pi v) are two independent standard normal numbers.
         radius = (uniform(key, counter, index).log() * -2.0).sqrt()
         angle = uniform(key, counter, index + 1) * (2.0 * math.pi)
-        found += [radius * angle.cos(), radius * angle.sin()]
-    return found[:count]
+        numbers += [radius * angle.cos(), radius * angle.sin()]
+    return numbers[:count]

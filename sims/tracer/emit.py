@@ -35,21 +35,21 @@ HEAD = f"#include <math.h>\n#include <string.h>\n#define INLINE static inline\n{
 
 
 def c_source(traces: list[Trace]) -> str:
-    """C of several programs; each has a block function and an entry point, see `_entry`."""
+    """C code of several programs; each has a block function and an entry point, see `_entry`."""
     head = f"{HEAD}#define LANES {LANES}\n{FUNCTIONS.read_text(encoding='utf-8')}"
     parts = [_block(trace) + _entry(trace) + (_repeated_entry(trace) if trace.repeat else "") for trace in traces]
     return "\n".join([head, *parts])
 
 
 def _repetition(trace: Trace) -> tuple[str, str, int, int]:
-    """Names of the carried tensor and of the one that advances, and their rows."""
+    """Names of the carried tensor and of the one that advances, and their numbers of rows."""
     assert trace.repeat is not None
     rows = {group.name: group.rows for group in trace.inputs}
     return *trace.repeat, *(rows[name] for name in trace.repeat)
 
 
 def _block(trace: Trace) -> str:
-    """A function that runs `blocks` times LANES lanes.
+    """C function that runs `blocks` times LANES lanes.
 
     Every tensor has a pointer to its first lane and a row stride.
     """
@@ -68,7 +68,7 @@ def _block(trace: Trace) -> str:
 
 
 def _entry(trace: Trace) -> str:
-    """A function that runs lanes [first, last), multiples of LANES.
+    """C function that runs lanes [first, last), multiples of LANES.
 
     `p` and `steps` are the tensors' pointers and strides.
     """
@@ -84,17 +84,17 @@ void {trace.name}(int64_t first, int64_t last, void *const *p, const int64_t *st
 
 
 def _repeated_entry(trace: Trace) -> str:
-    """Like `_entry`, `count` times in a row for each block, with the carried tensor in the cache."""
+    """C function like that of `_entry`, which runs each block `count` times, with the carried tensor in the cache."""
     carried, sequence, rows, advance = _repetition(trace)
-    arguments, place = [], {}
+    arguments, position = [], {}
     for index, (kind, name, group) in enumerate(_tensors(trace)):
-        place[name] = index
+        position[name] = index
         shift = "" if group.kind == UNIFORM else " + i"
         if name == sequence:
             shift += f" + k * {advance} * steps[{index}]"
-        kept = name in (carried, f"out_{carried}")
-        arguments.append("kept, WIDE" if kept else f"({kind})p[{index}]{shift}, steps[{index}]")
-    source, target = place[carried], place[f"out_{carried}"]
+        is_carried = name in (carried, f"out_{carried}")
+        arguments.append("kept, WIDE" if is_carried else f"({kind})p[{index}]{shift}, steps[{index}]")
+    source, target = position[carried], position[f"out_{carried}"]
     return f"""
 void {trace.name}_repeated(int64_t first, int64_t last, int64_t count, void *const *p, const int64_t *steps)
 {{
@@ -127,15 +127,15 @@ def _body(trace: Trace, uniform: bool) -> Iterator[str]:
 
 
 def _reachable(trace: Trace) -> list[Node]:
-    """The nodes that the outputs need, in recorded order."""
-    found: set[Node] = set()
+    """Nodes on which the outputs depend, in recorded order."""
+    reachable: set[Node] = set()
     stack = [node for group in trace.outputs for node in trace.results[group.name]]
     while stack:
         node = stack.pop()
-        if node not in found:
-            found.add(node)
+        if node not in reachable:
+            reachable.add(node)
             stack += node.args
-    return sorted(found, key=lambda node: node.index)
+    return sorted(reachable, key=lambda node: node.index)
 
 
 def _expression(trace: Trace, node: Node) -> str:
@@ -163,5 +163,5 @@ def _is_word(trace: Trace, node: Node) -> bool:
 
 def _tensors(trace: Trace) -> list[tuple[str, str, Group]]:
     """C type, name and group of every tensor; an output may have the name of an input."""
-    given = [("const uint32_t *" if g.kind == WORD else "const float *", g.name, g) for g in trace.inputs]
-    return given + [("float *", f"out_{g.name}", g) for g in trace.outputs]
+    inputs = [("const uint32_t *" if g.kind == WORD else "const float *", g.name, g) for g in trace.inputs]
+    return inputs + [("float *", f"out_{g.name}", g) for g in trace.outputs]

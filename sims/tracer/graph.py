@@ -43,7 +43,7 @@ class Node:
 
     @property
     def constant(self) -> float | None:
-        """Its value if it is a constant."""
+        """Value of a constant node; None for others."""
         return float(self.data[0]) if self.op == "constant" else None  # type: ignore[arg-type]
 
     def __add__(self, other: Operand) -> Node:
@@ -132,11 +132,11 @@ class Graph:
         return value if isinstance(value, Node) else self._make("constant", (), (float(value),), False)
 
     def node(self, op: str, *args: Node, data: tuple[object, ...] = ()) -> Node:
-        """The node of operation `op` on `args`, reused if it exists."""
+        """Node of operation `op` on `args`, reused if it exists."""
         return self._make(op, args, data, any(arg.lane for arg in args))
 
     def unary(self, op: str, value: Operand) -> Node:
-        """`op` of one value, folded if it is constant."""
+        """Node of `op` of one value, folded if it is constant."""
         a = self.wrap(value)
         if a.constant is not None:
             return self.wrap(UNARY[op](a.constant))
@@ -145,7 +145,7 @@ class Graph:
         return self.node(op, a)
 
     def binary(self, op: str, first: Operand, second: Operand) -> Node:
-        """`op` of two values, simplified if one of them is constant."""
+        """Node of `op` of two values, simplified if one of them is constant."""
         a, b = self.wrap(first), self.wrap(second)
         if a.constant is not None and b.constant is not None:
             return self.wrap(BINARY[op](a.constant, b.constant))
@@ -205,7 +205,7 @@ class Graph:
             return a
         if b.constant is not None:
             return self._mul(self.wrap(1.0 / b.constant), a)
-        if a.lane and not b.lane:  # the reciprocal is taken once for the whole batch
+        if a.lane and not b.lane:  # the reciprocal is computed once for the whole batch
             return self._mul(a, self.node("div", self.wrap(1.0), b))
         return self.node("div", a, b)
 
@@ -251,4 +251,4 @@ def _pull_back(node: Node, g: Node) -> list[tuple[Node, Node]]:
         "sin": lambda: [(a, g * a.cos())],
         "cos": lambda: [(a, -(g * a.sin()))],
     }
-    return rules[node.op]() if node.op in rules else []  # comparisons and draws have none
+    return rules[node.op]() if node.op in rules else []  # comparisons and draws have no derivatives

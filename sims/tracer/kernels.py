@@ -17,7 +17,7 @@ from sims.tracer.emit import LANES, c_source
 from sims.tracer.program import UNIFORM, Program, Trace, trace, trace_vjp
 
 SHARE = 4096
-"""Smallest number of lanes worth a thread."""
+"""Smallest number of lanes per thread."""
 
 
 class Kernels:
@@ -44,12 +44,12 @@ class Kernels:
         program = self.programs[name]
         if self.backend == "torch":
             return program.run(inputs)
-        given = [inputs[group.name] for group in program.inputs]
-        wanted = torch.is_grad_enabled() and any(
-            tensor.requires_grad and group.differentiable for tensor, group in zip(given, program.inputs, strict=True)
+        tensors = [inputs[group.name] for group in program.inputs]
+        needs_gradients = torch.is_grad_enabled() and any(
+            tensor.requires_grad and group.differentiable for tensor, group in zip(tensors, program.inputs, strict=True)
         )
-        found = _Differentiable.apply(self, name, *given) if wanted else self.launch(name, given)
-        return {group.name: tensor for group, tensor in zip(program.outputs, found, strict=True)}
+        results = _Differentiable.apply(self, name, *tensors) if needs_gradients else self.launch(name, tensors)
+        return {group.name: tensor for group, tensor in zip(program.outputs, results, strict=True)}
 
     def launch(self, name: str, given: Sequence[Tensor], out: Sequence[Tensor] | None = None) -> list[Tensor]:
         """Run kernel `name` (a program, or its `_vjp`) on tensors in its order, into new tensors or `out`."""
@@ -61,7 +61,7 @@ class Kernels:
         return results
 
     def repeat(self, name: str, given: Sequence[Tensor], out: Sequence[Tensor] | None = None) -> list[Tensor]:
-        """Like `launch`, once for each value of the input that advances, [repetitions, rows, N]; no gradients."""
+        """Run like `launch`, once for each value of the input that advances, [repetitions, rows, N]; no gradients."""
         program = self.programs[name]
         assert program.repeat is not None
         order = [group.name for group in program.inputs]
@@ -83,10 +83,10 @@ class Kernels:
             steps = self._steps[work.name, lanes] = (ctypes.c_int64 * size)(*[lanes] * size)
         pointers = (ctypes.c_void_p * size)(*[tensor.data_ptr() for tensor in tensors])
         function = getattr(self.library, work.name if count is None else f"{work.name}_repeated")
-        more = () if count is None else (ctypes.c_int64(count),)
+        repetitions = () if count is None else (ctypes.c_int64(count),)
 
         def part(first: int, last: int) -> None:
-            function(ctypes.c_int64(first), ctypes.c_int64(last), *more, pointers, steps)
+            function(ctypes.c_int64(first), ctypes.c_int64(last), *repetitions, pointers, steps)
 
         split(part, lanes, SHARE // (count or 1))
 
@@ -107,11 +107,11 @@ class _Differentiable(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-        """Run its vector-Jacobian product."""
+        """Run the program's vector-Jacobian product."""
         program: Program = ctx.kernels.programs[ctx.name]
         seeds = [g.contiguous() for g, group in zip(grads, program.outputs, strict=True) if group.differentiable]
-        found = iter(ctx.kernels.launch(f"{ctx.name}_vjp", [*ctx.saved_tensors, *seeds]))
-        return (None, None, *(next(found) if group.differentiable else None for group in program.inputs))
+        gradients = iter(ctx.kernels.launch(f"{ctx.name}_vjp", [*ctx.saved_tensors, *seeds]))
+        return (None, None, *(next(gradients) if group.differentiable else None for group in program.inputs))
 
 
 def pad(lanes: int) -> int:

@@ -40,9 +40,9 @@ class Program:
     """A function from groups of input rows, by keyword, to a dictionary of groups of output rows.
 
     Attributes:
-        name: of its kernels.
-        inputs, outputs: its groups.
-        function: takes rows, returns rows.
+        name: name of its kernels.
+        inputs, outputs: groups of rows.
+        function: function from input rows to output rows.
         repeat: names of an input that the output of the same name replaces, and of one with a new value in every
             repetition: adds a kernel that runs many repetitions with the former in registers or cache.
     """
@@ -61,11 +61,11 @@ class Program:
         lanes = [inputs[group.name] for group in self.inputs if group.kind != UNIFORM]
         like = next((inputs[group.name] for group in self.inputs if group.kind == LANE), torch.empty(0))
         rows = {group.name: _rows(group, inputs[group.name]) for group in self.inputs}
-        found = self.function(**rows)
-        place = {"dtype": like.dtype, "device": lanes[0].device}
+        results = self.function(**rows)
+        options = {"dtype": like.dtype, "device": lanes[0].device}
         return {
             group.name: torch.stack(
-                [torch.as_tensor(value).to(**place).expand(lanes[0].shape[1:]) for value in found[group.name]]
+                [torch.as_tensor(value).to(**options).expand(lanes[0].shape[1:]) for value in results[group.name]]
             )
             for group in self.outputs
         }
@@ -86,12 +86,12 @@ def trace(program: Program) -> Trace:
     """Record the operations of the program's function.
 
     Raises:
-        ValueError: if the function gives other numbers of rows than the program's outputs have.
+        ValueError: if the function returns other numbers of rows than the program's outputs have.
     """
     graph = Graph()
     rows = {group.name: _nodes(graph, group) for group in program.inputs}
-    found = program.function(**rows)
-    results = {group.name: [graph.wrap(value) for value in found[group.name]] for group in program.outputs}
+    outputs = program.function(**rows)
+    results = {group.name: [graph.wrap(value) for value in outputs[group.name]] for group in program.outputs}
     for group in program.outputs:  # the compiled program would write past the end of its tensor
         if len(results[group.name]) != group.rows:
             raise ValueError(
@@ -108,16 +108,16 @@ def trace_vjp(program: Program) -> Trace:
     """
     forward = trace(program)
     graph = next(iter(forward.results.values()))[0].graph
-    wanted = [group for group in program.inputs if group.differentiable]
-    given = [group for group in program.outputs if group.differentiable]
-    seeds = tuple(replace(group, name=f"grad_{group.name}", differentiable=False) for group in given)
-    inputs = [node for group in wanted for node in _nodes(graph, group)]
-    outputs = [node for group in given for node in forward.results[group.name]]
+    differentiable_inputs = [group for group in program.inputs if group.differentiable]
+    differentiable_outputs = [group for group in program.outputs if group.differentiable]
+    seeds = tuple(replace(group, name=f"grad_{group.name}", differentiable=False) for group in differentiable_outputs)
+    inputs = [node for group in differentiable_inputs for node in _nodes(graph, group)]
+    outputs = [node for group in differentiable_outputs for node in forward.results[group.name]]
     adjoint = gradients(outputs, [node for group in seeds for node in _nodes(graph, group)], inputs)
     results = {}
-    for group in wanted:
+    for group in differentiable_inputs:
         results[f"grad_{group.name}"], adjoint = adjoint[: group.rows], adjoint[group.rows :]
-    returned = tuple(replace(group, name=f"grad_{group.name}", differentiable=False) for group in wanted)
+    returned = tuple(replace(group, name=f"grad_{group.name}", differentiable=False) for group in differentiable_inputs)
     return Trace(f"{program.name}_vjp", (*program.inputs, *seeds), returned, results)
 
 

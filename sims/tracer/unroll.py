@@ -98,16 +98,17 @@ def run(
     Args:
         library: compiled from `source`, after the program's own code.
         step: the program.
-        layers: at most `MAX_LAYERS`, matching the policy's inputs and the action.
+        layers: at most `MAX_LAYERS` layers, matching the policy's inputs and the action.
         decisions: T.
         given: the program's inputs except the action, and the first "observation" [O, L].
         past: actions before the first decision, oldest first, [H, A, L]; H >= 1.
-        max_action_gradient: to which norm the gradient by a lane's action is scaled down, also for what came before it.
+        max_action_gradient: norm to which the gradient by a lane's action is scaled down, also in the gradients of
+            earlier steps.
     """
     buffers = _Buffers(library, step, layers, decisions, given, past, max_action_gradient)
     reward, observation, actions = _Fused.apply(buffers, *(tensor for layer in layers for tensor in layer))
-    kept = {name: buffers.tensors[name] for name in ("state", "record", "executed")}
-    return Unrolled(reward, observation, actions, **kept)
+    states = {name: buffers.tensors[name] for name in ("state", "record", "executed")}
+    return Unrolled(reward, observation, actions, **states)
 
 
 def _constants(step: Program) -> dict[str, str]:
@@ -116,7 +117,7 @@ def _constants(step: Program) -> dict[str, str]:
 
 
 class _Sizes(ctypes.Structure):
-    """`Sizes` of unroll.h."""
+    """Layout of `Sizes` in unroll.h."""
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("decisions", "history", "layers", "lanes")),
@@ -136,7 +137,7 @@ FLOWN = ("reward", "seen", "actions")
 
 
 class _Tensors(ctypes.Structure):
-    """`Tensors` of unroll.h."""
+    """Layout of `Tensors` in unroll.h."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in TENSORS),
@@ -162,6 +163,7 @@ class _Buffers:
         self.library, self.lanes = library, L
         self.widths = [layers[0][0].shape[1], *(len(weight) for weight, _ in layers)]
         self.padded = [-(-width // PAD) * PAD for width in self.widths]
+        # A layer of a inputs and b outputs has a b weights and b biases.
         packed = sum((a + 1) * b for a, b in pairwise(self.padded))
         self.sizes = _Sizes(decisions, history, len(layers), L)
         self.sizes.width[: len(self.widths)], self.sizes.padded[: len(self.padded)] = self.widths, self.padded
@@ -186,7 +188,7 @@ class _Buffers:
         self._call("unroll")
 
     def backward(self, layers: Layers, grads: dict[str, Tensor | None]) -> list[Tensor]:
-        """Gradients of each layer's weight and bias from those of the tensors by name."""
+        """Gradients of each layer's weight and bias from the gradients `grads` of the tensors, by name."""
         self.tensors |= {f"grad_{name}": grad.contiguous() for name, grad in grads.items() if grad is not None}
         given = self.tensors.get("grad_actions")
         self.tensors |= {
@@ -211,30 +213,30 @@ class _Buffers:
 
     def _pack(self, layers: Layers, transposed: bool) -> Tensor:
         """All weights and biases in one tensor, padded with zeros."""
-        found = torch.zeros(self.sizes.packed)
-        for (weights, bias), (weight, given) in zip(self._views(found, transposed), layers, strict=True):
+        packed = torch.zeros(self.sizes.packed)
+        for (weights, bias), (weight, given) in zip(self._views(packed, transposed), layers, strict=True):
             outputs, inputs = weight.shape
             if transposed:
                 weights[:inputs, :outputs] = weight.detach().t()
             else:
                 weights[:outputs, :inputs] = weight.detach()
             bias[:outputs] = given.detach()
-        return found
+        return packed
 
     def _unpack(self, packed: Tensor) -> list[Tensor]:
-        found = []
+        gradients = []
         for (weights, bias), (inputs, outputs) in zip(self._views(packed, False), pairwise(self.widths), strict=True):
-            found += [weights[:outputs, :inputs], bias[:outputs]]
-        return found
+            gradients += [weights[:outputs, :inputs], bias[:outputs]]
+        return gradients
 
     def _views(self, packed: Tensor, transposed: bool) -> list[tuple[Tensor, Tensor]]:
-        views, place = [], 0
+        views, offset = [], 0
         for inputs, outputs in pairwise(self.padded):
             shape = (inputs, outputs) if transposed else (outputs, inputs)
-            weights = packed[place : place + inputs * outputs].view(shape)
-            place += inputs * outputs
-            views.append((weights, packed[place : place + outputs]))
-            place += outputs
+            weights = packed[offset : offset + inputs * outputs].view(shape)
+            offset += inputs * outputs
+            views.append((weights, packed[offset : offset + outputs]))
+            offset += outputs
         return views
 
 
@@ -255,7 +257,7 @@ class _Fused(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         """Run the backward pass."""
         flat = ctx.saved_tensors
-        found = ctx.buffers.backward(
+        gradients = ctx.buffers.backward(
             list(zip(flat[::2], flat[1::2], strict=True)), dict(zip(FLOWN, grads, strict=True))
         )
-        return (None, *found)
+        return (None, *gradients)

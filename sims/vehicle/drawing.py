@@ -39,21 +39,21 @@ class Map:
 
 
 def draw(world: Map, trail: Array, outline: tuple[float, float], origin: Array, hits: Array) -> NDArray[np.uint8]:
-    """One image [size, size, 3].
+    """Draw one image [size, size, 3].
 
     Args:
         world: static parts of the world.
         trail: poses so far [T, 3], the last one present; m, rad, world.
         outline: length and width of the vehicle, m.
         origin: position of the lidar [2], m, world.
-        hits: end points of its beams [B, 2], m, world.
+        hits: end points of the lidar's beams [B, 2], m, world.
     """
     image = Image.new("RGB", (SCALE * world.size, SCALE * world.size), PAPER)
     pen, (middle, scale) = ImageDraw.Draw(image), world.frame()
 
     def pixels(points: Array) -> list[tuple[float, float]]:
-        moved = (np.asarray(points, dtype=float) - middle) * scale * [1.0, -1.0] + SCALE * world.size / 2.0
-        return [(float(x), float(y)) for x, y in moved]
+        image_points = (np.asarray(points, dtype=float) - middle) * scale * [1.0, -1.0] + SCALE * world.size / 2.0
+        return [(float(x), float(y)) for x, y in image_points]
 
     for end in hits:
         pen.line(pixels(np.stack((origin, end))), fill=RAY, width=1)

@@ -14,7 +14,7 @@ from sims.vehicle.vehicles import PARAMETERS, Model
 STATE = ("x", "y", "yaw", "forward", "leftward", "yaw_rate", "steering")
 GRAVITY = 9.81
 ROLLING_M_S, SLIPPING_M_S = 0.5, 1.0
-"""Tyres roll without slip below the first speed, slip above the second, m/s: slip angles are undefined at rest."""
+"""Below the first speed tyres roll without slip, above the second they slip, m/s: slip angles are undefined at rest."""
 
 
 def step(model: Model, state: Tensor, command: Tensor, parameters: Tensor, dt_s: float) -> Tensor:
@@ -32,16 +32,17 @@ def step(model: Model, state: Tensor, command: Tensor, parameters: Tensor, dt_s:
     acceleration = ((target - forward) / lag).clamp(-p["deceleration_m_s2"], p["acceleration_m_s2"])
     if model is Model.DIFFERENTIAL_DRIVE:
         limit = p["yaw_acceleration_rad_s2"]
-        turned = rate + dt_s * ((command[:, 1] - rate) / lag).clamp(-limit, limit)
-        slid, driven = torch.zeros_like(leftward), forward + dt_s * acceleration
+        new_rate = rate + dt_s * ((command[:, 1] - rate) / lag).clamp(-limit, limit)
+        new_leftward, new_forward = torch.zeros_like(leftward), forward + dt_s * acceleration
     else:
         limit = dt_s * p["steering_rate_rad_s"]
         steering = steering + (command[:, 0] - steering).clamp(-limit, limit)
-        driven, slid, turned = _bicycle(model, forward, leftward, rate, steering, acceleration, p, dt_s)
-    middle = yaw + 0.5 * dt_s * turned
+        new_forward, new_leftward, new_rate = _bicycle(model, forward, leftward, rate, steering, acceleration, p, dt_s)
+    # Velocities are rotated into the world by the heading in the middle of the step.
+    middle = yaw + 0.5 * dt_s * new_rate
     cos, sin = middle.cos(), middle.sin()
-    x, y = x + dt_s * (driven * cos - slid * sin), y + dt_s * (driven * sin + slid * cos)
-    return torch.stack((x, y, yaw + dt_s * turned, driven, slid, turned, steering), 1)
+    x, y = x + dt_s * (new_forward * cos - new_leftward * sin), y + dt_s * (new_forward * sin + new_leftward * cos)
+    return torch.stack((x, y, yaw + dt_s * new_rate, new_forward, new_leftward, new_rate, steering), 1)
 
 
 def _bicycle(
@@ -56,25 +57,30 @@ def _bicycle(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Forward velocity, lateral velocity and yaw rate after `dt_s`."""
     base = p["front_axle_m"] + p["rear_axle_m"]
-    rolled = forward + dt_s * acceleration
-    rolling_rate = rolled * steering.tan() / base
-    rolling = rolled, rolling_rate * p["rear_axle_m"], rolling_rate
+    rolling_speed = forward + dt_s * acceleration
+    # Rolling: yaw rate v tan(delta) / L, lateral velocity of the centre of mass l_r times that.
+    rolling_rate = rolling_speed * steering.tan() / base
+    rolling = rolling_speed, rolling_rate * p["rear_axle_m"], rolling_rate
     if model is Model.KINEMATIC_BICYCLE:
         return rolling
     grip = p["friction"] * GRAVITY
+    # Friction circle: F_y,max = mu F_z sqrt(1 - (a / (mu g))^2), with loads F_z = m (g l_r - a h) / L in front and
+    # m (g l_f + a h) / L in the rear.
     acceleration = acceleration.clamp(-0.95 * grip, 0.95 * grip)
     share = p["friction"] * p["mass_kg"] / base * (1.0 - (acceleration / grip).square()).sqrt()
     front = share * (GRAVITY * p["rear_axle_m"] - acceleration * p["height_m"])
     rear = share * (GRAVITY * p["front_axle_m"] + acceleration * p["height_m"])
+    # Slip angles: delta - atan((v_y + l_f r) / v_x) in front, -atan((v_y - l_r r) / v_x) in the rear.
     pace = forward.clamp_min(ROLLING_M_S)
     front = front * (p["front_stiffness"] * (steering - torch.atan2(leftward + p["front_axle_m"] * rate, pace))).tanh()
     rear = rear * (p["rear_stiffness"] * -torch.atan2(leftward - p["rear_axle_m"] * rate, pace)).tanh()
     cos, sin = steering.cos(), steering.sin()
+    # m (dv_x/dt - v_y r) = m a - F_f sin, m (dv_y/dt + v_x r) = F_r + F_f cos, I dr/dt = l_f F_f cos - l_r F_r.
     slipping = (
         forward + dt_s * (acceleration - front * sin / p["mass_kg"] + leftward * rate),
         leftward + dt_s * ((rear + front * cos) / p["mass_kg"] - forward * rate),
         rate + dt_s * (p["front_axle_m"] * front * cos - p["rear_axle_m"] * rear) / p["inertia_kg_m2"],
     )
     weight = ((forward - ROLLING_M_S) / (SLIPPING_M_S - ROLLING_M_S)).clamp(0.0, 1.0)
-    driven, slid, turned = (a + weight * (b - a) for a, b in zip(rolling, slipping, strict=True))
-    return driven, slid, turned
+    new_forward, new_leftward, new_rate = (a + weight * (b - a) for a, b in zip(rolling, slipping, strict=True))
+    return new_forward, new_leftward, new_rate

@@ -40,8 +40,8 @@ class VehicleEnvironment(RestorableEngine):
         mdp: the task.
         vehicle: parameters of the vehicle.
         randomisation: share by which `vehicles.SCATTERED` parameters vary between episodes.
-        lidar: replaces the task's lidar.
-        mapped: whether vehicles make maps, of whose shortest paths to the goal they observe waypoints.
+        lidar: lidar to use instead of the task's.
+        mapped: whether vehicles make maps, and observe waypoints of the shortest paths to the goal on them.
         guarded: whether a guard replaces commands after which the vehicle could not stop; needs maps.
         split: "train" or "eval": disjoint sets of worlds.
         executed: K, actions of a chunk, all executed.
@@ -88,19 +88,19 @@ class VehicleEnvironment(RestorableEngine):
         self._allocate()
 
     def view(self) -> VehicleView:
-        """What the viewer shows."""
+        """View of the vehicles for the viewer."""
         return VehicleView(self)
 
     def begin(self, ids: Tensor, starts: Tensor) -> None:
         """Place the vehicles in their worlds, at rest or with the world's initial speed."""
         starts = starts.cpu()
-        made = worlds(self.mdp, self.split, starts).to(self.device)
+        new_worlds = worlds(self.mdp, self.split, starts).to(self.device)
         now, count = self.now, len(ids)
         rest = torch.zeros(count, STEERING - FORWARD, device=self.device)
-        state = torch.cat((made["pose"], made["speed_m_s"].unsqueeze(1), rest), 1)
-        now.world[ids], now.steps[ids], now.state[ids] = made, 0, state
-        now.memory[ids] = self.mdp.begin(state, made)
-        self.parameters[ids] = self.vehicle.scattered(made["draws"], self.randomisation)
+        state = torch.cat((new_worlds["pose"], new_worlds["speed_m_s"].unsqueeze(1), rest), 1)
+        now.world[ids], now.steps[ids], now.state[ids] = new_worlds, 0, state
+        now.memory[ids] = self.mdp.begin(state, new_worlds)
+        self.parameters[ids] = self.vehicle.scattered(new_worlds["draws"], self.randomisation)
         key = mix(mix(starts) ^ (derive(0, "lidar", self.split) & 0xFFFFFFFF) ^ (starts >> 32))
         self._key[ids] = torch.where(key < 1 << 31, key, key - (1 << 32)).to(self.device, torch.int32)
         self._previous[ids], self._hit[ids] = 0.0, False
@@ -111,44 +111,44 @@ class VehicleEnvironment(RestorableEngine):
 
     def advance(self, actions: Tensor, left: Tensor) -> Outcome:
         """Execute the chunk; a vehicle that touches something fails, even at the goal."""
-        rewards, ran = [], []
-        hit, won = torch.zeros(2, self.num_envs, dtype=torch.bool, device=self.device)
+        rewards, executions = [], []
+        hit, succeeded = torch.zeros(2, self.num_envs, dtype=torch.bool, device=self.device)
         for k, action in enumerate(actions.float().unbind(1)):
-            active = (left > k) & ~(hit | won)
+            active = (left > k) & ~(hit | succeeded)
             reward, touched, arrived = self._move(action.clamp(self._low, self._high), active)
-            hit, won = hit | touched, won | arrived
+            hit, succeeded = hit | touched, succeeded | arrived
             rewards.append(reward)
-            ran.append(active)
+            executions.append(active)
         self._hit = self._hit | hit
         endless = self.mdp.ENDLESS
         return Outcome(
             torch.stack(rewards, 1),
-            torch.stack(ran, 1),
-            hit if endless else hit | won,
-            won,
-            won if endless else None,
-            metrics=self.mdp.metrics(self.now, self.success | won, self._hit),
+            torch.stack(executions, 1),
+            hit if endless else hit | succeeded,
+            succeeded,
+            succeeded if endless else None,
+            metrics=self.mdp.metrics(self.now, self.success | succeeded, self._hit),
             failures={"collision": self._hit},
         )
 
     def observe(self) -> TensorDict:
         """Observations of the lidar, the task and the last command."""
         now = self.now
-        seen = {"lidar": now.ranges, **self.mdp.observe(now), **self._told, "previous_action": self._previous}
-        return TensorDict({name: part.clone() for name, part in seen.items()}, batch_size=[self.num_envs])
+        observation = {"lidar": now.ranges, **self.mdp.observe(now), **self._told, "previous_action": self._previous}
+        return TensorDict({name: part.clone() for name, part in observation.items()}, batch_size=[self.num_envs])
 
     def save(self) -> dict[str, Any]:
-        """State of the vehicles; worlds are made again from their numbers."""
+        """State of the vehicles; worlds are not saved, because their numbers determine them."""
         moment = {name: getattr(self.now, name).clone() for name in MOMENT}
         return moment | {"previous": self._previous.clone(), "hit": self._hit.clone()}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore vehicles and worlds."""
+        """Restore vehicles from what `save` returned, and worlds from the numbers of their starts."""
         begun = (self.start >= 0).nonzero().squeeze(1)
         if len(begun):
             self.begin(begun, self.start[begun])
-        moved = {name: state[name].to(self.device, copy=True) for name in MOMENT}
-        self.now = replace(self.now, **moved)
+        moment = {name: state[name].to(self.device, copy=True) for name in MOMENT}
+        self.now = replace(self.now, **moment)
         self._previous, self._hit = (state[name].to(self.device, copy=True) for name in ("previous", "hit"))
 
     def _allocate(self) -> None:
@@ -160,7 +160,7 @@ class VehicleEnvironment(RestorableEngine):
         steps = torch.zeros(count, dtype=torch.int32, device=device)
         maps = torch.zeros(count, self.map.size if self.map else 0, device=device)
         self.now = Moment(state, ranges, steps, memory, world, maps, torch.zeros(count, device=device))
-        self._read: dict[str, Tensor] | None = None  # what the maps tell now, once it has been asked for
+        self._read: dict[str, Tensor] | None = None  # observations of the present maps, computed at first use
         self.parameters = self.vehicle.scattered(world["draws"], self.randomisation)
         self._key = torch.zeros(count, dtype=torch.int32, device=device)
         self._previous = torch.zeros(count, 2, device=device)
@@ -175,6 +175,7 @@ class VehicleEnvironment(RestorableEngine):
         )
         after = replace(before, state=state, steps=before.steps + active.int(), replaced=(replaced & active).float())
         self.now, self._read = after, None
+        # Actions in half ranges around the middle of their limits, [-1, 1].
         middle, half = 0.5 * (self._low + self._high), 0.5 * (self._high - self._low)
         scaled, previous = (action - middle) / half, (self._previous - middle) / half
         outcome = self.mdp.outcome(before, after, hit, scaled, previous)
@@ -191,22 +192,22 @@ class VehicleEnvironment(RestorableEngine):
 
     @property
     def _told(self) -> dict[str, Tensor]:
-        """What the maps tell; the guard and the observation read the same."""
+        """Observations of the maps, shared by the guard and the observation."""
         if self._read is None:
             self._read = self.map.observe(self.now.map) if self.map else {}
         return self._read
 
     def _checked(self, action: Tensor) -> tuple[Tensor, Tensor]:
-        """Commands [N, 2] to execute, and which [N] the guard has replaced."""
+        """Commands [N, 2] to execute, and whether the guard replaced them, [N]."""
         if not self.guard:
             return action, torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
-        seen = {"lidar": self.now.ranges, **self.mdp.observe(self.now), **self._told}
-        return self.guard.command({key: seen[key] for key in READ}, action)
+        observation = {"lidar": self.now.ranges, **self.mdp.observe(self.now), **self._told}
+        return self.guard.command({key: observation[key] for key in READ}, action)
 
     def _measured(self) -> tuple[Tensor, Tensor, Tensor]:
         """Ranges [N, B], speed and yaw rate [N, 2], the goal [N, 2] (m, base)."""
-        seen = self.mdp.observe(self.now)
-        return self.now.ranges, seen["velocity"], seen["goal_distance"] * seen["goal_direction"]
+        observation = self.mdp.observe(self.now)
+        return self.now.ranges, observation["velocity"], observation["goal_distance"] * observation["goal_direction"]
 
     def _scan(self, state: Tensor, ids: Tensor | slice = slice(None)) -> Tensor:
         now = self.now
@@ -215,7 +216,7 @@ class VehicleEnvironment(RestorableEngine):
 
 
 def contract(mdp: Mdp, vehicle: Vehicle, lidar: Lidar, executed: int = 1, mapped: bool = False) -> Contract:
-    """The contract: chunks of K actions, all executed."""
+    """Contract of the task with its vehicle and lidar: chunks of K actions, all executed."""
     action = action_spec(mdp, vehicle)
     specs = {
         "lidar": TensorSpec((lidar.beams,), unit="m", frame="lidar"),

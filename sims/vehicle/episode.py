@@ -1,4 +1,4 @@
-"""Protocol of vehicle tasks: worlds, observations besides the lidar, rewards, ends of episodes."""
+"""Protocol of vehicle tasks: worlds, observations besides the lidar, rewards, endings of episodes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Mdp(Maker, Protocol):
     """Whether a success truncates the episode (the task could continue) or terminates it."""
 
     def circles(self, now: Moment) -> Tensor:
-        """Circles [N, C, 3] that vehicles may see and touch, m, world."""
+        """Circles [N, C, 3] that the lidar may hit and the vehicle may touch, m, world."""
         ...
 
     def begin(self, state: Tensor, world: TensorDict) -> Tensor:

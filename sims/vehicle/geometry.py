@@ -45,11 +45,12 @@ class Lidar(Configuration):
 def cast(origin: Tensor, angles: Tensor, circles: Tensor, segments: Tensor, range_m: float) -> Tensor:
     """Distance [N, B] from `origin` [N, 2] to the first shape in the directions `angles` [N, B] (rad, world).
 
-    `range_m` if there is none. A circle that contains the origin is not seen.
+    The distance is `range_m` if there is no shape. A circle that contains the origin is ignored.
     """
     direction = torch.stack((angles.cos(), angles.sin()), -1).unsqueeze(2)  # [N, B, 1, 2]
     far = torch.full((), range_m, device=origin.device)
     centre = (circles[..., :2] - origin.unsqueeze(1)).unsqueeze(1)  # [N, 1, C, 2]
+    # Circle: t = along - sqrt(r^2 - aside^2), the nearer intersection of the beam with it.
     aside, along = _cross(direction, centre), (direction * centre).sum(-1)
     room = circles[..., 2].square().unsqueeze(1) - aside.square()
     near = along - room.clamp_min(0.0).sqrt()
@@ -58,10 +59,11 @@ def cast(origin: Tensor, angles: Tensor, circles: Tensor, segments: Tensor, rang
     edge = (segments[..., 2:] - segments[..., :2]).unsqueeze(1)
     crossing = _cross(direction, edge)
     crossing = torch.where(crossing.abs() < 1e-12, 1e-12, crossing)
+    # Segment: t d = first + share edge, solved by Cramer's rule.
     distance, share = _cross(first, edge) / crossing, _cross(first, direction) / crossing
-    met = (distance > 0.0) & (share >= 0.0) & (share <= 1.0)
-    walls = torch.where(met, distance, far).amin(-1)
-    return torch.minimum(torch.minimum(hits, walls), far)
+    intersects = (distance > 0.0) & (share >= 0.0) & (share <= 1.0)
+    wall_hits = torch.where(intersects, distance, far).amin(-1)
+    return torch.minimum(torch.minimum(hits, wall_hits), far)
 
 
 def noisy(ranges: Tensor, key: Tensor, steps: Tensor, lidar: Lidar) -> Tensor:
@@ -72,9 +74,10 @@ def noisy(ranges: Tensor, key: Tensor, steps: Tensor, lidar: Lidar) -> Tensor:
     """
     draw = mix(key.long() + steps.long() * COUNTER).unsqueeze(1)
     words = mix(draw ^ ((torch.arange(ranges.shape[1], device=ranges.device) + 1) * GOLDEN & 0xFFFFFFFF))
+    # A sum of four uniform bytes has mean 4 * 127.5 = 510 and deviation sqrt(4 (256^2 - 1) / 12) = 147.8.
     total = sum((words >> shift) & 0xFF for shift in (0, 8, 16, 24))
-    found = ranges + (total.float() - BYTES_MEAN) * (lidar.noise_m / BYTES_STD)
-    return torch.where(ranges < lidar.range_m, found.clamp(0.0, lidar.range_m), ranges)
+    noisy_ranges = ranges + (total.float() - BYTES_MEAN) * (lidar.noise_m / BYTES_STD)
+    return torch.where(ranges < lidar.range_m, noisy_ranges.clamp(0.0, lidar.range_m), ranges)
 
 
 def touching(pose: Tensor, half: Tensor, circles: Tensor, segments: Tensor) -> Tensor:
@@ -90,7 +93,8 @@ def touching(pose: Tensor, half: Tensor, circles: Tensor, segments: Tensor) -> T
     round_hit = (outside.square().sum(-1) < circles[..., 2].square()).any(1)
     first, last = to_base(segments[..., :2]), to_base(segments[..., 2:])
     edge = last - first
-    edge = torch.where(edge.abs() < 1e-9, 1e-9, edge)  # clip each segment to both pairs of sides
+    # Liang-Barsky: the part of each segment between both pairs of sides is not empty.
+    edge = torch.where(edge.abs() < 1e-9, 1e-9, edge)
     one, two = (-size - first) / edge, (size - first) / edge
     enter, leave = torch.minimum(one, two).amax(-1).clamp_min(0.0), torch.maximum(one, two).amin(-1).clamp_max(1.0)
     return round_hit | (enter <= leave).any(1)

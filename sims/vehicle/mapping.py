@@ -1,4 +1,4 @@
-"""What planners and maps know of a simulated vehicle and its lidar."""
+"""Maps and drive parameters of a simulated vehicle and its lidar, for planners."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def local_map(lidar: Lidar, vehicle: Vehicle, dt_s: float, **others: Any) -> Com
 
 
 def drive_of(vehicle: Vehicle, lidar: Lidar) -> Drive:
-    """What the dynamic window knows of a differential drive `vehicle` with `lidar`."""
+    """Parameters of a differential drive `vehicle` with `lidar` for the dynamic window."""
     return Drive(
         vehicle.length_m,
         vehicle.width_m,

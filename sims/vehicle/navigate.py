@@ -22,8 +22,9 @@ from sims.vehicle.vehicles import Model
 from sims.vehicle.worlds import Array
 
 PLACE, FACING, REPLACED = slice(1, 3), 3, 4
-"""Columns of the memory with the errors of odometry and the number of commands that a guard replaced; the first is the
-length of the driven path, then come people.
+"""Columns of the memory: errors of odometry's position and heading, and number of commands that a guard replaced.
+
+Column 0 is the length of the driven path; the states of people follow.
 """
 
 
@@ -32,12 +33,13 @@ class Navigate:
     """Parameters of the task.
 
     Attributes:
-        goal_m: an episode succeeds this close to the goal.
+        goal_m: distance from the goal below which an episode succeeds.
         half_m, divided, obstacles_low, obstacles_high, gap_m, distance_m: parameters of the rooms, see `rooms.rooms`.
-        reward_goal, reward_collision: at the end; reward_progress: per m of the shortest path to the goal.
-        people: up to so many walk about, see `people`.
+        reward_goal, reward_collision: rewards at the end; reward_progress: reward per m of the shortest path to the
+            goal.
+        people: largest number of people who walk about, see `people`.
         odometry_share: largest error of the distance that odometry measures, as a share; constant in an episode.
-        odometry_yaw_rad_m: largest drift of its heading per m driven; likewise.
+        odometry_yaw_rad_m: largest drift of its heading per m driven; constant in an episode.
         weight_time: penalty per second; weight_turn: penalty of the squared change of the yaw rate command, in half
             ranges; weight_replaced: penalty of a command that a guard replaces.
     """
@@ -77,7 +79,7 @@ class Navigate:
 
     def worlds(self, rng: np.random.Generator, count: int) -> dict[str, Array]:
         """Rooms with obstacles, and lengths [M, G, G] of shortest paths to the goal, see `shortest_paths`."""
-        made = rooms(
+        arrays = rooms(
             rng,
             count,
             half_m=self.half_m,
@@ -86,22 +88,24 @@ class Navigate:
             gap_m=self.gap_m,
             distance_m=self.distance_m,
         )
-        circles, segments, route = (torch.from_numpy(made[name]).float() for name in ("circles", "segments", "route"))
-        made |= {"path_length": path_lengths(circles, segments, route[:, 0], self.half_m).numpy()}
-        return made | (people.lines(rng, made, self.people, self.half_m) if self.people else {})
+        circles, segments, route = (torch.from_numpy(arrays[name]).float() for name in ("circles", "segments", "route"))
+        arrays |= {"path_length": path_lengths(circles, segments, route[:, 0], self.half_m).numpy()}
+        return arrays | (people.lines(rng, arrays, self.people, self.half_m) if self.people else {})
 
     def circles(self, now: Moment) -> Tensor:
-        """Those of the room, and people."""
-        still = now.world["circles"]
-        return torch.cat((still, people.circles(self._people(now))), 1) if self.people else still
+        """Obstacle circles of the room, and people, [N, C + P, 3]."""
+        obstacles = now.world["circles"]
+        return torch.cat((obstacles, people.circles(self._people(now))), 1) if self.people else obstacles
 
     def begin(self, state: Tensor, world: TensorDict) -> Tensor:
-        """Length of the driven path, m, errors of odometry's position and heading, replaced commands, people."""
-        alone = torch.zeros(len(state), REPLACED + 1, device=state.device)
-        return torch.cat((alone, people.begin(world["walks"]).flatten(1)), 1) if self.people else alone
+        """Initial memory: driven path, m, errors of odometry's position and heading, replaced commands, people."""
+        vehicle_memory = torch.zeros(len(state), REPLACED + 1, device=state.device)
+        return (
+            torch.cat((vehicle_memory, people.begin(world["walks"]).flatten(1)), 1) if self.people else vehicle_memory
+        )
 
     def observe(self, now: Moment) -> dict[str, Tensor]:
-        """Goal relative to where odometry is, velocity; for the critic, elapsed time, length of the shortest path."""
+        """Goal relative to the odometry's pose, and velocity; for the critic, time and length of the shortest path."""
         to_goal, yaw = _to_goal(now) - now.memory[:, PLACE], now.state[:, YAW] + now.memory[:, FACING]
         distance, angle = to_goal.norm(dim=1, keepdim=True), torch.atan2(to_goal[:, 1], to_goal[:, 0]) - yaw
         return {
@@ -116,19 +120,20 @@ class Navigate:
         """Reward for progress and arrival, penalties for time, turning, replaced commands and contact."""
         near, far = self._remaining(after), self._remaining(before)
         done = _to_goal(after).norm(dim=1) < self.goal_m
+        # r = c_p (d_before - d_after) - c_t dt - c_w (change of yaw rate)^2 - c_g [replaced] + reward at the end.
         turn = (action[:, 1] - previous[:, 1]).square()
         reward = self.reward_progress * (far - near) - self.weight_time * self.DT_S - self.weight_turn * turn
         reward = reward - self.weight_replaced * after.replaced
         reward = reward + torch.where(hit, self.reward_collision, torch.where(done, self.reward_goal, 0.0))
         memory = self._drifted(before, after)
         if self.people:
-            world, place = before.world, after.state[:, :2]
-            known = world["walks"], world["pace"], place, world["circles"], world["segments"]
-            memory = torch.cat((memory, people.walk(self._people(before), *known, self.DT_S).flatten(1)), 1)
+            world, position = before.world, after.state[:, :2]
+            surroundings = world["walks"], world["pace"], position, world["circles"], world["segments"]
+            memory = torch.cat((memory, people.walk(self._people(before), *surroundings, self.DT_S).flatten(1)), 1)
         return Outcome(reward, done, memory)
 
     def metrics(self, now: Moment, success: Tensor, hit: Tensor) -> dict[str, Tensor]:
-        """Collisions, share of replaced commands; for successes, time, path length, and that over straight distance."""
+        """Collisions, share of replaced commands; for successes, time, path length, and path length over distance."""
         path = now.memory[:, 0]
         arrived = {"time_s": self.DT_S * now.steps, "path_m": path, "path_over_straight": path / now.world["length_m"]}
         replaced = now.memory[:, REPLACED] / now.steps.clamp_min(1)
@@ -137,13 +142,14 @@ class Navigate:
         }
 
     def _drifted(self, before: Moment, after: Moment) -> Tensor:
-        """Path, odometry's errors (the world says how large) and replaced commands after the step from `before`."""
+        """Path, odometry's errors (with the world's factors) and replaced commands after the step from `before`."""
         x, y = (after.state[:, :2] - before.state[:, :2]).unbind(1)
         driven, (share, drift) = torch.hypot(x, y), before.world["odometry"].unbind(1)
-        turned = self.odometry_yaw_rad_m * drift * driven
-        angle, scale = before.memory[:, FACING] + 0.5 * turned, 1.0 + self.odometry_share * share
+        # The error grows by s R(e) d - d for the displacement d, the heading error e and the scale s.
+        heading_drift = self.odometry_yaw_rad_m * drift * driven
+        angle, scale = before.memory[:, FACING] + 0.5 * heading_drift, 1.0 + self.odometry_share * share
         cos, sin = scale * angle.cos() - 1.0, scale * angle.sin()
-        change = driven, cos * x - sin * y, sin * x + cos * y, turned, after.replaced
+        change = driven, cos * x - sin * y, sin * x + cos * y, heading_drift, after.replaced
         return before.memory[:, : REPLACED + 1] + torch.stack(change, 1)
 
     def _people(self, now: Moment) -> Tensor:
@@ -152,8 +158,8 @@ class Navigate:
 
     def _remaining(self, now: Moment) -> Tensor:
         """Length of the shortest path [N], m; the straight distance if no grid cell near the vehicle is free."""
-        found = path_length_at(now.world["path_length"], now.state[:, :2], self.half_m)
-        return torch.where(found.isfinite(), found, _to_goal(now).norm(dim=1))
+        length = path_length_at(now.world["path_length"], now.state[:, :2], self.half_m)
+        return torch.where(length.isfinite(), length, _to_goal(now).norm(dim=1))
 
 
 def _to_goal(now: Moment) -> Tensor:

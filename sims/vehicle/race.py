@@ -20,9 +20,9 @@ from sims.vehicle.vehicles import Model
 from sims.vehicle.worlds import Array
 
 AHEAD = 20
-"""Points of the centre line in the critic's observation."""
+"""Number of points of the centre line in the critic's observation."""
 WINDOW = 6
-"""Points to each side of the last place among which the nearest is searched: more than the length of a step."""
+"""Number of points on each side of the last place in which the nearest is searched: more than a step's length."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Race:
     Attributes:
         laps: number of laps of a race.
         radius_low_m, radius_high_m, half_width_low_m, half_width_high_m: parameters of the tracks, see `tracks.tracks`.
-        reward_progress: per m along the centre line; reward_collision: at a wall.
+        reward_progress: reward per m along the centre line; reward_collision: reward of touching a wall.
         weight_steering: penalty of the squared change of the steering command, in half ranges.
     """
 
@@ -58,14 +58,14 @@ class Race:
         "yaw_rate": TensorSpec((1,), unit="rad/s", frame="base"),
         "steering": TensorSpec((1,), unit="rad"),
         "route": TensorSpec((AHEAD, 2), unit="m", frame="base", names=("x", "y"), privileged=True),
-        # for planners that know the map: its number and the pose on it; float64, so that no network reads it
+        # for planners with the map: its number and the pose on it; float64, so that no network reads it
         "place": TensorSpec(
             (5,), "float64", "1, 1, m, m, rad", "world", ("split", "world", "x", "y", "yaw"), privileged=True
         ),
     }
 
     def worlds(self, rng: np.random.Generator, count: int) -> dict[str, Array]:
-        """Closed tracks."""
+        """Random closed tracks."""
         return tracks(
             rng,
             count,
@@ -74,15 +74,15 @@ class Race:
         )
 
     def circles(self, now: Moment) -> Tensor:
-        """Those of the world: none, tracks have walls."""
+        """Circles of the world, all unused: tracks consist of walls."""
         return now.world["circles"]
 
     def begin(self, state: Tensor, world: TensorDict) -> Tensor:
-        """Progress since the first point of the centre line, m; place on it, m; laps; steps at the end of the last."""
+        """Initial memory: progress along the centre line, m; place on it, m; laps; steps at the end of the last lap."""
         return torch.zeros(len(state), 4, device=state.device)
 
     def observe(self, now: Moment) -> dict[str, Tensor]:
-        """Velocity, yaw rate and steering angle, for the critic the centre line ahead, for planners map and pose."""
+        """Velocity, yaw rate, steering angle; for the critic, the centre line ahead; for planners, map and pose."""
         state = now.state
         ahead = torch.arange(AHEAD, device=state.device)
         points = _points(now, _index(now, now.memory) + ahead) - state[:, None, :2]
@@ -99,17 +99,18 @@ class Race:
     def outcome(self, before: Moment, after: Moment, hit: Tensor, action: Tensor, previous: Tensor) -> Outcome:
         """Reward for progress, penalties for changes of steering and for contact."""
         length = after.world["length_m"]
-        gone, place, laps, lap_steps = before.memory.unbind(1)
+        progress, place, laps, lap_steps = before.memory.unbind(1)
         now = _place(after, before.memory)
         step = (now - place + 0.5 * length) % length - 0.5 * length  # the shorter direction around the track
-        gone = gone + step
-        lap = gone >= (laps + 1.0) * length
+        progress = progress + step
+        lap = progress >= (laps + 1.0) * length
         laps = laps + lap.float()
         lap_steps = torch.where(lap, after.steps.float(), lap_steps)
+        # r = c_p (progress along the line) - c_s (change of steering)^2 + c_h [contact].
         change = (action[:, 0] - previous[:, 0]).square()
         reward = self.reward_progress * step - self.weight_steering * change
         reward = reward + torch.where(hit, self.reward_collision, 0.0)
-        memory = torch.stack((gone, now % length, laps, lap_steps), 1)
+        memory = torch.stack((progress, now % length, laps, lap_steps), 1)
         return Outcome(reward, laps >= self.laps, memory)
 
     def metrics(self, now: Moment, success: Tensor, hit: Tensor) -> dict[str, Tensor]:
@@ -134,10 +135,10 @@ def _place(now: Moment, memory: Tensor) -> Tensor:
 
     `memory` [N, 4] has the previous place.
     """
-    at, window = now.state[:, None, :2], torch.arange(-WINDOW, WINDOW + 1, device=now.state.device)
-    near = _index(now, memory) + window
-    nearest = near.gather(1, (_points(now, near) - at).square().sum(-1).argmin(1, keepdim=True))
+    position, window = now.state[:, None, :2], torch.arange(-WINDOW, WINDOW + 1, device=now.state.device)
+    candidates = _index(now, memory) + window
+    nearest = candidates.gather(1, (_points(now, candidates) - position).square().sum(-1).argmin(1, keepdim=True))
     first, last = _points(now, torch.cat((nearest - 1, nearest + 1), 1)).unbind(1)
     chord = last - first
-    share = ((at[:, 0] - first) * chord).sum(1) / chord.square().sum(1)
+    share = ((position[:, 0] - first) * chord).sum(1) / chord.square().sum(1)
     return (nearest[:, 0] - 1.0 + 2.0 * share) * now.world["length_m"] / POINTS

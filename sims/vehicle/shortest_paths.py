@@ -14,7 +14,7 @@ from embodied.navigation.local_map import AROUND
 from sims.vehicle.compiled import library
 
 CELL_M, CLEAR_M = 0.25, 0.2
-"""Width of a cell, m, and clearance of free cells' centres, m: slightly less than robots need."""
+"""Width of a cell, m, and clearance of the centres of free cells, m: slightly less than robots need."""
 BLOCKED_M = 1e3
 
 
@@ -38,29 +38,29 @@ def path_lengths(circles: Tensor, segments: Tensor, goal: Tensor, half_m: float,
 
 
 def shortest_distances(start: Tensor, cost: Tensor, cell_m: float, backend: str | None = None) -> Tensor:
-    """As `local_map.shortest_distances`, by compiled C where `backend` is "c" (None: the default)."""
+    """Distances of `local_map.shortest_distances`, in compiled C if `backend` is "c" (None: the default)."""
     if choose(backend, start.device) != "c":
         return local_map.shortest_distances(start, cost, cell_m)
-    found, cost = start.contiguous().clone(), cost.contiguous()
-    maps().shortest_distances(len(start), start.shape[1], cell_m, cell_m * math.sqrt(2.0), *pointers(cost, found))
-    return found
+    distances, cost = start.contiguous().clone(), cost.contiguous()
+    maps().shortest_distances(len(start), start.shape[1], cell_m, cell_m * math.sqrt(2.0), *pointers(cost, distances))
+    return distances
 
 
 def path_length_at(lengths: Tensor, position: Tensor, half_m: float, backend: str | None = None) -> Tensor:
     """Path length [N], m, from `position` [N, 2], given `lengths` [N, G, G]; infinite if no free cell is near."""
     if choose(backend, position.device) == "c":
-        out, given = torch.empty(len(position)), (lengths.contiguous(), position.contiguous())
-        maps().path_length_at(len(position), lengths.shape[1], CELL_M, half_m, BLOCKED_M, *pointers(*given, out))
+        out, inputs = torch.empty(len(position)), (lengths.contiguous(), position.contiguous())
+        maps().path_length_at(len(position), lengths.shape[1], CELL_M, half_m, BLOCKED_M, *pointers(*inputs, out))
         return out
     rows = torch.arange(len(lengths), device=lengths.device)
     cell = ((position + half_m) / CELL_M).floor().long()
-    found = []
+    candidates = []
     for around in AROUND:
-        near = (cell + torch.tensor(around, device=lengths.device)).clamp(0, lengths.shape[1] - 1)
-        from_there = lengths[rows, near[:, 0], near[:, 1]]
-        total = from_there + ((near + 0.5) * CELL_M - half_m - position).norm(dim=1)
-        found.append(torch.where(from_there < BLOCKED_M, total, torch.inf))
-    return torch.stack(found).amin(0)
+        neighbour = (cell + torch.tensor(around, device=lengths.device)).clamp(0, lengths.shape[1] - 1)
+        from_there = lengths[rows, neighbour[:, 0], neighbour[:, 1]]
+        total = from_there + ((neighbour + 0.5) * CELL_M - half_m - position).norm(dim=1)
+        candidates.append(torch.where(from_there < BLOCKED_M, total, torch.inf))
+    return torch.stack(candidates).amin(0)
 
 
 def _free(circles: Tensor, segments: Tensor, half_m: float, x: Tensor, y: Tensor, backend: str) -> Tensor:
@@ -85,13 +85,13 @@ def _free(circles: Tensor, segments: Tensor, half_m: float, x: Tensor, y: Tensor
 
 def _clearance(circles: Tensor, segments: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """Distance [M, G, G], m, of points `x` [1, G, 1], `y` [1, 1, G] from the nearest shape."""
-    found = torch.full((len(circles), x.shape[1], y.shape[2]), torch.inf)
+    clearance = torch.full((len(circles), x.shape[1], y.shape[2]), torch.inf)
     for circle in circles.unbind(1):
         cx, cy, radius = (part.view(-1, 1, 1) for part in circle.unbind(1))
-        found = torch.minimum(found, ((x - cx).square() + (y - cy).square()).sqrt() - radius)
+        clearance = torch.minimum(clearance, ((x - cx).square() + (y - cy).square()).sqrt() - radius)
     for segment in segments.unbind(1):
         ax, ay, bx, by = (part.view(-1, 1, 1) for part in segment.unbind(1))
         ex, ey = bx - ax, by - ay
         share = (((x - ax) * ex + (y - ay) * ey) / (ex * ex + ey * ey).clamp_min(1e-9)).clamp(0.0, 1.0)
-        found = torch.minimum(found, ((x - ax - share * ex).square() + (y - ay - share * ey).square()).sqrt())
-    return found
+        clearance = torch.minimum(clearance, ((x - ax - share * ex).square() + (y - ay - share * ey).square()).sqrt())
+    return clearance

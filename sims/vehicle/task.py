@@ -37,9 +37,9 @@ from sims.vehicle.vehicles import F1TENTH, JACKAL, Vehicle
 FILMED, STRIDE = 4, 2
 """Episodes in a video, and control steps between its frames."""
 PEOPLE = 6
-"""Most of the distribution "people"."""
+"""Largest number of people in the distribution "people"."""
 DRIFT, NOISE = {"odometry_share": 0.01, "odometry_yaw_rad_m": 0.005}, 3.0
-"""Of the distribution "drift": errors of odometry, see `Navigate`; the lidar's noise as a multiple of the usual one."""
+"""Distribution "drift": errors of odometry, see `Navigate`, and the factor of the lidar's noise."""
 T = TypeVar("T", bound=Any)
 
 
@@ -49,7 +49,7 @@ def _numbers(given: Any) -> dict[str, float]:  # noqa: ANN401 - a dataclass of n
 
 @dataclass
 class VehicleTask(ProcessOptions):
-    """Common part of both vehicle tasks.
+    """Options common to both vehicle tasks.
 
     `vehicle` has the vehicle's parameters (`vehicles.Vehicle`), `numbers` and `lidar` those of the task and of its
     lidar. The dynamics of each episode vary by up to the share `randomisation`. An episode is truncated after
@@ -76,7 +76,7 @@ class VehicleTask(ProcessOptions):
 
     @property
     def asset_kind(self) -> None:
-        """None: there are no assets."""
+        """No assets."""
         return
 
     def contract(self, distribution: str) -> Contract:
@@ -113,7 +113,7 @@ class VehicleTask(ProcessOptions):
         )
 
     def demonstrations(self, directory: Path, seed: int) -> None:
-        """None: policies are learned from scratch."""
+        """No-op: policies learn from scratch."""
         return
 
     @property
@@ -128,7 +128,7 @@ class VehicleTask(ProcessOptions):
     def video(
         self, path: Path, policies: Mapping[str, Policy], device: str, distribution: str | None = None, first: int = 0
     ) -> None:
-        """Write a video of each policy, by caption, from the same starts, and driven paths beside it."""
+        """Write a video of each policy, by caption, from the same starts, and next to it a picture of their paths."""
         films, last = {}, []
         for caption, policy in policies.items():
             env = self.environment(FILMED, distribution or self.distributions[0], "eval", device=device)
@@ -146,11 +146,11 @@ class VehicleTask(ProcessOptions):
 
     @property
     def _guarded(self) -> bool:
-        """Whether a guard checks their commands."""
+        """Whether a guard checks the vehicles' commands."""
         return False
 
     def _as(self, distribution: str) -> tuple[Mdp, Lidar]:
-        """What differs between distributions."""
+        """Task and lidar of `distribution`."""
         return self._mdp, self._lidar
 
     def _check(self, distribution: str) -> None:
@@ -162,10 +162,10 @@ class VehicleTask(ProcessOptions):
 class NavigateTask(VehicleTask):
     """Drive a Jackal among unmapped obstacles in random rooms.
 
-    With `map` it observes waypoints of the shortest path on a map that it makes of its own lidar, and hits that it
-    remembers, see `LocalMap`; with `guard` commands after which it could not stop are replaced, see `Guard`. In the
-    distribution "drift" odometry has errors of up to 1% and 0.3 degrees per m, and the lidar three times its noise;
-    in "people" up to six walk about.
+    With `map` the policy observes waypoints of the shortest path on a map from the vehicle's own lidar, and remembered
+    hits, see `LocalMap`; with `guard`, commands after which the vehicle could not stop are replaced, see `Guard`. In
+    the distribution "drift" odometry has errors of up to 1% and 0.3 degrees per m, and the lidar three times its noise;
+    in "people" up to six people walk about.
     """
 
     name: str = "vehicle_navigate"
@@ -188,12 +188,12 @@ class NavigateTask(VehicleTask):
 
     def baselines(self) -> dict[str, Policy]:
         """The dynamic window, without and with a map."""
-        known = self.contract("rooms"), self._vehicle, self._lidar
-        return {"DWA": DynamicWindow(known[0], drive_of(*known[1:])), "map and DWA": MappingPlanner(*known)}
+        arguments = self.contract("rooms"), self._vehicle, self._lidar
+        return {"DWA": DynamicWindow(arguments[0], drive_of(*arguments[1:])), "map and DWA": MappingPlanner(*arguments)}
 
     @property
     def conditions(self) -> Conditions:
-        """Of the policies that it trains."""
+        """Training conditions of this task's policies."""
         checked = "commands that a guard checks, which is not exported" if self.guard else "commands that nobody checks"
         return Conditions((checked,), (), first_action=-1.0)
 
@@ -229,7 +229,7 @@ class RaceTask(VehicleTask):
     distributions: ClassVar[tuple[str, ...]] = ("tracks",)
 
     def baselines(self) -> dict[str, Policy]:
-        """Two planners that know the track, and one that only has the lidar."""
+        """Two planners with the map of the track, and one with the lidar only."""
         contract = self.contract("tracks")
         return {
             "pure pursuit": PurePursuit(contract, self._vehicle),
@@ -255,9 +255,9 @@ class _Drive:
             parts = self.env.mdp.circles(now)[row], now.world["segments"][row], now.world["route"][row]
             world = Map(*(part.cpu().numpy() for part in parts))
             angles = pose[2] + lidar.angles().numpy()
-            mounted = self.env.vehicle.lidar_x_m * np.array([np.cos(pose[2]), np.sin(pose[2])])
+            lidar_offset = self.env.vehicle.lidar_x_m * np.array([np.cos(pose[2]), np.sin(pose[2])])
             rays = now.ranges[row].cpu().numpy()[:, None] * np.stack((np.cos(angles), np.sin(angles)), 1)
             outline = self.env.vehicle.length_m, self.env.vehicle.width_m
-            origin = pose[:2] + mounted
+            origin = pose[:2] + lidar_offset
             pictures.append(draw(world, np.stack(self.trails[row]), outline, origin, origin + rays))
         return np.stack(pictures)

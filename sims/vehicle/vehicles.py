@@ -21,10 +21,10 @@ class Model(IntEnum):
 
 @dataclass(frozen=True)
 class Vehicle:
-    """One vehicle; its position is that of its centre of mass, which is also the middle of its rectangular outline.
+    """One vehicle; its position is its centre of mass, which is also the middle of its rectangular outline.
 
     Attributes:
-        length_m, width_m: outline.
+        length_m, width_m: size of the outline.
         lidar_x_m: distance of the lidar in front of the middle.
         speed_min_m_s, speed_max_m_s: limits of the commanded speed.
         acceleration_m_s2, deceleration_m_s2: limits of the speed's change.
@@ -59,7 +59,7 @@ class Vehicle:
     rear_stiffness: NonNegativeFloat = 0.0
 
     def scattered(self, draws: Tensor, share: float) -> Tensor:
-        """Parameters [N, P], those in `SCATTERED` scaled by 1 + `share` `draws`, with `draws` [N, D] in [-1, 1].
+        """Parameters [N, P] with the `SCATTERED` ones scaled by 1 + `share` `draws`; `draws` [N, D] are in [-1, 1].
 
         Limits of commands do not vary: they are part of the contract.
         """

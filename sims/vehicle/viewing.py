@@ -1,4 +1,4 @@
-"""What vehicles show in the viewer: walls, obstacles, goal or centre line, and the vehicle, which can be pushed."""
+"""View of vehicles for the viewer: walls, obstacles, goal or centre line, and the vehicle, which can be pushed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WHEEL_M = 0.06
 
 
 class Driven(Protocol):
-    """What a view needs of `VehicleEnvironment`."""
+    """Attributes of `VehicleEnvironment` that a view uses."""
 
     now: Moment
     vehicle: Vehicle
@@ -38,7 +38,7 @@ class VehicleView:
         self._env = env
 
     def scene(self, row: int) -> Scene:
-        """The world of the running episode."""
+        """Scene of the running episode: world, vehicle and people."""
         world = self._env.now.world[row]
         circles, segments, route = (world[name].cpu().numpy() for name in ("circles", "segments", "route"))
         walls = segments[(np.abs(segments) < FAR_M / 2).all(1)]
@@ -63,19 +63,19 @@ class VehicleView:
         return Scene(tuple(bodies), eye, (*middle.tolist(), 0.0), 0.0, 1.5 * reach, (NAME,))
 
     def poses(self, row: int) -> Array:
-        """The vehicle, the world at rest, and people."""
+        """Poses of the vehicle, of the world, which does not move, and of people."""
         x, y, yaw = self._env.now.state[row, :3].tolist()
         people = [(*place, *HERE[2:]) for *place, _ in self._moving(row)]
         return np.array([(x, y, 0.0, np.cos(0.5 * yaw), 0.0, 0.0, np.sin(0.5 * yaw)), HERE, *people])
 
     def _moving(self, row: int) -> list[list[float]]:
-        """Centres and radii of what moves."""
+        """Centres and radii of people, the circles that move."""
         now = self._env.now
         circles = self._env.mdp.circles(now)[row, now.world["circles"].shape[1] :]
         return [circle for circle in circles.tolist() if abs(circle[0]) < FAR_M / 2]
 
     def push(self, row: int, body: str, change_m_s: Array) -> None:
-        """As `View.push`, on the ground; wheels that cannot slip only take what is along them."""
+        """Change the vehicle's velocity, see `View.push`; wheels without slip lose its lateral part at once."""
         now = self._env.now
         yaw, (x, y, _) = float(now.state[row, YAW]), change_m_s
         state = now.state.clone()

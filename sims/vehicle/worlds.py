@@ -1,4 +1,4 @@
-"""Numbered worlds of episodes (rooms, obstacles, tracks), made in blocks, always the same.
+"""Numbered worlds of episodes (rooms, obstacles, tracks), made in blocks; a number always gives the same world.
 
 Letters: M worlds, C circles, S segments, P points of the route.
 """
@@ -19,7 +19,7 @@ from sims.vehicle.vehicles import SCATTERED
 
 Array = NDArray[Any]
 BLOCK = 256
-"""Number of worlds made together, which costs little more than one."""
+"""Number of worlds that are made together, at little more cost than one."""
 SPLITS = ("train", "eval")
 
 
@@ -37,11 +37,10 @@ class Maker(Protocol):
 
 
 def worlds(maker: Maker, split: str, starts: Tensor) -> TensorDict:
-    """The worlds of initial states `starts` [M] int64: what `maker` makes; `draws` [M, D], `odometry` [M, 2].
+    """Worlds of initial states `starts` [M] int64: the arrays of `maker`, and three more.
 
-    Those two are in [-1, 1].
-
-    `world` [M, 2] identifies them: the split, as a number, and the initial state.
+    `draws` [M, D] and `odometry` [M, 2] are in [-1, 1]. `world` [M, 2] identifies the world: the split, as a number,
+    and the initial state.
 
     Raises:
         ValueError: for an unknown split.
@@ -57,9 +56,9 @@ def worlds(maker: Maker, split: str, starts: Tensor) -> TensorDict:
 def _block(maker: Maker, split: str, number: int) -> TensorDict:
     seed = derive(0, "vehicle", type(maker).__name__, split, number)
     rng = np.random.Generator(np.random.Philox(key=seed))
-    made = maker.worlds(rng, BLOCK) | {"draws": rng.uniform(-1.0, 1.0, (BLOCK, len(SCATTERED)))}
-    made["odometry"] = rng.uniform(-1.0, 1.0, (BLOCK, 2))
-    tensors = {name: torch.from_numpy(part).float() for name, part in made.items()}
+    arrays = maker.worlds(rng, BLOCK) | {"draws": rng.uniform(-1.0, 1.0, (BLOCK, len(SCATTERED)))}
+    arrays["odometry"] = rng.uniform(-1.0, 1.0, (BLOCK, 2))
+    tensors = {name: torch.from_numpy(part).float() for name, part in arrays.items()}
     numbers = BLOCK * number + torch.arange(BLOCK)
     tensors["world"] = torch.stack((torch.full_like(numbers, SPLITS.index(split)), numbers), 1)
     return TensorDict(tensors, batch_size=[BLOCK])

@@ -1,1 +1,1 @@
-"""What learners make of rewards: their scale, and progress as a reward."""
+"""Processing of rewards by learners: their scale, and progress as a reward."""

@@ -1,15 +1,15 @@
 """VLA-RL's process reward (arXiv 2505.18719): progress along the milestones of demonstrations, as a potential.
 
 A demonstration's milestones are the steps at which its gripper opens or closes, and its end; between them progress is
-the share of time. A copy of the policy learns by its critic to tell progress from an observation, so it sees what the
-policy sees. A decision that executes k actions then earns, besides the task's reward,
+the share of time. The critic of a copy of the policy learns to predict progress from an observation, from the
+same inputs as the policy. A decision that executes k actions then earns, in addition to the task's reward,
 
     F = weight (discount^k Phi(s') - Phi(s)),  Phi = 0 after a termination,
 
 which changes no policy's rank (Ng, Harada and Russell, 1999): standing still near a milestone earns nothing.
 
-Differs from the paper: there a vision-language model is asked for every frame whether a subtask is done, and its answer
-is paid as it is; milestones also need the hand to rest. Only successes are shown to the model: what it tells of
+Differs from the paper: there a vision-language model classifies every frame as completing a subtask or not, and its
+output is the reward; milestones also need the hand to rest. The model is trained on successes only: its output for
 failures that resemble none is a guess, which the potential makes harmless, not useful.
 """
 
@@ -37,14 +37,14 @@ STEPS, BATCH, LEARNING_RATE = 500, 256, 1e-3
 
 
 class ProcessModel(Protocol):
-    """Tells progress in [0, 1] from observations; any other one can take the place of `LearnedProgress`."""
+    """Predictor of progress in [0, 1] from observations; `LearnedProgress` is one."""
 
     def __call__(self, rollout: Rollout, world: World = ALONE) -> tuple[Tensor, Tensor]:
         """Progress before and after each decision of `rollout`, [T, N] each."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that was learned."""
+        """Everything learned."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -53,7 +53,7 @@ class ProcessModel(Protocol):
 
 
 class LearnedProgress:
-    """Learns progress from `demonstrations`, at first use, by the critic of a copy of `policy`.
+    """Predictor of progress that learns from `demonstrations`, at first use, with the critic of a copy of `policy`.
 
     Raises:
         UserError: without demonstrations or an action element named gripper, and for a policy with memory.
@@ -76,19 +76,20 @@ class LearnedProgress:
         """Progress before and after each decision, [T, N] each."""
         if not self.fitted:
             self._fit()
-        told = values(self.model, rollout.observation)
-        return told.clamp(0.0, 1.0), next_values(self.model, rollout, told, world).clamp(0.0, 1.0)
+        predicted = values(self.model, rollout.observation)
+        return predicted.clamp(0.0, 1.0), next_values(self.model, rollout, predicted, world).clamp(0.0, 1.0)
 
     def _fit(self) -> None:
-        """Begin with what the policy has learned to see, then learn progress by squared error."""
+        """Copy the policy's weights, so that its encoder is reused, then fit the critic to progress."""
         self.model.load_state_dict(self.policy.state_dict())
         self.model.start_critic()
         rows, label = progress(self.demonstrations, self.grippers)
         parameters = self.model.critic_parameters()
         optimiser = torch.optim.Adam(parameters, LEARNING_RATE)
         for step in range(STEPS):
-            drawn = torch.randint(len(rows), (BATCH,), generator=self.generator)
-            loss = (self._told(rows[drawn]) - label[drawn].to(self.policy.device)).square().mean()
+            minibatch = torch.randint(len(rows), (BATCH,), generator=self.generator)
+            # L = mean (V(o) - progress)^2
+            loss = (self._told(rows[minibatch]) - label[minibatch].to(self.policy.device)).square().mean()
             optimiser.zero_grad()
             loss.backward()
             check_finite({"loss of the process reward": loss.detach()}, step + 1)
@@ -97,18 +98,18 @@ class LearnedProgress:
         self.fitted = True
 
     def _told(self, rows: Tensor) -> Tensor:
-        """What the model tells of the observations `rows` of demonstrations, [B]."""
-        seen = self.demonstrations.chunks(rows, 1)["observation"].to(self.policy.device)
+        """Predicted progress [B] of the observations `rows` of demonstrations."""
+        observation = self.demonstrations.chunks(rows, 1)["observation"].to(self.policy.device)
         try:
-            return self.model.value(seen)
+            return self.model.value(observation)
         except KeyError as error:
-            lacked = ", ".join(key for key in self.policy.contract.observation if key not in seen)
-            if not lacked:
+            missing = ", ".join(key for key in self.policy.contract.observation if key not in observation)
+            if not missing:
                 raise
-            raise UserError(f"the critic tells progress from {lacked}, which the demonstrations lack") from error
+            raise UserError(f"the critic tells progress from {missing}, which the demonstrations lack") from error
 
     def state_dict(self) -> dict[str, Any]:
-        """The model."""
+        """Weights of the model, and whether it is fitted."""
         return {"model": dict(self.model.state_dict()), "fitted": self.fitted}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -118,24 +119,25 @@ class LearnedProgress:
 
 
 def shaped(rollout: Rollout, before: Tensor, after: Tensor, weight: float, discount: float) -> Rollout:
-    """`rollout` with F of each decision added to the reward of its first action, from progress [T, N]."""
+    """Copy of `rollout` with the shaping reward F, from progress [T, N], added to the first action of each decision."""
     decay = discount ** rollout.executed.sum(-1).to(before.dtype)
-    earned = weight * (decay * after * ~rollout.terminated - before)
+    # F = weight (gamma^k Phi(s') - Phi(s)), Phi(s') = 0 after a termination
+    shaping = weight * (decay * after * ~rollout.terminated - before)
     reward = rollout.reward.clone()
-    reward[..., 0] += earned.to(reward.dtype)
+    reward[..., 0] += shaping.to(reward.dtype)
     return replace(rollout, reward=reward)
 
 
 def grippers(contract: Contract, option: str) -> list[int]:
-    """The action's elements whose names have "gripper" in them.
+    """Indices of the action's elements whose names contain "gripper".
 
     Raises:
         UserError: if there are none.
     """
-    found = [number for number, name in enumerate(contract.action.names) if "gripper" in name]
-    if not found:
+    indices = [number for number, name in enumerate(contract.action.names) if "gripper" in name]
+    if not indices:
         raise UserError(f"{option} finds milestones by action elements named gripper, which this task lacks")
-    return found
+    return indices
 
 
 def progress(demonstrations: Episodes, grippers: list[int]) -> tuple[Tensor, Tensor]:
@@ -148,13 +150,15 @@ def progress(demonstrations: Episodes, grippers: list[int]) -> tuple[Tensor, Ten
     closed, label = commands > middle, torch.zeros(len(demonstrations))
     begin = 0
     for number, end in enumerate(demonstrations.ends.tolist()):
-        turns = (closed[begin + 1 : end] != closed[begin : end - 1]).any(-1).nonzero().squeeze(1) + begin + 1
-        bounds = torch.cat((torch.tensor([begin]), turns, torch.tensor([end])))
+        # milestones: steps at which a gripper changes between the halves of its range
+        milestones = (closed[begin + 1 : end] != closed[begin : end - 1]).any(-1).nonzero().squeeze(1) + begin + 1
+        bounds = torch.cat((torch.tensor([begin]), milestones, torch.tensor([end])))
         rows = (episode == number).nonzero().squeeze(1)
         step = demonstrations.first[rows]
-        behind = torch.searchsorted(bounds, step, right=True) - 1
-        share = (step - bounds[behind]) / (bounds[behind + 1] - bounds[behind])
-        label[rows] = (behind + share) / (len(bounds) - 1)
+        phase = torch.searchsorted(bounds, step, right=True) - 1
+        share = (step - bounds[phase]) / (bounds[phase + 1] - bounds[phase])
+        # (m + s) / M
+        label[rows] = (phase + share) / (len(bounds) - 1)
         begin = end
     rows = demonstrations.imitated_rows()
     return rows, label[rows]

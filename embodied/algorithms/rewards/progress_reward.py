@@ -1,11 +1,11 @@
-"""What a failed episode is worth by how near it came to the batch's own successes (SRPO, arXiv 2511.15605).
+"""Rewards of failed episodes by their distance from the batch's own successes (SRPO, arXiv 2511.15605).
 
-An encoder turns each episode into numbers. Successes of a task are clustered; a failure earns the more, the nearer it
+An encoder turns each episode into a vector. Successes of a task are clustered; a failure earns the more, the nearer it
 is to the centre of a cluster, compared with the task's other failures: 0.6 sigmoid(10 (0.5 - d)), where d is its
 distance, scaled to [0, 1] over these failures. Successes earn 1.
 
-Differs from the paper: episodes are encoded by what is observed, not by a video model, unless another `encoder` is
-given; where a task has no success at all, its failures earn nothing.
+Differs from the paper: episodes are encoded by their observations, not by a video model, unless another `encoder` is
+passed; where a task has no success at all, its failures earn nothing.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from embodied.rollout.groups import WholeRollout
 POINTS = 32
 """Observations that represent an episode, equally spaced in time."""
 NEAR, LEAST = 0.5, 2
-"""Clusters: successes within this RMS distance, in deviations, are neighbours; and their least number."""
+"""DBSCAN's radius (RMS distance, in standard deviations) and the least size of a cluster."""
 
 
 class TrajectoryEncoder(Protocol):
-    """Turns episodes into numbers."""
+    """Encoder of episodes as vectors."""
 
     def __call__(self, observation: TensorDict) -> Tensor:
-        """Numbers [E, F] of observations [E, POINTS] of E episodes of one task."""
+        """Features [E, F] of observations [E, POINTS] of E episodes of one task."""
         ...
 
 
 def changes(observation: TensorDict) -> Tensor:
-    """How all float32 observations [E, POINTS] differ from each episode's first, [E, F]."""
-    found = [part.flatten(2) for _, part in sorted(observation.items()) if part.dtype == torch.float32]
-    values = torch.cat(found, -1)
+    """Differences of all float32 observations [E, POINTS] from each episode's first, [E, F]."""
+    parts = [part.flatten(2) for _, part in sorted(observation.items()) if part.dtype == torch.float32]
+    values = torch.cat(parts, -1)
     return (values - values[:, :1]).flatten(1)
 
 
 @dataclass(frozen=True)
 class ProgressReward:
-    """Rewards of whole episodes."""
+    """Rewards of whole episodes: 1 for successes, less for failures by their distance from successes."""
 
     encoder: TrajectoryEncoder = changes
 
@@ -52,11 +52,13 @@ class ProgressReward:
         reward = success.float()
         for task in episodes.task[~success].unique():
             rows = (episodes.task == task).nonzero().squeeze(1)
-            won = success[rows]
-            if won.any():
-                found = self.encoder(sampled(observation, episodes, rows))
-                found = found / found.std(0, correction=0).clamp_min(1e-6) / found.shape[1] ** 0.5
-                reward[rows[~won]] = progress(found[~won], found[won]).to(reward.dtype)
+            successful = success[rows]
+            if successful.any():
+                features = self.encoder(sampled(observation, episodes, rows))
+                # Scale each feature to unit deviation; the factor 1 / sqrt(F) turns Euclidean distances into RMS
+                # distances.
+                features = features / features.std(0, correction=0).clamp_min(1e-6) / features.shape[1] ** 0.5
+                reward[rows[~successful]] = progress(features[~successful], features[successful]).to(reward.dtype)
         return reward
 
 
@@ -64,27 +66,29 @@ def sampled(observation: TensorDict, episodes: WholeRollout, rows: Tensor) -> Te
     """Observations [E, POINTS] of the episodes `rows` [E], equally spaced in time."""
     flat, envs = observation.flatten(0, 1), observation.shape[1]
     length = torch.bincount(episodes.episode[episodes.episode >= 0], minlength=len(episodes))[rows]
+    # decisions before the last one, from length - 1 down to 0: [E, POINTS]
     back = (torch.linspace(1.0, 0.0, POINTS, device=length.device) * (length[:, None] - 1)).round().long()
     return flat[(episodes.last[rows, None] - back * envs).to(flat.device)]
 
 
 def progress(failed: Tensor, won: Tensor) -> Tensor:
-    """Rewards [M] of failures [M, F] beside successes [S, F]."""
+    """Rewards [M] of failures [M, F], compared with successes [S, F]."""
     distance = torch.cdist(failed, centres(won)).amin(1)
     low, high = distance.aminmax()
+    # 0.6 sigmoid(10 (0.5 - d)), d = distance scaled to [0, 1] over the failures
     return 0.6 * torch.sigmoid(10.0 * (0.5 - (distance - low) / (high - low).clamp_min(1e-6)))
 
 
 def centres(won: Tensor) -> Tensor:
-    """Centres [C, F] of the clusters of [S, F]: DBSCAN with `LEAST` = 2, whose clusters are connected neighbours.
+    """Centres [C, F] of the clusters of [S, F], by DBSCAN with `LEAST` = 2, whose clusters are connected neighbours.
 
-    What has no neighbour is noise, unless there is nothing else.
+    Episodes without a neighbour are noise, unless there are no others.
     """
-    near = torch.cdist(won, won) < NEAR
+    is_neighbour = torch.cdist(won, won) < NEAR
     label = torch.arange(len(won), device=won.device)
-    while not torch.equal(label, lower := torch.where(near, label, len(won)).amin(1)):
-        label = lower  # the lowest number among its neighbours
-    which, index, count = label.unique(return_inverse=True, return_counts=True)
-    sums = won.new_zeros(len(which), won.shape[1]).index_add_(0, index, won)
+    while not torch.equal(label, lower := torch.where(is_neighbour, label, len(won)).amin(1)):
+        label = lower  # the lowest label among the neighbours, until it has reached the whole component
+    clusters, index, count = label.unique(return_inverse=True, return_counts=True)
+    sums = won.new_zeros(len(clusters), won.shape[1]).index_add_(0, index, won)
     means = sums / count.unsqueeze(1)
     return means[count >= LEAST] if (count >= LEAST).any() else means

@@ -1,4 +1,4 @@
-"""Scales rewards so that one learning rate of the critic suits every task."""
+"""Scale of rewards, so that one learning rate of the critic suits every task."""
 
 from __future__ import annotations
 
@@ -26,20 +26,22 @@ class RewardScale:
         self.rewarded, self.squared_rewards = 0, 0.0  # decisions with a reward
 
     def __call__(self) -> float:
-        """The present factor."""
+        """Current factor."""
         if self.squared_rewards == 0.0:
             return 1.0
         variance = self.squares / self.decisions - (self.total / self.decisions) ** 2
+        # 1 / max(std(G), rms of nonzero rewards)
         return 1.0 / math.sqrt(max(variance, self.squared_rewards / self.rewarded))
 
     def add(self, rollout: Rollout, world: World = ALONE) -> None:
         """Add the rewards of one rollout of each process."""
         rewards = chunk_reward(rollout.reward, self.discount).double()
-        ending, worthless = (rollout.executed, rollout.terminated, rollout.truncated), torch.zeros_like(rewards)
-        returns, _ = gae(rollout.reward, *ending, worthless, worthless, discount=self.discount, gae_lambda=1.0)
-        found = returns.numel(), returns.sum(), returns.square().sum(), rewards.count_nonzero(), rewards.square().sum()
+        endings, zero_values = (rollout.executed, rollout.terminated, rollout.truncated), torch.zeros_like(rewards)
+        # with V = 0 and lambda = 1, GAE's return is the discounted sum of rewards to the end
+        returns, _ = gae(rollout.reward, *endings, zero_values, zero_values, discount=self.discount, gae_lambda=1.0)
+        added = returns.numel(), returns.sum(), returns.square().sum(), rewards.count_nonzero(), rewards.square().sum()
         as_sums = {"dtype": torch.float64, "device": rewards.device}
-        sums = world.sum(torch.stack([torch.as_tensor(each, **as_sums) for each in found])).tolist()
+        sums = world.sum(torch.stack([torch.as_tensor(each, **as_sums) for each in added])).tolist()
         self.decisions += int(sums[0])
         self.total += sums[1]
         self.squares += sums[2]
@@ -47,7 +49,7 @@ class RewardScale:
         self.squared_rewards += sums[4]
 
     def state_dict(self) -> dict[str, Any]:
-        """The counts and sums so far."""
+        """Counts and sums so far."""
         return {name: value for name, value in vars(self).items() if name != "discount"}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -1,1 +1,1 @@
-"""A report as one HTML file that loads nothing."""
+"""Report of a run as one HTML file that loads nothing."""

@@ -7,15 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-WIDTH, HEIGHT, LEFT, TOP, BOTTOM, APART = 640, 300, 52, 34, 46, 104  # of a chart, its margins, a column beside it, px
+WIDTH, HEIGHT, LEFT, TOP, BOTTOM, APART = 640, 300, 52, 34, 46, 104  # chart, its margins, an extra column, px
 POINTS = 200
-"""Most points of a curve; means of neighbours are drawn in place of more."""
+"""Largest number of points of a curve; where there are more, means of neighbours are drawn."""
 Points = Sequence[tuple[float, float]]
 
 
 @dataclass(frozen=True)
 class Mark:
-    """An evaluation: its value and interval (None: unknown), after `steps` environment steps; None if it took none.
+    """Evaluation: its value and interval (None: unknown), after `steps` environment steps; None without any.
 
     `kind` is a class of page.css.
     """
@@ -29,29 +29,31 @@ class Mark:
 
 
 class Scale:
-    """Values from `low` to `high` as positions in pixels from `start` to `end`."""
+    """Linear scale from values `low` to `high` to positions in pixels from `start` to `end`."""
 
     def __init__(self, low: float, high: float, start: float, end: float) -> None:
         self.low, self.high, self.start, self.end = low, high, start, end
 
     def __call__(self, value: float) -> float:
-        """The position of `value`, of those outside the nearest end's."""
+        """Position of `value`; values outside are clamped."""
         share = (min(max(value, self.low), self.high) - self.low) / ((self.high - self.low) or 1.0)
         return round(self.start + share * (self.end - self.start), 1)
 
 
 def stages(marks: Sequence[Mark], steps: int, measure: str, between: Sequence[Mark] = ()) -> str:
-    """Evaluations over environment steps, those that took none in columns of their own; "" if there are none.
+    """Chart of evaluations over environment steps, with columns for those without steps; "" if there are none.
 
-    Those `between`, in training, are a curve with a band of their intervals.
+    Evaluations `between`, in training, are a curve with a band of their intervals.
     """
     along = [mark for mark in marks if mark.steps is not None]
-    beside = [mark for mark in marks if mark.steps is None]
+    without_steps = [mark for mark in marks if mark.steps is None]
     if not marks:
         return ""
-    shown = [*marks, *between]
-    y = _axis([bound for mark in shown for bound in (mark.value, mark.low, mark.high) if bound is not None], measure)
-    right = WIDTH - 16 - APART * len(beside)
+    all_marks = [*marks, *between]
+    y = _axis(
+        [bound for mark in all_marks for bound in (mark.value, mark.low, mark.high) if bound is not None], measure
+    )
+    right = WIDTH - 16 - APART * len(without_steps)
     x = Scale(0.0, max(steps, 1), LEFT + 16, right - 16)
     parts = [_grid(y, measure, LEFT, right)]
     if along:
@@ -59,40 +61,40 @@ def stages(marks: Sequence[Mark], steps: int, measure: str, between: Sequence[Ma
     if between:
         parts.append(_band(between, x, y, measure))
     elif len(along) > 1:
-        joined = " ".join(f"{x(mark.steps or 0)},{y(mark.value)}" for mark in along)
-        parts.append(f'<polyline class="between" points="{joined}"/>')
+        path = " ".join(f"{x(mark.steps or 0)},{y(mark.value)}" for mark in along)
+        parts.append(f'<polyline class="between" points="{path}"/>')
     for mark in along:
         at = x(mark.steps or 0)
         parts.append(f'<line class="stage" x1="{at}" x2="{at}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>')
         last = at > (LEFT + right) / 2
         parts.append(_text(at, TOP - 12, mark.label, "end" if last else "start", f"strong {mark.kind}"))
         parts.append(_marked(mark, at, y, measure, -1 if last else 1))
-    for column, mark in enumerate(beside):
+    for column, mark in enumerate(without_steps):
         edge = right + APART * column
         parts.append(_grid(y, measure, edge + 14, edge + APART, labels=False))
         parts.append(_text(edge + 14, TOP - 12, _short(mark.label), "start", f"strong {mark.kind}"))
         parts.append(_marked(mark, edge + 30, y, measure, 1))
-    told = "; ".join(f"{mark.label} {_value(mark.value, measure)}" for mark in marks)
-    return _svg(f"{measure} by stage: {told}", parts)
+    values = "; ".join(f"{mark.label} {_value(mark.value, measure)}" for mark in marks)
+    return _svg(f"{measure} by stage: {values}", parts)
 
 
 def curves(series: Mapping[str, Points], steps: float, measure: str) -> str:
-    """Curves over environment steps, by label; "" if there are none."""
-    drawn = {label: thinned(points) for label, points in series.items() if points}
-    if not drawn:
+    """Chart of curves over environment steps, by label; "" if there are none."""
+    thinned_series = {label: thinned(points) for label, points in series.items() if points}
+    if not thinned_series:
         return ""
-    y = _axis([value for points in drawn.values() for _, value in points], measure)
+    y = _axis([value for points in thinned_series.values() for _, value in points], measure)
     x = Scale(0.0, max(steps, 1.0), LEFT + 4, WIDTH - 16)
     parts = [_grid(y, measure, LEFT, WIDTH - 16), _steps_axis(x, steps)]
-    for number, (label, points) in enumerate(drawn.items()):
+    for number, (label, points) in enumerate(thinned_series.items()):
         line = " ".join(f"{x(step)},{y(value)}" for step, value in points)
         parts.append(f'<polyline class="curve c{number}" points="{line}"/>')
         parts.append(_text(LEFT + 4 + 190 * number, TOP - 12, label, "start", f"strong c{number}"))
-    return _svg(f"{', '.join(drawn)} over environment steps", parts)
+    return _svg(f"{', '.join(thinned_series)} over environment steps", parts)
 
 
 def bar(mark: Mark, low: float, high: float) -> str:
-    """A value with its interval on a line from `low` to `high`, for the cell of a table."""
+    """Bar of a value with its interval on a line from `low` to `high`, for the cell of a table."""
     x = Scale(low, high, 6.0, 154.0)
     ends = [x(mark.value if bound is None else bound) for bound in (mark.low, mark.high)]
     return (
@@ -103,23 +105,24 @@ def bar(mark: Mark, low: float, high: float) -> str:
 
 
 def thinned(points: Points) -> list[tuple[float, float]]:
-    """At most `POINTS` points: means of neighbours where there are more."""
+    """Reduce a curve to at most `POINTS` points, by means of neighbours."""
     size = math.ceil(len(points) / POINTS)
     groups = [points[first : first + size] for first in range(0, len(points), size)] if points else []
     return [(group[-1][0], sum(value for _, value in group) / len(group)) for group in groups]
 
 
 def ticks(low: float, high: float, about: int = 5) -> list[float]:
-    """Round numbers that cover `low` to `high`, some `about` of them, 1, 2, 2.5 or 5 times a power of ten apart."""
+    """Round numbers that cover `low` to `high`, some `about` of them; steps are 1, 2, 2.5 or 5 times a power of ten."""
     span = (high - low) or abs(high) or 1.0
     power = 10.0 ** math.floor(math.log10(span / about))
+    # the smallest round step with at most `about` intervals
     gap = next(power * each for each in (1.0, 2.0, 2.5, 5.0, 10.0) if power * each >= 0.999 * span / about)
     first, last = math.floor(low / gap + 1e-9), math.ceil(high / gap - 1e-9)
     return [round(number * gap, 10) for number in range(first, max(last, first + 1) + 1)]
 
 
 def brief(steps: float) -> str:
-    """A number of steps in few characters: 1.05M, 250k, 800."""
+    """Format a number of steps in few characters: 1.05M, 250k, 800."""
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if steps >= size:
             return f"{steps / size:.4g}{unit}"
@@ -148,10 +151,10 @@ def _steps_axis(x: Scale, steps: float) -> str:
 
 
 def _band(marks: Sequence[Mark], x: Scale, y: Scale, measure: str) -> str:
-    """Marks along the steps as a curve, with the area between the ends of their intervals."""
-    known = [mark for mark in marks if mark.low is not None]
-    upper = [f"{x(mark.steps or 0)},{y(mark.high or 0.0)}" for mark in known]
-    lower = [f"{x(mark.steps or 0)},{y(mark.low or 0.0)}" for mark in reversed(known)]
+    """Curve of marks over steps, with the area between the ends of their intervals."""
+    bounded = [mark for mark in marks if mark.low is not None]
+    upper = [f"{x(mark.steps or 0)},{y(mark.high or 0.0)}" for mark in bounded]
+    lower = [f"{x(mark.steps or 0)},{y(mark.low or 0.0)}" for mark in reversed(bounded)]
     line = " ".join(f"{x(mark.steps or 0)},{y(mark.value)}" for mark in marks)
     dots = [
         f'<circle class="dot {mark.kind}" cx="{x(mark.steps or 0)}" cy="{y(mark.value)}" r="3">'

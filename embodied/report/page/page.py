@@ -1,6 +1,6 @@
-"""A run's report as one HTML file, report.html, which opens anywhere and loads nothing: made from report.json's record.
+"""Report of a run as one HTML file, report.html, which opens anywhere and loads nothing, from report.json's record.
 
-Charts are inline SVG, pictures and the video are contained; a large video is linked.
+Charts are inline SVG, pictures and the video are embedded; a large video is linked.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from embodied.report.repeating import film_command
 from embodied.saving.metrics import read_metrics
 
 VIDEO_BYTES = 8_000_000
-"""Videos up to this size are contained."""
+"""Largest size of an embedded video."""
 LISTED = 60
-"""Failed starts of a task and reason that are listed; report.json has all."""
+"""Number of failed starts listed per task and reason; report.json has all."""
 KINDS = {"start": "start", "sft": "sft", "sft_control": "control", "rl": "rl"}
 TRAINING = {
     "rollout/success": (
@@ -47,12 +47,12 @@ POLICY = "default-src 'none'; img-src data:; media-src data:; style-src 'unsafe-
 
 
 def page(record: Record, directory: Path, commands: Sequence[str]) -> str:
-    """The page of the run in `directory`, whose metrics, video and pictures it shows; `commands` are those to run next.
+    """Page of the run in `directory`, with its metrics, video and pictures, and the `commands` to run next.
 
     `record` is the content of report.json.
     """
-    here = Path(__file__)
-    style, script = (here.with_suffix(suffix).read_text(encoding="utf-8") for suffix in (".css", ".js"))
+    source_path = Path(__file__)
+    style, script = (source_path.with_suffix(suffix).read_text(encoding="utf-8") for suffix in (".css", ".js"))
     sections = [
         _header(record),
         _video(directory),
@@ -79,24 +79,24 @@ def _header(record: Record) -> str:
     notes = list(record["notes"])
     if record["assets"] == "stand-in":
         notes.insert(0, "Stand-in assets: primitives in place of the official assets. These are not benchmark numbers.")
-    told = f'<div class="card warning"><b>To know</b>{listed(notes)}</div>' if notes else ""
+    card = f'<div class="card warning"><b>To know</b>{listed(notes)}</div>' if notes else ""
     return (
         f"<header><p>{escape(' · '.join(facts))}</p>\n<h1>{escape(record['headline'])}</h1></header>\n"
-        f"{told}{_worse(record)}"
+        f"{card}{_worse(record)}"
     )
 
 
 def _worse(record: Record) -> str:
-    if not (fell := record["regressions"]):
+    if not (regressions := record["regressions"]):
         return ""
     lines = [
         f"{each['task']} ({each['distribution']}): {points(each)} since {_title(record, each['over'])},"
         f" {'significant' if significant(each) else 'not significant'}"
-        for each in fell
+        for each in regressions
     ]
-    count = "One task became" if len(fell) == 1 else f"{len(fell)} tasks became"
-    shown = f"<details><summary>Which</summary>{listed(lines)}</details>" if len(lines) > 5 else listed(lines)
-    return f'<div class="card bad-news"><b>{count} worse with reinforcement learning</b>{shown}</div>'
+    count = "One task became" if len(regressions) == 1 else f"{len(regressions)} tasks became"
+    details = f"<details><summary>Which</summary>{listed(lines)}</details>" if len(lines) > 5 else listed(lines)
+    return f'<div class="card bad-news"><b>{count} worse with reinforcement learning</b>{details}</div>'
 
 
 def _video(directory: Path) -> str:
@@ -105,12 +105,12 @@ def _video(directory: Path) -> str:
         return ""
     size = path.stat().st_size
     if size > VIDEO_BYTES:
-        told = f'<p><a href="video.mp4">video.mp4</a>, {size / 1e6:.1f} MB: too large to be contained in this page.</p>'
+        body = f'<p><a href="video.mp4">video.mp4</a>, {size / 1e6:.1f} MB: too large to be contained in this page.</p>'
     else:
         data = base64.b64encode(path.read_bytes()).decode()
-        told = f'<video controls muted loop playsinline preload="auto" src="data:video/mp4;base64,{data}"></video>'
-    what = "The same held-out starts in every row; a green border marks an episode once it has succeeded."
-    return f"<section>\n<h2>Video</h2>\n<figure>{told}<figcaption>{what}</figcaption></figure>\n</section>"
+        body = f'<video controls muted loop playsinline preload="auto" src="data:video/mp4;base64,{data}"></video>'
+    caption = "The same held-out starts in every row; a green border marks an episode once it has succeeded."
+    return f"<section>\n<h2>Video</h2>\n<figure>{body}<figcaption>{caption}</figcaption></figure>\n</section>"
 
 
 def _results(record: Record, directory: Path, distribution: str) -> str:
@@ -132,7 +132,7 @@ def _results(record: Record, directory: Path, distribution: str) -> str:
         ]
         for row in rows
     ]
-    shown = table([f"<th>{escape(name)}</th>" for name in header], ["".join(each) for each in cells])
+    results_table = table([f"<th>{escape(name)}</th>" for name in header], ["".join(each) for each in cells])
     paired = "on the same episodes" if all(row.get("repeatable", True) for row in rows) else "on different episodes"
     limit = f" Episodes end after {rows[0]['step_limit']} control steps." if rows[0]["step_limit"] else ""
     caption = f"All stages are evaluated {paired}, without exploration. Bars: 95% intervals.{limit}{_about(rows)}"
@@ -143,11 +143,11 @@ def _results(record: Record, directory: Path, distribution: str) -> str:
         caption += " Nothing was evaluated between the marks that the dashed line joins."
     figure = f'<p class="note">{escape(caption)}</p>'
     if len(rows) > 1 or between:
-        drawn = stages(list(marks.values()), record["env_steps"], measure, between)
-        figure = chart(drawn, f"Held-out {measure}. {caption}")
+        svg = stages(list(marks.values()), record["env_steps"], measure, between)
+        figure = chart(svg, f"Held-out {measure}. {caption}")
     return (
         f"<section>\n<h2>Results on {escape(distribution)}</h2>\n"
-        f'<div class="card scroll">{shown}</div>\n'
+        f'<div class="card scroll">{results_table}</div>\n'
         f"{figure}\n"
         f"{_tasks(record, directory, rows, gains)}\n</section>"
     )
@@ -163,19 +163,19 @@ def _about(rows: Sequence[Record]) -> str:
 
 
 def _between(record: Record, distribution: str) -> list[Mark]:
-    """The evaluations during reinforcement learning, if they were on `distribution`."""
-    found = record["in_training"]
-    if not found or found["distribution"] != distribution:
+    """Marks of the evaluations during reinforcement learning, if they were on `distribution`."""
+    evaluations = record["in_training"]
+    if not evaluations or evaluations["distribution"] != distribution:
         return []
-    bounds = "low", "high", "env_steps"
+    names = "low", "high", "env_steps"
     return [
-        Mark(f"after {each['env_steps']:,} steps", "rl", each[_measure(each)], *(each[name] for name in bounds))
-        for each in found["points"]
+        Mark(f"after {each['env_steps']:,} steps", "rl", each[_measure(each)], *(each[name] for name in names))
+        for each in evaluations["points"]
     ]
 
 
 def _tasks(record: Record, directory: Path, rows: Sequence[Record], gains: Mapping[str, Record]) -> str:
-    """The table of tasks, with what failed last and how to see it."""
+    """Table of tasks, with the failures of the last stage and commands that film them."""
     last = rows[-1]
     before = next((gains[stage] for stage in ("sft", "start") if stage in gains), None)
     titles = [row["title"] for row in rows]
@@ -189,15 +189,15 @@ def _tasks(record: Record, directory: Path, rows: Sequence[Record], gains: Mappi
     changes = {each["task"]: {**each, "measure": before["measure"]} for each in before["per_task"]} if before else {}
     bodies, several = [], len(last["per_task"]) > 1
     for each in last["per_task"]:
-        told = "".join(_rate(by_task[row["stage"]].get(each["task"])) for row in rows)
-        told += _change(changes[each["task"]]) if before else ""
-        told += f'<td data-value="{_failures(each)}">{escape(_reasons(each))}</td>' if failed else ""
+        row_cells = "".join(_rate(by_task[row["stage"]].get(each["task"])) for row in rows)
+        row_cells += _change(changes[each["task"]]) if before else ""
+        row_cells += f'<td data-value="{_failures(each)}">{escape(_reasons(each))}</td>' if failed else ""
         detail = _failed_starts(each, last["distribution"], directory, several) if failed else ""
         name = escape(each["task"])
         button = f'<button type="button" class="task" aria-expanded="false">{name}</button>' if detail else name
         width = 1 + len(rows) + len(over) + len(failed)
-        more = f'<tr class="detail" hidden><td colspan="{width}">{detail}</td></tr>' if detail else ""
-        bodies.append(f"<tbody><tr><td>{button}</td>{told}</tr>{more}</tbody>")
+        details_row = f'<tr class="detail" hidden><td colspan="{width}">{detail}</td></tr>' if detail else ""
+        bodies.append(f"<tbody><tr><td>{button}</td>{row_cells}</tr>{details_row}</tbody>")
     note = "Click a heading to sort" + (", a task to see which of its starts failed." if failed else ".")
     note += " Intervals of single tasks are not corrected for their number." if several else ""
     return (
@@ -211,8 +211,8 @@ def _rate(row: Record | None) -> str:
     if row is None:
         return "<td></td>"
     value, interval = _told(row)
-    shown = f'{value} <span class="interval-text">{interval}</span>'
-    return f'<td class="nowrap" data-value="{row[_measure(row)]}">{shown}</td>'
+    text = f'{value} <span class="interval-text">{interval}</span>'
+    return f'<td class="nowrap" data-value="{row[_measure(row)]}">{text}</td>'
 
 
 def _change(gain: Record) -> str:
@@ -234,18 +234,18 @@ def _failures(row: Record) -> int:
 
 def _reasons(row: Record) -> str:
     if "failures" not in row and row["success"] < 1:
-        return "reasons were not recorded"  # by the version that made the evaluation
+        return "reasons were not recorded"  # by an earlier version
     return ", ".join(f"{failed['episodes']} {reason}" for reason, failed in row.get("failures", {}).items()) or "none"
 
 
 def _failed_starts(row: Record, distribution: str, directory: Path, several: bool) -> str:
-    """Failed starts by reason, and the command that films the chosen one; "" if they have no numbers."""
-    found = {reason: failed["starts"] for reason, failed in row.get("failures", {}).items() if "starts" in failed}
-    if not found:
+    """Failed starts by reason, and the command that films the selected one; "" if they have no numbers."""
+    by_reason = {reason: failed["starts"] for reason, failed in row.get("failures", {}).items() if "starts" in failed}
+    if not by_reason:
         return ""
-    first = next(iter(found.values()))[0]
+    first = next(iter(by_reason.values()))[0]
     lines = []
-    for reason, starts in found.items():
+    for reason, starts in by_reason.items():
         chips = "".join(
             f'<button type="button" class="chip" aria-pressed="{str(start == first).lower()}">{start}</button>'
             for start in starts[:LISTED]
@@ -261,22 +261,22 @@ def _training(record: Record, directory: Path) -> str:
     rows = read_metrics(directory)
     series = {name: [(row["step"], row[name]) for row in rows if name in row] for name in TRAINING}
     measure = "success" if series["rollout/success"] else "return"
-    shown = {name: points for name, points in series.items() if points and TRAINING[name][1] == measure}
+    available = {name: points for name, points in series.items() if points and TRAINING[name][1] == measure}
     parts = []
-    if shown:
-        drawn = {TRAINING[name][0]: points for name, points in shown.items()}
-        steps = max(points[-1][0] for points in shown.values())
-        defined = "; ".join(f"{TRAINING[name][0]}: {TRAINING[name][2]}" for name in shown)
+    if available:
+        by_label = {TRAINING[name][0]: points for name, points in available.items()}
+        steps = max(points[-1][0] for points in available.values())
+        definitions = "; ".join(f"{TRAINING[name][0]}: {TRAINING[name][2]}" for name in available)
         caption = (
-            f"Training {measure}. {defined}. The policy explores on training starts, so that these figures are not"
+            f"Training {measure}. {definitions}. The policy explores on training starts, so that these figures are not"
         )
         caption += " those of the evaluations above."
-        parts.append(chart(curves(drawn, steps, measure), caption))
-    for name, told in (("trajectories.png", "Paths, before and after"), ("curves.png", "All learning curves")):
+        parts.append(chart(curves(by_label, steps, measure), caption))
+    for name, heading in (("trajectories.png", "Paths, before and after"), ("curves.png", "All learning curves")):
         if (directory / name).exists():
             data = base64.b64encode((directory / name).read_bytes()).decode()
-            image = f'<figure><img alt="{told}" src="data:image/png;base64,{data}"></figure>'
-            parts.append(f'<div class="card"><details><summary>{told}</summary>{image}</details></div>')
+            image = f'<figure><img alt="{heading}" src="data:image/png;base64,{data}"></figure>'
+            parts.append(f'<div class="card"><details><summary>{heading}</summary>{image}</details></div>')
     return "<section>\n<h2>Training</h2>\n" + "\n".join(parts) + "\n</section>" if parts else ""
 
 

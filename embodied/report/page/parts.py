@@ -1,4 +1,4 @@
-"""Sections of report.html on costs, repetition and files, and the HTML that all sections are made of."""
+"""Sections of report.html on costs, repetition and files, and HTML elements of all sections."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FILES = {
 
 
 def costs(record: Record) -> str:
-    """What the run took, by phase, and on which machine."""
+    """Section on the time of the run, by phase, and its machine."""
     wall, cpu = record["wall_s"], record["phase_cpu_s"]
     other = [phase for phase in wall if phase not in RL_PHASES]
     rl = {name: wall[phase] for phase, name in RL_PHASES.items() if phase in wall}
@@ -42,7 +42,7 @@ def costs(record: Record) -> str:
     ]
     header = ["<th>phase</th>", '<th class="number">wall time</th>', '<th class="number">CPU time</th>']
     machine = record["machine"]
-    about = {
+    details = {
         "environment steps": f"{record['env_steps']:,}",
         "training episodes": f"{record['episodes']:,}",
         **(
@@ -52,8 +52,8 @@ def costs(record: Record) -> str:
         ),
         **({"of these pushed": f"{record['pushed']:,}, by a person in the viewer"} if record["pushed"] else {}),
         **{
-            what: f"{record[name]:,}"
-            for name, what in (("lost_collectors", "collectors that died"), ("dropped_rollouts", "rollouts too old"))
+            label: f"{record[name]:,}"
+            for name, label in (("lost_collectors", "collectors that died"), ("dropped_rollouts", "rollouts too old"))
             if record.get(name)
         },
         "processor": f"{machine['processor']}, {machine['cores']} cores",
@@ -65,14 +65,14 @@ def costs(record: Record) -> str:
     return (
         '<section>\n<h2>Costs</h2>\n<div class="pair">'
         f'<div class="card">{table(header, cells)}<p class="note">{note}</p></div>'
-        f'<div class="card">{facts(about)}</div></div>\n</section>'
+        f'<div class="card">{facts(details)}</div></div>\n</section>'
     )
 
 
 def repeat(record: Record, commands: Sequence[str]) -> str:
-    """How to repeat the run, and the `commands` to go on with."""
+    """Section with the command that repeats the run, and the `commands` to continue with."""
     command = record["command"] or "A program made the parts of this run: run that program again."
-    about = {
+    details = {
         "seed": str(record["seed"]),
         "commit": record["git_commit"],
         **({"assets": record["assets"]} if record["assets"] else {}),
@@ -80,16 +80,16 @@ def repeat(record: Record, commands: Sequence[str]) -> str:
     }
     return (
         '<section>\n<h2>Repeat it</h2>\n<div class="card">'
-        f"<pre>{escape(command)}</pre><p></p>{facts(about)}</div>\n"
+        f"<pre>{escape(command)}</pre><p></p>{facts(details)}</div>\n"
         f'<div class="card"><h3>Go on from it</h3><pre>{escape(chr(10).join(commands))}</pre></div>\n</section>'
     )
 
 
 def files(directory: Path) -> str:
-    """What else lies in the run's `directory`, linked."""
+    """Section with links to the other files in the run's `directory`."""
     rows = [
-        f'<td><a href="{name}">{name}</a></td><td>{told}</td>'
-        for name, told in FILES.items()
+        f'<td><a href="{name}">{name}</a></td><td>{description}</td>'
+        for name, description in FILES.items()
         if (directory / name).exists() or name in ("report.md", "report.json")
     ]
     return f'<section>\n<h2>Files beside this page</h2>\n<div class="card">{table([], rows)}</div>\n</section>'
@@ -103,22 +103,22 @@ def _seconds(seconds: float) -> str:
 
 
 def table(header: Sequence[str], rows: Sequence[str]) -> str:
-    """A table of cells that are HTML already: those of the header, and each row's in one string."""
+    """Table of HTML cells: a list for the header, and one string for each row."""
     head = f"<thead><tr>{''.join(header)}</tr></thead>" if header else ""
     return f"<table>{head}<tbody>{''.join(f'<tr>{row}</tr>' for row in rows)}</tbody></table>"
 
 
 def facts(told: Mapping[str, str]) -> str:
-    """Names and what is to be told of them, as text."""
+    """Description list of names and texts."""
     return "<dl>" + "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in told.items()) + "</dl>"
 
 
 def listed(lines: Sequence[str]) -> str:
-    """Lines of text as a list."""
+    """List of lines of text."""
     return "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in lines) + "</ul>"
 
 
 def chart(drawn: str, caption: str) -> str:
-    """An SVG beside its caption, which is text."""
+    """Figure of an SVG with its caption, which is text."""
     caption = f"<figcaption>{escape(caption)}</figcaption>"
     return f'<div class="card"><figure class="chart">{drawn}{caption}</figure></div>'

@@ -1,7 +1,8 @@
 """Demonstrations of the scripted expert: successful episodes with an observation before every action.
 
-With pictures, which cost more than all else, there is one only every `stride` actions, from another action on in each
-episode. Demonstrations start from the training split of the wide distribution, never from LIBERO's own initial states.
+With pictures, which take most of the time, there is an observation only every `stride` actions, and the first one is at
+a different action in each episode. Demonstrations start from the training split of the wide distribution, never from
+LIBERO's own initial states.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from sims.libero.observation import Observer
 from sims.libero.suite import Task
 
 AT_ONCE = 8
-"""Environments per task."""
+"""Largest number of environments per task."""
 SPARE_FAILURES = 10
 """Excess of failures over successes at which a task is abandoned."""
 
@@ -56,7 +57,7 @@ def collect(
     Args:
         writer: receives the episodes; its origin lists the initial state of each and the failures of each task.
         tasks: pick-and-place tasks.
-        episodes: per task.
+        episodes: number of episodes per task.
         assets: see `LiberoEnvironment`.
         seed: seed of initial states and noise.
         noise: standard deviation of the smooth noise on the expert's actions; 1 is full speed.
@@ -64,7 +65,7 @@ def collect(
         threads: number of simulation threads; the result does not depend on it.
         progress: whether to show a progress bar.
         image_size: pixels a side of pictures, if any.
-        images: their cameras.
+        images: cameras of the pictures.
         stride: control steps from one observation to the next if there are pictures.
         starts: distribution of initial states.
         areas_share: see `LiberoEnvironment`.
@@ -94,16 +95,16 @@ def collect(
     with Progress("demonstrations", len(tasks) * episodes, "episode", shown=progress) as bar:
         while recorder.running.any():
             bar.update(recorder.step())
-    starts, kept = recorder.result()
-    wordings, said = [Wordings(task, "training") for task in tasks], 0
-    for episode in kept:
-        writer.add(worded(episode, wordings[int(episode.task_index)], said))
-        said += len(episode)
+    starts, recorded = recorder.result()
+    wordings, instruction = [Wordings(task, "training") for task in tasks], 0
+    for episode in recorded:
+        writer.add(worded(episode, wordings[int(episode.task_index)], instruction))
+        instruction += len(episode)
     writer.origin |= {"start": starts, "failed": recorder.failed}
 
 
 def worded(episode: Episodes, wordings: Wordings, first: int) -> Episodes:
-    """`episode` with the instructions number `first` and following of its task."""
+    """The episode with its task's instructions from number `first` on, one a step."""
     assert episode.final_observation is not None
     texts = [encode(wordings(number), INSTRUCTION_BYTES) for number in range(first, first + len(episode) + 1)]
     rows = torch.from_numpy(np.stack(texts))
@@ -145,32 +146,32 @@ class _Recorder:
 
     def result(self) -> tuple[list[int], list[Episodes]]:
         """Initial states and episodes, in order."""
-        kept = sorted(self.kept, key=lambda each: each[:2])
-        return [start for _, start, _ in kept], [episode for *_, episode in kept]
+        recorded = sorted(self.kept, key=lambda each: each[:2])
+        return [start for _, start, _ in recorded], [episode for *_, episode in recorded]
 
     def _phase(self, ids: Tensor) -> Tensor:
-        """The control step of the first observation of episodes in environments `ids` [M]."""
+        """Control step of the first observation of episodes in environments `ids` [M]."""
         return self.env.start[ids] % self.stride
 
     def _see(self, ids: Tensor) -> None:
-        """Observe environments `ids` [M]."""
+        """Store observations of environments `ids` [M]."""
         rows = self.observation[ids].update(self.eyes.pictures(ids))
         for index, row in zip(ids.tolist(), rows.unbind(0), strict=True):
             self.seen[index].append(row.clone())
 
     def _keep(self, index: int, success: bool) -> None:
         task, start, length = self.task[index], int(self.env.start[index]), int(self.env.steps[index])
-        seen, self.seen[index] = self.seen[index], []
+        observations, self.seen[index] = self.seen[index], []
         if success:
             self.succeeded[task] += 1
             reward = torch.zeros(length)
             reward[-1] = 1.0
             episode = Episodes.of(
-                torch.stack(seen[:-1]),
+                torch.stack(observations[:-1]),
                 self.done[index, :length].clone(),
                 reward=reward,
                 task_index=task,
-                final_observation=seen[-1],
+                final_observation=observations[-1],
             )
             first = torch.arange(start % self.stride, length, self.stride)
             episode = replace(episode, first=first)
@@ -178,8 +179,8 @@ class _Recorder:
             return
         self.failed[task] += 1
         if self.failed[task] > self.succeeded[task] + SPARE_FAILURES:
-            tried, name = self.failed[task] + self.succeeded[task], self.env.task_names[task]
-            outcome = f"the scripted expert failed in {self.failed[task]} of {tried} episodes of {name}"
+            attempts, name = self.failed[task] + self.succeeded[task], self.env.task_names[task]
+            outcome = f"the scripted expert failed in {self.failed[task]} of {attempts} episodes of {name}"
             raise UserError(f"{outcome}; choose tasks that it can do, task.tasks=[...]")
 
     def _begin(self, free: Tensor) -> TensorDict:

@@ -1,8 +1,8 @@
 """A scripted expert that places, drags, opens, closes and turns with privileged state.
 
 It makes demonstrations and is an upper bound. It is closed-loop at every control step: reach above the grasp and down a
-funnel, close, carry above the target and down another funnel or along a joint's way, open, leave. Bodies that move
-before the grasp are planned for again, lost ones are grasped again.
+funnel, close, carry above the target and down another funnel or along a joint's path, open, leave. A body that moves
+before the grasp gets a new plan; a lost body is grasped again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Ids = NDArray[np.int64]
 
 CLOSING_STEPS, OPENING_STEPS, LEAVING_STEPS = 9, 12, 30
 REACH_STEPS, CARRY_STEPS = 60, 120
-"""Steps after which a larger tolerance applies to reaching a goal."""
+"""Numbers of steps after which a larger tolerance applies to reaching a goal."""
 FUNNEL = 8.0
 """Slope of the funnel: height over the goal per distance from its axis."""
 TURN_M = 0.06
@@ -78,26 +78,26 @@ class Expert:
         position, matrix = self._goal(env, plan)
         turn = _turn(self._matrix[env], matrix)
         axis = plan.axis if plan.joint is not None or self.phase[env] not in (Phase.CARRY, Phase.OPEN) else UP
-        way = position - hand
-        along = float(way @ axis)
-        aside = way - along * axis
+        motion = position - hand
+        along = float(motion @ axis)
+        aside = motion - along * axis
         away = float(np.linalg.norm(aside))
         rise = self._rise(env, plan, float(position @ axis), away, float(np.linalg.norm(turn)))
         if self._advance(env, plan, hand, along, away):
             plan = self._current(env)
         if self.phase[env] == Phase.OPEN:
-            way = np.zeros(3)
+            motion = np.zeros(3)
         else:
             along += rise
             # sideways only once high enough
             if plan.joint is None or self.phase[env] != Phase.CARRY:
                 aside = aside * np.clip(1.5 - max(along, 0.0) / 0.04, 0.0, 1.0)
-            way = _limited(GAIN * aside / ACTION_M) + _limited(GAIN * along * axis / ACTION_M)
+            motion = _limited(GAIN * aside / ACTION_M) + _limited(GAIN * along * axis / ACTION_M)
         closed = plan.drag or self.phase[env] in (Phase.CLOSE, Phase.CARRY)
-        return np.concatenate((way, _limited(TURN_GAIN * turn / ACTION_RAD), [1.0 if closed else -1.0]))
+        return np.concatenate((motion, _limited(TURN_GAIN * turn / ACTION_RAD), [1.0 if closed else -1.0]))
 
     def _current(self, env: int) -> Plan:
-        """The plan of one environment: a new one for the next part of the goal where there is none."""
+        """Plan of one environment; without one, a new plan for the next part of the goal."""
         if self.phase[env] == Phase.PLAN:
             planner, data = self._planners[self.simulation.scenes[env]], self.simulation.data[env]
             plan = self._plans[env] = planner.plan(data, planner.next(data))
@@ -106,22 +106,22 @@ class Expert:
         return self._plans[env]
 
     def _goal(self, env: int, plan: Plan) -> tuple[Array, Array]:
-        """Where the hand should be, and its orientation, in the present phase."""
+        """Desired position of the hand, and its orientation, in the present phase."""
         hand, data, phase = self._hand[env], self.simulation.data[env], self.phase[env]
-        held = data.xpos[plan.body]
+        body_position = data.xpos[plan.body]
         if phase <= Phase.CLOSE:
-            return held + plan.grasp, plan.matrix
+            return body_position + plan.grasp, plan.matrix
         if phase == Phase.LEAVE:
-            hover = plan.hover + (held - self._planned[env]) @ plan.axis
+            hover = plan.hover + (body_position - self._planned[env]) @ plan.axis
             return hand + (hover - hand @ plan.axis) * plan.axis, self._matrix[env]
         if plan.joint is not None:
             return plan.joint.hand(data, ahead=True)
-        goal = hand + plan.target - held
+        goal = hand + plan.target - body_position
         goal[2] = plan.release
         return goal, plan.matrix
 
     def _rise(self, env: int, plan: Plan, goal: float, away: float, angle: float) -> float:
-        """Distance from the goal along the axis, m: on a funnel around it, up to the collision-free coordinate."""
+        """Desired distance from the goal along the axis, m: on a funnel, up to the collision-free coordinate."""
         phase = self.phase[env]
         if phase in (Phase.CLOSE, Phase.LEAVE):
             return 0.0
@@ -134,12 +134,12 @@ class Expert:
         """Advance to the next phase where the present one is complete or has failed; returns whether it did."""
         self._timer[env] += 1
         phase, timer, data = self.phase[env], self._timer[env], self.simulation.data[env]
-        held, after = data.xpos[plan.body], phase
+        body_position, after = data.xpos[plan.body], phase
         if phase == Phase.REACH:
             near = 0.007 if timer <= REACH_STEPS else 0.015
             if away < near and abs(along) < near:
                 after = Phase.CARRY if plan.drag else Phase.CLOSE
-            if np.linalg.norm(held - self._planned[env]) > 0.015:
+            if np.linalg.norm(body_position - self._planned[env]) > 0.015:
                 after = Phase.PLAN
         elif phase == Phase.CLOSE and timer >= CLOSING_STEPS:
             after = Phase.CARRY
@@ -153,18 +153,18 @@ class Expert:
         elif phase == Phase.LEAVE and (along < 0.02 or timer >= LEAVING_STEPS):
             after = Phase.PLAN
         if after == Phase.CARRY != phase:
-            self._held[env] = hand - held
+            self._held[env] = hand - body_position
         self.phase[env], self._timer[env] = after, timer if after == phase else 0
         return after != phase
 
     def _carried(self, plan: Plan, env: int, along: float, away: float) -> bool:
-        """Whether what is held is where it should be."""
+        """Whether the held body is at its target."""
         if plan.joint is not None:
             return plan.joint.moved(self.simulation.data[env])
         return away < 0.012 and along > -0.012
 
     def _lost(self, plan: Plan, env: int) -> bool:
-        """Whether the hand holds nothing any more."""
+        """Whether the hand has lost the body."""
         hand, data = self._hand[env], self.simulation.data[env]
         if plan.joint is not None:
             return bool(np.linalg.norm(hand - plan.joint.hand(data, ahead=False)[0]) > 0.035)
@@ -172,8 +172,9 @@ class Expert:
 
     def _noise(self, ids: Ids) -> Array:
         """Noise [n, 6] with a correlation time of about five steps, smaller on rotations."""
-        fresh = self._rng.standard_normal((len(ids), 6)) * self.noise * (1.0, 1.0, 1.0, 0.3, 0.3, 0.3)
-        self._smooth[ids] = 0.8 * self._smooth[ids] + 0.6 * fresh
+        # AR(1): x' = 0.8 x + 0.6 n keeps the variance, because 0.8^2 + 0.6^2 = 1.
+        draws = self._rng.standard_normal((len(ids), 6)) * self.noise * (1.0, 1.0, 1.0, 0.3, 0.3, 0.3)
+        self._smooth[ids] = 0.8 * self._smooth[ids] + 0.6 * draws
         return self._smooth[ids]
 
 

@@ -21,23 +21,23 @@ FINGER_GAP_M = 0.018
 """Space, m, that a finger needs between two intervals."""
 PAD_HALF_M = 0.009
 PALM_M = 0.025
-"""How deep below an object's top the fingertips can go before it touches the palm, with 6 mm to spare."""
+"""Largest depth of the fingertips below an object's top before it touches the palm, with 6 mm to spare."""
 FLOOR_M = 0.0125
 """Lowest height of the grip point over the surface below the object: the fingertips reach 9 mm further down."""
 STRETCHED_M = 0.64
 """Distance from the shoulder to the wrist of a hand that points down beyond which the arm is nearly straight."""
 SHOULDER_M = np.array([0.0, 0.0, 0.333])
-"""Where the shoulder is from the base."""
+"""Position of the shoulder relative to the base."""
 WRIST_UP_M, WRIST_BACK_M, LIFT_M = 0.21, 0.088, 0.10
-"""Where the wrist is from the grip point of a hand that points down: up and back to the base; how far it is lifted."""
+"""Wrist relative to the grip point of a hand that points down: upwards and towards the base; height of a lift."""
 STRETCH_COST = 8.0
-"""Cost per m by which the arm is too straight: it hardly gets out of that."""
+"""Cost per m by which the arm is too straight, a posture that it can hardly leave."""
 ABOUT_M = 0.004
-"""Costs that differ by less count as equal."""
+"""Difference of costs up to which they count as equal."""
 SHIFTS = np.array([0.0, 0.5, -0.5, 1.0, -1.0])
-"""Where between the open fingers an object is when they close, as shares of the room beside it."""
+"""Offsets of the object between the open fingers when they close, as shares of the free space."""
 MARGIN_M = 0.008
-"""Preferred clearance beside fingers and palm, m."""
+"""Preferred clearance of fingers and palm, m."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def best_grasp(
         shoulder: position of the robot's shoulder, world frame, m.
         axis_yaw: yaw of one of the object's horizontal axes, rad.
         preference: the hand's yaw, within the wrist's range, rad; the result is within a quarter turn of it.
-        depth: how far, m, what is between the fingers has to reach above the grip point.
+        depth: height above the grip point, m, that the part between the fingers has to reach.
     """
     middle = (own[:, :2].max(0) + own[:, :2].min(0)) / 2
     near = others[(np.abs(others[:, :2] - middle) < 0.22).all(1) & (others[:, 2] > own[:, 2].min())]
@@ -76,13 +76,13 @@ def best_grasp(
     if not candidates:
         return Grasp(np.array([*middle, _heights(own)[0]]), axis_yaw, np.inf)
     # of nearly equal grasps the smallest rotation: it is a function of the observed hand pose, which helps imitation
-    least = min(grasp.cost for grasp in candidates)
-    good = [grasp for grasp in candidates if grasp.cost < least + ABOUT_M]
+    minimum = min(grasp.cost for grasp in candidates)
+    good = [grasp for grasp in candidates if grasp.cost < minimum + ABOUT_M]
     return min(good, key=lambda grasp: (abs(grasp.yaw - preference), grasp.cost))
 
 
 def _stretched(place: Array) -> float:
-    """How far, m, the lifted wrist is beyond comfortable reach if the grip point is at `place` from the shoulder."""
+    """Distance, m, of the lifted wrist beyond comfortable reach, with the grip point at `place` from the shoulder."""
     across = float(np.linalg.norm(place[:2])) - WRIST_BACK_M
     return max(0.0, float(np.hypot(across, place[2] + WRIST_UP_M + LIFT_M)) - STRETCHED_M)
 
@@ -120,11 +120,11 @@ def _slots(own: Array, others: Array, height: float, depth: float) -> Iterator[t
     common = 0.3 * np.ptp(level[:, 0]) + 0.3 * (height - own[:, 2].max())
     for run in np.split(ordered, 1 + np.flatnonzero(np.diff(ordered) > FINGER_GAP_M)):
         width = run[-1] - run[0]
-        held = (np.abs(own[:, 1]) <= PAD_HALF_M) & (own[:, 0] >= run[0]) & (own[:, 0] <= run[-1])
-        if width > OPENING_M or own[held, 2].max() < height + depth:
+        between_fingers = (np.abs(own[:, 1]) <= PAD_HALF_M) & (own[:, 0] >= run[0]) & (own[:, 0] <= run[-1])
+        if width > OPENING_M or own[between_fingers, 2].max() < height + depth:
             continue
-        room = max(0.0, (OPENING_M - width) / 2 - 0.004)
-        for shift in SHIFTS * room:
+        free_space = max(0.0, (OPENING_M - width) / 2 - 0.004)
+        for shift in SHIFTS * free_space:
             along = (run[0] + run[-1]) / 2 + shift
             touching, tight = (_touched(own, others, along, height, margin) for margin in (0.0, MARGIN_M))
             cost = width + abs(along) + abs(shift) + 0.1 * (tight > 0) + touching
@@ -134,7 +134,7 @@ def _slots(own: Array, others: Array, height: float, depth: float) -> Iterator[t
 def _touched(own: Array, others: Array, along: float, height: float, margin: float) -> int:
     """Points inside the open fingers or the palm, each grown by `margin`, when the grip point is at `along`.
 
-    Of `others` also those between the fingers, which would be grasped as well.
+    Points of `others` between the fingers count too, because they would be grasped as well.
     """
     level = (others[:, 2] > height - 0.0105) & (others[:, 2] < height + 0.01)
     count = int((level & (np.abs(others[:, 0] - along) < 0.0385) & (np.abs(others[:, 1]) < PAD_HALF_M)).sum())

@@ -1,7 +1,7 @@
-"""Plans of the scripted expert: how a body is held, and the heights or the path on which it is moved.
+"""Plans of the scripted expert: the grasp of a body, and the heights or the path on which it is moved.
 
-Three skills are told apart by their plans alone: what is picked is lifted and released over its target; what the hand
-cannot grasp is dragged by closed fingers; what hangs on a joint is held and moved along that joint.
+Three skills differ only in their plans: a picked object is lifted and released over its target; an object that the hand
+cannot grasp is dragged by closed fingers; a body on a joint is held and moved along that joint.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ WRIST_BIAS_RAD = 0.4
 WRIST_ROOM_RAD = 1.2
 """Offset from the middle, rad, up to which the last joint can still turn by a quarter."""
 WRIST_LIMIT_RAD = 1.8
-"""Offset from the middle, rad, beyond which the hand is turned by half a turn: it grasps the same."""
+"""Offset from the middle, rad, beyond which the hand is turned by half a turn, which gives the same grasp."""
 UP = np.array([0.0, 0.0, 1.0])
 TILTS_RAD = np.radians([0.0, 45.0, 60.0, 75.0, 90.0])
 """Angles from the vertical from which handles are approached."""
 NEAR_M, KNOB_TILT_RAD = 0.44, 0.4
-"""Distance, m, from the base below which the hand cannot point straight down; how it then grasps knobs."""
+"""Distance, m, from the base below which the hand cannot point straight down; tilt with which it then grasps knobs."""
 LEANS_RAD = np.radians([15.0, 30.0])
-"""Angles from the vertical at which a hand leans that would touch something upright."""
+"""Angles from the vertical for a leaning hand, where an upright hand would touch something."""
 BEFORE_M = 0.08
 """Distance, m, from a handle at which the hand has its final orientation."""
 BEYOND = 0.1
-"""How far a joint is moved beyond what the goal demands, as a share of its range."""
+"""Motion of a joint beyond the goal's threshold, as a share of its range."""
 LEAD_M, LEAD_RAD = 0.06, 0.4
-"""How far ahead of a joint's position the hand is sent."""
+"""Lead of the hand's target over the joint's position."""
 PRESS_M = 0.015
-"""How far below its surface the fingers are sent that drag an object: they press on it."""
+"""Depth of the target of dragging fingers below the object's surface, so that they press on it."""
 CEILING_M = 0.29
-"""Height over the base, m, above which the hand cannot point down everywhere it carries objects to."""
+"""Height over the base, m, above which the hand cannot point down everywhere on its paths."""
 DEPTH_M = 0.006
-"""How far what a leaning hand grasps has to reach above the grip point: a lower rim slips out of the fingers."""
+"""Height above the grip point that the object in a leaning hand has to reach: a lower rim slips out of the fingers."""
 UNTOUCHED = 1.0
-"""Costs of grasps below this touch nothing."""
+"""Cost below which a grasp touches nothing."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Joint:
     matrix: Array
 
     def hand(self, data: mujoco.MjData, ahead: bool) -> tuple[Array, Array]:
-        """Pose of the hand that holds the joint where it is, or `ahead` of that on the way to the end."""
+        """Pose of the hand at the joint's present position, or `ahead` of it in the direction of the end."""
         value = float(data.qpos[self.address])
         hinge = data.model.jnt_type[self.index] == mujoco.mjtJoint.mjJNT_HINGE
         if ahead:
@@ -81,12 +81,12 @@ class Joint:
 
 @dataclass(frozen=True)
 class Plan:
-    """How to make one predicate true.
+    """Plan that makes one predicate true.
 
     `body` is held at `grasp` [3] m, relative to its origin, by a hand of orientation `matrix` [3, 3]. The hand comes
     from the direction of the unit vector `axis` [3], at the coordinate `hover` along it; it carries at `carry` and lets
     go at `release`, m, world frame. It is closed from the beginning if it drags the body. `joint` is the joint to move
-    instead of carrying, if any.
+    instead of carrying the body, if any.
     """
 
     body: int
@@ -113,7 +113,7 @@ class Planner:
         self._loose = np.isin(self._root, scene.object_body)
 
     def next(self, data: mujoco.MjData) -> Predicate:
-        """The part of the goal to do next: what opens, then what is placed, from below, then what closes."""
+        """Next part of the goal: openings first, then placements (lower objects of a stack first), then closings."""
         scene = self._scene
         waiting = [goal for goal in scene.goal if not holds(goal, scene.geom_owner, data)] or list(scene.goal[:1])
         moving = {goal.a for goal in waiting if goal.kind != "joint"}
@@ -133,7 +133,7 @@ class Planner:
         return self._move(data, predicate) if predicate.kind == "joint" else self._place(data, predicate)
 
     def _place(self, data: mujoco.MjData, predicate: Predicate) -> Plan:
-        """Pick an object and place it, or drag it."""
+        """Plan to pick an object and place it, or to drag it."""
         points = self._cloud.world(data, self._select)
         own, others = points[self._root == predicate.a], points[self._root != predicate.a]
         start, target = data.xpos[predicate.a], target_position(data, predicate)
@@ -176,7 +176,7 @@ class Planner:
         )
 
     def _move(self, data: mujoco.MjData, predicate: Predicate) -> Plan:
-        """Hold what hangs on a joint, from above or from the front, and move it along."""
+        """Plan to hold a body on a joint, from above or from the front, and to move it along."""
         model = data.model
         address = predicate.addresses[0]
         index = int(np.flatnonzero(model.jnt_qposadr == address)[0])
@@ -184,12 +184,12 @@ class Planner:
         points = self._cloud.world(data, self._select)
         own, others = points[self._body == body], points[self._body != body]
         hand = data.site_xmat[self._scene.grip_site].reshape(3, 3)
-        found = [
+        candidates = [
             (grasp.cost, tilt, axis, grasp.position, matrix)
             for tilt, axis in _directions(data, index, own, data.xpos[self._robot])
             for grasp, matrix in (self._held_from(data, axis, own, others, hand),)
         ]
-        *_, axis, position, matrix = min(found, key=lambda each: each[:2])
+        *_, axis, position, matrix = min(candidates, key=lambda each: each[:2])
         low, high = model.jnt_range[index]
         end = float(np.clip(predicate.threshold + predicate.sign * BEYOND * (high - low), low, high))
         joint = Joint(index, address, float(data.qpos[address]), end, position, matrix)
@@ -199,15 +199,15 @@ class Planner:
     def _leaning(
         self, data: mujoco.MjData, own: Array, others: Array, upright: tuple[Grasp, Array, Array]
     ) -> tuple[Grasp, Array, Array]:
-        """The best grasp, its axis and the hand's orientation by a hand that leans, where `upright` would touch."""
-        hand, found = data.site_xmat[self._scene.grip_site].reshape(3, 3), [upright]
+        """Best grasp of a leaning hand, its axis and the hand's orientation; `upright` is the alternative."""
+        hand, candidates = data.site_xmat[self._scene.grip_site].reshape(3, 3), [upright]
         for tilt in LEANS_RAD:
             for yaw in np.arange(8) * np.pi / 4:
                 side = np.array([np.cos(yaw), np.sin(yaw), 0.0])
                 axis = np.cos(tilt) * UP + np.sin(tilt) * side
                 grasp, matrix = self._held_from(data, axis, own, others, hand)
-                found.append((grasp, axis, matrix))
-        return min(found, key=lambda each: each[0].cost)
+                candidates.append((grasp, axis, matrix))
+        return min(candidates, key=lambda each: each[0].cost)
 
     def _held_from(
         self, data: mujoco.MjData, axis: Array, own: Array, others: Array, hand: Array
@@ -223,7 +223,7 @@ class Planner:
         return Grasp(frame.T @ grasp.position, grasp.yaw, grasp.cost), _pointing(axis, fingers)
 
     def _release(self, data: mujoco.MjData, predicate: Predicate, points: Array, below: float) -> float:
-        """Height at which to open, if the object's bottom is `below` the grip point."""
+        """Height of the grip point at which to open the hand, if the object's bottom is `below` it."""
         target = target_position(data, predicate)
         if predicate.kind == "on_object":
             container = points[self._root == predicate.b]
@@ -244,7 +244,7 @@ def target_position(data: mujoco.MjData, predicate: Predicate) -> Array:
 
 
 def _directions(data: mujoco.MjData, index: int, own: Array, base: Array) -> Iterator[tuple[float, Array]]:
-    """Tilts and unit vectors [3] from which to hold the points `own` [P, 3]: from above, and along the joint's way."""
+    """Tilts and unit vectors [3] from which to hold the points `own` [P, 3]: from above, and along the joint's path."""
     if data.model.jnt_type[index] == mujoco.mjtJoint.mjJNT_SLIDE:
         front = data.xaxis[index]
     else:

@@ -1,4 +1,4 @@
-"""Which library computes the physics."""
+"""Choice of the physics library."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def simulate(
     `varied` are fields of the model that initial states draw.
 
     Raises:
-        UserError: if stock LIBERO is to vary any.
+        UserError: for `varied` fields in stock LIBERO.
     """
     if sim is LiberoSim.mujoco:
         from sims.libero.physics.simulation import Simulation

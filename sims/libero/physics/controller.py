@@ -22,16 +22,16 @@ GRIPPER_SPEED = np.array([-0.01, 0.01])  # change of the fingers' normalised com
 def control_step(model: mujoco.MjModel, data: mujoco.MjData, scene: Scene, memory: np.void, action: Array) -> bool:
     """One control step of `action` [7]; `memory` is a record of native.CONTROLLER. False if the simulation diverges."""
     for substep in range(SUBSTEPS):
-        fresh = bool(memory["fresh"])
-        if fresh:
-            goal_position, push = _recalled(model, data, scene, memory, action)
+        first_step = bool(memory["fresh"])
+        if first_step:
+            goal_position, torque = _recalled(model, data, scene, memory, action)
             memory["fresh"] = 0.0
         mujoco.mj_fwdPosition(model, data)
         mujoco.mj_fwdVelocity(model, data)
-        if not fresh:
+        if not first_step:
             goal_position = set_goal(data, scene, memory, action) if substep == 0 else goal_position
-            push = torques(model, data, scene, memory, goal_position)
-        data.ctrl[scene.arm_actuator] = compensated(model, data, scene, push)
+            torque = torques(model, data, scene, memory, goal_position)
+        data.ctrl[scene.arm_actuator] = compensated(model, data, scene, torque)
         data.ctrl[scene.gripper_actuator] = grip(model, scene, memory, action[6])
         mujoco.mj_fwdActuation(model, data)
         mujoco.mj_fwdAcceleration(model, data)
@@ -43,7 +43,7 @@ def control_step(model: mujoco.MjModel, data: mujoco.MjData, scene: Scene, memor
 
 
 def set_goal(data: mujoco.MjData, scene: Scene, memory: np.void, action: Array) -> Array:
-    """Goal position [3] m; the goal orientation goes to `memory` and is kept while no rotation is commanded."""
+    """Goal position [3] m; also sets the goal orientation in `memory`, unless no rotation is commanded."""
     clipped = np.clip(action, -1.0, 1.0)
     rotation = ROTATION_SCALE * clipped[3:6]
     if rotation.any():
@@ -76,10 +76,13 @@ def torques(model: mujoco.MjModel, data: mujoco.MjData, scene: Scene, memory: np
     """
     velocity = data.qvel[scene.arm_dofadr]
     jacobian, inertia = arm_matrices(model, data, scene)
+    # Lambda^-1 = J M^-1 J'
     inverse = jacobian @ np.linalg.solve(inertia, jacobian.T)
     desired = KP * _pose_error(data, scene, memory, goal_position) - 2 * np.sqrt(KP) * (jacobian @ velocity)
     posture = POSTURE_KP * (memory["posture"] - data.qpos[scene.arm_qposadr]) - 2 * np.sqrt(POSTURE_KP) * velocity
+    # F = (Lambda_pos a_pos, Lambda_rot a_rot), uncoupled
     wrench = np.concatenate([_pinv(inverse[:3, :3]) @ desired[:3], _pinv(inverse[3:, 3:]) @ desired[3:]])
+    # F - Lambda J p removes the posture task's effect on the hand
     wrench -= _pinv(inverse) @ (jacobian @ posture)
     return jacobian.T @ wrench + inertia @ posture
 
@@ -101,18 +104,18 @@ def _recalled(
 ) -> tuple[Array, Array]:
     """Goal position [3] and torques [7] of an episode's first substep.
 
-    Stock's controller reads the arm's state when a reset creates it, and next at the second substep, whatever state is
-    written in between: the first substep therefore uses the arm at rest in its posture.
+    Stock's controller reads the arm's state when a reset creates it, and next at the second substep, independently
+    of states written in between: the first substep therefore uses the arm at rest in its posture.
     """
-    qpos, qvel = data.qpos[scene.arm_qposadr], data.qvel[scene.arm_dofadr]
+    arm_qpos, arm_qvel = data.qpos[scene.arm_qposadr], data.qvel[scene.arm_dofadr]
     data.qpos[scene.arm_qposadr], data.qvel[scene.arm_dofadr] = memory["posture"], 0.0
     mujoco.mj_kinematics(model, data)
     mujoco.mj_comPos(model, data)
     mujoco.mj_makeM(model, data)
     goal_position = set_goal(data, scene, memory, action)
-    push = torques(model, data, scene, memory, goal_position)
-    data.qpos[scene.arm_qposadr], data.qvel[scene.arm_dofadr] = qpos, qvel
-    return goal_position, push
+    torque = torques(model, data, scene, memory, goal_position)
+    data.qpos[scene.arm_qposadr], data.qvel[scene.arm_dofadr] = arm_qpos, arm_qvel
+    return goal_position, torque
 
 
 def arm_matrices(model: mujoco.MjModel, data: mujoco.MjData, scene: Scene) -> tuple[Array, Array]:
@@ -135,4 +138,4 @@ def _pinv(matrix: Array) -> Array:
 
 
 def _finite(values: Array) -> bool:
-    return bool((np.abs(values) < mujoco.mjMAXVAL).all())  # false for nan
+    return bool((np.abs(values) < mujoco.mjMAXVAL).all())  # False for NaN

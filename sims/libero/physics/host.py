@@ -1,4 +1,4 @@
-"""What environments ask of simulations, as tensors, of those that run on the host: MuJoCo's and stock LIBERO's."""
+"""Interface, in tensors, of simulations that run on the host: MuJoCo's and stock LIBERO's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sims.libero.scene.placement import InitialState
 
 
 class HostSimulation(ABC):
-    """N simulations in numpy, asked in tensors."""
+    """N simulations in numpy, with an interface in tensors."""
 
     num: int
     torch_device = torch.device("cpu")
@@ -45,10 +45,10 @@ class HostSimulation(ABC):
 
     @abstractmethod
     def placed(self, ids: NDArray[np.int64], bodies: Sequence[int]) -> NDArray[np.float64]:
-        """Where `bodies` are attached [n, bodies, 7]."""
+        """Poses in which `bodies` are attached [n, bodies, 7]: positions and quaternions."""
 
     def drawn(self, ids: NDArray[np.int64]) -> dict[str, NDArray[np.float64]]:
-        """What domain randomisation varies, in simulations `ids` [n] of one scene: field of the model -> [n, ...]."""
+        """Fields of the model that are randomised: name -> [n, ...], of simulations `ids` [n] of one scene."""
         return {}
 
     @abstractmethod
@@ -57,7 +57,7 @@ class HostSimulation(ABC):
 
     @abstractmethod
     def achieved(self, i: int) -> list[bool]:
-        """Which parts of its goal simulation `i` satisfies, in their order."""
+        """Whether simulation `i` satisfies each part of its goal, in their order."""
 
     def begin(self, ids: Tensor, starts: Tensor, initial: Callable[[int, int], InitialState]) -> None:
         """Restart simulations `ids` [M] from the numbered `starts` [M], whose states are `initial(i, start)`."""
@@ -65,7 +65,10 @@ class HostSimulation(ABC):
             self.write(i, **initial(i, start)._asdict())
 
     def run(self, actions: Tensor, left: Tensor, *, stop_on_success: bool = True) -> tuple[Tensor, Tensor, Tensor]:
-        """Run the first `left` [N] actions of the chunk `actions` [N, K, 7]; returns as `step`, of all simulations."""
+        """Run the first `left` [N] actions of the chunk `actions` [N, K, 7].
+
+        Returns the tuple of `step` for all N simulations.
+        """
         chunk, widths = actions.numpy(), left.numpy()
         executed = np.zeros(chunk.shape[:2], dtype=bool)
         success, diverged = np.zeros((2, self.num), dtype=bool)
@@ -77,9 +80,9 @@ class HostSimulation(ABC):
         return torch.from_numpy(executed), torch.from_numpy(success), torch.from_numpy(diverged)
 
     def seen(self, ids: NDArray[np.int64], bodies: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
-        """Of simulations `ids` [n] of one scene, what observations are made of.
+        """State that observations are computed from, of simulations `ids` [n] of one scene.
 
-        Positions [n, nq], where `bodies` are attached [n, bodies, 7], and the fingers' commands [n, 2].
+        It is positions [n, nq], poses in which `bodies` are attached [n, bodies, 7], and commands of fingers [n, 2].
         """
-        read = self.qpos(ids), self.placed(ids, bodies), self.gripper()[ids]
-        return tuple(torch.from_numpy(values) for values in read)
+        arrays = self.qpos(ids), self.placed(ids, bodies), self.gripper()[ids]
+        return tuple(torch.from_numpy(values) for values in arrays)

@@ -34,7 +34,7 @@ until the first control step, which starts from the arm at rest in its posture."
 
 
 class NativePredicate(Structure):
-    """`Predicate` as native.c reads it."""
+    """Layout of `Predicate` in native.c."""
 
     _fields_ = (
         *((name, c_int) for name in ("kind", "a", "b", "owner_a", "owner_b", "any_joint", "num_addresses")),
@@ -58,7 +58,7 @@ class NativePredicate(Structure):
 
 
 class NativeScene(Structure):
-    """Addresses and goal of a `Scene` as native.c reads them."""
+    """Layout of the addresses and the goal of a `Scene` in native.c."""
 
     _fields_ = (
         ("arm_qpos", c_int * 7),

@@ -24,12 +24,12 @@ class Simulation(HostSimulation):
     """N simulations; `scenes[i]` is the scene of simulation i; the same Scene may appear many times.
 
     `sleep` lets MuJoCo skip objects at rest (differences of about 5e-6 rad after 60 control steps). `threads` defaults
-    to the cores available to this process; results do not depend on it. Poses in `data[i]` are, as in stock, those
-    before the last physics step was integrated; `qpos` and `qvel` are those after it. Without the compiled library
+    to the cores available to this process; results do not depend on it. Poses in `data[i]` are, as in stock, from
+    before the integration of the last physics step; `qpos` and `qvel` are from after it. Without the compiled library
     numpy gives the same numbers, more slowly, with one warning.
 
-    Simulations share the model of their scene. One whose start differs in the poses of fixtures, or in other fields of
-    the model (`varied`, by name), has a copy of 3 MB.
+    Simulations share the model of their scene. A simulation with other poses of fixtures, or other values of the fields
+    `varied` of the model, has a copy of 3 MB.
     """
 
     def __init__(
@@ -64,15 +64,15 @@ class Simulation(HostSimulation):
         """Restart simulation `i` from `qpos` [nq], `qvel` [nv].
 
         `body_pos` [nbody, 3] m and `body_quat` [nbody, 4] place fixtures, `drawn` has values of the fields `varied`;
-        the scene's where not given. The controller starts as
-        stock's does at reset: its null-space posture, its goal orientation and the position from which the first action
-        starts are those of the arm at `initial_joint` [7] rad (the scene's nominal ones if None), whatever `qpos` is.
+        by default these are the scene's. The controller starts as in stock after a reset: its null-space posture, its
+        goal orientation and the position from which the first action starts are those of the arm at `initial_joint` [7]
+        rad (the scene's nominal joints if None), independently of `qpos`.
         """
         scene, data, model = self.scenes[i], self.data[i], self.models[i]
         qpos, qvel = _copied("qpos", qpos, model.nq), _copied("qvel", qvel, model.nv)
         posture = scene.initial_arm if initial_joint is None else np.asarray(initial_joint)
-        given = {"body_pos": body_pos, "body_quat": body_quat} | dict(drawn or {})
-        model = self._with(i, {name: values for name, values in given.items() if values is not None})
+        fields = {"body_pos": body_pos, "body_quat": body_quat} | dict(drawn or {})
+        model = self._with(i, {name: values for name, values in fields.items() if values is not None})
         mujoco.mj_resetData(model, data)
         data.qpos[scene.arm_qposadr] = posture
         mujoco.mj_kinematics(model, data)
@@ -100,7 +100,7 @@ class Simulation(HostSimulation):
         return executed, success, diverged
 
     def kick(self, i: int, change: ArrayLike) -> None:
-        """Add `change` [nv] to the velocities of simulation `i`, all of whose bodies awake."""
+        """Add `change` [nv] to the velocities of simulation `i`, and wake up all of its bodies."""
         model, data = self.models[i], self.data[i]
         data.qvel[:] += change
         _set_asleep(model, data, np.full(model.ntree, -1, dtype=np.int32))
@@ -110,7 +110,7 @@ class Simulation(HostSimulation):
         return np.stack([self.data[i].qpos for i in ids])
 
     def placed(self, ids: NDArray[np.int64], bodies: Sequence[int]) -> NDArray[np.float64]:
-        """Where `bodies` are attached in simulations `ids` of one scene: positions and quaternions [n, bodies, 7]."""
+        """Positions and quaternions [n, bodies, 7] in which `bodies` are attached; `ids` are of one scene."""
         models, bodies = [self.models[i] for i in ids], list(bodies)
         return np.stack([np.hstack((model.body_pos[bodies], model.body_quat[bodies])) for model in models])
 
@@ -130,12 +130,12 @@ class Simulation(HostSimulation):
         return self._pool.satisfied(self._native, i)
 
     def achieved(self, i: int) -> list[bool]:
-        """Which parts of its goal simulation `i` satisfies, in their order."""
+        """Whether simulation `i` satisfies each part of its goal, in their order."""
         scene, data = self.scenes[i], self.data[i]
         return [holds(part, scene.geom_owner, data) for part in scene.goal]
 
     def state_dict(self) -> dict[str, NDArray]:
-        """Everything needed to continue bit for bit: arrays of the simulations' concatenated rows."""
+        """State to continue bit for bit: arrays of the simulations' concatenated rows."""
         return {
             "physics": np.concatenate([_physics(m, d) for m, d in zip(self.models, self.data, strict=True)]),
             "asleep": np.concatenate([data.tree_asleep for data in self.data]),
@@ -204,7 +204,7 @@ class Simulation(HostSimulation):
         mujoco.mj_forward(self.models[i], self.data[i])
 
     def _with(self, i: int, given: Mapping[str, ArrayLike]) -> mujoco.MjModel:
-        """Simulation `i`'s model with the fields `given`, else the scene's; a copy of it if they differ."""
+        """Model of simulation `i` with the fields `given`, else the scene's; a copy of the scene's if they differ."""
         model, nominal = self.models[i], self.scenes[i].model
         values = {name: np.asarray(given.get(name, getattr(nominal, name))) for name in self._own}
         if unknown := sorted(given.keys() - values.keys()):
@@ -220,7 +220,7 @@ class Simulation(HostSimulation):
         return model
 
     def _pointers(self) -> object:
-        """The array of structs for native.c."""
+        """Array of structs for native.c."""
         scenes = {scene: native.NativeScene.of(scene) for scene in self._shared}
         rows = (native.NativeSimulation * self.num)()
         for i, scene in enumerate(self.scenes):
@@ -230,7 +230,7 @@ class Simulation(HostSimulation):
 
 
 def _stepping_model(model: mujoco.MjModel, sleep: bool) -> mujoco.MjModel:
-    """A copy with `sleep` set and without sensors, which are unused and take time."""
+    """Copy of the model with the option `sleep` and without sensors, which are unused and take time."""
     result = copy.copy(model)
     result.opt.disableflags |= int(mujoco.mjtDisableBit.mjDSBL_SENSOR)
     if sleep:
@@ -252,7 +252,7 @@ def _physics(model: mujoco.MjModel, data: mujoco.MjData) -> NDArray[np.float64]:
 
 
 def _set_asleep(model: mujoco.MjModel, data: mujoco.MjData, asleep: NDArray[np.int32]) -> None:
-    """Set which trees sleep, and the arrays MuJoCo derives from that; otherwise it would detect a change."""
+    """Set which trees sleep, and the arrays that MuJoCo derives from it; otherwise it would detect a change."""
     data.tree_asleep[:] = asleep
     data.tree_awake[:] = asleep < 0
     moving = model.body_treeid >= 0

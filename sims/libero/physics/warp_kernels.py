@@ -1,7 +1,7 @@
 """Kernels around mujoco_warp's physics: the OSC_POSE controller, LIBERO's goals, and freezing of finished worlds.
 
 One thread per world. The controller computes in double precision what controller.py computes in numpy, from physics in
-single precision. Where a task inertia is close to singular its pivots are bounded from below, in place of the
+single precision. Where a task inertia is close to singular its pivots are bounded from below, instead of a
 pseudo-inverse. W: worlds of one scene.
 """
 
@@ -29,7 +29,7 @@ KP_REST, KD_REST = wp.constant(wp.float64(POSTURE_KP)), wp.constant(wp.float64(2
 TRANSLATION, TURN = wp.constant(wp.float64(POSITION_SCALE)), wp.constant(wp.float64(ROTATION_SCALE))
 GRIP = wp.constant(wp.float64(0.01))  # change of the fingers' normalised commands per substep
 SMALLEST = wp.constant(wp.float64(1e-10))  # pivot, relative to the largest diagonal element
-LARGEST = wp.constant(1e10)  # mjMAXVAL: a larger state has blown up
+LARGEST = wp.constant(1e10)  # mjMAXVAL: a larger state has diverged
 IN, ON_OBJECT, ON_SITE, JOINT_ANY, JOINT_ALL = (wp.constant(kind) for kind in range(5))
 NO_ROOM = wp.constant(OVERFLOW)
 NEAR_M, BELOW_IN_M = wp.constant(NEAR), wp.constant(BELOW_IN)
@@ -44,13 +44,13 @@ class Arm:
     dof: wp.array[int]  # [7]
     actuator: wp.array[int]  # [7]
     fingers: wp.array[int]  # [2] actuators
-    site: int  # the point that is controlled
+    site: int  # the controlled point
     root: int  # body at the root of the arm's tree
 
 
 @wp.struct
 class Controller:
-    """What the controllers of W worlds remember; `start_*` is the arm at rest in its posture, where episodes begin."""
+    """Memory of the controllers of W worlds; `start_*` are of the arm at rest in its posture, where episodes begin."""
 
     goal_position: wp.array[wp.vec3d]  # m, world frame
     goal_orientation: wp.array[wp.mat33d]
@@ -100,7 +100,8 @@ def cholesky6(a: mat66d, n: int) -> mat66d:
 
 @wp.func
 def solve6(a: mat66d, x: vec6d, n: int) -> vec6d:
-    """The solution of the leading [n, n] system."""
+    """Solution of the leading [n, n] system, by forward and backward substitution."""
+    # L y = x, then L' z = y, in place.
     l = cholesky6(a, n)  # noqa: E741
     y = x
     for i in range(n):
@@ -129,6 +130,7 @@ def inverse_task_inertia(inertia: mat77d, jacobian: mat67d) -> mat66d:
                 l[i, i] = wp.sqrt(rest)
             else:
                 l[i, j] = rest / l[j, j]
+    # With M = L L' and H = J L^-T: J M^-1 J' = H H'.
     result = mat66d()
     for r in range(6):
         for i in range(ARM):
@@ -215,11 +217,11 @@ def control(
     w = wp.tid()
     if active[w] == 0:
         return
-    fresh = memory.fresh[w]
+    first_step = memory.fresh[w]
     inertia, jacobian = mat77d(), mat67d()
     velocity, posture_error = vec7d(), vec7d()
     position, orientation = vec3d(), mat33d()
-    if fresh == 1:
+    if first_step == 1:
         position += memory.start_position[w]
         orientation += memory.start_orientation[w]
         for i in range(ARM):
@@ -242,9 +244,9 @@ def control(
             posture_error[i] = memory.posture[w, i] - real(qpos[w, arm.qpos[i]])
             motion = cdof[w, dof]
             turn = wp.vec3(motion[0], motion[1], motion[2])
-            moved = wp.vec3(motion[3], motion[4], motion[5]) + wp.cross(turn, lever)
+            linear = wp.vec3(motion[3], motion[4], motion[5]) + wp.cross(turn, lever)
             for k in range(3):
-                jacobian[k, i] = real(moved[k])
+                jacobian[k, i] = real(linear[k])
                 jacobian[3 + k, i] = real(turn[k])
             for k in range(rowadr[dof], rowadr[dof] + rownnz[dof]):
                 for j in range(i + 1):
@@ -259,7 +261,7 @@ def control(
         memory.goal_position[w] = position + shift
         if turn_by[0] != real(0.0) or turn_by[1] != real(0.0) or turn_by[2] != real(0.0):
             memory.goal_orientation[w] = turned(orientation, turn_by)
-    push = torques(
+    torque = torques(
         inertia,
         jacobian,
         position,
@@ -272,13 +274,13 @@ def control(
     shared = wp.min(w, ctrlrange.shape[0] - 1)
     for i in range(ARM):
         bounds = ctrlrange[shared, arm.actuator[i]]
-        ctrl[w, arm.actuator[i]] = wp.clamp(float(push[i]) + qfrc_bias[w, arm.dof[i]], bounds[0], bounds[1])
+        ctrl[w, arm.actuator[i]] = wp.clamp(float(torque[i]) + qfrc_bias[w, arm.dof[i]], bounds[0], bounds[1])
     closing = wp.sign(action[w, 6])
     if action[w, 6] == real(0.0):
         closing = real(0.0)
     for i in range(2):
-        way = real(2 * i - 1)
-        command = wp.clamp(memory.gripper[w, i] + way * GRIP * closing, real(-1.0), real(1.0))
+        direction = real(2 * i - 1)
+        command = wp.clamp(memory.gripper[w, i] + direction * GRIP * closing, real(-1.0), real(1.0))
         memory.gripper[w, i] = command
         bounds = ctrlrange[shared, arm.fingers[i]]
         ctrl[w, arm.fingers[i]] = 0.5 * (bounds[0] + bounds[1]) + 0.5 * (bounds[1] - bounds[0]) * float(command)
@@ -328,20 +330,20 @@ def holds(
         return all_true
     position = xpos[w, goal.a[p]]
     if kind == ON_OBJECT:
-        apart = position - xpos[w, goal.b[p]]
-        near = apart[2] >= 0.0 and wp.sqrt(apart[0] * apart[0] + apart[1] * apart[1]) < NEAR_M
+        offset = position - xpos[w, goal.b[p]]
+        near = offset[2] >= 0.0 and wp.sqrt(offset[0] * offset[0] + offset[1] * offset[1]) < NEAR_M
         return near and touches[w, p] == 1
     frame = site_xmat[w, goal.b[p]]
-    apart = position - site_xpos[w, goal.b[p]]
+    offset = position - site_xpos[w, goal.b[p]]
     size = goal.size[p]
     if kind == IN:
         half = wp.vec3()
         rotated = frame * size
         for i in range(3):
             half[i] = wp.abs(rotated[i])
-        inside = wp.abs(apart[0]) < half[0] and wp.abs(apart[1]) < half[1]
-        return inside and apart[2] > -half[2] - BELOW_IN_M and apart[2] < half[2]
-    local = frame * apart
+        inside = wp.abs(offset[0]) < half[0] and wp.abs(offset[1]) < half[1]
+        return inside and offset[2] > -half[2] - BELOW_IN_M and offset[2] < half[2]
+    local = frame * offset
     over = wp.abs(local[0]) < size[0] and wp.abs(local[1]) < size[1]
     over = over and local[2] > size[2] - BELOW_ON_M and local[2] < size[2] + ABOVE_ON_M
     return over and (goal.owner_b[p] < 0 or touches[w, p] == 1)
@@ -365,7 +367,7 @@ def judge(
     diverged: wp.array[int],
     achieved: wp.array2d[int],
 ) -> None:
-    """End of a control step: of the active worlds, which blew up, which are at their goal, which go on.
+    """End of a control step: sets which active worlds have diverged, are at their goal, or continue.
 
     `executed` counts the control steps of the chunk, of which a world runs `left`; `achieved` [W, P] are the
     propositions that are true.
@@ -374,7 +376,7 @@ def judge(
     if active[w] == 0:
         return
     executed[w] = executed[w] + 1
-    finite = (overflow[w] & NO_ROOM) == 0  # without room for its contacts a world's physics is wrong
+    finite = (overflow[w] & NO_ROOM) == 0  # with more contacts than allocated a world's physics is wrong
     for i in range(qpos.shape[1]):
         finite = finite and wp.abs(qpos[w, i]) < LARGEST
     for i in range(qvel.shape[1]):
@@ -392,7 +394,7 @@ def judge(
 
 @wp.kernel
 def carry(active: wp.array[int], state: wp.array2d[float], kept: wp.array2d[float]) -> None:
-    """Keep the rows of active worlds, and put the others back to what was kept of them."""
+    """Store the rows of active worlds in `kept`, and restore the rows of the others from it."""
     w, i = wp.tid()
     if active[w] == 1:
         kept[w, i] = state[w, i]

@@ -1,4 +1,4 @@
-"""Many LIBERO simulations on mujoco_warp: as `Simulation`, but all worlds of a scene advance together on one device.
+"""Many LIBERO simulations on mujoco_warp: like `Simulation`, but all worlds of a scene advance together on one device.
 
 On CUDA a control step (25 substeps of controller and physics, then the goal) is one captured graph. On a CPU it is some
 forty times slower than `Simulation` and serves for tests.
@@ -22,7 +22,7 @@ from sims.libero.scene.placement import InitialState
 from sims.libero.scene.predicates import Predicate
 from sims.libero.scene.scene import Scene
 
-wp.config.log_level = wp.LOG_ERROR  # before mujoco_warp's import: it would report every kernel it loads
+wp.config.log_level = wp.LOG_ERROR  # before mujoco_warp, which would report every kernel
 
 import mujoco_warp  # noqa: E402
 
@@ -31,7 +31,7 @@ from sims.warp_capacity import OVERFLOW, capacity  # noqa: E402
 from sims.warp_order import captured, in_order  # noqa: E402
 
 KEPT = 1024
-"""Numbered starts of a scene that are kept on the device, about 20 kB each."""
+"""Number of starts of a scene that are stored on the device, about 20 kB each."""
 KINDS = {"in": kernels.IN, "on_object": kernels.ON_OBJECT, "on_site": kernels.ON_SITE}
 STATE = ("qpos", "qvel", "qacc_warmstart")  # of mujoco_warp's data
 PLACES = ("body_pos", "body_quat")  # of its model, one per world
@@ -51,15 +51,15 @@ class WarpSimulation:
     """N simulations; `scenes[i]` is the i-th one's scene. Worlds of one scene are stepped together on `device`.
 
     `device` is one of warp's ("cuda:0", "cpu"; CUDA where there is a GPU if None). Physics is in single precision and
-    without MuJoCo's sleep. Finished worlds are put back to where they ended. `begin`, `run` and `seen` take and return
-    tensors on the device; nothing waits for it within a chunk. `varied` are fields of the model, by name, that differ
-    between starts.
+    without MuJoCo's sleep. Finished worlds are restored to their last state. `begin`, `run` and `seen` take and return
+    tensors on the device, without synchronisation within a chunk. `varied` are fields of the model, by name, that
+    differ between starts.
     """
 
     def __init__(self, scenes: Sequence[Scene], *, device: str | None = None, varied: Sequence[str] = ()) -> None:
         self.scenes = list(scenes)
         self.num = len(self.scenes)
-        self.overflow: Tensor | None = None  # [N] bool after `run`: worlds whose contacts had no room
+        self.overflow: Tensor | None = None  # [N] bool after `run`: worlds with more contacts than allocated
         self.device = wp.get_device(device)
         self.torch_device = torch.device(wp.device_to_torch(self.device))
         self.groups: list[Worlds] = []
@@ -81,7 +81,7 @@ class WarpSimulation:
         drawn: Mapping[str, ArrayLike] | None = None,
         initial_joint: ArrayLike | None = None,
     ) -> None:
-        """Start simulation `i` anew, as `Simulation.write` does."""
+        """Restart simulation `i`; see `Simulation.write`."""
         group, row = self._place[i]
         model = self.scenes[i].model
         state = InitialState(
@@ -94,18 +94,21 @@ class WarpSimulation:
         self.groups[group].write(int(row), state, initial_joint)
 
     def begin(self, ids: Tensor, starts: Tensor, initial: Callable[[int, int], InitialState]) -> None:
-        """Start simulations `ids` [M] anew at the numbered `starts` [M]; `initial(i, start)` is computed once each.
+        """Restart simulations `ids` [M] at the numbered `starts` [M]; each `initial(i, start)` is computed once.
 
         The states of up to KEPT starts of a scene stay on the device and are copied from there.
         """
         ids, numbers = ids.cpu().numpy(), starts.cpu().numpy()
         for group, worlds in enumerate(self.groups):
-            mine = np.flatnonzero(self._place[ids, 0] == group)
-            if len(mine):
-                worlds.begin(self._place[ids[mine], 1], numbers[mine].tolist(), initial)
+            in_group = np.flatnonzero(self._place[ids, 0] == group)
+            if len(in_group):
+                worlds.begin(self._place[ids[in_group], 1], numbers[in_group].tolist(), initial)
 
     def run(self, actions: Tensor, left: Tensor, *, stop_on_success: bool = True) -> tuple[Tensor, Tensor, Tensor]:
-        """Run the first `left` [N] actions of the chunk `actions` [N, K, 7]; returns as `step`, of all simulations."""
+        """Run the first `left` [N] actions of the chunk `actions` [N, K, 7].
+
+        Returns the tuple of `step` for all N simulations.
+        """
         executed = torch.zeros(actions.shape[:2], dtype=torch.bool, device=self.torch_device)
         success, diverged, self.overflow = torch.zeros(3, self.num, dtype=torch.bool, device=self.torch_device)
         for worlds in self.groups:
@@ -119,7 +122,7 @@ class WarpSimulation:
     ) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
         """Run the chunk `actions` [n, K, 7] in simulations `ids` [n]: (executed [n, K], success [n], diverged [n]).
 
-        As `Simulation.step`.
+        See `Simulation.step`.
         """
         ids, actions = np.asarray(ids, dtype=np.int64), np.asarray(actions, dtype=np.float64)
         chunk, left = np.zeros((self.num, *actions.shape[1:])), np.zeros(self.num, dtype=np.int64)
@@ -129,9 +132,9 @@ class WarpSimulation:
         return tuple(values.cpu().numpy()[ids] for values in result)
 
     def seen(self, ids: NDArray[np.int64], bodies: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
-        """Of all simulations `ids` [W] of one scene, on the device: what observations are made of.
+        """State that observations are computed from, of all simulations `ids` [W] of one scene, on the device.
 
-        Positions [W, nq], where `bodies` are attached [W, bodies, 7], and the fingers' commands [W, 2].
+        It is positions [W, nq], poses in which `bodies` are attached [W, bodies, 7], and commands of fingers [W, 2].
         """
         views = self.groups[self._place[ids[0], 0]].views
         placed = torch.cat([views[name][:, list(bodies)] for name in PLACES], -1)
@@ -152,7 +155,7 @@ class WarpSimulation:
         return self._read("qvel", ids)
 
     def placed(self, ids: NDArray[np.int64], bodies: Sequence[int]) -> NDArray[np.float64]:
-        """Where `bodies` are attached in simulations `ids` of one scene: positions and quaternions [n, bodies, 7]."""
+        """Positions and quaternions [n, bodies, 7] in which `bodies` are attached; `ids` are of one scene."""
         return np.concatenate([self._read(name, ids)[:, list(bodies)] for name in PLACES], -1)
 
     def drawn(self, ids: NDArray[np.int64]) -> dict[str, NDArray[np.float64]]:
@@ -167,12 +170,12 @@ class WarpSimulation:
         return commands
 
     def achieved(self, i: int) -> list[bool]:
-        """Which parts of its goal simulation `i` satisfied after its last control step, in their order."""
+        """Whether simulation `i` satisfied each part of its goal after its last control step, in their order."""
         group, row = self._place[i]
         return self.groups[group].achieved[row].bool().tolist()
 
     def state_dict(self) -> dict[str, NDArray]:
-        """Everything needed to continue with the same numbers: "GROUP.FIELD" -> array over the group's worlds."""
+        """State to continue with the same numbers: "GROUP.FIELD" -> array over the group's worlds."""
         return {
             f"{number}.{name}": worlds.read(name) for number, worlds in enumerate(self.groups) for name in worlds.fields
         }
@@ -189,7 +192,7 @@ class WarpSimulation:
             worlds.load({name: state[f"{number}.{name}"] for name in worlds.fields})
 
     def close(self) -> None:
-        """Nothing outlives the object."""
+        """No-op: there are no threads or processes to stop."""
 
     def _read(self, name: str, ids: NDArray[np.int64]) -> NDArray[np.float64]:
         group = self._place[ids[0], 0]
@@ -205,7 +208,7 @@ class Worlds:
         model.opt.disableflags |= int(mujoco.mjtDisableBit.mjDSBL_SENSOR)
         self._host, self._scratch = model, mujoco.MjData(model)
         self.model = mujoco_warp.put_model(model, batch_sizes=dict.fromkeys((*PLACES, *varied), self.count))
-        self.model.opt.warn_overflow = 0  # counted as diverged
+        self.model.opt.warn_overflow = 0  # overflows count as diverged
         room = capacity(model, self.model)
         self.data = mujoco_warp.make_data(model, nworld=self.count, **room._asdict())
         self.overflow = wp.to_torch(self.data.overflow)  # [W] bits, of the last `step`
@@ -229,13 +232,13 @@ class Worlds:
             self.views[name].copy_(values.expand_as(self.views[name]))
 
     def write(self, row: int, state: InitialState, posture: ArrayLike | None) -> None:
-        """Start world `row` anew from `state`, with the controller that an arm at `posture` [7] begins with."""
+        """Restart world `row` from `state`, with the initial controller of an arm at `posture` [7]."""
         self._put(np.array([row]), self._tensors([self._fresh(state, posture)]))
 
     def begin(
         self, rows: NDArray[np.int64], numbers: Sequence[int], initial: Callable[[int, int], InitialState]
     ) -> None:
-        """Start worlds `rows` anew at the starts `numbers`."""
+        """Restart worlds `rows` at the starts `numbers`."""
         new = {number: row for number, row in zip(numbers, rows, strict=True) if number not in self._slots}
         if len(self._slots) + len(new) > KEPT:
             self._slots, self._starts = {}, {}
@@ -317,7 +320,7 @@ class Worlds:
         return self.views[name].cpu().numpy().astype(np.float64)
 
     def load(self, state: dict[str, NDArray]) -> None:
-        """Take up the `fields` of a state."""
+        """Load the `fields` of a state."""
         for name, values in state.items():
             self.views[name].copy_(torch.from_numpy(values))
 
@@ -326,13 +329,13 @@ class Worlds:
             self._launch(stop_on_success)
             return
         if stop_on_success not in self._graphs:
-            self._launch(stop_on_success)  # compiles what the graph will hold
+            self._launch(stop_on_success)  # compiles the kernels, which a capture cannot
             self._graphs[stop_on_success] = captured(self._device, lambda: self._launch(stop_on_success))
             return
         wp.capture_launch(self._graphs[stop_on_success])
 
     def _launch(self, stop_on_success: bool) -> None:
-        """25 substeps of controller and physics, then what has become of every world."""
+        """Run the substeps of controller and physics, then evaluate the result of every world."""
         model, data, flags = self.model, self.data, self._flags
         for substep in range(SUBSTEPS):
             mujoco_warp.step1(model, data)
@@ -387,7 +390,7 @@ class Worlds:
         )
 
     def _rest(self, blown: Tensor, before: Tensor) -> None:
-        """Put worlds that are `blown` [W, 1] up to their `before` [W, nq], at rest; fixtures and controllers stay."""
+        """Restore diverged worlds `blown` [W, 1] to their qpos `before` [W, nq], at rest; only the physics changes."""
         for name in STATE:
             view = self.views[name]
             view.copy_(torch.where(blown, before if name == "qpos" else torch.zeros_like(view), view))
@@ -409,15 +412,15 @@ def _arm(scene: Scene, model: mujoco.MjModel) -> kernels.Arm:
 
 def _goal(scene: Scene) -> kernels.Goal:
     goal = kernels.Goal()
-    listed = scene.goal
-    goal.kind = wp.array([_kind(predicate) for predicate in listed], dtype=int)
+    predicates = scene.goal
+    goal.kind = wp.array([_kind(predicate) for predicate in predicates], dtype=int)
     for name in ("a", "b", "owner_a", "owner_b"):
-        setattr(goal, name, wp.array([getattr(predicate, name) for predicate in listed], dtype=int))
-    goal.size = wp.array([predicate.size for predicate in listed], dtype=wp.vec3)
+        setattr(goal, name, wp.array([getattr(predicate, name) for predicate in predicates], dtype=int))
+    goal.size = wp.array([predicate.size for predicate in predicates], dtype=wp.vec3)
     for name in ("sign", "threshold"):
-        setattr(goal, name, wp.array([getattr(predicate, name) for predicate in listed], dtype=float))
-    addresses = np.full((len(listed), max(1, *(len(predicate.addresses) for predicate in listed), 1)), -1)
-    for row, predicate in zip(addresses, listed, strict=True):
+        setattr(goal, name, wp.array([getattr(predicate, name) for predicate in predicates], dtype=float))
+    addresses = np.full((len(predicates), max(1, *(len(predicate.addresses) for predicate in predicates), 1)), -1)
+    for row, predicate in zip(addresses, predicates, strict=True):
         row[: len(predicate.addresses)] = predicate.addresses
     goal.addresses = wp.array(addresses, dtype=int)
     goal.geom_owner = wp.array(scene.geom_owner, dtype=int)

@@ -1,4 +1,4 @@
-"""Camera images of mujoco_warp's worlds, traced where they are simulated: neither state nor pixels pass the host.
+"""Camera images of mujoco_warp's worlds, traced on the device of the simulation, without transfers to the host.
 
 Letters in shape comments: M selected worlds, C cameras.
 """
@@ -23,7 +23,7 @@ import mujoco_warp  # isort: skip (after `warp_simulation`, which silences it)
 class BatchedCameras:
     """The cameras `names` of every world of `simulation`, in one launch for all worlds of a scene.
 
-    Pictures are those that `Cameras` makes by tracing rays.
+    Pictures are the same as those of `Cameras` with backend "rays".
 
     Raises:
         UserError: for a camera that the scenes lack.
@@ -39,18 +39,18 @@ class BatchedCameras:
         """Images [M, C, height, width, 3] uint8 of worlds `ids` [M] (all if None), on the simulation's device."""
         everyone = torch.arange(self._simulation.num, device=self._simulation.torch_device)
         ids = everyone if ids is None else ids
-        shown = torch.empty(len(ids), *self._shape, dtype=torch.uint8, device=ids.device)
+        images = torch.empty(len(ids), *self._shape, dtype=torch.uint8, device=ids.device)
         for view in self._views:
             row, world = (ids[:, None] == view.worlds.rows).nonzero(as_tuple=True)
             if len(row):
-                shown[row] = view.draw(world)
-        return shown
+                images[row] = view.draw(world)
+        return images
 
 
 class _View:
-    """The worlds of one scene in a model with visuals, whose kinematics is computed anew.
+    """Worlds of one scene in a model with visuals, whose kinematics is recomputed.
 
-    The physics has poses of the step before, or of worlds that have gone on past the end of an episode.
+    The poses of the physics are from the step before, or from worlds that continued past the end of an episode.
     """
 
     def __init__(self, worlds: Worlds, names: Sequence[str], width: int, height: int, device: warp.Device) -> None:

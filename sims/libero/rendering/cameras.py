@@ -49,11 +49,12 @@ class Cameras:
     images needs ours flipped. With stand-ins, or if visual files are missing, images differ from the benchmark's.
 
     `backend` "rays" traces rays (mujoco_warp: on CUDA if available, else on the CPU, without any graphics library).
-    "raster" draws the same pictures but for a few pixels along edges, on the CPU, several times faster, and no films.
-    "gl" is MuJoCo's own renderer: the same shapes at the same pixels, but edges, fine textures and highlights differ.
-    Train and evaluate a policy on the same one, "raster" and "rays" counting as one. `choose_backend` is the default.
+    "raster" draws the same pictures except for a few pixels along edges, on the CPU, several times faster, but no
+    films. "gl" is MuJoCo's own renderer: the same shapes at the same pixels, but edges, fine textures and highlights
+    differ. Train and evaluate a policy on the same one, where "raster" and "rays" count as one. `choose_backend` is the
+    default.
 
-    With `film` the images are for people: with shadows and soft edges.
+    With `film` the images have shadows and soft edges, for people.
 
     Raises:
         UserError: for a camera that the scenes lack, or a backend that does not work here.
@@ -103,7 +104,7 @@ class Cameras:
         return pictures
 
     def pictures(self, ids: Tensor | None = None) -> Tensor:
-        """As `render`, on the simulation's device."""
+        """Images of `render` as a tensor on the simulation's device."""
         rendered = self.render(None if ids is None else ids.cpu().numpy())
         return torch.from_numpy(rendered).to(self._simulation.torch_device)
 
@@ -116,7 +117,7 @@ class Cameras:
 
 
 def cameras_of(simulation: Physics, names: Sequence[str], size: int) -> Cameras | BatchedCameras:
-    """The cameras `names` of `size` pixels a side, which draw where the simulation computes."""
+    """Cameras `names` of `size` pixels a side, which render on the device of the simulation."""
     if isinstance(simulation, HostSimulation):
         return Cameras(simulation, names, size, size)
     from sims.libero.rendering.batched import BatchedCameras
@@ -133,7 +134,7 @@ def choose_backend(film: bool = False) -> Backend:
     try:
         import warp
 
-        from sims.libero.rendering import ray_tracer  # noqa: F401 (whether it can be imported is the question)
+        from sims.libero.rendering import ray_tracer  # noqa: F401 (tests whether it can be imported)
     except ImportError as error:
         cuda, reason = False, error
     else:

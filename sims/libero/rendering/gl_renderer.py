@@ -17,7 +17,7 @@ from sims.libero.rendering.poses import COLOURS, VISUAL_GROUP, Poses
 from sims.opengl import context
 
 FILM_SCALE, SHADOW_SIZE = 3, 2048
-"""A film's pixels are averages of this squared; and pixels along an edge of the map of its shadows."""
+"""Factor of supersampling of films, along each edge; pixels along an edge of their shadow map."""
 
 
 class GLRenderer:
@@ -46,7 +46,8 @@ class GLRenderer:
 
     def draw(self, poses: Sequence[Poses]) -> NDArray[np.uint8]:
         """Images [n, cameras, height, width, 3] of n states of the scene."""
-        mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._renderer)  # another scene's may be bound
+        # Another scene's buffer may be bound.
+        mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._renderer)
         return np.stack([[self._draw(pose, camera) for camera in self._cameras] for pose in poses])
 
     def _draw(self, pose: Poses, camera: mujoco.MjvCamera) -> NDArray[np.uint8]:

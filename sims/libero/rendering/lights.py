@@ -1,4 +1,4 @@
-"""The lights of a scene: how much of each a table gets, how far they are dimmed, which casts shadows in films."""
+"""Lights of a scene: their share on the table, their dimming, and the light that casts shadows in films."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ def cast_shadows(model: mujoco.MjModel) -> None:
 
 
 def dim(model: mujoco.MjModel) -> float:
-    """Dim the lights so that the middle of a white table, seen at 45 degrees, is just below overexposure; by how much.
+    """Dim the lights so that a white table, seen at 45 degrees, is just below overexposure; returns the factor.
 
     OpenGL clips the light on a surface before multiplying by the colour, our renderers clip the product: LIBERO's
     brighter scenes, designed with OpenGL, would be overexposed.
     """
     headlight = model.vis.headlight
+    # 0.7 is about cos(45 degrees), the headlight's share at that angle.
     fixed = float(np.max(headlight.ambient + 0.7 * headlight.diffuse + model.light_ambient.sum(0)))
     light = sum((float(model.light_diffuse[i].max()) * on_table(model, i) for i in range(model.nlight)), 1e-6)
     scale = min(1.0, max(0.0, 1.0 - fixed) / light)

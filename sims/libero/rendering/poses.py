@@ -20,11 +20,11 @@ GEOM_TYPES = tuple(
 )
 """Geom types of all scenes, which the ray tracer and the rasteriser draw."""
 CARRIED = ("cam_pos", "cam_quat", "light_pos")
-"""Fields of a model, of those that domain randomisation draws, that poses depend on."""
+"""Fields of a model, drawn by domain randomisation, on which poses depend."""
 MOST_PIXELS = 2**31
-"""Of all worlds and cameras that are rendered at once; they are counted in 32 bits."""
+"""Largest number of pixels of all worlds and cameras in one rendering, because they are counted in 32 bits."""
 COLOURS = ("light_diffuse", "light_specular")
-"""Fields of a model that only colours depend on."""
+"""Fields of a model on which only colours depend."""
 
 
 class Poses(NamedTuple):
@@ -62,7 +62,7 @@ class Posing:
     def __call__(
         self, placed: NDArray[np.float64], qpos: NDArray[np.float64], drawn: Mapping[str, NDArray[np.float64]]
     ) -> Poses:
-        """Poses at `qpos` [nq] with bodies attached at `placed` [nbody, 7] and fields `drawn`, a simulation's."""
+        """Poses at `qpos` [nq] with bodies attached at `placed` [nbody, 7] and the fields `drawn` of a simulation."""
         data = self._data
         data.qpos[:] = qpos
         # Not with a simulation's own model: with sleep on, its kinematics skips bodies at rest.

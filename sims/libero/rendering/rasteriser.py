@@ -1,4 +1,4 @@
-"""The ray tracer's pictures, drawn on a CPU many times faster: raster.c, compiled at first use, and its structs.
+"""Pictures of the ray tracer, drawn on a CPU many times faster: raster.c, compiled at first use, and its structs.
 
 Same rays, light and textures as mujoco_warp's renderer without shadows; for observations, not for films.
 """
@@ -31,7 +31,7 @@ FLAGS = ("-std=gnu11", "-O3", "-march=native", "-ffp-contract=off", "-fno-math-e
 SHININESS = 128.0  # the exponent of MuJoCo's shininess 1
 NO_LIGHT_AMBIENT = 0.3  # mujoco_warp's, where a model has neither lights nor a headlight
 SAME_NORMAL = 0.8  # cosine; a corner's normal further from the face's is not used, as in MuJoCo's renderer
-OFF = -1  # type of a light that is not lit
+OFF = -1  # type of an inactive light
 
 _TEXTURE = [("pixels", "u8"), ("width", "i4"), ("height", "i4")]
 GEOM = np.dtype(
@@ -129,7 +129,7 @@ class Rasteriser:
         return pictures
 
     def _geoms(self, model: mujoco.MjModel) -> NDArray[np.void]:
-        """The geoms that can be seen, as `GEOM`."""
+        """Visible geoms, as an array of `GEOM`."""
         visible = np.isin(model.geom_type, GEOM_TYPES) & (model.geom_group == VISUAL_GROUP)
         rows = [self._geom(model, i) for i in np.flatnonzero(visible).tolist()]
         geoms = np.array([row for row in rows if row is not None], dtype=GEOM)
@@ -163,14 +163,14 @@ class Rasteriser:
 
 
 class _Mesh:
-    """A mesh's tree, and what its faces' corners are shaded with.
+    """Search tree of a mesh, and normals and texture coordinates of its faces' corners.
 
     Args:
         loaded: the library.
         vertices: [V, 3], m.
-        faces: [F, 3] of vertices.
-        normals: [F, 3, 3] of the corners.
-        texcoords: [F, 3, 2] of the corners, NaN where a face has none; None if none has.
+        faces: [F, 3] indices of vertices.
+        normals: [F, 3, 3] normals of the corners.
+        texcoords: [F, 3, 2] texture coordinates of the corners, NaN for faces without them; None if no face has them.
     """
 
     def __init__(
@@ -196,7 +196,7 @@ class _Mesh:
 
 _MESHES: weakref.WeakValueDictionary[bytes, _Mesh] = weakref.WeakValueDictionary()
 _TEXTURES: weakref.WeakValueDictionary[bytes, NDArray[np.float32]] = weakref.WeakValueDictionary()
-"""Those in use, by content: scenes share the robot and the sky."""
+"""Meshes and textures in use, by content: scenes share the robot and the sky."""
 
 
 def _shared_mesh(loaded: ctypes.CDLL, model: mujoco.MjModel, mesh: int) -> _Mesh:
@@ -207,18 +207,18 @@ def _shared_mesh(loaded: ctypes.CDLL, model: mujoco.MjModel, mesh: int) -> _Mesh
     texcoords, start = None, model.mesh_texcoordadr[mesh]
     if start >= 0:
         indices = model.mesh_facetexcoord[rows]
-        lacking = (indices < 0).any(1)
-        texcoords = model.mesh_texcoord[start + np.where(lacking[:, None], 0, indices)]
-        texcoords[lacking] = np.nan
+        without_texcoords = (indices < 0).any(1)
+        texcoords = model.mesh_texcoord[start + np.where(without_texcoords[:, None], 0, indices)]
+        texcoords[without_texcoords] = np.nan
     parts = (vertices, faces, normals) if texcoords is None else (vertices, faces, normals, texcoords)
     key = hashlib.sha256(b"".join(part.tobytes() for part in parts)).digest()
-    if (known := _MESHES.get(key)) is not None:
-        return known
+    if (shared := _MESHES.get(key)) is not None:
+        return shared
     corners = vertices[faces].astype(np.float64)
-    of_face = np.cross(corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0])
-    of_face /= np.maximum(np.linalg.norm(of_face, axis=1, keepdims=True), 1e-30)
-    far = (normals * of_face[:, None]).sum(-1) < SAME_NORMAL
-    normals = np.where(far[..., None], of_face[:, None], normals).astype(np.float32)
+    face_normals = np.cross(corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0])
+    face_normals /= np.maximum(np.linalg.norm(face_normals, axis=1, keepdims=True), 1e-30)
+    too_different = (normals * face_normals[:, None]).sum(-1) < SAME_NORMAL
+    normals = np.where(too_different[..., None], face_normals[:, None], normals).astype(np.float32)
     return _MESHES.setdefault(key, _Mesh(loaded, vertices, faces, normals, texcoords))
 
 
@@ -231,7 +231,7 @@ def _texture(pixels: NDArray[np.float32]) -> tuple[int, int, int]:
 
 
 def _half(kind: int, size: NDArray[np.float64]) -> tuple[float, float, float]:
-    """Half the sides (m) of a box around a geom that is no mesh."""
+    """Half the sides (m) of a box around a geom that is not a mesh."""
     radius, length, _ = size
     if kind == mujoco.mjtGeom.mjGEOM_PLANE:  # 0: endless
         return (radius or 2 * 1000.0, length or 2 * 1000.0, 0.0)

@@ -1,7 +1,7 @@
 """Images from mujoco_warp's ray tracer: no graphics library needed on a CPU, many worlds at once.
 
 Observations have one ray per pixel: no anti-aliasing and, as specified by LIBERO's lights, no shadows. Films have more
-rays, and others from what they meet towards the light that casts shadows; a kernel of their own is compiled for them.
+rays, and rays from the hit points towards the light that casts shadows; a separate kernel is compiled for them.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from sims.libero.rendering.lights import cast_shadows, dim  # noqa: E402
 from sims.libero.rendering.poses import COLOURS, EXTENT, GEOM_TYPES, VISUAL_GROUP, Poses, check_size  # noqa: E402
 from sims.libero.rendering.textures import textures  # noqa: E402
 
-SAMPLES = 2  # rays of a film's pixel, in each direction
-SHADED = 0.3  # share of its light that reaches what is in the shadow, for all that reflect it
+SAMPLES = 2  # rays of a pixel in films, along each axis
+SHADED = 0.3  # share of the light that reaches shadowed surfaces, which stands for reflected light
 WORLDS_AT_ONCE = 64  # on CUDA; a CPU renders them one after the other
 
 
@@ -119,9 +119,9 @@ _MESHES: weakref.WeakValueDictionary[tuple[str, bytes], warp.Mesh] = weakref.Wea
 
 def _share_meshes(context: mujoco_warp.RenderContext, model: mujoco.MjModel) -> None:
     """Share one search tree per mesh between all scenes: the robot's take 80 MB."""
-    where = warp.get_device().alias
+    device = warp.get_device().alias
     meshes = enumerate(context.mesh_registry.values())
-    shared = [_MESHES.setdefault((where, _digest(model, i)), mesh) for i, mesh in meshes]
+    shared = [_MESHES.setdefault((device, _digest(model, i)), mesh) for i, mesh in meshes]
     context.mesh_registry = {mesh.id: mesh for mesh in shared}
     context.mesh_bvh_id = warp.array([mesh.id for mesh in shared], dtype=warp.uint64)
 

@@ -1,4 +1,4 @@
-"""A model's textures, averaged down to what a picture can show."""
+"""Textures of a model, averaged down to the resolution of a picture."""
 
 from __future__ import annotations
 

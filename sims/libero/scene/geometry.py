@@ -73,7 +73,7 @@ def _rounded(unit: Array, kind: int) -> Array:
 
 
 def rotation(quaternion: Array | Tensor) -> Array | Tensor:
-    """Rotation matrices [..., 3, 3] of quaternions [..., 4], scalar first; tensors of tensors, else arrays."""
+    """Rotation matrices [..., 3, 3] of quaternions [..., 4], scalar first; a tensor for a tensor, else an array."""
     library = torch if isinstance(quaternion, Tensor) else np
     w, x, y, z = library.moveaxis(library.asarray(quaternion, dtype=library.float64), -1, 0)
     rows = [
@@ -119,12 +119,12 @@ def points_gap(shape: Array, points: Array) -> float:
 class ArmKinematics:
     """Pose of the controlled point from joint angles in N environments on `device`, by the product of exponentials.
 
-    MuJoCo's own poses are those before the last physics step; these are consistent with the joint angles.
+    MuJoCo's own poses are from before the last physics step; these poses are consistent with the joint angles.
     """
 
     def __init__(self, scenes: Sequence[Scene], device: torch.device | str = "cpu") -> None:
-        known = {scene: _at_zero(scene) for scene in dict.fromkeys(scenes)}
-        fields = zip(*(known[scene] for scene in scenes), strict=True)
+        at_zero = {scene: _at_zero(scene) for scene in dict.fromkeys(scenes)}
+        fields = zip(*(at_zero[scene] for scene in scenes), strict=True)
         fields = (torch.from_numpy(np.stack(field)).to(device) for field in fields)
         self._anchor, axis, self._position, self._matrix = fields
         x, y, z = axis.unbind(-1)
@@ -139,6 +139,7 @@ class ArmKinematics:
         angle = joints[..., None, None]
         turn = self._eye + angle.sin() * self._cross + (1.0 - angle.cos()) * self._cross_twice  # Rodrigues
         position, matrix = self._position[..., None], self._matrix
+        # x <- a + R (x - a) and M <- R M, from the last joint to the first.
         for joint in reversed(range(turn.shape[1])):
             anchor = self._anchor[:, joint, :, None]
             position = anchor + turn[:, joint] @ (position - anchor)

@@ -35,8 +35,8 @@ def _write_out_classes(root: ET.Element) -> None:
     """
     defaults = {d.get("class"): {child.tag: child.attrib for child in d} for d in root.iterfind("./default/*")}
     for element in root.iter():
-        chosen = element.attrib.pop("class", None) if element.tag != "default" else None
-        for key, value in defaults.get(chosen, {}).get(element.tag, {}).items() if chosen else ():
+        class_name = element.attrib.pop("class", None) if element.tag != "default" else None
+        for key, value in defaults.get(class_name, {}).get(element.tag, {}).items() if class_name else ():
             element.attrib.setdefault(key, value)
     for default in root.findall("default"):
         root.remove(default)
@@ -96,5 +96,5 @@ def remove_geoms(root: ET.Element, condition: Callable[[ET.Element], bool]) -> N
 
 
 def _section(root: ET.Element, tag: str) -> ET.Element:
-    found = root.find(tag)
-    return ET.SubElement(root, tag) if found is None else found
+    section = root.find(tag)
+    return ET.SubElement(root, tag) if section is None else section

@@ -1,4 +1,4 @@
-"""Drawers, doors and knobs: parts of fixtures that move on a joint, and where they are."""
+"""Drawers, doors and knobs: parts of fixtures that move on a joint, and their poses."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from sims.libero.scene.scene import Scene
 
 
 class Parts:
-    """The P moving parts of the fixtures of a scene; `names` are those of their bodies.
+    """The P moving parts of the fixtures of a scene; `names` are the names of their bodies.
 
-    A part is where its centre of mass is.
+    The position of a part is its centre of mass.
     """
 
     def __init__(self, scene: Scene, device: torch.device) -> None:
@@ -30,7 +30,7 @@ class Parts:
         ]
         fixtures, joints, bodies = np.array(rows, dtype=np.int64).reshape(-1, 3).T
         matrix = data.xmat[np.array(roots, dtype=np.int64)].reshape(-1, 3, 3)[fixtures]
-        place = data.xpos[np.array(roots, dtype=np.int64)][fixtures]
+        position = data.xpos[np.array(roots, dtype=np.int64)][fixtures]
 
         def seen(points: np.ndarray) -> Tensor:  # in the fixture's frame
             return torch.from_numpy(np.einsum("pji,pj->pi", matrix, points)).to(device)
@@ -39,10 +39,10 @@ class Parts:
         self._fixture = torch.from_numpy(fixtures).to(device)
         self._address = torch.from_numpy(model.jnt_qposadr[joints].astype(np.int64)).to(device)
         self._hinge = torch.from_numpy(model.jnt_type[joints] == mujoco.mjtJoint.mjJNT_HINGE).to(device)
-        self._axis, self._anchor = seen(data.xaxis[joints]), seen(data.xanchor[joints] - place)
-        self._centre = seen(data.xipos[bodies] - place)
-        turned = np.einsum("pji,pjk->pik", matrix, data.xmat[bodies].reshape(-1, 3, 3))
-        self._matrix = torch.from_numpy(turned).to(device)
+        self._axis, self._anchor = seen(data.xaxis[joints]), seen(data.xanchor[joints] - position)
+        self._centre = seen(data.xipos[bodies] - position)
+        rotations = np.einsum("pji,pjk->pik", matrix, data.xmat[bodies].reshape(-1, 3, 3))
+        self._matrix = torch.from_numpy(rotations).to(device)
 
     def where(self, fixtures: Tensor, qpos: Tensor) -> tuple[Tensor, Tensor]:
         """Positions [n, P, 3] and rotation matrices [n, P, 3, 3], from `fixtures` [n, F, 7] and `qpos` [n, nq]."""
@@ -50,14 +50,15 @@ class Parts:
         slide, angle = (torch.where(chosen, value, 0.0) for chosen in (~self._hinge, self._hinge))
         half = angle[..., None] / 2
         turn = rotation(torch.cat((half.cos(), half.sin() * self._axis), -1))
-        own = self._anchor + torch.einsum("npij,pj->npi", turn, self._centre - self._anchor)
-        own = own + slide[..., None] * self._axis
+        # In the fixture's frame: a + R (c - a) for a hinge, c + q x for a slide; then the fixture's pose.
+        local = self._anchor + torch.einsum("npij,pj->npi", turn, self._centre - self._anchor)
+        local = local + slide[..., None] * self._axis
         matrix = rotation(pose[..., 3:])
-        return pose[..., :3] + torch.einsum("npij,npj->npi", matrix, own), matrix @ turn @ self._matrix
+        return pose[..., :3] + torch.einsum("npij,npj->npi", matrix, local), matrix @ turn @ self._matrix
 
 
 def _is_address(model: mujoco.MjModel, free: np.ndarray) -> np.ndarray:
-    """Which of qpos [nq] belong to the free joints at the addresses `free` [M]."""
-    chosen = np.zeros(model.nq, dtype=bool)
-    chosen[(free[:, None] + np.arange(7)).ravel()] = True
-    return chosen
+    """Whether elements of qpos [nq] belong to the free joints at the addresses `free` [M]."""
+    mask = np.zeros(model.nq, dtype=bool)
+    mask[(free[:, None] + np.arange(7)).ravel()] = True
+    return mask

@@ -5,9 +5,9 @@ All place the task's fixtures at random, as stock does at every reset, in the ar
 `areas` places every object in the area that the description names for it, as stock's reset does: a few centimetres, of
 which the stored states use little.
 `wide` is similar to LIBERO-Plus: every object of the workspace anywhere within reach of the arm, at any yaw, with
-perturbed robot joints; arrangements without space for a gripper between objects are drawn again. Where a scene has
-two of a kind, instructions tell them apart by their places ("the bowl next to the ramekin"), so that all objects of the
-workspace are moved and turned together, and each only a little by itself.
+perturbed robot joints; arrangements without space for a gripper between objects are drawn again. Where a scene has two
+objects of a kind, instructions distinguish them by their places ("the bowl next to the ramekin"), so that all objects
+of the workspace are moved and turned together, and each only a little by itself.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ REACH_RADIUS_M = (0.44, 0.74)
 CLEARANCE_M = 0.035
 """Space between objects, m: a finger and some tolerance."""
 CONTAINER_YAW_RAD = 0.2
-"""Containers of the goal turn by quarter turns plus up to this angle, rad: see `_Stack.container`."""
+"""Largest deviation, rad, of a goal container's yaw from quarter turns: see `_Stack.container`."""
 TOGETHER_M, TOGETHER_RAD, APART_M = 0.08, 0.4, 0.02
-"""How far objects that instructions tell apart by their places are moved and turned together, and each by itself."""
+"""Largest common motion and rotation of objects that instructions distinguish by place; own motion of each."""
 JOINT_NOISE_RAD = 0.1
-"""Each arm joint starts within this distance of its nominal position, rad."""
+"""Largest distance of each arm joint from its nominal position at the start, rad."""
 RESET_NOISE_RAD = 0.02
 """Standard deviation of each arm joint after a reset of stock, rad."""
 
@@ -92,30 +92,30 @@ class Placement:
         self._nq = scene.model.nq
         if self.official.shape[1] != self._nq + scene.model.nv:
             raise AssertionError(f"{scene.task.name}: states of width {self.official.shape[1]} do not fit the scene")
-        drawn = {"wide": _Wide, "areas": _Areas}.get(distribution)
-        self._drawn = drawn(scene, self.official[0, : self._nq]) if drawn else None
+        sampler = {"wide": _Wide, "areas": _Areas}.get(distribution)
+        self._drawn = sampler(scene, self.official[0, : self._nq]) if sampler else None
         self._areas_share = areas_share if (distribution, split) == ("wide", "train") else 0.0
         self._areas = _Areas(scene, self.official[0, : self._nq]) if self._areas_share else None
-        shared = 0 if self._drawn is None else SPLITS.index(split)
-        self._key = (zlib.crc32(f"{scene.task.suite}/{scene.task.name}".encode()), shared)
+        split_number = 0 if self._drawn is None else SPLITS.index(split)
+        self._key = (zlib.crc32(f"{scene.task.suite}/{scene.task.name}".encode()), split_number)
 
     def __call__(self, index: int) -> InitialState:
         """Initial state number `index` >= 0.
 
         Raises:
-            UserError: if there are not so many official ones.
+            UserError: if there are fewer official states.
         """
         if self._drawn is None:
             check_starts(index, len(self.official))
-        places = place_fixtures(self.scene, np.random.default_rng((*self._key, index, FIXTURES)))
+        fixture_poses = place_fixtures(self.scene, np.random.default_rng((*self._key, index, FIXTURES)))
         if self._drawn is None:
             qpos, qvel = np.split(self.official[index].copy(), [self._nq])
-            return InitialState(qpos, qvel, *places)
+            return InitialState(qpos, qvel, *fixture_poses)
         number = index % STARTS_PER_SEED
         in_areas = math.ceil((number + 1) * self._areas_share) > math.ceil(number * self._areas_share)
-        drawn = self._areas if self._areas is not None and in_areas else self._drawn
-        qpos = drawn.sample(np.random.default_rng((*self._key, index)), *places)
-        return InitialState(qpos, np.zeros(self.official.shape[1] - self._nq), *places)
+        sampler = self._areas if self._areas is not None and in_areas else self._drawn
+        qpos = sampler.sample(np.random.default_rng((*self._key, index)), *fixture_poses)
+        return InitialState(qpos, np.zeros(self.official.shape[1] - self._nq), *fixture_poses)
 
 
 def place_fixtures(scene: Scene, rng: np.random.Generator) -> tuple[Array, Array]:
@@ -203,16 +203,16 @@ class _Wide:
         for joint in self.scene.initial_joints:
             qpos[joint.qposadr] = rng.uniform(joint.low, joint.high)
         placed: list[Array] = []
-        near: Array | None = None
+        target: Array | None = None
         if self.together:
             turn, shift = planar(rng.uniform(-TOGETHER_RAD, TOGETHER_RAD)), rng.uniform(-TOGETHER_M, TOGETHER_M, 2)
         for stack in self.stacks:
             if self.together:
-                near = turn @ (stack.pivot - self.middle) + self.middle + shift - self.base
-            found = self._throw(rng, stack, near, placed, clearance)
-            if found is None:
+                target = turn @ (stack.pivot - self.middle) + self.middle + shift - self.base
+            throw = self._throw(rng, stack, target, placed, clearance)
+            if throw is None:
                 return None
-            yaw, shift, shape = found
+            yaw, shift, shape = throw
             placed.append(shape)
             for address in stack.qposadr:
                 _move(qpos[address : address + 7], stack.pivot, yaw, shift)
@@ -223,7 +223,7 @@ class _Wide:
     ) -> tuple[float, Array, Array] | None:
         """A free (yaw, shift [2], footprint [64]) for one stack, `near` a place [2] if any; None after too many draws.
 
-        Places are relative to the base. Where stock has an object out of reach, it is left there, but no farther.
+        Places are relative to the base. An object that stock places out of reach may be as far away, but no farther.
         """
         excess = 0.0 if near is None else _out_of_reach(stack.pivot - self.base)
         for _ in range(THROWS):
@@ -247,7 +247,7 @@ class _Wide:
         return not (roots == self.robot).any() and not satisfied(self.scene, self.data)
 
     def _standing(self, qpos: Array, stacks: list[tuple[int, ...]]) -> Array:
-        """Raise or lower every stack onto the surface below it (official ones start inside the floor)."""
+        """Raise or lower every stack onto the surface below it (official stacks start inside the floor)."""
         self._kinematics(qpos)
         for members in stacks:
             body = int(self.scene.object_body[members[0]])
@@ -315,14 +315,14 @@ class _Areas(_Wide):
 
 
 def _regions(scene: Scene) -> dict[str, Region]:
-    """Object on the workspace -> the region where the task's description puts it."""
+    """Region in which the task's description places each object on the workspace."""
     regions = scene.task.problem.regions
     below = {atom[1]: atom[2] for atom in scene.task.problem.init if len(atom) == 3 and atom[1] in scene.objects}
     return {name: regions[place] for name, place in below.items() if place in regions and regions[place].ranges}
 
 
 def _stacks(scene: Scene) -> list[tuple[int, ...]]:
-    """Indices of the objects on the workspace, each followed by those of the objects on it."""
+    """Indices of the objects on the workspace, each followed by the indices of the objects on it."""
     names = scene.objects
     below = {atom[1]: atom[2] for atom in scene.task.problem.init if len(atom) == 3 and atom[1] in names}
     riders = {name: [rider for rider, place in below.items() if place == name] for name in _regions(scene)}
@@ -330,7 +330,7 @@ def _stacks(scene: Scene) -> list[tuple[int, ...]]:
 
 
 def _loads(scene: Scene) -> dict[int, list[int]]:
-    """Body of a fixture -> addresses in qpos of the objects that begin on or in it."""
+    """Addresses in qpos of the objects that begin on or in a fixture, by the fixture's body."""
     regions, bodies = scene.task.problem.regions, {fixture.name: fixture.body for fixture in scene.fixtures}
     loads: dict[int, list[int]] = {}
     for _, name, *place in scene.task.problem.init:
@@ -341,7 +341,7 @@ def _loads(scene: Scene) -> dict[int, list[int]]:
 
 
 def _out_of_reach(place: Array) -> float:
-    """How far, m, `place` [2], relative to the base, is outside the places to which the hand comes from above."""
+    """Distance, m, of `place` [2], relative to the base, outside the area that the hand reaches from above."""
     low, high = np.transpose((REACH_X_M, REACH_Y_M, REACH_RADIUS_M))
     values = np.array((*place, np.linalg.norm(place)))
     return float(np.maximum(low - values, values - high).max(initial=0.0))

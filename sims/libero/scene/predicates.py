@@ -1,7 +1,7 @@
-"""Goal predicates as in LIBERO, with indices in place of names: the Python reference of the compiled ones.
+"""Goal predicates as in LIBERO, with indices instead of names: the Python reference of the compiled ones.
 
-Positions are those of the last `mj_step1`/`mj_forward`, as in stock: after a control step that is the state before the
-last physics step was integrated.
+Positions are from the last `mj_step1`/`mj_forward`, as in stock: after a control step this is the state before the
+integration of the last physics step.
 """
 
 import xml.etree.ElementTree as ET
@@ -70,9 +70,9 @@ def holds(predicate: Predicate, geom_owner: np.ndarray, data: mujoco.MjData) -> 
 
 def _touch(predicate: Predicate, geom_owner: np.ndarray, data: mujoco.MjData) -> bool:
     owners = geom_owner[data.contact.geom]  # [ncon, 2]
-    wanted = (predicate.owner_a, predicate.owner_b)
-    listed = ((owners == wanted) | (owners == wanted[::-1])).all(axis=1).any()
-    return bool(listed) or (data.ntree_awake < data.model.ntree and _rest_together(wanted, geom_owner, data))
+    pair = (predicate.owner_a, predicate.owner_b)
+    in_contact = ((owners == pair) | (owners == pair[::-1])).all(axis=1).any()
+    return bool(in_contact) or (data.ntree_awake < data.model.ntree and _rest_together(pair, geom_owner, data))
 
 
 def _rest_together(wanted: tuple[int, int], geom_owner: np.ndarray, data: mujoco.MjData) -> bool:
@@ -118,7 +118,7 @@ class GoalCompiler:
         return category, tuple(int(self.model.jnt_qposadr[self._id(mujoco.mjtObj.mjOBJ_JOINT, j)]) for j in joints)
 
     def opening(self, region: str) -> Predicate | None:
-        """That the drawer or door in front of `region` is open; None for a region that is always open."""
+        """Predicate that the drawer or door in front of `region` is open; None for a region that is always open."""
         for name in (region, self._owner_of(region)):
             category, addresses = self.joints(name)
             if addresses and ("open", category) in JOINT_GOALS:
@@ -159,10 +159,10 @@ class GoalCompiler:
         raise UserError(f"{name}: no such object or region in the task {self.problem.language!r}")
 
     def _id(self, kind: mujoco.mjtObj, name: str) -> int:
-        found = mujoco.mj_name2id(self.model, kind, name)
-        if found < 0:
+        number = mujoco.mj_name2id(self.model, kind, name)
+        if number < 0:
             raise UserError(f"{name}: not in the scene of {self.problem.language!r}; check the asset folder")
-        return found
+        return number
 
 
 def _region_joints(body: ET.Element, site: str) -> list[str]:

@@ -55,8 +55,8 @@ class Scene:
     """A compiled task and its addresses; `objects` are the M movable ones, in BDDL order.
 
     `geom_owner` [ngeom] is the index into `instances` (objects, then fixtures) of the geom's instance if stock counts
-    its contacts, else -1. `grip_site` is the point OSC controls. `initial_arm` [7] rad. `openings` tells when the
-    drawers and doors that hide a region of the goal, given as its site, are open.
+    its contacts, else -1. `grip_site` is the point OSC controls. `initial_arm` [7] rad. `openings` has, by
+    site of a region of the goal, the predicate that the drawer or door in front of it is open.
     """
 
     task: Task
@@ -223,12 +223,12 @@ def _initial_joints(task: Task, goal: GoalCompiler) -> list[InitialJoint]:
 
 
 def _openings(task: Task, goal: GoalCompiler) -> dict[int, Predicate]:
-    found = {goal.compile(atom).b: goal.opening(atom[2]) for atom in task.problem.goal if atom[0] == "in"}
-    return {site: opening for site, opening in found.items() if opening is not None}
+    openings = {goal.compile(atom).b: goal.opening(atom[2]) for atom in task.problem.goal if atom[0] == "in"}
+    return {site: opening for site, opening in openings.items() if opening is not None}
 
 
 def _geom_owner(model: mujoco.MjModel, instances: tuple[str, ...]) -> np.ndarray:
-    """[ngeom] index of the instance a collision geom (group 0) belongs to, else -1."""
+    """Index [ngeom] of the instance to which a collision geom (group 0) belongs, else -1."""
     owner_of_root = np.full(model.nbody, -1, dtype=np.int32)
     owner_of_root[[model.body(f"{name}_main").id for name in instances]] = np.arange(len(instances))
     owner = owner_of_root[model.body_rootid[model.geom_bodyid]]

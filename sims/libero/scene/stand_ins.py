@@ -1,4 +1,4 @@
-"""Objects of our own making for libero_object, where LIBERO's assets cannot be had.
+"""Generated objects for libero_object, for use without LIBERO's assets.
 
 They are primitives with LIBERO's dimensions and inertia; pictures and success rates on them are not the benchmark's.
 Every shape is described upright, z up, around the point that LIBERO's initial states give the pose of.
@@ -14,9 +14,9 @@ from sims.libero.scene import mjcf
 
 SURFACE = {"friction": "0.95 0.3 0.1", "solref": "0.001 1", "solimp": "0.998 0.998 0.001"}
 UPRIGHT = {"z": (1.0, 0.0, 0.0, 0.0), "y": (0.5**0.5, -(0.5**0.5), 0.0, 0.0)}
-"""Which axis of the body points up in LIBERO's initial states -> quaternion from the upright frame to the body's."""
+"""Quaternion from the upright frame to the body's, by the body axis that points up in LIBERO's initial states."""
 OCTAGON = ((0.0, 0.0), (np.pi / 4, 5e-4), (np.pi / 2, 0.0), (3 * np.pi / 4, 5e-4))
-"""Yaw, rad, of the boxes that make a can, and what they stand back at both ends, m: a cross touches the floor, so
+"""Yaw, rad, of the boxes that make a can, and their inset at both ends, m: only a cross of two touches the floor, so
 that a can at rest has 8 contacts, not 16."""
 
 
@@ -49,7 +49,7 @@ class Can:
 
 @dataclass(frozen=True)
 class StandIn:
-    """One object: the body axis that is `up`, parts that collide, and parts that are only seen."""
+    """One object: the body axis that is `up`, parts that collide, and parts that are only visible."""
 
     up: str
     parts: tuple[Box | Can, ...]
@@ -64,8 +64,8 @@ WICKER, WICKER_DARK = "0.74 0.55 0.32 1", "0.58 0.40 0.21 1"
 
 def _tin_can(radius: float, at: tuple[float, float], label: str, band: str) -> StandIn:
     can = Can(radius, -0.0385, 0.0376, TIN, at)
-    around = Can(radius + 0.0005, -0.034, 0.033, label, at), Can(radius + 0.0008, -0.008, 0.012, band, at)
-    return StandIn("y", (can,), around)
+    labels = Can(radius + 0.0005, -0.034, 0.033, label, at), Can(radius + 0.0008, -0.008, 0.012, band, at)
+    return StandIn("y", (can,), labels)
 
 
 def _carton(label: str, cap: str) -> StandIn:
@@ -77,8 +77,8 @@ def _carton(label: str, cap: str) -> StandIn:
 
 
 def _block(x: float, y: float, low: float, high: float, colour: str, band: str, at: float = 0.0) -> StandIn:
-    seen = Box(x * 0.55, y + 0.0004, low - 0.0002, high + 0.0004, band, (at, 0.0))
-    return StandIn("z", (Box(x, y, low, high, colour, (at, 0.0)),), (seen,))
+    label = Box(x * 0.55, y + 0.0004, low - 0.0002, high + 0.0004, band, (at, 0.0))
+    return StandIn("z", (Box(x, y, low, high, colour, (at, 0.0)),), (label,))
 
 
 def _basket() -> StandIn:
@@ -216,13 +216,13 @@ def _collision(part: Box | Can) -> list[dict]:
 
 def _shown(part: Box | Can, up: str) -> dict[str, str]:
     """The visual geom of a part."""
-    seen = {"contype": "0", "conaffinity": "0", "group": "1", "rgba": part.colour}
+    attributes = {"contype": "0", "conaffinity": "0", "group": "1", "rgba": part.colour}
     if isinstance(part, Box):
         (box,) = _collision(part)
-        return seen | {"type": "box", "size": mjcf.numbers(box["half"])} | _pose(box, up)
+        return attributes | {"type": "box", "size": mjcf.numbers(box["half"])} | _pose(box, up)
     middle, half_height = (part.low + part.high) / 2, (part.high - part.low) / 2
     pose = _pose({"pos": (*part.at, middle), "quat": UPRIGHT["z"]}, up)
-    return seen | {"type": "cylinder", "size": mjcf.numbers((part.radius, half_height))} | pose
+    return attributes | {"type": "cylinder", "size": mjcf.numbers((part.radius, half_height))} | pose
 
 
 def _tilted(about_x: float, about_y: float) -> tuple[float, ...]:

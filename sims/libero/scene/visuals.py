@@ -29,7 +29,7 @@ MISSING = (  # the same text for every scene, so that Python shows it once
 def repair_visuals(root: ET.Element, categories: dict[str, str]) -> None:
     """Remove references to missing visual files, with one warning; `categories` maps instance -> category.
 
-    The dynamics never change: only visual geoms, textures and materials are touched, and the shapes shown in place of a
+    The dynamics never change: only visual geoms, textures and materials are touched, and the shapes shown instead of a
     missing mesh do not collide.
     """
     missing = [asset for asset in root.find("asset") if asset.get("file") and not Path(asset.get("file")).exists()]
@@ -56,7 +56,7 @@ def _colour(name: str, categories: dict[str, str]) -> str:
 
 def _show_collision_shapes(body: ET.Element, colour: str) -> None:
     for geom in body.findall("geom[@group='0']"):
-        shown = dict(geom.attrib) | {"name": f"{geom.get('name')}_shown", "group": "1", "rgba": colour}
-        shown |= {"contype": "0", "conaffinity": "0"}
-        shown.pop("material", None)
-        ET.SubElement(body, "geom", shown)
+        attributes = dict(geom.attrib) | {"name": f"{geom.get('name')}_shown", "group": "1", "rgba": colour}
+        attributes |= {"contype": "0", "conaffinity": "0"}
+        attributes.pop("material", None)
+        ET.SubElement(body, "geom", attributes)

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 SMALL = "64M"
-"""Memory of a simulation: robosuite asks for room for 5000 contacts, which is 1.3 GB now."""
+"""Memory of a simulation: robosuite requests memory for 5000 contacts, which is 1.3 GB in today's MuJoCo."""
 
 
 def adapt(assets: str | Path) -> None:
     """Prepare stock LIBERO for import, with its objects and scenes in the folder `assets`.
 
-    It asks a question with input() unless its configuration lies in a folder, which is empty here: everything that it
-    needs to find is given to it.
+    Stock calls input() unless it finds a configuration; an empty one suffices, because all of its paths are passed
+    explicitly.
     """
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.yaml").write_text("{}\n", encoding="utf-8")
@@ -32,40 +32,40 @@ def adapt(assets: str | Path) -> None:
 
 
 def make(bddl: str, cameras: bool = False) -> Any:  # noqa: ANN401 - stock's
-    """Stock's environment of a task, as its evaluation makes it; `adapt` comes first."""
+    """Stock's environment of a task, as in its evaluation; needs `adapt` before."""
     from libero.libero.envs.env_wrapper import ControlEnv
 
     return ControlEnv(bddl_file_name=bddl, use_camera_obs=cameras, has_offscreen_renderer=cameras)
 
 
 def place(model: Any, fixtures: Mapping[str, Any]) -> None:  # noqa: ANN401 - robosuite's
-    """Put fixtures, which stock places at random at every reset, elsewhere: (position, quaternion) by body."""
+    """Set the poses of fixtures, which stock places at random at every reset: (position, quaternion) by body."""
     for name, (position, quaternion) in fixtures.items():
         body = model.body_name2id(name)
         model.body_pos[body], model.body_quat[body] = position, quaternion
 
 
 def without_missing_files(xml: str) -> str:
-    """The model with missing meshes replaced by points, and missing textures left out: pictures differ, nothing else.
+    """The model with missing meshes replaced by points, and without missing textures: only pictures differ.
 
-    The memory that it asks for is reduced to `SMALL`.
+    The memory that it requests is reduced to `SMALL`.
     """
     root = ET.fromstring(xml)
     for size in root.iter("size"):
         size.attrib.clear()
         size.set("memory", SMALL)
-    asset, gone = root.find("asset"), set()
+    asset, missing = root.find("asset"), set()
     assert asset is not None
     for element in [*asset.findall("mesh"), *asset.findall("texture")]:
         files = [path for key, path in element.attrib.items() if key.startswith("file")]
         if not all(map(os.path.exists, files)):
-            gone.add((element.tag, element.get("name")))
+            missing.add((element.tag, element.get("name")))
             asset.remove(element)
     for material in asset.findall("material"):
-        if ("texture", material.get("texture")) in gone:
+        if ("texture", material.get("texture")) in missing:
             del material.attrib["texture"]
     for geom in root.iter("geom"):
-        if ("mesh", geom.get("mesh")) in gone:
+        if ("mesh", geom.get("mesh")) in missing:
             del geom.attrib["mesh"]
             geom.set("type", "sphere")
             geom.set("size", "0.001")

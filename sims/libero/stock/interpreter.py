@@ -1,4 +1,4 @@
-"""Stock LIBERO's virtual environment: made once, in the user's cache."""
+"""Stock LIBERO's virtual environment: created once, in the user's cache."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from pathlib import Path
 from sims.interpreter import own_python
 
 STOCK = ("robosuite==1.4.0", "hf-libero==0.1.4", "bddl==1.0.1")
-"""Installed without their dependencies, which pin old versions."""
+"""Packages that are installed without their dependencies, which pin old versions."""
 DEPENDENCIES = (
     *("scipy", "numba", "opencv-python-headless", "pillow", "termcolor", "pyyaml", "matplotlib", "h5py", "gymnasium"),
     *("gym==0.26.2", "easydict==1.13", "future==1.0.0", "cloudpickle", "networkx"),
 )
 SHARED = ("mujoco", "numpy", "torch")
-"""Stock runs on our own versions of them."""
+"""Packages that stock shares with our environment."""
 
 
 def stock_python() -> Path:

@@ -1,4 +1,4 @@
-"""Stock LIBERO's own simulations, read and stepped as those of `physics.simulation` are.
+"""Stock LIBERO's own simulations, with the interface of `physics.simulation`.
 
 This runs under an interpreter that has robosuite 1.4.0; see `interpreter`.
 """
@@ -24,8 +24,8 @@ BROKEN = [int(getattr(mujoco.mjtWarning, f"mjWARN_BAD{name}")) for name in ("QPO
 class StockSimulation(HostSimulation):
     """N of stock LIBERO's environments; `scenes[i]` is our scene of the same task, with the same addresses.
 
-    Everything is computed by stock: resets, controllers, physics and the goal. As there, the controller of an episode's
-    first action has seen the arm as the reset left it, not in the initial state that was written afterwards.
+    Stock computes resets, controllers, physics and the goal. The controller of an episode's first action therefore uses
+    the arm's state after the reset, not the initial state that is written afterwards.
 
     Raises:
         UserError: without LIBERO's official assets, or where the packages are not installed.
@@ -59,7 +59,7 @@ class StockSimulation(HostSimulation):
         body_quat: ArrayLike,
         drawn: Mapping[str, ArrayLike] | None = None,
     ) -> None:
-        """Reset environment `i`, put its fixtures in their places, then write the initial state as stock does."""
+        """Reset environment `i`, set the poses of its fixtures, then write the initial state as stock does."""
         scene, stock = self.scenes[i], self._stock[i]
         stock.seed(0)
         stock.reset()
@@ -71,7 +71,7 @@ class StockSimulation(HostSimulation):
     def step(
         self, ids: ArrayLike, actions: ArrayLike, *, stop_on_success: bool = True
     ) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
-        """As `Simulation.step`."""
+        """Run the chunk `actions` [n, K, 7] in environments `ids` [n]; see `Simulation.step`."""
         ids, actions = np.asarray(ids), np.asarray(actions, dtype=np.float64)
         executed, success = np.zeros(actions.shape[:2], dtype=np.bool_), np.zeros(len(ids), dtype=np.bool_)
         diverged = np.zeros_like(success)
@@ -90,7 +90,7 @@ class StockSimulation(HostSimulation):
         return np.stack([self._stock[i].sim.data.qpos for i in ids])
 
     def placed(self, ids: NDArray[np.int64], bodies: Sequence[int]) -> NDArray[np.float64]:
-        """Where `bodies` are attached in environments `ids`: positions and quaternions [n, bodies, 7]."""
+        """Positions and quaternions [n, bodies, 7] in which `bodies` are attached, in environments `ids`."""
         models, bodies = [self._stock[i].sim.model for i in ids], list(bodies)
         return np.stack([np.hstack((model.body_pos[bodies], model.body_quat[bodies])) for model in models])
 
@@ -99,16 +99,16 @@ class StockSimulation(HostSimulation):
         return np.stack([np.broadcast_to(stock.robots[0].gripper.current_action, 2) for stock in self._stock])
 
     def satisfied(self, i: int) -> bool:
-        """Whether stock says that environment `i` satisfies its goal."""
+        """Whether environment `i` satisfies its goal by stock's check."""
         return bool(self._stock[i].check_success())
 
     def achieved(self, i: int) -> list[bool]:
-        """Which parts of its goal stock says that environment `i` satisfies, in their order."""
+        """Whether environment `i` satisfies each part of its goal by stock's check, in their order."""
         problem = self._stock[i].env
         return [bool(problem._eval_predicate(part)) for part in problem.parsed_problem["goal_state"]]
 
     def state_dict(self) -> NoReturn:
-        """Stock cannot tell its whole state.
+        """Not supported: stock has no access to its whole state.
 
         Raises:
             UserError: always.
@@ -116,7 +116,7 @@ class StockSimulation(HostSimulation):
         raise UserError("stock LIBERO's state, of which controllers keep a part, cannot be saved; only evaluate there")
 
     def load_state_dict(self, state: dict[str, Any]) -> NoReturn:
-        """Stock cannot be put back to where it was.
+        """Not supported: stock cannot restore a state.
 
         Raises:
             UserError: always.
@@ -124,12 +124,12 @@ class StockSimulation(HostSimulation):
         self.state_dict()
 
     def close(self) -> None:
-        """Let go of stock's environments."""
+        """Close stock's environments."""
         for stock in self._stock:
             stock.close()
         self._stock = []
 
     def _broken(self, i: int) -> bool:
-        """Whether the numbers of environment `i` broke since its reset; MuJoCo then reset it in the middle."""
+        """Whether environment `i` has diverged since its reset; MuJoCo then resets it in the middle of the episode."""
         data = self._stock[i].sim.data
         return bool(np.any(data.warning.number[BROKEN])) or not np.isfinite(data.qpos).all()

@@ -1,1 +1,1 @@
-"""Tasks on MJCF models, each one file beside its model."""
+"""Tasks on MJCF models; each is one Python file next to its model."""

@@ -1,4 +1,4 @@
-"""Swing a pole up from where it hangs, and balance it."""
+"""Swing up a hanging pole, and balance it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sims.mjcf.mdp import Draws, Mdp, Moment, Start
 
 @dataclass(frozen=True)
 class Cartpole(Mdp):
-    """The angle is 0 where the pole stands.
+    """Swing-up of a pole on a cart; the angle is 0 where the pole is upright.
 
     An episode succeeds if the pole was within `upright_rad` of upright, and the cart's middle within the rail's, for
     the last `held_s` seconds of it.
@@ -38,33 +38,34 @@ class Cartpole(Mdp):
     }
 
     def reset(self, model: mujoco.MjModel, draws: Draws) -> Start:
-        """Hanging, nearly at rest."""
+        """The pole hangs, nearly at rest."""
         cart, pole = draws.uniform(-0.5, 0.5, 1), torch.pi + draws.uniform(-0.5, 0.5, 1)
         velocity = draws.uniform(-0.1, 0.1, 2)
         held = torch.zeros(len(cart), device=cart.device)
         return Start({"qpos": torch.cat((cart, pole), 1), "qvel": velocity}, memory={"held_s": held})
 
     def observe(self, now: Moment) -> dict[str, Tensor]:
-        """Where everything is and how it moves."""
+        """Position of the cart, angle of the pole, and their velocities."""
         angle = now.qpos[:, 1:]
         return {"position": now.qpos[:, :1], "angle": torch.cat((angle.cos(), angle.sin()), 1), "velocity": now.qvel}
 
     def update(self, now: Moment) -> dict[str, Tensor]:
-        """For how long the pole has been up."""
+        """Time for which the pole has been upright."""
         up = now.qpos[:, 1].cos() > torch.cos(torch.tensor(self.upright_rad))
         return {"held_s": torch.where(up, now.memory["held_s"] + now.dt_s, 0.0)}
 
     def reward(self, now: Moment) -> Tensor:
-        """Highest for a pole that stands still in the middle, with little force."""
+        """Reward, highest for a pole that is upright and still in the middle, with little force."""
+        # r = (1 + cos theta) / 2 (1 - x^2 / 4) / (1 + theta_dot^2 / 10) - a^2 / 50.
         upright = 0.5 * (1.0 + now.qpos[:, 1].cos())
         centred = 1.0 - 0.25 * now.qpos[:, 0].square()
         calm = 1.0 / (1.0 + 0.1 * now.qvel[:, 1].square())
         return upright * centred * calm - 0.02 * now.action[:, 0].square()
 
     def success(self, now: Moment) -> Tensor:
-        """Up for long enough."""
+        """Whether the pole has been upright for `held_s`."""
         return now.memory["held_s"] >= self.held_s - 1e-4
 
     def metrics(self, now: Moment) -> dict[str, Tensor]:
-        """For how long the pole has been up now."""
+        """Time for which the pole has been upright."""
         return {"held_s": now.memory["held_s"]}

@@ -16,18 +16,18 @@ from sims.mjcf.mdp import Draws, Mdp, Moment, Start
 
 JOINTS = tuple(f"{part}_{finger}" for finger in range(4) for part in ("swing", "base", "tip"))
 REST = (0.0, 0.0, 0.5) * 4
-"""Fingers beside the cube, which they do not touch."""
+"""Joint angles of fingers next to the cube, which they do not touch."""
 HEIGHT_M = 0.026
-"""Of the cube's middle where it lies on the palm."""
+"""Height of the cube's middle when it lies on the palm."""
 XYZ = ("x", "y", "z")
 
 
 @dataclass(frozen=True)
 class InHand(Mdp):
-    """An episode succeeds if the cube did not drop and was turned to the left by `turned_rad` in all.
+    """In-hand rotation; an episode succeeds if the cube did not drop and was turned left by `turned_rad` in all.
 
-    It has dropped when its middle is more than `slid_m` from the palm's, or lower than the palm's surface, or its top
-    is tilted by more than `tilt_rad`. Turning faster than `rate_rad_s` earns no more.
+    The cube has dropped when its middle is more than `slid_m` from the palm's, or lower than the palm's surface, or its
+    top is tilted by more than `tilt_rad`. Turning faster than `rate_rad_s` earns no more.
     """
 
     turned_rad: PositiveFloat = 3.1416
@@ -58,16 +58,16 @@ class InHand(Mdp):
     }
 
     def reset(self, model: mujoco.MjModel, draws: Draws) -> Start:
-        """The cube near the palm's middle, turned anyhow, the fingers open."""
-        place, half = draws.uniform(-0.004, 0.004, 2), 0.5 * draws.uniform(-torch.pi, torch.pi, 1)
+        """The cube lies near the palm's middle with a random heading; the fingers are open."""
+        position, half = draws.uniform(-0.004, 0.004, 2), 0.5 * draws.uniform(-torch.pi, torch.pi, 1)
         fingers = draws.uniform(-0.05, 0.05, 12) + half.new_tensor(REST)
-        none = torch.zeros_like(half)
-        cube = torch.cat((place, none + HEIGHT_M, half.cos(), none, none, half.sin()), 1)
-        memory = {"heading": 2.0 * half[:, 0], "rate": none[:, 0], "turned": none[:, 0]}
+        zero = torch.zeros_like(half)
+        cube = torch.cat((position, zero + HEIGHT_M, half.cos(), zero, zero, half.sin()), 1)
+        memory = {"heading": 2.0 * half[:, 0], "rate": zero[:, 0], "turned": zero[:, 0]}
         return Start({"qpos": torch.cat((fingers, cube), 1)}, memory=memory)
 
     def observe(self, now: Moment) -> dict[str, Tensor]:
-        """The fingers' joints, and the cube's pose; sides that look alike are alike: four times the heading."""
+        """The fingers' joints, and the cube's pose; equal sides are observed as equal, by four times the heading."""
         heading = 4.0 * self._heading(now)
         return {
             "joint_position": now.qpos[:, :12],
@@ -81,13 +81,15 @@ class InHand(Mdp):
         }
 
     def update(self, now: Moment) -> dict[str, Tensor]:
-        """By how much the cube was turned in this step, per second, and in all."""
+        """Heading, yaw rate in this step, and total rotation of the cube."""
         heading = self._heading(now)
-        turned = torch.remainder(heading - now.memory["heading"] + torch.pi, 2.0 * torch.pi) - torch.pi
-        return {"heading": heading, "rate": turned / now.dt_s, "turned": now.memory["turned"] + turned}
+        # The change of heading, wrapped to [-pi, pi).
+        change = torch.remainder(heading - now.memory["heading"] + torch.pi, 2.0 * torch.pi) - torch.pi
+        return {"heading": heading, "rate": change / now.dt_s, "turned": now.memory["turned"] + change}
 
     def reward(self, now: Moment) -> Tensor:
-        """For turning, with the cube in the middle and little force; dropping costs."""
+        """Reward for turning, with the cube in the middle and little force; dropping it has a cost."""
+        # r = clip(rate) - c_slid |xy| - c_speed |v| - c_torque |tau|^2 - c_rate |da|^2 - c_drop [dropped].
         cost = (
             self.cost_slid * now.sensor("place")[:, :2].norm(dim=1)
             + self.cost_speed * now.sensor("velocity").norm(dim=1)
@@ -98,21 +100,21 @@ class InHand(Mdp):
         return now.memory["rate"].clamp(-self.rate_rad_s, self.rate_rad_s) - cost
 
     def terminated(self, now: Moment) -> Tensor:
-        """It has dropped."""
+        """Whether the cube has dropped."""
         place = now.sensor("place")
         tilted = now.sensor("top")[:, 2] < torch.cos(place.new_tensor(self.tilt_rad))
         return (place[:, :2].norm(dim=1) > self.slid_m) | (place[:, 2] < 0.0) | tilted
 
     def success(self, now: Moment) -> Tensor:
-        """Turned far enough, and still there."""
+        """Whether the cube was turned far enough, and has not dropped."""
         return (now.memory["turned"] >= self.turned_rad) & ~self.terminated(now)
 
     def failures(self, now: Moment) -> dict[str, Tensor]:
-        """The cube dropped."""
+        """Cause of failure: a dropped cube."""
         return {"dropped": self.terminated(now)}
 
     def metrics(self, now: Moment) -> dict[str, Tensor]:
-        """By how much the cube has been turned in all."""
+        """Total rotation of the cube."""
         return {"turned_rad": now.memory["turned"]}
 
     def _heading(self, now: Moment) -> Tensor:

@@ -16,17 +16,17 @@ from sims.mjcf.mdp import Draws, Mdp, Moment, Start
 
 JOINTS = ("yaw", "shoulder", "elbow", "wrist", "left", "right")
 REST = (0.0, 0.5, 1.65, 0.95, 0.03, 0.03)
-"""The gripper open, 18 cm above the table, downwards."""
+"""Joint positions with the gripper open, 18 cm above the table, pointing downwards."""
 EDGE_M, PLACE_M = 0.04, (0.4, 0.0)
-"""Of the cube, and the middle of where it may lie."""
+"""Edge of the cube, and middle of its initial positions."""
 XYZ = ("x", "y", "z")
 
 
 @dataclass(frozen=True)
 class Lift(Mdp):
-    """The cube lies within `place_m` of a place 40 cm in front of the arm, turned by up to `turn_rad`.
+    """Lifting of a cube within `place_m` of a point 40 cm in front of the arm, turned by up to `turn_rad`.
 
-    An episode succeeds if at its end the cube is `lifted_m` or more above where it lay.
+    An episode succeeds if at its end the cube is at least `lifted_m` above its initial height.
     """
 
     place_m: NonNegativeFloat = 0.05
@@ -53,19 +53,19 @@ class Lift(Mdp):
     }
 
     def reset(self, model: mujoco.MjModel, draws: Draws) -> Start:
-        """The arm above the table, the cube on it."""
-        place, half = (
+        """The arm is above the table, the cube on it."""
+        position, half = (
             draws.uniform(-self.place_m, self.place_m, 2),
             0.5 * draws.uniform(-self.turn_rad, self.turn_rad, 1),
         )
         arm = draws.uniform(-0.05, 0.05, 4) + half.new_tensor(REST[:4])
-        fingers, none = half.new_tensor(REST[4:]).expand(len(half), 2), torch.zeros_like(half)
-        place = place + place.new_tensor(PLACE_M)
+        fingers, zero = half.new_tensor(REST[4:]).expand(len(half), 2), torch.zeros_like(half)
+        position = position + position.new_tensor(PLACE_M)
         height = torch.full_like(half, 0.5 * EDGE_M)
-        return Start({"qpos": torch.cat((arm, fingers, place, height, half.cos(), none, none, half.sin()), 1)})
+        return Start({"qpos": torch.cat((arm, fingers, position, height, half.cos(), zero, zero, half.sin()), 1)})
 
     def observe(self, now: Moment) -> dict[str, Tensor]:
-        """The arm's joints, and where the cube is, also from between the fingers."""
+        """The arm's joints, the cube's position and heading, its position relative to the gripper, and touch."""
         w, x, y, z = now.qpos[:, 9:13].unbind(1)
         heading = torch.stack((1.0 - 2.0 * (y * y + z * z), 2.0 * (x * y + w * z)), 1)
         return {
@@ -78,21 +78,21 @@ class Lift(Mdp):
         }
 
     def reward(self, now: Moment) -> Tensor:
-        """For reaching the cube, for holding it between the fingers, and for how high it then is."""
-        held = self._touch(now).amin(1)
+        """Reward for reaching the cube, for holding it between the fingers, and for the height of the held cube."""
+        grasp = self._touch(now).amin(1)
         near = torch.exp(-10.0 * self._error(now).norm(dim=1))
         tilt = 1.0 + now.sensor("down")[:, 2]
         height = (self._height(now) / self.lifted_m).clamp(0.0, 1.0)
         rate = (now.action - now.previous).square().sum(1)
-        gain = self.reward_reach * near + self.reward_grasp * held * near + self.reward_lift * held * height
+        gain = self.reward_reach * near + self.reward_grasp * grasp * near + self.reward_lift * grasp * height
         return gain - self.cost_tilt * tilt - self.cost_action_rate * rate
 
     def success(self, now: Moment) -> Tensor:
-        """High enough."""
+        """Whether the cube is high enough."""
         return self._height(now) >= self.lifted_m
 
     def metrics(self, now: Moment) -> dict[str, Tensor]:
-        """How high the cube is above where it lay."""
+        """Height of the cube above its initial height."""
         return {"height_m": self._height(now)}
 
     def _error(self, now: Moment) -> Tensor:

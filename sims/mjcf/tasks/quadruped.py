@@ -1,6 +1,6 @@
 """A quadruped of twelve joints follows velocity commands, on flat or rough ground.
 
-Observation and reward are those of Rudin et al. 2021 (arXiv 2109.11978), less what needs a map of the ground.
+Observation and reward follow Rudin et al. 2021 (arXiv 2109.11978), without the terms that need a map of the ground.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ JOINTS = tuple(f"{leg}_{part}" for leg in LEGS for part in ("hip", "thigh", "cal
 STANCE = (0.0, 0.75, -1.5) * 4
 HEIGHT_M = 0.31
 GROUND_M, CELL_M = 15.0, 0.1
-"""Half the width of rough ground, and of its cells."""
+"""Half the width of rough ground, and the width of its cells."""
 XYZ = ("x", "y", "z")
 
 
 @dataclass(frozen=True)
 class Quadruped(Mdp):
-    """Commands are forward and leftward speed and yaw rate; each holds for `command_s`.
+    """Walking by command: forward and leftward speed and yaw rate, each constant for `command_s`.
 
     An episode succeeds if the robot did not fall and followed its commands: from one second after each command's
     beginning on, the mean error was at most `speed_error_m_s` (norm of the horizontal velocity's) and
@@ -82,7 +82,7 @@ class Quadruped(Mdp):
     }
 
     def load(self) -> mujoco.MjModel:
-        """The model, on a plane or on rough ground."""
+        """Compile the model, on a plane or on rough ground."""
         if not self.rough_m:
             return super().load()
         spec = mujoco.MjSpec.from_file(str(self.MODEL))
@@ -94,27 +94,27 @@ class Quadruped(Mdp):
         return spec.compile()
 
     def reset(self, model: mujoco.MjModel, draws: Draws) -> Start:
-        """Standing somewhere on the ground, in any direction."""
+        """The robot stands at a random place on the ground, in a random direction."""
         place = draws.uniform(-0.4 * GROUND_M, 0.4 * GROUND_M, 2)
         count, yaw = len(place), draws.uniform(-torch.pi, torch.pi, 1)
         height = torch.full_like(yaw, HEIGHT_M + self.rough_m)
-        none = torch.zeros_like(yaw)
+        zero = torch.zeros_like(yaw)
         joints = torch.tensor(STANCE, device=yaw.device) + draws.uniform(-0.1, 0.1, 12)
-        qpos = torch.cat((place, height, (0.5 * yaw).cos(), none, none, (0.5 * yaw).sin(), joints), 1)
+        qpos = torch.cat((place, height, (0.5 * yaw).cos(), zero, zero, (0.5 * yaw).sin(), joints), 1)
         memory = {
             "command": self._command(draws),
-            "air_s": none.repeat(1, 4),
-            "landed": none[:, 0],
-            "errors": none.repeat(1, 3),
+            "air_s": zero.repeat(1, 4),
+            "landed": zero[:, 0],
+            "errors": zero.repeat(1, 3),
         }
         friction = torch.from_numpy(model.geom_friction).to(yaw.device).repeat(count, 1, 1)
         feet = [model.geom(f"{leg}_foot").id for leg in LEGS]
         friction[:, feet, 0] += draws.uniform(-self.friction_range, self.friction_range, 1)
-        varied = {"geom_friction": friction.clamp_min(0.05)} if self.friction_range else {}
-        return Start({"qpos": qpos}, varied, memory)
+        model_fields = {"geom_friction": friction.clamp_min(0.05)} if self.friction_range else {}
+        return Start({"qpos": qpos}, model_fields, memory)
 
     def observe(self, now: Moment) -> dict[str, Tensor]:
-        """What the robot measures and is told, and for the critic which feet touch the ground."""
+        """Measurements of the robot and its command; for the critic, which feet touch the ground."""
         return {
             "linear_velocity": now.sensor("linear_velocity"),
             "angular_velocity": now.sensor("angular_velocity"),
@@ -127,35 +127,37 @@ class Quadruped(Mdp):
         }
 
     def disturb(self, now: Moment) -> Tensor | None:
-        """A push now and then."""
+        """Random changes of the horizontal velocity every `push_every_s`."""
         if not self.push_m_s:
             return None
         pushed = (now.steps % round(self.push_every_s / now.dt_s) == 0) & (now.steps > 0)
-        if not bool(pushed.any()):  # draws take longer than all the rest
+        if not bool(pushed.any()):  # skip the draws, which take longer than the rest of the step
             return None
         push = now.draws(1).uniform(-self.push_m_s, self.push_m_s, 2) * pushed.unsqueeze(1)
         return functional.pad(push.to(now.qvel), (0, now.qvel.shape[1] - 2))
 
     def update(self, now: Moment) -> dict[str, Tensor]:
-        """Time in the air of each foot, errors so far, the next command."""
+        """Time in the air of each foot, reward of landing, sums of errors, and the next command."""
         memory, every = now.memory, round(self.command_s / now.dt_s)
         touching = self._contact(now) > 0
         air = memory["air_s"] + now.dt_s
+        # Feet that land are rewarded for their time in the air: sum over feet of (t_air - 0.25 s) at touchdown.
         landed = ((air - 0.25) * (touching & (memory["air_s"] > 0))).sum(1)
         moving = memory["command"].norm(dim=1) > 0.1
         settled = (now.steps - 1) % every >= round(1.0 / now.dt_s)
         speed, turn = self._errors(now)
         errors = torch.stack((speed, turn, torch.ones_like(turn)), 1) * settled.unsqueeze(1)
-        changed = {"air_s": air * ~touching, "landed": landed * moving, "errors": memory["errors"] + errors}
+        entries = {"air_s": air * ~touching, "landed": landed * moving, "errors": memory["errors"] + errors}
         new = now.steps % every == 0
-        if bool(new.any()):  # draws take longer than all the rest
-            changed["command"] = torch.where(new.unsqueeze(1), self._command(now.draws(0)), memory["command"])
-        return changed
+        if bool(new.any()):  # skip the draws, which take longer than the rest of the step
+            entries["command"] = torch.where(new.unsqueeze(1), self._command(now.draws(0)), memory["command"])
+        return entries
 
     def reward(self, now: Moment) -> Tensor:
-        """Follow the command, smoothly and upright; never below zero, so that falling is never worth it."""
+        """Reward for following the command, smoothly and upright; never below 0, so that falling never pays off."""
         speed, turn = self._errors(now)
         linear, angular = now.sensor("linear_velocity"), now.sensor("angular_velocity")
+        # exp(-error^2 / 0.25) for velocity and yaw rate, as in Rudin et al.
         gain = self.reward_speed * torch.exp(-4.0 * speed.square()) + self.reward_turn * torch.exp(-4.0 * turn.square())
         cost = (
             self.cost_bounce * linear[:, 2].square()
@@ -167,17 +169,17 @@ class Quadruped(Mdp):
         return (gain + self.reward_air * now.memory["landed"] - cost).clamp_min(0.0)
 
     def terminated(self, now: Moment) -> Tensor:
-        """It has fallen."""
+        """Whether the robot has fallen."""
         return (now.sensor("torso")[:, 0] > 0) | (upright(now.qpos[:, 3:7]) < math.cos(self.tilt_rad))
 
     def success(self, now: Moment) -> Tensor:
-        """It went all the way as commanded."""
+        """Whether the robot followed its commands to the step limit."""
         speed, turn = self._mean_errors(now)
         close = (speed <= self.speed_error_m_s) & (turn <= self.turn_error_rad_s)
         return close & (now.steps >= now.limit) & ~self.terminated(now)
 
     def failures(self, now: Moment) -> dict[str, Tensor]:
-        """It fell."""
+        """Cause of failure: a fall."""
         return {"fell": self.terminated(now)}
 
     def metrics(self, now: Moment) -> dict[str, Tensor]:
@@ -194,7 +196,7 @@ class Quadruped(Mdp):
         return torch.cat([now.sensor(f"{leg}_foot") for leg in LEGS], 1).clamp_max(1.0)
 
     def _errors(self, now: Moment) -> tuple[Tensor, Tensor]:
-        """Of horizontal velocity and yaw rate, [N] each."""
+        """Errors of horizontal velocity (norm) and yaw rate, [N] each."""
         command = now.memory["command"]
         speed = (now.sensor("linear_velocity")[:, :2] - command[:, :2]).norm(dim=1)
         return speed, (now.sensor("angular_velocity")[:, 2] - command[:, 2]).abs()
@@ -205,19 +207,19 @@ class Quadruped(Mdp):
 
 
 def gravity(quaternion: Tensor) -> Tensor:
-    """Direction [N, 3] of gravity in the frame that `quaternion` [N, 4] (w, x, y, z) turns into the world's."""
+    """Direction [N, 3] of gravity in the frame that `quaternion` [N, 4] (w, x, y, z) rotates into the world."""
     w, x, y, z = quaternion.unbind(1)
     return torch.stack((2.0 * (w * y - x * z), -2.0 * (y * z + w * x), 2.0 * (x * x + y * y) - 1.0), 1)
 
 
 def upright(quaternion: Tensor) -> Tensor:
-    """Cosine [N] of the tilt of the frame that `quaternion` [N, 4] (w, x, y, z) turns into the world's."""
+    """Cosine [N] of the tilt of the frame that `quaternion` [N, 4] (w, x, y, z) rotates into the world."""
     return 1.0 - 2.0 * quaternion[:, 1:3].square().sum(1)
 
 
 def terrain() -> np.ndarray:
     """Heights [R, R] in [0, 1] of rough ground, the same in every run."""
     size = round(2.0 * GROUND_M / CELL_M) + 1
-    drawn = torch.from_numpy(uniform((17, 4), 0, np.arange(size * size)).reshape(1, 1, size, size))
-    smooth = functional.avg_pool2d(functional.pad(drawn, (1, 1, 1, 1), mode="replicate"), 3, 1)[0, 0].numpy()
+    noise = torch.from_numpy(uniform((17, 4), 0, np.arange(size * size)).reshape(1, 1, size, size))
+    smooth = functional.avg_pool2d(functional.pad(noise, (1, 1, 1, 1), mode="replicate"), 3, 1)[0, 0].numpy()
     return (smooth - smooth.min()) / (smooth.max() - smooth.min())

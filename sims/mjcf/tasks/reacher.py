@@ -17,7 +17,7 @@ from sims.mjcf.mdp import Draws, Mdp, Moment, Start
 
 @dataclass(frozen=True)
 class Reacher(Mdp):
-    """An episode succeeds if the tip is within `reached_m` of the target at its end."""
+    """Reaching with a planar arm; an episode succeeds if the tip is within `reached_m` of the target at its end."""
 
     reached_m: PositiveFloat = 0.02
 
@@ -35,7 +35,7 @@ class Reacher(Mdp):
     }
 
     def reset(self, model: mujoco.MjModel, draws: Draws) -> Start:
-        """A random posture at rest, a target within reach."""
+        """A random posture at rest, and a random target within reach."""
         qpos = torch.cat((draws.uniform(-torch.pi, torch.pi, 1), draws.uniform(-2.5, 2.5, 1)), 1)
         angle, radius = draws.uniform(-torch.pi, torch.pi), draws.uniform(0.06, 0.22)
         height = torch.full_like(angle, 0.01)
@@ -43,9 +43,9 @@ class Reacher(Mdp):
         return Start({"qpos": qpos, "mocap_pos": target.unsqueeze(1)})
 
     def observe(self, now: Moment) -> dict[str, Tensor]:
-        """The elbow, the target, and how far the tip is from it, as seen from the upper arm.
+        """The elbow's angle, velocities, the target, and the vector from the tip to it, in the frame of the upper arm.
 
-        From there a turn of arm and target together, which changes no torque, changes nothing.
+        In this frame observations are invariant to a rotation of arm and target together, as the best torques are.
         """
         elbow = now.qpos[:, 1:]
         return {
@@ -56,16 +56,17 @@ class Reacher(Mdp):
         }
 
     def reward(self, now: Moment) -> Tensor:
-        """For being near, with little torque."""
+        """Reward for a small distance, with little torque."""
         distance = self._error(now).norm(dim=1)
+        # r = exp(-20 d) - d - 0.01 |a|^2: steep at the target, and a slope everywhere.
         return torch.exp(-20.0 * distance) - distance - 0.01 * now.action.square().sum(1)
 
     def success(self, now: Moment) -> Tensor:
-        """At the target."""
+        """Whether the tip is at the target."""
         return self._error(now).norm(dim=1) < self.reached_m
 
     def metrics(self, now: Moment) -> dict[str, Tensor]:
-        """Distance of the tip."""
+        """Distance of the tip from the target."""
         return {"distance_m": self._error(now).norm(dim=1)}
 
     def _error(self, now: Moment) -> Tensor:

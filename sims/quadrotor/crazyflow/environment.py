@@ -1,4 +1,4 @@
-"""Quadrotors whose bodies crazyflow moves; starts, noise, rewards and endings are ours.
+"""Quadrotors simulated by crazyflow; starts, noise, rewards and endings of episodes are ours.
 
 This runs under an interpreter that has crazyflow 0.4; see `interpreter`. Letters: N environments, L lanes.
 """
@@ -18,27 +18,28 @@ from sims.quadrotor.environment import QuadrotorEnvironment
 from sims.tracer.kernels import Kernels
 
 FREQUENCY_HZ = 500
-"""Steps of crazyflow's integration; its default."""
+"""Rate of crazyflow's integration; its default."""
 SUBSTEPS = round(FREQUENCY_HZ * DT_S)
 LIFT_M = 10.0
-"""Its world lies so much lower than ours: it has a floor at zero."""
+"""Height of our origin in crazyflow's world, which has a floor at z = 0."""
 DRONE = "cf2x_L250"
-"""Whose propellers and drag are used; everything else is that of our airframe."""
+"""Crazyflow's drone model, of which propeller inertia and drag are used; all other parameters are our airframe's."""
 ROLL, PITCH, YAW = (-1.0, -1.0, 1.0, 1.0), (-1.0, 1.0, 1.0, -1.0), (-1.0, 1.0, -1.0, 1.0)
-"""Signs of the torques of our rotors, whose order is crazyflow's too."""
+"""Signs of the torques of our rotors; their order is the same in crazyflow."""
 
 
 class CrazyflowEnvironment(QuadrotorEnvironment):
     """N quadrotors in crazyflow's first-principles dynamics, at rotor level.
 
-    Mass, inertia, arms, thrust and torque curves and rotor lags are those of the airframe. Crazyflow adds what ours
-    leaves out: the gyroscopic and reaction torques of a Crazyflie's propellers and its drag. It integrates in its own
-    way (Euler at 500 Hz); the rotors' set-points, in rpm, are held for 10 ms. Forces and torques of the episode act as
-    in ours. A state is all that a step needs, so that episodes are saved and restored as ours. Without `effects` there
-    is nothing that ours leaves out, and the classical Runge-Kutta method: a check of both.
+    Mass, inertia, arms, thrust and torque curves and rotor lags come from the airframe. Crazyflow adds effects that our
+    dynamics leave out: the gyroscopic and reaction torques of a Crazyflie's propellers and its drag. It integrates with
+    Euler steps at 500 Hz; the rotors' set-points, in rpm, are held for 10 ms. Forces and torques of the episode act as
+    in our dynamics. A step depends on the state alone, so that episodes are saved and restored as ours. Without
+    `effects`, crazyflow leaves these effects out too and integrates by the classical Runge-Kutta method, so that both
+    simulators can be compared.
 
     Raises:
-        UserError: for options that crazyflow lacks, or where it is not installed.
+        UserError: for options that crazyflow lacks, or if it is not installed.
     """
 
     def __init__(self, num_envs: int, *, effects: bool = True, **options: Any) -> None:  # noqa: ANN401 - the parent's
@@ -49,25 +50,25 @@ class CrazyflowEnvironment(QuadrotorEnvironment):
         self._step = _control_step(num_envs, effects=effects)
 
     def stepped(self, action: Tensor) -> dict[str, Tensor]:
-        """As in ours, from the bodies that crazyflow moved."""
+        """State, record, observation, reward and executed after a step of crazyflow with `action` [4, L]."""
         count = self.num_envs
         state = self._state[:, :count].double().numpy()
         airframe = self._airframe.expand(-1, self._state.shape[1])[:, :count].double()
         hover = hover_speed(parameters(list(airframe))).numpy()
         highest = airframe[PARAMETERS.index("speed_max_rpm")].numpy()
-        given = {
+        states = {
             "pos": state[:3] + np.array([[0.0], [0.0], [LIFT_M]]),
-            "quat": state[[4, 5, 6, 3]],
+            "quat": state[[4, 5, 6, 3]],  # (w, x, y, z) to scipy's (x, y, z, w)
             "vel": state[7:10],
             "ang_vel": state[10:13],
             "rotor_vel": (state[13:17] + hover) * highest,
         }
         command = (action[:, :count].double().numpy().clip(-1.0, 1.0) + 1.0) / 2.0 * highest
         force, torque = self._disturbance[:6, :count].double().numpy().reshape(2, 3, count)
-        found = self._step(given, command, force, torque, airframe.numpy())
-        rotors = found["rotor_vel"] / highest - hover
-        place = found["pos"] - np.array([[0.0], [0.0], [LIFT_M]])
-        body = np.concatenate((place, found["quat"][[3, 0, 1, 2]], found["vel"], found["ang_vel"], rotors))
+        results = self._step(states, command, force, torque, airframe.numpy())
+        rotors = results["rotor_vel"] / highest - hover
+        position = results["pos"] - np.array([[0.0], [0.0], [LIFT_M]])
+        body = np.concatenate((position, results["quat"][[3, 0, 1, 2]], results["vel"], results["ang_vel"], rotors))
         moved = self._state.clone()
         moved[:BODY_ROWS, :count] = torch.from_numpy(body).float()
         moved[BODY_ROWS:] = action.clamp(-1.0, 1.0)
@@ -75,7 +76,7 @@ class CrazyflowEnvironment(QuadrotorEnvironment):
 
 
 def _control_step(num_envs: int, *, effects: bool) -> Any:  # noqa: ANN401 - a function of arrays by name
-    """A function of states, rpm [4, N], force [3, N] in the world, torque [3, N] in the body and airframes [P, N]."""
+    """Control step of states, rpm [4, N], force [3, N] (world), torque [3, N] (body) and airframes [P, N]."""
     try:
         import jax
         import jax.numpy as jnp
@@ -96,11 +97,12 @@ def _control_step(num_envs: int, *, effects: bool) -> Any:  # noqa: ANN401 - a f
         freq=FREQUENCY_HZ,
         integrator=Integrator.default if effects else Integrator.rk4,
     )
-    for stage in ("clip_rotor_vel_cmd", "clip_floor_pos"):  # limits of its own drone; a floor that hover has not
+    # Limits of crazyflow's own drone, and a floor, which hover lacks.
+    for stage in ("clip_rotor_vel_cmd", "clip_floor_pos"):
         sim.step_pipeline.pop(stage)
     one_step, base = sim.build_step_fn(), sim.data
-    of_drone = {"prop_inertia": base.params.prop_inertia, "drag_matrix": base.params.drag_matrix}
-    kept = of_drone if effects else {name: 0.0 * values for name, values in of_drone.items()}
+    drone_effects = {"prop_inertia": base.params.prop_inertia, "drag_matrix": base.params.drag_matrix}
+    active_effects = drone_effects if effects else {name: 0.0 * values for name, values in drone_effects.items()}
 
     @jax.jit
     def run(given: Any, command: Any, force: Any, torque: Any, airframe: Any) -> Any:  # noqa: ANN401
@@ -108,12 +110,12 @@ def _control_step(num_envs: int, *, effects: bool) -> Any:  # noqa: ANN401 - a f
         states = base.states.replace(**rows, force=force.T[:, None], torque=jnp.zeros_like(force.T[:, None]))
         data = base.replace(
             states=states,
-            params=base.params.replace(**_params(jnp, airframe), **kept),
+            params=base.params.replace(**_params(jnp, airframe), **active_effects),
             controls=base.controls.replace(rotor_vel=command.T[:, None]),
         )
-        for _ in range(SUBSTEPS):  # its torques are the world's, ours the body's
-            turned = Rotation.from_quat(data.states.quat[:, 0]).apply(torque.T)
-            data = one_step(data.replace(states=data.states.replace(torque=turned[:, None])), n_steps=1)
+        for _ in range(SUBSTEPS):  # crazyflow takes torques in the world frame, ours are in the body frame
+            world_torque = Rotation.from_quat(data.states.quat[:, 0]).apply(torque.T)
+            data = one_step(data.replace(states=data.states.replace(torque=world_torque[:, None])), n_steps=1)
         return {key: getattr(data.states, key)[:, 0].T for key in given}
 
     def step(*arrays: Any) -> dict[str, np.ndarray]:  # noqa: ANN401
@@ -123,10 +125,11 @@ def _control_step(num_envs: int, *, effects: bool) -> Any:  # noqa: ANN401 - a f
 
 
 def _params(jnp: Any, rows: Any) -> dict[str, Any]:  # noqa: ANN401 - jax's
-    """Crazyflow's parameters, for each world, of airframes [P, N]."""
+    """Crazyflow's parameters, one row a world, from airframes [P, N]."""
     frame = parameters(list(rows[:, :, None]))  # of [N, 1]
     inertia = jnp.stack((frame.inertia_x, frame.inertia_y, frame.inertia_z), -1)[..., None] * jnp.eye(3)
     highest = frame.speed_max_rpm
+    # Our curves are polynomials of the fraction u = rpm / highest, crazyflow's of rpm.
     thrust = jnp.stack((frame.thrust_0_n, frame.thrust_1_n / highest, frame.thrust_2_n / highest**2), -1)[:, :, None]
     rise, fall, zero = 1.0 / frame.lag_rise_s, 1.0 / frame.lag_fall_s, jnp.zeros_like(highest)
     arms = (jnp.array(ROLL) * frame.arm_y_m[..., None], jnp.array(PITCH) * frame.arm_x_m[..., None])

@@ -1,4 +1,4 @@
-"""Crazyflow's virtual environment: made once, in the user's cache."""
+"""Crazyflow's virtual environment: created once, in the user's cache."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ CRAZYFLOW = (
     *("mujoco-mjx==3.17.0", "gymnasium==1.4.0", "ml_collections==1.1.0", "array-api-compat==1.16.0"),
     "array-api-extra==0.11.5",
 )
-"""With what they ask for; mujoco-mjx has no release for our MuJoCo."""
+"""Crazyflow and its dependencies, pinned; mujoco-mjx has no release for our MuJoCo."""
 SHARED = ("numpy", "torch")
-"""It runs on our own versions of them."""
+"""Packages that crazyflow shares with our environment."""
 
 
 def crazyflow_python() -> Path:

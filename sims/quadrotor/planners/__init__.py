@@ -1,1 +1,1 @@
-"""Classical planners as baselines, which are given the track."""
+"""Classical planners as baselines, which use the track."""

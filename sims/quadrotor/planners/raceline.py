@@ -1,7 +1,7 @@
 """A planner of the race: follows the fastest lap by a geometric controller (Lee, Leok and McClamroch 2010, CDC).
 
-It is given the track, the airframe and the rotors' speeds, which a learned policy is not. Where it is on the track it
-tells from what a policy observes. It controls the direction of the thrust; the heading drifts, as no lap needs it.
+Unlike a learned policy it has the track, the airframe and the rotors' speeds. It computes its place on the track from a
+policy's observations. It controls the direction of the thrust; the heading drifts, because no lap needs it.
 
 Letters: N observations, M samples of the lap.
 """
@@ -29,13 +29,13 @@ class Numbers:
     """Parameters, tuned on training starts, see README.md.
 
     Attributes:
-        limits: of the lap.
+        limits: limits of the lap.
         place_1_s2, speed_1_s: gains of distance and velocity across the lap.
         along_1_s: gain of the speed along it.
         tilt_1_s2, rate_1_s: gains of tilt and body rates.
         yaw_1_s: gain that brakes turning about the thrust.
-        lead_s: rotors are told to reach their thrust in this time.
-        late_s: what is predicted before acting, besides the airframe's delay.
+        lead_s: time in which commands bring rotors to their thrust.
+        late_s: time by which the state is predicted before acting, besides the airframe's delay.
     """
 
     limits: Limits = field(default_factory=Limits)
@@ -62,13 +62,13 @@ class Raceline:
         self, observation: TensorDict, *, deterministic: bool = False, generator: torch.Generator | None = None
     ) -> Decision:
         """Rotor set-points [N, H, 4] for the N observations; nothing is random."""
-        seen = {key: observation[key].cpu().float() for key in ("rotation", "velocity", "angular_velocity", "gate")}
-        attitude = seen["rotation"].view(-1, 3, 3)
-        moving = torch.einsum("nij,nj->ni", attitude, seen["velocity"])
-        gate, position = self._place(attitude, seen["gate"])
-        turning, late = seen["angular_velocity"], self.airframe.delay_s + self.numbers.late_s
+        inputs = {key: observation[key].cpu().float() for key in ("rotation", "velocity", "angular_velocity", "gate")}
+        attitude = inputs["rotation"].view(-1, 3, 3)
+        velocity = torch.einsum("nij,nj->ni", attitude, inputs["velocity"])
+        gate, position = self._place(attitude, inputs["gate"])
+        turning, late = inputs["angular_velocity"], self.airframe.delay_s + self.numbers.late_s
         attitude = attitude @ torch.linalg.matrix_exp(late * _skew(turning))
-        force, spin, spinning = self._wanted(gate, position + late * moving, moving, attitude[:, :, 2])
+        force, spin, spinning = self._wanted(gate, position + late * velocity, velocity, attitude[:, :, 2])
         thrust = (force * attitude[:, :, 2]).sum(1)
         torque = self._torque(attitude, turning, force, spin, spinning)
         actions = self._commands(thrust, torque, observation["rotor_speed"].cpu().float())
@@ -77,7 +77,7 @@ class Raceline:
         return Decision(actions, empty, torch.zeros(len(actions), 1, 1, device=actions.device))
 
     def _place(self, attitude: Tensor, gate: Tensor) -> tuple[Tensor, Tensor]:
-        """Number of the next gate [N], which its heading tells, and position [N, 3], m."""
+        """Number of the next gate [N], identified by its heading, and position [N, 3], m."""
         heading = torch.einsum("nij,nj->ni", attitude, gate[:, 3:])
         number = (heading @ self.normals.T).argmax(1)
         return number, self.centres[number] - torch.einsum("nij,nj->ni", attitude, gate[:, :3])
@@ -85,16 +85,17 @@ class Raceline:
     def _wanted(self, gate: Tensor, position: Tensor, moving: Tensor, up: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Force of the rotors [N, 3], N, and angular velocity and acceleration of its direction, all in the world."""
         numbers, lap, frame = self.numbers, self.lap, self.airframe
-        at = self._nearest(gate, position)
-        speed = lap.velocity[at].float().norm(dim=1, keepdim=True)
-        along = lap.velocity[at].float() / speed
+        nearest = self._nearest(gate, position)
+        speed = lap.velocity[nearest].float().norm(dim=1, keepdim=True)
+        along = lap.velocity[nearest].float() / speed
         going = (moving * along).sum(1, keepdim=True)
         share = (going / speed).clamp(0.0, 1.2)
-        aside = lap.position[at].float() - position
+        aside = lap.position[nearest].float() - position
         aside = aside - (aside * along).sum(1, keepdim=True) * along
         drift = going * along - moving
-        planned = lap.acceleration[at].float()
+        planned = lap.acceleration[nearest].float()
         tangential = (planned * along).sum(1, keepdim=True)
+        # Across the lap: centripetal acceleration at this speed, plus a PD controller of distance and drift.
         across = (
             share.square() * (planned - tangential * along) + numbers.place_1_s2 * aside + numbers.speed_1_s * drift
         )
@@ -102,20 +103,21 @@ class Raceline:
         needed = frame.mass_kg * (across + torch.tensor([0.0, 0.0, GRAVITY])) + drag(moving, up, frame)
         more = frame.mass_kg * faster * along
         force = needed + self._left(needed, more) * more
-        return force, share * lap.turning[at].float(), share.square() * lap.spinning[at].float()
+        return force, share * lap.turning[nearest].float(), share.square() * lap.spinning[nearest].float()
 
     def _nearest(self, gate: Tensor, position: Tensor) -> Tensor:
         """The sample of the lap [N] nearest to the drone, between its gates."""
         lap = self.lap
-        apart = len(lap.position) // len(TRACK)
-        near = apart * gate.unsqueeze(1) + torch.arange(-apart - MARGIN, MARGIN)
-        near = near % len(lap.position)
-        distance = (lap.position.float()[near] - position.unsqueeze(1)).square().sum(2)
-        return near.gather(1, distance.argmin(1, keepdim=True))[:, 0]
+        spacing = len(lap.position) // len(TRACK)
+        candidates = spacing * gate.unsqueeze(1) + torch.arange(-spacing - MARGIN, MARGIN)
+        candidates = candidates % len(lap.position)
+        distance = (lap.position.float()[candidates] - position.unsqueeze(1)).square().sum(2)
+        return candidates.gather(1, distance.argmin(1, keepdim=True))[:, 0]
 
     def _left(self, needed: Tensor, more: Tensor) -> Tensor:
-        """The share [N, 1] of the force `more` that rotors have left beside what is `needed`."""
+        """Share [N, 1] of the force `more` that the rotors can produce in addition to the `needed` force."""
         most = 4.0 * self.numbers.limits.highest * self._most
+        # Largest s with |needed + s more| <= most: a s^2 + 2 b s + c = 0.
         a, b = more.square().sum(1, keepdim=True), (needed * more).sum(1, keepdim=True)
         c = needed.square().sum(1, keepdim=True) - most**2
         root = (b.square() - a * c).clamp_min(0.0).sqrt()
@@ -126,7 +128,7 @@ class Raceline:
         return self.airframe.thrust_0_n + self.airframe.thrust_1_n + self.airframe.thrust_2_n
 
     def _torque(self, attitude: Tensor, turning: Tensor, force: Tensor, spin: Tensor, spinning: Tensor) -> Tensor:
-        """Torque [N, 3], N m, body, that turns thrust to the `force` and brakes the rest."""
+        """Torque [N, 3], N m, body, that turns the thrust towards `force` and damps other rotations."""
         numbers, frame = self.numbers, self.airframe
         inertia = torch.tensor([frame.inertia_x, frame.inertia_y, frame.inertia_z])
         wanted, spin, spinning = (torch.einsum("nji,nj->ni", attitude, each) for each in (force, spin, spinning))
@@ -136,7 +138,9 @@ class Raceline:
         error = error * (angle / error.norm(dim=1).clamp_min(1e-6)).unsqueeze(1)
         gains = torch.tensor([numbers.rate_1_s, numbers.rate_1_s, numbers.yaw_1_s])
         flat = torch.tensor([1.0, 1.0, 0.0])
+        # Feedforward, tilt error, and rate error; yaw has no target and is damped only.
         acceleration = flat * spinning + numbers.tilt_1_s2 * error + gains * (flat * spin - turning)
+        # Inverse dynamics of Euler's equations: I a + omega x I omega.
         return inertia * acceleration + torch.linalg.cross(turning, inertia * turning)
 
     def _commands(self, thrust: Tensor, torque: Tensor, speed: Tensor) -> Tensor:
@@ -145,16 +149,17 @@ class Raceline:
         roll, pitch = torque[:, 0] / (4.0 * frame.arm_y_m), torque[:, 1] / (4.0 * frame.arm_x_m)
         yaw = torque[:, 2] / (4.0 * frame.torque_per_thrust_m)
         tilting = torch.stack((-roll - pitch, -roll + pitch, roll + pitch, roll - pitch), 1)
-        # Thrust gives way to tilting, which comes first, and turning about it comes last.
+        # Priorities where rotors saturate: tilting first, then thrust, then yaw.
         room = tilting.abs().amax(1)
         middle = torch.minimum(torch.maximum(0.25 * thrust, room), self._most - room)
-        left = (torch.minimum(middle - room, self._most - room - middle)).clamp_min(0.0)
-        yaw = torch.minimum(torch.maximum(yaw, -left), left)
+        spare = (torch.minimum(middle - room, self._most - room - middle)).clamp_min(0.0)
+        yaw = torch.minimum(torch.maximum(yaw, -spare), spare)
         each = middle.unsqueeze(1) + tilting + torch.stack((-yaw, yaw, -yaw, yaw), 1)
         each = each.clamp(0.0, self._most)
         more = (each - frame.thrust_0_n).clamp_min(0.0)  # as in `airframes.hover_speed`
         wanted = 2.0 * more / (frame.thrust_1_n + (frame.thrust_1_n**2 + 4.0 * frame.thrust_2_n * more).sqrt() + 1e-9)
         lag = torch.where(wanted > speed, frame.lag_rise_s, frame.lag_fall_s)
+        # A first-order lag covers the share 1 - exp(-t / lag) of a command's change in time t.
         reached = 1.0 - torch.exp(-numbers.lead_s / lag)
         return (2.0 * (speed + (wanted - speed) / reached) - 1.0).clamp(-1.0, 1.0)
 

@@ -1,4 +1,4 @@
-"""Hover with an unknown platform; see `platforms` for those of training and of evaluation."""
+"""Hover with an unknown platform; see `platforms` for the platforms of training and evaluation."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ POSITION_LIMIT_M = 1.0
 
 @dataclass(frozen=True)
 class AnyHover(Hover):
-    """`Hover` on random platforms, of which a teacher may observe all that a policy has to find out.
+    """`Hover` on random platforms, with privileged observations for a teacher.
 
-    That is the numbers from which the platform is made, the episode's force and torque (in standard deviations), and
-    how much faster than in hover the rotors turn, as a fraction of their highest speed: the four rotors, or four that
-    would fly alike. Only for environments with airframe None: in others these numbers do not describe the drone.
+    The privileged observations are the numbers that define the platform, the episode's force and torque (in standard
+    deviations), and the rotors' speeds above hover, as fractions of the highest, of the four rotors or of four with the
+    same effect. Only for environments with airframe None: in others these numbers do not describe the drone.
     """
 
     position_limit_m: Value = POSITION_LIMIT_M
@@ -45,5 +45,5 @@ class AnyHover(Hover):
         return [*(uniform(key, PLATFORM, index) for index in range(len(DRAWN))), *disturbed(key)]
 
     def observe(self, now: Moment, key: Sequence[Value] | None) -> Rows:
-        """`Hover`'s observation, and what a teacher may observe."""
+        """The observation of `Hover`, and the privileged observations."""
         return [*super().observe(now, key), *now.plan, *now.body.rotor_speed]

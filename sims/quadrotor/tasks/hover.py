@@ -31,13 +31,14 @@ class Hover:
 
     Attributes:
         position_limit_m: the episode ends if a coordinate leaves [-limit, limit].
-        origin_share: share of episodes that begin at the origin and level; like the others they move.
-        initial_position_m, initial_velocity_m_s, initial_angular_velocity_rad_s: bounds of each coordinate; elsewhere
-            the rotation is uniform among those of at most 90 degrees.
-        initial_rotor_speed: as a fraction of the highest.
+        origin_share: share of episodes that begin level and at the origin, with velocities like the others.
+        initial_position_m, initial_velocity_m_s, initial_angular_velocity_rad_s: bounds of each coordinate; away from
+            the origin the rotation is uniform among those of at most 90 degrees.
+        initial_rotor_speed: initial speed of all rotors, as a fraction of the highest.
         force_scale, torque_scale: standard deviation of the episode's force and torque per axis, in weights (torque:
             weight times 1 m).
-        noise_position_m, noise_rotation, noise_velocity_m_s, noise_angular_velocity_rad_s: standard deviations.
+        noise_position_m, noise_rotation, noise_velocity_m_s, noise_angular_velocity_rad_s: standard
+            deviations of the measurement noise.
         reward_alive, weight_*: see `reward`.
     """
 
@@ -91,7 +92,7 @@ class Hover:
         ]
 
     def commands(self, key: Sequence[Value], airframe: Airframe, rotors: Rows) -> Rows:
-        """The last commands before the episode: those that gave the `rotors` their (excess) speeds."""
+        """Last commands before the episode: set-points at which the `rotors` hold their (excess) speeds."""
         hover = hover_speed(airframe)
         return [2.0 * (excess + hover) - 1.0 for excess in rotors]
 
@@ -104,13 +105,13 @@ class Hover:
     def observe(self, now: Moment, key: Sequence[Value] | None) -> Rows:
         """Position, rotation, velocity, angular velocity; with noise if a `key` is given."""
         body = now.body
-        seen = [*body.position, *body.rotation(), *body.velocity, *body.angular_velocity]
+        measured = [*body.position, *body.rotation(), *body.velocity, *body.angular_velocity]
         if key is None:
-            return seen
+            return measured
         scale = [self.noise_position_m] * 3 + [self.noise_rotation] * 9
         scale += [self.noise_velocity_m_s] * 3 + [self.noise_angular_velocity_rad_s] * 3
-        noise = gaussians(key, now.steps, 0, len(seen))
-        return [value + g * std for value, g, std in zip(seen, noise, scale, strict=True)]
+        noise = gaussians(key, now.steps, 0, len(measured))
+        return [value + g * std for value, g, std in zip(measured, noise, scale, strict=True)]
 
     def remember(self, before: Moment, after: Moment, limit: Value) -> Rows:
         """The sum of the distance from the origin over the last `ERROR_STEPS` steps before the step limit, m."""
@@ -143,7 +144,7 @@ class Hover:
         return x | y | z
 
     def finished(self, now: Moment) -> None:
-        """Never before the step limit."""
+        """None: no episode is finished before the step limit."""
         return
 
     def success(self, truncated: Tensor, memory: Tensor) -> Tensor:
@@ -151,7 +152,7 @@ class Hover:
         return truncated
 
     def failures(self, terminated: Tensor, memory: Tensor) -> dict[str, Tensor]:
-        """It left the limits, as one whose numbers blow up does."""
+        """Causes of termination: out of bounds, which includes states that diverge."""
         return {"out of bounds": terminated}
 
     def metrics(self, truncated: Tensor, memory: Tensor, step_limit: int) -> dict[str, Tensor]:
@@ -166,6 +167,8 @@ class Hover:
         cube root of a uniform number is distributed like the largest of three.
         """
         a, b, c = (uniform(key, INITIAL, index) for index in (4, 5, 6))
+        # F = (t - sin t) / (pi/2 - 1) = t^3 / (6 (pi/2 - 1)) - ..., so that t = s (1 + s^2 / 60 + ...) for
+        # s = (6 (pi/2 - 1) F)^(1/3).
         largest = where(a < b, b, a)
         largest = where(largest < c, c, largest)
         s = largest * (6.0 * (math.pi / 2.0 - 1.0)) ** (1.0 / 3.0)

@@ -48,9 +48,9 @@ HALF_OPENING_M = 0.75 - RADIUS_M
 BEAM_M = 0.14
 """Width of a frame's beams."""
 HALF_FRAME_M = HALF_OPENING_M + BEAM_M + 2.0 * RADIUS_M
-"""Such an offset beyond which the drone passes beside the frame."""
+"""Offset beyond which the drone passes outside the frame."""
 BACK_M = 2.0
-"""How far before a gate a drone is led that has passed beside it."""
+"""Distance before a gate to which a drone returns that has missed it."""
 CENTRE_Z_M = 2.0
 """Height of the middle of the flying space."""
 GATE = TensorSpec((6,), unit="m", frame="body", names=(*AXES, *(f"normal_{axis}" for axis in AXES)))
@@ -99,7 +99,7 @@ class Race(Hover):
         return [_count([u > float(number) for number in range(1, len(TRACK))])]
 
     def initial(self, key: Sequence[Value], airframe: Airframe, plan: Rows) -> Rows:
-        """Between the first gate and the one before, nearly level, facing and approaching it."""
+        """Initial state between the first gate and the one before, nearly level, facing and approaching the first."""
 
         def spread(first: int, bound: Value) -> Rows:
             return [(2.0 * uniform(key, INITIAL, first + axis) - 1.0) * bound for axis in range(3)]
@@ -111,9 +111,11 @@ class Race(Hover):
         pace = speed / sqrt(squares(path))
         position = [a + share * d + e for a, d, e in zip(start, path, spread(1, self.initial_position_m), strict=False)]
         velocity = [pace * d + e for d, e in zip(path, spread(12, self.initial_velocity_m_s), strict=True)]
+        # Half-angle formulas of the heading from its cosine, start[3]; start[4] is its sine.
         half = sqrt(0.5 * (1.0 + start[3])), sqrt(0.5 * (1.0 - start[3]))
         yaw = where(start[4] < 0.0, -half[1], half[1])
         turning = spread(15, self.initial_angular_velocity_rad_s)
+        # The quaternion of the heading times the tilt (1, a, b, c), normalised.
         a, b, c = (0.5 * angle for angle in spread(6, self.initial_tilt))
         scale = 1.0 / sqrt(1.0 + squares([a, b, c]))
         facing = half[0] - yaw * c, half[0] * a - yaw * b, half[0] * b + yaw * a, half[0] * c + yaw
@@ -126,18 +128,20 @@ class Race(Hover):
         All but the first are in the body frame; with noise if a `key` is given.
         """
         body = now.body
-        seen = [*body.position, *body.rotation(), *body.velocity, *body.angular_velocity]
+        measured = [*body.position, *body.rotation(), *body.velocity, *body.angular_velocity]
         if key is not None:
             scale = [self.noise_position_m] * 3 + [self.noise_rotation] * 9
             scale += [self.noise_velocity_m_s] * 3 + [self.noise_angular_velocity_rad_s] * 3
-            noise = gaussians(key, now.steps, 0, len(seen))
-            seen = [value + g * std for value, g, std in zip(seen, noise, scale, strict=True)]
-        at, rotation, moving, turning = seen[:3], seen[3:12], seen[12:15], seen[15:18]
+            noise = gaussians(key, now.steps, 0, len(measured))
+            measured = [value + g * std for value, g, std in zip(measured, noise, scale, strict=True)]
+        position, rotation, velocity, turning = measured[:3], measured[3:12], measured[12:15], measured[15:18]
         gates: Rows = []
         for further in (0, 1):
             x, y, z, *normal = next_gate(now, further)
-            gates += _to_body(rotation, [x - at[0], y - at[1], z - at[2]]) + _to_body(rotation, [*normal, 0.0])
-        return [*rotation, *_to_body(rotation, moving), *turning, *gates]
+            gates += _to_body(rotation, [x - position[0], y - position[1], z - position[2]]) + _to_body(
+                rotation, [*normal, 0.0]
+            )
+        return [*rotation, *_to_body(rotation, velocity), *turning, *gates]
 
     def remember(self, before: Moment, after: Moment, limit: Value) -> Rows:
         """Gates passed in this lap, laps, control steps at the end of the last lap, whether a frame was hit."""
@@ -158,8 +162,8 @@ class Race(Hover):
 
         For the direction d and the desired speed V, 2 v d / V - v^2 / V^2 - 1 is -(v - V d)^2 / V^2.
         """
-        wanted = [self.speed_m_s * d for d in way(before)]
-        excess = squares([v - w for v, w in zip(after.body.velocity, wanted, strict=True)])
+        desired = [self.speed_m_s * d for d in way(before)]
+        excess = squares([v - w for v, w in zip(after.body.velocity, desired, strict=True)])
         cost = (
             self.weight_velocity / (self.speed_m_s * self.speed_m_s) * excess
             + self.weight_angular_velocity * squares(after.body.angular_velocity)
@@ -185,7 +189,7 @@ class Race(Hover):
         return truncated & (memory[1] >= self.laps)
 
     def failures(self, terminated: Tensor, memory: Tensor) -> dict[str, Tensor]:
-        """It hit a gate, or else left the flying space."""
+        """Causes of termination: a hit gate, or out of bounds."""
         return {"hit a gate": terminated & (memory[3] > 0.5), "out of bounds": terminated}
 
     def metrics(self, truncated: Tensor, memory: Tensor, step_limit: int) -> dict[str, Tensor]:
@@ -215,6 +219,7 @@ def way(now: Moment) -> Rows:
     back = [-BACK_M * nx - aside[0], -BACK_M * ny - aside[1], -aside[2]]
     aside = [aside[0] - along * nx, aside[1] - along * ny, aside[2]]
     reach = sqrt(along * along + 0.25)  # half a metre: close to the plane there is no time to steer
+    # Direction times s: s towards the plane, and dl/ds s = 2 l towards the axis.
     ahead = [nx * reach - 2.0 * aside[0], ny * reach - 2.0 * aside[1], -2.0 * aside[2]]
     vector = [where(along > 0.0, a, b) for a, b in zip(back, ahead, strict=True)]
     scale = 1.0 / sqrt(squares(vector))
@@ -250,10 +255,10 @@ def _rows(track: Sequence[Gate]) -> list[list[float]]:
 
 def _chosen(number: Value, values: Sequence[float]) -> Value:
     """The element of `values` with this number."""
-    found: Value = values[-1]
+    chosen: Value = values[-1]
     for index in reversed(range(len(values) - 1)):
-        found = where(number < index + 0.5, values[index], found)
-    return found
+        chosen = where(number < index + 0.5, values[index], chosen)
+    return chosen
 
 
 def _count(conditions: Sequence[Value]) -> Value:

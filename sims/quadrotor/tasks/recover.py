@@ -54,7 +54,7 @@ class Recover(Hover):
     MEMORY: ClassVar[int] = 1
 
     def initial(self, key: Sequence[Value], airframe: Airframe, plan: Rows) -> Rows:
-        """At the origin, tilted between `tilt_low_rad` and pi, with velocity and angular velocity in their bounds."""
+        """Initial state at the origin, tilted between `tilt_low_rad` and pi, with random velocities."""
 
         def spread(first: int, bound: Value) -> Rows:
             return [(2.0 * uniform(key, INITIAL, first + axis) - 1.0) * bound for axis in range(3)]
@@ -74,7 +74,7 @@ class Recover(Hover):
         return super().observe(now, key)[3:]
 
     def remember(self, before: Moment, after: Moment, limit: Value) -> Rows:
-        """The control step since which it has been calm, 0 if it is not."""
+        """Control step since which the drone has been calm; 0 if it is not."""
         since = where(before.memory[0] > 0.5, before.memory[0], after.steps)
         return [where(calm(after.body), since, 0.0)]
 
@@ -100,7 +100,7 @@ class Recover(Hover):
         return truncated & (since > 0.5) & (since < self.within_s / DT_S + 0.5)
 
     def failures(self, terminated: Tensor, memory: Tensor) -> dict[str, Tensor]:
-        """Beyond the limits is the ground, a wall or a ceiling."""
+        """Cause of termination: a crash into the ground, a wall or a ceiling, which the limits stand for."""
         return {"crash": terminated}
 
     def metrics(self, truncated: Tensor, memory: Tensor, step_limit: int) -> dict[str, Tensor]:
@@ -110,7 +110,7 @@ class Recover(Hover):
 
 
 def calm(body: Body) -> Value:
-    """Whether it is upright, slow and hardly turning, see `CALM_TILT_RAD` and the following."""
+    """Whether the drone is upright, slow and hardly turning, see `CALM_TILT_RAD` and the constants after it."""
     upright = _up(body) > math.cos(CALM_TILT_RAD)
     slow = squares(body.velocity) < CALM_SPEED_M_S**2
     return upright & slow & (squares(body.angular_velocity) < CALM_ANGULAR_SPEED_RAD_S**2)
@@ -124,6 +124,7 @@ def _up(body: Body) -> Value:
 
 def _tilted(tilt: Value, axis: Value, yaw: Value) -> Rows:
     """The quaternion of a rotation by `yaw` about z, then by `tilt` about the horizontal axis at angle `axis`."""
+    # (cos t/2, sin t/2 cos a, sin t/2 sin a, 0) * (cos y/2, 0, 0, sin y/2)
     sine, cosine = (0.5 * tilt).sin(), (0.5 * tilt).cos()
     spin, still = (0.5 * yaw).sin(), (0.5 * yaw).cos()
     x, y = sine * axis.cos(), sine * axis.sin()

@@ -1,6 +1,6 @@
-"""Hover as a real drone flies: `Hover` with wind, biased measurements, a floor and take-offs.
+"""Hover under realistic conditions: `Hover` with wind, biased measurements, a floor and take-offs.
 
-What differs between drones, latencies among it, is drawn apart (`variation.Variation`). Needs the dynamics' `OPTIONS`.
+Differences between drones, such as latencies, are drawn by `variation.Variation`. Needs the dynamics' `OPTIONS`.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from sims.tracer.arithmetic import Rows, Value, gaussians, sqrt, squares, unifor
 
 OPTIONS = Options(drag=True, wind=True, ground_effect=True, floor=True, sag=True, senses=True, delay_steps=3)
 TAKE_OFF, WIND, BIAS, HEADING, TAKE_OVER = 30, 32, 34, 40, 41
-"""First indices of draws; `Hover`'s are below."""
+"""First indices of draws; the draws of `Hover` have smaller indices."""
 FAST_M_S, TILTED = 0.7, 0.7
 """A landing faster or more tilted (cosine) than this is a crash."""
 
 
 @dataclass(frozen=True)
 class RobustHover(Hover):
-    """Numbers of the task, in addition to `Hover`'s; 0 each gives `Hover` far above any ground.
+    """Numbers of the task, in addition to `Hover`'s; with all of them 0 it is `Hover` without a ground.
 
     Attributes:
         take_off_share: share of episodes that begin on the ground, at rest, below the goal.
-        take_over_share: share of the others whose past commands say standstill, as firmware that takes over in flight
-            begins; those of the rest are what gave the rotors their speed.
-        ground_m: how far the ground lies below the goal; 0: there is none. Touching it fast or tilted ends the episode.
+        take_over_share: share of the others whose past commands are standstill, as when firmware takes over in flight;
+            all others have the past commands that hold the rotors' speeds.
+        ground_m: distance of the ground below the goal; 0 means no ground. Touching it fast or tilted ends the episode.
         wind_m_s: standard deviation of the wind along each horizontal axis; gusts follow from it.
         bias_velocity_m_s, bias_attitude_rad: standard deviations of an episode's constant errors of measurement.
-        heading_rad: take-offs head up to this far from the world's x axis.
+        heading_rad: largest angle between the heading at take-off and the world's x axis.
     """
 
     noise_velocity_m_s: Value = 0.01
@@ -57,17 +57,17 @@ class RobustHover(Hover):
         return [g * std for g, std in zip(gaussians(key, INITIAL, BIAS, 6), scale, strict=True)]
 
     def initial(self, key: Sequence[Value], airframe: Airframe, plan: Rows) -> Rows:
-        """As `Hover`, or on the ground with rotors at a standstill."""
+        """Initial state of `Hover`, or on the ground with rotors at a standstill."""
         x, y, *_ = flying = super().initial(key, airframe, plan)
         half = (uniform(key, INITIAL, HEADING) - 0.5) * self.heading_rad
         zero = [0.0, 0.0, 0.0]
         rotors = [-hover_speed(airframe)] * 4
         standing = Body([x, y, -self.ground_m], [half.cos(), 0.0, 0.0, half.sin()], zero, zero, rotors)
-        chosen = uniform(key, INITIAL, TAKE_OFF) < self.take_off_share
-        return [where(chosen, a, b) for a, b in zip(standing.rows(), flying, strict=True)]
+        takes_off = uniform(key, INITIAL, TAKE_OFF) < self.take_off_share
+        return [where(takes_off, a, b) for a, b in zip(standing.rows(), flying, strict=True)]
 
     def commands(self, key: Sequence[Value], airframe: Airframe, rotors: Rows) -> Rows:
-        """As `Hover`, or standstill."""
+        """Past commands of `Hover`, or standstill."""
         unknown = uniform(key, INITIAL, TAKE_OVER) < self.take_over_share
         return [where(unknown, -1.0, command) for command in super().commands(key, airframe, rotors)]
 
@@ -78,13 +78,13 @@ class RobustHover(Hover):
         return [*super().disturbance(key, airframe), *wind, 0.0, ground_m]
 
     def observe(self, now: Moment, key: Sequence[Value] | None) -> Rows:
-        """`Hover`'s, with the episode's errors of velocity and attitude."""
+        """Observation of `Hover`, with the episode's errors of velocity and attitude."""
         velocity = [v + b for v, b in zip(now.body.velocity, now.plan[:3], strict=True)]
         body = replace(now.body, quaternion=_turned(now.body.quaternion, now.plan[3:6]), velocity=velocity)
         return super().observe(replace(now, body=body), key)
 
     def remember(self, before: Moment, after: Moment, limit: Value) -> Rows:
-        """`Hover`'s, and 1 once it has crashed into the ground."""
+        """Memory of `Hover`, and 1 once the drone has crashed into the ground."""
         fast = before.body.velocity[2] < -FAST_M_S
         x, y = before.body.quaternion[1:3]
         tilted = 1.0 - 2.0 * (x * x + y * y) < TILTED
@@ -92,24 +92,24 @@ class RobustHover(Hover):
         return [*super().remember(before, after, limit), where(touching & (fast | tilted), 1.0, 0.0)]
 
     def reward(self, before: Moment, after: Moment, action: Rows, previous: Rows, airframe: Airframe) -> Value:
-        """`Hover`'s, with twice the cost of position, ten times that of velocity, and a cost of changing actions.
+        """Reward of `Hover`, with twice the cost of position, ten times that of velocity, and a cost of action changes.
 
-        Damping brings weak drones through throws; smooth actions bear delays.
+        Damping lets weak drones recover from throws; smooth actions tolerate delays.
         """
-        found = super().reward(before, after, action, previous, airframe)
+        reward = super().reward(before, after, action, previous, airframe)
         changes = [a - b for a, b in zip(action, previous, strict=True)]
-        return found - (
+        return reward - (
             self.weight_position * squares(after.body.position)
             + 9.0 * self.weight_velocity * squares(after.body.velocity)
             + 20.0 * self.weight_action * squares(changes)
         )
 
     def terminated(self, now: Moment) -> Value:
-        """Whether a coordinate left the limits, or it crashed."""
+        """Whether a coordinate left the limits, or the drone crashed."""
         return super().terminated(now) | (now.memory[1] > 0.5)
 
     def failures(self, terminated: Tensor, memory: Tensor) -> dict[str, Tensor]:
-        """It left the limits or crashed into the ground."""
+        """Causes of termination: out of bounds, or a crash into the ground."""
         crashed = terminated & (memory[1] > 0.5)
         return {"out of bounds": terminated & ~crashed, "hit the ground": crashed}
 
@@ -131,6 +131,7 @@ def _turned(quaternion: Rows, by: Rows) -> Rows:
     """`quaternion` turned by a small rotation vector in the body, rad."""
     w, x, y, z = quaternion
     a, b, c = (0.5 * angle for angle in by)
+    # q * (1, a, b, c), normalised below.
     turned = [
         *(w - x * a - y * b - z * c, x + w * a + y * c - z * b),
         *(y + w * b + z * a - x * c, z + w * c + x * b - y * a),

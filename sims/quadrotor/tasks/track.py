@@ -89,7 +89,7 @@ class Track(Hover):
         return [where(eight, a, where(lissajous, b, c)) for a, b, c in zip(*curves, strict=True)]
 
     def initial(self, key: Sequence[Value], airframe: Airframe, plan: Rows) -> Rows:
-        """Near the reference, at about its velocity, nearly level."""
+        """Initial state near the reference, at about its velocity, nearly level."""
 
         def spread(first: int, bound: Value) -> Rows:
             return [(2.0 * uniform(key, INITIAL, first + axis) - 1.0) * bound for axis in range(3)]
@@ -110,19 +110,25 @@ class Track(Hover):
         The errors ahead assume that the drone keeps its velocity.
         """
         body, t = now.body, now.steps * DT_S
-        seen = [*body.position, *body.rotation(), *body.velocity, *body.angular_velocity]
+        measured = [*body.position, *body.rotation(), *body.velocity, *body.angular_velocity]
         if key is not None:
             scale = [self.noise_position_m] * 3 + [self.noise_rotation] * 9
             scale += [self.noise_velocity_m_s] * 3 + [self.noise_angular_velocity_rad_s] * 3
-            noise = gaussians(key, now.steps, 0, len(seen))
-            seen = [value + g * std for value, g, std in zip(seen, noise, scale, strict=True)]
-        at, moving = seen[:3], seen[12:15]
-        errors = [_difference(position(now.plan, t), at)]
+            noise = gaussians(key, now.steps, 0, len(measured))
+            measured = [value + g * std for value, g, std in zip(measured, noise, scale, strict=True)]
+        here, speed = measured[:3], measured[12:15]
+        errors = [_difference(position(now.plan, t), here)]
         for ahead in AHEAD_S:
-            drifted = [p + ahead * v for p, v in zip(at, moving, strict=True)]
+            drifted = [p + ahead * v for p, v in zip(here, speed, strict=True)]
             errors.append(_difference(position(now.plan, t + ahead), drifted))
-        velocity_error = _difference(velocity(now.plan, t), moving)
-        return [*errors[0], *seen[3:12], *velocity_error, *seen[15:18], *(e for error in errors[1:] for e in error)]
+        velocity_error = _difference(velocity(now.plan, t), speed)
+        return [
+            *errors[0],
+            *measured[3:12],
+            *velocity_error,
+            *measured[15:18],
+            *(e for error in errors[1:] for e in error),
+        ]
 
     def remember(self, before: Moment, after: Moment, limit: Value) -> Rows:
         """The sum of the squared distance from the reference after `SETTLING_STEPS`, m^2."""
@@ -139,7 +145,7 @@ class Track(Hover):
         yaw = body.quaternion[3]
         cost = (
             self.weight_position * squares(_error(after))
-            + self.weight_rotation * (yaw * yaw)  # it has to tilt
+            + self.weight_rotation * (yaw * yaw)  # yaw only: the drone has to tilt to follow
             + self.weight_velocity * squares(_difference(velocity(after.plan, t), body.velocity))
             + self.weight_angular_velocity * squares(body.angular_velocity)
             + self.weight_action * squares([a - hover for a in action])
@@ -153,7 +159,7 @@ class Track(Hover):
         return x | y | z
 
     def failures(self, terminated: Tensor, memory: Tensor) -> dict[str, Tensor]:
-        """It lost the reference."""
+        """Cause of termination: too far from the reference."""
         return {"too far from the reference": terminated}
 
     def metrics(self, truncated: Tensor, memory: Tensor, step_limit: int) -> dict[str, Tensor]:
@@ -180,6 +186,7 @@ class Track(Hover):
         draws = [uniform(key, REFERENCE, 3 + index) for index in range(3 * SINES)]
         rate = [self.rate_low_rad_s + (self.rate_high_rad_s - self.rate_low_rad_s) * u for u in draws[:SINES]]
         share = [(0.1 + 0.9 * u) * (0.5 if n >= 2 * HARMONICS else 1.0) for n, u in enumerate(draws[SINES:-SINES])]
+        # Amplitude A = v / w of a sine of velocity v and rate w; its acceleration is v w.
         fastest = _bound(share)
         hardest = _bound([v * w for v, w in zip(share, rate, strict=True)])
         by_speed, by_acceleration = speed / fastest, self.acceleration_m_s2 / hardest

@@ -10,14 +10,14 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.floating]
 NEAR_M = 0.12
-"""What is nearer than this is not drawn."""
+"""Near clipping distance."""
 ABOVE_FLOOR_M = 0.15
-"""The lowest that a following camera flies."""
+"""Lowest height of a following camera above the floor."""
 UP = np.array([0.0, 0.0, 1.0])
 
 
 class Camera:
-    """Sees from `eye` towards `target` (m, world), upright; `focal` and `size` (width, height) in pixels."""
+    """Camera at `eye` that looks towards `target` (m, world), upright; `focal` and `size` (width, height) in pixels."""
 
     def __init__(self, eye: Array, target: Array, focal: float, size: tuple[int, int]) -> None:
         self.eye, self.focal, self.size = np.asarray(eye, dtype=float), focal, size
@@ -28,11 +28,11 @@ class Camera:
         self.axes = np.stack([right, np.cross(right, forward), forward])
 
     def seen(self, points: Array) -> Array:
-        """`points` [..., 3] m, world, to the right, upwards and in depth."""
+        """Camera coordinates of `points` [..., 3] m, world: to the right, upwards and in depth."""
         return (points - self.eye) @ self.axes.T
 
     def pixels(self, seen: Array) -> Array:
-        """Where points `seen` [..., 3] are, in pixels from the left and from the top, [..., 2]."""
+        """Pixels from the left and from the top, [..., 2], of points in camera coordinates, `seen` [..., 3]."""
         scale = self.focal / np.maximum(seen[..., 2:], NEAR_M)
         width, height = self.size
         return np.array([0.5 * width, 0.5 * height]) + scale * seen[..., :2] * np.array([1.0, -1.0])
@@ -46,7 +46,7 @@ class Camera:
 
 @dataclass
 class Spring:
-    """A value that follows another without kinks, as a critically damped spring of `rate_rad_s`."""
+    """A value that follows another smoothly, as a critically damped spring of `rate_rad_s`."""
 
     rate_rad_s: float
     value: Array | None = None
@@ -57,6 +57,7 @@ class Spring:
         if self.value is None:
             self.value, self._speed = goal.copy(), np.zeros_like(goal)
         off, decay = self.value - goal, math.exp(-self.rate_rad_s * dt_s)
+        # x(t) = g + (x0 - g + (v0 + w (x0 - g)) t) exp(-w t).
         change = (self._speed + self.rate_rad_s * off) * dt_s
         self.value = goal + (off + change) * decay
         self._speed = (self._speed - self.rate_rad_s * change) * decay
@@ -65,13 +66,13 @@ class Spring:
 
 @dataclass
 class Follow:
-    """Where a camera is that follows a drone.
+    """A camera that follows a drone.
 
     Attributes:
-        distance_m, height_m: behind the drone and above it.
+        distance_m, height_m: distance of the camera behind the drone, and its height above it.
         floor_m: height of the floor, above which the camera stays.
-        above: how much higher than the drone it looks, in distances.
-        orbit_rad_s: how fast it goes around a drone that is not chased.
+        above: height above the drone of the point that the camera looks at, in distances.
+        orbit_rad_s: angular velocity around a drone that is not chased.
     """
 
     distance_m: float

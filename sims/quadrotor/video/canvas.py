@@ -15,12 +15,12 @@ LINES = (112, 126, 148)
 FADED_M = 9.0
 """Distance over which colours fade into those of the horizon by 63%, in floor cells."""
 WIDEST = 9
-"""Of lines, pixels."""
+"""Largest width of lines, pixels."""
 RGBA = tuple[int, int, int, int]
 
 
 class Canvas:
-    """What `camera` sees; `cell_m` is the size of the floor's cells, in which distances fade."""
+    """Picture of `camera`; `cell_m` is the size of the floor's cells, the unit in which colours fade with distance."""
 
     def __init__(self, camera: Camera, cell_m: float) -> None:
         self.camera, self.fade_m = camera, FADED_M * cell_m
@@ -32,12 +32,12 @@ class Canvas:
 
     def floor(self, ends: Array) -> None:
         """Draw lines on the floor between `ends` [S, 2, 3], now."""
-        seen = self._before(self.camera.seen(ends))
-        pixels = self.camera.pixels(seen)
-        shown = self._within(pixels)
-        share = self._nearness(seen[shown, :, 2].mean(-1))[:, None]
+        segments = self._before(self.camera.seen(ends))
+        pixels = self.camera.pixels(segments)
+        visible = self._within(pixels)
+        share = self._nearness(segments[visible, :, 2].mean(-1))[:, None]
         colours = (np.array(HAZE) + share * (np.array(LINES) - np.array(HAZE))).astype(int).tolist()
-        for line, colour in zip(pixels[shown].reshape(-1, 4).tolist(), colours, strict=True):
+        for line, colour in zip(pixels[visible].reshape(-1, 4).tolist(), colours, strict=True):
             self.plain.line(line, fill=tuple(colour))
 
     def shadow(self, corners: Array, alpha: float) -> None:
@@ -47,42 +47,44 @@ class Canvas:
 
     def faces(self, corners: Array, colours: Array, alpha: float = 1.0, solid_m: float = 0.0) -> None:
         """Add flat convex faces with `corners` [Q, P, 3] and `colours` [Q, 3]; nearer than `solid_m` they fade."""
-        seen = self.camera.seen(corners)
-        depth = seen[..., 2].mean(-1)
+        vertices = self.camera.seen(corners)
+        depth = vertices[..., 2].mean(-1)
         share = self._nearness(depth)[:, None]
         faded = (np.array(HORIZON) + share * (colours - np.array(HORIZON))).astype(int).tolist()
-        whole, some = (seen[..., 2] > NEAR_M).all(-1), (seen[..., 2] > NEAR_M).any(-1)
-        pixels = self.camera.pixels(seen)
+        in_front, partly_in_front = (vertices[..., 2] > NEAR_M).all(-1), (vertices[..., 2] > NEAR_M).any(-1)
+        pixels = self.camera.pixels(vertices)
         alphas = np.rint(255 * alpha * np.clip(depth / max(solid_m, 1e-6), 0.15, 1.0)).astype(int).tolist()
-        for row in np.flatnonzero(some & (self._within(pixels) | ~whole)):
-            points = pixels[row] if whole[row] else self.camera.pixels(self._clipped(seen[row]))
+        for row in np.flatnonzero(partly_in_front & (self._within(pixels) | ~in_front)):
+            points = pixels[row] if in_front[row] else self.camera.pixels(self._clipped(vertices[row]))
             red, green, blue = faded[row]
             self._parts.append((float(depth[row]), points.ravel().tolist(), (red, green, blue, alphas[row]), 0))
 
     def lines(self, ends: Array, width_m: float, colour: tuple[int, int, int], alphas: Array | None = None) -> None:
         """Add lines between `ends` [S, 2, 3], `width_m` wide, with `alphas` [S] in [0, 1], by default 1."""
-        seen = self.camera.seen(ends)
-        kept = (seen[..., 2] > NEAR_M).any(-1)
-        seen = self._before(seen)
-        shown = np.full(len(seen), 255) if alphas is None else (255 * alphas[kept]).astype(int)
-        depth = seen[..., 2].mean(-1)
+        segments = self.camera.seen(ends)
+        visible = (segments[..., 2] > NEAR_M).any(-1)
+        segments = self._before(segments)
+        opacities = np.full(len(segments), 255) if alphas is None else (255 * alphas[visible]).astype(int)
+        depth = segments[..., 2].mean(-1)
         wide = np.clip(np.rint(self.camera.focal * width_m / depth), 1, WIDEST).astype(int).tolist()
-        pixels = self.camera.pixels(seen)
+        pixels = self.camera.pixels(segments)
         for row in np.flatnonzero(self._within(pixels)):
-            self._parts.append((float(depth[row]), pixels[row].ravel().tolist(), (*colour, int(shown[row])), wide[row]))
+            self._parts.append(
+                (float(depth[row]), pixels[row].ravel().tolist(), (*colour, int(opacities[row])), wide[row])
+            )
 
     def path(self, points: Array, width_m: float, colour: tuple[int, int, int], alpha: float = 1.0) -> None:
         """Add one line through `points` [P, 3] as a whole, if all of it is in front of the camera, else in pieces."""
-        seen = self.camera.seen(points)
-        if (seen[:, 2] < NEAR_M).any():
+        vertices = self.camera.seen(points)
+        if (vertices[:, 2] < NEAR_M).any():
             return self.lines(np.stack([points[:-1], points[1:]], 1), width_m, colour, np.full(len(points) - 1, alpha))
-        depth = float(seen[:, 2].mean())
+        depth = float(vertices[:, 2].mean())
         width = int(np.clip(np.rint(self.camera.focal * width_m / depth), 1, WIDEST))
-        line = self.camera.pixels(seen).ravel().tolist()
+        line = self.camera.pixels(vertices).ravel().tolist()
         return self._parts.append((depth, line, (*colour, round(255 * alpha)), width))
 
     def finished(self) -> Image.Image:
-        """The picture with all that was added."""
+        """Picture with all added faces and lines."""
         for _, points, colour, width in sorted(self._parts, key=lambda part: -part[0]):
             pen = self.plain if colour[3] == 255 else self.pen
             if width:
@@ -94,8 +96,8 @@ class Canvas:
 
     def place(self, point: Array) -> tuple[float, float, float] | None:
         """Column, row and depth of `point` [3]; None behind the camera."""
-        seen = self.camera.seen(point)
-        return (*self.camera.pixels(seen).tolist(), float(seen[2])) if seen[2] > NEAR_M else None
+        coordinates = self.camera.seen(point)
+        return (*self.camera.pixels(coordinates).tolist(), float(coordinates[2])) if coordinates[2] > NEAR_M else None
 
     def _within(self, pixels: Array) -> NDArray[np.bool_]:
         """Whether lines or faces with corners `pixels` [S, P, 2] may reach into the picture, [S]."""
@@ -117,14 +119,14 @@ class Canvas:
 
     def _clipped(self, seen: Array) -> Array:
         """The part of the convex polygon `seen` [P, 3] that is in front of the camera."""
-        inside, kept = seen[:, 2] > NEAR_M, []
+        inside, corners = seen[:, 2] > NEAR_M, []
         for row, point in enumerate(seen):
-            before, was = seen[row - 1], inside[row - 1]
-            if was != inside[row]:
-                kept.append(before + (NEAR_M - before[2]) / (point[2] - before[2]) * (point - before))
+            before, was_inside = seen[row - 1], inside[row - 1]
+            if was_inside != inside[row]:
+                corners.append(before + (NEAR_M - before[2]) / (point[2] - before[2]) * (point - before))
             if inside[row]:
-                kept.append(point)
-        return np.array(kept).reshape(-1, 3)
+                corners.append(point)
+        return np.array(corners).reshape(-1, 3)
 
 
 @functools.cache

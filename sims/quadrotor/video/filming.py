@@ -27,7 +27,7 @@ from sims.quadrotor.video.scenery import Scenery, scenery
 FILMED, STRIDE = 3, 4
 """Episodes in a video, and control steps between its frames."""
 WIDTH, HEIGHT, SCALE = 368, 276, 2
-"""Pixels of an episode's picture, which is drawn so much larger."""
+"""Pixels of an episode's picture, and the factor by which it is drawn larger before it is reduced."""
 FOCAL = 0.72
 """The camera's focal length, in widths of a picture."""
 
@@ -57,7 +57,7 @@ def film_policies(
 
 
 class _Flight:
-    """Draws episodes and records their paths; a crashed drone stays where it is."""
+    """Draws episodes and records their paths; a crashed drone remains at its last position."""
 
     def __init__(self, env: QuadrotorEnvironment, arm_m: float) -> None:
         self.env, self.arm_m = env, arm_m
@@ -75,20 +75,20 @@ class _Flight:
         return np.stack([np.asarray(self._picture(row, seen)) for row in ids.tolist()])
 
     def _picture(self, row: int, seen: Seen) -> Image.Image:
-        around, mdp, position = self.surroundings[row], self.env.mdp, seen.position[row].astype(float)
+        surroundings, mdp, position = self.surroundings[row], self.env.mdp, seen.position[row].astype(float)
         self.positions[row] = way = np.concatenate([self.positions[row], position[None]])
-        found, first, ahead = [], 0, None
+        gate_states, first, ahead = [], 0, None
         if isinstance(mdp, Race):
             first = int(self.env.plan[0, row])
-            found = states(first, seen, row, self.races[row], mdp)
-            ahead = gates.towards_next(position, seen.velocity[row], found)
+            gate_states = states(first, seen, row, self.races[row], mdp)
+            ahead = gates.towards_next(position, seen.velocity[row], gate_states)
         size = WIDTH * SCALE, HEIGHT * SCALE
         camera = self.cameras[row].camera(position, ahead, DT_S * STRIDE, FOCAL * size[0], size)
-        goal = None if around.goal is None else around.goal[seen.steps[row]]
-        picture = draw(camera, around, way, seen.rotation[row], goal, found).reduce(SCALE)
-        hud.draw(picture, instruments(mdp, seen, row, around, found, self.races[row], first))
-        if found:
-            hud.draw_map(picture, gates.LINES, [state.colour for state in found], way)
+        goal = None if surroundings.goal is None else surroundings.goal[seen.steps[row]]
+        picture = draw(camera, surroundings, way, seen.rotation[row], goal, gate_states).reduce(SCALE)
+        hud.draw(picture, instruments(mdp, seen, row, surroundings, gate_states, self.races[row], first))
+        if gate_states:
+            hud.draw_map(picture, gates.LINES, [state.colour for state in gate_states], way)
         return picture
 
 
@@ -97,7 +97,7 @@ def plot_trajectories(
 ) -> None:
     """Plot positions [3] m over time, a row per caption and a column per axis, into the PNG file `path`.
 
-    `goals` are those of each episode after every control step, [T + 1, 3] m, dashed; None if there is none.
+    `goals` are the goal positions of each episode after every control step, [T + 1, 3] m, drawn dashed, or None.
     """
     from matplotlib.figure import Figure  # slow to import
 
@@ -109,8 +109,10 @@ def plot_trajectories(
                 way = episode[:, column]
                 (line,) = axis.plot(dt_s * np.arange(len(way)), way, linewidth=1.0)
                 if goal is not None:
-                    wanted = goal[::STRIDE, column][: len(way)]
-                    axis.plot(dt_s * np.arange(len(wanted)), wanted, "--", color=line.get_color(), linewidth=0.6)
+                    goal_column = goal[::STRIDE, column][: len(way)]
+                    axis.plot(
+                        dt_s * np.arange(len(goal_column)), goal_column, "--", color=line.get_color(), linewidth=0.6
+                    )
             axis.axhline(0.0, color="black", linewidth=0.5)
             axis.set(title=f"{caption}: {name} (m)", xlabel="s")
             axis.grid(alpha=0.3)

@@ -1,4 +1,4 @@
-"""Gates of the race: their solid frames, and which are passed, next or to come."""
+"""Gates of the race: their solid frames and their states (passed, next, ahead)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Colour = tuple[int, int, int]
 
 
 class State(Enum):
-    """What a gate is at present, and its colour."""
+    """State of a gate; the value is its colour."""
 
     ahead = (126, 140, 166)
     next = (255, 176, 46)
@@ -38,19 +38,19 @@ def states(first: int, passed: int, *, hit: bool, done: bool, now: int | None) -
 
     Args:
         first: number of the first gate of a lap.
-        passed: how many of this lap were passed.
-        hit: whether a frame was, by a drone on its way to the next one.
+        passed: number of gates passed in this lap.
+        hit: whether a frame was hit, by a drone on its way to the next gate.
         done: whether all laps are complete.
         now: the gate that was passed a moment ago.
     """
-    found = []
+    gate_states = []
     for number in range(len(race.TRACK)):
         order = (number - first) % len(race.TRACK)
         state = State.passed if done or order < passed else State.ahead
         if order == passed and not done:
             state = State.hit if hit else State.next
-        found.append(State.now if number == now and state is not State.hit else state)
-    return found
+        gate_states.append(State.now if number == now and state is not State.hit else state)
+    return gate_states
 
 
 def corners(gate: Gate, half_m: float, ahead_m: float = 0.0) -> Array:
@@ -62,7 +62,7 @@ def corners(gate: Gate, half_m: float, ahead_m: float = 0.0) -> Array:
 
 
 def frame(gate: Gate) -> tuple[Array, Array]:
-    """Faces of the frame [16, 4, 3] m, and how light each is, [16]."""
+    """Faces of the frame [16, 4, 3] m, and their brightness [16]."""
     front, back, inner, outer = (
         corners(gate, HALF_M + beam, ahead)
         for beam, ahead in ((0.0, -DEPTH_M), (0.0, DEPTH_M), (BEAM_M, -DEPTH_M), (BEAM_M, DEPTH_M))
@@ -96,7 +96,7 @@ def footprint(gate: Gate) -> Array:
 
 
 def towards_next(position: Array, velocity: Array, found: list[State]) -> Array:
-    """Where a racing drone is going, [2]: as it flies, and to behind the next gate."""
+    """Heading of a racing drone, [2]: its velocity plus the direction to a point behind the next gate."""
     heading = 0.15 * velocity[:2]
     for gate, state in zip(race.TRACK, found, strict=True):
         if state in (State.next, State.hit):

@@ -1,4 +1,4 @@
-"""Instruments drawn over a picture: what the drone does, time, rotors, gates and laps, and how the episode ended."""
+"""Instruments drawn over a picture: speed, time, rotors, gates and laps, and how the episode ended."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ MAP_PIXELS_M, MAP_MARGIN_M = 6.0, 1.2
 
 @dataclass(frozen=True, eq=False)
 class Instruments:
-    """What is shown.
+    """Values of the instruments.
 
     Attributes:
-        time_s: since the beginning.
-        speed_m_s: of the drone; the scale reaches to `speed_full_m_s`.
+        time_s: time since the beginning of the episode.
+        speed_m_s: speed of the drone; the scale reaches to `speed_full_m_s`.
         rotors, commanded: speeds of the four rotors as shares of the highest, and the commanded ones.
-        title: of the task, such as the lap.
-        detail: below it.
+        title: title of the task, such as the lap.
+        detail: text below the title.
         pips: colours of the gates in the order of a lap.
-        below: under the time.
+        below: text below the time.
         ending: how the episode ended, "" while it runs; `won` if well.
     """
 

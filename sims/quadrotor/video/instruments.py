@@ -1,4 +1,4 @@
-"""What the instruments of a task show."""
+"""Instruments of a task, and the progress of a race."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from sims.quadrotor.video.hud import Instruments
 from sims.quadrotor.video.scenery import Scenery
 
 SHOWN_S = 0.5
-"""How long a gate is shown as passed now."""
+"""Duration for which a gate is shown as passed a moment ago."""
 
 
 @dataclass
 class Progress:
-    """What was seen of a race before: gates passed in all, when and which the last one was, and ends of laps, steps."""
+    """Progress of a race: number of passed gates, the last gate and its control step, control steps at ends of laps."""
 
     passed: int = 0
     last: int | None = None
@@ -51,7 +51,7 @@ class Seen:
 
     @classmethod
     def of(cls, env: QuadrotorEnvironment) -> Seen:
-        """That of `env`."""
+        """Present state of `env`."""
         (position, rotation), (speeds, commands), (terminated, truncated, memory) = env.pose, env.rotors, env.record
         won, velocity = env.mdp.success(truncated, memory), torch.stack(env.body.velocity, 1)
         parts = (
@@ -62,7 +62,7 @@ class Seen:
 
 
 def states(first: int, seen: Seen, row: int, before: Progress, mdp: Race) -> list[State]:
-    """States of the gates, whose first in a lap is `first`; adds what is new to `before`."""
+    """States of the gates, of which `first` is the first in a lap; updates the progress `before`."""
     passed, laps, lap_steps, hit = seen.memory[row].tolist()
     step = int(seen.steps[row])
     if (total := round(len(race.TRACK) * laps + passed)) > before.passed:
@@ -77,7 +77,7 @@ def states(first: int, seen: Seen, row: int, before: Progress, mdp: Race) -> lis
 def instruments(
     mdp: object, seen: Seen, row: int, around: Scenery, found: list[State], before: Progress, first: int
 ) -> Instruments:
-    """What is shown of environment `row`; `found` are the states of the gates, `first` the first one of a lap."""
+    """Instruments of environment `row`; `found` are the states of the gates, `first` the first one of a lap."""
     common = {
         "time_s": DT_S * float(seen.steps[row]),
         "speed_m_s": float(np.linalg.norm(seen.velocity[row])),

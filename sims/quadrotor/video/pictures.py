@@ -20,7 +20,7 @@ TRAIL, GOAL, ARM, FRONT, BACK = (112, 186, 255), (70, 205, 110), (205, 210, 220)
 LEG, ERROR, HULL_COLOURS = (88, 96, 112), (255, 176, 46), ((34, 37, 44), (58, 63, 74))
 HULL = np.array([[0.42, 0.0, 0.0], [0.1, 0.22, 0.0], [-0.36, 0.2, 0.0], [-0.36, -0.2, 0.0], [0.1, -0.22, 0.0]])
 TRAILED = 25
-"""Pieces of the path that are shown."""
+"""Number of pieces of the path that are shown."""
 CIRCLE = np.stack([np.cos(np.linspace(0, 2 * np.pi, 17)), np.sin(np.linspace(0, 2 * np.pi, 17)), np.zeros(17)], -1)
 FRAMES, LIGHT = (np.stack(part) for part in zip(*map(gates.frame, race.TRACK), strict=True))
 LEGS = np.stack([gates.legs(gate) for gate in race.TRACK])
@@ -34,10 +34,10 @@ def draw(
     Args:
         camera: the viewpoint.
         around: the surroundings.
-        way: its path so far.
-        rotation: its rotation matrix [3, 3] (body FLU to world).
+        way: path of the drone so far.
+        rotation: the drone's rotation matrix [3, 3] (body FLU to world).
         goal: the desired position [3] m at present, if any.
-        states: of the gates in a race.
+        states: states of the gates in a race.
     """
     canvas = Canvas(camera, around.cell_m)
     canvas.floor(around.grid)

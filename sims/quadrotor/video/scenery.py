@@ -24,13 +24,13 @@ class Scenery:
     Attributes:
         floor_m: height of the floor.
         cell_m: width of its cells.
-        distance_m: of the camera from the drone.
-        arm_m: of the drone as it is drawn: large enough to be seen.
+        distance_m: distance of the camera from the drone.
+        arm_m: arm of the drone as it is drawn, large enough to be visible.
         speed_full_m_s: end of the speed's scale.
         raced: whether there are gates; the camera then looks where the drone flies.
         goal: desired position after each control step, [T + 1, 3] m; None if it does not matter.
-        goal_name: what it is called.
-        rotors: of the drone.
+        goal_name: name of the goal.
+        rotors: number of rotors of the drone.
     """
 
     floor_m: float

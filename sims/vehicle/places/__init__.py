@@ -1,1 +1,1 @@
-"""What vehicles drive in: rooms and the people in them, tracks."""
+"""Surroundings of vehicles: rooms with people, and tracks."""

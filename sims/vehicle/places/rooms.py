@@ -1,4 +1,4 @@
-"""Random rooms: circles, boxes and thin walls between a start and a goal, with space to drive between any two.
+"""Random rooms: circles, boxes and thin walls between a start and a goal, with gaps wide enough to drive through.
 
 Some rooms are divided by a wall with a door.
 """
@@ -13,7 +13,7 @@ from sims.vehicle.worlds import Array
 SHAPES = 20
 """Largest number of obstacles."""
 KEPT, FIXED = 2, 6
-"""Number of places that obstacles keep away from (start, goal); sides of the room and parts of its dividing wall."""
+"""Number of positions that obstacles keep clear (start, goal); number of sides of the room and parts of its wall."""
 DISCS = 7
 """Number of discs along an obstacle's axis that cover it, for distances between obstacles."""
 TRIES = 48
@@ -36,35 +36,35 @@ def rooms(
         count: number of rooms.
         half_m: half the width of the rooms.
         divided: share of rooms with a dividing wall.
-        obstacles: smallest and largest number; a room has fewer if no more fit.
+        obstacles: smallest and largest number of obstacles; a room has fewer if no more fit.
         gap_m: smallest distance between two obstacles, and around start, goal and dividing wall.
         distance_m: smallest distance from start to goal.
     """
     wall, along_x = _partitions(rng, count, half_m, divided)
     aside = _across(wall[:, :1, :2], along_x)[:, 0]
     start, goal = _ends(rng, half_m - gap_m, distance_m, aside, along_x, gap_m)
-    wanted = rng.integers(obstacles[0], obstacles[1] + 1, count)
-    kept = np.stack((start, goal), 1)
-    taken = np.full((count, KEPT + SHAPES, DISCS, 3), -FAR_M, dtype=np.float32)  # start, goal and obstacles as discs
-    taken[:, :KEPT, :, :2], taken[..., 2] = kept[:, :, None], 0.0
+    numbers = rng.integers(obstacles[0], obstacles[1] + 1, count)
+    ends = np.stack((start, goal), 1)
+    occupied = np.full((count, KEPT + SHAPES, DISCS, 3), -FAR_M, dtype=np.float32)  # start, goal and obstacles as discs
+    occupied[:, :KEPT, :, :2], occupied[..., 2] = ends[:, :, None], 0.0
     circles, segments = np.full((count, SHAPES, 3), FAR_M), np.full((count, FIXED + 4 * SHAPES, 4), FAR_M)
     circles[..., 2], segments[:, :4] = 0.0, _sides(np.zeros((1, 2)), np.zeros(1), np.full((1, 2), half_m))
     segments[:, 4:FIXED] = wall
-    placed = np.zeros(count, dtype=int)
+    counts = np.zeros(count, dtype=int)
     for _ in range(TRIES):
         centre, angle, half, rounded = _shapes(rng, count, half_m)
         discs = _discs(centre, angle, half, rounded)
-        free = _gap(taken[:, : KEPT + placed.max()].reshape(count, -1, 3), discs) > gap_m
+        free = _gap(occupied[:, : KEPT + counts.max()].reshape(count, -1, 3), discs) > gap_m
         free &= (np.abs(_across(discs[..., :2], along_x) - aside[:, None]) - discs[..., 2]).min(1) > gap_m
-        rows = np.flatnonzero(free & (placed < wanted))
-        slot = placed[rows]
-        taken[rows, KEPT + slot] = discs[rows]
+        rows = np.flatnonzero(free & (counts < numbers))
+        slot = counts[rows]
+        occupied[rows, KEPT + slot] = discs[rows]
         is_round = rounded[rows]
         circles[rows[is_round], slot[is_round]] = discs[rows[is_round], 0]
-        boxes, at = rows[~is_round], slot[~is_round]
+        boxes, slots = rows[~is_round], slot[~is_round]
         for side, ends_of in enumerate(_sides(centre[boxes], angle[boxes], half[boxes]).swapaxes(0, 1)):
-            segments[boxes, FIXED + 4 * at + side] = ends_of
-        placed[rows] += 1
+            segments[boxes, FIXED + 4 * slots + side] = ends_of
+        counts[rows] += 1
     pose = np.concatenate((start, rng.uniform(-np.pi, np.pi, (count, 1))), 1)
     return {
         "circles": circles,
@@ -100,18 +100,19 @@ def _ends(
 ) -> tuple[Array, Array]:
     """Start and goal [M, 2] in a square, at least `distance_m` apart and `gap_m` from the dividing wall."""
     ends = np.zeros((len(aside), 2, 2))
-    left = np.arange(len(aside))
-    while len(left):
-        ends[left] = rng.uniform(-reach_m, reach_m, (len(left), 2, 2))
-        close = (np.abs(_across(ends[left], along_x[left]) - aside[left, None]) < gap_m).any(1)
-        left = left[close | (np.linalg.norm(ends[left, 1] - ends[left, 0], axis=1) < distance_m)]
+    pending = np.arange(len(aside))
+    while len(pending):
+        ends[pending] = rng.uniform(-reach_m, reach_m, (len(pending), 2, 2))
+        close = (np.abs(_across(ends[pending], along_x[pending]) - aside[pending, None]) < gap_m).any(1)
+        pending = pending[close | (np.linalg.norm(ends[pending, 1] - ends[pending, 0], axis=1) < distance_m)]
     return ends[:, 0], ends[:, 1]
 
 
 def _shapes(rng: np.random.Generator, count: int, half_m: float) -> tuple[Array, Array, Array, Array]:
-    """Centres [M, 2], angles [M], half length and width [M, 2] and whether it is a circle [M]: two in five are,
-    as many are thin walls, the others boxes.
-    """  # noqa: D205
+    """Centres [M, 2], angles [M], half lengths and widths [M, 2] of random obstacles, and whether they are circles [M].
+
+    Two in five are circles, two in five thin walls, and the others boxes.
+    """
     kind, size = rng.uniform(size=count), rng.uniform(size=(count, 2))
     rounded, wall = kind < 0.4, kind > 0.6
     radius = 0.15 + 0.35 * size[:, :1]

@@ -31,26 +31,26 @@ def tracks(
         radius_m: range of R.
         half_width_m: range of half the width between the walls.
     """
-    line, wide = np.zeros((count, POINTS, 2)), np.zeros(count)
-    left = np.arange(count)
-    while len(left):
-        wide[left] = rng.uniform(*half_width_m, len(left))
-        line[left] = _lines(rng, rng.uniform(*radius_m, len(left)))
-        left = left[~_passable(line[left], wide[left])]
+    line, half_widths = np.zeros((count, POINTS, 2)), np.zeros(count)
+    pending = np.arange(count)
+    while len(pending):
+        half_widths[pending] = rng.uniform(*half_width_m, len(pending))
+        line[pending] = _lines(rng, rng.uniform(*radius_m, len(pending)))
+        pending = pending[~_passable(line[pending], half_widths[pending])]
     line = np.where(rng.uniform(size=(count, 1, 1)) < 0.5, line, line[:, ::-1])
     edge = np.roll(line, -1, 1) - line
     tangent = np.roll(line, -1, 1) - np.roll(line, 1, 1)
     tangent /= np.linalg.norm(tangent, axis=-1, keepdims=True)
     normal = np.stack((-tangent[..., 1], tangent[..., 0]), -1)
-    walls = [line + side * wide[:, None, None] * normal for side in (-1.0, 1.0)]
+    walls = [line + side * half_widths[:, None, None] * normal for side in (-1.0, 1.0)]
     segments = np.concatenate([np.concatenate((wall, np.roll(wall, -1, 1)), -1) for wall in walls], 1)
-    aside, turned = rng.uniform(-0.3, 0.3, (2, count))
-    at = line[:, 0] + (aside * wide)[:, None] * normal[:, 0]
-    heading = np.arctan2(tangent[:, 0, 1], tangent[:, 0, 0]) + turned
+    aside, heading_error = rng.uniform(-0.3, 0.3, (2, count))
+    position = line[:, 0] + (aside * half_widths)[:, None] * normal[:, 0]
+    heading = np.arctan2(tangent[:, 0, 1], tangent[:, 0, 0]) + heading_error
     return {
         "circles": np.full((count, 1, 3), FAR_M) * [1.0, 1.0, 0.0],
         "segments": segments,
-        "pose": np.concatenate((at, heading[:, None]), 1),
+        "pose": np.concatenate((position, heading[:, None]), 1),
         "route": line,
         "length_m": np.linalg.norm(edge, axis=-1).sum(1),
         "speed_m_s": rng.uniform(0.0, SPEED_M_S, count),
@@ -66,12 +66,12 @@ def _lines(rng: np.random.Generator, radius_m: Array) -> Array:
     radius = radius_m[:, None] * (1.0 + bend.sum(1))
     x, y = radius * np.cos(turn), radius * np.sin(turn)
     arc = np.concatenate((np.zeros((count, 1)), np.cumsum(np.hypot(np.diff(x), np.diff(y)), 1)), 1)
-    found = np.zeros((count, POINTS, 2))
+    lines = np.zeros((count, POINTS, 2))
     for row in range(count):
-        wanted = arc[row, -1] * np.arange(POINTS) / POINTS
-        found[row] = np.stack((np.interp(wanted, arc[row], x[row]), np.interp(wanted, arc[row], y[row])), -1)
-        found[row] = np.roll(found[row], rng.integers(POINTS), axis=0)
-    return found
+        positions = arc[row, -1] * np.arange(POINTS) / POINTS
+        lines[row] = np.stack((np.interp(positions, arc[row], x[row]), np.interp(positions, arc[row], y[row])), -1)
+        lines[row] = np.roll(lines[row], rng.integers(POINTS), axis=0)
+    return lines
 
 
 def _passable(line: Array, wide: Array) -> Array:
@@ -79,13 +79,14 @@ def _passable(line: Array, wide: Array) -> Array:
     before, after = line - np.roll(line, 1, 1), np.roll(line, -1, 1) - line
     length = np.linalg.norm(after, axis=-1)
     turn = before[..., 0] * after[..., 1] - before[..., 1] * after[..., 0]
+    # Radius of a curve: edge length over turning angle.
     angle = np.arctan2(np.abs(turn), (before * after).sum(-1))
     curves = (length / np.maximum(angle, 1e-6)).min(1) > wide + CLEARANCE_M
     rows = np.flatnonzero(curves)
     x, y = line[rows, ::2].astype(np.float32).transpose(2, 0, 1)
-    apart = np.hypot(x[:, :, None] - x[:, None], y[:, :, None] - y[:, None])
+    distances = np.hypot(x[:, :, None] - x[:, None], y[:, :, None] - y[:, None])
     steps = np.abs(np.arange(0, POINTS, 2)[:, None] - np.arange(0, POINTS, 2))
     steps = np.minimum(steps, POINTS - steps)[None] * length[rows].mean(1)[:, None, None]
     needed = (2.0 * wide + CLEARANCE_M)[rows, None, None]
-    curves[rows] = ((apart > needed) | (steps < 2.0 * needed)).all((1, 2))
+    curves[rows] = ((distances > needed) | (steps < 2.0 * needed)).all((1, 2))
     return curves

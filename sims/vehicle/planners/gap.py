@@ -24,11 +24,11 @@ class GapNumbers:
     """Parameters of the planner; tuned on training worlds, see README.md.
 
     Attributes:
-        margin_m: clearance beside the vehicle.
+        margin_m: clearance on both sides of the vehicle.
         share: a gap consists of beams with at least this share of the farthest range.
-        aim_m: largest distance of the target point in the gap; it steers on a circle through this point.
+        aim_m: largest distance of the target point in the gap; the vehicle steers on a circle through this point.
         lateral_m_s2, braking_m_s2: accelerations in curves and before obstacles.
-        stop_m: distance from the obstacle at which it would stop.
+        stop_m: distance from the obstacle at which the vehicle would stop.
     """
 
     margin_m: float = 0.129
@@ -58,6 +58,7 @@ class FollowTheGap:
         x, y = v.lidar_x_m + v.rear_axle_m + distance * aim.cos(), distance * aim.sin()
         curvature = 2.0 * y / (x.square() + y.square())  # of the rear axle's circle, as in pure pursuit
         steering = ((v.front_axle_m + v.rear_axle_m) * curvature).atan().clamp(-v.steering_rad, v.steering_rad)
+        # v^2 = 2 a d to stop in time, and v^2 = a_lat / kappa in the curve.
         speed = (2.0 * numbers.braking_m_s2 * (room - numbers.stop_m).clamp_min(0.05)).sqrt()
         speed = torch.minimum(speed, (numbers.lateral_m_s2 / curvature.abs().clamp_min(1e-3)).sqrt())
         actions = torch.stack((steering, speed.clamp(v.speed_min_m_s, v.speed_max_m_s)), 1)
@@ -69,7 +70,8 @@ class FollowTheGap:
         """Free distance [N, B] of the vehicle in each direction: obstacles are widened by half its width."""
         angles = self.lidar.angles().to(ranges.device)
         half = 0.5 * self.vehicle.width_m + self.numbers.margin_m
-        covers = (half / ranges.clamp_min(half)).asin().unsqueeze(2)  # [N, B seen, 1]
+        # An obstacle at the range r covers the angles within asin(half / r).
+        covers = (half / ranges.clamp_min(half)).asin().unsqueeze(2)  # [N, B measured, 1]
         near = (angles.unsqueeze(1) - angles).abs() <= covers
         return torch.where(near, ranges.unsqueeze(2), self.lidar.range_m).amin(1)
 

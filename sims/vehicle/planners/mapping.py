@@ -1,6 +1,6 @@
 """A planner with memory: a map, the shortest path on it, and the dynamic window approach along that path.
 
-As Nav2's global costmap, NavFn and DWB: `local_map` finds a point of the shortest path a little ahead, to which
+Similar to Nav2's global costmap, NavFn and DWB: `local_map` finds a point of the shortest path a little ahead, to which
 `DynamicWindow` drives. Its numbers, and those of the map, are tuned on training worlds, see README.md.
 """
 
@@ -28,7 +28,7 @@ class MappingPlanner:
         self.local = DynamicWindow(contract, drive_of(vehicle, lidar), NEAR)
 
     def initial_memory(self, count: int) -> Tensor:
-        """An empty map."""
+        """Empty maps of `count` vehicles."""
         return torch.zeros(count, self.map.size)
 
     def act(
@@ -37,10 +37,10 @@ class MappingPlanner:
         """Speed and yaw rate [N, H, 2] for the N observations; nothing is random."""
         goal = observation["goal_distance"] * observation["goal_direction"]
         memory, started = observation[MEMORY].clone(), observation[STARTED]
-        seen = observation["lidar"], observation["velocity"], goal
-        self.map.update(memory, *seen)
+        measurements = observation["lidar"], observation["velocity"], goal
+        self.map.update(memory, *measurements)
         if started.any():
-            memory[started] = self.map.begin(*(part[started] for part in seen))
+            memory[started] = self.map.begin(*(part[started] for part in measurements))
         target = self.map.observe(memory)["waypoints"]
         actions = self.local.command(observation["lidar"], observation["velocity"], target)
         actions = actions.unsqueeze(1).expand(-1, self.contract.horizon, -1)

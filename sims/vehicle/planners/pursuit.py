@@ -1,6 +1,6 @@
 """Pure pursuit (Coulter 1992, CMU-RI-TR-92-01) of a track's centre line as a policy.
 
-It reads the centre line ahead, which a learned policy does not, and drives curves at a fixed lateral acceleration,
+Unlike a learned policy it reads the centre line ahead. It drives curves at a fixed lateral acceleration,
 braking in time.
 """
 
@@ -55,27 +55,29 @@ class PurePursuit:
         The point is at the look-ahead distance, at least `least_m` [N].
         """
         length, arc = _arc_lengths(route)
-        wanted = self.numbers.ahead_m + self.numbers.ahead_s * speed
-        wanted = (wanted if least_m is None else torch.maximum(wanted, least_m)).unsqueeze(1)
-        index = torch.searchsorted(arc, wanted.clamp_max(arc.amax(1, keepdim=True))).clamp(1, arc.shape[1] - 1)
-        share = (wanted - arc.gather(1, index - 1)) / length.gather(1, index - 1)
+        look_ahead = self.numbers.ahead_m + self.numbers.ahead_s * speed
+        look_ahead = (look_ahead if least_m is None else torch.maximum(look_ahead, least_m)).unsqueeze(1)
+        index = torch.searchsorted(arc, look_ahead.clamp_max(arc.amax(1, keepdim=True))).clamp(1, arc.shape[1] - 1)
+        share = (look_ahead - arc.gather(1, index - 1)) / length.gather(1, index - 1)
         first, last = (route.gather(1, i.unsqueeze(2).expand(-1, -1, 2))[:, 0] for i in (index - 1, index))
         target = first + share.clamp(0.0, 1.0) * (last - first)
-        back = self.vehicle.rear_axle_m  # circles of the rear axle
+        # kappa = 2 y / (x^2 + y^2) for a target (x, y) relative to the rear axle.
+        back = self.vehicle.rear_axle_m
         return 2.0 * target[:, 1] / ((target[:, 0] + back).square() + target[:, 1].square())
 
     def steering(self, curvature: Tensor) -> Tensor:
         """Steering angle [N], rad, with which the rear axle rolls on circles of `curvature` [N]."""
-        base, most = self.vehicle.front_axle_m + self.vehicle.rear_axle_m, self.vehicle.steering_rad
-        return (base * curvature).atan().clamp(-most, most)
+        base, limit = self.vehicle.front_axle_m + self.vehicle.rear_axle_m, self.vehicle.steering_rad
+        return (base * curvature).atan().clamp(-limit, limit)
 
     def _speed(self, route: Tensor) -> Tensor:
-        """The highest speed [N], m/s, from which it can brake in time for every curve ahead."""
+        """Highest speed [N], m/s, from which the vehicle can brake in time for every curve ahead."""
         (length, arc), edge = _arc_lengths(route), route[:, 1:] - route[:, :-1]
         before, after = edge[:, :-1], edge[:, 1:]
         turn = torch.atan2(before[..., 0] * after[..., 1] - before[..., 1] * after[..., 0], (before * after).sum(-1))
         bend = torch.nn.functional.avg_pool1d(turn.abs().unsqueeze(1), 3, 1, 1, count_include_pad=False)[:, 0]
         curvature = bend / (0.5 * (length[:, :-1] + length[:, 1:]))
+        # v^2 <= a_lat / kappa at a curve, and + 2 a_brake s at the distance s before it.
         squared = self.numbers.lateral_m_s2 / curvature.clamp_min(1e-3) + 2.0 * self.numbers.braking_m_s2 * arc[:, 1:-1]
         return squared.amin(1).sqrt().clamp(self.vehicle.speed_min_m_s, self.vehicle.speed_max_m_s)
 

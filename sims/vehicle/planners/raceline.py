@@ -1,6 +1,6 @@
 """The raceline of least curvature (Heilmeier et al. 2019, Vehicle System Dynamics 58(10)), driven by pure pursuit.
 
-It reads the map and its pose on it, which a learned policy does not. Letters: M tracks, P points of a line,
+Unlike a learned policy it reads the map and its pose on it. Letters: M tracks, P points of a line,
 N observations, W points of a window ahead.
 """
 
@@ -22,7 +22,7 @@ from sims.vehicle.worlds import SPLITS, Maker, worlds
 ROUNDS, STEPS = 6, 12
 """Linearisations of the curvature, and solver steps of each quadratic programme."""
 SHARES = (1.0, 0.5, 0.2, 0.05)
-"""Candidate step lengths, of which the best is taken."""
+"""Candidate step lengths of a solver step, which uses the best."""
 FINER = 4
 """Points of a raceline for each point of the centre line."""
 EASE_M_S = 0.3
@@ -39,7 +39,7 @@ class RacelineNumbers:
         margin_m: clearance between the outline and the walls.
         lateral_m_s2, driving_m_s2, braking_m_s2: accelerations; lateral and longitudinal ones share the grip.
         join: the look-ahead distance is at least this multiple of the distance from the line.
-        early_s: the speed is that of the line's point reached this much later.
+        early_s: the commanded speed is that of the point of the line that the vehicle reaches this much later.
         pursuit: parameters of the pure pursuit.
     """
 
@@ -69,25 +69,25 @@ class Raceline:
         """Steering angle and speed [N, H, 2] for the N observations; nothing is random."""
         place = observation["place"].cpu()
         middle, line, speeds = self._values(place[:, :2].long())
-        at, yaw = place[:, None, 2:4].float(), place[:, 4:].float()
-        nearest = (middle - at).square().sum(2).argmin(1, keepdim=True)  # limits the next search to this part
-        rows = torch.arange(len(at)).unsqueeze(1)
-        near = (FINER * nearest + torch.arange(-4 * FINER, 4 * FINER + 1)) % line.shape[1]
-        nearest = near.gather(1, (line[rows, near] - at).square().sum(2).argmin(1, keepdim=True))
+        position, yaw = place[:, None, 2:4].float(), place[:, 4:].float()
+        nearest = (middle - position).square().sum(2).argmin(1, keepdim=True)  # limits the next search to this part
+        rows = torch.arange(len(position)).unsqueeze(1)
+        candidates = (FINER * nearest + torch.arange(-4 * FINER, 4 * FINER + 1)) % line.shape[1]
+        nearest = candidates.gather(1, (line[rows, candidates] - position).square().sum(2).argmin(1, keepdim=True))
         ahead = (nearest + torch.arange(WINDOW)) % line.shape[1]
-        dx, dy = (line[rows, ahead] - at).unbind(2)
+        dx, dy = (line[rows, ahead] - position).unbind(2)
         route = torch.stack((yaw.cos() * dx + yaw.sin() * dy, yaw.cos() * dy - yaw.sin() * dx), 2)
         speed = observation["velocity"][:, 0].cpu()
         bend = self.pursuit.curvature(route, speed, self.numbers.join * route[:, 0].norm(dim=1))
         length = (route[:, 1:] - route[:, :-1]).norm(dim=2)
         along = (-route[:, 0, 0]).clamp_min(0.0)  # distance of the nearest point behind the vehicle
         arc = torch.cat((torch.zeros_like(length[:, :1]), length.cumsum(1)), 1)
-        wanted = _at(arc, speeds[rows, ahead], (along + self.numbers.early_s * speed).unsqueeze(1))[:, 0]
+        planned = _at(arc, speeds[rows, ahead], (along + self.numbers.early_s * speed).unsqueeze(1))[:, 0]
         safe = (self.numbers.lateral_m_s2 / bend.abs().clamp_min(1e-3)).sqrt()  # for its circle back to the line
         safe = torch.maximum(safe, speed - EASE_M_S)
         steering = self.pursuit.steering(bend) + self._understeer() * speed.square() * bend
-        most = self.vehicle.steering_rad
-        actions = torch.stack((steering.clamp(-most, most), torch.minimum(wanted, safe)), 1)
+        limit = self.vehicle.steering_rad
+        actions = torch.stack((steering.clamp(-limit, limit), torch.minimum(planned, safe)), 1)
         actions = actions.to(observation.device or "cpu").unsqueeze(1).expand(-1, self.contract.horizon, -1)
         empty = TensorDict({}, batch_size=[len(actions)])
         return Decision(actions, empty, torch.zeros(len(actions), 1, 1, device=actions.device))
@@ -99,13 +99,13 @@ class Raceline:
 
     def _values(self, keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Centre line and raceline [N, P, 2] and speeds [N, P] of the worlds `keys` [N, 2] (split, number)."""
-        wanted = [tuple(key) for key in keys.tolist()]
+        requested = [tuple(key) for key in keys.tolist()]
         for split in range(len(SPLITS)):
-            new = sorted({key[1] for key in wanted if key[0] == split and key not in self.lines})
+            new = sorted({key[1] for key in requested if key[0] == split and key not in self.lines})
             if new:
-                made = worlds(self.maker, SPLITS[split], torch.tensor(new))
-                middle = made["route"].double()
-                wide = (made["segments"][:, : middle.shape[1], :2] - middle).norm(dim=2)
+                new_worlds = worlds(self.maker, SPLITS[split], torch.tensor(new))
+                middle = new_worlds["route"].double()
+                wide = (new_worlds["segments"][:, : middle.shape[1], :2] - middle).norm(dim=2)
                 line = least_curvature(middle, wide - 0.5 * self.vehicle.width_m - self.numbers.margin_m)
                 line = _finer(line)
                 speeds = self._speeds(line)
@@ -113,7 +113,9 @@ class Raceline:
                     (split, number): (middle[i].float(), line[i].float(), speeds[i].float())
                     for i, number in enumerate(new)
                 }
-        middle, line, speeds = (torch.stack(parts) for parts in zip(*(self.lines[key] for key in wanted), strict=True))
+        middle, line, speeds = (
+            torch.stack(parts) for parts in zip(*(self.lines[key] for key in requested), strict=True)
+        )
         return middle, line, speeds
 
     def _speeds(self, line: Tensor) -> Tensor:
@@ -122,6 +124,8 @@ class Raceline:
         bend = curvature(line).abs().clamp_min(1e-3)
         speed = (numbers.lateral_m_s2 / bend).sqrt().clamp_max(self.vehicle.speed_max_m_s)
         squared, points = speed.square(), line.shape[1]
+        # Forwards v'^2 <= v^2 + 2 a s, backwards the same with braking; a is the rest of the friction ellipse that
+        # the lateral acceleration leaves: a_max sqrt(1 - (v^2 kappa / a_lat)^2).
         for backwards, most in ((False, numbers.driving_m_s2), (True, numbers.braking_m_s2)):
             for step in range(2 * points):  # the second lap continues from the first
                 here, there = step % points, (step + 1) % points
@@ -147,6 +151,7 @@ def least_curvature(middle: Tensor, room: Tensor) -> Tensor:
         bend, slope = _linearised(middle, normal, offset)
         matrix = slope.mT @ slope
         matrix = matrix + 1e-6 * matrix.diagonal(dim1=1, dim2=2).mean(1).view(-1, 1, 1) * torch.eye(room.shape[1])
+        # |bend + slope (x - offset)|^2 / 2 = x' matrix x / 2 + start' x + constant.
         start = (slope.mT @ bend.unsqueeze(2))[..., 0] - (matrix @ offset.unsqueeze(2))[..., 0]
         offset = _box_programme(matrix, start, offset, room)
     return middle + offset.unsqueeze(2) * normal
@@ -155,6 +160,7 @@ def least_curvature(middle: Tensor, room: Tensor) -> Tensor:
 def curvature(line: Tensor) -> Tensor:
     """Curvature of closed lines [..., P, 2], positive to the left, 1/m."""
     first, second = 0.5 * (line.roll(-1, -2) - line.roll(1, -2)), line.roll(-1, -2) - 2.0 * line + line.roll(1, -2)
+    # kappa = (x' y'' - y' x'') / (x'^2 + y'^2)^(3/2).
     cross = first[..., 0] * second[..., 1] - first[..., 1] * second[..., 0]
     return cross / first.square().sum(-1).pow(1.5)
 
@@ -172,12 +178,12 @@ def _linearised(middle: Tensor, normal: Tensor, offset: Tensor) -> tuple[Tensor,
         line = middle + offset.unsqueeze(-1) * normal
         return curvature(line) * (0.5 * (line.roll(-1, -2) - line.roll(1, -2))).norm(dim=-1).sqrt()
 
-    points, small = offset.shape[1], 1e-5
+    points, step = offset.shape[1], 1e-5
     bend, slope = weighed(offset), torch.zeros(*offset.shape, points, dtype=offset.dtype)
     for each in range(4):  # a point only affects its neighbours, so that every fourth can be perturbed at once
-        moved = torch.zeros(points, dtype=offset.dtype)
-        moved[each::4] = small
-        change = (weighed(offset + moved) - bend) / small
+        perturbation = torch.zeros(points, dtype=offset.dtype)
+        perturbation[each::4] = step
+        change = (weighed(offset + perturbation) - bend) / step
         for column in range(each, points, 4):
             near = torch.tensor([column - 1, column, column + 1]) % points
             slope[:, near, column] = change[:, near]
@@ -185,7 +191,7 @@ def _linearised(middle: Tensor, normal: Tensor, offset: Tensor) -> tuple[Tensor,
 
 
 def _box_programme(matrix: Tensor, start: Tensor, x: Tensor, room: Tensor) -> Tensor:
-    """The x [M, P] within +-`room` that minimises x' matrix x / 2 + start' x, by projected Newton steps."""
+    """Minimiser [M, P] of x' matrix x / 2 + start' x within +-`room`, by projected Newton steps."""
 
     def cost(x: Tensor) -> Tensor:
         return ((0.5 * (matrix @ x.unsqueeze(2))[..., 0] + start) * x).sum(1)
@@ -196,14 +202,14 @@ def _box_programme(matrix: Tensor, start: Tensor, x: Tensor, room: Tensor) -> Te
         free = (~fixed).to(matrix.dtype)
         reduced = matrix * free.unsqueeze(1) * free.unsqueeze(2) + torch.diag_embed(1.0 - free)
         step = torch.linalg.solve(reduced, -slope * free)
-        tried = torch.stack([torch.minimum(torch.maximum(x + share * step, -room), room) for share in SHARES])
-        best = torch.stack([cost(each) for each in tried]).argmin(0)
-        x = tried[best, torch.arange(len(x))]
+        candidates = torch.stack([torch.minimum(torch.maximum(x + share * step, -room), room) for share in SHARES])
+        best = torch.stack([cost(each) for each in candidates]).argmin(0)
+        x = candidates[best, torch.arange(len(x))]
     return x
 
 
 def _at(arc: Tensor, values: Tensor, wanted: Tensor) -> Tensor:
-    """`values` [N, W], given at increasing arc lengths `arc` [N, W], interpolated at `wanted` [N, 1]."""
+    """Interpolation at `wanted` [N, 1] of `values` [N, W] at increasing arc lengths `arc` [N, W]."""
     index = torch.searchsorted(arc, wanted).clamp(1, arc.shape[1] - 1)
     before, after = arc.gather(1, index - 1), arc.gather(1, index)
     share = ((wanted - before) / (after - before)).clamp(0.0, 1.0)
