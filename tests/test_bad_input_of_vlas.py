@@ -156,7 +156,8 @@ def test_a_run_for_which_memory_does_not_suffice_names_options_that_it_has(tmp_p
     """The process has two gigabytes more than it takes to begin; a minibatch of all decisions needs more."""
     code = (
         "import resource, sys, train\n"
-        "from embodied.command_line import compute, program\n"
+        "from embodied.command_line import program\n"
+        "from embodied.training import compute\n"
         "def limit():\n"
         "    begun = int(open('/proc/self/statm').read().split()[5]) * resource.getpagesize()\n"
         "    resource.setrlimit(resource.RLIMIT_DATA, (begun + 2**31, begun + 2**31))\n"
