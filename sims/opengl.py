@@ -20,7 +20,7 @@ def graphics_card() -> bool:
 
 
 def opengl() -> str | None:
-    """Name of the OpenGL implementation, whose context stays current; None if OpenGL does not work."""
+    """Name of the OpenGL implementation; None if OpenGL does not work."""
     try:
         return context()[1]
     except Exception:  # a missing library, driver or display each raises another error
@@ -29,7 +29,7 @@ def opengl() -> str | None:
 
 @functools.cache
 def context() -> tuple[Any, str]:
-    """One OpenGL context, current until the process ends, and the name of its implementation."""
+    """The OpenGL context of this process, which lives until the process ends, and the name of its implementation."""
     if os.environ.get("MUJOCO_GL"):
         from mujoco.gl_context import GLContext
     else:
@@ -39,3 +39,8 @@ def context() -> tuple[Any, str]:
     from OpenGL import GL
 
     return gl_context, GL.glGetString(GL.GL_RENDERER).decode()
+
+
+def make_current() -> None:
+    """Make the context of this process current: another renderer may have replaced it, and then have closed its own."""
+    context()[0].make_current()

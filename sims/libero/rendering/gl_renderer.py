@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from embodied.evaluation.video import averaged
 from sims.libero.rendering.lights import cast_shadows
 from sims.libero.rendering.poses import COLOURS, VISUAL_GROUP, Poses
-from sims.opengl import context
+from sims.opengl import make_current
 
 FILM_SCALE, SHADOW_SIZE = 3, 2048
 """Factor of supersampling of films, along each edge; pixels along an edge of their shadow map."""
@@ -26,7 +26,7 @@ class GLRenderer:
     threads = 1  # the context is current only in the thread that opened it
 
     def __init__(self, model: mujoco.MjModel, cameras: Sequence[str], width: int, height: int, film: bool) -> None:
-        context()
+        make_current()
         self._scale = FILM_SCALE if film else 1
         width, height = width * self._scale, height * self._scale
         if film:
@@ -46,6 +46,7 @@ class GLRenderer:
 
     def draw(self, poses: Sequence[Poses]) -> NDArray[np.uint8]:
         """Images [n, cameras, height, width, 3] of n states of the scene."""
+        make_current()
         # Another scene's buffer may be bound.
         mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._renderer)
         return np.stack([[self._draw(pose, camera) for camera in self._cameras] for pose in poses])

@@ -16,7 +16,7 @@ from sims.libero.rendering.poses import check_size
 from sims.libero.rendering.textures import shrink
 from sims.libero.scene.scene import build_scene
 from sims.libero.suite import initial_states, load_tasks
-from sims.opengl import opengl
+from sims.opengl import context, opengl
 
 SIZE = 96
 AWAY = (0.0, 0.0, -3.0)  # under the floor
@@ -129,6 +129,19 @@ def test_both_back_ends_show_the_same(simulation, cameras):
     assert difference.mean() < 25
     assert np.median(difference) < 20
     check_where(simulation, gl, AGENT_VIEW, "tomato_sauce_1")
+
+
+@pytest.mark.skipif(opengl() is None, reason="OpenGL does not work here")
+def test_another_renderer_of_this_process_changes_no_picture(simulation):
+    gl = Cameras(simulation, width=SIZE, height=SIZE, backend="gl")
+    before = gl.render()
+    other = type(context()[0])(32, 32)
+    other.make_current()
+    np.testing.assert_array_equal(gl.render(), before)
+    other.make_current()
+    other.free()  # now no context is current
+    np.testing.assert_array_equal(Cameras(simulation, width=SIZE, height=SIZE, backend="gl").render(), before)
+    np.testing.assert_array_equal(gl.render(), before)
 
 
 def test_unknown_cameras_are_listed_with_the_known_ones(simulation):
