@@ -321,7 +321,7 @@ def test_a_policy_decides_nothing_while_the_robot_is_stopped_and_anew_after_the_
     [
         ({"heartbeat_timeout_s": float("nan")}, "heartbeat_timeout_s"),
         ({"liveliness_s": float("inf")}, "liveliness_s"),
-        ({"heartbeat_timeout_s": -1.0}, "heartbeat_timeout_s and liveliness_s > 0"),
+        ({"heartbeat_timeout_s": -1.0}, "heartbeat_timeout_s=-1: expected a number above 0"),
         ({"options.rate_hz": float("nan")}, "option rate_hz of forward_position"),
     ],
 )
