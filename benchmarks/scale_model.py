@@ -231,7 +231,7 @@ def sending(crew: Actors, policy: TrainablePolicy, rounds: int = 12) -> dict[str
         "transit_s": max(0.0, middle(ways)),
         "spread": statistics.stdev(took[1:]) / statistics.mean(took[1:]),
         "weights_mb": (crew.sent_bytes - sent_before) / rounds / 1e6,
-        "rollout_mb": rollout.told["received_mb"],
+        "rollout_mb": rollout.placement_metrics["received_mb"],
     }
 
 

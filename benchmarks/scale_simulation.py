@@ -321,7 +321,7 @@ def simulate(costs: Costs, setting: Setting, *, updates: int = 20, seed: int = 0
             counts_before, rollouts, ages = _counts(crew, collectors), 0, 0.0
         rollout = collectors.collect(1)
         count = rollout.done.shape[1]
-        rollouts, ages = rollouts + count, ages + count * rollout.told["staleness"]
+        rollouts, ages = rollouts + count, ages + count * rollout.placement_metrics["staleness"]
         crew.work(costs.update(count * costs.decisions * costs.environments))
         collectors.version += 1
     counts_after = _counts(crew, collectors)

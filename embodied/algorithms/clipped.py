@@ -1,6 +1,6 @@
 """Base of the learners with a clipped ratio: epochs of minibatch steps on decisions and their advantages.
 
-ratio r = pi(sample | observation) / pi_old(sample | observation);  L = -min(r A, clip(r, 1 - low, 1 + high) A)
+    ratio r = pi(sample | observation) / pi_old(sample | observation);  L = -min(r A, clip(r, 1 - low, 1 + high) A)
 
 A policy defines what its log-probability refers to; a learner only receives log_prob [..., P]. Sources: PPO (arXiv
 1707.06347); a wider upper clip, DAPO (arXiv 2503.14476); parts of a log-probability, DPPO (arXiv 2409.00588).

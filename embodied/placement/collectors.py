@@ -114,7 +114,7 @@ class RemoteCollectors:
         metrics |= {f"share_of_staleness_{age}": ages.count(age) / len(ages) for age in range(self.max_staleness + 1)}
         return replace(
             rollout,
-            told=rollout.told | metrics,
+            placement_metrics=rollout.placement_metrics | metrics,
             vanished=rollout.vanished + lost,
             simulation_s=share * rollout.simulation_s,
             policy_s=share * rollout.policy_s,

@@ -78,7 +78,7 @@ class Threads:
         done, _ = wait([slot.asked[0] for slot in self.slots if slot.asked], return_when=FIRST_COMPLETED)
         finished = [(slot, slot.asked.popleft()) for slot in self.slots if slot.asked and slot.asked[0] in done]
         # the CPU time of threads is counted with this process
-        return [(slot, replace(each.result(), told={})) for slot, each in finished]
+        return [(slot, replace(each.result(), placement_metrics={})) for slot, each in finished]
 
     def _build(self) -> None:
         """Build the collectors one by one: each sets the global generators and threads, which are then restored."""

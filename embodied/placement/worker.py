@@ -117,7 +117,7 @@ class Worker:
             rollout = self.collector.collect(decisions)
         rollout = on_cpu(rollout)
         metrics = {"cpu_s": time.process_time() - began, "received_mb": _bytes(rollout) / 1e6}
-        return replace(rollout, told=metrics)
+        return replace(rollout, placement_metrics=metrics)
 
 
 def part_of(task: Task, device: str, first: int, count: int, seed: int) -> Environment:

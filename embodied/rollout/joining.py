@@ -52,7 +52,7 @@ def joined(rollouts: Sequence[Rollout]) -> Rollout:
     fields |= {name: _side_by_side(rollouts, name, 0) for name in ENVIRONMENTS}
     fields |= {name: _named(rollouts, name) for name in NAMED}
     fields |= {name: max(getattr(each, name) for each in rollouts) for name in ("simulation_s", "policy_s")}
-    metrics = {name: sum(each.told[name] for each in rollouts) for name in rollouts[0].told}
+    metrics = {name: sum(each.placement_metrics[name] for each in rollouts) for name in rollouts[0].placement_metrics}
     starts = [each.starts for each in rollouts if each.starts]
     fields["starts"] = {name: sum(each[name] for each in starts) / len(starts) for name in (starts or [{}])[0]}
     final_rows, final_observation = _ends(rollouts)
@@ -64,7 +64,7 @@ def joined(rollouts: Sequence[Rollout]) -> Rollout:
         vanished=sum(each.vanished for each in rollouts),
         policy_version=min(each.policy_version for each in rollouts),
         has_success=all(each.has_success for each in rollouts),
-        told=metrics,
+        placement_metrics=metrics,
     )
 
 

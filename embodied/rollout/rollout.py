@@ -66,7 +66,9 @@ class Rollout:
     """Running totals [T, N]: sum of each signal, number of decisions with each event; NaN where it began unknown."""
     has_success: bool = True  # False: the environment does not define it
     starts: dict[str, float] = field(default_factory=dict)  # metrics of the choice of initial states, after the rollout
-    told: dict[str, float] = field(default_factory=dict)  # metrics of the collectors' placement, for the log
+    placement_metrics: dict[str, float] = field(
+        default_factory=dict
+    )  # metrics of the collectors' placement, for the log
 
     def next_observation(self) -> TensorDict:
         """Copy of the true observations after every decision [T, N]."""

@@ -47,29 +47,29 @@ class Iteration:
     metrics: dict[str, float]  # the learner's
     simulation_s: float
     policy_s: float
-    told: dict[str, float] = field(default_factory=dict)  # metrics of the collectors' placement
+    placement_metrics: dict[str, float] = field(default_factory=dict)  # metrics of the collectors' placement
 
     @property
     def cpu_s(self) -> float:
         """CPU time of collectors in other processes, s."""
-        return self.told.get("cpu_s", 0.0)
+        return self.placement_metrics.get("cpu_s", 0.0)
 
     @property
     def lost_collectors(self) -> int:
         """Number of collectors that died."""
-        return int(self.told.get("lost_collectors", 0))
+        return int(self.placement_metrics.get("lost_collectors", 0))
 
     @property
     def dropped_rollouts(self) -> int:
         """Number of rollouts that were too old to learn from."""
-        return int(self.told.get("dropped_rollouts", 0))
+        return int(self.placement_metrics.get("dropped_rollouts", 0))
 
     @property
     def logged(self) -> dict[str, float]:
         """Metrics of the iteration by name."""
         ended_means = self.ended | {name: float(count) for name, count in self.odd_episodes.items() if count}
         rollout = {f"rollout/{name}": value for name, value in ended_means.items()}
-        placement = {f"placement/{name}": value for name, value in self.told.items()}
+        placement = {f"placement/{name}": value for name, value in self.placement_metrics.items()}
         return rollout | {f"rl/{name}": value for name, value in self.metrics.items()} | placement
 
     @property
@@ -183,7 +183,7 @@ def iterations(
         yield Iteration(
             done,
             metrics=metrics,
-            told=rollout.told,
+            placement_metrics=rollout.placement_metrics,
             simulation_s=rollout.simulation_s,
             policy_s=rollout.policy_s,
             **counts,

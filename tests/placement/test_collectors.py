@@ -93,7 +93,7 @@ def test_synchronous_rollouts_are_those_of_the_newest_policy_in_order(policy: ML
         both = joined([each.collect(4) for each in expected])
         assert torch.equal(rollout.actions, both.actions)
         assert rollout.policy_version == version
-        assert rollout.told["staleness"] == 0.0
+        assert rollout.placement_metrics["staleness"] == 0.0
         with torch.no_grad():
             for parameter in policy.parameters():
                 parameter += 0.1
@@ -118,7 +118,7 @@ def test_what_equally_fast_collectors_give_is_never_too_old(count: int, stalenes
     for _ in range(8):
         rollout = collectors.collect(3)
         assert rollout.done.shape == (3, count * SHARE)
-        ages.append(rollout.told["staleness"])
+        ages.append(rollout.placement_metrics["staleness"])
         assert all(slot.busy for slot in crew.slots)
         assert sum(slot.busy for slot in crew.slots) + len(collectors.waiting) <= staleness * count
         collectors.version += 1
@@ -134,7 +134,7 @@ def test_a_rollout_that_comes_too_late_is_dropped_and_counted(policy: MLPPolicy)
     dropped = []
     for _ in range(3):
         rollout = collectors.collect(3)
-        dropped.append(rollout.told["dropped_rollouts"])
+        dropped.append(rollout.placement_metrics["dropped_rollouts"])
         assert collectors.version - rollout.policy_version <= 1
         collectors.version += 1
     assert dropped == [0.0, 0.0, 1.0]
@@ -148,12 +148,12 @@ def test_what_died_is_told_once_and_its_episodes_are_lost(policy: MLPPolicy) -> 
     rollout = collectors.collect(3)
     assert rollout.done.shape == (3, SHARE)  # the run goes on with those that are there
     assert rollout.odd_episodes() == {"diverged": SHARE, "lost": SHARE, "pushed": 0}
-    assert rollout.told["lost_collectors"] == 1.0
-    assert rollout.told["collectors"] == 1.0
+    assert rollout.placement_metrics["lost_collectors"] == 1.0
+    assert rollout.placement_metrics["collectors"] == 1.0
     crew.slots[1].ready = True
     rollout = collectors.collect(3)
     assert rollout.done.shape == (3, 2 * SHARE)
-    assert (rollout.odd_episodes()["lost"], rollout.told["lost_collectors"]) == (0, 0.0)
+    assert (rollout.odd_episodes()["lost"], rollout.placement_metrics["lost_collectors"]) == (0, 0.0)
 
 
 def test_a_resumed_run_draws_other_numbers(policy: MLPPolicy) -> None:

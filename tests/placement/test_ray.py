@@ -132,7 +132,7 @@ def test_a_run_on_two_nodes_survives_kills_a_hanging_simulator_and_the_loss_of_a
             assert torch.equal(rollout.observation["position"], expected.observation["position"])
             assert torch.equal(rollout.start, expected.start)
             assert rollout.policy_version == version
-            assert rollout.told["received_mb"] > 0.0
+            assert rollout.placement_metrics["received_mb"] > 0.0
             learner.update(rollout, 0.0)
             expecting.update(expected, 0.0)
             for name, value in policy.state_dict().items():
@@ -145,23 +145,25 @@ def test_a_run_on_two_nodes_survives_kills_a_hanging_simulator_and_the_loss_of_a
         # A process is killed.
         victim = next(pid for pid, part in processes(tmp_path).items() if part == "0-3")
         os.kill(victim, signal.SIGKILL)
-        rollouts = collect_until(collectors, lambda each: each.told["lost_collectors"] > 0)
-        rollouts += collect_until(collectors, lambda each: each.told["collectors"] == 2 and each.done.shape[1] == N)
+        rollouts = collect_until(collectors, lambda each: each.placement_metrics["lost_collectors"] > 0)
+        rollouts += collect_until(
+            collectors, lambda each: each.placement_metrics["collectors"] == 2 and each.done.shape[1] == N
+        )
         assert sum(each.odd_episodes()["lost"] for each in rollouts) == 3
-        assert sum(each.told["lost_collectors"] for each in rollouts) == 1
+        assert sum(each.placement_metrics["lost_collectors"] for each in rollouts) == 1
         assert all(each.odd_episodes()["lost"] <= each.odd_episodes()["diverged"] for each in rollouts)
         assert list(processes(tmp_path).values()).count("0-3") == 2
 
         # A simulator hangs.
         (tmp_path / "hang").touch()
-        rollouts = collect_until(collectors, lambda each: each.told["lost_collectors"] > 0)
+        rollouts = collect_until(collectors, lambda each: each.placement_metrics["lost_collectors"] > 0)
         assert sum(each.odd_episodes()["lost"] for each in rollouts) == 3
         collect_until(collectors, lambda each: each.done.shape[1] == N)
 
         # A node goes, and another one comes.
         second = next(node for node in nodes.worker_nodes)
         nodes.remove_node(second, allow_graceful=False)
-        rollouts = collect_until(collectors, lambda each: each.told["lost_collectors"] > 0)
+        rollouts = collect_until(collectors, lambda each: each.placement_metrics["lost_collectors"] > 0)
         assert rollouts[-1].done.shape[1] == N // 2  # no room for two: it goes on with one
         nodes.add_node(**node())
         collect_until(collectors, lambda each: each.done.shape[1] == N)

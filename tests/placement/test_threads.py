@@ -81,7 +81,7 @@ def test_rollouts_are_those_of_collectors_one_after_the_other(simulator: str) ->
             assert torch.equal(rollout.actions, expected.actions)
             assert torch.equal(rollout.reward, expected.reward)
             assert rollout.policy_version == version
-            assert rollout.told["staleness"] == 0.0
+            assert rollout.placement_metrics["staleness"] == 0.0
             with torch.no_grad():
                 for parameter in policy.parameters():
                     parameter += 0.1

@@ -73,12 +73,12 @@ def test_two_collectors_side_by_side_are_one_of_all_environments(policy) -> None
 
 def test_what_is_counted_is_counted_together(policy) -> None:
     one, other = collected(policy, STARTS[:2])
-    one = replace(one, vanished=2, policy_version=4, simulation_s=3.0, told={"cpu_s": 1.0})
-    other = replace(other, vanished=1, policy_version=3, simulation_s=2.0, told={"cpu_s": 0.5})
+    one = replace(one, vanished=2, policy_version=4, simulation_s=3.0, placement_metrics={"cpu_s": 1.0})
+    other = replace(other, vanished=1, policy_version=3, simulation_s=2.0, placement_metrics={"cpu_s": 0.5})
     both = joined([one, other])
     assert (both.vanished, both.policy_version) == (3, 3)
     assert both.simulation_s == 3.0  # they ran side by side
-    assert both.told == {"cpu_s": 1.5}
+    assert both.placement_metrics == {"cpu_s": 1.5}
     assert both.env_steps == one.env_steps + other.env_steps
 
 
