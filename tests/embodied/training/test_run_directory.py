@@ -48,12 +48,15 @@ def run(tmp_path: Path) -> Path:
 
 @contextmanager
 def largest_file(size: int):
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    """No file grows beyond `size` bytes. Python would leave truncated bytecode of what is imported meanwhile."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE), sys.dont_write_bytecode
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[0][1]))
+    sys.dont_write_bytecode = True
     try:
         yield
     finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        resource.setrlimit(resource.RLIMIT_FSIZE, before[0])
+        sys.dont_write_bytecode = before[1]
 
 
 def test_runs_of_one_second_have_directories_of_their_own(tmp_path: Path):

@@ -293,8 +293,9 @@ except OSError as error:
 
 def test_a_full_disk_never_stops_the_loop_and_is_reported(tmp_path: Path):
     path = tmp_path / "full.mcap"
+    # -B: bytecode of what the child imports would be truncated by the limit, and break every later program.
     run = subprocess.run(
-        [sys.executable, "-c", FULL, str(path)], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-B", "-c", FULL, str(path)], capture_output=True, text=True, check=True, timeout=60
     )
     assert "failed: [Errno 27]" in run.stdout
     ticks = [item for item in Recording(path) if isinstance(item, Tick)]
