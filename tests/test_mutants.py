@@ -28,6 +28,8 @@ def changes(body: str, returns: str = "") -> set[str]:
     [
         ("z = x < y", {"compare: (x > y)"}),
         ("z = x is y", {"compare: (x is not y)"}),
+        ("z = x > 0", {"compare: (x < 0)", "constant: (1)"}),
+        ("z = x > 1", {"compare: (x < 1)", "boundary: (x >= 1)", "constant: (2)"}),
         ("z = len(x) >= y", {"compare: (len(x) <= y)", "boundary: (len(x) > y)"}),
         ("z = x and y", {"boolean: (x or y)"}),
         ("z = x + y", {"arithmetic: (x - y)"}),
@@ -96,6 +98,7 @@ def test_an_error_may_be_deleted_but_its_text_stays() -> None:
 def test_whole_functions_and_files_are_left_out() -> None:
     assert not generate("a.py", "class A:\n    def __repr__(self):\n        return self.a\n")
     assert not generate("a.py", "@abstractmethod\ndef f(x):\n    return x\n")
+    assert not generate("sims/a/viewing.py", "def f(x):\n    x(2)\n")[1:]
     assert not generate("a.py", "import no_such_package\ndef f(x):\n    return x\n")
 
 

@@ -9,6 +9,7 @@ import argparse
 import hashlib
 import itertools
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -109,6 +110,7 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.names and arguments.json:
         parser.error("--json stores samples: leave it out with names of faults")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # copies are deleted
     start_s, commit = time.monotonic(), _commit()
     faults = selected(arguments)
     packages = sorted({package_of(fault.file) for fault in faults})

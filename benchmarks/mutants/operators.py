@@ -46,6 +46,9 @@ KERNEL_DECORATORS = frozenset({"kernel", "func", "jit", "njit"})
 """Of Warp, Triton and Numba: Python only compiles these functions, so no test executes them itself."""
 
 UNTOUCHED_FUNCTIONS = frozenset({"__repr__", "__str__", "__del__", "__hash__"})
+DRAWINGS = ("viewing.py", "drawing.py", "charts.py")
+"""Files whose constants are colours, sizes and places of what people look at."""
+
 EPSILON = 1e-5
 """Smaller constants only keep a computation finite."""
 
@@ -102,6 +105,8 @@ def generate(file: str, text: str) -> list[Fault]:
         is_kernel = any(_last_name(each) in KERNEL_DECORATORS for each in node.decorator_list)
         covered_by = f"{file}::{'<module>' if is_kernel else function}"
         for operator, place, after in _mutations(node):
+            if operator == "constant" and file.endswith(DRAWINGS):
+                continue
             assert place.end_lineno is not None
             assert place.end_col_offset is not None
             start = starts[place.lineno - 1] + place.col_offset
@@ -315,8 +320,13 @@ def _shifted(node: ast.expr) -> ast.expr:
 
 
 def _is_count(node: ast.expr) -> bool:
-    """Whether `node` is a whole number for sure, so that it may equal what it is compared with."""
-    return _is_integer(node) or (isinstance(node, ast.Call) and _last_name(node) == "len")
+    """Whether `node` is a whole number for sure, so that it may equal what it is compared with.
+
+    0 is left out: where `> 0` guards a loop, a noise or a delay, nothing happens at 0 either way.
+    """
+    if _is_integer(node):
+        return ast.literal_eval(node) != 0
+    return isinstance(node, ast.Call) and _last_name(node) == "len"
 
 
 def _is_text(*nodes: ast.expr) -> bool:
