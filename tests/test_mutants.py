@@ -85,6 +85,8 @@ def test_a_function_that_returns_a_bool_returns_the_opposite() -> None:
         "z = 1e-8",
         "z = x(device=y)",
         "import no_such_package\nz = x + 1",
+        "if x.type == 'cuda':\n    x(y + 1)",
+        "torch.cuda.f(x + 1)",
     ],
 )
 def test_what_tests_cannot_notice_is_left_out(body: str) -> None:
@@ -98,7 +100,8 @@ def test_an_error_may_be_deleted_but_its_text_stays() -> None:
 def test_whole_functions_and_files_are_left_out() -> None:
     assert not generate("a.py", "class A:\n    def __repr__(self):\n        return self.a\n")
     assert not generate("a.py", "@abstractmethod\ndef f(x):\n    return x\n")
-    assert not generate("sims/a/viewing.py", "def f(x):\n    x(2)\n")[1:]
+    drawing = generate("sims/a/video/sky.py", "def f(x):\n    x(2 * y, a=z[0])\n")
+    assert [fault.operator for fault in drawing] == ["delete", "index"]
     assert not generate("a.py", "import no_such_package\ndef f(x):\n    return x\n")
 
 

@@ -1,6 +1,6 @@
 """Faults of Python functions: each operator changes one expression or statement.
 
-What tests cannot or need not notice is left out: texts, logs, annotations, assertions, waiting times, devices,
+What tests cannot or need not notice is left out: texts, logs, annotations, assertions, waiting times, devices, CUDA,
 and the arguments of calls that delete files or end processes, which a fault would make dangerous.
 """
 
@@ -46,8 +46,8 @@ KERNEL_DECORATORS = frozenset({"kernel", "func", "jit", "njit"})
 """Of Warp, Triton and Numba: Python only compiles these functions, so no test executes them itself."""
 
 UNTOUCHED_FUNCTIONS = frozenset({"__repr__", "__str__", "__del__", "__hash__"})
-DRAWINGS = ("viewing.py", "drawing.py", "charts.py")
-"""Files whose constants are colours, sizes and places of what people look at."""
+DRAWINGS = ("/viewing.py", "/drawing.py", "/page/", "/video/")
+"""Parts of paths of files that draw: their numbers are colours, sizes and places that people judge by eye."""
 
 EPSILON = 1e-5
 """Smaller constants only keep a computation finite."""
@@ -105,7 +105,7 @@ def generate(file: str, text: str) -> list[Fault]:
         is_kernel = any(_last_name(each) in KERNEL_DECORATORS for each in node.decorator_list)
         covered_by = f"{file}::{'<module>' if is_kernel else function}"
         for operator, place, after in _mutations(node):
-            if operator == "constant" and file.endswith(DRAWINGS):
+            if operator in ("constant", "arithmetic", "argument") and any(part in file for part in DRAWINGS):
                 continue
             assert place.end_lineno is not None
             assert place.end_col_offset is not None
@@ -195,6 +195,8 @@ def _mutations(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[tup
 
 
 def _visit(node: ast.AST, returns_bool: bool) -> Iterator[tuple[str, ast.expr | ast.stmt, str]]:
+    if _needs_gpu(node):
+        return
     if isinstance(node, ast.stmt):
         yield from _statement(node, returns_bool)
     elif isinstance(node, ast.expr):
@@ -204,6 +206,18 @@ def _visit(node: ast.AST, returns_bool: bool) -> Iterator[tuple[str, ast.expr | 
             yield from _condition(test)
     for child in _children(node):
         yield from _visit(child, returns_bool)
+
+
+def _needs_gpu(node: ast.AST) -> bool:
+    """Whether `node` is about CUDA, in the code before any block inside: an `if` on it is left out as a whole."""
+    head = node.test if isinstance(node, ast.If | ast.IfExp | ast.While) else node
+    if isinstance(head, ast.For | ast.With | ast.Try | ast.Match):
+        return False
+    return any(
+        (isinstance(part, ast.Attribute) and part.attr == "cuda")
+        or (isinstance(part, ast.Constant) and part.value == "cuda")
+        for part in ast.walk(head)
+    )
 
 
 def _children(node: ast.AST) -> list[ast.AST]:
