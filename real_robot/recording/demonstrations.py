@@ -105,11 +105,11 @@ def demonstrations(
         matches, readings = [Match(path, task, options) for path in paths], []
         matches[0].check_names(contract)
         for match in matches:  # all are checked before the first is decoded
-            with _beside(paths[0], match.source):
+            with _errors_of_data_set(paths[0], match.source):
                 readings.append(_read(match, contract, task, alone=len(paths) == 1))
         tasks, notes = set(), []
         for number, (match, episodes) in enumerate(zip(matches, readings, strict=True)):
-            with _beside(paths[0], match.source):
+            with _errors_of_data_set(paths[0], match.source):
                 tasks |= _write(writer, match, contract, episodes, number if len(paths) > 1 else None)
             notes += match.notes
         names = list(matches[0].task_names) if isinstance(task, PublishedTask) else []
@@ -205,7 +205,7 @@ def _write(
 
 
 @contextmanager
-def _beside(first: Path, path: Path) -> Iterator[None]:
+def _errors_of_data_set(first: Path, path: Path) -> Iterator[None]:
     """Name both datasets in errors of one that is not the `first`."""
     try:
         yield

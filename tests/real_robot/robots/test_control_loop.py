@@ -75,7 +75,7 @@ def test_a_step_can_stop_the_loop():
 
 
 def test_statistics_look_back_on_the_last_periods():
-    _, timing = run([0.5e-2] * 50 + [1e-3] * 50, kept=50)
+    _, timing = run([0.5e-2] * 50 + [1e-3] * 50, timed_periods=50)
     assert timing.periods == 100
     assert timing.work_s["max"] == pytest.approx(1e-3, abs=1e-6)
 
