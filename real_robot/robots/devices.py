@@ -95,8 +95,8 @@ class Layout:
     """Axis with its sign, and button, of each event of a kind of device, by the kernel's event names.
 
     A device is of this kind if it has all events of `event_names`. `full` is the full deflection of devices that do
-    not report their range, such as a SpaceMouse with relative motion. Such a device counts as released after `rest_s` without
-    events, because the kernel drops zeros.
+    not report their range, such as a SpaceMouse with relative motion. Such a device counts as released after `rest_s`
+    without events, because the kernel drops zeros.
     """
 
     axes: Mapping[str, tuple[str, float]]
