@@ -20,7 +20,7 @@ from embodied.data.demonstrations import made_once
 from embodied.data.episodes import FOLDER, RECORD, Episodes, EpisodeWriter
 from embodied.data.pictures import Pictures, encode_all
 from embodied.errors import UserError
-from embodied.task import PublishedTask, RecordedTask, Task
+from embodied.task import Task
 from real_robot.recording import driven, lerobot_reading
 from real_robot.recording.matching import Limits, Match, MatchOptions, match_options
 
@@ -95,7 +95,7 @@ def demonstrations(
             has no episodes, all episodes of a source failed, or its actions are outside the limits.
     """
     paths = [Path(each) for each in ([source] if isinstance(source, str | Path) else source)]
-    if isinstance(task, RecordedTask) and (files := [path for path in paths if task.demonstration_files(path)]):
+    if task and (files := [path for path in paths if task.demonstration_files(path)]):
         if len(paths) == 1:
             return task.recorded_demonstrations(paths[0], run)
         advice = "train on them alone, then use that run's folder in their place"
@@ -112,7 +112,7 @@ def demonstrations(
             with _errors_of_data_set(paths[0], match.source):
                 tasks |= _write(writer, match, contract, episodes, number if len(paths) > 1 else None)
             notes += match.notes
-        names = list(matches[0].task_names) if isinstance(task, PublishedTask) else []
+        names = list(matches[0].task_names) if matches[0].convention else []
         if missing_tasks := [name for index, name in enumerate(names) if index not in tasks]:
             path_list = " and ".join(map(str, paths))
             raise UserError(
