@@ -150,7 +150,8 @@ def _collected(folder: Path, contract: Contract, match: Match, *, privileged: bo
     except UserError as error:
         differs = " ".join(str(error).split())
         raise UserError(f"{folder} does not serve the contract: {differs}; choose the task's options so") from error
-    recorded = {*episodes.observation.keys(), *(episodes.pictures.data if episodes.pictures else ())}
+    first = episodes.part(0, 1).expanded()
+    recorded = {*first.observation.keys(), *(first.pictures.data if first.pictures else ())}
     needed = {
         key: spec
         for key, spec in contract.observation.items()
@@ -165,7 +166,7 @@ def _collected(folder: Path, contract: Contract, match: Match, *, privileged: bo
             task = match.task_number(names[index]) if names else index
             if task is None:
                 continue
-            episode = episodes.part(number, number + 1)
+            episode = episodes.part(number, number + 1).expanded()
             raw = {key: encode_all(episode.observation[key].numpy()) for key in cameras if key in episode.observation}
             pictures = Pictures.of(raw) if raw else episode.pictures and episode.pictures.only(cameras)
             yield replace(
