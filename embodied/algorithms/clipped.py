@@ -291,7 +291,7 @@ def select(batch: TensorDict, rows: Tensor, dim: int) -> TensorDict:
 
 def _copy(policy: TrainablePolicy) -> TrainablePolicy:
     with seeding.undisturbed():
-        copy = policy.fresh()
+        copy = policy.with_new_weights()
     copy.load_state_dict(policy.state_dict())
     return copy
 

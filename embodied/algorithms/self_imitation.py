@@ -146,7 +146,7 @@ class SelfImitation(Composite):
         # a seed from the learner's generator, so that a resumed run begins the same network
         with seeding.undisturbed():
             torch.manual_seed(int(torch.randint(1 << 40, (), generator=self.generator)))
-            policy = self.policy.fresh()
+            policy = self.policy.with_new_weights()
         if self.config.warm_start:
             policy.load_state_dict(self.policy.state_dict())
         return SFT(policy, self.config.sft, self.generator)

@@ -56,7 +56,7 @@ class SFT(Composite):
     def __init__(self, policy: TrainablePolicy, config: SFTConfig, generator: torch.Generator) -> None:
         self.policy, self.config, self.generator = policy, config, generator
         with seeding.undisturbed():
-            self.trained = policy.fresh()
+            self.trained = policy.with_new_weights()
         self.trained.load_state_dict(policy.state_dict())
         self.averaged, self.parameters = tuple(policy.actor_parameters()), tuple(self.trained.actor_parameters())
         self.optimiser = torch.optim.AdamW(

@@ -105,7 +105,7 @@ class TD3(Composite):
         self.critics = Critics([inputs, *config.hidden, 1]).to(policy.device)
         self.target_critics = copy.deepcopy(self.critics)
         with seeding.undisturbed():
-            self.target_policy = policy.fresh()
+            self.target_policy = policy.with_new_weights()
         self.target_policy.load_state_dict(policy.state_dict())
         self.critic_optimiser = torch.optim.Adam(self.critics.parameters(), config.value_learning_rate, fused=True)
         self.actor_optimiser = torch.optim.Adam(policy.mean_parameters(), config.learning_rate, fused=True)

@@ -33,12 +33,12 @@ from embodied.errors import UserError
 from embodied.placement.local import divides, own_share
 from embodied.placement.ray import RayConfig
 from embodied.placement.registry import TorchrunConfig
-from embodied.policy import LayeredPolicy, TrainablePolicy
-from embodied.precision import OwnPrecision, Precision, precision_of
+from embodied.policy import PolicyConfig, TrainablePolicy
+from embodied.precision import Precision, precision_of
 from embodied.rollout.memory import STARTED, Memory
 from embodied.rollout.storage import Storage
 from embodied.run_options import ExperimentConfig
-from embodied.task import DemonstratingTask, LearnerConfig, PolicyConfig, Task
+from embodied.task import DemonstratingTask, LearnerConfig, Task
 from embodied.world import OneProcess
 
 META = torch.device("meta")
@@ -102,7 +102,7 @@ def plan(
         UserError: where the parts do not go together.
     """
     contract = task.contract(task.distributions[0])
-    halved = precision_of(config.precision, policy) is Precision.BFLOAT16
+    halved = precision_of(config.precision, policy.own_precision) is Precision.BFLOAT16
     steps = task.most_demonstrated if isinstance(task, DemonstratingTask) else 0
     requested = config.stages or (["sft", "rl"] if steps or demonstrations else ["rl"])
     torchrun = placement if isinstance(placement, TorchrunConfig) else None
@@ -147,12 +147,12 @@ class _Planned:
         with seeding.undisturbed():
             self.policy: TrainablePolicy = _on_meta(lambda: policy.build(contract))
             self.passing = self.policy
-            if isinstance(policy, OwnPrecision) and policy.precision is Precision.BFLOAT16:
+            if policy.own_precision is Precision.BFLOAT16:
                 whole = replace(cast(Any, policy), precision=Precision.FLOAT32)  # meta tensors do not support autocast
                 self.passing = _on_meta(lambda: whole.build(contract))
-        self.parts = processes if shard and isinstance(self.policy, LayeredPolicy) else 1
+        self.parts = processes if shard and self.policy.blocks() else 1
         """Number of processes that share weights and optimiser."""
-        self.weights = _bytes(_tensors(cast(nn.Module, self.policy)))
+        self.weights = _bytes(_tensors(self.policy))
 
     def supervised(self) -> dict[tuple[str, str], int]:
         """Memory of SFT by part and device, bytes."""
@@ -169,7 +169,7 @@ class _Planned:
     def others(self) -> dict[tuple[str, str], int]:
         """Bytes that the policy after RL takes while another copy is trained."""
         with seeding.undisturbed():
-            tensors = [*_tensors(cast(nn.Module, self.policy.fresh())), *_tensors(cast(nn.Module, self.policy))]
+            tensors = [*_tensors(self.policy.with_new_weights()), *_tensors(self.policy)]
         return {("policy after RL", self.device): self._part(_bytes(tensors) - self.weights)}
 
     @property
@@ -206,7 +206,7 @@ class _Planned:
         optimisers = list(iter_parts(learner, (torch.optim.Optimizer,)))
         trained = [weight for each in optimisers for group in each.param_groups for weight in group["params"]]
         networks = [tensor for module in iter_parts(learner, (nn.Module,)) for tensor in _tensors(module)]
-        copies = _bytes([*networks, *_tensors(cast(nn.Module, self.policy))]) - self.weights
+        copies = _bytes([*networks, *_tensors(self.policy)]) - self.weights
         trained_bytes = _bytes([weight for weight in trained if weight.requires_grad])
         parts = {
             "weights": self._part(self.weights),
@@ -346,8 +346,8 @@ def _on_meta(make: Callable[[], Any]) -> Any:  # noqa: ANN401 - a policy that is
         for name, buffer in module.named_buffers(recurse=False):
             if buffer.dtype is torch.bool and not buffer.ndim:
                 setattr(module, name, torch.tensor(name == "fitted"))
-    fresh = policy.fresh
-    policy.fresh = lambda: _on_meta(fresh)
+    fresh = policy.with_new_weights
+    policy.with_new_weights = lambda: _on_meta(fresh)
     return policy
 
 

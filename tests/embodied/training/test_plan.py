@@ -19,8 +19,9 @@ from embodied.algorithms.sft import SFTConfig
 from embodied.algorithms.td3 import TD3Config
 from embodied.command_line.config import compose
 from embodied.contract import Contract
+from embodied.policy import PolicyConfig
 from embodied.precision import Precision
-from embodied.task import LearnerConfig, PolicyConfig
+from embodied.task import LearnerConfig
 from embodied.training.experiment import ExperimentConfig
 from embodied.training.loop import build
 from embodied.training.plan import META, Plan, plan
