@@ -29,6 +29,7 @@ from torch import Tensor
 
 from embodied import seeding
 from embodied.algorithms.parts import Composite
+from embodied.algorithms.passes import Passes
 from embodied.algorithms.sft import SFT, SFTConfig
 from embodied.configuration import Configuration, Fraction, PositiveInt
 from embodied.data.episodes import Episodes
@@ -184,6 +185,10 @@ class SelfImitation(Composite):
     def _sort(self) -> None:
         assert self.replay.episodes is not None
         self.by_task = _rows_by_task(self.replay.episodes)
+
+    def largest_pass(self, passes: Passes) -> int | None:
+        """Bytes that the largest supervised loss stores."""
+        return self.sft.largest_pass(passes)
 
     def state_dict(self) -> dict[str, Any]:
         """State of learner, replay and unfinished episodes; demonstrations are read from their file."""

@@ -27,7 +27,9 @@ from torch import Tensor, nn
 from embodied import seeding
 from embodied.algorithms.advantage import n_step
 from embodied.algorithms.finite import check_finite, gradient_norm
+from embodied.algorithms.micro_batch import saved_bytes
 from embodied.algorithms.parts import Composite
+from embodied.algorithms.passes import Passes
 from embodied.algorithms.schedule import linear_decay
 from embodied.configuration import INF, Configuration, Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt, Range
 from embodied.data.episodes import Episodes
@@ -198,6 +200,14 @@ class TD3(Composite):
 
     def _values(self, critics: Critics, observation: TensorDict, actions: Tensor) -> Tensor:
         return critics(torch.cat((self.policy.features(observation), actions.flatten(1)), -1))
+
+    def largest_pass(self, passes: Passes) -> int | None:
+        """Bytes that the critics' minibatch stores, or the policy's if that is more."""
+        observation, actions = passes.observation(self.config.minibatch), passes.actions(self.config.minibatch)
+        critics = saved_bytes(
+            lambda: self._values(self.critics, observation, actions[:, : self.policy.contract.executed])
+        )
+        return max(critics, saved_bytes(lambda: self.policy.actions(observation)))
 
     def state_dict(self) -> dict[str, Any]:
         """Critics, targets, optimisers, replay and generator."""
