@@ -172,16 +172,17 @@ def test_a_sample_depends_on_its_seed_and_hardly_on_other_faults() -> None:
     ]
 
 
-def test_tests_of_a_fault_are_the_most_specific_first_and_within_their_budget() -> None:
-    wide = Record(seconds={"wide::a": 1.0}, calls={"f": ["wide::a"], "g": ["wide::a"]})
-    narrow = Record(
-        seconds={"narrow::a": 3.0, "narrow::b": 1.0, "narrow::c": 0.5}, calls={"f": ["narrow::a", "narrow::b"]}
+def test_tests_of_a_fault_are_those_of_its_file_first_then_short_ones_within_their_budget() -> None:
+    other = Record(
+        seconds={"test_b.py::a": 1.0, "test_b.py::b": 0.5}, calls={"a.py::f": ["test_b.py::a"], "a.py::g": []}
     )
-    coverage = Coverage([wide, narrow])
-    assert coverage.tests("f", 9.0) == (["narrow::b", "narrow::a", "wide::a", "narrow::c"], 5.5)
-    assert coverage.tests("f", 2.0) == (["narrow::b", "wide::a"], 2.0)
-    assert coverage.tests("f", 0.1) == (["narrow::b"], 1.0)
-    assert coverage.tests("h", 9.0) == ([], 0.0)
+    own = Record(seconds={"test_a.py::a": 3.0, "test_a.py::b": 2.0}, calls={"a.py::f": ["test_a.py::a"]})
+    coverage = Coverage([other, own])
+    every = ["test_a.py::a", "test_b.py::a", "test_a.py::b", "test_b.py::b"]
+    assert coverage.tests("a.py::f", 9.0) == (every, 6.5)
+    assert coverage.tests("a.py::f", 4.6) == (["test_a.py::a", "test_b.py::a", "test_b.py::b"], 4.5)
+    assert coverage.tests("a.py::f", 0.1) == (["test_a.py::a"], 3.0)
+    assert coverage.tests("a.py::h", 9.0) == ([], 0.0)
 
 
 def outcome(number: int | str, after: str = "2") -> Fault:

@@ -19,7 +19,7 @@ SOURCES = frozenset({".py", ".c", ".h", ".yaml"})
 class Record:
     """What one test file executes.
 
-    `seconds` holds the tests that pass, with their durations; `failed` those that do not. `calls` holds the tests
+    `seconds` holds the tests that pass, with their CPU times, s; `failed` those that do not. `calls` holds the tests
     that execute a function, by `file::qualified name`. A function that runs in a fixture of a module or when the test
     file is imported counts for all tests of the file.
     """
@@ -44,12 +44,16 @@ class Recorder:
 
     def __init__(self) -> None:
         self.record = Record()
+        self._passed: set[str] = set()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        """Attribute functions to the test."""
+        """Attribute functions to the test, and keep its time if it passes: failed and skipped tests are of no use."""
         trace.enter(item.nodeid)
+        begin_s = _cpu_s()
         result = yield
+        if item.nodeid in self._passed:
+            self.record.seconds[item.nodeid] = round(_cpu_s() - begin_s, 3)
         trace.enter("")
         return result
 
@@ -64,15 +68,12 @@ class Recorder:
         return result
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Add up the time of a test's phases; a test that fails or is skipped is of no use."""
-        if report.failed:
+        """Keep whether a test passes in all its phases."""
+        if report.when == "call" and report.passed:
+            self._passed.add(report.nodeid)
+        elif report.failed:
+            self._passed.discard(report.nodeid)
             self.record.failed.append(report.nodeid)
-        if report.passed and report.nodeid not in self.record.failed:
-            self.record.seconds[report.nodeid] = self.record.seconds.get(report.nodeid, 0.0) + report.duration
-        else:
-            self.record.seconds.pop(report.nodeid, None)
-        if report.when == "teardown" and report.nodeid in self.record.seconds:
-            self.record.seconds[report.nodeid] = round(self.record.seconds[report.nodeid], 3)
 
     def complete(self, log: Path) -> Record:
         """Return the record with the functions that were logged in `log`."""
@@ -86,6 +87,11 @@ class Recorder:
         return self.record
 
 
+def _cpu_s() -> float:
+    """CPU time of this process and its children so far, s: unlike the clock, it does not depend on other programs."""
+    return sum(os.times()[:4])
+
+
 class Coverage:
     """The tests that cover a function, from the records of test files."""
 
@@ -93,18 +99,19 @@ class Coverage:
         self._records = records
 
     def tests(self, function: str, budget_s: float) -> tuple[list[str], float]:
-        """Tests for a fault in `function`, `file::qualified name`, and their time without it, s.
+        """Tests for a fault in `function`, `file::qualified name`, and their CPU time without it, s.
 
-        Test files that cover few functions come first, as they are about the function. In each, tests that execute
-        the function come first. The others of these test files follow: a function may have run only once for all of
-        them, for a cache. Tests that would exceed `budget_s` are left out, but not the first one.
+        Tests that execute the function come first, among them those of the test file with the name of the source file,
+        then short ones. Others of their test files follow: a function may have run only once for all of them, for a
+        cache. Tests that would exceed `budget_s` are left out, but not the first one.
         """
+        stem = Path(function.partition("::")[0]).stem
         ranked = []
         for record in self._records:
-            direct = record.calls.get(function, ())
-            if direct:
-                for test, seconds in record.seconds.items():
-                    ranked.append((test not in direct, len(record.calls), seconds, test))
+            direct = set(record.calls.get(function, ()))
+            for test, seconds in record.seconds.items() if direct else ():
+                is_namesake = Path(test.partition("::")[0]).stem == f"test_{stem}"
+                ranked.append((test not in direct, not is_namesake, seconds, test))
         chosen, total_s = [], 0.0
         for _, _, seconds, test in sorted(ranked):
             if not chosen or total_s + seconds <= budget_s:
