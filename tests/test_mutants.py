@@ -103,6 +103,9 @@ def test_whole_functions_and_files_are_left_out() -> None:
     drawing = generate("sims/a/video/sky.py", "def f(x):\n    x(2 * y, a=z[0])\n")
     assert [fault.operator for fault in drawing] == ["delete", "index"]
     assert not generate("a.py", "import no_such_package\ndef f(x):\n    return x\n")
+    code = "def f(x):\n    return x\n\n\ndef g():\n    import nosuch\n"
+    assert not generate("sims/no_such/environment.py", code)
+    assert len(generate("sims/other/environment.py", code)) == 1
 
 
 def test_names_count_within_a_function_and_do_not_depend_on_lines() -> None:
