@@ -87,6 +87,7 @@ def test_a_function_that_returns_a_bool_returns_the_opposite() -> None:
         "import no_such_package\nz = x + 1",
         "if x.type == 'cuda':\n    x(y + 1)",
         "torch.cuda.f(x + 1)",
+        "z = x.expand(-1, y)",
     ],
 )
 def test_what_tests_cannot_notice_is_left_out(body: str) -> None:

@@ -234,6 +234,8 @@ def _children(node: ast.AST) -> list[ast.AST]:
         case ast.Call(func=func, args=arguments, keywords=keywords):
             # The last argument of a range has an operator of its own.
             arguments = arguments[:0] if _last_name(func) == "range" and len(arguments) < 2 else arguments
+            if _last_name(func) == "expand":  # -1 and 1 are the same where a dimension has one element, else 1 fails
+                arguments = [each for each in arguments if not _is_integer(each)]
             values = [each.value for each in keywords if each.arg not in UNTOUCHED_ARGUMENTS]
             return [func, *arguments, *values]
         case ast.AnnAssign(target=target, value=value):
