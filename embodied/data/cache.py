@@ -44,15 +44,13 @@ class DataSet:
             UserError: for a file that cannot be read.
         """
         try:
-            # a file outside the folder belongs to a run, which refers to it
-            names = [
-                file.relative_to(self.path) if file.is_relative_to(self.path) else file.name for file in self.files
-            ]
-            return sealed.combined(
-                {str(name): sealed.digest(file) for name, file in zip(names, self.files, strict=True)}
-            )
+            return sealed.combined({self._name(file): sealed.digest(file) for file in self.files})
         except OSError as error:
             raise UserError(f"cannot read {error.filename or self.path}: {error.strerror}") from error
+
+    def _name(self, file: Path) -> str:
+        """Name of a file within `path`; a run's demonstrations may be elsewhere, in the cache."""
+        return file.relative_to(self.path).as_posix() if file.is_relative_to(self.path) else file.name
 
 
 def decode_once(
@@ -103,7 +101,7 @@ def cache_folder() -> Path:
 def _locked(folder: Path) -> Iterator[None]:
     """Wait for other processes that decode the same data set."""
     try:
-        file = folder.with_suffix(".lock").open("a")
+        file = folder.with_suffix(".lock").open("ab")
     except OSError as error:
         raise UserError(f"cannot write {error.filename}: {error.strerror}; set {VARIABLE} to a folder") from error
     with file:

@@ -38,7 +38,7 @@ from embodied.precision import OwnPrecision, Precision, precision_of
 from embodied.rollout.memory import STARTED, Memory
 from embodied.rollout.storage import Storage
 from embodied.run_options import ExperimentConfig
-from embodied.task import DemonstratingTask, LearnerConfig, PolicyConfig, Task
+from embodied.task import LearnerConfig, PolicyConfig, Task
 from embodied.world import OneProcess
 
 META = torch.device("meta")
@@ -103,7 +103,7 @@ def plan(
     """
     contract = task.contract(task.distributions[0])
     halved = precision_of(config.precision, policy) is Precision.BFLOAT16
-    steps = task.most_demonstrated if isinstance(task, DemonstratingTask) else 0
+    steps = task.max_demonstration_steps
     requested = config.stages or (["sft", "rl"] if steps or demonstrations else ["rl"])
     torchrun = placement if isinstance(placement, TorchrunConfig) else None
     shard = torchrun is not None and divides(torchrun.shard, device)

@@ -21,7 +21,7 @@ from embodied.data.demonstrations import NOTES, decoded_once, folder_of
 from embodied.data.episodes import RECORD, Episodes, EpisodeWriter
 from embodied.data.pictures import Pictures, encode_all
 from embodied.errors import UserError
-from embodied.task import PublishedTask, RecordedTask, Task
+from embodied.task import Task
 from real_robot.recording import driven, lerobot_files, lerobot_reading
 from real_robot.recording.matching import Limits, Match, MatchOptions, match_options
 
@@ -96,7 +96,7 @@ def demonstrations(
             has no episodes, all episodes of a source failed, or its actions are outside the limits.
     """
     paths = [Path(each) for each in ([source] if isinstance(source, str | Path) else source)]
-    if isinstance(task, RecordedTask) and (files := [path for path in paths if task.demonstration_files(path)]):
+    if task and (files := [path for path in paths if task.demonstration_files(path)]):
         if len(paths) == 1:
             return task.recorded_demonstrations(paths[0], run)
         advice = "train on them alone, then use that run's folder in their place"
@@ -106,14 +106,14 @@ def demonstrations(
         matches, readings = [Match(path, task, options) for path in paths], []
         matches[0].check_names(contract)
         for match in matches:  # all are checked before the first is decoded
-            with _beside(paths[0], match.source):
+            with _errors_of_data_set(paths[0], match.source):
                 readings.append(_read(match, contract, task, alone=len(paths) == 1))
         tasks, notes = set(), []
         for number, (match, episodes) in enumerate(zip(matches, readings, strict=True)):
-            with _beside(paths[0], match.source):
+            with _errors_of_data_set(paths[0], match.source):
                 tasks |= _write(writer, match, contract, episodes, number if len(paths) > 1 else None)
             notes += [[number, note] for note in match.notes]
-        names = list(matches[0].task_names) if isinstance(task, PublishedTask) else []
+        names = list(matches[0].task_names) if matches[0].convention else []
         if missing_tasks := [name for index, name in enumerate(names) if index not in tasks]:
             path_list = " and ".join(map(str, paths))
             raise UserError(
@@ -154,7 +154,7 @@ def _data_set(path: Path, contract: Contract) -> DataSet:
 
 
 def _episode_folder(path: Path) -> Path | None:
-    """Folder of an `EpisodeWriter`: `path` itself, or the demonstrations of the run at `path`; None if it is neither."""
+    """Folder of an `EpisodeWriter`: `path` itself, or that of the run at `path`; None if it is neither."""
     return path if (path / RECORD).exists() else folder_of(path)
 
 
@@ -227,7 +227,7 @@ def _write(
 
 
 @contextmanager
-def _beside(first: Path, path: Path) -> Iterator[None]:
+def _errors_of_data_set(first: Path, path: Path) -> Iterator[None]:
     """Name both datasets in errors of one that is not the `first`."""
     try:
         yield

@@ -79,7 +79,7 @@ def test_a_folder_of_recordings_is_read_in_order_and_once(tmp_path: Path):
     ):
         demonstrations(tmp_path / "a.mcap", CONTRACT, tmp_path / "run")
     (tmp_path / "b.mcap").unlink()
-    with pytest.raises(UserError, match="has changed since .*run began; restore it, or begin another run"):
+    with pytest.raises(UserError, match=r"has changed since .*run began; restore it, or begin another run"):
         demonstrations(tmp_path, CONTRACT, tmp_path / "run")
 
 

@@ -138,6 +138,7 @@ def test_other_contracts_and_contents_have_folders_of_their_own(tmp_path: Path, 
     with pytest.raises(UserError, match="camera"):
         demonstrations(sources[0], small, tmp_path / "small")
     both = demonstrations(sources, CONTRACT, tmp_path / "both")
+    assert both.dataset_index is not None
     assert both.dataset_index.tolist() == [0, 0, 1, 1]
 
 
@@ -232,7 +233,9 @@ def test_another_run_imitates_the_demonstrations_of_a_run(tmp_path: Path, data_s
     first = demonstrations(data_set, CONTRACT, tmp_path / "first")
     assert equal(first, demonstrations(tmp_path / "first", CONTRACT, tmp_path / "second"))
     shutil.rmtree(cache)
-    with pytest.raises(UserError, match="the cache no longer has the demonstrations of .*first; use .*data, or resume"):
+    with pytest.raises(
+        UserError, match=r"the cache no longer has the demonstrations of .*first; use .*data, or resume"
+    ):
         demonstrations(tmp_path / "first", CONTRACT, tmp_path / "third")
 
 

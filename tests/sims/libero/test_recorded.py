@@ -123,7 +123,7 @@ def test_what_was_played_is_read_back(butter, tmp_path, monkeypatch):
         assert torch.equal(values, columns(other)[name]), name
     assert sorted(path.name for path in (tmp_path / "other").iterdir()) == ["demonstrations.json"]
     next(tmp_path.glob("*.hdf5")).unlink()
-    with pytest.raises(UserError, match="has changed since .*other began"):
+    with pytest.raises(UserError, match=r"has changed since .*other began"):
         demonstrations(tmp_path, options.contract("wide"), tmp_path / "other", options)
 
 
