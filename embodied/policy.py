@@ -83,11 +83,12 @@ class TrainablePolicy(Policy, Protocol):
     """A torch module whose samples can be scored, with a value head and a supervised loss.
 
     `critic_parameters` are those that only `value` uses; `scores` is False if samples have no log-probability.
-    `actor_keys` are the observations that actions depend on.
+    `actor_keys` are the observations that actions depend on. Critics of learners read `feature_size` features.
     """
 
     device: torch.device
     scores: bool
+    feature_size: int
 
     @property
     def actor_keys(self) -> Sequence[str]:
@@ -120,6 +121,13 @@ class TrainablePolicy(Policy, Protocol):
 
     def value(self, observation: TensorDict) -> Tensor:
         """Expected discounted return [N]; for observations without a sample, such as after the last decision."""
+        ...
+
+    def features(self, observation: TensorDict) -> Tensor:
+        """Features [N, feature_size] that `value` reads, with privileged observations; and a recurrent policy's memory.
+
+        They are normalised. Their gradients reach `critic_parameters` alone: no critic trains the actor's encoder.
+        """
         ...
 
     def loss(self, observation: TensorDict, actions: Tensor, valid: Tensor) -> Tensor:
@@ -245,18 +253,29 @@ class RankingPolicy(TrainablePolicy, Protocol):
 class DeterministicPolicy(TrainablePolicy, Protocol):
     """A policy whose deterministic actions are a differentiable function of the observation alone."""
 
-    feature_size: int
-
     def actions(self, observation: TensorDict) -> Tensor:
         """Deterministic chunks [N, H, A] in robot units, differentiable."""
         ...
 
-    def features(self, observation: TensorDict) -> Tensor:
-        """Normalised observations [N, feature_size] for critics, including privileged ones."""
-        ...
-
     def mean_parameters(self) -> list[nn.Parameter]:
         """Parameters that `actions` depends on."""
+        ...
+
+
+@runtime_checkable
+class Reparameterised(TrainablePolicy, Protocol):
+    """A policy whose samples are a differentiable function of its weights and of standard normal noise."""
+
+    @property
+    def noise_shape(self) -> tuple[int, ...]:
+        """Shape of the noise of one observation."""
+        ...
+
+    def sample(self, observation: TensorDict, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Actions [N, H, A] in robot units from `noise` [N, *noise_shape], and their log_prob [N, P].
+
+        They are those of `act` for the same noise. The log-probability is that of all K executed actions.
+        """
         ...
 
 

@@ -104,8 +104,22 @@ class MLPPolicy(FlatObservations):
         self, observation: TensorDict, *, deterministic: bool = False, generator: torch.Generator | None = None
     ) -> Decision:
         """Sample chunks [N, H, A]; `sample["raw"]` is [N, H * A]."""
-        sample, actions, log_prob = self._sample(self._means(observation), deterministic, generator)
+        mean = self._means(observation)
+        sample, actions, log_prob = self._sample(mean, None if deterministic else noise_like(mean, generator))
         return Decision(actions, sample, log_prob, explored_value(self, observation, deterministic))
+
+    @property
+    def noise_shape(self) -> tuple[int, int]:
+        """Shape (H, A) of the noise of one observation."""
+        return self.contract.horizon, self.contract.action.shape[-1]
+
+    def sample(self, observation: TensorDict, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Actions [N, H, A] from standard normal `noise` [N, H, A], and log_prob [N, 1], differentiable.
+
+        As in `act` the log-probability is that of the actions before clamping; clamped elements have no gradient.
+        """
+        _, actions, log_prob = self._sample(self._means(observation), noise.flatten(1))
+        return actions, log_prob.sum(-2)
 
     def evaluate(self, observation: TensorDict, sample: TensorDict) -> Evaluation:
         """Log-probability of stored raw actions."""
@@ -116,11 +130,7 @@ class MLPPolicy(FlatObservations):
 
     def value(self, observation: TensorDict) -> Tensor:
         """Expected discounted return [N]; for sequences [T, N], [T, N]."""
-        return _run(self.critic, self.features(observation)).squeeze(-1)
-
-    def features(self, observation: TensorDict) -> Tensor:
-        """Normalised observations [N, feature_size], privileged ones included."""
-        return self.standardised(observation, self.keys)
+        return _run(self.critic, self.standardised(observation, self.keys)).squeeze(-1)
 
     def mean_parameters(self) -> list[nn.Parameter]:
         """Parameters of the mean only."""
@@ -158,14 +168,14 @@ class MLPPolicy(FlatObservations):
         # L = sum(valid * |mean - a|^2) / sum(valid)
         return (error * valid).sum() / valid.sum().clamp_min(1)
 
-    def _sample(
-        self, mean: Tensor, deterministic: bool, generator: torch.Generator | None
-    ) -> tuple[TensorDict, Tensor, Tensor]:
-        """Draw a sample [N], actions [N, H, A] and terms of log_prob [N, K, 1] around the raw mean [N, H * A]."""
-        std, raw = self.log_std.exp(), mean
-        if not deterministic:
-            # a ~ N(mean, std^2), scored before clamping
-            raw = mean + std * torch.randn(mean.shape, generator=generator, device=mean.device)
+    def _sample(self, mean: Tensor, noise: Tensor | None) -> tuple[TensorDict, Tensor, Tensor]:
+        """Sample [N], actions [N, H, A] and terms of log_prob [N, K, 1] of raw `mean` and standard normal `noise`.
+
+        Mean and noise are [N, H * A]; without noise the sample is the mean.
+        """
+        std = self.log_std.exp()
+        # a = mean + std z, so that a ~ N(mean, std^2), scored before clamping
+        raw = mean if noise is None else mean + std * noise
         log_prob = self._terms(gaussian_log_prob(raw, mean, std))
         return TensorDict({"raw": raw}, batch_size=[len(raw)]), self._to_robot(raw.clamp(-1.0, 1.0)), log_prob
 
@@ -183,6 +193,11 @@ class MLPPolicy(FlatObservations):
         """Sums [..., K, 1] over the elements of each executed action, from elements [..., H * A]."""
         actions = elementwise.unflatten(-1, (self.contract.horizon, -1))
         return actions[..., : self.contract.executed, :].sum(-1, keepdim=True)
+
+
+def noise_like(mean: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Standard normal noise of the shape of `mean`."""
+    return torch.randn(mean.shape, generator=generator, device=mean.device)
 
 
 def _run(layers: nn.Sequential, x: Tensor) -> Tensor:
