@@ -265,8 +265,10 @@ def test_samples_of_noise_are_those_that_are_scored(make):
     evaluated = policy.evaluate(observation, decision.sample).log_prob
     assert log_prob.shape == evaluated.shape
     assert ((log_prob - evaluated).abs() <= 1e-6 * evaluated.abs().clamp_min(1.0)).all()
-    nothing, _ = policy.sample(observation, torch.zeros_like(noise))
-    torch.testing.assert_close(nothing, policy.act(observation, deterministic=True).actions)
+    mean = policy.act(observation, deterministic=True).actions
+    # a = clamp(mean + std z) in robot units
+    moved = mean + policy.half_range * policy.log_std.exp().view(4, 7) * noise
+    torch.testing.assert_close(actions, moved.clamp(torch.tensor(LOW), torch.tensor(HIGH)))
 
 
 @pytest.mark.parametrize("make", GAUSSIAN, indirect=True)
