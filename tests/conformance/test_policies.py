@@ -20,7 +20,7 @@ from policies.flat import FlatEncoder
 from policies.flow import FlowConfig, Sampler
 from policies.generative import Aggregate
 from policies.libero_encoder import ObjectEncoder
-from policies.mlp import MLPConfig, MLPPolicy
+from policies.mlp import GaussianPolicy, MLPConfig
 from policies.recurrent import RecurrentConfig, RecurrentPolicy
 from policies.vla.pi0 import Pi0Config, Pi0Policy
 from policies.vla.pi05 import Pi05Config
@@ -115,9 +115,9 @@ def test_a_fresh_policy_has_other_weights_and_the_same_statistics(make):
     policy.eval()
     before = copy.deepcopy(policy.state_dict())
     torch.manual_seed(5)
-    fresh = policy.fresh()
+    fresh = policy.with_new_weights()
     torch.manual_seed(5)
-    again = policy.fresh()
+    again = policy.with_new_weights()
     assert type(fresh) is type(policy)
     assert fresh.contract == policy.contract
     assert fresh.training == policy.training
@@ -232,7 +232,7 @@ def test_features_are_what_a_critic_reads(make):
         if not torch.equal(policy.value(changed), policy.value(observation)):
             assert key in read
     assert (MEMORY in read) == (type(policy) is RecurrentPolicy)
-    if isinstance(policy, MLPPolicy) or type(getattr(policy, "encoder", None)) is FlatEncoder:
+    if isinstance(policy, GaussianPolicy) or type(getattr(policy, "encoder", None)) is FlatEncoder:
         assert "mass" in read
 
 
@@ -249,7 +249,7 @@ def test_critics_do_not_train_the_actor(make):
 
 def test_gaussian_policies_are_reparameterised(make):
     policy = make()
-    assert isinstance(policy, Reparameterised) == isinstance(policy, MLPPolicy)
+    assert isinstance(policy, Reparameterised) == isinstance(policy, GaussianPolicy)
 
 
 @pytest.mark.parametrize("make", GAUSSIAN, indirect=True)
