@@ -22,6 +22,7 @@ from embodied.algorithms.finite import check_finite, losses
 from embodied.algorithms.micro_batch import rows_within
 from embodied.algorithms.minibatches import Minibatches
 from embodied.algorithms.parts import Composite
+from embodied.algorithms.passes import Passes
 from embodied.algorithms.schedule import linear_decay
 from embodied.configuration import Configuration, Fraction, Limit, NonNegativeFloat, PositiveFloat, PositiveInt
 from embodied.data.episodes import Episodes
@@ -264,6 +265,11 @@ class Clipped(Composite):
         low = first + (config.clip - first) * rise
         return low, low * wider, config.part_discount**following
 
+    def largest_pass(self, passes: Passes) -> int | None:
+        """Bytes that scoring a piece of a minibatch stores, or the supervised loss if that is more."""
+        imitated = passes.loss(passes.share(self.config.bc_batch)) if self.config.bc_coefficient else 0
+        return max(imitated, passes.evaluate(self.config.minibatch, self.config.memory_gb))
+
     def state_dict(self) -> dict[str, Any]:
         """Optimiser, counters, minibatch generator, and the reference policy if there is one."""
         state = {
@@ -291,7 +297,7 @@ def select(batch: TensorDict, rows: Tensor, dim: int) -> TensorDict:
 
 def _copy(policy: TrainablePolicy) -> TrainablePolicy:
     with seeding.undisturbed():
-        copy = policy.fresh()
+        copy = policy.with_new_weights()
     copy.load_state_dict(policy.state_dict())
     return copy
 

@@ -25,7 +25,9 @@ from embodied import seeding
 from embodied.algorithms.advantage import n_step
 from embodied.algorithms.critics import Activation, CriticConfig, Critics, approach
 from embodied.algorithms.finite import check_finite, gradient_norm
+from embodied.algorithms.micro_batch import saved_bytes
 from embodied.algorithms.parts import Composite
+from embodied.algorithms.passes import Passes
 from embodied.algorithms.schedule import linear_decay
 from embodied.configuration import INF, Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt, Range
 from embodied.data.episodes import Episodes
@@ -104,7 +106,7 @@ class TD3(Composite):
         self.critics = Critics(inputs, config).to(policy.device)
         self.target_critics = copy.deepcopy(self.critics)
         with seeding.undisturbed():
-            self.target_policy = policy.fresh()
+            self.target_policy = policy.with_new_weights()
         self.target_policy.load_state_dict(policy.state_dict())
         self.critic_optimiser = torch.optim.Adam(self.critics.parameters(), config.value_learning_rate, fused=True)
         self.actor_optimiser = torch.optim.Adam(policy.mean_parameters(), config.learning_rate, fused=True)
@@ -197,6 +199,13 @@ class TD3(Composite):
     def _inputs(self, observation: TensorDict, actions: Tensor) -> Tensor:
         """Inputs of the critics, [B, features + K * A]."""
         return torch.cat((self.policy.features(observation), actions.flatten(1)), -1)
+
+    def largest_pass(self, passes: Passes) -> int | None:
+        """Bytes that the critics' minibatch stores, or the policy's if that is more."""
+        observation, actions = passes.observation(self.config.minibatch), passes.actions(self.config.minibatch)
+        executed = actions[:, : self.policy.contract.executed]
+        critics = saved_bytes(lambda: self.critics(self._inputs(observation, executed)))
+        return max(critics, saved_bytes(lambda: self.policy.actions(observation)))
 
     def state_dict(self) -> dict[str, Any]:
         """Critics, targets, optimisers, replay and generator."""

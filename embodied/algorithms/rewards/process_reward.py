@@ -69,7 +69,7 @@ class LearnedProgress:
         self.grippers = grippers(policy.contract, option)
         self.policy, self.demonstrations, self.generator = policy, demonstrations, generator
         with seeding.undisturbed():
-            self.model = policy.fresh()
+            self.model = policy.with_new_weights()
         self.fitted = False
 
     def __call__(self, rollout: Rollout, world: World = ALONE) -> tuple[Tensor, Tensor]:
