@@ -27,7 +27,8 @@ from embodied.saving import sealed
 from embodied.saving.files import flush, rename
 from embodied.world import ALONE, World
 
-FORMAT = 2
+FORMATS = 2, 3
+"""Formats of folders that `read` reads; the last is written. In format 2 unknown rewards were zero."""
 RECORD = "episodes.json"
 FOLDER = "demonstrations"
 """Folder of a run's demonstrations."""
@@ -41,14 +42,14 @@ class Episodes:
     """E complete episodes, concatenated.
 
     There is an observation before every control step, or only before every decision: `first` [R] is the index of the
-    step after each. Unknown rewards are zero. `pictures` are further observations, which stay encoded until they are
+    step after each. Unknown rewards are NaN. `pictures` are further observations, which stay encoded until they are
     sampled. Episodes of D datasets can be drawn by `weights`. Failed episodes are stored, but `sample` draws none.
     """
 
     observation: TensorDict  # [R]
     first: Tensor  # [R] int64, ascending
     actions: Tensor  # [S, A], as executed
-    reward: Tensor  # [S]
+    reward: Tensor  # [S] NaN where it is unknown
     human: Tensor  # [S] bool, a person acted instead of the policy
     ends: Tensor  # [E] int64, the step after the last of each episode
     terminated: Tensor  # [E] bool; the others were truncated
@@ -75,7 +76,7 @@ class Episodes:
     ) -> Episodes:
         """Build one episode: `observation` [L], each before one of `actions` [L, A]; terminated if it succeeded.
 
-        A `success` of None is unknown.
+        A `success` or `reward` of None is unknown.
         """
         length = len(actions)
         outcome = UNKNOWN if success is None else int(success)
@@ -83,7 +84,7 @@ class Episodes:
             observation,
             torch.arange(length),
             actions,
-            torch.zeros(length) if reward is None else reward,
+            torch.full((length,), torch.nan) if reward is None else reward,
             torch.zeros(length, dtype=torch.bool) if human is None else human,
             torch.tensor([length]),
             torch.tensor([bool(success) if terminated is None else terminated]),
@@ -315,7 +316,7 @@ class EpisodeWriter:
                 for column in self._columns.values():
                     closing.callback(column.close)
             if kind is None:
-                record = {"format": FORMAT, "contract": self.contract.to_dict(), "origin": self.origin}
+                record = {"format": FORMATS[-1], "contract": self.contract.to_dict(), "origin": self.origin}
                 sealed.write(self._temporary / RECORD, record, [f"{name}.npy" for name in self._columns])
                 flush(self._temporary)
                 rename(self._temporary, self.folder)
@@ -331,7 +332,7 @@ def read(folder: str | Path) -> tuple[Episodes, Contract, dict[str, Any]]:
     """
     folder = Path(folder)
     try:
-        record = sealed.read(folder / RECORD, FORMAT)
+        record = sealed.read(folder / RECORD, *FORMATS)
         sealed.check_files(folder / RECORD, record)
         tensors = {name.removesuffix(".npy"): _mapped(folder / name) for name in record["files"]}
         contract = Contract.from_dict(record["contract"])
@@ -339,6 +340,8 @@ def read(folder: str | Path) -> tuple[Episodes, Contract, dict[str, Any]]:
             if not tensors["success"].all():
                 raise UserError(f"{RECORD} is of a version that did not tell failed from unknown; write them again")
             tensors["success"] = tensors["success"].to(torch.int8)
+        if record["format"] == FORMATS[0] and not tensors["reward"].any():
+            tensors["reward"] = torch.full_like(tensors["reward"], torch.nan)
         return from_columns(tensors), contract, record["origin"]
     except (OSError, KeyError, ValueError) as error:
         raise UserError(f"cannot read episodes from {folder}: {error}") from error
