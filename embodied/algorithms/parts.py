@@ -16,12 +16,12 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from embodied.data.replay import ChunkReplay, EpisodeReplay
+from embodied.data.store import EpisodeStore
 from embodied.errors import UserError
 from embodied.rollout.starts import OwnStarts
 from embodied.world import World
 
-KINDS = (nn.Module, Optimizer, ChunkReplay, EpisodeReplay, OwnStarts)
+KINDS = (nn.Module, Optimizer, EpisodeStore, OwnStarts)
 
 
 class Composite:

@@ -27,7 +27,7 @@ from embodied.algorithms.self_imitation import SelfImitation
 from embodied.algorithms.td3 import TD3
 from embodied.contract import Contract
 from embodied.data.episodes import Episodes
-from embodied.data.replay import ChunkReplay, EpisodeReplay
+from embodied.data.store import EpisodeStore
 from embodied.environment import Transition
 from embodied.errors import UserError
 from embodied.placement.local import divides, own_share
@@ -197,8 +197,8 @@ class _Planned:
             places[self.config.storage] if self.device != "cpu" or self.config.storage is Storage.DISK else "cpu"
         )
         parts["rollout", storage_device] = length * count * row + count * self._observation_bytes()
-        replays = iter_parts(learner, (ChunkReplay, EpisodeReplay))
-        parts["replay", "cpu"] = sum(self._capacity(each) for each in replays) * row
+        decisions = self.config.env_steps // self.contract.executed
+        parts["replay", "cpu"] = sum(each.max_rows(decisions) for each in iter_parts(learner, (EpisodeStore,))) * row
         return parts
 
     def _learned(self, learner: object, activations: int) -> dict[tuple[str, str], int]:
@@ -259,12 +259,6 @@ class _Planned:
         rows = -(-rows // self.processes)
         observation, actions = self._observation(rows), self._actions(rows)
         return saved_bytes(lambda: self.passing.loss(observation, actions, actions[..., 0] > 0.0))
-
-    def _capacity(self, replay: ChunkReplay | EpisodeReplay) -> int:
-        """Rows of the buffer; episodes are copied when some are added, and dropped when a quarter too many."""
-        if isinstance(replay, ChunkReplay):
-            return replay.capacity
-        return 2 * min(round(1.25 * replay.capacity), self.config.env_steps // self.contract.executed)
 
     @property
     def _remembers(self) -> bool:
