@@ -56,3 +56,18 @@ class ExperimentConfig(Configuration):
         every = self.evaluate_every_steps
         if isinstance(every, str) and every != AUTO:
             raise UserError(f"expected evaluate_every_steps=auto, null or a number of steps, got {every}")
+
+    def check_learners(self, algorithm: object | None, offline: object | None) -> None:
+        """Check that each requested stage has its learner, and that a learner `offline` has its stage.
+
+        Raises:
+            UserError: otherwise.
+        """
+        stages = self.stages or ["sft", "rl"]
+        for stage, learner, argument in (("rl", algorithm, "algorithm"), ("offline", offline, "offline")):
+            if stage in stages and learner is None:
+                raise UserError(
+                    f"stages={stages} has no learner for {stage}; pass its config to Experiment({argument}=)"
+                )
+        if offline is not None and "offline" not in stages:
+            raise UserError(f"the learner offline= is not used by stages={stages}; expected offline in them")

@@ -18,9 +18,9 @@ from embodied.configuration import PositiveInt
 from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.export.network import GRU, chain
-from embodied.policy import MEMORY, Decision, acting, explored_value
+from embodied.policy import MEMORY, Decision, inference, value_if_needed
 from embodied.rollout.memory import STARTED
-from policies.mlp import MLPConfig, MLPPolicy
+from policies.mlp import GaussianPolicy, MLPConfig
 
 
 @dataclass
@@ -36,14 +36,13 @@ class RecurrentConfig(MLPConfig):
         return RecurrentPolicy(contract, self)
 
 
-class RecurrentPolicy(MLPPolicy):
-    """MLPPolicy whose actor is recurrent; its critic is not.
+class RecurrentPolicy(GaussianPolicy):
+    """GaussianPolicy whose actor is recurrent; its critic is not.
 
     Samples [N] are scored with the memory they were drawn with, which is in the observation; sequences [T, N] are
     scored through time, from the memory of the first step.
     """
 
-    layers = mean_parameters = None  # its actions also depend on memory, so it is no DeterministicPolicy
     actor: nn.ModuleList
 
     def __init__(self, contract: Contract, config: RecurrentConfig) -> None:
@@ -59,7 +58,7 @@ class RecurrentPolicy(MLPPolicy):
         """Learned memory [count, M] at the beginning of episodes."""
         return self.gru.initial.expand(count, -1)
 
-    @acting
+    @inference
     def act(
         self, observation: TensorDict, *, deterministic: bool = False, generator: torch.Generator | None = None
     ) -> Decision:
@@ -67,7 +66,7 @@ class RecurrentPolicy(MLPPolicy):
         mean, memory = self._step(observation)
         sample, actions, log_prob = self._sample(mean, deterministic, generator)
         sample[MEMORY] = memory
-        return Decision(actions, sample, log_prob, explored_value(self, observation, deterministic))
+        return Decision(actions, sample, log_prob, value_if_needed(self, observation, deterministic))
 
     def actions(self, observation: TensorDict) -> Tensor:
         """Mean actions [N, H, A], differentiable."""

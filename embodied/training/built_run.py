@@ -19,14 +19,14 @@ from embodied.environment import Environment, SwitchableEnvironment, lacking
 from embodied.errors import UserError
 from embodied.evaluation.in_training import InTraining
 from embodied.placement.local import Elsewhere, Local, Processes, one_after_another, own_share
-from embodied.policy import PretrainedPolicy, TrainablePolicy, unread_observations
+from embodied.policy import PolicyConfig, TrainablePolicy, unread_observations
 from embodied.precision import precision_of
 from embodied.report.report import Report
 from embodied.rollout.random_play import first_decisions
 from embodied.rollout.rollout import RolloutSource
 from embodied.run_options import ExperimentConfig
 from embodied.saving import checkpoint
-from embodied.task import Learner, LearnerConfig, OfflineLearnerConfig, PolicyConfig, Task
+from embodied.task import Learner, LearnerConfig, OfflineLearnerConfig, Task
 from embodied.training.held_out import HeldOut
 from embodied.training.logging import Logger, NoLogger
 from embodied.training.loop import build
@@ -61,13 +61,13 @@ class BuiltRun(SavedRun):
         `demonstrations`, called with the task's contract and the directory, replaces the task's own demonstrations.
         Several processes make the same run, each in its `world`: the first one writes and evaluates.
         """
-        precision_of(config.precision, policy)  # raises if both set a precision
+        config.check_learners(algorithm, offline)
+        precision_of(config.precision, policy.own_precision)  # raises if both set a precision
         directory = Path(directory)
         report = Report(task.name, task.asset_kind, seed, device=device, arguments=record.get("arguments"))
         super().__init__(directory, record, config.env_steps, report, world or Local(device=device))
         self.config, self.task, self.algorithm, self.offline = config, task, algorithm, offline
         self.seed, self.device = seed, device
-        self._check_stages()
         self._build_policy, saved = policy.build, self.saved(directory, record, config.env_steps)
         seeding.seed_everything(seed)
         self.contract = task.contract(task.distributions[0])
@@ -97,21 +97,6 @@ class BuiltRun(SavedRun):
         options = {"config": record, "wandb_project": wandb_project, "rows": rows}
         self.logger = NoLogger() if self.world.rank else Logger(directory, **options)
 
-    def _check_stages(self) -> None:
-        """Check that each requested stage has its learner, and each learner its stage.
-
-        Raises:
-            UserError: otherwise.
-        """
-        stages = self.config.stages or ["sft", "rl"]
-        for stage, learner, argument in (("rl", self.algorithm, "algorithm"), ("offline", self.offline, "offline")):
-            if stage in stages and learner is None:
-                raise UserError(
-                    f"stages={list(stages)} has no learner for {stage}; pass its config to Experiment({argument}=)"
-                )
-        if self.offline and "offline" not in stages:
-            raise UserError(f"the learner offline= is not used by stages={list(stages)}; expected offline in them")
-
     def _plan(self) -> list[str]:
         """Stages of the run, in order.
 
@@ -123,12 +108,7 @@ class BuiltRun(SavedRun):
             stages = ",".join(offline)
             raise UserError(f"task={self.task.name} has no demonstrations for stages=[{stages}]; use stages=[rl]")
         first = ["start"] if self.config.start_from else []
-        if (
-            requested == ["rl"]
-            and not first
-            and isinstance(self.policy, PretrainedPolicy)
-            and self.policy.lacks_statistics
-        ):
+        if requested == ["rl"] and not first and self.policy.lacks_statistics:
             raise UserError(f"{self.policy.lacks_statistics}; stages=[sft,rl] computes them from demonstrations")
         # the control is compared with what follows SFT
         control = ["sft_control"] if self.config.control and "sft" in requested and len(requested) > 1 else []

@@ -25,7 +25,7 @@ from embodied.report.curves import CURVES
 from embodied.report.headline import BASELINE
 from embodied.report.report import Report, title, told
 from embodied.run_options import ExperimentConfig
-from embodied.task import BaselineTask, measured
+from embodied.task import evaluation_distributions
 from embodied.training.built_run import BuiltRun
 from embodied.training.saved_run import DONE
 from embodied.training.stages.registry import STAGES
@@ -96,7 +96,7 @@ class Experiment(BuiltRun):
 
     def _evaluate_baselines(self, parts: dict[str, Any]) -> None:
         with self.abandonable(parts), self.timer("evaluation"):
-            baselines = self.task.baselines() if isinstance(self.task, BaselineTask) else {}
+            baselines = self.task.baselines()
         for name, policy in baselines.items():
             self._evaluate_here(policy, parts, BASELINE + name)
 
@@ -108,7 +108,7 @@ class Experiment(BuiltRun):
     def _evaluate_here(self, policy: Policy, parts: dict[str, Any], stage: str) -> None:
         """Evaluate `policy` in the first process, see `_evaluate`."""
         last = self._training[-1]
-        for distribution in measured(self.task) if stage == last else self.task.distributions:
+        for distribution in evaluation_distributions(self.task) if stage == last else self.task.distributions:
             if (stage, distribution) in self.report.results:
                 continue
             label, starts = f"{title(stage)}, evaluation on {distribution}", self.config.evaluation_starts

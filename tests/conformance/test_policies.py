@@ -112,9 +112,9 @@ def test_a_fresh_policy_has_other_weights_and_the_same_statistics(make):
     policy.eval()
     before = copy.deepcopy(policy.state_dict())
     torch.manual_seed(5)
-    fresh = policy.fresh()
+    fresh = policy.with_new_weights()
     torch.manual_seed(5)
-    again = policy.fresh()
+    again = policy.with_new_weights()
     assert type(fresh) is type(policy)
     assert fresh.contract == policy.contract
     assert fresh.training == policy.training

@@ -29,7 +29,7 @@ class ControlStage(SupervisedStage):
     def build(self, resumed: bool) -> dict[str, Any]:
         """Build the learner as SFT left it."""
         run = self.run
-        self._policy = run.policy.fresh()  # adapters share the same base weights
+        self._policy = run.policy.with_new_weights()  # adapters share the same base weights
         self.learner = run.config.sft.build(self._policy, seeding.generator(run.seed, SupervisedStage.name))
         self.learner.load_state_dict(copy_tree(run.before))
         self.first = self.learner.gradient_steps
