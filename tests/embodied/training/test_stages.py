@@ -13,6 +13,7 @@ from embodied.algorithms.sft import SFT, SFTConfig
 from embodied.errors import DivergedError, UserError
 from embodied.saving import checkpoint
 from embodied.training.experiment import Experiment, ExperimentConfig
+from embodied.training.plan import plan
 from embodied.training.stages import offline
 from embodied.training.stages.registry import STAGES
 from tests.embodied.training.test_experiment import POLICY, PPO, SFT_CONFIG, ReachTask, ScratchTask, trainer
@@ -108,6 +109,16 @@ def test_offline_learning_is_compared_with_sft_and_its_control(tmp_path: Path) -
     assert "environment steps" not in made["headline"]
     assert "offline over SFT on wide" in (tmp_path / "report.md").read_text()
     assert "Offline learning&#x27;s gain over it" in (tmp_path / "report.html").read_text()
+
+
+def test_a_plan_counts_offline_learning_and_the_state_that_sft_leaves(tmp_path: Path) -> None:
+    config, parts = make(tmp_path, ["sft", "offline"]).config, (ReachTask(), POLICY, None)
+    stages = plan(config, *parts, offline=ImitationConfig()).stages
+    assert list(stages) == ["SFT", "offline", "control"]
+    assert stages["offline"]["optimiser", "cpu"] == stages["SFT"]["optimiser", "cpu"] > 0
+    assert ("SFT's state, for the control", "cpu") in stages["offline"]
+    with pytest.raises(UserError, match="no learner for offline"):
+        plan(config, *parts)
 
 
 class Killed(BaseException):
