@@ -23,7 +23,7 @@ from torch import Tensor
 
 from embodied.contract import Contract
 from embodied.environment import OVERFLOW, Transition
-from embodied.environments.wrapping import ENVIRONMENT_CAPABILITIES, keep_capabilities
+from embodied.environments.wrapping import keep_capabilities
 from embodied.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ class EpisodeEngine(ABC):
     """
 
     group = 1
-    """Consecutive environments that share a world and begin together."""
+    """Number of consecutive environments that share a world, see `embodied.environment.group_size`."""
 
     def __init__(
         self,
@@ -325,7 +325,7 @@ class Unnumbered:
         self.contract, self.num_envs, self.device = engine.contract, engine.num_envs, engine.device
         self.task_names, self.instructions = engine.task_names, engine.instructions
         self.task_index, self.close = engine.task_index, engine.close
-        keep_capabilities(self, engine, ENVIRONMENT_CAPABILITIES)
+        keep_capabilities(self, engine)
 
     def reset(self, mask: Tensor | None = None) -> TensorDict:
         """See `Environment.reset`."""

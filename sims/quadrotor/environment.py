@@ -33,7 +33,7 @@ STEP_LIMIT = 500
 
 
 class QuadrotorEnvironment(RestorableEngine):
-    """N quadrotors, each with its own episode; implements `embodied.environment.UnrolledEnvironment`.
+    """N quadrotors, each with its own episode; implements `embodied.environment.DifferentiableEnvironment`.
 
     Actions are clipped to [-1, 1]. In grad mode rewards and observations carry gradients from the actions of their step
     and of earlier ones, back to `detach` or the episode's beginning.
@@ -138,7 +138,15 @@ class QuadrotorEnvironment(RestorableEngine):
 
     def view(self) -> QuadrotorView:
         """View of the drones for the viewer."""
-        return QuadrotorView(self)
+        return QuadrotorView(
+            self.mdp,
+            self.airframe or CRAZYFLIE,
+            self.options.ground_z_m,
+            self.step_limit,
+            lambda: self.plan,
+            self.where,
+            self.kick,
+        )
 
     def where(self, row: int) -> Tensor:
         """True position, m, and quaternion (w, x, y, z) of quadrotor `row`, [7]."""

@@ -111,7 +111,7 @@ class SwarmEnvironment(RestorableEngine):
 
     def view(self) -> SwarmView:
         """View of the drones for the viewer."""
-        return SwarmView(self)
+        return SwarmView(self.group, self.airframe, lambda: self.worlds, self.kick)
 
     def kick(self, row: int, change_m_s: Tensor) -> None:
         """Change the velocity of drone `row` by `change_m_s` [3], world frame."""

@@ -89,7 +89,7 @@ class VehicleEnvironment(RestorableEngine):
 
     def view(self) -> VehicleView:
         """View of the vehicles for the viewer."""
-        return VehicleView(self)
+        return VehicleView(self.mdp, self.vehicle, lambda: self.now)
 
     def begin(self, ids: Tensor, starts: Tensor) -> None:
         """Place the vehicles in their worlds, at rest or with the world's initial speed."""
