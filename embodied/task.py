@@ -193,14 +193,6 @@ def check_sims(task: Task, sims: Sequence[str]) -> None:
             raise UserError(f"{task.name} does not run in sim={name}; expected one of {', '.join(task.sims)}")
 
 
-class PolicyConfig(Protocol):
-    """Config that builds a policy for a contract."""
-
-    def build(self, contract: Contract) -> TrainablePolicy:
-        """Build the policy."""
-        ...
-
-
 class Learner(Protocol):
     """Reinforcement learner; `starts`, if not None, chooses the initial states of episodes."""
 

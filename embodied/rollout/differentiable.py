@@ -13,7 +13,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from embodied.environment import DifferentiableEnvironment, Environment, NumberedStarts, clip_gradient
-from embodied.policy import Decision, DensePolicy, DeterministicPolicy, Policy
+from embodied.policy import Decision, DeterministicPolicy, Policy
 from embodied.rollout.finite import check_observation, check_reward, check_transition
 from embodied.rollout.rollout import ENDS, Collector, Rollout, stacked_row
 from embodied.rollout.starts import Starts
@@ -58,8 +58,9 @@ class DifferentiableCollector(Collector):
         # the mean over N environments and T decisions divides each gradient by N * T
         limit = self.max_action_gradient / (env.num_envs * decisions)
         unroll: Unroll | None = getattr(env, "unroll", None)
-        if unroll is not None and isinstance(self.policy, DensePolicy):
-            layers = [(weight.to(env.device), bias.to(env.device)) for weight, bias in self.policy.layers()]
+        layers = cast(DeterministicPolicy, self.policy).dense_layers() if unroll is not None else None
+        if unroll is not None and layers is not None:
+            layers = [(weight.to(env.device), bias.to(env.device)) for weight, bias in layers]
             rollout = unroll(layers, decisions, limit)
             check_reward(env, rollout.reward)
             for observation in (rollout.observation, rollout.last_observation):
