@@ -305,8 +305,8 @@ class RestorableEngine(EpisodeEngine):
         for name, saved, expected in _pairs(state, self.state_dict()):
             if saved != expected:
                 raise UserError(
-                    f"the saved {name} has shape {saved}, expected {expected}; use the options and the release that it was"
-                    " saved with, or go on from the run's weights with start_from="
+                    f"the saved {name} has shape {saved}, expected {expected}; use the options and the release that it"
+                    " was saved with, or go on from the run's weights with start_from="
                 )
         self.start, self.steps = (state[name].to(self.device, copy=True) for name in ("start", "steps"))
         self._set({name: state[name].to(self.device, copy=True) for name in FLAGS})
