@@ -34,7 +34,7 @@ from embodied.algorithms.rewards.process_reward import LearnedProgress, ProcessM
 from embodied.algorithms.rewards.progress_reward import ProgressReward
 from embodied.configuration import Fraction, PositiveFloat, Range
 from embodied.data.episodes import Episodes
-from embodied.environment import Environment, NumberedStarts, SharedWorlds
+from embodied.environment import Environment, NumberedStarts, group_size
 from embodied.errors import UserError
 from embodied.policy import TrainablePolicy
 from embodied.rollout.groups import GroupStarts, WholeEpisodes, WholeRollout
@@ -98,7 +98,7 @@ class GRPOConfig(ClippedConfig):
             raise UserError(
                 "algorithm=grpo repeats initial states, which this simulator does not number; use algorithm=ppo"
             )
-        if isinstance(env, SharedWorlds) and env.group > 1:
+        if group_size(env) > 1:
             raise UserError("algorithm=grpo needs a world for each environment, and these share one; use algorithm=ppo")
         return GroupStarts(env.task_index, self.group, generator, env.num_starts)
 

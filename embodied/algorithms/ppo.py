@@ -38,7 +38,7 @@ from embodied.algorithms.rewards.process_reward import LearnedProgress, ProcessM
 from embodied.algorithms.rewards.reward_scale import RewardScale
 from embodied.configuration import INF, Fraction, NonNegativeFloat, NonNegativeInt, Range
 from embodied.data.episodes import Episodes
-from embodied.environment import Environment, NumberedStarts, SharedWorlds
+from embodied.environment import Environment, NumberedStarts, group_size
 from embodied.errors import UserError
 from embodied.policy import TrainablePolicy
 from embodied.rollout.curriculum import CurriculumStarts
@@ -110,7 +110,7 @@ class PPOConfig(ClippedConfig):
         self.check("ppo", policy, demonstrations)
         starts = None
         if self.curriculum:
-            if not isinstance(env, NumberedStarts) or (isinstance(env, SharedWorlds) and env.group > 1):
+            if not isinstance(env, NumberedStarts) or group_size(env) > 1:
                 raise UserError(
                     "algorithm.curriculum repeats initial states of single environments, which this simulator does not"
                     " number; use curriculum=0"
