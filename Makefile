@@ -2,7 +2,9 @@
 # make hover   install, then train a quadrotor to hover
 # make vla     install, then train a policy from pictures and words: demonstrations, SFT, RL (a short run)
 # make navigate   install, then train a vehicle to find its way among obstacles
-# make test    install, then run the whole test suite
+# make test    install, then run the tests: a few minutes
+# make test-evidence  install, then run the tests that train until they have learned, and all combinations of parts
+# make test-changed   install, then run the tests of what differs from main (BASE=COMMIT: from that commit)
 # make ros     install ROS 2 beside it, in .venv-ros (x86-64 Linux, Python 3.11 to 3.13; nothing else is needed)
 # make test-ros  install, then run the tests over real ROS 2 messages
 # make isaac   install Isaac Lab beside it, in .venv-isaac (x86-64 Linux, Python 3.11 or 3.12)
@@ -24,10 +26,13 @@ ISAAC := .venv-isaac
 # ask for.
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --no-compile --no-warn-conflicts -c constraints.txt
 ARGS ?=
+BASE ?= main
+# A process for each core, as tests use one thread.
+PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 # Empty is as if it was not set: with a value, every program that a test starts would compile all that it imports anew.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: pick hover vla navigate test ros test-ros isaac test-isaac test-stock test-crazyflow test-ray docs check mutants install clean
+.PHONY: pick hover vla navigate test test-evidence test-changed ros test-ros isaac test-isaac test-stock test-crazyflow test-ray docs check mutants install clean
 
 pick: $(VENV)/installed
 	$(BIN)/python train.py task=libero_pick $(ARGS)
@@ -42,9 +47,16 @@ vla: $(VENV)/installed
 navigate: $(VENV)/installed
 	$(BIN)/python train.py task=vehicle_navigate $(ARGS)
 
-# A process for each core, as tests use one thread.
 test: $(VENV)/installed-dev
-	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal $(ARGS)
+	$(PYTEST) -m "not evidence" $(ARGS)
+
+test-evidence: $(VENV)/installed-dev
+	$(PYTEST) -m evidence $(ARGS)
+
+test-changed: $(VENV)/installed-dev
+	files=$$($(BIN)/python -m tests.changed $(BASE)) && \
+		if [ -z "$$files" ]; then echo "no test depends on what differs from $(BASE)"; else \
+		$(PYTEST) --dist load -m "not evidence" $$files $(ARGS); fi
 
 # Without rclpy these tests are skipped by `make test`; here they fail.
 test-ros: $(ROS)/installed
