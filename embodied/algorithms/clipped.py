@@ -120,10 +120,10 @@ class Clipped(Composite):
     def _decay(self, progress: float) -> None:
         linear_decay(self.optimiser, progress, self.config.final_lr_share, *self.rates)
 
-    def _epochs(self, batch: TensorDict, world: World, kept: Tensor | None = None) -> dict[str, float]:
+    def _epochs(self, batch: TensorDict, world: World, used: Tensor | None = None) -> dict[str, float]:
         """Take gradient steps on minibatches of `batch` [T, N] until the KL limit is reached; returns mean metrics.
 
-        For a policy without memory minibatches contain only the decisions `kept` [T, N].
+        For a policy without memory minibatches contain only the decisions `used` [T, N].
         """
         total = torch.where(batch["own"], batch["advantage"], 0.0).sum()
         check_finite({"sum of advantages": total}, self.gradient_steps + 1)
@@ -131,8 +131,8 @@ class Clipped(Composite):
         count = 0
         stop = False
         if isinstance(self.policy, RecurrentPolicy):
-            kept = batch["own"].new_ones(1, batch.shape[1])  # whole environments
-        minibatches = Minibatches(torch.ones_like(batch["own"]) if kept is None else kept, world)
+            used = batch["own"].new_ones(1, batch.shape[1])  # whole environments
+        minibatches = Minibatches(torch.ones_like(batch["own"]) if used is None else used, world)
         for _ in range(self.config.epochs):
             for part in self._minibatches(batch, minibatches):
                 metrics = self._step(part, world)

@@ -42,7 +42,7 @@ from embodied.rollout.rollout import Collector, RolloutSource
 from embodied.run_options import ExperimentConfig
 from embodied.saving import checkpoint
 from embodied.saving.tree import copy_tree
-from embodied.task import BaselineTask, Learner, LearnerConfig, Task, measured
+from embodied.task import Learner, LearnerConfig, Task, evaluation_distributions
 from embodied.training.held_out import HeldOut
 from embodied.training.logging import Logger, NoLogger
 from embodied.training.loop import Iteration, build, iterations
@@ -361,14 +361,14 @@ class Experiment(SavedRun):
 
     def _evaluate_baselines(self, parts: dict[str, Any]) -> None:
         with self._abandonable(parts):
-            baselines = self.task.baselines() if isinstance(self.task, BaselineTask) else {}
+            baselines = self.task.baselines()
         for name, policy in baselines.items():
             self._evaluate_here(policy, parts, BASELINE + name)
 
     def _evaluate_here(self, policy: Policy, parts: dict[str, Any], stage: str) -> None:
         """Evaluate `policy` in the first process, see `_evaluate`."""
         last = self.stages[-2] if self.stages[-2] is not Stage.CONTROL else Stage.RL
-        for distribution in measured(self.task) if stage == last.value else self.task.distributions:
+        for distribution in evaluation_distributions(self.task) if stage == last.value else self.task.distributions:
             if (stage, distribution) in self.report.results:
                 continue
             label, starts = f"{title(stage)}, evaluation on {distribution}", self.config.evaluation_starts

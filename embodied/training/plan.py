@@ -31,7 +31,7 @@ from embodied.policy import PolicyConfig, TrainablePolicy
 from embodied.precision import Precision, precision_of
 from embodied.rollout.storage import Storage
 from embodied.run_options import ExperimentConfig
-from embodied.task import DemonstratingTask, LearnerConfig, Task
+from embodied.task import LearnerConfig, Task
 from embodied.world import OneProcess
 
 MOMENTS = 2
@@ -99,7 +99,7 @@ def plan(
     """
     contract = task.contract(task.distributions[0])
     halved = precision_of(config.precision, policy.own_precision) is Precision.BFLOAT16
-    steps = task.most_demonstrated if isinstance(task, DemonstratingTask) else 0
+    steps = task.max_demonstration_steps
     requested = config.stages or (["sft", "rl"] if steps or demonstrations else ["rl"])
     torchrun = placement if isinstance(placement, TorchrunConfig) else None
     shard = torchrun is not None and divides(torchrun.shard, device)

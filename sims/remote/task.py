@@ -59,7 +59,7 @@ class RemoteTask(WrappedTask):
         Raises:
             UserError: for errors of the task in a child, and if the interpreter or one of its packages is missing.
         """
-        num_envs = min(num_envs, self.options.most_envs or num_envs)
+        num_envs = min(num_envs, self.options.max_envs or num_envs)
         return remote(
             self._told | {"distribution": distribution, "split": split},
             num_envs,
@@ -107,7 +107,7 @@ def in_processes(task: T) -> T | RemoteTask:
     task = task.settled()
     if not (task.processes or task.python):
         return task
-    return RemoteTask(cast(Task, task), task)
+    return RemoteTask(task, task)
 
 
 def _resolved(task: Task) -> dict[str, Any]:
