@@ -29,7 +29,7 @@ from embodied.evaluation.evaluation import evaluate
 from embodied.evaluation.in_training import InTraining
 from embodied.export.network import export_target
 from embodied.interrupt import GracefulStop
-from embodied.placement.local import Elsewhere, Local, Processes, one_after_another, own_share
+from embodied.placement.local import Local, Processes, RunParts, one_after_another
 from embodied.policy import Policy, PolicyConfig, TrainablePolicy, unread_observations
 from embodied.precision import precision_of
 from embodied.progress import Progress
@@ -95,7 +95,7 @@ class Experiment(SavedRun):
         self.env = self._environment("train", task.distributions[0])
         if unread := unread_observations(self.policy):
             self.report.notes.append(f"The policy does not read these observations: {', '.join(unread)}.")
-        self.report.notes += lacking(self.env) + ([self.world.remark] if isinstance(self.world, Elsewhere) else [])
+        self.report.notes += lacking(self.env) + ([self.world.remark] if self.world.remark else [])
         with seeding.undisturbed():
             self.evaluation_envs: dict[str, Environment] = {}
             if not isinstance(self.env, SwitchableEnvironment) and not self.world.rank:
@@ -154,7 +154,7 @@ class Experiment(SavedRun):
     def _environment(self, split: str, distribution: str) -> Environment:
         count, seed = self.config.evaluation_envs, 0
         if split == "train":
-            count, seed = own_share(self.config.num_envs, self.world), self.own_seed
+            count, seed = self.world.own_envs(self.config.num_envs), self.own_seed
         env = self.task.environment(count, distribution, split, seed, self.device)
         if count < len(env.task_names):
             scope = f" in each of {self.world.size} processes" if self.world.size > 1 else ""
@@ -190,9 +190,9 @@ class Experiment(SavedRun):
         learner, collector = build(
             env, policy, self.algorithm, demonstrations, self.seed, self.world, own_seed=self.own_seed
         )
-        if isinstance(self.world, Elsewhere):
-            parts = self.task, self.algorithm, learner, env, policy, self.config, self.seed
-            return learner, self.world.collector(*parts)
+        parts = RunParts(self.task, self.algorithm, learner, env, policy, self.config, self.seed)
+        if (remote := self.world.remote_collector(parts)) is not None:
+            return learner, remote
         collector.storage, collector.folder = self.config.storage, self.directory
         if self.config.overlap and (self.world.size > 1 or not self.algorithm.max_staleness):
             raise UserError("overlap=true needs one process and an algorithm of max_staleness; use overlap=false")

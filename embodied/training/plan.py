@@ -24,7 +24,7 @@ from embodied.data.episodes import Episodes
 from embodied.data.replay import ChunkReplay, EpisodeReplay
 from embodied.environment import Transition
 from embodied.errors import UserError
-from embodied.placement.local import divides, own_share
+from embodied.placement.local import divided_envs, divides
 from embodied.placement.ray import RayConfig
 from embodied.placement.registry import TorchrunConfig
 from embodied.policy import PolicyConfig, TrainablePolicy
@@ -32,7 +32,6 @@ from embodied.precision import Precision, precision_of
 from embodied.rollout.storage import Storage
 from embodied.run_options import ExperimentConfig
 from embodied.task import LearnerConfig, Task
-from embodied.world import OneProcess
 
 MOMENTS = 2
 """Numbers that Adam stores for each weight."""
@@ -143,7 +142,7 @@ class _Planned:
         shard: bool,
     ) -> None:
         self.contract, self.device, self.processes = contract, device, processes
-        self.config = replace(config, num_envs=own_share(config.num_envs, OneProcess(size=processes)))
+        self.config = replace(config, num_envs=divided_envs(config.num_envs, processes))
         with seeding.undisturbed():
             self.policy: TrainablePolicy = on_meta(lambda: policy.build(contract))
             passing = self.policy
