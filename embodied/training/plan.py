@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from embodied import seeding
 from embodied.algorithms.parts import Composite, iter_parts, name_of
-from embodied.algorithms.passes import META, VARIABLE, Passes, meta_observation, on_meta
+from embodied.algorithms.passes import META, VARIABLE, MetaValues, Passes, meta_observation, on_meta
 from embodied.contract import Contract
 from embodied.data.episodes import Episodes
 from embodied.data.replay import ChunkReplay, EpisodeReplay
@@ -102,15 +102,16 @@ def plan(
     requested = config.stages or (["sft", "rl"] if steps or demonstrations else ["rl"])
     torchrun = placement if isinstance(placement, TorchrunConfig) else None
     shard = torchrun is not None and divides(torchrun.shard, device)
-    planned = _Planned(contract, config, policy, device, torchrun.size if torchrun else 1, shard)
     scope = f", in each of {torchrun.size} processes" if torchrun else ""
     memory = Plan(f"Memory of task={task.name}{scope}, computed from shapes: nothing was allocated or written.")
-    if "sft" in requested:
-        memory.stages["SFT"] = planned.supervised()
-    if "rl" in requested:
-        memory.stages["RL"] = planned.reinforced(algorithm, "sft" in requested)
-    if config.control and len(requested) == 2:
-        memory.stages["control"] = planned.supervised() | planned.kept() | planned.others()
+    with MetaValues():
+        planned = _Planned(contract, config, policy, device, torchrun.size if torchrun else 1, shard)
+        if "sft" in requested:
+            memory.stages["SFT"] = planned.supervised()
+        if "rl" in requested:
+            memory.stages["RL"] = planned.reinforced(algorithm, "sft" in requested)
+        if config.control and len(requested) == 2:
+            memory.stages["control"] = planned.supervised() | planned.kept() | planned.others()
     row = sum(spec_bytes(spec.shape, spec.dtype) for spec in (*contract.observation.values(), contract.action))
     data = sum(_file_bytes(Path(scope)) for scope in demonstrations) if demonstrations else steps * row
     reads_demonstrations = requested != ["rl"] or algorithm.reads_demonstrations
