@@ -203,8 +203,9 @@ class TD3(Composite):
     def largest_pass(self, passes: Passes) -> int | None:
         """Bytes that the critics' minibatch stores, or the policy's if that is more."""
         observation, actions = passes.observation(self.config.minibatch), passes.actions(self.config.minibatch)
-        inputs = self._inputs(observation, actions[:, : self.policy.contract.executed])
-        return max(saved_bytes(lambda: self.critics(inputs)), saved_bytes(lambda: self.policy.actions(observation)))
+        executed = actions[:, : self.policy.contract.executed]
+        critics = saved_bytes(lambda: self.critics(self._inputs(observation, executed)))
+        return max(critics, saved_bytes(lambda: self.policy.actions(observation)))
 
     def state_dict(self) -> dict[str, Any]:
         """Critics, targets, optimisers, replay and generator."""

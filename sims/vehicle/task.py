@@ -44,8 +44,8 @@ DRIFT, NOISE = {"odometry_share": 0.01, "odometry_yaw_rad_m": 0.005}, 3.0
 T = TypeVar("T", bound=Any)
 
 
-def _numbers(given: Any) -> dict[str, float]:  # noqa: ANN401 - a dataclass of numbers
-    return {entry.name: float(getattr(given, entry.name)) for entry in fields(given)}
+def _numbers(numbers: Any) -> dict[str, float]:  # noqa: ANN401 - a dataclass of numbers
+    return {entry.name: float(getattr(numbers, entry.name)) for entry in fields(numbers)}
 
 
 @dataclass

@@ -1,10 +1,7 @@
 """train.py demonstrations=DATASET: a robot's recordings train a policy for a task with their contract."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,9 +22,8 @@ from real_robot.recording.recorder import Recorder
 from real_robot.recording.recording import Recording
 from real_robot.robots.robot import SimulatedRobot
 from real_robot.safety.safety import State, Verdict
+from tests.programs import Completed, run_program
 from train import GROUPS, TrainConfig
-
-ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
@@ -62,16 +58,8 @@ def fly(path: Path, episodes: int, thrust: float) -> None:
                 reading = robot.read()
 
 
-def train(*options: str) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, "train.py", *options, "threads=1", "video=false"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
+def train(*options: str) -> Completed:
+    return run_program("train.py", *options, "threads=1", "video=false")
 
 
 def test_a_recorded_flight_trains_before_rl(dataset: Path, tmp_path: Path):

@@ -16,6 +16,7 @@ from sims.libero.expert.expert import Expert
 from sims.libero.suite import load_tasks
 from sims.libero.task import LiberoTask
 
+pytestmark = pytest.mark.assets
 ASSETS = os.environ.get("LIBERO_ASSETS") or "stand-in"
 OFFICIAL = pytest.mark.skipif(ASSETS == "stand-in", reason="needs LIBERO's official assets in LIBERO_ASSETS")
 ENV_ARGS = {
