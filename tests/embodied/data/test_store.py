@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from embodied.data.store import EpisodeStore
 from embodied.errors import UserError
 from embodied.rollout.memory import STARTED
 from embodied.rollout.rollout import Collector, Rollout
+from embodied.saving.tree import load_tree, save_tree
 from tests.embodied.reach import Reach
 from tests.embodied.rollout.test_rollout import Constant
 
@@ -515,14 +517,15 @@ def test_successes_are_in_the_order_of_their_ends() -> None:
     assert store.decisions(rows)["observation", "x"].flatten().tolist() == expected
 
 
-def test_a_resumed_store_draws_the_same() -> None:
+def test_a_resumed_store_draws_the_same(tmp_path: Path) -> None:
     draw, began = torch.Generator().manual_seed(1), torch.zeros(3)
     store = EpisodeStore(25)
     for _ in range(4):
         store.add(random_rollout(draw, began, 4, 2, 9.0))
     store.transitions(store.draw(3, draw), 3, DISCOUNT)
+    save_tree(tmp_path / "store", store.state_dict())
     other = EpisodeStore(25)
-    other.load_state_dict(copy.deepcopy(store.state_dict()))
+    other.load_state_dict(load_tree(tmp_path / "store"))
     for number in range(3):
         added = random_rollout(draw, began, 4, 2, 9.0)
         batches = []
