@@ -92,6 +92,8 @@ class TrainablePolicy(nn.Module, ABC):
     config: Any
     """Config of the policy, its second argument after the contract; None without one."""
     actor_keys: Sequence[str]
+    feature_size: int
+    """Number of `features`."""
     scores: bool = True
     """Whether samples have a log-probability."""
     lacks_statistics: str = ""
@@ -115,6 +117,13 @@ class TrainablePolicy(nn.Module, ABC):
     @abstractmethod
     def value(self, observation: TensorDict) -> Tensor:
         """Expected discounted return [N]; for observations without a sample, such as after the last decision."""
+
+    @abstractmethod
+    def features(self, observation: TensorDict) -> Tensor:
+        """Features [N, feature_size] that `value` reads, with privileged observations; and a recurrent policy's memory.
+
+        They are normalised. Their gradients reach `critic_parameters` alone: no critic trains the actor's encoder.
+        """
 
     @abstractmethod
     def loss(self, observation: TensorDict, actions: Tensor, valid: Tensor) -> Tensor:
@@ -244,15 +253,9 @@ class RankingPolicy(TrainablePolicy):
 class DeterministicPolicy(TrainablePolicy):
     """A policy whose deterministic actions are a differentiable function of the observation alone."""
 
-    feature_size: int
-
     @abstractmethod
     def actions(self, observation: TensorDict) -> Tensor:
         """Deterministic chunks [N, H, A] in robot units, differentiable."""
-
-    @abstractmethod
-    def features(self, observation: TensorDict) -> Tensor:
-        """Normalised observations [N, feature_size] for critics, including privileged ones."""
 
     @abstractmethod
     def mean_parameters(self) -> list[nn.Parameter]:
@@ -264,3 +267,19 @@ class DeterministicPolicy(TrainablePolicy):
         None: `actions` is not a chain of dense layers.
         """
         return None
+
+
+class Reparameterised(TrainablePolicy):
+    """A policy whose samples are a differentiable function of its weights and of standard normal noise."""
+
+    @property
+    @abstractmethod
+    def noise_shape(self) -> tuple[int, ...]:
+        """Shape of the noise of one observation."""
+
+    @abstractmethod
+    def sample(self, observation: TensorDict, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Actions [N, H, A] in robot units from `noise` [N, *noise_shape], and their log_prob [N, P].
+
+        They are those of `act` for the same noise. The log-probability is that of all K executed actions.
+        """

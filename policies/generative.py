@@ -115,7 +115,8 @@ class GenerativePolicy(RankingPolicy):
         self.value_encoder = _encoder(contract, config, objects=True, privileged=True)
         self.advantage_encoder = _encoder(contract, config, objects=True)
         actions, hidden = contract.action.shape[-1], config.hidden
-        self.critic = head(self.value_encoder.out_features, hidden)
+        self.feature_size = self.value_encoder.out_features
+        self.critic = head(self.feature_size, hidden)
         self.advantage_head = head(self.advantage_encoder.out_features + contract.executed * actions, hidden)
         self.register_buffer("ranks", torch.zeros((), dtype=torch.bool))
         self.register_buffer("action_mean", torch.zeros(actions))
@@ -264,7 +265,11 @@ class GenerativePolicy(RankingPolicy):
 
     def value(self, observation: TensorDict) -> Tensor:
         """Expected discounted return, [N]."""
-        return self.critic(self.value_encoder(observation)).squeeze(-1)
+        return self.critic(self.features(observation)).squeeze(-1)
+
+    def features(self, observation: TensorDict) -> Tensor:
+        """Features [N, feature_size] of the critic's own encoder, which their gradients reach."""
+        return self.value_encoder(observation)
 
     def loss(self, observation: TensorDict, actions: Tensor, valid: Tensor) -> Tensor:
         """Denoising error, averaged over actions with weights `valid` [N, H]; one scalar."""

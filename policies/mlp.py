@@ -19,7 +19,7 @@ from embodied.policy import (
     DeterministicPolicy,
     Evaluation,
     PolicyConfig,
-    TrainablePolicy,
+    Reparameterised,
     inference,
     sum_of_executed,
     value_if_needed,
@@ -49,7 +49,7 @@ class MLPConfig(PolicyConfig):
         return MLPPolicy(contract, self)
 
 
-class GaussianPolicy(FlatObservations, TrainablePolicy):
+class GaussianPolicy(FlatObservations, Reparameterised):
     """Gaussian policy over H actions: tanh limits the mean, the deviation is one learned number per element.
 
     The critic also reads privileged observations, the actor never does. Actions are clamped to the contract's limits
@@ -91,8 +91,22 @@ class GaussianPolicy(FlatObservations, TrainablePolicy):
         self, observation: TensorDict, *, deterministic: bool = False, generator: torch.Generator | None = None
     ) -> Decision:
         """Sample chunks [N, H, A]; `sample["raw"]` is [N, H * A]."""
-        sample, actions, log_prob = self._sample(self._means(observation), deterministic, generator)
+        mean = self._means(observation)
+        sample, actions, log_prob = self._sample(mean, self._noise(mean, deterministic, generator))
         return Decision(actions, sample, log_prob, value_if_needed(self, observation, deterministic))
+
+    @property
+    def noise_shape(self) -> tuple[int, int]:
+        """Shape (H, A) of the noise of one observation."""
+        return self.contract.horizon, self.contract.action.shape[-1]
+
+    def sample(self, observation: TensorDict, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Actions [N, H, A] from standard normal `noise` [N, H, A], and log_prob [N, 1], differentiable.
+
+        As in `act` the log-probability is that of the actions before clamping; clamped elements have no gradient.
+        """
+        _, actions, log_prob = self._sample(self._means(observation), noise.flatten(1))
+        return actions, log_prob.sum(-2)
 
     def evaluate(self, observation: TensorDict, sample: TensorDict) -> Evaluation:
         """Log-probability of stored raw actions."""
@@ -103,11 +117,7 @@ class GaussianPolicy(FlatObservations, TrainablePolicy):
 
     def value(self, observation: TensorDict) -> Tensor:
         """Expected discounted return [N]; for sequences [T, N], [T, N]."""
-        return _run(self.critic, self.features(observation)).squeeze(-1)
-
-    def features(self, observation: TensorDict) -> Tensor:
-        """Normalised observations [N, feature_size], privileged ones included."""
-        return self.standardised(observation, self.keys)
+        return _run(self.critic, self.standardised(observation, self.keys)).squeeze(-1)
 
     def deployable(self) -> Network:
         """Network for export: the mean of the executed actions, including the normaliser."""
@@ -124,16 +134,20 @@ class GaussianPolicy(FlatObservations, TrainablePolicy):
         # L = sum(valid * |mean - a|^2) / sum(valid)
         return (error * valid).sum() / valid.sum().clamp_min(1)
 
-    def _sample(
-        self, mean: Tensor, deterministic: bool, generator: torch.Generator | None
-    ) -> tuple[TensorDict, Tensor, Tensor]:
-        """Draw a sample [N], actions [N, H, A] and terms of log_prob [N, K, 1] around the raw mean [N, H * A]."""
-        std, raw = self.log_std.exp(), mean
-        if not deterministic:
-            # a ~ N(mean, std^2), scored before clamping
-            raw = mean + std * torch.randn(mean.shape, generator=generator, device=mean.device)
+    def _sample(self, mean: Tensor, noise: Tensor | None) -> tuple[TensorDict, Tensor, Tensor]:
+        """Sample [N], actions [N, H, A] and terms of log_prob [N, K, 1] of raw `mean` and standard normal `noise`.
+
+        Mean and noise are [N, H * A]; without noise the sample is the mean.
+        """
+        std = self.log_std.exp()
+        # a = mean + std z, so that a ~ N(mean, std^2), scored before clamping
+        raw = mean if noise is None else mean + std * noise
         log_prob = self._terms(gaussian_log_prob(raw, mean, std))
         return TensorDict({"raw": raw}, batch_size=[len(raw)]), self._to_robot(raw.clamp(-1.0, 1.0)), log_prob
+
+    def _noise(self, mean: Tensor, deterministic: bool, generator: torch.Generator | None) -> Tensor | None:
+        """Standard normal noise of the shape of `mean`; None of deterministic samples."""
+        return None if deterministic else torch.randn(mean.shape, generator=generator, device=mean.device)
 
     def _means(self, observation: TensorDict) -> Tensor:
         """Means of raw actions [N, H * A]."""

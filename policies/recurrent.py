@@ -53,6 +53,7 @@ class RecurrentPolicy(GaussianPolicy):
         encoder = nn.Linear(self.observed, config.encoder)
         self.gru = GRU(config.encoder, config.memory)
         self.actor = nn.ModuleList([encoder, nn.ReLU(), self.gru, last, nn.Tanh()])
+        self.feature_size += config.memory
 
     def initial_memory(self, count: int) -> Tensor:
         """Learned memory [count, M] at the beginning of episodes."""
@@ -64,9 +65,13 @@ class RecurrentPolicy(GaussianPolicy):
     ) -> Decision:
         """Sample chunks [N, H, A]; pass `sample["memory"]` [N, M] as the observation "memory" of the next call."""
         mean, memory = self._step(observation)
-        sample, actions, log_prob = self._sample(mean, deterministic, generator)
+        sample, actions, log_prob = self._sample(mean, self._noise(mean, deterministic, generator))
         sample[MEMORY] = memory
         return Decision(actions, sample, log_prob, value_if_needed(self, observation, deterministic))
+
+    def features(self, observation: TensorDict) -> Tensor:
+        """Standardised observations and the memory that the actor reads with them, [..., feature_size]."""
+        return torch.cat((super().features(observation), self._memory(observation).detach()), -1)
 
     def actions(self, observation: TensorDict) -> Tensor:
         """Mean actions [N, H, A], differentiable."""
@@ -102,15 +107,18 @@ class RecurrentPolicy(GaussianPolicy):
 
     def _step(self, observation: TensorDict) -> tuple[Tensor, Tensor]:
         """Mean of the raw action [N, H * A] and next memory [N, M]."""
-        inputs = self._inputs(observation)
+        mean, memory = chain(self.actor, self._inputs(observation), self._memory(observation))
+        assert memory is not None
+        return mean, memory
+
+    def _memory(self, observation: TensorDict) -> Tensor:
+        """Memory [..., M] in `observation`; UserError if there is none."""
         if MEMORY not in observation.keys():  # noqa: SIM118 - a TensorDict iterates over its batch
             raise UserError(
                 f'policy=recurrent reads its memory as observation "{MEMORY}" [N, {self.gru.size}]; begin episodes '
                 f'with initial_memory(N) and continue with sample["{MEMORY}"] of the previous decision'
             )
-        mean, memory = chain(self.actor, inputs, observation[MEMORY])
-        assert memory is not None
-        return mean, memory
+        return observation[MEMORY]
 
     def _unroll(self, observation: TensorDict, memory: Tensor | None) -> tuple[Tensor, Tensor]:
         encoder, activation, gru, *head = self.actor

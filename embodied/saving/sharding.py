@@ -27,7 +27,7 @@ from embodied.policy import Evaluation, TrainablePolicy
 
 pytree.register_dataclass(Evaluation)  # so that FSDP2 finds the tensors where a backward pass begins
 warnings.filterwarnings("ignore", ".*returned a view tensor", UserWarning)  # the view is never changed in place
-FORWARD = ("act", "evaluate", "value", "loss", "inpaint")
+FORWARD = ("act", "evaluate", "value", "features", "sample", "loss", "inpaint")
 """Entry points of policies that run their network."""
 
 

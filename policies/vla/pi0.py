@@ -139,6 +139,7 @@ class Pi0Policy(adapters.AdaptablePolicy):
             nn.Linear(self.model.expert_width, 64), nn.Tanh(), nn.Linear(64, self.model.action_size)
         )
         self.critic = Critic(contract, config.critic, self.model.width + self.inputs.state_size, config.hidden)
+        self.feature_size = self.critic.feature_size
         self.register_buffer("action_mean", torch.zeros(self.actions))
         self.register_buffer("action_std", torch.ones(self.actions))
         self.register_buffer("action_low", torch.tensor(contract.action.low))
@@ -245,7 +246,13 @@ class Pi0Policy(adapters.AdaptablePolicy):
 
     def value(self, observation: TensorDict) -> Tensor:
         """Expected discounted return, [N]."""
-        return self.critic(observation, lambda: self._hidden(self._state(observation), self._prefix(observation)))
+        return self.critic(self.features(observation))
+
+    def features(self, observation: TensorDict) -> Tensor:
+        """Features [N, feature_size]: encoded objects, or the model's mean hidden state and the robot's state."""
+        return self.critic.features(
+            observation, lambda: self._hidden(self._state(observation), self._prefix(observation))
+        )
 
     def loss(self, observation: TensorDict, actions: Tensor, valid: Tensor) -> Tensor:
         """|v(x_t, t) - (noise - action)|^2 over actions that are `valid` [N, H], at pi0's times; one scalar."""
@@ -354,7 +361,7 @@ class Pi0Policy(adapters.AdaptablePolicy):
         return self.noise(hidden)
 
     def _value(self, observation: TensorDict, state: Tensor, prefix: Prefix) -> Tensor:
-        return self.critic(observation, lambda: self._hidden(state, prefix))
+        return self.critic(self.critic.features(observation, lambda: self._hidden(state, prefix)))
 
     def _hidden(self, state: Tensor, prefix: Prefix) -> Tensor:
         """Inputs of a critic that reads hidden states, [N, W + state_size]."""

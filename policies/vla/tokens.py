@@ -148,6 +148,7 @@ class TokensPolicy(adapters.AdaptablePolicy):
         )
         self.regression = Regression(self.model.width, self.actions) if regresses else None
         self.critic = Critic(contract, config.critic, self.model.width + self.inputs.state_size, config.hidden)
+        self.feature_size = self.critic.feature_size
         low, high = torch.tensor(contract.action.low), torch.tensor(contract.action.high)
         self.register_buffer("action_low", low)
         self.register_buffer("action_high", high)
@@ -239,7 +240,11 @@ class TokensPolicy(adapters.AdaptablePolicy):
 
     def value(self, observation: TensorDict) -> Tensor:
         """Expected discounted return, [N]."""
-        return self.critic(observation, lambda: self._summary(*self._read(observation)))
+        return self.critic(self.features(observation))
+
+    def features(self, observation: TensorDict) -> Tensor:
+        """Features [N, feature_size]: encoded objects, or the elements' mean hidden state and the robot's state."""
+        return self.critic.features(observation, lambda: self._summary(*self._read(observation)))
 
     def loss(self, observation: TensorDict, actions: Tensor, valid: Tensor) -> Tensor:
         """Cross entropy of tokens, or absolute error, of `actions` [N, H, A] that are `valid` [N, H]; one scalar."""
@@ -327,7 +332,7 @@ class TokensPolicy(adapters.AdaptablePolicy):
         return bins, centres(bins, self.bins) + (2.0 * share.clamp(0.0, 1.0) - 1.0) / (self.bins - 1)
 
     def _value(self, observation: TensorDict, state: Tensor, hidden: Tensor) -> Tensor:
-        return self.critic(observation, lambda: self._summary(state, hidden))
+        return self.critic(self.critic.features(observation, lambda: self._summary(state, hidden)))
 
     def _summary(self, state: Tensor, hidden: Tensor) -> Tensor:
         """Inputs of a critic that reads hidden states, [N, W + state_size]."""
