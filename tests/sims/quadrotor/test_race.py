@@ -209,3 +209,15 @@ def test_on_the_axis_of_a_gate_at_the_wanted_speed_the_reward_is_one():
 
 def test_an_unroll_is_steps_one_at_a_time():
     compare(*both(24, policy(31), mdp=Race(), **EFFECTS))
+
+
+def test_attitudes_at_the_start_are_rotations_that_tilt_in_all_directions():
+    env = make(256)
+    w, x, y, z = env._state[3:7]
+    torch.testing.assert_close(w**2 + x**2 + y**2 + z**2, torch.ones(256))
+    # Of the tilt (1, a, b, c) after the heading, a and b are half of `initial_tilt` at most; c turns them a little.
+    a, b = (w * x + z * y) / (w**2 + z**2), (w * y - z * x) / (w**2 + z**2)
+    most = 0.5 * env.mdp.initial_tilt
+    for tilt in (a, b):
+        assert 0.9 * most < tilt.max() < 1.1 * most
+        assert -1.1 * most < tilt.min() < -0.9 * most
