@@ -14,7 +14,7 @@
 # make test-ray  install Ray, too, then run the tests of collectors on a Ray cluster of this machine
 # make docs    install, then build the documents as a site: build/site/index.html
 # make check   lint and types
-# make mutants  install, then put faults into a copy of the tree one by one: which do the tests catch? (half an hour)
+# make mutants  install, then put generated faults into copies of the tree: which do the tests catch? (an hour at most)
 # make clean   remove the virtual environments and build products (results in outputs/ stay)
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
@@ -95,9 +95,9 @@ check: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python embodied
 
-# Options in ARGS, e.g. make mutants ARGS=vehicle; without them benchmarks/results/mutants.json is written.
+# Options in ARGS, e.g. make mutants ARGS="--package real_robot --count 20"; without them the stored table is written.
 mutants: $(VENV)/installed-dev
-	OMP_NUM_THREADS=1 nice -n 5 $(BIN)/python benchmarks/mutants.py $(or $(ARGS),--json benchmarks/results/mutants.json)
+	OMP_NUM_THREADS=1 nice -n 5 $(BIN)/python -m benchmarks.mutants $(or $(ARGS),--json benchmarks/results/mutants.json)
 
 install: $(VENV)/installed-dev
 

@@ -24,7 +24,7 @@ from embodied.execution.delay import delayed
 from embodied.report import margins
 from embodied.report.report import POLICY, write_evaluation
 from embodied.saving import checkpoint
-from embodied.task import check_sims, measured, planners, usual_starts
+from embodied.task import baseline_policies, check_sims, evaluation_distributions
 from embodied.training.compute import prepare
 from embodied.viewer.options import viewing
 from real_robot.sim_to_real import report as sim_to_real_report
@@ -49,13 +49,13 @@ def run(arguments: list[str]) -> None:
     common += in_sim(config.sim[0]) if len(config.sim) == 1 else []
     trained, train_record = composed()
     tasks = [composed(in_sim(name))[0].task for name in config.sim] or [trained.task]
-    config.episodes = usual_starts(tasks) if config.episodes is None else config.episodes
+    config.episodes = min(task.default_starts for task in tasks) if config.episodes is None else config.episodes
     config.num_envs = trained.evaluation_envs if config.num_envs is None else config.num_envs
     prepare(config.device, trained.threads if config.threads is None else config.threads)
     saved.restore(policy := trained.policy.build(saved.contract).to(config.device))
     robot = delayed(policy, config.delay_s, config.execution, executed=config.executed, device=config.device)
-    policies = {POLICY: robot} | (planners(trained.task) if config.baselines else {})
-    distributions = list(config.distributions or measured(*tasks))
+    policies = {POLICY: robot} | (baseline_policies(trained.task) if config.baselines else {})
+    distributions = list(config.distributions or evaluation_distributions(*tasks))
     record = own_record["values"] | {name: train_record["values"][name] for name in ("task", "latency")}
     record |= {"checkpoint": str(path := Path(saved.path or "")), "assets": trained.task.asset_kind}
     record["num_envs"], results = config.num_envs, checkpoint.results_folder(path)

@@ -26,7 +26,7 @@ from embodied.saving import checkpoint
 from embodied.saving.files import complete_or_absent
 from embodied.saving.json_text import dumps_rows
 from embodied.saving.versions import git_commit, versions
-from embodied.task import Task, planners
+from embodied.task import Task, baseline_policies
 from sims.vehicle.task import NavigateTask
 from train import GROUPS, TrainConfig
 
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     loaded = [load(run) for run in args.runs]
     task = loaded[0][0]
     policies = {f"policy, seed {trained['seed']}": policy for _, policy, trained in loaded}
-    named = planners(task)
+    named = baseline_policies(task)
     if {task.name for task, _, _ in loaded} != {f"vehicle_{args.result}"} or len(policies) < len(loaded):
         raise SystemExit(f"error: expected runs of vehicle_{args.result}, each with a different seed")
     results = measured(task, policies | named)

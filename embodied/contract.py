@@ -218,9 +218,9 @@ def _by_name(spec: TensorSpec, field: str) -> dict[str, float]:
     return dict(zip(names, values, strict=True)) if values else {}
 
 
-def _order(wanted: TensorSpec, given: TensorSpec) -> Tensor | None:
-    if not wanted.names or wanted.names == given.names:
+def _order(expected: TensorSpec, offered: TensorSpec) -> Tensor | None:
+    if not expected.names or expected.names == offered.names:
         return None
     import torch  # only here: the safety filter's programs need a contract and start faster without torch
 
-    return torch.tensor([given.names.index(name) for name in wanted.names])
+    return torch.tensor([offered.names.index(name) for name in expected.names])

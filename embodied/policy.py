@@ -1,4 +1,4 @@
-"""Protocols of policies: reinforcement learning needs one that samples and scores its samples.
+"""Policies: reinforcement learning needs one that samples and scores its samples.
 
 One forward pass returns everything a learner needs, so that shared layers run once. Letters in shape comments:
 N observations, T decisions, H actions of a chunk, of which K are executed, A action dimension, P parts of a
@@ -7,16 +7,19 @@ log-probability.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, runtime_checkable
+from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
+from embodied.configuration import Configuration
 from embodied.contract import Contract, TensorSpec
+from embodied.precision import Precision
 from embodied.world import World
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -35,7 +38,7 @@ class Decision:
     actions: Tensor  # [N, H, A] in robot units, inside the contract's limits
     sample: TensorDict  # [N] pre-squash action, tokens, or the denoising path
     log_prob_terms: Tensor  # [N, K, P] contribution of each of the first K actions to each part of the log-probability
-    value: Tensor | None = None  # [N] or None, see `explored_value`
+    value: Tensor | None = None  # [N] or None, see `value_if_needed`
 
     def __post_init__(self) -> None:
         """Assert that the log-probability is divided into terms of actions."""
@@ -79,67 +82,97 @@ class Policy(Protocol):
         ...
 
 
-class TrainablePolicy(Policy, Protocol):
+class TrainablePolicy(nn.Module, ABC):
     """A torch module whose samples can be scored, with a value head and a supervised loss.
 
-    `critic_parameters` are those that only `value` uses; `scores` is False if samples have no log-probability.
-    `actor_keys` are the observations that actions depend on.
+    `actor_keys` are the names of the observations that `act` reads.
     """
 
-    device: torch.device
-    scores: bool
+    contract: Contract
+    config: Any
+    """Config of the policy, its second argument after the contract; None without one."""
+    actor_keys: Sequence[str]
+    feature_size: int
+    """Number of `features`."""
+    scores: bool = True
+    """Whether samples have a log-probability."""
+    lacks_statistics: str = ""
+    """Message if pretrained weights have no normalisation statistics, so that `fit` needs demonstrations."""
 
     @property
-    def actor_keys(self) -> Sequence[str]:
-        """Names of the observations that `act` reads."""
-        ...
+    def device(self) -> torch.device:
+        """Device of the weights."""
+        return next(self.parameters()).device
 
-    def to(self, device: torch.device | str) -> Self:
-        """Move the weights."""
-        ...
+    @abstractmethod
+    def act(
+        self, observation: TensorDict, *, deterministic: bool = False, generator: torch.Generator | None = None
+    ) -> Decision:
+        """See `Policy.act`; decorated with `inference`."""
 
-    def start_critic(self) -> None:
-        """Prepare `value` for reinforcement learning, after supervised training of the actor."""
-        ...
+    @abstractmethod
+    def evaluate(self, observation: TensorDict, sample: TensorDict) -> Evaluation:
+        """Score stored samples; value and log_prob of executed actions equal `act`'s at unchanged weights."""
 
+    @abstractmethod
+    def value(self, observation: TensorDict) -> Tensor:
+        """Expected discounted return [N]; for observations without a sample, such as after the last decision."""
+
+    @abstractmethod
+    def features(self, observation: TensorDict) -> Tensor:
+        """Features [N, feature_size] that `value` reads, with privileged observations; and a recurrent policy's memory.
+
+        They are normalised. Their gradients reach `critic_parameters` alone: no critic trains the actor's encoder.
+        """
+
+    @abstractmethod
+    def loss(self, observation: TensorDict, actions: Tensor, valid: Tensor) -> Tensor:
+        """Supervised loss for `actions` [N, H, A] where `valid` [N, H]; one scalar."""
+
+    @abstractmethod
+    def fit(self, observation: TensorDict, actions: Tensor) -> None:
+        """Compute normalisation statistics from observations [N] and actions [..., A]."""
+
+    @abstractmethod
     def critic_parameters(self) -> list[nn.Parameter]:
         """Parameters that only the value function uses, neither the supervised loss nor the samples."""
-        ...
 
     def actor_parameters(self) -> list[nn.Parameter]:
         """All other parameters."""
-        ...
+        critic = set(self.critic_parameters())
+        return [parameter for parameter in self.parameters() if parameter not in critic]
 
-    def fit(self, observation: TensorDict, actions: Tensor) -> None:
-        """Compute normalisation statistics from observations [N] and actions [..., A]."""
-        ...
+    def start_critic(self) -> None:
+        """Prepare `value` for reinforcement learning, after supervised training of the actor."""
 
-    def evaluate(self, observation: TensorDict, sample: TensorDict) -> Evaluation:
-        """Score stored samples; value and log_prob of executed actions equal `act`'s at unchanged weights."""
-        ...
+    def renormalise(self, observation: TensorDict, world: World) -> None:
+        """Update running statistics with observations [...] of all processes of `world`, between update and rollout."""
 
-    def value(self, observation: TensorDict) -> Tensor:
-        """Expected discounted return [N]; for observations without a sample, such as after the last decision."""
-        ...
+    def blocks(self) -> list[nn.Module]:
+        """Large layers, each a module that is called, by which processes may divide the weights; [] of small ones."""
+        return []
 
-    def loss(self, observation: TensorDict, actions: Tensor, valid: Tensor) -> Tensor:
-        """Supervised loss for `actions` [N, H, A] where `valid` [N, H]; one scalar."""
-        ...
+    def with_new_weights(self) -> Self:
+        """Build a policy with the same contract, configuration, statistics, mode and device, and with new weights.
 
-    def fresh(self) -> Self:
-        """Build a new policy for the same contract with the same configuration, statistics, mode and device.
-
-        Its weights are new, drawn from torch's global generator; it shares no memory with this one.
+        The weights are drawn from torch's global generator; the policies share no memory.
         """
-        ...
+        policy = type(self)(self.contract, self.config).to(self.device).train(self.training)
+        copy_statistics(policy, self)
+        return policy
 
-    def state_dict(self) -> dict[str, Any]:
-        """Weights and normalisation statistics."""
-        ...
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> Any:  # noqa: ANN401 - torch's
-        """Load weights and normalisation statistics."""
-        ...
+class PolicyConfig(Configuration, ABC):
+    """Base class of the options of a policy, which are dataclasses."""
+
+    @property
+    def own_precision(self) -> Precision | None:
+        """Precision of the policy in training and deployment; None: the run chooses it."""
+        return None
+
+    @abstractmethod
+    def build(self, contract: Contract) -> TrainablePolicy:
+        """Build the policy for `contract`."""
 
 
 def unread_observations(policy: TrainablePolicy) -> list[str]:
@@ -153,7 +186,7 @@ def unread_observations(policy: TrainablePolicy) -> list[str]:
     return [f"{key} ({kind(spec)})" for key, spec in specs.items() if not spec.privileged and key not in keys]
 
 
-def acting(act: Callable[Concatenate[Module, Given], Decision]) -> Callable[Concatenate[Module, Given], Decision]:
+def inference(act: Callable[Concatenate[Module, Given], Decision]) -> Callable[Concatenate[Module, Given], Decision]:
     """Decorate a module's `act`: it runs without gradients and always in evaluation mode.
 
     Dropout and batch statistics are for learners: stored samples must be those that `evaluate` scores later.
@@ -174,7 +207,7 @@ def acting(act: Callable[Concatenate[Module, Given], Decision]) -> Callable[Conc
     return in_evaluation_mode
 
 
-def values_explored(policy: Policy, observation: TensorDict, deterministic: bool) -> bool:
+def needs_value(policy: Policy, observation: TensorDict, deterministic: bool) -> bool:
     """Whether `act` returns a value: False if no learner uses it.
 
     No learner uses it if the policy acts deterministically, or on a robot, where privileged observations are missing.
@@ -183,87 +216,70 @@ def values_explored(policy: Policy, observation: TensorDict, deterministic: bool
     return not deterministic and set(privileged).issubset(observation.keys())
 
 
-def explored_value(policy: TrainablePolicy, observation: TensorDict, deterministic: bool) -> Tensor | None:
+def value_if_needed(policy: TrainablePolicy, observation: TensorDict, deterministic: bool) -> Tensor | None:
     """Value [N] that `act` returns; None if no learner uses it."""
-    return policy.value(observation) if values_explored(policy, observation, deterministic) else None
+    return policy.value(observation) if needs_value(policy, observation, deterministic) else None
 
 
 @torch.no_grad()
-def take_statistics(policy: nn.Module, other: nn.Module) -> None:
+def copy_statistics(policy: nn.Module, other: nn.Module) -> None:
     """Copy the buffers (normalisation statistics) of `other` into those of `policy`, which has the same layers."""
     buffers = dict(other.named_buffers())
     for name, own_buffer in policy.named_buffers():
         own_buffer.copy_(buffers[name])
 
 
-@runtime_checkable
-class RenormalisedPolicy(TrainablePolicy, Protocol):
-    """A policy whose normalisation statistics follow its observations while it learns (locomotion)."""
-
-    def renormalise(self, observation: TensorDict, world: World) -> None:
-        """Update the statistics with observations [...] of all processes of `world`, between update and rollout."""
-        ...
-
-
-@runtime_checkable
-class PretrainedPolicy(TrainablePolicy, Protocol):
-    """A policy whose weights may be published ones, with the statistics of their training.
-
-    `lacks_statistics` is a message if they have none, so that `fit` needs demonstrations; "" if they have some.
-    """
-
-    lacks_statistics: str
-
-
-@runtime_checkable
-class LayeredPolicy(TrainablePolicy, Protocol):
-    """A policy so large that its weights may be divided among processes, and gathered layer by layer."""
-
-    def blocks(self) -> list[nn.Module]:
-        """Large layers, each a module that is called."""
-        ...
-
-
-@runtime_checkable
-class RankingPolicy(TrainablePolicy, Protocol):
+class RankingPolicy(TrainablePolicy):
     """A policy that can execute the best of several candidate chunks, by a learned advantage."""
 
+    @abstractmethod
     def start_ranking(self) -> None:
         """Let `act` draw candidates and execute the one with the highest advantage from now on."""
-        ...
 
+    @abstractmethod
     def advantage_parameters(self) -> list[nn.Parameter]:
         """Parameters that only the advantage uses."""
-        ...
 
+    @abstractmethod
     def advantage_loss(self, observation: TensorDict, actions: Tensor, target: Tensor) -> Tensor:
         """Squared error of the advantage of `actions` [N, H, A] from `target` [N]; one scalar."""
-        ...
+
+    def actor_parameters(self) -> list[nn.Parameter]:
+        """All parameters that neither the value nor the advantage uses alone."""
+        critics = {*self.critic_parameters(), *self.advantage_parameters()}
+        return [parameter for parameter in self.parameters() if parameter not in critics]
 
 
-@runtime_checkable
-class DeterministicPolicy(TrainablePolicy, Protocol):
+class DeterministicPolicy(TrainablePolicy):
     """A policy whose deterministic actions are a differentiable function of the observation alone."""
 
-    feature_size: int
-
+    @abstractmethod
     def actions(self, observation: TensorDict) -> Tensor:
         """Deterministic chunks [N, H, A] in robot units, differentiable."""
-        ...
 
-    def features(self, observation: TensorDict) -> Tensor:
-        """Normalised observations [N, feature_size] for critics, including privileged ones."""
-        ...
-
+    @abstractmethod
     def mean_parameters(self) -> list[nn.Parameter]:
         """Parameters that `actions` depends on."""
-        ...
+
+    def dense_layers(self) -> list[tuple[Tensor, Tensor]] | None:
+        """Layers (weight [out, in], bias [out]) to normalised actions, tanh after each, differentiable.
+
+        None: `actions` is not a chain of dense layers.
+        """
+        return None
 
 
-@runtime_checkable
-class DensePolicy(DeterministicPolicy, Protocol):
-    """A DeterministicPolicy that is a chain of dense layers."""
+class Reparameterised(TrainablePolicy):
+    """A policy whose samples are a differentiable function of its weights and of standard normal noise."""
 
-    def layers(self) -> list[tuple[Tensor, Tensor]]:
-        """Layers (weight [out, in], bias [out]) to normalised actions, tanh after each, differentiable."""
-        ...
+    @property
+    @abstractmethod
+    def noise_shape(self) -> tuple[int, ...]:
+        """Shape of the noise of one observation."""
+
+    @abstractmethod
+    def sample(self, observation: TensorDict, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Actions [N, H, A] in robot units from `noise` [N, *noise_shape], and their log_prob [N, P].
+
+        They are those of `act` for the same noise. The log-probability is that of all K executed actions.
+        """

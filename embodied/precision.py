@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from enum import Enum
-from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -24,24 +23,17 @@ class Precision(Enum):
         return torch.autocast(torch.device(device).type, torch.bfloat16, enabled=enabled, cache_enabled=False)
 
 
-@runtime_checkable
-class OwnPrecision(Protocol):
-    """Options of a policy with a precision of its own, in training and deployment."""
-
-    precision: Precision
-
-
-def precision_of(training: Precision, policy: object) -> Precision:
-    """Precision in which a run trains a policy with the options `policy`: its own, or `training`.
+def precision_of(training: Precision, own: Precision | None) -> Precision:
+    """Precision in which a run trains a policy: its `own`, if it has one, or `training`.
 
     Raises:
         UserError: if both are set, of which one would have no effect.
     """
-    if not isinstance(policy, OwnPrecision):
+    if own is None:
         return training
     if training is Precision.BFLOAT16:
         raise UserError(
             "this policy has its own precision, in training and wherever it runs, so that precision=bfloat16 is of no "
             "use: use policy.precision=bfloat16 in its place"
         )
-    return policy.precision
+    return own

@@ -1,10 +1,11 @@
-"""Protocols of the parts of a training run: the task, the learner, and the configs of policy and learner."""
+"""Parts of a training run: the task, the learner, and the configs of policy and learner."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -14,6 +15,7 @@ from embodied.contract import Contract
 from embodied.data.episodes import Episodes
 from embodied.environment import Environment
 from embodied.errors import UserError
+from embodied.export.conditions import Conditions
 from embodied.policy import Policy, TrainablePolicy
 from embodied.rollout.rollout import Collector, Rollout
 from embodied.rollout.starts import Starts
@@ -23,123 +25,31 @@ STARTS = 50
 """Default number of initial states of each task in an evaluation."""
 
 
-class Task(Protocol):
-    """A task to learn; training uses the first of its `distributions`, evaluation all of them."""
+class Convention:
+    """Meaning of a benchmark's published LeRobot datasets; ours contain their contract instead.
 
-    name: str
-    distributions: tuple[str, ...]
-
-    @property
-    def asset_kind(self) -> str | None:
-        """Kind of the objects' assets: "official" or "stand-in"; None without assets."""
-        ...
-
-    def contract(self, distribution: str) -> Contract:
-        """Contract of environments of `distribution`, without creating one."""
-        ...
-
-    def environment(
-        self, num_envs: int, distribution: str, split: str, seed: int = 0, device: str = "cpu"
-    ) -> Environment:
-        """Create environments that start from the `split` ("train" or "eval") of `distribution`.
-
-        They run on `device`, the policy's, if the simulator can, else on the CPU.
-        """
-        ...
-
-    def demonstrations(self, directory: Path, seed: int) -> Episodes | None:
-        """Successful episodes with an observation before every step; recorded once, then read from `directory`.
-
-        None: the task has none and is learned from scratch.
-        """
-        ...
-
-    def video(
-        self, path: Path, policies: Mapping[str, Policy], device: str, distribution: str | None = None, first: int = 0
-    ) -> None:
-        """Write a video of each policy, by caption, from the same starts, and optionally a picture of paths next to it.
-
-        The starts are the initial states from `first` on of `distribution`, by default that of training.
-        """
-        ...
-
-
-@runtime_checkable
-class BaselineTask(Task, Protocol):
-    """A task with planners or controllers to compare learned policies with, on the same episodes."""
-
-    def baselines(self) -> Mapping[str, Policy]:
-        """Baselines by name, tuned on training episodes only."""
-        ...
-
-
-def planners(task: Task) -> dict[str, Policy]:
-    """Baselines of `task`, by name.
-
-    Raises:
-        UserError: if it has none.
+    Attributes:
+        rates_hz: rates that they declare, which may differ from the rate of the actions.
+        cameras: names of the features by picture of the contract.
+        mirrored: whether left and right are exchanged in their pictures.
+        features: optional features that `convert` reads, in addition to the state and the action.
+        absent: advice about observations that they lack, by name.
     """
-    if not isinstance(task, BaselineTask):
-        raise UserError(f"{task.name} has no planners to compare with; use baselines=false")
-    return dict(task.baselines())
-
-
-@runtime_checkable
-class VariedTask(Task, Protocol):
-    """A task with variants, such as other wordings of instructions, on which only the final policy is evaluated."""
-
-    @property
-    def variants(self) -> tuple[str, ...]:
-        """Names of the variants, which `environment` accepts as distributions."""
-        ...
-
-
-@runtime_checkable
-class RecordedTask(Task, Protocol):
-    """A task whose benchmark has files of demonstrations in a format of its own."""
-
-    def demonstration_files(self, source: Path) -> list[Path]:
-        """Files of that format: `source` itself, or those in it; none if there are none."""
-        ...
-
-    def recorded_demonstrations(self, source: Path, directory: Path) -> Episodes:
-        """Episodes of those files in `source`; read once, then from `directory`."""
-        ...
-
-
-@runtime_checkable
-class DemonstratingTask(Task, Protocol):
-    """A task with a known upper bound of the size of its own demonstrations."""
-
-    @property
-    def most_demonstrated(self) -> int:
-        """Largest number of control steps of all demonstrations."""
-        ...
-
-
-class Convention(Protocol):
-    """Meaning of a benchmark's published LeRobot datasets; ours contain their contract instead."""
 
     rates_hz: Sequence[float]
-    """Rates that they declare, which may differ from the rate of the actions."""
     cameras: Mapping[str, Sequence[str]]
-    """Names of the features by picture of the contract."""
-    mirrored: bool
-    """Whether left and right are exchanged in their pictures."""
-    features: Sequence[str]
-    """Optional features that `convert` reads, in addition to the state and the action."""
-
-    absent: Mapping[str, str]
-    """Advice about observations that they lack, by name."""
+    mirrored: bool = False
+    features: Sequence[str] = ()
+    absent: Mapping[str, str] = MappingProxyType({})
 
     @property
     def names(self) -> Sequence[str]:
         """Names of the run's tasks."""
-        ...
+        raise NotImplementedError
 
     def task_index(self, text: str) -> int | None:
         """Index of the task that a dataset describes by `text`; None if it is not one of the run's."""
-        ...
+        raise NotImplementedError
 
     def convert(self, columns: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """Convert an episode's features to observations and "action" of the contract, without pictures and text.
@@ -147,37 +57,7 @@ class Convention(Protocol):
         Raises:
             UserError: for features of other sizes or meanings.
         """
-        ...
-
-
-@runtime_checkable
-class PublishedTask(Task, Protocol):
-    """A task whose benchmark is published as LeRobot datasets."""
-
-    def convention(self) -> Convention:
-        """Convention of those datasets."""
-        ...
-
-
-def measured(task: Task, *others: Task) -> tuple[str, ...]:
-    """Distributions of `task`, then its variants; for several tasks those that all have."""
-    own = (*task.distributions, *(task.variants if isinstance(task, VariedTask) else ()))
-    return tuple(name for name in own if all(name in measured(other) for other in others))
-
-
-@runtime_checkable
-class SimulatedTask(Task, Protocol):
-    """A task that several simulators can run, one of which its option `sim` chooses."""
-
-    @property
-    def sims(self) -> tuple[str, ...]:
-        """Names of the available simulators."""
-        ...
-
-    @property
-    def usual_starts(self) -> int | None:
-        """Number of initial states of each task in evaluations in the chosen simulator; None: the default."""
-        ...
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -189,19 +69,115 @@ class Sweep:
     values: tuple[float, ...]
 
 
-@runtime_checkable
-class MarginTask(Task, Protocol):
-    """A task whose conditions can be swept: the point 1.2 of "mass" is its distribution "mass=1.2"."""
+class Task:
+    """A task to learn; training uses the first of its `distributions`, evaluation all of them.
+
+    Subclasses define `name`, `distributions`, `contract` and `environment`, and override the other methods where the
+    task has more than these defaults.
+    """
+
+    name: str
+    distributions: tuple[str, ...]
+
+    def contract(self, distribution: str) -> Contract:
+        """Contract of environments of `distribution`, without creating one."""
+        raise NotImplementedError
+
+    def environment(
+        self, num_envs: int, distribution: str, split: str, seed: int = 0, device: str = "cpu"
+    ) -> Environment:
+        """Create environments that start from the `split` ("train" or "eval") of `distribution`.
+
+        They run on `device`, the policy's, if the simulator can, else on the CPU.
+        """
+        raise NotImplementedError
+
+    @property
+    def asset_kind(self) -> str | None:
+        """Kind of the objects' assets: "official" or "stand-in"; None without assets."""
+        return None
+
+    @property
+    def variants(self) -> tuple[str, ...]:
+        """Distributions for the final policy only, such as other wordings of instructions."""
+        return ()
 
     @property
     def margins(self) -> Mapping[str, Sweep]:
-        """Sweeps by the condition's name."""
-        ...
+        """Conditions that can be swept, by name: the point 1.2 of "mass" is the distribution "mass=1.2"."""
+        return {}
+
+    @property
+    def conditions(self) -> Conditions | None:
+        """Training conditions of this task's policies; None if they are not known."""
+        return None
+
+    @property
+    def sims(self) -> tuple[str, ...]:
+        """Names of the simulators among which the option `sim` chooses; empty if there is no choice."""
+        return ()
+
+    @property
+    def default_starts(self) -> int:
+        """Default number of initial states of each task in an evaluation."""
+        return STARTS
+
+    def baselines(self) -> Mapping[str, Policy]:
+        """Planners and controllers, by name, tuned on training episodes only; evaluated on the same episodes."""
+        return {}
+
+    def demonstrations(self, directory: Path, seed: int) -> Episodes | None:
+        """Episodes with an observation before every step; recorded once, then read from `directory`.
+
+        None: the task has none and is learned from scratch.
+        """
+        return None
+
+    @property
+    def max_demonstration_steps(self) -> int:
+        """Largest number of control steps of all `demonstrations`; 0 without, or if there is no known limit."""
+        return 0
+
+    def demonstration_files(self, source: Path) -> list[Path]:
+        """Files of demonstrations in the benchmark's own format: `source` itself, or those in it."""
+        return []
+
+    def recorded_demonstrations(self, source: Path, directory: Path) -> Episodes:
+        """Episodes of the `demonstration_files` in `source`; read once, then from `directory`."""
+        raise NotImplementedError
+
+    def convention(self) -> Convention | None:
+        """Convention of the benchmark's published LeRobot datasets; None if there are none."""
+        return None
+
+    def video(
+        self, path: Path, policies: Mapping[str, Policy], device: str, distribution: str | None = None, first: int = 0
+    ) -> None:
+        """Write a video of each policy, by caption, from the same starts, and optionally a picture of paths next to it.
+
+        The starts are the initial states from `first` on of `distribution`, by default that of training.
+
+        Raises:
+            UserError: if the task has no videos.
+        """
+        raise UserError(f"there are no videos of {self.name}; use video=false")
 
 
-def usual_starts(tasks: Sequence[Task]) -> int:
-    """Default number of initial states of each task in an evaluation of all `tasks`."""
-    return min((task.usual_starts or STARTS for task in tasks if isinstance(task, SimulatedTask)), default=STARTS)
+def baseline_policies(task: Task) -> dict[str, Policy]:
+    """Baselines of `task`, by name.
+
+    Raises:
+        UserError: if it has none.
+    """
+    if not (baselines := dict(task.baselines())):
+        raise UserError(f"{task.name} has no planners to compare with; use baselines=false")
+    return baselines
+
+
+def evaluation_distributions(task: Task, *others: Task) -> tuple[str, ...]:
+    """Distributions of `task`, then its variants; for several tasks those that all have."""
+    own = (*task.distributions, *task.variants)
+    return tuple(name for name in own if all(name in evaluation_distributions(other) for other in others))
 
 
 def check_sims(task: Task, sims: Sequence[str]) -> None:
@@ -210,20 +186,11 @@ def check_sims(task: Task, sims: Sequence[str]) -> None:
     Raises:
         UserError: with the simulators in which it can run.
     """
-    available = task.sims if isinstance(task, SimulatedTask) else ()
     for name in sims:
-        if not available:
+        if not task.sims:
             raise UserError(f"{task.name} runs in one simulator only; leave out sim={name}")
-        if name not in available:
-            raise UserError(f"{task.name} does not run in sim={name}; expected one of {', '.join(available)}")
-
-
-class PolicyConfig(Protocol):
-    """Config that builds a policy for a contract."""
-
-    def build(self, contract: Contract) -> TrainablePolicy:
-        """Build the policy."""
-        ...
+        if name not in task.sims:
+            raise UserError(f"{task.name} does not run in sim={name}; expected one of {', '.join(task.sims)}")
 
 
 class Learner(Protocol):

@@ -48,7 +48,6 @@ class AttentionPolicy(MLPPolicy):
             MLPPolicy does not support.
     """
 
-    layers = None  # not a chain of dense layers, so not a DensePolicy
     actor: nn.Sequential
 
     def __init__(self, contract: Contract, config: AttentionConfig) -> None:
@@ -70,6 +69,9 @@ class AttentionPolicy(MLPPolicy):
         nn.init.orthogonal_(last.weight, 0.01)
         nn.init.zeros_(last.bias)
         self.actor.extend([last, nn.Tanh()])
+
+    def dense_layers(self) -> None:
+        """None: the layer of attention is not dense."""
 
     @torch.no_grad()
     def fit(self, observation: TensorDict, actions: Tensor) -> None:

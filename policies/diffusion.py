@@ -17,7 +17,7 @@ from torch import Tensor
 from embodied.configuration import Fraction, PositiveFloat, PositiveInt
 from embodied.contract import Contract
 from embodied.errors import UserError
-from embodied.policy import Evaluation, sum_of_executed, take_statistics
+from embodied.policy import Evaluation, copy_statistics, sum_of_executed
 from policies import diffusion_checkpoint
 from policies.chunk_networks import ChunkUNet, NetworkKind, chunk_network
 from policies.diffusion_checkpoint import Published
@@ -142,10 +142,10 @@ class DiffusionPolicy(GenerativePolicy):
         if self.given is not None:
             self._adopt_statistics()
 
-    def fresh(self) -> Self:
-        """See `GenerativePolicy.fresh`; the policy has the sizes of the checkpoint, if there is one."""
+    def with_new_weights(self) -> Self:
+        """See `GenerativePolicy.with_new_weights`; the policy has the sizes of the checkpoint, if there is one."""
         policy = type(self)(self.contract, self.config, self.given).to(self.device).train(self.training)
-        take_statistics(policy, self)
+        copy_statistics(policy, self)
         return policy
 
     def _generate(

@@ -104,6 +104,10 @@ class FlatObservations(nn.Module):
         # (x - mean) / scale
         return (inputs - self.mean[:columns]) / self.scale[:columns]
 
+    def features(self, observation: TensorDict) -> Tensor:
+        """Standardised observations [..., feature_size] for critics, including privileged ones."""
+        return self.standardised(observation, self.keys)
+
     def concatenated(self, observation: TensorDict, keys: Sequence[str]) -> Tensor:
         """Concatenate the observations `keys`, distances as reciprocals, [..., columns]."""
         flat = {key: observation[key].flatten(observation.batch_dims) for key in keys}

@@ -18,7 +18,7 @@ from embodied.configuration import NonNegativeFloat, NonNegativeInt, PositiveFlo
 from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.execution.chunking import Running
-from embodied.policy import Decision, Evaluation, acting, sum_of_executed
+from embodied.policy import Decision, Evaluation, inference, sum_of_executed
 from policies.chunk_networks import chunk_network
 from policies.generative import Aggregate, GenerativeConfig, GenerativePolicy
 from policies.kernels.flow import TimeGrid, gaussian_velocity, given_actions
@@ -98,7 +98,7 @@ class FlowPolicy(GenerativePolicy):
         """Whether the sampler adds noise, so that a path has a likelihood."""
         return self.config.sampler is not Sampler.ODE
 
-    @acting
+    @inference
     def inpaint(
         self,
         observation: TensorDict,

@@ -9,21 +9,21 @@ from __future__ import annotations
 
 import copy
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Annotated, Self
+from typing import Annotated
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from embodied.configuration import Configuration, Fraction, PositiveInt, Range
+from embodied.configuration import Fraction, PositiveInt, Range
 from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.export.chunk_network import ChunkNetwork
-from embodied.policy import Decision, acting, explored_value, take_statistics, values_explored
+from embodied.policy import Decision, PolicyConfig, RankingPolicy, inference, needs_value, value_if_needed
 from embodied.seeding import fixed_noise
 from policies.augmentation import CARTESIAN, Augmentation, AugmentationKind, CartesianScene
 from policies.chunk_networks import NetworkKind
@@ -56,7 +56,7 @@ class Aggregate(Enum):
 
 
 @dataclass
-class GenerativeConfig(Configuration):
+class GenerativeConfig(PolicyConfig):
     """Networks and augmentations of a policy that generates chunks.
 
     `encoder` reads object tokens, or pictures (by `vision`), the instruction and the robot's state, or all float32
@@ -88,7 +88,7 @@ class GenerativeConfig(Configuration):
     draws: PositiveInt = 1
 
 
-class GenerativePolicy(nn.Module, ABC):
+class GenerativePolicy(RankingPolicy):
     """Policy that predicts chunks of H actions from noise.
 
     The advantage that ranks candidates reads objects instead of pictures where a simulator has them: such a policy
@@ -115,18 +115,14 @@ class GenerativePolicy(nn.Module, ABC):
         self.value_encoder = _encoder(contract, config, objects=True, privileged=True)
         self.advantage_encoder = _encoder(contract, config, objects=True)
         actions, hidden = contract.action.shape[-1], config.hidden
-        self.critic = head(self.value_encoder.out_features, hidden)
+        self.feature_size = self.value_encoder.out_features
+        self.critic = head(self.feature_size, hidden)
         self.advantage_head = head(self.advantage_encoder.out_features + contract.executed * actions, hidden)
         self.register_buffer("ranks", torch.zeros((), dtype=torch.bool))
         self.register_buffer("action_mean", torch.zeros(actions))
         self.register_buffer("action_std", torch.ones(actions))
         self.register_buffer("action_low", torch.tensor(contract.action.low))
         self.register_buffer("action_high", torch.tensor(contract.action.high))
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the weights."""
-        return self.action_mean.device
 
     @property
     def actor_keys(self) -> Sequence[str]:
@@ -145,11 +141,6 @@ class GenerativePolicy(nn.Module, ABC):
     def advantage_parameters(self) -> list[nn.Parameter]:
         """Parameters that only `advantage` uses."""
         return [*self.advantage_head.parameters(), *self.advantage_encoder.parameters()]
-
-    def actor_parameters(self) -> list[nn.Parameter]:
-        """Parameters of the velocity field and its encoder, and of the learned noise."""
-        critics = {*self.critic_parameters(), *self.advantage_parameters()}
-        return [parameter for parameter in self.parameters() if parameter not in critics]
 
     def start_critic(self) -> None:
         """Initialise the critics' encoders from the actor's where they are alike."""
@@ -183,13 +174,7 @@ class GenerativePolicy(nn.Module, ABC):
         # a lower bound of the deviation, so that actions outside of the data stay possible
         self.action_std.copy_(flat.std(0).maximum(SMALLEST_STD * (self.action_high - self.action_low) / 2))
 
-    def fresh(self) -> Self:
-        """Build a policy of this kind with new weights, from torch's global generator; it ranks if this one does."""
-        policy = type(self)(self.contract, self.config).to(self.device).train(self.training)
-        take_statistics(policy, self)
-        return policy
-
-    @acting
+    @inference
     def act(
         self, observation: TensorDict, *, deterministic: bool = False, generator: torch.Generator | None = None
     ) -> Decision:
@@ -201,7 +186,7 @@ class GenerativePolicy(nn.Module, ABC):
         chunk, sample, log_prob = self._generate(noise.flatten(0, 1), features, deterministic, generator)
         actions = self.to_robot(chunk[:, self.past : self.past + self.contract.horizon])
         rows = self._best(observation, actions, count)
-        return Decision(actions[rows], sample[rows], log_prob[rows], explored_value(self, observation, deterministic))
+        return Decision(actions[rows], sample[rows], log_prob[rows], value_if_needed(self, observation, deterministic))
 
     @abstractmethod
     def _generate(
@@ -219,7 +204,7 @@ class GenerativePolicy(nn.Module, ABC):
     def _noise(self, observation: TensorDict, deterministic: bool, generator: torch.Generator | None) -> Tensor:
         """Initial noise of C candidates, [N, C, H, A]."""
         count = 1
-        if self.ranks and (not self.teaches or values_explored(self, observation, deterministic)):
+        if self.ranks and (not self.teaches or needs_value(self, observation, deterministic)):
             count = self.config.candidates if deterministic else self.config.explored_candidates
         shape = (count, self.generated, self.contract.action.shape[-1])
         if deterministic:
@@ -280,7 +265,11 @@ class GenerativePolicy(nn.Module, ABC):
 
     def value(self, observation: TensorDict) -> Tensor:
         """Expected discounted return, [N]."""
-        return self.critic(self.value_encoder(observation)).squeeze(-1)
+        return self.critic(self.features(observation)).squeeze(-1)
+
+    def features(self, observation: TensorDict) -> Tensor:
+        """Features [N, feature_size] of the critic's own encoder, which their gradients reach."""
+        return self.value_encoder(observation)
 
     def loss(self, observation: TensorDict, actions: Tensor, valid: Tensor) -> Tensor:
         """Denoising error, averaged over actions with weights `valid` [N, H]; one scalar."""

@@ -5,17 +5,25 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Self
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from embodied.configuration import Configuration, PositiveFloat, PositiveInt
+from embodied.configuration import PositiveFloat, PositiveInt
 from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.export.network import Network
-from embodied.policy import Decision, Evaluation, acting, explored_value, sum_of_executed, take_statistics
+from embodied.policy import (
+    Decision,
+    DeterministicPolicy,
+    Evaluation,
+    PolicyConfig,
+    Reparameterised,
+    inference,
+    sum_of_executed,
+    value_if_needed,
+)
 from embodied.world import ALONE, World
 from policies.flat import FlatObservations
 from policies.kernels.flow import gaussian_entropy, gaussian_log_prob
@@ -23,7 +31,7 @@ from policies.tanh import tanh
 
 
 @dataclass
-class MLPConfig(Configuration):
+class MLPConfig(PolicyConfig):
     """Layer widths and the initial standard deviation in units of half the action range.
 
     `reciprocal` observations are distances, read as `network.reciprocal`, which resolves near distances to the
@@ -41,7 +49,7 @@ class MLPConfig(Configuration):
         return MLPPolicy(contract, self)
 
 
-class MLPPolicy(FlatObservations):
+class GaussianPolicy(FlatObservations, Reparameterised):
     """Gaussian policy over H actions: tanh limits the mean, the deviation is one learned number per element.
 
     The critic also reads privileged observations, the actor never does. Actions are clamped to the contract's limits
@@ -51,8 +59,6 @@ class MLPPolicy(FlatObservations):
     Raises:
         UserError: if an observation has a variable axis or the action has no limits.
     """
-
-    scores = True
 
     def __init__(self, contract: Contract, config: MLPConfig) -> None:
         super().__init__(contract, config.reciprocal, "policy=mlp", "policy=flow")
@@ -67,22 +73,9 @@ class MLPPolicy(FlatObservations):
         self.register_buffer("centre", (low + high) / 2)
         self.register_buffer("half_range", (high - low) / 2)
 
-    @property
-    def device(self) -> torch.device:
-        """Device of the weights."""
-        return self.mean.device
-
-    def start_critic(self) -> None:
-        """No-op: the critic shares no weights with the actor."""
-
     def critic_parameters(self) -> list[nn.Parameter]:
         """Parameters that only `value` uses."""
         return list(self.critic.parameters())
-
-    def actor_parameters(self) -> list[nn.Parameter]:
-        """Parameters of the mean and the deviation."""
-        critic = set(self.critic_parameters())
-        return [parameter for parameter in self.parameters() if parameter not in critic]
 
     def fit(self, observation: TensorDict, actions: Tensor) -> None:
         """Compute normalisation statistics from observations [N]; actions are scaled by the contract's limits."""
@@ -93,19 +86,27 @@ class MLPPolicy(FlatObservations):
         if self.config.running_statistics:
             self.merge_statistics(observation, world)
 
-    def fresh(self) -> Self:
-        """Build a policy of the same kind with new weights, from torch's global generator, and the same statistics."""
-        policy = type(self)(self.contract, self.config).to(self.device).train(self.training)
-        take_statistics(policy, self)
-        return policy
-
-    @acting
+    @inference
     def act(
         self, observation: TensorDict, *, deterministic: bool = False, generator: torch.Generator | None = None
     ) -> Decision:
         """Sample chunks [N, H, A]; `sample["raw"]` is [N, H * A]."""
-        sample, actions, log_prob = self._sample(self._means(observation), deterministic, generator)
-        return Decision(actions, sample, log_prob, explored_value(self, observation, deterministic))
+        mean = self._means(observation)
+        sample, actions, log_prob = self._sample(mean, self._noise(mean, deterministic, generator))
+        return Decision(actions, sample, log_prob, value_if_needed(self, observation, deterministic))
+
+    @property
+    def noise_shape(self) -> tuple[int, int]:
+        """Shape (H, A) of the noise of one observation."""
+        return self.contract.horizon, self.contract.action.shape[-1]
+
+    def sample(self, observation: TensorDict, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Actions [N, H, A] from standard normal `noise` [N, H, A], and log_prob [N, 1], differentiable.
+
+        As in `act` the log-probability is that of the actions before clamping; clamped elements have no gradient.
+        """
+        _, actions, log_prob = self._sample(self._means(observation), noise.flatten(1))
+        return actions, log_prob.sum(-2)
 
     def evaluate(self, observation: TensorDict, sample: TensorDict) -> Evaluation:
         """Log-probability of stored raw actions."""
@@ -116,32 +117,7 @@ class MLPPolicy(FlatObservations):
 
     def value(self, observation: TensorDict) -> Tensor:
         """Expected discounted return [N]; for sequences [T, N], [T, N]."""
-        return _run(self.critic, self.features(observation)).squeeze(-1)
-
-    def features(self, observation: TensorDict) -> Tensor:
-        """Normalised observations [N, feature_size], privileged ones included."""
-        return self.standardised(observation, self.keys)
-
-    def mean_parameters(self) -> list[nn.Parameter]:
-        """Parameters of the mean only."""
-        return list(self.actor.parameters())
-
-    def actions(self, observation: TensorDict) -> Tensor:
-        """Mean actions [N, H, A], differentiable."""
-        return self._to_robot(self._means(observation))
-
-    def layers(self) -> list[tuple[Tensor, Tensor]]:
-        """Layers of the actor as (weight [out, in], bias [out]) with tanh after each, including the normaliser.
-
-        They map physical observations to actions in half ranges around the middle, differentiably.
-        """
-        if self.reciprocal:
-            raise UserError("bptt supports only dense layers, not reciprocals; train with policy.reciprocal=[]")
-        linear = [layer for layer in self.actor if isinstance(layer, nn.Linear)]
-        # W (x - mean) / scale + b = (W / scale) x + (b - (W / scale) mean)
-        weight = linear[0].weight / self.scale[: self.observed]
-        bias = linear[0].bias - weight @ self.mean[: self.observed]
-        return [(weight, bias), *((layer.weight, layer.bias) for layer in linear[1:])]
+        return _run(self.critic, self.standardised(observation, self.keys)).squeeze(-1)
 
     def deployable(self) -> Network:
         """Network for export: the mean of the executed actions, including the normaliser."""
@@ -158,16 +134,20 @@ class MLPPolicy(FlatObservations):
         # L = sum(valid * |mean - a|^2) / sum(valid)
         return (error * valid).sum() / valid.sum().clamp_min(1)
 
-    def _sample(
-        self, mean: Tensor, deterministic: bool, generator: torch.Generator | None
-    ) -> tuple[TensorDict, Tensor, Tensor]:
-        """Draw a sample [N], actions [N, H, A] and terms of log_prob [N, K, 1] around the raw mean [N, H * A]."""
-        std, raw = self.log_std.exp(), mean
-        if not deterministic:
-            # a ~ N(mean, std^2), scored before clamping
-            raw = mean + std * torch.randn(mean.shape, generator=generator, device=mean.device)
+    def _sample(self, mean: Tensor, noise: Tensor | None) -> tuple[TensorDict, Tensor, Tensor]:
+        """Sample [N], actions [N, H, A] and terms of log_prob [N, K, 1] of raw `mean` and standard normal `noise`.
+
+        Mean and noise are [N, H * A]; without noise the sample is the mean.
+        """
+        std = self.log_std.exp()
+        # a = mean + std z, so that a ~ N(mean, std^2), scored before clamping
+        raw = mean if noise is None else mean + std * noise
         log_prob = self._terms(gaussian_log_prob(raw, mean, std))
         return TensorDict({"raw": raw}, batch_size=[len(raw)]), self._to_robot(raw.clamp(-1.0, 1.0)), log_prob
+
+    def _noise(self, mean: Tensor, deterministic: bool, generator: torch.Generator | None) -> Tensor | None:
+        """Standard normal noise of the shape of `mean`; None of deterministic samples."""
+        return None if deterministic else torch.randn(mean.shape, generator=generator, device=mean.device)
 
     def _means(self, observation: TensorDict) -> Tensor:
         """Means of raw actions [N, H * A]."""
@@ -183,6 +163,31 @@ class MLPPolicy(FlatObservations):
         """Sums [..., K, 1] over the elements of each executed action, from elements [..., H * A]."""
         actions = elementwise.unflatten(-1, (self.contract.horizon, -1))
         return actions[..., : self.contract.executed, :].sum(-1, keepdim=True)
+
+
+class MLPPolicy(GaussianPolicy, DeterministicPolicy):
+    """GaussianPolicy whose actor is an MLP."""
+
+    def mean_parameters(self) -> list[nn.Parameter]:
+        """Parameters of the mean only."""
+        return list(self.actor.parameters())
+
+    def actions(self, observation: TensorDict) -> Tensor:
+        """Mean actions [N, H, A], differentiable."""
+        return self._to_robot(self._means(observation))
+
+    def dense_layers(self) -> list[tuple[Tensor, Tensor]]:
+        """Layers of the actor as (weight [out, in], bias [out]) with tanh after each, including the normaliser.
+
+        They map physical observations to actions in half ranges around the middle, differentiably.
+        """
+        if self.reciprocal:
+            raise UserError("bptt supports only dense layers, not reciprocals; train with policy.reciprocal=[]")
+        linear = [layer for layer in self.actor if isinstance(layer, nn.Linear)]
+        # W (x - mean) / scale + b = (W / scale) x + (b - (W / scale) mean)
+        weight = linear[0].weight / self.scale[: self.observed]
+        bias = linear[0].bias - weight @ self.mean[: self.observed]
+        return [(weight, bias), *((layer.weight, layer.bias) for layer in linear[1:])]
 
 
 def _run(layers: nn.Sequential, x: Tensor) -> Tensor:

@@ -18,9 +18,9 @@ from embodied.configuration import PositiveInt
 from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.export.network import GRU, chain
-from embodied.policy import MEMORY, Decision, acting, explored_value
+from embodied.policy import MEMORY, Decision, inference, value_if_needed
 from embodied.rollout.memory import STARTED
-from policies.mlp import MLPConfig, MLPPolicy
+from policies.mlp import GaussianPolicy, MLPConfig
 
 
 @dataclass
@@ -36,14 +36,13 @@ class RecurrentConfig(MLPConfig):
         return RecurrentPolicy(contract, self)
 
 
-class RecurrentPolicy(MLPPolicy):
-    """MLPPolicy whose actor is recurrent; its critic is not.
+class RecurrentPolicy(GaussianPolicy):
+    """GaussianPolicy whose actor is recurrent; its critic is not.
 
     Samples [N] are scored with the memory they were drawn with, which is in the observation; sequences [T, N] are
     scored through time, from the memory of the first step.
     """
 
-    layers = mean_parameters = None  # its actions also depend on memory, so it is no DeterministicPolicy
     actor: nn.ModuleList
 
     def __init__(self, contract: Contract, config: RecurrentConfig) -> None:
@@ -54,20 +53,25 @@ class RecurrentPolicy(MLPPolicy):
         encoder = nn.Linear(self.observed, config.encoder)
         self.gru = GRU(config.encoder, config.memory)
         self.actor = nn.ModuleList([encoder, nn.ReLU(), self.gru, last, nn.Tanh()])
+        self.feature_size += config.memory
 
     def initial_memory(self, count: int) -> Tensor:
         """Learned memory [count, M] at the beginning of episodes."""
         return self.gru.initial.expand(count, -1)
 
-    @acting
+    @inference
     def act(
         self, observation: TensorDict, *, deterministic: bool = False, generator: torch.Generator | None = None
     ) -> Decision:
         """Sample chunks [N, H, A]; pass `sample["memory"]` [N, M] as the observation "memory" of the next call."""
         mean, memory = self._step(observation)
-        sample, actions, log_prob = self._sample(mean, deterministic, generator)
+        sample, actions, log_prob = self._sample(mean, self._noise(mean, deterministic, generator))
         sample[MEMORY] = memory
-        return Decision(actions, sample, log_prob, explored_value(self, observation, deterministic))
+        return Decision(actions, sample, log_prob, value_if_needed(self, observation, deterministic))
+
+    def features(self, observation: TensorDict) -> Tensor:
+        """Standardised observations and the memory that the actor reads with them, [..., feature_size]."""
+        return torch.cat((super().features(observation), self._memory(observation).detach()), -1)
 
     def actions(self, observation: TensorDict) -> Tensor:
         """Mean actions [N, H, A], differentiable."""
@@ -103,15 +107,18 @@ class RecurrentPolicy(MLPPolicy):
 
     def _step(self, observation: TensorDict) -> tuple[Tensor, Tensor]:
         """Mean of the raw action [N, H * A] and next memory [N, M]."""
-        inputs = self._inputs(observation)
+        mean, memory = chain(self.actor, self._inputs(observation), self._memory(observation))
+        assert memory is not None
+        return mean, memory
+
+    def _memory(self, observation: TensorDict) -> Tensor:
+        """Memory [..., M] in `observation`; UserError if there is none."""
         if MEMORY not in observation.keys():  # noqa: SIM118 - a TensorDict iterates over its batch
             raise UserError(
                 f'policy=recurrent reads its memory as observation "{MEMORY}" [N, {self.gru.size}]; begin episodes '
                 f'with initial_memory(N) and continue with sample["{MEMORY}"] of the previous decision'
             )
-        mean, memory = chain(self.actor, inputs, observation[MEMORY])
-        assert memory is not None
-        return mean, memory
+        return observation[MEMORY]
 
     def _unroll(self, observation: TensorDict, memory: Tensor | None) -> tuple[Tensor, Tensor]:
         encoder, activation, gru, *head = self.actor

@@ -6,9 +6,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from embodied.errors import UserError
-from embodied.policy import TrainablePolicy
+from embodied.policy import PolicyConfig, TrainablePolicy
 from embodied.saving.checkpoint import Checkpoint
-from embodied.task import PolicyConfig
 from policies.attention import AttentionConfig
 from policies.diffusion import DiffusionConfig
 from policies.flow import FlowConfig

@@ -9,7 +9,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from embodied.command_line.listing import Needs
 from embodied.errors import UserError
-from embodied.export.conditions import Conditions, PreparedTask
+from embodied.export.conditions import Conditions
+from embodied.task import Task
 from sims.gym.task import GymTask
 from sims.isaac_lab.task import IsaacLabTask
 from sims.libero.task import LiberoTask
@@ -24,7 +25,7 @@ from sims.vehicle.task import RaceTask as VehicleRaceTask
 
 __all__ = ["TASKS", "conditions", "in_processes"]
 
-TASKS: dict[str, type] = {
+TASKS: dict[str, type[Task]] = {
     "libero": LiberoTask,
     "gym_schema": GymTask,
     "isaac_lab_schema": IsaacLabTask,
@@ -50,13 +51,13 @@ def conditions(config: Mapping[str, Any]) -> Conditions | None:
     """
     values = config.get("values", {})
     kind = TASKS.get(f"{values.get('task', {}).get('name')}_schema")
-    if kind is None or not hasattr(kind, "conditions"):
+    if kind is None or kind.conditions is Task.conditions:  # a task without conditions may be of another version
         return None
     try:
         task = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(kind), values["task"]))
     except OmegaConfBaseException as error:
         raise UserError(f"the checkpoint's task is of another version ({error}); train again") from error
-    trained, latency = cast(PreparedTask, task).conditions, values.get("latency") or {}
+    trained, latency = cast(Task, task).conditions, values.get("latency") or {}
     if not any(max(latency.get(name, [0.0])) > 0.0 for name in ("observation_s", "action_s")):
         return trained
     description = f"measurements {latency['observation_s']} s and commands {latency['action_s']} s late (latency.)"

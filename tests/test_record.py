@@ -149,7 +149,7 @@ def test_keys_drive_and_all_of_it_is_recorded(folder: Path):
     found = ticks(folder / "recording.mcap")
     assert recording.contract.action.names == ("speed", "yaw_rate")
     assert all(tick.intervention for tick in found)  # without a policy every action is the person's
-    asked = {tuple(tick.asked.round(3)) for tick in found}
+    asked = {tuple(tick.proposed_action.round(3)) for tick in found}
     assert {(0.4, 0.6), (0.4, -0.6), (0.4, 0.0)} <= asked
     assert asked <= {(speed, turn) for speed in (0.0, 0.4) for turn in (0.6, 0.0, -0.6)}
     assert found[-1].verdict == Verdict(State.STOPPED, None, "stopped by a person")

@@ -148,7 +148,7 @@ def gradient(record: Record, options: Options) -> None:
     policy.fit(observation, torch.empty(0))
     gradients = []
     for env, actor in ((host_env, policy), (device_env, copy.deepcopy(policy).to(options.device))):
-        loss = -env.unroll(actor.layers(), decisions).reward.mean()
+        loss = -env.unroll(actor.dense_layers(), decisions).reward.mean()
         parts = torch.autograd.grad(loss, actor.mean_parameters())
         gradients.append(torch.cat([part.flatten().cpu() for part in parts]))
     scale = gradients[0].abs().max()
@@ -205,7 +205,7 @@ def early_return(judge: QuadrotorEnvironment, policy: Any, options: Options, dec
     """Mean return of the first `decisions`, which analytic gradients improve before the length of episodes."""
     judge.reset(starts=torch.arange(judge.num_envs))
     with torch.no_grad():
-        rollout = judge.unroll(copy.deepcopy(policy).to("cpu").layers(), options.size(decisions, 3))
+        rollout = judge.unroll(copy.deepcopy(policy).to("cpu").dense_layers(), options.size(decisions, 3))
     return float(rollout.reward.sum(0).mean())
 
 

@@ -192,7 +192,7 @@ def _check_copies(record: Record, name: str, here: TestedPolicy, there: TestedPo
     generator = torch.Generator(device=options.device).manual_seed(1)
     saved = checkpoint.Checkpoint(there.state_dict(), here.contract, state={"generator": generator.get_state()})
     checkpoint.save(folder, saved)
-    restored, draws = here.fresh(), torch.Generator(device=options.device)
+    restored, draws = here.with_new_weights(), torch.Generator(device=options.device)
     read = checkpoint.load(folder)
     read.restore(restored)
     draws.set_state(read.state["generator"])

@@ -29,11 +29,11 @@ from benchmarks.cuda_parts.record import RECORD, Record  # noqa: E402
 from embodied import seeding  # noqa: E402
 from embodied.algorithms.ppo import PPOConfig  # noqa: E402
 from embodied.contract import Contract, TensorSpec  # noqa: E402
-from embodied.data.episodes import Episodes  # noqa: E402
 from embodied.placement.local import Local, Processes  # noqa: E402
 from embodied.placement.torchrun import Torchrun  # noqa: E402
 from embodied.precision import Precision  # noqa: E402
 from embodied.saving import checkpoint  # noqa: E402
+from embodied.task import Task  # noqa: E402
 from embodied.training.experiment import Experiment, ExperimentConfig  # noqa: E402
 from embodied.training.loop import Iteration  # noqa: E402
 from policies.vla.pi0 import Pi0Config  # noqa: E402
@@ -62,7 +62,7 @@ class PictureReach(Reach):
         return super()._observation().set("front", picture)
 
 
-class PictureReachTask:
+class PictureReachTask(Task):
     """Task of `PictureReach`, without demonstrations."""
 
     name, distributions, asset_kind = "reach", ("wide",), "official"
@@ -76,14 +76,6 @@ class PictureReachTask:
     ) -> PictureReach:
         """Environments on `device`."""
         return PictureReach(num_envs, seed=seed, device=device)
-
-    def demonstrations(self, directory: Path, seed: int) -> Episodes | None:
-        """None."""
-        return None
-
-    def video(self, path: Path, policies: dict[str, Any], device: str) -> None:
-        """None."""
-        raise AssertionError("video=false")
 
 
 class InterruptionError(Exception):

@@ -24,8 +24,10 @@ from torch import Tensor, nn
 
 from embodied.algorithms.advantage import chunk_reward, gae, next_values, values
 from embodied.algorithms.finite import check_finite, gradient_norm
+from embodied.algorithms.micro_batch import saved_bytes
 from embodied.algorithms.minibatches import Minibatches
 from embodied.algorithms.parts import Composite
+from embodied.algorithms.passes import Passes
 from embodied.algorithms.schedule import linear_decay
 from embodied.configuration import Configuration, Fraction, Limit, NonNegativeFloat, PositiveInt
 from embodied.data.episodes import Episodes
@@ -183,6 +185,11 @@ class BPTT(Composite):
                 self.value_optimiser.step()
                 losses.append(loss.detach())
         return float(torch.stack(losses).mean())
+
+    def largest_pass(self, passes: Passes) -> int | None:
+        """Bytes that all actions of a horizon store, without the simulator."""
+        observation = passes.observation(passes.num_envs)
+        return passes.rollout_length * saved_bytes(lambda: self.policy.actions(observation))
 
     def state_dict(self) -> dict[str, Any]:
         """Optimisers, counter and the generator."""

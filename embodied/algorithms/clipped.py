@@ -22,6 +22,7 @@ from embodied.algorithms.finite import check_finite, losses
 from embodied.algorithms.micro_batch import rows_within
 from embodied.algorithms.minibatches import Minibatches
 from embodied.algorithms.parts import Composite
+from embodied.algorithms.passes import Passes
 from embodied.algorithms.schedule import linear_decay
 from embodied.configuration import Configuration, Fraction, Limit, NonNegativeFloat, PositiveFloat, PositiveInt
 from embodied.data.episodes import Episodes
@@ -119,10 +120,10 @@ class Clipped(Composite):
     def _decay(self, progress: float) -> None:
         linear_decay(self.optimiser, progress, self.config.final_lr_share, *self.rates)
 
-    def _epochs(self, batch: TensorDict, world: World, kept: Tensor | None = None) -> dict[str, float]:
+    def _epochs(self, batch: TensorDict, world: World, used: Tensor | None = None) -> dict[str, float]:
         """Take gradient steps on minibatches of `batch` [T, N] until the KL limit is reached; returns mean metrics.
 
-        For a policy without memory minibatches contain only the decisions `kept` [T, N].
+        For a policy without memory minibatches contain only the decisions `used` [T, N].
         """
         total = torch.where(batch["own"], batch["advantage"], 0.0).sum()
         check_finite({"sum of advantages": total}, self.gradient_steps + 1)
@@ -130,8 +131,8 @@ class Clipped(Composite):
         count = 0
         stop = False
         if isinstance(self.policy, RecurrentPolicy):
-            kept = batch["own"].new_ones(1, batch.shape[1])  # whole environments
-        minibatches = Minibatches(torch.ones_like(batch["own"]) if kept is None else kept, world)
+            used = batch["own"].new_ones(1, batch.shape[1])  # whole environments
+        minibatches = Minibatches(torch.ones_like(batch["own"]) if used is None else used, world)
         for _ in range(self.config.epochs):
             for part in self._minibatches(batch, minibatches):
                 metrics = self._step(part, world)
@@ -264,6 +265,11 @@ class Clipped(Composite):
         low = first + (config.clip - first) * rise
         return low, low * wider, config.part_discount**following
 
+    def largest_pass(self, passes: Passes) -> int | None:
+        """Bytes that scoring a piece of a minibatch stores, or the supervised loss if that is more."""
+        imitated = passes.loss(passes.share(self.config.bc_batch)) if self.config.bc_coefficient else 0
+        return max(imitated, passes.evaluate(self.config.minibatch, self.config.memory_gb))
+
     def state_dict(self) -> dict[str, Any]:
         """Optimiser, counters, minibatch generator, and the reference policy if there is one."""
         state = {
@@ -291,7 +297,7 @@ def select(batch: TensorDict, rows: Tensor, dim: int) -> TensorDict:
 
 def _copy(policy: TrainablePolicy) -> TrainablePolicy:
     with seeding.undisturbed():
-        copy = policy.fresh()
+        copy = policy.with_new_weights()
     copy.load_state_dict(policy.state_dict())
     return copy
 

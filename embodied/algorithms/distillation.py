@@ -14,6 +14,7 @@ Differs from the papers:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -26,6 +27,7 @@ from torch import Tensor, nn
 from embodied.algorithms.finite import check_finite
 from embodied.algorithms.minibatches import Minibatches
 from embodied.algorithms.parts import Composite
+from embodied.algorithms.passes import Passes
 from embodied.algorithms.schedule import linear_decay
 from embodied.configuration import Configuration, Fraction, Limit, NonNegativeFloat, PositiveInt
 from embodied.contract import Contract
@@ -218,6 +220,16 @@ class Distillation(Composite):
         self.optimiser.step()
         self.student_gradient_steps += 1
         return loss.detach()
+
+    def largest_pass(self, passes: Passes) -> int | None:
+        """Bytes that the student's minibatch stores, or the teacher's largest pass if that is more; None: unknown."""
+        environments = passes.share(self.config.minibatch)
+        sequences = (passes.rollout_length, environments)
+        student = passes.loss(*(sequences if passes.has_memory else (math.prod(sequences),)))
+        if not isinstance(self.teaching, Composite):
+            return None
+        teaching = self.teaching.largest_pass(passes.of(self.teacher, self.config.teaching.rollout_length))
+        return None if teaching is None else max(student, teaching)
 
     def state_dict(self) -> dict[str, Any]:
         """Teacher, both optimisers, progress and generator."""

@@ -144,7 +144,7 @@ class GRPO(Clipped):
     def update(self, rollout: Rollout, progress: float, world: World = ALONE) -> dict[str, float]:
         """Run one iteration; returns mean losses, clip fraction and KL, and shares of the groups.
 
-        No step is taken if no group is kept.
+        No step is taken if no group is used.
         """
         self._decay(progress)
         batch, metrics = self._prepare(rollout, world)
@@ -153,17 +153,17 @@ class GRPO(Clipped):
         return self._epochs(batch, world, batch["own"]) | metrics
 
     def _prepare(self, rollout: Rollout, world: World) -> tuple[TensorDict, dict[str, float]]:
-        """Training batch [T, N], whose `own` decisions are those of kept groups; and shares of the groups."""
+        """Training batch [T, N], whose `own` decisions are those of used groups; and shares of the groups."""
         episodes = WholeRollout.of(rollout)
         outcome = self._outcome(rollout, episodes, world)
         # An episode whose simulation diverged counts as the worst of the batch.
         outcome = torch.where(episodes.at_end(rollout.simulated), outcome, outcome.amin() if len(outcome) else 0.0)
         by_success = rollout.has_success and self.config.outcome is Outcome.SUCCESS
         comparison = compared(outcome, episodes, self.config.of_running, self.config.by_deviation)
-        is_kept = comparison.varied
+        is_used = comparison.varied
         if by_success:
-            is_kept = is_kept & (comparison.mean >= self.config.lowest) & (comparison.mean <= self.config.highest)
-        own = rollout.own & (episodes.episode >= 0) & episodes.spread(is_kept)
+            is_used = is_used & (comparison.mean >= self.config.lowest) & (comparison.mean <= self.config.highest)
+        own = rollout.own & (episodes.episode >= 0) & episodes.spread(is_used)
         batch = TensorDict(
             {
                 "observation": rollout.observation,
@@ -174,7 +174,7 @@ class GRPO(Clipped):
             },
             batch_size=list(own.shape),
         )
-        return batch, _shares(episodes.group, comparison, is_kept, world)
+        return batch, _shares(episodes.group, comparison, is_used, world)
 
     def _outcome(self, rollout: Rollout, episodes: WholeRollout, world: World) -> Tensor:
         if rollout.has_success and self.config.outcome is Outcome.SUCCESS:
@@ -237,11 +237,11 @@ def compared(outcome: Tensor, episodes: WholeRollout, of_running: bool, by_devia
     return Compared(advantage, mean, varied)
 
 
-def _shares(group: Tensor, found: Compared, kept: Tensor, world: World) -> dict[str, float]:
-    """Number of groups of all processes, and the shares that were kept, had equal outcomes, or were filtered out."""
+def _shares(group: Tensor, comparison: Compared, used: Tensor, world: World) -> dict[str, float]:
+    """Number of groups of all processes, and the shares that were used, had equal outcomes, or were filtered out."""
     # count each group once, by its first episode
     is_first = torch.zeros(len(group), dtype=torch.bool).scatter(0, _firsts(group).cpu(), True)
-    selections = [torch.ones_like(kept), kept, ~kept & ~found.varied, ~kept & found.varied]
+    selections = [torch.ones_like(used), used, ~used & ~comparison.varied, ~used & comparison.varied]
     counts = world.sum(torch.stack([(flag.cpu() & is_first).sum() for flag in selections])).tolist()
     names = ("kept_groups", "uniform_groups", "filtered_groups")
     return {"groups": float(counts[0])} | {

@@ -14,14 +14,14 @@ from embodied.world import ALONE, World
 
 
 class Minibatches:
-    """Minibatches of the decisions `kept` [T, N] of all processes of `world`, whose environments are concatenated."""
+    """Minibatches of the decisions `used` [T, N] of all processes of `world`, whose environments are concatenated."""
 
-    def __init__(self, kept: Tensor, world: World = ALONE) -> None:
-        self.world, envs = world, kept.shape[1]
-        all_kept = torch.zeros(len(kept), world.size, envs, dtype=torch.uint8)
+    def __init__(self, used: Tensor, world: World = ALONE) -> None:
+        self.world, envs = world, used.shape[1]
+        used_by_process = torch.zeros(len(used), world.size, envs, dtype=torch.uint8)
         # each process fills its own columns; the sum is the mask of all processes
-        all_kept[:, world.rank] = kept.cpu()
-        position = world.sum(all_kept).flatten().nonzero().squeeze(1)
+        used_by_process[:, world.rank] = used.cpu()
+        position = world.sum(used_by_process).flatten().nonzero().squeeze(1)
         # position = (t * processes + owner) * N + env; the owner's own row is t * N + env
         self.owner = position // envs % world.size
         self.row = position // (envs * world.size) * envs + position % envs  # of the owner's T * N

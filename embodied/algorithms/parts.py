@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -20,6 +20,9 @@ from embodied.data.replay import ChunkReplay, EpisodeReplay
 from embodied.errors import UserError
 from embodied.rollout.starts import OwnStarts
 from embodied.world import World
+
+if TYPE_CHECKING:
+    from embodied.algorithms.passes import Passes
 
 KINDS = (nn.Module, Optimizer, ChunkReplay, EpisodeReplay, OwnStarts)
 
@@ -33,6 +36,10 @@ class Composite:
         A learner that stores parts elsewhere, such as in an object that is not a composite, adds them here.
         """
         return {name: value for name, value in vars(self).items() if any(True for _ in iter_parts(value, KINDS))}
+
+    def largest_pass(self, passes: Passes) -> int | None:
+        """Bytes that the learner's largest backward pass stores, for the plan of a run's memory; None: unknown."""
+        return None
 
 
 def iter_parts(value: object, kinds: tuple[type, ...], visited: set[int] | None = None) -> Iterator[Any]:

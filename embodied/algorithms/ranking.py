@@ -26,7 +26,9 @@ from torch import Tensor, nn
 
 from embodied.algorithms.advantage import explained_variance, gae, next_values
 from embodied.algorithms.finite import check_finite
+from embodied.algorithms.micro_batch import saved_bytes
 from embodied.algorithms.parts import Composite
+from embodied.algorithms.passes import Passes
 from embodied.algorithms.self_imitation import SelfImitation, SelfImitationConfig
 from embodied.configuration import Configuration, Fraction, Limit, NonNegativeFloat, NonNegativeInt, PositiveInt, Range
 from embodied.data.episodes import Episodes
@@ -199,6 +201,13 @@ class Ranking(Composite):
         optimiser.step()
         self.critic_steps += 1
         return float(loss.detach())
+
+    def largest_pass(self, passes: Passes) -> int | None:
+        """Bytes that the largest minibatch stores: of values, advantages or imitation."""
+        observation, actions = passes.observation(self.config.minibatch), passes.actions(self.config.minibatch)
+        advantage = saved_bytes(lambda: self.policy.advantage_loss(observation, actions, actions[:, 0, 0]))
+        imitation = self.imitation.largest_pass(passes)
+        return None if imitation is None else max(passes.value(self.config.value_minibatch), advantage, imitation)
 
     def state_dict(self) -> dict[str, Any]:
         """Imitation (with its generator), optimisers, replay and counters."""

@@ -29,6 +29,7 @@ from torch import Tensor
 
 from embodied import seeding
 from embodied.algorithms.parts import Composite
+from embodied.algorithms.passes import Passes
 from embodied.algorithms.sft import SFT, SFTConfig
 from embodied.configuration import Configuration, Fraction, PositiveInt
 from embodied.data.episodes import Episodes
@@ -146,7 +147,7 @@ class SelfImitation(Composite):
         # a seed from the learner's generator, so that a resumed run begins the same network
         with seeding.undisturbed():
             torch.manual_seed(int(torch.randint(1 << 40, (), generator=self.generator)))
-            policy = self.policy.fresh()
+            policy = self.policy.with_new_weights()
         if self.config.warm_start:
             policy.load_state_dict(self.policy.state_dict())
         return SFT(policy, self.config.sft, self.generator)
@@ -184,6 +185,10 @@ class SelfImitation(Composite):
     def _sort(self) -> None:
         assert self.replay.episodes is not None
         self.by_task = _rows_by_task(self.replay.episodes)
+
+    def largest_pass(self, passes: Passes) -> int | None:
+        """Bytes that the largest supervised loss stores."""
+        return self.sft.largest_pass(passes)
 
     def state_dict(self) -> dict[str, Any]:
         """State of learner, replay and unfinished episodes; demonstrations are read from their file."""

@@ -19,6 +19,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 from embodied import seeding
 from embodied.algorithms.finite import check_finite
 from embodied.algorithms.parts import Composite
+from embodied.algorithms.passes import Passes
 from embodied.configuration import Configuration, Limit, NonNegativeFloat, NonNegativeInt, PositiveInt, Range
 from embodied.data.episodes import Episodes
 from embodied.errors import UserError
@@ -56,7 +57,7 @@ class SFT(Composite):
     def __init__(self, policy: TrainablePolicy, config: SFTConfig, generator: torch.Generator) -> None:
         self.policy, self.config, self.generator = policy, config, generator
         with seeding.undisturbed():
-            self.trained = policy.fresh()
+            self.trained = policy.with_new_weights()
         self.trained.load_state_dict(policy.state_dict())
         self.averaged, self.parameters = tuple(policy.actor_parameters()), tuple(self.trained.actor_parameters())
         self.optimiser = torch.optim.AdamW(
@@ -121,6 +122,10 @@ class SFT(Composite):
         decay = min(self.config.average, (1.0 + self.gradient_steps) / (10.0 + self.gradient_steps))
         # average <- decay * average + (1 - decay) * trained
         get_ema_multi_avg_fn(decay)(self.averaged, self.parameters, self.gradient_steps)
+
+    def largest_pass(self, passes: Passes) -> int | None:
+        """Bytes that the loss of a minibatch stores."""
+        return passes.loss(passes.share(self.config.batch))
 
     def state_dict(self) -> dict[str, Any]:
         """Both sets of weights, optimiser, generator, counter and last losses."""

@@ -13,23 +13,23 @@ Differs from the paper:
 from __future__ import annotations
 
 import copy
-import math
 import sys
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Annotated, Any
 
 import torch
 from tensordict import TensorDict
-from torch import Tensor, nn
+from torch import Tensor
 
 from embodied import seeding
 from embodied.algorithms.advantage import n_step
+from embodied.algorithms.critics import Activation, CriticConfig, Critics, approach
 from embodied.algorithms.finite import check_finite, gradient_norm
+from embodied.algorithms.micro_batch import saved_bytes
 from embodied.algorithms.parts import Composite
+from embodied.algorithms.passes import Passes
 from embodied.algorithms.schedule import linear_decay
-from embodied.configuration import INF, Configuration, Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt, Range
+from embodied.configuration import INF, Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt, Range
 from embodied.data.episodes import Episodes
 from embodied.data.replay import ChunkReplay
 from embodied.environment import Environment
@@ -40,10 +40,10 @@ from embodied.world import ALONE, World
 
 
 @dataclass
-class TD3Config(Configuration):
+class TD3Config(CriticConfig):
     """Hyper-parameters of TD3; noise is in half ranges of the actions, gradient steps begin after `warmup` rows.
 
-    Learning rates decay linearly to their `final_lr_share`.
+    Learning rates decay linearly to their `final_lr_share`. Options of the critics are those of CriticConfig.
     """
 
     rollout_length: PositiveInt = 16
@@ -61,6 +61,7 @@ class TD3Config(Configuration):
     noise_clip: Annotated[float, Range(at_least=0, at_most=INF)] = 0.5
     policy_delay: PositiveInt = 2
     hidden: list[PositiveInt] = field(default_factory=lambda: [64, 64])
+    activation: Activation = Activation.TANH
 
     @property
     def reads_demonstrations(self) -> bool:
@@ -92,7 +93,7 @@ class TD3Config(Configuration):
 
 
 class TD3(Composite):
-    """Learner with two critics, whose minimum is the target, and a policy that maximises the first."""
+    """Learner with critics, whose minimum is the target, and a policy that maximises the first."""
 
     starts = None
     collector = Collector
@@ -102,10 +103,10 @@ class TD3(Composite):
         low, high = torch.tensor(policy.contract.action.low), torch.tensor(policy.contract.action.high)
         self.centre, self.half_range = ((high + low) / 2).to(policy.device), ((high - low) / 2).to(policy.device)
         inputs = policy.feature_size + policy.contract.executed * len(low)
-        self.critics = Critics([inputs, *config.hidden, 1]).to(policy.device)
+        self.critics = Critics(inputs, config).to(policy.device)
         self.target_critics = copy.deepcopy(self.critics)
         with seeding.undisturbed():
-            self.target_policy = policy.fresh()
+            self.target_policy = policy.with_new_weights()
         self.target_policy.load_state_dict(policy.state_dict())
         self.critic_optimiser = torch.optim.Adam(self.critics.parameters(), config.value_learning_rate, fused=True)
         self.actor_optimiser = torch.optim.Adam(policy.mean_parameters(), config.learning_rate, fused=True)
@@ -113,14 +114,15 @@ class TD3(Composite):
         self.gradient_steps = 0
 
     def update(self, rollout: Rollout, progress: float, world: World = ALONE) -> dict[str, float]:
-        """Store one rollout, then take gradient steps; returns the critics' mean loss and the rows stored."""
+        """Store one rollout, then take gradient steps; returns the critics' mean metrics and the rows stored."""
         self.replay.add(self._rows(rollout))
         if self.replay.written < self.config.warmup:
             return {}
         linear_decay(self.actor_optimiser, progress, self.config.final_lr_share, self.config.learning_rate)
         linear_decay(self.critic_optimiser, progress, self.config.final_lr_share, self.config.value_learning_rate)
-        losses = [self._step() for _ in range(self.config.gradient_steps)]
-        return {"value_loss": float(torch.stack(losses).mean()), "replay": float(len(self.replay))}
+        steps = [self._step() for _ in range(self.config.gradient_steps)]
+        metrics = {name: float(torch.stack([step[name] for step in steps]).mean()) for name in steps[0]}
+        return metrics | {"replay": float(len(self.replay))}
 
     def _rows(self, rollout: Rollout) -> TensorDict:
         # R = sum of discounted rewards over `lookahead` decisions, carry = gamma^k or 0, last = decision before s'
@@ -144,17 +146,16 @@ class TD3(Composite):
         )
         return rows.flatten(0, 1)[rollout.simulated.flatten()]
 
-    def _step(self) -> Tensor:
-        """Take one step of the critics, and of the actor at every `policy_delay`-th; returns the critics' loss.
+    def _step(self) -> dict[str, Tensor]:
+        """Take one step of the critics, and of the actor at every `policy_delay`-th; returns the critics' metrics.
 
         Raises:
             DivergedError: before a step whose loss or gradient is not finite.
         """
         batch = self.replay.sample(self.config.minibatch, self.generator).to(self.policy.device)
         target = self._target(batch)
-        values = self._values(self.critics, batch["observation"], self._scaled(batch["actions"]))
-        # L = sum_i mean (Q_i(s, a) - y)^2, values are [2, B]
-        loss = (values - target).square().mean(-1).sum()
+        # L = sum_i mean (Q_i(s, a) - y)^2
+        loss = self.critics.loss(self._inputs(batch["observation"], self._scaled(batch["actions"])), target)
         self.critic_optimiser.zero_grad()
         loss.backward()
         gradient = gradient_norm(self.critics.parameters())
@@ -163,7 +164,8 @@ class TD3(Composite):
         self.gradient_steps += 1
         if self.gradient_steps % self.config.policy_delay == 0:
             self._update_actor(batch["observation"])
-        return loss.detach()
+        metrics = {"value_loss": loss.detach()}
+        return metrics | ({"clamped_targets": self.critics.clamped(target)} if self.critics.categorical else {})
 
     @torch.no_grad()
     def _target(self, batch: TensorDict) -> Tensor:
@@ -172,22 +174,20 @@ class TD3(Composite):
         noise = torch.randn(actions.shape, generator=self.generator).to(actions.device) * self.config.target_noise
         # target policy smoothing: clip(pi'(s') + clip(noise, -c, c), -1, 1)
         smoothed = (actions + noise.clamp(-self.config.noise_clip, self.config.noise_clip)).clamp(-1.0, 1.0)
-        values = self._values(self.target_critics, batch["next_observation"], smoothed)
-        return batch["reward"] + batch["carry"] * values.amin(0)
+        inputs = self._inputs(batch["next_observation"], smoothed)
+        return batch["reward"] + batch["carry"] * self.target_critics.minimum(inputs, self.generator)
 
     def _update_actor(self, observation: TensorDict) -> None:
         actions = self._scaled(self._executed(self.policy, observation))
         # L = -mean Q_1(s, pi(s)); delayed, with the targets, to every policy_delay-th step
-        loss = -self._values(self.critics, observation, actions)[0].mean()
+        loss = -self.critics.values(self._inputs(observation, actions))[0].mean()
         self.actor_optimiser.zero_grad()
         loss.backward()
         gradient = gradient_norm(self.policy.mean_parameters())
         check_finite({"policy_loss": loss.detach(), "gradient of the actor": gradient}, self.gradient_steps)
         self.actor_optimiser.step()
-        with torch.no_grad():
-            _approach(self.target_critics.parameters(), self.critics.parameters(), self.config.averaging)
-            targets = self.target_policy.mean_parameters()
-            _approach(targets, self.policy.mean_parameters(), self.config.averaging)
+        approach(self.target_critics.parameters(), self.critics.parameters(), self.config.averaging)
+        approach(self.target_policy.mean_parameters(), self.policy.mean_parameters(), self.config.averaging)
 
     def _executed(self, policy: DeterministicPolicy, observation: TensorDict) -> Tensor:
         return policy.actions(observation)[:, : policy.contract.executed]
@@ -196,8 +196,16 @@ class TD3(Composite):
         # to [-1, 1], as the critics read actions
         return (actions - self.centre) / self.half_range
 
-    def _values(self, critics: Critics, observation: TensorDict, actions: Tensor) -> Tensor:
-        return critics(torch.cat((self.policy.features(observation), actions.flatten(1)), -1))
+    def _inputs(self, observation: TensorDict, actions: Tensor) -> Tensor:
+        """Inputs of the critics, [B, features + K * A]."""
+        return torch.cat((self.policy.features(observation), actions.flatten(1)), -1)
+
+    def largest_pass(self, passes: Passes) -> int | None:
+        """Bytes that the critics' minibatch stores, or the policy's if that is more."""
+        observation, actions = passes.observation(self.config.minibatch), passes.actions(self.config.minibatch)
+        executed = actions[:, : self.policy.contract.executed]
+        critics = saved_bytes(lambda: self.critics(self._inputs(observation, executed)))
+        return max(critics, saved_bytes(lambda: self.policy.actions(observation)))
 
     def state_dict(self) -> dict[str, Any]:
         """Critics, targets, optimisers, replay and generator."""
@@ -215,29 +223,4 @@ class TD3(Composite):
         self.generator.set_state(state["generator"])
 
 
-class Critics(nn.Module):
-    """Two networks with layers of `sizes` and tanh between them, computed together: [B, I] to values [2, B]."""
-
-    def __init__(self, sizes: list[int]) -> None:
-        super().__init__()
-        bounds = [1.0 / math.sqrt(inputs) for inputs in sizes[:-1]]  # torch's default for linear layers
-        shapes = list(zip(bounds, pairwise(sizes), strict=True))
-        self.weights = nn.ParameterList(torch.empty(2, *shape).uniform_(-bound, bound) for bound, shape in shapes)
-        self.biases = nn.ParameterList(torch.empty(2, 1, shape[1]).uniform_(-bound, bound) for bound, shape in shapes)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Values [2, B] of both critics."""
-        *hidden, last = zip(self.weights, self.biases, strict=True)
-        x = inputs.expand(2, *inputs.shape)
-        for weight, bias in hidden:
-            x = torch.baddbmm(bias, x, weight).tanh()
-        return torch.baddbmm(last[1], x, last[0]).squeeze(-1)
-
-
 _PARTS = ("critics", "target_critics", "target_policy", "critic_optimiser", "actor_optimiser", "replay")
-
-
-def _approach(targets: Iterable[Tensor], sources: Iterable[Tensor], share: float) -> None:
-    for target, source in zip(targets, sources, strict=True):
-        # theta' <- (1 - share) theta' + share theta
-        target.lerp_(source, share)

@@ -30,15 +30,16 @@ complete -o nospace -o default -F _embodied embodied python python3 .venv/bin/py
 """Script for completion; in Bash the value after = is a separate word."""
 
 
-def completion(asked: str, describe: Callable[[list[str]], str]) -> str:
-    """Output of -sc `asked`: a script to evaluate, or words that continue the line in COMP_LINE.
+def completion(request: str, describe: Callable[[list[str]], str]) -> str:
+    """Output of -sc `request`: a script to evaluate, or words that continue the line in COMP_LINE.
 
     Raises:
         UserError: for anything but install, uninstall or query of a known shell.
     """
-    action, _, shell = asked.partition("=")
+    action, _, shell = request.partition("=")
     if action not in ("install", "uninstall", "query") or shell not in SHELLS:
-        raise UserError(f"expected -sc install=SHELL or uninstall=SHELL, SHELL one of {', '.join(SHELLS)}, got {asked}")
+        shells = ", ".join(SHELLS)
+        raise UserError(f"expected -sc install=SHELL or uninstall=SHELL, SHELL one of {shells}, got {request}")
     if action == "query":
         return "\n".join(candidates(os.environ.get("COMP_LINE", ""), describe))
     if action == "uninstall":

@@ -147,11 +147,11 @@ def _check_saved(group: str, saved: Mapping[str, Any], groups: Groups) -> None:
         )
 
 
-def _unknown(kind: str, name: str, known: Sequence[str], longer: Collection[str] = ()) -> str:
-    """Error message on the unknown `name` of a `kind`, with suggestions from `known` or their `longer` names."""
-    suggestion = (did_you_mean(name, longer) or did_you_mean(name, known)) if "." in name else ""
-    suggestion = suggestion or did_you_mean(name, known) or did_you_mean(name, longer)
-    return f"unknown {kind} {name!r}; expected one of {', '.join(known)}{suggestion}"
+def _unknown(kind: str, name: str, names: Sequence[str], longer: Collection[str] = ()) -> str:
+    """Error message on the unknown `name` of a `kind`, with suggestions from `names` or their `longer` names."""
+    suggestion = (did_you_mean(name, longer) or did_you_mean(name, names)) if "." in name else ""
+    suggestion = suggestion or did_you_mean(name, names) or did_you_mean(name, longer)
+    return f"unknown {kind} {name!r}; expected one of {', '.join(names)}{suggestion}"
 
 
 def _nested(groups: Groups) -> list[str]:

@@ -31,7 +31,7 @@ class Needs:
     venv: str = ""
     install: str = ""
 
-    def told(self) -> str:
+    def described(self) -> str:
         """Text on the extra: whether it is installed, and the command that installs it."""
         missing = [name for name in self.modules if find_spec(name) is None]
         python = Path(self.venv) / "bin" / "python"
@@ -63,9 +63,9 @@ def tasks(classes: Mapping[str, type], needs: Mapping[str, Needs]) -> str:
     return "\n".join([*lines, f"{command('train')} task=NAME trains one; --help task=NAME tells its options."])
 
 
-def _head(simulator: str, made: type, needs: Needs | None) -> str:
-    assets = made().asset_kind
-    parts = [needs.told() if needs else "needs nothing more", *([f"{assets} assets found"] if assets else [])]
+def _head(simulator: str, task_class: type, needs: Needs | None) -> str:
+    assets = task_class().asset_kind
+    parts = [needs.described() if needs else "needs nothing more", *([f"{assets} assets found"] if assets else [])]
     return f"{simulator} ({'; '.join(parts)})"
 
 

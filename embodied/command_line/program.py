@@ -215,5 +215,5 @@ def _kind(config: Any) -> type:  # noqa: ANN401 - OmegaConf's
     return OmegaConf.get_type(config) or dict
 
 
-def _doc(given: type) -> str:
-    return inspect.cleandoc(given.__dict__.get("__doc__") or "")
+def _doc(documented: type) -> str:
+    return inspect.cleandoc(documented.__dict__.get("__doc__") or "")

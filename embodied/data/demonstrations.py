@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDict
 
 from embodied.contract import Contract
-from embodied.data.episodes import FOLDER, FORMAT, RECORD, UNKNOWN, Episodes, EpisodeWriter, read
+from embodied.data.episodes import FOLDER, FORMATS, RECORD, UNKNOWN, Episodes, EpisodeWriter, read
 from embodied.errors import UserError
 from embodied.saving import sealed
 
@@ -46,7 +46,7 @@ def made_once(run: Path, contract: Contract, origin: dict[str, Any], make: Calla
 def notes(run: Path) -> list[str]:
     """Notes by the writer of the demonstrations in the folder `run`, for the report; none if there are none."""
     path = run / FOLDER / RECORD
-    return sealed.read(path, FORMAT)["origin"].get("notes", []) if path.exists() else []
+    return sealed.read(path, *FORMATS)["origin"].get("notes", []) if path.exists() else []
 
 
 def report_notes(demonstrations: Episodes, run: Path) -> list[str]:

@@ -22,12 +22,14 @@ from torch import Tensor
 
 from embodied.contract import Contract
 from embodied.data.pictures import BYTES, Pictures
+from embodied.data.texts import Texts
 from embodied.errors import UserError
 from embodied.saving import sealed
 from embodied.saving.files import flush, rename
 from embodied.world import ALONE, World
 
-FORMAT = 2
+FORMATS = 2, 3
+"""Formats of folders that `read` reads; the last is written. Format 2 has texts as bytes of each observation."""
 RECORD = "episodes.json"
 FOLDER = "demonstrations"
 """Folder of a run's demonstrations."""
@@ -41,8 +43,9 @@ class Episodes:
     """E complete episodes, concatenated.
 
     There is an observation before every control step, or only before every decision: `first` [R] is the index of the
-    step after each. Unknown rewards are zero. `pictures` are further observations, which stay encoded until they are
-    sampled. Episodes of D datasets can be drawn by `weights`. Failed episodes are stored, but `sample` draws none.
+    step after each. Unknown rewards are zero. `pictures` and `texts` are further observations, which stay encoded and
+    numbers of a table until they are sampled. Episodes of D datasets can be drawn by `weights`. Failed episodes are
+    stored, but `sample` draws none.
     """
 
     observation: TensorDict  # [R]
@@ -59,6 +62,7 @@ class Episodes:
     dataset_index: Tensor | None = None  # [E] int64, ascending from 0; None: of one dataset
     weights: Tensor | None = None  # [D] of each dataset in `sample`, not in files; None: its number of observations
     signals: TensorDict | None = None  # [S] further values of steps by name; None: not recorded
+    texts: Texts | None = None  # [R]
 
     @staticmethod
     def of(
@@ -96,6 +100,8 @@ class Episodes:
     @staticmethod
     def join(parts: Sequence[Episodes]) -> Episodes:
         """Concatenate the episodes of `parts`; final observations, datasets and signals only if all have the same."""
+        if len({part.texts is None for part in parts}) > 1:
+            parts = [part.expanded() for part in parts]
         offset, shifted = 0, []
         for part in parts:
             shifted.append(replace(part, first=part.first + offset, ends=part.ends + offset))
@@ -103,7 +109,7 @@ class Episodes:
         missing = [name for name in OPTIONAL if any(getattr(part, name) is None for part in parts)]
         if len({frozenset(part.signals.keys()) for part in parts if part.signals is not None}) > 1:
             missing.append("signals")
-        excluded = {"pictures", "weights", *missing}
+        excluded = {"pictures", "texts", "weights", *missing}
         joined = {
             field.name: torch.cat([getattr(part, field.name) for part in shifted])
             for field in fields(Episodes)
@@ -111,7 +117,28 @@ class Episodes:
         }
         pictures = [part.pictures for part in parts if part.pictures is not None]
         assert len(pictures) in (0, len(parts))
-        return Episodes(**cast(dict[str, Any], joined), pictures=Pictures.join(pictures) if pictures else None)
+        texts = [part.texts for part in parts if part.texts is not None]
+        return Episodes(
+            **cast(dict[str, Any], joined),
+            pictures=Pictures.join(pictures) if pictures else None,
+            texts=Texts.join(texts) if texts else None,
+        )
+
+    def indexed(self, contract: Contract) -> Episodes:
+        """The same episodes, in which the texts of `contract` are numbers of a table."""
+        keys = [key for key, spec in contract.observation.items() if spec.is_text and key in self.observation]
+        if not keys:
+            return self
+        assert self.texts is None
+        texts = Texts.of({key: self.observation[key] for key in keys})
+        return replace(self, observation=self.observation.exclude(*keys), texts=texts)
+
+    def expanded(self) -> Episodes:
+        """The same episodes with texts as bytes of their observations, uint8; the inverse of `indexed`."""
+        if self.texts is None:
+            return self
+        texts = self.texts.take(torch.arange(len(self)))
+        return replace(self, observation=self.observation.copy().update(texts), texts=None)
 
     def __len__(self) -> int:
         """Number of observations, R; a chunk can begin at each."""
@@ -143,8 +170,7 @@ class Episodes:
         end = self.ends[episode].unsqueeze(1)
         # steps of each chunk, [B, H]
         index = first.unsqueeze(1) + torch.arange(horizon)
-        # Several times as fast as observation[rows].
-        observation = self.observation.apply(lambda part: part.index_select(0, rows), batch_size=[len(rows)])
+        observation = self._observation(rows)
         if self.pictures is not None:
             observation.update(self.pictures.take(rows))
         return TensorDict(
@@ -156,6 +182,12 @@ class Episodes:
             },
             batch_size=[len(rows)],
         )
+
+    def _observation(self, rows: Tensor) -> TensorDict:
+        """The observations `rows` without pictures, [B]."""
+        # Several times as fast as observation[rows].
+        observation = self.observation.apply(lambda part: part.index_select(0, rows), batch_size=[len(rows)])
+        return observation if self.texts is None else observation.update(self.texts.take(rows))
 
     def sample(self, count: int, horizon: int, generator: torch.Generator, world: World = ALONE) -> TensorDict:
         """Chunks to imitate, from `count` observations of episodes that did not fail.
@@ -180,9 +212,9 @@ class Episodes:
         """
         if self.weights is None:
             if not self.failed.any():
-                return self.observation, self.actions
+                return self.expanded().observation, self.actions
             steps = torch.searchsorted(self.ends, torch.arange(self.steps), right=True)
-            return self.observation[self.imitated_rows()], self.actions[~self.failed[steps]]
+            return self._observation(self.imitated_rows()), self.actions[~self.failed[steps]]
         begin, size = (each.tolist() for each in self._datasets())
         total = sum(size)
         counts = (self.weights / self.weights.sum() * total).round().clamp_min(1).long().tolist()
@@ -191,7 +223,7 @@ class Episodes:
             first + torch.arange(n) * available // n for first, available, n in zip(begin, size, counts, strict=True)
         ]
         rows = self._rows(torch.cat(spaced))
-        return self.observation[rows], self.actions[self.first[rows]]
+        return self._observation(rows), self.actions[self.first[rows]]
 
     def imitated_rows(self) -> Tensor:
         """Indices of the observations of episodes that did not fail, ascending."""
@@ -251,10 +283,14 @@ class Episodes:
         rows, steps = slice(row, last), slice(step, stop)
         slices = {"observation": rows, "first": rows, "actions": steps, "reward": steps, "human": steps}
         slices["signals"] = steps
-        whole = columns(replace(self, pictures=None))
+        whole = columns(replace(self, pictures=None, texts=None))
         parts = {name: value[slices.get(name.partition(".")[0], slice(begin, end))] for name, value in whole.items()}
         parts["first"], parts["ends"] = parts["first"] - step, parts["ends"] - step
-        return replace(from_columns(parts), pictures=self.pictures and self.pictures.part(row, last))
+        return replace(
+            from_columns(parts),
+            pictures=self.pictures and self.pictures.part(row, last),
+            texts=self.texts and self.texts.part(row, last),
+        )
 
     def last(self, count: int) -> Episodes:
         """Copy the last episodes, with at least `count` observations in total; all if there are fewer."""
@@ -279,6 +315,7 @@ class EpisodeWriter:
             raise UserError(f"{folder} exists; choose another folder for episodes")
         self._temporary = self.folder.with_name(f".{self.folder.name}.tmp")
         self._columns: dict[str, _Column] = {}
+        self._texts: Texts | None = None
         self._steps = 0
 
     def __enter__(self) -> Self:
@@ -293,7 +330,12 @@ class EpisodeWriter:
         Raises:
             UserError: if names, shapes or types of the tensors differ from those before; then nothing is written.
         """
+        episodes = episodes.indexed(self.contract)
         shifted = replace(episodes, first=episodes.first + self._steps, ends=episodes.ends + self._steps)
+        texts = None
+        if episodes.texts is not None:
+            texts, appended = episodes.texts.continuing(self._texts)
+            shifted = replace(shifted, texts=appended)
         if episodes.pictures is not None:
             begin = {key: self._columns[f"{BYTES}.{key}"].rows for key in episodes.pictures.data if self._columns}
             shifted = replace(shifted, pictures=episodes.pictures.shifted(begin))
@@ -306,7 +348,7 @@ class EpisodeWriter:
             self._columns[name].check(values)
         for name, values in rows.items():
             self._columns[name].append(values)
-        self._steps += episodes.steps
+        self._steps, self._texts = self._steps + episodes.steps, texts
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         """Complete the folder; after an error nothing remains."""
@@ -315,7 +357,7 @@ class EpisodeWriter:
                 for column in self._columns.values():
                     closing.callback(column.close)
             if kind is None:
-                record = {"format": FORMAT, "contract": self.contract.to_dict(), "origin": self.origin}
+                record = {"format": FORMATS[-1], "contract": self.contract.to_dict(), "origin": self.origin}
                 sealed.write(self._temporary / RECORD, record, [f"{name}.npy" for name in self._columns])
                 flush(self._temporary)
                 rename(self._temporary, self.folder)
@@ -331,7 +373,7 @@ def read(folder: str | Path) -> tuple[Episodes, Contract, dict[str, Any]]:
     """
     folder = Path(folder)
     try:
-        record = sealed.read(folder / RECORD, FORMAT)
+        record = sealed.read(folder / RECORD, *FORMATS)
         sealed.check_files(folder / RECORD, record)
         tensors = {name.removesuffix(".npy"): _mapped(folder / name) for name in record["files"]}
         contract = Contract.from_dict(record["contract"])
@@ -351,7 +393,7 @@ def columns(episodes: Episodes) -> dict[str, Tensor]:
         value = getattr(episodes, field.name)
         if isinstance(value, TensorDict):
             tensors |= {f"{field.name}.{key}": part for key, part in value.items()}
-        elif isinstance(value, Pictures):
+        elif isinstance(value, Pictures | Texts):
             tensors |= value.columns()
         elif value is not None and field.name != "weights":
             tensors[field.name] = value
@@ -360,18 +402,20 @@ def columns(episodes: Episodes) -> dict[str, Tensor]:
 
 def from_columns(named: Mapping[str, Tensor]) -> Episodes:
     """Build episodes from the tensors of `columns`; its inverse."""
-    nested: dict[str, dict[str, Any]] = {}
-    pictures = Pictures.from_columns(named)
-    flat: dict[str, Any] = {"pictures": pictures}
+    nested: dict[str, dict[str, Any]] = {"observation": {}}
+    pictures, texts = Pictures.from_columns(named), Texts.from_columns(named)
+    flat: dict[str, Any] = {"pictures": pictures, "texts": texts}
+    encoded = {name for part in (pictures, texts) if part is not None for name in part.columns()}
     for name, values in named.items():
-        if pictures is not None and name in pictures.columns():
+        if name in encoded:
             continue
         outer, _, key = name.partition(".")
         if key:
             nested.setdefault(outer, {})[key] = values
         else:
             flat[name] = values
-    batches = {name: TensorDict(parts, [len(next(iter(parts.values())))]) for name, parts in nested.items()}
+    sizes = {name: len(next(iter(parts.values()), named["first"])) for name, parts in nested.items()}
+    batches = {name: TensorDict(parts, [sizes[name]]) for name, parts in nested.items()}
     return Episodes(**flat, **batches)
 
 

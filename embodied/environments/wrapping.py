@@ -25,18 +25,10 @@ from embodied.environment import (
     Transition,
     Watched,
 )
+from embodied.export.conditions import Conditions
 from embodied.policy import Policy
 from embodied.scene.viewable import Viewable
-from embodied.task import (
-    BaselineTask,
-    DemonstratingTask,
-    MarginTask,
-    PublishedTask,
-    RecordedTask,
-    SimulatedTask,
-    Task,
-    VariedTask,
-)
+from embodied.task import Convention, Sweep, Task
 
 ENVIRONMENT_CAPABILITIES: dict[type, tuple[str, ...]] = {
     Restorable: ("state_dict", "load_state_dict"),
@@ -47,17 +39,6 @@ ENVIRONMENT_CAPABILITIES: dict[type, tuple[str, ...]] = {
     Viewable: ("view",),
 }
 """Names that each capability of an environment adds, except numbered initial states, which `reset` takes."""
-
-TASK_CAPABILITIES: dict[type, tuple[str, ...]] = {
-    BaselineTask: ("baselines",),
-    VariedTask: ("variants",),
-    RecordedTask: ("demonstration_files", "recorded_demonstrations"),
-    DemonstratingTask: ("most_demonstrated",),
-    PublishedTask: ("convention",),
-    MarginTask: ("margins",),
-    SimulatedTask: ("sims", "usual_starts"),
-}
-"""Names that each capability of a task adds."""
 
 
 def keep_capabilities(wrapper: object, wrapped: object, capabilities: Mapping[type, tuple[str, ...]]) -> None:
@@ -106,17 +87,11 @@ class WrappedEnvironment:
         self.env.close()
 
 
-class WrappedTask:
-    """Wrapper of `task` with every capability that a run uses."""
+class WrappedTask(Task):
+    """Wrapper of `task`, which forwards everything that a task has."""
 
     def __init__(self, task: Task) -> None:
         self.task, self.name, self.distributions = task, task.name, task.distributions
-        keep_capabilities(self, task, TASK_CAPABILITIES)
-
-    @property
-    def asset_kind(self) -> str | None:
-        """Asset kind of the wrapped task."""
-        return self.task.asset_kind
 
     def contract(self, distribution: str) -> Contract:
         """See `Task.contract`."""
@@ -128,9 +103,60 @@ class WrappedTask:
         """See `Task.environment`."""
         return self.task.environment(num_envs, distribution, split, seed, device)
 
+    @property
+    def asset_kind(self) -> str | None:
+        """See `Task.asset_kind`."""
+        return self.task.asset_kind
+
+    @property
+    def variants(self) -> tuple[str, ...]:
+        """See `Task.variants`."""
+        return self.task.variants
+
+    @property
+    def margins(self) -> Mapping[str, Sweep]:
+        """See `Task.margins`."""
+        return self.task.margins
+
+    @property
+    def conditions(self) -> Conditions | None:
+        """See `Task.conditions`."""
+        return self.task.conditions
+
+    @property
+    def sims(self) -> tuple[str, ...]:
+        """See `Task.sims`."""
+        return self.task.sims
+
+    @property
+    def default_starts(self) -> int:
+        """See `Task.default_starts`."""
+        return self.task.default_starts
+
+    def baselines(self) -> Mapping[str, Policy]:
+        """See `Task.baselines`."""
+        return self.task.baselines()
+
     def demonstrations(self, directory: Path, seed: int) -> Episodes | None:
         """See `Task.demonstrations`."""
         return self.task.demonstrations(directory, seed)
+
+    @property
+    def max_demonstration_steps(self) -> int:
+        """See `Task.max_demonstration_steps`."""
+        return self.task.max_demonstration_steps
+
+    def demonstration_files(self, source: Path) -> list[Path]:
+        """See `Task.demonstration_files`."""
+        return self.task.demonstration_files(source)
+
+    def recorded_demonstrations(self, source: Path, directory: Path) -> Episodes:
+        """See `Task.recorded_demonstrations`."""
+        return self.task.recorded_demonstrations(source, directory)
+
+    def convention(self) -> Convention | None:
+        """See `Task.convention`."""
+        return self.task.convention()
 
     def video(
         self, path: Path, policies: Mapping[str, Policy], device: str, distribution: str | None = None, first: int = 0

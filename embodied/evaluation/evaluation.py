@@ -205,11 +205,11 @@ class EvaluationResult:
 
     def first(self, starts: int) -> EvaluationResult:
         """Result of the episodes of each task's first `starts` initial states."""
-        truncate = lambda found: {name: values[:, :starts] for name, values in found.items()}  # noqa: E731
+        truncate = lambda columns: {name: values[:, :starts] for name, values in columns.items()}  # noqa: E731
         returns = None if self.returns is None else self.returns[:, :starts]
-        found = {"success": self.success[:, :starts], "steps": self.steps[:, :starts]}
-        found |= {name: truncate(getattr(self, name)) for name in ("metrics", "failures", "events")}
-        return replace(self, **found, returns=returns)
+        columns = {"success": self.success[:, :starts], "steps": self.steps[:, :starts]}
+        columns |= {name: truncate(getattr(self, name)) for name in ("metrics", "failures", "events")}
+        return replace(self, **columns, returns=returns)
 
     def gain_over(self, before: EvaluationResult, z: float = Z95) -> Gain:
         """Gain from `before` to this, with its interval.
@@ -373,10 +373,10 @@ class _Running:
         self.events: dict[str, Tensor] = {}
         self._zero = torch.zeros(num_envs, dtype=torch.float64)
 
-    def restart(self, begun: Tensor | slice) -> None:
-        """Reset the totals of episodes that begin, `begun` [N]."""
+    def restart(self, begins: Tensor | slice) -> None:
+        """Reset the totals of episodes that begin, `begins` [N]."""
         for values in (*self.sums.values(), *self.events.values()):
-            values[begun] = 0
+            values[begins] = 0
 
     def add(self, transition: Transition) -> None:
         """Add the signals and events of one chunk."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 
 @dataclass(frozen=True)
@@ -28,12 +27,3 @@ class Conditions:
         if not self.missing:
             return None
         return f"trained without {' and without '.join(self.missing)}: expect it to fail on hardware"
-
-
-class PreparedTask(Protocol):
-    """A task with known training conditions."""
-
-    @property
-    def conditions(self) -> Conditions:
-        """Training conditions of this task's policies."""
-        ...

@@ -15,7 +15,7 @@ from embodied import native
 from embodied.native import choose, pointers
 from embodied.navigation.local_map import (
     AGE,
-    APART,
+    BEAM_STRIDE,
     FADES,
     GOAL,
     HEADING,
@@ -105,7 +105,7 @@ class CompiledMap(LocalMap):
             MAP + 2 * self.side * self.side,
             self.side,
             len(self.angles),
-            APART,
+            BEAM_STRIDE,
             math.ceil(self.range_m / self.cell_m) - 1,
             len(self.ahead_m),
             self.scans,

@@ -24,7 +24,7 @@ VELOCITY, GOAL = slice(2, 4), slice(4, 6)
 """Memory before the map: heading (rad) and half the initial goal distance (m), its position; last velocity, goal;
 control periods since the last plan, and since the beginning.
 """
-FADES, APART = 0.34, 2
+FADES, BEAM_STRIDE = 0.34, 2
 """Decay of a cell when a beam passes it; stride of the beams used for clearing."""
 LONGEST_M = 50.0
 """Largest observed cost of a path, m."""
@@ -227,8 +227,8 @@ class LocalMap:
         """
         hits = memory[:, MAP : MAP + self.side * self.side]  # flat
         far = self.cell_m * torch.arange(1, math.ceil(self.range_m / self.cell_m), device=lidar.device)
-        free = far < lidar[:, ::APART, None] - 1.5 * self.cell_m
-        cells, inside = self._cells(self._places(memory, far.expand(free.shape), slice(None, None, APART)))
+        free = far < lidar[:, ::BEAM_STRIDE, None] - 1.5 * self.cell_m
+        cells, inside = self._cells(self._places(memory, far.expand(free.shape), slice(None, None, BEAM_STRIDE)))
         through = (free & inside).flatten(1).float()
         # once per cell and scan, however many beams pass it
         hits.sub_(FADES * torch.zeros_like(hits).scatter_reduce_(1, cells.flatten(1), through, "amax"))

@@ -349,7 +349,7 @@ class Connected(Apart):
 
     def _crew(self, recipe: Recipe, num_envs: int) -> Actors:
         with seeding.undisturbed():
-            cpu_policy = recipe.policy.fresh().to("cpu")
+            cpu_policy = recipe.policy.with_new_weights().to("cpu")
         return Actors(self.config, replace(recipe, policy=cpu_policy, threads=max(1, int(self.config.cpus))), num_envs)
 
 

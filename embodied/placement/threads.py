@@ -86,7 +86,7 @@ class Threads:
         with seeding.undisturbed():
             for slot in self.slots:
                 worker = Worker()
-                worker.build(self.recipe, slot.place, self.recipe.policy.fresh())
+                worker.build(self.recipe, slot.place, self.recipe.policy.with_new_weights())
                 slot.worker = worker
         torch.set_num_threads(threads)
 

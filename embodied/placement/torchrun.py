@@ -32,7 +32,7 @@ from embodied.errors import UserError
 from embodied.interrupt import Stopped
 from embodied.placement.averaging import average_gradients
 from embodied.placement.local import Result, divides
-from embodied.policy import LayeredPolicy, TrainablePolicy
+from embodied.policy import TrainablePolicy
 from embodied.saving import sharding
 
 log = logging.getLogger(__name__)
@@ -150,7 +150,7 @@ class Torchrun:
         Raises:
             UserError: for a policy that names no layers.
         """
-        layered = isinstance(policy, LayeredPolicy)
+        layered = bool(policy.blocks())
         if self.shard and not layered:
             raise UserError("placement.shard=true divides large policies by their layers; use placement.shard=false")
         if not (layered and divides(self.shard, self.device)):

@@ -62,7 +62,7 @@ class Row:
         if first.measure == "success":
             episode_bounds = self.binomial(distribution)
             low, high = max(0.0, min(low, episode_bounds[0])), min(1.0, max(high, episode_bounds[1]))
-        return _told("mean", mean, low, high)
+        return _checked_interval("mean", mean, low, high)
 
     def binomial(self, distribution: str) -> tuple[float, float]:
         """Wilson's interval of the success rate of all runs' episodes, as if seeds did not matter."""
@@ -82,7 +82,7 @@ class Row:
             if high - low < 1e-9:
                 bounds = self.mean(distribution)
                 low, high = min(estimate, bounds["low"] or 0.0), max(estimate, bounds["high"] or 0.0)
-        return _told("iqm", estimate, low, high)
+        return _checked_interval("iqm", estimate, low, high)
 
     def average(self, cost: str) -> float | None:
         """Mean over runs of a cost in their reports, summed over phases; None unless every report has it."""
@@ -264,20 +264,20 @@ def _difference(after: Row, before: Row, distribution: str) -> dict[str, Any]:
         scores = [row.scores(distribution) for row in (after, before)]
         interval = difference_interval(scores[0].mean(1), scores[1].mean(1))
         if min(counts) > 1:
-            better = _told("probability", *probability_of_improvement(scores[0], scores[1]))
+            better = _checked_interval("probability", *probability_of_improvement(scores[0], scores[1]))
             interval = _widened(interval, after, before, distribution) if results[0].measure == "success" else interval
     return {
-        **_told("difference", *interval),
+        **_checked_interval("difference", *interval),
         "paired": counts == (1, 1) and all(result.repeatable for result in results),
         "improvement": better,
     }
 
 
 def _widened(
-    found: tuple[float, float, float], after: Row, before: Row, distribution: str
+    interval: tuple[float, float, float], after: Row, before: Row, distribution: str
 ) -> tuple[float, float, float]:
     """Widen an interval over runs to at least that of all their episodes (Newcombe 1998, as for a gain)."""
-    difference, low, high = found
+    difference, low, high = interval
     rates = [float(row.scores(distribution).mean()) for row in (after, before)]
     (up_low, up_high), (down_low, down_high) = (row.binomial(distribution) for row in (after, before))
     spread_down = math.hypot(rates[0] - up_low, down_high - rates[1])
@@ -285,7 +285,7 @@ def _widened(
     return difference, max(-1.0, min(low, difference - spread_down)), min(1.0, max(high, difference + spread_up))
 
 
-def _told(name: str, value: float, low: float, high: float) -> Interval:
+def _checked_interval(name: str, value: float, low: float, high: float) -> Interval:
     return {key: x if math.isfinite(x) else None for key, x in ((name, value), ("low", low), ("high", high))}
 
 

@@ -100,11 +100,11 @@ def _options(record: Mapping[str, Any]) -> str:
     return table(["what differs", *(row["name"] for row in record["rows"])], rows) if rows else ""
 
 
-def _interval(found: Mapping[str, Any] | None, kind: str, measure: str) -> str:
+def _interval(interval: Mapping[str, Any] | None, kind: str, measure: str) -> str:
     """Format a number with its bounds, if any: rates in percent, their differences in points, returns unchanged."""
-    if not found:
+    if not interval:
         return ""
-    values = [found[name] for name in (kind, "low", "high") if found[name] is not None]
+    values = [interval[name] for name in (kind, "low", "high") if interval[name] is not None]
     sign = "+" if kind == "difference" else ""
     if measure == "return":
         words = [f"{value:{sign}.4g}" for value in values]

@@ -17,7 +17,7 @@ from embodied.report.markdown import table
 from embodied.saving.files import complete_or_absent
 from embodied.saving.json_text import dumps_rows, loads
 from embodied.saving.versions import git_commit
-from embodied.task import MarginTask, Sweep, Task
+from embodied.task import Sweep, Task
 
 log = logging.getLogger(__name__)
 NAME = "margins"
@@ -78,7 +78,7 @@ def measure(
     Raises:
         UserError: for a task without sweeps.
     """
-    if not isinstance(task, MarginTask):
+    if not task.margins:
         raise UserError(f"{task.name} has no conditions to sweep; use margins=false")
     margins, points = {}, sum(len(sweep.values) for sweep in task.margins.values())
     options = {"starts_per_task": starts_per_task, "first_start": first_start, "device": device}

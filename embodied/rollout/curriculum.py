@@ -2,7 +2,7 @@
 
 A share of episodes repeats known initial states of the environment's task, with weight exp(-|success - 1/2| /
 TEMPERATURE), and the others begin in new ones, which a curriculum of only known states would never find. For every
-task the `KNOWN` states nearest to one half are remembered.
+task the `REMEMBERED` states nearest to one half are remembered.
 
 Differs from VLA-RL (arXiv 2505.18719), whose published code also draws among the initial states of a task, but by
 their failures: with weight (1 - success)^(1 / temperature), and at least a minimum, so that states which are never
@@ -20,7 +20,7 @@ from torch import Tensor
 from embodied import seeding
 from embodied.rollout.starts import RECENT, drawn_first
 
-KNOWN = 32
+REMEMBERED = 32
 TEMPERATURE = 0.1
 MEMORY = 0.9
 """Weight of an attempt relative to the one after it, because the policy changes."""
@@ -96,7 +96,7 @@ class CurriculumStarts:
         records, start = self.known[self.task_index[env]], self.running[env]
         attempts, successes = records.get(start, (0.0, 0.0))
         records[start] = (MEMORY * attempts + 1.0, MEMORY * successes + won)
-        if len(records) > KNOWN:
+        if len(records) > REMEMBERED:
             del records[min(records, key=lambda each: weight(records[each]))]
         self.ended[env] = True
         if self.first[env]:

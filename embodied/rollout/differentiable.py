@@ -13,7 +13,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from embodied.environment import DifferentiableEnvironment, Environment, NumberedStarts, clip_gradient
-from embodied.policy import Decision, DensePolicy, DeterministicPolicy, Policy
+from embodied.policy import Decision, DeterministicPolicy, Policy
 from embodied.rollout.finite import check_observation, check_reward, check_transition
 from embodied.rollout.rollout import ENDS, Collector, Rollout, stacked_row
 from embodied.rollout.starts import Starts
@@ -64,8 +64,10 @@ class DifferentiableCollector(Collector):
         env = cast(DifferentiableEnvironment, self.env)
         # the mean over N environments and T decisions divides each gradient by N * T
         limit = self.max_action_gradient / (env.num_envs * decisions)
-        if isinstance(env, UnrolledEnvironment) and isinstance(self.policy, DensePolicy):
-            layers = [(weight.to(env.device), bias.to(env.device)) for weight, bias in self.policy.layers()]
+        unrolled = isinstance(env, UnrolledEnvironment)
+        layers = cast(DeterministicPolicy, self.policy).dense_layers() if unrolled else None
+        if unrolled and layers is not None:
+            layers = [(weight.to(env.device), bias.to(env.device)) for weight, bias in layers]
             rollout = env.unroll(layers, decisions, limit)
             check_reward(env, rollout.reward)
             for observation in (rollout.observation, rollout.last_observation):

@@ -34,15 +34,15 @@ class GroupStarts:
         self.fresh = torch.full(
             (int(self.task_index.max()) + 1,), drawn_first(generator)
         )  # first start of this iteration, by task
-        self.begun = torch.zeros(len(task_index), dtype=torch.int64)  # episodes of this iteration
+        self.begun_episodes = torch.zeros(len(task_index), dtype=torch.int64)  # episodes of this iteration
 
     def __call__(self, finished: Tensor, success: Tensor) -> Tensor:
         """Initial states [N] for environments that `finished` [N]; elsewhere 0, which is unused."""
         finished = finished.cpu()
         # number of the group within the iteration: (round * environments + index) // group
-        number = (self.begun * self.count + self.place) // self.group
+        number = (self.begun_episodes * self.count + self.place) // self.group
         start = self.fresh[self.task_index] + number
-        self.begun = self.begun + finished
+        self.begun_episodes = self.begun_episodes + finished
         return torch.where(finished, start % self.num_starts if self.num_starts else start, 0)
 
     def separate(self, generator: torch.Generator) -> None:
@@ -51,9 +51,9 @@ class GroupStarts:
 
     def abandon(self) -> None:
         """End an iteration: the next episodes belong to new groups."""
-        used = (self.begun * self.count + self.group - 1) // self.group
+        used = (self.begun_episodes * self.count + self.group - 1) // self.group
         self.fresh = self.fresh + torch.zeros_like(self.fresh).scatter_reduce(0, self.task_index, used, "amax")
-        self.begun = torch.zeros_like(self.begun)
+        self.begun_episodes = torch.zeros_like(self.begun_episodes)
 
     def metrics(self) -> dict[str, float]:
         """No metrics."""
@@ -61,11 +61,11 @@ class GroupStarts:
 
     def state_dict(self) -> dict[str, Any]:
         """Counters of starts and episodes."""
-        return {"fresh": self.fresh.clone(), "begun": self.begun.clone()}
+        return {"fresh": self.fresh.clone(), "begun": self.begun_episodes.clone()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict`."""
-        self.fresh, self.begun = state["fresh"].clone(), state["begun"].clone()
+        self.fresh, self.begun_episodes = state["fresh"].clone(), state["begun"].clone()
 
 
 class WholeEpisodes(Collector):
@@ -81,7 +81,7 @@ class WholeEpisodes(Collector):
         longest = -(-env.step_limit // env.contract.executed)
         rounds = max(1, decisions // longest)
         self.abandon()
-        self.left = torch.full((env.num_envs,), rounds, device=env.device)
+        self.remaining = torch.full((env.num_envs,), rounds, device=env.device)
         self.frozen: list[Tensor] = []
         rollout = super().collect(rounds * longest)
         running = ~torch.stack(self.frozen).to(rollout.done.device)
@@ -89,8 +89,8 @@ class WholeEpisodes(Collector):
         return replace(rollout, executed=rollout.executed & running.unsqueeze(-1), **ends)
 
     def _due(self) -> Tensor:
-        due = self.finished & (self.left > 0)
-        self.left = self.left - due.long()
+        due = self.finished & (self.remaining > 0)
+        self.remaining = self.remaining - due.long()
         self.frozen.append(self.finished & ~due)
         return due
 

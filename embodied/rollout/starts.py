@@ -90,14 +90,14 @@ class RetryStarts:
             self.failed[task] = torch.cat((retried, self.failed[task]))
         self.running = torch.full_like(self.running, -1)
 
-    def _deal(self, task: int, rows: Tensor, again: Tensor, wanted: Tensor) -> None:
+    def _deal(self, task: int, rows: Tensor, again: Tensor, requested: Tensor) -> None:
         """Assign initial states to environments `rows` of `task`, in order; failures (`again` [N]) are queued first.
 
         One after the other, each environment appends its failure to the queue, then takes the head of the queue if it
-        is `wanted` [N] and not empty. The queue's length after each is max(length + puts - takes, 0): Lindley's
+        is `requested` [N] and not empty. The queue's length after each is max(length + puts - takes, 0): Lindley's
         recursion, whose solution is a running minimum.
         """
-        puts, takes = again[rows].long(), wanted[rows].long()
+        puts, takes = again[rows].long(), requested[rows].long()
         queue = torch.cat((self.failed[task], self.running[rows[puts.bool()]] + torch.tensor([0, 1])))
         walk = len(self.failed[task]) + (puts - takes).cumsum(0)
         # Lindley: length_i = walk_i - min(0, min_{j <= i} walk_j)

@@ -27,7 +27,7 @@ class Rows:
 
     def __init__(self, length: int, storage: Storage, folder: Path | None) -> None:
         self.length, self.storage, self.folder = length, storage, folder
-        self.found: dict[tuple[str, ...], Tensor] = {}
+        self.leaves: dict[tuple[str, ...], Tensor] = {}
         self.batch: dict[str, list[int]] = {}
         self.named: dict[str, Counter[str]] = {}  # rows of each tensor of a dictionary
 
@@ -51,8 +51,8 @@ class Rows:
         """All tensors by name, [T, ...]; of a dictionary, those that every row has."""
         tensors: dict[str, Any] = {name: TensorDict({}, batch) for name, batch in self.batch.items()}
         for name, rows in self.named.items():
-            tensors[name] = {key: self.found[name, key] for key, count in rows.items() if count == self.length}
-        for (name, *path), tensor in self.found.items():
+            tensors[name] = {key: self.leaves[name, key] for key, count in rows.items() if count == self.length}
+        for (name, *path), tensor in self.leaves.items():
             if name in self.named:
                 continue
             if path:
@@ -62,9 +62,9 @@ class Rows:
         return tensors
 
     def _into(self, path: tuple[str, ...], leaf: Tensor) -> Tensor:
-        if path not in self.found:
-            self.found[path] = self._empty((self.length, *leaf.shape), leaf)
-        return self.found[path]
+        if path not in self.leaves:
+            self.leaves[path] = self._empty((self.length, *leaf.shape), leaf)
+        return self.leaves[path]
 
     def _empty(self, shape: tuple[int, ...], leaf: Tensor) -> Tensor:
         if self.storage is Storage.DEVICE:

@@ -95,10 +95,10 @@ class Checkpoint:
             ) from error
 
 
-def save(run: str | Path, checkpoint: Checkpoint, kept: int = 0) -> Path:
+def save(run: str | Path, checkpoint: Checkpoint, protected: int = 0) -> Path:
     """Add `checkpoint` to the run directory `run`, and return its path.
 
-    All but the newest two and number `kept` are deleted. It is written under a temporary name and renamed when
+    All but the newest two and number `protected` are deleted. It is written under a temporary name and renamed when
     complete, so that a kill at any moment leaves the previous one.
 
     Raises:
@@ -106,7 +106,7 @@ def save(run: str | Path, checkpoint: Checkpoint, kept: int = 0) -> Path:
     """
     final = _add(Path(run) / FOLDER, checkpoint)
     for old in _complete(final.parent)[:-KEEP]:
-        if int(old.name) != kept:
+        if int(old.name) != protected:
             shutil.rmtree(old)
     return final
 

@@ -28,8 +28,8 @@ def write(path: Path, record: dict[str, Any], files: Iterable[str]) -> dict[str,
     return json.loads(path.read_bytes())
 
 
-def read(path: Path, format_: int) -> dict[str, Any]:
-    """Read the record that `write` wrote to `path` in `format_`; `check_files` checks the listed files.
+def read(path: Path, *formats: int) -> dict[str, Any]:
+    """Read the record that `write` wrote to `path` in one of the `formats`; `check_files` checks the listed files.
 
     Raises:
         UserError: on one line, if it is damaged or of another format.
@@ -46,8 +46,9 @@ def read(path: Path, format_: int) -> dict[str, Any]:
         raise UserError(f"{path.name} was written by an earlier version, without checksums")
     if data != _sealed(record):
         raise UserError(f"{path.name} is damaged: its checksum does not match")
-    if record["format"] != format_:
-        raise UserError(f"{path.name} has format {record['format']}, this version reads format {format_}")
+    if record["format"] not in formats:
+        expected = " or ".join(map(str, formats))
+        raise UserError(f"{path.name} has format {record['format']}, this version reads format {expected}")
     return record
 
 

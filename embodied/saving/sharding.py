@@ -1,6 +1,6 @@
 """Weights of large policies divided among processes: FSDP2, applied from outside the model, and their checkpoints.
 
-A policy names its layers (`embodied.policy.LayeredPolicy`), which are gathered one by one as they run; its entry points
+A policy names its layers (`TrainablePolicy.blocks`), which are gathered one by one as they run; its entry points
 are forward methods. They stay gathered until the backward pass: gradients also reach a layer through its keys and
 values, which FSDP2 does not track. So gradients and optimiser are always divided, weights between steps.
 Checkpoints are written by torch.distributed.checkpoint, a safetensors file per process.
@@ -23,31 +23,30 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from embodied.policy import Evaluation, LayeredPolicy, TrainablePolicy
+from embodied.policy import Evaluation, TrainablePolicy
 
 pytree.register_dataclass(Evaluation)  # so that FSDP2 finds the tensors where a backward pass begins
 warnings.filterwarnings("ignore", ".*returned a view tensor", UserWarning)  # the view is never changed in place
-FORWARD = ("act", "evaluate", "value", "loss", "inpaint")
+FORWARD = ("act", "evaluate", "value", "features", "sample", "loss", "inpaint")
 """Entry points of policies that run their network."""
 
 
-def sharded(policy: LayeredPolicy, mesh: DeviceMesh) -> LayeredPolicy:
-    """Divide the weights of `policy` over `mesh`, in place, also those of policies that it creates with `fresh`."""
-    module = cast(nn.Module, policy)
-    make, load_whole = policy.fresh, module.load_state_dict
+def sharded(policy: TrainablePolicy, mesh: DeviceMesh) -> TrainablePolicy:
+    """Divide the weights of `policy` over `mesh`, in place, also those of its policies `with_new_weights`."""
+    make, load_whole = policy.with_new_weights, policy.load_state_dict
     for layer in policy.blocks():
         fully_shard(layer, mesh=mesh, reshard_after_forward=False)
-    fully_shard(module, mesh=mesh, reshard_after_forward=False)
+    fully_shard(policy, mesh=mesh, reshard_after_forward=False)
     for name in FORWARD:
-        if hasattr(module, name):
-            register_fsdp_forward_method(module, name)
-    _set(module, fresh=lambda: sharded(make(), mesh), unsharded=make, lend=lambda other: None)
+        if hasattr(policy, name):
+            register_fsdp_forward_method(policy, name)
+    _set(policy, with_new_weights=lambda: sharded(make(), mesh), unsharded=make, lend=lambda other: None)
 
     def load_state_dict(state: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - torch's
-        own = module.state_dict()
+        own = policy.state_dict()
         return load_whole({name: divided(value, own.get(name)) for name, value in state.items()}, *args, **kwargs)
 
-    _set(module, load_state_dict=load_state_dict)
+    _set(policy, load_state_dict=load_state_dict)
     return policy
 
 

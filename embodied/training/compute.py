@@ -18,7 +18,7 @@ GROUPS = Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/memory")
 """Folders of control groups, of Linux's second and first version, which limit the memory of containers."""
 LIMITS = ("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")
 """Files of a group with its memory limit and its use, in the second and the first version."""
-KEPT_BYTES = (-1, 1 << 28), (-3, 1 << 25)
+MALLOC_BYTES = (-1, 1 << 28), (-3, 1 << 25)
 """glibc's M_TRIM_THRESHOLD and M_MMAP_THRESHOLD (man mallopt).
 
 They are the free memory that a process keeps, and the largest block that is taken from it.
@@ -63,7 +63,7 @@ def keep_freed_memory() -> None:
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt:
-        for parameter, value in KEPT_BYTES:
+        for parameter, value in MALLOC_BYTES:
             mallopt(parameter, value)
 
 

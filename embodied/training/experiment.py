@@ -30,7 +30,7 @@ from embodied.evaluation.in_training import InTraining
 from embodied.export.network import export_target
 from embodied.interrupt import GracefulStop
 from embodied.placement.local import Elsewhere, Local, Processes, one_after_another, own_share
-from embodied.policy import Policy, PretrainedPolicy, TrainablePolicy, unread_observations
+from embodied.policy import Policy, PolicyConfig, TrainablePolicy, unread_observations
 from embodied.precision import precision_of
 from embodied.progress import Progress
 from embodied.report.curves import CURVES
@@ -42,7 +42,7 @@ from embodied.rollout.rollout import Collector, RolloutSource
 from embodied.run_options import ExperimentConfig
 from embodied.saving import checkpoint
 from embodied.saving.tree import copy_tree
-from embodied.task import BaselineTask, Learner, LearnerConfig, PolicyConfig, Task, measured
+from embodied.task import Learner, LearnerConfig, Task, evaluation_distributions
 from embodied.training.held_out import HeldOut
 from embodied.training.logging import Logger, NoLogger
 from embodied.training.loop import Iteration, build, iterations
@@ -79,7 +79,7 @@ class Experiment(SavedRun):
         `demonstrations`, called with the task's contract and the directory, replaces the task's own demonstrations.
         Several processes make the same `Experiment`, each in its `world`: the first one writes and evaluates.
         """
-        precision_of(config.precision, policy)  # raises if both set a precision
+        precision_of(config.precision, policy.own_precision)  # raises if both set a precision
         directory = Path(directory)
         report = Report(task.name, task.asset_kind, seed, device=device, arguments=record.get("arguments"))
         super().__init__(directory, record, config.env_steps, report, world or Local(device=device))
@@ -123,12 +123,7 @@ class Experiment(SavedRun):
         if "sft" in requested and self.demonstrations is None:
             raise UserError(f"task={self.task.name} has no demonstrations for stages=[sft]; use stages=[rl]")
         first = [Stage.START] if self.config.start_from else []
-        if (
-            requested == ["rl"]
-            and not first
-            and isinstance(self.policy, PretrainedPolicy)
-            and self.policy.lacks_statistics
-        ):
+        if requested == ["rl"] and not first and self.policy.lacks_statistics:
             raise UserError(f"{self.policy.lacks_statistics}; stages=[sft,rl] computes them from demonstrations")
         control = [Stage.CONTROL] if self.config.control and len(requested) == 2 else []
         return [*first, *map(Stage, requested), *control, Stage.DONE]
@@ -334,7 +329,7 @@ class Experiment(SavedRun):
         return step
 
     def _control(self) -> None:
-        control_policy = self.policy.fresh()  # adapters share the same base weights
+        control_policy = self.policy.with_new_weights()  # adapters share the same base weights
         learner = self.config.sft.build(control_policy, seeding.generator(self.seed, "sft"))
         learner.load_state_dict(copy_tree(self.before))
         self._supervise(learner, self.config.sft.steps + self.counters["rl_gradient_steps"])
@@ -366,14 +361,14 @@ class Experiment(SavedRun):
 
     def _evaluate_baselines(self, parts: dict[str, Any]) -> None:
         with self._abandonable(parts):
-            baselines = self.task.baselines() if isinstance(self.task, BaselineTask) else {}
+            baselines = self.task.baselines()
         for name, policy in baselines.items():
             self._evaluate_here(policy, parts, BASELINE + name)
 
     def _evaluate_here(self, policy: Policy, parts: dict[str, Any], stage: str) -> None:
         """Evaluate `policy` in the first process, see `_evaluate`."""
         last = self.stages[-2] if self.stages[-2] is not Stage.CONTROL else Stage.RL
-        for distribution in measured(self.task) if stage == last.value else self.task.distributions:
+        for distribution in evaluation_distributions(self.task) if stage == last.value else self.task.distributions:
             if (stage, distribution) in self.report.results:
                 continue
             label, starts = f"{title(stage)}, evaluation on {distribution}", self.config.evaluation_starts

@@ -56,15 +56,15 @@ def show(composed: Callable[[Sequence[str]], Any], sources: Callable[..., Sequen
         check(base_plan, config.device, memory, planned)
 
 
-def check(found: Plan, device: str, memory: float, again: Callable[[Sequence[str]], Plan]) -> None:
-    """Check that the plan `found` fits into `memory` bytes of `device`.
+def check(planned: Plan, device: str, memory: float, again: Callable[[Sequence[str]], Plan]) -> None:
+    """Check that the plan `planned` fits into `memory` bytes of `device`.
 
     `again` plans the same run with further options.
 
     Raises:
         UserError: with options with which it fits, or with the memory that the best of the tried options need.
     """
-    stage, needed = found.most(device)
+    stage, needed = planned.most(device)
     if needed <= memory:
         return
     summary = f"{stage} would take {size_text(needed)} of the {size_text(int(memory))} of {device}"
@@ -75,17 +75,17 @@ def check(found: Plan, device: str, memory: float, again: Callable[[Sequence[str
     raise UserError(f"{summary}; with {' '.join(options)} it would be {size_text(best)}")
 
 
-def _sparing(taken: int, device: str, memory: float, again: Callable[[Sequence[str]], Plan]) -> tuple[list[str], int]:
+def _sparing(needed: int, device: str, memory: float, again: Callable[[Sequence[str]], Plan]) -> tuple[list[str], int]:
     """Minimal options with which the run fits into `memory`, and its bytes with them."""
 
     def bytes_with(options: Sequence[str]) -> int:
         try:
             return again(options).most(device)[1]
         except UserError:  # the policy or the algorithm has no such option
-            return taken
+            return needed
 
     options: list[str] = []
-    best = taken
+    best = needed
     tried = (f"algorithm.memory_gb={MICRO_BATCH * memory / 1e9:.2g}", *SPARING)
     with Progress("what would fit", 2 * len(tried), "option") as bar:
         # Greedy: add options until the run fits, then drop each one that is not needed.

@@ -41,7 +41,7 @@ class Logger:
         directory = Path(directory)
         self._wandb = _start_wandb(directory, config, wandb_project) if wandb_project else None
         directory.mkdir(parents=True, exist_ok=True)
-        earlier_rows = _kept(directory, rows)
+        earlier_rows = _rows_until(directory, rows)
         shutil.rmtree(directory / "tensorboard", ignore_errors=True)
         self._tensorboard = SummaryWriter(str(directory / "tensorboard"))
         path, self.rows = directory / METRICS, len(earlier_rows)
@@ -101,7 +101,7 @@ class NoLogger(Logger):
         """No-op."""
 
 
-def _kept(directory: Path, rows: int) -> list[dict[str, float]]:
+def _rows_until(directory: Path, rows: int) -> list[dict[str, float]]:
     """Read the first `rows` rows of `metrics.jsonl`; if not all can be read, the file is renamed."""
     path = directory / METRICS
     readable = [row for row in read_rows(path)[:rows] if row]

@@ -23,7 +23,7 @@ from embodied.data.replay import ChunkReplay, EpisodeReplay
 from embodied.environment import ODD_EVENTS, Environment
 from embodied.errors import UserError
 from embodied.placement.local import Local, Processes
-from embodied.policy import RenormalisedPolicy, TrainablePolicy, unread_observations
+from embodied.policy import TrainablePolicy, unread_observations
 from embodied.precision import Precision
 from embodied.rollout.ahead import CollectorAhead
 from embodied.rollout.random_play import first_decisions
@@ -177,8 +177,7 @@ def iterations(
             first = False
             metrics = world.mean(learner_metrics | rollout.starts)
             check_finite(losses(metrics), learner.gradient_steps)
-            if isinstance(collector.policy, RenormalisedPolicy):
-                collector.policy.renormalise(rollout.observation, world)
+            cast(TrainablePolicy, collector.policy).renormalise(rollout.observation, world)
         collector.version += 1
         yield Iteration(
             done,

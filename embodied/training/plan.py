@@ -7,24 +7,18 @@ environments.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
 from embodied import seeding
-from embodied.algorithms.bptt import BPTT
-from embodied.algorithms.clipped import Clipped
-from embodied.algorithms.distillation import Distillation
-from embodied.algorithms.micro_batch import rows_within, saved_bytes
-from embodied.algorithms.parts import iter_parts
-from embodied.algorithms.ranking import Ranking
-from embodied.algorithms.self_imitation import SelfImitation
-from embodied.algorithms.td3 import TD3
+from embodied.algorithms.parts import Composite, iter_parts, name_of
+from embodied.algorithms.passes import META, VARIABLE, Passes, meta_observation, on_meta
 from embodied.contract import Contract
 from embodied.data.episodes import Episodes
 from embodied.data.replay import ChunkReplay, EpisodeReplay
@@ -33,48 +27,50 @@ from embodied.errors import UserError
 from embodied.placement.local import divides, own_share
 from embodied.placement.ray import RayConfig
 from embodied.placement.registry import TorchrunConfig
-from embodied.policy import LayeredPolicy, TrainablePolicy
-from embodied.precision import OwnPrecision, Precision, precision_of
-from embodied.rollout.memory import STARTED, Memory
+from embodied.policy import PolicyConfig, TrainablePolicy
+from embodied.precision import Precision, precision_of
 from embodied.rollout.storage import Storage
 from embodied.run_options import ExperimentConfig
-from embodied.task import DemonstratingTask, LearnerConfig, PolicyConfig, Task
+from embodied.task import LearnerConfig, Task
 from embodied.world import OneProcess
 
-META = torch.device("meta")
-VARIABLE = 8
-"""Assumed length of an axis whose length the contract leaves open."""
 MOMENTS = 2
 """Numbers that Adam stores for each weight."""
 DISK = "disk"
+Parts: TypeAlias = dict[tuple[str, str], int | None]
+"""Bytes by part and device; None: unknown."""
 
 
 @dataclass
 class Plan:
-    """Memory of each stage by part and device (`stages[stage][part, device]`, bytes), and remarks."""
+    """Memory of each stage by part and device (`stages[stage][part, device]`, bytes; None: unknown), and remarks."""
 
     title: str
-    stages: dict[str, dict[tuple[str, str], int]] = field(default_factory=dict)
+    stages: dict[str, Parts] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
 
     def total(self, stage: str, device: str) -> int:
-        """Bytes of a stage on a device."""
-        return sum(size for (_, on), size in self.stages[stage].items() if on == device)
+        """Known bytes of a stage on a device."""
+        return sum(size for (_, on), size in self.stages[stage].items() if on == device and size)
 
     def most(self, device: str) -> tuple[str, int]:
         """Stage that takes most of a device, and its bytes there."""
         stage = max(self.stages, key=lambda each: self.total(each, device))
         return stage, self.total(stage, device)
 
+    def _total_text(self, stage: str, device: str) -> str:
+        is_known = None not in [size for (_, on), size in self.stages[stage].items() if on == device]
+        return ("" if is_known else "more than ") + size_text(self.total(stage, device))
+
     def table(self) -> str:
         """Table of the parts of every stage, the totals by device, and the remarks."""
-        keys = list(dict.fromkeys(key for parts in self.stages.values() for key, size in parts.items() if size))
+        keys = list(dict.fromkeys(key for parts in self.stages.values() for key, size in parts.items() if size != 0))
         rows = [["", "on", *self.stages]]
         rows += [
             [part, on, *(size_text(each.get((part, on), 0)) for each in self.stages.values())] for part, on in keys
         ]
         for device in dict.fromkeys(on for _, on in keys):
-            rows.append(["total", device, *(size_text(self.total(stage, device)) for stage in self.stages)])
+            rows.append(["total", device, *(self._total_text(stage, device) for stage in self.stages)])
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         first, second, *others = widths
         lines = [
@@ -102,8 +98,8 @@ def plan(
         UserError: where the parts do not go together.
     """
     contract = task.contract(task.distributions[0])
-    halved = precision_of(config.precision, policy) is Precision.BFLOAT16
-    steps = task.most_demonstrated if isinstance(task, DemonstratingTask) else 0
+    halved = precision_of(config.precision, policy.own_precision) is Precision.BFLOAT16
+    steps = task.max_demonstration_steps
     requested = config.stages or (["sft", "rl"] if steps or demonstrations else ["rl"])
     torchrun = placement if isinstance(placement, TorchrunConfig) else None
     shard = torchrun is not None and divides(torchrun.shard, device)
@@ -121,6 +117,10 @@ def plan(
     reads_demonstrations = requested != ["rl"] or algorithm.reads_demonstrations
     for parts in memory.stages.values() if data and reads_demonstrations else ():
         parts["demonstrations, mapped", DISK] = data
+    for name in dict.fromkeys(planned.unknown):
+        memory.remarks.append(
+            f"Unknown of {name}: what its parts() and largest_pass() leave out (docs/own_algorithm.md)."
+        )
     if halved:
         memory.remarks.append("Activations are counted in float32; in bfloat16 they take up to a half less.")
     if isinstance(placement, RayConfig):
@@ -145,31 +145,33 @@ class _Planned:
         self.contract, self.device, self.processes = contract, device, processes
         self.config = replace(config, num_envs=own_share(config.num_envs, OneProcess(size=processes)))
         with seeding.undisturbed():
-            self.policy: TrainablePolicy = _on_meta(lambda: policy.build(contract))
-            self.passing = self.policy
-            if isinstance(policy, OwnPrecision) and policy.precision is Precision.BFLOAT16:
+            self.policy: TrainablePolicy = on_meta(lambda: policy.build(contract))
+            passing = self.policy
+            if policy.own_precision is Precision.BFLOAT16:
                 whole = replace(cast(Any, policy), precision=Precision.FLOAT32)  # meta tensors do not support autocast
-                self.passing = _on_meta(lambda: whole.build(contract))
-        self.parts = processes if shard and isinstance(self.policy, LayeredPolicy) else 1
+                passing = on_meta(lambda: whole.build(contract))
+        self.passes = Passes(passing, self.config.num_envs, 1, processes)
+        self.parts = processes if shard and self.policy.blocks() else 1
         """Number of processes that share weights and optimiser."""
-        self.weights = _bytes(_tensors(cast(nn.Module, self.policy)))
+        self.weights = _bytes(_tensors(self.policy))
+        self.unknown: list[str] = []  # names of learners whose passes are unknown
 
-    def supervised(self) -> dict[tuple[str, str], int]:
+    def supervised(self) -> Parts:
         """Memory of SFT by part and device, bytes."""
         with seeding.undisturbed():
             learner = self.config.sft.build(self.policy, seeding.generator(0, "plan"))
-        return self._learned(learner, self._imitation(self.config.sft.batch))
+        return self._learned(learner, 1)
 
-    def kept(self) -> dict[tuple[str, str], int]:
+    def kept(self) -> Parts:
         """Bytes of SFT's state that is stored for the control: both sets of weights and the optimiser's state."""
         stored = _bytes(list(self.policy.state_dict().values()))
         trained = _bytes([weight for weight in self.policy.actor_parameters() if weight.requires_grad])
         return {("SFT's state, for the control", self.aside): self._part(2 * stored + MOMENTS * trained)}
 
-    def others(self) -> dict[tuple[str, str], int]:
+    def others(self) -> Parts:
         """Bytes that the policy after RL takes while another copy is trained."""
         with seeding.undisturbed():
-            tensors = [*_tensors(cast(nn.Module, self.policy.fresh())), *_tensors(cast(nn.Module, self.policy))]
+            tensors = [*_tensors(self.policy.with_new_weights()), *_tensors(self.policy)]
         return {("policy after RL", self.device): self._part(_bytes(tensors) - self.weights)}
 
     @property
@@ -181,14 +183,14 @@ class _Planned:
         """Bytes in each process of a size that is divided among processes."""
         return -(-size // self.parts)
 
-    def reinforced(self, algorithm: LearnerConfig, after_sft: bool) -> dict[tuple[str, str], int]:
+    def reinforced(self, algorithm: LearnerConfig, after_sft: bool) -> Parts:
         """Bytes of reinforcement learning, while SFT's state is stored."""
         env = _Shapes(self.contract, self.config.num_envs)
         no_episodes = Episodes.of(TensorDict({}, [0]), torch.zeros(0, *self.contract.action.shape))
         with seeding.undisturbed():
             learner = algorithm.build(self.policy, no_episodes, cast(Any, env), seeding.generator(0, "plan"))
         length, count = algorithm.rollout_length, self.config.num_envs
-        parts = self._learned(learner, self._activations(learner, length))
+        parts = self._learned(learner, length)
         before = {("weights as RL begins", self.aside): self._part(_bytes(list(self.policy.state_dict().values())))}
         parts |= self.kept() if after_sft and self.config.control else before
         row = self._row_bytes()
@@ -201,64 +203,27 @@ class _Planned:
         parts["replay", "cpu"] = sum(self._capacity(each) for each in replays) * row
         return parts
 
-    def _learned(self, learner: object, activations: int) -> dict[tuple[str, str], int]:
+    def _learned(self, learner: object, rollout_length: int) -> Parts:
         """Bytes of all networks of `learner`, the state of its optimisers, and its largest pass."""
         optimisers = list(iter_parts(learner, (torch.optim.Optimizer,)))
         trained = [weight for each in optimisers for group in each.param_groups for weight in group["params"]]
         networks = [tensor for module in iter_parts(learner, (nn.Module,)) for tensor in _tensors(module)]
-        copies = _bytes([*networks, *_tensors(cast(nn.Module, self.policy))]) - self.weights
+        copies = _bytes([*networks, *_tensors(self.policy)]) - self.weights
+        is_listed = isinstance(learner, Composite)
+        passes = replace(self.passes, rollout_length=rollout_length)
+        activations = learner.largest_pass(passes) if is_listed else None
+        if activations is None:
+            self.unknown.append(name_of(learner))
         trained_bytes = _bytes([weight for weight in trained if weight.requires_grad])
-        parts = {
+        parts: dict[str, int | None] = {
             "weights": self._part(self.weights),
             "weights, gathered as they run": self.weights if self.parts > 1 else 0,
-            "copies of weights": self._part(copies),
-            "gradients": self._part(trained_bytes),
-            "optimiser": self._part(MOMENTS * trained_bytes),
+            "copies of weights": self._part(copies) if is_listed else None,
+            "gradients": self._part(trained_bytes) if is_listed else None,
+            "optimiser": self._part(MOMENTS * trained_bytes) if is_listed else None,
             "activations": activations,
         }
         return {(part, self.device): size for part, size in parts.items()}
-
-    def _activations(self, learner: object, length: int) -> int:
-        """Bytes that the largest backward pass of `learner` stores; 0 where it is not known."""
-        policy, config = cast(Any, self.passing), cast(Any, getattr(learner, "config", None))
-        if isinstance(learner, Clipped):
-            imitated = self._imitation(config.bc_batch) if config.bc_coefficient else 0
-            return max(imitated, self._scored(length, config.minibatch, config.memory_gb))
-        if isinstance(learner, SelfImitation):
-            return self._imitation(config.sft.batch)
-        if isinstance(learner, Ranking):
-            value = saved_bytes(lambda: policy.value(self._observation(config.value_minibatch)))
-            observation, actions = self._observation(config.minibatch), self._actions(config.minibatch)
-            ranked = saved_bytes(lambda: policy.advantage_loss(observation, actions, actions[:, 0, 0]))
-            return max(value, ranked, self._activations(learner.imitation, length))
-        if isinstance(learner, TD3):
-            observation = self._observation(config.minibatch)
-            flat = self._actions(config.minibatch)[:, : self.contract.executed].flatten(1)
-            inputs = torch.cat((policy.features(observation), flat), -1)
-            return max(saved_bytes(lambda: learner.critics(inputs)), saved_bytes(lambda: policy.actions(observation)))
-        if isinstance(learner, BPTT):
-            return length * saved_bytes(lambda: policy.actions(self._observation(self.config.num_envs)))
-        return self._activations(learner.teaching, length) if isinstance(learner, Distillation) else 0
-
-    def _scored(self, length: int, minibatch: int, memory_gb: float | None) -> int:
-        """Bytes of scoring a minibatch, or the largest piece of it that `memory_gb` allows."""
-        sample = self._decided().sample
-
-        def passed(rows: int) -> object:
-            shape = (length, rows) if self._remembers else (rows,)
-            observation = self._observation(*shape)
-            samples = sample.apply(lambda part: part.new_empty(*shape, *part.shape[1:]), batch_size=shape)
-            return self.passing.evaluate(observation, cast(TensorDict, samples))
-
-        rows = min(-(-minibatch // self.processes), length * self.config.num_envs)
-        rows = max(1, rows // length) if self._remembers else rows
-        rows = rows_within(memory_gb, rows, passed)
-        return saved_bytes(lambda: passed(rows))
-
-    def _imitation(self, rows: int) -> int:
-        rows = -(-rows // self.processes)
-        observation, actions = self._observation(rows), self._actions(rows)
-        return saved_bytes(lambda: self.passing.loss(observation, actions, actions[..., 0] > 0.0))
 
     def _capacity(self, replay: ChunkReplay | EpisodeReplay) -> int:
         """Rows of the buffer; episodes are copied when some are added, and dropped when a quarter too many."""
@@ -266,31 +231,12 @@ class _Planned:
             return replay.capacity
         return 2 * min(round(1.25 * replay.capacity), self.config.env_steps // self.contract.executed)
 
-    @property
-    def _remembers(self) -> bool:
-        return Memory(self.policy, 1, META).policy is not None
-
-    def _observation(self, *batch: int) -> TensorDict:
-        """Observations [*batch] as the policy reads them, with its memory."""
-        observation = _observation(self.contract, *batch)
-        if self._remembers:
-            memory = Memory(self.policy, batch[-1], META).with_observation(TensorDict({}, [batch[-1]]))
-            observation.update({key: value.expand(*batch, *value.shape[1:]) for key, value in memory.items()})
-            observation[STARTED] = torch.empty(batch, dtype=torch.bool, device=META)
-        return observation
-
-    def _actions(self, rows: int) -> Tensor:
-        return torch.empty(rows, self.contract.horizon, *self.contract.action.shape, device=META)
-
-    def _decided(self) -> Any:  # noqa: ANN401 - a Decision
-        return self.passing.act(self._observation(1))
-
     def _observation_bytes(self) -> int:
-        return _bytes(_leaves(self._observation(1)))
+        return _bytes(_leaves(self.passes.observation(1)))
 
     def _row_bytes(self) -> int:
         """Bytes of one decision of a rollout, as `Collector.collect` stores it."""
-        decision, executed = self._decided(), self.contract.executed
+        decision, executed = self.passes.decision(), self.contract.executed
         tensors = [
             decision.actions,
             decision.log_prob,
@@ -315,7 +261,7 @@ class _Shapes:
 
     def reset(self, mask: Tensor | None = None, starts: Tensor | None = None) -> TensorDict:
         """Observations [N] without values."""
-        return _observation(self.contract, self.num_envs)
+        return meta_observation(self.contract, self.num_envs)
 
     def step(self, actions: Tensor) -> Transition:
         """Transition of shapes only."""
@@ -333,31 +279,6 @@ class _Shapes:
 def spec_bytes(shape: tuple[int, ...], dtype: str) -> int:
     """Bytes of a tensor of a contract, with length `VARIABLE` where its length is open."""
     return torch.Size(VARIABLE if size < 0 else size for size in shape).numel() * getattr(torch, dtype).itemsize
-
-
-def _on_meta(make: Callable[[], Any]) -> Any:  # noqa: ANN401 - a policy that is a torch module
-    """Build a policy on the meta device; policies that it creates with `fresh` are there, too.
-
-    Flags have values, because they decide what is computed: the policy counts as fitted, and does not rank yet.
-    """
-    with META:
-        policy = make().to(META)
-    for module in policy.modules():
-        for name, buffer in module.named_buffers(recurse=False):
-            if buffer.dtype is torch.bool and not buffer.ndim:
-                setattr(module, name, torch.tensor(name == "fitted"))
-    fresh = policy.fresh
-    policy.fresh = lambda: _on_meta(fresh)
-    return policy
-
-
-def _observation(contract: Contract, *batch: int) -> TensorDict:
-    def empty(shape: tuple[int, ...], dtype: str) -> Tensor:
-        sizes = [VARIABLE if size < 0 else size for size in shape]
-        return torch.empty(*batch, *sizes, dtype=getattr(torch, dtype), device=META)
-
-    specs = contract.observation
-    return TensorDict({key: empty(spec.shape, spec.dtype) for key, spec in specs.items()}, list(batch))
 
 
 def _tensors(module: nn.Module) -> list[Tensor]:
@@ -400,8 +321,10 @@ def _remarked(found: Plan, contract: Contract, own: bool) -> Plan:
     return found
 
 
-def size_text(size: int) -> str:
-    """Size in decimal units, as in data sheets of memory and GPUs."""
+def size_text(size: int | None) -> str:
+    """Size in decimal units, as in data sheets of memory and GPUs; None: "unknown"."""
+    if size is None:
+        return "unknown"
     for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if size >= scale:
             return f"{size / scale:.3g} {unit}"

@@ -212,7 +212,7 @@ class SavedRun:
                 shards=folder if divided else None,
             )
             kept_number = snapshot["counters"]["rl_checkpoint"]
-            return Path(self.world.lead(lambda: str(checkpoint.save(self.directory, saved, kept=kept_number))))
+            return Path(self.world.lead(lambda: str(checkpoint.save(self.directory, saved, protected=kept_number))))
 
     @staticmethod
     def saved(directory: Path, record: dict[str, Any], env_steps: int) -> Checkpoint | None:

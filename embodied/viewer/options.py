@@ -22,10 +22,10 @@ class ViewerOptions(Configuration):
 
 
 @contextmanager
-def viewing(options: ViewerOptions, known: str) -> Iterator[Callable[[Task], Task]]:
+def viewing(options: ViewerOptions, viewable: str) -> Iterator[Callable[[Task], Task]]:
     """Context that serves the page, if the `options` request it; yields a wrapper of tasks whose environments it shows.
 
-    `known` describes which environments can be shown.
+    `viewable` describes which environments can be shown.
 
     Raises:
         UserError: without viser, and for a port that is taken.
@@ -38,4 +38,4 @@ def viewing(options: ViewerOptions, known: str) -> Iterator[Callable[[Task], Tas
 
     with Viewer(options.viewer_port) as viewer:
         log.info(f"viewer: {viewer.address}")
-        yield lambda task: WatchedTask(task, viewer, known)
+        yield lambda task: WatchedTask(task, viewer, viewable)

@@ -103,7 +103,7 @@ class Panel:
     def tell(self, watched: WatchedEnvironment, row: int) -> None:
         """Show the observation and the actions of the policy in environment `row`."""
         task = int(watched.task_index[row])
-        step, earned = int(watched.taken[row]), float(watched.earned[row])
+        step, earned = int(watched.steps[row]), float(watched.returns[row])
         head_rows = [
             (watched.label, f"environment {row} of {watched.num_envs}: {watched.task_names[task]}"),
             (watched.instructions[task], f"step {step}, reward so far {earned:.4g}"),

@@ -57,7 +57,7 @@ class Viewer:
         self._watched: WatchedEnvironment | None = None
         self._scene: Scene | None = None
         self._poses: Array | None = None
-        self._drawn_at = self._told_at = self._due = 0.0
+        self._drawn_s = self._text_s = self._due = 0.0
         self._server.scene.configure_default_lights(cast_shadow=True)
 
     @property
@@ -99,7 +99,7 @@ class Viewer:
 
     def _before(self, watched: WatchedEnvironment) -> list[Push]:
         self._focus(watched)
-        if self._panel.speed or self._panel.paused or time.monotonic() - self._told_at >= TEXT_S:
+        if self._panel.speed or self._panel.paused or time.monotonic() - self._text_s >= TEXT_S:
             self._tell(watched)
         while self._panel.held() and self._server.get_clients() and not STOPPING.is_set():
             if self._focus(watched):
@@ -112,7 +112,7 @@ class Viewer:
             return
         poses, speed = watched.shown.poses(self.row), self._panel.speed
         if speed is None:
-            if time.monotonic() - self._drawn_at >= FRAME_S or self._panel.paused:
+            if time.monotonic() - self._drawn_s >= FRAME_S or self._panel.paused:
                 self._draw(poses)
         elif seconds > 0.0:
             self._play(poses, seconds / speed)
@@ -131,7 +131,7 @@ class Viewer:
 
     def _tell(self, watched: WatchedEnvironment) -> None:
         self._panel.tell(watched, self.row)
-        self._told_at = time.monotonic()
+        self._text_s = time.monotonic()
 
     def _build(self, scene: Scene) -> None:
         """Replace the bodies on the page by those of `scene`, and point the camera at them."""
@@ -171,22 +171,22 @@ class Viewer:
         """Animate the motion to `poses` [B, 7] in `real_s` since the last step, interpolated linearly."""
         start, before = max(self._due, time.monotonic() - real_s), self._poses
         self._due = start + real_s
-        while (left_s := self._due - time.monotonic()) > 0.0 and self._panel.speed and self._server.get_clients():
+        while (remaining_s := self._due - time.monotonic()) > 0.0 and self._panel.speed and self._server.get_clients():
             if before is not None:
-                self._draw(between(before, poses, 1.0 - left_s / real_s), kept=False)
-            time.sleep(min(FRAME_S, left_s))
+                self._draw(between(before, poses, 1.0 - remaining_s / real_s), final=False)
+            time.sleep(min(FRAME_S, remaining_s))
         self._draw(poses)
 
-    def _draw(self, poses: Array, kept: bool = True) -> None:
-        """Show the bodies at `poses` [B, 7]; `kept` is False for interpolated ones."""
+    def _draw(self, poses: Array, final: bool = True) -> None:
+        """Show the bodies at `poses` [B, 7]; `final` is False for interpolated ones."""
         with self._server.atomic():
             for handle, pose in zip(self._handles, poses, strict=True):
                 if not np.array_equal(handle.position, pose[:3]):
                     handle.position = pose[:3]
                 if not np.array_equal(handle.wxyz, pose[3:]):
                     handle.wxyz = pose[3:]
-        if kept:
-            self._poses, self._drawn_at = poses, time.monotonic()
+        if final:
+            self._poses, self._drawn_s = poses, time.monotonic()
 
 
 def between(before: Array, after: Array, share: float) -> Array:

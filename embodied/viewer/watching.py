@@ -63,12 +63,12 @@ class Score:
     curve: list[tuple[int, float, float]] = field(default_factory=list)  # episodes, success rate, mean return
     _recent: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=RECENT))
 
-    def add(self, success: Tensor, earned: Tensor) -> None:
-        """Add episodes [M] by `success` and `earned` reward."""
+    def add(self, success: Tensor, returns: Tensor) -> None:
+        """Add episodes [M] by `success` and `returns`."""
         self.episodes, self.successes = self.episodes + len(success), self.successes + int(success.sum())
-        self._recent.extend(zip(success.double().tolist(), earned.double().tolist(), strict=True))
-        success_rate, returns = (sum(each) / len(self._recent) for each in zip(*self._recent, strict=True))
-        self.curve.append((self.episodes, success_rate, returns))
+        self._recent.extend(zip(success.double().tolist(), returns.double().tolist(), strict=True))
+        success_rate, mean_return = (sum(each) / len(self._recent) for each in zip(*self._recent, strict=True))
+        self.curve.append((self.episodes, success_rate, mean_return))
         if len(self.curve) > POINTS:
             del self.curve[1:-1:2]
 
@@ -80,8 +80,8 @@ class WatchedEnvironment(WrappedEnvironment):
         observation: the policy's input, [N]; None before the first reset.
         actions: the chunk that is executed next, [N, K, A]; None where the environment runs a policy itself.
         value: the policy's expected return, [N]; None if it has none.
-        earned: reward of the running episodes so far, [N].
-        taken: their control steps, [N].
+        returns: reward of the running episodes so far, [N].
+        steps: their control steps, [N].
         fresh: whether an episode of the shown environment has begun since it was last drawn.
         score: statistics of the episodes that ended.
     """
@@ -94,7 +94,7 @@ class WatchedEnvironment(WrappedEnvironment):
         self.value: Tensor | None = None
         self.fresh, self.score = True, Score()
         self._counts: Tensor | None = None
-        self.earned, self.taken = torch.zeros(2, env.num_envs, device=env.device)
+        self.returns, self.steps = torch.zeros(2, env.num_envs, device=env.device)
         self.done, self._pushed = torch.zeros(2, env.num_envs, dtype=torch.bool, device=env.device)
         if isinstance(env, UnrolledEnvironment):
             self.unroll = self._unroll
@@ -110,7 +110,7 @@ class WatchedEnvironment(WrappedEnvironment):
         self.observation = super().reset(mask, starts)
         begins = torch.ones_like(self.done) if mask is None else mask.to(self.device).bool()
         self.done, self._pushed = self.done & ~begins, self._pushed & ~begins
-        self.earned, self.taken = self.earned * ~begins, self.taken * ~begins
+        self.returns, self.steps = self.returns * ~begins, self.steps * ~begins
         self.fresh = self.fresh or bool(begins[min(self._screen.row, self.num_envs - 1)])
         return self.observation
 
@@ -138,15 +138,15 @@ class WatchedEnvironment(WrappedEnvironment):
 
     def _add(self, reward: Tensor, executed: Tensor, done: Tensor, success: Tensor, has_success: bool) -> None:
         """Add the result of a step [N, K] to the statistics, and show it."""
-        self.earned = self.earned + reward.detach().sum(1)
-        self.taken, before = self.taken + executed.sum(1), self.taken
+        self.returns = self.returns + reward.detach().sum(1)
+        self.steps, before = self.steps + executed.sum(1), self.steps
         ended = done & ~self.done
         self.done, self.score.has_success = done.clone(), has_success
         counted = ended if self._counts is None else ended & self._counts
         if bool(counted.any()):
-            self.score.add(success[counted], self.earned[counted])
+            self.score.add(success[counted], self.returns[counted])
         row = min(self._screen.row, self.num_envs - 1)
-        self._screen.after(self, float(self.taken[row] - before[row]) * self.contract.control_dt_s)
+        self._screen.after(self, float(self.steps[row] - before[row]) * self.contract.control_dt_s)
 
     def _push(self, pushes: list[Push]) -> None:
         row = min(self._screen.row, self.num_envs - 1)
@@ -161,7 +161,7 @@ class WatchedEnvironment(WrappedEnvironment):
             change = ", ".join(f"{part:.3g}" for part in push.change_m_s)
             log.warning(
                 f"viewer: {push.body} of environment {row} ({self.label}{start}) pushed by ({change}) m/s at control"
-                f" step {int(self.taken[row])}"
+                f" step {int(self.steps[row])}"
             )
 
     def _load_state_dict(self, state: dict[str, Any]) -> TensorDict:
@@ -171,11 +171,11 @@ class WatchedEnvironment(WrappedEnvironment):
 
 
 class WatchedTask(WrappedTask):
-    """Wrapper of `task` that shows its environments on `screen`; `known` describes which can be shown."""
+    """Wrapper of `task` that shows its environments on `screen`; `viewable` describes which can be shown."""
 
-    def __init__(self, task: Task, screen: Screen, known: str) -> None:
+    def __init__(self, task: Task, screen: Screen, viewable: str) -> None:
         super().__init__(task)
-        self._screen, self._known = screen, known
+        self._screen, self._viewable = screen, viewable
 
     def environment(
         self, num_envs: int, distribution: str, split: str, seed: int = 0, device: str = "cpu"
@@ -188,5 +188,5 @@ class WatchedTask(WrappedTask):
         env = super().environment(num_envs, distribution, split, seed, device)
         if not isinstance(env, Viewable):
             env.close()
-            raise UserError(f"viewer=true cannot show these environments of {self.name}; it shows {self._known}")
+            raise UserError(f"viewer=true cannot show these environments of {self.name}; it shows {self._viewable}")
         return cast(Environment, WatchedEnvironment(env, env.view(), self._screen, f"{split}, {distribution}"))

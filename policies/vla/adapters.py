@@ -12,7 +12,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from embodied.errors import UserError
 from embodied.extras import needs_extra
+from embodied.policy import TrainablePolicy, copy_statistics
 from policies.vla.model import Pi0Model
 from policies.vla.openvla import OpenVLAModel
 
@@ -34,14 +35,13 @@ SAMPLED = 4096
 """Number of evenly spaced values of each tensor that a fingerprint reads."""
 
 
-class AdaptablePolicy(nn.Module):
+class AdaptablePolicy(TrainablePolicy):
     """Policy whose `model` has adapters if `config.lora_rank` is positive.
 
     They are on weights of which `base` is the fingerprint. Its state_dict leaves these weights out, which are never
     trained.
     """
 
-    config: Any
     model: Any
     base: Tensor
 
@@ -50,6 +50,14 @@ class AdaptablePolicy(nn.Module):
         if self.config.lora_rank:
             for own, other_weight in zip(self.model.parameters(), other.model.parameters(), strict=True):
                 other_weight.data = other_weight.data if other_weight.requires_grad else own.data
+
+    def with_new_weights(self) -> Self:
+        """Build a policy of the same configuration with new weights, and with the same base weights in adapters."""
+        policy = type(self)(self.contract, self.config)
+        self.lend(policy)
+        policy = policy.to(self.device).train(self.training)
+        copy_statistics(policy, self)
+        return policy
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # noqa: ANN401 - torch's
         """Weights and normalisation statistics; with adapters, without the base weights that they adapt."""

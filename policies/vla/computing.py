@@ -35,6 +35,11 @@ class Computing(Configuration):
     gradient_checkpointing: bool = False
     compile: bool = False
 
+    @property
+    def own_precision(self) -> Precision:
+        """Precision of the policy in training and deployment."""
+        return self.precision
+
     def run(self, function: Callable[..., Any], model: nn.Module, *given: Any) -> Any:  # noqa: ANN401 - the function's
         """Compute `function(model, *given)`, an unbound method, with these options; the last of `given` is a tensor."""
         compiled = _compiled(function) if self.compile else function

@@ -43,7 +43,8 @@ class Critic(nn.Module):
                 f"policy.critic=objects reads {', '.join(missing)}, which this task lacks; use critic=hidden"
             )
         self.objects = None if missing or reads is Reads.HIDDEN else ObjectEncoder(WIDTH)
-        self.out = head(self.objects.out_features if self.objects else hidden_size, width)
+        self.feature_size = self.objects.out_features if self.objects else hidden_size
+        self.out = head(self.feature_size, width)
 
     def fit(self, observation: TensorDict) -> None:
         """Compute statistics of its inputs from observations [N].
@@ -57,10 +58,13 @@ class Critic(nn.Module):
             raise UserError(f"fit needs all observations that actor and critic read; add {', '.join(missing)}")
         self.objects.fit(observation)
 
-    def forward(self, observation: TensorDict, hidden: Callable[[], Tensor]) -> Tensor:
-        """Expected discounted return, [N]; `hidden` states [N, hidden_size] are computed only if they are read."""
+    def forward(self, features: Tensor) -> Tensor:
+        """Expected discounted return [N] from `features` [N, feature_size]."""
+        return self.out(features).squeeze(-1)
+
+    def features(self, observation: TensorDict, hidden: Callable[[], Tensor]) -> Tensor:
+        """Encoded objects, or `hidden` states [N, hidden_size] without gradients, computed only if they are read."""
         if self.objects:
-            return self.out(self.objects(observation)).squeeze(-1)
+            return self.objects(observation)
         with torch.no_grad():
-            states = hidden()
-        return self.out(states).squeeze(-1)
+            return hidden()

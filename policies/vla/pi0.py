@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from functools import cache
-from typing import Self
 
 import torch
 from tensordict import TensorDict
@@ -20,7 +19,7 @@ from embodied.configuration import NonNegativeFloat, NonNegativeInt, PositiveFlo
 from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.execution.chunking import Running
-from embodied.policy import Decision, Evaluation, acting, sum_of_executed, take_statistics, values_explored
+from embodied.policy import Decision, Evaluation, PolicyConfig, inference, needs_value, sum_of_executed
 from embodied.seeding import fixed_noise
 from policies.generative import SMALLEST_STD, Aggregate
 from policies.kernels.flow import TimeGrid, given_actions
@@ -40,7 +39,7 @@ NEW_STEPS = 4
 
 
 @dataclass
-class Pi0Config(Computing):
+class Pi0Config(Computing, PolicyConfig):
     """Size, sampler and critic of a Pi0Policy.
 
     Published `weights` (a folder, or a name on the hub) define their own size, and statistics, which are used if the
@@ -140,6 +139,7 @@ class Pi0Policy(adapters.AdaptablePolicy):
             nn.Linear(self.model.expert_width, 64), nn.Tanh(), nn.Linear(64, self.model.action_size)
         )
         self.critic = Critic(contract, config.critic, self.model.width + self.inputs.state_size, config.hidden)
+        self.feature_size = self.critic.feature_size
         self.register_buffer("action_mean", torch.zeros(self.actions))
         self.register_buffer("action_std", torch.ones(self.actions))
         self.register_buffer("action_low", torch.tensor(contract.action.low))
@@ -148,11 +148,6 @@ class Pi0Policy(adapters.AdaptablePolicy):
         self.weights_of = checkpoint.base if checkpoint else None
         if checkpoint:
             self._take(checkpoint)
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the weights."""
-        return self.action_mean.device
 
     @property
     def actor_keys(self) -> list[str]:
@@ -191,9 +186,6 @@ class Pi0Policy(adapters.AdaptablePolicy):
         """Layers of all transformers."""
         return layers(self.model)
 
-    def start_critic(self) -> None:
-        """No-op: the critic reads the actor's hidden states, or only objects from a simulator."""
-
     @torch.no_grad()
     def fit(self, observation: TensorDict, actions: Tensor) -> None:
         """Compute normalisation statistics from observations [N] and actions [..., A], unless the weights have some."""
@@ -206,15 +198,7 @@ class Pi0Policy(adapters.AdaptablePolicy):
         # a lower bound of the deviation, so that actions outside of the data stay possible
         self.action_std.copy_(flat.std(0).maximum(SMALLEST_STD * (self.action_high - self.action_low) / 2))
 
-    def fresh(self) -> Self:
-        """Build a policy of the same configuration with new weights, from torch's global generator."""
-        policy = type(self)(self.contract, self.config)
-        self.lend(policy)
-        policy = policy.to(self.device).train(self.training)
-        take_statistics(policy, self)
-        return policy
-
-    @acting
+    @inference
     def act(
         self, observation: TensorDict, *, deterministic: bool = False, generator: torch.Generator | None = None
     ) -> Decision:
@@ -223,11 +207,11 @@ class Pi0Policy(adapters.AdaptablePolicy):
         x = self._noise(observation, deterministic, generator)
         path, noisy, log_prob = self.sampling.denoise(x, self._field(state, prefix), deterministic, generator)
         sample = TensorDict({"path": path, "noisy": noisy}, batch_size=[len(path)])
-        has_value = values_explored(self, observation, deterministic)
+        has_value = needs_value(self, observation, deterministic)
         value = self._value(observation, state, prefix) if has_value else None
         return Decision(self.to_robot(path[:, -1]), sample, log_prob, value)
 
-    @acting
+    @inference
     def inpaint(
         self,
         observation: TensorDict,
@@ -262,7 +246,13 @@ class Pi0Policy(adapters.AdaptablePolicy):
 
     def value(self, observation: TensorDict) -> Tensor:
         """Expected discounted return, [N]."""
-        return self.critic(observation, lambda: self._hidden(self._state(observation), self._prefix(observation)))
+        return self.critic(self.features(observation))
+
+    def features(self, observation: TensorDict) -> Tensor:
+        """Features [N, feature_size]: encoded objects, or the model's mean hidden state and the robot's state."""
+        return self.critic.features(
+            observation, lambda: self._hidden(self._state(observation), self._prefix(observation))
+        )
 
     def loss(self, observation: TensorDict, actions: Tensor, valid: Tensor) -> Tensor:
         """|v(x_t, t) - (noise - action)|^2 over actions that are `valid` [N, H], at pi0's times; one scalar."""
@@ -371,7 +361,7 @@ class Pi0Policy(adapters.AdaptablePolicy):
         return self.noise(hidden)
 
     def _value(self, observation: TensorDict, state: Tensor, prefix: Prefix) -> Tensor:
-        return self.critic(observation, lambda: self._hidden(state, prefix))
+        return self.critic(self.critic.features(observation, lambda: self._hidden(state, prefix)))
 
     def _hidden(self, state: Tensor, prefix: Prefix) -> Tensor:
         """Inputs of a critic that reads hidden states, [N, W + state_size]."""

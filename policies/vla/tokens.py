@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Annotated, Self
+from typing import Annotated
 
 import torch
 from tensordict import TensorDict
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from embodied.configuration import NonNegativeInt, PositiveFloat, PositiveInt, Range
 from embodied.contract import Contract
 from embodied.errors import UserError
-from embodied.policy import Decision, Evaluation, acting, sum_of_executed, take_statistics, values_explored
+from embodied.policy import Decision, Evaluation, PolicyConfig, inference, needs_value, sum_of_executed
 from embodied.seeding import fixed_noise
 from policies.vla import adapters
 from policies.vla.computing import Computing, layers, prepare
@@ -75,7 +75,7 @@ class Part(Enum):
 
 
 @dataclass
-class TokensConfig(Computing):
+class TokensConfig(Computing, PolicyConfig):
     """Size, head and critic of a TokensPolicy.
 
     Published `weights` (a folder, or a name on the hub, of OpenVLA or OpenVLA-OFT) define their own size, and the
@@ -148,6 +148,7 @@ class TokensPolicy(adapters.AdaptablePolicy):
         )
         self.regression = Regression(self.model.width, self.actions) if regresses else None
         self.critic = Critic(contract, config.critic, self.model.width + self.inputs.state_size, config.hidden)
+        self.feature_size = self.critic.feature_size
         low, high = torch.tensor(contract.action.low), torch.tensor(contract.action.high)
         self.register_buffer("action_low", low)
         self.register_buffer("action_high", high)
@@ -157,11 +158,6 @@ class TokensPolicy(adapters.AdaptablePolicy):
         self.lacks_statistics = ""
         if checkpoint:
             self._take(checkpoint)
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the weights."""
-        return self.action_from.device
 
     @property
     def actor_keys(self) -> list[str]:
@@ -186,9 +182,6 @@ class TokensPolicy(adapters.AdaptablePolicy):
         """Layers of all transformers."""
         return layers(self.model)
 
-    def start_critic(self) -> None:
-        """No-op: the critic reads the actor's hidden states, or only objects from a simulator."""
-
     @torch.no_grad()
     def fit(self, observation: TensorDict, actions: Tensor) -> None:
         """Compute normalisation statistics from observations [N] and actions [..., A], unless the weights have some."""
@@ -204,21 +197,13 @@ class TokensPolicy(adapters.AdaptablePolicy):
         self.action_from.copy_(lower - missing)
         self.action_to.copy_(upper + missing)
 
-    def fresh(self) -> Self:
-        """Build a policy of the same configuration with new weights, from torch's global generator."""
-        policy = type(self)(self.contract, self.config)
-        self.lend(policy)
-        policy = policy.to(self.device).train(self.training)
-        take_statistics(policy, self)
-        return policy
-
-    @acting
+    @inference
     def act(
         self, observation: TensorDict, *, deterministic: bool = False, generator: torch.Generator | None = None
     ) -> Decision:
         """Draw chunks; the sample has the bins of their elements [N, H, A], uint8 (with L1 regression, nothing)."""
         state, hidden = self._read(observation)
-        value = self._value(observation, state, hidden) if values_explored(self, observation, deterministic) else None
+        value = self._value(observation, state, hidden) if needs_value(self, observation, deterministic) else None
         if self.regression:
             no_sample = TensorDict({}, batch_size=[len(state)], device=self.device)
             return Decision(
@@ -255,7 +240,11 @@ class TokensPolicy(adapters.AdaptablePolicy):
 
     def value(self, observation: TensorDict) -> Tensor:
         """Expected discounted return, [N]."""
-        return self.critic(observation, lambda: self._summary(*self._read(observation)))
+        return self.critic(self.features(observation))
+
+    def features(self, observation: TensorDict) -> Tensor:
+        """Features [N, feature_size]: encoded objects, or the elements' mean hidden state and the robot's state."""
+        return self.critic.features(observation, lambda: self._summary(*self._read(observation)))
 
     def loss(self, observation: TensorDict, actions: Tensor, valid: Tensor) -> Tensor:
         """Cross entropy of tokens, or absolute error, of `actions` [N, H, A] that are `valid` [N, H]; one scalar."""
@@ -343,7 +332,7 @@ class TokensPolicy(adapters.AdaptablePolicy):
         return bins, centres(bins, self.bins) + (2.0 * share.clamp(0.0, 1.0) - 1.0) / (self.bins - 1)
 
     def _value(self, observation: TensorDict, state: Tensor, hidden: Tensor) -> Tensor:
-        return self.critic(observation, lambda: self._summary(state, hidden))
+        return self.critic(self.critic.features(observation, lambda: self._summary(state, hidden)))
 
     def _summary(self, state: Tensor, hidden: Tensor) -> Tensor:
         """Inputs of a critic that reads hidden states, [N, W + state_size]."""

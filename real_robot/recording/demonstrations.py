@@ -20,7 +20,7 @@ from embodied.data.demonstrations import made_once
 from embodied.data.episodes import FOLDER, RECORD, Episodes, EpisodeWriter
 from embodied.data.pictures import Pictures, encode_all
 from embodied.errors import UserError
-from embodied.task import PublishedTask, RecordedTask, Task
+from embodied.task import Task
 from real_robot.recording import driven, lerobot_reading
 from real_robot.recording.matching import Limits, Match, MatchOptions, match_options
 
@@ -95,7 +95,7 @@ def demonstrations(
             has no episodes, all episodes of a source failed, or its actions are outside the limits.
     """
     paths = [Path(each) for each in ([source] if isinstance(source, str | Path) else source)]
-    if isinstance(task, RecordedTask) and (files := [path for path in paths if task.demonstration_files(path)]):
+    if task and (files := [path for path in paths if task.demonstration_files(path)]):
         if len(paths) == 1:
             return task.recorded_demonstrations(paths[0], run)
         advice = "train on them alone, then use that run's folder in their place"
@@ -105,14 +105,14 @@ def demonstrations(
         matches, readings = [Match(path, task, options) for path in paths], []
         matches[0].check_names(contract)
         for match in matches:  # all are checked before the first is decoded
-            with _beside(paths[0], match.source):
+            with _errors_of_data_set(paths[0], match.source):
                 readings.append(_read(match, contract, task, alone=len(paths) == 1))
         tasks, notes = set(), []
         for number, (match, episodes) in enumerate(zip(matches, readings, strict=True)):
-            with _beside(paths[0], match.source):
+            with _errors_of_data_set(paths[0], match.source):
                 tasks |= _write(writer, match, contract, episodes, number if len(paths) > 1 else None)
             notes += match.notes
-        names = list(matches[0].task_names) if isinstance(task, PublishedTask) else []
+        names = list(matches[0].task_names) if matches[0].convention else []
         if missing_tasks := [name for index, name in enumerate(names) if index not in tasks]:
             path_list = " and ".join(map(str, paths))
             raise UserError(
@@ -150,7 +150,8 @@ def _collected(folder: Path, contract: Contract, match: Match, *, privileged: bo
     except UserError as error:
         differs = " ".join(str(error).split())
         raise UserError(f"{folder} does not serve the contract: {differs}; choose the task's options so") from error
-    recorded = {*episodes.observation.keys(), *(episodes.pictures.data if episodes.pictures else ())}
+    first = episodes.part(0, 1).expanded()
+    recorded = {*first.observation.keys(), *(first.pictures.data if first.pictures else ())}
     needed = {
         key: spec
         for key, spec in contract.observation.items()
@@ -165,7 +166,7 @@ def _collected(folder: Path, contract: Contract, match: Match, *, privileged: bo
             task = match.task_number(names[index]) if names else index
             if task is None:
                 continue
-            episode = episodes.part(number, number + 1)
+            episode = episodes.part(number, number + 1).expanded()
             raw = {key: encode_all(episode.observation[key].numpy()) for key in cameras if key in episode.observation}
             pictures = Pictures.of(raw) if raw else episode.pictures and episode.pictures.only(cameras)
             yield replace(
@@ -205,7 +206,7 @@ def _write(
 
 
 @contextmanager
-def _beside(first: Path, path: Path) -> Iterator[None]:
+def _errors_of_data_set(first: Path, path: Path) -> Iterator[None]:
     """Name both datasets in errors of one that is not the `first`."""
     try:
         yield

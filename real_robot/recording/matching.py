@@ -13,7 +13,7 @@ from torch import Tensor
 
 from embodied.contract import Contract, TensorSpec
 from embodied.errors import UserError
-from embodied.task import PublishedTask, Task
+from embodied.task import Task
 from real_robot.robots.robot import Array
 
 TOLERANCE = 0.01
@@ -62,7 +62,7 @@ class Match:
 
     def __init__(self, source: Path, task: Task | None = None, options: MatchOptions | None = None) -> None:
         self.source, self.options = source, options or MatchOptions()
-        self.convention = task.convention() if isinstance(task, PublishedTask) else None
+        self.convention = task.convention() if task else None
         self.task_names = list(self.convention.names) if self.convention else [task.name] if task else []
         if unknown := [name for name in self.options.tasks if name not in self.task_names]:
             expected = ", ".join(self.task_names) or "no task"

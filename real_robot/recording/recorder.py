@@ -110,7 +110,12 @@ class Recorder:
         self._put(Ended(self.clock(), success))
 
     def write(
-        self, now_s: float, reading: Reading | None, asked: Array | None, verdict: Verdict, intervention: bool = False
+        self,
+        now_s: float,
+        reading: Reading | None,
+        proposed_action: Array | None,
+        verdict: Verdict,
+        intervention: bool = False,
     ) -> None:
         """Record one period: the action requested at `now_s`, and safety's verdict on it.
 
@@ -120,8 +125,8 @@ class Recorder:
             observation = {key: np.array(value) for key, value in reading.observation.items()}
             # copies, because the robot may reuse its arrays before the thread writes them
             reading = Reading(observation, reading.stamp_s, reading.sequence, reading.frames)
-        asked = None if asked is None else np.array(asked)
-        self._put(Tick(now_s, reading, asked, verdict, intervention))
+        proposed_action = None if proposed_action is None else np.array(proposed_action)
+        self._put(Tick(now_s, reading, proposed_action, verdict, intervention))
 
     def watch(self, policy: P) -> P:
         """Copy of `policy` that records its decisions (N = 1); deterministic by default."""
@@ -280,7 +285,7 @@ class _File:
             fields |= {"stamp_s": reading.stamp_s, "sequence": reading.sequence, "frames": dict(reading.frames)}
             for key, value in reading.observation.items():
                 self._array(f"observation/{key}", value, reading.stamp_s, self._contract.observation.get(key))
-        for name, action in (("asked", tick.asked), ("written", verdict.action)):
+        for name, action in (("asked", tick.proposed_action), ("written", verdict.action)):
             if action is not None:
                 self._array(f"action/{name}", np.asarray(action), tick.now_s, self._contract.action)
         self._json("tick", tick.now_s, fields)
@@ -326,7 +331,11 @@ def _bytes(item: Item) -> int:
     """Approximate memory of `item`."""
     arrays: list[Array | None] = []
     if isinstance(item, Tick):
-        arrays = [item.asked, item.verdict.action, *(item.reading.observation.values() if item.reading else ())]
+        arrays = [
+            item.proposed_action,
+            item.verdict.action,
+            *(item.reading.observation.values() if item.reading else ()),
+        ]
     elif isinstance(item, Decided):
         arrays = [item.actions, item.generator, *item.observation.values(), *item.running.values()]
     return ITEM_BYTES + sum(array.nbytes for array in arrays if array is not None)

@@ -66,7 +66,7 @@ class Tick:
 
     now_s: float
     reading: Reading | None
-    asked: Array | None
+    proposed_action: Array | None
     verdict: Verdict
     intervention: bool = False
 

@@ -130,11 +130,11 @@ class _Tally:
         return Replay(self.compared, self.identical, self.largest, self.skipped, episodes)
 
 
-def _difference(found: Array, recorded: Array) -> float:
+def _difference(replayed: Array, recorded: Array) -> float:
     """0 if every bit agrees, else the largest difference; infinity if one is not a number."""
-    if (found.dtype, found.shape) != (recorded.dtype, recorded.shape):
+    if (replayed.dtype, replayed.shape) != (recorded.dtype, recorded.shape):
         return np.inf
-    if found.tobytes() == recorded.tobytes():
+    if replayed.tobytes() == recorded.tobytes():
         return 0.0
-    largest = float(np.abs(np.subtract(found, recorded, dtype=np.float64)).max())
+    largest = float(np.abs(np.subtract(replayed, recorded, dtype=np.float64)).max())
     return max(largest, np.finfo(np.float64).tiny) if np.isfinite(largest) else np.inf  # 0.0 and -0.0 differ

@@ -58,9 +58,9 @@ def to_rerun(recording: Recording, file: Path | None) -> int:
     return periods
 
 
-def _event(item: Item, begun: int) -> str:
+def _event(item: Item, number: int) -> str:
     if isinstance(item, Episode):
-        return f"episode {begun} of {item.task or 'a task without a name'}"
+        return f"episode {number} of {item.task or 'a task without a name'}"
     if isinstance(item, Ended):
         return "success" if item.success else "failure"
     return f"{item.dropped} items are missing here" if isinstance(item, Gap) else ""
@@ -79,7 +79,7 @@ def _log_tick(rr: Any, tick: Tick, contract: Contract) -> None:  # noqa: ANN401 
             _log_numbers(rr, f"observation/{key}", values)
         else:
             _log_numbers(rr, f"observation/{key}", values)
-    for name, action in (("asked", tick.asked), ("written", tick.verdict.action)):
+    for name, action in (("asked", tick.proposed_action), ("written", tick.verdict.action)):
         if action is not None:
             _log_numbers(rr, f"action/{name}", np.asarray(action))
 
@@ -143,7 +143,7 @@ def foxglove_layout(contract: Contract) -> str:
     return json.dumps(layout | {"layout": _tiled(list(panels), "row")}, indent=2) + "\n"
 
 
-def _plot(title: str, drawn: list[tuple[str, TensorSpec, str]]) -> dict[str, Any]:
+def _plot(title: str, curves: list[tuple[str, TensorSpec, str]]) -> dict[str, Any]:
     paths = [
         {
             "value": f"{ROOT}/{name}.data[{index}]",
@@ -151,7 +151,7 @@ def _plot(title: str, drawn: list[tuple[str, TensorSpec, str]]) -> dict[str, Any
             "enabled": True,
             "timestampMethod": "receiveTime",
         }
-        for name, spec, prefix in drawn
+        for name, spec, prefix in curves
         for index, element in enumerate(spec.names or map(str, range(int(np.prod(spec.shape)))))
     ]
     return {"foxglovePanelTitle": title, "paths": paths, "xAxisVal": "timestamp", "isSynced": True, "showLegend": True}
@@ -176,17 +176,17 @@ class _Row:
     title: str
     periods: int = 0
     human: int = 0
-    held: dict[str, int] = field(default_factory=dict)
+    holds: dict[str, int] = field(default_factory=dict)
 
     def add(self, tick: Tick) -> None:
         self.periods += 1
         self.human += tick.intervention
         if tick.verdict.state is not State.ACTIVE:
-            self.held[tick.verdict.reason] = self.held.get(tick.verdict.reason, 0) + 1
+            self.holds[tick.verdict.reason] = self.holds.get(tick.verdict.reason, 0) + 1
 
     def text(self) -> str:
         share = f", {self.human} by a person" if self.human else ""
-        holds = "".join(f"; {count} held: {reason}" for reason, count in self.held.items())
+        holds = "".join(f"; {count} held: {reason}" for reason, count in self.holds.items())
         return f"{self.title}, {self.periods} periods{share}{holds}"
 
 

@@ -81,7 +81,7 @@ class ControlLoop:
     """Runs a step every `period_s`, at deadlines counted from the first, so that lateness never accumulates.
 
     Missed deadlines are skipped, not caught up. The last `spin_s` before a deadline are spent in a busy wait, which
-    reacts sooner than sleeping. `timing` covers the last `kept` periods.
+    reacts sooner than sleeping. `timing` covers the last `timed_periods` periods.
     """
 
     def __init__(
@@ -90,12 +90,14 @@ class ControlLoop:
         clock: Clock = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
         spin_s: float = 0.0,
-        kept: int = 1 << 16,
+        timed_periods: int = 1 << 16,
     ) -> None:
-        if not period_s > 0 or spin_s < 0 or kept < 1:
-            raise ValueError(f"expected period_s > 0, spin_s >= 0 and kept >= 1, got {period_s}, {spin_s} and {kept}")
+        if not period_s > 0 or spin_s < 0 or timed_periods < 1:
+            raise ValueError(
+                f"expected period_s > 0, spin_s >= 0 and timed_periods >= 1, got {period_s}, {spin_s}, {timed_periods}"
+            )
         self.period_s, self._clock, self._sleep, self._spin_s = period_s, clock, sleep, spin_s
-        self._late, self._work = np.zeros(kept), np.zeros(kept)
+        self._late, self._work = np.zeros(timed_periods), np.zeros(timed_periods)
         self._periods = self._missed = self._overruns = 0
         self._stopped = False
 

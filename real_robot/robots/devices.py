@@ -94,14 +94,14 @@ class Keyboard:
 class Layout:
     """Axis with its sign, and button, of each event of a kind of device, by the kernel's event names.
 
-    A device is of this kind if it has all events `known`. `full` is the full deflection of devices that do not report
-    their range, such as a SpaceMouse with relative motion. Such a device counts as released after `rest_s` without
-    events, because the kernel drops zeros.
+    A device is of this kind if it has all events of `event_names`. `full` is the full deflection of devices that do
+    not report their range, such as a SpaceMouse with relative motion. Such a device counts as released after `rest_s`
+    without events, because the kernel drops zeros.
     """
 
     axes: Mapping[str, tuple[str, float]]
     buttons: Mapping[str, str]
-    known: tuple[str, ...]
+    event_names: tuple[str, ...]
     full: int = 350
     rest_s: float = 0.1
 
@@ -187,7 +187,7 @@ class EventDevice:
                 self._press(self._buttons_of[event.code], event.value, pressed)
         if self._rest_at is not None and self._clock() >= self._rest_at:
             self._axes, self._rest_at = {}, None
-        return Controls(dict(self._axes), frozenset(self._held), frozenset(pressed))
+        return Controls(dict(self._axes), frozenset(self._pressed_buttons), frozenset(pressed))
 
     def close(self) -> None:
         """Close the event device."""
@@ -220,13 +220,13 @@ class EventDevice:
     def _press(self, button: str, value: int, pressed: set[str]) -> None:
         if value == 1:  # 2 is a repeat
             pressed.add(button)
-            self._held.add(button)
+            self._pressed_buttons.add(button)
         elif value == 0:
-            self._held.discard(button)
+            self._pressed_buttons.discard(button)
 
     def _rest(self) -> None:
         self._axes: dict[str, float] = {}
-        self._held: set[str] = set()
+        self._pressed_buttons: set[str] = set()
 
     def _range(self, code: int) -> tuple[int, int]:
         """The kernel's range of an absolute axis, or the layout's if the device has none."""
@@ -275,7 +275,7 @@ def open_device(device: Device, event: str = "") -> Channel:
 
 
 def _needed(evdev: Any, layout: Layout) -> set[tuple[int, int]]:  # noqa: ANN401 - the package
-    return {(_kind(evdev, name), evdev.ecodes.ecodes[name]) for name in layout.known}
+    return {(_kind(evdev, name), evdev.ecodes.ecodes[name]) for name in layout.event_names}
 
 
 def _kind(evdev: Any, name: str) -> int:  # noqa: ANN401 - the package

@@ -87,7 +87,7 @@ class Station:
         sleep: waits, in real time, and processes incoming messages meanwhile.
         begin: called before every episode; it may move a simulated robot to a start.
         over: outcome of an episode that has ended by itself: True is success; None: it has not ended.
-        heard: whether commands have a subscriber.
+        has_subscriber: whether commands have a subscriber.
         alive: called in every period in which commands are sent.
         leader: positions [A] of a second arm; None without new ones.
         translate: converts an executor of the contract's actions to one of the robot's actions, where they differ.
@@ -99,7 +99,7 @@ class Station:
     sleep: Callable[[float], None]
     begin: Callable[[], None]
     over: Callable[[], bool | None] = lambda: None
-    heard: Callable[[], bool] = lambda: True
+    has_subscriber: Callable[[], bool] = lambda: True
     alive: Callable[[], None] = lambda: None
     leader: Callable[[], Array | None] = lambda: None
     translate: Callable[[Executor], Executor] = lambda executor: executor
@@ -115,7 +115,7 @@ class Driver:
         self.person, self._policy, self._trip = person, policy, trip
         self.human = False
         """Whether the last action was the person's."""
-        self.asked: Array | None = None
+        self.proposed_action: Array | None = None
         """Last requested action [A], of the person or the policy."""
         self.lost: OSError | None = None
         """Error of the person's device, which can't be read any more."""
@@ -142,8 +142,8 @@ class Driver:
             self.lost = error
             self._trip(f"the person's controls are gone: {error}")
         self.human = command is not None
-        self.asked = proposed if command is None else command
-        return self.asked
+        self.proposed_action = proposed if command is None else command
+        return self.proposed_action
 
 
 class _QuitError(Exception):
@@ -172,7 +172,7 @@ class Session:
         self._translated = station.contract.action != station.robot.contract.action
         executor = station.translate(driver)
         self._controller = Controller(station.robot, executor, safety, station.clock, self._record)
-        self._success, self._told = False, ""
+        self._success, self._logged_reason = False, ""
 
     def run(self, episodes: int | None) -> list[bool]:
         """Run up to `episodes` episodes, until the person presses stop between two; returns whether each was a success.
@@ -203,11 +203,13 @@ class Session:
         first_reading(station)
         self._recorder.begin_episode(self._task)
         self._driver.reset()
-        self._success, self._told = False, ""
+        self._success, self._logged_reason = False, ""
         timing = self._loop.run(self._period)
         self._safety.settle("the episode is over", station.sleep)
         self._recorder.end_episode(success=self._success)
-        outcome = "success" if self._success else "failure" if not self._told else f"ended: {self._told}"
+        outcome = (
+            "success" if self._success else "failure" if not self._logged_reason else f"ended: {self._logged_reason}"
+        )
         log.info(f"episode {number}: {outcome}; {timing.periods} periods, {timing.missed} missed")
         if self._stopping() or self._driver.lost:
             raise _QuitError
@@ -217,20 +219,20 @@ class Session:
         self._station.alive()
         verdict = self._controller.tick()
         pressed = self._driver.person.pressed
-        if self._safety.reason != self._told:
-            self._told = self._safety.reason
-            if self._told:
-                log.warning(f"{verdict.state.value}: {self._told}")
+        if self._safety.reason != self._logged_reason:
+            self._logged_reason = self._safety.reason
+            if self._logged_reason:
+                log.warning(f"{verdict.state.value}: {self._logged_reason}")
         outcome = True if "success" in pressed else False if "failure" in pressed else self._station.over()
         if outcome is not None or self._safety.state is State.STOPPED or self._stopping():
             self._success = bool(outcome) and self._safety.state is not State.STOPPED
             self._loop.stop()
 
-    def _record(self, now_s: float, reading: Reading | None, asked: Array | None, verdict: Verdict) -> None:
+    def _record(self, now_s: float, reading: Reading | None, proposed_action: Array | None, verdict: Verdict) -> None:
         if self._translated:  # policies learn the person's action, not its translation
-            asked = self._driver.asked
-            verdict = replace(verdict, action=asked if verdict.state is State.ACTIVE else None)
-        self._recorder.write(now_s, reading, asked, verdict, self._driver.human)
+            proposed_action = self._driver.proposed_action
+            verdict = replace(verdict, action=proposed_action if verdict.state is State.ACTIVE else None)
+        self._recorder.write(now_s, reading, proposed_action, verdict, self._driver.human)
 
     def _wait(self, seconds: float) -> None:
         self._station.sleep(seconds)
@@ -295,7 +297,7 @@ def first_reading(station: Station) -> Reading:
     period_s, reading = station.robot.contract.control_dt_s, None
     for _ in range(math.ceil(FIRST_READING_S / period_s)):
         reading = station.robot.read()
-        if reading is not None and not reading.fault and station.heard():
+        if reading is not None and not reading.fault and station.has_subscriber():
             return reading
         station.sleep(period_s)
     if reading is not None and not reading.fault:

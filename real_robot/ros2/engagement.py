@@ -43,7 +43,7 @@ class Engagement:
         assert table.heartbeat is not None
         self._table, self._status, self._heartbeat, self._clock = table, table.status, table.heartbeat, clock
         self.condition: Condition | None = None
-        self._heard_s = self._commanded_s = -math.inf
+        self._status_s = self._commanded_s = -math.inf
         self.reset()
 
     def begin(self) -> None:
@@ -58,7 +58,7 @@ class Engagement:
         """Whether an emergency stop was confirmed by the robot."""
         self._stop_s = math.inf
         self._ours: bool | None = None  # nobody else has steered since commands began
-        self._began_s = self._asked_s = self._leaving_s = -math.inf
+        self._began_s = self._requested_s = self._leaving_s = -math.inf
         self._quiet_s = -math.inf
         self._sent: Behaviour | None = None
         self._sent_s = -math.inf
@@ -68,10 +68,10 @@ class Engagement:
     def hear(self, condition: Condition) -> None:
         """Process a status of the robot."""
         stopped_following = self.phase is Phase.ASKING and self._follows and not condition.follows
-        self.condition, self._heard_s = condition, self._clock()
+        self.condition, self._status_s = condition, self._clock()
         if stopped_following:  # without a request of ours
             self.lose(condition.fault)
-        self.stopped |= condition.stopped and self._heard_s > self._stop_s
+        self.stopped |= condition.stopped and self._status_s > self._stop_s
         if not condition.follows:
             self._leaving_s = -math.inf
         self._advance()
@@ -141,7 +141,7 @@ class Engagement:
             return self._table.emergency
         if self.condition is None:
             return None
-        status_is_newer = self._heard_s > self._sent_s  # so that a repetition overrules nobody who took over meanwhile
+        status_is_newer = self._status_s > self._sent_s  # so that a repetition overrules nobody who took over meanwhile
         if self.phase is Phase.ASKING and self._ours and self.condition.request:
             return self._again(self.condition.request, status_is_newer)
         if self.phase is Phase.LOST and now_s - self._leaving_s <= LEAVE_S:
@@ -183,7 +183,7 @@ class Engagement:
         if now_s - self._began_s < self._heartbeat.before_s:
             return
         if self._ours:
-            self.phase, self._asked_s = Phase.ASKING, now_s
+            self.phase, self._requested_s = Phase.ASKING, now_s
         elif not condition.fault:  # the pilot has handed it over
             self.phase = Phase.FOLLOWED
 
@@ -193,7 +193,7 @@ class Engagement:
             self.phase = Phase.FOLLOWED
         elif condition.request is None:
             self.lose(condition.fault)
-        elif self._clock() - self._asked_s > ASK_S:
+        elif self._clock() - self._requested_s > ASK_S:
             self.lose(f"it was asked for {ASK_S:g} s and does not follow: {condition.fault}")
 
     @property
@@ -202,7 +202,7 @@ class Engagement:
 
     @property
     def _fresh(self) -> bool:
-        return self._clock() - self._heard_s <= self._status.timeout_s
+        return self._clock() - self._status_s <= self._status.timeout_s
 
     @property
     def _follows(self) -> bool:

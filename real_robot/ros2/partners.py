@@ -27,22 +27,22 @@ class Partners:
     def __init__(self, node: ManagedNode[Any], table: Table, command: str, commands: bool) -> None:
         self._node, self._table, self._command = node, table, command
         self._refusals: dict[str, str] = {}
-        self._heard_s = dict.fromkeys((mode.name for mode in table.modes), -math.inf)
+        self._received_s = dict.fromkeys((mode.name for mode in table.modes), -math.inf)
         self._graph_fault = ""
         if commands:
             node.own(node.create_timer(LOOK_S, self._look, clock=node.steady))
 
     def hear(self, mode: Mode, message: Message) -> None:
         """Process the driver's message on the topic of `mode`."""
-        self._refusals[mode.name], self._heard_s[mode.name] = mode.refusal(message), self._node.steady_s
+        self._refusals[mode.name], self._received_s[mode.name] = mode.refusal(message), self._node.steady_s
 
     @property
     def refusal(self) -> str:
         """Reason for not commanding the robot, with a remedy; "" if all nodes exist and none reports a refusal."""
-        if missing := [name for name in self._heard_s if name not in self._refusals]:
+        if missing := [name for name in self._received_s if name not in self._refusals]:
             return f"nothing heard on {', '.join(missing)}: is that the robot's driver? (options.driver_status)"
         for mode in self._table.modes:
-            silent_s = self._node.steady_s - self._heard_s[mode.name]
+            silent_s = self._node.steady_s - self._received_s[mode.name]
             if mode.timeout_s is not None and silent_s > mode.timeout_s:
                 return f"nothing heard on {mode.name} for {silent_s:.1f} s: {ENDED}"
         return next(filter(None, self._refusals.values()), "") or self._graph_fault

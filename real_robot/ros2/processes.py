@@ -112,7 +112,7 @@ class Processes:
             request = ChangeState.Request()
             request.transition.id = TRANSITIONS[transition]
             if not self.call(ChangeState, f"/{name}/change_state", request).success:
-                raise UserError(f"{name} failed to {transition}; its output: {self.said(name)}")
+                raise UserError(f"{name} failed to {transition}; its output: {self.output_of(name)}")
 
     def state(self, name: str) -> str:
         """The lifecycle state of node `name`: "unconfigured", "inactive", "active", "finalized"."""
@@ -165,7 +165,7 @@ class Processes:
         while not condition():
             names = [name for name, process in self.running.items() if process.poll() is not None]
             if names or time.monotonic() > deadline:
-                output = "; ".join(f"{name}: {self.said(name)}" for name in names or self.running)
+                output = "; ".join(f"{name}: {self.output_of(name)}" for name in names or self.running)
                 raise UserError(f"waited for {what}, but {names or 'nothing'} ended; {output}")
             self._executor.spin_once(timeout_sec=0.05)
 
@@ -173,7 +173,7 @@ class Processes:
         """Handle one message, if one arrives within `seconds`."""
         self._executor.spin_once(timeout_sec=seconds)
 
-    def said(self, name: str) -> str:
+    def output_of(self, name: str) -> str:
         """The last lines of output of node `name`."""
         return " | ".join(self._log(name).read_text(errors="replace", encoding="utf-8").splitlines()[-5:])
 

@@ -73,14 +73,14 @@ class RosRobot:
         self._latest: dict[str, Reading | None] = {topic.name: None for topic in table.states}
         self._current = {topic.name for topic in table.states if not topic.lasting}
         self._due = set(self._current)
-        self._begun, self._began_s = dict[str, float](), -np.inf
+        self._period_stamps, self._began_s = dict[str, float](), -np.inf
         self._since_reset_s = -np.inf
         self._reading: Reading | None = None
         self._sequence = 0
         self._newest_s, self._gone_s, self._back_s = -np.inf, -np.inf, 0.0
-        self._refused = self._ignored = self._jumped = self._told = ""
+        self._refused = self._ignored = self._jumped = self._logged_reason = ""
         self._before: Array | None = None
-        self._heard: dict[str, Any] = {}
+        self._last_messages: dict[str, Any] = {}
         self._condition: Condition | None = None
         self._engagement = Engagement(table, lambda: node.steady_s) if table.status and not prefix else None
         self._behaviour: Behaviour | None = None
@@ -107,7 +107,7 @@ class RosRobot:
         return self.clock() + self._back_s if self.simulated else self._node.steady_s
 
     @property
-    def heard(self) -> bool:
+    def has_subscriber(self) -> bool:
         """Whether anybody is there for the commands: a simulator in lock-step would wait for a lost one for ever."""
         return self._publishers[self._command_name].get_subscription_count() > 0
 
@@ -121,7 +121,7 @@ class RosRobot:
 
     def start(self) -> None:
         """The node has been activated; a robot that others may steer too does not follow commands that came already."""
-        self._before, self._begun = None, {}
+        self._before, self._period_stamps = None, {}
         if self._engagement and not self.stopped:
             self._engagement.begin()
 
@@ -145,8 +145,8 @@ class RosRobot:
         refusal = self._partners.refusal
         if self._reading is not None and self._reading.refusal != refusal:
             self._reading = replace(self._reading, refusal=refusal)
-        heard = self._condition is not None or not self._table.status
-        if self._reading is None and heard and all(self._latest.values()):
+        driver_reports = self._condition is not None or not self._table.status
+        if self._reading is None and driver_reports and all(self._latest.values()):
             parts = {name: part for name, part in self._latest.items() if part is not None}
             arrays = {key: value for part in parts.values() for key, value in part.observation.items()}
             observation = self._table.observe(arrays) | self._written
@@ -201,7 +201,7 @@ class RosRobot:
         """Begin an episode: past actions and measurements are forgotten; the first measurement is made from now on."""
         self._since_reset_s = self.clock()
         self._latest |= dict.fromkeys(self._current)
-        self._due, self._begun, self._reading = set(self._current), {}, None
+        self._due, self._period_stamps, self._reading = set(self._current), {}, None
         for key, values in self._written.items():
             self._written[key] = np.resize(self._table.initial, values.shape)
 
@@ -268,9 +268,9 @@ class RosRobot:
         before_s = max(self.clock(), self._now() + back_s)
         self._gone_s, self._back_s = before_s + self._table.control_dt_s, self._back_s + before_s - self._now()
         self._latest = dict.fromkeys(self._latest)
-        self._due, self._begun, self._reading, self._before = set(self._current), {}, None, None
+        self._due, self._period_stamps, self._reading, self._before = set(self._current), {}, None, None
         self._newest_s = self._since_reset_s = -np.inf
-        self._heard.clear()
+        self._last_messages.clear()
 
     def _publish(self, name: str, message: str, qos: Qos) -> None:
         if name not in self._publishers:
@@ -299,18 +299,18 @@ class RosRobot:
         self._sequence += 1
         self._reading = None
         if topic.jump:
-            self._compare(topic.jump, self._heard.get(topic.name, message), message)
-            self._heard[topic.name] = message
+            self._compare(topic.jump, self._last_messages.get(topic.name, message), message)
+            self._last_messages[topic.name] = message
         self._latest[topic.name] = Reading(arrays, measured_s, self._sequence)
         if not topic.lasting:
             self._newest_s = max(self._newest_s, measured_s)
-        if self.simulated and measured_s == self._begun.get(topic.name) and self._now() <= self._began_s:
+        if self.simulated and measured_s == self._period_stamps.get(topic.name) and self._now() <= self._began_s:
             self._repeated()  # by a simulator in lock-step, whose clock stands still until it gets an answer
             return
         self._due.discard(topic.name)
-        if not self._due and self._measured and (self.heard or not self.simulated):
+        if not self._due and self._measured and (self.has_subscriber or not self.simulated):
             self._due = set(self._current)
-            self._begun = {name: part.stamp_s for name in self._current if (part := self._latest[name])}
+            self._period_stamps = {name: part.stamp_s for name in self._current if (part := self._latest[name])}
             self._began_s = self.clock()
             self._measured()
 
@@ -362,8 +362,8 @@ class RosRobot:
         """Send what is due, and log what the robot does."""
         assert self._engagement is not None
         behaviour, reason = self._engagement.due, self._engagement.reason
-        if reason != self._told:
-            self._told = reason
+        if reason != self._logged_reason:
+            self._logged_reason = reason
             if reason:
                 self._node.get_logger().error(self._lost(self._engagement))
         if behaviour:

@@ -59,7 +59,7 @@ class Episodes(Configuration):
     output: str = ""
 
 
-def run_episodes(wanted: Episodes, directory: Path | None = None) -> BackEndRun:
+def run_episodes(request: Episodes, directory: Path | None = None) -> BackEndRun:
     """Launch the nodes, run the episodes, end the nodes; logs go to `directory`.
 
     Raises:
@@ -70,31 +70,31 @@ def run_episodes(wanted: Episodes, directory: Path | None = None) -> BackEndRun:
     except ImportError as error:
         raise UserError(f"{error.name} is not installed; run this in .venv-ros (`make ros`)") from error
     outcomes = []
-    episodes = wanted.episodes * max(1, len(wanted.tasks))
+    episodes = request.episodes * max(1, len(request.tasks))
     with Processes(directory) as nodes, Progress("ros2", episodes, "episode") as bar:
-        _start_controller(nodes, wanted)
-        simulator = {"checkpoint": wanted.checkpoint, "lock_step": wanted.lock_step, "listeners": 2}
-        nodes.start("sim_node", simulator | {"distribution": wanted.distribution, "overrides": ""})
+        _start_controller(nodes, request)
+        simulator = {"checkpoint": request.checkpoint, "lock_step": request.lock_step, "listeners": 2}
+        nodes.start("sim_node", simulator | {"distribution": request.distribution, "overrides": ""})
         listener = _Listener(nodes)
-        for task in wanted.tasks or [None]:
+        for task in request.tasks or [None]:
             nodes.set("sim_node", overrides="" if task is None else f"task.tasks=[{task}]")
             nodes.change("sim_node", "configure", "activate")
-            for start in range(wanted.first_start, wanted.first_start + wanted.episodes):
+            for start in range(request.first_start, request.first_start + request.episodes):
                 outcomes.append(listener.run(start))
                 bar.update()
             nodes.change("sim_node", "deactivate", "cleanup")
-    return _collected(outcomes, max(1, len(wanted.tasks)))
+    return _collected(outcomes, max(1, len(request.tasks)))
 
 
-def _start_controller(nodes: Any, wanted: Episodes) -> None:  # noqa: ANN401 - Processes, of a package that is optional
+def _start_controller(nodes: Any, request: Episodes) -> None:  # noqa: ANN401 - Processes, of a package that is optional
     from real_robot.firmware.record import read_contract
 
-    timeout_s = 5.0 * read_contract(wanted.checkpoint).control_dt_s
+    timeout_s = 5.0 * read_contract(request.checkpoint).control_dt_s
     limits = nodes.directory / "limits.yaml"
     limits.write_text(
         json.dumps({"observation_timeout_s": timeout_s, "command_timeout_s": timeout_s}), encoding="utf-8"
     )
-    common = {"checkpoint": wanted.checkpoint, "use_sim_time": True, "limits": str(limits)}
+    common = {"checkpoint": request.checkpoint, "use_sim_time": True, "limits": str(limits)}
     timeouts = {"heartbeat_timeout_s": HEARTBEAT_TIMEOUT_S, "liveliness_s": HEARTBEAT_TIMEOUT_S}
     nodes.start("safety_node", common | timeouts)
     nodes.start("policy_node", common | {"pace": "measurement"})

@@ -39,7 +39,7 @@ class _None:
 @contextmanager
 def station(
     robot: str,
-    wanted: Contract,
+    contract: Contract,
     options: Mapping[str, Any],
     *,
     prefix: str,
@@ -53,7 +53,7 @@ def station(
     elements; by default they have the same names.
 
     Raises:
-        UserError: for an unknown robot or option, for a robot that cannot serve the contract `wanted`, and unless there
+        UserError: for an unknown robot or option, for a robot that cannot serve the `contract`, and unless there
             is one leader joint for each element of the action.
     """
     arguments = ["--ros-args", "-p", f"use_sim_time:={str(simulated_time).lower()}"]
@@ -62,7 +62,7 @@ def station(
     executor = SingleThreadedExecutor()
     executor.add_node(node)
     try:
-        table = robot_table(robot, wanted, options)
+        table = robot_table(robot, contract, options)
         ros_robot, names = RosRobot(node, table, prefix), action_names(table.served)
         joints = tuple(leader_joints) or names
         if len(joints) != len(names):
@@ -85,7 +85,7 @@ def station(
                 ros_robot.clock,
                 partial(_spin, executor),
                 begin,
-                heard=lambda: ros_robot.heard,
+                has_subscriber=lambda: ros_robot.has_subscriber,
                 alive=alive,
                 leader=lead,
                 translate=table.translate,
@@ -103,19 +103,19 @@ class _Followed:
     """Subscribes to the positions of `joints` in the joint states on `topic`."""
 
     def __init__(self, node: ManagedNode[Any], topic: str, joints: Sequence[str]) -> None:
-        self._joints, self._newest, self._heard_s = joints, None, -np.inf
+        self._joints, self._newest, self._received_s = joints, None, -np.inf
         subscribe(node, topic, "sensor_msgs/msg/JointState", STATE, self._hear)
 
     def positions(self) -> Array | None:
         """Newest joint positions [A]; None if older than `LEADER_TIMEOUT_S`."""
-        return self._newest if time.monotonic() - self._heard_s < LEADER_TIMEOUT_S else None
+        return self._newest if time.monotonic() - self._received_s < LEADER_TIMEOUT_S else None
 
     def _hear(self, message: JointState) -> None:
         position_of = dict(zip(message.name, message.position, strict=False))
         positions = np.array([position_of.get(joint, np.nan) for joint in self._joints])
         if np.isfinite(positions).all():
             self._newest: Array | None = positions
-            self._heard_s = time.monotonic()
+            self._received_s = time.monotonic()
 
 
 def _spin(executor: SingleThreadedExecutor, seconds: float) -> None:

@@ -27,13 +27,13 @@ class Consistency:
     def __init__(self, contract: Contract, limits: Limits) -> None:
         self._rows: list[tuple[str, Element, float, float]] = []
         action = contract.action
-        for name, given in limits.commands.items():
-            if not given.measured:
+        for name, element_limits in limits.commands.items():
+            if not element_limits.measured:
                 continue
-            speed = _speed(contract, given, action.names.index(name) if name in action.names else int(name))
-            element = observed_element(contract, given.measured)
-            reach = min(given.high - given.low, speed)  # of an element in another unit without walls
-            allowance = given.following or default_following(contract.observation[element[0]].unit, reach)
+            speed = _speed(contract, element_limits, action.names.index(name) if name in action.names else int(name))
+            element = observed_element(contract, element_limits.measured)
+            reach = min(element_limits.high - element_limits.low, speed)  # of an element in another unit without walls
+            allowance = element_limits.following or default_following(contract.observation[element[0]].unit, reach)
             if math.isfinite(speed):
                 self._rows.append((name, element, speed, allowance))
         self.keys = {element[0] for _, element, _, _ in self._rows}
@@ -144,10 +144,10 @@ def _value(observation: dict[str, Array], element: Element) -> float:
     return float(observation[element[0]][element[1]])
 
 
-def _speed(contract: Contract, given: ElementLimits, index: int) -> float:
+def _speed(contract: Contract, element_limits: ElementLimits, index: int) -> float:
     """Largest speed of an element, in the unit of its limits per s."""
-    action, speed = contract.action, given.velocity
-    if given.kind is not Kind.POSITION and action.low and action.high:
-        bound = max(abs(action.low[index]), abs(action.high[index])) * given.scale
-        speed = min(speed, bound if given.kind is Kind.VELOCITY else bound / contract.control_dt_s)
+    action, speed = contract.action, element_limits.velocity
+    if element_limits.kind is not Kind.POSITION and action.low and action.high:
+        bound = max(abs(action.low[index]), abs(action.high[index])) * element_limits.scale
+        speed = min(speed, bound if element_limits.kind is Kind.VELOCITY else bound / contract.control_dt_s)
     return speed

@@ -33,12 +33,12 @@ def observed_element(contract: Contract, name: str) -> Element:
         names = spec.names or tuple(map(str, range(spec.shape[0])))
         if element in names:
             return key, names.index(element)
-    known = [key for key, spec in contract.observation.items() if not spec.privileged and len(spec.shape) == 1]
-    raise UserError(f"no observed element {name!r}; expected key.element with a key of {known}")
+    keys = [key for key, spec in contract.observation.items() if not spec.privileged and len(spec.shape) == 1]
+    raise UserError(f"no observed element {name!r}; expected key.element with a key of {keys}")
 
 
 class LimitedElement:
-    """The limits `given` to element `index` of an action, whose values are within `command`.
+    """The `element_limits` of element `index` of an action, whose values are within `command`.
 
     After a pause a position begins where it was commanded last, if the robot is measured near there, or if it is not
     measured and `stays` where it was commanded to.
@@ -52,17 +52,17 @@ class LimitedElement:
         contract: Contract,
         limits: Limits,
         index: int,
-        given: ElementLimits,
+        element_limits: ElementLimits,
         command: tuple[float, float],
         stays: bool,
     ) -> None:
         dt_s = contract.control_dt_s
         self.index = index
-        self._measured = observed_element(contract, given.measured) if given.measured else None
-        self._from, self._stays, self._commanded_once = given.rest, stays, False
-        self._position = given.kind is Kind.POSITION
-        self._moves_on = given.kind is Kind.VELOCITY  # while nothing is commanded
-        self._scale = given.scale * (dt_s if self._moves_on else 1.0)
+        self._measured = observed_element(contract, element_limits.measured) if element_limits.measured else None
+        self._from, self._stays, self._commanded_once = element_limits.rest, stays, False
+        self._position = element_limits.kind is Kind.POSITION
+        self._moves_on = element_limits.kind is Kind.VELOCITY  # while nothing is commanded
+        self._scale = element_limits.scale * (dt_s if self._moves_on else 1.0)
         # A measurement may be older than it says, and what was commanded before it may not have been done yet.
         self._error, self._lag = (limits.clock_error_s + limits.lag_s) / dt_s, math.ceil(limits.lag_s / dt_s) + 1
         # last positions, or motion per period, newest first: as far back as a measurement may lie
@@ -71,22 +71,24 @@ class LimitedElement:
         self._past = deque[float](maxlen=math.ceil(oldest_s / dt_s) + 1)
         self._since = 0  # periods since the last accepted measurement, for `leads`
         low, high = (float(bound) * self._scale for bound in command)
-        fastest = given.velocity * dt_s
-        b, c = given.acceleration * dt_s**2, given.jerk * dt_s**3
+        fastest = element_limits.velocity * dt_s
+        b, c = element_limits.acceleration * dt_s**2, element_limits.jerk * dt_s**3
         if self._position:
-            low, high = max(low, given.low), min(high, given.high)
-            if not low <= given.rest <= high and self._measured is None:
-                raise UserError(f"expected rest inside {low} to {high}, got {given.rest}")
+            low, high = max(low, element_limits.low), min(high, element_limits.high)
+            if not low <= element_limits.rest <= high and self._measured is None:
+                raise UserError(f"expected rest inside {low} to {high}, got {element_limits.rest}")
             self._axis = Axis(low, high, -fastest, fastest, b, c)
         else:
             if not low <= 0.0 <= high:
                 raise UserError(f"expected a velocity whose limits contain zero, got {command}")
             pause = limits.command_timeout_s / dt_s if self._moves_on else 0.0
-            self._axis = Axis(given.low, given.high, max(low, -fastest), min(high, fastest), b, c, pause)
+            self._axis = Axis(
+                element_limits.low, element_limits.high, max(low, -fastest), min(high, fastest), b, c, pause
+            )
         self._walls = self._axis.low, self._axis.high
-        self._following = following(contract, given, self._measured[0] if self._measured else "", high - low)
+        self._following = following(contract, element_limits, self._measured[0] if self._measured else "", high - low)
         unit = contract.observation[self._measured[0]].unit if self._measured else ""
-        self._tolerance = given.following or default_following(unit, high - low)
+        self._tolerance = element_limits.following or default_following(unit, high - low)
         self._motion = Motion(math.ceil(max(limits.following_s, limits.lag_s) / dt_s), self._following)
 
     def startable(self, observation: dict[str, Array], periods: int) -> bool:
@@ -147,15 +149,15 @@ class LimitedElement:
         axis = self._axis
         if stands or (silent and not self._moves_on):
             axis.start(axis.p)
-        kept = axis.p if self._position else axis.w if self._moves_on else 0.0
+        position = axis.p if self._position else axis.w if self._moves_on else 0.0
         count = min(periods, self._past.maxlen or 0)
-        self._past.extendleft([kept] * count)
+        self._past.extendleft([position] * count)
         self._since += periods
         if stands:
             self._motion.start()
         elif not self._position:
             for _ in range(count):
-                self._motion.move(kept)
+                self._motion.move(position)
 
     def stop(self, rest: float) -> float:
         """The value to command next in order to stand still at the value `rest`.
@@ -238,10 +240,10 @@ class LimitedElement:
         """
         moved = total = least = most = 0.0
         for number, step in enumerate(self._past):
-            left = age + self._error - number
-            if left <= 0.0:
+            remaining = age + self._error - number
+            if remaining <= 0.0:
                 break
-            total += step * min(left, 1.0)
+            total += step * min(remaining, 1.0)
             if number < age:
                 moved += step * min(age - number, 1.0)
                 least = most = moved

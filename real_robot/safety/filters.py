@@ -89,12 +89,12 @@ class Filters:
 
     def apply(self, action: Array, observation: dict[str, Array], age_s: float) -> Array:
         """The action [A] to write, given an observation of age `age_s`."""
-        wanted, age = np.minimum(np.maximum(action, self._low), self._high), age_s / self._dt_s
+        command, age = np.minimum(np.maximum(action, self._low), self._high), age_s / self._dt_s
         if self._distance:
-            wanted = self._distance.apply(wanted, observation, age, self._axes)
+            command = self._distance.apply(command, observation, age, self._axes)
         if self._tank:
-            wanted = self._tank.apply(wanted, observation, self._axes)
-        values = wanted.tolist()
+            command = self._tank.apply(command, observation, self._axes)
+        values = command.tolist()
         for axis in self._axes:
             values[axis.index] = axis.apply(values[axis.index], observation, age)
         return self._commanded(np.array(values, np.float64))
@@ -158,11 +158,15 @@ class Filters:
 
     def _narrow(self, index: int, name: str, limits: Limits) -> None:
         """Bound the values of an element by its velocity, and check that something bounds it."""
-        given = limits.commands.get(name)
-        if math.isinf(self._high[index] - self._low[index]) and not (given and given.limited):
+        element_limits = limits.commands.get(name)
+        if math.isinf(self._high[index] - self._low[index]) and not (element_limits and element_limits.limited):
             raise UserError(f"no limits for action element {name!r}: give low and high, or name it in `commands`")
-        if given and given.kind is not Kind.POSITION:
-            fastest = given.velocity / given.scale * (self._dt_s if given.kind is Kind.DELTA else 1.0)
+        if element_limits and element_limits.kind is not Kind.POSITION:
+            fastest = (
+                element_limits.velocity
+                / element_limits.scale
+                * (self._dt_s if element_limits.kind is Kind.DELTA else 1.0)
+            )
             self._low[index], self._high[index] = max(self._low[index], -fastest), min(self._high[index], fastest)
 
 
@@ -171,16 +175,15 @@ def _check_at_rest(names: tuple[str, ...], limits: Limits, at_rest: Array) -> No
     if len(at_rest) != len(names):
         raise UserError(f"expected at_rest of the action's {len(names)} elements, got {len(at_rest)}")
     for name, rest in zip(names, at_rest, strict=True):
-        given = limits.commands.get(name)
-        if given is None:
+        element_limits = limits.commands.get(name)
+        if element_limits is None:
             continue
         keeps = math.isnan(rest)
-        if keeps != (given.kind is Kind.POSITION) and (keeps or given.measured):
+        if keeps != (element_limits.kind is Kind.POSITION) and (keeps or element_limits.measured):
             still = "keeping its value" if keeps else f"the value {rest:g}"
-            wanted = "POSITION" if keeps else "VELOCITY or DELTA"
-            raise UserError(
-                f"expected kind {wanted} of {name!r}, which this robot stops by {still}, got {given.kind.name}"
-            )
+            expected = "POSITION" if keeps else "VELOCITY or DELTA"
+            kind = element_limits.kind.name
+            raise UserError(f"expected kind {expected} of {name!r}, which this robot stops by {still}, got {kind}")
 
 
 class _DistanceFilter:
@@ -208,9 +211,9 @@ class _DistanceFilter:
         oldest = math.ceil((limits.observation_timeout_s + limits.clock_error_s + limits.lag_s) / dt_s) + 1
         self._past = deque[Array](maxlen=oldest)
 
-    def apply(self, wanted: Array, observation: dict[str, Array], age: float, axes: list[LimitedElement]) -> Array:
-        """The command for `wanted` [A] that keeps distance; the measurement is `age` periods old."""
-        velocity = wanted[self._index] * self._scale
+    def apply(self, command: Array, observation: dict[str, Array], age: float, axes: list[LimitedElement]) -> Array:
+        """Change `command` [A], in place, so that it keeps distance; the measurement is `age` periods old."""
+        velocity = command[self._index] * self._scale
         low, high = self._low.copy(), self._high.copy()
         for place, index in enumerate(self._index):
             for axis in axes:
@@ -218,11 +221,11 @@ class _DistanceFilter:
                     low[place], high[place] = axis.reach()
         recent = list(self._past)[: math.ceil(age + self._error)]
         reach = low * self._scale, high * self._scale
-        kept = self._barrier.filter(velocity, observation, reach, np.array(recent)) / self._scale
+        filtered = self._barrier.filter(velocity, observation, reach, np.array(recent)) / self._scale
         # clipping one element could turn the velocity toward an obstacle; scaling it cannot
-        over = _excess(kept, self._low, self._high)
-        wanted[self._index] = kept / over if over > 1.0 else kept
-        return wanted
+        over = _excess(filtered, self._low, self._high)
+        command[self._index] = filtered / over if over > 1.0 else filtered
+        return command
 
     def move(self, action: Array) -> None:
         """Account for the command `action` [A]."""
@@ -246,22 +249,22 @@ class _TankFilter:
         self._effort = [0.0] * len(tank.elements)
         self.tank = EnergyTank(tank)
 
-    def apply(self, wanted: Array, observation: dict[str, Array], axes: list[LimitedElement]) -> Array:
-        """Scale the elements of `wanted` [A] down, so that they and the stop after them do not overdraw the tank."""
+    def apply(self, command: Array, observation: dict[str, Array], axes: list[LimitedElement]) -> Array:
+        """Scale the elements of `command` [A] down, so that they and the stop after them do not overdraw the tank."""
         self._effort = [float(observation[key][index]) for key, index in self._conjugate]
         by_index = {axis.index: axis for axis in axes}
         travels = [by_index[index].travel if index in by_index else _no_travel for index in self._index.tolist()]
-        flow = self._flow(wanted)
+        flow = self._flow(command)
 
         def energy_j(share: float) -> float:
             """Work of the period with `share` of the flow, and of the stop from there."""
-            values = (share * wanted[self._index]).tolist()
+            values = (share * command[self._index]).tolist()
             moved = [each * share * self._dt_s for each in flow]
             stops = [travel(value) for travel, value in zip(travels, values, strict=True)]
             return sum(effort * (step + stop) for effort, step, stop in zip(self._effort, moved, stops, strict=True))
 
-        wanted[self._index] *= self.tank.share(energy_j)
-        return wanted
+        command[self._index] *= self.tank.share(energy_j)
+        return command
 
     def spend(self, written: Array) -> None:
         """Account for a written action [A] with the force that was measured last."""
@@ -307,10 +310,10 @@ def _check_rates(limits: Limits, elements: Sequence[str], user: str) -> None:
 def _check_braking(limits: Limits, elements: Sequence[str], distance: Distance) -> None:
     """Raise UserError if `distance` counts on braking that the limits of `elements` do not allow."""
     for place, name in enumerate(elements):
-        given = limits.commands[name]
+        element_limits = limits.commands[name]
         arm = distance.ahead_m if distance.motion is Motion.TURNING and place == 1 else 1.0  # of the point that turns
         for derivative in ("acceleration", "jerk"):
-            most, counted = arm * getattr(given, derivative), getattr(distance, derivative)
+            most, counted = arm * getattr(element_limits, derivative), getattr(distance, derivative)
             if counted > most:
                 raise UserError(
                     f"distance.{derivative} is {counted:g}, but {name!r} is limited to {most:g}: the robot could not"
@@ -320,10 +323,10 @@ def _check_braking(limits: Limits, elements: Sequence[str], distance: Distance) 
 
 def _rate_scale(limits: Limits, name: str, dt_s: float) -> float:
     """Factor from the contract's value of an element to its velocity, or to a steering angle itself."""
-    given = limits.commands.get(name)
-    if given is None:
+    element_limits = limits.commands.get(name)
+    if element_limits is None:
         return 1.0
-    return given.scale / dt_s if given.kind is Kind.DELTA else given.scale
+    return element_limits.scale / dt_s if element_limits.kind is Kind.DELTA else element_limits.scale
 
 
 def _excess(values: Array, low: Array, high: Array) -> float:

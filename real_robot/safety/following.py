@@ -13,12 +13,12 @@ FOLLOWING_SHARE = 0.05
 """Default of `ElementLimits.following` for other units, as a share of the element's range."""
 
 
-def following(contract: Contract, given: ElementLimits, key: str, reach: float) -> float:
+def following(contract: Contract, element_limits: ElementLimits, key: str, reach: float) -> float:
     """Allowed error of an element measured by the observation `key`; infinite if it is not measured or not compared."""
     if not key:
         return INF
-    if given.kind is not Kind.POSITION or given.following is not None:
-        return INF if given.following is None else given.following
+    if element_limits.kind is not Kind.POSITION or element_limits.following is not None:
+        return INF if element_limits.following is None else element_limits.following
     return default_following(contract.observation[key].unit, reach)
 
 

@@ -258,14 +258,14 @@ class ChunkExecutor:
         self._resume_s = now_s + min(longest, first * 2.0 ** min(self._failures, 30))
         self._failures += 1
 
-    def _start_s(self, found: _Inference, now_s: float) -> float:
+    def _start_s(self, inference: _Inference, now_s: float) -> float:
         """Time of the first action of a chunk that has arrived."""
         # aligned chunks start at their observation; if the old chunk ended meanwhile, the robot held from its end on
-        if not self._execution.aligned or found.overlap == 0:
+        if not self._execution.aligned or inference.overlap == 0:
             return now_s
-        elapsed = min(found.overlap, steps_within(now_s - found.stamp_s, self._dt_s))
-        chunk_ended = elapsed < steps_within(now_s - found.stamp_s, self._dt_s)
-        return now_s - elapsed * self._dt_s if chunk_ended else found.stamp_s
+        elapsed = min(inference.overlap, steps_within(now_s - inference.stamp_s, self._dt_s))
+        chunk_ended = elapsed < steps_within(now_s - inference.stamp_s, self._dt_s)
+        return now_s - elapsed * self._dt_s if chunk_ended else inference.stamp_s
 
     def _missing(self, step: int, now_s: float) -> str:
         """Describe why no action covers `now_s`; "" if `step` is inside the chunk."""

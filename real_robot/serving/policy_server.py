@@ -270,8 +270,8 @@ class _Answerer:
             message = unpack(request)
             options = _Options.of(message.pop(OPTIONS, {}))
             # skip requests that are late already, and while others wait also those that probably will be
-            left_s = received_s + options.deadline_s - time.monotonic()
-            if left_s <= 0.0 or (left_s < self._expected_s() and others_wait()):
+            remaining_s = received_s + options.deadline_s - time.monotonic()
+            if remaining_s <= 0.0 or (remaining_s < self._expected_s() and others_wait()):
                 return None
             decision = self._decide(message, options)
         except UserError as error:

@@ -79,17 +79,17 @@ def _encode(value: object) -> Any:  # noqa: ANN401 - what msgpack takes
     raise TypeError(f"a {type(value).__name__}; expected arrays, numbers, text, lists and maps")
 
 
-def _decode(found: dict[Any, Any]) -> Any:  # noqa: ANN401 - any message
-    if b"__ndarray__" in found:
-        dtype, shape, data = _dtype(found[b"dtype"]), found[b"shape"], found[b"data"]
+def _decode(fields: dict[Any, Any]) -> Any:  # noqa: ANN401 - any message
+    if b"__ndarray__" in fields:
+        dtype, shape, data = _dtype(fields[b"dtype"]), fields[b"shape"], fields[b"data"]
         if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
             raise UserError(f"an array of shape {shape!r}")
         if not isinstance(data, bytes) or len(data) != math.prod(shape) * dtype.itemsize:
             raise UserError(f"an array of {dtype} and shape {shape} with other data")
         return np.frombuffer(data, dtype).reshape(shape).copy()  # frombuffer is read-only
-    if b"__npgeneric__" in found:
-        return _dtype(found[b"dtype"]).type(found[b"data"])
-    return found
+    if b"__npgeneric__" in fields:
+        return _dtype(fields[b"dtype"]).type(fields[b"data"])
+    return fields
 
 
 def _dtype(name: object) -> np.dtype:

@@ -136,14 +136,14 @@ def prediction_error(simulate: Simulate, values: Sequence[float], segments: Segm
     """
     theta = torch.tensor(values, dtype=torch.float64)
 
-    def known(_: Tensor, start: Tensor, actions: Tensor) -> Tensor:
+    def constant(_: Tensor, start: Tensor, actions: Tensor) -> Tensor:
         return simulate(theta.expand(len(start), -1), start, actions)
 
     steps = segments.measured.shape[1] - 1
     rest = steps - steps // 2
-    fit = _Fit(known, (), Segments(segments.measured[:, :-rest], segments.actions[:, :-rest]), start)
+    fit = _Fit(constant, (), Segments(segments.measured[:, :-rest], segments.actions[:, :-rest]), start)
     fit.run()
-    predicted = known(theta, fit.start, segments.actions)
+    predicted = constant(theta, fit.start, segments.actions)
     return (predicted[:, -1] - segments.measured[:, -1]).square().mean(0).sqrt()
 
 

@@ -73,10 +73,10 @@ class GymEnvironment(RestorableEngine):
         super().__init__(described, num_envs, limit(first), task_names=(id,), seed=seed)
         self.worlds = [first, *(make(id, step_limit, options) for _ in range(num_envs - 1))]
         self._actions = Actions(first.action_space, action_limit, id)
-        self._seen = Observations(first.observation_space, num_envs)
+        self._observations = Observations(first.observation_space, num_envs)
         self._taken_actions: list[list[Array]] = [[] for _ in self.worlds]
         self._returns = np.zeros(num_envs)
-        self._begun_with_success = np.full(num_envs, np.nan)  # from the info of the reset; NaN without it
+        self._success_at_reset = np.full(num_envs, np.nan)  # from the info of the reset; NaN without it
 
     def begin(self, ids: Tensor, starts: Tensor) -> None:
         """Reset the worlds with the seeds of `starts`."""
@@ -86,9 +86,9 @@ class GymEnvironment(RestorableEngine):
             first.append(observation)
             if (success := _success(info)) is not None:
                 self.has_success = True
-                self._begun_with_success[row] = success
+                self._success_at_reset[row] = success
             self._taken_actions[row], self._returns[row] = [], 0.0
-        if broken := self._seen.read(rows, first):
+        if broken := self._observations.read(rows, first):
             start = int(starts[rows.index(broken[0])])
             raise UserError(f"{self.id} begins with an observation that is not finite, initial state {start}")
 
@@ -111,27 +111,27 @@ class GymEnvironment(RestorableEngine):
                 terminations,
                 truncations,
             )
-            success[stepped] = self._heard(infos)
+            success[stepped] = self._reported_success(infos)
             last_observations.update(zip(rows, observations, strict=True))
             if not all(map(math.isfinite, earned)):
                 diverged |= ~np.isfinite(reward[:, k])
                 reward[diverged, k] = 0.0
             ended = terminated | truncated | diverged
             rows = [row for row in rows if counts[row] > k + 1 and not ended[row]]
-        diverged[self._seen.read(list(last_observations), list(last_observations.values()))] = True
+        diverged[self._observations.read(list(last_observations), list(last_observations.values()))] = True
         self._returns += reward.sum(1)
         metrics = {}
         if self.has_success:
             success = self._succeeded(success, terminated | truncated | diverged, executed)
             metrics = {"return": torch.from_numpy(self._returns.copy())}
-            if np.isfinite(self._begun_with_success).any():
-                metrics[SUCCESS_AT_RESET] = torch.from_numpy(self._begun_with_success.copy())
+            if np.isfinite(self._success_at_reset).any():
+                metrics[SUCCESS_AT_RESET] = torch.from_numpy(self._success_at_reset.copy())
         flags = (terminated, success, truncated, diverged)
         return Outcome(reward.astype(np.float32), executed, *flags, metrics, has_success=self.has_success)
 
     def observe(self) -> TensorDict:
         """The latest observations of all worlds."""
-        observation = {name: torch.from_numpy(buffer.copy()) for name, buffer in self._seen.buffers.items()}
+        observation = {name: torch.from_numpy(buffer.copy()) for name, buffer in self._observations.buffers.items()}
         return TensorDict(observation, batch_size=[self.num_envs])
 
     def close(self) -> None:
@@ -154,7 +154,7 @@ class GymEnvironment(RestorableEngine):
         self.begin(begun, self.start[begun])
         for row in begun.tolist():
             observations = [self._step(row, action.copy())[0] for action in state["actions"][row].numpy()]
-            self._seen.read([row] * bool(observations), observations[-1:])
+            self._observations.read([row] * bool(observations), observations[-1:])
         self._returns = np.array(state["returns"])
         for name, observations in self.observe().items():
             if not torch.equal(observations[begun], state["observation"][name][begun]):
@@ -168,15 +168,15 @@ class GymEnvironment(RestorableEngine):
         self._taken_actions[row].append(action.copy())
         return self.worlds[row].step(action)
 
-    def _heard(self, infos: Sequence[dict[str, Any]]) -> list[bool]:
+    def _reported_success(self, infos: Sequence[dict[str, Any]]) -> list[bool]:
         """Success flags of `infos`, False without one; sets `has_success` once one exists."""
         flags = [_success(info) for info in infos]
         self.has_success = self.has_success or any(each is not None for each in flags)
         return [bool(each) for each in flags]
 
-    def _succeeded(self, said: Array, ended: Array, executed: Array) -> Array:
+    def _succeeded(self, reported: Array, ended: Array, executed: Array) -> Array:
         """Whether episodes that end now succeeded, [N] bool; they end where `ended`, or at the step limit."""
-        success = said if self.success_return is None else self._returns >= self.success_return
+        success = reported if self.success_return is None else self._returns >= self.success_return
         late = self.steps.numpy() + executed.sum(1) >= self.step_limit
         return success & (ended | late)
 
@@ -195,8 +195,8 @@ def make(id: str, step_limit: int | None = None, options: Mapping[str, Any] | No
     Raises:
         UserError: if it does not exist, lacks a package or a time limit, resets itself, or refuses `options`.
     """
-    if ":" in id and (here := str(Path.cwd())) not in sys.path:  # for a user's own module, wherever train.py is
-        sys.path.append(here)
+    if ":" in id and (folder := str(Path.cwd())) not in sys.path:  # for a user's own module, wherever train.py is
+        sys.path.append(folder)
     try:
         world = gymnasium.make(id, max_episode_steps=step_limit, disable_env_checker=True, **(options or {}))
     except gymnasium.error.UnregisteredEnv as error:

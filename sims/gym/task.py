@@ -16,6 +16,7 @@ from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.evaluation.video import Frames, film, tile, write_video
 from embodied.policy import Policy
+from embodied.task import Task
 from sims.gym.environment import GymEnvironment, make
 from sims.gym.spaces import contract
 from sims.remote.options import ProcessOptions
@@ -25,7 +26,7 @@ FILMED = 4
 
 
 @dataclass
-class GymTask(ProcessOptions):
+class GymTask(Task, ProcessOptions):
     """One environment of Gymnasium, or of any package that registers its own in Gymnasium.
 
     `id` is the argument of gymnasium.make; `module:Id-v0` imports the module that registers it first. `options` are
@@ -55,11 +56,6 @@ class GymTask(ProcessOptions):
         """The environment's own distribution of initial states, under its id."""
         return (self.id,)
 
-    @property
-    def asset_kind(self) -> None:
-        """No assets: the environment includes its own."""
-        return
-
     def contract(self, distribution: str) -> Contract:
         """Contract derived from the environment's spaces.
 
@@ -82,10 +78,6 @@ class GymTask(ProcessOptions):
         """
         self._check(distribution)
         return self._environment(num_envs, split, seed, self.options)
-
-    def demonstrations(self, directory: Path, seed: int) -> None:
-        """No-op: policies learn from scratch."""
-        return
 
     def video(
         self, path: Path, policies: Mapping[str, Policy], device: str, distribution: str | None = None, first: int = 0

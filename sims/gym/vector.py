@@ -82,7 +82,7 @@ class GymnasiumEnv(VectorEnv):
         terminated, truncated = (flag & ~before for flag in (transition.terminated, transition.truncated))
         done = terminated | truncated
         reward = transition.reward.detach().double().sum(1).cpu().numpy()
-        observation, infos = transition.observation.detach().clone(), self._told(transition, done)
+        observation, infos = transition.observation.detach().clone(), self._info(transition, done)
         resets = done if self._mode is AutoresetMode.SAME_STEP else before
         if self._mode is not AutoresetMode.DISABLED and bool(resets.any()):
             observation = self._beginner.begin(resets)
@@ -94,7 +94,7 @@ class GymnasiumEnv(VectorEnv):
         """Close the environments."""
         self.env.close()
 
-    def _told(self, transition: Transition, done: torch.Tensor) -> dict[str, Any]:
+    def _info(self, transition: Transition, done: torch.Tensor) -> dict[str, Any]:
         """Infos of the episodes that end in this step."""
         metrics = {"success": transition.success} if transition.has_success else {}
         metrics |= transition.metrics

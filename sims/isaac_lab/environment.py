@@ -54,7 +54,7 @@ class IsaacLabEngine(EpisodeEngine):
             torch.tensor(bound, device=self.device) for bound in (described.action.low, described.action.high)
         )
         self._now: dict[str, Tensor] = {}  # present observations of all worlds in the simulator
-        self._seen: dict[str, Tensor] = {}  # latest observations of all episodes
+        self._latest: dict[str, Tensor] = {}  # latest observations of all episodes
         # Worlds that the simulator has reset, and that were neither stepped nor begun since.
         self._untouched = torch.zeros_like(self.terminated)
         self._earned = torch.zeros(num_envs, device=self.device)  # return of the episode so far
@@ -98,7 +98,7 @@ class IsaacLabEngine(EpisodeEngine):
 
     def observe(self) -> TensorDict:
         """Latest observations of the episodes."""
-        return TensorDict({name: values.clone() for name, values in self._seen.items()}, [self.num_envs])
+        return TensorDict({name: values.clone() for name, values in self._latest.items()}, [self.num_envs])
 
     def switch(self, distribution: str, split: str) -> None:
         """Draw the next initial states for `split`; every evaluation starts with the same ones."""
@@ -147,7 +147,7 @@ class IsaacLabEngine(EpisodeEngine):
     def _take_up(self, observation: dict[str, Tensor], ids: Tensor) -> None:
         """Store `observation` as the latest one of the episodes `ids`."""
         for name, values in observation.items():
-            self._seen.setdefault(name, torch.zeros_like(values))[ids] = values[ids]
+            self._latest.setdefault(name, torch.zeros_like(values))[ids] = values[ids]
 
 
 def _seed(seed: int, *purpose: str | int) -> int:

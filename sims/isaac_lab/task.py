@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from embodied.configuration import PositiveFloat, PositiveInt
 from embodied.contract import Contract
 from embodied.environments.engine import Unnumbered
 from embodied.errors import UserError
-from embodied.policy import Policy
+from embodied.task import Task
 from sims.remote.options import ProcessOptions
 
 if TYPE_CHECKING:
@@ -21,7 +19,7 @@ ASSETS = ("stock", "own")
 
 
 @dataclass
-class IsaacLabTask(ProcessOptions):
+class IsaacLabTask(Task, ProcessOptions):
     """One environment of Isaac Lab.
 
     `id` is its registered name. `assets` are stock, from NVIDIA's server, or own: a cartpole without a ground plane.
@@ -79,20 +77,6 @@ class IsaacLabTask(ProcessOptions):
             UserError: for an unknown distribution, or an environment that cannot be used.
         """
         return Unnumbered(self._engine(num_envs, distribution, split, seed, device))
-
-    def demonstrations(self, directory: Path, seed: int) -> None:
-        """No-op: policies learn from scratch."""
-        return
-
-    def video(
-        self, path: Path, policies: Mapping[str, Policy], device: str, distribution: str | None = None, first: int = 0
-    ) -> None:
-        """Not supported.
-
-        Raises:
-            UserError: always.
-        """
-        raise UserError("there are no films of Isaac Lab's environments; use video=false")
 
     def _engine(self, num_envs: int, distribution: str, split: str, seed: int, device: str) -> IsaacLabEngine:
         from sims.isaac_lab.environment import IsaacLabEngine

@@ -69,8 +69,8 @@ def make(options: Options, num_envs: int, device: str, seed: int) -> Any:  # noq
             "a process has room for one environment of Isaac Lab: close the other one, or use task.processes=1"
         )
     if options.id not in gymnasium.registry:
-        known = [name for name in gymnasium.registry if name.startswith("Isaac")]
-        near = difflib.get_close_matches(options.id, known, n=4, cutoff=0.0)
+        names = [name for name in gymnasium.registry if name.startswith("Isaac")]
+        near = difflib.get_close_matches(options.id, names, n=4, cutoff=0.0)
         raise UserError(f"Isaac Lab has no environment {options.id!r}; did you mean {', '.join(near)}?")
     log.info(f"Starting {options.id}; the first start on a machine compiles its kernels, which takes a minute or more")
     with tempfile.TemporaryDirectory() as folder, _quiet():

@@ -99,8 +99,8 @@ def paraphrases(task: Task, wording: str) -> list[str]:
     split = (TRAINING, HELD_OUT)[wording == "held_out"]
     texts = dict.fromkeys(_paraphrases(task.language, split))
     if split == HELD_OUT:
-        known = {task.language, task.problem.language, *_paraphrases(task.language, TRAINING)}
-        texts = {text: None for text in texts if text not in known}
+        training_texts = {task.language, task.problem.language, *_paraphrases(task.language, TRAINING)}
+        texts = {text: None for text in texts if text not in training_texts}
     return list(texts)
 
 
@@ -130,4 +130,4 @@ def _verbs(text: str, split: int) -> list[str]:
     """Other instructions: varies the verbs."""
     verbs = list(dict.fromkeys(VERB.findall(text)))
     choices = [dict(zip(verbs, chosen, strict=True)) for chosen in product(*(VERBS[verb][split] for verb in verbs))]
-    return [VERB.sub(lambda found, said=said: said[found[0]], text) for said in choices]
+    return [VERB.sub(lambda match, verbs=verbs: verbs[match[0]], text) for verbs in choices]

@@ -81,8 +81,8 @@ def _observation_specs(image_size: int | None, cameras: Sequence[str]) -> dict[s
         "object_mask": TensorSpec((-1,), dtype="bool"),
         "instruction": text_spec(INSTRUCTION_BYTES),
     }
-    known = [name for name in specs if images and name.startswith("object_")]
-    return specs | {name: replace(specs[name], privileged=True) for name in known}
+    objects = [name for name in specs if images and name.startswith("object_")]
+    return specs | {name: replace(specs[name], privileged=True) for name in objects}
 
 
 def action_spec() -> TensorSpec:
@@ -119,11 +119,11 @@ class Observer:
         self._device = simulation.torch_device
         self._arm = ArmKinematics(simulation.scenes, self._device)
         self.most = max(len(group.names) for group in self._groups)
-        self._texts = self._said()
+        self._texts = self._instructions()
         nowhere = torch.tensor([0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0, 0.0], dtype=torch.float64, device=self._device)
         self._nowhere = nowhere.repeat(self.num, self.most, 1)
-        self._shown = [name for name, camera in IMAGES.items() if camera in images]
-        cameras = [IMAGES[name] for name in self._shown]
+        self._pictures = [name for name, camera in IMAGES.items() if camera in images]
+        cameras = [IMAGES[name] for name in self._pictures]
         self._cameras = cameras_of(simulation, cameras, image_size) if image_size and cameras else None
         self._pictures: Tensor | None = None
 
@@ -180,9 +180,9 @@ class Observer:
         return self._named(self._cameras.pictures(ids)) if self._cameras and len(ids) else {}
 
     def _named(self, pictures: Tensor) -> dict[str, Tensor]:
-        return {name: pictures[:, camera] for camera, name in enumerate(self._shown)}
+        return {name: pictures[:, camera] for camera, name in enumerate(self._pictures)}
 
-    def _said(self) -> dict[str, Tensor]:
+    def _instructions(self) -> dict[str, Tensor]:
         names = torch.zeros(self.num, self.most, NAME_BYTES, dtype=torch.uint8)
         for group in self._groups:
             for row, name in enumerate(group.names):

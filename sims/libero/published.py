@@ -16,6 +16,7 @@ from functools import cached_property
 import numpy as np
 
 from embodied.errors import UserError
+from embodied.task import Convention
 from sims.libero.language import paraphrases
 from sims.libero.physics.controller import GRIPPER_SPEED, SUBSTEPS
 from sims.libero.scene.geometry import Array
@@ -27,8 +28,8 @@ END_EFFECTOR_IN_HAND = np.array([[0.0, 1.0, 0.0], [-1.0, 0.0, 0.0], [0.0, 0.0, 1
 
 
 @dataclass(frozen=True)
-class Published:
-    """The convention (`embodied.task.Convention`) for a run's `tasks`."""
+class Published(Convention):
+    """The convention for a run's `tasks`."""
 
     tasks: Sequence[Task]
 

@@ -19,10 +19,12 @@ from embodied.errors import UserError
 from embodied.evaluation.video import film, tile, write_video
 from embodied.extras import needs_extra
 from embodied.policy import Policy
+from embodied.task import Task
 from sims.libero.assets import HOW_TO_GET, Assets, find_assets
 from sims.libero.physics.backend import LiberoSim
 from sims.libero.randomisation import Randomisation
-from sims.libero.suite import Task, load_tasks, step_limit_of
+from sims.libero.suite import Task as SuiteTask
+from sims.libero.suite import load_tasks, step_limit_of
 from sims.remote.options import ProcessOptions
 
 if TYPE_CHECKING:
@@ -33,7 +35,7 @@ FILMED = 5
 
 
 @dataclass
-class LiberoTask(ProcessOptions):
+class LiberoTask(Task, ProcessOptions):
     """`tasks` (names or numbers; all if empty) of one LIBERO suite, for one policy.
 
     Training and evaluation start from the distribution `starts`: wide (any object anywhere, at any yaw) or areas (the
@@ -88,12 +90,12 @@ class LiberoTask(ProcessOptions):
         return tuple(sim.value for sim in LiberoSim)
 
     @property
-    def usual_starts(self) -> int | None:
+    def default_starts(self) -> int:
         """Default number of starts of evaluations: ten in stock LIBERO, which is slow."""
-        return 10 if self.sim is LiberoSim.stock else None
+        return 10 if self.sim is LiberoSim.stock else super().default_starts
 
     @property
-    def most_envs(self) -> int | None:
+    def max_envs(self) -> int | None:
         """Largest number of environments: one per task in stock LIBERO, where each takes seconds and 100 MB."""
         return len(self._tasks()) if self.sim is LiberoSim.stock else None
 
@@ -180,7 +182,7 @@ class LiberoTask(ProcessOptions):
         )
 
     @property
-    def most_demonstrated(self) -> int:
+    def max_demonstration_steps(self) -> int:
         """Largest number of control steps of all demonstrations."""
         tasks = self._tasks()
         return len(tasks) * self.episodes * (self.step_limit or step_limit_of(tasks))
@@ -283,5 +285,5 @@ class LiberoTask(ProcessOptions):
     def _assets(self) -> Assets:
         return find_assets(self.assets)
 
-    def _tasks(self) -> list[Task]:
+    def _tasks(self) -> list[SuiteTask]:
         return load_tasks(self.suite, [int(task) if task.isdigit() else task for task in self.tasks] or None)

@@ -62,7 +62,7 @@ class ManiSkillEnvironment(EpisodeEngine):
     ) -> None:
         self.worlds: list[BaseEnv] = [options.make()]  # the others are made when they are first needed
         self._set_up(num_envs, options, split, executed, step_limit, seed, "cpu")
-        self._seen = [dict(flat(self.worlds[0].get_obs(unflattened=True)))] * num_envs
+        self._latest = [dict(flat(self.worlds[0].get_obs(unflattened=True)))] * num_envs
 
     def _set_up(
         self, num_envs: int, options: Options, split: str, executed: int, limit: int | None, seed: int, device: str
@@ -87,7 +87,7 @@ class ManiSkillEnvironment(EpisodeEngine):
             if not world.reconfiguration_freq:
                 world.reset(seed=seed)
                 world.scene.step()
-            self._seen[i] = dict(flat(world.reset(seed=seed)[0]))
+            self._latest[i] = dict(flat(world.reset(seed=seed)[0]))
 
     def advance(self, actions: Tensor, left: Tensor) -> Outcome:
         """Execute the chunk in one world after another; each stops when its episode ends."""
@@ -107,7 +107,7 @@ class ManiSkillEnvironment(EpisodeEngine):
                     failed[i] = not succeeded[i] and not diverged[i]
                     break
             if count:
-                self._seen[i] = dict(flat(observation))
+                self._latest[i] = dict(flat(observation))
         return self._outcome(reward, executed, succeeded, failed, diverged)
 
     def _outcome(self, reward: Light, executed: Light, won: Light, failed: Light, diverged: Light) -> Outcome:
@@ -116,7 +116,7 @@ class ManiSkillEnvironment(EpisodeEngine):
 
     def observe(self) -> TensorDict:
         """The simulator's observations of each world."""
-        observation = {name: torch.cat([each[name] for each in self._seen]) for name in self.contract.observation}
+        observation = {name: torch.cat([each[name] for each in self._latest]) for name in self.contract.observation}
         return TensorDict(observation, batch_size=[self.num_envs])
 
     def close(self) -> None:
@@ -154,7 +154,7 @@ class BatchedManiSkillEnvironment(ManiSkillEnvironment):
 
     def begin(self, ids: Tensor, starts: Tensor) -> None:
         """Set the worlds to stored initial states, all at once."""
-        stored = [self._kept(start % BANK) for start in starts.tolist()]
+        stored = [self._start_state(start % BANK) for start in starts.tolist()]
         states = {
             kind: {name: torch.cat([state[kind][name] for state in stored]) for name in stored[0][kind]}
             for kind in stored[0]
@@ -192,7 +192,7 @@ class BatchedManiSkillEnvironment(ManiSkillEnvironment):
             mask = active.view(-1, *(1,) * (values.dim() - 1))
             self._now[name] = torch.where(mask, values, self._now[name])
 
-    def _kept(self, start: int) -> dict[str, dict[str, Tensor]]:
+    def _start_state(self, start: int) -> dict[str, dict[str, Tensor]]:
         """An initial state as the library's tree with one row each; afterwards the first world's state is restored."""
         if start not in self._bank:
             world, first = self.worlds[0], torch.zeros(1, dtype=torch.int64, device=self.device)

@@ -18,6 +18,7 @@ from embodied.data.episodes import Episodes
 from embodied.errors import UserError
 from embodied.evaluation.video import Frames, film, tile, write_video
 from embodied.policy import Policy
+from embodied.task import Task
 from sims.maniskill.worlds import BATCHED, REWARDS, Options
 from sims.remote.options import ProcessOptions
 
@@ -29,7 +30,7 @@ FILMED, STRIDE = 4, 2
 
 
 @dataclass
-class ManiSkillTask(ProcessOptions):
+class ManiSkillTask(Task, ProcessOptions):
     """The library's task `id`, with one of the robot's own control modes.
 
     `reward` is normalized_dense, dense or sparse. Cameras take pictures of `images` by `images` pixels (none if null);
@@ -59,11 +60,6 @@ class ManiSkillTask(ProcessOptions):
         """The library's own distribution of initial states."""
         return ("initial_states",)
 
-    @property
-    def asset_kind(self) -> None:
-        """No kinds of assets: objects are always the library's own."""
-        return
-
     def contract(self, distribution: str) -> Contract:
         """Contract derived from the scene; the first call makes one.
 
@@ -91,7 +87,7 @@ class ManiSkillTask(ProcessOptions):
         return self._environment(num_envs, self._options, split, seed, device)
 
     @property
-    def most_demonstrated(self) -> int:
+    def max_demonstration_steps(self) -> int:
         """Largest number of control steps of all demonstrations."""
         return self.episodes * (self.step_limit or self._options.step_limit) if self.episodes else 0
 

@@ -18,6 +18,7 @@ from embodied.errors import UserError
 from embodied.evaluation.video import film, tile, write_video
 from embodied.extras import needs_extra
 from embodied.policy import Policy
+from embodied.task import Task
 from sims.backend import Sim
 from sims.mjcf.mdp import Mdp
 from sims.remote.options import ProcessOptions
@@ -31,7 +32,7 @@ FILMED, FRAMES_HZ = 4, 25
 
 
 @dataclass
-class MjcfTask(ProcessOptions):
+class MjcfTask(Task, ProcessOptions):
     """A task on an MJCF model.
 
     `mdp` names a task of `tasks/`, or a Python file with a subclass of `mdp.Mdp`; `numbers` are the task's. `sim` is
@@ -47,17 +48,11 @@ class MjcfTask(ProcessOptions):
 
     distributions: ClassVar[tuple[str, ...]] = ("own",)
     sims: ClassVar[tuple[str, ...]] = tuple(sim.value for sim in Sim)
-    usual_starts: ClassVar[int | None] = None
 
     def __post_init__(self) -> None:
         """Raise UserError for numbers out of range, and unknown tasks and numbers."""
         super().__post_init__()
         self._mdp = with_numbers(found(self.mdp), self.numbers, "task.numbers")
-
-    @property
-    def asset_kind(self) -> None:
-        """No assets: models are part of the tasks."""
-        return
 
     def contract(self, distribution: str) -> Contract:
         """Contract derived from the model's actuators and the task's observations.
@@ -84,10 +79,6 @@ class MjcfTask(ProcessOptions):
         return MjcfEnvironment(
             num_envs, mdp=self._mdp, split=split, step_limit=self.step_limit, seed=seed, device=device, sim=self.sim
         )
-
-    def demonstrations(self, directory: Path, seed: int) -> None:
-        """No-op: policies learn from scratch."""
-        return
 
     def video(
         self, path: Path, policies: Mapping[str, Policy], device: str, distribution: str | None = None, first: int = 0

@@ -104,9 +104,9 @@ def hover_speed(airframe: Airframe) -> Any:  # noqa: ANN401 - a Value
     nodes, see `arithmetic.Value`.
     """
     # u = 2 c / (b + sqrt(b^2 + 4 a c)) for a u^2 + b u = c: no division by a, and no cancellation for small a.
-    lacking = airframe.mass_kg * (GRAVITY / 4.0) - airframe.thrust_0_n
-    root = (airframe.thrust_1_n * airframe.thrust_1_n + 4.0 * airframe.thrust_2_n * lacking) ** 0.5
-    return 2.0 * lacking / (airframe.thrust_1_n + root)
+    thrust_gap_n = airframe.mass_kg * (GRAVITY / 4.0) - airframe.thrust_0_n
+    root = (airframe.thrust_1_n * airframe.thrust_1_n + 4.0 * airframe.thrust_2_n * thrust_gap_n) ** 0.5
+    return 2.0 * thrust_gap_n / (airframe.thrust_1_n + root)
 
 
 PARAMETERS = tuple(field.name for field in fields(Airframe))

@@ -13,7 +13,7 @@ from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.export.conditions import Conditions
 from embodied.policy import Policy
-from embodied.task import Sweep, measured
+from embodied.task import Sweep, Task, evaluation_distributions
 from sims.quadrotor.airframes import AIRFRAMES, SCATTER_MAX, Airframe
 from sims.quadrotor.dynamics import Options
 from sims.quadrotor.environment import STEP_LIMIT, QuadrotorEnvironment
@@ -33,7 +33,7 @@ from sims.remote.options import ProcessOptions
 
 
 @dataclass
-class QuadrotorTask(ProcessOptions):
+class QuadrotorTask(Task, ProcessOptions):
     """Options common to all goals of one drone, which flies under constant random forces and torques.
 
     The policy observes its last `history` actions. An episode is truncated after `step_limit` control steps. `reward`
@@ -63,11 +63,6 @@ class QuadrotorTask(ProcessOptions):
         """The goal's distributions, each with random initial states, forces and torques."""
         return tuple(self.MDPS)
 
-    @property
-    def asset_kind(self) -> None:
-        """No assets."""
-        return None
-
     def flown(self, distribution: str) -> dict[str, Any]:
         """Options of the environment for its airframe: `airframe`, and `scatter_width` or `platforms`."""
         raise NotImplementedError
@@ -95,10 +90,6 @@ class QuadrotorTask(ProcessOptions):
             device=device,
             **self.flown(distribution),
         )
-
-    def demonstrations(self, directory: Path, seed: int) -> None:
-        """No-op: policies learn from scratch."""
-        return
 
     def video(
         self, path: Path, policies: Mapping[str, Policy], device: str, distribution: str | None = None, first: int = 0
@@ -211,11 +202,6 @@ class HoverTask(AirframeTask):
         """Names of the available simulators."""
         return tuple(sim.value for sim in HoverSim)
 
-    @property
-    def usual_starts(self) -> int | None:
-        """None: the general default number of starts."""
-        return None
-
     def settled(self) -> HoverTask:
         """The task with the interpreter for its simulator: crazyflow's own one is created unless `python` names one.
 
@@ -278,7 +264,8 @@ class HoverTask(AirframeTask):
         if "=" in distribution:
             return swept(named_airframe(self.airframe), distribution)
         if (flight := self._flights().get(distribution)) is None:
-            raise UserError(f"unknown distribution {distribution!r}; expected one of {', '.join(measured(self))}")
+            expected = ", ".join(evaluation_distributions(self))
+            raise UserError(f"unknown distribution {distribution!r}; expected one of {expected}")
         return flight
 
     @property

@@ -34,10 +34,10 @@ class Channel:
         """
         deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
         while b"\n" not in self._read:
-            left_s = deadline - time.monotonic()
-            if left_s <= 0.0:
+            remaining_s = deadline - time.monotonic()
+            if remaining_s <= 0.0:
                 raise TimeoutError
-            self._socket.settimeout(None if timeout_s is None else left_s)
+            self._socket.settimeout(None if timeout_s is None else remaining_s)
             data, files, *_ = socket.recv_fds(self._socket, 1 << 16, 1)
             if not data:
                 raise EOFError

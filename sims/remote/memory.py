@@ -38,9 +38,9 @@ def arrays(file: int, layout: Layout) -> dict[str, np.ndarray]:
     return views
 
 
-def from_json(told: dict[str, Any]) -> Layout:
+def from_json(layout: dict[str, Any]) -> Layout:
     """Layout from its JSON form."""
-    return {name: (dtype, tuple(shape)) for name, (dtype, shape) in told.items()}
+    return {name: (dtype, tuple(shape)) for name, (dtype, shape) in layout.items()}
 
 
 def joined(layouts: list[Layout], count: int) -> Layout:

@@ -29,7 +29,7 @@ class ProcessOptions(Configuration):
         return self.group
 
     @property
-    def most_envs(self) -> int | None:
+    def max_envs(self) -> int | None:
         """Largest useful number of environments; None: any number."""
         return None
 

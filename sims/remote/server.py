@@ -144,18 +144,18 @@ class Server:
 
     def _put(self, name: str, tensors: Mapping[str, Tensor]) -> Reply:
         """Write `tensors` into the memory `name`; without one, keep them and return the layout that it needs."""
-        given = {key: tensor.detach().cpu().numpy() for key, tensor in tensors.items()}
-        layout = {key: (array.dtype.name, array.shape[1:]) for key, array in given.items()}
+        arrays = {key: tensor.detach().cpu().numpy() for key, tensor in tensors.items()}
+        layout = {key: (array.dtype.name, array.shape[1:]) for key, array in arrays.items()}
         if layout != self.layouts.setdefault(name, layout):
             raise ValueError(f"the {name} was {self.layouts[name]} at first and is {layout} now")
         if name in self.memory:
-            self._write(name, given)
+            self._write(name, arrays)
             return {}
-        self.waiting[name] = {key: array.copy() for key, array in given.items()}
+        self.waiting[name] = {key: array.copy() for key, array in arrays.items()}
         return {name: layout}
 
-    def _write(self, name: str, given: Mapping[str, np.ndarray]) -> None:
-        for key, array in given.items():  # an axis is longer in memory if another process has more rows of it
+    def _write(self, name: str, arrays: Mapping[str, np.ndarray]) -> None:
+        for key, array in arrays.items():  # an axis is longer in memory if another process has more rows of it
             self.memory[name][key][(self.rows, *(slice(length) for length in array.shape[1:]))] = array
 
 

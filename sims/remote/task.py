@@ -37,7 +37,7 @@ class RemoteTask(WrappedTask):
         super().__init__(task)
         self.options = options
         module, self.processes = type(task).__module__, max(1, options.processes)
-        self._told = {"task": f"{module}:{type(task).__qualname__}", "options": _resolved(task)}
+        self._description = {"task": f"{module}:{type(task).__qualname__}", "options": _resolved(task)}
         threads = max(1, (os.cpu_count() or 1) // self.processes)
         self._pool = Pool(options.python, module.partition(".")[0], threads)
 
@@ -59,9 +59,9 @@ class RemoteTask(WrappedTask):
         Raises:
             UserError: for errors of the task in a child, and if the interpreter or one of its packages is missing.
         """
-        num_envs = min(num_envs, self.options.most_envs or num_envs)
+        num_envs = min(num_envs, self.options.max_envs or num_envs)
         return remote(
-            self._told | {"distribution": distribution, "split": split},
+            self._description | {"distribution": distribution, "split": split},
             num_envs,
             seed=seed,
             group=self.options.group_of(distribution),
@@ -89,7 +89,7 @@ class RemoteTask(WrappedTask):
     def _ask(self, message: dict[str, Any], timeout_s: float | None) -> dict[str, Any]:
         child = self._pool.take()
         try:
-            reply = child.ask(self._told | message, timeout_s)
+            reply = child.ask(self._description | message, timeout_s)
         except Died as error:
             raise UserError(f"a process of the simulator {error}") from None
         self._pool.give(child)
@@ -107,7 +107,7 @@ def in_processes(task: T) -> T | RemoteTask:
     task = task.settled()
     if not (task.processes or task.python):
         return task
-    return RemoteTask(cast(Task, task), task)
+    return RemoteTask(task, task)
 
 
 def _resolved(task: Task) -> dict[str, Any]:

@@ -66,7 +66,7 @@ class RobosuiteEnvironment(RestorableEngine):
         self.ends = split == "eval" or not options.shaped
         self.worlds = [World(options) for _ in range(num_envs)]
         specs = self.contract.observation.items()
-        self._seen = {name: np.zeros((num_envs, *spec.shape), dtype=spec.dtype) for name, spec in specs}
+        self._observations = {name: np.zeros((num_envs, *spec.shape), dtype=spec.dtype) for name, spec in specs}
 
     def begin(self, ids: Tensor, starts: Tensor) -> None:
         """Place robots and objects of environments `ids` [M] by the numbers `starts` [M]."""
@@ -95,14 +95,14 @@ class RobosuiteEnvironment(RestorableEngine):
 
     def observe(self) -> TensorDict:
         """Observations of robosuite's sensors and cameras."""
-        observation = {name: torch.from_numpy(rows.copy()) for name, rows in self._seen.items()}
+        observation = {name: torch.from_numpy(rows.copy()) for name, rows in self._observations.items()}
         return TensorDict(observation, batch_size=[self.num_envs])
 
     def save(self) -> dict[str, Any]:
         """Physics, grippers and latest observations of all environments."""
         saved = [world.save() for world in self.worlds]
         stacked = {name: np.stack([state[name] for state in saved]) for name in saved[0]}
-        return stacked | {"seen": {name: rows.copy() for name, rows in self._seen.items()}}
+        return stacked | {"seen": {name: rows.copy() for name, rows in self._observations.items()}}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Begin the episodes again from their numbers, then restore what `save` returned."""
@@ -111,7 +111,7 @@ class RobosuiteEnvironment(RestorableEngine):
                 self.worlds[env].begin(self.options.task, self.split, start)
             if start >= 0 and steps:
                 self.worlds[env].restore({name: state[name][env] for name in ("physics", "grippers")})
-        self._seen = {name: np.array(rows) for name, rows in state["seen"].items()}
+        self._observations = {name: np.array(rows) for name, rows in state["seen"].items()}
 
     def close(self) -> None:
         """Free models, data and rendering contexts."""
@@ -120,6 +120,6 @@ class RobosuiteEnvironment(RestorableEngine):
 
     def _look(self, env: int) -> None:
         for name, value in self.worlds[env].observe().items():
-            self._seen[name][env] = value
+            self._observations[name][env] = value
         for camera in self.images:
-            self._seen[f"{camera}_image"][env] = self.worlds[env].picture(camera, self.image_size)
+            self._observations[f"{camera}_image"][env] = self.worlds[env].picture(camera, self.image_size)

@@ -16,21 +16,21 @@ EXPERT = "Lift"
 """Task of the expert."""
 STEP_M = 0.05
 """Displacement of the end effector for an action of 1."""
-ABOVE_M, BESIDE_M, AT_M = 0.06, 0.02, 0.01
+ABOVE_M, ASIDE_M, AT_M = 0.06, 0.02, 0.01
 """Height of the approach; horizontal distance below which to go down, and height below which to grasp."""
-HELD_M, STILL_M_S = 0.07, 0.005
+GRASPED_M, STILL_M_S = 0.07, 0.005
 """Largest opening and speed of fingers that hold the cube, even across its diagonal of 0.062 m."""
 SPARE_FAILURES = 10
 
 
-def act(seen: TensorDict) -> Tensor:
+def act(observation: TensorDict) -> Tensor:
     """Actions [N, 7] for observations [N] of Lift with a Panda, from the positions of cube and fingers."""
-    to_cube, fingers = seen["gripper_to_cube_pos"], seen["robot0_gripper_qpos"]
+    to_cube, fingers = observation["gripper_to_cube_pos"], observation["robot0_gripper_qpos"]
     opening = fingers[:, 0] - fingers[:, 1]
-    off_axis = to_cube[:, :2].norm(dim=1) > BESIDE_M
+    off_axis = to_cube[:, :2].norm(dim=1) > ASIDE_M
     above = ~off_axis & (to_cube[:, 2] < -AT_M)
-    still = seen["robot0_gripper_qvel"].abs().amax(1) < STILL_M_S
-    holding = ~off_axis & ~above & still & (opening < HELD_M)
+    still = observation["robot0_gripper_qvel"].abs().amax(1) < STILL_M_S
+    holding = ~off_axis & ~above & still & (opening < GRASPED_M)
     target = to_cube.clone()
     target[:, 2] += torch.where(off_axis, ABOVE_M, 0.0)
     target[:, 2] = torch.where(holding, STEP_M, target[:, 2])

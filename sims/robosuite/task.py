@@ -18,6 +18,7 @@ from embodied.errors import UserError
 from embodied.evaluation.video import film, tile, write_video
 from embodied.extras import needs_extra
 from embodied.policy import Policy
+from embodied.task import Task
 from sims.remote.options import ProcessOptions
 
 if TYPE_CHECKING:  # robosuite is heavy
@@ -29,7 +30,7 @@ FILMED, FILM_SIZE, BETWEEN = 4, 256, 4
 
 
 @dataclass
-class RobosuiteTask(ProcessOptions):
+class RobosuiteTask(Task, ProcessOptions):
     """One of robosuite's tasks, `env_name`, with `robots` (Pandas if empty), one for each of its arms.
 
     `controller` moves the arms: OSC_POSE, OSC_POSITION or JOINT_POSITION. The reward is 1 for success, or robosuite's
@@ -98,7 +99,7 @@ class RobosuiteTask(ProcessOptions):
         return self._environment(num_envs, split, limit, seed, self.horizon, self.executed)
 
     @property
-    def most_demonstrated(self) -> int:
+    def max_demonstration_steps(self) -> int:
         """Largest number of control steps of all demonstrations."""
         from sims.robosuite.catalogue import CATALOGUE
 

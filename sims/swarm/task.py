@@ -12,6 +12,7 @@ from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.evaluation.video import paths_beside, tile, write_video
 from embodied.policy import Policy
+from embodied.task import Task
 from sims.quadrotor.episode import reweighted, weights
 from sims.quadrotor.observation import contract
 from sims.quadrotor.task import named_airframe
@@ -25,7 +26,7 @@ FILMED_WORLDS, STRIDE = 2, 6
 
 
 @dataclass
-class SwarmTask(ProcessOptions):
+class SwarmTask(Task, ProcessOptions):
     """Drones exchange their goals among obstacles, which stand in 20% of the cells; eight of them, or more.
 
     An episode is truncated after `step_limit` control steps. `reward` contains the weights of the reward, see
@@ -65,11 +66,6 @@ class SwarmTask(ProcessOptions):
         """Distributions with larger swarms in the same room."""
         return tuple(self.MDPS)[1:]
 
-    @property
-    def asset_kind(self) -> None:
-        """No assets."""
-        return None
-
     def contract(self, distribution: str) -> Contract:
         """The contract of every drone.
 
@@ -94,10 +90,6 @@ class SwarmTask(ProcessOptions):
             step_limit=self.step_limit,
             seed=seed,
         )
-
-    def demonstrations(self, directory: Path, seed: int) -> None:
-        """No-op: policies learn from scratch."""
-        return
 
     def video(
         self, path: Path, policies: Mapping[str, Policy], device: str, distribution: str | None = None, first: int = 0

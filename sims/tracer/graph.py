@@ -121,7 +121,7 @@ class Graph:
 
     def __init__(self) -> None:
         self.nodes: list[Node] = []
-        self._known: dict[Key, Node] = {}
+        self._nodes_by_key: dict[Key, Node] = {}
 
     def input(self, group: str, row: int, lane: bool) -> Node:
         """Row `row` of the input tensor `group`."""
@@ -162,9 +162,9 @@ class Graph:
 
     def _make(self, op: str, args: tuple[Node, ...], data: tuple[object, ...], lane: bool) -> Node:
         key = (op, *(arg.index for arg in args), *map(repr, data))  # repr, because 0.0 and -0.0 are equal as numbers
-        if key not in self._known:
-            self._known[key] = Node(self, op, args, data, lane)
-        return self._known[key]
+        if key not in self._nodes_by_key:
+            self._nodes_by_key[key] = Node(self, op, args, data, lane)
+        return self._nodes_by_key[key]
 
     def _add(self, a: Node, b: Node) -> Node:
         if a.constant == 0.0:

@@ -20,6 +20,7 @@ from embodied.export.conditions import Conditions
 from embodied.navigation.dynamic_window import DynamicWindow
 from embodied.policy import Policy
 from embodied.saving.files import complete_or_absent
+from embodied.task import Task
 from sims.remote.options import ProcessOptions
 from sims.vehicle.drawing import Array, Map, draw
 from sims.vehicle.environment import VehicleEnvironment, contract
@@ -43,12 +44,12 @@ DRIFT, NOISE = {"odometry_share": 0.01, "odometry_yaw_rad_m": 0.005}, 3.0
 T = TypeVar("T", bound=Any)
 
 
-def _numbers(given: Any) -> dict[str, float]:  # noqa: ANN401 - a dataclass of numbers
-    return {entry.name: float(getattr(given, entry.name)) for entry in fields(given)}
+def _numbers(numbers: Any) -> dict[str, float]:  # noqa: ANN401 - a dataclass of numbers
+    return {entry.name: float(getattr(numbers, entry.name)) for entry in fields(numbers)}
 
 
 @dataclass
-class VehicleTask(ProcessOptions):
+class VehicleTask(Task, ProcessOptions):
     """Options common to both vehicle tasks.
 
     `vehicle` has the vehicle's parameters (`vehicles.Vehicle`), `numbers` and `lidar` those of the task and of its
@@ -73,11 +74,6 @@ class VehicleTask(ProcessOptions):
         self._vehicle = with_numbers(self.VEHICLE, self.vehicle, "task.vehicle")
         self._lidar = with_numbers(self.MDP.LIDAR, self.lidar, "task.lidar")
         self._mdp = with_numbers(self.MDP, self.numbers, "task.numbers")
-
-    @property
-    def asset_kind(self) -> None:
-        """No assets."""
-        return
 
     def contract(self, distribution: str) -> Contract:
         """The contract of the task with its vehicle and lidar.
@@ -112,18 +108,10 @@ class VehicleTask(ProcessOptions):
             device=device,
         )
 
-    def demonstrations(self, directory: Path, seed: int) -> None:
-        """No-op: policies learn from scratch."""
-        return
-
     @property
     def driven(self) -> tuple[Vehicle, Lidar, Mdp]:
         """The vehicle, its lidar and the task's parameters, with the options applied."""
         return self._vehicle, self._lidar, self._mdp
-
-    def baselines(self) -> dict[str, Policy]:
-        """Classical planners of the task, by name, for its vehicle."""
-        raise NotImplementedError
 
     def video(
         self, path: Path, policies: Mapping[str, Policy], device: str, distribution: str | None = None, first: int = 0

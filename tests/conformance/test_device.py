@@ -23,7 +23,7 @@ from embodied.algorithms.self_imitation import SelfImitationConfig
 from embodied.algorithms.sft import SFTConfig
 from embodied.algorithms.td3 import TD3Config
 from embodied.evaluation.evaluation import evaluate
-from embodied.policy import DensePolicy, RankingPolicy, TrainablePolicy
+from embodied.policy import DeterministicPolicy, RankingPolicy, TrainablePolicy
 from embodied.rollout.rollout import Collector
 from embodied.rollout.storage import Storage
 from embodied.saving import checkpoint
@@ -135,9 +135,9 @@ def test_policies_stay_where_they_are(
     loss.backward()
     for parameter in policy.parameters():
         everywhere(parameter.grad, True)
-    if isinstance(policy, DensePolicy):
-        everywhere(policy.layers(), True)
-    fresh = policy.fresh()
+    if isinstance(policy, DeterministicPolicy):
+        everywhere(policy.dense_layers(), True)
+    fresh = policy.with_new_weights()
     everywhere(list(fresh.state_dict().values()), True)
     fresh.load_state_dict(policy.state_dict())
     saved = checkpoint.Checkpoint(policy.state_dict(), CONTRACT, state={"generator": generator.get_state()})

@@ -7,19 +7,21 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from embodied.algorithms.critics import CriticConfig, Critics
 from embodied.contract import Contract, TensorSpec
 from embodied.evaluation.evaluation import act
-from embodied.policy import EXECUTED, MEMORY, RankingPolicy, unread_observations
+from embodied.policy import EXECUTED, MEMORY, RankingPolicy, Reparameterised, unread_observations
 from embodied.rollout.memory import Memory
 from policies.attention import AttentionConfig
 from policies.chunk_networks import NetworkKind
 from policies.diffusion import DiffusionConfig, DiffusionPolicy
-from policies.encoders import EncoderKind
+from policies.encoders import Encoder, EncoderKind
+from policies.flat import FlatEncoder
 from policies.flow import FlowConfig, Sampler
 from policies.generative import Aggregate
 from policies.libero_encoder import ObjectEncoder
-from policies.mlp import MLPConfig
-from policies.recurrent import RecurrentConfig
+from policies.mlp import GaussianPolicy, MLPConfig
+from policies.recurrent import RecurrentConfig, RecurrentPolicy
 from policies.vla.pi0 import Pi0Config, Pi0Policy
 from policies.vla.pi05 import Pi05Config
 from policies.vla.tokens import TokensConfig, TokensPolicy
@@ -53,6 +55,7 @@ CONFIGS = {
     "recurrent": RecurrentConfig(hidden=[32]),
     "tokens": TokensConfig(temperature=1.6, hidden=32),
 }
+GAUSSIAN = ("mlp", "attention", "recurrent")
 
 
 def observations(count: int, seed: int = 0) -> TensorDict:
@@ -112,9 +115,9 @@ def test_a_fresh_policy_has_other_weights_and_the_same_statistics(make):
     policy.eval()
     before = copy.deepcopy(policy.state_dict())
     torch.manual_seed(5)
-    fresh = policy.fresh()
+    fresh = policy.with_new_weights()
     torch.manual_seed(5)
-    again = policy.fresh()
+    again = policy.with_new_weights()
     assert type(fresh) is type(policy)
     assert fresh.contract == policy.contract
     assert fresh.training == policy.training
@@ -213,6 +216,84 @@ def test_likelihood_is_a_matter_of_the_actor_and_value_of_the_critic(make):
     assert len(parts) == len(learning)
 
 
+def test_features_are_what_a_critic_reads(make):
+    policy, observation = make(), observations(40, seed=1)
+    features = policy.features(observation)
+    assert features.shape == (40, policy.feature_size)
+    assert features.dtype == torch.float32
+    assert features.isfinite().all()
+    assert features.detach().std(0).max() > 0
+    rows = torch.tensor([7, 3, 30])
+    torch.testing.assert_close(policy.features(observation[rows]), features[rows])
+    read, other = [], observations(40, seed=5)
+    for key in observation.keys():  # noqa: SIM118 - a TensorDict iterates over its batch
+        changed = observation.copy().update({key: other[key]})
+        read += [] if torch.equal(policy.features(changed), features) else [key]
+        if not torch.equal(policy.value(changed), policy.value(observation)):
+            assert key in read
+    assert (MEMORY in read) == (type(policy) is RecurrentPolicy)
+    if isinstance(policy, GaussianPolicy) or type(getattr(policy, "encoder", None)) is FlatEncoder:
+        assert "mass" in read
+
+
+def test_critics_do_not_train_the_actor(make):
+    policy, observation = make(), observations(8)
+    critics = Critics(policy.feature_size, CriticConfig(hidden=[8]))
+    critics.loss(policy.features(observation), torch.zeros(8)).backward()
+    assert all(parameter.grad is not None and parameter.grad.any() for parameter in critics.weights)
+    own = {id(parameter) for parameter in policy.critic_parameters()}
+    trained = [parameter for parameter in policy.parameters() if parameter.grad is not None]
+    assert own.issuperset(map(id, trained))
+    assert bool(trained) == any(isinstance(part, Encoder) for part in policy.modules())
+
+
+def test_gaussian_policies_are_reparameterised(make):
+    policy = make()
+    assert isinstance(policy, Reparameterised) == isinstance(policy, GaussianPolicy)
+
+
+@pytest.mark.parametrize("make", GAUSSIAN, indirect=True)
+def test_samples_of_noise_are_those_that_are_scored(make):
+    policy, observation = make(), observations(200, seed=1)
+    noise = torch.randn(200, *policy.noise_shape, generator=generator())
+    decision = policy.act(observation, generator=generator())  # draws the same noise
+    actions, log_prob = policy.sample(observation, noise)
+    assert actions.shape == (200, 4, 7)
+    assert (actions == torch.tensor(HIGH)).any()  # clamped
+    assert torch.equal(actions, decision.actions)
+    assert torch.equal(log_prob, decision.log_prob)
+    evaluated = policy.evaluate(observation, decision.sample).log_prob
+    assert log_prob.shape == evaluated.shape
+    assert ((log_prob - evaluated).abs() <= 1e-6 * evaluated.abs().clamp_min(1.0)).all()
+    mean = policy.act(observation, deterministic=True).actions
+    # a = clamp(mean + std z) in robot units
+    moved = mean + policy.half_range * policy.log_std.exp().view(4, 7) * noise
+    torch.testing.assert_close(actions, moved.clamp(torch.tensor(LOW), torch.tensor(HIGH)))
+
+
+@pytest.mark.parametrize("make", GAUSSIAN, indirect=True)
+def test_gradients_of_samples_are_finite_differences(make):
+    policy = make().double()
+    observation = observations(6).apply(lambda part: part.double() if part.is_floating_point() else part)
+    noise = torch.randn(6, *policy.noise_shape, generator=generator(), dtype=torch.float64)
+    factors = torch.randn(6, 4, 7, generator=generator(4), dtype=torch.float64)
+
+    def objective() -> torch.Tensor:
+        actions, log_prob = policy.sample(observation, noise)
+        return (factors * actions).sum() + (torch.arange(6).unsqueeze(1) * log_prob).sum()
+
+    parameters = policy.actor_parameters()
+    gradient = torch.autograd.grad(objective(), parameters, materialize_grads=True)
+    directions = [torch.randn(each.shape, generator=generator(5), dtype=torch.float64) for each in parameters]
+    slope = sum(float((a * b).sum()) for a, b in zip(gradient, directions, strict=True))
+    values = []
+    for step in (1e-6, -2e-6):
+        for parameter, direction in zip(parameters, directions, strict=True):
+            parameter.data += step * direction
+        values.append(float(objective().detach()))
+    assert (values[0] - values[1]) / 2e-6 == pytest.approx(slope, rel=1e-5)
+
+
 def test_actions_stay_inside_the_limits_and_reach_them(make):
     policy = make()
     for parameter in policy.parameters():
@@ -289,7 +370,7 @@ def test_weights_and_statistics_travel_together(make):
 
 def test_a_policy_without_statistics_refuses_to_work(make):
     policy = make(fitted=False)
-    for call in (policy.act, policy.value):
+    for call in (policy.act, policy.value, policy.features):
         with pytest.raises(RuntimeError, match="no normalisation statistics"):
             call(observations(2))
 

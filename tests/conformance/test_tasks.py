@@ -8,7 +8,7 @@ import pytest
 from embodied.command_line.config import compose, names
 from embodied.environments.latency import LatencyConfig, with_latency
 from embodied.errors import UserError
-from embodied.task import Task, measured
+from embodied.task import Task, evaluation_distributions
 from sims.libero.task import LiberoTask
 from train import GROUPS, TrainConfig
 
@@ -36,7 +36,7 @@ def task(request) -> Task:
 
 
 def test_its_contract_is_that_of_its_environments(task: Task):
-    for distribution in measured(task):
+    for distribution in evaluation_distributions(task):
         env = task.environment(1, distribution, "eval")
         assert task.contract(distribution) == env.contract
         env.close()

@@ -7,7 +7,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from embodied.contract import Contract
-from embodied.policy import Decision
+from embodied.policy import Decision, RankingPolicy
 from policies.mlp import MLPConfig, MLPPolicy
 
 CANDIDATES = 8
@@ -19,7 +19,7 @@ class RankingMLPConfig(MLPConfig):
         return RankingMLP(contract, self)
 
 
-class RankingMLP(MLPPolicy):
+class RankingMLP(MLPPolicy, RankingPolicy):
     """Gaussian candidates, ranked by a network on the observation and the executed actions."""
 
     def __init__(self, contract: Contract, config: MLPConfig) -> None:
@@ -33,10 +33,6 @@ class RankingMLP(MLPPolicy):
 
     def advantage_parameters(self) -> list[nn.Parameter]:
         return list(self.ranker.parameters())
-
-    def actor_parameters(self) -> list[nn.Parameter]:
-        critics = {*self.critic_parameters(), *self.advantage_parameters()}
-        return [parameter for parameter in self.parameters() if parameter not in critics]
 
     def advantage(self, observation: TensorDict, actions: Tensor) -> Tensor:
         executed = ((actions - self.centre) / self.half_range)[:, : self.contract.executed]

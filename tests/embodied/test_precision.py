@@ -15,12 +15,12 @@ from policies.vla.tokens import TokensConfig
 @pytest.mark.parametrize("kind", [Pi0Config, Pi05Config, TokensConfig])
 def test_models_of_pictures_and_words_have_their_own(kind: type, precision: Precision) -> None:
     options = kind(precision=precision)
-    assert precision_of(Precision.FLOAT32, options) is precision
+    assert precision_of(Precision.FLOAT32, options.own_precision) is precision
     with pytest.raises(UserError, match=r"use policy\.precision=bfloat16 in its place"):
-        precision_of(Precision.BFLOAT16, options)
+        precision_of(Precision.BFLOAT16, options.own_precision)
 
 
 @pytest.mark.parametrize("precision", Precision)
 @pytest.mark.parametrize("kind", [FlowConfig, MLPConfig])
 def test_others_are_trained_in_that_of_the_run(kind: type, precision: Precision) -> None:
-    assert precision_of(precision, kind()) is precision
+    assert precision_of(precision, kind().own_precision) is precision

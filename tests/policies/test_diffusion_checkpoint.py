@@ -209,7 +209,7 @@ def test_what_was_loaded_is_scored_trained_and_restored(file: Path, tmp_path: Pa
     same.load_state_dict(policy.state_dict())
     first, second = (each.act(observation, deterministic=True).actions for each in (same, policy))
     assert torch.equal(first, second)
-    fresh = policy.fresh()
+    fresh = policy.with_new_weights()
     assert torch.equal(fresh.action_std, policy.action_std)
     assert not torch.equal(fresh.network.final_conv[1].weight, policy.network.final_conv[1].weight)
     shown = Episodes.of(observation.exclude("wind"), torch.rand(6, ACTIONS))

@@ -50,7 +50,7 @@ def test_what_varies_by_little_is_normalised_by_its_measured_spread(policy: obje
     torch.testing.assert_close(features[:, 0].std(), torch.tensor(1.0), rtol=1e-3, atol=0.0)
     assert features[:, 1].abs().max() < 1e-6  # a constant is left alone, rounding included
     if isinstance(made, MLPPolicy):  # deployed and differentiable forms divide by the same
-        weight, bias = made.layers()[0]
+        weight, bias = made.dense_layers()[0]
         folded = x @ weight.T + bias
         torch.testing.assert_close(folded, made.actor[0](features).detach(), rtol=0.0, atol=2e-3)
         torch.testing.assert_close(made.deployable().layers[0](x), features, rtol=0.0, atol=1e-4)
@@ -84,7 +84,7 @@ def test_only_the_critic_reads_what_is_privileged_and_layers_are_the_actor():
     assert torch.equal(policy.actions(seen), policy.actions(other))
     assert not torch.isclose(policy.value(seen), policy.value(other)).any()
     x = torch.cat((seen["x"], seen["y"].flatten(1)), -1)
-    for weight, bias in policy.layers():
+    for weight, bias in policy.dense_layers():
         x = torch.tanh(x @ weight.T + bias)
     torch.testing.assert_close(policy.actions(seen).squeeze(1), 2 * x + 1)
     torch.testing.assert_close(policy.act(seen, deterministic=True).actions, policy.actions(seen))
@@ -116,7 +116,7 @@ def test_distances_may_be_read_as_reciprocals():
     read = torch.cat((1.0 / (seen["near"] + 0.1), seen["far"]), 1)
     torch.testing.assert_close(policy.features(seen), (read - read.mean(0)) / read.std(0))
     with pytest.raises(ValueError, match=r"train with policy\.reciprocal=\[\]"):
-        policy.layers()
+        policy.dense_layers()
     x = torch.cat((seen["near"], seen["far"]), 1)
     torch.testing.assert_close(policy.deployable()(x)[:, :, None], policy.actions(seen))
     x[0, 0], seen["near"][0, 0] = -1.0, 0.0  # noise of a sensor

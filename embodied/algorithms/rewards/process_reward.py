@@ -69,7 +69,7 @@ class LearnedProgress:
         self.grippers = grippers(policy.contract, option)
         self.policy, self.demonstrations, self.generator = policy, demonstrations, generator
         with seeding.undisturbed():
-            self.model = policy.fresh()
+            self.model = policy.with_new_weights()
         self.fitted = False
 
     def __call__(self, rollout: Rollout, world: World = ALONE) -> tuple[Tensor, Tensor]:
@@ -89,7 +89,7 @@ class LearnedProgress:
         for step in range(STEPS):
             minibatch = torch.randint(len(rows), (BATCH,), generator=self.generator)
             # L = mean (V(o) - progress)^2
-            loss = (self._told(rows[minibatch]) - label[minibatch].to(self.policy.device)).square().mean()
+            loss = (self._predicted(rows[minibatch]) - label[minibatch].to(self.policy.device)).square().mean()
             optimiser.zero_grad()
             loss.backward()
             check_finite({"loss of the process reward": loss.detach()}, step + 1)
@@ -97,7 +97,7 @@ class LearnedProgress:
             optimiser.step()
         self.fitted = True
 
-    def _told(self, rows: Tensor) -> Tensor:
+    def _predicted(self, rows: Tensor) -> Tensor:
         """Predicted progress [B] of the observations `rows` of demonstrations."""
         observation = self.demonstrations.chunks(rows, 1)["observation"].to(self.policy.device)
         try:

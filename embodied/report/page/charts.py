@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-WIDTH, HEIGHT, LEFT, TOP, BOTTOM, APART = 640, 300, 52, 34, 46, 104  # chart, its margins, an extra column, px
+WIDTH, HEIGHT, LEFT, TOP, BOTTOM, COLUMN = 640, 300, 52, 34, 46, 104  # chart, its margins, an extra column, px
 POINTS = 200
 """Largest number of points of a curve; where there are more, means of neighbours are drawn."""
 Points = Sequence[tuple[float, float]]
@@ -53,7 +53,7 @@ def stages(marks: Sequence[Mark], steps: int, measure: str, between: Sequence[Ma
     y = _axis(
         [bound for mark in all_marks for bound in (mark.value, mark.low, mark.high) if bound is not None], measure
     )
-    right = WIDTH - 16 - APART * len(without_steps)
+    right = WIDTH - 16 - COLUMN * len(without_steps)
     x = Scale(0.0, max(steps, 1), LEFT + 16, right - 16)
     parts = [_grid(y, measure, LEFT, right)]
     if along:
@@ -70,8 +70,8 @@ def stages(marks: Sequence[Mark], steps: int, measure: str, between: Sequence[Ma
         parts.append(_text(at, TOP - 12, mark.label, "end" if last else "start", f"strong {mark.kind}"))
         parts.append(_marked(mark, at, y, measure, -1 if last else 1))
     for column, mark in enumerate(without_steps):
-        edge = right + APART * column
-        parts.append(_grid(y, measure, edge + 14, edge + APART, labels=False))
+        edge = right + COLUMN * column
+        parts.append(_grid(y, measure, edge + 14, edge + COLUMN, labels=False))
         parts.append(_text(edge + 14, TOP - 12, _short(mark.label), "start", f"strong {mark.kind}"))
         parts.append(_marked(mark, edge + 30, y, measure, 1))
     values = "; ".join(f"{mark.label} {_value(mark.value, measure)}" for mark in marks)
@@ -158,7 +158,7 @@ def _band(marks: Sequence[Mark], x: Scale, y: Scale, measure: str) -> str:
     line = " ".join(f"{x(mark.steps or 0)},{y(mark.value)}" for mark in marks)
     dots = [
         f'<circle class="dot {mark.kind}" cx="{x(mark.steps or 0)}" cy="{y(mark.value)}" r="3">'
-        f"<title>{escape(mark.label)}: {_told(mark, measure)}</title></circle>"
+        f"<title>{escape(mark.label)}: {_hover_text(mark, measure)}</title></circle>"
         for mark in marks
     ]
     area = f'<polygon class="band" points="{" ".join([*upper, *lower])}"/>'
@@ -176,10 +176,10 @@ def _marked(mark: Mark, at: float, y: Scale, measure: str, side: int) -> str:
     label = _text(
         at + 11 * side, y(mark.value) + 4, _value(mark.value, measure), "start" if side > 0 else "end", "figure"
     )
-    return f"<g><title>{escape(mark.label)}: {_told(mark, measure)}</title>{interval}{dot}{label}</g>"
+    return f"<g><title>{escape(mark.label)}: {_hover_text(mark, measure)}</title>{interval}{dot}{label}</g>"
 
 
-def _told(mark: Mark, measure: str) -> str:
+def _hover_text(mark: Mark, measure: str) -> str:
     if mark.low is None or mark.high is None:
         return _value(mark.value, measure)
     return f"{_value(mark.value, measure)} [{_value(mark.low, measure)}, {_value(mark.high, measure)}]"

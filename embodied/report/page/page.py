@@ -210,7 +210,7 @@ def _tasks(record: Record, directory: Path, rows: Sequence[Record], gains: Mappi
 def _rate(row: Record | None) -> str:
     if row is None:
         return "<td></td>"
-    value, interval = _told(row)
+    value, interval = _value_and_interval(row)
     text = f'{value} <span class="interval-text">{interval}</span>'
     return f'<td class="nowrap" data-value="{row[_measure(row)]}">{text}</td>'
 
@@ -281,13 +281,13 @@ def _training(record: Record, directory: Path) -> str:
 
 
 def _figures(row: Record) -> Iterator[str]:
-    value, interval = _told(row)
+    value, interval = _value_and_interval(row)
     odd = "".join(f" ({each})" for each in odd_episodes(row))
     yield f"<td><b>{value}</b>{odd}</td>"
     yield f'<td class="interval-text">{interval}</td>'
 
 
-def _told(row: Record) -> tuple[str, str]:
+def _value_and_interval(row: Record) -> tuple[str, str]:
     if "success" in row:
         return f"{row['success']:.1%}", f"[{100 * row['low']:.1f}, {100 * row['high']:.1f}]"
     return f"{row['return']:.4g}", "" if row["low"] is None else f"[{row['low']:.4g}, {row['high']:.4g}]"
@@ -316,8 +316,8 @@ def _ends(marks: Sequence[Mark], measure: str) -> tuple[float, float]:
 
 
 def _metrics(row: Record) -> list[str]:
-    known = {"stage", "title", "distribution", "success", "return", "low", "high", "episodes", "step_limit"}
-    return [name for name in row if name not in known | {*ODD_EVENTS, "immediate", "repeatable", "per_task"}]
+    shown_names = {"stage", "title", "distribution", "success", "return", "low", "high", "episodes", "step_limit"}
+    return [name for name in row if name not in shown_names | {*ODD_EVENTS, "immediate", "repeatable", "per_task"}]
 
 
 def _title(record: Record, stage: str) -> str:

@@ -108,9 +108,9 @@ def table(header: Sequence[str], rows: Sequence[str]) -> str:
     return f"<table>{head}<tbody>{''.join(f'<tr>{row}</tr>' for row in rows)}</tbody></table>"
 
 
-def facts(told: Mapping[str, str]) -> str:
+def facts(texts: Mapping[str, str]) -> str:
     """Description list of names and texts."""
-    return "<dl>" + "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in told.items()) + "</dl>"
+    return "<dl>" + "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in texts.items()) + "</dl>"
 
 
 def listed(lines: Sequence[str]) -> str:
@@ -118,7 +118,7 @@ def listed(lines: Sequence[str]) -> str:
     return "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in lines) + "</ul>"
 
 
-def chart(drawn: str, caption: str) -> str:
+def chart(svg: str, caption: str) -> str:
     """Figure of an SVG with its caption, which is text."""
     caption = f"<figcaption>{escape(caption)}</figcaption>"
-    return f'<div class="card"><figure class="chart">{drawn}{caption}</figure></div>'
+    return f'<div class="card"><figure class="chart">{svg}{caption}</figure></div>'

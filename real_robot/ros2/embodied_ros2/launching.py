@@ -47,17 +47,19 @@ def _recorder(folder: Path) -> ExecuteProcess:
     return ExecuteProcess(cmd=["ros2", "bag", "record", "--all", "--storage", "mcap", "--output", str(bag)])
 
 
-def _process(node: Node, given: dict[str, str]) -> Process:
+def _process(node: Node, arguments: dict[str, str]) -> Process:
     """Process of a node. It configures and activates itself, also after a restart."""
-    overrides = {parameter: _value(given[name]) for name, parameter in node.parameters.items() if given.get(name)}
-    overrides["autostart"] = "inactive" if node.waits and given.get("activate") != "true" else "active"
+    overrides = {
+        parameter: _value(arguments[name]) for name, parameter in node.parameters.items() if arguments.get(name)
+    }
+    overrides["autostart"] = "inactive" if node.waits and arguments.get("activate") != "true" else "active"
     ending = {"respawn": True, "respawn_delay": RESPAWN_DELAY_S, "respawn_max_retries": RESPAWNS}
     return Process(
         package=PACKAGE,
         executable=node.executable,
         name=node.executable,
-        namespace=given["namespace"],
-        parameters=[given["parameters"], overrides],
+        namespace=arguments["namespace"],
+        parameters=[arguments["parameters"], overrides],
         output="screen",
         **(ending if node.respawns else {"on_exit": Shutdown(reason=f"{node.executable} has ended")}),
     )

@@ -83,15 +83,15 @@ def resized(picture: np.ndarray, height: int, width: int) -> np.ndarray:
     return np.asarray(Pillow.fromarray(picture).resize((width, height), Pillow.Resampling.BOX, box=box))
 
 
-def detected(message: Message, heard_s: float) -> dict[str, Transform]:
+def detected(message: Message, received_s: float) -> dict[str, Transform]:
     """Pose of each detection by the class of its best hypothesis, or by its `id` and box if it has none.
 
-    Without a stamp, `heard_s`, the time at which the message arrived, is the time of measurement.
+    Without a stamp, `received_s`, the time at which the message arrived, is the time of measurement.
 
     Raises:
         UserError: for an orientation that is not set.
     """
-    poses, measured_s = {}, stamp_s(message) or heard_s
+    poses, measured_s = {}, stamp_s(message) or received_s
     for detection in message.detections:
         best = max(detection.results, key=lambda result: result.hypothesis.score, default=None)
         name = best.hypothesis.class_id if best else detection.id

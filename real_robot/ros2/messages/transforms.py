@@ -36,7 +36,7 @@ class Transform:
         return Transform(-self.rotation.T @ self.position, self.rotation.T, self.stamp_s)
 
 
-HERE = Transform(np.zeros(3), np.eye(3))
+IDENTITY = Transform(np.zeros(3), np.eye(3))
 
 
 class Frames:
@@ -78,7 +78,7 @@ class Frames:
 
     def _path(self, frame: str) -> dict[str, Transform]:
         """The pose of `frame` in itself and in every frame above it, from the bottom up."""
-        path, pose = {frame: HERE}, HERE
+        path, pose = {frame: IDENTITY}, IDENTITY
         while frame in self._above:
             frame, above = self._above[frame]
             if frame in path:

@@ -138,7 +138,7 @@ class CartesianNode(ManagedNode[CartesianSettings]):
         path = Path(settings.model)
         self._arm = Kinematics(path, settings.site, names, settings.joint_velocity) if settings.model else None
         self._servo, self._fingers = Servo(settings.leash_m, settings.leash_rad), Fingers(self, settings.gripper)
-        self._known: dict[str, tuple[float, float, float]] = {}
+        self._joint_states: dict[str, tuple[float, float, float]] = {}
         """Position, velocity and stamp in s of each joint."""
         self._base, self._hand = self._placed(settings.base), None
         self._measured_s, self._gripping = -np.inf, 0.0
@@ -197,9 +197,11 @@ class CartesianNode(ManagedNode[CartesianSettings]):
             return
         rates = message.velocity if len(message.velocity) == count else [np.nan] * count
         at_s = stamp_s(message) or self._now_s()
-        self._known |= dict(zip(message.name, zip(message.position, rates, [at_s] * count, strict=True), strict=True))
+        self._joint_states |= dict(
+            zip(message.name, zip(message.position, rates, [at_s] * count, strict=True), strict=True)
+        )
         fingers = self.settings.gripper.fingers
-        if set(self.settings.joints) <= set(message.name) and set(fingers) <= set(self._known):
+        if set(self.settings.joints) <= set(message.name) and set(fingers) <= set(self._joint_states):
             try:
                 self._measure()
             except UserError as error:
@@ -218,7 +220,7 @@ class CartesianNode(ManagedNode[CartesianSettings]):
     def _measure(self) -> None:
         """Publish joints, hand and gripper, with the oldest of their stamps; nothing while the gripper has a fault."""
         settings = self.settings
-        positions, rates, stamps = np.array([self._known[name] for name in settings.joints]).T
+        positions, rates, stamps = np.array([self._joint_states[name] for name in settings.joints]).T
         if not np.isfinite(positions).all():
             raise UserError(f"joint_states: the positions {positions.tolist()} are not finite")
         if self._arm:
@@ -230,7 +232,9 @@ class CartesianNode(ManagedNode[CartesianSettings]):
         if self._hand is None:
             return
         hand = _finite(self._base.then(self._hand), "the hand's pose in the world")
-        fingers, fingers_s = np.array([self._known[name][::2] for name in settings.gripper.fingers]).reshape(-1, 2).T
+        fingers, fingers_s = (
+            np.array([self._joint_states[name][::2] for name in settings.gripper.fingers]).reshape(-1, 2).T
+        )
         self._measured_s = min(hand.stamp_s, *stamps, *fingers_s)
         if self._fingers and (fault := self._fingers.fault):
             self._complain(fault)
@@ -300,7 +304,7 @@ class CartesianNode(ManagedNode[CartesianSettings]):
             return
         assert self._arm is not None
         if self._joints is None:
-            self._joints = self._posture = np.array([self._known[name][0] for name in settings.joints])
+            self._joints = self._posture = np.array([self._joint_states[name][0] for name in settings.joints])
         previous, period_s = self._joints, self._period_s
         self._joints = self._arm.toward(previous, position, rotation, self._posture, period_s)
         arrays = {ACTION: self._joints, BEFORE: previous}
@@ -331,7 +335,7 @@ class CartesianNode(ManagedNode[CartesianSettings]):
 
     def _jumped_back(self, back_s: float) -> None:
         """Drop all measurements and targets, because a simulator that has been reset has moved the arm."""
-        self._measured_s, self._hand, self._known = -np.inf, None, {}
+        self._measured_s, self._hand, self._joint_states = -np.inf, None, {}
         self._rest()
         if self._fingers:
             self._fingers.abandon()
@@ -352,12 +356,14 @@ class CartesianNode(ManagedNode[CartesianSettings]):
     def _report(self) -> Report:
         aborted = self._fingers.aborted if self._fingers else 0
         values = {"commands": self._commands, "refused": self._refused, "goals_given_up_by_the_gripper": aborted}
-        missing = [name for name in self.settings.joints if name not in self._known]
-        missing += [name for name in self.settings.gripper.fingers if name not in self._known]
+        missing = [name for name in self.settings.joints if name not in self._joint_states]
+        missing += [name for name in self.settings.gripper.fingers if name not in self._joint_states]
         if missing or self._hand is None:
             return Report(f"not measured: {', '.join(missing) or 'the hand'}", WARN, values)
-        oldest = min([*self.settings.joints, *self.settings.gripper.fingers], key=lambda name: self._known[name][2])
-        silent_s = self._now_s() - self._known[oldest][2]
+        oldest = min(
+            [*self.settings.joints, *self.settings.gripper.fingers], key=lambda name: self._joint_states[name][2]
+        )
+        silent_s = self._now_s() - self._joint_states[oldest][2]
         if silent_s > self.settings.measurement_timeout_s:
             problem = f"{oldest} was measured {silent_s:.1f} s ago: has its driver ended? Start it again"
             return Report(problem, ERROR, values)

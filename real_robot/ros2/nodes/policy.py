@@ -34,7 +34,7 @@ from real_robot.serving.policy_client import PolicyClient
 HEARTBEAT_HZ = 20.0
 SAFETY_TIMEOUT_S = 1.0
 """Time without a sign of life of safety_node after which its absence is reported."""
-KEPT = 1000
+TIMED_PERIODS = 1000
 """Number of periods covered by /diagnostics."""
 
 
@@ -89,7 +89,7 @@ class PolicyNode(ManagedNode[PolicySettings]):
     def __init__(self, load: Callable[[PolicySettings], Policy]) -> None:
         super().__init__("policy_node", PolicySettings)
         self._load = load
-        self._active = self._begun = False
+        self._active = self._robot_started = False
         self._executor: ChunkExecutor | None = None
         self._policy: Policy | None = None
         self._recorder: Recorder | None = None
@@ -140,15 +140,15 @@ class PolicyNode(ManagedNode[PolicySettings]):
         self._safety.reset()
         self._robot.start()
         self._timing.restart()
-        self._active = self._begun = True
+        self._active = self._robot_started = True
         self._beat()
 
     def deactivate(self) -> None:
         """Stop the loop; returns when the robot has been stopped."""
         self._active = False
-        if self._begun:
+        if self._robot_started:
             self._safety.settle("policy_node was deactivated")
-            self._begun = False
+            self._robot_started = False
 
     def cleanup(self) -> None:
         """Free the policy and finish the recording."""
@@ -245,15 +245,15 @@ class PolicyNode(ManagedNode[PolicySettings]):
 
 
 class _Timing:
-    """Timing of the last `KEPT` periods for /diagnostics."""
+    """Timing of the last `TIMED_PERIODS` periods for /diagnostics."""
 
     def __init__(self, period_s: float) -> None:
         self.period_s = period_s
         self.restart()
 
     def restart(self) -> None:
-        self.began: deque[float] = deque(maxlen=KEPT)
-        self.worked: deque[float] = deque(maxlen=KEPT)
+        self.began: deque[float] = deque(maxlen=TIMED_PERIODS)
+        self.worked: deque[float] = deque(maxlen=TIMED_PERIODS)
         self.periods = self.overruns = self.held = 0
         self.verdict: Verdict | None = None
 

@@ -88,7 +88,7 @@ class SafetyNode(ManagedNode[SafetySettings]):
         self._safety = Safety(
             robot, self._limits, robot.clock, robot.steady, relocates=robot.relocates(settings.relocates)
         )
-        self._passed = self._held = 0
+        self._passed_commands = self._holds = 0
         self._beat_stamp_s = math.nan
         self._complaint = ""
         command = self._table.command
@@ -104,7 +104,7 @@ class SafetyNode(ManagedNode[SafetySettings]):
         # a stop is one command per period
         self.own(self.create_timer(min(checked_s, self._table.control_dt_s), self._watch, clock=self.steady))
         self.reports["safety"] = self._report
-        self._said = ""
+        self._reported_state = ""
         self._say()
 
     def _supervise(self) -> None:
@@ -160,9 +160,9 @@ class SafetyNode(ManagedNode[SafetySettings]):
         self._early, self._complaint = None, ""
         self._commanded_s = self._robot.steady()
         verdict = self._safety.command(command, self._robot.read())
-        self._passed += verdict.state is State.ACTIVE and verdict.action is not None
+        self._passed_commands += verdict.state is State.ACTIVE and verdict.action is not None
         if verdict.state is not State.ACTIVE:
-            self._held += 1
+            self._holds += 1
             self.get_logger().warning(f"the robot holds: {verdict.reason}", throttle_duration_sec=1.0)
         self._say()
 
@@ -173,7 +173,7 @@ class SafetyNode(ManagedNode[SafetySettings]):
         self._beat_stamp_s = (10**9 * stamp.sec + stamp.nanosec) / 1e9 or unknown
 
     def _reached(self, command: Command) -> bool:
-        return self._robot.heard and not (command.stamp_s or 0.0) > self._robot.clock()
+        return self._robot.has_subscriber and not (command.stamp_s or 0.0) > self._robot.clock()
 
     def _measured(self) -> None:
         """Process a new measurement: a motion starts only after several that are consistent."""
@@ -225,7 +225,7 @@ class SafetyNode(ManagedNode[SafetySettings]):
             self._robot.stands_s > self._table.control_dt_s
         ):  # a clock that stands still does not time the stop's commands
             self._settle(reason)
-        self._held += 1
+        self._holds += 1
         self._say()
 
     def _settle(self, reason: str) -> None:
@@ -250,18 +250,18 @@ class SafetyNode(ManagedNode[SafetySettings]):
     def _say(self) -> None:
         """Publish the state if it has changed."""
         state = self._safety.state.value if self._active or self._safety.state is State.STOPPED else "inactive"
-        if state != self._said:
-            self._said = state
+        if state != self._reported_state:
+            self._reported_state = state
             self._state(state)
 
     def _report(self) -> Report:
         level = ERROR if self._safety.state is State.STOPPED else WARN if self._safety.reason else OK
         values = {
-            "state": self._said,
-            "passed": self._passed,
-            "held": self._held,
+            "state": self._reported_state,
+            "passed": self._passed_commands,
+            "held": self._holds,
             "rejected": self._safety.rejected,
             "age_of_commands": "their stamps" if self._table.stamped else "the heartbeat's stamp",
         }
         stopped = self._safety.reason if self._safety.state is State.STOPPED else ""
-        return Report(stopped or self._complaint or self._safety.reason or self._said, level, values)
+        return Report(stopped or self._complaint or self._safety.reason or self._reported_state, level, values)

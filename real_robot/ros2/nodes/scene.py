@@ -55,11 +55,11 @@ class SceneSettings(Configuration):
         super().__post_init__()
         if self.frames and self.detections:
             raise UserError("expected frames or detections, not both, to know where the objects are")
-        if len(self.heard) != len(self.objects):
-            raise UserError(f"expected one of frames, or of classes, for each of {self.objects}, got {self.heard}")
+        if len(self.sources) != len(self.objects):
+            raise UserError(f"expected one of frames, or of classes, for each of {self.objects}, got {self.sources}")
 
     @property
-    def heard(self) -> list[str]:
+    def sources(self) -> list[str]:
         """The objects' names on /tf or in detections."""
         return (self.classes or self.objects) if self.detections else self.frames
 
@@ -111,7 +111,7 @@ class SceneNode(ManagedNode[SceneSettings]):
             self.get_logger().error(f"{self.settings.detections}: {error}", throttle_duration_sec=1.0)
 
     def _poses(self) -> list[Transform]:
-        names = self.settings.heard
+        names = self.settings.sources
         if self.settings.frames:
             return [self._frames.pose(self.settings.world_frame, frame) for frame in names]
         if missing := [name for name in names if name not in self._detected]:

@@ -98,7 +98,7 @@ class SimNode(ManagedNode[SimSettings]):
             raise UserError(f"expected hold_action of {contract.action.shape[0]} numbers, got {len(hold)}")
         self._robot = SimulatedRobot(self._environment, lambda _: hold)
         self._table = table = robot_table(settings.robot, contract, settings.options)
-        if table.asked:
+        if table.policy_action:
             raise UserError(
                 f"sim_node cannot play {settings.robot}, whose actions are not the simulator's: simulation can"
             )
@@ -146,14 +146,14 @@ class SimNode(ManagedNode[SimSettings]):
 
     def _reset(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
         response.success, response.message = False, "activate the simulator first"
-        if self._active and self.settings.lock_step and not self._heard():
+        if self._active and self.settings.lock_step and not self._has_listeners():
             response.message = f"fewer than {self.settings.listeners} nodes are connected to the simulator"
         elif self._active:
             self._begin()
             response.success, response.message = True, f"start {int(self._environment.start[0])}"
         return response
 
-    def _heard(self) -> bool:
+    def _has_listeners(self) -> bool:
         """Whether the required listeners are connected; messages published earlier are lost."""
         publishers = [self._time, *(out for _, out in self._states)]
         connected = all(out.get_subscription_count() >= self.settings.listeners for out in publishers)

@@ -31,7 +31,7 @@ from real_robot.ros2.robots.tables import (
 
 
 def forward_position(
-    wanted: Contract,
+    contract: Contract,
     rate_hz: float,
     joints: Sequence[str],
     ros_joints: Sequence[str] = (),
@@ -43,14 +43,14 @@ def forward_position(
 
     `joints` are the contract's names in the controller's order, `ros_joints` the names in /joint_states if they differ.
     """
-    action = action_spec(wanted, joints, "rad")
+    action = action_spec(contract, joints, "rad")
     command = Topic(f"{controller}/commands", Values({ACTION: action}), COMMAND)
-    table = _arm("forward_position", wanted, rate_hz, command, joints, ros_joints or joints, pose, arrays)
+    table = _arm("forward_position", contract, rate_hz, command, joints, ros_joints or joints, pose, arrays)
     return replace(table, stamped=False)
 
 
 def joint_trajectory(
-    wanted: Contract,
+    contract: Contract,
     rate_hz: float,
     joints: Sequence[str],
     ros_joints: Sequence[str] = (),
@@ -59,14 +59,14 @@ def joint_trajectory(
     arrays: Sequence[str] = (),
 ) -> Table:
     """ros2_control's joint_trajectory_controller: each trajectory is a command followed by a stop."""
-    action, names = action_spec(wanted, joints, "rad"), tuple(ros_joints or joints)
+    action, names = action_spec(contract, joints, "rad"), tuple(ros_joints or joints)
     codec = JointTrajectory({ACTION: action}, names, 1.0 / rate_hz)
     command = Topic(f"{controller}/joint_trajectory", codec, COMMAND)
-    return _arm("joint_trajectory", wanted, rate_hz, command, joints, names, pose, arrays)
+    return _arm("joint_trajectory", contract, rate_hz, command, joints, names, pose, arrays)
 
 
 def ur(
-    wanted: Contract,
+    contract: Contract,
     rate_hz: float,
     joints: Sequence[str] = (
         "shoulder_pan_joint",
@@ -88,7 +88,7 @@ def ur(
     commanded regardless of the driver's status.
     """
     names = tuple(f"{tf_prefix}{joint}" for joint in joints)
-    table = joint_trajectory(wanted, rate_hz, joints, names, controller, pose, arrays)
+    table = joint_trajectory(contract, rate_hz, joints, names, controller, pose, arrays)
     stop = Behaviour(services=("dashboard_client/stop",))
     modes = (
         Mode("io_and_status_controller/safety_mode", "ur_dashboard_msgs/msg/SafetyMode", LATCHED, ur_unsafe),
@@ -135,7 +135,7 @@ def fr3_stopped(message: Message) -> str:
 
 
 def fr3(
-    wanted: Contract,
+    contract: Contract,
     rate_hz: float,
     arm_id: str = "fr3",
     joints: Sequence[str] = ("joint1", "joint2", "joint3", "joint4", "joint5", "joint6", "joint7"),
@@ -149,7 +149,7 @@ def fr3(
     """
     names = tuple(f"{arm_id}_{joint}" for joint in joints)
     pose = ("franka_robot_state_broadcaster/current_pose", "base")
-    table = joint_trajectory(wanted, rate_hz, joints, names, controller, pose, arrays)
+    table = joint_trajectory(contract, rate_hz, joints, names, controller, pose, arrays)
     stop = Behaviour(services=("franka_gripper/stop",))
     state = "franka_robot_state_broadcaster/robot_state"
     mode = Mode(state, "franka_msgs/msg/FrankaRobotState", STATE, fr3_stopped, FR3_STATE_TIMEOUT_S)
@@ -158,7 +158,7 @@ def fr3(
 
 def _arm(
     name: str,
-    wanted: Contract,
+    contract: Contract,
     rate_hz: float,
     command: Topic,
     joints: Sequence[str],
@@ -168,14 +168,14 @@ def _arm(
 ) -> Table:
     fields = {"joint_position": "position", "joint_velocity": "velocity", "joint_effort": "effort"}
     units = {"joint_position": "rad", "joint_velocity": "rad/s", "joint_effort": "N m"}
-    observed = {key: fields[key] for key in fields if key in wanted.observation or key == "joint_position"}
-    limits = wanted.observation.get("joint_position", TensorSpec((len(joints),), names=tuple(joints)))
+    observed = {key: fields[key] for key in fields if key in contract.observation or key == "joint_position"}
+    limits = contract.observation.get("joint_position", TensorSpec((len(joints),), names=tuple(joints)))
     specs = {key: TensorSpec((len(joints),), unit=units[key], names=tuple(joints)) for key in observed}
     specs["joint_position"] = replace(specs["joint_position"], low=limits.low, high=limits.high)
     states = [Topic("joint_states", JointState(specs, tuple(ros_joints), observed), STATE)]
     ends = {"end_effector_position": "position", "end_effector_rotation": "rotation.two_columns"}
-    if pose and (quantities := {key: name for key, name in ends.items() if key in wanted.observation}):
+    if pose and (quantities := {key: name for key, name in ends.items() if key in contract.observation}):
         topic, frame_id = pose
         states.append(Topic(topic, Pose(quantities, frame_id), STATE))
     still = (math.nan,) * len(joints)
-    return make_table(name, wanted, rate_hz, states, command, arrays, stops_after_s=None, at_rest=still)
+    return make_table(name, contract, rate_hz, states, command, arrays, stops_after_s=None, at_rest=still)

@@ -25,7 +25,7 @@ from real_robot.ros2.robots.tables import (
 
 
 def cartesian(
-    wanted: Contract,
+    contract: Contract,
     rate_hz: float,
     cameras: Mapping[str, str] | None = None,
     stops: Sequence[str] = (),
@@ -40,23 +40,23 @@ def cartesian(
     emergency calls. `stops_after_s` is one and a half times `command_timeout_s` of cartesian_node, after which the arm
     is at rest.
     """
-    action = action_spec(wanted, (*AXES, GRIPPER), VELOCITIES, "world")
-    specs = {key: spec for key, spec in _hand_specs(wanted).items() if key in wanted.observation}
+    action = action_spec(contract, (*AXES, GRIPPER), VELOCITIES, "world")
+    specs = {key: spec for key, spec in _hand_specs(contract).items() if key in contract.observation}
     states = [Topic("cartesian_state", LabelledArrays(specs), COMMAND)]
-    states += [_camera(wanted, key, topic) for key, topic in (cameras or {}).items()]
+    states += [_camera(contract, key, topic) for key, topic in (cameras or {}).items()]
     translation: dict[str, Any] = {}
-    if wanted.action.unit == DISPLACEMENTS:
+    if contract.action.unit == DISPLACEMENTS:
         response = Response(1.0 / rate_hz)
         fastest = (*(1.001 * response.fastest).tolist(), 1.0)  # margin, so that rounding does not exceed the limits
         action = replace(action, low=tuple(-value for value in fastest), high=fastest)
-        policy_action = replace(wanted.action, unit=DISPLACEMENTS, frame="world", names=action.names)
-        translation = {"asked": policy_action, "translate": lambda executor: Displaced(executor, response)}
+        policy_action = replace(contract.action, unit=DISPLACEMENTS, frame="world", names=action.names)
+        translation = {"policy_action": policy_action, "translate": lambda executor: Displaced(executor, response)}
     command = Topic("cartesian_command", LabelledArrays({ACTION: action}), COMMAND)
     at_rest = (0.0,) * 7  # a gripper without a direction keeps its grasp
     emergency = Behaviour(services=tuple(stops))
     return make_table(
         "cartesian",
-        wanted,
+        contract,
         rate_hz,
         states,
         command,
@@ -68,9 +68,9 @@ def cartesian(
     )
 
 
-def _hand_specs(wanted: Contract) -> dict[str, TensorSpec]:
+def _hand_specs(contract: Contract) -> dict[str, TensorSpec]:
     """Specs of all measurements of cartesian_node; joints have the policy's names and limits."""
-    joints = wanted.observation.get("joint_position", wanted.observation.get("joint_velocity", TensorSpec((0,))))
+    joints = contract.observation.get("joint_position", contract.observation.get("joint_velocity", TensorSpec((0,))))
     moving = TensorSpec(joints.shape, unit="rad/s", names=joints.names)
     return {
         "joint_position": replace(joints, unit="rad"),
@@ -82,7 +82,7 @@ def _hand_specs(wanted: Contract) -> dict[str, TensorSpec]:
     }
 
 
-def _camera(wanted: Contract, key: str, topic: str) -> Topic:
-    if key not in wanted.observation:
-        raise UserError(f"camera {key!r} is no observation of the policy; it reads {list(wanted.observation)}")
-    return Topic(topic, Picture({key: wanted.observation[key]}, compressed=topic.endswith("compressed")), IMAGES)
+def _camera(contract: Contract, key: str, topic: str) -> Topic:
+    if key not in contract.observation:
+        raise UserError(f"camera {key!r} is no observation of the policy; it reads {list(contract.observation)}")
+    return Topic(topic, Picture({key: contract.observation[key]}, compressed=topic.endswith("compressed")), IMAGES)

@@ -62,16 +62,16 @@ PX4_STATUS_TIMEOUT_S = 1.5
 """PX4 publishes its status twice a second, and when it changes."""
 
 
-def px4_actuators(wanted: Contract, rate_hz: float, version: str = "1.16", arrays: Sequence[str] = ()) -> Table:
+def px4_actuators(contract: Contract, rate_hz: float, version: str = "1.16", arrays: Sequence[str] = ()) -> Table:
     """PX4 with rotor set-points, -1 to 1, linear in speed, as our quadrotor policies command."""
-    order = wanted.action.names if set(wanted.action.names) == set(PX4_ROTORS) else PX4_ROTORS
+    order = contract.action.names if set(contract.action.names) == set(PX4_ROTORS) else PX4_ROTORS
     codec = ActuatorMotors({ACTION: TensorSpec((4,), unit="1", names=order, low=(-1.0,) * 4, high=(1.0,) * 4)})
     # without new set-points the rotors keep their speed, which is acceptable for a moment only
-    return _px4("px4_actuators", wanted, rate_hz, codec, "direct_actuator", Pause(0.1), version, arrays)
+    return _px4("px4_actuators", contract, rate_hz, codec, "direct_actuator", Pause(0.1), version, arrays)
 
 
 def px4_rates(
-    wanted: Contract, rate_hz: float, rate_max_rad_s: float = 3.0, version: str = "1.16", arrays: Sequence[str] = ()
+    contract: Contract, rate_hz: float, rate_max_rad_s: float = 3.0, version: str = "1.16", arrays: Sequence[str] = ()
 ) -> Table:
     """PX4 with body rates (rad/s, FLU) and collective thrust (fraction of full thrust)."""
     high = (rate_max_rad_s,) * 3
@@ -80,7 +80,7 @@ def px4_rates(
     spec = TensorSpec((4,), unit=RATES, frame="body", names=names, low=(*low, 0.0), high=(*high, 1.0))
     codec = VehicleRatesSetpoint({ACTION: spec})
     # with rates of zero, PX4's rate controller keeps the attitude meanwhile
-    return _px4("px4_rates", wanted, rate_hz, codec, "body_rate", Pause(0.25, _no_rates), version, arrays)
+    return _px4("px4_rates", contract, rate_hz, codec, "body_rate", Pause(0.25, _no_rates), version, arrays)
 
 
 RATES = "rad/s (rates), 1 (thrust)"
@@ -88,7 +88,7 @@ RATES = "rad/s (rates), 1 (thrust)"
 
 def _px4(
     name: str,
-    wanted: Contract,
+    contract: Contract,
     rate_hz: float,
     codec: Codec,
     control: str,
@@ -99,10 +99,10 @@ def _px4(
     if version not in PX4_STATUS:
         raise UserError(f"unknown version {version!r} of PX4; expected one of {', '.join(PX4_STATUS)}, in quotes")
     alive = Fixed("fmu/in/offboard_control_mode", "px4_msgs/msg/OffboardControlMode", {control: True}, PX4_COMMAND)
-    odometry = VehicleOdometry(quantities_of(wanted.observation))
+    odometry = VehicleOdometry(quantities_of(contract.observation))
     return make_table(
         name,
-        wanted,
+        contract,
         rate_hz,
         [Topic("fmu/out/vehicle_odometry", odometry, PX4, jump=px4_jump)],
         Topic(f"fmu/in/{PX4_SETPOINTS[control]}", codec, PX4_COMMAND),

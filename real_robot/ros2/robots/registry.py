@@ -24,13 +24,13 @@ from real_robot.ros2.robots.tables import ACTION, COMMAND, IMAGES, Behaviour, Ta
 from real_robot.ros2.robots.vehicles import ackermann, diff_drive
 
 
-def simulation(wanted: Contract) -> Table:
+def simulation(contract: Contract) -> Table:
     """A simulator (`sim_node`) or any robot behind labelled arrays: supports every contract.
 
     Images are sensor_msgs/Image on `observation/<key>`, all other observations are on `observation`, the action is on
     `action`; hold and emergency are the services `hold` and `emergency`.
     """
-    specs = {key: spec for key, spec in wanted.observation.items() if not spec.privileged}
+    specs = {key: spec for key, spec in contract.observation.items() if not spec.privileged}
     pictures = {key: spec for key, spec in specs.items() if spec.is_picture}
     others = {key: spec for key, spec in specs.items() if key not in pictures}
     states = [Topic("observation", LabelledArrays(others), replace(COMMAND, depth=2))]
@@ -38,8 +38,8 @@ def simulation(wanted: Contract) -> Table:
     return Table(
         "simulation",
         tuple(states),
-        Topic("action", LabelledArrays({ACTION: wanted.action}), COMMAND),
-        wanted.control_dt_s,
+        Topic("action", LabelledArrays({ACTION: contract.action}), COMMAND),
+        contract.control_dt_s,
         stops_after_s=None,  # its `hold` stops it
         hold=Behaviour(services=("hold",)),
         emergency=Behaviour(services=("emergency",)),
@@ -63,8 +63,8 @@ ROBOTS: dict[str, Callable[..., Table]] = {
 }
 
 
-def robot_table(robot: str, wanted: Contract, options: Mapping[str, Any]) -> Table:
-    """The table of `robot` with its `options`, for a policy with the contract `wanted`.
+def robot_table(robot: str, contract: Contract, options: Mapping[str, Any]) -> Table:
+    """The table of `robot` with its `options`, for a policy with this `contract`.
 
     Raises:
         UserError: for an unknown robot or option; or if the robot cannot serve the policy, with a table of the
@@ -77,8 +77,8 @@ def robot_table(robot: str, wanted: Contract, options: Mapping[str, Any]) -> Tab
         raise UserError(f"unknown options {sorted(unknown)} of {robot}; expected some of {', '.join(names) or 'none'}")
     for name, value in options.items():
         _check_option(f"option {name} of {robot}", value, inspect.signature(ROBOTS[robot]).parameters[name].annotation)
-    table = ROBOTS[robot](wanted, **options)
-    if rows := wanted.differences(table.served):
+    table = ROBOTS[robot](contract, **options)
+    if rows := contract.differences(table.served):
         raise UserError(f"the policy does not fit {robot}:\n  " + "\n  ".join(rows))
     return table
 

@@ -195,7 +195,7 @@ class Table:
         modes: further conditions of motion; commands are refused until each has been published.
         remembered: observations of past actions; see `REMEMBERED`.
         initial: action [A] with which past actions begin.
-        asked: spec of the policy's action, if it differs from the robot's.
+        policy_action: spec of the policy's action, if it differs from the robot's.
         translate: converts an executor of the policy's actions to one of the robot's.
         advice: advice for the person who runs a policy; "" if there is none.
     """
@@ -216,14 +216,14 @@ class Table:
     modes: tuple[Mode, ...] = ()
     remembered: Mapping[str, TensorSpec] = field(default_factory=dict)
     initial: tuple[float, ...] = ()
-    asked: TensorSpec | None = None
+    policy_action: TensorSpec | None = None
     translate: Callable[[Executor], Executor] = lambda executor: executor
     advice: str = ""
 
     @property
     def served(self) -> Contract:
         """Contract of the policies that this robot serves: `contract`, except for a translated action."""
-        return replace(self.contract, action=self.asked) if self.asked else self.contract
+        return replace(self.contract, action=self.policy_action) if self.policy_action else self.contract
 
     @property
     def sign_s(self) -> float:
@@ -266,30 +266,30 @@ class Table:
         return dict(observation) | (self.derived.invert(observation) if self.derived else {})
 
 
-def remembered(wanted: Contract, action: TensorSpec) -> dict[str, TensorSpec]:
-    """Specs of the observations in `wanted` that are past actions of a robot with the action spec `action`."""
+def remembered(contract: Contract, action: TensorSpec) -> dict[str, TensorSpec]:
+    """Specs of the observations in `contract` that are past actions of a robot with the action spec `action`."""
     size, specs = action.shape[0], {}
-    for key in (key for key in REMEMBERED if key in wanted.observation):
-        steps = max(1, wanted.observation[key].shape[0] // size) if key == "action_history" else 1
+    for key in (key for key in REMEMBERED if key in contract.observation):
+        steps = max(1, contract.observation[key].shape[0] // size) if key == "action_history" else 1
         ages = [f"_{age}" for age in range(steps, 0, -1)] if key == "action_history" else [""]
         names = tuple(f"{name}{age}" for age in ages for name in action.names)
         specs[key] = TensorSpec((steps * size,), unit=action.unit, frame=action.frame, names=names)
     return specs
 
 
-def action_spec(wanted: Contract, names: Sequence[str], unit: str, frame: str = "") -> TensorSpec:
+def action_spec(contract: Contract, names: Sequence[str], unit: str, frame: str = "") -> TensorSpec:
     """Spec of an action with elements `names` in this order, with the policy's limits if it has the same elements."""
     spec = TensorSpec((len(names),), unit=unit, frame=frame, names=tuple(names))
-    if not wanted.action.low or set(names) != set(wanted.action.names):
+    if not contract.action.low or set(names) != set(contract.action.names):
         return spec
-    order = [wanted.action.names.index(name) for name in names]
-    low, high = ([values[index] for index in order] for values in (wanted.action.low, wanted.action.high))
+    order = [contract.action.names.index(name) for name in names]
+    low, high = ([values[index] for index in order] for values in (contract.action.low, contract.action.high))
     return replace(spec, low=tuple(low), high=tuple(high))
 
 
 def make_table(
     name: str,
-    wanted: Contract,
+    contract: Contract,
     rate_hz: float,
     states: Sequence[Topic],
     command: Topic,
@@ -297,14 +297,14 @@ def make_table(
     stops_after_s: float | None,
     **others: Any,  # noqa: ANN401 - the fields of Table
 ) -> Table:
-    """Make the table of a robot, with the labelled arrays and past actions in `wanted`.
+    """Make the table of a robot, with the labelled arrays and past actions in `contract`.
 
     Raises:
         UserError: for `arrays` that the policy does not observe.
     """
-    if missing := [key for key in arrays if key not in wanted.observation]:
-        raise UserError(f"arrays {missing} are no observations of the policy; it reads {list(wanted.observation)}")
-    specs = {key: wanted.observation[key] for key in arrays}
+    if missing := [key for key in arrays if key not in contract.observation]:
+        raise UserError(f"arrays {missing} are no observations of the policy; it reads {list(contract.observation)}")
+    specs = {key: contract.observation[key] for key in arrays}
     labelled = (Topic("observation", LabelledArrays(specs), COMMAND),) if specs else ()
     action = command.codec.specs[ACTION]
     initial = action.low if name == "px4_actuators" else (0.0,) * len(action.names)  # rotors begin at standstill
@@ -314,7 +314,7 @@ def make_table(
         command,
         1.0 / rate_hz,
         stops_after_s,
-        remembered=remembered(wanted, action),
+        remembered=remembered(contract, action),
         initial=initial,
         **others,
     )

@@ -26,7 +26,7 @@ from real_robot.ros2.robots.tables import (
 
 
 def diff_drive(
-    wanted: Contract,
+    contract: Contract,
     rate_hz: float,
     stamped: bool = True,
     topic: str = "cmd_vel",
@@ -51,20 +51,20 @@ def diff_drive(
     message = "geometry_msgs/msg/TwistStamped" if stamped else "geometry_msgs/msg/Twist"
     start = "twist." if stamped else ""
     paths = {"speed": f"{start}linear.x", "yaw_rate": f"{start}angular.z"}
-    codec = Fields({ACTION: action_spec(wanted, ("speed", "yaw_rate"), "m/s, rad/s", "base")}, message, paths)
-    states = _seen_by_vehicle(wanted, lidar_field_deg, lidar_range_m, (frame_id, lidar_frame_id, imu_frame_id))
-    own_keys = set(wanted.observation) - set(arrays)
-    guide = _guide(wanted, own_keys, rate_hz, lidar_field_deg, lidar_range_m) if WAYPOINTS & own_keys else None
+    codec = Fields({ACTION: action_spec(contract, ("speed", "yaw_rate"), "m/s, rad/s", "base")}, message, paths)
+    states = _state_topics(contract, lidar_field_deg, lidar_range_m, (frame_id, lidar_frame_id, imu_frame_id))
+    own_keys = set(contract.observation) - set(arrays)
+    guide = _guide(contract, own_keys, rate_hz, lidar_field_deg, lidar_range_m) if WAYPOINTS & own_keys else None
     command = Topic(topic, codec, COMMAND)
-    table = _vehicle("diff_drive", wanted, rate_hz, command, states, frame_id, arrays, stops_after_s, guide)
+    table = _vehicle("diff_drive", contract, rate_hz, command, states, frame_id, arrays, stops_after_s, guide)
     table = replace(table, stamped=stamped)
     if guard is None:
         return replace(table, advice=UNGUARDED) if guide else table
-    return replace(table, translate=_guarding(wanted, guard, lidar_field_deg, lidar_range_m))
+    return replace(table, translate=_guarding(contract, guard, lidar_field_deg, lidar_range_m))
 
 
 def ackermann(
-    wanted: Contract,
+    contract: Contract,
     rate_hz: float,
     topic: str = "drive",
     steering_joint: str = "",
@@ -81,31 +81,33 @@ def ackermann(
     `steering_joint` is the joint in `joint_states` whose position is the observation `steering`.
     """
     paths = {name: f"drive.{name}" for name in ("steering_angle", "speed")}
-    spec = action_spec(wanted, tuple(paths), "rad, m/s", "base")
+    spec = action_spec(contract, tuple(paths), "rad, m/s", "base")
     codec = Fields({ACTION: spec}, "ackermann_msgs/msg/AckermannDriveStamped", paths)
-    states = _seen_by_vehicle(wanted, lidar_field_deg, lidar_range_m, (frame_id, lidar_frame_id, imu_frame_id))
+    states = _state_topics(contract, lidar_field_deg, lidar_range_m, (frame_id, lidar_frame_id, imu_frame_id))
     if steering_joint:
         steering = JointState({"steering": TensorSpec((1,), unit="rad")}, (steering_joint,), {"steering": "position"})
         states.append(Topic("joint_states", steering, STATE))
-    return _vehicle("ackermann", wanted, rate_hz, Topic(topic, codec, COMMAND), states, frame_id, arrays, stops_after_s)
+    return _vehicle(
+        "ackermann", contract, rate_hz, Topic(topic, codec, COMMAND), states, frame_id, arrays, stops_after_s
+    )
 
 
-def _seen_by_vehicle(wanted: Contract, field_deg: float, range_m: float, frames: tuple[str, str, str]) -> list[Topic]:
+def _state_topics(contract: Contract, field_deg: float, range_m: float, frames: tuple[str, str, str]) -> list[Topic]:
     """Topics of a vehicle's measurements; `frames` are the frames of odometry, lidar and inertial unit."""
     frame_id, lidar_frame_id, imu_frame_id = frames
-    states = [Topic("odom", Odometry(_of_vehicle(wanted), frame_id), STATE)]
-    if imu := {key: spec for key, spec in IMU.items() if key in wanted.observation}:
+    states = [Topic("odom", Odometry(_of_vehicle(contract), frame_id), STATE)]
+    if imu := {key: spec for key, spec in IMU.items() if key in contract.observation}:
         states.append(Topic("imu", Imu(imu, imu_frame_id), STATE))
-    if "lidar" in wanted.observation:
-        angles = _beams(wanted, field_deg)
+    if "lidar" in contract.observation:
+        angles = _beams(contract, field_deg)
         spec = TensorSpec((len(angles),), unit="m", frame="lidar")
         states.append(Topic("scan", LaserScan({"lidar": spec}, angles, range_m, lidar_frame_id), STATE))
     return states
 
 
-def _beams(wanted: Contract, field_deg: float) -> np.ndarray:
+def _beams(contract: Contract, field_deg: float) -> np.ndarray:
     """Angles of the observed beams, rad."""
-    beams = wanted.observation["lidar"].shape[0]
+    beams = contract.observation["lidar"].shape[0]
     # over a full turn the last beam is one spacing before the first, otherwise both ends of the field have a beam
     spacing = np.deg2rad(field_deg) / (beams if field_deg >= 360.0 else beams - 1)
     return spacing * np.arange(beams) - 0.5 * np.deg2rad(field_deg)
@@ -140,20 +142,20 @@ DRIVE = (
 
 
 def _guarding(
-    wanted: Contract, given: Mapping[str, float], field_deg: float, range_m: float
+    contract: Contract, drive: Mapping[str, float], field_deg: float, range_m: float
 ) -> Callable[[Executor], Executor]:
-    """Return a function that puts a guard for the vehicle `given` behind a policy's executor."""
-    if set(given) != set(DRIVE):
-        raise UserError(f"expected {', '.join(DRIVE)} in options.guard; got {dict(given)}")
+    """Return a function that puts a guard for the vehicle `drive` behind a policy's executor."""
+    if set(drive) != set(DRIVE):
+        raise UserError(f"expected {', '.join(DRIVE)} in options.guard; got {dict(drive)}")
 
     def put(executor: Executor) -> Executor:
         from embodied.navigation.dynamic_window import Drive  # imported here, because other tables need no PyTorch
         from embodied.navigation.guard import Guard
         from real_robot.robots.guarding import Guarding
 
-        angles = tuple(_beams(wanted, field_deg).tolist()) if "lidar" in wanted.observation else ()
+        angles = tuple(_beams(contract, field_deg).tolist()) if "lidar" in contract.observation else ()
         try:
-            guard = Guard(wanted, Drive(**given, angles=angles, range_m=range_m))
+            guard = Guard(contract, Drive(**drive, angles=angles, range_m=range_m))
         except UserError as error:
             raise UserError(f"{error}; leave out options.guard") from error
         return Guarding(executor, guard)
@@ -161,15 +163,15 @@ def _guarding(
     return put
 
 
-def _of_vehicle(wanted: Contract) -> dict[str, str]:
+def _of_vehicle(contract: Contract) -> dict[str, str]:
     """Quantities to read from odometry: the requested ones, and the pose if the goal is computed from it."""
-    pose = {"position": "position", "rotation": "rotation"} if set(GOAL) & set(wanted.observation) else {}
-    return pose | quantities_of({key: spec for key, spec in wanted.observation.items() if key not in IMU})
+    pose = {"position": "position", "rotation": "rotation"} if set(GOAL) & set(contract.observation) else {}
+    return pose | quantities_of({key: spec for key, spec in contract.observation.items() if key not in IMU})
 
 
 def _vehicle(
     name: str,
-    wanted: Contract,
+    contract: Contract,
     rate_hz: float,
     command: Topic,
     states: list[Topic],
@@ -180,23 +182,23 @@ def _vehicle(
 ) -> Table:
     """Make a vehicle's table; `guide` computes the observations of the goal and of `WAYPOINTS` from all arrays."""
     derived, compute = None, guide or _to_goal
-    goal_specs = GOAL | {key: spec for key, spec in wanted.observation.items() if guide and key in WAYPOINTS}
-    if goal := {key: spec for key, spec in goal_specs.items() if key in wanted.observation and key not in arrays}:
+    goal_specs = GOAL | {key: spec for key, spec in contract.observation.items() if guide and key in WAYPOINTS}
+    if goal := {key: spec for key, spec in goal_specs.items() if key in contract.observation and key not in arrays}:
         states.append(Topic("goal_pose", Pose({"goal": "position"}, frame_id), COMMAND, lasting=True))
-        used_arrays = ("goal", *(key for key in ("position", "rotation") if key not in wanted.observation))
-        derived = Derived(goal, used_arrays, lambda seen: _only(goal, compute(seen)), _from_goal)
+        used_arrays = ("goal", *(key for key in ("position", "rotation") if key not in contract.observation))
+        derived = Derived(goal, used_arrays, lambda observed: _only(goal, compute(observed)), _from_goal)
     at_rest = tuple(math.nan if element == "steering_angle" else 0.0 for element in command.codec.specs[ACTION].names)
-    return make_table(name, wanted, rate_hz, states, command, arrays, stops_after_s, at_rest=at_rest, derived=derived)
+    return make_table(name, contract, rate_hz, states, command, arrays, stops_after_s, at_rest=at_rest, derived=derived)
 
 
-def _only(wanted: Mapping[str, TensorSpec], found: Arrays) -> dict[str, np.ndarray]:
-    return {key: found[key] for key in wanted}
+def _only(specs: Mapping[str, TensorSpec], arrays: Arrays) -> dict[str, np.ndarray]:
+    return {key: arrays[key] for key in specs}
 
 
-def _to_goal(seen: Arrays) -> dict[str, np.ndarray]:
+def _to_goal(observed: Arrays) -> dict[str, np.ndarray]:
     """Distance and direction of the goal from the vehicle's position and yaw."""
-    rotation = seen["rotation"].reshape(3, 3)
-    offset = (seen["goal"] - seen["position"])[:2]
+    rotation = observed["rotation"].reshape(3, 3)
+    offset = (observed["goal"] - observed["position"])[:2]
     # bearing in the base frame: atan2(offset) - yaw
     angle = np.arctan2(offset[1], offset[0]) - np.arctan2(rotation[1, 0], rotation[0, 0])
     direction = np.array([np.cos(angle), np.sin(angle)], np.float32)
@@ -204,7 +206,7 @@ def _to_goal(seen: Arrays) -> dict[str, np.ndarray]:
 
 
 def _guide(
-    wanted: Contract, known: set[str], rate_hz: float, field_deg: float, range_m: float
+    contract: Contract, own_keys: set[str], rate_hz: float, field_deg: float, range_m: float
 ) -> Callable[[Arrays], dict[str, np.ndarray]]:
     """Return a function that maps the lidar's measurements, and computes waypoints to the goal and the goal's position.
 
@@ -214,26 +216,26 @@ def _guide(
 
     from embodied.navigation.compiled_map import CompiledMap
 
-    if missing := [key for key in ("lidar", "velocity", *GOAL) if key not in known]:
+    if missing := [key for key in ("lidar", "velocity", *GOAL) if key not in own_keys]:
         raise UserError(f"waypoints are found on a map that needs {', '.join(missing)} of the robot's own topics")
-    chart = CompiledMap(tuple(_beams(wanted, field_deg).tolist()), range_m, 1.0 / rate_hz)
+    chart = CompiledMap(tuple(_beams(contract, field_deg).tolist()), range_m, 1.0 / rate_hz)
     memory, goal = torch.zeros(1, chart.size), np.full(3, np.nan)
     chart.observe(memory)  # compiles the map now, so that the first measurement does not wait
 
-    def compute(seen: Arrays) -> dict[str, np.ndarray]:
+    def compute(observed: Arrays) -> dict[str, np.ndarray]:
         nonlocal memory, goal
-        observation = _to_goal(seen)
+        observation = _to_goal(observed)
         goal_position = torch.from_numpy(observation["goal_distance"] * observation["goal_direction"]).unsqueeze(0)
-        lidar, velocity = (torch.from_numpy(np.float32(seen[key])).unsqueeze(0) for key in ("lidar", "velocity"))
+        lidar, velocity = (torch.from_numpy(np.float32(observed[key])).unsqueeze(0) for key in ("lidar", "velocity"))
         if not all(part.isfinite().all() for part in (lidar, velocity, goal_position)):  # a NaN would stay on the map
             return observation | {key: np.full(spec.shape, np.nan, np.float32) for key, spec in chart.specs.items()}
         deviation_m = float((chart.expected(memory, velocity) - goal_position).norm())
-        changed = not np.array_equal(goal, seen["goal"])  # always true if odometry restarts in every period
+        changed = not np.array_equal(goal, observed["goal"])  # always true if odometry restarts in every period
         if deviation_m > LOST_M or (changed and deviation_m > ANOTHER_M):
             memory = chart.begin(lidar, velocity, goal_position)
         else:
             chart.update(memory, lidar, velocity, goal_position)
-        goal = np.array(seen["goal"])
+        goal = np.array(observed["goal"])
         return observation | {key: value[0].numpy() for key, value in chart.observe(memory).items()}
 
     return compute

@@ -118,11 +118,11 @@ class _Recorder:
     def __init__(self, env: LiberoEnvironment, expert: Expert, episodes: int, eyes: Observer, stride: int) -> None:
         self.env, self.expert, self.episodes, self.eyes, self.stride = env, expert, episodes, eyes, stride
         self.task = env.task_index.tolist()
-        self.begun, self.succeeded, self.failed = ([0] * len(env.task_names) for _ in range(3))
-        self.kept: list[tuple[int, int, Episodes]] = []  # task, initial state
+        self.started, self.succeeded, self.failed = ([0] * len(env.task_names) for _ in range(3))
+        self.successes: list[tuple[int, int, Episodes]] = []  # task, initial state
         self.running = torch.zeros(env.num_envs, dtype=torch.bool)
         # observations and actions of the running episodes so far, [N][rows] and [N, step_limit]
-        self.seen: list[list[TensorDict]] = [[] for _ in range(env.num_envs)]
+        self.observations: list[list[TensorDict]] = [[] for _ in range(env.num_envs)]
         self.done = torch.zeros(env.num_envs, env.step_limit, 7)
         self.observation = self._begin(torch.ones(env.num_envs, dtype=torch.bool))
 
@@ -137,16 +137,16 @@ class _Recorder:
         self.observation = transition.observation
         finished = transition.done & self.running
         self._see((finished & transition.success).nonzero().flatten())
-        before = len(self.kept)
+        before = len(self.successes)
         for index in finished.nonzero().flatten().tolist():
             self._keep(index, bool(transition.success[index]))
         if finished.any():
             self.observation = self._begin(finished)
-        return len(self.kept) - before
+        return len(self.successes) - before
 
     def result(self) -> tuple[list[int], list[Episodes]]:
         """Initial states and episodes, in order."""
-        recorded = sorted(self.kept, key=lambda each: each[:2])
+        recorded = sorted(self.successes, key=lambda each: each[:2])
         return [start for _, start, _ in recorded], [episode for *_, episode in recorded]
 
     def _phase(self, ids: Tensor) -> Tensor:
@@ -157,11 +157,11 @@ class _Recorder:
         """Store observations of environments `ids` [M]."""
         rows = self.observation[ids].update(self.eyes.pictures(ids))
         for index, row in zip(ids.tolist(), rows.unbind(0), strict=True):
-            self.seen[index].append(row.clone())
+            self.observations[index].append(row.clone())
 
     def _keep(self, index: int, success: bool) -> None:
         task, start, length = self.task[index], int(self.env.start[index]), int(self.env.steps[index])
-        observations, self.seen[index] = self.seen[index], []
+        observations, self.observations[index] = self.observations[index], []
         if success:
             self.succeeded[task] += 1
             reward = torch.zeros(length)
@@ -175,7 +175,7 @@ class _Recorder:
             )
             first = torch.arange(start % self.stride, length, self.stride)
             episode = replace(episode, first=first)
-            self.kept.append((task, start, episode))
+            self.successes.append((task, start, episode))
             return
         self.failed[task] += 1
         if self.failed[task] > self.succeeded[task] + SPARE_FAILURES:
@@ -188,8 +188,8 @@ class _Recorder:
         begin = torch.zeros_like(free)
         for index in free.nonzero().flatten().tolist():
             task = self.task[index]
-            begin[index] = self.begun[task] - self.failed[task] < self.episodes
-            self.begun[task] += int(begin[index])
+            begin[index] = self.started[task] - self.failed[task] < self.episodes
+            self.started[task] += int(begin[index])
         self.running = (self.running & ~free) | begin
         self.expert.reset(begin.nonzero().flatten().numpy())
         return self.env.reset(mask=begin)

@@ -58,7 +58,7 @@ class Expert:
         n = simulation.num
         self._plans: list[Plan | None] = [None] * n
         self.phase, self._timer = np.full(n, Phase.PLAN), np.zeros(n, dtype=np.int64)
-        self._planned, self._held, self._smooth = np.zeros((n, 3)), np.zeros((n, 3)), np.zeros((n, 6))
+        self._planned, self._grasp_offset, self._smooth = np.zeros((n, 3)), np.zeros((n, 3)), np.zeros((n, 6))
 
     def reset(self, ids: Ids | None = None) -> None:
         """Forget the plans of environments `ids` (all if None)."""
@@ -153,7 +153,7 @@ class Expert:
         elif phase == Phase.LEAVE and (along < 0.02 or timer >= LEAVING_STEPS):
             after = Phase.PLAN
         if after == Phase.CARRY != phase:
-            self._held[env] = hand - body_position
+            self._grasp_offset[env] = hand - body_position
         self.phase[env], self._timer[env] = after, timer if after == phase else 0
         return after != phase
 
@@ -168,7 +168,9 @@ class Expert:
         hand, data = self._hand[env], self.simulation.data[env]
         if plan.joint is not None:
             return bool(np.linalg.norm(hand - plan.joint.hand(data, ahead=False)[0]) > 0.035)
-        return bool(np.linalg.norm(hand - data.xpos[plan.body] - self._held[env]) > (0.1 if plan.drag else 0.035))
+        return bool(
+            np.linalg.norm(hand - data.xpos[plan.body] - self._grasp_offset[env]) > (0.1 if plan.drag else 0.035)
+        )
 
     def _noise(self, ids: Ids) -> Array:
         """Noise [n, 6] with a correlation time of about five steps, smaller on rotations."""
@@ -178,9 +180,9 @@ class Expert:
         return self._smooth[ids]
 
 
-def _turn(matrix: Array, wanted: Array) -> Array:
-    """Rotation vector [3] from the orientation `matrix` [3, 3] to `wanted`."""
-    error = wanted @ matrix.T
+def _turn(matrix: Array, target: Array) -> Array:
+    """Rotation vector [3] from the orientation `matrix` [3, 3] to `target`."""
+    error = target @ matrix.T
     odd = (error - error.T) / 2
     vector = np.array((odd[2, 1], odd[0, 2], odd[1, 0]))  # axis times sine of the angle
     sine = np.linalg.norm(vector)

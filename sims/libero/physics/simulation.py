@@ -203,11 +203,11 @@ class Simulation(HostSimulation):
         self.data[i].qpos[:] = qpos
         mujoco.mj_forward(self.models[i], self.data[i])
 
-    def _with(self, i: int, given: Mapping[str, ArrayLike]) -> mujoco.MjModel:
-        """Model of simulation `i` with the fields `given`, else the scene's; a copy of the scene's if they differ."""
+    def _with(self, i: int, changes: Mapping[str, ArrayLike]) -> mujoco.MjModel:
+        """Model of simulation `i` with the fields of `changes`, else the scene's; a copy if they differ."""
         model, nominal = self.models[i], self.scenes[i].model
-        values = {name: np.asarray(given.get(name, getattr(nominal, name))) for name in self._own}
-        if unknown := sorted(given.keys() - values.keys()):
+        values = {name: np.asarray(changes.get(name, getattr(nominal, name))) for name in self._own}
+        if unknown := sorted(changes.keys() - values.keys()):
             raise ValueError(f"expected fields among {', '.join(self._own)}, got {', '.join(unknown)}")
         if all(np.array_equal(getattr(model, name), value) for name, value in values.items()):
             return model

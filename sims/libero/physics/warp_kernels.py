@@ -393,10 +393,10 @@ def judge(
 
 
 @wp.kernel
-def carry(active: wp.array[int], state: wp.array2d[float], kept: wp.array2d[float]) -> None:
-    """Store the rows of active worlds in `kept`, and restore the rows of the others from it."""
+def carry(active: wp.array[int], state: wp.array2d[float], saved: wp.array2d[float]) -> None:
+    """Store the rows of active worlds in `saved`, and restore the rows of the others from it."""
     w, i = wp.tid()
     if active[w] == 1:
-        kept[w, i] = state[w, i]
+        saved[w, i] = state[w, i]
     else:
-        state[w, i] = kept[w, i]
+        state[w, i] = saved[w, i]

@@ -30,7 +30,7 @@ from sims.libero.physics import warp_kernels as kernels  # noqa: E402
 from sims.warp_capacity import OVERFLOW, capacity  # noqa: E402
 from sims.warp_order import captured, in_order  # noqa: E402
 
-KEPT = 1024
+CACHED_STARTS = 1024
 """Number of starts of a scene that are stored on the device, about 20 kB each."""
 KINDS = {"in": kernels.IN, "on_object": kernels.ON_OBJECT, "on_site": kernels.ON_SITE}
 STATE = ("qpos", "qvel", "qacc_warmstart")  # of mujoco_warp's data
@@ -96,7 +96,7 @@ class WarpSimulation:
     def begin(self, ids: Tensor, starts: Tensor, initial: Callable[[int, int], InitialState]) -> None:
         """Restart simulations `ids` [M] at the numbered `starts` [M]; each `initial(i, start)` is computed once.
 
-        The states of up to KEPT starts of a scene stay on the device and are copied from there.
+        The states of up to CACHED_STARTS starts of a scene stay on the device and are copied from there.
         """
         ids, numbers = ids.cpu().numpy(), starts.cpu().numpy()
         for group, worlds in enumerate(self.groups):
@@ -214,7 +214,7 @@ class Worlds:
         self.overflow = wp.to_torch(self.data.overflow)  # [W] bits, of the last `step`
         self._arm, self._goal = _arm(scene, model), _goal(scene)
         self._memory = _memory(self.count)
-        self._kept = {name: wp.clone(getattr(self.data, name)) for name in STATE}
+        self._saved = {name: wp.clone(getattr(self.data, name)) for name in STATE}
         self._touches, self._achieved = (wp.zeros((self.count, len(scene.goal)), dtype=int) for _ in range(2))
         self.achieved = wp.to_torch(self._achieved)  # [W, P], see `kernels.judge`
         self._action = wp.zeros((self.count, 7), dtype=wp.float64)
@@ -240,7 +240,7 @@ class Worlds:
     ) -> None:
         """Restart worlds `rows` at the starts `numbers`."""
         new = {number: row for number, row in zip(numbers, rows, strict=True) if number not in self._slots}
-        if len(self._slots) + len(new) > KEPT:
+        if len(self._slots) + len(new) > CACHED_STARTS:
             self._slots, self._starts = {}, {}
             new = dict(zip(numbers, rows, strict=True))
         if new:
@@ -305,7 +305,7 @@ class Worlds:
         before, action = self.views["qpos"].clone(), wp.to_torch(self._action)
         with in_order(self._device):
             for name in STATE:
-                wp.copy(self._kept[name], getattr(self.data, name))
+                wp.copy(self._saved[name], getattr(self.data, name))
         for k in range(actions.shape[1]):
             action.copy_(actions[:, k])
             with in_order(self._device):
@@ -366,7 +366,7 @@ class Worlds:
             mujoco_warp.step2(model, data)
         for name in STATE:
             state = getattr(data, name)
-            wp.launch(kernels.carry, state.shape, [flags["active"], state, self._kept[name]])
+            wp.launch(kernels.carry, state.shape, [flags["active"], state, self._saved[name]])
         self._touches.zero_()
         contacts = [self._goal, data.nacon, data.contact.geom, data.contact.worldid]
         wp.launch(kernels.find_touches, data.naconmax, contacts, [self._touches])

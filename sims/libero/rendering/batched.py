@@ -74,6 +74,6 @@ class _View:
         with in_order(self._device):
             mujoco_warp.kinematics(traced.model, traced.data)
             mujoco_warp.camlight(traced.model, traced.data)
-            drawn = traced.draw()
-        packed = warp.to_torch(drawn)[:count]  # 0xAARRGGBB: bytes are blue, green, red, alpha
+            pictures = traced.draw()
+        packed = warp.to_torch(pictures)[:count]  # 0xAARRGGBB: bytes are blue, green, red, alpha
         return packed.view(torch.uint8).view(count, *traced.shape, 4)[..., :3].flip(-1)

@@ -62,10 +62,10 @@ def merge(base: ET.Element, other: ET.Element, body: str | None = None) -> None:
 def merge_assets(base: ET.Element, other: ET.Element) -> None:
     """Add `other`'s assets; of two with the same kind and name the first is kept, as in robosuite."""
     assets = _section(base, "asset")
-    known = {(asset.tag, asset.get("name")) for asset in assets}
+    present = {(asset.tag, asset.get("name")) for asset in assets}
     for asset in other.findall("./asset/*"):
-        if (asset.tag, asset.get("name")) not in known:
-            known.add((asset.tag, asset.get("name")))
+        if (asset.tag, asset.get("name")) not in present:
+            present.add((asset.tag, asset.get("name")))
             assets.append(asset)
 
 

@@ -75,11 +75,11 @@ def _touch(predicate: Predicate, geom_owner: np.ndarray, data: mujoco.MjData) ->
     return bool(in_contact) or (data.ntree_awake < data.model.ntree and _rest_together(pair, geom_owner, data))
 
 
-def _rest_together(wanted: tuple[int, int], geom_owner: np.ndarray, data: mujoco.MjData) -> bool:
+def _rest_together(pair: tuple[int, int], geom_owner: np.ndarray, data: mujoco.MjData) -> bool:
     """Contact between two owners at rest, from distances: MuJoCo lists no contacts between sleeping bodies."""
     model = data.model
     still = data.body_awake[model.geom_bodyid] != mujoco.mjtSleepState.mjS_AWAKE
-    first, second = (np.flatnonzero((geom_owner == owner) & still) for owner in wanted)
+    first, second = (np.flatnonzero((geom_owner == owner) & still) for owner in pair)
     return any(_geoms_touch(model, data, i, j) for i in first for j in second)
 
 

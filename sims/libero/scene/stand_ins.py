@@ -53,7 +53,7 @@ class StandIn:
 
     up: str
     parts: tuple[Box | Can, ...]
-    seen: tuple[Box | Can, ...] = ()
+    visible: tuple[Box | Can, ...] = ()
 
 
 TIN, PAPER, CREAM = "0.75 0.76 0.78 1", "0.96 0.95 0.92 1", "0.98 0.93 0.72 1"
@@ -185,8 +185,8 @@ def stand_in_model(category: str) -> ET.Element:
     for geom in (geom for part in stand_in.parts for geom in _collision(part)):
         attributes = SURFACE | {"type": "box", "size": mjcf.numbers(geom["half"]), "group": "0"}
         ET.SubElement(body, "geom", attributes | _pose(geom, stand_in.up))
-    for part in (*stand_in.parts, *stand_in.seen):
-        ET.SubElement(body, "geom", _shown(part, stand_in.up))
+    for part in (*stand_in.parts, *stand_in.visible):
+        ET.SubElement(body, "geom", _attributes(part, stand_in.up))
     if category == "basket":
         ET.SubElement(body, "site", BASKET_REGION)
     ET.SubElement(outer, "site", {"name": "bottom_site", "pos": f"0 0 {min(part.low for part in stand_in.parts)}"})
@@ -214,7 +214,7 @@ def _collision(part: Box | Can) -> list[dict]:
     ]
 
 
-def _shown(part: Box | Can, up: str) -> dict[str, str]:
+def _attributes(part: Box | Can, up: str) -> dict[str, str]:
     """The visual geom of a part."""
     attributes = {"contype": "0", "conaffinity": "0", "group": "1", "rgba": part.colour}
     if isinstance(part, Box):

@@ -75,7 +75,7 @@ def spline(points: Tensor, times: Tensor) -> Tensor:
     starts = ends * torch.eye(DEGREE, DEGREE + 1, dtype=points.dtype)
     # In the share u = t / T of a piece, the derivative of order n in time is that in u times T^-n.
     scale = times.unsqueeze(1) ** -torch.arange(DEGREE, dtype=points.dtype)  # [S, 7]
-    here, following = torch.arange(pieces), (torch.arange(pieces) + 1) % pieces
+    piece, following = torch.arange(pieces), (torch.arange(pieces) + 1) % pieces
     matrix = points.new_zeros(pieces, DEGREE + 1, pieces, DEGREE + 1)
     right_side = points.new_zeros(pieces, DEGREE + 1, 3)
     # Eight equations a piece: its end and its beginning are points (rows 0 and 1), and derivatives 1 to 6 at its end
@@ -83,10 +83,10 @@ def spline(points: Tensor, times: Tensor) -> Tensor:
     own = torch.cat(
         (ends[:1].expand(pieces, 1, -1), starts[:1].expand(pieces, 1, -1), scale[:, 1:, None] * ends[1:]), 1
     )
-    matrix = matrix.index_put((here, torch.arange(DEGREE + 1)[:, None], here), own.transpose(0, 1))
+    matrix = matrix.index_put((piece, torch.arange(DEGREE + 1)[:, None], piece), own.transpose(0, 1))
     after = -scale[following, 1:, None] * starts[1:]
     rows = torch.arange(2, DEGREE + 1)[:, None]
-    matrix = matrix.index_put((here, rows, following), after.transpose(0, 1), accumulate=True)
+    matrix = matrix.index_put((piece, rows, following), after.transpose(0, 1), accumulate=True)
     right_side = torch.cat((points[following].unsqueeze(1), points.unsqueeze(1), right_side[:, 2:]), 1)
     size = pieces * (DEGREE + 1)
     return torch.linalg.solve(matrix.reshape(size, size), right_side.reshape(size, 3)).view(pieces, DEGREE + 1, 3)

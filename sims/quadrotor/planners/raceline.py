@@ -68,7 +68,9 @@ class Raceline:
         gate, position = self._place(attitude, inputs["gate"])
         turning, late = inputs["angular_velocity"], self.airframe.delay_s + self.numbers.late_s
         attitude = attitude @ torch.linalg.matrix_exp(late * _skew(turning))
-        force, spin, spinning = self._wanted(gate, position + late * velocity, velocity, attitude[:, :, 2])
+        force, spin, spinning = self._desired_acceleration(
+            gate, position + late * velocity, velocity, attitude[:, :, 2]
+        )
         thrust = (force * attitude[:, :, 2]).sum(1)
         torque = self._torque(attitude, turning, force, spin, spinning)
         actions = self._commands(thrust, torque, observation["rotor_speed"].cpu().float())
@@ -82,7 +84,9 @@ class Raceline:
         number = (heading @ self.normals.T).argmax(1)
         return number, self.centres[number] - torch.einsum("nij,nj->ni", attitude, gate[:, :3])
 
-    def _wanted(self, gate: Tensor, position: Tensor, moving: Tensor, up: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _desired_acceleration(
+        self, gate: Tensor, position: Tensor, moving: Tensor, up: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Force of the rotors [N, 3], N, and angular velocity and acceleration of its direction, all in the world."""
         numbers, lap, frame = self.numbers, self.lap, self.airframe
         nearest = self._nearest(gate, position)
@@ -102,7 +106,7 @@ class Raceline:
         faster = tangential + numbers.along_1_s * (speed - going)
         needed = frame.mass_kg * (across + torch.tensor([0.0, 0.0, GRAVITY])) + drag(moving, up, frame)
         more = frame.mass_kg * faster * along
-        force = needed + self._left(needed, more) * more
+        force = needed + self._remaining(needed, more) * more
         return force, share * lap.turning[nearest].float(), share.square() * lap.spinning[nearest].float()
 
     def _nearest(self, gate: Tensor, position: Tensor) -> Tensor:
@@ -114,7 +118,7 @@ class Raceline:
         distance = (lap.position.float()[candidates] - position.unsqueeze(1)).square().sum(2)
         return candidates.gather(1, distance.argmin(1, keepdim=True))[:, 0]
 
-    def _left(self, needed: Tensor, more: Tensor) -> Tensor:
+    def _remaining(self, needed: Tensor, more: Tensor) -> Tensor:
         """Share [N, 1] of the force `more` that the rotors can produce in addition to the `needed` force."""
         most = 4.0 * self.numbers.limits.highest * self._most
         # Largest s with |needed + s more| <= most: a s^2 + 2 b s + c = 0.
@@ -131,10 +135,10 @@ class Raceline:
         """Torque [N, 3], N m, body, that turns the thrust towards `force` and damps other rotations."""
         numbers, frame = self.numbers, self.airframe
         inertia = torch.tensor([frame.inertia_x, frame.inertia_y, frame.inertia_z])
-        wanted, spin, spinning = (torch.einsum("nji,nj->ni", attitude, each) for each in (force, spin, spinning))
-        wanted = wanted / wanted.norm(dim=1, keepdim=True)
-        angle = torch.atan2(wanted[:, :2].norm(dim=1), wanted[:, 2])
-        error = torch.stack((-wanted[:, 1], wanted[:, 0], torch.zeros_like(angle)), 1)  # z x wanted
+        desired, spin, spinning = (torch.einsum("nji,nj->ni", attitude, each) for each in (force, spin, spinning))
+        desired = desired / desired.norm(dim=1, keepdim=True)
+        angle = torch.atan2(desired[:, :2].norm(dim=1), desired[:, 2])
+        error = torch.stack((-desired[:, 1], desired[:, 0], torch.zeros_like(angle)), 1)  # z x desired
         error = error * (angle / error.norm(dim=1).clamp_min(1e-6)).unsqueeze(1)
         gains = torch.tensor([numbers.rate_1_s, numbers.rate_1_s, numbers.yaw_1_s])
         flat = torch.tensor([1.0, 1.0, 0.0])
@@ -157,11 +161,11 @@ class Raceline:
         each = middle.unsqueeze(1) + tilting + torch.stack((-yaw, yaw, -yaw, yaw), 1)
         each = each.clamp(0.0, self._most)
         more = (each - frame.thrust_0_n).clamp_min(0.0)  # as in `airframes.hover_speed`
-        wanted = 2.0 * more / (frame.thrust_1_n + (frame.thrust_1_n**2 + 4.0 * frame.thrust_2_n * more).sqrt() + 1e-9)
-        lag = torch.where(wanted > speed, frame.lag_rise_s, frame.lag_fall_s)
+        desired = 2.0 * more / (frame.thrust_1_n + (frame.thrust_1_n**2 + 4.0 * frame.thrust_2_n * more).sqrt() + 1e-9)
+        lag = torch.where(desired > speed, frame.lag_rise_s, frame.lag_fall_s)
         # A first-order lag covers the share 1 - exp(-t / lag) of a command's change in time t.
         reached = 1.0 - torch.exp(-numbers.lead_s / lag)
-        return (2.0 * (speed + (wanted - speed) / reached) - 1.0).clamp(-1.0, 1.0)
+        return (2.0 * (speed + (desired - speed) / reached) - 1.0).clamp(-1.0, 1.0)
 
 
 def _skew(vector: Tensor) -> Tensor:

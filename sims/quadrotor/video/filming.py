@@ -20,7 +20,7 @@ from sims.quadrotor.environment import QuadrotorEnvironment
 from sims.quadrotor.tasks.race import Race
 from sims.quadrotor.video import gates, hud
 from sims.quadrotor.video.camera import Array, Follow
-from sims.quadrotor.video.instruments import Progress, Seen, instruments, states
+from sims.quadrotor.video.instruments import Progress, Snapshot, instruments, states
 from sims.quadrotor.video.pictures import draw
 from sims.quadrotor.video.scenery import Scenery, scenery
 
@@ -71,22 +71,22 @@ class _Flight:
         if not self.surroundings:  # those of the episodes that have begun by now
             self.surroundings = [scenery(self.env, row, self.arm_m) for row in range(self.env.num_envs)]
             self.cameras = [around.follow() for around in self.surroundings]
-        seen = Seen.of(self.env)
-        return np.stack([np.asarray(self._picture(row, seen)) for row in ids.tolist()])
+        snapshot = Snapshot.of(self.env)
+        return np.stack([np.asarray(self._picture(row, snapshot)) for row in ids.tolist()])
 
-    def _picture(self, row: int, seen: Seen) -> Image.Image:
-        surroundings, mdp, position = self.surroundings[row], self.env.mdp, seen.position[row].astype(float)
+    def _picture(self, row: int, snapshot: Snapshot) -> Image.Image:
+        surroundings, mdp, position = self.surroundings[row], self.env.mdp, snapshot.position[row].astype(float)
         self.positions[row] = way = np.concatenate([self.positions[row], position[None]])
         gate_states, first, ahead = [], 0, None
         if isinstance(mdp, Race):
             first = int(self.env.plan[0, row])
-            gate_states = states(first, seen, row, self.races[row], mdp)
-            ahead = gates.towards_next(position, seen.velocity[row], gate_states)
+            gate_states = states(first, snapshot, row, self.races[row], mdp)
+            ahead = gates.towards_next(position, snapshot.velocity[row], gate_states)
         size = WIDTH * SCALE, HEIGHT * SCALE
         camera = self.cameras[row].camera(position, ahead, DT_S * STRIDE, FOCAL * size[0], size)
-        goal = None if surroundings.goal is None else surroundings.goal[seen.steps[row]]
-        picture = draw(camera, surroundings, way, seen.rotation[row], goal, gate_states).reduce(SCALE)
-        hud.draw(picture, instruments(mdp, seen, row, surroundings, gate_states, self.races[row], first))
+        goal = None if surroundings.goal is None else surroundings.goal[snapshot.steps[row]]
+        picture = draw(camera, surroundings, way, snapshot.rotation[row], goal, gate_states).reduce(SCALE)
+        hud.draw(picture, instruments(mdp, snapshot, row, surroundings, gate_states, self.races[row], first))
         if gate_states:
             hud.draw_map(picture, gates.LINES, [state.colour for state in gate_states], way)
         return picture

@@ -95,10 +95,10 @@ def footprint(gate: Gate) -> Array:
     return middle + np.stack([along + across, along - across, -along - across, -along + across])
 
 
-def towards_next(position: Array, velocity: Array, found: list[State]) -> Array:
+def towards_next(position: Array, velocity: Array, states: list[State]) -> Array:
     """Heading of a racing drone, [2]: its velocity plus the direction to a point behind the next gate."""
     heading = 0.15 * velocity[:2]
-    for gate, state in zip(race.TRACK, found, strict=True):
+    for gate, state in zip(race.TRACK, states, strict=True):
         if state in (State.next, State.hit):
             way = np.array([gate.x, gate.y]) + 1.5 * np.array(gate.normal) - position[:2]
             heading = heading + way / max(float(np.linalg.norm(way)), 0.5)

@@ -46,30 +46,30 @@ class Instruments:
     won: bool = False
 
 
-def draw(image: Image.Image, shown: Instruments) -> None:
+def draw(image: Image.Image, instruments: Instruments) -> None:
     """Draw the instruments over `image`."""
     width, height = image.size
     pen = ImageDraw.Draw(image, "RGBA")
     pen.rectangle((0, 0, width, 46), fill=SHADE)
     pen.rounded_rectangle((-PAD, height - 50, 104, height + PAD), PAD, fill=SHADE)
     pen.rounded_rectangle((width - 62, height - 56, width + PAD, height + PAD), PAD, fill=SHADE)
-    pen.text((PAD + 1, PAD - 2), shown.title, fill=INK, font=_font(17))
+    pen.text((PAD + 1, PAD - 2), instruments.title, fill=INK, font=_font(17))
     line = PAD + 20
-    for number, colour in enumerate(shown.pips):
+    for number, colour in enumerate(instruments.pips):
         left = PAD + 1 + 15 * number
         pen.rounded_rectangle((left, line + 2, left + 11, line + 8), 2, fill=colour)
-    if shown.detail:
-        pen.text((PAD + 1, line + (11 if shown.pips else 0)), shown.detail, fill=DIM, font=_font(12))
-    pen.text((width - PAD, PAD - 2), f"{shown.time_s:.2f} s", fill=INK, font=_font(17), anchor="ra")
-    if shown.below:
-        pen.text((width - PAD, line), shown.below, fill=DIM, font=_font(12), anchor="ra")
-    _speed(pen, height - PAD, shown)
-    _rotors(pen, width - PAD, height - PAD, shown)
-    if shown.ending:
+    if instruments.detail:
+        pen.text((PAD + 1, line + (11 if instruments.pips else 0)), instruments.detail, fill=DIM, font=_font(12))
+    pen.text((width - PAD, PAD - 2), f"{instruments.time_s:.2f} s", fill=INK, font=_font(17), anchor="ra")
+    if instruments.below:
+        pen.text((width - PAD, line), instruments.below, fill=DIM, font=_font(12), anchor="ra")
+    _speed(pen, height - PAD, instruments)
+    _rotors(pen, width - PAD, height - PAD, instruments)
+    if instruments.ending:
         middle = 0.5 * width, 0.74 * height
-        left, top, right, bottom = pen.textbbox(middle, shown.ending, font=_font(20), anchor="mm")
+        left, top, right, bottom = pen.textbbox(middle, instruments.ending, font=_font(20), anchor="mm")
         pen.rounded_rectangle((left - 12, top - 8, right + 12, bottom + 8), 6, fill=(12, 14, 18, 190))
-        pen.text(middle, shown.ending, fill=GOOD if shown.won else BAD, font=_font(20), anchor="mm")
+        pen.text(middle, instruments.ending, fill=GOOD if instruments.won else BAD, font=_font(20), anchor="mm")
 
 
 def draw_map(image: Image.Image, lines: Array, colours: Sequence[Colour], way: Array) -> None:
@@ -91,8 +91,8 @@ def draw_map(image: Image.Image, lines: Array, colours: Sequence[Colour], way: A
     pen.ellipse((x - 2.5, y - 2.5, x + 2.5, y + 2.5), fill=INK)
 
 
-def _speed(pen: ImageDraw.ImageDraw, bottom: float, shown: Instruments) -> None:
-    number, share = f"{shown.speed_m_s:.1f}", min(shown.speed_m_s / shown.speed_full_m_s, 1.0)
+def _speed(pen: ImageDraw.ImageDraw, bottom: float, instruments: Instruments) -> None:
+    number, share = f"{instruments.speed_m_s:.1f}", min(instruments.speed_m_s / instruments.speed_full_m_s, 1.0)
     pen.text((PAD, bottom - 8), number, fill=INK, font=_font(26), anchor="ls")
     behind = PAD + 4 + pen.textlength(number, font=_font(26))
     pen.text((behind, bottom - 8), "m/s", fill=DIM, font=_font(12), anchor="ls")
@@ -100,10 +100,12 @@ def _speed(pen: ImageDraw.ImageDraw, bottom: float, shown: Instruments) -> None:
     pen.rectangle((PAD, bottom - 3, PAD + 90 * share, bottom), fill=ROTOR)
 
 
-def _rotors(pen: ImageDraw.ImageDraw, right: float, bottom: float, shown: Instruments) -> None:
+def _rotors(pen: ImageDraw.ImageDraw, right: float, bottom: float, instruments: Instruments) -> None:
     """A bar for each rotor's speed, a tick at the commanded one."""
     pen.text((right, bottom + 1), "rotors", fill=DIM, font=_font(11), anchor="rs")
-    for number, (speed, command) in enumerate(zip(shown.rotors.tolist(), shown.commanded.tolist(), strict=True)):
+    for number, (speed, command) in enumerate(
+        zip(instruments.rotors.tolist(), instruments.commanded.tolist(), strict=True)
+    ):
         left, base = right - 12 * (4 - number) + 3, bottom - 12
         pen.rectangle((left, base - 34, left + 8, base), fill=SHADE)
         pen.rectangle((left, base - 34 * min(max(speed, 0.0), 1.0), left + 8, base), fill=ROTOR)

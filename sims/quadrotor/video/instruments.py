@@ -20,7 +20,7 @@ from sims.quadrotor.video.gates import State
 from sims.quadrotor.video.hud import Instruments
 from sims.quadrotor.video.scenery import Scenery
 
-SHOWN_S = 0.5
+LABEL_S = 0.5
 """Duration for which a gate is shown as passed a moment ago."""
 
 
@@ -35,7 +35,7 @@ class Progress:
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
+class Snapshot:
     """Present state of all environments, without gradients, on the CPU; arrays have rows [N, ...]."""
 
     position: Array
@@ -50,7 +50,7 @@ class Seen:
     steps: Array
 
     @classmethod
-    def of(cls, env: QuadrotorEnvironment) -> Seen:
+    def of(cls, env: QuadrotorEnvironment) -> Snapshot:
         """Present state of `env`."""
         (position, rotation), (speeds, commands), (terminated, truncated, memory) = env.pose, env.rotors, env.record
         won, velocity = env.mdp.success(truncated, memory), torch.stack(env.body.velocity, 1)
@@ -61,57 +61,59 @@ class Seen:
         return cls(*(part.cpu().numpy() for part in parts))
 
 
-def states(first: int, seen: Seen, row: int, before: Progress, mdp: Race) -> list[State]:
+def states(first: int, snapshot: Snapshot, row: int, before: Progress, mdp: Race) -> list[State]:
     """States of the gates, of which `first` is the first in a lap; updates the progress `before`."""
-    passed, laps, lap_steps, hit = seen.memory[row].tolist()
-    step = int(seen.steps[row])
+    passed, laps, lap_steps, hit = snapshot.memory[row].tolist()
+    step = int(snapshot.steps[row])
     if (total := round(len(race.TRACK) * laps + passed)) > before.passed:
         before.passed, before.at = total, step
         before.last = (first + total - 1) % len(race.TRACK)
     if laps > len(before.laps) - 1:
         before.laps.append(round(lap_steps))
-    now = before.last if (step - before.at) * DT_S < SHOWN_S else None
+    now = before.last if (step - before.at) * DT_S < LABEL_S else None
     return gates.states(first, round(passed), hit=hit > 0.5, done=laps >= mdp.laps, now=now)
 
 
 def instruments(
-    mdp: object, seen: Seen, row: int, around: Scenery, found: list[State], before: Progress, first: int
+    mdp: object, snapshot: Snapshot, row: int, around: Scenery, states: list[State], before: Progress, first: int
 ) -> Instruments:
-    """Instruments of environment `row`; `found` are the states of the gates, `first` the first one of a lap."""
+    """Instruments of environment `row`; `states` are the states of the gates, `first` the first one of a lap."""
     common = {
-        "time_s": DT_S * float(seen.steps[row]),
-        "speed_m_s": float(np.linalg.norm(seen.velocity[row])),
+        "time_s": DT_S * float(snapshot.steps[row]),
+        "speed_m_s": float(np.linalg.norm(snapshot.velocity[row])),
         "speed_full_m_s": around.speed_full_m_s,
-        "rotors": seen.speeds[row],
-        "commanded": seen.commands[row],
-        "won": bool(seen.won[row]),
+        "rotors": snapshot.speeds[row],
+        "commanded": snapshot.commands[row],
+        "won": bool(snapshot.won[row]),
     }
-    ended, memory = bool(seen.terminated[row] or seen.truncated[row]), seen.memory[row]
+    ended, memory = bool(snapshot.terminated[row] or snapshot.truncated[row]), snapshot.memory[row]
     if isinstance(mdp, Race):
-        laps, order = round(float(memory[1])), [(first + number) % len(found) for number in range(len(found))]
-        taken = DT_S * np.diff(before.laps)
+        laps, order = round(float(memory[1])), [(first + number) % len(states) for number in range(len(states))]
+        lap_s = DT_S * np.diff(before.laps)
         return Instruments(
             **common,
             title=f"lap {min(laps + 1, round(float(mdp.laps)))} of {mdp.laps:.0f}",
-            pips=tuple(found[number].colour for number in order),
-            below=f"last lap {taken[-1]:.2f} s" if len(taken) else "",
-            ending=_race_ending(mdp, seen, row, found),
+            pips=tuple(states[number].colour for number in order),
+            below=f"last lap {lap_s[-1]:.2f} s" if len(lap_s) else "",
+            ending=_race_ending(mdp, snapshot, row, states),
         )
     if isinstance(mdp, Recover):
-        tilt = math.degrees(math.acos(min(max(float(seen.rotation[row][2, 2]), -1.0), 1.0)))
+        tilt = math.degrees(math.acos(min(max(float(snapshot.rotation[row][2, 2]), -1.0), 1.0)))
         calm = f"calm since {DT_S * float(memory[0]):.2f} s" if memory[0] > 0.5 else ""
-        late = "recovered" if seen.won[row] else "too late"
-        ending = "crashed" if seen.terminated[row] else late if ended else ""
+        late = "recovered" if snapshot.won[row] else "too late"
+        ending = "crashed" if snapshot.terminated[row] else late if ended else ""
         return Instruments(**common, title=f"{tilt:.0f}° tilt", below=calm, ending=ending)
-    error = 0.0 if around.goal is None else float(np.linalg.norm(seen.position[row] - around.goal[seen.steps[row]]))
+    error = (
+        0.0 if around.goal is None else float(np.linalg.norm(snapshot.position[row] - around.goal[snapshot.steps[row]]))
+    )
     lost = "lost the reference" if isinstance(mdp, Track) else "left the space"
-    ending = lost if seen.terminated[row] else "flew to the end" if ended else ""
+    ending = lost if snapshot.terminated[row] else "flew to the end" if ended else ""
     return Instruments(**common, title=f"{100 * error:.1f} cm", detail=around.goal_name, ending=ending)
 
 
-def _race_ending(mdp: Race, seen: Seen, row: int, found: list[State]) -> str:
-    if State.hit in found:
+def _race_ending(mdp: Race, snapshot: Snapshot, row: int, states: list[State]) -> str:
+    if State.hit in states:
         return "hit a gate"
-    if seen.won[row]:
-        return f"{mdp.laps:.0f} laps in {DT_S * float(seen.steps[row]):.2f} s"
-    return "left the course" if seen.terminated[row] else "out of time" if seen.truncated[row] else ""
+    if snapshot.won[row]:
+        return f"{mdp.laps:.0f} laps in {DT_S * float(snapshot.steps[row]):.2f} s"
+    return "left the course" if snapshot.terminated[row] else "out of time" if snapshot.truncated[row] else ""

@@ -128,13 +128,13 @@ class Raceline:
         # the lateral acceleration leaves: a_max sqrt(1 - (v^2 kappa / a_lat)^2).
         for backwards, most in ((False, numbers.driving_m_s2), (True, numbers.braking_m_s2)):
             for step in range(2 * points):  # the second lap continues from the first
-                here, there = step % points, (step + 1) % points
-                edge = here
+                point, successor = step % points, (step + 1) % points
+                edge = point
                 if backwards:
-                    here, there, edge = -here % points, -(here + 1) % points, -(here + 1) % points
-                used = (squared[:, here] * bend[:, here] / numbers.lateral_m_s2).clamp_max(1.0)
+                    point, successor, edge = -point % points, -(point + 1) % points, -(point + 1) % points
+                used = (squared[:, point] * bend[:, point] / numbers.lateral_m_s2).clamp_max(1.0)
                 gain = 2.0 * most * (1.0 - used.square()).sqrt() * length[:, edge]
-                squared[:, there] = torch.minimum(squared[:, there], squared[:, here] + gain)
+                squared[:, successor] = torch.minimum(squared[:, successor], squared[:, point] + gain)
         return squared.sqrt()
 
 
@@ -208,9 +208,9 @@ def _box_programme(matrix: Tensor, start: Tensor, x: Tensor, room: Tensor) -> Te
     return x
 
 
-def _at(arc: Tensor, values: Tensor, wanted: Tensor) -> Tensor:
-    """Interpolation at `wanted` [N, 1] of `values` [N, W] at increasing arc lengths `arc` [N, W]."""
-    index = torch.searchsorted(arc, wanted).clamp(1, arc.shape[1] - 1)
+def _at(arc: Tensor, values: Tensor, query: Tensor) -> Tensor:
+    """Interpolation at `query` [N, 1] of `values` [N, W] at increasing arc lengths `arc` [N, W]."""
+    index = torch.searchsorted(arc, query).clamp(1, arc.shape[1] - 1)
     before, after = arc.gather(1, index - 1), arc.gather(1, index)
-    share = ((wanted - before) / (after - before)).clamp(0.0, 1.0)
+    share = ((query - before) / (after - before)).clamp(0.0, 1.0)
     return values.gather(1, index - 1) + share * (values.gather(1, index) - values.gather(1, index - 1))

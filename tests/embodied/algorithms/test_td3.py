@@ -7,7 +7,8 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from embodied.algorithms.td3 import TD3, Critics, TD3Config
+from embodied.algorithms.critics import CriticHead
+from embodied.algorithms.td3 import TD3, TD3Config
 from embodied.errors import DivergedError
 from embodied.rollout.rollout import Collector
 from policies.flow import FlowConfig
@@ -40,7 +41,7 @@ def test_targets_by_hand() -> None:
     noise = (0.5 * torch.randn(actions.shape, generator=draws)).clamp(-0.3, 0.3)
     assert ((actions + noise).abs() > 1.0).any()
     inputs = torch.cat((policy.features(seen), (actions + noise).clamp(-1.0, 1.0).flatten(1)), -1)
-    both = learner.target_critics(inputs)
+    both = learner.target_critics.values(inputs)
     expected = torch.where(ended, rows["reward"], rows["reward"] + 0.9**2 * both.min(0).values)
     limit = (rows["carry"] - 0.9).abs() < 1e-6  # a chunk of which the time limit left one action
     torch.testing.assert_close(learner._target(rows)[~limit], expected.detach()[~limit])
@@ -73,12 +74,28 @@ def test_targets_reach_no_further_than_where_a_person_takes_over() -> None:
     assert (rows[1:] == alone[1:]).all()  # a person's actions are stored like others
 
 
-def test_critics_are_two_networks() -> None:
-    critics = Critics([3, 5, 1])
-    x = torch.randn(7, 3)
-    for i, values in enumerate(critics(x)):
-        hidden = (x @ critics.weights[0][i] + critics.biases[0][i]).tanh()
-        torch.testing.assert_close(values, (hidden @ critics.weights[1][i] + critics.biases[1][i]).squeeze(1))
+def test_the_loss_of_the_critics_by_hand() -> None:
+    _, learner, collector = make(gradient_steps=1)
+    rows = learner._rows(collector.collect(20))
+    learner.replay.add(rows)
+    state = learner.generator.get_state()
+    batch = learner.replay.sample(64, learner.generator)
+    target = learner._target(batch)
+    values = learner.critics.values(learner._inputs(batch["observation"], batch["actions"] / 0.25))
+    assert values.shape == (2, 64)
+    expected = (values - target).square().mean(1).sum()
+    learner.generator.set_state(state)
+    assert torch.equal(learner._step()["value_loss"], expected.detach())
+
+
+def test_other_critics_learn_and_report_targets_out_of_their_range() -> None:
+    head = {"head": CriticHead.HL_GAUSS, "value_low": 0.0, "value_high": 0.6}
+    _, learner, collector = make(ensemble=5, subset=2, layer_norm=True, **head)
+    first, *_, last = [learner.update(collector.collect(20), 0.0) for _ in range(4)]
+    assert last["value_loss"] < first["value_loss"]
+    assert 0.0 < last["clamped_targets"] < 1.0  # the reward of a success is 1
+    inputs = learner._inputs(collector.observation, torch.zeros(32, 2, 1))
+    assert learner.critics.values(inputs).shape == (5, 32)
 
 
 def test_rates_fall_to_their_final_share() -> None:
@@ -140,9 +157,8 @@ def test_no_weight_changes_by_what_is_not_finite(fault: str) -> None:
     if fault == "reward":
         rollout.reward[:] = torch.nan
     else:
-        learner._values = lambda critics, observation, actions: (
-            (0.0 * actions.square()).sqrt().sum(-1).mean(-1)
-            + (critics(torch.cat((policy.features(observation), actions.flatten(1)), -1)))
+        learner._inputs = lambda observation, actions: torch.cat(
+            (policy.features(observation), (actions + (0.0 * actions.square()).sqrt()).flatten(1)), -1
         )
     before = [part.clone() for part in policy.mean_parameters()]
     with pytest.raises(DivergedError, match="value loss became nan" if fault == "reward" else "the actor became nan"):

@@ -8,6 +8,7 @@ import torch
 from embodied.environment import DifferentiableEnvironment, NumberedStarts, SharedWorlds
 from embodied.environments.latency import LatencyConfig, LatencyEnvironment, LatencyTask
 from embodied.saving.tree import load_tree, save_tree
+from embodied.task import Task
 from policies.mlp import MLPConfig
 from tests.embodied.reach import Reach
 from tests.embodied.smooth_reach import SmoothReach
@@ -161,10 +162,10 @@ def test_impossible_latencies_are_refused(wrong: dict):
         LatencyConfig(**wrong)
 
 
-class Filmed:
+class Filmed(Task):
     """A task whose videos have no latency."""
 
-    name, distributions, asset_kind = "filmed", ("reach",), None
+    name, distributions = "filmed", ("reach",)
 
     def video(self, path, policies, device, distribution, first):
         env = Reach(2, executed=1, horizon=1)

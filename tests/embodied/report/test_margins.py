@@ -5,7 +5,7 @@ import json
 import pytest
 
 from embodied.report.margins import Margin, measure, read
-from embodied.task import Sweep
+from embodied.task import Sweep, Task
 
 FACTOR = Sweep("1", "times the mass", (0.8, 0.9, 1.0, 1.1, 1.2))
 
@@ -42,7 +42,7 @@ def test_margins_of_other_weights_are_none(tmp_path):
 
 
 def test_a_task_without_sweeps_is_refused():
-    class Plain:
+    class Plain(Task):
         name = "reach"
 
     with pytest.raises(ValueError, match="reach has no conditions to sweep"):

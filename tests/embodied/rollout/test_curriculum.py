@@ -9,7 +9,7 @@ from torch import Tensor
 
 from embodied.algorithms.ppo import PPOConfig
 from embodied.errors import UserError
-from embodied.rollout.curriculum import KNOWN, CurriculumStarts, weight
+from embodied.rollout.curriculum import REMEMBERED, CurriculumStarts, weight
 from embodied.rollout.rollout import Collector
 from embodied.saving.tree import load_tree, save_tree
 from policies.mlp import MLPConfig
@@ -86,11 +86,11 @@ def test_recent_attempts_weigh_more() -> None:
 
 def test_the_states_farthest_from_one_half_are_forgotten() -> None:
     starts = make(repeated=0.0)
-    starts.known[0] = {start: (2.0, 1.0) for start in range(KNOWN)}
+    starts.known[0] = {start: (2.0, 1.0) for start in range(REMEMBERED)}
     starts.known[0][7] = (9.0, 9.0)
     everywhere(starts)
     everywhere(starts)
-    assert len(starts.known[0]) == KNOWN
+    assert len(starts.known[0]) == REMEMBERED
     assert 7 not in starts.known[0]
 
 

@@ -25,6 +25,7 @@ from embodied.environment import Transition
 from embodied.errors import UserError
 from embodied.rollout.random_play import first_decisions
 from embodied.saving import checkpoint
+from embodied.task import Task
 from embodied.training.experiment import Experiment, ExperimentConfig
 from policies.encoders import EncoderKind
 from policies.flow import FlowConfig, Sampler
@@ -36,7 +37,7 @@ from tests.embodied.reach import Reach
 from tests.embodied.smooth_reach import SmoothReach
 
 
-class ReachTask:
+class ReachTask(Task):
     """Demonstrations push half of the way at most, so that SFT alone often misses the step limit."""
 
     name, distributions, asset_kind = "reach", ("wide",), "official"

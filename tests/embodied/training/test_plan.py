@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -10,17 +11,20 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from embodied.algorithms.micro_batch import saved_bytes
-from embodied.algorithms.ppo import PPOConfig
+from embodied.algorithms.parts import Composite
+from embodied.algorithms.passes import META, Passes
+from embodied.algorithms.ppo import PPO, PPOConfig
 from embodied.algorithms.self_imitation import SelfImitationConfig
 from embodied.algorithms.sft import SFTConfig
 from embodied.algorithms.td3 import TD3Config
 from embodied.command_line.config import compose
 from embodied.contract import Contract
+from embodied.policy import PolicyConfig
 from embodied.precision import Precision
-from embodied.task import LearnerConfig, PolicyConfig
+from embodied.task import LearnerConfig
 from embodied.training.experiment import ExperimentConfig
 from embodied.training.loop import build
-from embodied.training.plan import META, Plan, plan
+from embodied.training.plan import Plan, plan
 from policies.flow import FlowConfig, FlowPolicy
 from policies.mlp import MLPConfig
 from policies.recurrent import RecurrentConfig
@@ -32,11 +36,11 @@ from tests.programs import run_program
 from train import GROUPS, TrainConfig
 
 ENVS, LENGTH, ROWS = 32, 16, 128
-PPO = PPOConfig(rollout_length=LENGTH, minibatch=ROWS, epochs=1, critic_warmup=0)
+SMALL_PPO = PPOConfig(rollout_length=LENGTH, minibatch=ROWS, epochs=1, critic_warmup=0)
 CASES: dict[str, tuple[PolicyConfig, LearnerConfig]] = {
-    "mlp, ppo": (MLPConfig(hidden=[64, 32]), PPO),
-    "flow, ppo": (FlowConfig(hidden=32), PPO),
-    "recurrent, ppo": (RecurrentConfig(), PPO),
+    "mlp, ppo": (MLPConfig(hidden=[64, 32]), SMALL_PPO),
+    "flow, ppo": (FlowConfig(hidden=32), SMALL_PPO),
+    "recurrent, ppo": (RecurrentConfig(), SMALL_PPO),
     "flow, ppo with imitation": (
         FlowConfig(hidden=32),
         PPOConfig(rollout_length=LENGTH, minibatch=8, epochs=1, bc_coefficient=0.1, bc_batch=ROWS, critic_warmup=0),
@@ -106,6 +110,44 @@ def test_activations_and_the_rollout_are_those_of_a_run(case: str) -> None:
     assert abs(told["rollout", "cpu"] - taken) < 0.15 * taken
 
 
+class OwnPPO(PPO):
+    """An algorithm from outside of the package."""
+
+    def largest_pass(self, passes: Passes) -> int | None:
+        return 12_345
+
+
+class UnknownPPO(PPO):
+    """One that does not know its passes."""
+
+    def largest_pass(self, passes: Passes) -> int | None:
+        return Composite.largest_pass(self, passes)
+
+
+@dataclass
+class OwnConfig(PPOConfig):
+    learner: type[PPO] = OwnPPO
+
+    def build(self, policy, demonstrations, env, generator) -> PPO:
+        return self.learner(policy, self, demonstrations, generator)
+
+
+def test_an_algorithm_from_outside_is_planned_and_what_it_does_not_know_is_unknown() -> None:
+    config = ExperimentConfig(num_envs=ENVS)
+    own, unknown = (
+        plan(config, ReachTask(), MLPConfig(hidden=[64, 32]), OwnConfig(rollout_length=LENGTH, learner=learner))
+        for learner in (OwnPPO, UnknownPPO)
+    )
+    assert own.stages["RL"]["activations", "cpu"] == 12_345
+    assert unknown.stages["RL"] == own.stages["RL"] | {("activations", "cpu"): None}
+    assert unknown.total("RL", "cpu") == own.total("RL", "cpu") - 12_345
+    rows = {line.split()[0]: line for line in unknown.table().splitlines() if line}
+    assert rows["activations"].split() == ["activations", "cpu", "unknown"]
+    assert "more than" in rows["total"]
+    assert any("UnknownPPO" in remark for remark in unknown.remarks)
+    assert not any("OwnPPO" in remark for remark in own.remarks)
+
+
 class Frozen(FlowConfig):
     """Its encoder is not trained."""
 
@@ -116,7 +158,7 @@ class Frozen(FlowConfig):
 
 
 def test_what_is_frozen_has_neither_gradients_nor_moments() -> None:
-    frozen = plan(ExperimentConfig(num_envs=ENVS), ReachTask(), Frozen(hidden=32), PPO).stages["RL"]
+    frozen = plan(ExperimentConfig(num_envs=ENVS), ReachTask(), Frozen(hidden=32), SMALL_PPO).stages["RL"]
     whole = planned("flow, ppo").stages["RL"]
     encoder = size(FlowConfig(hidden=32).build(ReachTask().contract("wide")).encoder.parameters())
     assert encoder > 0

@@ -19,10 +19,10 @@ from embodied.algorithms.sft import SFT, SFTConfig
 from embodied.errors import UserError
 from embodied.evaluation import evaluation
 from embodied.interrupt import Stopped
+from embodied.policy import PolicyConfig
 from embodied.precision import Precision
 from embodied.rollout.rollout import Collector
 from embodied.saving import checkpoint
-from embodied.task import PolicyConfig
 from embodied.training.experiment import Experiment, ExperimentConfig, Stage
 from policies.flow import FlowConfig
 from policies.vla.pi0 import Pi0Config

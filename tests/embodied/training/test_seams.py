@@ -15,6 +15,7 @@ from embodied.evaluation.evaluation import evaluate
 from embodied.evaluation.video import film
 from embodied.rollout.rollout import Collector
 from embodied.saving.checkpoint import Checkpoint
+from embodied.task import Task
 from embodied.training.experiment import Experiment, ExperimentConfig
 from policies.mlp import MLPConfig, MLPPolicy
 from tests.embodied.reach import Reach
@@ -32,10 +33,10 @@ class NamedReach(Reach):
         return TensorDict({"state": torch.cat([plain[name] for name in names], -1)}, [self.num_envs])
 
 
-class NamedTask:
+class NamedTask(Task):
     """A task whose simulator may change between two runs."""
 
-    name, distributions, asset_kind = "reach", ("wide",), None
+    name, distributions = "reach", ("wide",)
 
     def __init__(self, *names: str) -> None:
         self.names = names
@@ -45,9 +46,6 @@ class NamedTask:
 
     def environment(self, num_envs: int, *_: object, **__: object) -> NamedReach:
         return NamedReach(*self.names, num_envs=num_envs)
-
-    def demonstrations(self, directory: Path, seed: int) -> None:
-        return None
 
 
 def policy() -> MLPPolicy:

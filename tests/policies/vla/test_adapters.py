@@ -107,7 +107,7 @@ def test_a_checkpoint_holds_what_is_trained_and_refers_to_the_rest(tmp_path: Pat
     again = policy(tmp_path / "base")
     checkpoint.load(tmp_path / "adapters").restore(again)
     assert torch.equal(acts(again), acts(made))
-    fresh = made.fresh()
+    fresh = made.with_new_weights()
     fresh.load_state_dict(made.state_dict())
     assert torch.equal(acts(fresh), acts(made))
     trained(fresh)

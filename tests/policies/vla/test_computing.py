@@ -80,7 +80,7 @@ def test_the_base_of_adapters_is_stored_in_half_and_what_is_trained_is_not(tmp_p
     for weight in made.parameters():
         stored = torch.bfloat16 if not weight.requires_grad and weight.ndim > 1 else torch.float32
         assert weight.dtype == stored
-    fresh = made.fresh()
+    fresh = made.with_new_weights()
     pairs = zip(made.model.parameters(), fresh.model.parameters(), strict=True)
     assert all((mine.data_ptr() == other.data_ptr()) == (not mine.requires_grad) for mine, other in pairs)
     optimiser = torch.optim.AdamW(made.actor_parameters(), 1e-3, fused=True)

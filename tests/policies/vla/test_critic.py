@@ -85,6 +85,22 @@ def test_hidden_states_are_read_where_asked_for_and_where_objects_are_not_known(
         Pi0Config(hidden=16, critic=Reads.OBJECTS).build(SEEING)
 
 
+@pytest.mark.parametrize("config", [Pi0Config, TokensConfig])
+def test_features_are_the_pooled_hidden_states_or_the_objects_that_the_value_head_reads(
+    config: type[Pi0Config] | type[TokensConfig],
+) -> None:
+    seen = looking(3)
+    for reads in (Reads.HIDDEN, Reads.OBJECTS):
+        made = policy(config, critic=reads)
+        features = made.features(seen)
+        assert features.shape == (3, made.feature_size)
+        assert features.requires_grad == (reads is Reads.OBJECTS)  # by the encoder that belongs to the critic
+        torch.testing.assert_close(made.critic(features), made.value(seen))
+        if reads is Reads.HIDDEN:
+            state = made.inputs.standardised_state(seen)
+            torch.testing.assert_close(features[:, -state.shape[1] :], state)
+
+
 def test_objects_that_are_missing_when_statistics_are_computed_are_named() -> None:
     made = policy(Pi0Config)
     with pytest.raises(UserError, match="add object_position, object_rotation"):

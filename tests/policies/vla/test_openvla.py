@@ -169,7 +169,7 @@ def test_it_learns_and_what_it_drew_is_scored_alike(tmp_path: Path) -> None:
     optimiser = torch.optim.SGD(made.actor_parameters(), 1e-4)
     optimiser.step()
     assert made.loss(observation, decision.actions, torch.ones(4, 4)) < loss
-    assert policy(tmp_path).fresh().act(observation).actions.shape == (4, 4, 3)
+    assert policy(tmp_path).with_new_weights().act(observation).actions.shape == (4, 4, 3)
 
 
 def test_adapters_learn_alone_and_checkpoints_refer_to_the_rest(tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_adapters_learn_alone_and_checkpoints_refer_to_the_rest(tmp_path: Path) 
     assert again.model.native.language_model.embed_tokens.weight.dtype is torch.bfloat16
     away = again.act(observation).actions - made.act(observation).actions
     assert away.abs().max() < 0.1
-    fresh = made.fresh()
+    fresh = made.with_new_weights()
     fresh.load_state_dict(saved)
     assert torch.equal(fresh.act(observation).actions, made.act(observation).actions)
     assert fresh.model.native.bins.weight.data_ptr() == made.model.native.bins.weight.data_ptr()

@@ -184,4 +184,4 @@ def test_states_are_in_the_prompt_unless_the_configuration_says_otherwise(tmp_pa
     changed(tmp_path, "config.json", discrete_state_input=False)
     policy = built(tmp_path, Pi05Config)
     assert policy.inputs.prompts(seen(2)) == ["pick the milk\n", "open\n"]
-    assert policy.fresh().inputs.prompts(seen(2)) == ["pick the milk\n", "open\n"]
+    assert policy.with_new_weights().inputs.prompts(seen(2)) == ["pick the milk\n", "open\n"]

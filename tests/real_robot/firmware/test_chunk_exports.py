@@ -108,7 +108,7 @@ def test_stored_samples_let_other_readers_check_themselves(exported):
 
 
 def test_a_graph_that_differs_from_the_policy_is_not_kept(tmp_path: Path, monkeypatch):
-    policy = make("flat").fresh()
+    policy = make("flat").with_new_weights()
     other = make("flat").deployable()
     monkeypatch.setattr(policy, "deployable", lambda: other)
     with pytest.raises(UserError, match=r"the export differs from the policy by .* expected at most 0\.0001"):

@@ -75,7 +75,7 @@ def test_everything_comes_back(tmp_path: Path):
         assert tick.reading.frames == {"position": "map"}
         assert tick.reading.observation.keys() == expected.observation.keys()
         assert all(same(tick.reading.observation[key], value) for key, value in expected.observation.items())
-        assert same(tick.asked, np.array([0.1 * index, np.nan], np.float32))
+        assert same(tick.proposed_action, np.array([0.1 * index, np.nan], np.float32))
         assert same(tick.verdict.action, np.array([0.5, -1 / 3]))
     assert len(ticks) == 5
     assert last == Tick(200.0, None, None, Verdict(State.STOPPED, None, "pressed", limited=True), intervention=True)

@@ -98,7 +98,9 @@ def test_same_actions_bit_for_bit(tmp_path: Path, executed: int, sampled: bool):
     result = replay(recording, policy)
     assert result.exact
     assert (result.compared, result.largest_difference) == (EPISODES * STEPS // executed, 0.0)
-    assert len({item.asked.tobytes() for item in recording if isinstance(item, Tick)}) > STEPS  # memory and noise act
+    assert (
+        len({item.proposed_action.tobytes() for item in recording if isinstance(item, Tick)}) > STEPS
+    )  # memory and noise act
 
 
 @pytest.mark.parametrize("latency_s", [0.0, 0.15])
@@ -120,7 +122,7 @@ def test_decisions_of_a_controlled_robot_are_replayed(tmp_path: Path, latency_s:
                 controller.tick()
     recording = Recording(tmp_path / "a.mcap")
     assert replay(recording, policy).exact
-    asked = [item.asked for item in recording if isinstance(item, Tick) and item.asked is not None]
+    asked = [item.proposed_action for item in recording if isinstance(item, Tick) and item.proposed_action is not None]
     assert len({action.tobytes() for action in asked}) > STEPS
 
 

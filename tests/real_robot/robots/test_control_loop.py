@@ -75,7 +75,7 @@ def test_a_step_can_stop_the_loop():
 
 
 def test_statistics_look_back_on_the_last_periods():
-    _, timing = run([0.5e-2] * 50 + [1e-3] * 50, kept=50)
+    _, timing = run([0.5e-2] * 50 + [1e-3] * 50, timed_periods=50)
     assert timing.periods == 100
     assert timing.work_s["max"] == pytest.approx(1e-3, abs=1e-6)
 
@@ -90,7 +90,10 @@ def test_a_real_clock():
     assert (np.array(timing.late_s["p50"]) >= 0).all()
 
 
-@pytest.mark.parametrize("wrong", [{"period_s": 0.0}, {"period_s": 0.01, "spin_s": -1.0}, {"period_s": 0.1, "kept": 0}])
+WRONG = {"period_s": 0.0}, {"period_s": 0.01, "spin_s": -1.0}, {"period_s": 0.1, "timed_periods": 0}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
 def test_impossible_loops_are_refused(wrong):
     with pytest.raises(ValueError, match="expected period_s > 0"):
         ControlLoop(**wrong)

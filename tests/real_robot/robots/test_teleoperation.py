@@ -30,7 +30,9 @@ def station(robot: Starting, heard_at: int) -> tuple[Station, list[float]]:
         robot.ticks += 1
 
     nothing = lambda: None  # noqa: E731
-    return Station(robot, robot.contract, robot.clock, sleep, nothing, heard=lambda: robot.ticks >= heard_at), slept
+    return Station(
+        robot, robot.contract, robot.clock, sleep, nothing, has_subscriber=lambda: robot.ticks >= heard_at
+    ), slept
 
 
 @pytest.mark.parametrize(("heard_at", "periods"), [(0, 6), (9, 9)])

@@ -101,7 +101,7 @@ def test_a_transition_that_is_not_possible_is_refused_and_the_node_lives(arm: Ar
     for transition in ("configure", "activate"):
         with pytest.raises(UserError, match=f"safety_node failed to {transition}"):
             arm.change("safety_node", transition)
-    assert "is not possible while active" in arm.said("safety_node")
+    assert "is not possible while active" in arm.output_of("safety_node")
     arm.obeys()
 
 

@@ -51,7 +51,9 @@ def test_everything_that_is_launched_starts(name: str, tmp_path: Path, hover: Pa
         for full in list(nodes.running):
             node = full.split("/")[-1]
             if report := REPORTED.get(name, REPORTED.get(node, REPORTED.get(f"{name} {node}"))):
-                nodes.wait(lambda full=full, report=report: re.search(report, nodes.said(full)) is not None, "a report")
+                nodes.wait(
+                    lambda full=full, report=report: re.search(report, nodes.output_of(full)) is not None, "a report"
+                )
                 assert nodes.state(full) == "unconfigured"
             else:
                 waits = full.endswith("policy_node") and name in ("arm", "arm_cartesian", "vehicle")

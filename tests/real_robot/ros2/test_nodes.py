@@ -108,7 +108,7 @@ def test_a_partner_of_incompatible_qos_is_reported(robot: Robot):
     level, _, values = robot.reports["/policy_node: qos"]
     assert level == b"\x02"
     assert "RELIABILITY" in values["observation"]
-    assert "incompatible QoS" in robot.said("policy_node")
+    assert "incompatible QoS" in robot.output_of("policy_node")
     robot.node.destroy_publisher(deaf)
 
 
@@ -154,7 +154,9 @@ def test_what_was_recorded_until_the_kill_replays_bit_for_bit(robot: Robot):
     assert found.compared > 100
     ticks = [item for item in recording if isinstance(item, Tick)]
     assert not recording.complete
-    assert all(np.array_equal(tick.asked, tick.verdict.action) for tick in ticks if tick.verdict.action is not None)
+    assert all(
+        np.array_equal(tick.proposed_action, tick.verdict.action) for tick in ticks if tick.verdict.action is not None
+    )
     assert {tick.verdict.state for tick in ticks} <= {State.ACTIVE, State.HOLDING}
 
 
@@ -330,5 +332,5 @@ def test_a_parameter_that_is_not_finite_or_out_of_range_is_refused(robot: Robot,
     robot.start("refused", others | settings, program="safety_node")
     with pytest.raises(UserError, match="failed to configure"):
         robot.change("refused", "configure")
-    assert said in robot.said("refused")
+    assert said in robot.output_of("refused")
     robot.stop("refused")

@@ -73,7 +73,7 @@ def test_a_navigating_vehicle_is_driven_over_the_topics_of_a_differential_drive(
         for name in ("sim_node", "safety_node", "policy_node"):
             nodes.change(name, "configure", "activate")
         if not guard:
-            nodes.wait(lambda: "options.guard is not set" in nodes.said("policy_node"), "a warning")
+            nodes.wait(lambda: "options.guard is not set" in nodes.output_of("policy_node"), "a warning")
         nodes.trigger("/sim_node/reset", 30.0)
         nodes.wait(lambda: bool(outcomes and traces), "the end of the episode", 120.0)
     rows = np.asarray(traces[0].data).reshape(-1, 3)

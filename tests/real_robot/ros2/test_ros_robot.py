@@ -231,7 +231,7 @@ def test_a_measurement_that_a_simulator_repeats_begins_no_other_period():
         assert not periods  # its command would be lost
         node.create_subscription(Float64MultiArray, table.command.name, print, 1)
         deadline = time.monotonic() + 20.0
-        while not robot.heard and time.monotonic() < deadline:
+        while not robot.has_subscriber and time.monotonic() < deadline:
             time.sleep(0.01)
         for nanosec in (0, 0, 50_000_000, 50_000_000, 50_000_000, 100_000_000):  # a stamp of zero means none in ROS
             measured(nanosec)

@@ -113,7 +113,7 @@ def test_a_command_that_is_cut_short_holds_and_the_node_lives(both: Both):
     both.live()
     both.command.publish(message)
     both.wait(lambda: both.states[-1] == "holding" and both.holds > 0, "a hold")
-    assert "expected one number as the stamp, got 0" in both.said("safety_node")
+    assert "expected one number as the stamp, got 0" in both.output_of("safety_node")
 
 
 def test_commands_without_a_sign_of_life_are_not_passed_on(both: Both):

@@ -10,7 +10,7 @@ import torch
 
 from embodied.data.episodes import FOLDER, EpisodeWriter, read
 from embodied.environments.latency import LatencyConfig, with_latency
-from embodied.task import measured
+from embodied.task import evaluation_distributions
 from policies.flow import FlowConfig
 from policies.libero_encoder import missing
 from sims.libero.suite import load_tasks
@@ -78,7 +78,7 @@ def test_pictures_are_of_the_contract_and_hide_where_objects_are():
 
 def test_with_latency_a_task_is_measured_in_the_same_words():
     late = with_latency(task(), LatencyConfig(observation_s=[0.0, 0.1]))
-    assert measured(late) == ("wide", "official", "official:bddl", "official:held_out")
+    assert evaluation_distributions(late) == ("wide", "official", "official:bddl", "official:held_out")
 
 
 def test_demonstrations_are_made_once(tmp_path: Path):

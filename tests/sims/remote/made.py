@@ -52,7 +52,7 @@ class Fragile(Counter):
 
 
 @dataclass
-class MadeTask(ProcessOptions):
+class MadeTask(Task, ProcessOptions):
     """Environments of a `kind`; what must be there for it to be made is `needed`."""
 
     name: str = "made"
@@ -64,7 +64,6 @@ class MadeTask(ProcessOptions):
     needed: str | None = None
 
     distributions = ("anywhere",)
-    asset_kind = None
 
     @property
     def group(self) -> int:
@@ -86,9 +85,6 @@ class MadeTask(ProcessOptions):
         if self.kind == "costly":
             return Costly(num_envs, tasks=self.tasks, **options)
         return Fragile(num_envs, tasks=self.tasks, group=self.share, **options)
-
-    def demonstrations(self, directory: Path, seed: int) -> None:
-        return
 
     def video(self, path: Path, policies: object, device: str, distribution: str | None, first: int) -> None:
         return

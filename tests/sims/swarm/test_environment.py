@@ -7,7 +7,7 @@ from embodied.environment import DifferentiableEnvironment, SharedWorlds
 from embodied.errors import UserError
 from embodied.evaluation.evaluation import evaluate
 from embodied.saving.tree import load_tree, save_tree
-from embodied.task import measured
+from embodied.task import evaluation_distributions
 from policies.attention import AttentionConfig, AttentionPolicy
 from sims.quadrotor.airframes import CRAZYFLIE, GRAVITY
 from sims.quadrotor.dynamics import DT_S
@@ -349,6 +349,6 @@ def test_larger_swarms_fly_with_the_same_policy(name: str, drones: int) -> None:
 
 def test_the_final_policy_alone_is_measured_in_larger_swarms() -> None:
     assert SwarmTask().distributions == ("density_20",)
-    assert measured(SwarmTask()) == ("density_20", "drones_16", "drones_32")
+    assert evaluation_distributions(SwarmTask()) == ("density_20", "drones_16", "drones_32")
     with pytest.raises(UserError, match=r"drones_99.*density_20, drones_16, drones_32"):
         SwarmTask().environment(8, "drones_99", "eval")

@@ -40,14 +40,14 @@ def test_replaying_the_actions_gives_what_was_seen_earned_and_reached(made):
     episodes, _, origin = made
     assert episodes.success.all()
     assert episodes.terminated.all()
-    begins = [0, *episodes.ends[:-1].tolist()]
+    begins, recorded = [0, *episodes.ends[:-1].tolist()], episodes.expanded().observation
     for index in (0, 3):
         task = TASKS[episodes.task_index[index]]
         env = LiberoEnvironment([task], 1, assets=STAND_IN, horizon=1, executed=1, threads=1)
         observation = env.reset(starts=torch.tensor(origin["start"][index : index + 1]))
         steps = range(begins[index], int(episodes.ends[index]))
         for step in steps:
-            assert (observation[0].exclude("instruction") == episodes.observation[step].exclude("instruction")).all()
+            assert (observation[0].exclude("instruction") == recorded[step].exclude("instruction")).all()
             transition = env.step(episodes.actions[step].view(1, 1, 7))
             observation = transition.observation
             assert bool(transition.success) == (step == steps[-1])
@@ -59,7 +59,7 @@ def test_replaying_the_actions_gives_what_was_seen_earned_and_reached(made):
 def test_in_one_episode_a_task_is_said_in_all_the_ways_of_training(made):
     episodes, *_ = made
     begin = int(episodes.ends[2])  # the last one's
-    said = [decode(text.numpy()) for text in episodes.observation["instruction"][begin:]]
+    said = [decode(text.numpy()) for text in episodes.expanded().observation["instruction"][begin:]]
     wording = Wordings(TASKS[1], "training")
     assert said == [wording(number) for number in range(begin, episodes.steps)]
     assert len(set(said)) > 10
@@ -89,14 +89,14 @@ def test_pictures_are_taken_every_stride_steps_from_another_step_on_in_each_epis
     for index, (begin, start) in enumerate(zip(begins.tolist(), origin["start"], strict=True)):
         rows = episodes.episode == index
         assert (episodes.first[rows] - begin).tolist() == list(range(start % 4, episodes.ends[index] - begin, 4))
-    index = 2
+    index, recorded = 2, episodes.expanded().observation
     env = LiberoEnvironment(
         [TASKS[1]], 1, assets=STAND_IN, horizon=1, executed=1, threads=1, image_size=16, images=("agentview",)
     )
     observation = env.reset(starts=torch.tensor(origin["start"][index : index + 1]))
     for step in range(int(begins[index]), int(episodes.ends[index])):
         for row in (episodes.first == step).nonzero().flatten():
-            assert (observation[0].exclude("instruction") == episodes.observation[row].exclude("instruction")).all()
+            assert (observation[0].exclude("instruction") == recorded[row].exclude("instruction")).all()
         observation = env.step(episodes.actions[step].view(1, 1, 7)).observation
     final = episodes.final_observation[index].exclude("instruction")
     assert (observation[0].exclude("instruction") == final).all()

@@ -30,7 +30,7 @@ def test_stock_needs_official_assets():
 def test_stock_runs_under_the_interpreter_that_is_given(assets: str):
     task = in_processes(LiberoTask(sim=LiberoSim.stock, assets=assets, python="/opt/stock/bin/python", tasks=["1"]))
     assert isinstance(task, RemoteTask)
-    assert (task.options.python, task.processes, task.options.most_envs) == ("/opt/stock/bin/python", 1, 1)
+    assert (task.options.python, task.processes, task.options.max_envs) == ("/opt/stock/bin/python", 1, 1)
     assert task.distributions == ("official",)
     with pytest.raises(UserError, match=r"cannot start task\.python=/opt/stock/bin/python"):
         task.contract("official")
@@ -44,8 +44,8 @@ def test_nobody_trains_in_stock(assets: str):
 
 def test_evaluations_take_ten_official_starts_there_and_fifty_elsewhere(assets: str):
     stock, ours = LiberoTask(sim=LiberoSim.stock, assets=assets), LiberoTask(assets=assets)
-    assert (stock.usual_starts, ours.usual_starts) == (10, None)
-    assert ours.most_envs is None
+    assert (stock.default_starts, ours.default_starts) == (10, 50)
+    assert ours.max_envs is None
     assert ours.settled() is ours
 
 
