@@ -63,7 +63,7 @@ def test_they_walk_to_and_fro_without_walking_into_walls_or_a_vehicle_that_stand
             if there[row, person]:
                 places = walked[:, row, person, :2].numpy()
                 assert people._clearance(places, circles, segments).min() > people.RADIUS_M - 0.02  # they may brush one
-    assert not env._hit.any()
+    assert not env.now.hit.any()
 
 
 def test_a_vehicle_sees_them_and_fails_when_it_drives_into_one():
@@ -85,7 +85,7 @@ def test_a_vehicle_sees_them_and_fails_when_it_drives_into_one():
             break
     assert found.terminated[row]
     assert not found.success[row]
-    assert env._hit[row]
+    assert env.now.hit[row]
 
 
 def test_people_go_on_where_they_were_saved():
