@@ -162,7 +162,7 @@ def test_a_gate_is_shown_as_passed_now_for_a_moment_only():
     colours = []
     for _ in range(20):
         flight.render(np.arange(1))
-        found = filming.states(number, filming.Seen.of(env), 0, flight.races[0], env.mdp)
+        found = filming.states(number, filming.Snapshot.of(env), 0, flight.races[0], env.mdp)
         colours.append(found[number])
         for _ in range(4):
             env.step(torch.full((1, 1, 4), 0.3))
