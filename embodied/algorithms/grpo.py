@@ -30,7 +30,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from embodied.algorithms.clipped import Clipped, ClippedConfig, ClippedUpdate
-from embodied.algorithms.rewards.process_reward import LearnedProgress, ProcessModel
+from embodied.algorithms.rewards.process_reward import LearnedProgress
 from embodied.algorithms.rewards.progress_reward import ProgressReward
 from embodied.configuration import Fraction, PositiveFloat, Range
 from embodied.data.episodes import Episodes
@@ -136,7 +136,7 @@ class GRPO(Clipped):
         demonstrations: Episodes | None,
         starts: GroupStarts,
         generator: torch.Generator,
-        process: ProcessModel | None = None,
+        process: LearnedProgress | None = None,
     ) -> None:
         super().__init__(policy, config, demonstrations, generator, config.learning_rate)
         self.starts, self.progress_reward, self.process = starts, ProgressReward(), process

@@ -34,7 +34,7 @@ from torch import Tensor
 
 from embodied.algorithms.advantage import explained_variance, gae, moments, next_values, normalise
 from embodied.algorithms.clipped import Clipped, ClippedConfig, ClippedUpdate
-from embodied.algorithms.rewards.process_reward import LearnedProgress, ProcessModel, shaped
+from embodied.algorithms.rewards.process_reward import LearnedProgress, shaped
 from embodied.algorithms.rewards.reward_scale import RewardScale
 from embodied.configuration import INF, Fraction, NonNegativeFloat, NonNegativeInt, Range
 from embodied.data.episodes import Episodes
@@ -137,7 +137,7 @@ class PPO(Clipped):
         demonstrations: Episodes | None,
         generator: torch.Generator,
         starts: CurriculumStarts | None = None,
-        process: ProcessModel | None = None,
+        process: LearnedProgress | None = None,
     ) -> None:
         super().__init__(policy, config, demonstrations, generator, config.learning_rate, config.value_learning_rate)
         self.starts, self.process = starts, process

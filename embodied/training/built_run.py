@@ -18,7 +18,7 @@ from embodied.data.episodes import Episodes
 from embodied.environment import Environment, SwitchableEnvironment, lacking
 from embodied.errors import UserError
 from embodied.evaluation.in_training import InTraining
-from embodied.placement.local import Elsewhere, Local, Processes, one_after_another, own_share
+from embodied.placement.local import Local, Processes, RunParts, one_after_another
 from embodied.policy import PolicyConfig, TrainablePolicy, unread_observations
 from embodied.precision import precision_of
 from embodied.report.report import Report
@@ -79,7 +79,7 @@ class BuiltRun(SavedRun):
         self.env = self.environment("train", task.distributions[0])
         if unread := unread_observations(self.policy):
             self.report.notes.append(f"The policy does not read these observations: {', '.join(unread)}.")
-        self.report.notes += lacking(self.env) + ([self.world.remark] if isinstance(self.world, Elsewhere) else [])
+        self.report.notes += lacking(self.env) + ([self.world.remark] if self.world.remark else [])
         with seeding.undisturbed():
             self.evaluation_envs: dict[str, Environment] = {}
             if not isinstance(self.env, SwitchableEnvironment) and not self.world.rank:
@@ -141,7 +141,7 @@ class BuiltRun(SavedRun):
         """Make environments of the `split` "train" or "eval" of `distribution`."""
         count, seed = self.config.evaluation_envs, 0
         if split == "train":
-            count, seed = own_share(self.config.num_envs, self.world), self.own_seed
+            count, seed = self.world.own_envs(self.config.num_envs), self.own_seed
         env = self.task.environment(count, distribution, split, seed, self.device)
         if count < len(env.task_names):
             scope = f" in each of {self.world.size} processes" if self.world.size > 1 else ""
@@ -188,9 +188,9 @@ class BuiltRun(SavedRun):
         learner, collector = build(
             env, policy, algorithm, demonstrations, self.seed, self.world, own_seed=self.own_seed
         )
-        if isinstance(self.world, Elsewhere):
-            parts = self.task, algorithm, learner, env, policy, self.config, self.seed
-            return learner, self.world.collector(*parts)
+        parts = RunParts(self.task, algorithm, learner, env, policy, self.config, self.seed)
+        if (remote := self.world.remote_collector(parts)) is not None:
+            return learner, remote
         collector.storage, collector.folder = self.config.storage, self.directory
         if self.config.overlap and (self.world.size > 1 or not algorithm.max_staleness):
             raise UserError("overlap=true needs one process and an algorithm of max_staleness; use overlap=false")

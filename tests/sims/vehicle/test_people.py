@@ -1,5 +1,7 @@
 """People: where they walk, whom they avoid, what vehicles see and touch of them."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -45,6 +47,13 @@ def test_rooms_are_the_same_with_people_in_them():
     count = (together["walks"][:, :, 0, 0].abs() < 1e5).sum(1)
     assert count.min() == 0
     assert 4 <= count.max() <= 6
+
+
+def test_what_pushes_people_away_decays_with_its_distance_and_is_bounded():
+    apart = torch.tensor([[0.6, 0.8], [0.0, -2.0], [0.01, 0.0], [0.0, 0.0]])
+    # 3 exp(min((1 - d) / 0.25, 2)) m/s^2 at the distances d = 1, 2, 0.01 and 0 m
+    expected = torch.tensor([[1.8, 2.4], [0.0, -3.0 * math.exp(-4.0)], [3.0 * math.exp(2.0), 0.0], [0.0, 0.0]])
+    torch.testing.assert_close(people._away(apart, 1.0, 3.0, 0.25), expected)
 
 
 def test_they_walk_to_and_fro_without_walking_into_walls_or_a_vehicle_that_stands():
