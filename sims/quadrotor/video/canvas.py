@@ -32,7 +32,7 @@ class Canvas:
 
     def floor(self, ends: Array) -> None:
         """Draw lines on the floor between `ends` [S, 2, 3], now."""
-        segments = self._before(self.camera.seen(ends))
+        segments = self._before(self.camera.projected(ends))
         pixels = self.camera.pixels(segments)
         visible = self._within(pixels)
         share = self._nearness(segments[visible, :, 2].mean(-1))[:, None]
@@ -42,12 +42,12 @@ class Canvas:
 
     def shadow(self, corners: Array, alpha: float) -> None:
         """Darken the convex polygon `corners` [P, 3] on the floor, now."""
-        if len(outline := self._clipped(self.camera.seen(corners))) > 2:
+        if len(outline := self._clipped(self.camera.projected(corners))) > 2:
             self.pen.polygon(self.camera.pixels(outline).ravel().tolist(), fill=(0, 0, 0, round(255 * alpha)))
 
     def faces(self, corners: Array, colours: Array, alpha: float = 1.0, solid_m: float = 0.0) -> None:
         """Add flat convex faces with `corners` [Q, P, 3] and `colours` [Q, 3]; nearer than `solid_m` they fade."""
-        vertices = self.camera.seen(corners)
+        vertices = self.camera.projected(corners)
         depth = vertices[..., 2].mean(-1)
         share = self._nearness(depth)[:, None]
         faded = (np.array(HORIZON) + share * (colours - np.array(HORIZON))).astype(int).tolist()
@@ -61,7 +61,7 @@ class Canvas:
 
     def lines(self, ends: Array, width_m: float, colour: tuple[int, int, int], alphas: Array | None = None) -> None:
         """Add lines between `ends` [S, 2, 3], `width_m` wide, with `alphas` [S] in [0, 1], by default 1."""
-        segments = self.camera.seen(ends)
+        segments = self.camera.projected(ends)
         visible = (segments[..., 2] > NEAR_M).any(-1)
         segments = self._before(segments)
         opacities = np.full(len(segments), 255) if alphas is None else (255 * alphas[visible]).astype(int)
@@ -75,7 +75,7 @@ class Canvas:
 
     def path(self, points: Array, width_m: float, colour: tuple[int, int, int], alpha: float = 1.0) -> None:
         """Add one line through `points` [P, 3] as a whole, if all of it is in front of the camera, else in pieces."""
-        vertices = self.camera.seen(points)
+        vertices = self.camera.projected(points)
         if (vertices[:, 2] < NEAR_M).any():
             return self.lines(np.stack([points[:-1], points[1:]], 1), width_m, colour, np.full(len(points) - 1, alpha))
         depth = float(vertices[:, 2].mean())
@@ -96,7 +96,7 @@ class Canvas:
 
     def place(self, point: Array) -> tuple[float, float, float] | None:
         """Column, row and depth of `point` [3]; None behind the camera."""
-        coordinates = self.camera.seen(point)
+        coordinates = self.camera.projected(point)
         return (*self.camera.pixels(coordinates).tolist(), float(coordinates[2])) if coordinates[2] > NEAR_M else None
 
     def _within(self, pixels: Array) -> NDArray[np.bool_]:
