@@ -2,7 +2,9 @@
 # make hover   install, then train a quadrotor to hover
 # make vla     install, then train a policy from pictures and words: demonstrations, SFT, RL (a short run)
 # make navigate   install, then train a vehicle to find its way among obstacles
-# make test    install, then run the whole test suite
+# make test    install, then run the tests: a few minutes
+# make test-evidence  install, then run the tests that train until they have learned, and all combinations of parts
+# make test-changed   install, then run the tests of what differs from main (BASE=COMMIT: from that commit)
 # make ros     install ROS 2 beside it, in .venv-ros (x86-64 Linux, Python 3.11 to 3.13; nothing else is needed)
 # make test-ros  install, then run the tests over real ROS 2 messages
 # make isaac   install Isaac Lab beside it, in .venv-isaac (x86-64 Linux, Python 3.11 or 3.12)
@@ -12,7 +14,7 @@
 # make test-ray  install Ray, too, then run the tests of collectors on a Ray cluster of this machine
 # make docs    install, then build the documents as a site: build/site/index.html
 # make check   lint and types
-# make mutants  install, then put faults into a copy of the tree one by one: which do the tests catch? (half an hour)
+# make mutants  install, then put generated faults into copies of the tree: which do the tests catch? (an hour at most)
 # make clean   remove the virtual environments and build products (results in outputs/ stay)
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
@@ -24,10 +26,13 @@ ISAAC := .venv-isaac
 # ask for.
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --no-compile --no-warn-conflicts -c constraints.txt
 ARGS ?=
+BASE ?= main
+# A process for each core, as tests use one thread.
+PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 # Empty is as if it was not set: with a value, every program that a test starts would compile all that it imports anew.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: pick hover vla navigate test ros test-ros isaac test-isaac test-stock test-crazyflow test-ray docs check mutants install clean
+.PHONY: pick hover vla navigate test test-evidence test-changed ros test-ros isaac test-isaac test-stock test-crazyflow test-ray docs check mutants install clean
 
 pick: $(VENV)/installed
 	$(BIN)/python train.py task=libero_pick $(ARGS)
@@ -42,9 +47,16 @@ vla: $(VENV)/installed
 navigate: $(VENV)/installed
 	$(BIN)/python train.py task=vehicle_navigate $(ARGS)
 
-# A process for each core, as tests use one thread.
 test: $(VENV)/installed-dev
-	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal $(ARGS)
+	$(PYTEST) -m "not evidence" $(ARGS)
+
+test-evidence: $(VENV)/installed-dev
+	$(PYTEST) -m evidence $(ARGS)
+
+test-changed: $(VENV)/installed-dev
+	files=$$($(BIN)/python -m tests.changed $(BASE)) && \
+		if [ -z "$$files" ]; then echo "no test depends on what differs from $(BASE)"; else \
+		$(PYTEST) --dist load -m "not evidence" $$files $(ARGS); fi
 
 # Without rclpy these tests are skipped by `make test`; here they fail.
 test-ros: $(ROS)/installed
@@ -83,9 +95,9 @@ check: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python embodied
 
-# Options in ARGS, e.g. make mutants ARGS=vehicle; without them benchmarks/results/mutants.json is written.
+# Options in ARGS, e.g. make mutants ARGS="--package real_robot --count 20"; without them the stored table is written.
 mutants: $(VENV)/installed-dev
-	OMP_NUM_THREADS=1 nice -n 5 $(BIN)/python benchmarks/mutants.py $(or $(ARGS),--json benchmarks/results/mutants.json)
+	OMP_NUM_THREADS=1 nice -n 5 $(BIN)/python -m benchmarks.mutants $(or $(ARGS),--json benchmarks/results/mutants.json)
 
 install: $(VENV)/installed-dev
 

@@ -5,11 +5,13 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+from tests.imports import ROOT, dotted, modules_in, syntax
+
 PACKAGES = ("embodied", "policies", "sims", "real_robot")
 ALLOWED = {"embodied": {"embodied"}} | {name: {name, "embodied"} for name in PACKAGES[1:]}
 HEAVY = ("torch", "mujoco", "warp", "mujoco_warp", "tensordict", "matplotlib", "hydra", "wandb", "ray", "rclpy")
@@ -28,38 +30,20 @@ RUN = {ROOT / "sims" / "robosuite": {"robosuite"}, ROOT / "sims" / "libero" / "s
 
 
 def imported(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(syntax(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name.split(".")[0] for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
             yield node.module.split(".")[0]
 
 
-def dotted(path: Path) -> str:
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
 MODULES = {dotted(path): path for path in (*SOURCES, *ROOT.glob("*.py"))}
 
 
-def imported_modules(path: Path) -> set[str]:
+@cache
+def imported_modules(path: Path) -> frozenset[str]:
     """Modules of this tree that a file imports anywhere."""
-    return modules_in(path.read_text())
-
-
-def modules_in(code: str) -> set[str]:
-    """Modules that `code` imports, also inside functions and only for type checkers."""
-    found: set[str] = set()
-    nodes: list[ast.AST] = [ast.parse(code)]
-    for node in nodes:
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            whole = {f"{node.module}.{alias.name}" for alias in node.names}
-            found |= whole if whole <= MODULES.keys() else {node.module, *whole}
-        nodes += ast.iter_child_nodes(node)
-    return found & MODULES.keys()
+    return frozenset(modules_in(syntax(path), MODULES))
 
 
 def name(path: Path) -> str:
@@ -119,7 +103,12 @@ def test_circles_are_found():
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}})[0] == ["b", "c", "b"]
     code = "def f():\n    import embodied.seeding\nfrom embodied import errors, task\n"
     code += "from embodied.saving.files import flush\n"
-    assert modules_in(code) == {"embodied.seeding", "embodied.errors", "embodied.task", "embodied.saving.files"}
+    assert modules_in(ast.parse(code), MODULES) == {
+        "embodied.seeding",
+        "embodied.errors",
+        "embodied.task",
+        "embodied.saving.files",
+    }
 
 
 def test_imports_go_in_no_circle():
@@ -218,7 +207,7 @@ def test_text_is_utf8_whatever_the_locale(package: str):
     calls = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
         for path in files
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in ast.walk(syntax(path))
         if isinstance(node, ast.Call) and _opens_text(node)
     ]
     assert not calls

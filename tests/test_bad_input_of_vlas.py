@@ -19,6 +19,7 @@ from embodied.command_line import program
 from tests.policies.vla.test_pi0 import RUN
 from tests.policies.vla.test_statistics import write
 from tests.policies.vla.test_weights import save
+from tests.programs import run_program
 
 ROOT = Path(__file__).parent.parent
 STATE, ACTION = 19, 7
@@ -29,10 +30,7 @@ STATE, ACTION = 19, 7
 def finished(tmp_path_factory) -> Path:
     """A finished run with one camera; copy it before changing it."""
     directory = tmp_path_factory.mktemp("runs") / "finished"
-    command = [sys.executable, "train.py", *RUN, "task.images=[agentview]", f"output={directory}"]
-    completed = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"}
-    )
+    completed = run_program("train.py", *RUN, "task.images=[agentview]", f"output={directory}")
     assert completed.returncode == 0, completed.stdout + completed.stderr
     return directory
 

@@ -1,12 +1,15 @@
 """The commands of CI, with stubs that record their calls in place of the real ones."""
 
 import os
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[1] / ".ci" / "run"
+ROOT = Path(__file__).parents[1]
+READING = r"""environ\W.*"LIBERO_ASSETS"|"LIBERO_ASSETS".*os.environ|find_assets\(\)"""
+SCRIPT = ROOT / ".ci" / "run"
 COMMANDS = "make", "arm-none-eabi-gcc", "qemu-system-arm", "chromium"
 
 
@@ -32,15 +35,16 @@ def called(tmp_path: Path):
 
 
 def test_official_assets_beside_the_checkout_are_tested_with_too(tmp_path: Path, called):
-    assert called() == ["none test test-ros test-isaac test-crazyflow test-ray", "none check docs"]
+    tests = "none test test-evidence test-ros test-isaac test-crazyflow test-ray"
+    assert called() == [tests, "none check docs"]
     assets = tmp_path / "shared" / "libero_assets"
     assets.mkdir(parents=True)
-    tests = "tests/sims/libero tests/conformance/test_environments.py"
-    expected = [
-        "none test test-ros test-isaac test-crazyflow test-ray",
-        f"{assets} test ARGS={tests}",
-        f"{assets} test-stock",
-        "none check docs",
-    ]
-    assert called() == expected
-    assert all((SCRIPT.parents[1] / path).exists() for path in tests.split())
+    assert called() == [tests, f"{assets} test ARGS=-m assets", f"{assets} test-stock", "none check docs"]
+
+
+def test_files_of_tests_that_read_official_assets_are_marked():
+    stock = ROOT / "tests" / "sims" / "libero" / "stock"  # has a command of its own
+    files = [path for path in (ROOT / "tests").rglob("test_*.py") if path.parent != stock]
+    using = {path for path in files if re.search(READING, path.read_text())}
+    assert len(using) > 10
+    assert {path.name for path in using if "mark.assets" not in path.read_text()} == {"test_assets.py"}

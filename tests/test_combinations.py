@@ -20,8 +20,9 @@ TASKS = names("task", GROUPS)
 ALL = list(product(names("policy", GROUPS), names("algorithm", GROUPS)))
 LACKING = {"isaac_lab", "isaac_lab_cartpole"} if find_spec("isaaclab") is None else set()
 """Tasks of simulators that this interpreter does not have, or whose assets are not here."""
+OFFICIAL = {"libero_goal", "libero_spatial"}
 if "LIBERO_ASSETS" not in os.environ:
-    LACKING |= {"libero_goal", "libero_spatial"}
+    LACKING |= OFFICIAL
 SMALL = {"libero_pick": ["task.assets=stand-in", "task.tasks=[0]"], "isaac_lab": ["task.assets=own"]}
 SMALL["libero_pictures"] = SMALL["libero_pick"]
 DEMONSTRATED = (
@@ -50,19 +51,22 @@ def demonstrations(contract: Contract) -> Episodes:
     return Episodes.of(TensorDict(observation, [2]), torch.zeros(2, *contract.action.shape))
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.evidence
+@pytest.mark.parametrize(
+    "task", [pytest.param(name, marks=[pytest.mark.assets] * (name in OFFICIAL)) for name in TASKS]
+)
 def test_what_a_task_takes_builds_and_its_own_comes_first(task: str):
     own, record = compose(TrainConfig, "train", [f"task={task}", *SMALL.get(task, [])], GROUPS)
     if task in LACKING:
         pytest.skip("its simulator or its assets are not installed here")
-    env = own.task.environment(16, own.task.distributions[0], "train", 0)
+    env = own.task.environment(4, own.task.distributions[0], "train", 0)
     choices = tuple(record["choices"][part] for part in ("task", "policy", "algorithm"))
     assert combinations.chosen([f"task={task}"]) == choices
     for policy, algorithm in combinations.taken(task):
         config = composed(task, policy, algorithm)
         if config.task != own.task:  # such as with pictures, for policies that see
             env.close()
-            own, env = config, config.task.environment(16, config.task.distributions[0], "train", 0)
+            own, env = config, config.task.environment(4, config.task.distributions[0], "train", 0)
         given = demonstrations(env.contract) if task in DEMONSTRATED else None
         built = config.policy.build(env.contract)
         learner = config.algorithm.build(built, given, env, seeding.generator(0, "learner"))

@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ import train
 from embodied.command_line import combinations, program
 from embodied.report.repeating import resume_command
 from embodied.saving import checkpoint, sealed
+from tests.programs import run_program
 
 ROOT = Path(__file__).parent.parent
 SMALL = [
@@ -31,7 +33,8 @@ LOGS = ("tensorboard", "run.log", ".lock")
 """What is written with every start."""
 
 
-def run(*command: str) -> subprocess.CompletedProcess:
+def start(*command: str) -> subprocess.CompletedProcess:
+    """Run a program in a process of its own."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     return subprocess.run(
         [sys.executable, *command], cwd=ROOT, capture_output=True, text=True, check=False, env=environment
@@ -48,7 +51,7 @@ def files(directory: Path) -> dict[str, bytes]:
 def finished(tmp_path_factory) -> Path:
     """A finished run; copy it before changing it."""
     directory = tmp_path_factory.mktemp("runs") / "finished"
-    completed = run("train.py", *SMALL, f"output={directory}")
+    completed = run_program("train.py", *SMALL, f"output={directory}")
     assert completed.returncode == 0, completed.stdout + completed.stderr
     assert "success [95% interval]" in completed.stdout
     assert f"evaluate.py checkpoint={directory}" in completed.stdout
@@ -80,7 +83,7 @@ def refused(capsys):
 def test_a_quadrotor_learns_is_measured_and_filmed(tmp_path: Path):
     directory = tmp_path / "hover"
     small = ["env_steps=6000", "evaluation_starts=6", "evaluation_envs=3", "threads=1", "task.step_limit=60"]
-    completed = run("train.py", "task=quadrotor_hover", *small, f"output={directory}")
+    completed = run_program("train.py", "task=quadrotor_hover", *small, f"output={directory}")
     assert completed.returncode == 0, completed.stdout + completed.stderr
     report = json.loads((directory / "report.json").read_text())
     assert {(row["stage"], row["episodes"]) for row in report["evaluations"]} == {("rl", 6)}
@@ -91,7 +94,9 @@ def test_a_quadrotor_learns_is_measured_and_filmed(tmp_path: Path):
     assert "(trajectories.png)" in (directory / "report.md").read_text()
     for name in ("trajectories.png", "video.mp4", "curves.png"):
         assert (directory / name).stat().st_size > 1000
-    completed = run("evaluate.py", f"checkpoint={directory}", "episodes=8", "num_envs=5", "threads=1", "render=true")
+    completed = run_program(
+        "evaluate.py", f"checkpoint={directory}", "episodes=8", "num_envs=5", "threads=1", "render=true"
+    )
     assert completed.returncode == 0, completed.stdout + completed.stderr
     assert "survive" in completed.stdout
     assert (directory / "evaluation.mp4").stat().st_size > 1000
@@ -99,7 +104,7 @@ def test_a_quadrotor_learns_is_measured_and_filmed(tmp_path: Path):
 
 def test_a_vehicle_learns_and_is_measured_beside_a_planner(tmp_path: Path):
     small = ["env_steps=2000", "num_envs=8", "evaluation_starts=3", "evaluation_envs=3", "task.step_limit=20"]
-    completed = run("train.py", "task=vehicle_navigate", *small, "video=false", f"output={tmp_path / 'run'}")
+    completed = run_program("train.py", "task=vehicle_navigate", *small, "video=false", f"output={tmp_path / 'run'}")
     assert completed.returncode == 0, completed.stdout + completed.stderr
     report = json.loads((tmp_path / "run" / "report.json").read_text())
     planners = ["baseline DWA", "baseline map and DWA"]
@@ -108,7 +113,7 @@ def test_a_vehicle_learns_and_is_measured_beside_a_planner(tmp_path: Path):
     assert {"collision", "time_s", "path_m"} <= report["evaluations"][0].keys()
     assert "RL over DWA on rooms" in completed.stdout
     options = ["baselines=true", "episodes=3", "distributions=[rooms]"]
-    completed = run("evaluate.py", f"checkpoint={tmp_path / 'run'}", *options)
+    completed = run_program("evaluate.py", f"checkpoint={tmp_path / 'run'}", *options)
     assert completed.returncode == 0, completed.stdout + completed.stderr
     record = json.loads((tmp_path / "run" / "evaluation.json").read_text())
     assert record["num_envs"] == 3  # as many worlds as in training's evaluations
@@ -117,7 +122,7 @@ def test_a_vehicle_learns_and_is_measured_beside_a_planner(tmp_path: Path):
     assert record["evaluations"][1:] == beside  # the same episodes as beside the trained policy
     assert [gain["over"] for gain in record["gains"]] == planners
     assert "policy over map and DWA on rooms: " in completed.stdout
-    completed = run("evaluate.py", f"checkpoint={tmp_path / 'run'}", "task.guard=false", "episodes=3")
+    completed = run_program("evaluate.py", f"checkpoint={tmp_path / 'run'}", "task.guard=false", "episodes=3")
     assert completed.returncode == 0, completed.stdout + completed.stderr
     record = json.loads((tmp_path / "run" / "evaluation.json").read_text())
     assert record["task"]["guard"] is False
@@ -128,11 +133,11 @@ def test_a_quadrotor_learns_and_is_measured_with_latency(tmp_path: Path):
     directory = tmp_path / "late"
     small = ["env_steps=3000", "evaluation_starts=3", "evaluation_envs=3", "threads=1", "task.step_limit=30"]
     late = ["latency.action_s=[0.0,0.03]", "latency.observation_s=[0.01,0.02]", "latency.observed=true"]
-    completed = run("train.py", "task=quadrotor_hover", *small, *late, f"output={directory}")
+    completed = run_program("train.py", "task=quadrotor_hover", *small, *late, f"output={directory}")
     assert completed.returncode == 0, completed.stdout + completed.stderr
     assert (directory / "video.mp4").stat().st_size > 1000
     options = ["episodes=4", "num_envs=2", "threads=1", "latency.action_s=[0.05,0.05]"]
-    completed = run("evaluate.py", f"checkpoint={directory}", *options)
+    completed = run_program("evaluate.py", f"checkpoint={directory}", *options)
     assert completed.returncode == 0, completed.stdout + completed.stderr
     record = json.loads((directory / "evaluation.json").read_text())
     assert record["latency"] == {
@@ -149,7 +154,7 @@ def test_a_policy_for_any_quadrotor_is_distilled_measured_and_exported(tmp_path:
         *("num_envs=16", "env_steps=2500", "algorithm.teacher_steps=1000", "algorithm.teaching.rollout_length=10"),
         *("algorithm.rollout_length=10", "evaluation_starts=3", "evaluation_envs=2", "task.step_limit=40", "threads=1"),
     ]
-    completed = run("train.py", "task=quadrotor_any", *small, f"output={directory}")
+    completed = run_program("train.py", "task=quadrotor_any", *small, f"output={directory}")
     assert completed.returncode == 0, completed.stdout + completed.stderr
     rows = json.loads((directory / "report.json").read_text())["evaluations"]
     masses = ("0032", "0045", "0080", "0150", "0250", "0400", "0650", "1000", "1600", "2400")
@@ -166,9 +171,9 @@ def test_a_policy_for_any_quadrotor_is_distilled_measured_and_exported(tmp_path:
     assert sum(taught) >= 6
     assert all("rl/loss" in row for row, teacher in zip(logged, taught, strict=True) if not teacher)
     options = ["distributions=[unseen_2400_g]", "episodes=4", "num_envs=3", "threads=1"]
-    completed = run("evaluate.py", f"checkpoint={directory}", *options)
+    completed = run_program("evaluate.py", f"checkpoint={directory}", *options)
     assert completed.returncode == 0, completed.stdout + completed.stderr
-    completed = run("export.py", f"checkpoint={directory}", "target=c")
+    completed = run_program("export.py", f"checkpoint={directory}", "target=c")
     assert completed.returncode == 0, completed.stdout + completed.stderr
     header = (directory / "export" / "c" / "contract.json").read_text()
     assert "platform" not in header  # nobody tells it
@@ -202,7 +207,7 @@ def test_a_run_leaves_what_was_promised(finished: Path):
 
 def test_the_same_seed_gives_the_same_run(finished: Path, tmp_path: Path):
     again = tmp_path / "again"
-    assert run("train.py", *SMALL, f"output={again}").returncode == 0
+    assert start("train.py", *SMALL, f"output={again}").returncode == 0  # in a process of its own
     newest = max((finished / "checkpoint").iterdir()).relative_to(finished)
     assert files(finished / "demonstrations") == files(again / "demonstrations")
     weights = newest / "policy.safetensors"
@@ -212,7 +217,7 @@ def test_the_same_seed_gives_the_same_run(finished: Path, tmp_path: Path):
 
 
 def test_evaluation_is_the_same_number_every_time(copied: Path):
-    def measured() -> bytes:
+    def measured(run: Callable) -> bytes:
         completed = run("evaluate.py", f"checkpoint={copied}", "episodes=2", "num_envs=1", "threads=1")
         assert completed.returncode == 0, completed.stdout + completed.stderr
         assert "| all (2 + 2 + 2 + 2 episodes) |" in completed.stdout
@@ -220,8 +225,8 @@ def test_evaluation_is_the_same_number_every_time(copied: Path):
         (copied / "evaluation.json").unlink()
         return written
 
-    once = measured()
-    assert measured() == once
+    once = measured(run_program)
+    assert measured(start) == once  # in a process of its own, too
     found = json.loads(once)
     assert found["assets"] == "stand-in"
     assert found["task"]["suite"] == "libero_object"
@@ -232,7 +237,7 @@ def test_evaluation_is_the_same_number_every_time(copied: Path):
 def test_a_run_is_measured_on_mujoco_warp_and_with_what_it_was_not_trained_with(copied: Path):
     asked = ["sim=mjwarp", "episodes=2", "num_envs=2", "distributions=[wide]", "task.step_limit=4", "threads=1"]
     varied = ["task.randomisation.mass=[0.5,2]", "task.randomisation.evaluation=true"]
-    completed = run("evaluate.py", f"checkpoint={copied}", *asked, *varied)
+    completed = run_program("evaluate.py", f"checkpoint={copied}", *asked, *varied)
     assert completed.returncode == 0, completed.stdout + completed.stderr
     assert "| all (2 episodes) |" in completed.stdout
     found = json.loads((copied / "evaluation.json").read_bytes())
@@ -243,7 +248,7 @@ def test_a_run_is_measured_on_mujoco_warp_and_with_what_it_was_not_trained_with(
 
 def test_resuming_a_finished_run_changes_nothing(copied: Path):
     before = files(copied)
-    completed = run("train.py", f"resume={copied}")
+    completed = run_program("train.py", f"resume={copied}")
     assert completed.returncode == 0, completed.stdout + completed.stderr
     assert "success [95% interval]" in completed.stdout
     assert files(copied) == before
@@ -253,26 +258,26 @@ def test_a_run_whose_path_needs_quotes_is_resumed_and_evaluated(finished: Path, 
     copied = shutil.copytree(finished, tmp_path / "it's a, läuft=1")
     asked = shlex.split(resume_command(copied))[-1]
     assert asked.startswith('resume="')
-    completed = run("train.py", asked)
+    completed = run_program("train.py", asked)
     assert completed.returncode == 0, completed.stdout + completed.stderr
     assert "success [95% interval]" in completed.stdout
 
     def become(_: str, arguments: list[str]) -> None:
-        raise SystemExit(run(*arguments[1:], "episodes=1", "threads=1").returncode)
+        raise SystemExit(run_program(*arguments[1:], "episodes=1", "threads=1").returncode)
 
     monkeypatch.setattr(os, "execv", become)
     with pytest.raises(SystemExit, match="0"):
         train.run([asked, "eval_only=true"])
     assert (copied / "evaluation.json").exists()
     plain = shutil.copytree(finished, tmp_path / "plain")
-    assert run("train.py", f"resume='{plain}'").returncode == 0
+    assert run_program("train.py", f"resume='{plain}'").returncode == 0
     assert refused(train, "resume=/a,b").endswith("""got /a,b; write 'resume="/a,b"'""")
 
 
 def test_an_evaluation_with_a_slow_policy(copied: Path, refused):
     few = [f"checkpoint={copied}", "episodes=1", "num_envs=1", "threads=1", "distributions=[wide]"]
     slow = ["delay_s=0.1", "execution=inpaint", "executed=2"]
-    completed = run("evaluate.py", *few, *slow)
+    completed = run_program("evaluate.py", *few, *slow)
     assert completed.returncode == 0, completed.stdout + completed.stderr
     record = json.loads((copied / "evaluation.json").read_text())
     assert (record["delay_s"], record["execution"], record["task"]["executed"]) == (0.1, "inpaint", 2)
@@ -300,7 +305,7 @@ def test_eval_only_becomes_evaluate_with_the_options_it_has(finished: Path, monk
 
 
 def test_an_unknown_task_is_one_line_that_lists_the_tasks():
-    completed = run("train.py", "task=nope")
+    completed = start("train.py", "task=nope")
     assert completed.returncode == 1
     tasks = ", ".join(sorted(path.stem for path in (ROOT / "configs" / "task").glob("*.yaml")))
     assert "libero_pick, " in tasks
@@ -358,7 +363,6 @@ def test_wrong_flags_are_refused_in_one_line(capsys, arguments: list[str], messa
     assert message in line
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "key", "value"),
     [
@@ -368,17 +372,18 @@ def test_wrong_flags_are_refused_in_one_line(capsys, arguments: list[str], messa
     ],
 )
 def test_programs_for_recordings_have_the_flags_too(command: list[str], key: str, value: str):
-    completed = run(*command, "--cfg", "job")
+    completed = run_program(*command, "--cfg", "job")
     assert (completed.returncode, completed.stderr) == (0, "")
     assert yaml.safe_load(completed.stdout)[key] == value
 
 
 def test_a_job_of_a_sweep_is_the_run_alone(tmp_path: Path):
     small = ["task=quadrotor_hover", "env_steps=2000", "evaluation_starts=4", "evaluation_envs=4", "video=false"]
-    swept = run("train.py", "-m", *small, "seed=1,2", f"hydra.sweep.dir={tmp_path}")
+    small += ["task.step_limit=30", "threads=1"]
+    swept = start("train.py", "-m", *small, "seed=1,2", f"hydra.sweep.dir={tmp_path}")
     assert swept.returncode == 0, swept.stderr
     assert f"compare.py {tmp_path}/0 {tmp_path}/1" in swept.stdout
-    assert run("train.py", *small, "seed=1", f"output={tmp_path}/alone").returncode == 0
+    assert run_program("train.py", *small, "seed=1", f"output={tmp_path}/alone").returncode == 0
     for part in ("0", "alone"):
         shutil.move(next((tmp_path / part / "checkpoint").glob("0*/policy.safetensors")), tmp_path / f"{part}.weights")
     assert (tmp_path / "0.weights").read_bytes() == (tmp_path / "alone.weights").read_bytes()
@@ -389,7 +394,7 @@ def test_a_missing_extra_is_one_line_that_names_it(tmp_path: Path):
         "import sys; sys.modules['mujoco'] = None; import train; from embodied.command_line import program\n"
         "sys.exit(program.main(train.run, train.describe, sys.argv[1:]))"
     )
-    completed = run("-c", code, *SMALL, f"output={tmp_path / 'run'}")
+    completed = start("-c", code, *SMALL, f"output={tmp_path / 'run'}")
     assert completed.returncode == 1
     assert completed.stderr == "error: mujoco is not installed: pip install 'embodied-rl[libero]'\n"
     assert completed.stdout == ""
@@ -500,7 +505,7 @@ def test_an_unreadable_checkpoint_names_the_one_before(refused, copied: Path):
         assert f"{newest} cannot be read" in line
         assert line.endswith(f"; use {before}")
     assert not (copied / "evaluation.json").exists()
-    completed = run("train.py", f"resume={before}")
+    completed = run_program("train.py", f"resume={before}")
     assert completed.returncode == 0, completed.stdout + completed.stderr
     assert f"renamed to {newest}.aside" in completed.stderr
     assert "success [95% interval]" in completed.stdout

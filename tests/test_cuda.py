@@ -77,7 +77,7 @@ def test_agreement_is_relative_to_the_largest_value(tmp_path):
     assert entries["figures"] == {}
 
 
-@pytest.mark.slow
+@pytest.mark.evidence
 @pytest.mark.parametrize("name", PARTS)
 def test_parts_run_on_a_cpu(name: str, tmp_path):
     report = cuda.check({name: PARTS[name]}, "cpu", 5.0, tmp_path / "cuda.json", keep=False)

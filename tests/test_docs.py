@@ -44,6 +44,7 @@ def test_links_lead_to_files_and_headings(page: Path):
     assert not broken
 
 
+@pytest.mark.evidence
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=lambda page: page.name)
 def test_programs_run_as_they_are_printed(page: Path, tmp_path: Path):
     program = "\n".join(blocks(page))

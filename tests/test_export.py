@@ -1,8 +1,6 @@
 """export.py as a user runs it: from a checkpoint to files or a one-line error."""
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -19,10 +17,10 @@ from embodied.saving.checkpoint import Checkpoint
 from embodied.task import Sweep
 from real_robot.firmware.exporting import Export, Target
 from real_robot.firmware.samples import Samples
+from tests.programs import run_program
 from tests.real_robot.firmware import chunk_policies
 from tests.real_robot.firmware.policies import CONFIGS, contract, make
 
-ROOT = Path(__file__).parent.parent
 CONFIG = {
     # an unknown task: an export builds no task
     "choices": {"task": "somewhere_else", "policy": "mlp", "algorithm": "another"},
@@ -52,14 +50,7 @@ def ask(capsys):
 
 
 def test_a_checkpoint_becomes_c_whatever_its_task(trained: Path):
-    completed = subprocess.run(
-        [sys.executable, "export.py", f"checkpoint={trained}", "target=c"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
+    completed = run_program("export.py", f"checkpoint={trained}", "target=c")
     assert completed.returncode == 0, completed.stdout + completed.stderr
     assert completed.stderr == ""
     output = trained / "export" / "c"

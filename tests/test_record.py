@@ -20,6 +20,7 @@ from embodied.data.episodes import SUCCEEDED
 from real_robot.recording import driven, lerobot_reading
 from real_robot.recording.recording import Recording, Tick
 from real_robot.safety.safety import State, Verdict
+from tests.programs import run_program
 from train import GROUPS, TrainConfig
 
 ROOT = Path(__file__).parent.parent
@@ -177,22 +178,8 @@ def test_the_dataset_is_what_the_recording_is(folder: Path):
 def test_it_trains(folder: Path, tmp_path: Path, source: str):
     options = ["task=vehicle_navigate", "stages=[sft]", "sft.steps=400", "sft.batch=16", "evaluation_starts=2"]
     options += ["evaluation_envs=2", "num_envs=2", "task.step_limit=10", "policy.hidden=[16]", "threads=1"]
-    done = subprocess.run(
-        [
-            sys.executable,
-            "train.py",
-            *options,
-            "video=false",
-            f"demonstrations={folder / source}",
-            f"output={tmp_path / 'run'}",
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
+    options += ["video=false", f"demonstrations={folder / source}", f"output={tmp_path / 'run'}"]
+    done = run_program("train.py", *options)
     assert done.returncode == 0, done.stdout + done.stderr
     logged = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     losses = [row["sft/loss"] for row in logged if "sft/loss" in row]
@@ -238,16 +225,7 @@ def test_a_terminal_that_is_gone_stops_the_robot(tmp_path: Path):
     ],
 )
 def test_what_cannot_be_driven_is_one_line(options: list[str], message: str, tmp_path: Path):
-    done = subprocess.run(
-        [sys.executable, "record.py", *options, f"output={tmp_path / 'new'}"],
-        cwd=ROOT,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
+    done = run_program("record.py", *options, f"output={tmp_path / 'new'}")
     assert done.returncode == 1
     (line,) = done.stderr.strip().splitlines()
     assert re.search(message, line)

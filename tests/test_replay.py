@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +12,9 @@ from real_robot.recording.recorder import Recorder
 from real_robot.recording.recording import Recording
 from real_robot.robots.robot import Reading
 from real_robot.safety.safety import State, Verdict
+from tests.programs import run_program
 from tests.real_robot.recording.test_recording import CONTRACT, reading
 
-ROOT = Path(__file__).parent.parent
 WORDS = CONTRACT.observation | {"instruction": text_spec(16)}
 
 
@@ -38,14 +36,8 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "a.mcap"
 
 
-def program(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "replay.py", *arguments], cwd=ROOT, capture_output=True, text=True, check=False, timeout=120
-    )
-
-
 def test_it_tells_what_is_in_a_recording(file: Path):
-    done = program(str(file))
+    done = run_program("replay.py", str(file))
     assert done.stdout.splitlines() == [
         f'{file}, recorded with {{"robot": "arm"}}',
         "episode 0 stack the cups: success, 5 periods, 2 by a person; 1 held: stale measurement",
@@ -53,11 +45,11 @@ def test_it_tells_what_is_in_a_recording(file: Path):
     ]
     data = file.read_bytes()
     file.write_bytes(data[: data.index(b"embodied_end") - 5])
-    assert "it was not finished: the end is missing" in program(str(file)).stdout
+    assert "it was not finished: the end is missing" in run_program("replay.py", str(file)).stdout
 
 
 def test_foxglove_gets_a_layout_of_topics_that_are_there(file: Path):
-    assert "Import from file" in program(str(file), "viewer=foxglove").stdout
+    assert "Import from file" in run_program("replay.py", str(file), "viewer=foxglove").stdout
     layout = json.loads(Path(f"{file}.layout.json").read_text())
     panels = layout["configById"]
     tiles, waiting = [], [layout["layout"]]
@@ -73,12 +65,12 @@ def test_foxglove_gets_a_layout_of_topics_that_are_there(file: Path):
     drawn = [path["value"] for panel in panels.values() for path in panel.get("paths", ())]
     assert {re.fullmatch(r"(/embodied/[\w/]+)\.data\[\d\]", path)[1] for path in drawn} <= topics
     assert {"/embodied/observation/camera", panels["RawMessages!tick"]["topicPath"]} <= topics
-    assert "exists; choose another output" in program(str(file), "viewer=foxglove").stderr
+    assert "exists; choose another output" in run_program("replay.py", str(file), "viewer=foxglove").stderr
 
 
 def test_rerun_gets_pictures_curves_with_names_points_words_and_events(file: Path):
     rerun = pytest.importorskip("rerun", reason="needs the extra rerun")
-    done = program(str(file), "viewer=rerun", f"output={file.with_suffix('.rrd')}")
+    done = run_program("replay.py", str(file), "viewer=rerun", f"output={file.with_suffix('.rrd')}")
     assert done.returncode == 0, done.stderr
     assert "showed 10 control periods" in done.stdout
     columns: dict[str, dict[str, list]] = {}
@@ -96,7 +88,7 @@ def test_rerun_gets_pictures_curves_with_names_points_words_and_events(file: Pat
     said = [text for (text,) in columns["/events"]["TextLog:text"]]
     assert said[:4] == ["episode 0 of stack the cups", "holding: stale measurement", "active: ", "success"]
     assert said[-1] == "failure"
-    again = program(str(file), "viewer=rerun", f"output={file.with_suffix('.rrd')}")
+    again = run_program("replay.py", str(file), "viewer=rerun", f"output={file.with_suffix('.rrd')}")
     assert "exists; choose another output" in again.stderr
 
 
@@ -106,7 +98,7 @@ def test_what_cannot_be_shown_is_one_line(tmp_path: Path):
         ([str(tmp_path / "none.mcap")], "cannot read .*none.mcap"),
         (["a.mcap", "viewer=television"], "viewer"),
     ):
-        done = program(*arguments)
+        done = run_program("replay.py", *arguments)
         assert done.returncode == 1
         (line,) = done.stderr.strip().splitlines()
         assert re.search(message, line)

@@ -21,7 +21,7 @@ from embodied.algorithms.parts import Composite, iter_parts, name_of
 from embodied.algorithms.passes import META, VARIABLE, Passes, meta_observation, on_meta
 from embodied.contract import Contract
 from embodied.data.episodes import Episodes
-from embodied.data.replay import ChunkReplay, EpisodeReplay
+from embodied.data.store import EpisodeStore
 from embodied.environment import Transition
 from embodied.errors import UserError
 from embodied.placement.local import divides, own_share
@@ -199,8 +199,8 @@ class _Planned:
             places[self.config.storage] if self.device != "cpu" or self.config.storage is Storage.DISK else "cpu"
         )
         parts["rollout", storage_device] = length * count * row + count * self._observation_bytes()
-        replays = iter_parts(learner, (ChunkReplay, EpisodeReplay))
-        parts["replay", "cpu"] = sum(self._capacity(each) for each in replays) * row
+        decisions = self.config.env_steps // self.contract.executed
+        parts["replay", "cpu"] = sum(each.max_rows(decisions) for each in iter_parts(learner, (EpisodeStore,))) * row
         return parts
 
     def _learned(self, learner: object, rollout_length: int) -> Parts:
@@ -224,12 +224,6 @@ class _Planned:
             "activations": activations,
         }
         return {(part, self.device): size for part, size in parts.items()}
-
-    def _capacity(self, replay: ChunkReplay | EpisodeReplay) -> int:
-        """Rows of the buffer; episodes are copied when some are added, and dropped when a quarter too many."""
-        if isinstance(replay, ChunkReplay):
-            return replay.capacity
-        return 2 * min(round(1.25 * replay.capacity), self.config.env_steps // self.contract.executed)
 
     def _observation_bytes(self) -> int:
         return _bytes(_leaves(self.passes.observation(1)))

@@ -198,7 +198,9 @@ if os.environ.get("CI_ISAAC") == "required":  # by `make test-isaac`
     ENVIRONMENTS["isaac lab"] = isaac_lab
 
 
-@pytest.fixture(params=ENVIRONMENTS)
+@pytest.fixture(
+    params=[pytest.param(name, marks=pytest.mark.assets) if "libero" in name else name for name in ENVIRONMENTS]
+)
 def make(request) -> Iterator[Callable[..., NumberedStarts]]:
     """Makes environments, which are closed after the test."""
     made = []

@@ -18,13 +18,16 @@ OPTIONS = {
     "vehicle_navigate": ["task.lidar.beams=31", "task.vehicle.speed_max_m_s=2.5"],
 }
 """Of what a contract depends on."""
-NEEDS = {"isaac_lab": find_spec("isaaclab"), "libero_goal": os.environ.get("LIBERO_ASSETS")}
-NEEDS |= {"isaac_lab_cartpole": NEEDS["isaac_lab"], "libero_spatial": NEEDS["libero_goal"]}
-"""Of tasks, what may be missing here."""
+OFFICIAL = ("libero_goal", "libero_spatial")
+NEEDS = dict.fromkeys(("isaac_lab", "isaac_lab_cartpole"), find_spec("isaaclab"))
+NEEDS |= dict.fromkeys(OFFICIAL, os.environ.get("LIBERO_ASSETS"))
+"""What tasks need that may be missing here."""
 LATE = LatencyConfig(observation_s=[0.0, 0.1], observed=True)
 
 
-@pytest.fixture(params=names("task", GROUPS))
+@pytest.fixture(
+    params=[pytest.param(name, marks=[pytest.mark.assets] * (name in OFFICIAL)) for name in names("task", GROUPS)]
+)
 def task(request) -> Task:
     name = request.param
     if not NEEDS.get(name, True):

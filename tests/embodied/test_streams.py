@@ -11,6 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 TASK = ("task=quadrotor_hover", "threads=1", "num_envs=4", "evaluation_envs=4", "evaluation_starts=4", "video=false")
+TASK += ("task.step_limit=20",)
 SHORT = (*TASK, "env_steps=400", "evaluate_every_steps=null", "policy.hidden=[8]")
 LONG = (*TASK, "env_steps=100_000_000", "evaluate_every_steps=null", "policy.hidden=[8]")
 

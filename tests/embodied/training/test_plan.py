@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,9 +32,9 @@ from tests.embodied.reach import Reach
 from tests.embodied.training.test_experiment import ReachTask
 from tests.policies.vla import prismatic
 from tests.policies.vla.test_weights import save
+from tests.programs import run_program
 from train import GROUPS, TrainConfig
 
-ROOT = Path(__file__).parents[3]
 ENVS, LENGTH, ROWS = 32, 16, 128
 SMALL_PPO = PPOConfig(rollout_length=LENGTH, minibatch=ROWS, epochs=1, critic_warmup=0)
 CASES: dict[str, tuple[PolicyConfig, LearnerConfig]] = {
@@ -262,14 +259,7 @@ def planned_of(options: list[str]) -> Plan:
 
 def test_train_py_prints_it_and_leaves_nothing_behind(tmp_path: Path) -> None:
     options = ["task=vehicle_navigate", "policy=mlp", "algorithm=ppo", "policy.hidden=[1000000,1000000]", "plan=true"]
-    completed = subprocess.run(
-        [sys.executable, ROOT / "train.py", *options, f"output={tmp_path / 'run'}"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        check=False,
-    )
+    completed = run_program("train.py", *options, f"output={tmp_path / 'run'}", cwd=tmp_path)
     assert completed.returncode == 0, completed.stderr
     assert "TB" in completed.stdout + completed.stderr
     assert not list(tmp_path.iterdir())

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -22,8 +19,8 @@ from policies.vla.inputs import VOCABULARY, squared
 from policies.vla.model import untrained
 from policies.vla.pi0 import Pi0Config, Pi0Policy, Sampler
 from policies.vla.sizes import Size
+from tests.programs import run_program
 
-ROOT = Path(__file__).parents[3]
 TEXT = 16
 SEEING = Contract(
     {
@@ -240,14 +237,9 @@ def test_without_an_instruction_and_with_a_long_state() -> None:
     assert sum(weight.numel() for weight in made.parameters()) < 5_000_000
 
 
-def train(*options: str) -> subprocess.CompletedProcess:
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, "train.py", *RUN, *options]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
-
-
-def test_a_run_of_imitation_and_ppo_from_pictures(tmp_path: Path) -> None:
-    completed = train(f"output={tmp_path / 'run'}")
+def test_a_run_of_imitation_and_ppo_from_pictures(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    completed = run_program("train.py", *RUN, f"output={tmp_path / 'run'}")
     assert completed.returncode == 0, completed.stdout + completed.stderr
     report = json.loads((tmp_path / "run" / "report.json").read_text())
     assert report["task"] == "libero_pick"

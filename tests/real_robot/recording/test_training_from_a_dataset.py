@@ -1,10 +1,7 @@
 """train.py demonstrations=DATASET: a robot's recordings train a policy for a task with their contract."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +12,7 @@ import torch
 from embodied.algorithms.sft import SFTConfig
 from embodied.command_line.config import compose
 from embodied.contract import Contract
+from embodied.data.demonstrations import folder_of
 from embodied.data.episodes import read
 from embodied.errors import UserError
 from embodied.saving.tree import copy_tree
@@ -25,9 +23,8 @@ from real_robot.recording.recorder import Recorder
 from real_robot.recording.recording import Recording
 from real_robot.robots.robot import SimulatedRobot
 from real_robot.safety.safety import State, Verdict
+from tests.programs import Completed, run_program
 from train import GROUPS, TrainConfig
-
-ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
@@ -62,16 +59,8 @@ def fly(path: Path, episodes: int, thrust: float) -> None:
                 reading = robot.read()
 
 
-def train(*options: str) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, "train.py", *options, "threads=1", "video=false"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
+def train(*options: str) -> Completed:
+    return run_program("train.py", *options, "threads=1", "video=false")
 
 
 def test_a_recorded_flight_trains_before_rl(dataset: Path, tmp_path: Path):
@@ -111,7 +100,7 @@ def test_several_are_mixed_by_weight_and_a_run_gives_its_own_on(flown: Path, dat
     both = [*SMALL, f"demonstrations=[{dataset},{flown / 'b.mcap'}]", "demonstration_weights=[1,3]"]
     first = train(*both, f"output={tmp_path / 'first'}")
     assert first.returncode == 0, first.stderr
-    episodes, *_ = read(tmp_path / "first/demonstrations")
+    episodes, *_ = read(folder_of(tmp_path / "first"))
     assert episodes.dataset_index.tolist() == [0, 0, 0, 1, 1]
     low, high = episodes.actions[-1, 0], episodes.actions[0, 0]
     mixed = demonstrations([dataset, flown / "b.mcap"], contract(), tmp_path / "first", weights=[1, 3])

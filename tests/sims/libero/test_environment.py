@@ -21,6 +21,7 @@ from sims.libero.suite import load_tasks
 from tests.embodied.reach import FixedStarts
 
 TASKS = load_tasks("libero_object", [0, 3])
+pytestmark = pytest.mark.assets
 ASSETS = find_assets(os.environ.get("LIBERO_ASSETS") or "stand-in")
 
 

@@ -143,6 +143,7 @@ def test_of_several_objects_that_count_which_are_not_where_they_belong(sim):
     assert found == {"not placed": [], "dropped": [1], "wrong object": [], "no grasp": [0, 2, 3]}
 
 
+@pytest.mark.assets
 @pytest.mark.skipif(OFFICIAL.kind != "official", reason="needs LIBERO's assets")
 def test_of_knobs_and_drawers_there_is_nothing_to_tell():
     task = next(task for task in load_tasks("libero_goal") if task.name == "turn_on_the_stove")

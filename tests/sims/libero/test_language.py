@@ -15,6 +15,7 @@ from sims.libero.task import LiberoTask
 
 MILK = load_tasks("libero_object", ["pick_up_the_milk_and_place_it_in_the_basket"])[0]
 ALL = [task for suite in SUITES for task in load_tasks(suite)]
+pytestmark = pytest.mark.assets
 ASSETS = find_assets(os.environ.get("LIBERO_ASSETS") or "stand-in")
 
 

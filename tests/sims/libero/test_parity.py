@@ -126,6 +126,7 @@ def find_assets_official(root):
     return type(STAND_IN)(root, "official")
 
 
+@pytest.mark.assets
 @pytest.mark.skipif(TRACES is None or not TRACES.is_dir(), reason="needs LIBERO_ASSETS and the recordings beside it")
 @pytest.mark.parametrize("name", ["libero_object_4", "random_libero_90_33", "random_libero_goal_0"])
 def test_stock_libero_recordings(name, capsys):

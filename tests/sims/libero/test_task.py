@@ -16,6 +16,7 @@ from policies.libero_encoder import missing
 from sims.libero.suite import load_tasks
 from sims.libero.task import LiberoTask
 
+pytestmark = pytest.mark.assets
 ASSETS = os.environ.get("LIBERO_ASSETS") or "stand-in"
 
 

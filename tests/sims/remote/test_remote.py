@@ -305,7 +305,7 @@ def test_ctrl_c_is_the_parents_and_its_death_is_everyones():
     assert set(os.listdir("/dev/shm")) <= memory
 
 
-@pytest.mark.slow
+@pytest.mark.evidence
 def test_training_goes_on_where_a_process_is_killed(tmp_path: Path):
     memory = set(os.listdir("/dev/shm"))
     small = ["env_steps=6000", "num_envs=8", "evaluation_starts=4", "evaluation_envs=4", "task.step_limit=20"]

@@ -1,25 +1,14 @@
 """A swarm as a user trains, films, measures and exports it."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 from embodied.export.network import PRESENT
-
-ROOT = Path(__file__).parents[3]
+from tests.programs import run_program
 
 
 def run(program: str, *options: str) -> str:
-    completed = subprocess.run(
-        [sys.executable, program, *options],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
+    completed = run_program(program, *options)
     assert completed.returncode == 0, completed.stdout + completed.stderr
     return completed.stdout
 

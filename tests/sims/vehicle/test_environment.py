@@ -57,7 +57,10 @@ def test_who_touches_a_wall_has_failed():
     assert found.metrics["collision"].tolist() == [0.0, 1.0, 0.0, 0.0]
     assert found.failures["collision"].tolist() == [False, True, False, False]
     assert found.reward[1, 0] < -7.0
-    assert env.step(torch.zeros(4, 1, 2)).metrics["collision"].tolist() == [0.0, 1.0, 0.0, 0.0]  # still
+    after = env.step(torch.zeros(4, 1, 2))
+    assert after.metrics["collision"].tolist() == [0.0, 1.0, 0.0, 0.0]  # still
+    assert after.reward[1, 0] == 0.0
+    assert after.reward[0, 0] != 0.0
 
 
 def test_changes_of_the_turning_command_cost_in_half_its_range():

@@ -9,6 +9,7 @@ from sims.libero.environment import LiberoEnvironment
 from sims.libero.expert.expert import Expert, Phase
 from sims.libero.suite import load_tasks
 
+pytestmark = pytest.mark.assets
 ASSETS = find_assets(os.environ.get("LIBERO_ASSETS") or "stand-in")
 
 

@@ -15,6 +15,7 @@ from sims.libero.scene.placement import Placement
 from sims.libero.scene.scene import build_scene
 from sims.libero.suite import load_tasks
 
+pytestmark = pytest.mark.assets
 SIZE = 48
 TASKS = load_tasks("libero_object", [0, 1])
 VARIED = Randomisation(light=[0.3, 0.6], light_colour=0.3, light_m=0.5, camera_m=0.05, camera_rad=0.1)

@@ -18,6 +18,7 @@ from sims.libero.scene.scene import build_scene
 from sims.libero.suite import initial_states, load_tasks
 from sims.opengl import context, opengl
 
+pytestmark = pytest.mark.assets
 SIZE = 96
 AWAY = (0.0, 0.0, -3.0)  # under the floor
 

@@ -19,7 +19,7 @@ from sims.libero.scene.placement import Placement
 from sims.libero.scene.scene import build_scene
 from sims.libero.suite import load_tasks
 
-pytestmark = pytest.mark.skipif(rasteriser.library() is None, reason="no C compiler")
+pytestmark = [pytest.mark.assets, pytest.mark.skipif(rasteriser.library() is None, reason="no C compiler")]
 OFFICIAL = find_assets().root is not None
 TASKS = [*load_tasks("libero_object", [0, 3])]
 if OFFICIAL:

@@ -18,7 +18,7 @@ from sims.libero.scene.scene import build_scene
 from sims.libero.suite import load_tasks
 
 ASSETS = os.environ.get("LIBERO_ASSETS")
-pytestmark = pytest.mark.skipif(not ASSETS, reason="LIBERO_ASSETS is not set")
+pytestmark = [pytest.mark.assets, pytest.mark.skipif(not ASSETS, reason="LIBERO_ASSETS is not set")]
 
 
 def make(suite="libero_goal", index=1, **options):

@@ -22,7 +22,10 @@ from sims.libero.scene.stand_ins import STAND_INS, stand_in_model
 from sims.libero.suite import SUITES, initial_states, load_tasks
 from tests.sims.libero.scene.test_scene import assert_same_physics
 
-pytestmark = pytest.mark.skipif(not os.environ.get("LIBERO_ASSETS"), reason="LIBERO_ASSETS is not set")
+pytestmark = [
+    pytest.mark.assets,
+    pytest.mark.skipif(not os.environ.get("LIBERO_ASSETS"), reason="LIBERO_ASSETS is not set"),
+]
 
 
 @pytest.fixture(scope="module")

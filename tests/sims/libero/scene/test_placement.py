@@ -14,6 +14,7 @@ from sims.libero.scene.placement import Placement
 from sims.libero.scene.scene import build_scene, satisfied
 from sims.libero.suite import initial_states, load_tasks
 
+pytestmark = pytest.mark.assets
 SCENE = build_scene(load_tasks("libero_object", [0])[0], find_assets(os.environ.get("LIBERO_ASSETS") or "stand-in"))
 ARM = SCENE.arm_qposadr
 

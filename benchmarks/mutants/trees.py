@@ -1,0 +1,111 @@
+"""Copies of the tree in which tests run, each test run in a fork of a process that has imported the slow packages."""
+
+import contextlib
+import ctypes
+import multiprocessing
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import hypothesis
+import numpy
+import pytest
+import tensordict
+import torch
+
+from benchmarks.mutants import trace
+from benchmarks.mutants.coverage import Record, Recorder
+from benchmarks.mutants.operators import Fault
+
+PRELOADED = (hypothesis, numpy, pytest, tensordict, torch)
+IGNORED = shutil.ignore_patterns(".git", ".venv*", "__pycache__", "outputs", "build", "dist", ".*_cache", ".hypothesis")
+OPTIONS = ["-q", "-p", "no:cacheprovider", "-m", "not slow"]
+RECORDING_LIMIT_S = 900.0
+"""A test file that runs longer is of no use here."""
+
+LIMIT_FACTOR, LIMIT_SLACK_S = 4.0, 45.0
+"""Tests that take this many times as long as without the fault, plus this much, count as hanging, and so as caught."""
+
+PR_SET_PDEATHSIG = 1
+
+
+def end_with_parent() -> None:
+    """End this process when its parent ends, however that ends (on Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+class Tree:
+    """One copy of the tree."""
+
+    def __init__(self, root: Path, directory: str) -> None:
+        self.path = Path(tempfile.mkdtemp(dir=directory)).resolve()
+        shutil.copytree(root, self.path, ignore=IGNORED, dirs_exist_ok=True)
+        # Child processes of tests record functions, too: Python imports `sitecustomize` when it starts.
+        hook = self.path / "build" / "trace"
+        hook.mkdir(parents=True)
+        shutil.copy(trace.__file__, hook / "sitecustomize.py")
+        with (hook / "sitecustomize.py").open("a") as file:
+            file.write("\n\nstart()\n")
+
+    def record(self, test_file: str) -> Record:
+        """Run `test_file` and record what it executes; a file that takes too long gives an empty record."""
+        log, saved = self.path / "build" / "calls.tsv", self.path / "build" / "record.json"
+        log.write_text("")
+        saved.unlink(missing_ok=True)
+
+        def run() -> int:
+            os.environ |= {trace.TREE: str(self.path), trace.LOG: str(log)}
+            os.environ["PYTHONPATH"] = f"{self.path}/build/trace:{self.path}"
+            recorder = Recorder()
+            trace.enter("")
+            trace.start()
+            status = pytest.main([*OPTIONS, test_file], plugins=[recorder])
+            recorder.complete(log).save(saved)
+            return status
+
+        self._fork(run, RECORDING_LIMIT_S)
+        return Record.load(saved) if saved.exists() else Record(failed=[test_file])
+
+    def outcome(self, fault: Fault, tests: list[str], usual_s: float) -> str:
+        """`caught`, `survived` or `timed out`: insert `fault`, run `tests`, restore the file."""
+        path = self.path / fault.file
+        text = path.read_text()
+        path.write_text(fault.apply(text))
+        try:
+            status = self._fork(lambda: pytest.main(["-x", *OPTIONS, *tests]), LIMIT_FACTOR * usual_s + LIMIT_SLACK_S)
+        finally:
+            path.write_text(text)
+        return "timed out" if status is None else "caught" if status else "survived"
+
+    def _fork(self, run: Callable[[], int], limit_s: float) -> int | None:
+        """Exit status of `run` in a fork that works in the tree; None, after ending all it started, if it hangs."""
+
+        def work() -> None:
+            os.setsid()
+            end_with_parent()
+            with (self.path / "build" / "pytest.log").open("w") as file:
+                os.dup2(file.fileno(), 1)
+                os.dup2(file.fileno(), 2)
+            os.chdir(self.path)
+            sys.path.insert(0, str(self.path))
+            for name in [name for name in sys.modules if name.split(".")[0] == "benchmarks"]:
+                del sys.modules[name]  # tests import their own from the copy
+            # A cached module is identified by its time and size, which a fault may keep.
+            sys.dont_write_bytecode = True
+            os.environ |= {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(self.path), "OMP_NUM_THREADS": "1"}
+            sys.exit(run())
+
+        process = multiprocessing.get_context("fork").Process(target=work)
+        process.start()
+        process.join(limit_s)
+        status = process.exitcode
+        assert process.pid is not None
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # including programs that tests left behind
+        process.join()
+        return status
