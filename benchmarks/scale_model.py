@@ -42,8 +42,8 @@ from embodied.algorithms.ppo import PPOConfig  # noqa: E402
 from embodied.environment import Transition  # noqa: E402
 from embodied.environments.wrapping import WrappedEnvironment  # noqa: E402
 from embodied.placement.collectors import RemoteCollectors  # noqa: E402
-from embodied.placement.ray import Actors, RayConfig, cluster, library  # noqa: E402
-from embodied.placement.worker import Recipe, part_of  # noqa: E402
+from embodied.placement.ray import RayCollectors, RayConfig, cluster, library  # noqa: E402
+from embodied.placement.worker import CollectorRecipe, part_of  # noqa: E402
 from embodied.policy import TrainablePolicy  # noqa: E402
 from embodied.report.markdown import table  # noqa: E402
 from embodied.rollout.joining import joined  # noqa: E402
@@ -178,46 +178,46 @@ class Others:
 
 
 @contextmanager
-def crew_of(count: int, computing: bool, policy: TrainablePolicy) -> Iterator[tuple[Actors, Any]]:
+def pool_of(count: int, computing: bool, policy: TrainablePolicy) -> Iterator[tuple[RayCollectors, Any]]:
     """Make collectors and their learner."""
     env = HoverTask().environment(ENVIRONMENTS, "robust", "train", 0, "cpu")
     learner, _ = build(env, policy, ALGORITHM, None, 0)
-    recipe = Recipe(partial(slow, computing), learner.collector, ALGORITHM.remote_starts, policy)
-    crew = Actors(RayConfig(collectors=count), recipe, count * ENVIRONMENTS)
+    recipe = CollectorRecipe(partial(slow, computing), learner.collector, ALGORITHM.remote_starts, policy)
+    pool = RayCollectors(RayConfig(collectors=count), recipe, count * ENVIRONMENTS)
     try:
-        yield crew, learner
+        yield pool, learner
     finally:
-        crew.close()
+        pool.close()
 
 
-def measured(crew: Actors, learner: Any, policy: TrainablePolicy, staleness: int) -> dict[str, float]:  # noqa: ANN401
+def measured(pool: RayCollectors, learner: Any, policy: TrainablePolicy, staleness: int) -> dict[str, float]:  # noqa: ANN401
     """Measure control steps per second, and the share of dropped rollouts."""
-    collectors = RemoteCollectors(crew, policy, max_staleness=staleness)
+    collectors = RemoteCollectors(pool, policy, max_staleness=staleness)
     steps = iterations(learner, collectors, T, 10**9)  # type: ignore[arg-type]
     steps_before = [each.env_steps for each in islice(steps, WARM_UP + staleness)][-1]
     start_s, dropped = time.perf_counter(), collectors.dropped
     steps_after = [each.env_steps for each in islice(steps, UPDATES)][-1]
     took, dropped = time.perf_counter() - start_s, collectors.dropped - dropped
     rollouts = (steps_after - steps_before) / (T * ENVIRONMENTS)
-    while any(slot.busy for slot in crew.slots):
-        crew.hear()
+    while any(handle.pending for handle in pool.handles):
+        pool.receive()
     # dropped rollouts as a share of all that arrived
     return {"steps_per_s": (steps_after - steps_before) / took, "dropped": dropped / (rollouts + dropped)}
 
 
-def sending(crew: Actors, policy: TrainablePolicy, rounds: int = 12) -> dict[str, float]:
+def sending(pool: RayCollectors, policy: TrainablePolicy, rounds: int = 12) -> dict[str, float]:
     """Measure transfers of weights and rollouts (learner's time, latency, memory), and the spread of collections."""
-    publish_spent, publish = timed(crew.publish)
-    ask_spent, ask = timed(crew.ask)
+    publish_spent, publish = timed(pool.publish)
+    ask_spent, ask = timed(pool.request)
     join_spent, join = timed(joined)
-    ways, hears, took, sent_before = [], [], [], crew.sent_bytes
+    ways, hears, took, sent_before = [], [], [], pool.sent_bytes
     for version in range(rounds):
         publish({name: part.detach() for name, part in policy.state_dict().items()})
         start = Spent.by_now()
-        ask(crew.slots[0], version, T)
+        ask(pool.handles[0], version, T)
         rollouts: list[Any] = []
         while not rollouts:
-            rollouts = crew.hear()
+            rollouts = pool.receive()
         spent = Spent.by_now().since(start)
         rollout = join([rollouts[0][1]])
         took.append(rollout.simulation_s + rollout.policy_s)
@@ -230,7 +230,7 @@ def sending(crew: Actors, policy: TrainablePolicy, rounds: int = 12) -> dict[str
         "receive_s": middle(hears) + middle(each.cpu for each in join_spent),
         "transit_s": max(0.0, middle(ways)),
         "spread": statistics.stdev(took[1:]) / statistics.mean(took[1:]),
-        "weights_mb": (crew.sent_bytes - sent_before) / rounds / 1e6,
+        "weights_mb": (pool.sent_bytes - sent_before) / rounds / 1e6,
         "rollout_mb": rollout.placement_metrics["received_mb"],
     }
 
@@ -239,9 +239,9 @@ def row(computing: bool, staleness: tuple[int, ...], runs: int, others: Others) 
     """Row of the parts, measurements with 1, 2 and 4 collectors, and the model's predictions of them."""
     costs = parts(computing)
     policy = new_policy()
-    with crew_of(1, computing, policy) as (crew, _):
-        RemoteCollectors(crew, policy).collect(T)
-        sent = sending(crew, policy)
+    with pool_of(1, computing, policy) as (pool, _):
+        RemoteCollectors(pool, policy).collect(T)
+        sent = sending(pool, policy)
     sizes = {name: round(sent.pop(name), 4) for name in ("weights_mb", "rollout_mb")}
     costs = replace(costs, **sent, round_trip_s=others.round_trip_s())
     measurements: dict[tuple[int, int], list[dict[str, float]]] = {(n, s): [] for n in PROCESSES for s in staleness}
@@ -249,9 +249,9 @@ def row(computing: bool, staleness: tuple[int, ...], runs: int, others: Others) 
     for _ in range(runs):
         for count in PROCESSES:
             core_counts.append(others.speeds())
-            with crew_of(count, computing, policy) as (crew, learner):
+            with pool_of(count, computing, policy) as (pool, learner):
                 for each in staleness:
-                    measurements[count, each].append(measured(crew, learner, policy, each))
+                    measurements[count, each].append(measured(pool, learner, policy, each))
                     print(computing, count, each, measurements[count, each][-1], os.getloadavg()[0], flush=True)
     cores = tuple(statistics.median(each) for each in zip(*core_counts, strict=True))
     checks = []

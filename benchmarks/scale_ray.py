@@ -34,8 +34,8 @@ from embodied.algorithms.ppo import PPOConfig  # noqa: E402
 from embodied.environment import Transition  # noqa: E402
 from embodied.environments.wrapping import WrappedEnvironment  # noqa: E402
 from embodied.placement.collectors import RemoteCollectors  # noqa: E402
-from embodied.placement.ray import Actors, RayConfig, cluster, library  # noqa: E402
-from embodied.placement.worker import Recipe, part_of  # noqa: E402
+from embodied.placement.ray import RayCollectors, RayConfig, cluster, library  # noqa: E402
+from embodied.placement.worker import CollectorRecipe, part_of  # noqa: E402
 from embodied.report.markdown import table  # noqa: E402
 from embodied.rollout.random_play import first_decisions  # noqa: E402
 from embodied.saving.json_text import dumps_rows  # noqa: E402
@@ -89,10 +89,10 @@ def training(count: int) -> Iterator[Iterator[Iteration]]:
         config = RayConfig(collectors=CPUS * count, address=address)
         with cluster(config):
             learner, _ = build(env, policy, ALGORITHM, None, 0)
-            recipe = Recipe(slow, learner.collector, ALGORITHM.remote_starts, policy)
-            crew = Actors(config, recipe, NUM_ENVS)
-            yield iterations(learner, RemoteCollectors(crew, policy), T, 10**9)
-            crew.close()
+            recipe = CollectorRecipe(slow, learner.collector, ALGORITHM.remote_starts, policy)
+            pool = RayCollectors(config, recipe, NUM_ENVS)
+            yield iterations(learner, RemoteCollectors(pool, policy), T, 10**9)
+            pool.close()
 
 
 def throughput(count: int, repeats: int) -> float:

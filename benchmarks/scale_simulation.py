@@ -22,8 +22,8 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from embodied.errors import UserError
-from embodied.placement.collectors import RemoteCollectors
-from embodied.placement.worker import Place
+from embodied.placement.collectors import CollectorPool, RemoteCollectors
+from embodied.placement.worker import CollectorSpec
 from embodied.policy import TrainablePolicy
 from embodied.rollout.rollout import Rollout
 
@@ -223,28 +223,26 @@ class Server:
 
 
 @dataclass
-class Slot:
+class SimulatedCollector:
     """A simulated collector."""
 
-    place: Place
-    asked: deque[int] = field(default_factory=deque)  # versions
-    busy: int = 0
+    spec: CollectorSpec
+    requests: deque[int] = field(default_factory=deque)  # versions
+    pending: int = 0
     """Number of requested rollouts that the learner has not received yet."""
     busy_s: float = 0.0
     ready = True
 
 
-class Simulated:
-    """A `Crew` in simulated time."""
-
-    lost_episodes = lost_collectors = sent_bytes = 0
+class Simulated(CollectorPool):
+    """A `CollectorPool` in simulated time."""
 
     def __init__(self, costs: Costs, setting: Setting, seed: int) -> None:
         self.costs, self.clock, self.random = costs, Clock(), random.Random(seed)
         self.cores = Cores(self.clock, setting.speeds)
         self.server = Server(self.clock, self.cores, costs) if setting.central else None
-        self.slots = [Slot(Place(number, number, 1)) for number in range(setting.collectors)]
-        self.arrived: list[tuple[Slot, int]] = []
+        self.handles = [SimulatedCollector(CollectorSpec(number, number, 1)) for number in range(setting.collectors)]
+        self.arrived: list[tuple[SimulatedCollector, int]] = []
         self.learner_s = 0.0
 
     def work(self, seconds: float) -> None:
@@ -259,50 +257,50 @@ class Simulated:
         """Simulate the time of publishing weights."""
         self.work(self.costs.publish_s)
 
-    def ask(self, slot: Slot, version: int, decisions: int) -> None:
-        """Request a rollout of `slot`, which begins at once or after its current one."""
+    def request(self, handle: SimulatedCollector, version: int, decisions: int) -> None:
+        """Request a rollout of `handle`, which begins at once or after its current one."""
         self.work(self.costs.ask_s)
-        slot.asked.append(version)
-        slot.busy += 1
-        if len(slot.asked) == 1:
-            self._begin(slot)
+        handle.requests.append(version)
+        handle.pending += 1
+        if len(handle.requests) == 1:
+            self._begin(handle)
 
-    def hear(self) -> list[tuple[Slot, Rollout]]:
-        """Wait for a rollout; returns all that have arrived, each with one environment instead of all of the slot's."""
+    def receive(self) -> list[tuple[SimulatedCollector, Rollout]]:
+        """Wait for a rollout; returns all that have arrived, each with one environment instead of the collector's."""
         self.clock.until(lambda: self.arrived)
         rollouts, self.arrived = self.arrived, []
-        for slot, _ in rollouts:
-            slot.busy -= 1
+        for handle, _ in rollouts:
+            handle.pending -= 1
         self.work(self.costs.receive_s * len(rollouts))
-        return [(slot, _rollout(version)) for slot, version in rollouts]
+        return [(handle, _rollout(version)) for handle, version in rollouts]
 
-    def _begin(self, slot: Slot) -> None:
+    def _begin(self, handle: SimulatedCollector) -> None:
         spread = math.sqrt(math.log1p(self.costs.spread**2))  # of a log-normal distribution with a mean of 1
         factor = self.random.lognormvariate(-(spread**2) / 2, spread)
         self.clock.after(
-            self.costs.transit_s, partial(self._decide, slot, self.costs.decisions, factor, self.clock.now)
+            self.costs.transit_s, partial(self._decide, handle, self.costs.decisions, factor, self.clock.now)
         )
 
-    def _decide(self, slot: Slot, left: int, factor: float, began: float) -> None:
+    def _decide(self, handle: SimulatedCollector, left: int, factor: float, began: float) -> None:
         """Simulate the next of `left` remaining decisions."""
         costs = self.costs
         if not left:
-            return self._come(slot, began)
-        following = partial(self._decide, slot, left - 1, factor, began)
+            return self._come(handle, began)
+        following = partial(self._decide, handle, left - 1, factor, began)
         computed = partial(self.clock.after, costs.wait_s * factor, following)
         if self.server:
             return self.server.act(partial(self.cores.serve, costs.step_s * factor, computed))
         act_s = costs.act(costs.environments)
         if self.cores.speeds is None:  # no other event happens between its decisions
             decision = act_s + factor * (costs.step_s + costs.wait_s)
-            return self.clock.after(left * decision, partial(self._come, slot, began))
+            return self.clock.after(left * decision, partial(self._come, handle, began))
         self.cores.serve(act_s + costs.step_s * factor, computed)
 
-    def _come(self, slot: Slot, began: float) -> None:
-        slot.busy_s += self.clock.now - began
-        self.arrived.append((slot, slot.asked.popleft()))
-        if slot.asked:
-            self._begin(slot)
+    def _come(self, handle: SimulatedCollector, began: float) -> None:
+        handle.busy_s += self.clock.now - began
+        self.arrived.append((handle, handle.requests.popleft()))
+        if handle.requests:
+            self._begin(handle)
 
 
 def simulate(costs: Costs, setting: Setting, *, updates: int = 20, seed: int = 0) -> Outcome:
@@ -313,18 +311,18 @@ def simulate(costs: Costs, setting: Setting, *, updates: int = 20, seed: int = 0
     """
     if updates < 1:
         raise UserError(f"expected updates of at least 1, got {updates}")
-    crew = Simulated(costs, setting, seed)
-    collectors = RemoteCollectors(crew, cast(TrainablePolicy, _NoWeights()), max_staleness=setting.max_staleness)
-    counts_before, rollouts, ages = _counts(crew, collectors), 0, 0.0
+    pool = Simulated(costs, setting, seed)
+    collectors = RemoteCollectors(pool, cast(TrainablePolicy, _NoWeights()), max_staleness=setting.max_staleness)
+    counts_before, rollouts, ages = _counts(pool, collectors), 0, 0.0
     for update in range(WARM_UP + setting.max_staleness + updates):
         if update == WARM_UP + setting.max_staleness:
-            counts_before, rollouts, ages = _counts(crew, collectors), 0, 0.0
+            counts_before, rollouts, ages = _counts(pool, collectors), 0, 0.0
         rollout = collectors.collect(1)
         count = rollout.done.shape[1]
         rollouts, ages = rollouts + count, ages + count * rollout.placement_metrics["staleness"]
-        crew.work(costs.update(count * costs.decisions * costs.environments))
+        pool.work(costs.update(count * costs.decisions * costs.environments))
         collectors.version += 1
-    counts_after = _counts(crew, collectors)
+    counts_after = _counts(pool, collectors)
     took, learner, collected, acted, dropped = (new - old for new, old in zip(counts_after, counts_before, strict=True))
     return Outcome(
         rollouts * costs.decisions * costs.environments / took,
@@ -336,9 +334,9 @@ def simulate(costs: Costs, setting: Setting, *, updates: int = 20, seed: int = 0
     )
 
 
-def _counts(crew: Simulated, collectors: RemoteCollectors) -> tuple[float, ...]:
-    acted = crew.server.busy_s if crew.server else 0.0
-    return crew.clock.now, crew.learner_s, sum(slot.busy_s for slot in crew.slots), acted, collectors.dropped
+def _counts(pool: Simulated, collectors: RemoteCollectors) -> tuple[float, ...]:
+    acted = pool.server.busy_s if pool.server else 0.0
+    return pool.clock.now, pool.learner_s, sum(handle.busy_s for handle in pool.handles), acted, collectors.dropped
 
 
 class _NoWeights:

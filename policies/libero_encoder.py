@@ -248,8 +248,6 @@ class ObjectEncoder(Encoder):
         """
         mask, related = observation["object_mask"], words.new_zeros(*words.shape[:2], RELATION_WIDTH)
         has_namesake = namesakes(observation["object_names"], mask)
-        if mask.is_meta:  # shapes alone, see embodied/training/plan.py: as if no object had a namesake
-            return related
         rows, objects = has_namesake.nonzero(as_tuple=True)
         if not torch.jit.is_tracing() and not len(rows):  # an exported graph has no branches
             return related

@@ -12,6 +12,7 @@ from typing import Any, cast
 import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from embodied.algorithms.micro_batch import rows_within, saved_bytes
 from embodied.contract import Contract
@@ -19,6 +20,10 @@ from embodied.policy import Decision, TrainablePolicy
 from embodied.rollout.memory import STARTED, Memory
 
 META = torch.device("meta")
+LONG = 2**31 - 1
+"""Integers that are read from the meta device: a length, which leaves shapes as they are."""
+aten = torch.ops.aten
+READING = (aten._to_copy.default, aten._local_scalar_dense.default, aten.nonzero.default, aten.equal.default)
 VARIABLE = 8
 """Assumed length of an axis whose length the contract leaves open."""
 
@@ -89,6 +94,35 @@ class Passes:
         rows = max(1, rows // length) if self.has_memory else rows
         rows = rows_within(memory_gb, rows, evaluated)
         return saved_bytes(lambda: evaluated(rows))
+
+
+class MetaValues(TorchDispatchMode):
+    """Mode in which values on the meta device can be read, so that code that depends on values runs there.
+
+    Tensors that are copied from there are zeros, their numbers 0.0 or `LONG`, booleans True, and equal to all others;
+    none is nonzero.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
+        """Call the operator `func`, unless it reads values of a tensor on the meta device."""
+        kwargs = kwargs or {}
+        if func in READING and args[0].is_meta:
+            return self._read(func, args[0], kwargs)
+        return func(*args, **kwargs)
+
+    def _read(self, func: Any, tensor: Tensor, kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
+        device = torch.device(kwargs.get("device") or META)
+        if func is aten._to_copy.default:
+            return (
+                func(tensor, **kwargs)
+                if device == META
+                else torch.zeros(tensor.shape, dtype=kwargs.get("dtype") or tensor.dtype, device=device)
+            )
+        if func is aten.nonzero.default:
+            return tensor.new_empty(0, tensor.ndim, dtype=torch.int64)
+        if func is aten.equal.default or tensor.dtype is torch.bool:
+            return True
+        return 0.0 if tensor.is_floating_point() else LONG
 
 
 def meta_observation(contract: Contract, *batch: int) -> TensorDict:

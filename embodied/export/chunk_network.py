@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from tensordict import TensorDict
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 
 from embodied.contract import Contract, TensorSpec
 from embodied.errors import UserError
@@ -81,26 +81,16 @@ def check(specs: Mapping[str, TensorSpec], observation: TensorDict) -> None:
         raise UserError(f"expected as many rows of each of these, at least one, got {lengths}")
 
 
-class Candidates(Protocol):
-    """Methods of a policy that a network needs."""
-
-    def candidates(self, observation: TensorDict, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Deterministic chunks [N, C, H, A] from `noise` [N, C, G, A], and their advantage [N, C] if C > 1."""
-        ...
-
-    def example(self, count: int, rows: int, generator: Generator) -> TensorDict:
-        """Random observations [count] with word ids; axes of variable length have `rows`."""
-        ...
-
-
 class ChunkNetwork(nn.Module):
     """Network from observations, in the order of `contract`, and noise to the best candidate's actions [N, K, A].
 
-    `contract` lists the observations that are read. `policy` is a module that computes `Candidates`, with its weights
-    on the CPU.
+    `contract` lists the observations that are read. `policy` is a module with its weights on the CPU, and two methods:
+    `candidates(observation, noise)` returns deterministic chunks [N, C, H, A] from noise [N, C, G, A] and their
+    advantage [N, C] (any if C = 1); `example(count, rows, generator)` returns random observations [count] with word
+    ids, in which axes of variable length have `rows`.
     """
 
-    policy: Any  # a module of the protocol Candidates, which Python cannot express
+    policy: Any
 
     def __init__(
         self,

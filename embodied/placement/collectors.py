@@ -11,15 +11,16 @@ from __future__ import annotations
 
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from torch import Tensor
 
 from embodied import seeding
-from embodied.placement.worker import Place
+from embodied.placement.worker import CollectorSpec
 from embodied.policy import TrainablePolicy
 from embodied.rollout.joining import joined
 from embodied.rollout.rollout import Rollout
@@ -27,62 +28,67 @@ from embodied.rollout.rollout import Rollout
 log = logging.getLogger(__name__)
 
 
-class Slot(Protocol):
-    """Handle of one collector."""
+@dataclass
+class CollectorHandle:
+    """Handle of one collector, with its requests that have no result yet, oldest first."""
 
-    place: Place
+    spec: CollectorSpec
+    requests: deque[Any] = field(default_factory=deque, kw_only=True)
 
     @property
     def ready(self) -> bool:
         """Whether its environments exist."""
-        ...
+        raise NotImplementedError
 
     @property
-    def busy(self) -> int:
+    def pending(self) -> int:
         """Number of requested rollouts that it has not yet returned."""
-        ...
+        return len(self.requests) if self.ready else 0
 
 
-class Crew(Protocol):
-    """Collectors in other processes."""
+class CollectorPool(ABC):
+    """Collectors in threads or other processes; the counters only grow."""
 
-    lost_episodes: int
-    """Number of episodes that were lost with collectors; this and the following counters only grow."""
-    lost_collectors: int
-    sent_bytes: int
+    handles: Sequence[Any]
+    """A `CollectorHandle` of each collector."""
+    lost_episodes: int = 0
+    """Number of episodes that were lost with collectors."""
+    lost_collectors: int = 0
+    sent_bytes: int = 0
 
-    @property
-    def slots(self) -> Sequence[Slot]:
-        """Handles of all collectors."""
-        ...
-
+    @abstractmethod
     def publish(self, weights: Mapping[str, Tensor]) -> None:
         """Set the `weights`, which the learner will change in place, of all rollouts that are requested from now on."""
-        ...
 
-    def ask(self, slot: Any, version: int, decisions: int) -> None:  # noqa: ANN401 - one of its slots
-        """Request a rollout from `slot` by the weights of `version`."""
-        ...
+    @abstractmethod
+    def request(self, handle: Any, version: int, decisions: int) -> None:  # noqa: ANN401 - one of its handles
+        """Request a rollout by the published weights, which are those of `version`."""
 
-    def hear(self) -> list[tuple[Any, Rollout]]:
+    @abstractmethod
+    def receive(self) -> list[tuple[Any, Rollout]]:
         """Wait briefly, and return the rollouts that have arrived; dead collectors are replaced.
 
         Raises:
             UserError: if there has been no collector for too long.
         """
-        ...
 
 
 class RemoteCollectors:
-    """Source of the rollouts of a `crew`, like a `Collector`; the weights are those of `policy`, in this process.
+    """Source of the rollouts of a `pool`, like a `Collector`; the weights are those of `policy`, in this process.
 
     At the beginning it waits at most `patience_s` for all collectors.
     """
 
     def __init__(
-        self, crew: Crew, policy: TrainablePolicy, *, seed: int = 0, max_staleness: int = 0, patience_s: float = 300.0
+        self,
+        pool: CollectorPool,
+        policy: TrainablePolicy,
+        *,
+        seed: int = 0,
+        max_staleness: int = 0,
+        patience_s: float = 300.0,
     ) -> None:
-        self.crew, self.policy, self.seed = crew, policy, seed
+        self.pool, self.policy, self.seed = pool, policy, seed
         self.max_staleness, self.patience_s = max_staleness, patience_s
         self.generator = seeding.generator(seed, "noise", device=policy.device)
         self.version = 0  # number of updates so far
@@ -101,7 +107,7 @@ class RemoteCollectors:
         if not self._begun:
             self._await_all()
         began = time.perf_counter()
-        self.crew.publish({name: part.detach() for name, part in self.policy.state_dict().items()})
+        self.pool.publish({name: part.detach() for name, part in self.policy.state_dict().items()})
         rollouts = self._ready(decisions) if self.max_staleness else self._synchronous(decisions)
         waited_s = time.perf_counter() - began
         rollout = joined(rollouts)
@@ -122,13 +128,13 @@ class RemoteCollectors:
 
     def _counted(self) -> tuple[int, dict[str, float]]:
         """Number of episodes lost with collectors since the last rollout, and metrics for the log."""
-        crew = self.crew
+        pool = self.pool
         # differences of the counters since the last rollout
-        now = (crew.lost_episodes, crew.lost_collectors, self.dropped, crew.sent_bytes)
+        now = (pool.lost_episodes, pool.lost_collectors, self.dropped, pool.sent_bytes)
         episodes, collectors, dropped, sent = (new - old for new, old in zip(now, self._told, strict=True))
         self._told = now
         return episodes, {
-            "collectors": float(sum(slot.ready for slot in crew.slots)),
+            "collectors": float(sum(handle.ready for handle in pool.handles)),
             "lost_collectors": float(collectors),
             "dropped_rollouts": float(dropped),
             "sent_mb": sent / 1e6,
@@ -141,22 +147,22 @@ class RemoteCollectors:
         """Counters only: the collectors of a resumed run begin new episodes, by the weights of the checkpoint."""
         # for a run that continues with a local collector
         noise = seeding.generator(self.seed, "noise", "after", self.version)
-        before = max(slot.place.before for slot in self.crew.slots)
+        before = max(handle.spec.restarts for handle in self.pool.handles)
         return {"version": self.version, "before": before, "generator": noise.get_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict`, or a `Collector`'s, with random numbers that were not used before."""
         self.version = state["version"]
-        for slot in self.crew.slots:
-            slot.place = replace(slot.place, before=state.get("before", 0) + 1)
+        for handle in self.pool.handles:
+            handle.spec = replace(handle.spec, restarts=state.get("before", 0) + 1)
 
     def _await_all(self) -> None:
         """Wait for all collectors for at most `patience_s`, then continue without the missing ones."""
         end = time.monotonic() + self.patience_s
-        while missing := sum(not slot.ready for slot in self.crew.slots):
-            self.crew.hear()
+        while missing := sum(not handle.ready for handle in self.pool.handles):
+            self.pool.receive()
             if time.monotonic() > end:
-                log.warning(f"{missing} of {len(self.crew.slots)} collectors have not begun")
+                log.warning(f"{missing} of {len(self.pool.handles)} collectors have not begun")
                 break
         self._begun = True
 
@@ -164,12 +170,12 @@ class RemoteCollectors:
         """Collect one rollout of each collector by the newest weights; none of those that die in the meantime."""
         rollouts: dict[int, Rollout] = {}
         while True:
-            for slot in self.crew.slots:
-                if slot.ready and not slot.busy and slot.place.number not in rollouts:
-                    self.crew.ask(slot, self.version, decisions)
-            if rollouts and not any(slot.ready and slot.busy for slot in self.crew.slots):
+            for handle in self.pool.handles:
+                if handle.ready and not handle.pending and handle.spec.number not in rollouts:
+                    self.pool.request(handle, self.version, decisions)
+            if rollouts and not any(handle.ready and handle.pending for handle in self.pool.handles):
                 return [rollouts[number] for number in sorted(rollouts)]
-            rollouts |= {slot.place.number: rollout for slot, rollout in self.crew.hear()}
+            rollouts |= {handle.spec.number: rollout for handle, rollout in self.pool.receive()}
 
     def _ready(self, decisions: int) -> list[Rollout]:
         """Take as many rollouts as there are collectors, in order of arrival, after requesting the next ones.
@@ -182,17 +188,17 @@ class RemoteCollectors:
             fresh = [each for each in self.waiting if self.version - each.policy_version <= self.max_staleness]
             self.dropped += len(self.waiting) - len(fresh)
             self.waiting = deque(fresh)
-            needed = max(1, sum(slot.ready for slot in self.crew.slots))
+            needed = max(1, sum(handle.ready for handle in self.pool.handles))
             if len(self.waiting) >= needed:
                 return [self.waiting.popleft() for _ in range(needed)]
-            self.waiting.extend(rollout for _, rollout in self.crew.hear())
+            self.waiting.extend(rollout for _, rollout in self.pool.receive())
 
     def _begin(self, decisions: int) -> None:
         """Request rollouts from the least busy collectors, as long as these can be learned from in time."""
-        ready = [slot for slot in self.crew.slots if slot.ready]
+        ready = [handle for handle in self.pool.handles if handle.ready]
         while ready:
-            slot = min(ready, key=lambda each: each.busy)
-            pending = len(self.waiting) + sum(each.busy for each in ready)
-            if pending >= (self.max_staleness + 1) * len(ready) or slot.busy > 1:
+            handle = min(ready, key=lambda each: each.pending)
+            pending = len(self.waiting) + sum(each.pending for each in ready)
+            if pending >= (self.max_staleness + 1) * len(ready) or handle.pending > 1:
                 return
-            self.crew.ask(slot, self.version, decisions)
+            self.pool.request(handle, self.version, decisions)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from torch import Tensor
 
 from embodied.errors import UserError
 from embodied.policy import TrainablePolicy
-from embodied.world import OneProcess, World
+from embodied.world import OneProcess
 
 if TYPE_CHECKING:
     from embodied.environment import Environment
@@ -21,68 +24,82 @@ if TYPE_CHECKING:
 Result = TypeVar("Result", bound=str | int | bool | None)
 
 
-class Processes(World, Protocol):
-    """Processes of a run, an extended `World`; every process calls the same methods in the same order."""
+@dataclass(frozen=True)
+class RunParts:
+    """Parts of a run from which collectors with environments of their own are built.
 
-    @property
-    def device(self) -> str:
-        """Device of this process."""
-        ...
+    The `learner` of `policy` was built by `algorithm` for the environments `env`.
+    """
 
+    task: Task
+    algorithm: LearnerConfig
+    learner: Learner
+    env: Environment
+    policy: TrainablePolicy
+    config: ExperimentConfig
+    seed: int
+
+
+class Processes(ABC):
+    """Base class of a run's processes, a `World`; every process calls the same methods in the same order.
+
+    `rank`, `size` and `device` are those of this process; `remark` is a note for the report.
+    """
+
+    rank: int
+    size: int
+    device: str
+    remark: str = ""
+
+    @abstractmethod
+    def sum(self, values: Tensor) -> Tensor:
+        """See `World.sum`."""
+
+    @abstractmethod
+    def mean(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """See `World.mean`."""
+
+    @abstractmethod
     def lead(self, work: Callable[[], Result]) -> Result:
         """Run `work` in process 0 only and return its result in all; the others wait while process 0 is alive."""
-        ...
 
+    @abstractmethod
     def gather(self, tree: Any) -> list[Any]:  # noqa: ANN401 - a tree (`embodied.saving.tree`)
         """Return in process 0 the `tree` of each of the other processes, in order; an empty list in the others."""
-        ...
 
+    @abstractmethod
     def join(self, learner: object) -> None:
         """Give all networks of `learner` the weights of process 0, and average their gradients from now on."""
-        ...
 
     def place(self, policy: TrainablePolicy) -> TrainablePolicy:
         """Divide the weights of `policy` among the processes if they are too many for one, and return it."""
-        ...
+        return policy
 
     def whole(self, policy: TrainablePolicy) -> TrainablePolicy:
         """Policy in process 0 that acts as `policy` does, without the other processes."""
-        ...
+        return policy
 
     def write_divided(self, tree: Any, folder: Path) -> tuple[Any, bool]:  # noqa: ANN401 - a tree
         """Write divided tensors of `tree` into `folder`; return the rest, and whether there were any."""
-        ...
+        return tree, False
 
+    def own_envs(self, num_envs: int) -> int:
+        """Number of this process's environments, of the run's `num_envs`.
 
-@runtime_checkable
-class Elsewhere(Processes, Protocol):
-    """Processes whose collectors have environments of their own, a part each."""
+        Raises:
+            UserError: if `num_envs` is not divisible by the number of processes.
+        """
+        return divided_envs(num_envs, self.size)
 
-    remark: str
-    """Note for the report."""
-
-    def share(self, num_envs: int) -> int:
-        """Number of environments of this process, in addition to the collectors' `num_envs`: enough for statistics."""
-        ...
-
-    def collector(
-        self,
-        task: Task,
-        algorithm: LearnerConfig,
-        learner: Learner,
-        env: Environment,
-        policy: TrainablePolicy,
-        config: ExperimentConfig,
-        seed: int,
-    ) -> RolloutSource:
-        """Source of the rollouts of all collectors, for the `learner` of `policy`, built for `env`.
+    def remote_collector(self, parts: RunParts) -> RolloutSource | None:
+        """Source of the rollouts of collectors with environments of their own; None: this process collects.
 
         The collectors start with the first request.
 
         Raises:
             UserError: for parts that cannot run in other processes.
         """
-        ...
+        return None
 
 
 @contextmanager
@@ -95,18 +112,16 @@ def one_after_another(world: Processes) -> Iterator[None]:
         world.lead(lambda: None)
 
 
-def own_share(num_envs: int, world: World) -> int:
-    """Number of environments of each process.
+def divided_envs(num_envs: int, processes: int) -> int:
+    """Number of environments of each of `processes`.
 
     Raises:
-        UserError: if `num_envs` is not divisible by the number of processes.
+        UserError: if they cannot have the same number.
     """
-    if isinstance(world, Elsewhere):
-        return world.share(num_envs)
-    if num_envs % world.size:
-        usable = max(1, num_envs // world.size) * world.size
-        raise UserError(f"num_envs={num_envs} does not divide among {world.size} processes; use num_envs={usable}")
-    return num_envs // world.size
+    if num_envs % processes:
+        usable = max(1, num_envs // processes) * processes
+        raise UserError(f"num_envs={num_envs} does not divide among {processes} processes; use num_envs={usable}")
+    return num_envs // processes
 
 
 def divides(shard: bool | None, device: str) -> bool:
@@ -115,7 +130,7 @@ def divides(shard: bool | None, device: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Local(OneProcess):
+class Local(OneProcess, Processes):
     """Only process of a run."""
 
     device: str = "cpu"
@@ -130,15 +145,3 @@ class Local(OneProcess):
 
     def join(self, learner: object) -> None:
         """No-op."""
-
-    def place(self, policy: TrainablePolicy) -> TrainablePolicy:
-        """The unchanged `policy`."""
-        return policy
-
-    def whole(self, policy: TrainablePolicy) -> TrainablePolicy:
-        """The same `policy`."""
-        return policy
-
-    def write_divided(self, tree: Any, folder: Path) -> tuple[Any, bool]:  # noqa: ANN401 - a tree
-        """The whole `tree`, of which nothing is divided."""
-        return tree, False

@@ -23,8 +23,9 @@ from embodied import seeding
 from embodied.configuration import Configuration, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from embodied.errors import UserError
 from embodied.extras import needs_extra
-from embodied.placement.apart import Apart, places
-from embodied.placement.worker import About, Place, Recipe, Worker, software
+from embodied.placement.collectors import CollectorHandle, CollectorPool
+from embodied.placement.remote import RemotePlacement, collector_specs
+from embodied.placement.worker import CollectorHost, CollectorRecipe, Worker, software
 from embodied.rollout.rollout import Rollout
 
 log = logging.getLogger(__name__)
@@ -57,14 +58,14 @@ class RayConfig(Configuration):
     patience_s: PositiveFloat = 300.0
 
     @contextmanager
-    def start(self, device: str) -> Iterator[Connected]:
+    def start(self, device: str) -> Iterator[RayPlacement]:
         """Connect this process to the cluster.
 
         Raises:
             UserError: see `cluster`.
         """
         with cluster(self):
-            yield Connected(device=device, config=self)
+            yield RayPlacement(device=device, max_staleness=self.max_staleness, config=self)
 
 
 def library() -> Any:  # noqa: ANN401 - a module
@@ -141,7 +142,7 @@ def _own_signals() -> Iterator[None]:
 
 
 @dataclass
-class _Asked:
+class _Request:
     """Task of a collector, and the time since which it runs."""
 
     result: Any  # Ray's reference
@@ -149,39 +150,30 @@ class _Asked:
 
 
 @dataclass
-class _Slot:
+class _ActorHandle(CollectorHandle):
     """Handle of a collector, which is replaced when it dies."""
 
-    place: Place
     actor: Any = None
-    about: About | None = None  # None: its environments do not exist yet
-    asked: deque[_Asked] = field(default_factory=deque)
+    host: CollectorHost | None = None  # None: its environments do not exist yet
     failures: int = 0  # consecutive deaths before a rollout
     rest_until: float = 0.0
 
     @property
     def ready(self) -> bool:
         """Whether its environments exist."""
-        return self.about is not None
-
-    @property
-    def busy(self) -> int:
-        """Number of requested rollouts that it has not yet returned."""
-        return len(self.asked) if self.ready else 0
+        return self.host is not None
 
 
-class Actors:
-    """Crew of `config.collectors` actors that have `num_envs` environments together; `cluster` has to be entered.
+class RayCollectors(CollectorPool):
+    """Pool of `config.collectors` actors that have `num_envs` environments together; `cluster` has to be entered.
 
     Raises:
         UserError: for more collectors than environments.
     """
 
-    def __init__(self, config: RayConfig, recipe: Recipe, num_envs: int) -> None:
+    def __init__(self, config: RayConfig, recipe: CollectorRecipe, num_envs: int) -> None:
         self.ray, self.config = library(), config
-        self.slots = [_Slot(place) for place in places(config.collectors, num_envs)]
-        self.lost_episodes = self.lost_collectors = 0
-        self.sent_bytes = 0
+        self.handles = [_ActorHandle(spec) for spec in collector_specs(config.collectors, num_envs)]
         try:
             self._recipe, self._weights = self.ray.put(recipe), None
         except (TypeError, AttributeError) as error:  # cannot be pickled
@@ -196,29 +188,31 @@ class Actors:
 
     def close(self) -> None:
         """End all collectors."""
-        for slot in self.slots:
-            self._end(slot)
+        for handle in self.handles:
+            self._end(handle)
 
     def publish(self, weights: Mapping[str, Tensor]) -> None:
         """Put `weights` where every collector can fetch them."""
         self._size = sum(part.nbytes for part in weights.values())
         self._weights = self.ray.put({name: part.cpu() for name, part in weights.items()})
 
-    def ask(self, slot: _Slot, version: int, decisions: int) -> None:
-        """Request a rollout from `slot` by the published weights, which are those of `version`."""
-        slot.asked.append(_Asked(slot.actor.collect.remote(self._weights, version, decisions), time.monotonic()))
+    def request(self, handle: _ActorHandle, version: int, decisions: int) -> None:
+        """Request a rollout from `handle` by the published weights, which are those of `version`."""
+        handle.requests.append(
+            _Request(handle.actor.collect.remote(self._weights, version, decisions), time.monotonic())
+        )
         self.sent_bytes += self._size
 
-    def hear(self) -> list[tuple[_Slot, Rollout]]:
+    def receive(self) -> list[tuple[_ActorHandle, Rollout]]:
         """Wait briefly for collectors, and return their rollouts; dead collectors are replaced.
 
         Raises:
             UserError: if there has been no collector for too long.
         """
-        for slot in self.slots:
-            if slot.actor is None and time.monotonic() >= slot.rest_until:
-                self._spawn(slot)
-        pending = {slot.asked[0].result: slot for slot in self.slots if slot.asked}
+        for handle in self.handles:
+            if handle.actor is None and time.monotonic() >= handle.rest_until:
+                self._spawn(handle)
+        pending = {handle.requests[0].result: handle for handle in self.handles if handle.requests}
         if pending:
             # all finished ones at once; only if there are none, wait for one
             done, _ = self.ray.wait(list(pending), num_returns=len(pending), timeout=0)
@@ -228,17 +222,17 @@ class Actors:
             time.sleep(TICK_S)
         rollouts = []
         for result in done:
-            slot = pending[result]
-            if (rollout := self._take(slot)) is not None:
-                rollouts.append((slot, rollout))
-        for slot in self.slots:
-            self._check_alive(slot)
+            handle = pending[result]
+            if (rollout := self._take(handle)) is not None:
+                rollouts.append((handle, rollout))
+        for handle in self.handles:
+            self._check_alive(handle)
         self._check_patience()
         return rollouts
 
-    def _take(self, slot: _Slot) -> Rollout | None:
-        """Take the result of `slot`: a rollout, or None if it has become ready or has died."""
-        task = slot.asked.popleft()
+    def _take(self, handle: _ActorHandle) -> Rollout | None:
+        """Take the result of `handle`: a rollout, or None if it has become ready or has died."""
+        task = handle.requests.popleft()
         try:
             value = self.ray.get(task.result, timeout=self.config.timeout_s)
         except self.ray.exceptions.RayTaskError as error:  # raised by our code in the actor
@@ -246,71 +240,71 @@ class Actors:
                 raise UserError(str(error.cause)) from None
             raise
         except self.ray.exceptions.RayError as error:
-            self._died(slot, _first_line(error))
+            self._died(handle, _first_line(error))
             return None
-        if slot.asked:
-            slot.asked[0].since = time.monotonic()
-        if isinstance(value, About):
-            self._admit(slot, value)
+        if handle.requests:
+            handle.requests[0].since = time.monotonic()
+        if isinstance(value, CollectorHost):
+            self._admit(handle, value)
             return None
-        slot.failures = 0
+        handle.failures = 0
         return value
 
-    def _spawn(self, slot: _Slot) -> None:
-        """Start a collector in `slot`, on the machine with most free resources."""
+    def _spawn(self, handle: _ActorHandle) -> None:
+        """Start a collector in `handle`, on the machine with most free resources."""
         actor_class = self.ray.remote(Worker).options(
             num_cpus=self.config.cpus, num_gpus=self.config.gpus, max_restarts=0, scheduling_strategy="SPREAD"
         )
-        slot.actor, slot.about = actor_class.remote(), None
-        slot.asked = deque([_Asked(slot.actor.build.remote(self._recipe, slot.place), time.monotonic())])
+        handle.actor, handle.host = actor_class.remote(), None
+        handle.requests = deque([_Request(handle.actor.build.remote(self._recipe, handle.spec), time.monotonic())])
 
-    def _admit(self, slot: _Slot, about: About) -> None:
+    def _admit(self, handle: _ActorHandle, host: CollectorHost) -> None:
         """Accept a collector if its software is the same as here.
 
         Raises:
             UserError: if it is not, and there has never been a collector.
         """
-        if differences := about.differences(software()):
-            reason = f"node {about.node} has {differences}; install the same everywhere"
+        if differences := host.differences(software()):
+            reason = f"node {host.node} has {differences}; install the same everywhere"
             if not self._once:
                 raise UserError(f"placement=ray: {reason}")
-            return self._died(slot, reason)
-        slot.about, self._once = about, True
+            return self._died(handle, reason)
+        handle.host, self._once = host, True
 
-    def _died(self, slot: _Slot, reason: str) -> None:
-        """Count the losses with the collector of `slot`, which will be replaced."""
-        episodes = slot.place.count if slot.ready else 0
-        node = f" on {slot.about.node}" if slot.about else ""
+    def _died(self, handle: _ActorHandle, reason: str) -> None:
+        """Count the losses with the collector of `handle`, which will be replaced."""
+        episodes = handle.spec.count if handle.ready else 0
+        node = f" on {handle.host.node}" if handle.host else ""
         log.warning(
-            f"collector {slot.place.number}{node} is gone ({reason}); {episodes} episodes are lost, another one takes"
+            f"collector {handle.spec.number}{node} is gone ({reason}); {episodes} episodes are lost, another one takes"
             " its place"
         )
         self._reason = reason
         self.lost_episodes += episodes
         self.lost_collectors += 1
-        slot.failures += 1
+        handle.failures += 1
         # exponential back-off: 0, 1, 3, 7, ... s
-        slot.rest_until = time.monotonic() + min(LONGEST_REST_S, 2.0 ** (slot.failures - 1) - 1.0)
-        slot.place = replace(slot.place, before=slot.place.before + 1)
-        self._end(slot)
+        handle.rest_until = time.monotonic() + min(LONGEST_REST_S, 2.0 ** (handle.failures - 1) - 1.0)
+        handle.spec = replace(handle.spec, restarts=handle.spec.restarts + 1)
+        self._end(handle)
 
-    def _end(self, slot: _Slot) -> None:
-        if slot.actor is not None:
-            self.ray.kill(slot.actor)
-        slot.actor, slot.about = None, None
-        slot.asked.clear()
+    def _end(self, handle: _ActorHandle) -> None:
+        if handle.actor is not None:
+            self.ray.kill(handle.actor)
+        handle.actor, handle.host = None, None
+        handle.requests.clear()
 
-    def _check_alive(self, slot: _Slot) -> None:
+    def _check_alive(self, handle: _ActorHandle) -> None:
         """Treat a collector that hangs as dead."""
-        if not slot.asked:
+        if not handle.requests:
             return
-        limit_s = self.config.timeout_s if slot.ready else self.config.patience_s
-        if time.monotonic() - slot.asked[0].since > limit_s:
-            self._died(slot, f"it has not answered for {limit_s:g} s" if slot.ready else self._unplaced())
+        limit_s = self.config.timeout_s if handle.ready else self.config.patience_s
+        if time.monotonic() - handle.requests[0].since > limit_s:
+            self._died(handle, f"it has not answered for {limit_s:g} s" if handle.ready else self._unplaced())
 
     def _check_patience(self) -> None:
         """Raise UserError if there has been no collector for `patience_s`."""
-        if any(slot.ready for slot in self.slots):
+        if any(handle.ready for handle in self.handles):
             self._alone_since = None
             return
         now = time.monotonic()
@@ -332,7 +326,7 @@ class Actors:
 
 
 @dataclass(frozen=True)
-class Connected(Apart):
+class RayPlacement(RemotePlacement):
     """Learner's process of a run whose collectors are on a cluster."""
 
     config: RayConfig = field(default_factory=RayConfig)
@@ -343,14 +337,15 @@ class Connected(Apart):
         return self.config.patience_s
 
     @property
-    def collecting_on(self) -> str:
+    def collector_device(self) -> str:
         """Device of the collectors."""
         return "cuda" if self.config.gpus else "cpu"
 
-    def _crew(self, recipe: Recipe, num_envs: int) -> Actors:
+    def _pool(self, recipe: CollectorRecipe, num_envs: int) -> RayCollectors:
         with seeding.undisturbed():
             cpu_policy = recipe.policy.with_new_weights().to("cpu")
-        return Actors(self.config, replace(recipe, policy=cpu_policy, threads=max(1, int(self.config.cpus))), num_envs)
+        recipe = replace(recipe, policy=cpu_policy, threads=max(1, int(self.config.cpus)))
+        return RayCollectors(self.config, recipe, num_envs)
 
 
 def _first_line(error: Exception) -> str:

@@ -44,9 +44,9 @@ class LocalConfig(Configuration):
         if self.collectors == 1:
             yield Local(device=device)
             return
-        from embodied.placement.threads import Beside
+        from embodied.placement.threads import ThreadPlacement
 
-        processes = Beside(device=device, config=self)
+        processes = ThreadPlacement(device=device, max_staleness=self.max_staleness, collectors=self.collectors)
         try:
             yield processes
         finally:

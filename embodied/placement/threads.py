@@ -6,115 +6,111 @@ work at the same time (double-buffered sampling, arXiv 2006.11751).
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from embodied import seeding
-from embodied.placement.apart import Apart, places
-from embodied.placement.worker import Place, Recipe, Worker
+from embodied.placement.collectors import CollectorHandle, CollectorPool
+from embodied.placement.remote import RemotePlacement, collector_specs
+from embodied.placement.worker import CollectorRecipe, Worker
 from embodied.rollout.rollout import Rollout
 
 
 @dataclass
-class Slot:
-    """Handle of one collector, which runs in a thread."""
+class ThreadHandle(CollectorHandle):
+    """Handle of a collector in a thread; its requests are futures."""
 
-    place: Place
     thread: ThreadPoolExecutor
     worker: Worker | None = None
-    asked: deque[Future[Rollout]] = field(default_factory=deque)
 
     @property
     def ready(self) -> bool:
         """Whether its environments exist."""
         return self.worker is not None
 
-    @property
-    def busy(self) -> int:
-        """Number of requested rollouts that it has not yet returned."""
-        return len(self.asked)
 
-
-class Threads:
-    """Crew of `collectors` threads that have `num_envs` environments together.
+class ThreadCollectors(CollectorPool):
+    """Pool of `collectors` threads that have `num_envs` environments together.
 
     Raises:
         UserError: for more collectors than environments.
     """
 
-    lost_episodes = lost_collectors = sent_bytes = 0  # threads do not die alone, and nothing is sent
-
-    def __init__(self, recipe: Recipe, num_envs: int, *, collectors: int) -> None:
+    def __init__(self, recipe: CollectorRecipe, num_envs: int, *, collectors: int) -> None:
         self.recipe = recipe
         initializer = torch.set_num_threads, (recipe.threads,)
-        self.slots: Sequence[Slot] = [
-            Slot(place, ThreadPoolExecutor(1, f"collector {place.number}", *initializer))
-            for place in places(collectors, num_envs)
+        self.handles: Sequence[ThreadHandle] = [
+            ThreadHandle(spec, ThreadPoolExecutor(1, f"collector {spec.number}", *initializer))
+            for spec in collector_specs(collectors, num_envs)
         ]
 
     def publish(self, weights: Mapping[str, Tensor]) -> None:
         """Store a copy of `weights`, since the learner changes its own."""
         self._weights = {name: part.clone() for name, part in weights.items()}
 
-    def ask(self, slot: Slot, version: int, decisions: int) -> None:
-        """Request a rollout from `slot` by the published weights, which are those of `version`."""
-        assert slot.worker is not None
-        slot.asked.append(slot.thread.submit(slot.worker.collect, self._weights, version, decisions))
+    def request(self, handle: ThreadHandle, version: int, decisions: int) -> None:
+        """Request a rollout from `handle` by the published weights, which are those of `version`."""
+        assert handle.worker is not None
+        handle.requests.append(handle.thread.submit(handle.worker.collect, self._weights, version, decisions))
 
-    def hear(self) -> list[tuple[Slot, Rollout]]:
+    def receive(self) -> list[tuple[ThreadHandle, Rollout]]:
         """Wait for a collector, and return the finished rollouts; the first call creates the environments.
 
         Raises:
             UserError: raised by an environment.
         """
-        if not all(slot.ready for slot in self.slots):
+        if not all(handle.ready for handle in self.handles):
             self._build()
             return []
-        done, _ = wait([slot.asked[0] for slot in self.slots if slot.asked], return_when=FIRST_COMPLETED)
-        finished = [(slot, slot.asked.popleft()) for slot in self.slots if slot.asked and slot.asked[0] in done]
+        done, _ = wait([handle.requests[0] for handle in self.handles if handle.requests], return_when=FIRST_COMPLETED)
+        finished = [
+            (handle, handle.requests.popleft())
+            for handle in self.handles
+            if handle.requests and handle.requests[0] in done
+        ]
         # the CPU time of threads is counted with this process
-        return [(slot, replace(each.result(), placement_metrics={})) for slot, each in finished]
+        return [(handle, replace(each.result(), placement_metrics={})) for handle, each in finished]
 
     def _build(self) -> None:
         """Build the collectors one by one: each sets the global generators and threads, which are then restored."""
         threads = torch.get_num_threads()
         with seeding.undisturbed():
-            for slot in self.slots:
+            for handle in self.handles:
                 worker = Worker()
-                worker.build(self.recipe, slot.place, self.recipe.policy.with_new_weights())
-                slot.worker = worker
+                worker.build(self.recipe, handle.spec, self.recipe.policy.with_new_weights())
+                handle.worker = worker
         torch.set_num_threads(threads)
 
     def close(self) -> None:
         """End running collections at their next decision, and close all environments."""
-        for slot in self.slots:
-            for each in slot.asked:
+        for handle in self.handles:
+            for each in handle.requests:
                 each.cancel()
-            if slot.worker:
-                slot.worker.collector.cancelled = True
-        for slot in self.slots:
-            slot.thread.shutdown()
-            if slot.worker:
-                slot.worker.env.close()
+            if handle.worker:
+                handle.worker.collector.cancelled = True
+        for handle in self.handles:
+            handle.thread.shutdown()
+            if handle.worker:
+                handle.worker.env.close()
 
 
 @dataclass(frozen=True)
-class Beside(Apart):
+class ThreadPlacement(RemotePlacement):
     """Learner's process of a run whose collectors are its threads."""
 
-    crews: list[Threads] = field(default_factory=list)
+    collectors: int = 2
+    pools: list[ThreadCollectors] = field(default_factory=list)
 
-    def _crew(self, recipe: Recipe, num_envs: int) -> Threads:
-        threads = max(1, torch.get_num_threads() // self.config.collectors)
-        self.crews.append(Threads(replace(recipe, threads=threads), num_envs, collectors=self.config.collectors))
-        return self.crews[-1]
+    def _pool(self, recipe: CollectorRecipe, num_envs: int) -> ThreadCollectors:
+        recipe = replace(recipe, threads=max(1, torch.get_num_threads() // self.collectors))
+        self.pools.append(ThreadCollectors(recipe, num_envs, collectors=self.collectors))
+        return self.pools[-1]
 
     def close(self) -> None:
         """End all collectors."""
-        for each in self.crews:
+        for each in self.pools:
             each.close()

@@ -31,7 +31,7 @@ from embodied.console import only_errors
 from embodied.errors import UserError
 from embodied.interrupt import Stopped
 from embodied.placement.averaging import average_gradients
-from embodied.placement.local import Result, divides
+from embodied.placement.local import Processes, Result, divides
 from embodied.policy import TrainablePolicy
 from embodied.saving import sharding
 
@@ -43,7 +43,7 @@ HUNG_S = 120.0
 """Heartbeat timeout of a process that others wait for, s; a library may hold Python's lock for a while."""
 
 
-class Torchrun:
+class Torchrun(Processes):
     """This process among those that torchrun started; a context manager for the duration of the run.
 
     Raises:

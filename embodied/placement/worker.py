@@ -33,7 +33,7 @@ PACKAGES = ("embodied", "policies", "sims")
 
 
 @dataclass(frozen=True)
-class Recipe:
+class CollectorRecipe:
     """Parts from which all collectors of a run are built; it is sent to their processes."""
 
     make: Callable[[int, int, int], Environment]
@@ -50,17 +50,17 @@ class Recipe:
 
 
 @dataclass(frozen=True)
-class Place:
-    """Place of a collector in its run: index `number`, environments, and number of earlier collectors `before` it."""
+class CollectorSpec:
+    """Index `number` of a collector, its environments, and `restarts`, the number of collectors before it."""
 
     number: int
     first: int
     count: int
-    before: int = 0
+    restarts: int = 0
 
 
 @dataclass(frozen=True)
-class About:
+class CollectorHost:
     """Machine and software of a collector."""
 
     node: str
@@ -84,7 +84,9 @@ class About:
 class Worker:
     """Worker that builds a collector, then collects on request."""
 
-    def build(self, recipe: Recipe, place: Place, policy: TrainablePolicy | None = None) -> About:
+    def build(
+        self, recipe: CollectorRecipe, spec: CollectorSpec, policy: TrainablePolicy | None = None
+    ) -> CollectorHost:
         """Build environments, policy (a copy of the recipe's if None) and collector.
 
         The first collector of a run draws the same numbers as a run in one process; every other, and each that
@@ -92,18 +94,18 @@ class Worker:
         """
         torch.set_num_threads(recipe.threads)
         # Collector 0 of a fresh run has the streams of a run in one process; others and replacements derive their own.
-        stream = (place.number, place.before) if place.number or place.before else ()
+        stream = (spec.number, spec.restarts) if spec.number or spec.restarts else ()
         seed = seeding.derive(recipe.seed, "collector", *stream) & 0x7FFFFFFF if stream else recipe.seed
         seeding.seed_everything(seed)
         self.recipe = recipe
         # the policy that was sent is in shared, read-only memory
         self.policy = copy.deepcopy(recipe.policy).to(recipe.device) if policy is None else policy
-        self.env = recipe.make(place.first, place.count, seed)
+        self.env = recipe.make(spec.first, spec.count, seed)
         noise = seeding.generator(recipe.seed, "noise", *stream, device=self.policy.device)
         starts = recipe.starts(self.env, seeding.generator(recipe.seed, "starts", *stream))
         self.collector = recipe.kind(self.env, self.policy, noise, starts)
         self.collector.storage = Storage.CPU
-        return About(platform.node(), software())
+        return CollectorHost(platform.node(), software())
 
     def collect(self, weights: Mapping[str, Tensor], version: int, decisions: int) -> Rollout:
         """Collect `decisions` in every environment by the policy with `weights`, which had `version` updates.

@@ -80,7 +80,7 @@ class AdaptablePolicy(TrainablePolicy):
             raise UserError(
                 f"expected weights with adapters of policy.lora_rank={self.config.lora_rank}, got {adapters}"
             )
-        if not self.base.is_meta and not torch.equal(state_dict["base"].to(self.base.device), self.base):
+        if not torch.equal(state_dict["base"].to(self.base.device), self.base):
             raise UserError(
                 f"the adapters were trained on other weights than policy.weights={self.config.weights} now has"
             )
@@ -97,8 +97,6 @@ class AdaptablePolicy(TrainablePolicy):
 def fingerprint(native: nn.Module) -> Tensor:
     """SHA-256 [32], uint8, of names, shapes and `SAMPLED` values of all parameters, on the CPU."""
     digest = hashlib.sha256()
-    if next(native.parameters()).is_meta:  # shapes alone, see embodied/training/plan.py
-        return torch.zeros(32, dtype=torch.uint8)
     for name, weight in sorted(native.named_parameters()):
         flat = weight.detach().flatten()
         digest.update(json.dumps([name, list(weight.shape)]).encode())

@@ -76,7 +76,7 @@ class Inputs(nn.Module):
         if self.tokenizer:
             return self.tokenizer(text)
         words = self.words(text) if text.numel() else empty.long()
-        if words.numel() and not words.is_meta:
+        if words.numel():
             words = words[:, : int((words != PAD).sum(-1).max())]
         return words, (words != PAD).long()
 
@@ -112,8 +112,6 @@ class Tokenizer:
         Raises:
             UserError: for a text of more than `longest` tokens, or that is not UTF-8, and for unknown tokens.
         """
-        if text.is_meta:  # shapes alone, see embodied/training/plan.py
-            return (text.new_empty(len(text), self.longest, dtype=torch.int64),) * 2
         rows = [self._tokens(row) for row in text.cpu().numpy()]
         tokens = torch.tensor([self._padded(row, PAD) for row in rows], device=text.device)
         return tokens, torch.tensor([self._padded([1] * len(row), 0) for row in rows], device=text.device)

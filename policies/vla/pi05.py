@@ -75,8 +75,6 @@ class StatedInputs(Inputs):
         if self.tokenizer is None:  # at most four letters per element
             text = observation[self.instruction].shape[-1] if self.instruction else 0
             longest = 1 + len(FRAME) + text + 4 * self.state_size
-        if self.state.mean.is_meta:  # shapes alone, see embodied/training/plan.py
-            return (self.state.mean.new_empty(*observation.batch_size, longest, dtype=torch.int64),) * 2
         rows = [self._ids(prompt) for prompt in self.prompts(observation)]
         if too_long := max(0, *map(len, rows), longest) - longest:
             raise UserError(f"expected a prompt of at most {longest} tokens, got {longest + too_long}")

@@ -2,7 +2,7 @@
 
 import pickle
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import pytest
@@ -10,8 +10,8 @@ import torch
 
 from embodied import seeding
 from embodied.algorithms.ppo import PPOConfig
-from embodied.placement.collectors import RemoteCollectors
-from embodied.placement.worker import About, Place, Recipe, Worker, part_of, software
+from embodied.placement.collectors import CollectorHandle, CollectorPool, RemoteCollectors
+from embodied.placement.worker import CollectorHost, CollectorRecipe, CollectorSpec, Worker, part_of, software
 from embodied.rollout.joining import joined
 from embodied.rollout.rollout import Collector, Rollout
 from embodied.training.loop import build, iterations
@@ -38,54 +38,50 @@ def policy() -> MLPPolicy:
 
 
 @dataclass
-class Seat:
-    place: Place
+class Seat(CollectorHandle):
     worker: Worker
-    asked: deque[tuple[int, dict, int]] = field(default_factory=deque)
     ready: bool = True
 
-    @property
-    def busy(self) -> int:
-        return len(self.asked)
 
-
-class Fake:
-    """A crew in this process: those whose `turns` come give the next rollout they were asked for."""
+class Fake(CollectorPool):
+    """A pool in this process: those whose `turns` come give the next rollout they were asked for."""
 
     def __init__(self, policy: MLPPolicy, count: int, turns: list[int] | None = None, seed: int = 0) -> None:
-        recipe = Recipe(part, Collector, lambda env, generator: None, policy, seed)
-        self.lost_episodes = self.lost_collectors = self.sent_bytes = 0
-        self.slots = [Seat(Place(number, SHARE * number, SHARE), Worker()) for number in range(count)]
+        recipe = CollectorRecipe(part, Collector, lambda env, generator: None, policy, seed)
+        self.handles = [Seat(CollectorSpec(number, SHARE * number, SHARE), Worker()) for number in range(count)]
         self.turns = deque(turns or [])
         self.asked: list[tuple[int, int]] = []  # collector and version
-        for slot in self.slots:
-            slot.worker.build(recipe, slot.place)
+        for handle in self.handles:
+            handle.worker.build(recipe, handle.spec)
 
     def publish(self, weights: dict) -> None:
         self.weights = {name: value.clone() for name, value in weights.items()}
 
-    def ask(self, slot: Seat, version: int, decisions: int) -> None:
-        self.asked.append((slot.place.number, version))
-        slot.asked.append((version, self.weights, decisions))
+    def request(self, handle: Seat, version: int, decisions: int) -> None:
+        self.asked.append((handle.spec.number, version))
+        handle.requests.append((version, self.weights, decisions))
         self.sent_bytes += 10
 
-    def hear(self) -> list[tuple[Seat, Rollout]]:
-        turn = self.turns.popleft() if self.turns else next(each.place.number for each in self.slots if each.asked)
-        slot = self.slots[turn]
-        version, weights, decisions = slot.asked.popleft()
-        return [(slot, slot.worker.collect(weights, version, decisions))]
+    def receive(self) -> list[tuple[Seat, Rollout]]:
+        turn = self.turns.popleft() if self.turns else next(each.spec.number for each in self.handles if each.requests)
+        handle = self.handles[turn]
+        version, weights, decisions = handle.requests.popleft()
+        return [(handle, handle.worker.collect(weights, version, decisions))]
 
 
 def alone(policy: MLPPolicy, *own: int) -> Collector:
     """What a collector of that number, and with so many before it, should be like."""
     worker = Worker()
-    worker.build(Recipe(part, Collector, lambda env, generator: None, policy, 0), Place(own[0], 0, SHARE, own[1]))
+    worker.build(
+        CollectorRecipe(part, Collector, lambda env, generator: None, policy, 0),
+        CollectorSpec(own[0], 0, SHARE, own[1]),
+    )
     return worker.collector
 
 
 def test_synchronous_rollouts_are_those_of_the_newest_policy_in_order(policy: MLPPolicy) -> None:
-    crew = Fake(policy, 2, turns=[1, 0, 0, 1])
-    collectors, expected = RemoteCollectors(crew, policy), [alone(policy, 0, 0), alone(policy, 1, 0)]
+    pool = Fake(policy, 2, turns=[1, 0, 0, 1])
+    collectors, expected = RemoteCollectors(pool, policy), [alone(policy, 0, 0), alone(policy, 1, 0)]
     for version in range(2):
         rollout = collectors.collect(4)
         for each in expected:
@@ -98,7 +94,7 @@ def test_synchronous_rollouts_are_those_of_the_newest_policy_in_order(policy: ML
             for parameter in policy.parameters():
                 parameter += 0.1
         collectors.version += 1
-    assert crew.asked == [(0, 0), (1, 0), (0, 1), (1, 1)]
+    assert pool.asked == [(0, 0), (1, 0), (0, 1), (1, 1)]
 
 
 def test_one_collector_gives_the_numbers_of_a_run_in_one_process(policy: MLPPolicy) -> None:
@@ -112,15 +108,15 @@ def test_one_collector_gives_the_numbers_of_a_run_in_one_process(policy: MLPPoli
 @pytest.mark.parametrize("staleness", [1, 2, 4])
 def test_what_equally_fast_collectors_give_is_never_too_old(count: int, staleness: int, policy: MLPPolicy) -> None:
     """Each gives what it was asked for in its turn: none is dropped, and during an update all have something to do."""
-    crew = Fake(policy, count, turns=list(range(count)) * 40)
-    collectors = RemoteCollectors(crew, policy, max_staleness=staleness)
+    pool = Fake(policy, count, turns=list(range(count)) * 40)
+    collectors = RemoteCollectors(pool, policy, max_staleness=staleness)
     ages = []
     for _ in range(8):
         rollout = collectors.collect(3)
         assert rollout.done.shape == (3, count * SHARE)
         ages.append(rollout.placement_metrics["staleness"])
-        assert all(slot.busy for slot in crew.slots)
-        assert sum(slot.busy for slot in crew.slots) + len(collectors.waiting) <= staleness * count
+        assert all(handle.pending for handle in pool.handles)
+        assert sum(handle.pending for handle in pool.handles) + len(collectors.waiting) <= staleness * count
         collectors.version += 1
     assert ages[0] == 0.0
     assert 1.0 <= ages[-1] <= staleness
@@ -129,8 +125,8 @@ def test_what_equally_fast_collectors_give_is_never_too_old(count: int, stalenes
 
 def test_a_rollout_that_comes_too_late_is_dropped_and_counted(policy: MLPPolicy) -> None:
     """The first collector is four times as fast: what the other began at version 0 comes at version 2."""
-    crew = Fake(policy, 2, turns=[0, 0, 0, 0, 0, 1, 0])
-    collectors = RemoteCollectors(crew, policy, max_staleness=1)
+    pool = Fake(policy, 2, turns=[0, 0, 0, 0, 0, 1, 0])
+    collectors = RemoteCollectors(pool, policy, max_staleness=1)
     dropped = []
     for _ in range(3):
         rollout = collectors.collect(3)
@@ -141,16 +137,16 @@ def test_a_rollout_that_comes_too_late_is_dropped_and_counted(policy: MLPPolicy)
 
 
 def test_what_died_is_told_once_and_its_episodes_are_lost(policy: MLPPolicy) -> None:
-    crew = Fake(policy, 2)
-    collectors = RemoteCollectors(crew, policy)
-    crew.lost_collectors, crew.lost_episodes, crew.slots[1].ready = 1, SHARE, False
+    pool = Fake(policy, 2)
+    collectors = RemoteCollectors(pool, policy)
+    pool.lost_collectors, pool.lost_episodes, pool.handles[1].ready = 1, SHARE, False
     collectors._begun = True
     rollout = collectors.collect(3)
     assert rollout.done.shape == (3, SHARE)  # the run goes on with those that are there
     assert rollout.odd_episodes() == {"diverged": SHARE, "lost": SHARE, "pushed": 0}
     assert rollout.placement_metrics["lost_collectors"] == 1.0
     assert rollout.placement_metrics["collectors"] == 1.0
-    crew.slots[1].ready = True
+    pool.handles[1].ready = True
     rollout = collectors.collect(3)
     assert rollout.done.shape == (3, 2 * SHARE)
     assert (rollout.odd_episodes()["lost"], rollout.placement_metrics["lost_collectors"]) == (0, 0.0)
@@ -162,20 +158,20 @@ def test_a_resumed_run_draws_other_numbers(policy: MLPPolicy) -> None:
     again = RemoteCollectors(Fake(policy, 1), policy)
     again.load_state_dict(first.state_dict())
     assert again.version == 3
-    assert again.crew.slots[0].place.before == 1
+    assert again.pool.handles[0].spec.restarts == 1
     a, b = alone(policy, 0, 0), alone(policy, 0, 1)
     assert not torch.equal(a.collect(3).sample["raw"], b.collect(3).sample["raw"])
     moved = RemoteCollectors(Fake(policy, 1), policy)
     here = Collector(Reach(SHARE), policy, torch.Generator())
     moved.load_state_dict(here.state_dict())  # the run was in one process before
-    assert moved.crew.slots[0].place.before == 1
+    assert moved.pool.handles[0].spec.restarts == 1
     here.load_state_dict(first.state_dict())  # and goes on in one
     assert here.version == 3
 
 
 def test_a_worker_writes_into_weights_of_its_own(policy: MLPPolicy) -> None:
     worker = Worker()
-    worker.build(Recipe(part, Collector, lambda env, generator: None, policy), Place(0, 0, SHARE))
+    worker.build(CollectorRecipe(part, Collector, lambda env, generator: None, policy), CollectorSpec(0, 0, SHARE))
     before = policy.actor[0].weight.clone()
     other = {name: value + 1.0 for name, value in policy.state_dict().items()}
     worker.collect(other, 0, 2)
@@ -209,9 +205,17 @@ def test_a_task_in_child_processes_can_be_sent_to_collectors() -> None:
 def test_software_that_differs_is_named_and_builds_of_one_version_do_not_differ() -> None:
     ours = software()
     assert ours["torch"] == torch.__version__
-    assert About("node", ours).differences(ours) == ""
-    assert About("node", ours | {"torch": "2.1.0"}).differences(ours).startswith("torch 2.1.0 where the learner has")
-    assert About("node", ours | {"code": "0" * 12}).differences(ours).startswith("code 000000000000 where the learner")
+    assert CollectorHost("node", ours).differences(ours) == ""
+    assert (
+        CollectorHost("node", ours | {"torch": "2.1.0"})
+        .differences(ours)
+        .startswith("torch 2.1.0 where the learner has")
+    )
+    assert (
+        CollectorHost("node", ours | {"code": "0" * 12})
+        .differences(ours)
+        .startswith("code 000000000000 where the learner")
+    )
     cuda = ours | {"torch": ours["torch"].partition("+")[0] + "+cu128", "cuda": "12.8"}
-    assert About("node", cuda).differences(ours) == ""
-    assert About("node", {}).differences({"numpy": "2.0"}) == "numpy none where the learner has 2.0"
+    assert CollectorHost("node", cuda).differences(ours) == ""
+    assert CollectorHost("node", {}).differences({"numpy": "2.0"}) == "numpy none where the learner has 2.0"

@@ -28,8 +28,8 @@ from embodied.algorithms.grpo import GRPOConfig  # noqa: E402
 from embodied.algorithms.ppo import PPOConfig  # noqa: E402
 from embodied.errors import UserError  # noqa: E402
 from embodied.placement.collectors import RemoteCollectors  # noqa: E402
-from embodied.placement.ray import Actors, Connected, RayConfig, cluster  # noqa: E402
-from embodied.placement.worker import Place, Recipe, Worker  # noqa: E402
+from embodied.placement.ray import RayCollectors, RayConfig, RayPlacement, cluster  # noqa: E402
+from embodied.placement.worker import CollectorRecipe, CollectorSpec, Worker  # noqa: E402
 from embodied.rollout.joining import joined  # noqa: E402
 from embodied.rollout.rollout import Collector, Rollout  # noqa: E402
 from embodied.rollout.storage import Storage  # noqa: E402
@@ -79,12 +79,12 @@ def no_starts(env: Any, generator: torch.Generator) -> None:
 @contextmanager
 def collecting(folder: Path, policy: MLPPolicy, num_envs: int = N, **options: Any) -> Iterator[RemoteCollectors]:
     config = RayConfig(**{"cpus": 1.0, "patience_s": 240.0} | options)
-    crew = Actors(config, Recipe(partial(WatchedReach, folder), Collector, no_starts, policy), num_envs)
-    collectors = RemoteCollectors(crew, policy, max_staleness=config.max_staleness, patience_s=config.patience_s)
+    pool = RayCollectors(config, CollectorRecipe(partial(WatchedReach, folder), Collector, no_starts, policy), num_envs)
+    collectors = RemoteCollectors(pool, policy, max_staleness=config.max_staleness, patience_s=config.patience_s)
     try:
         yield collectors
     finally:
-        crew.close()
+        pool.close()
 
 
 def gone(pid: int) -> bool:
@@ -117,12 +117,12 @@ def test_a_run_on_two_nodes_survives_kills_a_hanging_simulator_and_the_loss_of_a
     policy, same = new_policy(), new_policy()
     learner, _ = build(Reach(N), policy, ALGORITHM, None, 0)
     expecting, _ = build(Reach(N), same, ALGORITHM, None, 0)
-    recipe = Recipe(lambda first, count, seed: Reach(count, seed=seed), Collector, no_starts, same)
-    local = [(Worker(), Place(0, 0, 3)), (Worker(), Place(1, 3, 3))]
+    recipe = CollectorRecipe(lambda first, count, seed: Reach(count, seed=seed), Collector, no_starts, same)
+    local = [(Worker(), CollectorSpec(0, 0, 3)), (Worker(), CollectorSpec(1, 3, 3))]
     for worker, place in local:
         worker.build(recipe, place)
     with collecting(tmp_path, policy, timeout_s=5.0) as collectors:
-        crew = collectors.crew
+        pool = collectors.pool
 
         # The same data and the same weights as collectors in this process have.
         for version in range(3):
@@ -138,7 +138,7 @@ def test_a_run_on_two_nodes_survives_kills_a_hanging_simulator_and_the_loss_of_a
             for name, value in policy.state_dict().items():
                 assert torch.equal(value, same.state_dict()[name]), name
             collectors.version += 1
-        where = {ray.get(slot.actor.__ray_call__.remote(node_of)) for slot in crew.slots}
+        where = {ray.get(handle.actor.__ray_call__.remote(node_of)) for handle in pool.handles}
         assert len(where) == 2  # spread over the nodes
         assert sorted(processes(tmp_path).values()) == ["0-3", "3-3"]
 
@@ -183,7 +183,7 @@ def test_collectors_go_on_while_the_learner_updates(nodes: Cluster, tmp_path: Pa
             collectors.version += 1
         assert rollout.policy_version > 0
         assert rollout.done.shape == (T, N)
-        wait_for(lambda: collectors.crew.hear())  # what was begun before the last update
+        wait_for(lambda: collectors.pool.receive())  # what was begun before the last update
 
 
 class WatchedTask(ReachTask):
@@ -202,7 +202,7 @@ def test_a_killed_run_goes_on_with_its_weights_and_counters_and_reports_what_die
 ) -> None:
     monkeypatch.setattr(embodied.training.experiment, "CURVES", {})
     (tmp_path / "learner").write_text(str(os.getpid()))
-    world = Connected(config=RayConfig(patience_s=240.0))
+    world = RayPlacement(config=RayConfig(patience_s=240.0))
     config = ExperimentConfig(
         num_envs=N,
         env_steps=400,
@@ -312,7 +312,7 @@ def test_what_cannot_be_collected_elsewhere_is_refused_before_anything_runs(node
                 algorithm,
                 tmp_path / "run",
                 record={},
-                world=Connected(config=RayConfig(**options)),
+                world=RayPlacement(config=RayConfig(**options)),
             )
         assert not (tmp_path / "run").exists()
 
@@ -356,7 +356,7 @@ def test_what_a_user_can_mend_is_told_as_such(nodes: Cluster, tmp_path: Path, mo
     ):
         collectors.collect(T)
     with pytest.raises(UserError, match="expected num_envs of at least 7, one per collector; got 6"):
-        Actors(RayConfig(collectors=7), Recipe(Reach, Collector, no_starts, new_policy()), 6)
+        RayCollectors(RayConfig(collectors=7), CollectorRecipe(Reach, Collector, no_starts, new_policy()), 6)
 
 
 def test_a_head_node_that_is_not_there_is_one_line_and_no_hang() -> None:

@@ -8,7 +8,7 @@ import torch
 from embodied.algorithms.td3 import TD3Config
 from embodied.command_line.config import compose
 from embodied.errors import UserError
-from embodied.placement.local import own_share
+from embodied.placement.local import Local
 from embodied.placement.registry import VARIABLES, LocalConfig, TorchrunConfig, with_placement
 from embodied.resume import check_continues
 from embodied.training.loop import build
@@ -69,11 +69,22 @@ def test_without_torchrun_its_command_is_told(monkeypatch) -> None:
 
 
 def test_environments_are_divided_evenly_or_not_at_all() -> None:
-    assert own_share(9, OneProcess(size=3)) == 3
+    processes = Local(size=3)
+    assert processes.own_envs(9) == 3
     with pytest.raises(UserError, match="num_envs=7 does not divide among 3 processes; use num_envs=6"):
-        own_share(7, OneProcess(size=3))
+        processes.own_envs(7)
     with pytest.raises(UserError, match="num_envs=2 does not divide among 3 processes; use num_envs=3"):
-        own_share(2, OneProcess(size=3))
+        processes.own_envs(2)
+
+
+def test_a_learner_beside_collectors_has_few_environments_of_its_own() -> None:
+    with LocalConfig(collectors=2, max_staleness=3).start("cpu") as processes:
+        assert [processes.own_envs(count) for count in (8, 5_000)] == [8, 100]
+        assert processes.remark.startswith("Collectors had environments of their own")
+        assert (processes.max_staleness, processes.collectors) == (3, 2)
+    with LocalConfig().start("cpu") as processes:
+        assert processes.own_envs(5_000) == 5_000
+        assert processes.remark == ""
 
 
 def test_a_learner_with_a_replay_is_refused() -> None:

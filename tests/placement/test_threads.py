@@ -15,8 +15,8 @@ from embodied.interrupt import Stopped
 from embodied.placement.collectors import RemoteCollectors
 from embodied.placement.local import Local
 from embodied.placement.registry import LocalConfig
-from embodied.placement.threads import Threads
-from embodied.placement.worker import Place, Recipe, Worker, part_of
+from embodied.placement.threads import ThreadCollectors
+from embodied.placement.worker import CollectorRecipe, CollectorSpec, Worker, part_of
 from embodied.rollout.joining import joined
 from embodied.rollout.random_play import first_decisions
 from embodied.rollout.rollout import Collector
@@ -38,12 +38,14 @@ def new_policy() -> MLPPolicy:
 
 
 @contextmanager
-def crew_of(make, policy: MLPPolicy, num_envs: int = N) -> Iterator[Threads]:
-    crew = Threads(Recipe(make, Collector, lambda env, generator: None, policy), num_envs, collectors=2)
+def pool_of(make, policy: MLPPolicy, num_envs: int = N) -> Iterator[ThreadCollectors]:
+    pool = ThreadCollectors(
+        CollectorRecipe(make, Collector, lambda env, generator: None, policy), num_envs, collectors=2
+    )
     try:
-        yield crew
+        yield pool
     finally:
-        crew.close()
+        pool.close()
     assert not collecting()
 
 
@@ -67,14 +69,14 @@ def test_rollouts_are_those_of_collectors_one_after_the_other(simulator: str) ->
         def make(first: int, count: int, seed: int):
             return part_of(task, "cpu", first, count, seed)
 
-    alone = [(Worker(), Place(number, 3 * number, 3)) for number in range(2)]
+    alone = [(Worker(), CollectorSpec(number, 3 * number, 3)) for number in range(2)]
     state, threads = torch.get_rng_state(), torch.get_num_threads() + 1
     for worker, place in alone:
-        worker.build(Recipe(make, Collector, lambda env, generator: None, policy), place)
+        worker.build(CollectorRecipe(make, Collector, lambda env, generator: None, policy), place)
     torch.set_rng_state(state)
     torch.set_num_threads(threads)
-    with crew_of(make, policy) as crew:
-        collectors = RemoteCollectors(crew, policy)
+    with pool_of(make, policy) as pool:
+        collectors = RemoteCollectors(pool, policy)
         for version in range(3):
             rollout = collectors.collect(T)
             expected = joined([worker.collect(policy.state_dict(), version, T) for worker, _ in alone])
@@ -102,8 +104,8 @@ class Meeting(Reach):
 
 
 def test_they_work_at_the_same_time() -> None:
-    with crew_of(lambda first, count, seed: Meeting(count, seed=seed), policy := new_policy()) as crew:
-        assert RemoteCollectors(crew, policy).collect(T).done.shape == (T, N)
+    with pool_of(lambda first, count, seed: Meeting(count, seed=seed), policy := new_policy()) as pool:
+        assert RemoteCollectors(pool, policy).collect(T).done.shape == (T, N)
 
 
 def test_an_error_of_a_simulator_ends_the_run_and_all_threads() -> None:
@@ -115,9 +117,9 @@ def test_an_error_of_a_simulator_ends_the_run_and_all_threads() -> None:
 
     with (
         pytest.raises(UserError, match=r"^expected another simulator, got this one$"),
-        crew_of(lambda first, count, seed: Wrong(count, seed=seed), policy := new_policy(), 5) as crew,
+        pool_of(lambda first, count, seed: Wrong(count, seed=seed), policy := new_policy(), 5) as pool,
     ):
-        RemoteCollectors(crew, policy).collect(10_000)
+        RemoteCollectors(pool, policy).collect(10_000)
 
 
 @pytest.mark.parametrize("staleness", [0, 1])

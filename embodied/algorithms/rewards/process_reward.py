@@ -16,7 +16,7 @@ failures that resemble none is a guess, which the potential makes harmless, not 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,22 +34,6 @@ from embodied.world import ALONE, World
 
 STEPS, BATCH, LEARNING_RATE = 500, 256, 1e-3
 """Training of the model: gradient steps, observations of each, and learning rate of Adam."""
-
-
-class ProcessModel(Protocol):
-    """Predictor of progress in [0, 1] from observations; `LearnedProgress` is one."""
-
-    def __call__(self, rollout: Rollout, world: World = ALONE) -> tuple[Tensor, Tensor]:
-        """Progress before and after each decision of `rollout`, [T, N] each."""
-        ...
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything learned."""
-        ...
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict`."""
-        ...
 
 
 class LearnedProgress:

@@ -10,8 +10,8 @@ passed; where a task has no success at all, its failures earn nothing.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from tensordict import TensorDict
@@ -25,14 +25,6 @@ NEAR, LEAST = 0.5, 2
 """DBSCAN's radius (RMS distance, in standard deviations) and the least size of a cluster."""
 
 
-class TrajectoryEncoder(Protocol):
-    """Encoder of episodes as vectors."""
-
-    def __call__(self, observation: TensorDict) -> Tensor:
-        """Features [E, F] of observations [E, POINTS] of E episodes of one task."""
-        ...
-
-
 def changes(observation: TensorDict) -> Tensor:
     """Differences of all float32 observations [E, POINTS] from each episode's first, [E, F]."""
     parts = [part.flatten(2) for _, part in sorted(observation.items()) if part.dtype == torch.float32]
@@ -44,7 +36,8 @@ def changes(observation: TensorDict) -> Tensor:
 class ProgressReward:
     """Rewards of whole episodes: 1 for successes, less for failures by their distance from successes."""
 
-    encoder: TrajectoryEncoder = changes
+    encoder: Callable[[TensorDict], Tensor] = changes
+    """Encoder of episodes: features [E, F] of observations [E, POINTS] of E episodes of one task."""
 
     @torch.no_grad()
     def __call__(self, observation: TensorDict, episodes: WholeRollout, success: Tensor) -> Tensor:

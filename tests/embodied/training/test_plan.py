@@ -10,6 +10,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from embodied.algorithms.distillation import informed
 from embodied.algorithms.micro_batch import saved_bytes
 from embodied.algorithms.parts import Composite
 from embodied.algorithms.passes import META, Passes
@@ -250,6 +251,19 @@ def test_openvla_is_planned_by_the_sizes_in_its_files(tmp_path: Path) -> None:
     config = compose(TrainConfig, "train", read, GROUPS)[0]
     policy = config.policy.build(config.task.contract("areas"))
     assert whole["weights", "cpu"] == size([*policy.parameters(), *policy.buffers()])
+
+
+def test_distillation_counts_the_teacher() -> None:
+    options = ["task=quadrotor_any", "policy=recurrent", "algorithm=distillation"]
+    config = compose(TrainConfig, "train", options, GROUPS)[0]
+    found = planned_of(options).stages["RL"]
+    contract = config.task.contract(config.task.distributions[0])
+    teacher = config.algorithm.teacher.build(informed(contract, config.algorithm.privileged))
+    assert found["copies of weights", "cpu"] == size([*teacher.parameters(), *teacher.buffers()])
+    student = config.policy.build(contract)
+    trained = [*student.actor_parameters(), *teacher.mean_parameters(), *teacher.critic_parameters()]  # BPTT's
+    assert found["gradients", "cpu"] == size(trained)
+    assert found["activations", "cpu"] > 1_000_000
 
 
 def planned_of(options: list[str]) -> Plan:
