@@ -243,12 +243,13 @@ def test_the_table_keeps_the_packages_that_were_not_measured_again(tmp_path: Pat
 
 
 TOY = {
-    "pyproject.toml": '[tool.pytest.ini_options]\npythonpath = ["."]\nmarkers = ["slow: slow"]\n',
+    "pyproject.toml": '[tool.pytest.ini_options]\npythonpath = ["."]\n',
     "toy/ways.py": (
         "import functools\n\n\ndef add(x, y):\n    return x + y\n\n\ndef unread(x):\n    return x + 1\n\n\n"
         "def untested(x):\n    return x + 1\n\n\ndef count(n):\n    while n > 0:\n        n -= 1\n    return n\n\n\n"
         "def child(x):\n    print(x)\n    return x + 1\n\n\n@functools.cache\ndef cached():\n    return 1 + 1\n"
     ),
+    "tests/test_wrong.py": "import no_such_module\n\n\ndef test_a(): ...\n",
     "tests/test_ways.py": (
         "import subprocess, sys\nfrom toy import ways\n\n\ndef test_add():\n    assert ways.add(2, 3) == 5\n\n\n"
         "def test_unread():\n    ways.unread(1)\n\n\ndef test_count():\n    assert ways.count(2) == 0\n\n\n"
@@ -270,7 +271,7 @@ trees.CPU_SLACK_S = 3.0
 root, lines = Path(sys.argv[1]), []
 faults = generate("toy/ways.py", (root / "toy/ways.py").read_text())
 workers = Workers(root, sys.argv[2], 2)
-records = workers.records(["tests/test_ways.py"], ["toy"], lines.append)
+records = workers.records(["tests/test_ways.py", "tests/test_wrong.py"], ["toy"], lines.append)
 outcomes = workers.outcomes(faults, Coverage(records), 60.0, time.monotonic() + 300.0)
 print(json.dumps({"outcomes": {str(fault): outcome for fault, outcome in outcomes}, "lines": lines}))
 """
@@ -295,7 +296,8 @@ def test_faults_in_a_toy_package_are_caught_survive_or_hang(tmp_path: Path) -> N
     assert outcomes["child::arithmetic 1"] == "caught"
     # Only the first of two tests executes it, but the second one notices.
     assert outcomes["cached::arithmetic 1"] == "caught"
-    assert result["lines"] == [
-        "recorded 1/1 tests/test_ways.py: 6 tests; without a fault 1 fail: ['tests/test_ways.py::test_broken']"
-    ]
+    ways, wrong = sorted(line.partition(" tests/")[2] for line in result["lines"])
+    assert ways == "test_ways.py: 6 tests; without a fault 1 fail: ['tests/test_ways.py::test_broken']"
+    assert wrong.startswith("test_wrong.py: 0 tests; without a fault 1 fail: ")
+    assert "no_such_module" in wrong
     assert (root / "toy/ways.py").read_text() == TOY["toy/ways.py"]

@@ -26,7 +26,7 @@ from benchmarks.mutants.operators import Fault
 
 PRELOADED = (hypothesis, numpy, pytest, tensordict, torch)
 IGNORED = shutil.ignore_patterns(".git", ".venv*", "__pycache__", "outputs", "build", "dist", ".*_cache", ".hypothesis")
-OPTIONS = ["-q", "-p", "no:cacheprovider", "-m", "not slow"]
+OPTIONS = ["-q", "-p", "no:cacheprovider", "-m", "not evidence"]
 RECORDING_LIMIT_S = 900.0
 """A test file that runs longer is of no use here."""
 
@@ -59,7 +59,7 @@ class Tree:
             file.write("\n\nstart()\n")
 
     def record(self, test_file: str) -> Record:
-        """Run `test_file` and record what it executes; a file that takes too long gives an empty record."""
+        """Run `test_file` and record what it executes; a file that takes too long or has errors gives no tests."""
         log, saved = self.path / "build" / "calls.tsv", self.path / "build" / "record.json"
         log.write_text("")
         saved.unlink(missing_ok=True)
@@ -74,8 +74,10 @@ class Tree:
             recorder.complete(log).save(saved)
             return status
 
-        self._fork(run, RECORDING_LIMIT_S)
-        return Record.load(saved) if saved.exists() else Record(failed=[test_file])
+        status = self._fork(run, RECORDING_LIMIT_S)
+        if status in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED):
+            return Record.load(saved)
+        return Record(failed=[f"{test_file}: {(self.path / 'build' / 'pytest.log').read_text()[-500:]}"])
 
     def outcome(self, fault: Fault, tests: list[str], usual_s: float) -> str:
         """`caught`, `survived` or `timed out`: insert `fault`, run `tests`, restore the file."""
