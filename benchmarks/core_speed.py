@@ -6,7 +6,7 @@ CPU time of one thread for one decision of all environments, with a small MLP (a
 in the tests' Reach, whose episodes take 7 steps at most, so that some restart at every decision. Rows at 256 and 4,096
 environments alternate; the median of `runs` counts. "network" is the policy's forward and backward passes, whose cost
 grows with the environments; "environment" is Reach; "own" is the rest. "retry" restarts by RetryStarts and puts
-episodes together by EpisodeAssembler. An update is one epoch of PPO in four minibatches, divided by the decisions. An
+rollouts in an EpisodeStore. An update is one epoch of PPO in four minibatches, divided by the decisions. An
 evaluation runs as many episodes as there are environments.
 """
 
@@ -31,7 +31,7 @@ from tensordict import TensorDict  # noqa: E402
 
 from embodied.algorithms.ppo import PPOConfig  # noqa: E402
 from embodied.contract import Contract, TensorSpec  # noqa: E402
-from embodied.data.replay import EpisodeAssembler  # noqa: E402
+from embodied.data.store import EpisodeStore  # noqa: E402
 from embodied.environments.engine import EpisodeEngine, Outcome  # noqa: E402
 from embodied.evaluation.evaluation import evaluate  # noqa: E402
 from embodied.policy import Decision  # noqa: E402
@@ -108,14 +108,14 @@ def collecting(envs: int, decisions: int, retry: bool) -> Measured:
     env, clock = Reach(envs), Clock()
     generator = torch.Generator().manual_seed(0)
     starts = RetryStarts(env.task_index, retry=0.5, attempts=4, generator=generator) if retry else None
-    assembler, policy = EpisodeAssembler(), policy_of(env)
+    store, policy = EpisodeStore(envs * decisions), policy_of(env)
     collector = Collector(env, policy, torch.Generator().manual_seed(0), starts)
     clock.parts(env, policy)
 
     def run() -> int:
         rollout = collector.collect(decisions)
         if retry:
-            assembler.add(rollout)
+            store.add(rollout)
         return decisions
 
     return lambda: clock.measure(run)

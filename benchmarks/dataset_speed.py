@@ -6,13 +6,14 @@ LEROBOT_PYTHON is an interpreter with lerobot 0.4 (which needs an older torch th
 environment of its own). The dataset is made first: a few of the expert's episodes with two cameras, exported with
 images and with videos. A row is an observation with both pictures, the state and the next `HORIZON` actions; rows are
 drawn at random, and the loop does nothing else. Readings alternate; the median counts. Files of this size are in the
-system's cache. Our reader uses decoded episodes in the run's folder; the time to make them, once, is reported, too.
+system's cache. Our reader uses decoded episodes in a cache; the time to make them, once, is reported, too.
 lerobot's rows are float32 in [0, 1], ours uint8, which policies scale on their device.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import subprocess
 import sys
@@ -25,6 +26,7 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # also runs from a clone that is not installed
 
+from embodied.data.cache import VARIABLE  # noqa: E402
 from embodied.saving.json_text import dumps_rows  # noqa: E402
 from embodied.saving.versions import git_commit, versions  # noqa: E402
 from real_robot.recording import lerobot_dataset  # noqa: E402
@@ -57,6 +59,7 @@ def main() -> None:
     torch.set_num_threads(1)
     rows = []
     with tempfile.TemporaryDirectory() as folder:
+        os.environ[VARIABLE] = f"{folder}/cache"
         task = LiberoTask(
             tasks=["6"],
             assets="stand-in",

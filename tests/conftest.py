@@ -1,8 +1,14 @@
-"""What every test shares: no time limits, one thread of torch, no figures on a screen."""
+"""What every test shares: no time limits, one thread of torch, no figures on a screen, a cache of its own."""
 
+import atexit
 import os
+import shutil
+import tempfile
 
 os.environ.setdefault("MPLBACKEND", "Agg")
+if "EMBODIED_CACHE" not in os.environ:  # the processes of a parallel run share the folder of the first
+    os.environ["EMBODIED_CACHE"] = tempfile.mkdtemp(prefix="embodied-tests-")
+    atexit.register(shutil.rmtree, os.environ["EMBODIED_CACHE"], ignore_errors=True)
 
 import hypothesis
 import torch

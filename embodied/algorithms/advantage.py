@@ -62,29 +62,6 @@ def gae(
     return advantage, advantage + value
 
 
-def n_step(
-    reward: Tensor, executed: Tensor, terminated: Tensor, truncated: Tensor, n: int, *, discount: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Discounted returns over up to `n` decisions (Sutton and Barto, Reinforcement Learning, chapter 7).
-
-    The sum covers fewer decisions where the episode or the rollout ends earlier. Returns three tensors [T, N]: the
-    discounted reward, the factor of the value that follows (zero after a termination, not at a time limit), and the
-    index of the decision after which that value is taken. The arguments are those of `gae`.
-    """
-    rewards, done = chunk_reward(reward, discount), terminated | truncated
-    decay = discount ** executed.sum(-1).to(rewards.dtype)
-    # Each pass adds one reward: R <- R + carry r_{last+1}, carry <- carry gamma^k, until a decision ends its episode.
-    total, carry = rewards, decay
-    last = torch.arange(len(rewards), device=rewards.device).unsqueeze(1).expand(rewards.shape)
-    for _ in range(n - 1):
-        following = (last + 1).clamp_max(len(rewards) - 1)
-        continues = (following > last) & ~done.gather(0, last)
-        total = torch.where(continues, total + carry * rewards.gather(0, following), total)
-        carry = torch.where(continues, carry * decay.gather(0, following), carry)
-        last = torch.where(continues, following, last)
-    return total, carry * ~terminated.gather(0, last), last
-
-
 def moments(values: Tensor, world: World = ALONE) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation of `values` [B] over all processes."""
     # Two passes in float64: E[x] first, then sum (x - E[x])^2 / (n - 1), so that large means lose no digits.

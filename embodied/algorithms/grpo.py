@@ -29,7 +29,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from embodied.algorithms.clipped import Clipped, ClippedConfig
+from embodied.algorithms.clipped import Clipped, ClippedConfig, ClippedUpdate
 from embodied.algorithms.rewards.process_reward import LearnedProgress, ProcessModel
 from embodied.algorithms.rewards.progress_reward import ProgressReward
 from embodied.configuration import Fraction, PositiveFloat, Range
@@ -150,7 +150,10 @@ class GRPO(Clipped):
         batch, metrics = self._prepare(rollout, world)
         if not int(world.sum(batch["own"].sum())):
             return metrics
-        return self._epochs(batch, world, batch["own"]) | metrics
+        update = ClippedUpdate()
+        for minibatch in self._epochs(batch, update, world, batch["own"]):
+            update.add(self._step(minibatch, world), world)
+        return update.means() | metrics
 
     def _prepare(self, rollout: Rollout, world: World) -> tuple[TensorDict, dict[str, float]]:
         """Training batch [T, N], whose `own` decisions are those of used groups; and shares of the groups."""

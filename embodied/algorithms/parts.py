@@ -16,7 +16,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from embodied.data.replay import ChunkReplay, EpisodeReplay
+from embodied.data.store import EpisodeStore
 from embodied.errors import UserError
 from embodied.rollout.starts import OwnStarts
 from embodied.world import World
@@ -24,7 +24,7 @@ from embodied.world import World
 if TYPE_CHECKING:
     from embodied.algorithms.passes import Passes
 
-KINDS = (nn.Module, Optimizer, ChunkReplay, EpisodeReplay, OwnStarts)
+KINDS = (nn.Module, Optimizer, EpisodeStore, OwnStarts)
 
 
 class Composite:

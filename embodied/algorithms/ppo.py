@@ -33,7 +33,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from embodied.algorithms.advantage import explained_variance, gae, moments, next_values, normalise
-from embodied.algorithms.clipped import Clipped, ClippedConfig
+from embodied.algorithms.clipped import Clipped, ClippedConfig, ClippedUpdate
 from embodied.algorithms.rewards.process_reward import LearnedProgress, ProcessModel, shaped
 from embodied.algorithms.rewards.reward_scale import RewardScale
 from embodied.configuration import INF, Fraction, NonNegativeFloat, NonNegativeInt, Range
@@ -166,7 +166,10 @@ class PPO(Clipped):
         if int(world.sum(rollout.own.sum())) < 2 * world.size:  # a person gave almost all actions
             return metrics
         batch, scales = self._prepare(rollout, world)
-        return self._epochs(batch, world) | scales | metrics
+        update = ClippedUpdate()
+        for minibatch in self._epochs(batch, update, world):
+            update.add(self._step(minibatch, world), world)
+        return update.means() | scales | metrics
 
     def _prepare(self, rollout: Rollout, world: World) -> tuple[TensorDict, dict[str, float]]:
         """Training batch [T, N], and metrics: scales of advantages and rewards, and the explained variance."""

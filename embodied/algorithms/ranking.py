@@ -32,7 +32,7 @@ from embodied.algorithms.passes import Passes
 from embodied.algorithms.self_imitation import SelfImitation, SelfImitationConfig
 from embodied.configuration import Configuration, Fraction, Limit, NonNegativeFloat, NonNegativeInt, PositiveInt, Range
 from embodied.data.episodes import Episodes
-from embodied.data.replay import ChunkReplay
+from embodied.data.store import EpisodeStore
 from embodied.environment import Environment
 from embodied.errors import UserError
 from embodied.policy import RankingPolicy, TrainablePolicy
@@ -126,7 +126,7 @@ class Ranking(Composite):
         self.advantage_optimiser = torch.optim.AdamW(
             policy.advantage_parameters(), config.learning_rate, weight_decay=config.weight_decay, fused=True
         )
-        self.replay = ChunkReplay(config.window * config.rollout_length * num_envs)
+        self.replay = EpisodeStore(config.window * config.rollout_length * num_envs)
         self.iterations = 0
         self.critic_steps = 0
 
@@ -152,9 +152,8 @@ class Ranking(Composite):
         }
         # In the first third of the warm-up only the value is trained: advantages of an untrained value are noise.
         if self.iterations >= self.config.warmup // 3:
-            rows = {"observation": rollout.observation, "actions": rollout.actions, "advantage": advantage}
             # advantages of recent iterations are regressed together, which averages their noise
-            self.replay.add(*_simulated(rollout, TensorDict(rows, batch_size=list(advantage.shape))))
+            self.replay.add(rollout, chunk=rollout.actions, advantage=advantage)
             metrics["advantage_loss"] = self._fit_advantage()
         self.iterations += 1
         if self.iterations >= self.config.warmup:
@@ -188,8 +187,9 @@ class Ranking(Composite):
     def _fit_advantage(self) -> float:
         losses = []
         for _ in range(self.config.gradient_steps):
-            batch = self.replay.sample(self.config.minibatch, self.generator).to(self.policy.device)
-            loss = self.policy.advantage_loss(batch["observation"], batch["actions"], batch["advantage"])
+            rows = self.replay.draw(self.config.minibatch, self.generator)
+            batch = self.replay.decisions(rows, "observation", "chunk", "advantage").to(self.policy.device)
+            loss = self.policy.advantage_loss(batch["observation"], batch["chunk"], batch["advantage"])
             losses.append(self._step(self.advantage_optimiser, loss))
         return sum(losses) / len(losses)
 

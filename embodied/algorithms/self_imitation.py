@@ -33,7 +33,7 @@ from embodied.algorithms.passes import Passes
 from embodied.algorithms.sft import SFT, SFTConfig
 from embodied.configuration import Configuration, Fraction, PositiveInt
 from embodied.data.episodes import Episodes
-from embodied.data.replay import EpisodeAssembler, EpisodeReplay
+from embodied.data.store import EpisodeStore
 from embodied.environment import Environment, NumberedStarts
 from embodied.errors import UserError
 from embodied.policy import TrainablePolicy
@@ -42,7 +42,7 @@ from embodied.rollout.rollout import Rollout
 from embodied.rollout.starts import RetryStarts
 from embodied.world import ALONE, World
 
-PARTS = ("sft", "replay", "episodes")
+PARTS = ("sft", "replay")
 
 
 @dataclass
@@ -106,10 +106,10 @@ class SelfImitation(Composite):
     ) -> None:
         self.policy, self.config, self.generator, self.demonstrations = policy, config, generator, demonstrations
         self.sft, self.progress, self.gradient_steps = self._begin(), 0.0, 0
-        self.replay = EpisodeReplay(config.capacity)
-        self.by_task: dict[int, Tensor] = {}  # rows of the replay, for each task that has any
-        self.shown = _rows_by_task(demonstrations)
-        self.episodes = EpisodeAssembler()
+        self.replay = EpisodeStore(config.capacity, device="cpu")
+        self.by_task: dict[int, Tensor] = {}  # rows of the replay's successes, for each task that has any
+        rows = demonstrations.imitated_rows()
+        self.shown = _by_task(rows, demonstrations.task_index[demonstrations.episode[rows]])
         self.starts: RetryStarts | None = None  # None: initial states are not numbered
         if isinstance(env, NumberedStarts):
             self.starts = RetryStarts(env.task_index, retry=config.retry, attempts=config.attempts, generator=generator)
@@ -121,10 +121,8 @@ class SelfImitation(Composite):
 
     def update(self, rollout: Rollout, progress: float, world: World = ALONE) -> dict[str, float]:
         """Add the rollout's successes, then take gradient steps; returns the mean loss and the size of the set."""
-        episodes = self.episodes.add(rollout)
-        if episodes is not None:
-            self.replay.add(episodes)
-            self._sort()
+        self.replay.add(rollout)
+        self._sort()
         rounds, steps = self.config.rounds, self.config.gradient_steps
         done = min(math.floor(self.progress * rounds), rounds - 1)  # an extended run stays in the last round
         advance = progress - self.progress
@@ -140,7 +138,7 @@ class SelfImitation(Composite):
                     old.copy_(new)
             if progress < 1.0:
                 self.sft = self._begin()
-        return {"loss": sum(losses) / len(losses), "imitated_chunks": float(len(self.replay))}
+        return {"loss": sum(losses) / len(losses), "imitated_chunks": float(sum(map(len, self.by_task.values())))}
 
     def _begin(self) -> SFT:
         """Start a learner of the next round's network, with the policy's normalisation statistics."""
@@ -163,10 +161,8 @@ class SelfImitation(Composite):
         share, rest = divmod(size - num_demonstrations, len(tasks))
         # the other rows are divided equally among tasks; the remainder goes to the first ones
         counts = {task: share + (i < rest) for i, task in enumerate(tasks)}
-        replay = self.replay.episodes
-        assert replay is not None
         unsolved = {task: self.shown[task] for task in tasks if task not in self.by_task}
-        imitated = replay.chunks(self._drawn(self.by_task, counts), horizon)
+        imitated = self.replay.chunks(self._drawn(self.by_task, counts), horizon)
         keys = batch["observation"].keys()  # demonstrations may lack privileged observations
         imitated["observation"] = imitated["observation"].select(*keys)
         parts = [batch, imitated]
@@ -183,15 +179,15 @@ class SelfImitation(Composite):
         return torch.cat(selected)
 
     def _sort(self) -> None:
-        assert self.replay.episodes is not None
-        self.by_task = _rows_by_task(self.replay.episodes)
+        rows = self.replay.succeeded()
+        self.by_task = _by_task(rows, self.replay.decisions(rows, "task_index")["task_index"])
 
     def largest_pass(self, passes: Passes) -> int | None:
         """Bytes that the largest supervised loss stores."""
         return self.sft.largest_pass(passes)
 
     def state_dict(self) -> dict[str, Any]:
-        """State of learner, replay and unfinished episodes; demonstrations are read from their file."""
+        """State of learner and replay; demonstrations are read from their file."""
         parts = {part: getattr(self, part).state_dict() for part in PARTS}
         return parts | {"progress": self.progress, "gradient_steps": self.gradient_steps}
 
@@ -200,12 +196,10 @@ class SelfImitation(Composite):
         for part in PARTS:
             getattr(self, part).load_state_dict(state[part])
         self.progress, self.gradient_steps = state["progress"], state["gradient_steps"]
-        if len(self.replay):
+        if self.replay.written:
             self._sort()
 
 
-def _rows_by_task(episodes: Episodes) -> dict[int, Tensor]:
-    """Rows of the observations of each task, without those of failed episodes."""
-    rows = episodes.imitated_rows()
-    task = episodes.task_index[episodes.episode[rows]]
+def _by_task(rows: Tensor, task: Tensor) -> dict[int, Tensor]:
+    """The `rows` [B] of each task in `task` [B]."""
     return {int(index): rows[task == index] for index in task.unique()}

@@ -22,7 +22,6 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from embodied import seeding
-from embodied.algorithms.advantage import n_step
 from embodied.algorithms.critics import Activation, CriticConfig, Critics, approach
 from embodied.algorithms.finite import check_finite, gradient_norm
 from embodied.algorithms.micro_batch import saved_bytes
@@ -31,7 +30,7 @@ from embodied.algorithms.passes import Passes
 from embodied.algorithms.schedule import linear_decay
 from embodied.configuration import INF, Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt, Range
 from embodied.data.episodes import Episodes
-from embodied.data.replay import ChunkReplay
+from embodied.data.store import EpisodeStore
 from embodied.environment import Environment
 from embodied.errors import UserError
 from embodied.policy import DeterministicPolicy, TrainablePolicy
@@ -110,12 +109,12 @@ class TD3(Composite):
         self.target_policy.load_state_dict(policy.state_dict())
         self.critic_optimiser = torch.optim.Adam(self.critics.parameters(), config.value_learning_rate, fused=True)
         self.actor_optimiser = torch.optim.Adam(policy.mean_parameters(), config.learning_rate, fused=True)
-        self.replay = ChunkReplay(config.capacity)
+        self.replay = EpisodeStore(config.capacity)
         self.gradient_steps = 0
 
     def update(self, rollout: Rollout, progress: float, world: World = ALONE) -> dict[str, float]:
         """Store one rollout, then take gradient steps; returns the critics' mean metrics and the rows stored."""
-        self.replay.add(self._rows(rollout))
+        self.replay.add(rollout)
         if self.replay.written < self.config.warmup:
             return {}
         linear_decay(self.actor_optimiser, progress, self.config.final_lr_share, self.config.learning_rate)
@@ -124,35 +123,15 @@ class TD3(Composite):
         metrics = {name: float(torch.stack([step[name] for step in steps]).mean()) for name in steps[0]}
         return metrics | {"replay": float(len(self.replay))}
 
-    def _rows(self, rollout: Rollout) -> TensorDict:
-        # R = sum of discounted rewards over `lookahead` decisions, carry = gamma^k or 0, last = decision before s'
-        total, carry, last = n_step(
-            rollout.reward,
-            rollout.executed,
-            rollout.terminated,
-            rollout.cut,
-            self.config.lookahead,
-            discount=self.config.discount,
-        )
-        rows = TensorDict(
-            {
-                "observation": rollout.observation,
-                "next_observation": rollout.next_observation()[last, torch.arange(last.shape[1], device=last.device)],
-                "actions": rollout.actions[:, :, : rollout.reward.shape[-1]],
-                "reward": total,
-                "carry": carry,
-            },
-            batch_size=list(total.shape),
-        )
-        return rows.flatten(0, 1)[rollout.simulated.flatten()]
-
     def _step(self) -> dict[str, Tensor]:
         """Take one step of the critics, and of the actor at every `policy_delay`-th; returns the critics' metrics.
 
         Raises:
             DivergedError: before a step whose loss or gradient is not finite.
         """
-        batch = self.replay.sample(self.config.minibatch, self.generator).to(self.policy.device)
+        rows = self.replay.draw(self.config.minibatch, self.generator)
+        # R = sum of discounted rewards over `lookahead` decisions, carry = gamma^k or 0, next observation s'
+        batch = self.replay.transitions(rows, self.config.lookahead, self.config.discount).to(self.policy.device)
         target = self._target(batch)
         # L = sum_i mean (Q_i(s, a) - y)^2
         loss = self.critics.loss(self._inputs(batch["observation"], self._scaled(batch["actions"])), target)

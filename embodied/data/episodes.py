@@ -1,4 +1,4 @@
-"""Episodes of observations, actions and rewards: demonstrations, datasets, recordings and replay.
+"""Episodes of observations, actions and rewards: demonstrations, datasets and recordings.
 
 They are in memory or mapped from files; chunks of actions are cut when they are sampled. Letters: E episodes, R
 observations, S control steps, H actions of a chunk, A action dimension, B sampled rows.
@@ -29,7 +29,10 @@ from embodied.saving.files import flush, rename
 from embodied.world import ALONE, World
 
 FORMATS = 2, 3
-"""Formats of folders that `read` reads; the last is written. Format 2 has texts as bytes of each observation."""
+"""Formats of folders that `read` reads; the last is written.
+
+Format 2 has texts as bytes of each observation, and zeros for unknown rewards.
+"""
 RECORD = "episodes.json"
 FOLDER = "demonstrations"
 """Folder of a run's demonstrations."""
@@ -43,7 +46,7 @@ class Episodes:
     """E complete episodes, concatenated.
 
     There is an observation before every control step, or only before every decision: `first` [R] is the index of the
-    step after each. Unknown rewards are zero. `pictures` and `texts` are further observations, which stay encoded and
+    step after each. Unknown rewards are NaN. `pictures` and `texts` are further observations, which stay encoded and
     numbers of a table until they are sampled. Episodes of D datasets can be drawn by `weights`. Failed episodes are
     stored, but `sample` draws none.
     """
@@ -51,7 +54,7 @@ class Episodes:
     observation: TensorDict  # [R]
     first: Tensor  # [R] int64, ascending
     actions: Tensor  # [S, A], as executed
-    reward: Tensor  # [S]
+    reward: Tensor  # [S] NaN where it is unknown
     human: Tensor  # [S] bool, a person acted instead of the policy
     ends: Tensor  # [E] int64, the step after the last of each episode
     terminated: Tensor  # [E] bool; the others were truncated
@@ -79,7 +82,7 @@ class Episodes:
     ) -> Episodes:
         """Build one episode: `observation` [L], each before one of `actions` [L, A]; terminated if it succeeded.
 
-        A `success` of None is unknown.
+        A `success` or `reward` of None is unknown.
         """
         length = len(actions)
         outcome = UNKNOWN if success is None else int(success)
@@ -87,7 +90,7 @@ class Episodes:
             observation,
             torch.arange(length),
             actions,
-            torch.zeros(length) if reward is None else reward,
+            torch.full((length,), torch.nan) if reward is None else reward,
             torch.zeros(length, dtype=torch.bool) if human is None else human,
             torch.tensor([length]),
             torch.tensor([bool(success) if terminated is None else terminated]),
@@ -292,13 +295,6 @@ class Episodes:
             texts=self.texts and self.texts.part(row, last),
         )
 
-    def last(self, count: int) -> Episodes:
-        """Copy the last episodes, with at least `count` observations in total; all if there are fewer."""
-        assert self.pictures is None
-        begin = int(self.episode[max(0, len(self) - count)]) if len(self) else 0
-        last_columns = columns(self.part(begin, len(self.ends)))
-        return from_columns({name: value.clone() for name, value in last_columns.items()})
-
 
 class EpisodeWriter:
     """Writer of episodes to a folder, complete or not at all: one .npy file per column, and `episodes.json`.
@@ -381,6 +377,8 @@ def read(folder: str | Path) -> tuple[Episodes, Contract, dict[str, Any]]:
             if not tensors["success"].all():
                 raise UserError(f"{RECORD} is of a version that did not tell failed from unknown; write them again")
             tensors["success"] = tensors["success"].to(torch.int8)
+        if record["format"] == FORMATS[0] and not tensors["reward"].any():
+            tensors["reward"] = torch.full_like(tensors["reward"], torch.nan)
         return from_columns(tensors), contract, record["origin"]
     except (OSError, KeyError, ValueError) as error:
         raise UserError(f"cannot read episodes from {folder}: {error}") from error

@@ -19,7 +19,7 @@ from embodied.algorithms.advantage import values
 from embodied.algorithms.finite import check_finite, losses
 from embodied.algorithms.parts import check_equal_weights, check_policy_is_listed, iter_parts, only_listed_optimisers
 from embodied.data.episodes import Episodes
-from embodied.data.replay import ChunkReplay, EpisodeReplay
+from embodied.data.store import EpisodeStore
 from embodied.environment import ODD_EVENTS, Environment
 from embodied.errors import UserError
 from embodied.placement.local import Local, Processes
@@ -125,7 +125,7 @@ def build(
     learner = algorithm.build(policy, demonstrations, env, seeding.generator(seed, "learner"))
     if world.size > 1:
         check_policy_is_listed(learner, policy)
-    if world.size > 1 and list(iter_parts(learner, (ChunkReplay, EpisodeReplay))):
+    if world.size > 1 and list(iter_parts(learner, (EpisodeStore,))):
         raise UserError(
             f"this algorithm learns from a replay, of which each of {world.size} processes would have a part only: not"
             " supported yet; use algorithm=ppo, grpo, bptt or distillation, or one process"

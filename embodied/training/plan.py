@@ -21,7 +21,7 @@ from embodied.algorithms.parts import Composite, iter_parts, name_of
 from embodied.algorithms.passes import META, VARIABLE, Passes, meta_observation, on_meta
 from embodied.contract import Contract
 from embodied.data.episodes import Episodes
-from embodied.data.replay import ChunkReplay, EpisodeReplay
+from embodied.data.store import EpisodeStore
 from embodied.environment import Transition
 from embodied.errors import UserError
 from embodied.placement.local import divides, own_share
@@ -31,7 +31,7 @@ from embodied.policy import PolicyConfig, TrainablePolicy
 from embodied.precision import Precision, precision_of
 from embodied.rollout.storage import Storage
 from embodied.run_options import ExperimentConfig
-from embodied.task import LearnerConfig, Task
+from embodied.task import LearnerConfig, OfflineLearnerConfig, Task
 from embodied.world import OneProcess
 
 MOMENTS = 2
@@ -84,8 +84,9 @@ def plan(
     config: ExperimentConfig,
     task: Task,
     policy: PolicyConfig,
-    algorithm: LearnerConfig,
+    algorithm: LearnerConfig | None,
     *,
+    offline: OfflineLearnerConfig | None = None,
     device: str = "cpu",
     demonstrations: Sequence[str | Path] | None = None,
     placement: object = None,
@@ -97,6 +98,7 @@ def plan(
     Raises:
         UserError: where the parts do not go together.
     """
+    config.check_learners(algorithm, offline)
     contract = task.contract(task.distributions[0])
     halved = precision_of(config.precision, policy.own_precision) is Precision.BFLOAT16
     steps = task.max_demonstration_steps
@@ -106,15 +108,18 @@ def plan(
     planned = _Planned(contract, config, policy, device, torchrun.size if torchrun else 1, shard)
     scope = f", in each of {torchrun.size} processes" if torchrun else ""
     memory = Plan(f"Memory of task={task.name}{scope}, computed from shapes: nothing was allocated or written.")
+    has_control = config.control and "sft" in requested and len(requested) > 1
     if "sft" in requested:
-        memory.stages["SFT"] = planned.supervised()
-    if "rl" in requested:
+        memory.stages["SFT"] = planned.supervised(config.sft)
+    if offline is not None:
+        memory.stages["offline"] = planned.supervised(offline) | (planned.kept() if has_control else {})
+    if "rl" in requested and algorithm is not None:
         memory.stages["RL"] = planned.reinforced(algorithm, "sft" in requested)
-    if config.control and len(requested) == 2:
-        memory.stages["control"] = planned.supervised() | planned.kept() | planned.others()
+    if has_control:
+        memory.stages["control"] = planned.supervised(config.sft) | planned.kept() | planned.others()
     row = sum(spec_bytes(spec.shape, spec.dtype) for spec in (*contract.observation.values(), contract.action))
     data = sum(_file_bytes(Path(scope)) for scope in demonstrations) if demonstrations else steps * row
-    reads_demonstrations = requested != ["rl"] or algorithm.reads_demonstrations
+    reads_demonstrations = requested != ["rl"] or (algorithm is not None and algorithm.reads_demonstrations)
     for parts in memory.stages.values() if data and reads_demonstrations else ():
         parts["demonstrations, mapped", DISK] = data
     for name in dict.fromkeys(planned.unknown):
@@ -156,10 +161,10 @@ class _Planned:
         self.weights = _bytes(_tensors(self.policy))
         self.unknown: list[str] = []  # names of learners whose passes are unknown
 
-    def supervised(self) -> Parts:
-        """Memory of SFT by part and device, bytes."""
+    def supervised(self, config: OfflineLearnerConfig) -> Parts:
+        """Memory of SFT, or of another learner of demonstrations, by part and device, bytes."""
         with seeding.undisturbed():
-            learner = self.config.sft.build(self.policy, seeding.generator(0, "plan"))
+            learner = config.build(self.policy, seeding.generator(0, "plan"))
         return self._learned(learner, 1)
 
     def kept(self) -> Parts:
@@ -199,8 +204,8 @@ class _Planned:
             places[self.config.storage] if self.device != "cpu" or self.config.storage is Storage.DISK else "cpu"
         )
         parts["rollout", storage_device] = length * count * row + count * self._observation_bytes()
-        replays = iter_parts(learner, (ChunkReplay, EpisodeReplay))
-        parts["replay", "cpu"] = sum(self._capacity(each) for each in replays) * row
+        decisions = self.config.env_steps // self.contract.executed
+        parts["replay", "cpu"] = sum(each.max_rows(decisions) for each in iter_parts(learner, (EpisodeStore,))) * row
         return parts
 
     def _learned(self, learner: object, rollout_length: int) -> Parts:
@@ -224,12 +229,6 @@ class _Planned:
             "activations": activations,
         }
         return {(part, self.device): size for part, size in parts.items()}
-
-    def _capacity(self, replay: ChunkReplay | EpisodeReplay) -> int:
-        """Rows of the buffer; episodes are copied when some are added, and dropped when a quarter too many."""
-        if isinstance(replay, ChunkReplay):
-            return replay.capacity
-        return 2 * min(round(1.25 * replay.capacity), self.config.env_steps // self.contract.executed)
 
     def _observation_bytes(self) -> int:
         return _bytes(_leaves(self.passes.observation(1)))

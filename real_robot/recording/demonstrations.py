@@ -16,12 +16,13 @@ import torch
 from embodied.configuration import Configuration, PositiveFloat
 from embodied.contract import Contract
 from embodied.data import episodes as stored
-from embodied.data.demonstrations import made_once
-from embodied.data.episodes import FOLDER, RECORD, Episodes, EpisodeWriter
+from embodied.data.cache import DataSet
+from embodied.data.demonstrations import NOTES, decoded_once, folder_of
+from embodied.data.episodes import RECORD, Episodes, EpisodeWriter
 from embodied.data.pictures import Pictures, encode_all
 from embodied.errors import UserError
 from embodied.task import Task
-from real_robot.recording import driven, lerobot_reading
+from real_robot.recording import driven, lerobot_files, lerobot_reading
 from real_robot.recording.matching import Limits, Match, MatchOptions, match_options
 
 log = logging.getLogger(__name__)
@@ -65,7 +66,7 @@ class DemonstrationOptions(Configuration):
 
 
 def reader(options: DemonstrationOptions, task: Task) -> Callable[[Contract, Path], Episodes] | None:
-    """Return a function that reads the demonstrations of `options` into a run's folder; None without such options.
+    """Return a function that reads the demonstrations of `options` for a run; None without such options.
 
     Raises:
         UserError: for impossible options.
@@ -84,7 +85,7 @@ def demonstrations(
     weights: Sequence[float] | None = None,
     options: MatchOptions | None = None,
 ) -> Episodes:
-    """All episodes of `source` as `contract` reads them, decoded once into the folder `run`, then read from there.
+    """All episodes of `source` as `contract` reads them, decoded unless the cache has them; `run` keeps an index.
 
     Each of several sources has its share of `weights` in samples, by default in proportion to its observations. Files
     in the format of the `task`'s benchmark are read by the task, LeRobot datasets of it by the task's convention.
@@ -111,21 +112,22 @@ def demonstrations(
         for number, (match, episodes) in enumerate(zip(matches, readings, strict=True)):
             with _errors_of_data_set(paths[0], match.source):
                 tasks |= _write(writer, match, contract, episodes, number if len(paths) > 1 else None)
-            notes += match.notes
+            notes += [[number, note] for note in match.notes]
         names = list(matches[0].task_names) if matches[0].convention else []
         if missing_tasks := [name for index, name in enumerate(names) if index not in tasks]:
             path_list = " and ".join(map(str, paths))
             raise UserError(
                 f"no episodes of {', '.join(missing_tasks)} in {path_list}{matches[0].has()}; choose task.tasks=[...]"
             )
-        for note in notes:
-            log.warning(note)
-        writer.origin |= {"notes": notes} | ({"tasks": names} if names else {})
+        writer.origin |= {NOTES: notes} | ({"tasks": names} if names else {})
 
     origin: dict[str, Any] = {"source": [str(path) for path in paths] if len(paths) > 1 else str(paths[0])}
     if options is not None and options != MatchOptions():
         origin["options"] = asdict(options)
-    episodes = made_once(run, contract, origin, decode)
+    task_names = Match(paths[0], task, options).task_names
+    settings = {"options": origin.get("options"), "task": type(task).__qualname__, "names": task_names}
+    data_sets = [_data_set(path, contract) for path in paths]
+    episodes = decoded_once(run, contract, origin, data_sets, decode, settings)
     if weights is None or len(paths) == 1:
         return episodes
     return replace(episodes, weights=torch.tensor([*weights], dtype=torch.float64))
@@ -134,12 +136,31 @@ def demonstrations(
 def _read(match: Match, contract: Contract, task: Task | None, *, alone: bool) -> Iterator[Episodes]:
     """Read the episodes of a source: a run's folder, recordings, or a LeRobot dataset."""
     path = match.source
-    for folder in (path, path / FOLDER):
-        if (folder / RECORD).exists():
-            return _collected(folder, contract, match, privileged=alone)
-    if recordings := sorted(path.glob("*.mcap")) if path.is_dir() else [path]:
+    if folder := _episode_folder(path):
+        return _collected(folder, contract, match, privileged=alone)
+    if recordings := _recordings(path):
         return driven.read(recordings, contract, match)
     return lerobot_reading.read(path, contract, match)
+
+
+def _data_set(path: Path, contract: Contract) -> DataSet:
+    """The data set at `path`, with the files that its episodes are read from."""
+    if folder := _episode_folder(path):
+        return DataSet(path, [folder / RECORD])  # it has the checksums of all others
+    if recordings := _recordings(path):
+        return DataSet(path, recordings)
+    has_pictures = any(spec.is_picture and not spec.privileged for spec in contract.observation.values())
+    return DataSet(path, lerobot_files.data_files(path, videos=has_pictures))
+
+
+def _episode_folder(path: Path) -> Path | None:
+    """Folder of an `EpisodeWriter`: `path` itself, or that of the run at `path`; None if it is neither."""
+    return path if (path / RECORD).exists() else folder_of(path)
+
+
+def _recordings(path: Path) -> list[Path]:
+    """The recording at `path`, or all recordings in that folder."""
+    return sorted(path.glob("*.mcap")) if path.is_dir() else [path]
 
 
 def _collected(folder: Path, contract: Contract, match: Match, *, privileged: bool) -> Iterator[Episodes]:

@@ -106,7 +106,8 @@ def write_episodes(folder: str | Path, directory: str | Path, *, pictures: Store
                 ),
             )
 
-    known = {REWARD} if UNKNOWN in outcomes else {REWARD, SUCCESS}
+    unknown = {REWARD: bool(episodes.reward.isnan().any()), SUCCESS: UNKNOWN in outcomes}
+    known = {key for key, missing in unknown.items() if not missing}
     return _write(each(), contract, Path(directory), None, pictures, known)
 
 

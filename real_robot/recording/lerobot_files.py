@@ -25,6 +25,12 @@ Cells = list[bytes] | Array
 """Pictures of an episode: encoded as a dataset has them, or frames [L, height, width, 3] of a video."""
 
 
+def data_files(directory: Path, *, videos: bool) -> list[Path]:
+    """Files of the dataset in `directory`: metadata, rows and, if required, `videos`."""
+    folders = ["meta", "data", *(["videos"] if videos else [])]
+    return sorted(path for folder in folders for path in (directory / folder).rglob("[!.]*") if path.is_file())
+
+
 class Source:
     """A dataset in `directory`; `contract` is None unless our program wrote it.
 

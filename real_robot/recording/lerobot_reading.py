@@ -149,7 +149,7 @@ class _Named:
             raise _unfit(self._source, rows)
         specs = {**needed, ACTION: wanted.action}
         units = ", ".join(f"{key} in {spec.unit}" for key, spec in specs.items() if not spec.is_text and spec.unit)
-        message = f"{self._source.directory} has no units and frames; they are assumed to match the contract"
+        message = "no units and frames; they are assumed to match the contract"
         self._match.notes.append(f"{message}: {units}." if units else f"{message}.")
         return {key: column for key, column in columns.items() if isinstance(column, _Column)}
 
@@ -159,8 +159,7 @@ class _Named:
         if abs(rate / wanted_hz - 1.0) <= 1e-4:
             return ""
         if rate and self._match.options.resampling:
-            remedy = "its rows are skipped or repeated for"
-            self._match.notes.append(f"{self._source.directory} has {rate:g} Hz; {remedy} {wanted_hz:g} Hz.")
+            self._match.notes.append(f"{rate:g} Hz; its rows are skipped or repeated for {wanted_hz:g} Hz.")
             return ""
         return (
             f"rate: expected {wanted_hz:g} Hz, got {rate:g} Hz; demonstration_resampling=true skips or repeats its rows"

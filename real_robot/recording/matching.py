@@ -52,7 +52,7 @@ def match_options(tasks: Any, names: Any, resampling: bool) -> MatchOptions:  # 
 
 
 class Match:
-    """Matches the data set `source` with a run's `task`; `notes` are for the run's report.
+    """Matches the data set `source` with a run's `task`; `notes` on it are for the run's report.
 
     A task with a published benchmark defines its texts. For other tasks any text matches, unless options name some.
 
@@ -114,10 +114,10 @@ class Match:
                 f' choose task.tasks=[...], or say what they are: demonstration_tasks={{{self.task_names[0]}:["TEXT"]}}'
             )
         if skipped:
-            self.notes.append(f"{self.source}: episodes of other tasks are left out: {'; '.join(skipped)}.")
+            self.notes.append(f"episodes of other tasks are left out: {'; '.join(skipped)}.")
         if self.any_text and len(self._numbers) > 1 and not any(spec.is_text for spec in contract.observation.values()):
             texts = "; ".join(self._numbers)
-            self.notes.append(f"{self.source}: all of its tasks are imitated as one: {texts}.")
+            self.notes.append(f"all of its tasks are imitated as one: {texts}.")
 
 
 class Limits:
@@ -155,10 +155,10 @@ class Limits:
         unit = f" {self._spec.unit}" if self._spec.unit not in ("", "1") else ""
         value_range = f"{self._lowest[worst]:.4g} to {self._highest[worst]:.4g}"
         expected = f"{self._spec.low[worst]:.4g} to {self._spec.high[worst]:.4g}{unit}"
-        message = f"{share:.1%} of the actions in {source} are outside the limits"
+        message = f"{share:.1%} of the actions are outside the limits"
         message = f"{message}: {name} is from {value_range}, expected {expected}"
         if share > LARGEST_SHARE:
-            raise UserError(f"{message}; convert the data set's units, or choose another")
+            raise UserError(f"{source}: {message}; convert the data set's units, or choose another")
         return [f"{message}."]
 
 

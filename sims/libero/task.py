@@ -13,7 +13,8 @@ import torch
 
 from embodied.configuration import Fraction, NonNegativeFloat, Pixels, PositiveInt
 from embodied.contract import Contract
-from embodied.data.demonstrations import made_once
+from embodied.data.cache import DataSet
+from embodied.data.demonstrations import decoded_once, made_once
 from embodied.data.episodes import Episodes
 from embodied.errors import UserError
 from embodied.evaluation.video import film, tile, write_video
@@ -226,7 +227,9 @@ class LiberoTask(Task, ProcessOptions):
         return files(source)
 
     def recorded_demonstrations(self, source: Path, directory: Path) -> Episodes:
-        """The episodes in LIBERO's own files in `source`; replayed once, then read from `directory`.
+        """The episodes in LIBERO's own files in `source`, replayed unless the cache has them.
+
+        The run's `directory` keeps an index.
 
         Raises:
             UserError: for files that do not fit the tasks.
@@ -234,12 +237,14 @@ class LiberoTask(Task, ProcessOptions):
         from sims.libero.recorded import collect, files
 
         tasks, assets = self._tasks(), self._assets()
-        origin = {"source": str(source), "tasks": [task.name for task in tasks], "assets": self.asset_kind}
-        return made_once(
+        settings = {"tasks": [task.name for task in tasks], "assets": self.asset_kind}
+        return decoded_once(
             directory,
             self.contract(self.starts),
-            origin,
+            {"source": str(source), **settings},
+            [DataSet(source, files(source))],
             lambda writer: collect(writer, files(source), tasks, assets, **self._pictures()),
+            settings,
         )
 
     def convention(self) -> Published:

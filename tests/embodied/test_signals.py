@@ -15,7 +15,7 @@ from torch import Tensor
 from embodied.algorithms.ppo import PPOConfig
 from embodied.contract import Contract
 from embodied.data.episodes import Episodes, EpisodeWriter, read
-from embodied.data.replay import EpisodeAssembler, EpisodeReplay
+from embodied.data.store import EpisodeStore
 from embodied.environment import NumberedStarts, Transition
 from embodied.environments.engine import Outcome
 from embodied.errors import UserError
@@ -182,10 +182,14 @@ def test_iterations_have_the_means_of_all_processes() -> None:
 
 def test_stored_episodes_have_the_costs_of_their_steps(tmp_path: Path) -> None:
     env = Costly(2, tasks=1)
-    episodes = EpisodeAssembler().add(collector(env).collect(3))
-    assert episodes is not None
-    assert episodes.signals is not None
-    assert episodes.signals["cost"].tolist() == [1.0] * 5
+    store = EpisodeStore(100)
+    store.add(collector(env).collect(3))
+    decisions = store.decisions(store.succeeded())
+    cost = decisions["signals", "cost"][decisions["executed"]]
+    assert cost.tolist() == [1.0] * 5
+    assert decisions["events", "hasty"].tolist() == [True, False]
+    episodes = Episodes.of(TensorDict({"start": torch.zeros(5, 1)}, [5]), torch.zeros(5, 1))
+    episodes = replace(episodes, signals=TensorDict({"cost": cost}, [5]))
     with EpisodeWriter(tmp_path / "stored", env.contract) as writer:
         writer.add(episodes)
     stored, _, _ = read(tmp_path / "stored")
@@ -194,11 +198,11 @@ def test_stored_episodes_have_the_costs_of_their_steps(tmp_path: Path) -> None:
     without = replace(episodes, signals=None)
     assert Episodes.join([stored, without]).signals is None
     for first, second in ((episodes, without), (without, episodes)):
-        replay = EpisodeReplay(100)
-        replay.add(first)
-        replay.add(second)
-        assert replay.episodes.signals is None
-        assert replay.episodes.steps == 10
+        store = EpisodeStore(100)
+        store.add_episodes(first)
+        assert ("signals", "cost") in store.decisions(torch.arange(5)).keys(True) or first is without
+        store.add_episodes(second)
+        assert not store.decisions(torch.arange(10))["signals"].keys()
 
 
 def test_an_evaluation_has_sums_and_shares() -> None:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from embodied.algorithms.advantage import chunk_reward, gae, n_step
+from embodied.algorithms.advantage import chunk_reward, gae
 
 
 def column(*values: float) -> torch.Tensor:
@@ -75,18 +75,3 @@ def test_chunks_of_one_step_equal_ordinary_gae() -> None:
             delta = float(reward[t, env]) + 0.9 * alive * float(following[t, env]) - float(value[t, env])
             carried = delta + 0.9 * 0.8 * alive * carried
             assert advantage[t, env].item() == pytest.approx(carried, abs=1e-5)
-
-
-def test_returns_over_decisions_end_with_the_episode_or_the_rollout() -> None:
-    reward = torch.tensor([1.0, 2.0, 4.0, 8.0])[:, None, None].expand(-1, 3, -1)
-    executed = torch.ones(4, 3, 1, dtype=torch.bool)
-    terminated, truncated = torch.zeros(2, 4, 3, dtype=torch.bool)
-    terminated[1, 1] = truncated[1, 2] = True
-    total, carry, last = n_step(reward, executed, terminated, truncated, 3, discount=0.5)
-    # 1 + 1 + 1, then 2 + 2 + 2, 4 + 4, 8 for the first environment; the others end after the second decision
-    torch.testing.assert_close(total.t()[0], torch.tensor([3.0, 6.0, 8.0, 8.0]))
-    torch.testing.assert_close(total.t()[1:], torch.tensor([[2.0, 2.0, 8.0, 8.0]]).expand(2, -1))
-    torch.testing.assert_close(carry.t()[0], torch.tensor([0.125, 0.125, 0.25, 0.5]))
-    assert carry.t()[1].tolist() == [0.0, 0.0, 0.25, 0.5]
-    assert carry.t()[2].tolist() == [0.25, 0.5, 0.25, 0.5]
-    assert last.t().tolist() == [[2, 3, 3, 3], [1, 1, 3, 3], [1, 1, 3, 3]]

@@ -65,9 +65,9 @@ def test_targets_are_advantages_under_the_policy_that_collected():
         torch.testing.assert_close(learner._targets(rollout, value, following)[0], expected)
         metrics = learner.update(rollout, 0.1)
         assert ("advantage_loss" in metrics) == (iteration == 2)  # the value learned alone for two iterations
-    rows = learner.replay.state_dict()["rows"]
+    rows = learner.replay.decisions(torch.arange(5 * 64))
     torch.testing.assert_close(rows["advantage"], advantage.flatten())
-    assert torch.equal(rows["actions"], rollout.actions.flatten(0, 1))
+    assert torch.equal(rows["chunk"], rollout.actions.flatten(0, 1))
     assert torch.equal(rows["observation", "position"], rollout.observation["position"].flatten(0, 1))
 
 
@@ -96,7 +96,7 @@ def test_only_the_last_iterations_are_replayed():
         last = collector.collect(8)
         learner.update(last, 0.1)
     assert len(learner.replay) == 2 * 8 * 64
-    held = learner.replay.state_dict()["rows"]["observation", "position"].flatten().tolist()
+    held = learner.replay.decisions(torch.arange(2 * 8 * 64))["observation", "position"].flatten().tolist()
     assert set(last.observation["position"].flatten().tolist()) <= set(held)
 
 

@@ -33,25 +33,6 @@ def demonstrated(learner: SelfImitation) -> list[list[float]]:
     return episodes.chunks(torch.arange(len(episodes)), 2)["actions"].flatten(1).tolist()
 
 
-def apart(episodes: Episodes) -> list[Episodes]:
-    """One by one."""
-    found = []
-    for number, end in enumerate(episodes.ends.tolist()):
-        rows, begin = episodes.episode == number, int(episodes.ends[number - 1]) if number else 0
-        found.append(
-            Episodes(
-                episodes.observation[rows],
-                episodes.first[rows] - begin,
-                episodes.actions[begin:end],
-                episodes.reward[begin:end],
-                episodes.human[begin:end],
-                torch.tensor([end - begin]),
-                *(each[number : number + 1] for each in (episodes.terminated, episodes.success, episodes.task_index)),
-            )
-        )
-    return found
-
-
 def make(seed: int = 0, envs: int = 32, **settings) -> tuple[MLPPolicy, SelfImitation, Collector]:
     torch.manual_seed(seed)
     policy = MLPConfig(hidden=[32], initial_std=0.4).build(Reach(1).contract)
@@ -68,9 +49,10 @@ def test_only_chunks_of_successful_episodes_are_kept():
     for _ in range(4):
         rollout = collector.collect(6)
         learner.update(rollout, 0.0)
-        if not len(learner.replay):
+        rows = learner.replay.succeeded()
+        if not len(rows):
             continue
-        held = learner.replay.episodes.chunks(torch.arange(len(learner.replay)), 2)
+        held = learner.replay.chunks(rows, 2)
         # a success ends inside |x| < 0.1: from the last decision kept, its valid actions lead there
         ends = ~held["valid"].all(-1)
         landed = held["observation", "position"][:, 0] + (held["actions"][..., 0] * held["valid"]).sum(-1)
@@ -133,9 +115,8 @@ def test_minibatches_hold_their_share_of_demonstrations_and_tasks_equally():
     _, learner, collector = make(demonstration_share=0.25)
     for _ in range(3):
         learner.update(collector.collect(6), 0.0)
-    held = learner.replay.episodes
-    often = [one for one in apart(held) if int(one.task_index) == 1]
-    learner.replay.add(Episodes.join(9 * often))  # one task succeeds far more often
+    often = replace(demonstrations().part(1, 2), actions=torch.full((5, 1), 0.2))
+    learner.replay.add_episodes(Episodes.join(90 * [often]))  # one task succeeds far more often
     learner.update(collector.collect(1), 0.0)
     shown = {tuple(row) for row in demonstrated(learner)}
     batch = learner._batch()
@@ -149,9 +130,7 @@ def test_a_task_without_a_success_keeps_its_share_by_its_demonstrations():
     _, learner, collector = make(demonstration_share=0.25)
     for _ in range(3):
         learner.update(collector.collect(6), 0.0)
-    only = [one for one in apart(learner.replay.episodes) if int(one.task_index) == 1]
-    learner.replay.episodes = Episodes.join(only)
-    learner._sort()
+    del learner.by_task[0]
     batch = learner._batch()
     assert len(batch) == 64
     shown = {tuple(row) for row in demonstrated(learner)}
@@ -214,7 +193,7 @@ def test_failed_demonstrations_are_not_shown_for_tasks_without_a_success():
     policy, other, _ = make()
     both = Episodes.join([shown, failed])
     learner = SelfImitation(policy, other.config, both, Reach(2), torch.Generator().manual_seed(0))
-    learner.replay.add(shown.part(0, 1))
+    learner.replay.add_episodes(shown.part(0, 1))
     learner._sort()
     assert {task: len(rows) for task, rows in learner.shown.items()} == {0: 5, 1: 5}
     assert float(torch.cat([learner._batch()["actions"] for _ in range(10)]).max()) < 1.0

@@ -9,8 +9,9 @@ from tensordict import TensorDict
 
 from embodied.algorithms.critics import CriticHead
 from embodied.algorithms.td3 import TD3, TD3Config
+from embodied.data.store import EpisodeStore
 from embodied.errors import DivergedError
-from embodied.rollout.rollout import Collector
+from embodied.rollout.rollout import Collector, Rollout
 from policies.flow import FlowConfig
 from policies.mlp import MLPConfig, MLPPolicy
 from tests.embodied.reach import Reach
@@ -26,11 +27,19 @@ def make(seed: int = 0, **settings) -> tuple[MLPPolicy, TD3, Collector]:
     return policy, learner, Collector(Reach(32), policy, generator)
 
 
+def transitions(learner: TD3, rollout: Rollout) -> TensorDict:
+    """Transitions of all decisions of one rollout that the simulation survived."""
+    store = EpisodeStore(learner.config.capacity)
+    store.add(rollout)
+    rows = rollout.simulated.flatten().nonzero().squeeze(1)
+    return store.transitions(rows, learner.config.lookahead, learner.config.discount)
+
+
 def test_targets_by_hand() -> None:
     policy, learner, collector = make(target_noise=0.5, noise_clip=0.3, lookahead=1)
     for parameter in (*learner.target_policy.parameters(), *learner.target_critics.parameters()):
         parameter.data += torch.randn_like(parameter)  # the trained networks have moved on
-    rows = learner._rows(collector.collect(6))
+    rows = transitions(learner, collector.collect(6))
     ended = rows["carry"] == 0
     assert ended.any()
     assert not ended.all()
@@ -50,7 +59,7 @@ def test_targets_by_hand() -> None:
 def test_further_targets_are_asked_for_where_they_end() -> None:
     _, learner, collector = make(lookahead=3)
     rollout = collector.collect(6)
-    rows = learner._rows(rollout).view(6, 32)
+    rows = transitions(learner, rollout).view(6, 32)
     going = ~rollout.done[:3].any(0)
     assert going.any()
     torch.testing.assert_close(
@@ -65,8 +74,8 @@ def test_targets_reach_no_further_than_where_a_person_takes_over() -> None:
     rollout = collector.collect(6)
     human = torch.zeros_like(rollout.executed)
     human[1, :, 0] = True
-    rows = learner._rows(replace(rollout, signals={"human": human})).view(6, 32)
-    alone = learner._rows(rollout).view(6, 32)
+    rows = transitions(learner, replace(rollout, signals={"human": human})).view(6, 32)
+    alone = transitions(learner, rollout).view(6, 32)
     going = ~rollout.done[:3].any(0)
     following = rollout.next_observation()["position"][:, going]
     torch.testing.assert_close(rows["next_observation", "position"][:2, going], following[[0, 3]])
@@ -76,10 +85,10 @@ def test_targets_reach_no_further_than_where_a_person_takes_over() -> None:
 
 def test_the_loss_of_the_critics_by_hand() -> None:
     _, learner, collector = make(gradient_steps=1)
-    rows = learner._rows(collector.collect(20))
-    learner.replay.add(rows)
+    learner.replay.add(collector.collect(20))
     state = learner.generator.get_state()
-    batch = learner.replay.sample(64, learner.generator)
+    rows = learner.replay.draw(64, learner.generator)
+    batch = learner.replay.transitions(rows, learner.config.lookahead, 0.9)
     target = learner._target(batch)
     values = learner.critics.values(learner._inputs(batch["observation"], batch["actions"] / 0.25))
     assert values.shape == (2, 64)
@@ -173,6 +182,6 @@ def test_decisions_that_the_simulation_did_not_survive_are_not_stored() -> None:
     broken = torch.zeros_like(rollout.done)
     env = int((~rollout.done[:3].any(0)).nonzero()[0])
     broken[2, env] = True
-    rows = learner._rows(replace(rollout, events={"diverged": broken}, terminated=rollout.terminated | broken))
+    rows = transitions(learner, replace(rollout, events={"diverged": broken}, terminated=rollout.terminated | broken))
     assert len(rows) == 6 * 32 - 1
     assert (rows["carry"][[env, 32 + env]] > 0).all()  # of the observation before it

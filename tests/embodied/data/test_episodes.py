@@ -10,8 +10,20 @@ from tensordict import TensorDict
 
 from embodied.contract import Contract, TensorSpec
 from embodied.data.demonstrations import made_once
-from embodied.data.episodes import FAILED, FOLDER, SUCCEEDED, UNKNOWN, Episodes, EpisodeWriter, columns, read
+from embodied.data.episodes import (
+    FAILED,
+    FOLDER,
+    FORMATS,
+    RECORD,
+    SUCCEEDED,
+    UNKNOWN,
+    Episodes,
+    EpisodeWriter,
+    columns,
+    read,
+)
 from embodied.errors import UserError
+from embodied.saving import sealed
 
 CONTRACT = Contract({"x": TensorSpec((1,))}, TensorSpec((2,)), control_dt_s=0.1)
 
@@ -31,8 +43,10 @@ def written(folder: Path, *parts: Episodes) -> None:
 
 
 def same(first: Episodes, second: Episodes) -> bool:
-    pairs = zip(vars(first).values(), vars(second).values(), strict=True)
-    return all(bool((one == other).all()) if one is not None else other is None for one, other in pairs)
+    mine, theirs = columns(first), columns(second)
+    return mine.keys() == theirs.keys() and all(
+        torch.equal(value.nan_to_num(-7.0), theirs[name].nan_to_num(-7.0)) for name, value in mine.items()
+    )
 
 
 def test_chunks_end_with_their_episode_and_repeat_its_last_action():
@@ -205,6 +219,25 @@ def test_failed_episodes_of_a_dataset_do_not_change_its_weight():
     failed = replace(episodes, success=torch.tensor([1, 1, 0, 0], dtype=torch.int8))
     with pytest.raises(UserError, match="all 2 episodes of dataset 1 failed"):
         failed.sample(1, 1, torch.Generator())
+
+
+def rewards_read(folder: Path, version: int, *parts: Episodes) -> list[float]:
+    """Rewards that are read from a folder whose record says that it is of this `version`."""
+    written(folder, *parts)
+    record = sealed.read(folder / RECORD, *FORMATS)
+    sealed.write(folder / RECORD, record | {"format": version}, record["files"])
+    return read(folder)[0].reward.nan_to_num(-7.0).tolist()
+
+
+def test_rewards_that_are_unknown_are_not_zero(tmp_path):
+    zero, one = episode(2, 0, reward=torch.zeros(2)), episode(2, 1, reward=torch.tensor([0.0, 1.0]))
+    assert rewards_read(tmp_path / "unknown", 3, episode(2, 0), one) == [-7.0, -7.0, 0.0, 1.0]
+    assert rewards_read(tmp_path / "known", 3, zero) == [0.0, 0.0]
+    # of an earlier version, where zero was also unknown
+    assert rewards_read(tmp_path / "old", 2, zero, one) == [0.0, 0.0, 0.0, 1.0]
+    assert rewards_read(tmp_path / "unclear", 2, zero) == [-7.0, -7.0]
+    with pytest.raises(UserError, match="has format 4, this version reads format 2 or 3"):
+        rewards_read(tmp_path / "new", 4, zero)
 
 
 def test_outcomes_of_earlier_versions_are_read_where_they_are_clear(tmp_path):

@@ -80,7 +80,6 @@ def test_every_view_has_the_bytes_of_the_contract(tmp_path):
     assert same(weighted[0].by_weight()[0], weighted[1].by_weight()[0])
     assert same(stored.expanded().observation, plain.observation)
     assert same(stored.part(1, 3).expanded().observation, plain.part(1, 3).observation)
-    assert same(stored.last(2).expanded().observation, plain.last(2).observation)
 
 
 def test_texts_are_joined_with_texts_and_with_bytes(tmp_path):

@@ -74,11 +74,13 @@ def test_a_folder_of_recordings_is_read_in_order_and_once(tmp_path: Path):
     for _ in range(2):
         found = demonstrations(tmp_path, CONTRACT, tmp_path / "run")
         assert found.ends.tolist() == [3, 5]
-        (tmp_path / "b.mcap").unlink(missing_ok=True)
     with pytest.raises(
         UserError, match=r"made for something else \(source: expected .*a\.mcap, got .*; choose another output"
     ):
         demonstrations(tmp_path / "a.mcap", CONTRACT, tmp_path / "run")
+    (tmp_path / "b.mcap").unlink()
+    with pytest.raises(UserError, match=r"has changed since .*run began; restore it, or begin another run"):
+        demonstrations(tmp_path, CONTRACT, tmp_path / "run")
 
 
 def test_what_cannot_be_read_is_one_line(recording: Recording, tmp_path: Path):
@@ -97,7 +99,7 @@ def test_what_cannot_be_read_is_one_line(recording: Recording, tmp_path: Path):
         with pytest.raises(UserError, match=message) as refused:
             demonstrations(source, contract, tmp_path / "run")
         assert "\n" not in str(refused.value)
-        assert not list((tmp_path / "run").iterdir())
+        assert not (tmp_path / "run").exists()
 
 
 def test_failures_are_kept_and_not_imitated(tmp_path: Path):
@@ -135,4 +137,4 @@ def test_recordings_of_failures_alone_are_refused(tmp_path: Path):
     for source in ("data", "a.mcap"):
         with pytest.raises(UserError, match=r"all 2 episodes of .* failed; imitation needs others"):
             demonstrations(tmp_path / source, CONTRACT, tmp_path / "run")
-        assert not list((tmp_path / "run").iterdir())
+        assert not (tmp_path / "run").exists()

@@ -292,7 +292,7 @@ def _check(directory: Path, tolerance: int) -> None:
     match = Match(directory)
     episodes = list(lerobot_reading.read(directory, WANTED, match))
     units = "joint_position in rad, action in rad"
-    assert match.notes == [f"{directory} has no units and frames; they are assumed to match the contract: {units}."]
+    assert match.notes == [f"no units and frames; they are assumed to match the contract: {units}."]
     assert all(episode.success.item() == UNKNOWN for episode in episodes)
     assert [len(episode) for episode in episodes] == [2, 3]
     observation = torch.cat([observed(episode) for episode in episodes])

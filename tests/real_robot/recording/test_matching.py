@@ -14,7 +14,7 @@ import torch
 
 from embodied.command_line.config import compose
 from embodied.contract import Contract, TensorSpec
-from embodied.data.demonstrations import notes
+from embodied.data.demonstrations import folder_of, notes
 from embodied.data.episodes import FAILED, SUCCEEDED, Episodes, read
 from embodied.errors import UserError
 from real_robot.recording import lerobot_dataset
@@ -91,17 +91,17 @@ def test_named_motors_train_a_gymnasium_task(tmp_path: Path):
 def test_degrees_are_refused_for_radians(tmp_path: Path):
     degrees = dataset(tmp_path / "d", ramp(57.3))
     with pytest.raises(
-        UserError, match=r"100\.0% of the actions in .* pan is from -85\.95 to 85\.95, expected -2 to 2"
+        UserError, match=r"d: 100\.0% of the actions are .* pan is from -85\.95 to 85\.95, expected -2 to 2"
     ):
         demonstrations(degrees, WANTED, tmp_path / "run", options=RENAMED)
-    assert not list((tmp_path / "run").iterdir())
+    assert not (tmp_path / "run").exists()
 
 
 def test_few_actions_outside_the_limits_are_noted(tmp_path: Path):
     actions = np.tile(ramp(), (10, 1))
     actions[5, 1] = 2.5
     demonstrations(dataset(tmp_path / "d", actions), WANTED, tmp_path / "run", options=RENAMED)
-    assert notes(tmp_path / "run")[-1].startswith("0.8% of the actions in")
+    assert notes(tmp_path / "run")[-1].startswith(f"{tmp_path / 'd'}: 0.8% of the actions are")
     actions[::10, 1] = 2.5
     with pytest.raises(UserError, match=r"10\.\d% of the actions"):
         demonstrations(dataset(tmp_path / "e", actions), WANTED, tmp_path / "other", options=RENAMED)
@@ -118,7 +118,7 @@ def test_another_rate_is_resampled_if_asked(tmp_path: Path, rate_hz: int):
     rows = [0, 3] if rate_hz == 30 else [0, 0, 0, 1, 1, 2, 2, 2, 3, 3, 4, 4, 4, 5, 5]
     torch.testing.assert_close(episodes.part(0, 1).actions, torch.from_numpy(ramp()[rows]).float())
     assert episodes.success.tolist() == [SUCCEEDED, FAILED]  # its row is not among those that are kept
-    assert f"has {rate_hz} Hz; its rows are skipped or repeated for 10 Hz" in notes(tmp_path / "run")[0]
+    assert f"{folder}: {rate_hz} Hz; its rows are skipped or repeated for 10 Hz." in notes(tmp_path / "run")
 
 
 def test_our_own_data_sets_are_resampled_too(tmp_path: Path):
@@ -198,7 +198,7 @@ def test_only_episodes_of_the_runs_tasks_are_used(tmp_path: Path, form: str):
     assert "episodes of other tasks are left out: " in note
     assert SUITE[4].language in note
     assert SUITE[3].language not in note
-    assert read(tmp_path / "run/demonstrations")[2]["tasks"] == [SUITE[3].name]
+    assert read(folder_of(tmp_path / "run"))[2]["tasks"] == [SUITE[3].name]
     (tmp_path / "run").rename(tmp_path / "first")
     with pytest.raises(UserError, match=f"no episodes of {SUITE[5].name} in .*which has: {SUITE[3].name}"):
         matched(tmp_path / "first", LiberoTask(tasks=["5"], assets="stand-in"))

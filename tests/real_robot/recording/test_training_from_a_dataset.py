@@ -12,6 +12,7 @@ import torch
 from embodied.algorithms.sft import SFTConfig
 from embodied.command_line.config import compose
 from embodied.contract import Contract
+from embodied.data.demonstrations import folder_of
 from embodied.data.episodes import read
 from embodied.errors import UserError
 from embodied.saving.tree import copy_tree
@@ -99,7 +100,7 @@ def test_several_are_mixed_by_weight_and_a_run_gives_its_own_on(flown: Path, dat
     both = [*SMALL, f"demonstrations=[{dataset},{flown / 'b.mcap'}]", "demonstration_weights=[1,3]"]
     first = train(*both, f"output={tmp_path / 'first'}")
     assert first.returncode == 0, first.stderr
-    episodes, *_ = read(tmp_path / "first/demonstrations")
+    episodes, *_ = read(folder_of(tmp_path / "first"))
     assert episodes.dataset_index.tolist() == [0, 0, 0, 1, 1]
     low, high = episodes.actions[-1, 0], episodes.actions[0, 0]
     mixed = demonstrations([dataset, flown / "b.mcap"], contract(), tmp_path / "first", weights=[1, 3])

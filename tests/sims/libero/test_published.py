@@ -155,7 +155,7 @@ def refused(folder: Path, task: LiberoTask = TASK) -> str:
     with pytest.raises(UserError) as error:
         read(folder, task)
     assert "\n" not in str(error.value)
-    assert not folder.with_name("run").joinpath("demonstrations").exists()
+    assert not folder.with_name("run").joinpath("demonstrations.json").exists()
     return str(error.value)
 
 

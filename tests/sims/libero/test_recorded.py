@@ -10,6 +10,7 @@ from embodied.data.episodes import columns
 from embodied.errors import UserError
 from real_robot.recording.demonstrations import demonstrations
 from sims.libero import hdf5
+from sims.libero import recorded as recorded_files
 from sims.libero.assets import find_assets
 from sims.libero.environment import LiberoEnvironment
 from sims.libero.expert.expert import Expert
@@ -104,7 +105,7 @@ def same(episodes, number, recorded):
         torch.testing.assert_close(got[-1], expected[-1], atol=5e-3, rtol=0)  # replayed, without the controller's past
 
 
-def test_what_was_played_is_read_back(butter, tmp_path):
+def test_what_was_played_is_read_back(butter, tmp_path, monkeypatch):
     task, recorded = butter
     write(tmp_path, task, recorded)
     options = LiberoTask(tasks=["6"], assets=ASSETS)
@@ -117,6 +118,14 @@ def test_what_was_played_is_read_back(butter, tmp_path):
     again = demonstrations(tmp_path, options.contract("wide"), tmp_path / "run", options)
     for name, values in columns(episodes).items():
         assert torch.equal(values, columns(again)[name]), name
+    monkeypatch.setattr(recorded_files, "collect", None)  # another run shares the copy
+    other = demonstrations(tmp_path, options.contract("wide"), tmp_path / "other", options)
+    for name, values in columns(episodes).items():
+        assert torch.equal(values, columns(other)[name]), name
+    assert sorted(path.name for path in (tmp_path / "other").iterdir()) == ["demonstrations.json"]
+    next(tmp_path.glob("*.hdf5")).unlink()
+    with pytest.raises(UserError, match=r"has changed since .*other began"):
+        demonstrations(tmp_path, options.contract("wide"), tmp_path / "other", options)
 
 
 def test_what_follows_the_goal_is_cut_and_what_misses_it_left_out(butter, tmp_path, caplog):
@@ -269,4 +278,4 @@ def test_a_bad_file_gives_one_line(butter, tmp_path, kind, message):
     with pytest.raises(UserError, match=message) as error:
         options.recorded_demonstrations(tmp_path, tmp_path / "run")
     assert "\n" not in str(error.value)
-    assert not (tmp_path / "run/demonstrations").exists()
+    assert not (tmp_path / "run/demonstrations.json").exists()
