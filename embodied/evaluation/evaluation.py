@@ -331,6 +331,7 @@ def evaluate(
                 failures.setdefault(name, torch.zeros(shape, dtype=torch.bool))[cell] = failed[rows]
             bar.update(len(rows))
     limit = env.step_limit if isinstance(env, NumberedStarts) else None
+    show_values(env, None, torch.zeros(env.num_envs, dtype=torch.bool, device=env.device))  # the repetition counts none
     repeatable = isinstance(env, NumberedStarts) and replay.repeats(env)
     diverged = events.get("diverged", torch.zeros(shape, dtype=torch.bool))
     final_returns = None if has_success else _with_worst(returns, steps, diverged, limit)

@@ -96,6 +96,9 @@ def test_an_evaluation_gives_the_same_numbers_and_only_its_episodes_are_counted(
     assert env.score.episodes == alone.success.numel()
     assert env.score.successes == int(alone.success.sum())
     assert env.score.curve[-1][1] == env.score.curve[-1][2] == float(alone.success.double().mean())  # 1 for a success
+    short = watched(Rail(8, step_limit=1), Script())  # environments without an episode to count end with the others
+    evaluate(short, policy, starts_per_task=3)
+    assert short.score.episodes == alone.success.numel() == 6
 
 
 def test_what_is_told_is_what_the_policy_was_given():
