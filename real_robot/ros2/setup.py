@@ -13,7 +13,7 @@ NODES = ("policy_node", "safety_node", "cartesian_node", "scene_node", "sim_node
 if __name__ == "__main__":  # importing it builds nothing
     setup(
         name=PACKAGE,
-        version="0.1.0",
+        version="0.2.0",
         description="Runs policies trained with embodied-rl on robots that speak ROS 2",
         license="Apache-2.0",
         packages=[PACKAGE],
