@@ -2,7 +2,7 @@
 # make hover   install, then train a quadrotor to hover
 # make vla     install, then train a policy from pictures and words: demonstrations, SFT, RL (a short run)
 # make navigate   install, then train a vehicle to find its way among obstacles
-# make test    install, then run the tests: a few minutes
+# make test    install, then run the tests but the long evidence
 # make test-evidence  install, then run the tests that train until they have learned, and all combinations of parts
 # make test-changed   install, then run the tests of what differs from main (BASE=COMMIT: from that commit)
 # make ros     install ROS 2 beside it, in .venv-ros (x86-64 Linux, Python 3.11 to 3.13; nothing else is needed)

@@ -61,7 +61,7 @@ def run(arguments: list[str]) -> None:
     record["num_envs"], results = config.num_envs, checkpoint.results_folder(path)
 
     def environment(distribution: str, num_envs: int, changes: Sequence[str] = ()) -> Environment:
-        changed = composed(changes)[0]
+        changed = composed(changes)[0] if changes else trained
         task = viewed(with_latency(in_processes(changed.task), changed.latency))
         contract = task.contract(distribution)
         saved.check(replace(contract, executed=saved.contract.executed) if config.executed else contract)

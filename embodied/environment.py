@@ -2,8 +2,10 @@
 
 An `Environment` has Gymnasium's vocabulary with torch tensors; a step executes a whole action chunk. Optional
 capabilities are separate protocols: `NumberedStarts` makes evaluations repeatable, `Restorable` lets a run continue bit
-for bit. They are used where available; reports list missing ones. Letters in shape comments: N environments, K
-executed actions of a chunk, A action dimension.
+for bit. They are used where available; reports list missing ones. Some environments have further members, which
+functions look up: `group_size`, `show_values`, `embodied.scene.viewable.view`, and `unroll` of
+`embodied.rollout.differentiable`. Letters in shape comments: N environments, K executed actions of a chunk, A action
+dimension.
 """
 
 from __future__ import annotations
@@ -124,28 +126,6 @@ class Restorable(Protocol):
 
 
 @runtime_checkable
-class SharedWorlds(Protocol):
-    """An Environment in which `group` consecutive environments share a world, and begin and end together.
-
-    The start of a world's first environment is the initial state of the world.
-    """
-
-    group: int
-
-
-@runtime_checkable
-class Watched(Environment, Protocol):
-    """An Environment that people watch, to whom it shows values that it does not have itself."""
-
-    def tell(self, value: Tensor | None, counts: Tensor | None) -> None:
-        """Before a step, pass the policy's `value` [N] and the flags `counts` [N] bool of episodes that count.
-
-        None: no value; all episodes.
-        """
-        ...
-
-
-@runtime_checkable
 class SwitchableEnvironment(Environment, Protocol):
     """An Environment that can switch between distributions and splits.
 
@@ -164,6 +144,23 @@ class DifferentiableEnvironment(Environment, Protocol):
     def detach(self) -> None:
         """Cut the graph: gradients of later steps end at the current state."""
         ...
+
+
+def group_size(env: Environment) -> int:
+    """Number of consecutive environments that share a world: attribute `group` of `env`, 1 without.
+
+    They begin and end together; the start of a world's first environment is the initial state of the world.
+    """
+    return getattr(env, "group", 1)
+
+
+def show_values(env: Environment, value: Tensor | None, counts: Tensor | None) -> None:
+    """Before a step, show people who watch `env` the policy's `value` [N], and which episodes count, [N] bool.
+
+    None: no value; all episodes. Environments without a method `show_values` are not watched.
+    """
+    if (show := getattr(env, "show_values", None)) is not None:
+        show(value, counts)
 
 
 def clip_gradient(actions: Tensor, most: float) -> None:

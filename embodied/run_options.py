@@ -11,6 +11,8 @@ from embodied.precision import Precision
 from embodied.rollout.storage import Storage
 
 AUTO = "auto"
+STAGES = "sft", "offline", "rl"
+"""Stages that may be requested, in their order."""
 
 
 @dataclass
@@ -21,10 +23,11 @@ class ExperimentConfig(Configuration):
     Evaluations run `evaluation_starts` initial states of each task and distribution; evaluations of other stages, and
     of other wordings, at most the first `comparison_starts` of them (null: all). RL is also evaluated every
     `evaluate_every_steps` control steps, on other initial states (auto: as often as 5% of the time allow, null: never).
-    `control` and `video` can be turned off. `stages` are sft, rl or both; if None both, or rl without demonstrations.
-    `start_from` names a run, a checkpoint or a .safetensors file with the policy's initial weights and statistics. The
-    run computes in `precision` unless the policy has its own; with `overlap` RL collects the next rollout during the
-    update, by the policy from before it; `storage` places rollouts on the simulator's device, in CPU memory or on disk.
+    `control` and `video` can be turned off. `stages` are some of sft, offline (a learner that a program passes) and rl,
+    in this order; if None sft and rl, or rl without demonstrations. `start_from` names a run, a checkpoint or a
+    .safetensors file with the policy's initial weights and statistics. The run computes in `precision` unless the
+    policy has its own; with `overlap` RL collects the next rollout during the update, by the policy from before it;
+    `storage` places rollouts on the simulator's device, in CPU memory or on disk.
     """
 
     num_envs: PositiveInt = 100
@@ -46,8 +49,25 @@ class ExperimentConfig(Configuration):
     def __post_init__(self) -> None:
         """Raise UserError for numbers out of range, and for unknown stages or evaluation intervals."""
         super().__post_init__()
-        if self.stages is not None and tuple(self.stages) not in (("sft",), ("rl",), ("sft", "rl")):
-            raise UserError(f"expected stages=[sft], [rl] or [sft,rl], got {list(self.stages)}")
+        if self.stages is not None and self.stages != ([name for name in STAGES if name in self.stages] or None):
+            raise UserError(
+                f"expected stages of {', '.join(STAGES)} in this order, such as [sft,rl], got {self.stages}"
+            )
         every = self.evaluate_every_steps
         if isinstance(every, str) and every != AUTO:
             raise UserError(f"expected evaluate_every_steps=auto, null or a number of steps, got {every}")
+
+    def check_learners(self, algorithm: object | None, offline: object | None) -> None:
+        """Check that each requested stage has its learner, and that a learner `offline` has its stage.
+
+        Raises:
+            UserError: otherwise.
+        """
+        stages = self.stages or ["sft", "rl"]
+        for stage, learner, argument in (("rl", algorithm, "algorithm"), ("offline", offline, "offline")):
+            if stage in stages and learner is None:
+                raise UserError(
+                    f"stages={stages} has no learner for {stage}; pass its config to Experiment({argument}=)"
+                )
+        if offline is not None and "offline" not in stages:
+            raise UserError(f"the learner offline= is not used by stages={stages}; expected offline in them")

@@ -275,3 +275,38 @@ class RemotelyCollected(LearnerConfig, Protocol):
             UserError: if only the learner's process can choose them.
         """
         ...
+
+
+class OfflineLearner(Protocol):
+    """Learner of stored episodes, such as supervised fine-tuning or offline reinforcement learning."""
+
+    @property
+    def gradient_steps(self) -> int:
+        """Gradient steps taken so far."""
+        ...
+
+    def parts(self) -> Mapping[str, Any]:
+        """Networks and optimisers by name; `algorithms.parts.Composite` lists them."""
+        ...
+
+    def fit(self, episodes: Episodes, steps: int, world: World = ...) -> Mapping[str, float]:
+        """Take `steps` gradient steps on `episodes`, whose samples the processes of `world` share; returns metrics."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to continue, except the policy."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict`."""
+        ...
+
+
+class OfflineLearnerConfig(Protocol):
+    """Config that builds an offline learner, which takes `steps` gradient steps."""
+
+    steps: int
+
+    def build(self, policy: TrainablePolicy, generator: torch.Generator) -> OfflineLearner:
+        """Build the learner of `policy`; `generator` draws minibatches, the same in every process."""
+        ...

@@ -151,19 +151,19 @@ def test_an_absurd_learning_rate_keeps_what_was_learned_before(refused, tmp_path
 
 
 def test_a_run_for_which_memory_does_not_suffice_names_options_that_it_has(tmp_path: Path):
-    """The process has two gigabytes more than it takes to begin; a minibatch of all decisions needs more."""
+    """The process has a gigabyte more than it takes to begin; a minibatch of all decisions needs more."""
     code = (
         "import resource, sys, train\n"
         "from embodied.command_line import program\n"
         "from embodied.training import compute\n"
         "def limit():\n"
         "    begun = int(open('/proc/self/statm').read().split()[5]) * resource.getpagesize()\n"
-        "    resource.setrlimit(resource.RLIMIT_DATA, (begun + 2**31, begun + 2**31))\n"
+        "    resource.setrlimit(resource.RLIMIT_DATA, (begun + 2**30, begun + 2**30))\n"
         "compute._limit_memory = limit\n"
         "sys.exit(program.main(train.run, train.describe, sys.argv[1:]))"
     )
-    large = ["num_envs=32", "algorithm.minibatch=100000", "algorithm.rollout_length=32", "policy.size=SMALL"]
-    options = [*RUN, *large, "stages=[rl]", "env_steps=4096", f"output={tmp_path / 'run'}"]
+    large = ["num_envs=16", "algorithm.minibatch=100000", "algorithm.rollout_length=16", "policy.size=SMALL"]
+    options = [*RUN, *large, "stages=[rl]", "env_steps=1024", f"output={tmp_path / 'run'}"]
     completed = subprocess.run(
         [sys.executable, "-c", code, *options],
         cwd=ROOT,

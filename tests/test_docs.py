@@ -68,6 +68,10 @@ def test_programs_run_as_they_are_printed(page: Path, tmp_path: Path):
     if page.name in ("own_algorithm.md", "own_policy.md"):
         returns = re.findall(r"'episode_return': ([\d.]+)", run.stdout)
         assert max(map(float, returns[-5:])) > 400.0, run.stdout  # of 500; random actions get 20
+    if page.name == "own_offline_learner.md":
+        returns = re.search(r"offline +CartPole-v1 +([\d.]+)", run.stdout)
+        assert float(returns[1]) > 400.0, run.stdout  # of 500; the demonstrations get 112
+        assert (tmp_path / "outputs" / "awr" / "report.html").exists()
     if page.name == "own_dataset.md":
         assert re.search(r"of 500: (4[5-9]\d|500)", run.stdout), run.stdout
         assert (tmp_path / "my_dataset" / "meta" / "info.json").exists()

@@ -5,10 +5,12 @@ import json
 import os
 import subprocess
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
 
+from benchmarks.mutants import __main__ as mutants
 from benchmarks.mutants.__main__ import ROOT, by_package, package_of, sample, test_files, written_faults
 from benchmarks.mutants.coverage import Coverage, Record
 from benchmarks.mutants.operators import Fault, by_hand, generate
@@ -87,6 +89,7 @@ def test_a_function_that_returns_a_bool_returns_the_opposite() -> None:
         "import no_such_package\nz = x + 1",
         "if x.type == 'cuda':\n    x(y + 1)",
         "torch.cuda.f(x + 1)",
+        "z = x.expand(-1, y)",
     ],
 )
 def test_what_tests_cannot_notice_is_left_out(body: str) -> None:
@@ -103,6 +106,9 @@ def test_whole_functions_and_files_are_left_out() -> None:
     drawing = generate("sims/a/video/sky.py", "def f(x):\n    x(2 * y, a=z[0])\n")
     assert [fault.operator for fault in drawing] == ["delete", "index"]
     assert not generate("a.py", "import no_such_package\ndef f(x):\n    return x\n")
+    code = "def f(x):\n    return x\n\n\ndef g():\n    import nosuch\n"
+    assert not generate("sims/no_such/environment.py", code)
+    assert len(generate("sims/other/environment.py", code)) == 1
 
 
 def test_names_count_within_a_function_and_do_not_depend_on_lines() -> None:
@@ -158,9 +164,33 @@ def test_packages_take_the_longest_path() -> None:
     assert package_of("sims/vehicle/race.py") == "sims/vehicle"
     assert package_of("sims/swarm/mdp.py") == "sims"
     assert package_of("real_robot/safety/axis.py") == "real_robot/safety"
-    files = test_files(ROOT, ["sims/vehicle"])
-    assert "tests/sims/vehicle/test_environment.py" in files
-    assert all(file.startswith("tests/sims/vehicle/") for file in files)
+    files = test_files(ROOT, ["tests/sims/vehicle", "tests/test_m*.py", "tests/test_serve.py"])
+    assert files[0] == "tests/sims/vehicle/test_baselines.py"
+    assert files[-1] == "tests/test_serve.py"
+    assert all(file.startswith("tests/sims/vehicle/") for file in files[:-1])
+
+
+def test_faults_are_selected_by_names_and_sampled_by_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = "def f(x):\n    return [x + 1, x + 2]\n\n\ndef g(x):\n    return x - 1\n"
+    files = "sims/vehicle/a.py", "policies/b.py", "policies/c.py"
+    faults = [fault for file in files for fault in generate(file, code)]
+    hand = by_hand("policies/b.py", code, {"function": "f", "fault": "wrong", "find": "x + 1", "replace": "x"})
+    monkeypatch.setattr(mutants, "generated_faults", lambda root: faults)
+    monkeypatch.setattr(mutants, "written_faults", lambda root: [hand])
+
+    def names(**options: object) -> list[str]:
+        defaults = {"names": [], "package": ["sims/vehicle", "policies"], "count": None, "seed": 0}
+        return [str(fault) for fault in mutants.selected(Namespace(**defaults | options))]
+
+    assert len(faults) == 3 * 8
+    assert sorted(names()) == sorted(map(str, [*faults, hand]))
+    assert len(names(count=3)) == 1 + 2 * 3
+    assert sorted(names(names=["b.py::f", "c.py::g"])) == sorted(
+        str(fault) for fault in [*faults, hand] if "b.py::f" in str(fault) or "c.py::g" in str(fault)
+    )
+    assert {package_of(name) for name in names(package=["policies"])} == {"policies"}
+    monkeypatch.setattr(mutants, "SAMPLE", 2)
+    assert len(names()) == 1 + 2 * 2
 
 
 def test_a_sample_depends_on_its_seed_and_hardly_on_other_faults() -> None:
@@ -213,12 +243,13 @@ def test_the_table_keeps_the_packages_that_were_not_measured_again(tmp_path: Pat
 
 
 TOY = {
-    "pyproject.toml": '[tool.pytest.ini_options]\npythonpath = ["."]\nmarkers = ["slow: slow"]\n',
+    "pyproject.toml": '[tool.pytest.ini_options]\npythonpath = ["."]\n',
     "toy/ways.py": (
         "import functools\n\n\ndef add(x, y):\n    return x + y\n\n\ndef unread(x):\n    return x + 1\n\n\n"
         "def untested(x):\n    return x + 1\n\n\ndef count(n):\n    while n > 0:\n        n -= 1\n    return n\n\n\n"
         "def child(x):\n    print(x)\n    return x + 1\n\n\n@functools.cache\ndef cached():\n    return 1 + 1\n"
     ),
+    "tests/test_wrong.py": "import no_such_module\n\n\ndef test_a(): ...\n",
     "tests/test_ways.py": (
         "import subprocess, sys\nfrom toy import ways\n\n\ndef test_add():\n    assert ways.add(2, 3) == 5\n\n\n"
         "def test_unread():\n    ways.unread(1)\n\n\ndef test_count():\n    assert ways.count(2) == 0\n\n\n"
@@ -236,11 +267,11 @@ from benchmarks.mutants.coverage import Coverage
 from benchmarks.mutants.operators import generate
 from benchmarks.mutants.workers import Workers
 
-trees.LIMIT_SLACK_S = 15.0
+trees.CPU_SLACK_S = 3.0
 root, lines = Path(sys.argv[1]), []
 faults = generate("toy/ways.py", (root / "toy/ways.py").read_text())
 workers = Workers(root, sys.argv[2], 2)
-records = workers.records(["tests/test_ways.py"], ["toy"], lines.append)
+records = workers.records(["tests/test_ways.py", "tests/test_wrong.py"], ["toy"], lines.append)
 outcomes = workers.outcomes(faults, Coverage(records), 60.0, time.monotonic() + 300.0)
 print(json.dumps({"outcomes": {str(fault): outcome for fault, outcome in outcomes}, "lines": lines}))
 """
@@ -265,7 +296,8 @@ def test_faults_in_a_toy_package_are_caught_survive_or_hang(tmp_path: Path) -> N
     assert outcomes["child::arithmetic 1"] == "caught"
     # Only the first of two tests executes it, but the second one notices.
     assert outcomes["cached::arithmetic 1"] == "caught"
-    assert result["lines"] == [
-        "recorded 1/1 tests/test_ways.py: 6 tests; without a fault 1 fail: ['tests/test_ways.py::test_broken']"
-    ]
+    ways, wrong = sorted(line.partition(" tests/")[2] for line in result["lines"])
+    assert ways == "test_ways.py: 6 tests; without a fault 1 fail: ['tests/test_ways.py::test_broken']"
+    assert wrong.startswith("test_wrong.py: 0 tests; without a fault 1 fail: ")
+    assert "no_such_module" in wrong
     assert (root / "toy/ways.py").read_text() == TOY["toy/ways.py"]

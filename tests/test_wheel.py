@@ -46,13 +46,13 @@ def embodied(tmp_path_factory):
 
 
 def test_a_run_trains_and_is_evaluated_without_a_clone(embodied):
-    small = ["env_steps=4000", "evaluation_starts=8", "video=false"]
+    small = ["env_steps=2000", "evaluation_starts=4", "task.step_limit=20", "video=false"]
     trained = embodied("train", "task=quadrotor_hover", "output=run", *small)
     assert trained.returncode == 0, trained.stderr
     assert "embodied evaluate checkpoint=run" in trained.stdout + trained.stderr
     report = json.loads((embodied.here / "run" / "report.json").read_text())
     assert report["git_commit"] == "unknown"
-    evaluated = embodied("evaluate", "checkpoint=run", "episodes=8")
+    evaluated = embodied("evaluate", "checkpoint=run", "episodes=4")
     assert evaluated.returncode == 0, evaluated.stderr
     again = embodied("train", "resume=run", "eval_only=true")
     assert again.returncode == 0, again.stderr
@@ -71,6 +71,7 @@ def test_it_says_what_there_is(embodied):
 
 def test_it_has_hydras_flags(embodied):
     job = ["task=quadrotor_hover", "env_steps=1000", "evaluation_starts=2", "evaluation_envs=2", "video=false"]
+    job += ["task.step_limit=20"]
     swept = embodied("train", "-m", *job, "seed=0,1", "hydra.sweep.dir=swept")
     assert swept.returncode == 0, swept.stderr
     assert "embodied compare swept/0 swept/1" in swept.stdout

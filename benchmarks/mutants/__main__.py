@@ -37,6 +37,9 @@ PACKAGES = {
 }
 """Packages and the tests that are recorded for them. A file belongs to the package with the longest matching path."""
 
+SAMPLE = 40
+"""Generated faults of each package, unless options say otherwise."""
+
 
 def package_of(file: str) -> str:
     """Package of a source or test file."""
@@ -68,12 +71,12 @@ def by_package(faults: list[Fault]) -> dict[str, list[Fault]]:
     return groups
 
 
-def test_files(root: Path, packages: list[str]) -> list[str]:
-    """Test files that are recorded for `packages`."""
-    patterns = [pattern for package in packages for pattern in PACKAGES[package].split()]
+def test_files(root: Path, patterns: list[str]) -> list[str]:
+    """Test files that match one of the `patterns`, or lie in a folder that does."""
     paths = {path for pattern in patterns for path in root.glob(pattern)}
     paths |= {path for folder in paths if folder.is_dir() for path in folder.rglob("test_*.py")}
-    return sorted(str(path.relative_to(root)) for path in paths if path.name.startswith("test_") and path.is_file())
+    own = root / "tests/test_mutants.py"
+    return sorted(str(path.relative_to(root)) for path in paths - {own} if path.match("test_*.py"))
 
 
 def _commit() -> str:
@@ -86,30 +89,37 @@ def _log(line: str) -> None:
 
 
 def selected(arguments: argparse.Namespace) -> list[Fault]:
-    """The faults to measure: a sample of each package and all that are written by hand, one package after another."""
-    written, generated = by_package(written_faults(ROOT)), by_package(generated_faults(ROOT))
-    if arguments.names:
-        every = [fault for faults in (*written.values(), *generated.values()) for fault in faults]
-        return [fault for fault in every if any(name in str(fault) for name in arguments.names)]
-    groups = [written[name] for name in arguments.package]
-    groups += [sample(generated[name], arguments.count, arguments.seed) for name in arguments.package]
-    return [fault for turn in itertools.zip_longest(*groups) for fault in turn if fault]
+    """The faults to measure: of each package those that are written by hand and a sample of the generated ones.
+
+    With `names`, only faults whose names contain one of them, and all of these unless `count` limits them.
+    """
+    groups = []
+    for faults in (written_faults(ROOT), generated_faults(ROOT)):
+        names = arguments.names or [""]
+        groups.append(by_package([fault for fault in faults if any(name in str(fault) for name in names)]))
+    written, generated = groups
+    count = arguments.count or (sys.maxsize if arguments.names else SAMPLE)
+    lists = [written[name] for name in arguments.package]
+    lists += [sample(generated[name], count, arguments.seed) for name in arguments.package]
+    # One package after another: what the time limit cuts off is missing in all of them.
+    return [fault for turn in itertools.zip_longest(*lists) for fault in turn if fault]
 
 
 def main() -> int:
     """Run the mutation tests; returns 1 if a package's tests catch too few faults."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", help="parts of the names of faults; default: a sample of each package")
+    parser.add_argument("names", nargs="*", help="parts of the names of faults; default: all faults")
     parser.add_argument("--package", nargs="+", choices=PACKAGES, default=list(PACKAGES), help="default: all")
-    parser.add_argument("--count", type=int, default=40, help="size of each package's sample")
+    parser.add_argument("--count", type=int, help=f"size of a package's sample; default: {SAMPLE}, or all with names")
+    parser.add_argument("--tests", nargs="+", help="folders or files of tests to use; default: those of the packages")
     parser.add_argument("--seed", type=int, default=0, help="seed of the sample")
     parser.add_argument("--minutes", type=float, default=60.0, help="faults that did not run until then are left out")
-    parser.add_argument("--budget", type=float, default=40.0, help="time of the tests of one fault, s")
+    parser.add_argument("--budget", type=float, default=20.0, help="CPU time of the tests of one fault, s")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="faults at the same time; default: cores")
     parser.add_argument("--json", type=Path, help="JSON file for the table")
     arguments = parser.parse_args()
-    if arguments.names and arguments.json:
-        parser.error("--json stores samples: leave it out with names of faults")
+    if arguments.json and (arguments.names or arguments.tests):
+        parser.error("--json stores samples of whole packages with all their tests: leave it out with names or --tests")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # copies are deleted
     start_s, commit = time.monotonic(), _commit()
     faults = selected(arguments)
@@ -118,7 +128,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="mutants-") as directory:
         workers = Workers(ROOT, directory, arguments.workers)
         sources = [name for name in PACKAGES if "/" not in name]
-        coverage = Coverage(workers.records(test_files(ROOT, packages), sources, _log))
+        patterns = arguments.tests or [pattern for package in packages for pattern in PACKAGES[package].split()]
+        coverage = Coverage(workers.records(test_files(ROOT, patterns), sources, _log))
         first_s = time.monotonic()
         end_s = start_s + 60.0 * arguments.minutes
         for number, (fault, outcome) in enumerate(workers.outcomes(faults, coverage, arguments.budget, end_s), 1):

@@ -7,7 +7,7 @@ and the arguments of calls that delete files or end processes, which a fault wou
 import ast
 import importlib.util
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 
@@ -97,7 +97,7 @@ def generate(file: str, text: str) -> list[Fault]:
     numbers: Counter[tuple[str, str]] = Counter()
     faults = []
     module = ast.parse(text)
-    if _lacks_imports(module, whole=True):
+    if _runs_elsewhere(file, module):
         return []
     for function, node in functions(module):
         if _is_left_out(node):
@@ -160,19 +160,23 @@ def functions(node: ast.AST, prefix: str = "") -> Iterator[tuple[str, ast.Functi
 def _is_left_out(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     """Whether a function only makes texts, is abstract, or needs packages that are not installed."""
     abstract = any(_last_name(each) in ("abstractmethod", "overload") for each in function.decorator_list)
-    return abstract or function.name in UNTOUCHED_FUNCTIONS or _lacks_imports(function, whole=False)
+    return abstract or function.name in UNTOUCHED_FUNCTIONS or bool(_missing(ast.walk(function)))
 
 
-def _lacks_imports(node: ast.AST, *, whole: bool) -> bool:
-    """Whether `node` imports packages that are not installed; in a `whole` module only its top level counts."""
-    imports = ast.iter_child_nodes(node) if whole else ast.walk(node)
-    for each in imports:
-        modules = [alias.name for alias in each.names] if isinstance(each, ast.Import) else []
-        if isinstance(each, ast.ImportFrom) and not each.level and each.module:
-            modules = [each.module]
-        if not all(_is_installed(module.split(".")[0]) for module in modules):
-            return True
-    return False
+def _missing(nodes: Iterable[ast.AST]) -> set[str]:
+    """Packages that import statements among `nodes` need and that are not installed."""
+    modules = []
+    for node in nodes:
+        modules += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom) and not node.level and node.module:
+            modules.append(node.module)
+    return {package for package in (module.split(".")[0] for module in modules) if not _is_installed(package)}
+
+
+def _runs_elsewhere(file: str, module: ast.Module) -> bool:
+    """Whether a file needs packages that are not installed: when it is imported, or as a part of their folder."""
+    folders = {part.replace("_", "") for part in file.split("/")[:-1]}
+    return bool(_missing(ast.iter_child_nodes(module)) or _missing(ast.walk(module)) & folders)
 
 
 @cache
@@ -230,6 +234,8 @@ def _children(node: ast.AST) -> list[ast.AST]:
         case ast.Call(func=func, args=arguments, keywords=keywords):
             # The last argument of a range has an operator of its own.
             arguments = arguments[:0] if _last_name(func) == "range" and len(arguments) < 2 else arguments
+            if _last_name(func) == "expand":  # -1 and 1 are the same where a dimension has one element, else 1 fails
+                arguments = [each for each in arguments if not _is_integer(each)]
             values = [each.value for each in keywords if each.arg not in UNTOUCHED_ARGUMENTS]
             return [func, *arguments, *values]
         case ast.AnnAssign(target=target, value=value):

@@ -2,12 +2,15 @@
 
 import contextlib
 import ctypes
+import math
 import multiprocessing
 import os
+import resource
 import shutil
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,12 +26,15 @@ from benchmarks.mutants.operators import Fault
 
 PRELOADED = (hypothesis, numpy, pytest, tensordict, torch)
 IGNORED = shutil.ignore_patterns(".git", ".venv*", "__pycache__", "outputs", "build", "dist", ".*_cache", ".hypothesis")
-OPTIONS = ["-q", "-p", "no:cacheprovider", "-m", "not slow"]
+OPTIONS = ["-q", "-p", "no:cacheprovider", "-m", "not evidence"]
 RECORDING_LIMIT_S = 900.0
 """A test file that runs longer is of no use here."""
 
-LIMIT_FACTOR, LIMIT_SLACK_S = 4.0, 45.0
-"""Tests that take this many times as long as without the fault, plus this much, count as hanging, and so as caught."""
+CPU_FACTOR, CPU_SLACK_S = 4.0, 20.0
+"""Tests whose CPU time is this many times that without the fault, plus this much, hang, and so catch the fault."""
+
+WAITING_FACTOR, WAITING_SLACK_S = 20.0, 180.0
+"""Likewise for all of their time: they may wait for each other, and the machine may be busy."""
 
 PR_SET_PDEATHSIG = 1
 
@@ -53,7 +59,7 @@ class Tree:
             file.write("\n\nstart()\n")
 
     def record(self, test_file: str) -> Record:
-        """Run `test_file` and record what it executes; a file that takes too long gives an empty record."""
+        """Run `test_file` and record what it executes; a file that takes too long or has errors gives no tests."""
         log, saved = self.path / "build" / "calls.tsv", self.path / "build" / "record.json"
         log.write_text("")
         saved.unlink(missing_ok=True)
@@ -68,19 +74,29 @@ class Tree:
             recorder.complete(log).save(saved)
             return status
 
-        self._fork(run, RECORDING_LIMIT_S)
-        return Record.load(saved) if saved.exists() else Record(failed=[test_file])
+        status = self._fork(run, RECORDING_LIMIT_S)
+        if status in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED):
+            return Record.load(saved)
+        return Record(failed=[f"{test_file}: {(self.path / 'build' / 'pytest.log').read_text()[-500:]}"])
 
     def outcome(self, fault: Fault, tests: list[str], usual_s: float) -> str:
         """`caught`, `survived` or `timed out`: insert `fault`, run `tests`, restore the file."""
         path = self.path / fault.file
         text = path.read_text()
         path.write_text(fault.apply(text))
+
+        def run() -> int:
+            cpu_s = math.ceil(time.process_time() + CPU_FACTOR * usual_s + CPU_SLACK_S)
+            resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 5))
+            return pytest.main(["-x", *OPTIONS, *tests])
+
         try:
-            status = self._fork(lambda: pytest.main(["-x", *OPTIONS, *tests]), LIMIT_FACTOR * usual_s + LIMIT_SLACK_S)
+            status = self._fork(run, WAITING_FACTOR * usual_s + WAITING_SLACK_S)
         finally:
             path.write_text(text)
-        return "timed out" if status is None else "caught" if status else "survived"
+        if status in (None, -signal.SIGXCPU):
+            return "timed out"
+        return "caught" if status else "survived"
 
     def _fork(self, run: Callable[[], int], limit_s: float) -> int | None:
         """Exit status of `run` in a fork that works in the tree; None, after ending all it started, if it hangs."""

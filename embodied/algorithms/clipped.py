@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, cast
 
 import torch
@@ -87,6 +88,26 @@ class ClippedConfig(Configuration):
             raise UserError("algorithm.bc_coefficient needs demonstrations, but this task has none; use 0")
 
 
+class ClippedUpdate:
+    """Metrics of the steps of one update, and the KL divergence of the last one, a mean over processes."""
+
+    def __init__(self) -> None:
+        self.sums: dict[str, float] = {}
+        self.count, self.kl = 0, torch.zeros(())
+
+    def add(self, metrics: dict[str, float], world: World) -> None:
+        """Add the metrics of a step; none if it was not taken."""
+        if metrics:
+            self.sums = {key: self.sums.get(key, 0.0) + value for key, value in metrics.items()}
+            self.count += 1
+            # the mean over processes, so that all of them stop at the same minibatch
+            self.kl = world.sum(torch.tensor(metrics["kl"])) / world.size
+
+    def means(self) -> dict[str, float]:
+        """Mean metrics, and the number of steps."""
+        return {key: value / self.count for key, value in self.sums.items()} | {"minibatches": float(self.count)}
+
+
 class Clipped(Composite):
     """Learner that takes clipped steps with `policy` on batches {observation, sample, log_prob, advantage, own}.
 
@@ -120,35 +141,24 @@ class Clipped(Composite):
     def _decay(self, progress: float) -> None:
         linear_decay(self.optimiser, progress, self.config.final_lr_share, *self.rates)
 
-    def _epochs(self, batch: TensorDict, world: World, used: Tensor | None = None) -> dict[str, float]:
-        """Take gradient steps on minibatches of `batch` [T, N] until the KL limit is reached; returns mean metrics.
+    def _epochs(
+        self, batch: TensorDict, update: ClippedUpdate, world: World, used: Tensor | None = None
+    ) -> Iterator[TensorDict]:
+        """Yield minibatches of `batch` [T, N], each for one step, until the `update` has reached the KL limit.
 
         For a policy without memory minibatches contain only the decisions `used` [T, N].
         """
         total = torch.where(batch["own"], batch["advantage"], 0.0).sum()
         check_finite({"sum of advantages": total}, self.gradient_steps + 1)
-        sums: dict[str, float] = {}
-        count = 0
-        stop = False
         if isinstance(self.policy, RecurrentPolicy):
             used = batch["own"].new_ones(1, batch.shape[1])  # whole environments
         minibatches = Minibatches(torch.ones_like(batch["own"]) if used is None else used, world)
-        for _ in range(self.config.epochs):
-            for part in self._minibatches(batch, minibatches):
-                metrics = self._step(part, world)
-                if not metrics:
-                    continue
-                sums = {key: sums.get(key, 0.0) + value for key, value in metrics.items()}
-                count += 1
-                kl = world.sum(torch.tensor(metrics["kl"])) / world.size
-                # the mean over processes, so that all of them stop at the same minibatch
-                stop = bool(kl > self.config.target_kl)
-                if stop:
-                    break
-            if stop:
+        epochs = chain.from_iterable(self._minibatches(batch, minibatches) for _ in range(self.config.epochs))
+        for minibatch in epochs:
+            yield minibatch
+            if bool(update.kl > self.config.target_kl):
                 break
         self.iterations += 1
-        return {key: value / count for key, value in sums.items()} | {"minibatches": float(count)}
 
     def _minibatches(self, batch: TensorDict, minibatches: Minibatches) -> Iterator[TensorDict]:
         """Yield minibatches of `batch` [T, N] in random order.

@@ -29,12 +29,12 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from embodied.algorithms.clipped import Clipped, ClippedConfig
+from embodied.algorithms.clipped import Clipped, ClippedConfig, ClippedUpdate
 from embodied.algorithms.rewards.process_reward import LearnedProgress
 from embodied.algorithms.rewards.progress_reward import ProgressReward
 from embodied.configuration import Fraction, PositiveFloat, Range
 from embodied.data.episodes import Episodes
-from embodied.environment import Environment, NumberedStarts, SharedWorlds
+from embodied.environment import Environment, NumberedStarts, group_size
 from embodied.errors import UserError
 from embodied.policy import TrainablePolicy
 from embodied.rollout.groups import GroupStarts, WholeEpisodes, WholeRollout
@@ -98,7 +98,7 @@ class GRPOConfig(ClippedConfig):
             raise UserError(
                 "algorithm=grpo repeats initial states, which this simulator does not number; use algorithm=ppo"
             )
-        if isinstance(env, SharedWorlds) and env.group > 1:
+        if group_size(env) > 1:
             raise UserError("algorithm=grpo needs a world for each environment, and these share one; use algorithm=ppo")
         return GroupStarts(env.task_index, self.group, generator, env.num_starts)
 
@@ -150,7 +150,10 @@ class GRPO(Clipped):
         batch, metrics = self._prepare(rollout, world)
         if not int(world.sum(batch["own"].sum())):
             return metrics
-        return self._epochs(batch, world, batch["own"]) | metrics
+        update = ClippedUpdate()
+        for minibatch in self._epochs(batch, update, world, batch["own"]):
+            update.add(self._step(minibatch, world), world)
+        return update.means() | metrics
 
     def _prepare(self, rollout: Rollout, world: World) -> tuple[TensorDict, dict[str, float]]:
         """Training batch [T, N], whose `own` decisions are those of used groups; and shares of the groups."""

@@ -33,12 +33,12 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from embodied.algorithms.advantage import explained_variance, gae, moments, next_values, normalise
-from embodied.algorithms.clipped import Clipped, ClippedConfig
+from embodied.algorithms.clipped import Clipped, ClippedConfig, ClippedUpdate
 from embodied.algorithms.rewards.process_reward import LearnedProgress, shaped
 from embodied.algorithms.rewards.reward_scale import RewardScale
 from embodied.configuration import INF, Fraction, NonNegativeFloat, NonNegativeInt, Range
 from embodied.data.episodes import Episodes
-from embodied.environment import Environment, NumberedStarts, SharedWorlds
+from embodied.environment import Environment, NumberedStarts, group_size
 from embodied.errors import UserError
 from embodied.policy import TrainablePolicy
 from embodied.rollout.curriculum import CurriculumStarts
@@ -110,7 +110,7 @@ class PPOConfig(ClippedConfig):
         self.check("ppo", policy, demonstrations)
         starts = None
         if self.curriculum:
-            if not isinstance(env, NumberedStarts) or (isinstance(env, SharedWorlds) and env.group > 1):
+            if not isinstance(env, NumberedStarts) or group_size(env) > 1:
                 raise UserError(
                     "algorithm.curriculum repeats initial states of single environments, which this simulator does not"
                     " number; use curriculum=0"
@@ -166,7 +166,10 @@ class PPO(Clipped):
         if int(world.sum(rollout.own.sum())) < 2 * world.size:  # a person gave almost all actions
             return metrics
         batch, scales = self._prepare(rollout, world)
-        return self._epochs(batch, world) | scales | metrics
+        update = ClippedUpdate()
+        for minibatch in self._epochs(batch, update, world):
+            update.add(self._step(minibatch, world), world)
+        return update.means() | scales | metrics
 
     def _prepare(self, rollout: Rollout, world: World) -> tuple[TensorDict, dict[str, float]]:
         """Training batch [T, N], and metrics: scales of advantages and rewards, and the explained variance."""

@@ -66,8 +66,8 @@ class SFT(Composite):
         self.gradient_steps = 0
         self.losses: deque[float] = deque(maxlen=RECENT)
 
-    def fit(self, episodes: Episodes, steps: int, world: World = ALONE) -> float:
-        """Take `steps` gradient steps on chunks of `episodes`; returns the mean of the last losses.
+    def fit(self, episodes: Episodes, steps: int, world: World = ALONE) -> dict[str, float]:
+        """Take `steps` gradient steps on chunks of `episodes`; returns the mean of the last losses as "loss".
 
         Steps beyond the planned number use the final learning rate. The processes of `world` share each minibatch.
 
@@ -81,7 +81,7 @@ class SFT(Composite):
             planned = self.gradient_steps < self.config.steps
             progress = self.gradient_steps / self.config.steps if planned else 1.0
             self.losses.append(self.step(batch, progress, world))
-        return sum(self.losses) / max(1, len(self.losses))
+        return {"loss": sum(self.losses) / max(1, len(self.losses))}
 
     def step(self, batch: TensorDict, progress: float, world: World = ALONE) -> float:
         """Take one gradient step on {observation, actions [B, H, A], valid [B, H]}; returns the loss.

@@ -92,7 +92,7 @@ class EpisodeStore:
         steps = rollout.episode_steps
         streams = {
             "last": torch.where(end >= 0, self._number(end), NONE),
-            "running": (acted & ~rollout.done)[-1].to(slots.device) & (end >= 0),
+            "running": (acted & ~rollout.done)[-1].to(slots.device),
             "steps": torch.zeros_like(end) if steps is None else steps[-1].to(end),
         }
         self._streams = TensorDict(cast(Any, streams), [len(end)])

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from embodied.contract import Contract
 from embodied.environment import OVERFLOW, Transition
-from embodied.environments.wrapping import ENVIRONMENT_CAPABILITIES, keep_capabilities
+from embodied.environments.wrapping import keep_capabilities
 from embodied.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ class EpisodeEngine(ABC):
     """
 
     group = 1
-    """Consecutive environments that share a world and begin together."""
+    """Number of consecutive environments that share a world, see `embodied.environment.group_size`."""
 
     def __init__(
         self,
@@ -305,7 +305,8 @@ class RestorableEngine(EpisodeEngine):
         for name, saved, expected in _pairs(state, self.state_dict()):
             if saved != expected:
                 raise UserError(
-                    f"the saved {name} has shape {saved}, expected {expected}; use the options that it was saved with"
+                    f"the saved {name} has shape {saved}, expected {expected}; use the options and the release that it"
+                    " was saved with, or go on from the run's weights with start_from="
                 )
         self.start, self.steps = (state[name].to(self.device, copy=True) for name in ("start", "steps"))
         self._set({name: state[name].to(self.device, copy=True) for name in FLAGS})
@@ -325,7 +326,7 @@ class Unnumbered:
         self.contract, self.num_envs, self.device = engine.contract, engine.num_envs, engine.device
         self.task_names, self.instructions = engine.task_names, engine.instructions
         self.task_index, self.close = engine.task_index, engine.close
-        keep_capabilities(self, engine, ENVIRONMENT_CAPABILITIES)
+        keep_capabilities(self, engine)
 
     def reset(self, mask: Tensor | None = None) -> TensorDict:
         """See `Environment.reset`."""

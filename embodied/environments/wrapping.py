@@ -15,45 +15,27 @@ from torch import Tensor
 
 from embodied.contract import Contract
 from embodied.data.episodes import Episodes
-from embodied.environment import (
-    DifferentiableEnvironment,
-    Environment,
-    NumberedStarts,
-    Restorable,
-    SharedWorlds,
-    SwitchableEnvironment,
-    Transition,
-    Watched,
-)
+from embodied.environment import Environment, NumberedStarts, Transition
 from embodied.export.conditions import Conditions
 from embodied.policy import Policy
-from embodied.scene.viewable import Viewable
 from embodied.task import Convention, Sweep, Task
 
-ENVIRONMENT_CAPABILITIES: dict[type, tuple[str, ...]] = {
-    Restorable: ("state_dict", "load_state_dict"),
-    SharedWorlds: ("group",),
-    SwitchableEnvironment: ("switch",),
-    DifferentiableEnvironment: ("detach",),
-    Watched: ("tell",),
-    Viewable: ("view",),
-}
-"""Names that each capability of an environment adds, except numbered initial states, which `reset` takes."""
+OPTIONAL_MEMBERS = ("state_dict", "load_state_dict", "switch", "detach", "group", "show_values", "view")
+"""Members of environments with further capabilities, except numbered initial states, which `reset` takes."""
 
 
-def keep_capabilities(wrapper: object, wrapped: object, capabilities: Mapping[type, tuple[str, ...]]) -> None:
-    """Give `wrapper` the `capabilities` of `wrapped`, except names that the wrapper's class defines itself."""
-    for capability, names in capabilities.items():
-        for name in names if isinstance(wrapped, capability) else ():
-            if not hasattr(type(wrapper), name):
-                setattr(wrapper, name, getattr(wrapped, name))
+def keep_capabilities(wrapper: object, env: object) -> None:
+    """Give `wrapper` the optional members of `env`, except those that the wrapper's class defines itself."""
+    for name in OPTIONAL_MEMBERS:
+        if hasattr(env, name) and not hasattr(type(wrapper), name):
+            setattr(wrapper, name, getattr(env, name))
 
 
 class WrappedEnvironment:
-    """Wrapper of `env` with all of its capabilities except UnrolledEnvironment.
+    """Wrapper of `env` with all of its capabilities except `unroll`.
 
-    An `UnrolledEnvironment` runs a whole policy without a call of `step`, which a wrapper changes: a subclass for
-    which that is correct passes `unroll` on.
+    `unroll` runs a whole policy without a call of `step`, which a wrapper changes: a subclass for which that is correct
+    passes it on.
     """
 
     def __init__(self, env: Environment) -> None:
@@ -62,7 +44,7 @@ class WrappedEnvironment:
         self.task_names, self.instructions = env.task_names, env.instructions
         if isinstance(env, NumberedStarts):
             self.step_limit, self.num_starts = env.step_limit, env.num_starts
-        keep_capabilities(self, env, ENVIRONMENT_CAPABILITIES)
+        keep_capabilities(self, env)
 
     @property
     def task_index(self) -> Tensor:

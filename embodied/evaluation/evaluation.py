@@ -15,7 +15,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from embodied.environment import ODD_EVENTS, OVERFLOW, Environment, NumberedStarts, SharedWorlds, Transition, Watched
+from embodied.environment import ODD_EVENTS, OVERFLOW, Environment, NumberedStarts, Transition, group_size, show_values
 from embodied.environments.engine import check_starts, rank
 from embodied.errors import UserError
 from embodied.evaluation.means import difference_interval, mean_interval
@@ -267,7 +267,7 @@ def evaluate(
             built for other tensors, or an observation or a reward is not finite.
     """
     policy.contract.check(env.contract)
-    group = env.group if isinstance(env, SharedWorlds) else 1
+    group = group_size(env)
     rounded_starts = -(-starts_per_task // group) * group
     if isinstance(env, NumberedStarts) and env.num_starts:
         check_starts(first_start, env.num_starts)
@@ -286,7 +286,6 @@ def evaluate(
     failures: dict[str, Tensor] = {}
     events: dict[str, Tensor] = {}
     running = _Running(env.num_envs)
-    viewer = env if isinstance(env, Watched) else None
     observation: TensorDict | None = None
     memory = Memory(policy, env.num_envs, env.device)
     replay = Replay()
@@ -306,8 +305,7 @@ def evaluate(
             actions = act(policy, observation, schedule.running, device, memory)
             chunk = actions[:, : env.contract.executed].to(env.device)
             replay.begin(first_start + schedule.start.clamp_min(0), observation, chunk)
-            if viewer:
-                viewer.tell(None, schedule.running.to(env.device))
+            show_values(env, None, schedule.running.to(env.device))
             transition = env.step(chunk.clone())  # the environment may modify it
             check_transition(env, transition)
             replay.end(transition)
@@ -333,6 +331,7 @@ def evaluate(
                 failures.setdefault(name, torch.zeros(shape, dtype=torch.bool))[cell] = failed[rows]
             bar.update(len(rows))
     limit = env.step_limit if isinstance(env, NumberedStarts) else None
+    show_values(env, None, torch.zeros(env.num_envs, dtype=torch.bool, device=env.device))  # the repetition counts none
     repeatable = isinstance(env, NumberedStarts) and replay.repeats(env)
     diverged = events.get("diverged", torch.zeros(shape, dtype=torch.bool))
     final_returns = None if has_success else _with_worst(returns, steps, diverged, limit)

@@ -29,6 +29,9 @@ CURVES = {
     "rl/explained_variance": "environment steps",
     "sft/loss": "gradient steps",
     "sft_control/loss": "gradient steps",
+    "offline/loss": "gradient steps",
+    "offline/actor_loss": "gradient steps",
+    "offline/value_loss": "gradient steps",
 }
 """Metrics to plot, if logged, and the label of their horizontal axis."""
 

@@ -20,7 +20,7 @@ from embodied.saving.metrics import METRICS
 
 REPORT = "report.json"
 REQUIRED = "task", "assets", "seed", "git_commit", "env_steps", "wall_s"
-FINAL = "rl", "sft"
+FINAL = "rl", "offline", "sft"
 """Stages with the final policy of a run, the later first."""
 ASIDE = FREE | {"seed", "plan"}
 """Options that distinguish runs of one experiment, or do not affect results."""

@@ -2,30 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from embodied.evaluation.in_training import measure
 
 BASELINE = "baseline "
 """Prefix of a baseline's stage; the baseline's name follows."""
+TRAINED = "start", "sft", "offline", "rl"
+"""Stages with the run's policy, in their order; a control and baselines have others."""
+LEARNING = {"rl": "reinforcement learning", "offline": "offline learning"}
+"""Stages whose gains over earlier ones are reported, if they are the last."""
 Record = Mapping[str, Any]
 
 
 def headline(record: Record) -> str:
     """Result on the training distribution, as a sentence for readers who do not know the project."""
     rows = {row["stage"]: row for row in record["evaluations"] if row["distribution"] in record["distributions"][:1]}
-    first = "sft" if "sft" in rows else "start"
-    if not {first, "rl"} & rows.keys():
+    if not (stages := trained(rows)):
         return f"No policy was evaluated in this run of {record['task']}."
-    if "rl" not in rows:
-        trained = "supervised training, without reinforcement learning," if "sft" in rows else "no training at all"
-        return f"After {trained} {_reached(rows[first], record)}."
-    baseline = _baseline(rows)
-    if first not in rows:
-        return f"After {_effort(record)} of reinforcement learning {_reached(rows['rl'], record)}{baseline}."
+    last, baseline = stages[-1], _baseline(rows)
+    if last not in LEARNING:
+        training = "supervised training, without reinforcement learning," if "sft" in rows else "no training at all"
+        return f"After {training} {_reached(rows[last], record)}."
+    if len(stages) == 1:
+        effort = f"{_effort(record)} of " if last == "rl" else ""
+        return f"After {effort}{LEARNING[last]} {_reached(rows[last], record)}{baseline}."
     gains = {gain["over"]: gain for gain in record["gains"] if gain["distribution"] in record["distributions"][:1]}
-    return f"{_change(rows[first], rows['rl'], gains[first], record)}{_control(rows, gains)}{baseline}."
+    change = _change(LEARNING[last], rows[stages[-2]], rows[last], gains[stages[-2]], record)
+    return f"{change}{_control(rows, gains)}{baseline}."
+
+
+def trained(stages: Collection[str]) -> list[str]:
+    """Stages of those evaluated that have the run's policy, in order."""
+    return [name for name in TRAINED if name in stages]
 
 
 def selection(record: Record) -> str:
@@ -41,8 +51,7 @@ def selection(record: Record) -> str:
 
 def regressions(record: Record) -> list[dict[str, Any]]:
     """Gains, with distribution and task, of tasks whose success or mean return fell during RL."""
-    stages = {row["stage"] for row in record["evaluations"]}
-    before = "sft" if "sft" in stages else "start"
+    before = next(iter(trained({row["stage"] for row in record["evaluations"]})[-2:-1]), None)
     return [
         {**row, "distribution": gain["distribution"], "over": before, "measure": gain["measure"]}
         for gain in record["gains"]
@@ -64,16 +73,17 @@ def points(gain: Mapping[str, Any]) -> str:
     return f"{100 * gain['difference']:+.1f} points [{100 * gain['low']:+.1f}, {100 * gain['high']:+.1f}]"
 
 
-def _change(before: Record, after: Record, gain: Record, record: Record) -> str:
+def _change(learning: str, before: Record, after: Record, gain: Record, record: Record) -> str:
     measured = "the mean return" if gain["measure"] == "return" else "success"
     on = f"{measured} on {_starts(after, record)}"
     if not significant(gain):
         return (
-            f"Reinforcement learning made no significant difference to {on}: {_figure(before)} before and "
-            f"{_interval(after)} after {_effort(record)} ({points(gain)})"
+            f"{learning.capitalize()} made no significant difference to {on}: {_figure(before)} before and "
+            f"{_interval(after)} after{_after(record)} ({points(gain)})"
         )
     verb = "raised" if gain["difference"] > 0 else "lowered"
-    return f"Reinforcement learning {verb} {on} from {_figure(before)} to {_interval(after)} over {_effort(record)}"
+    over = " over" if record["env_steps"] else ""
+    return f"{learning.capitalize()} {verb} {on} from {_figure(before)} to {_interval(after)}{over}{_after(record)}"
 
 
 def _control(rows: Mapping[str, Record], gains: Mapping[str, Record]) -> str:
@@ -109,6 +119,11 @@ def _starts(row: Record, record: Record) -> str:
     starts = "held-out starts" if row.get("repeatable", True) else "new episodes"
     assets = ", stand-in assets" if record["assets"] == "stand-in" else ""
     return f"{starts} of {record['task']} ({row['distribution']}{assets})"
+
+
+def _after(record: Record) -> str:
+    """Effort of reinforcement learning after a space; "" without it."""
+    return f" {_effort(record)}" if record["env_steps"] else ""
 
 
 def _effort(record: Record) -> str:

@@ -15,7 +15,16 @@ from embodied.environment import ODD_EVENTS
 from embodied.evaluation.evaluation import EvaluationResult, Gain
 from embodied.evaluation.in_training import InTraining, measure, odd_episodes
 from embodied.report.curves import plot_curves
-from embodied.report.headline import BASELINE, headline, points, regressions, selection, significant
+from embodied.report.headline import (
+    BASELINE,
+    LEARNING,
+    headline,
+    points,
+    regressions,
+    selection,
+    significant,
+    trained,
+)
 from embodied.report.markdown import markdown, table
 from embodied.report.page.page import page
 from embodied.report.repeating import from_here, machine, next_commands, train_command
@@ -23,7 +32,7 @@ from embodied.saving.files import complete_or_absent
 from embodied.saving.json_text import dumps_rows
 from embodied.saving.versions import git_commit, versions
 
-STAGES = {"start": "start", "sft": "SFT", "sft_control": "SFT control", "rl": "RL"}
+STAGES = {"start": "start", "sft": "SFT", "sft_control": "SFT control", "offline": "offline", "rl": "RL"}
 """Evaluated stages, in the order of a report, and their titles."""
 POLICY = "policy"
 """Name of the evaluated policy among baselines."""
@@ -74,15 +83,24 @@ class Report:
         self.results[stage, distribution] = result
 
     def gains(self) -> dict[tuple[str, str], Gain]:
-        """Gain of RL over each other stage, by (stage, distribution); paired if both ran the same episodes."""
+        """Gain of RL, else offline learning, over each other stage, by (stage, distribution).
+
+        It is paired if both ran the same episodes.
+        """
+        last = self._last
         return {
-            (stage, distribution): self.results["rl", distribution].gain_over(before)
+            (stage, distribution): self.results[last, distribution].gain_over(before)
             for (stage, distribution), before in self._ordered().items()
-            if stage != "rl" and ("rl", distribution) in self.results
+            if stage != last and last in LEARNING and (last, distribution) in self.results
         }
 
+    @property
+    def _last(self) -> str:
+        """Last stage with the run's policy; "" if there is none."""
+        return next(reversed(trained({stage for stage, _ in self.results})), "")
+
     def gains_over_better(self) -> dict[str, tuple[str, Gain]]:
-        """For each distribution with both: the better stage of SFT and its control, and RL's gain over it."""
+        """For each distribution with both: the better of the other stages, and the last stage's gain over it."""
         gains: dict[str, tuple[str, Gain]] = {}
         for (stage, distribution), gain in self.gains().items():
             both = {("sft", distribution), ("sft_control", distribution)} <= self.results.keys()
@@ -141,7 +159,7 @@ class Report:
         return [*self.notes, *remarks]
 
     def _by_task(self, stage: str, distribution: str) -> list[dict[str, Any]]:
-        after, before = self.results["rl", distribution], self.results[stage, distribution]
+        after, before = self.results[self._last, distribution], self.results[stage, distribution]
         gains = [(name, after.of_task(row).gain_over(before.of_task(row))) for row, name in enumerate(after.tasks)]
         return [
             {"task": task, "difference": gain.difference, "low": gain.low, "high": gain.high} for task, gain in gains
@@ -204,7 +222,7 @@ class Report:
         self.in_training.points = list(state.get("in_training", []))
 
     def _ordered(self) -> dict[tuple[str, str], EvaluationResult]:
-        order = ["start", "sft", "sft_control", BASELINE, "rl"]
+        order = ["start", "sft", "sft_control", BASELINE, "offline", "rl"]
         position = {stage: order.index(BASELINE if stage.startswith(BASELINE) else stage) for stage, _ in self.results}
         return dict(sorted(self.results.items(), key=lambda item: (item[0][1], position[item[0][0]])))
 
@@ -256,11 +274,11 @@ class Report:
     def _gains(self) -> list[str]:
         both = f"the better of {STAGES['sft']} and {STAGES['sft_control']}"
         better = [
-            f"RL over {both} on {distribution}, which is {title(stage)}: {_points(gain)}"
+            f"{title(self._last)} over {both} on {distribution}, which is {title(stage)}: {_points(gain)}"
             for distribution, (stage, gain) in self.gains_over_better().items()
         ]
         each = [
-            f"RL over {title(stage)} on {distribution}: {_points(gain)}"
+            f"{title(self._last)} over {title(stage)} on {distribution}: {_points(gain)}"
             for (stage, distribution), gain in self.gains().items()
         ]
         return better + each
@@ -371,8 +389,9 @@ def _in_training(record: Mapping[str, Any]) -> str:
 
 
 def _worse(record: Mapping[str, Any]) -> list[str]:
+    last = title("".join(trained({row["stage"] for row in record["evaluations"]})[-1:]))
     return [
-        f"{each['task']} on {each['distribution']} from {title(each['over'])} to RL: {points(each)},"
+        f"{each['task']} on {each['distribution']} from {title(each['over'])} to {last}: {points(each)},"
         f" {'significant' if significant(each) else 'not significant'}"
         for each in record["regressions"]
     ]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, cast
 
 import torch
 from tensordict import TensorDict
@@ -18,21 +18,14 @@ from embodied.rollout.finite import check_observation, check_reward, check_trans
 from embodied.rollout.rollout import ENDS, Collector, Rollout, stacked_row
 from embodied.rollout.starts import Starts
 
+Unroll = Callable[[Sequence[tuple[Tensor, Tensor]], int, float], Rollout]
+"""Method `unroll(layers, decisions, max_action_gradient)` that some environments have, faster than step by step.
 
-@runtime_checkable
-class UnrolledEnvironment(DifferentiableEnvironment, Protocol):
-    """DifferentiableEnvironment that runs a whole feed-forward policy itself, faster than step by step."""
-
-    def unroll(
-        self, layers: Sequence[tuple[Tensor, Tensor]], decisions: int, max_action_gradient: float = math.inf
-    ) -> Rollout:
-        """Run `decisions` single actions of a feed-forward policy from the current state.
-
-        `layers` are (weight [out, in], bias [out]) with tanh after each, from the concatenated observations that the
-        policy's contract reads to actions in half ranges around the middle. Reward, observations and actions carry
-        gradients to the layers, through `clip_gradient`. An environment whose episode ends stays frozen.
-        """
-        ...
+It runs `decisions` single actions of a feed-forward policy from the current state. `layers` are (weight [out, in],
+bias [out]) with tanh after each, from the concatenated observations that the policy's contract reads to actions in half
+ranges around the middle. Reward, observations and actions carry gradients to the layers, through `clip_gradient`. An
+environment whose episode ends stays frozen.
+"""
 
 
 class DifferentiableCollector(Collector):
@@ -64,11 +57,11 @@ class DifferentiableCollector(Collector):
         env = cast(DifferentiableEnvironment, self.env)
         # the mean over N environments and T decisions divides each gradient by N * T
         limit = self.max_action_gradient / (env.num_envs * decisions)
-        unrolled = isinstance(env, UnrolledEnvironment)
-        layers = cast(DeterministicPolicy, self.policy).dense_layers() if unrolled else None
-        if unrolled and layers is not None:
+        unroll: Unroll | None = getattr(env, "unroll", None)
+        layers = cast(DeterministicPolicy, self.policy).dense_layers() if unroll is not None else None
+        if unroll is not None and layers is not None:
             layers = [(weight.to(env.device), bias.to(env.device)) for weight, bias in layers]
-            rollout = env.unroll(layers, decisions, limit)
+            rollout = unroll(layers, decisions, limit)
             check_reward(env, rollout.reward)
             for observation in (rollout.observation, rollout.last_observation):
                 check_observation(env, observation)
@@ -83,7 +76,7 @@ class DifferentiableCollector(Collector):
         return self._with_totals(replace(rollout, **totals, **ended))
 
     def _by_steps(self, decisions: int, max_action_gradient: float) -> Rollout:
-        """Step-by-step equivalent of `UnrolledEnvironment.unroll`, for any environment and policy."""
+        """Step-by-step equivalent of `Unroll`, for any environment and policy."""
         policy = cast(DeterministicPolicy, self.policy)
         observations, rows, frozen = [cast(TensorDict, self.observation)], [], torch.zeros_like(self.finished)
         empty = TensorDict({}, batch_size=[self.env.num_envs])

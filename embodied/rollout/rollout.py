@@ -20,7 +20,7 @@ from embodied.environment import (
     NumberedStarts,
     Restorable,
     Transition,
-    Watched,
+    show_values,
 )
 from embodied.errors import UserError
 from embodied.policy import EXECUTED, Decision, Policy, sum_of_executed
@@ -214,7 +214,6 @@ class Collector:
         policy.contract.check(env.contract)
         self.cancelled = False  # set by another thread: the running collection ends at its next decision
         self.numbered = isinstance(env, NumberedStarts)  # once: isinstance of a protocol is slow
-        self.watched = env if isinstance(env, Watched) else None
         if starts is not None and not self.numbered:
             raise UserError("expected an environment with numbered initial states, to begin from chosen ones")
         self.env, self.policy, self.generator, self.starts = env, policy, generator, starts
@@ -258,8 +257,7 @@ class Collector:
             decision = self._act(observation)
             self.memory.keep([decision])
             policy_s += time.perf_counter() - act_began
-            if self.watched:
-                self.watched.tell(decision.value, None)
+            show_values(self.env, decision.value, None)
             transition = self.env.step(decision.actions[:, : self.env.contract.executed].clone())  # it may modify it
             simulation_s += time.perf_counter() - started
             check_transition(self.env, transition)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,26 +38,23 @@ class Scene:
     pushable: tuple[str, ...] = ()
 
 
-class View(Protocol):
+class View(ABC):
     """View of N environments, which only reads them, except for `push`."""
 
+    @abstractmethod
     def scene(self, row: int) -> Scene:
         """Geometry of environment `row`; the same object while only poses change."""
-        ...
 
+    @abstractmethod
     def poses(self, row: int) -> Array:
         """Current poses of the bodies of `scene`, [B, 7]: position, m, and quaternion (w, x, y, z), world frame."""
-        ...
 
+    @abstractmethod
     def push(self, row: int, body: str, change_m_s: Array) -> None:
         """Push a `pushable` body: if it were free, its velocity would change by `change_m_s` [3], world frame."""
-        ...
 
 
-@runtime_checkable
-class Viewable(Protocol):
-    """An Environment that can be viewed."""
-
-    def view(self) -> View:
-        """View of the environment."""
-        ...
+def view(env: object) -> View | None:
+    """View of an environment with a method `view`; None if it cannot be viewed."""
+    make = getattr(env, "view", None)
+    return make() if make else None

@@ -31,7 +31,7 @@ from embodied.policy import PolicyConfig, TrainablePolicy
 from embodied.precision import Precision, precision_of
 from embodied.rollout.storage import Storage
 from embodied.run_options import ExperimentConfig
-from embodied.task import LearnerConfig, Task
+from embodied.task import LearnerConfig, OfflineLearnerConfig, Task
 
 MOMENTS = 2
 """Numbers that Adam stores for each weight."""
@@ -83,8 +83,9 @@ def plan(
     config: ExperimentConfig,
     task: Task,
     policy: PolicyConfig,
-    algorithm: LearnerConfig,
+    algorithm: LearnerConfig | None,
     *,
+    offline: OfflineLearnerConfig | None = None,
     device: str = "cpu",
     demonstrations: Sequence[str | Path] | None = None,
     placement: object = None,
@@ -96,6 +97,7 @@ def plan(
     Raises:
         UserError: where the parts do not go together.
     """
+    config.check_learners(algorithm, offline)
     contract = task.contract(task.distributions[0])
     halved = precision_of(config.precision, policy.own_precision) is Precision.BFLOAT16
     steps = task.max_demonstration_steps
@@ -104,17 +106,20 @@ def plan(
     shard = torchrun is not None and divides(torchrun.shard, device)
     scope = f", in each of {torchrun.size} processes" if torchrun else ""
     memory = Plan(f"Memory of task={task.name}{scope}, computed from shapes: nothing was allocated or written.")
+    has_control = config.control and "sft" in requested and len(requested) > 1
     with MetaValues():
         planned = _Planned(contract, config, policy, device, torchrun.size if torchrun else 1, shard)
         if "sft" in requested:
-            memory.stages["SFT"] = planned.supervised()
-        if "rl" in requested:
+            memory.stages["SFT"] = planned.supervised(config.sft)
+        if offline is not None:
+            memory.stages["offline"] = planned.supervised(offline) | (planned.kept() if has_control else {})
+        if "rl" in requested and algorithm is not None:
             memory.stages["RL"] = planned.reinforced(algorithm, "sft" in requested)
-        if config.control and len(requested) == 2:
-            memory.stages["control"] = planned.supervised() | planned.kept() | planned.others()
+        if has_control:
+            memory.stages["control"] = planned.supervised(config.sft) | planned.kept() | planned.others()
     row = sum(spec_bytes(spec.shape, spec.dtype) for spec in (*contract.observation.values(), contract.action))
     data = sum(_file_bytes(Path(scope)) for scope in demonstrations) if demonstrations else steps * row
-    reads_demonstrations = requested != ["rl"] or algorithm.reads_demonstrations
+    reads_demonstrations = requested != ["rl"] or (algorithm is not None and algorithm.reads_demonstrations)
     for parts in memory.stages.values() if data and reads_demonstrations else ():
         parts["demonstrations, mapped", DISK] = data
     for name in dict.fromkeys(planned.unknown):
@@ -156,10 +161,10 @@ class _Planned:
         self.weights = _bytes(_tensors(self.policy))
         self.unknown: list[str] = []  # names of learners whose passes are unknown
 
-    def supervised(self) -> Parts:
-        """Memory of SFT by part and device, bytes."""
+    def supervised(self, config: OfflineLearnerConfig) -> Parts:
+        """Memory of SFT, or of another learner of demonstrations, by part and device, bytes."""
         with seeding.undisturbed():
-            learner = self.config.sft.build(self.policy, seeding.generator(0, "plan"))
+            learner = config.build(self.policy, seeding.generator(0, "plan"))
         return self._learned(learner, 1)
 
     def kept(self) -> Parts:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import shutil
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from enum import Enum
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,12 +19,11 @@ from embodied.interrupt import Abandoned, GracefulStop, Stopped
 from embodied.placement.local import Processes
 from embodied.policy import TrainablePolicy
 from embodied.report.repeating import resume_command
-from embodied.report.report import Report, told
+from embodied.report.report import Report
 from embodied.resume import FREE, check_continues
 from embodied.saving import checkpoint
 from embodied.saving.checkpoint import Checkpoint
 from embodied.saving.tree import copy_tree
-from embodied.training.held_out import PHASE, HeldOut
 from embodied.training.logging import Logger
 from embodied.training.own_state import load, load_moved, moved_note, own_state
 from embodied.training.timing import PhaseTimer
@@ -39,6 +36,7 @@ COUNTERS = (
     "env_steps",
     "planned_env_steps",
     "episodes",
+    "offline_gradient_steps",
     "rl_gradient_steps",
     "rl_checkpoint",
     "cpu_s",
@@ -50,22 +48,18 @@ COUNTERS = (
 """Counters of a run; schedules use `planned_env_steps`, the first `env_steps`; `rl_checkpoint` is RL's last."""
 
 
-class Stage(Enum):
-    """Stages of a run."""
-
-    START = "start"
-    SFT = "sft"
-    RL = "rl"
-    CONTROL = "sft_control"
-    DONE = "done"
+DONE = "done"
+"""Name that stands in place of a stage's once all are done."""
 
 
 class SavedRun:
     """State of a run in `directory`; `record`, its composed configuration, is stored in checkpoints."""
 
     policy: TrainablePolicy
-    stage: Stage
-    stages: list[Stage]
+    stage: str
+    """Name of the current stage."""
+    stages: list[str]
+    """Names of all stages in order, `DONE` at the end."""
     logger: Logger
 
     def __init__(
@@ -74,22 +68,23 @@ class SavedRun:
         self.directory, self.record, self.report, self.timer = directory, record, report, PhaseTimer()
         self.world = world
         self.counters: dict[str, Any] = dict.fromkeys(COUNTERS, 0) | {"planned_env_steps": env_steps}
-        self.before: dict[str, Any] = {}  # start of RL and control: SFT's learner, or only a "policy"
-        self.parts: dict[str, Any] = {}  # state of the stage's learner and collector
+        self.before: dict[str, Any] = {}  # state before the last stages: SFT's learner, or only a "policy"
+        self.parts: dict[str, Any] = {}  # state of the stage's parts, if it is resumed
         self.rng: dict[str, Any] = {}  # states of the global generators at the last save
         self.own: dict[str, Any] | None = None  # saved state of this process, if it is not the first
         # environment steps of each change of the number of processes, with the old and the new number
         self.moves: list[list[int]] = []
         self.moved = False  # whether the number has changed with this resumption
-        self.iteration_s = math.inf  # duration of the last iteration
+        self.step_s, self.step_cpu_s = math.inf, 0.0  # duration of the stage's last step; infinite before the first
         self._stop = GracefulStop()
 
     def _next(self) -> None:
         """Enter the next stage."""
         self.stage = self.stages[self.stages.index(self.stage) + 1]
-        self._save(self._snapshot({}))
+        self.step_s = math.inf
+        self.save({})
 
-    def _aside(self, state: dict[str, Any]) -> dict[str, Any]:
+    def aside(self, state: dict[str, Any]) -> dict[str, Any]:
         """Copy of `state` in CPU memory; with several processes, a copy of each process's part on its device."""
         return copy_tree(state, "cpu" if self.world.size == 1 else None)
 
@@ -99,18 +94,17 @@ class SavedRun:
         Raises:
             Stopped: if a stop was requested.
         """
-        requested = self._anywhere(self._stop.requested)
-        if requested:
+        if self.anywhere(self._stop.requested):
             self._leave(self._snapshot(parts))
         if due:
-            self._save(self._snapshot(parts))
+            self.save(parts)
 
-    def _anywhere(self, flag: bool) -> bool:
+    def anywhere(self, flag: bool) -> bool:
         """Whether `flag` is set in any process."""
         return flag if self.world.size == 1 else bool(self.world.sum(torch.tensor(int(flag))))
 
     @contextmanager
-    def _abandonable(self, parts: dict[str, Any], changing: bool = True) -> Iterator[None]:
+    def abandonable(self, parts: dict[str, Any], changing: bool = True) -> Iterator[None]:
         """Context in which a requested stop abandons the body and saves the state from before it.
 
         A resumed run repeats the body with the same numbers. A body that is not `changing` the state needs no copy of
@@ -146,37 +140,19 @@ class SavedRun:
             remedy = saved if last else "no checkpoint was saved yet"
             raise DivergedError(f"{error}; {remedy}") from error
 
-    def _watch(self, held_out: HeldOut, total: int, parts: dict[str, Any]) -> None:
-        """Evaluate the policy during training of `total` environment steps, if due; the best is saved in best/."""
-        done, wall_s = self.counters["env_steps"], self.timer.seconds
-        if self._anywhere(held_out.due(done, total, self.counters["episodes"], wall_s)):
-            whole = self.world.whole(self.policy)
-            self.world.lead(lambda: self._evaluate_held_out(held_out, whole, total, parts))
-            self._save(self._snapshot(parts))  # so that the report and best/ are consistent
-
-    def _evaluate_held_out(self, held_out: HeldOut, policy: TrainablePolicy, total: int, parts: dict[str, Any]) -> None:
-        done, wall_s = self.counters["env_steps"], self.timer.seconds
-        began = time.perf_counter()
-        with self._abandonable(parts, changing=False), self.timer(PHASE):
-            point = held_out.evaluate(policy, done)
-            if chosen := held_out.found.chosen():
-                weights, counters = dict(policy.state_dict()), {**self.counters, "stage": self.stage.value}
-                saved = Checkpoint(weights, self.policy.contract, self.record, counters, chosen=chosen)
-                checkpoint.save_best(self.directory, saved)
-        held_out.plan(time.perf_counter() - began, done, total, wall_s)
-        log.info(f"held-out {told(point)} after {done:,} environment steps{', the best so far' if chosen else ''}")
-        values = {name: value for name, value in point.items() if name not in ("env_steps", "episodes")}
-        self.logger.log(done, {f"evaluation/{name}": value for name, value in values.items() if value is not None})
-
     def _resume_command(self) -> str:
         return resume_command(self.directory, self.record.get("arguments", ()))
 
     def _leave(self, snapshot: dict[str, Any]) -> NoReturn:
-        self._save(snapshot)
+        self._write_checkpoint(snapshot)
         raise Stopped(
             f"Stopped and saved. Continue with: {self._resume_command()}",
             self._stop.number,
         )
+
+    def save(self, parts: dict[str, Any]) -> Path:
+        """Write a checkpoint of all processes, in a stage with these `parts`, and return its path."""
+        return self._write_checkpoint(self._snapshot(parts))
 
     def _snapshot(self, parts: dict[str, Any]) -> dict[str, Any]:
         """Content of a checkpoint of all processes, as a tree that shares memory with the running parts."""
@@ -191,11 +167,11 @@ class SavedRun:
             **({"others": others} if others else {}),
             "moves": self.moves,
         }
-        progress = {"stage": self.stage.value, "log_rows": self.logger.rows, "processes": self.world.size}
+        progress = {"stage": self.stage, "log_rows": self.logger.rows, "processes": self.world.size}
         counters = {**self.counters, **progress}
         return {"policy": dict(self.policy.state_dict()), "counters": counters, "state": state}
 
-    def _save(self, snapshot: dict[str, Any]) -> Path:
+    def _write_checkpoint(self, snapshot: dict[str, Any]) -> Path:
         """Write `snapshot` and return its path."""
         with self.timer("checkpoint"):
             folder = self.directory / ".shards"
@@ -232,7 +208,7 @@ class SavedRun:
     def _restore(self, saved: Checkpoint) -> int:
         """Continue from `saved`, and return its number of log rows."""
         saved.restore(self.policy)
-        self.stage = Stage(saved.counters["stage"])
+        self.stage = saved.counters["stage"]
         self.counters = {name: saved.counters.get(name, 0) for name in self.counters}
         self.report.load_state_dict(saved.state["report"])
         self.timer = PhaseTimer(saved.state["wall_s"], saved.state.get("cpu_s"))
@@ -249,7 +225,7 @@ class SavedRun:
         self.report.notes += [moved_note(*move) for move in self.moves]
         if self.moved:
             log.warning(self.report.notes[-1])
-        log.info(f"continuing {self.stage.value} at {self.counters['env_steps']:,} environment steps")
+        log.info(f"continuing {self.stage} at {self.counters['env_steps']:,} environment steps")
         return saved.counters["log_rows"]
 
     def _resume(self, parts: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ from embodied.scene.shapes import glb
 from embodied.scene.viewable import Array, Scene
 from embodied.viewer.origin import own_pages_only
 from embodied.viewer.panel import Panel
-from embodied.viewer.watching import Push, WatchedEnvironment
+from embodied.viewer.watching import Push, Screen, WatchedEnvironment
 
 if TYPE_CHECKING:
     import viser  # pyright: ignore[reportMissingImports]
@@ -33,8 +33,8 @@ FRAME_S, TEXT_S = 0.04, 0.2
 """Periods of pictures and of texts, s."""
 
 
-class Viewer:
-    """Server of the page on `port` of this machine; implements `watching.Screen`.
+class Viewer(Screen):
+    """Server of the page on `port` of this machine.
 
     Raises:
         UserError: without viser, and for a port that is taken.

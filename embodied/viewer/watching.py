@@ -7,21 +7,21 @@ from __future__ import annotations
 
 import logging
 import math
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from embodied.environment import Environment, NumberedStarts, Restorable, Transition
+from embodied.environment import Environment, NumberedStarts, Restorable, Transition, group_size
 from embodied.environments.wrapping import WrappedEnvironment, WrappedTask
 from embodied.errors import UserError
-from embodied.rollout.differentiable import UnrolledEnvironment
 from embodied.rollout.rollout import Rollout
-from embodied.scene.viewable import Array, View, Viewable
+from embodied.scene.viewable import Array, View, view
 from embodied.task import Task
 
 log = logging.getLogger(__name__)
@@ -39,18 +39,18 @@ class Push:
     change_m_s: Array
 
 
-class Screen(Protocol):
+class Screen(ABC):
     """Screen that shows one environment at a time; `row` is its index."""
 
-    row: int
+    row: int = 0
 
+    @abstractmethod
     def before(self, watched: WatchedEnvironment) -> list[Push]:
         """Show the coming step, wait while paused, and return the requested pushes."""
-        ...
 
+    @abstractmethod
     def after(self, watched: WatchedEnvironment, seconds: float) -> None:
         """Show the state after a step of the environment shown that lasted `seconds` of simulated time."""
-        ...
 
 
 @dataclass
@@ -74,7 +74,7 @@ class Score:
 
 
 class WatchedEnvironment(WrappedEnvironment):
-    """Wrapper that shows `env` on `screen` under the name `label`; implements `embodied.environment.Watched`.
+    """Wrapper that shows `env` on `screen` under the name `label`.
 
     Attributes:
         observation: the policy's input, [N]; None before the first reset.
@@ -96,13 +96,13 @@ class WatchedEnvironment(WrappedEnvironment):
         self._counts: Tensor | None = None
         self.returns, self.steps = torch.zeros(2, env.num_envs, device=env.device)
         self.done, self._pushed = torch.zeros(2, env.num_envs, dtype=torch.bool, device=env.device)
-        if isinstance(env, UnrolledEnvironment):
+        if hasattr(env, "unroll"):
             self.unroll = self._unroll
         if isinstance(env, Restorable):
             self.load_state_dict = self._load_state_dict
 
-    def tell(self, value: Tensor | None, counts: Tensor | None) -> None:
-        """See `Watched.tell`."""
+    def show_values(self, value: Tensor | None, counts: Tensor | None) -> None:
+        """See `embodied.environment.show_values`."""
         self.value, self._counts = value, counts
 
     def reset(self, mask: Tensor | None = None, starts: Tensor | None = None) -> TensorDict:
@@ -126,11 +126,11 @@ class WatchedEnvironment(WrappedEnvironment):
     def _unroll(
         self, layers: Sequence[tuple[Tensor, Tensor]], decisions: int, max_action_gradient: float = math.inf
     ) -> Rollout:
-        """See `UnrolledEnvironment.unroll`; only the states before and after are shown."""
+        """See `embodied.rollout.differentiable.Unroll`; only the states before and after are shown."""
         self.actions = None
         self._push(self._screen.before(self))
         before = self._pushed & ~self.done
-        rollout = cast(UnrolledEnvironment, self.env).unroll(layers, decisions, max_action_gradient)
+        rollout = cast(Any, self.env).unroll(layers, decisions, max_action_gradient)
         self.observation = rollout.last_observation
         reward, executed = (each.transpose(0, 1).flatten(1) for each in (rollout.reward, rollout.executed))
         self._add(reward, executed, rollout.done[-1], rollout.success[-1], rollout.has_success)
@@ -155,7 +155,7 @@ class WatchedEnvironment(WrappedEnvironment):
                 log.info(f"viewer: environment {row} was not pushed, its episode has ended")
                 continue
             self.shown.push(row, push.body, push.change_m_s)
-            world = row // (group := getattr(self.env, "group", 1))
+            world = row // (group := group_size(self.env))
             self._pushed[world * group : (world + 1) * group] = True
             start = f", start {int(self.start[row])}" if isinstance(self.env, NumberedStarts) else ""
             change = ", ".join(f"{part:.3g}" for part in push.change_m_s)
@@ -186,7 +186,7 @@ class WatchedTask(WrappedTask):
             UserError: for environments that cannot be viewed, with a description of those that can.
         """
         env = super().environment(num_envs, distribution, split, seed, device)
-        if not isinstance(env, Viewable):
+        if (shown := view(env)) is None:
             env.close()
             raise UserError(f"viewer=true cannot show these environments of {self.name}; it shows {self._viewable}")
-        return cast(Environment, WatchedEnvironment(env, env.view(), self._screen, f"{split}, {distribution}"))
+        return cast(Environment, WatchedEnvironment(env, shown, self._screen, f"{split}, {distribution}"))

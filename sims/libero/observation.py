@@ -122,8 +122,8 @@ class Observer:
         self._texts = self._instructions()
         nowhere = torch.tensor([0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0, 0.0], dtype=torch.float64, device=self._device)
         self._nowhere = nowhere.repeat(self.num, self.most, 1)
-        self._pictures = [name for name, camera in IMAGES.items() if camera in images]
-        cameras = [IMAGES[name] for name in self._pictures]
+        self._picture_names = [name for name, camera in IMAGES.items() if camera in images]
+        cameras = [IMAGES[name] for name in self._picture_names]
         self._cameras = cameras_of(simulation, cameras, image_size) if image_size and cameras else None
         self._pictures: Tensor | None = None
 
@@ -180,7 +180,7 @@ class Observer:
         return self._named(self._cameras.pictures(ids)) if self._cameras and len(ids) else {}
 
     def _named(self, pictures: Tensor) -> dict[str, Tensor]:
-        return {name: pictures[:, camera] for camera, name in enumerate(self._pictures)}
+        return {name: pictures[:, camera] for camera, name in enumerate(self._picture_names)}
 
     def _instructions(self) -> dict[str, Tensor]:
         names = torch.zeros(self.num, self.most, NAME_BYTES, dtype=torch.uint8)

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodied.scene.viewable import Scene as Shown
+from embodied.scene.viewable import View
 from sims import mujoco_scene
 from sims.libero.physics.backend import Physics
 from sims.libero.rendering.poses import VISUAL_GROUP
@@ -25,8 +26,8 @@ WALL_M = 1.0
 """Half the size from which on a geom is a wall or a floor."""
 
 
-class LiberoView:
-    """N simulations, each of its scene; implements `embodied.scene.viewable.View`."""
+class LiberoView(View):
+    """N simulations, each of its scene."""
 
     def __init__(self, simulation: Physics) -> None:
         self._simulation = simulation

@@ -90,14 +90,18 @@ class MjcfEnvironment(RestorableEngine):
     def advance(self, actions: Tensor, left: Tensor) -> Outcome:
         """Execute the chunk, with one call of the physics per action; an episode that ends executes no more."""
         rewards, executions = [], []
-        ended, succeeded, broken, overflow = torch.zeros(4, self.num_envs, dtype=torch.bool, device=self.device)
+        none = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
+        ended = finished = succeeded = broken = overflow = none
         for k, action in enumerate(actions.float().unbind(1)):
-            active = (left > k) & ~(ended | broken)
+            active = (left > k) & ~(ended | finished | broken)
             diverged, crowded = self._move(action.clamp(self._low, self._high), active)
             sound = active & ~diverged
             terminated = sound & self.mdp.terminated(self.now)
-            limit = sound & (self.now.steps >= self.step_limit)
-            ended, broken, overflow = ended | terminated, broken | diverged, overflow | crowded
+            over = self.mdp.finished(self.now)
+            over = none if over is None else sound & over
+            limit = over | sound & (self.now.steps >= self.step_limit)
+            ended, finished = ended | terminated, finished | over
+            broken, overflow = broken | diverged, overflow | crowded
             if bool((terminated | limit).any()):
                 succeeded = succeeded | ((terminated | limit) & self.mdp.success(self.now))
             rewards.append(torch.where(sound, self.mdp.reward(self.now), 0.0).float())
@@ -108,6 +112,7 @@ class MjcfEnvironment(RestorableEngine):
             torch.stack(executions, 1),
             ended,
             succeeded,
+            finished,
             diverged=broken,
             metrics=metrics,
             failures=self.mdp.failures(self.now),

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
-from embodied.contract import TensorSpec
+import sims.mdp
 from embodied.errors import UserError
 from embodied.seeding import derive
 from sims.counter_rng import mix, uniform
@@ -98,19 +98,13 @@ class Moment:
         return Draws(self.key, self.steps + 1, stream)
 
 
-class Mdp:
-    """A task; subclasses are frozen dataclasses whose numbers are options of the task.
-
-    All functions are batched and without side effects: they return new tensors and modify none.
-    """
+class Mdp(sims.mdp.Mdp):
+    """A task on a model; its functions take the `Moment` of N worlds, tensors, and have no side effects."""
 
     MODEL: ClassVar[Path | str]
     """MJCF, as a path or as text; every actuator needs a ctrlrange."""
-    INSTRUCTION: ClassVar[str]
     SUBSTEPS: ClassVar[int]
     """Number of physics steps in a control step."""
-    STEP_LIMIT: ClassVar[int]
-    OBSERVED: ClassVar[Mapping[str, TensorSpec]]
     ACTION_UNIT: ClassVar[str] = ""
     READS: ClassVar[tuple[str, ...]] = ()
     """Fields of MjData beyond qpos, qvel and sensordata that the functions read."""
@@ -141,22 +135,6 @@ class Mdp:
         """Initial values of M episodes, from the random numbers `draws`."""
         raise NotImplementedError
 
-    def observe(self, now: Moment) -> dict[str, Tensor]:
-        """Observations [N, ...] with the names in `OBSERVED`."""
-        raise NotImplementedError
-
-    def reward(self, now: Moment) -> Tensor:
-        """Reward [N] of the last control step."""
-        raise NotImplementedError
-
-    def success(self, now: Moment) -> Tensor:
-        """Whether an episode that ends now, terminated or truncated, has succeeded, [N] bool."""
-        raise NotImplementedError
-
-    def terminated(self, now: Moment) -> Tensor:
-        """Whether the episode terminates before its step limit, [N] bool."""
-        return torch.zeros_like(now.steps, dtype=torch.bool)
-
     def control(self, now: Moment, action: Tensor) -> Tensor:
         """Controls [N, nu] of an action [N, A] within the contract's limits."""
         return action
@@ -166,13 +144,5 @@ class Mdp:
         return None
 
     def update(self, now: Moment) -> dict[str, Tensor]:
-        """Entries of the memory that change after a control step; called before `reward` and `terminated`."""
-        return {}
-
-    def failures(self, now: Moment) -> dict[str, Tensor]:
-        """Causes of failure, [N] bool each; a failed episode has the first one that is True at its end."""
-        return {}
-
-    def metrics(self, now: Moment) -> dict[str, Tensor]:
-        """Quantities of the episodes so far, [N] each, by names with their unit."""
+        """Entries of the memory that change after a control step."""
         return {}

@@ -8,7 +8,7 @@ import mujoco
 import numpy as np
 import torch
 
-from embodied.scene.viewable import Array, Scene
+from embodied.scene.viewable import Array, Scene, View
 from sims import mujoco_scene
 from sims.mjcf.physics import Worlds
 
@@ -18,8 +18,8 @@ FLOOR_M = 0.003
 """Distance of the viewer's floor below the ground, which prevents flickering."""
 
 
-class MjcfView:
-    """View of worlds of one `model` from the task's `camera`; implements `embodied.scene.viewable.View`."""
+class MjcfView(View):
+    """View of worlds of one `model` from the task's `camera`."""
 
     def __init__(self, model: mujoco.MjModel, worlds: Worlds, camera: str) -> None:
         self._model, self._worlds, self._data = model, worlds, mujoco.MjData(model)

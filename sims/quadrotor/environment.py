@@ -18,7 +18,7 @@ from embodied.environments.engine import Outcome, RestorableEngine
 from embodied.rollout.rollout import Rollout
 from sims.quadrotor.airframes import CRAZYFLIE, PARAMETERS, SCATTERED, Airframe, hover_speed, scatter
 from sims.quadrotor.dynamics import BODY_ROWS, Body, Options, parameters
-from sims.quadrotor.episode import COUNTERS, Episode, Mdp
+from sims.quadrotor.episode import COUNTERS, Episode, Mdp, Record
 from sims.quadrotor.observation import History, contract, split_rows
 from sims.quadrotor.platforms import DRAWS, Ranges
 from sims.quadrotor.starts import draws, keys
@@ -33,7 +33,7 @@ STEP_LIMIT = 500
 
 
 class QuadrotorEnvironment(RestorableEngine):
-    """N quadrotors, each with its own episode; implements `embodied.environment.UnrolledEnvironment`.
+    """N quadrotors, each with its own episode; implements `embodied.environment.DifferentiableEnvironment`.
 
     Actions are clipped to [-1, 1]. In grad mode rewards and observations carry gradients from the actions of their step
     and of earlier ones, back to `detach` or the episode's beginning.
@@ -131,14 +131,22 @@ class QuadrotorEnvironment(RestorableEngine):
         return torch.stack(self.body.rotor_speed) + hover, 0.5 * (commands + 1.0)
 
     @property
-    def record(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Whether the episodes were terminated or truncated, [N], and the task's memory, [MEMORY, N]."""
+    def record(self) -> Record:
+        """Endings [N] and memory [MEMORY, N] of the episodes."""
         record = self._record[:, : self.num_envs]
-        return record[1] > 0.5, record[2] > 0.5, record[COUNTERS:]
+        return Record(record[1] > 0.5, record[2] > 0.5, record[COUNTERS:], self.step_limit)
 
     def view(self) -> QuadrotorView:
         """View of the drones for the viewer."""
-        return QuadrotorView(self)
+        return QuadrotorView(
+            self.mdp,
+            self.airframe or CRAZYFLIE,
+            self.options.ground_z_m,
+            self.step_limit,
+            lambda: self.plan,
+            self.where,
+            self.kick,
+        )
 
     def where(self, row: int) -> Tensor:
         """True position, m, and quaternion (w, x, y, z) of quadrotor `row`, [7]."""
@@ -184,17 +192,15 @@ class QuadrotorEnvironment(RestorableEngine):
 
     def outcome(self, reward: Tensor, executed: Tensor) -> Outcome:
         """Outcome of a chunk from `reward` and `executed` [N, K], and the record."""
-        lanes = slice(self.num_envs)
-        terminated, truncated = self._record[1:3, lanes] > 0.5
-        memory = self._record[COUNTERS:, lanes]
+        now = self.record
         return Outcome(
             reward,
             executed,
-            terminated,
-            self.mdp.success(truncated, memory),
-            truncated,
-            metrics=self.mdp.metrics(truncated, memory, self.step_limit),
-            failures=self.mdp.failures(terminated, memory),
+            now.terminated,
+            self.mdp.success(now),
+            now.truncated,
+            metrics=self.mdp.metrics(now),
+            failures=self.mdp.failures(now),
         )
 
     def observe(self) -> TensorDict:

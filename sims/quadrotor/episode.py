@@ -8,13 +8,13 @@ disturbance: see `dynamics.step`; the task's plan of the episode follows.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Annotated, Any, ClassVar, Protocol, TypeVar
+from dataclasses import dataclass, field, fields, replace
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from torch import Tensor
 
+import sims.mdp
 from embodied.configuration import Range, with_numbers
-from embodied.contract import TensorSpec
 from sims.quadrotor import air, dynamics
 from sims.quadrotor.airframes import PARAMETERS, Airframe, hover_speed
 from sims.quadrotor.dynamics import AIR_ROWS, BODY_ROWS, DT_S, SENSED_ROWS, Body, Options
@@ -33,48 +33,69 @@ BEGUN, GUSTS = -4, 64
 
 @dataclass
 class Moment:
-    """The task's view of an episode after a control step.
+    """State of an episode after a control step, as rows.
 
     Attributes:
         body: the drone.
         steps: control steps executed.
         plan: rows drawn at the beginning of the episode (a reference to follow).
         memory: rows that the task carries from step to step.
+        airframe: parameters of the drone.
+        key: seed of the noise of observations; None without noise.
+        limit: control steps after which the episode is truncated.
+        action, previous: the last two actions, 4 rows each.
+        before: the state one control step earlier; None when the episode begins.
     """
 
     body: Body
     steps: Value
     plan: Rows
     memory: Rows
+    airframe: Airframe
+    key: Sequence[Value] | None = None
+    limit: Value = 0.0
+    action: Rows = field(default_factory=list)
+    previous: Rows = field(default_factory=list)
+    before: Moment | None = None
 
 
-class Mdp(Protocol):
-    """A task of the dynamics: functions of rows in a dataclass of numbers, such as `hover.Hover`.
+@dataclass(frozen=True)
+class Record:
+    """Endings and memory [MEMORY, ...] of episodes as torch tensors [...], with the step `limit`."""
 
-    `OBSERVED` are the specs of `observe`, `PLAN` and `MEMORY` are numbers of rows; a memory is 0 when an episode
-    begins. `success`, `failures` and `metrics` take torch tensors [...], with a memory [MEMORY, ...]; all other
-    functions take rows.
+    terminated: Tensor
+    truncated: Tensor
+    memory: Tensor
+    limit: int
+
+
+class Mdp(sims.mdp.Mdp):
+    """A task of the dynamics: functions of rows, such as `hover.Hover`.
+
+    `success`, `failures` and `metrics` take a `Record` of torch tensors; all other functions take a `Moment` of rows,
+    which are traced into compiled code. A memory is 0 when an episode begins.
     """
 
-    INSTRUCTION: ClassVar[str]
-    OBSERVED: ClassVar[Mapping[str, TensorSpec]]
-    PLAN: ClassVar[int]
+    PLAN: ClassVar[int] = 0
+    """Number of rows of `plan`."""
     MEMORY: ClassVar[int]
+    """Number of rows of the memory."""
 
-    def plan(self, key: Sequence[Value]) -> Rows: ...  # noqa: D102 - see Hover
-    def initial(self, key: Sequence[Value], airframe: Airframe, plan: Rows) -> Rows: ...  # noqa: D102
-    def commands(self, key: Sequence[Value], airframe: Airframe, rotors: Rows) -> Rows: ...  # noqa: D102
-    def disturbance(self, key: Sequence[Value], airframe: Airframe) -> Rows: ...  # noqa: D102
-    def observe(self, now: Moment, key: Sequence[Value] | None) -> Rows: ...  # noqa: D102
-    def remember(self, before: Moment, after: Moment, limit: Value) -> Rows: ...  # noqa: D102
-    def reward(  # noqa: D102
-        self, before: Moment, after: Moment, action: Rows, previous: Rows, airframe: Airframe
-    ) -> Value: ...
-    def terminated(self, now: Moment) -> Value: ...  # noqa: D102
-    def finished(self, now: Moment) -> Value | None: ...  # noqa: D102
-    def success(self, truncated: Tensor, memory: Tensor) -> Tensor: ...  # noqa: D102
-    def failures(self, terminated: Tensor, memory: Tensor) -> dict[str, Tensor]: ...  # noqa: D102
-    def metrics(self, truncated: Tensor, memory: Tensor, step_limit: int) -> dict[str, Tensor]: ...  # noqa: D102
+    def plan(self, key: Sequence[Value]) -> Rows:
+        """Rows of the episode of `key` that do not change."""
+        return []
+
+    def initial(self, key: Sequence[Value], airframe: Airframe, plan: Rows) -> Rows:
+        """Rows of the body at the beginning of the episode of `key`."""
+        raise NotImplementedError
+
+    def commands(self, key: Sequence[Value], airframe: Airframe, rotors: Rows) -> Rows:
+        """Last commands, 4 rows, before an episode that begins with the excess speeds `rotors`."""
+        raise NotImplementedError
+
+    def disturbance(self, key: Sequence[Value], airframe: Airframe) -> Rows:
+        """Rows of the dynamics' disturbance in the episode of `key`."""
+        raise NotImplementedError
 
 
 M = TypeVar("M", bound=Any)
@@ -106,7 +127,7 @@ class Episode:
         noise: whether observations are noisy.
     """
 
-    mdp: Any  # a dataclass, which protocols cannot express
+    mdp: Mdp
     options: Options
     randomised: bool = False
     noise: bool = True
@@ -192,8 +213,9 @@ class Episode:
         return {"observation": self._seen(self._task(settings), frame, state, record, disturbance, key)}
 
     def _seen(self, mdp: Mdp, frame: Airframe, state: Rows, record: Rows, disturbance: Rows, key: Rows) -> Rows:
-        now = self._moment(state, record[0], record, disturbance)
-        physical = mdp.observe(self._measured(now, state, frame), key if self.noise else None)
+        now = self._moment(state, record[0], record, disturbance, frame)
+        measured = replace(self._measured(now, state, frame), key=key if self.noise else None)
+        physical = mdp.observe(measured)
         previous = state[BODY_ROWS : BODY_ROWS + 4]
         speed = [excess + hover_speed(frame) for excess in now.body.rotor_speed]
         return [*physical, *previous, *disturbance[:6], *speed]
@@ -211,8 +233,8 @@ class Episode:
         body.quaternion = [q * scale for q in body.quaternion]
         return replace(now, body=body)
 
-    def _moment(self, state: Rows, steps: Value, record: Rows, disturbance: Rows) -> Moment:
-        return Moment(Body.of(state), steps, disturbance[self.options.disturbance_rows :], record[COUNTERS:])
+    def _moment(self, state: Rows, steps: Value, record: Rows, disturbance: Rows, frame: Airframe) -> Moment:
+        return Moment(Body.of(state), steps, disturbance[self.options.disturbance_rows :], record[COUNTERS:], frame)
 
     def _step(
         self, state: Rows, record: Rows, action: Rows, disturbance: Rows, key: Rows, airframe: Rows, settings: Rows
@@ -244,15 +266,16 @@ class Episode:
         frozen = record[1] + record[2] > 0.5  # an ended episode keeps its state until its reset
         sound = dynamics.sound(moved)  # an unsound state is discarded, and terminates the episode
         moved = [where(sound, new, old) for new, old in zip(moved, state, strict=True)]
-        before = self._moment(state, record[0], record, disturbance)
-        after = self._moment(moved, record[0] + 1.0, record, disturbance)
-        after.memory = mdp.remember(before, after, limit)
-        terminated, over, finished = mdp.terminated(after) | ~sound, after.steps >= limit, mdp.finished(after)
+        before = self._moment(state, record[0], record, disturbance, frame)
+        now = self._moment(moved, record[0] + 1.0, record, disturbance, frame)
+        now.before, now.limit, now.action, now.previous = before, limit, action, state[BODY_ROWS : BODY_ROWS + 4]
+        now.memory = mdp.update(now)
+        terminated, over, finished = mdp.terminated(now) | ~sound, now.steps >= limit, mdp.finished(now)
         over = over if finished is None else over | finished
-        reward = mdp.reward(before, after, action, state[BODY_ROWS : BODY_ROWS + 4], frame)
+        reward = mdp.reward(now)
         ended = where(terminated, 1.0, 0.0), where(terminated, 0.0, where(over, 1.0, 0.0))
         state = [where(frozen, old, new) for old, new in zip(state, moved, strict=True)]
-        record = [where(frozen, *pair) for pair in zip(record, (after.steps, *ended, *after.memory), strict=True)]
+        record = [where(frozen, *pair) for pair in zip(record, (now.steps, *ended, *now.memory), strict=True)]
         return {
             "state": state,
             "record": record,

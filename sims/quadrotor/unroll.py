@@ -17,7 +17,7 @@ from torch import Tensor
 from embodied.environment import clip_gradient
 from embodied.errors import UserError
 from embodied.rollout.rollout import Rollout
-from sims.quadrotor.episode import COUNTERS, Episode
+from sims.quadrotor.episode import COUNTERS, Episode, Record
 from sims.quadrotor.observation import split_rows
 from sims.tracer.program import Program
 from sims.tracer.unroll import MAX_LAYERS, Layers, run, source
@@ -123,7 +123,7 @@ def _compiled(env: Environment, layers: Layers, decisions: int, max_action_gradi
         executed=executed[:, :N, None],
         terminated=terminated,
         truncated=truncated,
-        success=env.mdp.success(truncated, records[COUNTERS:]),
+        success=env.mdp.success(Record(terminated, truncated, records[COUNTERS:], env.step_limit)),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Protocol
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -11,9 +11,10 @@ from torch import Tensor
 
 from embodied.scene import shapes
 from embodied.scene.shapes import Mesh
-from embodied.scene.viewable import Array, Body, Point, Scene
-from sims.quadrotor.airframes import CRAZYFLIE, Airframe
-from sims.quadrotor.dynamics import DT_S, Options
+from embodied.scene.viewable import Array, Body, Point, Scene, View
+from sims.quadrotor.airframes import Airframe
+from sims.quadrotor.dynamics import DT_S
+from sims.quadrotor.episode import Mdp
 from sims.quadrotor.rotors import place
 from sims.quadrotor.tasks import race, track
 from sims.quadrotor.tasks.race import Gate, Race
@@ -32,26 +33,26 @@ POINTS = 60
 """Number of drawn points of a reference."""
 
 
-class Flown(Protocol):
-    """Attributes and methods of `QuadrotorEnvironment` that a view uses."""
+class QuadrotorView(View):
+    """View of N quadrotors of the task `mdp`; episodes take at most `steps` control steps.
 
-    mdp: Any
-    airframe: Airframe | None
-    options: Options
-    step_limit: int
+    `plan` returns the running episodes' plans [P, N], `pose` the pose [7] of a quadrotor by its index, and `kick`
+    changes the velocity of one.
+    """
 
-    @property
-    def plan(self) -> Tensor: ...  # noqa: D102 - see the environment
-    def where(self, row: int) -> Tensor: ...  # noqa: D102
-    def kick(self, row: int, change_m_s: Tensor) -> None: ...  # noqa: D102
-
-
-class QuadrotorView:
-    """N quadrotors; implements `embodied.scene.viewable.View`."""
-
-    def __init__(self, env: Flown) -> None:
-        self._env = env
-        self._made = None if isinstance(env.mdp, Track) else self._scene(0)
+    def __init__(
+        self,
+        mdp: Mdp,
+        airframe: Airframe,
+        floor_m: float,
+        steps: int,
+        plan: Callable[[], Tensor],
+        pose: Callable[[int], Tensor],
+        kick: Callable[[int, Tensor], None],
+    ) -> None:
+        self._mdp, self._airframe, self._floor_m, self._steps = mdp, airframe, floor_m, steps
+        self._plan, self._pose, self._kick = plan, pose, kick
+        self._made = None if isinstance(mdp, Track) else self._scene(0)
 
     def scene(self, row: int) -> Scene:
         """Scene of the drone and its surroundings; every episode has another reference."""
@@ -59,27 +60,27 @@ class QuadrotorView:
 
     def poses(self, row: int) -> Array:
         """Poses of the drone and of its surroundings, which do not move, [2, 7]."""
-        return np.stack((self._env.where(row).cpu().numpy(), HERE))
+        return np.stack((self._pose(row).cpu().numpy(), HERE))
 
     def push(self, row: int, body: str, change_m_s: Array) -> None:
         """Change the velocity of the drone of environment `row`; see `View.push`."""
-        self._env.kick(row, torch.as_tensor(change_m_s))
+        self._kick(row, torch.as_tensor(change_m_s))
 
     def _scene(self, row: int) -> Scene:
-        env, floor_m = self._env, self._env.options.ground_z_m
+        floor_m = self._floor_m
         middle, reach, around = np.zeros(3), 0.8, [shapes.path(line, 0.003) for line in cross(0.06)]
-        if isinstance(env.mdp, Track):
-            t = DT_S * torch.linspace(0.0, env.step_limit, POINTS)
-            way = torch.stack(track.position(list(env.plan[:, row : row + 1].cpu()), t), 1).numpy()
+        if isinstance(self._mdp, Track):
+            t = DT_S * torch.linspace(0.0, self._steps, POINTS)
+            way = torch.stack(track.position(list(self._plan()[:, row : row + 1].cpu()), t), 1).numpy()
             middle, reach = 0.5 * (way.min(0) + way.max(0)), float(np.ptp(way, axis=0).max()) + 0.2
             around = [shapes.path(way, LINE * reach)]
-        elif isinstance(env.mdp, Race):
+        elif isinstance(self._mdp, Race):
             middle, reach, floor_m = np.array([0.0, 0.5, race.CENTRE_Z_M]), 8.0, 0.0
             around = [shapes.path(opening(gate), 0.05) for gate in race.TRACK]
-        elif isinstance(env.mdp, Recover):
+        elif isinstance(self._mdp, Recover):
             middle, reach, floor_m = np.array([0.0, 0.0, -1.0]), 3.0, -3.5
         scenery = shapes.joined(around).coloured(GOAL)
-        bodies = (Body(DRONE, drone(env.airframe or CRAZYFLIE, LEAST * reach)), Body("surroundings", scenery))
+        bodies = (Body(DRONE, drone(self._airframe, LEAST * reach)), Body("surroundings", scenery))
         return Scene(bodies, point(middle + reach * FROM), point(middle), floor_m, 2.0 * reach, (DRONE,))
 
 

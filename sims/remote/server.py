@@ -19,9 +19,9 @@ from embodied.environment import (
     Environment,
     NumberedStarts,
     Restorable,
-    SharedWorlds,
     SwitchableEnvironment,
     Transition,
+    group_size,
 )
 from embodied.environments.engine import EpisodeEngine, first_environment
 from embodied.errors import UserError
@@ -83,7 +83,7 @@ class Server:
             "numbered": numbered,
             "restorable": isinstance(env, Restorable),
             "switchable": isinstance(env, SwitchableEnvironment),
-            "group": env.group if isinstance(env, SharedWorlds) else 1,
+            "group": group_size(env),
         }
 
     def _map(self, name: str, layout: dict[str, Any], rows: list[int], file: int) -> None:

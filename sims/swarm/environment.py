@@ -19,15 +19,13 @@ from sims.quadrotor.dynamics import BODY_ROWS, Body, Options, sound
 from sims.quadrotor.observation import contract
 from sims.quadrotor.starts import draws, keys
 from sims.quadrotor.tasks.hover import ERROR_STEPS
-from sims.swarm.mdp import FLYING, HIT_DRONE, HIT_OBSTACLE, HIT_ROOM, Swarm, collisions, length, reward
+from sims.swarm.mdp import FLYING, HIT_ROOM, Record, Swarm, collisions, length
 from sims.swarm.physics import Physics
 from sims.swarm.practice import Curriculum, Replay
 from sims.swarm.viewing import SwarmView
 from sims.swarm.ways import Ways
 from sims.swarm.worlds import Worlds, build
 
-STEP_LIMIT = 1500
-HITS = {"hit_drone": HIT_DRONE, "hit_obstacle": HIT_OBSTACLE, "hit_room": HIT_ROOM}
 REPLAYED = 0.3
 """Share of the training worlds that begin shortly before an earlier collision."""
 
@@ -73,7 +71,7 @@ class SwarmEnvironment(RestorableEngine):
         options: Options | None = None,
         split: str = "train",
         executed: int = 1,
-        step_limit: int = STEP_LIMIT,
+        step_limit: int = Swarm.STEP_LIMIT,
         seed: int = 0,
         noise: bool = True,
     ) -> None:
@@ -81,11 +79,11 @@ class SwarmEnvironment(RestorableEngine):
         self.group = self.mdp.drones
         self.num_worlds = -(-num_envs // self.group)
         super().__init__(
-            contract(self.mdp.specs(), executed=executed),
+            contract(self.mdp.OBSERVED, executed=executed),
             self.num_worlds * self.group,
             step_limit,
             task_names=("swarm",),
-            instructions=("fly to the goals without a collision",),
+            instructions=(self.mdp.INSTRUCTION,),
             seed=seed,
         )
         self.curriculum = Curriculum() if split == "train" else None
@@ -111,7 +109,7 @@ class SwarmEnvironment(RestorableEngine):
 
     def view(self) -> SwarmView:
         """View of the drones for the viewer."""
-        return SwarmView(self)
+        return SwarmView(self.group, self.airframe, lambda: self.worlds, self.kick)
 
     def kick(self, row: int, change_m_s: Tensor) -> None:
         """Change the velocity of drone `row` by `change_m_s` [3], world frame."""
@@ -149,16 +147,16 @@ class SwarmEnvironment(RestorableEngine):
             rewards.append(self._fly(action.view(self.num_worlds, self.group, 4), flying))
             executed.append(flying.flatten())
         terminated, truncated = self._ended()
-        success = truncated & (self._error().flatten() <= self.mdp.success_error_m)
+        record = Record(self._worlds.fate, self._worlds.steps, self._worlds.error, self.step_limit)
         reward, executed_steps = torch.stack(rewards, 1), torch.stack(executed, 1)
         return Outcome(
             reward,
             executed_steps,
             terminated,
-            success,
+            truncated & self.mdp.success(record).flatten(),
             truncated,
-            metrics=self._metrics(),
-            failures={name.replace("_", " "): hit for name, hit in self._hits().items()},
+            metrics={name: values.flatten() for name, values in self.mdp.metrics(record).items()},
+            failures={name: hit.flatten() for name, hit in self.mdp.failures(record).items()},
         )
 
     def observe(self) -> TensorDict:
@@ -202,13 +200,13 @@ class SwarmEnvironment(RestorableEngine):
         worlds.state = torch.where((flying & ~lost).unsqueeze(-1), moved, before)
         worlds.steps = worlds.steps + flying
         change = action.clamp(-1.0, 1.0) - before[..., BODY_ROWS : BODY_ROWS + 4]
-        observations, flight, near = self._physics.look(worlds, self._ways, flying, change)
+        observations, now = self._physics.look(worlds, self._ways, flying, change)
         self._seen = torch.where(flying.view(-1, 1), observations.flatten(0, 1), self._seen)
-        rewards = torch.where(flying, reward(self.mdp, flight, worlds.cylinders, near), 0.0)
+        rewards = torch.where(flying, self.mdp.reward(now), 0.0)
         with torch.no_grad():
             late = flying & (worlds.steps > self.step_limit - ERROR_STEPS)
-            worlds.error = worlds.error + torch.where(late, length(flight.to_goal), 0.0)
-            worlds.fate = torch.where(flying, collisions(flight.position, near), worlds.fate)
+            worlds.error = worlds.error + torch.where(late, length(now.to_goal), 0.0)
+            worlds.fate = torch.where(flying, collisions(now.position, now.near), worlds.fate)
             worlds.fate = torch.where(lost, HIT_ROOM, worlds.fate)  # treated as having left the room
             self._finish(flying)
         return rewards.flatten()
@@ -236,24 +234,3 @@ class SwarmEnvironment(RestorableEngine):
         flying = self._worlds.fate == FLYING
         over = self._over.unsqueeze(1)
         return (over & ~flying).flatten(), (over & flying).flatten()
-
-    def _error(self) -> Tensor:
-        """Mean distance from the goal over the last second, m, [W, M]; NaN for drones that did not fly to the end."""
-        worlds = self._worlds
-        whole = (worlds.fate == FLYING) & (worlds.steps >= self.step_limit)
-        return torch.where(whole, worlds.error / min(ERROR_STEPS, self.step_limit), torch.nan)
-
-    def _metrics(self) -> dict[str, Tensor]:
-        worlds = self._worlds
-        whole = (worlds.fate == FLYING) & (worlds.steps >= self.step_limit)
-        metrics = {
-            "collision_free": whole.float(),
-            "world_collision_free": whole.all(1, keepdim=True).expand_as(whole).float(),
-            **{name: hit.float() for name, hit in self._hits().items()},
-            "position_error_m": self._error(),
-        }
-        return {name: values.flatten() for name, values in metrics.items()}
-
-    def _hits(self) -> dict[str, Tensor]:
-        """Whether each drone has hit a drone, an obstacle or the room, [N] bool each."""
-        return {name: (self._worlds.fate == fate).flatten() for name, fate in HITS.items()}

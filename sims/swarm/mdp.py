@@ -9,15 +9,17 @@ world, C cells of the grid, K visible tokens.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
+import sims.mdp
 from embodied.configuration import FiniteFloat, NonNegativeFloat
 from embodied.contract import TensorSpec
 from embodied.export.network import PRESENT
 from sims.quadrotor.observation import ANGULAR_VELOCITY, AXES, ROTATION, VELOCITY
+from sims.quadrotor.tasks.hover import ERROR_STEPS
 
 GRID = 8
 """Cells of 1 m along each side of the central square with the obstacles and drones."""
@@ -41,10 +43,11 @@ CLOSE_M = 0.2
 """The gap at which closeness is one half."""
 FLYING, HIT_DRONE, HIT_OBSTACLE, HIT_ROOM = range(4)
 """Fates of a drone."""
+HITS = {"hit_drone": HIT_DRONE, "hit_obstacle": HIT_OBSTACLE, "hit_room": HIT_ROOM}
 
 
 @dataclass(frozen=True)
-class Swarm:
+class Swarm(sims.mdp.Mdp):
     """Numbers of the task.
 
     Attributes:
@@ -95,7 +98,11 @@ class Swarm:
     weight_obstacle: NonNegativeFloat = 1.5
     weight_room: NonNegativeFloat = 6.0
 
-    def specs(self) -> dict[str, TensorSpec]:
+    INSTRUCTION: ClassVar[str] = "fly to the goals without a collision"
+    STEP_LIMIT: ClassVar[int] = 1500
+
+    @property
+    def OBSERVED(self) -> dict[str, TensorSpec]:  # noqa: N802 - a constant in other tasks
         """Specs of a drone's observations."""
         seen = ("x", "y", "z", "velocity_x", "velocity_y", "velocity_z", "closeness", PRESENT)
         return {
@@ -109,6 +116,59 @@ class Swarm:
                 (self.obstacles, 4), unit="m, 1", frame="world", names=("x", "y", "closeness", PRESENT)
             ),
         }
+
+    def reward(self, now: Moment) -> Tensor:
+        """A constant for staying alive minus squared penalties, [W, M].
+
+        Penalties are the velocity's distance from the desired one, turning, yawing, jerk, and how far margins to
+        drones, obstacles and the room are entered. The desired velocity points along the way and decreases near the
+        goal.
+        """
+        position, near = now.position, now.near
+        world = torch.arange(len(position), device=position.device).view(-1, 1, 1)
+        relative = position[world, near.neighbour] - position.unsqueeze(2)
+        neighbour_gap = foreseen(self, relative, now.velocity[world, near.neighbour] - now.velocity.unsqueeze(2))
+        neighbour_gap = torch.where(near.neighbour_gap < AWAY_M - 1.0, neighbour_gap - 2.0 * RADIUS_M, AWAY_M)
+        relative = now.cylinders[world, near.obstacle] - position[..., :2].unsqueeze(2)
+        desired = now.way * (self.speed_m_s / (length(now.way).square() + self.slow_m**2).sqrt()).unsqueeze(-1)
+        obstacle_gap = foreseen(self, relative, -now.velocity[..., :2].unsqueeze(2)) - (OBSTACLE_RADIUS_M + RADIUS_M)
+        from_middle = position - position.new_tensor([0.0, 0.0, HALF_ROOM_M])
+        closing = (now.velocity * from_middle.sign()).clamp_min(0.0)
+        wall_gap = HALF_ROOM_M - RADIUS_M - from_middle.abs() - self.foresight_s * closing
+        upright = now.rotation[..., 0] + now.rotation[..., 4] + now.rotation[..., 8]
+        # r = c - w_v |v - v*|^2 / V^2 - w_w |omega|^2 - w_R (3 - tr R) - w_a |da|^2 - sum of w ((1 - gap / margin)+)^2.
+        cost = (
+            self.weight_velocity / self.speed_m_s**2 * (now.velocity - desired).square().sum(-1)
+            + self.weight_angular_velocity * now.angular_velocity.square().sum(-1)
+            + self.weight_rotation * (3.0 - upright)
+            + self.weight_action_change * now.change.square().sum(-1)
+            + self.weight_neighbour * entered(neighbour_gap, self.neighbour_margin_m)
+            + self.weight_obstacle * entered(obstacle_gap, self.obstacle_margin_m)
+            + self.weight_room * entered(wall_gap, self.room_margin_m)
+        )
+        return self.reward_alive - cost
+
+    def success(self, now: Record) -> Tensor:
+        """Whether drones that flew to the end were near their goals over the last second, [W, M]."""
+        return self._error(now) <= self.success_error_m
+
+    def failures(self, now: Record) -> dict[str, Tensor]:
+        """Whether each drone has hit a drone, an obstacle or the room, [W, M] each."""
+        return {name.replace("_", " "): now.fate == fate for name, fate in HITS.items()}
+
+    def metrics(self, now: Record) -> dict[str, Tensor]:
+        """No collision of the drone, none in the whole world, what was hit, and the position error, [W, M] each."""
+        whole = now.whole
+        return {
+            "collision_free": whole.float(),
+            "world_collision_free": whole.all(1, keepdim=True).expand_as(whole).float(),
+            **{name: (now.fate == fate).float() for name, fate in HITS.items()},
+            "position_error_m": self._error(now),
+        }
+
+    def _error(self, now: Record) -> Tensor:
+        """Mean distance from the goal over the last second, m, [W, M]; NaN for drones that did not fly to the end."""
+        return torch.where(now.whole, now.error / min(ERROR_STEPS, now.limit), torch.nan)
 
 
 class Around(NamedTuple):
@@ -189,8 +249,8 @@ def length(vector: Tensor) -> Tensor:
     return (vector.square().sum(-1) + 1e-8).sqrt()
 
 
-class Flight(NamedTuple):
-    """Reward inputs, each [W, M, ...]: true states after a step, way to the goal (`ways.Ways`), actions' change."""
+class Moment(NamedTuple):
+    """True states after a step, each [W, M, ...], way to the goal (`ways.Ways`), actions' change, and surroundings."""
 
     position: Tensor
     rotation: Tensor
@@ -199,37 +259,22 @@ class Flight(NamedTuple):
     to_goal: Tensor
     way: Tensor
     change: Tensor
+    cylinders: Tensor  # [W, C, 2]
+    near: Around
 
 
-def reward(mdp: Swarm, flight: Flight, cylinders: Tensor, near: Around) -> Tensor:
-    """A constant for staying alive minus squared penalties, [W, M].
+class Record(NamedTuple):
+    """Fates, control steps and summed errors over the last second of drones [W, M], with the step `limit`."""
 
-    Penalties are the velocity's distance from the desired one, turning, yawing, jerk, and how far margins to drones,
-    obstacles and the room are entered. The desired velocity points along the way and decreases near the goal.
-    """
-    position = flight.position
-    world = torch.arange(len(position), device=position.device).view(-1, 1, 1)
-    relative = position[world, near.neighbour] - position.unsqueeze(2)
-    neighbour_gap = foreseen(mdp, relative, flight.velocity[world, near.neighbour] - flight.velocity.unsqueeze(2))
-    neighbour_gap = torch.where(near.neighbour_gap < AWAY_M - 1.0, neighbour_gap - 2.0 * RADIUS_M, AWAY_M)
-    relative = cylinders[world, near.obstacle] - position[..., :2].unsqueeze(2)
-    desired = flight.way * (mdp.speed_m_s / (length(flight.way).square() + mdp.slow_m**2).sqrt()).unsqueeze(-1)
-    obstacle_gap = foreseen(mdp, relative, -flight.velocity[..., :2].unsqueeze(2)) - (OBSTACLE_RADIUS_M + RADIUS_M)
-    from_middle = position - position.new_tensor([0.0, 0.0, HALF_ROOM_M])
-    closing = (flight.velocity * from_middle.sign()).clamp_min(0.0)
-    wall_gap = HALF_ROOM_M - RADIUS_M - from_middle.abs() - mdp.foresight_s * closing
-    upright = flight.rotation[..., 0] + flight.rotation[..., 4] + flight.rotation[..., 8]
-    # r = c - w_v |v - v*|^2 / V^2 - w_w |omega|^2 - w_R (3 - tr R) - w_a |da|^2 - sum of w ((1 - gap / margin)+)^2.
-    cost = (
-        mdp.weight_velocity / mdp.speed_m_s**2 * (flight.velocity - desired).square().sum(-1)
-        + mdp.weight_angular_velocity * flight.angular_velocity.square().sum(-1)
-        + mdp.weight_rotation * (3.0 - upright)
-        + mdp.weight_action_change * flight.change.square().sum(-1)
-        + mdp.weight_neighbour * entered(neighbour_gap, mdp.neighbour_margin_m)
-        + mdp.weight_obstacle * entered(obstacle_gap, mdp.obstacle_margin_m)
-        + mdp.weight_room * entered(wall_gap, mdp.room_margin_m)
-    )
-    return mdp.reward_alive - cost
+    fate: Tensor
+    steps: Tensor
+    error: Tensor
+    limit: int
+
+    @property
+    def whole(self) -> Tensor:
+        """Whether drones flew to the end, [W, M] bool."""
+        return (self.fate == FLYING) & (self.steps >= self.limit)
 
 
 def foreseen(mdp: Swarm, relative: Tensor, moving: Tensor) -> Tensor:

@@ -5,17 +5,17 @@ Letters in shape comments: W worlds of M drones, N = W M, S rows of a state, O o
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from sims.quadrotor import dynamics
+from sims.quadrotor import dynamics, episode
 from sims.quadrotor.airframes import GRAVITY, PARAMETERS, Airframe
 from sims.quadrotor.dynamics import BODY_ROWS, Body, Options
-from sims.quadrotor.episode import Moment
 from sims.quadrotor.tasks.hover import Hover
-from sims.swarm.mdp import Around, Flight, Swarm, around, carrot, downwash, tokens
+from sims.swarm.mdp import Moment, Swarm, around, carrot, downwash, tokens
 from sims.swarm.ways import Ways
 from sims.swarm.worlds import Worlds
 from sims.tracer.arithmetic import Rows
@@ -24,11 +24,10 @@ from sims.tracer.program import UNIFORM, WORD, Group, Program
 
 
 class Sight(NamedTuple):
-    """Observations of all drones, [W, M, O], inputs of the reward, and the objects near them."""
+    """Observations of all drones, [W, M, O], and their true states and surroundings."""
 
     seen: Tensor
-    flight: Flight
-    near: Around
+    now: Moment
 
 
 class Physics:
@@ -49,7 +48,7 @@ class Physics:
         return _unrolled(self._kernels("fly", inputs | {"airframe": self._parameters})["state"], worlds)
 
     def look(self, worlds: Worlds, ways: Ways, flying: Tensor, change: Tensor | None = None) -> Sight:
-        """Observations of all drones, with neighbours among those `flying`, and inputs of the reward.
+        """Observations of all drones, with neighbours among those `flying`, and their true states.
 
         `change` [W, M, 4] is the change of their actions.
         """
@@ -76,8 +75,8 @@ class Physics:
         change = torch.zeros_like(position) if change is None else change
         to_goal = goal - position
         way = ways.along(to_goal, position)
-        flight = Flight(position, true[..., 3:12], true[..., 12:15], true[..., 15:], to_goal, way, change)
-        return Sight(torch.cat(observation, -1), flight, near)
+        motion = position, true[..., 3:12], true[..., 12:15], true[..., 15:]
+        return Sight(torch.cat(observation, -1), Moment(*motion, to_goal, way, change, worlds.cylinders, near))
 
     def _programs(self) -> tuple[Program, Program]:
         state = Group("state", self.options.state_rows, differentiable=True)
@@ -94,8 +93,9 @@ class Physics:
 
     def _sense(self, state: Rows, steps: Rows, key: Rows) -> dict[str, Rows]:
         """Position, rotation, velocity and angular velocity, with hover's sensor noise and without."""
-        sensors, now = Hover(), Moment(Body.of(state), steps[0], [], [])
-        return {"sensed": sensors.observe(now, key if self.noise else None), "true": sensors.observe(now, None)}
+        sensors, now = Hover(), episode.Moment(Body.of(state), steps[0], [], [], self.airframe)
+        noisy = replace(now, key=key if self.noise else None)
+        return {"sensed": sensors.observe(noisy), "true": sensors.observe(now)}
 
 
 def _rows(values: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from sims.quadrotor.observation import contract
 from sims.quadrotor.task import named_airframe
 from sims.remote.options import ProcessOptions
 from sims.swarm import pictures
-from sims.swarm.environment import STEP_LIMIT, SwarmEnvironment
+from sims.swarm.environment import SwarmEnvironment
 from sims.swarm.mdp import Swarm
 
 FILMED_WORLDS, STRIDE = 2, 6
@@ -30,11 +30,11 @@ class SwarmTask(Task, ProcessOptions):
     """Drones exchange their goals among obstacles, which stand in 20% of the cells; eight of them, or more.
 
     An episode is truncated after `step_limit` control steps. `reward` contains the weights of the reward, see
-    `mdp.reward`.
+    `mdp.Swarm.reward`.
     """
 
     name: str = "quadrotor_swarm"
-    step_limit: PositiveInt = STEP_LIMIT
+    step_limit: PositiveInt = Swarm.STEP_LIMIT
     reward: dict[str, FiniteFloat] = field(default_factory=lambda: weights(Swarm()))
     airframe: str = "crazyflie"
 
@@ -72,7 +72,7 @@ class SwarmTask(Task, ProcessOptions):
         Raises:
             UserError: for an unknown distribution.
         """
-        return contract(self._mdp(distribution).specs())
+        return contract(self._mdp(distribution).OBSERVED)
 
     def environment(
         self, num_envs: int, distribution: str, split: str, seed: int = 0, device: str = "cpu"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
 
 import numpy as np
 import torch
 
 from embodied.scene import shapes
-from embodied.scene.viewable import Array, Body, Scene
+from embodied.scene.viewable import Array, Body, Scene, View
 from sims.quadrotor.airframes import Airframe
 from sims.quadrotor.viewing import HERE, cross, drone
 from sims.swarm.mdp import AWAY_M, HALF_ROOM_M, OBSTACLE_RADIUS_M
@@ -26,50 +26,44 @@ ARM_M, MARK_M = 0.16, 0.12
 """Sizes of drawn drones, larger than in reality, and of marks of goals."""
 
 
-class Swarming(Protocol):
-    """Attributes and methods of `SwarmEnvironment` that a view uses."""
+class SwarmView(View):
+    """View of drones in `worlds`, `group` in each; an environment's own drone has a ball around it.
 
-    group: int
-    airframe: Airframe
+    `kick` changes the velocity of a drone by its index.
+    """
 
-    @property
-    def worlds(self) -> Worlds: ...  # noqa: D102 - see the environment
-    def kick(self, row: int, change_m_s: torch.Tensor) -> None: ...  # noqa: D102
-
-
-class SwarmView:
-    """N drones in worlds; an environment's own drone has a ball around it. Implements `View`."""
-
-    def __init__(self, env: Swarming) -> None:
-        self._env = env
+    def __init__(
+        self, group: int, airframe: Airframe, worlds: Callable[[], Worlds], kick: Callable[[int, torch.Tensor], None]
+    ) -> None:
+        self._group, self._airframe, self._worlds, self._kick = group, airframe, worlds, kick
 
     def scene(self, row: int) -> Scene:
         """Scene of the world of drone `row`; every episode has another world."""
-        cylinders = self._env.worlds.cylinders[row // self._env.group].numpy()
+        cylinders = self._worlds().cylinders[row // self._group].numpy()
         pillars = [shapes.cylinder(OBSTACLE_RADIUS_M, TALL_M).moved((x, y, TALL_M)) for x, y in cylinders if x < AWAY_M]
         room = shapes.path([[x, y, 0.0] for x, y in HALF_ROOM_M * CORNERS], 0.02)
-        colours = [np.array(COLOURS[number % len(COLOURS)]) / 255.0 for number in range(self._env.group)]
-        drones = [Body(_name(i), drone(self._env.airframe, ARM_M, colour)) for i, colour in enumerate(colours)]
+        colours = [np.array(COLOURS[number % len(COLOURS)]) / 255.0 for number in range(self._group)]
+        drones = [Body(_name(i), drone(self._airframe, ARM_M, colour)) for i, colour in enumerate(colours)]
         mark = shapes.joined([shapes.path(line, 0.02) for line in cross(MARK_M)])
         goals = [Body(f"goal {i}", mark.coloured(colour)) for i, colour in enumerate(colours)]
         ball = Body("own", shapes.sphere(2.2 * ARM_M).coloured(RING))
         around = Body("obstacles", shapes.joined([room, *pillars]).coloured(PILLAR))
-        pushable = tuple(_name(i) for i in range(self._env.group))
+        pushable = tuple(_name(i) for i in range(self._group))
         return Scene((*drones, *goals, ball, around), (5.5, -7.5, 7.5), (0.0, 0.0, 1.0), 0.0, 8.0, pushable)
 
     def poses(self, row: int) -> Array:
         """Poses of drones, goals, the ball around drone `row`, and obstacles."""
-        world, own = divmod(row, self._env.group)
-        worlds = self._env.worlds
+        world, own = divmod(row, self._group)
+        worlds = self._worlds()
         drones = worlds.state[world, :, :7].detach().numpy().astype(float)
-        goals = np.tile(HERE, (self._env.group, 1))
+        goals = np.tile(HERE, (self._group, 1))
         goals[:, :3] = worlds.goal()[world].numpy()
         return np.concatenate((drones, goals, drones[own : own + 1], HERE[None]))
 
     def push(self, row: int, body: str, change_m_s: Array) -> None:
         """Change the velocity of a drone in the world of drone `row`; see `View.push`."""
-        number = next(i for i in range(self._env.group) if _name(i) == body)
-        self._env.kick(row // self._env.group * self._env.group + number, torch.as_tensor(change_m_s))
+        number = next(i for i in range(self._group) if _name(i) == body)
+        self._kick(row // self._group * self._group + number, torch.as_tensor(change_m_s))
 
 
 CORNERS = np.array([[1.0, 1.0], [1.0, -1.0], [-1.0, -1.0], [-1.0, 1.0], [1.0, 1.0]])

@@ -26,7 +26,7 @@ from sims.vehicle.vehicles import Model, Vehicle
 from sims.vehicle.viewing import VehicleView
 from sims.vehicle.worlds import worlds
 
-MOMENT = ("state", "ranges", "steps", "memory", "map", "replaced")
+MOMENT = ("state", "ranges", "steps", "memory", "map", "replaced", "hit")
 
 
 class VehicleEnvironment(RestorableEngine):
@@ -89,7 +89,7 @@ class VehicleEnvironment(RestorableEngine):
 
     def view(self) -> VehicleView:
         """View of the vehicles for the viewer."""
-        return VehicleView(self)
+        return VehicleView(self.mdp, self.vehicle, lambda: self.now)
 
     def begin(self, ids: Tensor, starts: Tensor) -> None:
         """Place the vehicles in their worlds, at rest or with the world's initial speed."""
@@ -99,11 +99,11 @@ class VehicleEnvironment(RestorableEngine):
         rest = torch.zeros(count, STEERING - FORWARD, device=self.device)
         state = torch.cat((new_worlds["pose"], new_worlds["speed_m_s"].unsqueeze(1), rest), 1)
         now.world[ids], now.steps[ids], now.state[ids] = new_worlds, 0, state
-        now.memory[ids] = self.mdp.begin(state, new_worlds)
+        now.memory[ids] = self.mdp.reset(state, new_worlds)
         self.parameters[ids] = self.vehicle.scattered(new_worlds["draws"], self.randomisation)
         key = mix(mix(starts) ^ (derive(0, "lidar", self.split) & 0xFFFFFFFF) ^ (starts >> 32))
         self._key[ids] = torch.where(key < 1 << 31, key, key - (1 << 32)).to(self.device, torch.int32)
-        self._previous[ids], self._hit[ids] = 0.0, False
+        self._previous[ids], now.hit[ids] = 0.0, False
         now.ranges[ids] = self._scan(state, ids)
         if self.map:
             now.map[ids] = self.map.begin(*(part[ids] for part in self._measured()))
@@ -112,23 +112,26 @@ class VehicleEnvironment(RestorableEngine):
     def advance(self, actions: Tensor, left: Tensor) -> Outcome:
         """Execute the chunk; a vehicle that touches something fails, even at the goal."""
         rewards, executions = [], []
-        hit, succeeded = torch.zeros(2, self.num_envs, dtype=torch.bool, device=self.device)
+        failed, ended, finished, succeeded = torch.zeros(4, self.num_envs, dtype=torch.bool, device=self.device)
         for k, action in enumerate(actions.float().unbind(1)):
-            active = (left > k) & ~(hit | succeeded)
-            reward, touched, arrived = self._move(action.clamp(self._low, self._high), active)
-            hit, succeeded = hit | touched, succeeded | arrived
+            active = (left > k) & ~(failed | ended | finished)
+            reward = self._move(action.clamp(self._low, self._high), active)
+            now, sound = self.now, active & ~self.now.hit
+            failed, ended = failed | active & now.hit, ended | sound & self.mdp.terminated(now)
+            succeeded = succeeded | sound & self.mdp.success(now)
+            if (over := self.mdp.finished(now)) is not None:
+                finished = finished | sound & over
             rewards.append(reward)
             executions.append(active)
-        self._hit = self._hit | hit
-        endless = self.mdp.ENDLESS
+        now = replace(self.now, succeeded=self.success | succeeded)
         return Outcome(
             torch.stack(rewards, 1),
             torch.stack(executions, 1),
-            hit if endless else hit | succeeded,
+            failed | ended,
             succeeded,
-            succeeded if endless else None,
-            metrics=self.mdp.metrics(self.now, self.success | succeeded, self._hit),
-            failures={"collision": self._hit},
+            finished,
+            metrics=self.mdp.metrics(now),
+            failures=self.mdp.failures(now),
         )
 
     def observe(self) -> TensorDict:
@@ -140,7 +143,7 @@ class VehicleEnvironment(RestorableEngine):
     def save(self) -> dict[str, Any]:
         """State of the vehicles; worlds are not saved, because their numbers determine them."""
         moment = {name: getattr(self.now, name).clone() for name in MOMENT}
-        return moment | {"previous": self._previous.clone(), "hit": self._hit.clone()}
+        return moment | {"previous": self._previous.clone()}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore vehicles from what `save` returned, and worlds from the numbers of their starts."""
@@ -149,46 +152,54 @@ class VehicleEnvironment(RestorableEngine):
             self.begin(begun, self.start[begun])
         moment = {name: state[name].to(self.device, copy=True) for name in MOMENT}
         self.now = replace(self.now, **moment)
-        self._previous, self._hit = (state[name].to(self.device, copy=True) for name in ("previous", "hit"))
+        self._previous = state["previous"].to(self.device, copy=True)
 
     def _allocate(self) -> None:
         count, device = self.num_envs, self.device
         world = worlds(self.mdp, self.split, torch.zeros(count, dtype=torch.int64)).to(device)
         state = torch.zeros(count, STEERING + 1, device=device)
-        memory = self.mdp.begin(state, world)
+        memory = self.mdp.reset(state, world)
         ranges = torch.zeros(count, self.simulator.lidar.beams, device=device)
         steps = torch.zeros(count, dtype=torch.int32, device=device)
         maps = torch.zeros(count, self.map.size if self.map else 0, device=device)
-        self.now = Moment(state, ranges, steps, memory, world, maps, torch.zeros(count, device=device))
+        replaced, hit = torch.zeros(count, device=device), torch.zeros(count, dtype=torch.bool, device=device)
+        self.now = Moment(state, ranges, steps, memory, world, maps, replaced, hit)
         self._read: dict[str, Tensor] | None = None  # observations of the present maps, computed at first use
         self.parameters = self.vehicle.scattered(world["draws"], self.randomisation)
         self._key = torch.zeros(count, dtype=torch.int32, device=device)
         self._previous = torch.zeros(count, 2, device=device)
-        self._hit = torch.zeros(count, dtype=torch.bool, device=device)
 
-    def _move(self, action: Tensor, active: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """One control step of the `active` vehicles; returns reward, contact and success, [N] each."""
-        before, world = self.now, self.now.world
+    def _move(self, action: Tensor, active: Tensor) -> Tensor:
+        """One control step of the `active` vehicles; returns the reward [N]."""
+        before, world = replace(self.now, before=None), self.now.world
         action, replaced = self._checked(action)
-        state, hit = self.simulator.advance(
+        state, touched = self.simulator.advance(
             before.state, action, self.parameters, self.mdp.circles(before), world["segments"], ~active
         )
-        after = replace(before, state=state, steps=before.steps + active.int(), replaced=(replaced & active).float())
-        self.now, self._read = after, None
         # Actions in half ranges around the middle of their limits, [-1, 1].
         middle, half = 0.5 * (self._low + self._high), 0.5 * (self._high - self._low)
-        scaled, previous = (action - middle) / half, (self._previous - middle) / half
-        outcome = self.mdp.outcome(before, after, hit, scaled, previous)
-        after.memory = torch.where(active.unsqueeze(1), outcome.memory, before.memory)
-        after.ranges = self._scan(state)
+        now = self.now = replace(
+            before,
+            state=state,
+            steps=before.steps + active.int(),
+            replaced=(replaced & active).float(),
+            hit=before.hit | active & touched,
+            action=(action - middle) / half,
+            previous=(self._previous - middle) / half,
+            before=before,
+        )
+        self._read = None
+        now.memory = torch.where(active.unsqueeze(1), self.mdp.update(now), before.memory)
+        reward = torch.where(active, self.mdp.reward(now), 0.0)
+        now.ranges = self._scan(state)
         if self.map and bool(active.all()):
-            self.map.update(after.map, *self._measured())
+            self.map.update(now.map, *self._measured())
         elif self.map and bool(active.any()):
-            maps = after.map[active]
+            maps = now.map[active]
             self.map.update(maps, *(part[active] for part in self._measured()))
-            after.map[active] = maps
+            now.map[active] = maps
         self._previous = torch.where(active.unsqueeze(1), action, self._previous)
-        return torch.where(active, outcome.reward, 0.0), active & hit, active & outcome.done & ~hit
+        return reward
 
     @property
     def _told(self) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from embodied.configuration import FiniteFloat, Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat
 from embodied.contract import TensorSpec
-from sims.vehicle.episode import FORWARD, YAW, YAW_RATE, Moment, Outcome
+from sims.vehicle.episode import FORWARD, YAW, YAW_RATE, Mdp, Moment
 from sims.vehicle.geometry import Lidar
 from sims.vehicle.places import people
 from sims.vehicle.places.rooms import rooms
@@ -29,7 +29,7 @@ Column 0 is the length of the driven path; the states of people follow.
 
 
 @dataclass(frozen=True)
-class Navigate:
+class Navigate(Mdp):
     """Parameters of the task.
 
     Attributes:
@@ -66,7 +66,6 @@ class Navigate:
     DT_S: ClassVar[float] = 0.1
     SUBSTEPS: ClassVar[int] = 5
     STEP_LIMIT: ClassVar[int] = 300
-    ENDLESS: ClassVar[bool] = False
     LIDAR: ClassVar[Lidar] = Lidar(beams=90, range_m=6.0, noise_m=0.01)
     ACTION: ClassVar[tuple[str, str]] = ("speed", "yaw_rate")
     OBSERVED: ClassVar[Mapping[str, TensorSpec]] = {
@@ -94,10 +93,10 @@ class Navigate:
 
     def circles(self, now: Moment) -> Tensor:
         """Obstacle circles of the room, and people, [N, C + P, 3]."""
-        obstacles = now.world["circles"]
+        obstacles = super().circles(now)
         return torch.cat((obstacles, people.circles(self._people(now))), 1) if self.people else obstacles
 
-    def begin(self, state: Tensor, world: TensorDict) -> Tensor:
+    def reset(self, state: Tensor, world: TensorDict) -> Tensor:
         """Initial memory: driven path, m, errors of odometry's position and heading, replaced commands, people."""
         vehicle_memory = torch.zeros(len(state), REPLACED + 1, device=state.device)
         return (
@@ -116,29 +115,43 @@ class Navigate:
             "path_length": self._remaining(now).unsqueeze(1),
         }
 
-    def outcome(self, before: Moment, after: Moment, hit: Tensor, action: Tensor, previous: Tensor) -> Outcome:
-        """Reward for progress and arrival, penalties for time, turning, replaced commands and contact."""
-        near, far = self._remaining(after), self._remaining(before)
-        done = _to_goal(after).norm(dim=1) < self.goal_m
-        # r = c_p (d_before - d_after) - c_t dt - c_w (change of yaw rate)^2 - c_g [replaced] + reward at the end.
-        turn = (action[:, 1] - previous[:, 1]).square()
-        reward = self.reward_progress * (far - near) - self.weight_time * self.DT_S - self.weight_turn * turn
-        reward = reward - self.weight_replaced * after.replaced
-        reward = reward + torch.where(hit, self.reward_collision, torch.where(done, self.reward_goal, 0.0))
-        memory = self._drifted(before, after)
-        if self.people:
-            world, position = before.world, after.state[:, :2]
-            surroundings = world["walks"], world["pace"], position, world["circles"], world["segments"]
-            memory = torch.cat((memory, people.walk(self._people(before), *surroundings, self.DT_S).flatten(1)), 1)
-        return Outcome(reward, done, memory)
+    def update(self, now: Moment) -> Tensor:
+        """Memory after a control step, see `reset`."""
+        assert now.before is not None
+        memory = self._drifted(now.before, now)
+        if not self.people:
+            return memory
+        world, position = now.world, now.state[:, :2]
+        surroundings = world["walks"], world["pace"], position, world["circles"], world["segments"]
+        walked = people.walk(self._people(now.before), *surroundings, self.DT_S)
+        return torch.cat((memory, walked.flatten(1)), 1)
 
-    def metrics(self, now: Moment, success: Tensor, hit: Tensor) -> dict[str, Tensor]:
+    def reward(self, now: Moment) -> Tensor:
+        """Reward for progress and arrival, penalties for time, turning, replaced commands and contact."""
+        assert now.before is not None
+        near, far = self._remaining(now), self._remaining(now.before)
+        # r = c_p (d_before - d_after) - c_t dt - c_w (change of yaw rate)^2 - c_g [replaced] + reward at the end.
+        turn = (now.action[:, 1] - now.previous[:, 1]).square()
+        reward = self.reward_progress * (far - near) - self.weight_time * self.DT_S - self.weight_turn * turn
+        reward = reward - self.weight_replaced * now.replaced
+        end = torch.where(now.hit, self.reward_collision, torch.where(self.success(now), self.reward_goal, 0.0))
+        return reward + end
+
+    def terminated(self, now: Moment) -> Tensor:
+        """Whether the vehicle is at the goal."""
+        return self.success(now)
+
+    def success(self, now: Moment) -> Tensor:
+        """Whether the vehicle is at the goal."""
+        return _to_goal(now).norm(dim=1) < self.goal_m
+
+    def metrics(self, now: Moment) -> dict[str, Tensor]:
         """Collisions, share of replaced commands; for successes, time, path length, and path length over distance."""
         path = now.memory[:, 0]
         arrived = {"time_s": self.DT_S * now.steps, "path_m": path, "path_over_straight": path / now.world["length_m"]}
         replaced = now.memory[:, REPLACED] / now.steps.clamp_min(1)
-        return {"collision": hit.float(), "replaced": replaced} | {
-            name: torch.where(success, value, torch.nan) for name, value in arrived.items()
+        return {"collision": now.hit.float(), "replaced": replaced} | {
+            name: torch.where(now.succeeded, value, torch.nan) for name, value in arrived.items()
         }
 
     def _drifted(self, before: Moment, after: Moment) -> Tensor:

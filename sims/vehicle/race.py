@@ -13,7 +13,7 @@ from torch import Tensor
 
 from embodied.configuration import FiniteFloat, NonNegativeFloat, PositiveFloat, PositiveInt
 from embodied.contract import TensorSpec
-from sims.vehicle.episode import FORWARD, LEFTWARD, STEERING, YAW, YAW_RATE, Moment, Outcome
+from sims.vehicle.episode import FORWARD, LEFTWARD, STEERING, YAW, YAW_RATE, Mdp, Moment
 from sims.vehicle.geometry import Lidar
 from sims.vehicle.places.tracks import POINTS, tracks
 from sims.vehicle.vehicles import Model
@@ -26,7 +26,7 @@ WINDOW = 6
 
 
 @dataclass(frozen=True)
-class Race:
+class Race(Mdp):
     """Parameters of the task.
 
     Attributes:
@@ -50,7 +50,6 @@ class Race:
     DT_S: ClassVar[float] = 0.05
     SUBSTEPS: ClassVar[int] = 10
     STEP_LIMIT: ClassVar[int] = 1500
-    ENDLESS: ClassVar[bool] = True
     LIDAR: ClassVar[Lidar] = Lidar(beams=55, field_rad=np.radians(270.0), range_m=10.0, noise_m=0.02)
     ACTION: ClassVar[tuple[str, str]] = ("steering_angle", "speed")
     OBSERVED: ClassVar[Mapping[str, TensorSpec]] = {
@@ -73,13 +72,12 @@ class Race:
             half_width_m=(self.half_width_low_m, self.half_width_high_m),
         )
 
-    def circles(self, now: Moment) -> Tensor:
-        """Circles of the world, all unused: tracks consist of walls."""
-        return now.world["circles"]
+    def reset(self, state: Tensor, world: TensorDict) -> Tensor:
+        """Initial memory: progress along the centre line, m; place on it, m; laps; steps at the end of the last lap.
 
-    def begin(self, state: Tensor, world: TensorDict) -> Tensor:
-        """Initial memory: progress along the centre line, m; place on it, m; laps; steps at the end of the last lap."""
-        return torch.zeros(len(state), 4, device=state.device)
+        Its last column is the progress of the last control step, m.
+        """
+        return torch.zeros(len(state), 5, device=state.device)
 
     def observe(self, now: Moment) -> dict[str, Tensor]:
         """Velocity, yaw rate, steering angle; for the critic, the centre line ahead; for planners, map and pose."""
@@ -96,32 +94,42 @@ class Race:
             "place": torch.cat((now.world["world"].double(), state[:, :3].double()), 1),
         }
 
-    def outcome(self, before: Moment, after: Moment, hit: Tensor, action: Tensor, previous: Tensor) -> Outcome:
-        """Reward for progress, penalties for changes of steering and for contact."""
-        length = after.world["length_m"]
-        progress, place, laps, lap_steps = before.memory.unbind(1)
-        now = _place(after, before.memory)
-        step = (now - place + 0.5 * length) % length - 0.5 * length  # the shorter direction around the track
+    def update(self, now: Moment) -> Tensor:
+        """Memory after a control step, see `reset`."""
+        assert now.before is not None
+        length = now.world["length_m"]
+        progress, previous, laps, lap_steps, _ = now.before.memory.unbind(1)
+        place = _place(now, now.before.memory)
+        step = (place - previous + 0.5 * length) % length - 0.5 * length  # the shorter direction around the track
         progress = progress + step
         lap = progress >= (laps + 1.0) * length
-        laps = laps + lap.float()
-        lap_steps = torch.where(lap, after.steps.float(), lap_steps)
-        # r = c_p (progress along the line) - c_s (change of steering)^2 + c_h [contact].
-        change = (action[:, 0] - previous[:, 0]).square()
-        reward = self.reward_progress * step - self.weight_steering * change
-        reward = reward + torch.where(hit, self.reward_collision, 0.0)
-        memory = torch.stack((progress, now % length, laps, lap_steps), 1)
-        return Outcome(reward, laps >= self.laps, memory)
+        lap_steps = torch.where(lap, now.steps.float(), lap_steps)
+        return torch.stack((progress, place % length, laps + lap.float(), lap_steps, step), 1)
 
-    def metrics(self, now: Moment, success: Tensor, hit: Tensor) -> dict[str, Tensor]:
+    def reward(self, now: Moment) -> Tensor:
+        """Reward for progress, penalties for changes of steering and for contact."""
+        # r = c_p (progress along the line) - c_s (change of steering)^2 + c_h [contact].
+        change = (now.action[:, 0] - now.previous[:, 0]).square()
+        reward = self.reward_progress * now.memory[:, 4] - self.weight_steering * change
+        return reward + torch.where(now.hit, self.reward_collision, 0.0)
+
+    def finished(self, now: Moment) -> Tensor:
+        """Whether all laps are complete."""
+        return now.memory[:, 2] >= self.laps
+
+    def success(self, now: Moment) -> Tensor:
+        """Whether all laps are complete."""
+        return self.finished(now)
+
+    def metrics(self, now: Moment) -> dict[str, Tensor]:
         """Laps, their mean time (NaN before the first is complete), collisions."""
-        _, _, laps, steps = now.memory.unbind(1)
+        _, _, laps, steps, _ = now.memory.unbind(1)
         lap_time = torch.where(laps > 0, self.DT_S * steps / laps, torch.nan)
-        return {"laps": laps.clone(), "lap_time_s": lap_time, "collision": hit.float()}
+        return {"laps": laps.clone(), "lap_time_s": lap_time, "collision": now.hit.float()}
 
 
 def _index(now: Moment, memory: Tensor) -> Tensor:
-    """Index [N, 1] of the centre line's point at the place in `memory` [N, 4]."""
+    """Index [N, 1] of the centre line's point at the place in `memory` [N, 5]."""
     return (memory[:, 1:2] / now.world["length_m"].unsqueeze(1) * POINTS).round().long()
 
 
@@ -133,7 +141,7 @@ def _points(now: Moment, numbers: Tensor) -> Tensor:
 def _place(now: Moment, memory: Tensor) -> Tensor:
     """Place on the centre line [N], m from its first point: foot of the perpendicular on its nearest edges.
 
-    `memory` [N, 4] has the previous place.
+    `memory` [N, 5] has the previous place.
     """
     position, window = now.state[:, None, :2], torch.arange(-WINDOW, WINDOW + 1, device=now.state.device)
     candidates = _index(now, memory) + window

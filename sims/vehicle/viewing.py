@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
 
 import numpy as np
 
 from embodied.scene import shapes
 from embodied.scene.shapes import Mesh
-from embodied.scene.viewable import Array, Body, Scene
+from embodied.scene.viewable import Array, Body, Scene, View
 from sims.vehicle.episode import FORWARD, LEFTWARD, YAW, Mdp, Moment
 from sims.vehicle.geometry import FAR_M
 from sims.vehicle.vehicles import Vehicle
@@ -23,23 +23,15 @@ TALL_M, THIN_M, HIGH_M = 0.15, 0.02, 0.85
 WHEEL_M = 0.06
 
 
-class Driven(Protocol):
-    """Attributes of `VehicleEnvironment` that a view uses."""
+class VehicleView(View):
+    """View of N vehicles in worlds of their own, whose state is the result of `now`."""
 
-    now: Moment
-    vehicle: Vehicle
-    mdp: Mdp
-
-
-class VehicleView:
-    """N vehicles in worlds of their own; implements `embodied.scene.viewable.View`."""
-
-    def __init__(self, env: Driven) -> None:
-        self._env = env
+    def __init__(self, mdp: Mdp, vehicle: Vehicle, now: Callable[[], Moment]) -> None:
+        self._mdp, self._vehicle, self._now = mdp, vehicle, now
 
     def scene(self, row: int) -> Scene:
         """Scene of the running episode: world, vehicle and people."""
-        world = self._env.now.world[row]
+        world = self._now().world[row]
         circles, segments, route = (world[name].cpu().numpy() for name in ("circles", "segments", "route"))
         walls = segments[(np.abs(segments) < FAR_M / 2).all(1)]
         low, high = walls.reshape(-1, 2).min(0), walls.reshape(-1, 2).max(0)
@@ -55,7 +47,7 @@ class VehicleView:
             parts.append(shapes.cylinder(0.3, 0.01).moved(flat[0]).coloured(GOAL))
         else:
             parts.append(shapes.path(np.concatenate((flat, flat[:1])), 0.02).coloured(GOAL))
-        bodies = [Body(NAME, _vehicle(self._env.vehicle)), Body("world", shapes.joined(parts))]
+        bodies = [Body(NAME, _vehicle(self._vehicle)), Body("world", shapes.joined(parts))]
         for number, (_, _, radius) in enumerate(self._moving(row), 1):
             person = shapes.cylinder(radius, HIGH_M).moved((0.0, 0.0, HIGH_M)).coloured(PERSON)
             bodies.append(Body(f"person {number}", person))
@@ -64,19 +56,19 @@ class VehicleView:
 
     def poses(self, row: int) -> Array:
         """Poses of the vehicle, of the world, which does not move, and of people."""
-        x, y, yaw = self._env.now.state[row, :3].tolist()
+        x, y, yaw = self._now().state[row, :3].tolist()
         people = [(*place, *HERE[2:]) for *place, _ in self._moving(row)]
         return np.array([(x, y, 0.0, np.cos(0.5 * yaw), 0.0, 0.0, np.sin(0.5 * yaw)), HERE, *people])
 
     def _moving(self, row: int) -> list[list[float]]:
         """Centres and radii of people, the circles that move."""
-        now = self._env.now
-        circles = self._env.mdp.circles(now)[row, now.world["circles"].shape[1] :]
+        now = self._now()
+        circles = self._mdp.circles(now)[row, now.world["circles"].shape[1] :]
         return [circle for circle in circles.tolist() if abs(circle[0]) < FAR_M / 2]
 
     def push(self, row: int, body: str, change_m_s: Array) -> None:
         """Change the vehicle's velocity, see `View.push`; wheels without slip lose its lateral part at once."""
-        now = self._env.now
+        now = self._now()
         yaw, (x, y, _) = float(now.state[row, YAW]), change_m_s
         state = now.state.clone()
         state[row, FORWARD] += np.cos(yaw) * x + np.sin(yaw) * y

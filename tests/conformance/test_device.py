@@ -199,7 +199,7 @@ def test_sft_trains_there_on_episodes_that_lie_here(double: DeviceDouble) -> Non
     policy = MLP.build(Reach(1).contract).to(DEVICE)
     policy.fit(Reach(8).reset().to(DEVICE), torch.zeros(1, 1))
     learner = SFT.build(policy, torch.Generator().manual_seed(0))
-    assert learner.fit(demonstrations(), 2) > 0.0
+    assert learner.fit(demonstrations(), 2)["loss"] > 0.0
     everywhere(list(policy.state_dict().values()), True)
 
 

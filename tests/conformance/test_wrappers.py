@@ -13,11 +13,10 @@ import torch
 
 import embodied.environment
 import embodied.task
-from embodied.environment import Environment, NumberedStarts
+from embodied.environment import Environment, NumberedStarts, group_size
 from embodied.environments.engine import Unnumbered
 from embodied.environments.latency import LatencyConfig, LatencyEnvironment, LatencyTask, with_latency
-from embodied.environments.wrapping import ENVIRONMENT_CAPABILITIES, WrappedEnvironment, WrappedTask
-from embodied.scene.viewable import Viewable
+from embodied.environments.wrapping import OPTIONAL_MEMBERS, WrappedEnvironment, WrappedTask
 from embodied.task import Task
 from embodied.viewer.watching import WatchedEnvironment, WatchedTask
 from sims.libero.task import LiberoTask
@@ -64,15 +63,20 @@ def names(wrapper: type) -> set[str]:
     return {kind.__name__ for kind in kinds if not kind.__module__.startswith("tests.")}
 
 
-def capable(base: type, names: dict[type, tuple[str, ...]]) -> type:
-    """`base` with every name of every capability in `names`, that it lacks."""
-    added = {name: len(name) for each in names.values() for name in each if not hasattr(base, name)}
+def capable(base: type) -> type:
+    """`base` with every optional member that it lacks."""
+    added = {name: len(name) for name in OPTIONAL_MEMBERS if not hasattr(base, name)}
     return type(f"Capable{base.__name__}", (base,), added)
 
 
+def members(kind: type) -> set[str]:
+    return {name for name in (*vars(kind), *kind.__annotations__) if not name.startswith("_")}
+
+
 def test_every_capability_is_listed_and_every_wrapper_is_tested() -> None:
-    environments = capabilities(embodied.environment, Environment)
-    assert environments | {Viewable} == ENVIRONMENT_CAPABILITIES.keys() | {NumberedStarts}
+    kinds = capabilities(embodied.environment, Environment) - {NumberedStarts}
+    assert {"state_dict", "load_state_dict", "switch", "detach"} == set().union(*map(members, kinds))
+    assert set().union(*map(members, kinds)) | {"group", "show_values", "view"} == set(OPTIONAL_MEMBERS)
     assert names(WrappedTask) == TASKS.keys()
     assert names(WrappedEnvironment) | {"Unnumbered"} == ENVIRONMENTS.keys()
 
@@ -113,16 +117,16 @@ def test_latency_leaves_libero_its_files_its_datasets_and_its_simulators(tmp_pat
 @pytest.mark.parametrize("wrapper", ENVIRONMENTS)
 @pytest.mark.parametrize("base", [Reach, Nameless])
 def test_wrapped_environments_have_every_capability_of_the_environment(wrapper: str, base: type) -> None:
-    for kind in (base, capable(base, ENVIRONMENT_CAPABILITIES)):
+    for kind in (base, capable(base)):
         env = kind(4)
         wrapped = ENVIRONMENTS[wrapper](env)
         numbered = isinstance(env, NumberedStarts) and wrapper != "Unnumbered"  # that is what it takes away
         assert isinstance(wrapped, NumberedStarts) == numbered
-        for capability in ENVIRONMENT_CAPABILITIES:
-            adds = wrapper == "WatchedEnvironment" and capability is embodied.environment.Watched
-            assert isinstance(wrapped, capability) == isinstance(env, capability) or adds, capability
-    assert wrapped.group == env.group == len("group")
-    assert callable(wrapped.tell) == (wrapper == "WatchedEnvironment")  # which takes it for itself
+        for name in OPTIONAL_MEMBERS:
+            adds = wrapper == "WatchedEnvironment" and name == "show_values"
+            assert hasattr(wrapped, name) == (hasattr(env, name) or adds), name
+    assert group_size(wrapped) == group_size(env) == len("group")
+    assert callable(wrapped.show_values) == (wrapper == "WatchedEnvironment")  # which takes it for itself
     if numbered:
         starts = torch.arange(4)
         assert torch.equal(wrapped.reset(starts=starts)["position"], env.reset(starts=starts)["position"])

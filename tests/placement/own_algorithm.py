@@ -1,4 +1,4 @@
-"""A2C as docs/own_algorithm.md prints it, and a program that trains with it in this process of torchrun: FOLDER.
+"""Learners as documents print them, and a program that trains with A2C in this process of torchrun: FOLDER.
 
 Every process writes its weights and its number of environment steps to the folder.
 """
@@ -18,14 +18,15 @@ from embodied.training.loop import train
 from policies.mlp import MLPConfig
 from tests.embodied.reach import Reach
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "own_algorithm.md"
+DOCUMENTS = Path(__file__).parents[2] / "docs"
 
 
-def documented() -> dict[str, Any]:
-    """Names that the document's program defines before it trains, A2C and A2CConfig among them."""
-    program = re.findall(r"^```python\n(.*?)^```$", DOCUMENT.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)[0]
-    names: dict[str, Any] = {"__name__": "own_algorithm"}
-    exec(compile(program[: program.index("\nenv = ")], str(DOCUMENT), "exec", dont_inherit=True), names)
+def documented(document: str = "own_algorithm") -> dict[str, Any]:
+    """Names that the first program of a document defines before it trains, A2C and A2CConfig among them."""
+    path = DOCUMENTS / f"{document}.md"
+    program = re.findall(r"^```python\n(.*?)^```$", path.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)[0]
+    names: dict[str, Any] = {"__name__": document}
+    exec(compile(program.partition("\nenv = ")[0], str(path), "exec", dont_inherit=True), names)
     return names
 
 

@@ -1,7 +1,7 @@
 """A small run with all stages, as train.py makes one, in this process of torchrun or alone: FOLDER STEPS KIND.
 
-KIND is "mlp", "a2c" for the algorithm of docs/own_algorithm.md, or "pi0" for a model whose weights are divided. "die"
-after it: the last process kills itself in RL.
+KIND is "mlp", "a2c" or "awr" for the learners of docs/own_algorithm.md and docs/own_offline_learner.md, or "pi0" for a
+model whose weights are divided. "die" after it: the last process kills itself in RL.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ class SeenTask(ReachTask):
 class Dying(Experiment):
     """Its last process is killed in the third iteration."""
 
-    def _iterate(self, steps, parts):
+    def _step(self, stage, parts):
         if self.counters["iteration"] == 3 and self.world.rank == self.world.size - 1:
             os.kill(os.getpid(), signal.SIGKILL)
-        return super()._iterate(steps, parts)
+        return super()._step(stage, parts)
 
 
 def run(arguments: list[str]) -> None:
@@ -72,7 +72,7 @@ def run(arguments: list[str]) -> None:
         evaluate_every_steps=None,
         video=False,
         sft=SFTConfig(6, batch=16, learning_rate=3e-3),
-        stages=None if kind == "mlp" else ["rl"],
+        stages={"mlp": None, "awr": ["offline"]}.get(kind, ["rl"]),
     )
     place = nullcontext(Local())
     if started_by_torchrun():
@@ -84,9 +84,10 @@ def run(arguments: list[str]) -> None:
             config,
             SeenTask() if kind == "pi0" else ReachTask(),
             Pi0Config(hidden=16, denoising_steps=2) if kind == "pi0" else MLPConfig(hidden=[16]),
-            documented()["A2CConfig"]() if kind == "a2c" else PPO,
+            {"a2c": documented()["A2CConfig"](), "awr": None}.get(kind, PPO),
             Path(folder),
             record={"values": {"env_steps": config.env_steps}},
+            offline=documented("own_offline_learner")["AWRConfig"](steps=20, batch=16) if kind == "awr" else None,
             world=world,
         )
         made.run()

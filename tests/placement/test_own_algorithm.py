@@ -51,6 +51,19 @@ def test_a_run_that_two_processes_saved_goes_on_in_one(tmp_path: Path) -> None:
     assert after.counters["iteration"] > before.counters["iteration"]
 
 
+def test_an_offline_learner_gives_two_processes_the_weights_of_one(tmp_path: Path) -> None:
+    """Each step's weights, drawn rows and losses are of the minibatch of both processes."""
+    saved = []
+    for count in (1, 2):
+        made = run(count, tmp_path / str(count), 0, "awr")
+        assert made.returncode == 0, made.stderr
+        saved.append(checkpoint.load(tmp_path / str(count)))
+    alone, together = saved
+    assert (alone.counters["stage"], together.counters["processes"]) == ("done", 2)
+    for name, value in together.policy.items():
+        torch.testing.assert_close(value, alone.policy[name], rtol=0.0, atol=1e-5, msg=name)
+
+
 def policy(env: Reach) -> MLPPolicy:
     torch.manual_seed(0)
     return MLPConfig(hidden=[8]).build(env.contract)

@@ -95,8 +95,8 @@ def supervised(world: Processes) -> dict[str, torch.Tensor]:
     policy.fit(seen, torch.rand(40, 3, 1))
     learner = SFTConfig(steps=20, batch=10).build(policy, torch.Generator().manual_seed(0))
     world.join(learner)
-    loss = learner.fit(episodes, 20, world)
-    return state(policy) | {"metric/loss": torch.tensor(loss)}
+    metrics = learner.fit(episodes, 20, world)
+    return state(policy) | {"metric/loss": torch.tensor(metrics["loss"])}
 
 
 def state(policy: Any) -> dict[str, torch.Tensor]:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from embodied.scene.viewable import Viewable
+from embodied.scene.viewable import View
 from sims.libero.assets import find_assets
 from sims.libero.environment import LiberoEnvironment
 from sims.libero.physics.backend import LiberoSim
@@ -54,8 +54,8 @@ def still(env) -> torch.Tensor:
 
 
 def test_a_scene_has_a_pose_for_each_body(env):
-    assert isinstance(env, Viewable)
     view = env.view()
+    assert isinstance(view, View)
     for row in range(env.num_envs):
         scene, poses = view.scene(row), view.poses(row)
         assert poses.shape == (len(scene.bodies), 7)

@@ -13,7 +13,7 @@ from pathlib import Path
 from embodied.environment import ODD_EVENTS
 from embodied.evaluation.in_training import measure as _measure
 from embodied.evaluation.in_training import odd_episodes
-from embodied.report.headline import BASELINE, Record, points, selection, significant
+from embodied.report.headline import BASELINE, LEARNING, Record, points, selection, significant, trained
 from embodied.report.page.charts import Mark, bar, curves, stages, ticks
 from embodied.report.page.parts import chart, costs, files, listed, repeat, table
 from embodied.report.repeating import film_command
@@ -23,7 +23,7 @@ VIDEO_BYTES = 8_000_000
 """Largest size of an embedded video."""
 LISTED = 60
 """Number of failed starts listed per task and reason; report.json has all."""
-KINDS = {"start": "start", "sft": "sft", "sft_control": "control", "rl": "rl"}
+KINDS = {"start": "start", "sft": "sft", "sft_control": "control", "offline": "offline", "rl": "rl"}
 TRAINING = {
     "rollout/success": (
         "all episodes",
@@ -96,7 +96,8 @@ def _worse(record: Record) -> str:
     ]
     count = "One task became" if len(regressions) == 1 else f"{len(regressions)} tasks became"
     details = f"<details><summary>Which</summary>{listed(lines)}</details>" if len(lines) > 5 else listed(lines)
-    return f'<div class="card bad-news"><b>{count} worse with reinforcement learning</b>{details}</div>'
+    learning = LEARNING[trained({row["stage"] for row in record["evaluations"]})[-1]]
+    return f'<div class="card bad-news"><b>{count} worse with {learning}</b>{details}</div>'
 
 
 def _video(directory: Path) -> str:
@@ -120,7 +121,8 @@ def _results(record: Record, directory: Path, distribution: str) -> str:
     marks = {row["stage"]: _mark(row, record["env_steps"]) for row in rows}
     ends = _ends(list(marks.values()), measure)
     metrics = list(dict.fromkeys(name for row in rows for name in _metrics(row)))
-    header = ["stage", measure, "95% interval", "", *metrics, "RL's gain over it", "episodes"]
+    last = "Offline learning" if rows[-1]["stage"] == "offline" else "RL"
+    header = ["stage", measure, "95% interval", "", *metrics, f"{last}'s gain over it", "episodes"]
     cells = [
         [
             f'<th scope="row">{escape(row["title"])}</th>',
@@ -157,7 +159,7 @@ def _about(rows: Sequence[Record]) -> str:
     if "sft_control" not in {row["stage"] for row in rows}:
         return ""
     return (
-        " The control continues supervised training for as many gradient steps as reinforcement learning took,"
+        " The control continues supervised training for as many gradient steps as the stages after it took,"
         " and takes no environment steps."
     )
 
@@ -177,7 +179,7 @@ def _between(record: Record, distribution: str) -> list[Mark]:
 def _tasks(record: Record, directory: Path, rows: Sequence[Record], gains: Mapping[str, Record]) -> str:
     """Table of tasks, with the failures of the last stage and commands that film them."""
     last = rows[-1]
-    before = next((gains[stage] for stage in ("sft", "start") if stage in gains), None)
+    before = next((gains[stage] for stage in ("offline", "sft", "start") if stage in gains), None)
     titles = [row["title"] for row in rows]
     over = [f"{last['title']} minus {_title(record, before['over'])}", ""] if before else []
     failed = [f"failures, {last['title']}"] if _measure(last) == "success" else []

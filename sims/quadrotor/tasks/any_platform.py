@@ -44,6 +44,6 @@ class AnyHover(Hover):
         """The numbers in (0, 1) from which `Ranges.platforms` makes the episode's platform, and the disturbance."""
         return [*(uniform(key, PLATFORM, index) for index in range(len(DRAWN))), *disturbed(key)]
 
-    def observe(self, now: Moment, key: Sequence[Value] | None) -> Rows:
+    def observe(self, now: Moment) -> Rows:
         """The observation of `Hover`, and the privileged observations."""
-        return [*super().observe(now, key), *now.plan, *now.body.rotor_speed]
+        return [*super().observe(now), *now.plan, *now.body.rotor_speed]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from embodied.contract import TensorSpec
 from sims.quadrotor.airframes import GRAVITY, Airframe, hover_speed
-from sims.quadrotor.episode import Moment, Reward, Weight
+from sims.quadrotor.episode import Mdp, Moment, Record, Reward, Weight
 from sims.quadrotor.observation import ANGULAR_VELOCITY, AXES, ROTATION, VELOCITY
 from sims.tracer.arithmetic import Rows, Value, gaussians, sqrt, squares, uniform, where
 
@@ -26,7 +26,7 @@ ERROR_STEPS = 100
 
 
 @dataclass(frozen=True)
-class Hover:
+class Hover(Mdp):
     """Numbers of the task; each is an input of the kernels, so that changing it needs no compilation.
 
     Attributes:
@@ -69,12 +69,7 @@ class Hover:
         "velocity": VELOCITY,
         "angular_velocity": ANGULAR_VELOCITY,
     }
-    PLAN: ClassVar[int] = 0
     MEMORY: ClassVar[int] = 1
-
-    def plan(self, key: Sequence[Value]) -> Rows:
-        """No plan: the goal is the origin."""
-        return []
 
     def initial(self, key: Sequence[Value], airframe: Airframe, plan: Rows) -> Rows:
         """The body's rows at the beginning of the episode of `key`."""
@@ -102,39 +97,39 @@ class Hover:
         scale = [self.force_scale] * 3 + [self.torque_scale] * 3
         return [drawn * (weight * each) for drawn, each in zip(disturbed(key), scale, strict=True)]
 
-    def observe(self, now: Moment, key: Sequence[Value] | None) -> Rows:
-        """Position, rotation, velocity, angular velocity; with noise if a `key` is given."""
+    def observe(self, now: Moment) -> Rows:
+        """Position, rotation, velocity, angular velocity; with noise if there is a `key`."""
         body = now.body
         measured = [*body.position, *body.rotation(), *body.velocity, *body.angular_velocity]
-        if key is None:
+        if now.key is None:
             return measured
         scale = [self.noise_position_m] * 3 + [self.noise_rotation] * 9
         scale += [self.noise_velocity_m_s] * 3 + [self.noise_angular_velocity_rad_s] * 3
-        noise = gaussians(key, now.steps, 0, len(measured))
+        noise = gaussians(now.key, now.steps, 0, len(measured))
         return [value + g * std for value, g, std in zip(measured, noise, scale, strict=True)]
 
-    def remember(self, before: Moment, after: Moment, limit: Value) -> Rows:
+    def update(self, now: Moment) -> Rows:
         """The sum of the distance from the origin over the last `ERROR_STEPS` steps before the step limit, m."""
-        error = sqrt(squares(after.body.position))
-        return [before.memory[0] + where(after.steps > limit - float(ERROR_STEPS), error, 0.0)]
+        error = sqrt(squares(now.body.position))
+        return [now.before.memory[0] + where(now.steps > now.limit - float(ERROR_STEPS), error, 0.0)]
 
-    def reward(self, before: Moment, after: Moment, action: Rows, previous: Rows, airframe: Airframe) -> Value:
+    def reward(self, now: Moment) -> Value:
         """A constant for staying alive minus squares: position, rotation (1 - q_w^2), velocities, actions.
 
         The shape is that of Learning to Fly, without its clipping at zero, because gradients need the slope far away.
         Inside the position limit the constant keeps most rewards positive, so that ending early is no gain. Actions are
         measured from the hover action.
         """
-        hover = 2.0 * hover_speed(airframe) - 1.0
-        body = after.body
+        hover = 2.0 * hover_speed(now.airframe) - 1.0
+        body = now.body
         w = body.quaternion[0]
         cost = (
             self.weight_position * squares(body.position)
             + self.weight_rotation * (1.0 - w * w)
             + self.weight_velocity * squares(body.velocity)
             + self.weight_angular_velocity * squares(body.angular_velocity)
-            + self.weight_action * squares([a - hover for a in action])
-            + self.weight_action_change * squares([a - b for a, b in zip(action, previous, strict=True)])
+            + self.weight_action * squares([a - hover for a in now.action])
+            + self.weight_action_change * squares([a - b for a, b in zip(now.action, now.previous, strict=True)])
         )
         return self.reward_alive - cost
 
@@ -143,22 +138,18 @@ class Hover:
         x, y, z = (axis * axis > self.position_limit_m * self.position_limit_m for axis in now.body.position)
         return x | y | z
 
-    def finished(self, now: Moment) -> None:
-        """None: no episode is finished before the step limit."""
-        return
-
-    def success(self, truncated: Tensor, memory: Tensor) -> Tensor:
+    def success(self, now: Record) -> Tensor:
         """Whether the episode survived to its step limit."""
-        return truncated
+        return now.truncated
 
-    def failures(self, terminated: Tensor, memory: Tensor) -> dict[str, Tensor]:
+    def failures(self, now: Record) -> dict[str, Tensor]:
         """Causes of termination: out of bounds, which includes states that diverge."""
-        return {"out of bounds": terminated}
+        return {"out of bounds": now.terminated}
 
-    def metrics(self, truncated: Tensor, memory: Tensor, step_limit: int) -> dict[str, Tensor]:
+    def metrics(self, now: Record) -> dict[str, Tensor]:
         """Whether it survived, and its mean distance from the origin over the last second."""
-        error = torch.where(truncated, memory[0] / min(ERROR_STEPS, step_limit), torch.nan)
-        return {"survive": truncated.float(), "position_error_m": error}
+        error = torch.where(now.truncated, now.memory[0] / min(ERROR_STEPS, now.limit), torch.nan)
+        return {"survive": now.truncated.float(), "position_error_m": error}
 
     def _rotation(self, key: Sequence[Value]) -> Rows:
         """A quaternion, uniform among rotations of at most 90 degrees.

@@ -13,7 +13,7 @@ from torch import Tensor
 from embodied.contract import TensorSpec
 from sims.quadrotor.airframes import Airframe, hover_speed
 from sims.quadrotor.dynamics import DT_S, Body
-from sims.quadrotor.episode import Moment, Weight
+from sims.quadrotor.episode import Moment, Record, Weight
 from sims.quadrotor.observation import ANGULAR_VELOCITY, AXES, ROTATION
 from sims.quadrotor.tasks.hover import INITIAL, Hover
 from sims.tracer.arithmetic import Rows, Value, gaussians, sqrt, squares, uniform, where
@@ -122,17 +122,17 @@ class Race(Hover):
         rotors = [self.initial_rotor_speed - hover_speed(airframe)] * 4
         return Body(position, [scale * component for component in facing], velocity, turning, rotors).rows()
 
-    def observe(self, now: Moment, key: Sequence[Value] | None) -> Rows:
+    def observe(self, now: Moment) -> Rows:
         """Rotation, velocity, angular velocity, and centre and heading of the next two gates.
 
-        All but the first are in the body frame; with noise if a `key` is given.
+        All but the first are in the body frame; with noise if there is a `key`.
         """
         body = now.body
         measured = [*body.position, *body.rotation(), *body.velocity, *body.angular_velocity]
-        if key is not None:
+        if now.key is not None:
             scale = [self.noise_position_m] * 3 + [self.noise_rotation] * 9
             scale += [self.noise_velocity_m_s] * 3 + [self.noise_angular_velocity_rad_s] * 3
-            noise = gaussians(key, now.steps, 0, len(measured))
+            noise = gaussians(now.key, now.steps, 0, len(measured))
             measured = [value + g * std for value, g, std in zip(measured, noise, scale, strict=True)]
         position, rotation, velocity, turning = measured[:3], measured[3:12], measured[12:15], measured[15:18]
         gates: Rows = []
@@ -143,31 +143,31 @@ class Race(Hover):
             )
         return [*rotation, *_to_body(rotation, velocity), *turning, *gates]
 
-    def remember(self, before: Moment, after: Moment, limit: Value) -> Rows:
+    def update(self, now: Moment) -> Rows:
         """Gates passed in this lap, laps, control steps at the end of the last lap, whether a frame was hit."""
-        gates, laps, lap_steps, _ = before.memory
-        crossed, _, offset = crossing(before, after, next_gate(before))
+        gates, laps, lap_steps, _ = now.before.memory
+        crossed, _, offset = crossing(now.before, now, next_gate(now.before))
         passed = crossed & within(offset, HALF_OPENING_M)
         hit = 0.0
         for gate in TRACK:
-            forth, back, offset = crossing(before, after, [*gate[:3], *gate.normal])
+            forth, back, offset = crossing(now.before, now, [*gate[:3], *gate.normal])
             struck = (forth | back) & within(offset, HALF_FRAME_M) & ~within(offset, HALF_OPENING_M)
             hit = where(struck, 1.0, hit)
         gates = gates + where(passed, 1.0, 0.0)
         lap = gates > len(TRACK) - 0.5
-        return [where(lap, 0.0, gates), laps + where(lap, 1.0, 0.0), where(lap, after.steps, lap_steps), hit]
+        return [where(lap, 0.0, gates), laps + where(lap, 1.0, 0.0), where(lap, now.steps, lap_steps), hit]
 
-    def reward(self, before: Moment, after: Moment, action: Rows, previous: Rows, airframe: Airframe) -> Value:
+    def reward(self, now: Moment) -> Value:
         """Progress towards the next gate, minus the square of the speed, turning and jerk.
 
         For the direction d and the desired speed V, 2 v d / V - v^2 / V^2 - 1 is -(v - V d)^2 / V^2.
         """
-        desired = [self.speed_m_s * d for d in way(before)]
-        excess = squares([v - w for v, w in zip(after.body.velocity, desired, strict=True)])
+        desired = [self.speed_m_s * d for d in way(now.before)]
+        excess = squares([v - w for v, w in zip(now.body.velocity, desired, strict=True)])
         cost = (
             self.weight_velocity / (self.speed_m_s * self.speed_m_s) * excess
-            + self.weight_angular_velocity * squares(after.body.angular_velocity)
-            + self.weight_action_change * squares([a - b for a, b in zip(action, previous, strict=True)])
+            + self.weight_angular_velocity * squares(now.body.angular_velocity)
+            + self.weight_action_change * squares([a - b for a, b in zip(now.action, now.previous, strict=True)])
         )
         return self.reward_alive - cost
 
@@ -184,17 +184,17 @@ class Race(Hover):
         """Whether all laps are complete."""
         return now.memory[1] >= self.laps
 
-    def success(self, truncated: Tensor, memory: Tensor) -> Tensor:
+    def success(self, now: Record) -> Tensor:
         """Whether all laps are complete."""
-        return truncated & (memory[1] >= self.laps)
+        return now.truncated & (now.memory[1] >= self.laps)
 
-    def failures(self, terminated: Tensor, memory: Tensor) -> dict[str, Tensor]:
+    def failures(self, now: Record) -> dict[str, Tensor]:
         """Causes of termination: a hit gate, or out of bounds."""
-        return {"hit a gate": terminated & (memory[3] > 0.5), "out of bounds": terminated}
+        return {"hit a gate": now.terminated & (now.memory[3] > 0.5), "out of bounds": now.terminated}
 
-    def metrics(self, truncated: Tensor, memory: Tensor, step_limit: int) -> dict[str, Tensor]:
+    def metrics(self, now: Record) -> dict[str, Tensor]:
         """Completed laps, and the mean lap time, NaN before the first lap is complete."""
-        _, laps, steps, _ = memory
+        _, laps, steps, _ = now.memory
         return {"laps": laps.clone(), "lap_time_s": torch.where(laps > 0, steps * DT_S / laps, torch.nan)}
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from embodied.contract import TensorSpec
 from sims.quadrotor.airframes import Airframe, hover_speed
 from sims.quadrotor.dynamics import DT_S, Body
-from sims.quadrotor.episode import Moment, Weight
+from sims.quadrotor.episode import Moment, Record, Weight
 from sims.quadrotor.observation import ANGULAR_VELOCITY, ROTATION, VELOCITY
 from sims.quadrotor.tasks.hover import INITIAL, Hover
 from sims.tracer.arithmetic import Rows, Value, squares, uniform, where
@@ -69,44 +69,44 @@ class Recover(Hover):
             [self.initial_rotor_speed - hover_speed(airframe)] * 4,
         ).rows()
 
-    def observe(self, now: Moment, key: Sequence[Value] | None) -> Rows:
-        """Rotation, velocity, angular velocity; with noise if a `key` is given."""
-        return super().observe(now, key)[3:]
+    def observe(self, now: Moment) -> Rows:
+        """Rotation, velocity, angular velocity; with noise if there is a `key`."""
+        return super().observe(now)[3:]
 
-    def remember(self, before: Moment, after: Moment, limit: Value) -> Rows:
+    def update(self, now: Moment) -> Rows:
         """Control step since which the drone has been calm; 0 if it is not."""
-        since = where(before.memory[0] > 0.5, before.memory[0], after.steps)
-        return [where(calm(after.body), since, 0.0)]
+        since = where(now.before.memory[0] > 0.5, now.before.memory[0], now.steps)
+        return [where(calm(now.body), since, 0.0)]
 
-    def reward(self, before: Moment, after: Moment, action: Rows, previous: Rows, airframe: Airframe) -> Value:
+    def reward(self, now: Moment) -> Value:
         """A constant for staying alive minus tilt (1 - cos) and squares of velocities and actions.
 
         See `Hover.reward`.
         """
-        hover = 2.0 * hover_speed(airframe) - 1.0
-        body = after.body
+        hover = 2.0 * hover_speed(now.airframe) - 1.0
+        body = now.body
         cost = (
             self.weight_rotation * (1.0 - _up(body))
             + self.weight_velocity * squares(body.velocity)
             + self.weight_angular_velocity * squares(body.angular_velocity)
-            + self.weight_action * squares([a - hover for a in action])
-            + self.weight_action_change * squares([a - b for a, b in zip(action, previous, strict=True)])
+            + self.weight_action * squares([a - hover for a in now.action])
+            + self.weight_action_change * squares([a - b for a, b in zip(now.action, now.previous, strict=True)])
         )
         return self.reward_alive - cost
 
-    def success(self, truncated: Tensor, memory: Tensor) -> Tensor:
+    def success(self, now: Record) -> Tensor:
         """Whether it recovered by `within_s` and stayed so to the step limit."""
-        since = memory[0]
-        return truncated & (since > 0.5) & (since < self.within_s / DT_S + 0.5)
+        since = now.memory[0]
+        return now.truncated & (since > 0.5) & (since < self.within_s / DT_S + 0.5)
 
-    def failures(self, terminated: Tensor, memory: Tensor) -> dict[str, Tensor]:
+    def failures(self, now: Record) -> dict[str, Tensor]:
         """Cause of termination: a crash into the ground, a wall or a ceiling, which the limits stand for."""
-        return {"crash": terminated}
+        return {"crash": now.terminated}
 
-    def metrics(self, truncated: Tensor, memory: Tensor, step_limit: int) -> dict[str, Tensor]:
+    def metrics(self, now: Record) -> dict[str, Tensor]:
         """Whether it survived, and the recovery time; NaN if it has not recovered at the step limit."""
-        recovered = truncated & (memory[0] > 0.5)
-        return {"survive": truncated.float(), "recovery_s": torch.where(recovered, memory[0] * DT_S, torch.nan)}
+        recovered = now.truncated & (now.memory[0] > 0.5)
+        return {"survive": now.truncated.float(), "recovery_s": torch.where(recovered, now.memory[0] * DT_S, torch.nan)}
 
 
 def calm(body: Body) -> Value:

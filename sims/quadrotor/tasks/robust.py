@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sims.quadrotor.airframes import Airframe, hover_speed
 from sims.quadrotor.dynamics import Body, Options
-from sims.quadrotor.episode import Moment
+from sims.quadrotor.episode import Moment, Record
 from sims.quadrotor.tasks.hover import INITIAL, Hover
 from sims.tracer.arithmetic import Rows, Value, gaussians, sqrt, squares, uniform, where
 
@@ -77,30 +77,30 @@ class RobustHover(Hover):
         ground_m = where(self.ground_m > 0.0, -self.ground_m, -1000.0)
         return [*super().disturbance(key, airframe), *wind, 0.0, ground_m]
 
-    def observe(self, now: Moment, key: Sequence[Value] | None) -> Rows:
+    def observe(self, now: Moment) -> Rows:
         """Observation of `Hover`, with the episode's errors of velocity and attitude."""
         velocity = [v + b for v, b in zip(now.body.velocity, now.plan[:3], strict=True)]
         body = replace(now.body, quaternion=_turned(now.body.quaternion, now.plan[3:6]), velocity=velocity)
-        return super().observe(replace(now, body=body), key)
+        return super().observe(replace(now, body=body))
 
-    def remember(self, before: Moment, after: Moment, limit: Value) -> Rows:
+    def update(self, now: Moment) -> Rows:
         """Memory of `Hover`, and 1 once the drone has crashed into the ground."""
-        fast = before.body.velocity[2] < -FAST_M_S
-        x, y = before.body.quaternion[1:3]
+        fast = now.before.body.velocity[2] < -FAST_M_S
+        x, y = now.before.body.quaternion[1:3]
         tilted = 1.0 - 2.0 * (x * x + y * y) < TILTED
-        touching = (after.body.position[2] <= -self.ground_m) & (self.ground_m > 0.0)
-        return [*super().remember(before, after, limit), where(touching & (fast | tilted), 1.0, 0.0)]
+        touching = (now.body.position[2] <= -self.ground_m) & (self.ground_m > 0.0)
+        return [*super().update(now), where(touching & (fast | tilted), 1.0, 0.0)]
 
-    def reward(self, before: Moment, after: Moment, action: Rows, previous: Rows, airframe: Airframe) -> Value:
+    def reward(self, now: Moment) -> Value:
         """Reward of `Hover`, with twice the cost of position, ten times that of velocity, and a cost of action changes.
 
         Damping lets weak drones recover from throws; smooth actions tolerate delays.
         """
-        reward = super().reward(before, after, action, previous, airframe)
-        changes = [a - b for a, b in zip(action, previous, strict=True)]
+        reward = super().reward(now)
+        changes = [a - b for a, b in zip(now.action, now.previous, strict=True)]
         return reward - (
-            self.weight_position * squares(after.body.position)
-            + 9.0 * self.weight_velocity * squares(after.body.velocity)
+            self.weight_position * squares(now.body.position)
+            + 9.0 * self.weight_velocity * squares(now.body.velocity)
             + 20.0 * self.weight_action * squares(changes)
         )
 
@@ -108,10 +108,10 @@ class RobustHover(Hover):
         """Whether a coordinate left the limits, or the drone crashed."""
         return super().terminated(now) | (now.memory[1] > 0.5)
 
-    def failures(self, terminated: Tensor, memory: Tensor) -> dict[str, Tensor]:
+    def failures(self, now: Record) -> dict[str, Tensor]:
         """Causes of termination: out of bounds, or a crash into the ground."""
-        crashed = terminated & (memory[1] > 0.5)
-        return {"out of bounds": terminated & ~crashed, "hit the ground": crashed}
+        crashed = now.terminated & (now.memory[1] > 0.5)
+        return {"out of bounds": now.terminated & ~crashed, "hit the ground": crashed}
 
 
 DISTURBED = RobustHover(

@@ -17,7 +17,7 @@ from torch import Tensor
 from embodied.contract import TensorSpec
 from sims.quadrotor.airframes import Airframe, hover_speed
 from sims.quadrotor.dynamics import DT_S, Body
-from sims.quadrotor.episode import Moment, Weight
+from sims.quadrotor.episode import Moment, Record, Weight
 from sims.quadrotor.observation import ANGULAR_VELOCITY, AXES, ROTATION, VELOCITY
 from sims.quadrotor.tasks.hover import INITIAL, Hover
 from sims.tracer.arithmetic import Rows, Value, gaussians, sqrt, squares, uniform, where
@@ -104,17 +104,17 @@ class Track(Hover):
             [self.initial_rotor_speed - hover_speed(airframe)] * 4,
         ).rows()
 
-    def observe(self, now: Moment, key: Sequence[Value] | None) -> Rows:
-        """Errors (reference minus drone), rotation, angular velocity; with noise if a `key` is given.
+    def observe(self, now: Moment) -> Rows:
+        """Errors (reference minus drone), rotation, angular velocity; with noise if there is a `key`.
 
         The errors ahead assume that the drone keeps its velocity.
         """
         body, t = now.body, now.steps * DT_S
         measured = [*body.position, *body.rotation(), *body.velocity, *body.angular_velocity]
-        if key is not None:
+        if now.key is not None:
             scale = [self.noise_position_m] * 3 + [self.noise_rotation] * 9
             scale += [self.noise_velocity_m_s] * 3 + [self.noise_angular_velocity_rad_s] * 3
-            noise = gaussians(key, now.steps, 0, len(measured))
+            noise = gaussians(now.key, now.steps, 0, len(measured))
             measured = [value + g * std for value, g, std in zip(measured, noise, scale, strict=True)]
         here, speed = measured[:3], measured[12:15]
         errors = [_difference(position(now.plan, t), here)]
@@ -130,26 +130,26 @@ class Track(Hover):
             *(e for error in errors[1:] for e in error),
         ]
 
-    def remember(self, before: Moment, after: Moment, limit: Value) -> Rows:
+    def update(self, now: Moment) -> Rows:
         """The sum of the squared distance from the reference after `SETTLING_STEPS`, m^2."""
-        settled = after.steps > float(SETTLING_STEPS)
-        return [before.memory[0] + where(settled, squares(_error(after)), 0.0)]
+        settled = now.steps > float(SETTLING_STEPS)
+        return [now.before.memory[0] + where(settled, squares(_error(now)), 0.0)]
 
-    def reward(self, before: Moment, after: Moment, action: Rows, previous: Rows, airframe: Airframe) -> Value:
+    def reward(self, now: Moment) -> Value:
         """A constant for staying alive minus squares of errors, yaw, angular velocity and actions.
 
         See `Hover.reward`.
         """
-        hover = 2.0 * hover_speed(airframe) - 1.0
-        body, t = after.body, after.steps * DT_S
+        hover = 2.0 * hover_speed(now.airframe) - 1.0
+        body, t = now.body, now.steps * DT_S
         yaw = body.quaternion[3]
         cost = (
-            self.weight_position * squares(_error(after))
+            self.weight_position * squares(_error(now))
             + self.weight_rotation * (yaw * yaw)  # yaw only: the drone has to tilt to follow
-            + self.weight_velocity * squares(_difference(velocity(after.plan, t), body.velocity))
+            + self.weight_velocity * squares(_difference(velocity(now.plan, t), body.velocity))
             + self.weight_angular_velocity * squares(body.angular_velocity)
-            + self.weight_action * squares([a - hover for a in action])
-            + self.weight_action_change * squares([a - b for a, b in zip(action, previous, strict=True)])
+            + self.weight_action * squares([a - hover for a in now.action])
+            + self.weight_action_change * squares([a - b for a, b in zip(now.action, now.previous, strict=True)])
         )
         return self.reward_alive - cost
 
@@ -158,15 +158,15 @@ class Track(Hover):
         x, y, z = (axis * axis > self.position_limit_m * self.position_limit_m for axis in _error(now))
         return x | y | z
 
-    def failures(self, terminated: Tensor, memory: Tensor) -> dict[str, Tensor]:
+    def failures(self, now: Record) -> dict[str, Tensor]:
         """Cause of termination: too far from the reference."""
-        return {"too far from the reference": terminated}
+        return {"too far from the reference": now.terminated}
 
-    def metrics(self, truncated: Tensor, memory: Tensor, step_limit: int) -> dict[str, Tensor]:
+    def metrics(self, now: Record) -> dict[str, Tensor]:
         """Whether it survived, and the root mean square of its distance from the reference after the first second."""
-        mean = memory[0] / (step_limit - SETTLING_STEPS) if step_limit > SETTLING_STEPS else torch.nan
-        error = torch.where(truncated, mean, torch.nan) ** 0.5
-        return {"survive": truncated.float(), "position_error_m": error}
+        mean = now.memory[0] / (now.limit - SETTLING_STEPS) if now.limit > SETTLING_STEPS else torch.nan
+        error = torch.where(now.truncated, mean, torch.nan) ** 0.5
+        return {"survive": now.truncated.float(), "position_error_m": error}
 
     def _eight(self, speed: Value, phase: Value) -> Rows:
         """X = A sin s, y = A/2 sin 2s: fastest in its middle, sqrt(2) A times the rate."""

@@ -27,15 +27,15 @@ class Camera:
         right = right / np.linalg.norm(right) if np.any(right) else np.array([1.0, 0.0, 0.0])
         self.axes = np.stack([right, np.cross(right, forward), forward])
 
-    def seen(self, points: Array) -> Array:
+    def projected(self, points: Array) -> Array:
         """Camera coordinates of `points` [..., 3] m, world: to the right, upwards and in depth."""
         return (points - self.eye) @ self.axes.T
 
-    def pixels(self, seen: Array) -> Array:
-        """Pixels from the left and from the top, [..., 2], of points in camera coordinates, `seen` [..., 3]."""
-        scale = self.focal / np.maximum(seen[..., 2:], NEAR_M)
+    def pixels(self, coordinates: Array) -> Array:
+        """Pixels from the left and from the top, [..., 2], of points with the camera `coordinates` [..., 3]."""
+        scale = self.focal / np.maximum(coordinates[..., 2:], NEAR_M)
         width, height = self.size
-        return np.array([0.5 * width, 0.5 * height]) + scale * seen[..., :2] * np.array([1.0, -1.0])
+        return np.array([0.5 * width, 0.5 * height]) + scale * coordinates[..., :2] * np.array([1.0, -1.0])
 
     @property
     def horizon(self) -> float:

@@ -52,11 +52,11 @@ class Snapshot:
     @classmethod
     def of(cls, env: QuadrotorEnvironment) -> Snapshot:
         """Present state of `env`."""
-        (position, rotation), (speeds, commands), (terminated, truncated, memory) = env.pose, env.rotors, env.record
-        won, velocity = env.mdp.success(truncated, memory), torch.stack(env.body.velocity, 1)
+        (position, rotation), (speeds, commands), record = env.pose, env.rotors, env.record
+        won, velocity = env.mdp.success(record), torch.stack(env.body.velocity, 1)
         parts = (
             *(position, rotation, velocity, speeds.t(), commands.t()),
-            *(terminated, truncated, memory.t(), won, env.steps),
+            *(record.terminated, record.truncated, record.memory.t(), won, env.steps),
         )
         return cls(*(part.cpu().numpy() for part in parts))
 

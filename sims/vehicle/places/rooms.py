@@ -29,7 +29,7 @@ def rooms(
     gap_m: float,
     distance_m: float,
 ) -> dict[str, Array]:
-    """`count` square rooms, see `worlds.Maker`; the route is only the goal.
+    """`count` square rooms, see `episode.Mdp.worlds`; the route is only the goal.
 
     Args:
         rng: random generator.

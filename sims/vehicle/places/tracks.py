@@ -21,7 +21,7 @@ CLEARANCE_M = 0.5
 def tracks(
     rng: np.random.Generator, count: int, *, radius_m: tuple[float, float], half_width_m: tuple[float, float]
 ) -> dict[str, Array]:
-    """`count` tracks, see `worlds.Maker`: the circle's radius r at angle t is R (1 + sum_k a_k cos(k t + c_k)).
+    """`count` tracks, see `episode.Mdp.worlds`: the circle's radius r at angle t is R (1 + sum_k a_k cos(k t + c_k)).
 
     The route is the centre line; vehicles begin at its first point, nearly in its direction. There are no circles.
 

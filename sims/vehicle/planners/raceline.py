@@ -15,9 +15,10 @@ from torch import Tensor
 from embodied.contract import Contract
 from embodied.policy import Decision
 from sims.vehicle.dynamics import GRAVITY
+from sims.vehicle.episode import Mdp
 from sims.vehicle.planners.pursuit import Numbers, PurePursuit
 from sims.vehicle.vehicles import Vehicle
-from sims.vehicle.worlds import SPLITS, Maker, worlds
+from sims.vehicle.worlds import SPLITS, worlds
 
 ROUNDS, STEPS = 6, 12
 """Linearisations of the curvature, and solver steps of each quadratic programme."""
@@ -55,10 +56,8 @@ class RacelineNumbers:
 class Raceline:
     """Drives the minimum-curvature line as fast as grip allows."""
 
-    def __init__(
-        self, contract: Contract, vehicle: Vehicle, maker: Maker, numbers: RacelineNumbers | None = None
-    ) -> None:
-        self.contract, self.vehicle, self.maker = contract, vehicle, maker
+    def __init__(self, contract: Contract, vehicle: Vehicle, mdp: Mdp, numbers: RacelineNumbers | None = None) -> None:
+        self.contract, self.vehicle, self.mdp = contract, vehicle, mdp
         self.numbers = numbers or RacelineNumbers()
         self.pursuit = PurePursuit(contract, vehicle, self.numbers.pursuit)
         self.lines: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = {}
@@ -103,7 +102,7 @@ class Raceline:
         for split in range(len(SPLITS)):
             new = sorted({key[1] for key in requested if key[0] == split and key not in self.lines})
             if new:
-                new_worlds = worlds(self.maker, SPLITS[split], torch.tensor(new))
+                new_worlds = worlds(self.mdp, SPLITS[split], torch.tensor(new))
                 middle = new_worlds["route"].double()
                 wide = (new_worlds["segments"][:, : middle.shape[1], :2] - middle).norm(dim=2)
                 line = least_curvature(middle, wide - 0.5 * self.vehicle.width_m - self.numbers.margin_m)

@@ -93,11 +93,11 @@ def test_a_resumed_learner_takes_the_same_steps():
     policy, learner = make()
     learner.fit(shown(), 7)
     state = copy.deepcopy(learner.state_dict())
-    loss = learner.fit(shown(), 20)
+    metrics = learner.fit(shown(), 20)
     other_policy, other = make(seed=5)
     other_policy.load_state_dict(policy.state_dict())  # normalisation; the weights come from the state
     other.load_state_dict(state)
-    assert other.fit(shown(), 20) == loss
+    assert other.fit(shown(), 20) == metrics
     assert other.gradient_steps == learner.gradient_steps
     assert torch.equal(weights(other_policy), weights(policy))
     assert torch.equal(weights(other.trained), weights(learner.trained))

@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from embodied.data.store import EpisodeStore
 from embodied.errors import UserError
 from embodied.rollout.memory import STARTED
 from embodied.rollout.rollout import Collector, Rollout
+from embodied.saving.tree import load_tree, save_tree
 from tests.embodied.reach import Reach
 from tests.embodied.rollout.test_rollout import Constant
 
@@ -242,11 +244,49 @@ def test_transitions_of_demonstrations_by_hand() -> None:
     assert batch["actions"].squeeze(-1)[:3].tolist() == [[0.0, 10.0], [10.0, 20.0], [20.0, 20.0]]
     assert table(store.transitions(torch.tensor([0]), 2, DISCOUNT)) == [[2.0 + 0.25 * 4.0, 0.0, 9.0]]
     assert store.succeeded().tolist() == [0, 1, 2]
-    assert store.decisions(torch.tensor([3]))["success"].tolist() == [FAILED]
+    ends = store.decisions(torch.arange(6))
+    assert ends["success"].tolist() == [SUCCEEDED] * 3 + [FAILED] * 3
+    assert ends["terminated"].tolist() == [False, True, True, False, False, False]
+    assert ends["truncated"].tolist() == [False, False, False, False, True, True]
     assert store.chunks(torch.tensor([0]), 4)["actions"].flatten().tolist() == [0.0, 10.0, 20.0, 20.0]
     sequences = store.sequences(torch.tensor([0]), 2)["observation"]
     assert sequences["x"].flatten().tolist() == [0.0, 2.0]
     assert sequences[STARTED].flatten().tolist() == [True, False]
+    assert store.sequences(torch.tensor([1]), 2)["valid"].flatten().tolist() == [True, False]
+
+
+def test_successes_of_demonstrations_and_rollouts_are_in_the_order_of_their_ends() -> None:
+    store = EpisodeStore(100)
+    success = {1: ("terminated", 1.5, True)}
+    store.add(rollout([0.0], 1.0, {}))
+    store.add_episodes(Episodes.join([demonstration(2), demonstration(1)]))
+    store.add(rollout([10.0, 11.0, 12.0], 13.0, success))
+    store.add_episodes(demonstration(1))
+    assert store.succeeded().tolist() == [1, 2, 3, 0, 4, 5, 7]  # the first decision, of an episode that then succeeds
+
+
+def test_frozen_environments_decide_nothing() -> None:
+    frozen = rollout([0.0, 1.0, 2.0], 3.0, {0: ("terminated", 0.5, True)})
+    executed = frozen.executed.clone()
+    executed[1] = False
+    store = EpisodeStore(100)
+    store.add(replace(frozen, executed=executed))
+    assert store.written == 2
+    assert table(store.transitions(torch.arange(2), 1, DISCOUNT)) == [[1.0, 0.0, 0.5], [4.0, 0.25, 3.0]]
+    assert store.sequences(torch.tensor([0]), 2)["observation", "x"].flatten().tolist() == [0.0, 2.0]
+
+
+def test_outcomes_that_an_environment_does_not_define_are_unknown() -> None:
+    store = EpisodeStore(100)
+    store.add(replace(rollout([0.0], 1.0, {0: ("truncated", 1.0, False)}), has_success=False))
+    assert store.decisions(torch.arange(1))["success"].tolist() == [UNKNOWN]
+
+
+def test_beginnings_follow_from_the_steps_of_the_episode() -> None:
+    store = EpisodeStore(100)
+    steps = torch.tensor([[9.0], [11.0], [2.0]])  # the first episode began before the store
+    store.add(replace(rollout([0.0, 1.0, 2.0], 3.0, {1: ("truncated", 1.5, False)}), episode_steps=steps))
+    assert store.sequences(torch.tensor([0]), 3)["observation", STARTED].flatten().tolist() == [False, False, True]
 
 
 def test_an_unknown_reward_is_refused() -> None:
@@ -477,14 +517,15 @@ def test_successes_are_in_the_order_of_their_ends() -> None:
     assert store.decisions(rows)["observation", "x"].flatten().tolist() == expected
 
 
-def test_a_resumed_store_draws_the_same() -> None:
+def test_a_resumed_store_draws_the_same(tmp_path: Path) -> None:
     draw, began = torch.Generator().manual_seed(1), torch.zeros(3)
     store = EpisodeStore(25)
     for _ in range(4):
         store.add(random_rollout(draw, began, 4, 2, 9.0))
     store.transitions(store.draw(3, draw), 3, DISCOUNT)
+    save_tree(tmp_path / "store", store.state_dict())
     other = EpisodeStore(25)
-    other.load_state_dict(copy.deepcopy(store.state_dict()))
+    other.load_state_dict(load_tree(tmp_path / "store"))
     for number in range(3):
         added = random_rollout(draw, began, 4, 2, 9.0)
         batches = []

@@ -5,7 +5,7 @@ import logging
 import pytest
 import torch
 
-from embodied.environment import Environment, NumberedStarts, Restorable, SharedWorlds
+from embodied.environment import Environment, NumberedStarts, Restorable
 from embodied.environments.engine import STARTS_PER_SEED, EpisodeEngine, RestorableEngine, rank
 from embodied.errors import UserError
 from tests.embodied.counter import ABYSS, BLOWN, GOAL, HOME, Counter
@@ -22,7 +22,7 @@ def only(env: EpisodeEngine, *rows: int) -> torch.Tensor:
 
 def test_it_is_what_the_protocols_ask_for() -> None:
     env = Counter()
-    assert all(isinstance(env, kind) for kind in (Environment, NumberedStarts, Restorable, SharedWorlds))
+    assert all(isinstance(env, kind) for kind in (Environment, NumberedStarts, Restorable))
     assert (env.task_names, env.instructions, env.num_starts) == (("task 0", "task 1"), ("task 0", "task 1"), None)
     assert env.task_index.tolist() == [0, 1, 0, 1]
     assert env.start.tolist() == [-1] * 4

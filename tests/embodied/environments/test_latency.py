@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from embodied.environment import DifferentiableEnvironment, NumberedStarts, SharedWorlds
+from embodied.environment import DifferentiableEnvironment, NumberedStarts, group_size
 from embodied.environments.latency import LatencyConfig, LatencyEnvironment, LatencyTask
 from embodied.saving.tree import load_tree, save_tree
 from embodied.task import Task
@@ -153,7 +153,7 @@ def test_it_is_what_the_environment_is():
     env = make()
     assert isinstance(env, NumberedStarts)
     assert not isinstance(env, DifferentiableEnvironment)
-    assert not isinstance(env, SharedWorlds)
+    assert group_size(env) == 1
 
 
 @pytest.mark.parametrize("wrong", [{"observation_s": [0.1]}, {"action_s": [0.2, 0.1]}, {"jitter_s": -0.1}])

@@ -20,6 +20,7 @@ RUN = [
     "env_steps=2000",
     "evaluation_starts=4",
     "evaluation_envs=4",
+    "task.step_limit=30",
     "video=false",
     "threads=1",
 ]

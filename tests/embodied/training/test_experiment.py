@@ -238,9 +238,9 @@ def test_the_control_is_supervised_training_that_never_stopped(tmp_path: Path) -
     class Watched(Experiment):
         """Records the weights of evaluated policies."""
 
-        def _evaluate(self, policy, *rest):
-            weights[self.stage.value] = {name: value.clone() for name, value in policy.state_dict().items()}
-            super()._evaluate(policy, *rest)
+        def _evaluate(self, stage, parts):
+            weights[stage.name] = {name: value.clone() for name, value in stage.policy.state_dict().items()}
+            super()._evaluate(stage, parts)
 
     weights: dict[str, dict] = {}
     run = trainer(tmp_path, "ppo", Watched)
@@ -268,9 +268,9 @@ def test_every_stage_is_evaluated_on_all_distributions_and_rl_on_their_variants(
 
 def test_what_is_filmed_is_what_sft_and_rl_ended_with(tmp_path: Path) -> None:
     class Watched(Experiment):
-        def _evaluate(self, policy, *rest):
-            ended[self.stage.value] = copy.deepcopy(policy.state_dict())
-            super()._evaluate(policy, *rest)
+        def _evaluate(self, stage, parts):
+            ended[stage.name] = copy.deepcopy(stage.policy.state_dict())
+            super()._evaluate(stage, parts)
 
     def film(path: Path, policies: dict, device: str) -> None:
         filmed.update({name: copy.deepcopy(policy.state_dict()) for name, policy in policies.items()})
@@ -427,8 +427,8 @@ def test_a_flow_without_likelihood_is_refused_by_ppo_before_anything_runs(tmp_pa
 def test_another_seed_trains_from_other_starts(tmp_path: Path, algorithm: str) -> None:
     def starts(seed: int) -> set[int]:
         class Watched(Experiment):
-            def _learner(self, env, policy, demonstrations):
-                learner, collector = super()._learner(env, policy, demonstrations)
+            def learner_and_collector(self, env, policy, demonstrations):
+                learner, collector = super().learner_and_collector(env, policy, demonstrations)
                 collect = collector.collect
 
                 def watched(decisions):
@@ -451,7 +451,7 @@ def test_another_seed_trains_from_other_starts(tmp_path: Path, algorithm: str) -
 def test_another_seed_explores_with_other_noise(tmp_path: Path) -> None:
     def actions(run: Experiment) -> torch.Tensor:
         """Of the same policy in the same initial states."""
-        _, collector = run._learner(Reach(8), copy.deepcopy(first.policy), first.demonstrations)
+        _, collector = run.learner_and_collector(Reach(8), copy.deepcopy(first.policy), first.demonstrations)
         return collector.collect(1).actions
 
     first, second = (trainer(tmp_path / str(seed), "ppo", seed=seed) for seed in (0, 1))
@@ -462,8 +462,8 @@ def test_another_seed_explores_with_other_noise(tmp_path: Path) -> None:
 
 def test_time_limits_are_no_terminations_in_what_learners_get(tmp_path: Path) -> None:
     class Watched(Experiment):
-        def _learner(self, env, policy, demonstrations):
-            learner, collector = super()._learner(env, policy, demonstrations)
+        def learner_and_collector(self, env, policy, demonstrations):
+            learner, collector = super().learner_and_collector(env, policy, demonstrations)
             update = learner.update
 
             def watched(rollout, progress, world):

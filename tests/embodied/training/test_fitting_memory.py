@@ -46,6 +46,7 @@ def test_what_cannot_be_helped_says_so() -> None:
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.evidence
 @pytest.mark.parametrize("recipe", ["gpu_24gb", "gpu_80gb", "gpus_8"])
 def test_recipes_fit_pi0_of_the_published_size_where_they_say(recipe: str, tmp_path, monkeypatch) -> None:
     for name in ("RANK", "WORLD_SIZE"):

@@ -31,7 +31,7 @@ def no_curves(monkeypatch):
     monkeypatch.setattr(embodied.training.experiment, "CURVES", {})
 
 
-def run(directory: Path, every: int | str | None, algorithm: str = "ppo", kind: type[Experiment] = Experiment) -> Path:
+def run(directory: Path, every: int | str | None, algorithm: str = "ppo") -> Path:
     """A run with evaluations `every` so many steps, continued until it is done."""
     config = ExperimentConfig(
         num_envs=8,
@@ -48,7 +48,7 @@ def run(directory: Path, every: int | str | None, algorithm: str = "ppo", kind: 
     record = {"values": {"env_steps": STEPS, "evaluate_every_steps": every}}
     while True:
         try:
-            kind(config, task, policy, (LEARNERS | SCRATCH)[algorithm], directory, record=record).run()
+            Experiment(config, task, policy, (LEARNERS | SCRATCH)[algorithm], directory, record=record).run()
         except Stopped:
             continue
         return directory
@@ -103,28 +103,19 @@ def test_an_evaluation_disturbs_no_generator() -> None:
     assert looker.longer >= 7 / 2
 
 
-class StopsInEvaluations(Experiment):
-    """Asks to stop in every second evaluation during training, and between."""
+def test_a_run_that_stops_in_its_evaluations_gives_the_same(tmp_path: Path, monkeypatch) -> None:
+    """A stop is requested in every second evaluation during training."""
+    whole, original, calls = run(tmp_path / "whole", 80), HeldOut.evaluate, [0]
 
-    looks = 0
+    def stopped(held_out, policy, done):
+        calls[0] += 1
+        if calls[0] % 2:
+            signal.raise_signal(signal.SIGTERM)
+        return original(held_out, policy, done)
 
-    def _watch(self, looker, total, parts):
-        evaluate_ = looker.evaluate
-
-        def stopped(policy, done):
-            type(self).looks += 1
-            if self.looks % 2:
-                signal.raise_signal(signal.SIGTERM)
-            return evaluate_(policy, done)
-
-        looker.evaluate = stopped
-        super()._watch(looker, total, parts)
-        looker.evaluate = evaluate_
-
-
-def test_a_run_that_stops_in_its_evaluations_gives_the_same(tmp_path: Path) -> None:
-    whole, parts = run(tmp_path / "whole", 80), run(tmp_path / "parts", 80, kind=StopsInEvaluations)
-    assert StopsInEvaluations.looks > 2 * len(report(whole)["in_training"]["points"]) - 2
+    monkeypatch.setattr(HeldOut, "evaluate", stopped)
+    parts = run(tmp_path / "parts", 80)
+    assert calls[0] > 2 * len(report(whole)["in_training"]["points"]) - 2
     assert report(whole)["in_training"] == report(parts)["in_training"]
     for place in ("", "best"):
         assert same(checkpoint.load(whole / place).policy, checkpoint.load(parts / place).policy)

@@ -303,10 +303,10 @@ class Killed(BaseException):
 
 def dies(after: int) -> type[Experiment]:
     class Dies(Experiment):
-        def _iterate(self, *parts):
-            if self.counters["iteration"] == after:
+        def _step(self, stage, parts):
+            if stage.name == "rl" and self.counters["iteration"] == after:
                 raise Killed
-            return super()._iterate(*parts)
+            return super()._step(stage, parts)
 
     return Dies
 
@@ -342,7 +342,7 @@ def test_episodes_restart_after_an_evaluation_in_the_same_simulation(tmp_path: P
     task = SingleTask()
     run = trainer(task, tmp_path)
     run.policy.fit(run.demonstrations.observation, run.demonstrations.actions)
-    _, collector = run._learner(run.env, run.policy, run.demonstrations)
+    _, collector = run.learner_and_collector(run.env, run.policy, run.demonstrations)
     collector.collect(1)
     with run._evaluation_env("narrow", {"collector": collector}) as env:
         evaluate(env, run.policy, starts_per_task=2)
@@ -354,8 +354,8 @@ def test_episodes_restart_after_an_evaluation_in_the_same_simulation(tmp_path: P
 
 def test_a_run_keeps_its_rollouts_where_it_is_asked_to(tmp_path: Path) -> None:
     class OnDisk(Experiment):
-        def _learner(self, *parts):
-            learner, collector = super()._learner(*parts)
+        def learner_and_collector(self, *parts):
+            learner, collector = super().learner_and_collector(*parts)
             assert (collector.storage, collector.folder) == (Storage.DISK, tmp_path / "disk")
             return learner, collector
 

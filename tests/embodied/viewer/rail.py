@@ -3,7 +3,7 @@
 import numpy as np
 
 from embodied.scene import shapes
-from embodied.scene.viewable import Body, Scene
+from embodied.scene.viewable import Body, Scene, View
 from tests.embodied.reach import Reach
 
 RED, BLUE = (0.9, 0.1, 0.1), (0.1, 0.2, 0.9)
@@ -14,7 +14,7 @@ class Rail(Reach):
         return RailView(self)
 
 
-class RailView:
+class RailView(View):
     def __init__(self, env: Rail) -> None:
         self._env = env
         self._scenes = [self._scene(colour) for colour in (RED, BLUE)]

@@ -37,7 +37,7 @@ class Run:
         self.env.reset()
         while self.on:
             chunk = 0.02 * torch.rand(4, 2, 1, generator=generator) - 0.01
-            self.env.tell(torch.full((4,), 0.25), None)
+            self.env.show_values(torch.full((4,), 0.25), None)
             transition = self.env.step(chunk)
             self.steps += 1
             self.pushed += int(transition.events["pushed"].sum())

@@ -435,6 +435,20 @@ def test_collected_episodes_become_a_dataset_and_come_back(tmp_path: Path, store
                 writer.add(episode)
 
 
+def test_unknown_rewards_are_no_feature_of_a_dataset(tmp_path: Path):
+    contract = replace(CONTRACT, horizon=1, executed=1)
+    rows = [{key: torch.from_numpy(value) for key, value in seen(step).items()} for step in range(2)]
+    episode = Episodes.of(torch.stack([TensorDict(row) for row in rows]), torch.zeros(2, 2), success=None)
+    with EpisodeWriter(tmp_path / "episodes", contract) as writer:
+        writer.add(episode)
+    lerobot_dataset.write_episodes(tmp_path / "episodes", tmp_path / "data", pictures=lerobot_dataset.Store.IMAGE)
+    features = json.loads((tmp_path / "data/meta/info.json").read_text())["features"]
+    assert "action" in features
+    assert not {"next.reward", "next.success"} & features.keys()
+    (found,) = lerobot_reading.read(tmp_path / "data", contract)
+    assert found.reward.isnan().all()
+
+
 def test_what_cannot_be_exported_is_refused(tmp_path: Path, recording: Recording):
     with pytest.raises(ValueError, match="cannot read episodes from"):
         lerobot_dataset.main([str(tmp_path), str(tmp_path / "new")])

@@ -295,6 +295,25 @@ def test_speed_toward_an_obstacle_is_what_braking_allows(jerk, lag_s):
     assert barrier.filter(np.array([-1.0]), {"p": np.array([0.0])})[0] == 0.0
 
 
+@pytest.mark.parametrize(
+    ("recent", "nearer_m"),  # newest first, m/s in periods of 0.1 s
+    [
+        ([[-1.0, 0.0], [-2.0, 0.0]], 0.3),  # both may not be measured yet
+        ([[-1.0, 0.0], [2.0, 0.0]], 0.1),  # the newer one alone
+        ([[1.0, 0.0], [-2.0, 0.0]], 0.1),
+        ([[0.5, -3.0], [0.5, -3.0]], 0.0),
+    ],
+)
+def test_motion_that_is_not_measured_yet_uses_up_room(recent, nearer_m):
+    distance = Distance(["a", "b"], position="p", planes=[[1.0, 0.0, 0.0]], acceleration=2.0)
+    barrier = Barrier(distance, dt_s=0.1)
+    velocity, position = np.array([-9.0, 1.0]), np.array([1.0, 0.0])
+    found = barrier.filter(velocity, {"p": position}, recent=np.array(recent))
+    expected = barrier.filter(velocity, {"p": position - [nearer_m, 0.0]})
+    assert found == pytest.approx(expected, abs=1e-12)
+    assert found[0] < 0.0
+
+
 WALL = [[1.0, 0.0]]
 
 

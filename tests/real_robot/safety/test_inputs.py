@@ -5,7 +5,7 @@ import pytest
 
 from embodied.contract import Contract, TensorSpec
 from real_robot.robots.robot import Reading
-from real_robot.safety.inputs import Inputs
+from real_robot.safety.inputs import Command, Inputs
 from real_robot.safety.limits import Limits
 
 CONTRACT = Contract({"position": TensorSpec((1,))}, TensorSpec((1,), low=(-1.0,), high=(1.0,)), control_dt_s=0.1)
@@ -28,3 +28,12 @@ def test_a_measurement_follows_the_one_before_in_number_and_time(stamp_s: float,
     assert not inputs.reading_fault(Reading({"position": np.zeros(1)}, 5.0, 3), 5.0)
     fault = inputs.reading_fault(Reading({"position": np.zeros(1)}, stamp_s, sequence), 5.1)
     assert ("reordered measurement" in fault) != accepted
+
+
+@pytest.mark.parametrize(("stamp_s", "accepted"), [(5.05, True), (5.0, True), (4.95, False)])
+def test_a_command_may_not_be_older_than_the_one_before(stamp_s: float, accepted: bool):
+    inputs = Inputs(CONTRACT, Limits(command_timeout_s=1.0))
+    assert not inputs.command_fault(Command(np.zeros(1), 5.0), 5.1)
+    fault = inputs.command_fault(Command(np.zeros(1), stamp_s), 5.1)
+    assert ("reordered command: 0.05 s older" in fault) != accepted
+    assert inputs.command_fault(Command(np.zeros(1), 4.99), 5.1)  # compared with the newest one

@@ -95,6 +95,19 @@ def test_a_pause_begins_again_from_where_the_robot_is():
     np.testing.assert_allclose(plant.position - before, 3 * 5.0 * DT_S**2)  # from rest again: one step, and two more
 
 
+@pytest.mark.parametrize(
+    ("at_rest", "commands"), [((math.nan, math.nan), False), ((math.nan, 0.0), True), ((0.0, 0.0), True)]
+)
+def test_a_stop_from_rest_commands_only_what_rests_at_a_value(at_rest, commands):
+    limits = {
+        name: ElementLimits(Kind.POSITION if math.isnan(rest) else Kind.VELOCITY, velocity=1.0, acceleration=5.0)
+        for name, rest in zip("ab", at_rest, strict=True)
+    }
+    filters = Filters(contract(), Limits(limits), at_rest)
+    filters.start(Plant(Kind.VELOCITY, np.zeros(2)).tick().observation, math.inf)
+    assert filters.begin_stop() is commands
+
+
 @pytest.mark.parametrize("kind", [Kind.POSITION, Kind.VELOCITY])
 def test_reach_is_what_can_be_commanded_next(kind):
     limits = Limits(dict.fromkeys("ab", ElementLimits(kind, velocity=1.0, acceleration=5.0)))

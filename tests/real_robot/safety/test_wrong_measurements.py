@@ -276,6 +276,18 @@ def test_a_sensor_that_stands_still_where_commands_pass_by_stays_rejected(kind):
     assert (plant.position < stuck + 0.4).all()
 
 
+def test_a_jump_as_far_as_the_way_before_the_last_accepted_measurement_stays_rejected():
+    limits = Limits({name: ElementLimits(Kind.VELOCITY, measured=f"position.{name}", velocity=5.0) for name in "ab"})
+    plant = Plant(Kind.VELOCITY, np.array([-2.5, -2.5]))
+    safety, action, ahead = guarded(plant, limits), np.full(2, 5.0), 19 * 5.0 * PLANT_DT_S
+    for _ in range(20):
+        assert safety.command(action, plant.tick()).state is State.ACTIVE
+    for _ in range(20):  # as if the way since the start had been made once more
+        verdict = safety.command(action, replace(plant.tick(), observation={"position": plant.position + ahead}))
+    assert verdict.state is not State.ACTIVE
+    assert safety.rejected >= 5
+
+
 def test_a_clock_that_goes_back_makes_no_old_measurement_new():
     each = ElementLimits(Kind.VELOCITY, velocity=1.0, acceleration=0.5, measured="position.a")
     limits = Limits({"a": each, "b": replace(each, measured="position.b")}, recovery_s=0.05)

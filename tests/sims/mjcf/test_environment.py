@@ -96,6 +96,22 @@ def test_rewards_see_the_last_two_actions_in_half_ranges():
     assert env.step(force(env, -1.0, -1.0, -1.0)).reward[0].tolist() == [1.0, 1.0, 0.0]  # five steps an episode
 
 
+class Finishing(Slider):
+    """A slider that is finished after its second control step."""
+
+    def finished(self, now: Moment) -> torch.Tensor:
+        return now.steps >= 2
+
+
+def test_a_finished_task_truncates_its_episode_which_then_executes_no_more():
+    env = make(Finishing(), executed=3)
+    env.reset()
+    transition = env.step(force(env, 3.0, 3.0, 3.0))
+    assert transition.executed.tolist() == [[True, True, False]] * 2
+    assert (transition.truncated.tolist(), transition.terminated.tolist()) == ([True, True], [False, False])
+    assert transition.success.tolist() == (env.now.memory["gone_m"] > 0.005).tolist() == [True, False]
+
+
 def test_success_counts_at_the_end_alone():
     env = make(executed=3)
     env.reset()

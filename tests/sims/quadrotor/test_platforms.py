@@ -98,6 +98,22 @@ def test_platforms_cover_their_ranges_and_could_fly():
         assert drawn[name].max() >= 0.6 * max(known), name
 
 
+def test_all_parameters_are_scattered_between_their_bounds():
+    drawn = sampled()
+    arm, mass = (drawn["arm_x_m"] * drawn["arm_y_m"]).sqrt(), drawn["mass_kg"]
+    share = {
+        "torque_per_thrust_m": (arm, 0.1, 0.25),
+        "drag_x": (mass, 0.0, 0.4),
+        "drag_y": (mass, 0.0, 0.4),
+        "inertia_x": (mass * drawn["arm_y_m"].square(), 0.1, 0.6),
+        "inertia_z": (drawn["inertia_x"] + drawn["inertia_y"], 0.75, 1.0),
+    }
+    for name, (unit, low, high) in share.items():
+        values, room = drawn[name] / unit, 0.02 * (high - low)
+        assert low - 1e-5 <= values.min() < low + room, name
+        assert high - room < values.max() <= high + 1e-5, name
+
+
 def test_small_masses_are_as_frequent_as_large_ones():
     drawn = sampled(Ranges(mass_kg=[0.5 * 0.6, 2.0 * 0.6]))["mass_kg"]
     assert float((drawn < 0.6).float().mean()) == pytest.approx(0.5, abs=0.06)

@@ -38,8 +38,9 @@ def made(num_envs=4, mdp=CALM, variation=Variation(), noise=False, **options):  
 def test_its_reward_damps_and_smooths_what_hovers_does_not():
     def cost(mdp, position=0.0, velocity=0.0, change=0.0):
         body = Body([position, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0], [0.0, velocity, 0.0], [0.0] * 3, [0.0] * 4)
-        now, action = Moment(body, 1.0, [], []), [CRAZYFLIE.hover_action] * 4
-        return mdp.reward_alive - mdp.reward(now, now, action, [action[0] - change, *action[1:]], CRAZYFLIE)
+        action = [CRAZYFLIE.hover_action] * 4
+        now = Moment(body, 1.0, [], [], CRAZYFLIE, action=action, previous=[action[0] - change, *action[1:]])
+        return mdp.reward_alive - mdp.reward(now)
 
     hover, robust = Hover(), RobustHover()
     assert cost(robust, position=0.2) == pytest.approx(2.0 * cost(hover, position=0.2))

@@ -32,11 +32,11 @@ def close_to(picture: np.ndarray, colour: tuple[int, int, int], within: int = 30
 
 def test_points_are_where_a_pinhole_sees_them():
     camera = Camera(np.zeros(3), np.array([1.0, 0.0, 0.0]), 100.0, (200, 100))
-    left, up = camera.pixels(camera.seen(np.array([[2.0, 1.0, 0.0], [4.0, 0.0, 1.0]])))
+    left, up = camera.pixels(camera.projected(np.array([[2.0, 1.0, 0.0], [4.0, 0.0, 1.0]])))
     np.testing.assert_allclose(left, [50.0, 50.0])  # y is to the left of x
     np.testing.assert_allclose(up, [100.0, 25.0])
     tilted = Camera(np.array([0.0, 0.0, 2.0]), np.array([3.0, 1.0, 1.0]), 100.0, (200, 100))
-    far = tilted.pixels(tilted.seen(np.array([3e6, 1e6, 2.0])))
+    far = tilted.pixels(tilted.projected(np.array([3e6, 1e6, 2.0])))
     assert far[1] == pytest.approx(tilted.horizon, abs=1e-3)
     down = Camera(np.array([0.0, 0.0, 2.0]), np.zeros(3), 100.0, (200, 100))
     assert np.isfinite(down.axes).all()
@@ -69,7 +69,7 @@ def test_a_chasing_camera_keeps_the_drone_in_the_middle_and_does_not_jerk():
     follow, eyes, views = Follow(1.7, 0.5, 0.0, 0.12), [], []
     for position, ahead in circle(100):
         camera = follow.camera(position, ahead, DT_S, FOCAL, SIZE)
-        column, row = camera.pixels(camera.seen(position))
+        column, row = camera.pixels(camera.projected(position))
         assert abs(column - SIZE[0] / 2) < 1.0
         assert 0.4 * SIZE[1] < row < 0.7 * SIZE[1]
         assert 1.0 < np.linalg.norm(camera.eye - position) < 4.0
@@ -162,7 +162,7 @@ def test_a_gate_is_shown_as_passed_now_for_a_moment_only():
     colours = []
     for _ in range(20):
         flight.render(np.arange(1))
-        found = filming.states(number, filming.Seen.of(env), 0, flight.races[0], env.mdp)
+        found = filming.states(number, filming.Snapshot.of(env), 0, flight.races[0], env.mdp)
         colours.append(found[number])
         for _ in range(4):
             env.step(torch.full((1, 1, 4), 0.3))

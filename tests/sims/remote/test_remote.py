@@ -16,7 +16,6 @@ import torch
 from embodied.command_line.config import compose
 from embodied.environment import DifferentiableEnvironment, NumberedStarts, Restorable, SwitchableEnvironment
 from embodied.errors import UserError
-from sims.remote.environment import GIVE_UP
 from sims.remote.task import in_processes
 from tests.conformance.test_environments import same
 from tests.sims.remote.made import MadeTask, in_children
@@ -186,13 +185,14 @@ def test_what_was_lost_is_in_the_saved_state(environment):
     assert transition.executed.any(1).tolist() == [False, False, True, True]
 
 
-def test_one_that_dies_again_and_again_is_given_up_with_its_last_words(tmp_path: Path, environment):
+def test_one_that_dies_again_and_again_is_given_up_with_its_last_words(tmp_path: Path, environment, monkeypatch):
     (simulator := tmp_path / "simulator").touch()
     env = environment(MadeTask(processes=1, needed=str(simulator)), 2)
     env.reset()
     env.step(zeros(env))
     simulator.unlink()
-    expected = f"died {GIVE_UP} times in a row .* status 1; its last lines: .*no simulator without {simulator}$"
+    monkeypatch.setattr("sims.remote.environment.GIVE_UP", 2)
+    expected = f"died 2 times in a row .* status 1; its last lines: .*no simulator without {simulator}$"
     with pytest.raises(UserError, match=expected) as caught:
         env.step(zeros(env, row_0=KILL))
     assert "\n" not in str(caught.value)

@@ -1,5 +1,7 @@
 """Neighbours, collisions, downwash, observations, and worlds; all by hand."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -15,13 +17,12 @@ from sims.swarm.mdp import (
     HIT_ROOM,
     OBSTACLE_RADIUS_M,
     RADIUS_M,
-    Flight,
+    Moment,
     Swarm,
     around,
     carrot,
     collisions,
     downwash,
-    reward,
     tokens,
 )
 from sims.swarm.ways import CLEAR_M, Ways
@@ -108,7 +109,7 @@ def test_tokens_are_relative_and_empty_out_of_range():
     assert obstacles[0, 0, 0].tolist() == pytest.approx([0, -0.563, 0.5, 1])
     assert (obstacles[0, 0, 1:] == 0).all()
     assert set(neighbours[..., 7].unique().tolist()) == {0.0, 1.0}
-    assert [len(spec.names) for spec in mdp.specs().values()][-2:] == [8, 4]
+    assert [len(spec.names) for spec in mdp.OBSERVED.values()][-2:] == [8, 4]
 
 
 def test_a_goal_far_away_is_seen_nearer_in_its_direction():
@@ -116,21 +117,22 @@ def test_a_goal_far_away_is_seen_nearer_in_its_direction():
     assert carrot(Swarm(), ways).flatten().tolist() == pytest.approx([1.2, 1.6, 0.0, 0.0, 0.6, 0.8], abs=1e-6)
 
 
-def flight(position: torch.Tensor, velocity: torch.Tensor, way: torch.Tensor, turning: float = 0.0) -> Flight:
+def moment(position: torch.Tensor, velocity: torch.Tensor, way: torch.Tensor, *around: Any, turning: float = 0.0):
     level = EYE.expand(*position.shape[:2], 9)
-    return Flight(position, level, velocity, torch.full_like(position, turning), way, way, torch.zeros(1, 1, 4))
+    turn = torch.full_like(position, turning)
+    return Moment(position, level, velocity, turn, way, way, torch.zeros(1, 1, 4), *around)
 
 
 def test_the_reward_is_what_the_formula_says():
     mdp = Swarm(drones=2)
     position, still = place((0, 0, 2), (4, 4, 2)), place((0, 0, 0), (0, 0, 0))
     near = around(mdp, position, torch.ones(1, 2, dtype=torch.bool), pillars())
-    at_goal = reward(mdp, flight(position, still, still), pillars(), near)
+    at_goal = mdp.reward(moment(position, still, still, pillars(), near))
     assert at_goal[0].tolist() == pytest.approx([1.0, 1.0], abs=1e-6)
     # Far from the goal and standing: the whole of the wanted speed is missing.
-    far = reward(mdp, flight(position, still, place((0, 0, 0), (0, 1000, 0))), pillars(), near)
+    far = mdp.reward(moment(position, still, place((0, 0, 0), (0, 1000, 0)), pillars(), near))
     assert far[0].tolist() == pytest.approx([1.0, 1.0 - mdp.weight_velocity], abs=1e-4)
-    turning = reward(mdp, flight(position, still, still, turning=2.0), pillars(), near)
+    turning = mdp.reward(moment(position, still, still, pillars(), near, turning=2.0))
     assert float(turning[0, 0]) == pytest.approx(1.0 - 12.0 * mdp.weight_angular_velocity, abs=1e-6)
 
 
@@ -140,9 +142,7 @@ def test_the_wanted_velocity_is_along_the_way_and_less_near_the_goal():
     near = around(mdp, position, torch.ones(1, 2, dtype=torch.bool), pillars())
     way = place((300, 400, 0), (0, 0, mdp.slow_m))
     wanted = mdp.speed_m_s * place((0.6, 0.8, 0.0), (0.0, 0.0, 0.5**0.5))
-    assert reward(mdp, flight(position, wanted, way), pillars(), near)[0].tolist() == pytest.approx(
-        [1.0, 1.0], abs=1e-4
-    )
+    assert mdp.reward(moment(position, wanted, way, pillars(), near))[0].tolist() == pytest.approx([1.0, 1.0], abs=1e-4)
 
 
 def planned(begin: torch.Tensor, goal: torch.Tensor, cylinders: torch.Tensor, **options) -> tuple[Worlds, Ways]:
@@ -241,8 +241,8 @@ def test_margins_cost_what_is_entered_of_them_after_a_moment():
 
     def cost(velocity: torch.Tensor, cylinders: torch.Tensor) -> list[float]:
         near = around(mdp, position, torch.ones(1, 2, dtype=torch.bool), cylinders)
-        free = reward(mdp, flight(place((0, 0, 2), (4, 4, 2)), velocity, still), pillars(), alone)
-        return (free - reward(mdp, flight(position, velocity, still), cylinders, near))[0].tolist()
+        free = mdp.reward(moment(place((0, 0, 2), (4, 4, 2)), velocity, still, pillars(), alone))
+        return (free - mdp.reward(moment(position, velocity, still, cylinders, near)))[0].tolist()
 
     alone = near._replace(neighbour_gap=torch.full_like(near.neighbour_gap, AWAY_M))
     share = 1.0 - gap / mdp.neighbour_margin_m
@@ -264,7 +264,7 @@ def test_the_rewards_gradient_is_that_of_finite_differences():
     near = around(mdp, position.detach(), torch.ones(1, 3, dtype=torch.bool), cylinders)
 
     def total(position, velocity, way):
-        return reward(mdp, flight(position, velocity, way), cylinders, near)
+        return mdp.reward(moment(position, velocity, way, cylinders, near))
 
     assert torch.autograd.gradcheck(total, (position, velocity, way))
 

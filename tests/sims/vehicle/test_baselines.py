@@ -13,7 +13,8 @@ from embodied.navigation.dynamic_window import SPEEDS, Weights, clearance
 from embodied.policy import MEMORY, Decision
 from embodied.rollout.memory import STARTED
 from sims.vehicle.planners.gap import FollowTheGap
-from sims.vehicle.planners.raceline import Raceline, RacelineNumbers, _at, least_curvature
+from sims.vehicle.planners.pursuit import Numbers, PurePursuit
+from sims.vehicle.planners.raceline import Raceline, RacelineNumbers, _at, _box_programme, least_curvature
 from sims.vehicle.task import NavigateTask, RaceTask
 from sims.vehicle.vehicles import F1TENTH, JACKAL
 
@@ -170,6 +171,30 @@ def test_a_raceline_stays_on_the_track_and_bends_less_at_the_speed_that_grip_all
         assert speed.max() <= F1TENTH.speed_max_m_s
     # Every line uses the room that the margin leaves, at the apex of some bend.
     torch.testing.assert_close(torch.stack(nearest), torch.full((8,), 0.5 * F1TENTH.width_m + 0.2), atol=0.05, rtol=0.0)
+
+
+def test_minimisers_in_a_box_fulfil_the_conditions_of_karush_kuhn_and_tucker():
+    generator = torch.Generator().manual_seed(0)
+    root = torch.randn(16, 8, 8, dtype=torch.float64, generator=generator)
+    start = 3.0 * torch.randn(16, 8, dtype=torch.float64, generator=generator)
+    matrix, room = root @ root.transpose(1, 2) + 0.1 * torch.eye(8), torch.full_like(start, 0.3)
+    x = _box_programme(matrix, start, torch.zeros_like(start), room)
+    slope = (matrix @ x.unsqueeze(2))[..., 0] + start
+    assert bool((slope[x >= room] <= 0.0).all())
+    assert bool((slope[x <= -room] >= 0.0).all())
+    inside = x.abs() < room
+    assert 0 < int(inside.sum()) < inside.numel()
+    assert slope[inside].abs().max() < 1e-9
+
+
+def test_pure_pursuit_steers_on_the_circle_through_the_point_ahead():
+    pursuit = PurePursuit(RACE.environment(1, "tracks", "train").contract, F1TENTH, Numbers(ahead_m=0.9, ahead_s=0.05))
+    route = torch.tensor([[[0.0, 0.0], [1.0, 0.0], [1.0, 1.0], [1.0, 3.0]]] * 3)
+    # The points are (1, 0.5), (1, 0) and, at least 2.5 m ahead, (1, 1.5).
+    curvature = pursuit.curvature(route, torch.tensor([12.0, 2.0, 12.0]), torch.tensor([0.0, 0.0, 2.5]))
+    forward = 1.0 + F1TENTH.rear_axle_m
+    expected = [2.0 * y / (forward**2 + y**2) for y in (0.5, 0.0, 1.5)]
+    torch.testing.assert_close(curvature, torch.tensor(expected))
 
 
 def test_values_between_two_points_of_a_line_are_interpolated():

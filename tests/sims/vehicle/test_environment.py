@@ -1,6 +1,7 @@
 """Episodes: what ends them, rewards and metrics by hand, both back ends, options of the task."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -162,50 +163,50 @@ def test_what_maps_tell_is_always_that_of_now():
     assert fresh(env.observe())
 
 
+def stepped(mdp, before: Moment, state: torch.Tensor, steps: torch.Tensor) -> Moment:
+    """A control step of one vehicle from `before` to `state`, without contact or a change of command."""
+    still, zero = torch.zeros(1, dtype=torch.bool), torch.zeros(1, 2)
+    now = replace(before, state=state, steps=steps, hit=still, action=zero, previous=zero, before=before)
+    now.memory = mdp.update(now)
+    return now
+
+
 def test_laps_are_counted_forwards_and_a_race_ends_after_the_last():
     env = race(1)
     env.reset(starts=torch.tensor([3]))
     mdp, line, length = Race(), env.now.world["route"][0], float(env.now.world["length_m"][0])
-    memory, hit, zero = env.now.memory, torch.zeros(1, dtype=torch.bool), torch.zeros(1, 2)
-    moments = []
+    now = env.now
     for step in range(1, 2 * 3 * 64 + 3):
         state = env.now.state.clone()
         state[0, :2] = line[(2 * step) % 128]
-        moments.append(Moment(state, env.now.ranges, torch.tensor([step], dtype=torch.int32), memory, env.now.world))
-        before = Moment(env.now.state, env.now.ranges, moments[-1].steps - 1, memory, env.now.world)
-        outcome = mdp.outcome(before, moments[-1], hit, zero, zero)
-        memory = outcome.memory
-        if outcome.done:
+        now = stepped(mdp, now, state, torch.tensor([step], dtype=torch.int32))
+        assert bool(mdp.success(now)) == bool(mdp.finished(now))
+        if mdp.finished(now):
             break
-    assert memory[0, 2] == 3.0
+    assert now.memory[0, 2] == 3.0
     assert abs(step - 192) <= 1
-    assert memory[0, 0] == pytest.approx(3.0 * length, rel=0.01)
-    metrics = mdp.metrics(Moment(state, env.now.ranges, moments[-1].steps, memory, env.now.world), hit, hit)
-    assert metrics["lap_time_s"][0] == pytest.approx(64 * 0.05, abs=0.02)
+    assert now.memory[0, 0] == pytest.approx(3.0 * length, rel=0.01)
+    assert mdp.metrics(now)["lap_time_s"][0] == pytest.approx(64 * 0.05, abs=0.02)
     # backwards is no lap
-    backwards = env.now.memory
+    now = env.now
     for step in range(1, 100):
         state[0, :2] = line[(-2 * step) % 128]
-        now = Moment(state.clone(), env.now.ranges, env.now.steps, backwards, env.now.world)
-        outcome = mdp.outcome(now, now, hit, zero, zero)
-        backwards = outcome.memory
-        assert outcome.reward[0] < 0
-    assert backwards[0, 2] == 0.0
+        now = stepped(mdp, now, state.clone(), env.now.steps)
+        assert mdp.reward(now)[0] < 0
+    assert now.memory[0, 2] == 0.0
 
 
 def test_progress_between_two_points_of_the_middle_line_is_even_not_in_jumps_from_one_to_the_next():
     env = race(1)
     env.reset(starts=torch.tensor([3]))
     mdp, line, length = Race(), env.now.world["route"][0], float(env.now.world["length_m"][0])
-    memory, still, state = env.now.memory, torch.zeros(1, dtype=torch.bool), env.now.state.clone()
+    now, state = env.now, env.now.state.clone()
     rewards = []
     for tenths in range(100):
         share = tenths % 10 / 10.0
         state[0, :2] = (1.0 - share) * line[tenths // 10] + share * line[tenths // 10 + 1]
-        now = Moment(state.clone(), env.now.ranges, env.now.steps, memory, env.now.world)
-        outcome = mdp.outcome(now, now, still, torch.zeros(1, 2), torch.zeros(1, 2))
-        memory = outcome.memory
-        rewards.append(float(outcome.reward[0]))
+        now = stepped(mdp, now, state.clone(), env.now.steps)
+        rewards.append(float(mdp.reward(now)[0]))
     assert rewards[1:] == pytest.approx([length / 1280] * 99, rel=0.3)
 
 
@@ -299,8 +300,8 @@ def test_a_guard_replaces_dangerous_commands_of_the_environment_and_tells_how_ma
                 assert ((executed != ahead[:, 0]).any(1) <= differs)[~over].all()
                 shares.append(float(differs[~over].float().mean()) if (~over).any() else 0.0)
             over |= transition.done
-        hits[which] = int(env._hit.sum())
-        told = env.mdp.metrics(env.now, env.success, env._hit)["replaced"]
+        hits[which] = int(env.now.hit.sum())
+        told = env.mdp.metrics(replace(env.now, succeeded=env.success))["replaced"]
         assert bool((told > 0.0).any()) is bool(which)
         assert torch.allclose(told, env.now.memory[:, REPLACED] / env.now.steps)
     assert hits[0] > 40

@@ -1,5 +1,7 @@
 """People: where they walk, whom they avoid, what vehicles see and touch of them."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -47,6 +49,13 @@ def test_rooms_are_the_same_with_people_in_them():
     assert 4 <= count.max() <= 6
 
 
+def test_what_pushes_people_away_decays_with_its_distance_and_is_bounded():
+    apart = torch.tensor([[0.6, 0.8], [0.0, -2.0], [0.01, 0.0], [0.0, 0.0]])
+    # 3 exp(min((1 - d) / 0.25, 2)) m/s^2 at the distances d = 1, 2, 0.01 and 0 m
+    expected = torch.tensor([[1.8, 2.4], [0.0, -3.0 * math.exp(-4.0)], [3.0 * math.exp(2.0), 0.0], [0.0, 0.0]])
+    torch.testing.assert_close(people._away(apart, 1.0, 3.0, 0.25), expected)
+
+
 def test_they_walk_to_and_fro_without_walking_into_walls_or_a_vehicle_that_stands():
     env = crowded(32)
     walked = stand(env, 200)
@@ -63,7 +72,7 @@ def test_they_walk_to_and_fro_without_walking_into_walls_or_a_vehicle_that_stand
             if there[row, person]:
                 places = walked[:, row, person, :2].numpy()
                 assert people._clearance(places, circles, segments).min() > people.RADIUS_M - 0.02  # they may brush one
-    assert not env._hit.any()
+    assert not env.now.hit.any()
 
 
 def test_a_vehicle_sees_them_and_fails_when_it_drives_into_one():
@@ -85,7 +94,7 @@ def test_a_vehicle_sees_them_and_fails_when_it_drives_into_one():
             break
     assert found.terminated[row]
     assert not found.success[row]
-    assert env._hit[row]
+    assert env.now.hit[row]
 
 
 def test_people_go_on_where_they_were_saved():

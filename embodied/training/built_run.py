@@ -1,0 +1,206 @@
+"""Run whose parts are built and checked, before anything is written."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from embodied import seeding
+from embodied.contract import Contract
+from embodied.data.demonstrations import report_notes
+from embodied.data.episodes import Episodes
+from embodied.environment import Environment, SwitchableEnvironment, lacking
+from embodied.errors import UserError
+from embodied.evaluation.in_training import InTraining
+from embodied.placement.local import Local, Processes, RunParts, one_after_another
+from embodied.policy import PolicyConfig, TrainablePolicy, unread_observations
+from embodied.precision import precision_of
+from embodied.report.report import Report
+from embodied.rollout.random_play import first_decisions
+from embodied.rollout.rollout import RolloutSource
+from embodied.run_options import ExperimentConfig
+from embodied.saving import checkpoint
+from embodied.task import Learner, LearnerConfig, OfflineLearnerConfig, Task
+from embodied.training.held_out import HeldOut
+from embodied.training.logging import Logger, NoLogger
+from embodied.training.loop import build
+from embodied.training.own_state import own_seed
+from embodied.training.saved_run import DONE, SavedRun
+
+log = logging.getLogger(__name__)
+
+
+class BuiltRun(SavedRun):
+    """Run in `directory` with all its parts, which continues from a checkpoint there, if there is one."""
+
+    def __init__(
+        self,
+        config: ExperimentConfig,
+        task: Task,
+        policy: PolicyConfig,
+        algorithm: LearnerConfig | None,
+        directory: str | Path,
+        *,
+        record: dict[str, Any],
+        seed: int = 0,
+        device: str = "cpu",
+        wandb_project: str | None = None,
+        demonstrations: Callable[[Contract, Path], Episodes] | None = None,
+        offline: OfflineLearnerConfig | None = None,
+        world: Processes | None = None,
+    ) -> None:
+        """Build all parts, then start to write; `record`, the composed configuration, is stored in checkpoints.
+
+        `algorithm` learns in the stage rl, and `offline` in the stage offline; None without that stage.
+        `demonstrations`, called with the task's contract and the directory, replaces the task's own demonstrations.
+        Several processes make the same run, each in its `world`: the first one writes and evaluates.
+        """
+        config.check_learners(algorithm, offline)
+        precision_of(config.precision, policy.own_precision)  # raises if both set a precision
+        directory = Path(directory)
+        report = Report(task.name, task.asset_kind, seed, device=device, arguments=record.get("arguments"))
+        super().__init__(directory, record, config.env_steps, report, world or Local(device=device))
+        self.config, self.task, self.algorithm, self.offline = config, task, algorithm, offline
+        self.seed, self.device = seed, device
+        self._build_policy, saved = policy.build, self.saved(directory, record, config.env_steps)
+        seeding.seed_everything(seed)
+        self.contract = task.contract(task.distributions[0])
+        if saved:
+            saved.check(self.contract)
+        # Each process has its own environments and noise; the learner's generators are the same in all of them.
+        self.own_seed = own_seed(seed, self.world, saved)
+        self.policy = self._policy(None if saved else config.start_from)
+        self.env = self.environment("train", task.distributions[0])
+        if unread := unread_observations(self.policy):
+            self.report.notes.append(f"The policy does not read these observations: {', '.join(unread)}.")
+        self.report.notes += lacking(self.env) + ([self.world.remark] if self.world.remark else [])
+        with seeding.undisturbed():
+            self.evaluation_envs: dict[str, Environment] = {}
+            if not isinstance(self.env, SwitchableEnvironment) and not self.world.rank:
+                self.evaluation_envs = {name: self.environment("eval", name) for name in task.distributions}
+            # An empty set of demonstrations suffices to check the parts, before a long recording of demonstrations.
+            self._try(Episodes.of(TensorDict({}, [0]), torch.zeros(0, *self.contract.action.shape)))
+            self.held_out = self._held_out()
+        self.demonstrations = self._demonstrate(demonstrations)
+        if self.own_seed != seed:
+            seeding.seed_everything(self.own_seed)
+        if unread:
+            log.warning("the policy does not read %s", ", ".join(unread))
+        self.stage, *_ = self.stages = self._plan()
+        rows = self._restore(saved) if saved else 0
+        options = {"config": record, "wandb_project": wandb_project, "rows": rows}
+        self.logger = NoLogger() if self.world.rank else Logger(directory, **options)
+
+    def _plan(self) -> list[str]:
+        """Stages of the run, in order.
+
+        Raises:
+            UserError: for supervised training without demonstrations, and RL of weights without statistics.
+        """
+        requested = self.config.stages or (["rl"] if self.demonstrations is None else ["sft", "rl"])
+        if self.demonstrations is None and (offline := [name for name in requested if name != "rl"]):
+            stages = ",".join(offline)
+            raise UserError(f"task={self.task.name} has no demonstrations for stages=[{stages}]; use stages=[rl]")
+        first = ["start"] if self.config.start_from else []
+        if requested == ["rl"] and not first and self.policy.lacks_statistics:
+            raise UserError(f"{self.policy.lacks_statistics}; stages=[sft,rl] computes them from demonstrations")
+        # the control is compared with what follows SFT
+        control = ["sft_control"] if self.config.control and "sft" in requested and len(requested) > 1 else []
+        return [*first, *requested, *control, DONE]
+
+    def _held_out(self) -> HeldOut:
+        """Evaluations during RL, in the evaluation environment; a note states why there are none."""
+        trained_on, config = self.task.distributions[0], self.config
+        self.report.in_training = InTraining(trained_on)
+        held_out = HeldOut(
+            None if self.world.rank else config.evaluate_every_steps,
+            self.evaluation_envs.get(trained_on),
+            self.report.in_training,
+            final=config.evaluation_starts,
+            device=self.device,
+            precision=config.precision,
+        )
+        if held_out.refused and held_out.automatic and "rl" in (config.stages or ["rl"]):
+            self.report.notes.append(f"No evaluations during training: {held_out.refused}.")
+        return held_out
+
+    def _policy(self, start_from: str | None = None) -> TrainablePolicy:
+        """Build a policy, with the weights of `start_from` if it is set."""
+        policy = self._build_policy(self.contract).to(self.device)
+        if start_from:
+            checkpoint.load_weights(start_from, self.contract).restore(policy)
+        return self.world.place(policy)
+
+    def environment(self, split: str, distribution: str) -> Environment:
+        """Make environments of the `split` "train" or "eval" of `distribution`."""
+        count, seed = self.config.evaluation_envs, 0
+        if split == "train":
+            count, seed = self.world.own_envs(self.config.num_envs), self.own_seed
+        env = self.task.environment(count, distribution, split, seed, self.device)
+        if count < len(env.task_names):
+            scope = f" in each of {self.world.size} processes" if self.world.size > 1 else ""
+            raise UserError(f"expected num_envs of at least {len(env.task_names)}, one per task{scope}; got {count}")
+        return env
+
+    def _demonstrate(self, given: Callable[[Contract, Path], Episodes] | None) -> Episodes | None:
+        """Load demonstrations by `given`, else the task's own; None if there are none or no stage reads them."""
+        if self.config.stages == ["rl"] and self.algorithm and not self.algorithm.reads_demonstrations:
+            if given:
+                log.warning("demonstrations= is not read: neither stages=[rl] nor this algorithm's options ask for any")
+            return None
+        with self.timer("demonstrations"), one_after_another(self.world):  # the first process records, the others read
+            task_demonstrations = self.task.demonstrations
+            demonstrations = (
+                given(self.contract, self.directory) if given else task_demonstrations(self.directory, self.seed)
+            )
+        if demonstrations is None:
+            with seeding.undisturbed():
+                self._try(None)
+            return None
+        self.report.notes += report_notes(demonstrations, self.directory)
+        return demonstrations
+
+    def _try(self, demonstrations: Episodes | None) -> None:
+        """Build the learners with a throwaway policy, to report incompatible parts before anything runs."""
+        env, policy = self.evaluation_envs.get(self.task.distributions[0], self.env), self._policy()
+        if self.algorithm:
+            self.learner_and_collector(env, policy, demonstrations)
+        if self.offline:
+            self.offline.build(policy, torch.Generator())
+
+    @property
+    def learning(self) -> LearnerConfig:
+        """Config of the learner of the stage rl."""
+        assert self.algorithm is not None
+        return self.algorithm
+
+    def learner_and_collector(
+        self, env: Environment, policy: TrainablePolicy, demonstrations: Episodes | None
+    ) -> tuple[Learner, RolloutSource]:
+        """Build the learner of `policy` for the stage rl, and its collector in `env`."""
+        algorithm = self.learning
+        learner, collector = build(
+            env, policy, algorithm, demonstrations, self.seed, self.world, own_seed=self.own_seed
+        )
+        parts = RunParts(self.task, algorithm, learner, env, policy, self.config, self.seed)
+        if (remote := self.world.remote_collector(parts)) is not None:
+            return learner, remote
+        collector.storage, collector.folder = self.config.storage, self.directory
+        if self.config.overlap and (self.world.size > 1 or not algorithm.max_staleness):
+            raise UserError("overlap=true needs one process and an algorithm of max_staleness; use overlap=false")
+        return learner, collector
+
+    def random_play(self, generator: torch.Generator) -> tuple[TensorDict, Tensor]:
+        """Run `first_decisions` in separate environments, or in the shared one before its collector begins."""
+        shared = isinstance(self.env, SwitchableEnvironment)
+        env = self.env if shared else self.environment("train", self.task.distributions[0])
+        samples = first_decisions(env, generator)
+        if not shared:
+            env.close()
+        return samples

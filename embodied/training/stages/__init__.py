@@ -1,0 +1,1 @@
+"""Stages of a run, which an experiment walks in order."""

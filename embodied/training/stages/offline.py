@@ -1,0 +1,123 @@
+"""Training on demonstrations: supervised fine-tuning, and other learners with `fit(episodes, steps, world)`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from embodied import seeding
+from embodied.algorithms.finite import check_finite, losses
+from embodied.algorithms.parts import check_equal_weights, check_policy_is_listed, name_of, only_listed_optimisers
+from embodied.data.demonstrations import with_privileged
+from embodied.data.episodes import Episodes
+from embodied.errors import UserError
+from embodied.task import OfflineLearner, OfflineLearnerConfig
+from embodied.training.stages.stage import Stage
+
+SEGMENT = 500
+"""Gradient steps between log entries, and between checkpoints."""
+
+
+class OfflineStage(Stage[Mapping[str, float]]):
+    """Stage of the learner that `Experiment(offline=)` builds."""
+
+    name = "offline"
+    offline = baselines = True
+    learner: OfflineLearner
+    first = 0
+    """Gradient steps that the learner had taken before this stage."""
+
+    @property
+    def config(self) -> OfflineLearnerConfig:
+        """Config of the learner."""
+        assert self.run.offline is not None
+        return self.run.offline
+
+    @property
+    def demonstrations(self) -> Episodes:
+        """Episodes to train on."""
+        assert self.run.demonstrations is not None
+        return self.run.demonstrations
+
+    @property
+    def total(self) -> int:
+        """Gradient steps of this stage."""
+        return self.config.steps - self.first
+
+    @property
+    def done(self) -> int:
+        """Gradient steps that are done."""
+        return self.learner.gradient_steps - self.first
+
+    @property
+    def due(self) -> bool:
+        """Whether a log entry and a checkpoint are due."""
+        return self.learner.gradient_steps % SEGMENT == 0 or self.done == self.total
+
+    def build(self, resumed: bool) -> dict[str, Any]:
+        """Build the learner; the policy's statistics are those of the demonstrations, unless it has some."""
+        run = self.run
+        if not (resumed or run.before or run.config.start_from):
+            self._fit_statistics()
+        self.learner = self.config.build(run.policy, seeding.generator(run.seed, self.name))
+        if run.world.size > 1:
+            check_policy_is_listed(self.learner, run.policy)
+        return {"learner": self.learner}
+
+    def _fit_statistics(self) -> None:
+        run = self.run
+        observations, actions = self.demonstrations.by_weight()
+        generator = seeding.generator(run.seed, "random play")
+        observations = with_privileged(observations, run.contract, lambda drawn: run.random_play(drawn)[0], generator)
+        run.policy.fit(observations.to(run.device), actions.to(run.device))
+
+    def steps(self) -> Iterator[Mapping[str, float]]:
+        """Yield the metrics of each gradient step.
+
+        Raises:
+            DivergedError: if a loss is not finite.
+            UserError: if the learner takes no step, steps an optimiser that it does not list, or if its first step
+                leaves different weights in several processes.
+        """
+        run, learner, first = self.run, self.learner, True
+        while True:
+            before = learner.gradient_steps
+            with run.timer(self.title), run.config.precision.on(run.device), only_listed_optimisers(learner):
+                metrics = run.world.mean(learner.fit(self.demonstrations, 1, run.world))
+            if learner.gradient_steps == before:
+                raise UserError(f"{name_of(learner)}.fit(episodes, 1) did not count a step in gradient_steps")
+            if first and run.world.size > 1:
+                check_equal_weights(learner, run.world)
+            check_finite(losses(metrics), learner.gradient_steps)
+            first = False
+            yield metrics
+
+    def record(self, step: Mapping[str, float]) -> str:
+        """Log the metrics if due."""
+        if self.due:
+            self.run.logger.log(
+                self.learner.gradient_steps, {f"{self.name}/{name}": value for name, value in step.items()}
+            )
+        return ""
+
+    def finish(self) -> None:
+        """Keep the policy as what later stages are compared with, unless an earlier stage kept its own."""
+        self.run.counters["offline_gradient_steps"] = self.learner.gradient_steps
+        if not self.run.before:
+            self.run.before = self.run.aside({"policy": dict(self.run.policy.state_dict())})
+
+
+class SupervisedStage(OfflineStage):
+    """Supervised fine-tuning."""
+
+    name = "sft"
+    baselines = False
+
+    @property
+    def config(self) -> OfflineLearnerConfig:
+        """Options of SFT."""
+        return self.run.config.sft
+
+    def finish(self) -> None:
+        """Keep the learner, from which the control continues."""
+        self.run.before = self.run.aside(self.learner.state_dict())

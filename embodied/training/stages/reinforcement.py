@@ -1,0 +1,142 @@
+"""Reinforcement learning: iterations of collection and update (`loop.py`), evaluated in between."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+from embodied import seeding
+from embodied.policy import TrainablePolicy
+from embodied.report.report import told
+from embodied.rollout.ahead import CollectorAhead
+from embodied.rollout.rollout import Collector, RolloutSource
+from embodied.saving import checkpoint
+from embodied.saving.checkpoint import Checkpoint
+from embodied.training.held_out import PHASE
+from embodied.training.loop import Iteration, iterations
+from embodied.training.stages.stage import Stage
+
+log = logging.getLogger(__name__)
+PATIENCE_S = 1.0
+"""Longest iteration, s, that a stop waits for."""
+
+
+class ReinforcementStage(Stage[Iteration]):
+    """Stage that trains until all processes together have taken `env_steps` environment steps."""
+
+    name = "rl"
+    baselines = True
+    collector: RolloutSource | CollectorAhead
+
+    @property
+    def patience_s(self) -> float:
+        """Longest iteration, s, that a stop waits for."""
+        return PATIENCE_S
+
+    @property
+    def total(self) -> int:
+        """Environment steps."""
+        return self.run.config.env_steps
+
+    @property
+    def done(self) -> int:
+        """Environment steps that are done."""
+        return self.run.counters["env_steps"]
+
+    @property
+    def due(self) -> bool:
+        """Whether a checkpoint is due after this iteration."""
+        return self.run.counters["iteration"] % self.run.config.checkpoint_every == 0
+
+    def build(self, resumed: bool) -> dict[str, Any]:
+        """Build learner and collector; statistics are those of random play, unless the policy has some."""
+        run, config = self.run, self.run.config
+        if not run.before:
+            if not config.start_from:
+                observation, actions = run.random_play(seeding.generator(run.seed, "random play"))
+                run.policy.fit(observation.to(run.device), actions.to(run.device))
+            run.before = run.aside({"policy": dict(run.policy.state_dict())})
+        if not resumed:
+            # only at the beginning of the stage: a resumed run loads the critic's weights
+            run.policy.start_critic()
+        self.learner, self.collector = run.learner_and_collector(run.env, run.policy, run.demonstrations)
+        if config.overlap:
+            assert isinstance(self.collector, Collector)  # collectors in other processes do not allow overlap
+            self.collector = CollectorAhead(self.collector, run.policy, config.precision)
+        self.parts = {"learner": self.learner, "collector": self.collector, "held_out": run.held_out}
+        return self.parts
+
+    def running(self) -> AbstractContextManager[object]:
+        """Context of the thread that collects ahead, if there is one."""
+        return self.collector if isinstance(self.collector, CollectorAhead) else nullcontext()
+
+    def steps(self) -> Iterator[Iteration]:
+        """Iterations, after an evaluation that is due but was interrupted."""
+        run = self.run
+        self._watch()
+        return iterations(
+            self.learner,
+            self.collector,
+            run.learning.rollout_length,
+            self.total,
+            done=self.done,
+            planned=run.counters["planned_env_steps"],
+            precision=run.config.precision,
+            world=run.world,
+        )
+
+    def record(self, step: Iteration) -> str:
+        """Count and log an iteration, then evaluate the policy if due."""
+        run = self.run
+        run.counters["iteration"] += 1
+        run.counters["env_steps"] = step.env_steps
+        run.timer.add("simulation", step.simulation_s)
+        run.timer.add("policy", step.policy_s)
+        run.timer.add("update", run.step_s - step.simulation_s - step.policy_s)
+        # CPU time of all processes, and of collectors in other processes
+        run.counters["cpu_s"] += step.cpu_s + float(run.world.sum(torch.tensor(run.step_cpu_s)))
+        run.counters["episodes"] += step.episodes
+        for name in ("lost", "pushed"):
+            run.counters[name] += step.odd_episodes[name]
+        for name in ("lost_collectors", "dropped_rollouts"):
+            run.counters[name] += getattr(step, name)
+        run.logger.log(step.env_steps, step.logged)
+        self._watch()
+        return step.note
+
+    def finish(self) -> None:
+        """Save the checkpoint at the end of RL, from which more `env_steps` continue, and delete older results."""
+        run = self.run
+        if run.counters["rl_checkpoint"]:
+            return
+        run.counters["rl_gradient_steps"] = self.learner.gradient_steps
+        run.counters["rl_checkpoint"] = int(run.save(self.parts).name)
+        for name in ("report.json", "video.mp4") if not run.world.rank else ():
+            (run.directory / name).unlink(missing_ok=True)
+
+    def _watch(self) -> None:
+        """Evaluate the policy on held-out episodes, if due; the best is saved in best/."""
+        run = self.run
+        if run.anywhere(run.held_out.due(self.done, self.total, run.counters["episodes"], run.timer.seconds)):
+            whole = run.world.whole(run.policy)
+            run.world.lead(lambda: self._evaluate_held_out(whole))
+            run.save(self.parts)  # so that the report and best/ are consistent
+
+    def _evaluate_held_out(self, policy: TrainablePolicy) -> None:
+        run, held_out, done, wall_s = self.run, self.run.held_out, self.done, self.run.timer.seconds
+        began = time.perf_counter()
+        with run.abandonable(self.parts, changing=False), run.timer(PHASE):
+            point = held_out.evaluate(policy, done)
+            if chosen := held_out.found.chosen():
+                weights, counters = dict(policy.state_dict()), {**run.counters, "stage": self.name}
+                saved = Checkpoint(weights, run.policy.contract, run.record, counters, chosen=chosen)
+                checkpoint.save_best(run.directory, saved)
+        held_out.plan(time.perf_counter() - began, done, self.total, wall_s)
+        log.info(f"held-out {told(point)} after {done:,} environment steps{', the best so far' if chosen else ''}")
+        values = {name: value for name, value in point.items() if name not in ("env_steps", "episodes")}
+        run.logger.log(done, {f"evaluation/{name}": value for name, value in values.items() if value is not None})
