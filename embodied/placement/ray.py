@@ -65,7 +65,7 @@ class RayConfig(Configuration):
             UserError: see `cluster`.
         """
         with cluster(self):
-            yield RayPlacement(device=device, max_staleness=self.max_staleness, config=self)
+            yield RayPlacement(device=device, config=self)
 
 
 def library() -> Any:  # noqa: ANN401 - a module
@@ -330,6 +330,11 @@ class RayPlacement(RemotePlacement):
     """Learner's process of a run whose collectors are on a cluster."""
 
     config: RayConfig = field(default_factory=RayConfig)
+
+    @property
+    def max_staleness(self) -> int:
+        """Updates that the weights of a rollout may be behind."""
+        return self.config.max_staleness
 
     @property
     def patience_s(self) -> float:

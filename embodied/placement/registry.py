@@ -46,7 +46,7 @@ class LocalConfig(Configuration):
             return
         from embodied.placement.threads import ThreadPlacement
 
-        processes = ThreadPlacement(device=device, max_staleness=self.max_staleness, collectors=self.collectors)
+        processes = ThreadPlacement(device=device, collectors=self.collectors, staleness=self.max_staleness)
         try:
             yield processes
         finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 from embodied import seeding
@@ -25,11 +25,15 @@ OWN = 100
 class RemotePlacement(Local):
     """The learner's process of a run with collectors that have environments of their own; `_pool` creates them."""
 
-    max_staleness: int = field(default=0, kw_only=True)
     remark = (
         "Collectors had environments of their own: a resumed run goes on with its weights and counters, and with new"
         " episodes, initial states and noise."
     )
+
+    @property
+    @abstractmethod
+    def max_staleness(self) -> int:
+        """Updates that the weights of a rollout may be behind."""
 
     @property
     def patience_s(self) -> float:

@@ -103,7 +103,13 @@ class ThreadPlacement(RemotePlacement):
     """Learner's process of a run whose collectors are its threads."""
 
     collectors: int = 2
+    staleness: int = 0
     pools: list[ThreadCollectors] = field(default_factory=list)
+
+    @property
+    def max_staleness(self) -> int:
+        """Updates that the weights of a rollout may be behind."""
+        return self.staleness
 
     def _pool(self, recipe: CollectorRecipe, num_envs: int) -> ThreadCollectors:
         recipe = replace(recipe, threads=max(1, torch.get_num_threads() // self.collectors))
