@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -49,6 +50,15 @@ class SeenTask(ReachTask):
         return None
 
 
+class RewardedTask(ReachTask):
+    """Its demonstrations have rewards, which advantages need."""
+
+    def demonstrations(self, directory: Path, seed: int) -> Episodes | None:
+        """Small actions earn more."""
+        episodes = super().demonstrations(directory, seed)
+        return replace(episodes, reward=-episodes.actions.square().sum(-1))
+
+
 class Dying(Experiment):
     """Its last process is killed in the third iteration."""
 
@@ -82,7 +92,7 @@ def run(arguments: list[str]) -> None:
     with place as world:
         made = (Dying if "die" in more else Experiment)(
             config,
-            SeenTask() if kind == "pi0" else ReachTask(),
+            {"pi0": SeenTask, "awr": RewardedTask}.get(kind, ReachTask)(),
             Pi0Config(hidden=16, denoising_steps=2) if kind == "pi0" else MLPConfig(hidden=[16]),
             {"a2c": documented()["A2CConfig"](), "awr": None}.get(kind, PPO),
             Path(folder),
