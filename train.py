@@ -64,7 +64,7 @@ def run(arguments: list[str]) -> None:
 
 def composed(arguments: list[str]) -> tuple[TrainConfig, dict[str, Any]]:
     """Compose the configuration and its record; a resumed run starts from its own configuration."""
-    saved = program.begun("train", arguments)
+    saved = program.check_start("train", arguments)
     return compose(TrainConfig, "train", with_placement(arguments, saved), GROUPS, saved)
 
 

@@ -113,17 +113,17 @@ def check_numbers(option: str, value: Any, hint: Any) -> None:  # noqa: ANN401 -
             raise UserError(f"{name}={_written(number)}: expected {expected}")
 
 
-def with_numbers(record: R, numbers: Mapping[str, float], option: str, known: Collection[str] | None = None) -> R:
-    """Copy the dataclass `record` with other `numbers`, by field; `known` fields can be set, by default all.
+def with_numbers(record: R, numbers: Mapping[str, float], option: str, allowed: Collection[str] | None = None) -> R:
+    """Copy the dataclass `record` with other `numbers`, by field; `allowed` fields can be set, by default all.
 
     Raises:
         UserError: with `option`, for an unknown name, a fraction instead of an integer, or a number out of range.
     """
     hints, values = type_hints(type(record)), {}
-    known = [field.name for field in fields(record)] if known is None else known
+    allowed = [field.name for field in fields(record)] if allowed is None else allowed
     for name, number in numbers.items():
-        if name not in known:
-            raise UserError(f"unknown number {name!r} in {option}; expected one of {', '.join(known)}")
+        if name not in allowed:
+            raise UserError(f"unknown number {name!r} in {option}; expected one of {', '.join(allowed)}")
         check_numbers(f"{option}.{name}", number, Annotated[hints[name], Range()])
         kind = type(getattr(record, name))
         if kind is int and number % 1:

@@ -169,7 +169,7 @@ def clip_gradient(actions: Tensor, most: float) -> None:
         actions.register_hook(lambda grad: grad.flatten(1).renorm(2, 0, most).view_as(grad))
 
 
-def lacking(env: Environment) -> list[str]:
+def capability_notes(env: Environment) -> list[str]:
     """Notes for a report on the capabilities that `env` lacks."""
     notes = []
     if not isinstance(env, NumberedStarts):

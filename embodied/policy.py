@@ -23,7 +23,7 @@ from embodied.precision import Precision
 from embodied.world import World
 
 Module = TypeVar("Module", bound=nn.Module)
-Given = ParamSpec("Given")
+Arguments = ParamSpec("Arguments")
 
 EXECUTED = "executed"
 """Key of a stored sample: mask of the actions executed before the episode's end, [..., K] bool; absent: all."""
@@ -186,7 +186,9 @@ def unread_observations(policy: TrainablePolicy) -> list[str]:
     return [f"{key} ({kind(spec)})" for key, spec in specs.items() if not spec.privileged and key not in keys]
 
 
-def inference(act: Callable[Concatenate[Module, Given], Decision]) -> Callable[Concatenate[Module, Given], Decision]:
+def inference(
+    act: Callable[Concatenate[Module, Arguments], Decision],
+) -> Callable[Concatenate[Module, Arguments], Decision]:
     """Decorate a module's `act`: it runs without gradients and always in evaluation mode.
 
     Dropout and batch statistics are for learners: stored samples must be those that `evaluate` scores later.
@@ -194,7 +196,7 @@ def inference(act: Callable[Concatenate[Module, Given], Decision]) -> Callable[C
 
     @wraps(act)
     @torch.no_grad()
-    def in_evaluation_mode(policy: Module, *args: Given.args, **kwargs: Given.kwargs) -> Decision:
+    def in_evaluation_mode(policy: Module, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Decision:
         training = [module for module in policy.modules() if module.training]
         for module in training:
             vars(module)["training"] = False  # setting the attribute would search the module's parameters

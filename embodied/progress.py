@@ -18,14 +18,14 @@ PERIOD_S = 60.0
 
 
 class Progress:
-    """Counter to `total` of `unit` from `initial`; `shown=False` counts silently, as where messages are turned off.
+    """Counter to `total` of `unit` from `initial`; `visible=False` counts silently, as where messages are turned off.
 
     On a terminal (stderr) it is a bar, elsewhere a message every `PERIOD_S`.
     """
 
-    def __init__(self, label: str, total: int, unit: str, *, initial: int = 0, shown: bool = True) -> None:
-        shown = shown and log.isEnabledFor(logging.WARNING)
-        self.label, self.total, self.unit, self.done, self.shown = label, total, unit, initial, shown
+    def __init__(self, label: str, total: int, unit: str, *, initial: int = 0, visible: bool = True) -> None:
+        visible = visible and log.isEnabledFor(logging.WARNING)
+        self.label, self.total, self.unit, self.done, self.visible = label, total, unit, initial, visible
         # disable=None: no bar unless stderr is a terminal
         self._bar = tqdm(
             total=total,
@@ -34,9 +34,9 @@ class Progress:
             unit=unit,
             unit_scale=total >= 10_000,
             smoothing=0.05,
-            disable=None if shown else True,
+            disable=None if visible else True,
         )
-        self._shown_s = time.monotonic()
+        self._last_log_s = time.monotonic()
 
     def update(self, more: int = 1, note: str = "") -> None:
         """Advance by `more`; `note` is shown next to the bar."""
@@ -45,8 +45,8 @@ class Progress:
             self._bar.set_postfix_str(note, refresh=False)
         with unread(sys.stderr):
             self._bar.update(more)
-        if self._bar.disable and self.shown and time.monotonic() - self._shown_s >= PERIOD_S:
-            self._shown_s = time.monotonic()
+        if self._bar.disable and self.visible and time.monotonic() - self._last_log_s >= PERIOD_S:
+            self._last_log_s = time.monotonic()
             log.info(f"{self.label}: {self.done:,} of {self.total:,} {self.unit}s" + (f", {note}" if note else ""))
 
     def __enter__(self) -> Self:

@@ -62,7 +62,7 @@ def test_what_a_task_takes_builds_and_its_own_comes_first(task: str):
     env = own.task.environment(4, own.task.distributions[0], "train", 0)
     choices = tuple(record["choices"][part] for part in ("task", "policy", "algorithm"))
     assert combinations.chosen([f"task={task}"]) == choices
-    for policy, algorithm in combinations.taken(task):
+    for policy, algorithm in combinations.valid_pairs(task):
         config = composed(task, policy, algorithm)
         if config.task != own.task:  # such as with pictures, for policies that see
             env.close()
@@ -76,7 +76,7 @@ def test_what_a_task_takes_builds_and_its_own_comes_first(task: str):
 
 @pytest.mark.parametrize("task", TASKS)
 def test_what_a_task_does_not_take_is_one_line_that_names_all_it_takes(task: str):
-    refused = [pair for pair in ALL if pair not in combinations.taken(task)]
+    refused = [pair for pair in ALL if pair not in combinations.valid_pairs(task)]
     assert refused
     for policy, algorithm in refused:
         with pytest.raises(UserError) as caught:
@@ -85,7 +85,9 @@ def test_what_a_task_does_not_take_is_one_line_that_names_all_it_takes(task: str
         assert first == f"policy={policy} algorithm={algorithm}"
         assert "\n" not in takes
         message = [entry.replace("policy=", "").split(" with algorithm=") for entry in takes.split("; ")]
-        assert [(name, each) for name, listed in message for each in listed.split("|")] == combinations.taken(task)
+        assert [(name, each) for name, listed in message for each in listed.split("|")] == combinations.valid_pairs(
+            task
+        )
 
 
 def test_a_task_of_which_nothing_is_said_says_where():

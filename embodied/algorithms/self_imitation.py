@@ -109,7 +109,7 @@ class SelfImitation(Composite):
         self.replay = EpisodeStore(config.capacity, device="cpu")
         self.by_task: dict[int, Tensor] = {}  # rows of the replay's successes, for each task that has any
         rows = demonstrations.imitated_rows()
-        self.shown = _by_task(rows, demonstrations.task_index[demonstrations.episode[rows]])
+        self.demonstration_rows = _by_task(rows, demonstrations.task_index[demonstrations.episode[rows]])
         self.starts: RetryStarts | None = None  # None: initial states are not numbered
         if isinstance(env, NumberedStarts):
             self.starts = RetryStarts(env.task_index, retry=config.retry, attempts=config.attempts, generator=generator)
@@ -157,20 +157,20 @@ class SelfImitation(Composite):
         batch = self.demonstrations.sample(num_demonstrations, horizon, self.generator)
         if not self.by_task:
             return batch
-        tasks = sorted({*self.by_task, *self.shown})
+        tasks = sorted({*self.by_task, *self.demonstration_rows})
         share, rest = divmod(size - num_demonstrations, len(tasks))
         # the other rows are divided equally among tasks; the remainder goes to the first ones
         counts = {task: share + (i < rest) for i, task in enumerate(tasks)}
-        unsolved = {task: self.shown[task] for task in tasks if task not in self.by_task}
-        imitated = self.replay.chunks(self._drawn(self.by_task, counts), horizon)
+        unsolved = {task: self.demonstration_rows[task] for task in tasks if task not in self.by_task}
+        imitated = self.replay.chunks(self._random_rows(self.by_task, counts), horizon)
         keys = batch["observation"].keys()  # demonstrations may lack privileged observations
         imitated["observation"] = imitated["observation"].select(*keys)
         parts = [batch, imitated]
         if unsolved:
-            parts.append(self.demonstrations.chunks(self._drawn(unsolved, counts), horizon))
+            parts.append(self.demonstrations.chunks(self._random_rows(unsolved, counts), horizon))
         return TensorDict.cat(parts)
 
-    def _drawn(self, rows: dict[int, Tensor], counts: dict[int, int]) -> Tensor:
+    def _random_rows(self, rows: dict[int, Tensor], counts: dict[int, int]) -> Tensor:
         """Random draw of `counts` rows of each task's `rows`, concatenated."""
         selected = [
             task_rows[torch.randint(len(task_rows), (counts[task],), generator=self.generator)]

@@ -15,7 +15,7 @@ from embodied.errors import UserError
 def check(overrides: Sequence[str]) -> None:
     """Raise UserError if task, policy and algorithm of `overrides` ("key=value") are not a valid combination."""
     task, policy, algorithm = chosen(overrides)
-    if (policy, algorithm) not in taken(task):
+    if (policy, algorithm) not in valid_pairs(task):
         raise UserError(
             f"policy={policy} algorithm={algorithm} do not go with task={task}, which takes {described(task)}"
         )
@@ -62,11 +62,11 @@ def chosen(overrides: Sequence[str]) -> tuple[str, str, str]:
     task = by_key.get("task", next(iter(_table())))
     if task not in _table():
         raise UserError(f"configs/combinations.yaml does not list task={task}; add it there")
-    policy, algorithm = next(iter(taken(task)))
+    policy, algorithm = next(iter(valid_pairs(task)))
     return task, by_key.get("policy", policy), by_key.get("algorithm", algorithm)
 
 
-def taken(task: str) -> list[tuple[str, str]]:
+def valid_pairs(task: str) -> list[tuple[str, str]]:
     """All valid (policy, algorithm) of `task`; its default first."""
     return [(policy, algorithm) for policy, algorithms in _table()[task].items() for algorithm in algorithms]
 

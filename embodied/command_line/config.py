@@ -65,8 +65,8 @@ def compose(
     chosen_now = [override for override in overrides if override.partition("=")[0] in groups]
     before: Mapping[str, str] = saved["choices"] if saved else {}
     named = {override.partition("=")[0] for override in chosen_now}
-    kept_groups = [group for group in groups if group in before and not (group in MOVABLE and group in named)]
-    choices = [f"{group}={before[group]}" for group in kept_groups]
+    unchanged_groups = [group for group in groups if group in before and not (group in MOVABLE and group in named)]
+    choices = [f"{group}={before[group]}" for group in unchanged_groups]
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(CONFIGS), version_base="1.3"):
@@ -78,9 +78,9 @@ def compose(
                 _store("settings", settings(choices_now, published=published), package="_global_")
             config = hydra_compose(name, [*choices, *map(_addable, overrides)])
         if saved:
-            _check_same({group: choices_now[group] for group in kept_groups}, before)
+            _check_same({group: choices_now[group] for group in unchanged_groups}, before)
             value_overrides = [override for override in overrides if override.split("=")[0] not in groups]
-            dropped_groups = [group for group in MOVABLE if group not in kept_groups]
+            dropped_groups = [group for group in MOVABLE if group not in unchanged_groups]
             values = {name: value for name, value in saved["values"].items() if name not in dropped_groups}
             config = _saved(config, values)
             for name, value in parsed(value_overrides).items():
@@ -97,8 +97,8 @@ def _store(name: str, node: Any, group: str | None = None, package: str | None =
     from hydra.core.config_store import ConfigStore
 
     store = ConfigStore.instance()
-    held = (store.repo.get(group, {}) if group else store.repo).get(f"{name}.yaml")
-    if held is None or not isinstance(node, type) or OmegaConf.get_type(held.node) is not node:
+    registered = (store.repo.get(group, {}) if group else store.repo).get(f"{name}.yaml")
+    if registered is None or not isinstance(node, type) or OmegaConf.get_type(registered.node) is not node:
         store.store(name=name, node=node, group=group, package=package)
 
 
@@ -163,7 +163,7 @@ def _nested(groups: Groups) -> list[str]:
 def whole(override: str) -> str:
     """Write out whole numbers such as 1e6 and 1.5e3 in `override`, as integer options need them."""
     key, _, value = override.partition("=")
-    return f"{key}={WHOLE.sub(lambda found: _written_out(found[0]), value)}"
+    return f"{key}={WHOLE.sub(lambda match: _written_out(match[0]), value)}"
 
 
 def _member(override: str, config: Any) -> str:  # noqa: ANN401 - OmegaConf's

@@ -24,7 +24,7 @@ from embodied.commands import CONFIGS, command, option
 from embodied.console import LOG
 from embodied.errors import UserError
 from embodied.interrupt import GracefulStop
-from embodied.report.repeating import from_here
+from embodied.report.repeating import typed_path
 from embodied.saving.files import complete_or_absent
 from embodied.saving.json_text import loads
 
@@ -104,11 +104,11 @@ def expanded(arguments: Sequence[str]) -> tuple[list[list[str]], list[str]]:
 
 def summary(jobs: Sequence[Job], own: bool) -> str:
     """Markdown table of the jobs' results, and the compare.py commands if they have reports (`own`)."""
-    rows = [f"| {from_here(job.directory)} | {job.options} | {_achieved(job, own)} |" for job in jobs]
+    rows = [f"| {typed_path(job.directory)} | {job.options} | {_achieved(job, own)} |" for job in jobs]
     lines = [f"Sweep of {len(jobs)} jobs", "", "| folder | options | result |", "| --- | --- | --- |", *rows]
     reported = [job for job in jobs if _report(job)]
     tasks = dict.fromkeys(_report(job)["task"] for job in reported)
-    groups = [[str(from_here(job.directory)) for job in reported if _report(job)["task"] == task] for task in tasks]
+    groups = [[str(typed_path(job.directory)) for job in reported if _report(job)["task"] == task] for task in tasks]
     commands = [f"  {command('compare')} {shlex.join(paths)}" for paths in groups if len(paths) > 1]
     return "\n".join([*lines, *(["", "Next:", *commands] if commands else [])])
 
@@ -160,7 +160,7 @@ def _job(_: Any, program: Path, swept: list[str], own: bool) -> Job:  # noqa: AN
     hydra = HydraConfig.get()
     arguments, directory = list(hydra.overrides.task), Path(hydra.runtime.output_dir)
     swept_options = ", ".join(each for each in arguments if each.partition("=")[0] in swept)
-    log.info(f"job {hydra.job.num}: {swept_options}, in {from_here(directory)}")
+    log.info(f"job {hydra.job.num}: {swept_options}, in {typed_path(directory)}")
     arguments += [option("output", directory)] if own else []
     with GracefulStop("Stopping the sweep") as stop:
         process = subprocess.Popen([sys.executable, str(program), *arguments], process_group=0)

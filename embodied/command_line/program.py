@@ -134,8 +134,8 @@ def evaluate_instead(evaluate: Path, resumed: str | None, arguments: list[str], 
     os.execv(sys.executable, [sys.executable, str(evaluate), option("checkpoint", resumed), *rest])
 
 
-def begun(name: str, arguments: list[str]) -> dict[str, Any] | None:
-    """See `resumed`; for the program `name`, which otherwise begins a run.
+def check_start(name: str, arguments: list[str]) -> dict[str, Any] | None:
+    """Check the command of program `name`; returns the record of the run that `arguments` resume, or None.
 
     Raises:
         UserError: for a new run without a task, and a resumed one whose record names a server that `arguments` do not.

@@ -72,7 +72,7 @@ def of_episodes(episodes: Episodes, rows: Tensor, executed: int) -> tuple[Tensor
     if not bool((first[following] == stop)[~ended].all()):
         raise UserError(f"expected an observation after every {executed} steps of episodes; choose another length")
     terminated = ended & episodes.terminated[episode]
-    known = ~ended | terminated | (episodes.final_observation is not None)
+    is_complete = ~ended | terminated | (episodes.final_observation is not None)
     signals = {} if episodes.signals is None else dict(episodes.signals.items())
     decisions = TensorDict(
         {
@@ -90,8 +90,8 @@ def of_episodes(episodes: Episodes, rows: Tensor, executed: int) -> tuple[Tensor
             "following": following,
             "env": torch.full_like(rows, NONE),
             "episode": episode,
-            "cut": ended | ~known[following],
-            "known": known,
+            "cut": ended | ~is_complete[following],
+            "known": is_complete,
             "starts": episode.diff(prepend=torch.full((1,), NONE)) != 0,
         },
         batch_size=[len(rows)],

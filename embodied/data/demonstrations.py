@@ -29,7 +29,9 @@ NOTES = "notes"
 """Notes of a writer: strings in a run's own folder, pairs of a data set's number and a text in the cache."""
 
 
-def made_once(run: Path, contract: Contract, origin: dict[str, Any], make: Callable[[EpisodeWriter], None]) -> Episodes:
+def record_once(
+    run: Path, contract: Contract, origin: dict[str, Any], make: Callable[[EpisodeWriter], None]
+) -> Episodes:
     """Demonstrations of a run in the folder `run`: recorded there by `make` the first time, then read.
 
     There is an observation of `contract` before every action; `origin`, JSON, identifies their source.
@@ -67,7 +69,7 @@ def decoded_once(
         UserError: if the data sets are missing or have changed since, or if the contract or origin is another.
     """
     if (run / FOLDER).exists():  # the copy of a run of an earlier version
-        return made_once(run, contract, origin, decode)
+        return record_once(run, contract, origin, decode)
     contract = replace(contract, horizon=1, executed=1)
     index = _index(run)
     if index is not None:

@@ -202,9 +202,9 @@ class Episodes:
             UserError: if all episodes, or all of a dataset, failed.
         """
         own_part = slice(world.rank, None, world.size)
-        batch = self.chunks(self._drawn(count, generator)[own_part], horizon)
+        batch = self.chunks(self._random_rows(count, generator)[own_part], horizon)
         if self.pictures is not None:  # rows of the next call, if nothing else uses the generator in between
-            self.pictures.foresee(self._drawn(count, generator.clone_state())[own_part])
+            self.pictures.foresee(self._random_rows(count, generator.clone_state())[own_part])
         return batch
 
     def by_weight(self) -> tuple[TensorDict, Tensor]:
@@ -232,7 +232,7 @@ class Episodes:
         """Indices of the observations of episodes that did not fail, ascending."""
         return (~self.failed[self.episode]).nonzero().squeeze(1)
 
-    def _drawn(self, count: int, generator: torch.Generator) -> Tensor:
+    def _random_rows(self, count: int, generator: torch.Generator) -> Tensor:
         """Random indices of observations, [count]."""
         self.check_imitable()
         if self.weights is None:

@@ -53,14 +53,14 @@ class EpisodeStore:
         # [N] of each environment: number of its last decision, whether its episode runs, and the episode's steps so far
         self._streams = TensorDict({}, [0])
         self._rewards_missing = False
-        self._known: Tensor | None = None  # rows with known consequences; None: all
+        self._complete_rows: Tensor | None = None  # rows with known consequences; None: all
         self._cached_links: _Links | None = None
         self._returns = TensorDict({}, [0])  # [capacity] returns of `transitions`, by row
         self._returns_of: tuple[int, float, int] = (0, 0.0, 0)  # their steps, discount, and the number after the last
 
     def __len__(self) -> int:
         """Number of stored decisions with known consequences."""
-        return min(self.written, self.capacity) if self._known is None else len(self._known)
+        return min(self.written, self.capacity) if self._complete_rows is None else len(self._complete_rows)
 
     def max_rows(self, decisions: int) -> int:
         """Largest number of rows that take memory once `decisions` were added; memory grows by doubling."""
@@ -117,8 +117,8 @@ class EpisodeStore:
 
     def draw(self, count: int, generator: torch.Generator) -> Tensor:
         """Rows of `count` decisions with known consequences, drawn uniformly with replacement."""
-        drawn = torch.randint(len(self), (count,), generator=generator).to(self.device)
-        return drawn if self._known is None else self._known[drawn]
+        indices = torch.randint(len(self), (count,), generator=generator).to(self.device)
+        return indices if self._complete_rows is None else self._complete_rows[indices]
 
     def succeeded(self) -> Tensor:
         """Rows of successful episodes, in the order in which these ended: by rollout, environment, then time."""
@@ -167,7 +167,7 @@ class EpisodeStore:
         """
         self._extend_returns(steps, discount)
         total, carry, last = (self._returns[name].index_select(0, rows) for name in ("total", "carry", "last"))
-        if (self._rewards_missing or self._known is not None) and bool(total.isnan().any()):
+        if (self._rewards_missing or self._complete_rows is not None) and bool(total.isnan().any()):
             raise UserError("expected decisions with known rewards and next observations; record rewards of episodes")
         final = self._rows["final"].index_select(0, last)
         # a missing observation after a termination is replaced by the one before: nothing depends on it
@@ -257,11 +257,11 @@ class EpisodeStore:
         slots = numbers % self.capacity
         final = torch.full_like(slots, NONE)
         self._release(slots[numbers >= self.capacity])
-        kept = ends >= 0
+        is_stored = ends >= 0
         if after is None:
-            final[ends[kept]] = LOST
+            final[ends[is_stored]] = LOST
         else:
-            final[ends[kept]] = self._store_finals(cast(TensorDict, after[kept]))
+            final[ends[is_stored]] = self._store_finals(cast(TensorDict, after[is_stored]))
         rows = rows.copy().update({"following": _at(slots, rows["following"] - skipped), "final": final})
         self._write(rows, slots)
         self.written += len(rows)
@@ -403,8 +403,8 @@ class EpisodeStore:
     def _refresh(self) -> None:
         """Compute which decisions have known consequences, and forget the links."""
         self._cached_links = None
-        known = self._column("known") if self.written else torch.ones(0, dtype=torch.bool)
-        self._known = None if bool(known.all()) else known.nonzero().squeeze(1)
+        is_complete = self._column("known") if self.written else torch.ones(0, dtype=torch.bool)
+        self._complete_rows = None if bool(is_complete.all()) else is_complete.nonzero().squeeze(1)
 
     def _column(self, name: str) -> Tensor:
         return self._rows[name][: min(self.written, self.capacity)]

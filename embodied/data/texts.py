@@ -42,15 +42,15 @@ class Texts:
             numbers[key] = torch.cat(renumbered)
         return Texts(tables, numbers)
 
-    def continuing(self, known: Texts | None) -> tuple[Texts, Texts]:
-        """Prepare these texts to be appended to files with the texts `known`.
+    def continuing(self, existing: Texts | None) -> tuple[Texts, Texts]:
+        """Prepare these texts to be appended to files with the texts `existing`.
 
         Returns all texts, and those to append: the texts that are new, and numbers that count the known ones.
         """
-        if known is None or not self._fits(known):
+        if existing is None or not self._fits(existing):
             return self, self
-        joined = Texts.join([known.part(0, 0), self])
-        new = {key: table[len(known.tables[key]) :] for key, table in joined.tables.items()}
+        joined = Texts.join([existing.part(0, 0), self])
+        new = {key: table[len(existing.tables[key]) :] for key, table in joined.tables.items()}
         return joined, Texts(new, joined.numbers)
 
     def _fits(self, other: Texts) -> bool:

@@ -107,8 +107,8 @@ class EpisodeEngine(ABC):
         )
         self._chunk = (num_envs, contract.executed, *contract.action.shape)
         self._running = light(torch.ones(num_envs, dtype=torch.bool, device=self.device))  # no episode has ended
-        self._taken = torch.zeros(len(task_names), dtype=torch.int64)
-        self._begun = False
+        self._used_starts = torch.zeros(len(task_names), dtype=torch.int64)
+        self._all_started = False
 
     @abstractmethod
     def begin(self, ids: Tensor, starts: Tensor) -> None:
@@ -206,16 +206,16 @@ class EpisodeEngine(ABC):
     def next_starts(self, ids: Tensor) -> Tensor:
         """Numbers [M] of the next unused initial states of the tasks of environments `ids` [M], in order."""
         tasks = self.task_index[ids].cpu()
-        taken = self._taken[tasks] + rank(tasks)
-        self._taken = self._taken + torch.bincount(tasks, minlength=len(self._taken))
+        index = self._used_starts[tasks] + rank(tasks)
+        self._used_starts = self._used_starts + torch.bincount(tasks, minlength=len(self._used_starts))
         # seeds have disjoint streams of unlimited starts; limited ones are shared, and seeds begin at different ones
-        numbers = (self.seed + taken) % self.num_starts if self.num_starts else self.seed * STARTS_PER_SEED + taken
+        numbers = (self.seed + index) % self.num_starts if self.num_starts else self.seed * STARTS_PER_SEED + index
         return numbers.to(self.device)
 
-    def check_begun(self) -> None:
+    def check_started(self) -> None:
         """Raise ValueError if an environment has no episode yet."""
-        self._begun = self._begun or bool((self.start >= 0).all())
-        if not self._begun:
+        self._all_started = self._all_started or bool((self.start >= 0).all())
+        if not self._all_started:
             raise ValueError("an environment has no episode yet; call reset() before step()")
 
     def _end(self, failed: Light, over: Light, won: Light, diverged: Light | None, overflow: Tensor | None) -> None:
@@ -251,7 +251,7 @@ class EpisodeEngine(ABC):
     def _check(self, actions: Tensor) -> None:
         if actions.shape != self._chunk:
             raise ValueError(f"expected actions of shape {self._chunk}, got {tuple(actions.shape)}")
-        self.check_begun()
+        self.check_started()
         # one maximum is cheaper than isfinite; the full check runs only if it is not finite
         largest = abs(light(actions.detach().float())).max()
         if not math.isfinite(largest) and not bool(actions.isfinite().all()):
@@ -291,7 +291,7 @@ class RestorableEngine(EpisodeEngine):
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to continue bit for bit, as a tree of tensors, arrays and numbers."""
         counters = {name: getattr(self, name).clone() for name in ("start", "steps", *FLAGS)}
-        return {"simulator": self.save(), **counters, "seed": self.seed, "taken": self._taken.clone()}
+        return {"simulator": self.save(), **counters, "seed": self.seed, "taken": self._used_starts.clone()}
 
     def load_state_dict(self, state: dict[str, Any]) -> TensorDict:
         """Continue from `state_dict`; returns the observations of all environments.
@@ -310,7 +310,7 @@ class RestorableEngine(EpisodeEngine):
                 )
         self.start, self.steps = (state[name].to(self.device, copy=True) for name in ("start", "steps"))
         self._set({name: state[name].to(self.device, copy=True) for name in FLAGS})
-        self.seed, self._taken, self._begun = state["seed"], state["taken"].clone(), False
+        self.seed, self._used_starts, self._all_started = state["seed"], state["taken"].clone(), False
         self.restore(state["simulator"])
         return self.observe()
 

@@ -76,7 +76,7 @@ class LatencyEnvironment(WrappedEnvironment):
     def __init__(self, env: Environment, config: LatencyConfig) -> None:
         super().__init__(env)
         self.config = config
-        self.begun = torch.zeros(env.num_envs, dtype=torch.int64, device=env.device)  # episodes
+        self.episode_counts = torch.zeros(env.num_envs, dtype=torch.int64, device=env.device)  # episodes
         self.contract = contract(env.contract, config)
         dt_s, executed = env.contract.control_dt_s, env.contract.executed
         jitter_s, device = config.jitter_s, env.device
@@ -93,9 +93,11 @@ class LatencyEnvironment(WrappedEnvironment):
         observation = super().reset(mask, starts)
         begins = torch.ones(self.num_envs, dtype=torch.bool) if mask is None else mask
         begins = begins.to(self.device)
-        self.begun = self.begun + begins
+        self.episode_counts = self.episode_counts + begins
         number = (
-            self.start if numbered else self.begun * self.num_envs + torch.arange(self.num_envs, device=self.device)
+            self.start
+            if numbered
+            else self.episode_counts * self.num_envs + torch.arange(self.num_envs, device=self.device)
         )
         # seed of the episode's latencies, a function of task and initial state
         key = 1_000_003 * self.task_index.to(self.device) + number.to(self.device)
@@ -106,7 +108,7 @@ class LatencyEnvironment(WrappedEnvironment):
 
     def step(self, actions: Tensor) -> Transition:
         """See `Environment.step`; every control step executes the newest command that has arrived."""
-        if not self._observations.begun or not bool(actions.isfinite().all()):
+        if not self._observations.has_messages or not bool(actions.isfinite().all()):
             return self.env.step(actions)  # raises the environment's own error
         everywhere = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
         arrived = []
@@ -120,12 +122,12 @@ class LatencyEnvironment(WrappedEnvironment):
     def _state_dict(self) -> dict[str, Any]:
         """See `Restorable.state_dict`."""
         lines = {"observations": self._observations.state_dict(), "commands": self._commands.state_dict()}
-        return {"env": cast(Restorable, self.env).state_dict(), "begun": self.begun, **lines}
+        return {"env": cast(Restorable, self.env).state_dict(), "begun": self.episode_counts, **lines}
 
     def _load_state_dict(self, state: dict[str, Any]) -> TensorDict:
         """See `Restorable.load_state_dict`."""
         cast(Restorable, self.env).load_state_dict(state["env"])
-        self.begun = state["begun"].to(self.device)
+        self.episode_counts = state["begun"].to(self.device)
         self._observations.load_state_dict(state["observations"])
         self._commands.load_state_dict(state["commands"])
         return self._observed()
@@ -157,7 +159,7 @@ class _Line:
         self.base_s = torch.empty(0, dtype=torch.float64)  # [N]
 
     @property
-    def begun(self) -> bool:
+    def has_messages(self) -> bool:
         """Whether any message was sent."""
         return bool(self.messages)
 

@@ -279,7 +279,7 @@ def evaluate(
     shape = (len(env.task_names), starts_per_task)
     success, steps = torch.zeros(shape, dtype=torch.bool), torch.zeros(shape, dtype=torch.int64)
     returns, has_success = torch.zeros(shape, dtype=torch.float64), True
-    steps_taken = torch.zeros(env.num_envs, dtype=torch.int64)  # control steps of the running episodes
+    episode_steps = torch.zeros(env.num_envs, dtype=torch.int64)  # control steps of the running episodes
     earned = torch.zeros(env.num_envs, dtype=torch.float64)  # their rewards
     metrics: dict[str, Tensor] = {}
     free = torch.ones(env.num_envs, dtype=torch.bool)
@@ -289,7 +289,7 @@ def evaluate(
     observation: TensorDict | None = None
     memory = Memory(policy, env.num_envs, env.device)
     replay = Replay()
-    with Progress(progress or "", success.numel(), "episode", shown=progress is not None) as bar:
+    with Progress(progress or "", success.numel(), "episode", visible=progress is not None) as bar:
         while schedule.assign(free) or bool(schedule.running.any()):
             if observation is None or bool(schedule.fresh.any()):
                 mask = None if observation is None else schedule.fresh
@@ -299,7 +299,7 @@ def evaluate(
                 observation = env.reset(reset_mask, *numbers)
                 check_observation(env, observation)
                 memory.restart(mask)
-                steps_taken[slice(None) if mask is None else mask] = 0
+                episode_steps[slice(None) if mask is None else mask] = 0
                 earned[slice(None) if mask is None else mask] = 0.0
                 running.restart(slice(None) if mask is None else mask)
             actions = act(policy, observation, schedule.running, device, memory)
@@ -313,14 +313,14 @@ def evaluate(
                 counts = transition.executed & schedule.running.to(env.device).unsqueeze(1)
                 watch(env, chunk, replace(transition, executed=counts))
             observation = transition.observation
-            steps_taken += transition.executed.sum(1).cpu()
+            episode_steps += transition.executed.sum(1).cpu()
             earned += transition.reward.detach().sum(1).cpu()
             running.add(transition)
             has_success = transition.has_success
             free = transition.done.cpu() & schedule.running
             rows = free.nonzero().squeeze(1)
             cell = schedule.task_index[rows], schedule.start[rows]
-            success[cell], steps[cell] = transition.success.cpu()[rows], steps_taken[rows]
+            success[cell], steps[cell] = transition.success.cpu()[rows], episode_steps[rows]
             returns[cell] = earned[rows]
             for name, flags in running.events.items():
                 events.setdefault(name, torch.zeros(shape, dtype=torch.bool))[cell] = flags[rows]

@@ -137,7 +137,7 @@ def write_video(path: str | Path, frames: Frames, fps: float) -> None:
         writer.close()
 
 
-def paths_beside(film: Path) -> Path:
+def trajectories_path(film: Path) -> Path:
     """Path of the picture of trajectories that belongs to `film`.
 
     It is trajectories.png for a run's video.mp4; other videos have it under their own name.

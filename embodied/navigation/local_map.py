@@ -161,7 +161,7 @@ class LocalMap:
         observation = {"waypoints": torch.cat(waypoints, 1), "path_cost": cost.clamp_max(LONGEST_M)}
         return observation | {"remembered": self._remembered(memory).sqrt().clamp_max(self.range_m)}
 
-    def seen(self, memory: Tensor) -> Tensor:
+    def hit_cells(self, memory: Tensor) -> Tensor:
         """Cells [N, G, G] with hits, which are above 0; a view of `memory`."""
         return self._grids(memory)[:, 0]
 

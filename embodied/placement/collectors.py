@@ -94,8 +94,8 @@ class RemoteCollectors:
         self.version = 0  # number of updates so far
         self.waiting: deque[Rollout] = deque()  # returned, and not yet learned from, oldest first
         self.dropped = 0  # rollouts that were too old
-        self._told = (0, 0, 0, 0)  # counters up to the last rollout
-        self._begun = False
+        self._last_counters = (0, 0, 0, 0)  # counters up to the last rollout
+        self._started = False
 
     def collect(self, decisions: int) -> Rollout:
         """Collect a rollout of `decisions` in the environments of all available collectors.
@@ -104,7 +104,7 @@ class RemoteCollectors:
             UserError: after `patience_s` without a collector, with the reason why the last one died, and for errors of
             environments.
         """
-        if not self._begun:
+        if not self._started:
             self._await_all()
         began = time.perf_counter()
         self.pool.publish({name: part.detach() for name, part in self.policy.state_dict().items()})
@@ -131,8 +131,8 @@ class RemoteCollectors:
         pool = self.pool
         # differences of the counters since the last rollout
         now = (pool.lost_episodes, pool.lost_collectors, self.dropped, pool.sent_bytes)
-        episodes, collectors, dropped, sent = (new - old for new, old in zip(now, self._told, strict=True))
-        self._told = now
+        episodes, collectors, dropped, sent = (new - old for new, old in zip(now, self._last_counters, strict=True))
+        self._last_counters = now
         return episodes, {
             "collectors": float(sum(handle.ready for handle in pool.handles)),
             "lost_collectors": float(collectors),
@@ -164,7 +164,7 @@ class RemoteCollectors:
             if time.monotonic() > end:
                 log.warning(f"{missing} of {len(self.pool.handles)} collectors have not begun")
                 break
-        self._begun = True
+        self._started = True
 
     def _synchronous(self, decisions: int) -> list[Rollout]:
         """Collect one rollout of each collector by the newest weights; none of those that die in the meantime."""

@@ -116,7 +116,7 @@ class Torchrun(Processes):
         self.turns += 1
         key = f"turn/{self.turns}"
         if self.rank:
-            return self._told(key)
+            return self._await_result(key)
         try:
             result = work()
         except BaseException as error:
@@ -163,7 +163,7 @@ class Torchrun(Processes):
 
     def write_divided(self, tree: Any, folder: Path) -> tuple[Any, bool]:  # noqa: ANN401 - a tree
         """Write divided tensors of `tree` into `folder`; return the rest, and whether there were any."""
-        rest, tensors = sharding.taken_out(tree)
+        rest, tensors = sharding.extract_divided(tree)
         if tensors:
             with self.named():
                 sharding.write(folder, tensors)
@@ -181,7 +181,7 @@ class Torchrun(Processes):
         except RuntimeError as error:
             raise UserError(f"{self._gone() or self._late(error)}; {_AGAIN}") from error
 
-    def _told(self, key: str) -> Any:  # noqa: ANN401 - JSON
+    def _await_result(self, key: str) -> Any:  # noqa: ANN401 - JSON
         """Wait for the result of process 0 under `key`, however long that takes."""
         last_beat, beat = time.monotonic(), b""
         while True:

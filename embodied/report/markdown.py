@@ -5,8 +5,8 @@ from __future__ import annotations
 
 def markdown(text: str) -> str:
     """Escape `text`, such as a name from outside, to one line without HTML, links, cells or code."""
-    for special, shown in (("&", "&amp;"), ("<", "&lt;"), ("|", "\\|"), ("`", "\\`"), ("](", "]\\("), ("][", "]\\[")):
-        text = text.replace(special, shown)
+    for special, escaped in (("&", "&amp;"), ("<", "&lt;"), ("|", "\\|"), ("`", "\\`"), ("](", "]\\("), ("][", "]\\[")):
+        text = text.replace(special, escaped)
     return " ".join(text.split())
 
 

@@ -30,11 +30,11 @@ def next_commands(directory: Path, export_target: str | None, arguments: Sequenc
 
     `arguments` are those of the run.
     """
-    run = typed("checkpoint", from_here(directory))
+    run = typed("checkpoint", typed_path(directory))
     return [
-        f"{command('evaluate')} {shlex.join([option('checkpoint', from_here(directory)), *named(arguments)])}",
+        f"{command('evaluate')} {shlex.join([option('checkpoint', typed_path(directory)), *named(arguments)])}",
         *([f"{command('export')} {run} target={export_target}"] if export_target else []),
-        module("tensorboard.main", "--logdir", from_here(directory)),
+        module("tensorboard.main", "--logdir", typed_path(directory)),
     ]
 
 
@@ -42,12 +42,12 @@ def film_command(directory: Path, distribution: str, start: int, task: str | Non
     """Command that runs and films the initial state `start` of `distribution`, of one of several tasks if named."""
     only = [f"task.tasks=[{quoted(task)}]"] if task else []
     options = [f"distributions=[{quoted(distribution)}]", f"first_start={start}", "episodes=1", *only, "video=true"]
-    return f"{command('evaluate')} {typed('checkpoint', from_here(directory))} {shlex.join(options)}"
+    return f"{command('evaluate')} {typed('checkpoint', typed_path(directory))} {shlex.join(options)}"
 
 
 def resume_command(directory: Path, arguments: Sequence[str] = ()) -> str:
     """Command that continues a stopped run with `arguments` in `directory`."""
-    options = [option("resume", from_here(directory)), *named(arguments, (TASK, PLACEMENT))]
+    options = [option("resume", typed_path(directory)), *named(arguments, (TASK, PLACEMENT))]
     return f"{command('train')} {shlex.join(options)}"
 
 
@@ -60,7 +60,7 @@ def machine(device: str) -> dict[str, Any]:
     return description | {"system": f"{platform.system()} {platform.release()}"}
 
 
-def from_here(path: Path) -> Path:
+def typed_path(path: Path) -> Path:
     """Path as typed from the working directory."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 

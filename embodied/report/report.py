@@ -27,7 +27,7 @@ from embodied.report.headline import (
 )
 from embodied.report.markdown import markdown, table
 from embodied.report.page.page import page
-from embodied.report.repeating import from_here, machine, next_commands, train_command
+from embodied.report.repeating import machine, next_commands, train_command, typed_path
 from embodied.saving.files import complete_or_absent
 from embodied.saving.json_text import dumps_rows
 from embodied.saving.versions import git_commit, versions
@@ -191,7 +191,7 @@ class Report:
             "Next:",
             *(f"  {command}" for command in self._next(Path(directory))),
         ]
-        location = f"Report: {from_here(Path(directory) / 'report.html')} (as text: report.md)"
+        location = f"Report: {typed_path(Path(directory) / 'report.html')} (as text: report.md)"
         notes = [f"  {note}" for note in self._notes()]
         record = self.to_dict()
         worse = [f"  worse: {line}" for line in _worse(record)]
@@ -397,7 +397,7 @@ def _worse(record: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def told(row: Mapping[str, Any]) -> str:
+def result_text(row: Mapping[str, Any]) -> str:
     """Success or return of a summary with its interval, preceded by its name."""
     return f"{'success' if 'success' in row else 'return'} {_rate(row)}"
 

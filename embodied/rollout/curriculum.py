@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from embodied import seeding
-from embodied.rollout.starts import RECENT, drawn_first
+from embodied.rollout.starts import RECENT, random_first_start
 
 REMEMBERED = 32
 TEMPERATURE = 0.1
@@ -52,9 +52,9 @@ class CurriculumStarts:
         self.task_index, self.repeated = task_index.tolist(), repeated
         self.num_starts = num_starts
         tasks, count = max(self.task_index) + 1, len(self.task_index)
-        self.fresh = [drawn_first(generator)] * tasks
+        self.fresh = [random_first_start(generator)] * tasks
         self.generator = seeding.child(generator)
-        self.known: list[dict[int, Record]] = [{} for _ in range(tasks)]
+        self.records: list[dict[int, Record]] = [{} for _ in range(tasks)]
         self.running: list[int] = [-1] * count  # initial states of the running episodes; -1: none yet
         self.first: list[bool] = [False] * count  # whether that state is a new one
         self.firsts: list[bool] = []  # success of the last episodes from new ones
@@ -77,7 +77,7 @@ class CurriculumStarts:
     def separate(self, generator: torch.Generator) -> None:
         """See `OwnStarts.separate`."""
         self.generator = generator
-        self.fresh = [drawn_first(generator)] * len(self.fresh)
+        self.fresh = [random_first_start(generator)] * len(self.fresh)
 
     def abandon(self) -> None:
         """Drop the running episodes: they count neither as successes nor as failures."""
@@ -89,11 +89,11 @@ class CurriculumStarts:
         The former is the success rate of the last `RECENT` episodes from new initial states. It is left out until
         every environment has ended an episode, because successful episodes end first.
         """
-        counts = {"known_starts": float(sum(map(len, self.known)))}
+        counts = {"known_starts": float(sum(map(len, self.records)))}
         return counts | ({"new_starts_success": sum(self.firsts) / len(self.firsts)} if all(self.ended) else {})
 
     def _remember(self, env: int, won: bool) -> None:
-        records, start = self.known[self.task_index[env]], self.running[env]
+        records, start = self.records[self.task_index[env]], self.running[env]
         attempts, successes = records.get(start, (0.0, 0.0))
         records[start] = (MEMORY * attempts + 1.0, MEMORY * successes + won)
         if len(records) > REMEMBERED:
@@ -105,7 +105,7 @@ class CurriculumStarts:
     def _begin(self, env: int, repeat: bool) -> None:
         """Begin the next episode of `env`, in a known state if it is to `repeat` one and there is one."""
         task = self.task_index[env]
-        records = self.known[task]
+        records = self.records[task]
         self.first[env] = not (repeat and records)
         if self.first[env]:
             self.running[env] = self.fresh[task] % self.num_starts if self.num_starts else self.fresh[task]
@@ -117,12 +117,12 @@ class CurriculumStarts:
     def state_dict(self) -> dict[str, Any]:
         """Records of initial states, and counters."""
         state = {name: list(getattr(self, name)) for name in ("fresh", "running", "first", "firsts", "ended")}
-        known = [[[start, *record] for start, record in task.items()] for task in self.known]
-        return state | {"known": known, "generator": self.generator.get_state()}
+        records = [[[start, *record] for start, record in task.items()] for task in self.records]
+        return state | {"known": records, "generator": self.generator.get_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict`."""
         for name in ("fresh", "running", "first", "firsts", "ended"):
             setattr(self, name, list(state[name]))
-        self.known = [{int(start): (tried, won) for start, tried, won in task} for task in state["known"]]
+        self.records = [{int(start): (tried, won) for start, tried, won in task} for task in state["known"]]
         self.generator.set_state(state["generator"])

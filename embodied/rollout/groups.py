@@ -13,7 +13,7 @@ from torch import Tensor
 
 from embodied.environment import NumberedStarts
 from embodied.rollout.rollout import Collector, Rollout
-from embodied.rollout.starts import drawn_first
+from embodied.rollout.starts import random_first_start
 
 
 class GroupStarts:
@@ -32,28 +32,28 @@ class GroupStarts:
         self.place = same.tril(-1).sum(1)  # index among the environments of the same task
         self.count = same.sum(1)
         self.fresh = torch.full(
-            (int(self.task_index.max()) + 1,), drawn_first(generator)
+            (int(self.task_index.max()) + 1,), random_first_start(generator)
         )  # first start of this iteration, by task
-        self.begun_episodes = torch.zeros(len(task_index), dtype=torch.int64)  # episodes of this iteration
+        self.episode_counts = torch.zeros(len(task_index), dtype=torch.int64)  # episodes of this iteration
 
     def __call__(self, finished: Tensor, success: Tensor) -> Tensor:
         """Initial states [N] for environments that `finished` [N]; elsewhere 0, which is unused."""
         finished = finished.cpu()
         # number of the group within the iteration: (round * environments + index) // group
-        number = (self.begun_episodes * self.count + self.place) // self.group
+        number = (self.episode_counts * self.count + self.place) // self.group
         start = self.fresh[self.task_index] + number
-        self.begun_episodes = self.begun_episodes + finished
+        self.episode_counts = self.episode_counts + finished
         return torch.where(finished, start % self.num_starts if self.num_starts else start, 0)
 
     def separate(self, generator: torch.Generator) -> None:
         """See `OwnStarts.separate`."""
-        self.fresh = torch.full_like(self.fresh, drawn_first(generator))
+        self.fresh = torch.full_like(self.fresh, random_first_start(generator))
 
     def abandon(self) -> None:
         """End an iteration: the next episodes belong to new groups."""
-        used = (self.begun_episodes * self.count + self.group - 1) // self.group
+        used = (self.episode_counts * self.count + self.group - 1) // self.group
         self.fresh = self.fresh + torch.zeros_like(self.fresh).scatter_reduce(0, self.task_index, used, "amax")
-        self.begun_episodes = torch.zeros_like(self.begun_episodes)
+        self.episode_counts = torch.zeros_like(self.episode_counts)
 
     def metrics(self) -> dict[str, float]:
         """No metrics."""
@@ -61,11 +61,11 @@ class GroupStarts:
 
     def state_dict(self) -> dict[str, Any]:
         """Counters of starts and episodes."""
-        return {"fresh": self.fresh.clone(), "begun": self.begun_episodes.clone()}
+        return {"fresh": self.fresh.clone(), "begun": self.episode_counts.clone()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict`."""
-        self.fresh, self.begun_episodes = state["fresh"].clone(), state["begun"].clone()
+        self.fresh, self.episode_counts = state["fresh"].clone(), state["begun"].clone()
 
 
 class WholeEpisodes(Collector):

@@ -277,7 +277,7 @@ class Collector:
             simulation_s=simulation_s - policy_s,
             policy_s=policy_s,
             final_rows=torch.cat([place for place, _ in finals]).to(storage_device) if finals else None,
-            final_observation=TensorDict.cat([seen for _, seen in finals]).to(storage_device) if finals else None,
+            final_observation=TensorDict.cat([final for _, final in finals]).to(storage_device) if finals else None,
         )
         return self._with_totals(rollout)
 

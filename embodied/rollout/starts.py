@@ -58,7 +58,7 @@ class RetryStarts:
     def __init__(self, task_index: Tensor, *, retry: float, attempts: int, generator: torch.Generator) -> None:
         self.task_index, self.retry, self.attempts = task_index.cpu(), retry, attempts
         tasks, count = int(self.task_index.max()) + 1, len(task_index)
-        self.fresh = torch.full((tasks,), drawn_first(generator))
+        self.fresh = torch.full((tasks,), random_first_start(generator))
         self.generator = seeding.child(generator)
         self.failed = [torch.empty(0, 2, dtype=torch.int64) for _ in range(tasks)]  # initial state, earlier attempts
         self.running = torch.full((count, 2), -1)  # the same of the running episodes; -1: none yet
@@ -80,7 +80,7 @@ class RetryStarts:
     def separate(self, generator: torch.Generator) -> None:
         """See `OwnStarts.separate`."""
         self.generator = generator
-        self.fresh = torch.full_like(self.fresh, drawn_first(generator))
+        self.fresh = torch.full_like(self.fresh, random_first_start(generator))
 
     def abandon(self) -> None:
         """Drop the running episodes: they do not count, and their retries return to the queue."""
@@ -131,6 +131,6 @@ class RetryStarts:
         self.generator.set_state(state["generator"])
 
 
-def drawn_first(generator: torch.Generator) -> int:
+def random_first_start(generator: torch.Generator) -> int:
     """Random number of the first initial state, so that seeds train on different ones."""
     return int(torch.randint(1 << 40, (), generator=generator))

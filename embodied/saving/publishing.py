@@ -14,7 +14,7 @@ from embodied.extras import needs_extra
 from embodied.saving.checkpoint import Checkpoint, save
 from embodied.saving.files import flush, rename
 
-SHOWN = "report.md", "report.html", "report.json", "curves.png", "trajectories.png", "video.mp4"
+REPORT_FILES = "report.md", "report.html", "report.json", "curves.png", "trajectories.png", "video.mp4"
 """Files of a run that the card shows or links."""
 
 
@@ -33,7 +33,7 @@ def publish(saved: Checkpoint, run: Path, folder: Path) -> None:
     shutil.rmtree(temporary, ignore_errors=True)  # left by a killed process
     try:
         save(temporary, replace(saved, state={}))
-        for name in SHOWN:
+        for name in REPORT_FILES:
             if (run / name).is_file():
                 shutil.copyfile(run / name, temporary / name)
         report = run / "report.md"

@@ -82,21 +82,21 @@ def whole(policy: TrainablePolicy, first: bool) -> TrainablePolicy:
     return copy
 
 
-def taken_out(tree: Any, name: str = "") -> tuple[Any, dict[str, Tensor]]:  # noqa: ANN401 - a tree
+def extract_divided(tree: Any, name: str = "") -> tuple[Any, dict[str, Tensor]]:  # noqa: ANN401 - a tree
     """Replace the divided tensors of `tree` by their names; returns the rest, and these tensors by name."""
     if isinstance(tree, DTensor):
         return {PLACEHOLDER: name}, {name: tree}
     if isinstance(tree, dict):
-        pairs = {key: taken_out(value, f"{name}/{key}") for key, value in tree.items()}
+        pairs = {key: extract_divided(value, f"{name}/{key}") for key, value in tree.items()}
         return {key: rest for key, (rest, _) in pairs.items()}, _merged([tensors for _, tensors in pairs.values()])
     if isinstance(tree, list | tuple):
-        parts = [taken_out(value, f"{name}/{index}") for index, value in enumerate(tree)]
+        parts = [extract_divided(value, f"{name}/{index}") for index, value in enumerate(tree)]
         return type(tree)(rest for rest, _ in parts), _merged([tensors for _, tensors in parts])
     return tree, {}
 
 
 def put_back(tree: Any, tensors: Mapping[str, Tensor]) -> Any:  # noqa: ANN401 - a tree
-    """Insert the `tensors` of `taken_out` into its `tree`."""
+    """Insert the `tensors` of `extract_divided` into its `tree`."""
     if isinstance(tree, dict):
         if PLACEHOLDER in tree:
             return tensors[tree[PLACEHOLDER]]

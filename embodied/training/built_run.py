@@ -15,7 +15,7 @@ from embodied import seeding
 from embodied.contract import Contract
 from embodied.data.demonstrations import report_notes
 from embodied.data.episodes import Episodes
-from embodied.environment import Environment, SwitchableEnvironment, lacking
+from embodied.environment import Environment, SwitchableEnvironment, capability_notes
 from embodied.errors import UserError
 from embodied.evaluation.in_training import InTraining
 from embodied.placement.local import Local, Processes, RunParts, one_after_another
@@ -79,7 +79,7 @@ class BuiltRun(SavedRun):
         self.env = self.environment("train", task.distributions[0])
         if unread := unread_observations(self.policy):
             self.report.notes.append(f"The policy does not read these observations: {', '.join(unread)}.")
-        self.report.notes += lacking(self.env) + ([self.world.remark] if self.world.remark else [])
+        self.report.notes += capability_notes(self.env) + ([self.world.remark] if self.world.remark else [])
         with seeding.undisturbed():
             self.evaluation_envs: dict[str, Environment] = {}
             if not isinstance(self.env, SwitchableEnvironment) and not self.world.rank:
@@ -148,16 +148,16 @@ class BuiltRun(SavedRun):
             raise UserError(f"expected num_envs of at least {len(env.task_names)}, one per task{scope}; got {count}")
         return env
 
-    def _demonstrate(self, given: Callable[[Contract, Path], Episodes] | None) -> Episodes | None:
-        """Load demonstrations by `given`, else the task's own; None if there are none or no stage reads them."""
+    def _demonstrate(self, load: Callable[[Contract, Path], Episodes] | None) -> Episodes | None:
+        """Load demonstrations by `load`, else the task's own; None if there are none or no stage reads them."""
         if self.config.stages == ["rl"] and self.algorithm and not self.algorithm.reads_demonstrations:
-            if given:
+            if load:
                 log.warning("demonstrations= is not read: neither stages=[rl] nor this algorithm's options ask for any")
             return None
         with self.timer("demonstrations"), one_after_another(self.world):  # the first process records, the others read
             task_demonstrations = self.task.demonstrations
             demonstrations = (
-                given(self.contract, self.directory) if given else task_demonstrations(self.directory, self.seed)
+                load(self.contract, self.directory) if load else task_demonstrations(self.directory, self.seed)
             )
         if demonstrations is None:
             with seeding.undisturbed():

@@ -23,7 +23,7 @@ from embodied.policy import Policy
 from embodied.progress import Progress
 from embodied.report.curves import CURVES
 from embodied.report.headline import BASELINE
-from embodied.report.report import Report, title, told
+from embodied.report.report import Report, result_text, title
 from embodied.run_options import ExperimentConfig
 from embodied.task import evaluation_distributions
 from embodied.training.built_run import BuiltRun
@@ -69,7 +69,7 @@ class Experiment(BuiltRun):
                 if "learner" in parts:
                     self.world.join(parts["learner"])
                 steps, total = stage.steps(), stage.total
-                with Progress(stage.title, total, "step", initial=stage.done, shown=total > 0) as bar:
+                with Progress(stage.title, total, "step", initial=stage.done, visible=total > 0) as bar:
                     yield parts, steps, bar
             stage.finish()
             self._evaluate(stage, parts)
@@ -122,7 +122,7 @@ class Experiment(BuiltRun):
             ):
                 result = evaluate(env, policy, starts_per_task=starts, device=self.device, progress=label)
             self.report.add(stage, distribution, result)
-            log.info(f"{label}: {told(result.summary())}")
+            log.info(f"{label}: {result_text(result.summary())}")
 
     @contextmanager
     def _evaluation_env(self, distribution: str, parts: dict[str, Any]) -> Iterator[Environment]:
@@ -166,11 +166,11 @@ class Experiment(BuiltRun):
         start = title(first) if first != last else "as it started" if self.config.start_from else "untrained"
         return {f"before: {start}": self.world.whole(before), **after}
 
-    def _film(self, shown: dict[str, Policy]) -> None:
-        """Write the video of the policies `shown`, or a note of the reason why there is none."""
+    def _film(self, policies: dict[str, Policy]) -> None:
+        """Write the video of `policies`, or a note of the reason why there is none."""
         with self.abandonable({}), self.timer("video"):
             try:
-                self.task.video(self.directory / "video.mp4", shown, self.device)
+                self.task.video(self.directory / "video.mp4", policies, self.device)
             except UserError as error:  # the run is complete without it
                 log.warning(f"no video: {error}")
                 self.report.notes.append(f"No video: {error}.")

@@ -36,7 +36,7 @@ class HeldOut:
 
     "auto" chooses the number of episodes and, again after each evaluation, the time of the next one, from their cost
     if each episode took all of its steps: episodes become longer where policies learn not to fail. Points are added to
-    `found`, which the report shows. `final` initial states of each task are left to the evaluations after training.
+    `in_training`, which the report shows. `final` initial states of each task are left to evaluations after training.
 
     Raises:
         UserError: if evaluations were requested but are impossible in `env`, which is None if only training has one.
@@ -46,13 +46,13 @@ class HeldOut:
         self,
         every: int | str | None,
         env: Environment | None,
-        found: InTraining,
+        in_training: InTraining,
         *,
         final: int,
         device: str = "cpu",
         precision: Precision = Precision.FLOAT32,
     ) -> None:
-        self.env, self.found, self.device, self.precision = env, found, device, precision
+        self.env, self.in_training, self.device, self.precision = env, in_training, device, precision
         self.automatic, self.every = every == AUTO, 0 if every == AUTO else int(every or 0)
         self.longer = 1.0  # factor by which the episodes of the last evaluation can still become longer
         self.planned: int | None = None  # step of the next automatic evaluation; 0: none, None: not chosen yet
@@ -62,7 +62,7 @@ class HeldOut:
             limit = env.num_starts if isinstance(env, NumberedStarts) else None
             max_starts = min(final, -(-EPISODES[1] // len(env.task_names)))
             self.starts = max_starts if limit is None else max(0, min(max_starts, limit - final))
-            found.first_start = FIRST_START if limit is None else limit - self.starts
+            in_training.first_start = FIRST_START if limit is None else limit - self.starts
             self.refused = "" if self.starts else f"each of the {limit} initial states is one of the final evaluation"
         if self.refused and self.every:
             raise UserError(f"evaluate_every_steps={every} cannot work: {self.refused}; use evaluate_every_steps=null")
@@ -76,7 +76,7 @@ class HeldOut:
             length = self.env.step_limit if isinstance(self.env, NumberedStarts) else done / episodes
             episode_s = length * (wall_s["simulation"] + wall_s["policy"]) / done
             self._choose_size(done, episode_s, _whole_s(done, total, wall_s))
-        last = self.found.points[-1]["env_steps"] if self.found.points else 0
+        last = self.in_training.points[-1]["env_steps"] if self.in_training.points else 0
         following = self.planned if self.automatic else self.every and (last // self.every + 1) * self.every
         return bool(following) and done > last and done >= min(total, following)
 
@@ -84,12 +84,12 @@ class HeldOut:
         """Evaluate `policy` after `done` environment steps, add the point and return it; no generator is disturbed."""
         assert self.env is not None
         with self.precision.on(self.device), seeding.undisturbed():
-            first = self.found.first_start
+            first = self.in_training.first_start
             result = evaluate(self.env, policy, starts_per_task=self.starts, first_start=first, device=self.device)
         self.longer = result.step_limit / float(result.steps.double().mean()) if result.step_limit else 1.0
         summary = result.summary()
         point = {"env_steps": done, **{name: summary[name] for name in (result.measure, "low", "high", "episodes")}}
-        self.found.points.append(point)
+        self.in_training.points.append(point)
         return point
 
     def plan(self, took_s: float, done: int, total: int, wall_s: Mapping[str, float]) -> None:
@@ -100,7 +100,7 @@ class HeldOut:
         """
         allowed_s = SHARE * _whole_s(done, total, wall_s)
         # affordable = (time allowed - time spent) / (cost of one evaluation with full-length episodes)
-        remaining = min(MOST - len(self.found.points), int((allowed_s - wall_s[PHASE]) / (took_s * self.longer)))
+        remaining = min(MOST - len(self.in_training.points), int((allowed_s - wall_s[PHASE]) / (took_s * self.longer)))
         self.planned = 0 if took_s > allowed_s else done + math.ceil((total - done) / max(remaining, 1))
 
     def _choose_size(self, done: int, episode_s: float, whole_s: float) -> None:

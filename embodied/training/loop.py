@@ -161,7 +161,7 @@ def iterations(
     while done < env_steps:
         with precision.on(collector.generator.device):
             rollout = collector.collect(rollout_length)
-            counts = _told(rollout, world)
+            counts = _mean_counts(rollout, world)
             done += counts.pop("env_steps")
             # the next collection runs during this update, by the policy from before it
             if done < env_steps and isinstance(collector, CollectorAhead):
@@ -189,7 +189,7 @@ def iterations(
         )
 
 
-def _told(rollout: Rollout, world: World) -> dict[str, Any]:
+def _mean_counts(rollout: Rollout, world: World) -> dict[str, Any]:
     """Counts and means over the rollouts of all processes, as arguments of `Iteration`."""
     odd, episodes = rollout.odd_episodes(), int(rollout.done.sum())
     if world.size == 1:

@@ -58,8 +58,8 @@ class Plan:
         return stage, self.total(stage, device)
 
     def _total_text(self, stage: str, device: str) -> str:
-        is_known = None not in [size for (_, on), size in self.stages[stage].items() if on == device]
-        return ("" if is_known else "more than ") + size_text(self.total(stage, device))
+        is_complete = None not in [size for (_, on), size in self.stages[stage].items() if on == device]
+        return ("" if is_complete else "more than ") + size_text(self.total(stage, device))
 
     def table(self) -> str:
         """Table of the parts of every stage, the totals by device, and the remarks."""
@@ -112,11 +112,11 @@ def plan(
         if "sft" in requested:
             memory.stages["SFT"] = planned.supervised(config.sft)
         if offline is not None:
-            memory.stages["offline"] = planned.supervised(offline) | (planned.kept() if has_control else {})
+            memory.stages["offline"] = planned.supervised(offline) | (planned.stored_state() if has_control else {})
         if "rl" in requested and algorithm is not None:
             memory.stages["RL"] = planned.reinforced(algorithm, "sft" in requested)
         if has_control:
-            memory.stages["control"] = planned.supervised(config.sft) | planned.kept() | planned.others()
+            memory.stages["control"] = planned.supervised(config.sft) | planned.stored_state() | planned.others()
     row = sum(spec_bytes(spec.shape, spec.dtype) for spec in (*contract.observation.values(), contract.action))
     data = sum(_file_bytes(Path(scope)) for scope in demonstrations) if demonstrations else steps * row
     reads_demonstrations = requested != ["rl"] or (algorithm is not None and algorithm.reads_demonstrations)
@@ -167,7 +167,7 @@ class _Planned:
             learner = config.build(self.policy, seeding.generator(0, "plan"))
         return self._learned(learner, 1)
 
-    def kept(self) -> Parts:
+    def stored_state(self) -> Parts:
         """Bytes of SFT's state that is stored for the control: both sets of weights and the optimiser's state."""
         stored = _bytes(list(self.policy.state_dict().values()))
         trained = _bytes([weight for weight in self.policy.actor_parameters() if weight.requires_grad])
@@ -197,7 +197,7 @@ class _Planned:
         length, count = algorithm.rollout_length, self.config.num_envs
         parts = self._learned(learner, length)
         before = {("weights as RL begins", self.aside): self._part(_bytes(list(self.policy.state_dict().values())))}
-        parts |= self.kept() if after_sft and self.config.control else before
+        parts |= self.stored_state() if after_sft and self.config.control else before
         row = self._row_bytes()
         places = {Storage.DEVICE: "simulator", Storage.CPU: "cpu", Storage.DISK: DISK}
         storage_device = (
@@ -305,19 +305,19 @@ def _file_bytes(source: Path) -> int:
     return sum(path.stat().st_size for path in files)
 
 
-def _remarked(found: Plan, contract: Contract, own: bool) -> Plan:
+def _remarked(plan: Plan, contract: Contract, own: bool) -> Plan:
     remarks = [
-        *found.remarks,
+        *plan.remarks,
         "Not counted: PyTorch itself, the simulator, and what single layers take while they run.",
     ]
     if varying := [key for key, spec in contract.observation.items() if -1 in spec.shape]:
         remarks.append(f"Axes of unknown length count as {VARIABLE}: {', '.join(varying)}.")
     if own:
         remarks.append("Demonstrations are the task's own, which are made by the run: at most as many bytes.")
-    if any("simulator" in key for parts in found.stages.values() for key in parts):
+    if any("simulator" in key for parts in plan.stages.values() for key in parts):
         remarks.append("simulator: the device of the simulator, the policy's if it can run there, else the CPU.")
-    found.remarks = remarks
-    return found
+    plan.remarks = remarks
+    return plan
 
 
 def size_text(size: int | None) -> str:

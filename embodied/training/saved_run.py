@@ -187,8 +187,8 @@ class SavedRun:
                 snapshot["state"],
                 shards=folder if divided else None,
             )
-            kept_number = snapshot["counters"]["rl_checkpoint"]
-            return Path(self.world.lead(lambda: str(checkpoint.save(self.directory, saved, protected=kept_number))))
+            rl_checkpoint = snapshot["counters"]["rl_checkpoint"]
+            return Path(self.world.lead(lambda: str(checkpoint.save(self.directory, saved, protected=rl_checkpoint))))
 
     @staticmethod
     def saved(directory: Path, record: dict[str, Any], env_steps: int) -> Checkpoint | None:

@@ -42,10 +42,10 @@ class Panel:
             self._body = gui.add_dropdown("body", tuple[str, ...]([""]), visible=False)
             self._change = gui.add_vector3("change of velocity, m/s", (0.5, 0.0, 0.0), step=0.05, visible=False)
             self._push = gui.add_button("Push", visible=False)
-        with gui.add_folder("The policy is told"):
-            self._told = gui.add_html("")
+        with gui.add_folder("Observation of the policy"):
+            self._observation_text = gui.add_html("")
             self._pictures: dict[str, viser.GuiImageHandle] = {}
-        with gui.add_folder("The policy does next"):
+        with gui.add_folder("Actions of the policy"):
             self._answered = gui.add_html("")
         with gui.add_folder("So far"):
             self._score = gui.add_html("")
@@ -72,7 +72,7 @@ class Panel:
         """Ratio of simulated to real time; None: as fast as possible."""
         return SPEEDS[self._speed.value]
 
-    def held(self) -> bool:
+    def should_wait(self) -> bool:
         """Whether the run is paused; consumes one requested step, if any."""
         if self.paused and self._steps:
             self._steps -= 1
@@ -111,7 +111,7 @@ class Panel:
         self._head.content = telling.table(head_rows)
         if watched.observation is not None:
             observation = watched.observation[row]
-            self._told.content = telling.told(watched.contract, observation)
+            self._observation_text.content = telling.observation_text(watched.contract, observation)
             for name, picture in telling.pictures(watched.contract, observation).items():
                 if name in self._pictures:
                     self._pictures[name].image = picture

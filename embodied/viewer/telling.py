@@ -17,7 +17,7 @@ STYLE = "font-size:0.78em;line-height:1.35;padding:0.2em 0.6em;overflow-wrap:any
 NUMBERS = "font-family:monospace;white-space:pre-wrap"
 
 
-def told(contract: Contract, observation: TensorDict) -> str:
+def observation_text(contract: Contract, observation: TensorDict) -> str:
     """Table of the observation of one environment, without pictures: names, units and values."""
     rows = []
     for name, spec in contract.observation.items():

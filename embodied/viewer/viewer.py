@@ -57,7 +57,7 @@ class Viewer(Screen):
         self._watched: WatchedEnvironment | None = None
         self._scene: Scene | None = None
         self._poses: Array | None = None
-        self._drawn_s = self._text_s = self._due = 0.0
+        self._last_frame_s = self._text_s = self._due = 0.0
         self._server.scene.configure_default_lights(cast_shadow=True)
 
     @property
@@ -101,7 +101,7 @@ class Viewer(Screen):
         self._focus(watched)
         if self._panel.speed or self._panel.paused or time.monotonic() - self._text_s >= TEXT_S:
             self._tell(watched)
-        while self._panel.held() and self._server.get_clients() and not STOPPING.is_set():
+        while self._panel.should_wait() and self._server.get_clients() and not STOPPING.is_set():
             if self._focus(watched):
                 self._tell(watched)
             time.sleep(FRAME_S)
@@ -110,9 +110,9 @@ class Viewer(Screen):
     def _after(self, watched: WatchedEnvironment, seconds: float) -> None:
         if watched is not self._watched or watched.fresh:  # a browser has connected since `before`
             return
-        poses, speed = watched.shown.poses(self.row), self._panel.speed
+        poses, speed = watched.env_view.poses(self.row), self._panel.speed
         if speed is None:
-            if time.monotonic() - self._drawn_s >= FRAME_S or self._panel.paused:
+            if time.monotonic() - self._last_frame_s >= FRAME_S or self._panel.paused:
                 self._draw(poses)
         elif seconds > 0.0:
             self._play(poses, seconds / speed)
@@ -122,11 +122,11 @@ class Viewer(Screen):
         row = self._panel.watch(watched.num_envs)
         if watched is self._watched and row == self.row and not watched.fresh:
             return False
-        scene, self.row = watched.shown.scene(row), row
+        scene, self.row = watched.env_view.scene(row), row
         if scene is not self._scene:
             self._build(scene)
         self._watched, watched.fresh = watched, False
-        self._draw(watched.shown.poses(row))
+        self._draw(watched.env_view.poses(row))
         return True
 
     def _tell(self, watched: WatchedEnvironment) -> None:
@@ -186,7 +186,7 @@ class Viewer(Screen):
                 if not np.array_equal(handle.wxyz, pose[3:]):
                     handle.wxyz = pose[3:]
         if final:
-            self._poses, self._drawn_s = poses, time.monotonic()
+            self._poses, self._last_frame_s = poses, time.monotonic()
 
 
 def between(before: Array, after: Array, share: float) -> Array:

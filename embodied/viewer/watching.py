@@ -88,7 +88,7 @@ class WatchedEnvironment(WrappedEnvironment):
 
     def __init__(self, env: Environment, view: View, screen: Screen, label: str) -> None:
         super().__init__(env)
-        self.shown, self.label, self._screen = view, label, screen
+        self.env_view, self.label, self._screen = view, label, screen
         self.observation: TensorDict | None = None
         self.actions: Tensor | None = None
         self.value: Tensor | None = None
@@ -154,7 +154,7 @@ class WatchedEnvironment(WrappedEnvironment):
             if bool(self.done[row]):
                 log.info(f"viewer: environment {row} was not pushed, its episode has ended")
                 continue
-            self.shown.push(row, push.body, push.change_m_s)
+            self.env_view.push(row, push.body, push.change_m_s)
             world = row // (group := group_size(self.env))
             self._pushed[world * group : (world + 1) * group] = True
             start = f", start {int(self.start[row])}" if isinstance(self.env, NumberedStarts) else ""
@@ -186,7 +186,7 @@ class WatchedTask(WrappedTask):
             UserError: for environments that cannot be viewed, with a description of those that can.
         """
         env = super().environment(num_envs, distribution, split, seed, device)
-        if (shown := view(env)) is None:
+        if (env_view := view(env)) is None:
             env.close()
             raise UserError(f"viewer=true cannot show these environments of {self.name}; it shows {self._viewable}")
-        return cast(Environment, WatchedEnvironment(env, shown, self._screen, f"{split}, {distribution}"))
+        return cast(Environment, WatchedEnvironment(env, env_view, self._screen, f"{split}, {distribution}"))

@@ -14,7 +14,7 @@ import torch
 from embodied.configuration import Fraction, NonNegativeFloat, Pixels, PositiveInt
 from embodied.contract import Contract
 from embodied.data.cache import DataSet
-from embodied.data.demonstrations import decoded_once, made_once
+from embodied.data.demonstrations import decoded_once, record_once
 from embodied.data.episodes import Episodes
 from embodied.errors import UserError
 from embodied.evaluation.video import film, tile, write_video
@@ -213,7 +213,7 @@ class LiberoTask(Task, ProcessOptions):
             "assets": self.asset_kind,
             "episodes": self.episodes,
         }
-        return made_once(
+        return record_once(
             directory,
             contract,
             origin,

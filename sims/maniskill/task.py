@@ -13,7 +13,7 @@ import torch
 from embodied import seeding
 from embodied.configuration import NonNegativeFloat, NonNegativeInt, Pixels, PositiveInt
 from embodied.contract import Contract
-from embodied.data.demonstrations import made_once
+from embodied.data.demonstrations import record_once
 from embodied.data.episodes import Episodes
 from embodied.errors import UserError
 from embodied.evaluation.video import Frames, film, tile, write_video
@@ -111,7 +111,7 @@ class ManiSkillTask(Task, ProcessOptions):
             collect(writer, env, self.episodes, self.noise, generator)
             env.close()
 
-        return made_once(directory, contract, origin | {"seed": seed}, make)
+        return record_once(directory, contract, origin | {"seed": seed}, make)
 
     def video(
         self, path: Path, policies: Mapping[str, Policy], device: str, distribution: str | None = None, first: int = 0

@@ -113,7 +113,7 @@ def reweighted(mdp: M, reward: Mapping[str, float]) -> M:
     Raises:
         UserError: for an unknown weight, and for one out of range.
     """
-    return with_numbers(mdp, reward, "task.reward", known=weights(mdp))
+    return with_numbers(mdp, reward, "task.reward", allowed=weights(mdp))
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import torch
 
 from embodied.configuration import NonNegativeFloat, NonNegativeInt, Pixels, PositiveInt
 from embodied.contract import Contract
-from embodied.data.demonstrations import made_once
+from embodied.data.demonstrations import record_once
 from embodied.data.episodes import Episodes
 from embodied.errors import UserError
 from embodied.evaluation.video import film, tile, write_video
@@ -118,7 +118,7 @@ class RobosuiteTask(Task, ProcessOptions):
         origin = {"env_name": self.env_name, "episodes": self.episodes, "noise": self.noise, "seed": seed}
         options, contract = self._options(), self.contract(self.distributions[0])
         env = self._environment(1, "train", None, seed, 1, 1)
-        return made_once(
+        return record_once(
             directory,
             contract,
             origin | {"shaped": options.shaped},

@@ -10,7 +10,7 @@ from typing import ClassVar
 from embodied.configuration import FiniteFloat, PositiveInt
 from embodied.contract import Contract
 from embodied.errors import UserError
-from embodied.evaluation.video import paths_beside, tile, write_video
+from embodied.evaluation.video import tile, trajectories_path, write_video
 from embodied.policy import Policy
 from embodied.task import Task
 from sims.quadrotor.episode import reweighted, weights
@@ -103,7 +103,7 @@ class SwarmTask(Task, ProcessOptions):
             films[caption] = pictures.film(flights[caption])
             dt_s = env.contract.control_dt_s * STRIDE
         write_video(path, tile(films), round(1.0 / dt_s))
-        pictures.plot(paths_beside(path), flights)
+        pictures.plot(trajectories_path(path), flights)
 
     def _mdp(self, distribution: str) -> Swarm:
         if distribution not in self.MDPS:

@@ -15,7 +15,7 @@ from PIL import Image
 from embodied.configuration import FiniteFloat, PositiveInt, Range, with_numbers
 from embodied.contract import Contract
 from embodied.errors import UserError
-from embodied.evaluation.video import Frames, film, paths_beside, tile, write_video
+from embodied.evaluation.video import Frames, film, tile, trajectories_path, write_video
 from embodied.export.conditions import Conditions
 from embodied.navigation.dynamic_window import DynamicWindow
 from embodied.policy import Policy
@@ -124,7 +124,7 @@ class VehicleTask(Task, ProcessOptions):
             films[caption] = film(env, policy, starts, _Drive(env).render, device, stride=STRIDE)
             last.append(np.concatenate(list(films[caption].frames[-1]), 1))
         write_video(path, tile(films), round(1.0 / (self._mdp.DT_S * STRIDE)))
-        with complete_or_absent(paths_beside(path)) as temporary:
+        with complete_or_absent(trajectories_path(path)) as temporary:
             Image.fromarray(np.concatenate(last)).save(temporary, format="png")
 
     @property

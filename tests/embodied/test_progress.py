@@ -33,7 +33,7 @@ def test_a_log_gets_a_line_a_period_and_no_bar(monkeypatch, capsys):
 @pytest.mark.parametrize("shown", [True, False])
 def test_a_terminal_gets_a_bar_where_one_is_wanted(monkeypatch, shown):
     monkeypatch.setattr(sys, "stderr", terminal := Terminal())
-    with Progress("RL", 3, "step", shown=shown) as bar:
+    with Progress("RL", 3, "step", visible=shown) as bar:
         for _ in range(3):
             bar.update()
     assert ("3/3" in terminal.getvalue()) == shown

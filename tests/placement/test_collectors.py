@@ -140,7 +140,7 @@ def test_what_died_is_told_once_and_its_episodes_are_lost(policy: MLPPolicy) -> 
     pool = Fake(policy, 2)
     collectors = RemoteCollectors(pool, policy)
     pool.lost_collectors, pool.lost_episodes, pool.handles[1].ready = 1, SHARE, False
-    collectors._begun = True
+    collectors._started = True
     rollout = collectors.collect(3)
     assert rollout.done.shape == (3, SHARE)  # the run goes on with those that are there
     assert rollout.odd_episodes() == {"diverged": SHARE, "lost": SHARE, "pushed": 0}

@@ -318,8 +318,8 @@ def _ends(marks: Sequence[Mark], measure: str) -> tuple[float, float]:
 
 
 def _metrics(row: Record) -> list[str]:
-    shown_names = {"stage", "title", "distribution", "success", "return", "low", "high", "episodes", "step_limit"}
-    return [name for name in row if name not in shown_names | {*ODD_EVENTS, "immediate", "repeatable", "per_task"}]
+    table_names = {"stage", "title", "distribution", "success", "return", "low", "high", "episodes", "step_limit"}
+    return [name for name in row if name not in table_names | {*ODD_EVENTS, "immediate", "repeatable", "per_task"}]
 
 
 def _title(record: Record, stage: str) -> str:

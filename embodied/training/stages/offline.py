@@ -68,7 +68,7 @@ class OfflineStage(Stage[Mapping[str, float]]):
         run = self.run
         observations, actions = self.demonstrations.by_weight()
         generator = seeding.generator(run.seed, "random play")
-        observations = with_privileged(observations, run.contract, lambda drawn: run.random_play(drawn)[0], generator)
+        observations = with_privileged(observations, run.contract, lambda rng: run.random_play(rng)[0], generator)
         run.policy.fit(observations.to(run.device), actions.to(run.device))
 
     def steps(self) -> Iterator[Mapping[str, float]]:

@@ -12,7 +12,7 @@ import torch
 
 from embodied import seeding
 from embodied.policy import TrainablePolicy
-from embodied.report.report import told
+from embodied.report.report import result_text
 from embodied.rollout.ahead import CollectorAhead
 from embodied.rollout.rollout import Collector, RolloutSource
 from embodied.saving import checkpoint
@@ -132,11 +132,13 @@ class ReinforcementStage(Stage[Iteration]):
         began = time.perf_counter()
         with run.abandonable(self.parts, changing=False), run.timer(PHASE):
             point = held_out.evaluate(policy, done)
-            if chosen := held_out.found.chosen():
+            if chosen := held_out.in_training.chosen():
                 weights, counters = dict(policy.state_dict()), {**run.counters, "stage": self.name}
                 saved = Checkpoint(weights, run.policy.contract, run.record, counters, chosen=chosen)
                 checkpoint.save_best(run.directory, saved)
         held_out.plan(time.perf_counter() - began, done, self.total, wall_s)
-        log.info(f"held-out {told(point)} after {done:,} environment steps{', the best so far' if chosen else ''}")
+        log.info(
+            f"held-out {result_text(point)} after {done:,} environment steps{', the best so far' if chosen else ''}"
+        )
         values = {name: value for name, value in point.items() if name not in ("env_steps", "episodes")}
         run.logger.log(done, {f"evaluation/{name}": value for name, value in values.items() if value is not None})

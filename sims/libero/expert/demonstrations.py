@@ -92,7 +92,7 @@ def collect(
     eyes = Observer(env.simulation, image_size, images)
     expert = Expert(env.simulation, noise=noise, seed=seed)
     recorder = _Recorder(env, expert, episodes, eyes, stride if image_size and images else 1)
-    with Progress("demonstrations", len(tasks) * episodes, "episode", shown=progress) as bar:
+    with Progress("demonstrations", len(tasks) * episodes, "episode", visible=progress) as bar:
         while recorder.running.any():
             bar.update(recorder.step())
     starts, recorded = recorder.result()

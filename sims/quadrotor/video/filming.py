@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from embodied.evaluation.video import Frames, film, paths_beside, tile, write_video
+from embodied.evaluation.video import Frames, film, tile, trajectories_path, write_video
 from embodied.policy import Policy
 from embodied.saving.files import complete_or_absent
 from sims.quadrotor.airframes import Airframe
@@ -42,7 +42,7 @@ def film_policies(
 ) -> None:
     """Film each policy, by caption, in its own of `envs`, of `FILMED` drones, from start `first` on; plot their paths.
 
-    The plot is `paths_beside` the video. `airframe` is drawn.
+    The plot is `trajectories_path` the video. `airframe` is drawn.
     """
     flights, films, goals = {}, {}, []
     for caption, policy in policies.items():
@@ -53,7 +53,7 @@ def film_policies(
         goals = [around.goal for around in flight.surroundings]
     dt_s = next(iter(envs.values())).contract.control_dt_s * STRIDE
     write_video(path, tile(films), round(1.0 / dt_s))
-    plot_trajectories(paths_beside(path), flights, dt_s, goals)
+    plot_trajectories(trajectories_path(path), flights, dt_s, goals)
 
 
 class _Flight:

@@ -195,5 +195,5 @@ def test_failed_demonstrations_are_not_shown_for_tasks_without_a_success():
     learner = SelfImitation(policy, other.config, both, Reach(2), torch.Generator().manual_seed(0))
     learner.replay.add_episodes(shown.part(0, 1))
     learner._sort()
-    assert {task: len(rows) for task, rows in learner.shown.items()} == {0: 5, 1: 5}
+    assert {task: len(rows) for task, rows in learner.demonstration_rows.items()} == {0: 5, 1: 5}
     assert float(torch.cat([learner._batch()["actions"] for _ in range(10)]).max()) < 1.0

@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict
 
 from embodied.contract import Contract, TensorSpec
-from embodied.data.demonstrations import made_once
+from embodied.data.demonstrations import record_once
 from embodied.data.episodes import (
     FAILED,
     FOLDER,
@@ -176,17 +176,17 @@ def test_what_a_run_imitates_is_made_once_for_what_was_asked(tmp_path):
 
     made: list[Path] = []
     for _ in range(2):
-        found = made_once(tmp_path / "run", CONTRACT, {"seed": 3}, make)
+        found = record_once(tmp_path / "run", CONTRACT, {"seed": 3}, make)
         assert same(found, episode(3, 0))
     assert made == [tmp_path / "run" / FOLDER]
     assert read(made[0])[2] == {"seed": 3, "failed": 7}
     with pytest.raises(UserError, match=r"made for something else \(seed: expected 4, got 3\); choose another output"):
-        made_once(tmp_path / "run", CONTRACT, {"seed": 4}, make)
+        record_once(tmp_path / "run", CONTRACT, {"seed": 4}, make)
     with pytest.raises(UserError, match=r"made for something else \(control_dt_s: expected 0\.2, got 0\.1\)"):
-        made_once(tmp_path / "run", replace(CONTRACT, control_dt_s=0.2), {"seed": 3}, make)
+        record_once(tmp_path / "run", replace(CONTRACT, control_dt_s=0.2), {"seed": 3}, make)
     (made[0] / "actions.npy").unlink()
     with pytest.raises(UserError, match=r"actions\.npy is missing; delete .* to make them again"):
-        made_once(tmp_path / "run", CONTRACT, {"seed": 3}, make)
+        record_once(tmp_path / "run", CONTRACT, {"seed": 3}, make)
 
 
 def test_failed_episodes_are_kept_but_not_drawn():

@@ -46,8 +46,8 @@ def test_a_wall_is_driven_around_also_when_it_is_seen_no_more():
 
 
 def test_what_is_out_of_range_is_no_wall():
-    assert not MAP.seen(MAP.begin(FAR, STILL, goal(4.0))).any()
-    assert MAP.seen(MAP.begin(FAR - 0.5, STILL, goal(4.0))).sum() > 50
+    assert not MAP.hit_cells(MAP.begin(FAR, STILL, goal(4.0))).any()
+    assert MAP.hit_cells(MAP.begin(FAR - 0.5, STILL, goal(4.0))).sum() > 50
 
 
 def test_the_goal_is_where_it_is_when_it_is_near():
@@ -60,7 +60,7 @@ def test_paths_are_planned_now_and_then_and_hits_stored_in_every_period():
     costs = []
     for _ in range(MAP.every):
         MAP.update(memory, wall(2.0), STILL, goal(4.0))
-        assert MAP.seen(memory).any()
+        assert MAP.hit_cells(memory).any()
         costs.append(float(MAP.observe(memory)["path_cost"]))
     assert costs[:-1] == [pytest.approx(4.0, abs=0.4)] * (MAP.every - 1)
     assert costs[-1] > 5.0
@@ -158,12 +158,12 @@ def test_what_lies_beside_the_field_of_view_falls_to_no_beam():
 
 def test_what_has_moved_is_forgotten_after_a_while():
     memory = MAP.begin(wall(2.0), STILL, goal(4.0))
-    count = int((MAP.seen(memory) > 0).sum())
+    count = int((MAP.hit_cells(memory) > 0).sum())
     MAP.update(memory, FAR, STILL, goal(4.0))
-    assert int((MAP.seen(memory) > 0).sum()) == count  # once is not enough
+    assert int((MAP.hit_cells(memory) > 0).sum()) == count  # once is not enough
     for _ in range(4):
         MAP.update(memory, FAR, STILL, goal(4.0))
-    assert int((MAP.seen(memory) > 0).sum()) < 0.25 * count
+    assert int((MAP.hit_cells(memory) > 0).sum()) < 0.25 * count
     for _ in range(10):
         MAP.update(memory, wall(2.0), STILL, goal(4.0))
-    assert int((MAP.seen(memory) > 0).sum()) >= count  # what stays is kept
+    assert int((MAP.hit_cells(memory) > 0).sum()) >= count  # what stays is kept

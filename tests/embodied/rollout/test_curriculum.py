@@ -37,7 +37,7 @@ def test_weights_fall_on_both_sides_of_one_half() -> None:
 def test_states_are_drawn_by_their_weights_and_a_share_is_new() -> None:
     starts, drawn = make(repeated=0.7), []
     for _ in range(4000):
-        starts.known[0] = {11: (4.0, 2.0), 12: (4.0, 3.0), 13: (4.0, 4.0)}
+        starts.records[0] = {11: (4.0, 2.0), 12: (4.0, 3.0), 13: (4.0, 4.0)}
         starts.abandon()  # so that they stay as they are
         drawn.append(int(everywhere(starts)[0]))
     counts = torch.tensor([drawn.count(start) for start in (11, 12, 13)])
@@ -64,34 +64,34 @@ def test_a_policy_that_always_or_never_solves_most_states_meets_the_others_more_
 def test_success_counts_for_the_state_that_the_episode_began_in() -> None:
     starts = make(envs=2, repeated=0.0)
     first = everywhere(starts)
-    assert starts.known == [{}]
+    assert starts.records == [{}]
     everywhere(starts, torch.tensor([True, False]))
-    assert starts.known == [{int(first[0]): (1.0, 1.0), int(first[1]): (1.0, 0.0)}]
+    assert starts.records == [{int(first[0]): (1.0, 1.0), int(first[1]): (1.0, 0.0)}]
     second = starts(torch.tensor([False, True]), torch.tensor([True, True]))
     assert second[0] == 0
-    assert len(starts.known[0]) == 3
+    assert len(starts.records[0]) == 3
     starts.abandon()
     everywhere(starts, torch.tensor([True, True]))
-    assert len(starts.known[0]) == 3  # what was running did not end
+    assert len(starts.records[0]) == 3  # what was running did not end
 
 
 def test_recent_attempts_weigh_more() -> None:
     starts = make(num_starts=1, repeated=1.0)
     for success in (True, True, False, False):
         everywhere(starts, torch.tensor([success]))  # the first has no episode behind it
-    ((_, (attempts, successes)),) = starts.known[0].items()
+    ((_, (attempts, successes)),) = starts.records[0].items()
     assert attempts == pytest.approx(0.9**2 + 0.9 + 1.0)
     assert successes == pytest.approx(0.9**2)
 
 
 def test_the_states_farthest_from_one_half_are_forgotten() -> None:
     starts = make(repeated=0.0)
-    starts.known[0] = {start: (2.0, 1.0) for start in range(REMEMBERED)}
-    starts.known[0][7] = (9.0, 9.0)
+    starts.records[0] = {start: (2.0, 1.0) for start in range(REMEMBERED)}
+    starts.records[0][7] = (9.0, 9.0)
     everywhere(starts)
     everywhere(starts)
-    assert len(starts.known[0]) == REMEMBERED
-    assert 7 not in starts.known[0]
+    assert len(starts.records[0]) == REMEMBERED
+    assert 7 not in starts.records[0]
 
 
 def test_numbers_stay_below_the_number_of_states() -> None:
@@ -135,13 +135,13 @@ def test_ppo_begins_where_its_curriculum_says() -> None:
         rollout = collector.collect(16)
         learner.update(rollout, 0.0)
     begun = {(env % 2, int(start)) for env in range(8) for start in rollout.start[:, env]}
-    known = {(task, start) for task in range(2) for start in learner.starts.known[task]}
+    known = {(task, start) for task in range(2) for start in learner.starts.records[task]}
     assert len(begun & known) > 0.8 * len(begun)
-    assert rollout.starts["known_starts"] == sum(map(len, learner.starts.known)) > 4
+    assert rollout.starts["known_starts"] == sum(map(len, learner.starts.records)) > 4
     again = PPOConfig(curriculum=0.9).build(policy, None, env, torch.Generator().manual_seed(1))
     resumed = Collector(env, policy, torch.Generator(), again.starts)
     resumed.load_state_dict(collector.state_dict())
-    assert again.starts.known == learner.starts.known
+    assert again.starts.records == learner.starts.records
 
 
 def test_where_states_are_not_numbered_a_curriculum_is_refused() -> None:

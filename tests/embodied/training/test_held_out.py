@@ -165,7 +165,7 @@ def automatic(env: Reach | Counter, **times: float) -> tuple[HeldOut, list[int]]
         share = {name: wall_s[name] * done / 10_000 for name in ("simulation", "policy", "update")}
         if looker.due(done, 10_000, done // 10, wall_s | share):
             looked.append(done)
-            looker.found.points.append({"env_steps": done})
+            looker.in_training.points.append({"env_steps": done})
             looker.plan(took_s, done, 10_000, wall_s | share | {PHASE: len(looked) * took_s})
     return looker, looked
 
@@ -207,11 +207,11 @@ def test_longer_episodes_are_evaluated_less_often() -> None:
         if looker.due(done, 10_000, done // 10, wall_s):
             took_s, looker.longer = (1.0, 10.0) if done < 2000 else (10.0, 1.0)
             spent_s += took_s
-            looker.found.points.append({"env_steps": done})
+            looker.in_training.points.append({"env_steps": done})
             looker.plan(took_s, done, 10_000, wall_s | {PHASE: spent_s})
-    assert [point["env_steps"] < 2000 for point in looker.found.points].count(True) == 1
+    assert [point["env_steps"] < 2000 for point in looker.in_training.points].count(True) == 1
     assert 0.5 * SHARE * 1400.0 < spent_s <= SHARE * 1400.0
-    assert looker.found.points[-1]["env_steps"] == 10_000
+    assert looker.in_training.points[-1]["env_steps"] == 10_000
 
 
 def test_evaluations_take_the_share_of_the_time_that_was_promised() -> None:
@@ -228,7 +228,7 @@ def test_an_interval_that_was_asked_for_is_kept_and_no_point_is_made_twice() -> 
 
     assert [done for done in (0, 99, 100, 130) if due(done)] == [100, 130]
     assert due(99, 99)  # the end
-    looker.found.points.append({"env_steps": 250})
+    looker.in_training.points.append({"env_steps": 250})
     assert [done for done in (250, 299, 300, 1000) if due(done)] == [300, 1000]
     assert not due(250, 250)
     assert not HeldOut(None, Reach(4), InTraining(), final=50).due(1000, 1000, 1, {})
@@ -237,8 +237,8 @@ def test_an_interval_that_was_asked_for_is_kept_and_no_point_is_made_twice() -> 
 def test_initial_states_are_those_of_no_other_evaluation() -> None:
     env = Counter(num_envs=4, num_starts=60)
     looker = HeldOut(100, env, InTraining(), final=50)
-    assert (looker.found.first_start, looker.starts) == (50, 10)
-    assert HeldOut(100, Reach(4), InTraining(), final=50).found.first_start > 10**6
+    assert (looker.in_training.first_start, looker.starts) == (50, 10)
+    assert HeldOut(100, Reach(4), InTraining(), final=50).in_training.first_start > 10**6
     with pytest.raises(UserError, match=r"each of the 60 initial states is .*; use evaluate_every_steps=null"):
         HeldOut(100, env, InTraining(), final=60)
     assert not HeldOut(AUTO, env, InTraining(), final=60).due(10, 10, 5, {})

@@ -36,12 +36,12 @@ class Script:
         self.row, self.pushes, self.told = row, pushes or {}, []
 
     def before(self, watched: WatchedEnvironment) -> list[Push]:
-        watched.shown.scene(self.row), watched.shown.poses(self.row)
+        watched.env_view.scene(self.row), watched.env_view.poses(self.row)
         self.told.append((watched.observation.clone(), watched.actions, watched.value))
         return self.pushes.get(len(self.told), [])
 
     def after(self, watched: WatchedEnvironment, seconds: float) -> None:
-        self.told[-1] += (watched.shown.poses(self.row), seconds, int(watched.score.episodes))
+        self.told[-1] += (watched.env_view.poses(self.row), seconds, int(watched.score.episodes))
 
 
 def watched(env: Rail, screen: Script) -> WatchedEnvironment:

@@ -14,7 +14,7 @@ import torch
 from embodied.contract import Contract, TensorSpec
 from embodied.data import demonstrations as run_demonstrations
 from embodied.data.cache import VARIABLE
-from embodied.data.demonstrations import INDEX, folder_of, made_once
+from embodied.data.demonstrations import INDEX, folder_of, record_once
 from embodied.data.episodes import FOLDER, Episodes, EpisodeWriter
 from embodied.errors import UserError
 from embodied.saving import sealed
@@ -87,7 +87,7 @@ def test_minibatches_are_those_of_a_copy_in_the_run(tmp_path: Path, data_set: Pa
         for episode in lerobot_reading.read(data_set, CONTRACT):
             writer.add(episode)
 
-    copied = made_once(tmp_path / "copy", CONTRACT, {}, copy)
+    copied = record_once(tmp_path / "copy", CONTRACT, {}, copy)
     plain = Episodes.join([*lerobot_reading.read(data_set, CONTRACT)])
     shared = demonstrations(data_set, CONTRACT, tmp_path / "run")
     assert equal(shared, copied)
@@ -222,7 +222,7 @@ def test_a_run_of_an_earlier_version_keeps_its_copy(tmp_path: Path, cache: Path)
         for episode in lerobot_reading.read(source, CONTRACT):
             writer.add(episode)
 
-    copied = made_once(tmp_path / "run", CONTRACT, {"source": str(source)}, copy)
+    copied = record_once(tmp_path / "run", CONTRACT, {"source": str(source)}, copy)
     shutil.rmtree(source)
     assert equal(copied, demonstrations(source, CONTRACT, tmp_path / "run"))
     assert files(tmp_path / "run") == [FOLDER]

@@ -111,7 +111,7 @@ def test_what_is_mapped_is_where_it_is():
     x = (goal - first) / (goal - first).norm(dim=1, keepdim=True)  # the map's x axis is the line to the goal
     y = torch.stack((-x[:, 1], x[:, 0]), 1)
     for row in range(4):
-        cells = MAPPING.map.seen(memory)[row].nonzero()
+        cells = MAPPING.map.hit_cells(memory)[row].nonzero()
         assert len(cells) > 60
         at = (cells + 0.5 - 0.5 * MAPPING.map.side) * MAPPING.map.cell_m
         place = 0.5 * (first + goal)[row] + at[:, :1] * x[row] + at[:, 1:] * y[row]

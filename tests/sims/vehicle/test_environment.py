@@ -142,8 +142,8 @@ def test_maps_go_on_where_they_were_saved_and_begin_anew_with_episodes():
     env.load_state_dict(saved)
     again = [env.step(turn).observation for _ in range(7)][-1]
     assert torch.equal(after["waypoints"], again["waypoints"])
-    seen = env.map.seen(env.now.map).sum((1, 2))
-    assert (seen > env.map.seen(first).sum((1, 2))).all()
+    seen = env.map.hit_cells(env.now.map).sum((1, 2))
+    assert (seen > env.map.hit_cells(first).sum((1, 2))).all()
     env.reset(torch.tensor([False, True, False]), starts=torch.arange(3))
     assert torch.equal(env.now.map[1], first[1])
 

@@ -43,7 +43,7 @@ def test_compiled_maps_are_those_of_torch(others):
         assert torch.equal(told[0]["path_cost"], told[1]["path_cost"])
         assert torch.equal(told[0]["remembered"], told[1]["remembered"])
         late = torch.zeros(N, dtype=torch.bool)
-    assert (compiled.seen(memories[0]) > 0.0).sum() > 10 * N
+    assert (compiled.hit_cells(memories[0]) > 0.0).sum() > 10 * N
 
 
 def test_a_goal_beyond_reach_and_a_lidar_that_fails_are_those_of_torch():
