@@ -192,26 +192,26 @@ class _Block(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(hidden, 4 * hidden), nn.GELU(), nn.Linear(4 * hidden, hidden))
         self.modulation = _modulation(hidden, 6)
 
-    def forward(self, tokens: Tensor, given: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, condition: Tensor) -> Tensor:
         # x <- x + gate * attention(norm(x) (1 + scale) + shift), then the same with the MLP
-        shift, scale, gate, shift_mlp, scale_mlp, gate_mlp = self.modulation(given).unsqueeze(1).chunk(6, -1)
+        shift, scale, gate, shift_mlp, scale_mlp, gate_mlp = self.modulation(condition).unsqueeze(1).chunk(6, -1)
         modulated = self.norms[0](tokens) * (1.0 + scale) + shift
         tokens = tokens + gate * self.attention(modulated, modulated, modulated, need_weights=False)[0]
         return tokens + gate_mlp * self.mlp(self.norms[1](tokens) * (1.0 + scale_mlp) + shift_mlp)
 
 
 class _Residual(nn.Module):
-    """Two convolutions; after the first, channels are scaled and shifted by the condition `given`."""
+    """Two convolutions; after the first, channels are scaled and shifted by `condition`."""
 
-    def __init__(self, before: int, after: int, given: int) -> None:
+    def __init__(self, before: int, after: int, condition: int) -> None:
         super().__init__()
         self.blocks = nn.ModuleList([_Convolution(before, after), _Convolution(after, after)])
-        self.cond_encoder = nn.Sequential(nn.Mish(), nn.Linear(given, 2 * after))
+        self.cond_encoder = nn.Sequential(nn.Mish(), nn.Linear(condition, 2 * after))
         self.residual_conv = nn.Identity() if before == after else nn.Conv1d(before, after, 1)
 
-    def forward(self, channels: Tensor, given: Tensor) -> Tensor:
+    def forward(self, channels: Tensor, condition: Tensor) -> Tensor:
         # FiLM: scale h + shift, then the residual connection
-        scale, shift = self.cond_encoder(given).unsqueeze(-1).chunk(2, 1)
+        scale, shift = self.cond_encoder(condition).unsqueeze(-1).chunk(2, 1)
         out = self.blocks[1](scale * self.blocks[0](channels) + shift)
         return out + self.residual_conv(channels)
 

@@ -80,7 +80,7 @@ class DiffusionConfig(GenerativeConfig):
 class DiffusionPolicy(GenerativePolicy):
     """Policy that predicts chunks of H actions by denoising them in S steps.
 
-    A log-probability has P = `tuned_steps` parts. With a checkpoint `given`, the policy has its sizes, statistics and,
+    A log-probability has P = `tuned_steps` parts. With the checkpoint `pretrained`, it has its sizes, statistics and,
     after `adopt`, its weights. Chunks then have `generated` actions, of which the first `past` lie before the present.
 
     Raises:
@@ -90,11 +90,11 @@ class DiffusionPolicy(GenerativePolicy):
     config: DiffusionConfig
     scores = True
 
-    def __init__(self, contract: Contract, config: DiffusionConfig, given: Published | None = None) -> None:
+    def __init__(self, contract: Contract, config: DiffusionConfig, pretrained: Published | None = None) -> None:
         super().__init__(contract, config, "diffusion")
         self.noise_table = NoiseTable(config.train_steps, config.denoising_steps, config.schedule)
-        self.given, actions, features = given, contract.action.shape[-1], self.encoder.out_features
-        if given is None:
+        self.pretrained, actions, features = pretrained, contract.action.shape[-1], self.encoder.out_features
+        if pretrained is None:
             self.network = chunk_network(
                 config.network,
                 contract.horizon,
@@ -105,9 +105,9 @@ class DiffusionPolicy(GenerativePolicy):
                 ticks=config.train_steps,
             )
             return
-        _check(given, contract, features)
-        self.past, self.generated = given.past, given.length or given.past + contract.horizon
-        self.network = ChunkUNet(actions, features, given.widths, config.train_steps, given.time_width)
+        _check(pretrained, contract, features)
+        self.past, self.generated = pretrained.past, pretrained.length or pretrained.past + contract.horizon
+        self.network = ChunkUNet(actions, features, pretrained.widths, config.train_steps, pretrained.time_width)
 
     def adopt(self) -> None:
         """Load the weights and statistics of the checkpoint.
@@ -115,23 +115,23 @@ class DiffusionPolicy(GenerativePolicy):
         Raises:
             UserError: for weights of another network.
         """
-        assert self.given is not None
+        assert self.pretrained is not None
         try:
-            self.network.load_state_dict(self.given.network)
+            self.network.load_state_dict(self.pretrained.network)
         except RuntimeError as error:
             reason = " ".join(str(error).split())[:200]
-            raise UserError(f"policy.weights={self.given.source} is of another network ({reason}...)") from error
+            raise UserError(f"policy.weights={self.pretrained.source} is of another network ({reason}...)") from error
         self._adopt_statistics()
 
     @torch.no_grad()
     def _adopt_statistics(self) -> None:
-        assert self.given is not None
+        assert self.pretrained is not None
         assert isinstance(self.encoder, PlainEncoder)
         # y = scale x + offset, so that mean = -offset / scale and deviation = 1 / scale
-        (scale, offset), (action_scale, action_offset) = self.given.state, self.given.action
-        count = self.given.observations
-        self.encoder.mean[: self.given.features].copy_((-offset / scale).repeat(count))
-        self.encoder.std[: self.given.features].copy_((1.0 / scale).repeat(count))
+        (scale, offset), (action_scale, action_offset) = self.pretrained.state, self.pretrained.action
+        count = self.pretrained.observations
+        self.encoder.mean[: self.pretrained.features].copy_((-offset / scale).repeat(count))
+        self.encoder.std[: self.pretrained.features].copy_((1.0 / scale).repeat(count))
         self.encoder.fitted.fill_(True)
         self.action_mean.copy_(-action_offset / action_scale)
         self.action_std.copy_(1.0 / action_scale)
@@ -139,12 +139,12 @@ class DiffusionPolicy(GenerativePolicy):
     def fit(self, observation: TensorDict, actions: Tensor) -> None:
         """See `GenerativePolicy.fit`; statistics of a checkpoint stay, and only critics use the new ones."""
         super().fit(observation, actions)
-        if self.given is not None:
+        if self.pretrained is not None:
             self._adopt_statistics()
 
     def with_new_weights(self) -> Self:
         """See `GenerativePolicy.with_new_weights`; the policy has the sizes of the checkpoint, if there is one."""
-        policy = type(self)(self.contract, self.config, self.given).to(self.device).train(self.training)
+        policy = type(self)(self.contract, self.config, self.pretrained).to(self.device).train(self.training)
         copy_statistics(policy, self)
         return policy
 
@@ -206,7 +206,7 @@ class DiffusionPolicy(GenerativePolicy):
         before, after = table.before[index], table.after[index]
         predicted = self._predict(x, table.times[index], features)
         low, high = ((limit - self.action_mean) / self.action_std for limit in (self.action_low, self.action_high))
-        if self.given is not None and self.given.settings.get("clip_sample", True):
+        if self.pretrained is not None and self.pretrained.settings.get("clip_sample", True):
             low, high = low.clamp_min(-1.0), high.clamp_max(1.0)
         # x_0 from the prediction, clamped, then the DDIM step from it
         action = denoised(x, predicted, before, self.config.prediction).clamp(low, high)
@@ -218,15 +218,15 @@ class DiffusionPolicy(GenerativePolicy):
         return mean, torch.where(tuned, std.clamp_min(self.config.smallest_std), std)
 
 
-def _check(given: Published, contract: Contract, features: int) -> None:
-    """Raise UserError unless the checkpoint `given` reads `features` inputs, and predicts the actions of `contract`."""
-    name, actions = f"policy.weights={given.source}", contract.action.shape[-1]
-    state, count = len(given.state[0]), given.observations
-    if features != count * state or given.features != count * state:
+def _check(pretrained: Published, contract: Contract, features: int) -> None:
+    """Raise UserError unless `pretrained` reads `features` inputs, and predicts the actions of `contract`."""
+    name, actions = f"policy.weights={pretrained.source}", contract.action.shape[-1]
+    state, count = len(pretrained.state[0]), pretrained.observations
+    if features != count * state or pretrained.features != count * state:
         reads = f"{count} observations, oldest first, of {state} elements"
-        raise UserError(f"{name} reads {reads}: {given.features} in all; the task has {features}")
-    if len(given.action[0]) != actions:
-        raise UserError(f"{name} has actions of {len(given.action[0])} elements, the task of {actions}")
-    if given.length is not None and given.length < given.past + contract.horizon:
-        ahead = f"predicts {given.length - given.past} actions ahead"
+        raise UserError(f"{name} reads {reads}: {pretrained.features} in all; the task has {features}")
+    if len(pretrained.action[0]) != actions:
+        raise UserError(f"{name} has actions of {len(pretrained.action[0])} elements, the task of {actions}")
+    if pretrained.length is not None and pretrained.length < pretrained.past + contract.horizon:
+        ahead = f"predicts {pretrained.length - pretrained.past} actions ahead"
         raise UserError(f"{name} {ahead}, the task asks for {contract.horizon}: set a smaller task.horizon or executed")

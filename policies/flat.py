@@ -113,7 +113,7 @@ class FlatObservations(nn.Module):
         flat = {key: observation[key].flatten(observation.batch_dims) for key in keys}
         return torch.cat([reciprocal(flat[key]) if key in self.reciprocal else flat[key] for key in keys], dim=-1)
 
-    def drawn(self, contract: Contract, count: int, generator: Generator) -> TensorDict:
+    def random_observations(self, contract: Contract, count: int, generator: Generator) -> TensorDict:
         """Random observations [count] for actors around the statistics, on the CPU."""
         noise = torch.randn(count, self.observed, generator=generator)
         flat, observation, start = self.mean[: self.observed] + self.std[: self.observed] * noise, {}, 0
@@ -139,7 +139,7 @@ class _Whole(FlatObservations, Encoder):
 
     def example(self, contract: Contract, count: int, rows: int, generator: Generator) -> TensorDict:
         """Random observations [count]; there are no axes of variable length."""
-        return self.drawn(contract, count, generator)
+        return self.random_observations(contract, count, generator)
 
 
 class FlatEncoder(_Whole):

@@ -21,9 +21,9 @@ from embodied.execution.chunking import Running
 from embodied.policy import Decision, Evaluation, inference, sum_of_executed
 from policies.chunk_networks import chunk_network
 from policies.generative import Aggregate, GenerativeConfig, GenerativePolicy
-from policies.kernels.flow import TimeGrid, gaussian_velocity, given_actions
+from policies.kernels.flow import TimeGrid, gaussian_velocity, prefix_mask
 from policies.kernels.sampling import Field, FlowSampling, Sampler, check_delay, trained_for, undefined_log_prob
-from policies.kernels.shortcut import LENGTHS, drawn, length_of, two_steps
+from policies.kernels.shortcut import LENGTHS, length_of, random_steps, two_steps
 
 
 @dataclass
@@ -115,16 +115,16 @@ class FlowPolicy(GenerativePolicy):
         observation = self.encoder.read(observation)
         x = self._noise(observation, deterministic, generator)
         count = x.shape[1]
-        known_actions, mask, keeps = (
+        running_actions, mask, keeps = (
             part.repeat_interleave(count, 0) for part in (running.actions, running.soft_mask(), running.keeps())
         )
-        x, target = x.flatten(0, 1), (known_actions - self.action_mean) / self.action_std
+        x, target = x.flatten(0, 1), (running_actions - self.action_mean) / self.action_std
         features = self.encoder(observation).repeat_interleave(count, 0)
         if trained_for(running, self.config.trained_delay):
             x = self.sampling.continued(x, lambda x, times: self.velocity(x, times, features), target, keeps)
         else:
             x = self.sampling.inpaint(x, self._field(features), target, mask.unsqueeze(-1), self.config.guidance)
-        actions = torch.where(keeps.unsqueeze(-1), known_actions, self.to_robot(x))
+        actions = torch.where(keeps.unsqueeze(-1), running_actions, self.to_robot(x))
         rows = self._best(observation, actions, count)
         no_sample = TensorDict({}, batch_size=list(observation.batch_size))
         return Decision(actions[rows], no_sample, undefined_log_prob(len(rows), self.contract, x.device))
@@ -179,9 +179,9 @@ class FlowPolicy(GenerativePolicy):
         noise = torch.randn_like(target)
         time = torch.rand(len(target), device=target.device)
         length, rows = torch.zeros_like(time, dtype=torch.long), self._long(time)
-        time[rows], length[rows] = drawn(len(rows), target.device)
-        is_given = given_actions(*target.shape[:2], self.config.trained_delay, target.device)
-        times, rest = torch.where(is_given, 0.0, time.unsqueeze(-1)), (~is_given).float()
+        time[rows], length[rows] = random_steps(len(rows), target.device)
+        is_prefix = prefix_mask(*target.shape[:2], self.config.trained_delay, target.device)
+        times, rest = torch.where(is_prefix, 0.0, time.unsqueeze(-1)), (~is_prefix).float()
         t = times.unsqueeze(-1)
         # x_t = t noise + (1 - t) action, whose velocity dx_t / dt = noise - action
         x, velocity_target = t * noise + (1.0 - t) * target, noise - target
@@ -190,7 +190,7 @@ class FlowPolicy(GenerativePolicy):
             velocity_target[rows] = two_steps(self.velocity, x[rows], time[rows], features[rows], length[rows])
         network_time = times if self.config.trained_delay else time
         error = (self.velocity(x, network_time, features, length) - velocity_target).square().mean(-1)
-        # given actions have no error; the mean is over the others
+        # the prefix has no error; the mean is over the others
         return error * rest / rest.mean()
 
     def _long(self, time: Tensor) -> Tensor:

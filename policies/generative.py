@@ -329,8 +329,8 @@ def _encoder(
     if kind is EncoderKind.PICTURES:
         has_objects = objects and all(key in contract.observation for key in OBSERVATIONS)
         return ObjectEncoder(config.width) if has_objects else PictureEncoder(contract, config.width, config.vision)
-    if lacking := missing(contract):
-        raise UserError(f"policy.encoder=objects reads {', '.join(lacking)}, which this task lacks; use encoder=flat")
+    if names := missing(contract):
+        raise UserError(f"policy.encoder=objects reads {', '.join(names)}, which this task lacks; use encoder=flat")
     return ObjectEncoder(config.width)
 
 
@@ -345,8 +345,8 @@ def _augmentation(contract: Contract, config: GenerativeConfig, encoder: Encoder
         return None
     if kind is AugmentationKind.PICTURES:
         return PictureChanges(pictures(contract), config.vision.shift, config.vision.colour)
-    if lacking := missing(contract):
-        raise UserError(f"policy.augmentation=cartesian_scene needs {', '.join(lacking)}; use augmentation=none")
+    if names := missing(contract):
+        raise UserError(f"policy.augmentation=cartesian_scene needs {', '.join(names)}; use augmentation=none")
     if config.turn_rad and not can_turn:
         raise UserError(f"expected actions {CARTESIAN} to turn scenes, got {contract.action.names}; set turn_rad=0")
     return CartesianScene(config.turn_rad, config.hidden_distractors, config.hidden_words)

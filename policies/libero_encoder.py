@@ -213,8 +213,8 @@ class ObjectEncoder(Encoder):
             return torch.randn(count, *shape, generator=generator)
 
         def words(number: int, *shape: int) -> Tensor:
-            known = self.known.nonzero().squeeze(1)[:number]
-            return known[torch.randint(len(known), (count, *shape), generator=generator)]
+            word_ids = self.known.nonzero().squeeze(1)[:number]
+            return word_ids[torch.randint(len(word_ids), (count, *shape), generator=generator)]
 
         state = self.state_mean + self.state_std * normal(STATE_WIDTH)
         height, rotation, fingers, command = state.split((1, 6, STATE_WIDTH - 8, 1), -1)

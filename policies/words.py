@@ -15,10 +15,10 @@ def word_features(width: int) -> Tensor:
     return features
 
 
-def summed(words: Tensor, known: Tensor, features: Tensor) -> Tensor:
-    """Sum [..., width] of the `features` [WORD_BUCKETS, width] of `words` [..., L] that are `known` [WORD_BUCKETS]."""
-    known_words = words * known[words]
+def summed(words: Tensor, vocabulary: Tensor, features: Tensor) -> Tensor:
+    """Sum [..., width] of `features` [WORD_BUCKETS, width] of `words` [..., L] in the `vocabulary` [WORD_BUCKETS]."""
+    indices = words * vocabulary[words]
     if torch.jit.is_tracing():  # exported graphs have no bags
-        return features[known_words].sum(-2)
-    bags = nn.functional.embedding_bag(known_words.flatten(0, -2), features, mode="sum", padding_idx=0)
-    return bags.unflatten(0, known_words.shape[:-1])
+        return features[indices].sum(-2)
+    bags = nn.functional.embedding_bag(indices.flatten(0, -2), features, mode="sum", padding_idx=0)
+    return bags.unflatten(0, indices.shape[:-1])

@@ -84,8 +84,8 @@ def guided_velocity(
     return unguided.detach() - weight * gradient
 
 
-def given_actions(count: int, horizon: int, most: int, device: torch.device) -> Tensor:
-    """Mask of the actions that are given in training, [N, H] bool: the first d, d uniform from 0 to `most`."""
+def prefix_mask(count: int, horizon: int, most: int, device: torch.device) -> Tensor:
+    """Mask of the actions that training does not denoise, [N, H] bool: the first d, d uniform from 0 to `most`."""
     if not most:  # leaves the random generator unchanged
         return torch.zeros(count, horizon, dtype=torch.bool, device=device)
     return torch.arange(horizon, device=device) < torch.randint(most + 1, (count, 1), device=device)

@@ -91,7 +91,7 @@ class FlowSampling:
             if explore:
                 mean, std = self._kernel(x, velocity, index, hidden)
                 # x_{i+1} = mean + std * eps in noisy steps, x - delta v in the others
-                sampled = mean + std * self._drawn(x, generator)
+                sampled = mean + std * self._noise(x, generator)
                 is_noisy = self._chosen(noisy, index)
                 log_prob = log_prob + is_noisy.view(-1, 1, 1) * self.part(gaussian_log_prob(sampled, mean, std))
                 following = torch.where(is_noisy.view(-1, 1, 1), sampled, following)
@@ -109,17 +109,17 @@ class FlowSampling:
         return x
 
     def continued(
-        self, x: Tensor, velocity: Callable[[Tensor, Tensor], Tensor], known: Tensor, keeps: Tensor
+        self, x: Tensor, velocity: Callable[[Tensor, Tensor], Tensor], prefix: Tensor, keeps: Tensor
     ) -> Tensor:
-        """Chunks [B, H, A] from noise `x` with actions `known` [B, H, A] where `keeps` [B, H] (arXiv 2512.05964).
+        """Chunks [B, H, A] from noise `x`, with those of `prefix` [B, H, A] where `keeps` [B, H] (arXiv 2512.05964).
 
-        `velocity` is a function of chunks [B, H, A] and times [B, H], which are 0 where an action is known.
+        `velocity` is a function of chunks [B, H, A] and times [B, H], which are 0 in the prefix.
         """
         for step in range(self.grid.steps):
-            x = torch.where(keeps.unsqueeze(-1), known, x)
+            x = torch.where(keeps.unsqueeze(-1), prefix, x)
             times = self.grid.times(torch.full(keeps.shape, step, device=x.device))
             x = ode_step(x, velocity(x, torch.where(keeps, 0.0, times)), self.grid)
-        return torch.where(keeps.unsqueeze(-1), known, x)
+        return torch.where(keeps.unsqueeze(-1), prefix, x)
 
     def score(self, path: Tensor, noisy: Tensor, field: Field) -> tuple[Tensor, Tensor]:
         """Terms [B, K, 1] of log-probability and entropy: one call of `field` for Flow-SDE, S for learned noise.
@@ -150,7 +150,7 @@ class FlowSampling:
         raw = self.spread(hidden, index).float()  # float32, also of a network that computes in bfloat16
         return ode_step(x, velocity, self.grid), flow_noise_std(raw, self.std_min, self.std_max)
 
-    def _drawn(self, x: Tensor, generator: torch.Generator | None) -> Tensor:
+    def _noise(self, x: Tensor, generator: torch.Generator | None) -> Tensor:
         noise = torch.randn(x.shape, device=x.device, generator=generator)
         return noise.clamp(-WIDEST, WIDEST) if self.sampler is Sampler.REINFLOW else noise
 

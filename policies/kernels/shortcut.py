@@ -36,7 +36,7 @@ def length_of(steps: int) -> int:
     return LENGTHS.index(1.0 / steps)
 
 
-def drawn(count: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def random_steps(count: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Draw times [N] and length indices [N] of steps from one point of their grid to the next."""
     index = torch.randint(1, len(LENGTHS), (count,), device=device)
     length = torch.tensor(LENGTHS, device=device)[index]

@@ -51,11 +51,11 @@ class VisionConfig(Configuration):
             raise UserError("policy.vision.frozen=true needs policy.vision.weights")
 
 
-def backbone(config: VisionConfig, height: int, width: int, given: int) -> nn.Module:
-    """Build a network (pictures [N, 3, height, width] in [0, 1], instruction [N, given]) -> [N, config.features]."""
+def backbone(config: VisionConfig, height: int, width: int, instruction_width: int) -> nn.Module:
+    """Build a network (pictures [N, 3, height, width] in [0, 1], instruction [N, W]) -> [N, config.features]."""
     if config.backbone is Backbone.CNN:
-        return SpatialCNN(height, width, given, config.width, config.features)
-    return VisionTransformer(config, max(height, width), given)
+        return SpatialCNN(height, width, instruction_width, config.width, config.features)
+    return VisionTransformer(config, max(height, width), instruction_width)
 
 
 class SpatialCNN(nn.Module):
@@ -65,12 +65,12 @@ class SpatialCNN(nn.Module):
     1504.00702), which resolves fractions of a pixel. A coarse map retains responses without a single position.
     """
 
-    def __init__(self, height: int, width: int, given: int, channels: int, features: int) -> None:
+    def __init__(self, height: int, width: int, instruction_width: int, channels: int, features: int) -> None:
         super().__init__()
         self.first = nn.Conv2d(3, channels, 5, stride=2, padding=2)
         self.second = nn.Conv2d(channels, 2 * channels, 3, stride=2, padding=1)
         self.third = nn.Conv2d(2 * channels, 2 * channels, 3, padding=1)
-        self.films = nn.ModuleList(_film(given, 2 * channels) for _ in range(2))
+        self.films = nn.ModuleList(_film(instruction_width, 2 * channels) for _ in range(2))
         self.coarse = nn.Sequential(
             nn.Conv2d(2 * channels, 8, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(128, channels)
         )
@@ -80,11 +80,11 @@ class SpatialCNN(nn.Module):
         self.log_sharpness = nn.Parameter(torch.zeros(()))
         self.to(memory_format=torch.channels_last)  # as pictures are
 
-    def forward(self, pictures: Tensor, given: Tensor) -> Tensor:
+    def forward(self, pictures: Tensor, instruction: Tensor) -> Tensor:
         """Features [N, F]."""
         channels = torch.relu(self.first(pictures))
         for convolution, film in zip((self.second, self.third), self.films, strict=True):
-            scale, shift = film(given)[..., None, None].chunk(2, 1)
+            scale, shift = film(instruction)[..., None, None].chunk(2, 1)
             channels = torch.relu(convolution(channels) * (1.0 + scale) + shift)
         # sum_ij softmax(sharpness h)_ij (y_i, x_j), [N, 2 channels, 2]
         positions = (channels.flatten(2) * self.log_sharpness.exp()).softmax(-1) @ self.grid
@@ -103,26 +103,26 @@ class VisionTransformer(nn.Module):
     mean: Tensor
     std: Tensor
 
-    def __init__(self, config: VisionConfig, size: int, given: int) -> None:
+    def __init__(self, config: VisionConfig, size: int, instruction_width: int) -> None:
         super().__init__()
         self.frozen = config.frozen
         self.model, mean, std = _transformer(config, size)
         self.size = self.model.config.image_size if config.weights else size
         inner = self.model.config.hidden_size
-        self.query, self.key = nn.Linear(given, inner), nn.Linear(inner, inner)
+        self.query, self.key = nn.Linear(instruction_width, inner), nn.Linear(inner, inner)
         self.out = nn.Sequential(nn.Linear(2 * inner, config.features), nn.ReLU())
         self.register_buffer("mean", torch.tensor(mean).view(3, 1, 1))
         self.register_buffer("std", torch.tensor(std).view(3, 1, 1))
         if self.frozen:
             self.model.requires_grad_(False)
 
-    def forward(self, pictures: Tensor, given: Tensor) -> Tensor:
+    def forward(self, pictures: Tensor, instruction: Tensor) -> Tensor:
         """Features [N, F]: the instruction's attention over patches, and the mean of all patches."""
         if pictures.shape[-2:] != (self.size, self.size):
             pictures = nn.functional.interpolate(pictures, (self.size, self.size), mode="bilinear", antialias=True)
         patches = self.model(pixel_values=(pictures - self.mean) / self.std).last_hidden_state  # [N, P, inner]
         # softmax(q k / sqrt(d)) patches
-        score = (self.key(patches) @ self.query(given).unsqueeze(-1)).squeeze(-1) / patches.shape[-1] ** 0.5
+        score = (self.key(patches) @ self.query(instruction).unsqueeze(-1)).squeeze(-1) / patches.shape[-1] ** 0.5
         answer = (score.softmax(-1).unsqueeze(1) @ patches).squeeze(1)
         return self.out(torch.cat((answer, patches.mean(1)), -1))
 
@@ -135,8 +135,8 @@ class _Film(nn.Linear):
         nn.init.zeros_(self.bias)
 
 
-def _film(given: int, channels: int) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(given, 64), nn.ReLU(), _Film(64, 2 * channels))
+def _film(instruction_width: int, channels: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(instruction_width, 64), nn.ReLU(), _Film(64, 2 * channels))
 
 
 def _transformer(config: VisionConfig, size: int) -> tuple[nn.Module, list[float], list[float]]:

@@ -67,7 +67,7 @@ class PictureEncoder(Encoder):
 
     def forward(self, observation: TensorDict) -> Tensor:
         """Features [N, out_features] of the robot's state and each camera; RuntimeError before `fit`."""
-        instruction = self._said(self.read(observation))
+        instruction = self._instruction_features(self.read(observation))
         state = self.state.standardised(observation, self.state.actor_keys)
         features = [self.proprioception(torch.cat((instruction, state), -1))]
         for key, eye in self.eyes.items():
@@ -81,18 +81,18 @@ class PictureEncoder(Encoder):
 
     def example(self, contract: Contract, count: int, rows: int, generator: Generator) -> TensorDict:
         """Random observations [count], with random pixels."""
-        observation = self.state.drawn(contract, count, generator)
+        observation = self.state.random_observations(contract, count, generator)
         for key in self.cameras:
             shape = (count, *contract.observation[key].shape)
             observation[key] = torch.randint(256, shape, dtype=torch.uint8, generator=generator)
         if self.instruction:
-            known_ids = self.known.nonzero().squeeze(1)
-            observation[self.instruction] = known_ids[
-                torch.randint(len(known_ids), (count, INSTRUCTION_WORDS), generator=generator)
+            word_ids = self.known.nonzero().squeeze(1)
+            observation[self.instruction] = word_ids[
+                torch.randint(len(word_ids), (count, INSTRUCTION_WORDS), generator=generator)
             ]
         return observation
 
-    def _said(self, observation: TensorDict) -> Tensor:
+    def _instruction_features(self, observation: TensorDict) -> Tensor:
         if not self.instruction:
             return self.words.new_zeros(*observation.batch_size, WORD_WIDTH)
         return summed(observation[self.instruction], self.known, self.words)

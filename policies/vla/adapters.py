@@ -61,9 +61,9 @@ class AdaptablePolicy(TrainablePolicy):
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # noqa: ANN401 - torch's
         """Weights and normalisation statistics; with adapters, without the base weights that they adapt."""
-        left_out = self._left_out()
+        omitted = self._adapted_names()
         state = super().state_dict(*args, **kwargs)
-        return {name: value for name, value in state.items() if name not in left_out}
+        return {name: value for name, value in state.items() if name not in omitted}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:  # noqa: ANN401 - torch's
         """Load the result of `state_dict`.
@@ -84,10 +84,10 @@ class AdaptablePolicy(TrainablePolicy):
             raise UserError(
                 f"the adapters were trained on other weights than policy.weights={self.config.weights} now has"
             )
-        base_weights = {name: value for name, value in super().state_dict().items() if name in self._left_out()}
+        base_weights = {name: value for name, value in super().state_dict().items() if name in self._adapted_names()}
         return super().load_state_dict({**state_dict, **base_weights}, strict, assign)
 
-    def _left_out(self) -> set[str]:
+    def _adapted_names(self) -> set[str]:
         """Names of the base weights that adapters adapt."""
         if not self.config.lora_rank:
             return set()
@@ -205,21 +205,21 @@ def _named(native: nn.Module) -> dict[str, Tensor]:
     return {PREFIX + name.replace(f".{NAME}.", "."): weight for name, weight in weights.items()}
 
 
-def _belongs(name: str, kept: list[str]) -> bool:
-    return ".lora_" in name or any(module in name.split(".") for module in kept)
+def _belongs(name: str, modules: list[str]) -> bool:
+    return ".lora_" in name or any(module in name.split(".") for module in modules)
 
 
 @torch.no_grad()
-def _copy(to: dict[str, Tensor], given: dict[str, Tensor], folder: Path) -> None:
-    if other := sorted(to.keys() ^ given.keys()):
+def _copy(to: dict[str, Tensor], tensors: dict[str, Tensor], folder: Path) -> None:
+    if other := sorted(to.keys() ^ tensors.keys()):
         raise UserError(
             f"the adapters in {folder} are of another model: {len(other)} tensors differ, such as {other[0]}"
         )
     for name, weight in to.items():
-        if weight.shape != given[name].shape:
-            sizes = f"{tuple(weight.shape)}, got {tuple(given[name].shape)}"
+        if weight.shape != tensors[name].shape:
+            sizes = f"{tuple(weight.shape)}, got {tuple(tensors[name].shape)}"
             raise UserError(f"the adapters in {folder} are of another model: expected {name} of {sizes}")
-        weight.copy_(given[name])
+        weight.copy_(tensors[name])
 
 
 def _line(error: Exception) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from policies.vla.model import Cache, Kept, Pi0Model
+from policies.vla.model import Cache, KeysValues, Pi0Model
 
 
 class AdaptiveNorm(nn.Module):
@@ -76,7 +76,9 @@ class Pi05Model(Pi0Model):
         self.native.final_norm = AdaptiveNorm(*sizes)
         self.native.embed_action_time = TimeEmbedding(self.native.embed_action_time, settings.hidden_size)
 
-    def _denoise(self, kept: Kept, real: Tensor, state: Tensor, time: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _denoise(
+        self, keys_values: KeysValues, real: Tensor, state: Tensor, time: Tensor, x: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Denoise as in pi0; the state is in the prefix, and actions attend to it and to each other."""
         embedded, condition = self.native.embed_action_time(x, time)
         mask = torch.cat((real.bool(), real.new_ones(x.shape[:2], dtype=torch.bool)), 1)
@@ -85,7 +87,7 @@ class Pi05Model(Pi0Model):
             inputs_embeds=embedded,
             attention_mask=mask[:, None, None].expand(-1, 1, x.shape[1], -1),
             position_ids=positions,
-            past_key_values=Cache(kept),
+            past_key_values=Cache(keys_values),
             condition=condition,
         ).last_hidden_state
         hidden, _ = self.native.final_norm(output, condition)

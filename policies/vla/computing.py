@@ -40,13 +40,13 @@ class Computing(Configuration):
         """Precision of the policy in training and deployment."""
         return self.precision
 
-    def run(self, function: Callable[..., Any], model: nn.Module, *given: Any) -> Any:  # noqa: ANN401 - the function's
-        """Compute `function(model, *given)`, an unbound method, with these options; the last of `given` is a tensor."""
+    def run(self, function: Callable[..., Any], model: nn.Module, *arguments: Any) -> Any:  # noqa: ANN401 - the function's
+        """Compute `function(model, *arguments)`, an unbound method, with these options; the last is a tensor."""
         compiled = _compiled(function) if self.compile else function
         if self.precision is Precision.FLOAT32:
-            return compiled(model, *given)
-        with self.precision.on(given[-1].device):
-            return compiled(model, *given)
+            return compiled(model, *arguments)
+        with self.precision.on(arguments[-1].device):
+            return compiled(model, *arguments)
 
 
 def prepare(model: nn.Module, options: Computing) -> None:
@@ -74,11 +74,11 @@ def layers(model: nn.Module) -> list[nn.Module]:
     return [layer for stack in stacks if isinstance(stack, nn.ModuleList) for layer in stack]
 
 
-def _forgetful(forward: Callable[..., Any], *given: Any, **options: Any) -> Any:  # noqa: ANN401 - the layer's
+def _forgetful(forward: Callable[..., Any], *arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - the layer's
     # transformers' own mechanism drops caches of keys and values, through which actions read the prefix.
     if not torch.is_grad_enabled():
-        return forward(*given, **options)
-    return checkpoint(forward, *given, use_reentrant=False, **options)
+        return forward(*arguments, **options)
+    return checkpoint(forward, *arguments, use_reentrant=False, **options)
 
 
 @cache

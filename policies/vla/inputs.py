@@ -104,7 +104,7 @@ class Tokenizer:
 
     def __init__(self, tokenizer: Any, vocabulary: int) -> None:  # noqa: ANN401 - of transformers
         self.tokenizer, self.vocabulary = tokenizer, vocabulary
-        self.known: dict[bytes, list[int]] = {}
+        self.cache: dict[bytes, list[int]] = {}
 
     def __call__(self, text: Tensor) -> tuple[Tensor, Tensor]:
         """Encode tokens [N, longest] of texts [N, L] (`embodied.text`), int64, and where they are real.
@@ -118,17 +118,17 @@ class Tokenizer:
 
     def _tokens(self, row: np.ndarray) -> list[int]:
         key = row.tobytes()
-        if key not in self.known:
+        if key not in self.cache:
             text = " ".join(decode(row).replace("_", " ").split())
             tokens = self._ids(text)
             if len(tokens) > self.longest:
                 raise UserError(
                     f"expected an instruction of at most {self.longest} tokens, got {len(tokens)}: {text!r}"
                 )
-            self.known[key] = tokens
-        return self.known[key]
+            self.cache[key] = tokens
+        return self.cache[key]
 
-    def begun(self, text: str) -> list[int]:
+    def encode(self, text: str) -> list[int]:
         """Encode a beginning and the tokens of `text`.
 
         Raises:
@@ -142,8 +142,8 @@ class Tokenizer:
             )
         return tokens
 
-    def _ids(self, said: str) -> list[int]:
-        return self.begun(f"{said}\n")
+    def _ids(self, instruction: str) -> list[int]:
+        return self.encode(f"{instruction}\n")
 
     def _padded(self, row: list[int], padding: int) -> list[int]:
         return row + [padding] * (self.longest - len(row))

@@ -25,7 +25,7 @@ UNREAD = ("self_attn.q_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj"
 """Dense layers of a language model's last layer that neither its keys nor its values depend on."""
 
 
-Kept = tuple[tuple[Tensor, Tensor], ...]
+KeysValues = tuple[tuple[Tensor, Tensor], ...]
 """Keys and values [N, heads, P, width of a head] of every layer."""
 
 
@@ -33,7 +33,7 @@ Kept = tuple[tuple[Tensor, Tensor], ...]
 class Prefix:
     """Keys and values of the vision-language model, its hidden state [N, P, W], and the mask of real tokens [N, P]."""
 
-    kept: Kept
+    keys_values: KeysValues
     hidden: Tensor
     real: Tensor
 
@@ -47,13 +47,13 @@ class Prefix:
         if count == 1:
             return self
         repeated_cache = tuple(
-            (keys.repeat_interleave(count, 0), values.repeat_interleave(count, 0)) for keys, values in self.kept
+            (keys.repeat_interleave(count, 0), values.repeat_interleave(count, 0)) for keys, values in self.keys_values
         )
         return Prefix(repeated_cache, *(x.repeat_interleave(count, 0) for x in (self.hidden, self.real)))
 
 
 class Cache:
-    """Cache for layers of transformers: it records a prefix's keys and values, or prepends `kept` to new ones.
+    """Cache for layers of transformers: it records a prefix's keys and values, or prepends `keys_values` to new ones.
 
     Unlike a cache of transformers it does not grow: a denoising step does not attend to the one before, and a layer
     that is computed again in a backward pass gets the same cache.
@@ -62,10 +62,10 @@ class Cache:
     is_initialized = False
     """False for a prefix, all of whose tokens attend to each other."""
 
-    def __init__(self, kept: Kept = ()) -> None:
-        self.kept = kept
-        self.made: dict[int, tuple[Tensor, Tensor]] = {}
-        self.length = kept[0][0].shape[-2] if kept else 0
+    def __init__(self, keys_values: KeysValues = ()) -> None:
+        self.keys_values = keys_values
+        self.new_keys_values: dict[int, tuple[Tensor, Tensor]] = {}
+        self.length = keys_values[0][0].shape[-2] if keys_values else 0
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Number of cached tokens."""
@@ -79,10 +79,10 @@ class Cache:
 
     def update(self, keys: Tensor, values: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
         """Keys and values that a layer's new tokens attend to."""
-        if not self.kept:
-            self.made.setdefault(layer_idx, (keys, values))
+        if not self.keys_values:
+            self.new_keys_values.setdefault(layer_idx, (keys, values))
             return keys, values
-        cached = self.kept[layer_idx]
+        cached = self.keys_values[layer_idx]
         return torch.cat((cached[0], keys), -2), torch.cat((cached[1], values), -2)
 
 
@@ -130,10 +130,12 @@ class Pi0Model(nn.Module):
         Times are one per chunk [N], or one per action [N, H]. `state` [N, state_size] is padded.
         """
         # the cached prefix is read again at every step, only the expert runs
-        velocity, hidden = self.computing.run(type(self)._denoise, self, prefix.kept, prefix.real, state, time, x)
+        velocity, hidden = self.computing.run(
+            type(self)._denoise, self, prefix.keys_values, prefix.real, state, time, x
+        )
         return velocity.float(), hidden.float()
 
-    def _read(self, tokens: Tensor, real: Tensor, pictures: Tensor) -> tuple[Kept, Tensor, Tensor]:
+    def _read(self, tokens: Tensor, real: Tensor, pictures: Tensor) -> tuple[KeysValues, Tensor, Tensor]:
         count, cameras = pictures.shape[:2]
         picture_tokens = tokens.new_full((count, cameras * self.tokens_of_picture), self.image_token)
         # tokens of pictures come first and are all real: [N, C * patches + L]
@@ -149,11 +151,14 @@ class Pi0Model(nn.Module):
             use_cache=True,
             past_key_values=cache,
         )
-        return tuple(cache.made[layer] for layer in sorted(cache.made)), output.last_hidden_state, real
+        keys_values = tuple(cache.new_keys_values[layer] for layer in sorted(cache.new_keys_values))
+        return keys_values, output.last_hidden_state, real
 
-    def _denoise(self, kept: Kept, real: Tensor, state: Tensor, time: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _denoise(
+        self, keys_values: KeysValues, real: Tensor, state: Tensor, time: Tensor, x: Tensor
+    ) -> tuple[Tensor, Tensor]:
         embedded = self._embedded(state, time, x)
-        output = self.native.model(action_embeds=embedded, attention_mask=real, past_key_values=Cache(kept))
+        output = self.native.model(action_embeds=embedded, attention_mask=real, past_key_values=Cache(keys_values))
         hidden = output.last_hidden_state[:, -x.shape[1] :]
         return self.native.action_out_proj(hidden), hidden
 

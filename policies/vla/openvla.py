@@ -37,12 +37,16 @@ LOBES = 3
 class Projector(nn.Module):
     """Projection of patches to the width of the language model, with Prismatic's layers."""
 
-    def __init__(self, seen: int, width: int) -> None:
+    def __init__(self, inputs: int, width: int) -> None:
         super().__init__()
-        self.fc1, self.fc2, self.fc3 = nn.Linear(seen, 4 * seen), nn.Linear(4 * seen, width), nn.Linear(width, width)
+        self.fc1, self.fc2, self.fc3 = (
+            nn.Linear(inputs, 4 * inputs),
+            nn.Linear(4 * inputs, width),
+            nn.Linear(width, width),
+        )
 
     def forward(self, patches: Tensor) -> Tensor:
-        """Embeddings [..., W] of patches [..., seen]."""
+        """Embeddings [..., W] of patches [..., inputs]."""
         return self.fc3(nn.functional.gelu(self.fc2(nn.functional.gelu(self.fc1(patches)))))
 
 
@@ -176,8 +180,8 @@ class PromptTokenizer(Tokenizer):
 
     longest = LONGEST
 
-    def _ids(self, said: str) -> list[int]:
-        return [*self.tokenizer.encode(FRAME.format(said.lower()), add_special_tokens=False).ids, self.space]
+    def _ids(self, instruction: str) -> list[int]:
+        return [*self.tokenizer.encode(FRAME.format(instruction.lower()), add_special_tokens=False).ids, self.space]
 
     @property
     def space(self) -> int:
@@ -204,11 +208,11 @@ def cropped(images: Tensor, size: int) -> Tensor:
 
 
 @cache
-def lanczos(given: int, wanted: int) -> Tensor:
-    """Weights [wanted, given] of a row's pixels in a row resized by Lanczos' kernel, without aliasing."""
-    scale = given / wanted
-    centres = (torch.arange(wanted, device="cpu") + 0.5) * scale
-    offset = (torch.arange(given, device="cpu") + 0.5 - centres[:, None]) / max(scale, 1.0)
+def lanczos(source: int, target: int) -> Tensor:
+    """Weights [target, source] of a row's pixels in a row resized by Lanczos' kernel, without aliasing."""
+    scale = source / target
+    centres = (torch.arange(target, device="cpu") + 0.5) * scale
+    offset = (torch.arange(source, device="cpu") + 0.5 - centres[:, None]) / max(scale, 1.0)
     # L(x) = sinc(x) sinc(x / LOBES) within LOBES, stretched by the scale when shrinking
     shares = torch.where(offset.abs() < LOBES, torch.sinc(offset) * torch.sinc(offset / LOBES), 0.0)
     return shares / shares.sum(-1, keepdim=True)

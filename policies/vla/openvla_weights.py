@@ -92,20 +92,20 @@ def published(weights: str, unnorm_key: str | None) -> Published:
         raise UserError(f"policy.weights={weights}: expected OpenVLA's published files ({reason(error)})") from error
 
 
-def fill(module: nn.Module, given: dict[str, Tensor], what: str) -> None:
-    """Copy tensors `given` into `module`, which is called `what`.
+def fill(module: nn.Module, tensors: dict[str, Tensor], what: str) -> None:
+    """Copy `tensors` into `module`, which is called `what`.
 
     Raises:
         UserError: on one line, for other names or sizes.
     """
     expected = module.state_dict()
-    if other := sorted(expected.keys() ^ given.keys()):
+    if other := sorted(expected.keys() ^ tensors.keys()):
         raise UserError(f"{what} has other layers than OpenVLA-OFT's: {len(other)} tensors differ, such as {other[0]}")
     for name, value in expected.items():
-        if value.shape != given[name].shape:
-            sizes = f"{tuple(value.shape)}, got {tuple(given[name].shape)}"
+        if value.shape != tensors[name].shape:
+            sizes = f"{tuple(value.shape)}, got {tuple(tensors[name].shape)}"
             raise UserError(f"{what} does not fit: expected {name} of {sizes}")
-    module.load_state_dict(given)
+    module.load_state_dict(tensors)
 
 
 def action_range(of: dict[str, Any], low: Sequence[float]) -> tuple[list[float], list[float]]:
@@ -219,24 +219,24 @@ class _Tensors:
         ]
         if not opened:
             raise ValueError("there is no model*.safetensors; plan=true reads sizes from it, too")
-        self._found = {name: file for file in opened for name in file.keys()}  # noqa: SIM118 - not a dict
+        self._files = {name: file for file in opened for name in file.keys()}  # noqa: SIM118 - not a dict
 
     def shape(self, name: str) -> list[int]:
         """Shape of a tensor, without reading it."""
         self.check([name])
-        return self._found[name].get_slice(name).get_shape()
+        return self._files[name].get_slice(name).get_shape()
 
     def __getitem__(self, name: str) -> Tensor:
-        return self._found[name].get_tensor(name)
+        return self._files[name].get_tensor(name)
 
     def check(self, names: Sequence[str]) -> None:
         """Raise ValueError if any is missing."""
-        if missing := sorted(set(names) - self._found.keys()):
+        if missing := sorted(set(names) - self._files.keys()):
             raise ValueError(f"{len(missing)} tensors are missing, such as {missing[0]}")
 
     def depth(self, begin: str) -> int:
         """Number of layers below a published name."""
-        matches = [re.match(rf"{re.escape(begin)}blocks\.(\d+)\.", name) for name in self._found]
+        matches = [re.match(rf"{re.escape(begin)}blocks\.(\d+)\.", name) for name in self._files]
         return 1 + max((int(match[1]) for match in matches if match), default=-1)
 
 

@@ -22,7 +22,7 @@ from embodied.execution.chunking import Running
 from embodied.policy import Decision, Evaluation, PolicyConfig, inference, needs_value, sum_of_executed
 from embodied.seeding import fixed_noise
 from policies.generative import SMALLEST_STD, Aggregate
-from policies.kernels.flow import TimeGrid, given_actions
+from policies.kernels.flow import TimeGrid, prefix_mask
 from policies.kernels.sampling import Field, FlowSampling, Sampler, check_delay, trained_for, undefined_log_prob
 from policies.vla import adapters
 from policies.vla.computing import Computing, layers, prepare
@@ -261,8 +261,8 @@ class Pi0Policy(adapters.AdaptablePolicy):
         state, target, valid = (x.repeat_interleave(draws, 0) for x in (self._state(observation), target, valid))
         noise = torch.randn_like(target)
         time = 0.999 * torch.rand(len(target), device=target.device) ** (1.0 / 1.5) + 0.001  # Beta(1.5, 1), scaled
-        is_given = given_actions(*target.shape[:2], self.config.trained_delay, target.device)
-        times, valid = torch.where(is_given, 0.0, time.unsqueeze(-1)), valid * ~is_given
+        is_prefix = prefix_mask(*target.shape[:2], self.config.trained_delay, target.device)
+        times, valid = torch.where(is_prefix, 0.0, time.unsqueeze(-1)), valid * ~is_prefix
         t = times.unsqueeze(-1)
         network_time = times if self.config.trained_delay else time
         # x_t = t noise + (1 - t) action;  L = sum(valid |v - (noise - action)|^2) / sum(valid)
@@ -278,16 +278,16 @@ class Pi0Policy(adapters.AdaptablePolicy):
     def _new(self) -> Pi0Model:
         return untrained(self.config.size, self.contract.horizon, self.inputs.state_size, self.actions)
 
-    def _adapt(self, given: Published) -> None:
+    def _adapt(self, pretrained: Published) -> None:
         """Merge the adapters of a published model, or train them or new ones on its weights."""
-        rank, present_rank = self.config.lora_rank, adapters.rank_of(given.model.native)
+        rank, present_rank = self.config.lora_rank, adapters.rank_of(pretrained.model.native)
         if not rank:
-            return adapters.merge(given.model) if present_rank else None
+            return adapters.merge(pretrained.model) if present_rank else None
         if present_rank not in (0, rank):
             raise UserError(f"the adapters in {self.config.weights} are of rank {present_rank}, got lora_rank={rank}")
         if not present_rank:
-            adapters.adapt(given.model, rank)
-        self.register_buffer("base", given.fingerprint)
+            adapters.adapt(pretrained.model, rank)
+        self.register_buffer("base", pretrained.fingerprint)
 
     def _check_sizes(self) -> None:
         for name, size, limit in (
@@ -300,22 +300,22 @@ class Pi0Policy(adapters.AdaptablePolicy):
                 )
 
     @torch.no_grad()
-    def _take(self, given: Published) -> None:
+    def _take(self, pretrained: Published) -> None:
         """Use the tokenizer and, if they have as many elements, the statistics of a published model."""
         vocabulary = self.model.native.config.vlm_config.text_config.vocab_size
-        self.inputs.tokenizer = Tokenizer(given.tokenizer, vocabulary)
+        self.inputs.tokenizer = Tokenizer(pretrained.tokenizer, vocabulary)
         weights, sizes = f"policy.weights={self.config.weights}", (self.inputs.state_size, self.actions)
-        trained_horizon, cameras = given.settings.model.chunk_size, given.settings.cameras
+        trained_horizon, cameras = pretrained.settings.model.chunk_size, pretrained.settings.cameras
         if trained_horizon != (horizon := self.contract.horizon):
             _warn(f"{weights} has learned chunks of {trained_horizon} actions, task.horizon={horizon}")
         if cameras and cameras != self.inputs.cameras:
             _warn(f"{weights} has learned with {', '.join(cameras)}, and sees {', '.join(self.inputs.cameras)}")
-        self.lacks_statistics = "" if given.statistics else f"{weights} has no statistics of state and action"
+        self.lacks_statistics = "" if pretrained.statistics else f"{weights} has no statistics of state and action"
         if self.config.unnorm_key == DEMONSTRATIONS:
             self.lacks_statistics = f"policy.unnorm_key={DEMONSTRATIONS} leaves the statistics of weights out"
-        if not given.statistics:
+        if not pretrained.statistics:
             return
-        pairs = [(given.statistics[f"{part}_mean"], given.statistics[f"{part}_std"]) for part in PARTS]
+        pairs = [(pretrained.statistics[f"{part}_mean"], pretrained.statistics[f"{part}_std"]) for part in PARTS]
         state, action = (fitting(*pair, size) for pair, size in zip(pairs, sizes, strict=True))
         if state is None or action is None:
             published_sizes, own_sizes = (

@@ -86,7 +86,7 @@ class StatedInputs(Inputs):
     def _ids(self, prompt: str) -> list[int]:
         if self.tokenizer is None:
             return [BOS, *(FIRST_BYTE + byte for byte in prompt.encode())]
-        return self.tokenizer.begun(prompt)
+        return self.tokenizer.encode(prompt)
 
 
 class Pi05Policy(Pi0Policy):
@@ -99,6 +99,6 @@ class Pi05Policy(Pi0Policy):
     def _new(self) -> Pi05Model:
         return Pi05Model(super()._new().native)
 
-    def _take(self, given: Published) -> None:
-        super()._take(given)
-        self.inputs.states_in_prompt = given.settings.states_in_prompt
+    def _take(self, pretrained: Published) -> None:
+        super()._take(pretrained)
+        self.inputs.states_in_prompt = pretrained.settings.states_in_prompt

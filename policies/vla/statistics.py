@@ -145,8 +145,8 @@ def _openpi(path: Path, names: Sequence[Sequence[str]]) -> Pairs:
     return [[contents[group][name] for name in pair] for group, pair in zip(("state", "actions"), names, strict=True)]
 
 
-def _pairs(said: dict[str, Any], keys: Sequence[str], names: Sequence[Sequence[str]]) -> Pairs:
-    return [[said[key.format(statistic)] for statistic in pair] for key, pair in zip(keys, names, strict=True)]
+def _pairs(entries: dict[str, Any], keys: Sequence[str], names: Sequence[Sequence[str]]) -> Pairs:
+    return [[entries[key.format(statistic)] for statistic in pair] for key, pair in zip(keys, names, strict=True)]
 
 
 def _wrong(names: Sequence[str], first: Tensor, second: Tensor) -> str:

@@ -266,14 +266,16 @@ class TokensPolicy(adapters.AdaptablePolicy):
         actions = self.action_from + (x + 1.0) / 2.0 * (self.action_to - self.action_from)
         return actions.clamp(self.action_low, self.action_high)
 
-    def _model(self, given: Published | None) -> ParallelModel | OpenVLAModel:
+    def _model(self, pretrained: Published | None) -> ParallelModel | OpenVLAModel:
         state, elements = self.inputs.state_size, self.contract.horizon * self.actions
-        if not given:
+        if not pretrained:
             return ParallelModel(untrained(self.config.size, self.bins), state, elements, self.bins)
-        model = OpenVLAModel(given.native, state if given.proprio else 0, elements, given.means, given.deviations)
-        if given.proprio and model.state:
-            self._check_size("a state", given.proprio["fc1.weight"].shape[1], state)
-            fill(model.state, given.proprio, "the proprio_projector")
+        model = OpenVLAModel(
+            pretrained.native, state if pretrained.proprio else 0, elements, pretrained.means, pretrained.deviations
+        )
+        if pretrained.proprio and model.state:
+            self._check_size("a state", pretrained.proprio["fc1.weight"].shape[1], state)
+            fill(model.state, pretrained.proprio, "the proprio_projector")
         if self.config.lora_rank:
             self.register_buffer("base", adapters.fingerprint(model.native))
             adapters.adapt(model, self.config.lora_rank)
@@ -286,22 +288,24 @@ class TokensPolicy(adapters.AdaptablePolicy):
             )
 
     @torch.no_grad()
-    def _take(self, given: Published) -> None:
+    def _take(self, pretrained: Published) -> None:
         """Use tokenizer, regression and statistics of published weights."""
-        self.inputs.tokenizer = PromptTokenizer(given.tokenizer, given.native.language_model.config.vocab_size)
-        if self.regression and given.head:
-            fill(self.regression, given.head, "the action_head")
-        if not given.statistics:
+        self.inputs.tokenizer = PromptTokenizer(
+            pretrained.tokenizer, pretrained.native.language_model.config.vocab_size
+        )
+        if self.regression and pretrained.head:
+            fill(self.regression, pretrained.head, "the action_head")
+        if not pretrained.statistics:
             self.lacks_statistics = f"policy.unnorm_key={self.config.unnorm_key} leaves the statistics of weights out"
             return
-        self._check_size("an action", len(given.statistics["action"]["q01"]), self.actions)
-        begin, end = action_range(given.statistics["action"], self.contract.action.low)
+        self._check_size("an action", len(pretrained.statistics["action"]["q01"]), self.actions)
+        begin, end = action_range(pretrained.statistics["action"], self.contract.action.low)
         self.action_from.copy_(torch.tensor(begin))
         self.action_to.copy_(torch.tensor(end))
         self.brought_actions = True
         if isinstance(self.model, OpenVLAModel) and self.model.state and isinstance(self.inputs, PromptedInputs):
-            self._check_size("a state", len(given.statistics["proprio"]["q01"]), self.inputs.state_size)
-            self.inputs.take(*map(torch.tensor, state_range(given.statistics["proprio"])))
+            self._check_size("a state", len(pretrained.statistics["proprio"]["q01"]), self.inputs.state_size)
+            self.inputs.take(*map(torch.tensor, state_range(pretrained.statistics["proprio"])))
             self.brought_state = True
 
     def _read(self, observation: TensorDict) -> tuple[Tensor, Tensor]:

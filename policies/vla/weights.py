@@ -114,24 +114,24 @@ def _model(weights: str, folder: Path, kind: str, key: str | None) -> Published:
     return Published(model, tokenizer, options, norm_statistics, weights, adapters.fingerprint(model.native))
 
 
-def _tokenizer(told: str, folder: Path) -> Any:  # noqa: ANN401 - of transformers
+def _tokenizer(option: str, folder: Path) -> Any:  # noqa: ANN401 - of transformers
     from transformers import AutoTokenizer
 
     has_tokenizer = (folder / "tokenizer.json").exists() or (folder / "tokenizer.model").exists()
     problem = "a tokenizer that cannot be read" if has_tokenizer else f"no tokenizer, and {TOKENIZER} is not here"
     advice = "put pi0's tokenizer.json and tokenizer_config.json there"
-    with _reading(f"{told} has {problem}; {advice}"):
+    with _reading(f"{option} has {problem}; {advice}"):
         tokenizer = AutoTokenizer.from_pretrained(folder if has_tokenizer else TOKENIZER, trust_remote_code=False)
     if tokenizer.bos_token_id is None:
-        raise UserError(f"{told} has a tokenizer without a token for the beginning; {advice}")
+        raise UserError(f"{option} has a tokenizer without a token for the beginning; {advice}")
     return tokenizer
 
 
-def _check_files(told: str, folder: Path) -> set[str]:
+def _check_files(option: str, folder: Path) -> set[str]:
     """Check by the headers of the weight files that they are complete, and of floats; returns the tensors' names."""
     files, names = sorted(folder.glob("model*.safetensors")), set[str]()
     if not files:
-        raise UserError(f"{told} has no model.safetensors")
+        raise UserError(f"{option} has no model.safetensors")
     for file in files:
         with (
             _reading(f"{file} is damaged, or not whole: download or export it again"),
@@ -150,12 +150,12 @@ def _finite(weight: Tensor) -> bool:
     return bool(weight.sum().isfinite())
 
 
-Found = tuple[Pi0Model, set[str], list[tuple[str, list[int], list[int]]]]
+LoadedModel = tuple[Pi0Model, set[str], list[tuple[str, list[int], list[int]]]]
 """Model, names of missing tensors, and tensors of another shape: name, actual shape, expected shape."""
 
 
 @torch.no_grad()
-def _loaded(folder: Path, config: Any, kind: type[Pi0Model]) -> Found:  # noqa: ANN401 - of transformers
+def _loaded(folder: Path, config: Any, kind: type[Pi0Model]) -> LoadedModel:  # noqa: ANN401 - of transformers
     from transformers import PI0ForConditionalGeneration
 
     model = kind(PI0ForConditionalGeneration(config))
@@ -192,15 +192,15 @@ def _renamed(name: str, *, adaptive: bool) -> str:
 
 
 @contextmanager
-def _reading(told: str) -> Iterator[None]:
-    """Context that reports errors of the body, except a lack of memory, as `told` with the reason."""
+def _reading(option: str) -> Iterator[None]:
+    """Context that reports errors of the body, except a lack of memory, as `option` with the reason."""
     try:
         with enough_memory():
             yield
     except UserError:
         raise
     except UNREADABLE as error:
-        raise UserError(f"{told} ({reason(error)})") from error
+        raise UserError(f"{option} ({reason(error)})") from error
 
 
 def planned() -> bool:

@@ -85,7 +85,7 @@ def plain(made: Pi05Policy, observation: object, x: torch.Tensor, time: float) -
             for part in (of.q_proj, of.k_proj, of.v_proj)
         )
         query, key = apply_rotary_pos_emb(query, key, cosine, sine)
-        keys, values = prefix.kept[index]
+        keys, values = prefix.keys_values[index]
         key, value = torch.cat((keys, key), 2), torch.cat((values, value), 2)
         score = (query @ key.transpose(2, 3) * of.head_dim**-0.5).masked_fill(~mask, -torch.inf)
         hidden = hidden + gate * of.o_proj((score.softmax(-1) @ value).transpose(1, 2).reshape(count, steps, -1))
