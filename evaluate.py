@@ -29,7 +29,7 @@ from embodied.training.compute import prepare
 from embodied.viewer.options import viewing
 from real_robot.sim_to_real import report as sim_to_real_report
 from real_robot.sim_to_real.comparison import LATE, Comparison, EvaluateConfig, in_sim
-from sims.registry import SHOWN, in_processes
+from sims.registry import VIEWABLE, in_processes
 
 log = logging.getLogger("embodied")
 
@@ -68,7 +68,7 @@ def run(arguments: list[str]) -> None:
         return task.environment(num_envs, distribution, "eval", device=config.device)
 
     options = {"starts_per_task": config.episodes, "first_start": config.first, "device": config.device}
-    with viewing(config, SHOWN) as viewed:
+    with viewing(config, VIEWABLE) as viewed:
         if config.margins:
             sweep = margins.measure(trained.task, partial(environment, num_envs=config.num_envs), robot, **options)
             return log.info(margins.write(results, sweep, record | {"weights_sha256": saved.weights_sha256}))

@@ -30,7 +30,7 @@ from real_robot.robots import teleoperation
 from real_robot.robots.control_loop import Watchdog, prefer_real_time
 from real_robot.robots.teleoperation import SIMULATION, Driver, RecordConfig, Session, Station
 from real_robot.safety.safety import Safety
-from sims.registry import SHOWN
+from sims.registry import VIEWABLE
 
 log = logging.getLogger("embodied")
 
@@ -69,7 +69,7 @@ def run(arguments: list[str]) -> None:
 def _station(config: RecordConfig, task: Task, opened: ExitStack) -> AbstractContextManager[Station]:
     distribution = task.distributions[0]
     if config.robot == SIMULATION:
-        shown = opened.enter_context(viewing(config, SHOWN))(task)
+        shown = opened.enter_context(viewing(config, VIEWABLE))(task)
         return nullcontext(teleoperation.simulated(shown.environment(1, distribution, "train")))
     try:
         from real_robot.ros2 import teleoperated

@@ -24,7 +24,7 @@ from embodied.training.fitting_memory import show
 from embodied.training.run_directory import new_directory, shared_run
 from embodied.viewer.options import viewing
 from real_robot.recording.demonstrations import reader, sources
-from sims.registry import NEEDS, SHOWN, TASKS, in_processes
+from sims.registry import NEEDS, TASKS, VIEWABLE, in_processes
 
 log = logging.getLogger("embodied")
 
@@ -43,7 +43,7 @@ def run(arguments: list[str]) -> None:
     record["values"]["resume"] = None  # not part of the run, which may be resumed several times
     name = new_directory(config.task.name, f"_seed{config.seed}")
     place, folders = config.placement.start(config.device), (config.resume, config.output, name)
-    with place as world, viewing(config, SHOWN) as viewed, shared_run(world, *folders) as directory:
+    with place as world, viewing(config, VIEWABLE) as viewed, shared_run(world, *folders) as directory:
         trainer = Experiment(
             config,
             viewed(with_latency(in_processes(config.task), config.latency)),

@@ -50,7 +50,7 @@ from embodied.saving.versions import git_commit, versions  # noqa: E402
 from embodied.training.compute import prepare  # noqa: E402
 from sims.interpreter import own_python  # noqa: E402
 from sims.quadrotor.observation import contract  # noqa: E402
-from sims.quadrotor.platforms import DRAWN  # noqa: E402
+from sims.quadrotor.platforms import NUMBERS  # noqa: E402
 from sims.quadrotor.task import AnyPlatformTask  # noqa: E402
 from sims.quadrotor.tasks.hover import Hover  # noqa: E402
 from train import GROUPS, TrainConfig  # noqa: E402
@@ -177,7 +177,7 @@ def told(policy: RecurrentPolicy, task: AnyPlatformTask, episodes: int) -> dict[
     platform = observation["platform"]
     scores = {name: explained(values[alive], platform[alive]) for name, values in inputs.items()}
     numbers = ("thrust_to_weight", "mass", "lag_rise", "lag_fall")
-    return {number: {name: float(found[DRAWN.index(number)]) for name, found in scores.items()} for number in numbers}
+    return {number: {name: float(found[NUMBERS.index(number)]) for name, found in scores.items()} for number in numbers}
 
 
 def explained(inputs: Tensor, targets: Tensor) -> Tensor:

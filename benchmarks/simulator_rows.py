@@ -196,9 +196,9 @@ def mjcf(task: str, worlds: int) -> Row:
 
     def made() -> Any:  # noqa: ANN401 - imports of the simulator are its own
         from sims.mjcf.environment import MjcfEnvironment
-        from sims.mjcf.task import found
+        from sims.mjcf.task import find_mdp
 
-        return MjcfEnvironment(worlds, mdp=found(task), threads=1)
+        return MjcfEnvironment(worlds, mdp=find_mdp(task), threads=1)
 
     def controls() -> tuple[Any, torch.Tensor]:
         env = made()

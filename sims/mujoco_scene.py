@@ -28,10 +28,10 @@ MOST_FACES = 20_000
 def visible(model: mujoco.MjModel, groups: Iterable[int]) -> list[int]:
     """Geoms in `groups` that are not wholly transparent; the viewer's floor stands for infinite planes."""
     kinds = (PLANE, FIELD, SPHERE, CAPSULE, ELLIPSOID, CYLINDER, BOX, MESH)
-    drawn = np.isin(model.geom_group, list(groups)) & np.isin(model.geom_type, kinds)
-    drawn &= np.array([_colour(model, i)[3] for i in range(model.ngeom)]) > 0.0
+    is_visible = np.isin(model.geom_group, list(groups)) & np.isin(model.geom_type, kinds)
+    is_visible &= np.array([_colour(model, i)[3] for i in range(model.ngeom)]) > 0.0
     endless = (model.geom_type == PLANE) & (model.geom_size[:, :2] == 0.0).any(1)
-    return np.flatnonzero(drawn & ~endless).tolist()
+    return np.flatnonzero(is_visible & ~endless).tolist()
 
 
 def bodies(model: mujoco.MjModel, geoms: Iterable[int]) -> dict[int, Body]:

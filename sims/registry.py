@@ -66,7 +66,7 @@ def conditions(config: Mapping[str, Any]) -> Conditions | None:
     )
 
 
-SHOWN = "LIBERO, quadrotors, swarms, vehicles and MJCF tasks in the run's own process (task.processes=0)"
+VIEWABLE = "LIBERO, quadrotors, swarms, vehicles and MJCF tasks in the run's own process (task.processes=0)"
 """Tasks that `viewer=true` supports, in words."""
 NEEDS: dict[str, Needs] = {
     "gym": Needs("gym", ("mujoco",), "environments on MuJoCo"),

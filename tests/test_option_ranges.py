@@ -22,7 +22,7 @@ from real_robot.safety.limits import ElementLimits, Limits, ObservedRange
 from record import RecordConfig
 from replay import ReplayConfig
 from serve import ServeConfig
-from sims.mjcf.task import SHIPPED, found
+from sims.mjcf.task import SHIPPED, find_mdp
 from sims.quadrotor.episode import weights
 from sims.registry import TASKS
 from sims.vehicle.task import NavigateTask, RaceTask
@@ -186,7 +186,7 @@ NAMED = [
     *((kind.MDP, None) for kind in (NavigateTask, RaceTask)),
     *((kind.MDP.LIDAR, None) for kind in (NavigateTask, RaceTask)),
     *((kind.VEHICLE, None) for kind in (NavigateTask, RaceTask)),
-    *((found(name), None) for name in SHIPPED),
+    *((find_mdp(name), None) for name in SHIPPED),
     *((mdp, weights(mdp)) for kind in TASKS.values() if hasattr(kind, "MDPS") for mdp in kind.MDPS.values()),
 ]
 

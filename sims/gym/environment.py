@@ -74,7 +74,7 @@ class GymEnvironment(RestorableEngine):
         self.worlds = [first, *(make(id, step_limit, options) for _ in range(num_envs - 1))]
         self._actions = Actions(first.action_space, action_limit, id)
         self._observations = Observations(first.observation_space, num_envs)
-        self._taken_actions: list[list[Array]] = [[] for _ in self.worlds]
+        self._past_actions: list[list[Array]] = [[] for _ in self.worlds]
         self._returns = np.zeros(num_envs)
         self._success_at_reset = np.full(num_envs, np.nan)  # from the info of the reset; NaN without it
 
@@ -87,7 +87,7 @@ class GymEnvironment(RestorableEngine):
             if (success := _success(info)) is not None:
                 self.has_success = True
                 self._success_at_reset[row] = success
-            self._taken_actions[row], self._returns[row] = [], 0.0
+            self._past_actions[row], self._returns[row] = [], 0.0
         if broken := self._observations.read(rows, first):
             start = int(starts[rows.index(broken[0])])
             raise UserError(f"{self.id} begins with an observation that is not finite, initial state {start}")
@@ -141,7 +141,7 @@ class GymEnvironment(RestorableEngine):
 
     def save(self) -> dict[str, Any]:
         """Actions of the running episodes, their latest observations and their returns."""
-        histories = [torch.from_numpy(np.array(actions)) for actions in self._taken_actions]
+        histories = [torch.from_numpy(np.array(actions)) for actions in self._past_actions]
         return {"actions": histories, "observation": self.observe().to_dict(), "returns": self._returns.copy()}
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -150,14 +150,14 @@ class GymEnvironment(RestorableEngine):
         Raises:
             UserError: if the observations differ from the saved ones.
         """
-        begun = (self.start >= 0).nonzero().squeeze(1)
-        self.begin(begun, self.start[begun])
-        for row in begun.tolist():
+        started = (self.start >= 0).nonzero().squeeze(1)
+        self.begin(started, self.start[started])
+        for row in started.tolist():
             observations = [self._step(row, action.copy())[0] for action in state["actions"][row].numpy()]
             self._observations.read([row] * bool(observations), observations[-1:])
         self._returns = np.array(state["returns"])
         for name, observations in self.observe().items():
-            if not torch.equal(observations[begun], state["observation"][name][begun]):
+            if not torch.equal(observations[started], state["observation"][name][started]):
                 raise UserError(
                     f"{self.id} is not the same twice: the same seeds and actions lead to another {name}, so its runs "
                     "cannot be resumed; start a new one"
@@ -165,7 +165,7 @@ class GymEnvironment(RestorableEngine):
 
     def _step(self, row: int, action: Array) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Step world `row`; the history has a copy of `action`, which the world may modify."""
-        self._taken_actions[row].append(action.copy())
+        self._past_actions[row].append(action.copy())
         return self.worlds[row].step(action)
 
     def _reported_success(self, infos: Sequence[dict[str, Any]]) -> list[bool]:

@@ -158,7 +158,7 @@ class LiberoEnvironment(RestorableEngine):
 
     def _initial(self, env: int, start: int) -> InitialState:
         scene = self._scene_of[env]
-        return self._placements[scene](start)._replace(drawn=self._draws[scene](start))
+        return self._placements[scene](start)._replace(model_fields=self._draws[scene](start))
 
     def _instruct(self, ids: Tensor, starts: Tensor) -> None:
         numbered = zip(ids.tolist(), starts.tolist(), strict=True)

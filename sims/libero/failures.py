@@ -38,17 +38,17 @@ class Handling:
             [of.get(part.a) for part in scene.goal] for of, scene in zip(numbers, scenes, strict=True)
         ]
         self.start_m = torch.zeros(len(scenes), most, device=device)
-        self.held, self.grasped = torch.zeros(2, len(scenes), most, dtype=torch.bool, device=device)
+        self.in_hand, self.grasped = torch.zeros(2, len(scenes), most, dtype=torch.bool, device=device)
         self.reason = torch.full((len(scenes),), NONE, device=device)
 
-    def see(self, seen: TensorDict, steps: Tensor) -> None:
-        """Update from the observations `seen` [N] after `steps` [N] control steps; episodes with 0 steps begin."""
-        position, new_episode = seen["object_position"], steps == 0
+    def see(self, observation: TensorDict, steps: Tensor) -> None:
+        """Update from `observation` [N] after `steps` [N] control steps; episodes with 0 steps begin."""
+        position, new_episode = observation["object_position"], steps == 0
         new_rows = new_episode.unsqueeze(1)
         self.start_m = torch.where(new_rows, position[..., 2], self.start_m)
-        near = (position - seen["end_effector_position"].unsqueeze(1)).norm(dim=2) < NEAR_M
-        self.held = near & (position[..., 2] > self.start_m + LIFTED_M) & (seen["gripper_command"] > 0.0)
-        self.grasped = (self.grasped & ~new_rows) | self.held
+        near = (position - observation["end_effector_position"].unsqueeze(1)).norm(dim=2) < NEAR_M
+        self.in_hand = near & (position[..., 2] > self.start_m + LIFTED_M) & (observation["gripper_command"] > 0.0)
+        self.grasped = (self.grasped & ~new_rows) | self.in_hand
         self.reason = torch.where(new_episode, NONE, self.reason)
 
     def judge(self, env: int, achieved: Sequence[bool]) -> None:
@@ -62,7 +62,7 @@ class Handling:
         if not missing:
             return
         grasped = self.grasped[env, : self._movable[env]].nonzero().flatten().tolist()
-        if self.held[env, missing].any():
+        if self.in_hand[env, missing].any():
             reason = "not placed"
         elif set(missing) & set(grasped):
             reason = "dropped"

@@ -136,7 +136,7 @@ class Observer:
         commands = self._nowhere.new_empty(self.num, 2)
         joints, gripper = self._nowhere.new_empty(self.num, 7), self._nowhere.new_empty(self.num, 2)
         for group in self._groups:
-            qpos, fixture_poses, commands[group.rows] = self._simulation.seen(group.ids, group.bodies)
+            qpos, fixture_poses, commands[group.rows] = self._simulation.observed_state(group.ids, group.bodies)
             poses = torch.cat((qpos[:, group.pose_address], fixture_poses), 1)
             centres, part_rotations = group.parts.where(fixture_poses, qpos)
             places[group.rows, : len(group.names)] = torch.cat((poses[..., :3], centres), 1)

@@ -70,7 +70,7 @@ def collect(
         UserError: for a file that is damaged or does not fit, or a task without a successful episode.
     """
     task_files = _by_task(paths, tasks)
-    replay, instruction, left_out = Replay([build_scene(task, assets) for task in tasks], image_size, images), 0, []
+    replay, instruction, omitted = Replay([build_scene(task, assets) for task in tasks], image_size, images), 0, []
     with Progress("demonstrations", len(tasks), "task") as bar:
         for index, task in enumerate(tasks):
             count, written = 0, 0
@@ -83,11 +83,11 @@ def collect(
                 raise UserError(
                     f"none of {count} recorded episodes of {task.name} reaches its goal; choose other files"
                 )
-            left_out.append(count - written)
+            omitted.append(count - written)
             bar.update(1)
-    if any(left_out):
-        log.warning(f"{sum(left_out)} recorded episodes do not reach their goal here and are left out")
-    writer.origin |= {"left_out": left_out}
+    if any(omitted):
+        log.warning(f"{sum(omitted)} recorded episodes do not reach their goal here and are left out")
+    writer.origin |= {"left_out": omitted}
 
 
 class Replay:

@@ -31,32 +31,32 @@ class LiberoView(View):
 
     def __init__(self, simulation: Physics) -> None:
         self._simulation = simulation
-        self._known: dict[Scene, _Known] = {}
+        self._kinematics: dict[Scene, _Kinematics] = {}
 
     def scene(self, row: int) -> Shown:
         """Bodies of the scene of environment `row`."""
-        return self._of(row).shown
+        return self._of(row).scenery
 
     def poses(self, row: int) -> Array:
         """Poses of the bodies of environment `row`; see `View.poses`."""
-        ids, known = np.array([row]), self._of(row)
-        placed = self._simulation.placed(ids, range(known.model.nbody))[0]
-        return known.poses(self._simulation.qpos(ids)[0], placed)
+        ids, kinematics = np.array([row]), self._of(row)
+        placed = self._simulation.placed(ids, range(kinematics.model.nbody))[0]
+        return kinematics.poses(self._simulation.qpos(ids)[0], placed)
 
     def push(self, row: int, body: str, change_m_s: Array) -> None:
         """Change the velocity of a body of environment `row`; see `View.push`."""
         self.poses(row)  # sets the poses of this episode's fixtures
-        known, qpos = self._of(row), self._simulation.qpos(np.array([row]))[0]
-        self._simulation.kick(row, mujoco_scene.pushed(known.model, qpos, body, change_m_s))
+        kinematics, qpos = self._of(row), self._simulation.qpos(np.array([row]))[0]
+        self._simulation.kick(row, mujoco_scene.pushed(kinematics.model, qpos, body, change_m_s))
 
-    def _of(self, row: int) -> _Known:
+    def _of(self, row: int) -> _Kinematics:
         scene = self._simulation.scenes[row]
-        if scene not in self._known:
-            self._known[scene] = _Known(scene)
-        return self._known[scene]
+        if scene not in self._kinematics:
+            self._kinematics[scene] = _Kinematics(scene)
+        return self._kinematics[scene]
 
 
-class _Known:
+class _Kinematics:
     """Bodies of a scene, with their own kinematics: the physics skips bodies at rest, and its poses are a step old."""
 
     def __init__(self, scene: Scene) -> None:
@@ -73,7 +73,7 @@ class _Known:
         turn = np.array([[cos, -sin, 0.0], [sin, cos, 0.0], [0.0, 0.0, 1.0]])
         target = camera.xpos + ahead + np.array([0.0, 0.0, UP_M])
         eye = target - BACK * turn @ ahead
-        self.shown = Shown(
+        self.scenery = Shown(
             tuple(bodies.values()),
             tuple(eye.tolist()),
             tuple(target.tolist()),

@@ -134,9 +134,9 @@ class MjcfEnvironment(RestorableEngine):
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore what `save` returned, and the models from the numbers of starts."""
-        begun = (self.start >= 0).nonzero().squeeze(1)
-        if len(begun):
-            self.begin(begun, self.start[begun])
+        started = (self.start >= 0).nonzero().squeeze(1)
+        if len(started):
+            self.begin(started, self.start[started])
         self.worlds.restore(state["worlds"])
         self.now.memory = {name: values.to(self.device, copy=True) for name, values in state["memory"].items()}
         for name in ("steps", "action", "previous", "key"):

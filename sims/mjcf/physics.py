@@ -22,7 +22,7 @@ from torch import Tensor
 from embodied.errors import UserError
 
 ALWAYS = ("qpos", "qvel", "ctrl", "sensordata")
-SHOWN = ("qpos", "mocap_pos", "mocap_quat")
+POSE_FIELDS = ("qpos", "mocap_pos", "mocap_quat")
 BROKEN = 1e10
 """Largest valid position or velocity, as in MuJoCo's own check."""
 
@@ -52,7 +52,7 @@ class Worlds(Protocol):
         """Restore what `save` returned; models are not restored."""
         ...
 
-    def shown(self, row: int) -> dict[str, NDArray]:
+    def pose_fields(self, row: int) -> dict[str, NDArray]:
         """Fields that determine the poses of world `row`: qpos, mocap_pos, mocap_quat."""
         ...
 
@@ -105,7 +105,7 @@ class MujocoWorlds:
         broken |= active & broken_rows(self.fields)
         if broken.any():
             ids = broken.nonzero().squeeze(1)
-            mocap = {name: torch.from_numpy(self.batch.bind(name)[ids.numpy()]) for name in SHOWN[1:]}
+            mocap = {name: torch.from_numpy(self.batch.bind(name)[ids.numpy()]) for name in POSE_FIELDS[1:]}
             self.begin(ids, {"qpos": before[ids], **mocap}, {})
         return broken, torch.zeros_like(broken)
 
@@ -119,9 +119,9 @@ class MujocoWorlds:
         for name, field in self.fields.items():
             field.copy_(state[name])
 
-    def shown(self, row: int) -> dict[str, NDArray]:
+    def pose_fields(self, row: int) -> dict[str, NDArray]:
         """Fields that determine the poses of world `row`."""
-        return {name: self.batch.bind(name)[row] for name in SHOWN}
+        return {name: self.batch.bind(name)[row] for name in POSE_FIELDS}
 
 
 def without_autoreset(model: mujoco.MjModel) -> mujoco.MjModel:

@@ -52,7 +52,7 @@ class Studio:
 
     def _draw(self, row: int) -> Frames:
         model, data = self._env.model, self._data
-        for name, values in self._env.worlds.shown(row).items():
+        for name, values in self._env.worlds.pose_fields(row).items():
             getattr(data, name)[:] = values
         mujoco.mj_kinematics(model, data)
         mujoco.mj_comPos(model, data)

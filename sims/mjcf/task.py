@@ -52,7 +52,7 @@ class MjcfTask(Task, ProcessOptions):
     def __post_init__(self) -> None:
         """Raise UserError for numbers out of range, and unknown tasks and numbers."""
         super().__post_init__()
-        self._mdp = with_numbers(found(self.mdp), self.numbers, "task.numbers")
+        self._mdp = with_numbers(find_mdp(self.mdp), self.numbers, "task.numbers")
 
     def contract(self, distribution: str) -> Contract:
         """Contract derived from the model's actuators and the task's observations.
@@ -100,7 +100,7 @@ class MjcfTask(Task, ProcessOptions):
             raise UserError(f"unknown distribution {distribution!r}; expected one of {', '.join(self.distributions)}")
 
 
-def found(name: str) -> Mdp:
+def find_mdp(name: str) -> Mdp:
     """Task `name` of `tasks/`, or the task in the Python file `name`.
 
     Raises:

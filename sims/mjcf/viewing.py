@@ -58,13 +58,13 @@ class MjcfView(View):
 
     def poses(self, row: int) -> Array:
         """Poses of the bodies of world `row`; see `View.poses`."""
-        for name, values in self._worlds.shown(row).items():
+        for name, values in self._worlds.pose_fields(row).items():
             getattr(self._data, name)[:] = values
         mujoco.mj_kinematics(self._model, self._data)
         return mujoco_scene.poses(self._data, self._numbers)
 
     def push(self, row: int, body: str, change_m_s: Array) -> None:
         """Change the velocity of a body of world `row`; see `View.push`."""
-        change = mujoco_scene.pushed(self._model, self._worlds.shown(row)["qpos"], body, change_m_s)
+        change = mujoco_scene.pushed(self._model, self._worlds.pose_fields(row)["qpos"], body, change_m_s)
         velocity = self._worlds.fields["qvel"][row]
         velocity.add_(torch.as_tensor(change).to(velocity))

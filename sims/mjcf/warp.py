@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from embodied.errors import UserError
-from sims.mjcf.physics import ALWAYS, SHOWN, broken_rows
+from sims.mjcf.physics import ALWAYS, POSE_FIELDS, broken_rows
 from sims.warp_order import captured, in_order, warp_device
 
 # Before mujoco_warp is imported, which otherwise reports every kernel that it loads.
@@ -51,7 +51,7 @@ class WarpWorlds:
         if missing := [name for name in reads if not hasattr(self.data, name) or not hasattr(self._default, name)]:
             raise UserError(f"READS: mujoco_warp has no field {missing[0]!r}")
         self.fields = {name: self._tensor(name) for name in dict.fromkeys((*ALWAYS, *reads))}
-        self._kept = self.fields | {name: self._tensor(name) for name in STATE}
+        self._fields = self.fields | {name: self._tensor(name) for name in STATE}
 
     def begin(self, ids: Tensor, state: Mapping[str, Tensor], model: Mapping[str, Tensor]) -> None:
         """Write the rows, then compute everything that follows from them."""
@@ -61,7 +61,7 @@ class WarpWorlds:
         with self._only(mask):
             for name in STATE:
                 default = torch.as_tensor(np.asarray(getattr(self._default, name)), device=ids.device)
-                self._kept[name][ids] = state.get(name, default).to(self._kept[name])
+                self._fields[name][ids] = state.get(name, default).to(self._fields[name])
             self._launch(0)
 
     def step(self, active: Tensor, ctrl: Tensor, substeps: int) -> tuple[Tensor, Tensor]:
@@ -75,22 +75,22 @@ class WarpWorlds:
         broken = overflow | active & broken_rows(self.fields)
         if bool(broken.any()):
             ids = broken.nonzero().squeeze(1)
-            mocap = {name: self._kept[name][ids].clone() for name in SHOWN[1:]}
+            mocap = {name: self._fields[name][ids].clone() for name in POSE_FIELDS[1:]}
             self.begin(ids, {"qpos": before[ids], **mocap}, {})
         return broken, overflow
 
     def save(self) -> dict[str, Tensor]:
         """Copies of the state and the fields."""
-        return {name: field.clone() for name, field in self._kept.items()}
+        return {name: field.clone() for name, field in self._fields.items()}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Restore what `save` returned; models are not restored."""
-        for name, field in self._kept.items():
+        for name, field in self._fields.items():
             field.copy_(state[name])
 
-    def shown(self, row: int) -> dict[str, NDArray]:
+    def pose_fields(self, row: int) -> dict[str, NDArray]:
         """Fields that determine the poses of world `row`."""
-        return {name: self._kept[name][row].cpu().numpy() for name in SHOWN}
+        return {name: self._fields[name][row].cpu().numpy() for name in POSE_FIELDS}
 
     def _launch(self, substeps: int) -> None:
         with in_order(self.device):
@@ -118,7 +118,7 @@ class WarpWorlds:
         before = {} if everyone else self.save()
         yield
         for name, values in before.items():
-            field = self._kept[name]
+            field = self._fields[name]
             field.copy_(torch.where(active.view(-1, *[1] * (field.dim() - 1)), field, values))
 
     def _tensor(self, name: str) -> Tensor:

@@ -207,8 +207,8 @@ AIRFRAMES = {
 SCATTER_MAX = 0.3
 
 
-def scatter(found: Tensor, draws: Tensor, width: float) -> Tensor:
-    """Parameters `found` [P, M] with each of the `SCATTERED` ones scaled by a factor in [1 - width, 1 + width].
+def scatter(parameters: Tensor, draws: Tensor, width: float) -> Tensor:
+    """Copy `parameters` [P, M] with each of the `SCATTERED` ones scaled by a factor in [1 - width, 1 + width].
 
     `draws` [P - 1, M] are in (0, 1). Impossible platforms are excluded: the thrust curve is scaled as a whole and with
     the mass, so that thrust-to-weight lies in [1 - width / 2, 1 + width] of the airframe's, and inertia_z is never
@@ -226,11 +226,13 @@ def scatter(found: Tensor, draws: Tensor, width: float) -> Tensor:
     thrust = [PARAMETERS.index(f"thrust_{power}_n") for power in range(3)]
     # The whole thrust curve has the factor of the mass times one of its own, by which thrust-to-weight changes.
     factors[thrust] = factors[PARAMETERS.index("mass_kg")] * between(draws[thrust[0]], 1.0 - width / 2.0, 1.0 + width)
-    found = torch.cat((found[: len(SCATTERED)] * factors, found[len(SCATTERED) :].expand(-1, factors.shape[1])))
+    parameters = torch.cat(
+        (parameters[: len(SCATTERED)] * factors, parameters[len(SCATTERED) :].expand(-1, factors.shape[1]))
+    )
     x, y, z = (PARAMETERS.index(f"inertia_{axis}") for axis in "xyz")
     # Triangle inequality of principal moments of inertia.
-    found[z] = torch.minimum(found[z], found[x] + found[y])
-    return found
+    parameters[z] = torch.minimum(parameters[z], parameters[x] + parameters[y])
+    return parameters
 
 
 def between(u: Tensor, low: Tensor | float, high: float) -> Tensor:

@@ -157,7 +157,7 @@ def step(state: Rows, action: Rows, disturbance: Rows, airframe: Airframe, optio
     """
     action = [clip(a, -1.0, 1.0) for a in action]
     past = state[BODY_ROWS : BODY_ROWS + 4 * options.past_actions]
-    lacking = state[BODY_ROWS + len(past)] if options.sag else 0.0
+    thrust_loss = state[BODY_ROWS + len(past)] if options.sag else 0.0
     hover = 2.0 * hover_speed(airframe) - 1.0
     reaching, body, joined = _delayed(action, past, airframe, options), Body.of(state), list
     if options.many_rotors:
@@ -174,14 +174,16 @@ def step(state: Rows, action: Rows, disturbance: Rows, airframe: Airframe, optio
     ]
 
     def slope(rows: Rows) -> Rows:
-        return _derivative(Body.of(rows, len(command)), command, rate, disturbance, airframe, options, lacking, joined)
+        return _derivative(
+            Body.of(rows, len(command)), command, rate, disturbance, airframe, options, thrust_loss, joined
+        )
 
     after = Body.of(_runge_kutta(body.rows(), slope), len(command))
     scale = 1.0 / sqrt(_dot(after.quaternion, after.quaternion))  # RK4 does not preserve the norm
     after.quaternion = [q * scale for q in after.quaternion]
     if options.floor:
         after = _standing(after, disturbance[9])
-    battery = [_sagged(lacking, body, airframe, joined)] if options.sag else []
+    battery = [_sagged(thrust_loss, body, airframe, joined)] if options.sag else []
     speeds = after.rotor_speed if options.many_rotors else []
     after.rotor_speed = joined(after.rotor_speed)
     return [*after.rows(), *action, *past[: 4 * (options.past_actions - 1)], *battery, *speeds]
@@ -195,13 +197,13 @@ def _standing(body: Body, ground_z_m: Value) -> Body:
     return Body([x, y, where(below, ground_z_m, z)], body.quaternion, *still, body.rotor_speed)
 
 
-def _sagged(lacking: Value, body: Body, airframe: Airframe, joined: Callable[[Rows], Rows]) -> Value:
+def _sagged(thrust_loss: Value, body: Body, airframe: Airframe, joined: Callable[[Rows], Rows]) -> Value:
     """Share of thrust that the battery lacks after a step; the power of a rotor grows with the cube of its speed."""
     speeds = [excess + hover_speed(airframe) for excess in body.rotor_speed]
     cubes = joined([u * u * u for u in speeds])
     load = sum(cubes[1:], start=cubes[0]) * 0.25
-    # Euler step of d lacking / dt = (sag * load - lacking) / SAG_S.
-    return lacking + (airframe.sag * load - lacking) * (DT_S / SAG_S)
+    # Euler step of d thrust_loss / dt = (sag * load - thrust_loss) / SAG_S.
+    return thrust_loss + (airframe.sag * load - thrust_loss) * (DT_S / SAG_S)
 
 
 def _runge_kutta(x: Rows, slope: Callable[[Rows], Rows]) -> Rows:
@@ -239,12 +241,12 @@ def _derivative(
     disturbance: Rows,
     airframe: Airframe,
     options: Options,
-    lacking: Value,
+    thrust_loss: Value,
     joined: Callable[[Rows], Rows],
 ) -> Rows:
     """Time derivative of the body's rows.
 
-    `lacking` is the share of the thrust that the battery lacks; `joined` reduces rows of all rotors to four, see
+    `thrust_loss` is the share of the thrust that the battery lacks; `joined` reduces rows of all rotors to four, see
     `Rotors.joined`.
     """
     w, x, y, z = body.quaternion
@@ -253,7 +255,7 @@ def _derivative(
     thrust = joined(_excess_thrust(body, airframe, options, ground_z_m))
     if options.sag:
         quarter = airframe.mass_kg * (GRAVITY / 4.0)
-        thrust = [t - lacking * (t + quarter) for t in thrust]
+        thrust = [t - thrust_loss * (t + quarter) for t in thrust]
     # dq/dt = 1/2 q * (0, omega), with omega in the body frame.
     quaternion = [
         *(-0.5 * (x * p + y * q + z * r), 0.5 * (w * p + y * r - z * q)),

@@ -205,7 +205,7 @@ class QuadrotorEnvironment(RestorableEngine):
 
     def observe(self) -> TensorDict:
         """Observations of the sensors and past actions after the last step."""
-        rows, history = self._seen[:, : self.num_envs], self._history.seen(self.num_envs)
+        rows, history = self._seen[:, : self.num_envs], self._history.split_rows_input(self.num_envs)
         return TensorDict(split_rows(self.contract.observation, rows, history), batch_size=[self.num_envs])
 
     def unroll(

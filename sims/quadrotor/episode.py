@@ -27,7 +27,7 @@ COUNTERS = 3
 """Number of rows of the record before the task's memory: control steps, terminated, truncated."""
 PRIVILEGED_ROWS = 10
 """Force 3, torque 3, rotor speeds 4."""
-BEGUN, GUSTS = -4, 64
+FIRST_AIR, GUSTS = -4, 64
 """Counter of the draws of the initial air, and first index of the air's draws in each step, after the noise's."""
 
 
@@ -203,16 +203,16 @@ class Episode:
         if self.options.many_rotors:
             state += Rotors.of(frame.rotors).mixed(body[-4:])
         if self.options.senses:
-            state += body[:SENSED_ROWS] + air.begin(gaussians(key, BEGUN, 0, AIR_ROWS))
+            state += body[:SENSED_ROWS] + air.begin(gaussians(key, FIRST_AIR, 0, AIR_ROWS))
         return {"state": state, "disturbance": mdp.disturbance(key, frame) + plan}
 
     def _observe(
         self, state: Rows, record: Rows, disturbance: Rows, key: Rows, airframe: Rows, settings: Rows
     ) -> Mapping[str, Rows]:
         frame = dynamics.parameters(airframe)
-        return {"observation": self._seen(self._task(settings), frame, state, record, disturbance, key)}
+        return {"observation": self._observation(self._task(settings), frame, state, record, disturbance, key)}
 
-    def _seen(self, mdp: Mdp, frame: Airframe, state: Rows, record: Rows, disturbance: Rows, key: Rows) -> Rows:
+    def _observation(self, mdp: Mdp, frame: Airframe, state: Rows, record: Rows, disturbance: Rows, key: Rows) -> Rows:
         now = self._moment(state, record[0], record, disturbance, frame)
         measured = replace(self._measured(now, state, frame), key=key if self.noise else None)
         physical = mdp.observe(measured)
@@ -279,7 +279,7 @@ class Episode:
         return {
             "state": state,
             "record": record,
-            "observation": self._seen(mdp, frame, state, record, disturbance, key),
+            "observation": self._observation(mdp, frame, state, record, disturbance, key),
             "reward": [where(frozen, 0.0, reward)],
             "executed": [where(frozen, 0.0, 1.0)],
         }

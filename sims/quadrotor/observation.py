@@ -94,7 +94,7 @@ class History:
         if self.length > 1:
             self.rows = self.rows.index_copy(1, ids, previous[:, : len(ids)].repeat(self.length, 1))
 
-    def seen(self, num_envs: int) -> Tensor | None:
+    def split_rows_input(self, num_envs: int) -> Tensor | None:
         """The history for `split_rows`, [4 * length, N]."""
         return self.rows[:, :num_envs] if self.length > 1 else None
 

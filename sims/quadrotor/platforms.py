@@ -15,15 +15,15 @@ from embodied.export.conditions import Conditions
 from sims.quadrotor.airframes import CRAZYFLIE, CRAZYFLIE_21, GRAVITY, PARAMETERS, Airframe, between
 from sims.quadrotor.rotors import COUNTS
 
-DRAWN = (
+NUMBERS = (
     *("mass", "arm", "inertia_x", "inertia_y", "inertia_z", "thrust_to_weight", "linear_thrust", "lag_rise"),
     *("lag_fall", "torque_per_thrust", "drag", "delay", "arm_ratio"),
 )
 """Numbers of one random platform, except its number of rotors, which a teacher does not need: commands are the same."""
-DRAWS = len(DRAWN) + 1
+DRAWS = len(NUMBERS) + 1
 DELAY_MAX_S = 0.02
 """Largest latency from command to rotor; it is drawn from 0 to this value."""
-APART = 0.02
+MARGIN = 0.02
 """Masses within this share of a named platform's are never drawn."""
 
 
@@ -152,14 +152,14 @@ class Ranges(Configuration):
 
         Size grows with the cube root of mass, and inertia with mass times size squared, as between known airframes. Up
         to 30% of the thrust curve is not quadratic. All parameters are scattered around these values. Masses differ by
-        at least the share `APART` from those of `MEASURED`.
+        at least the share `MARGIN` from those of `MEASURED`.
 
         Raises:
             ValueError: for draws of another shape.
         """
         if draws.ndim != 2 or len(draws) != DRAWS:
             raise ValueError(f"expected draws of shape ({DRAWS}, M), got {tuple(draws.shape)}")
-        u = dict(zip((*DRAWN, "rotors"), draws, strict=True))
+        u = dict(zip((*NUMBERS, "rotors"), draws, strict=True))
         mass = _masses(u["mass"], *self.mass_kg)
         size = (mass / 0.03) ** (1.0 / 3.0)  # a crazyflie's
         arm, ratio = 0.028 * size * between(u["arm"], 0.8, 1.5), _log_between(u["arm_ratio"], *self.arm_ratio)
@@ -210,7 +210,7 @@ def _masses(u: Tensor, lowest: float, highest: float) -> Tensor:
     """
     gaps, end = [], math.log(lowest)
     for mass in sorted(airframe.mass_kg for airframe in MEASURED.values()):
-        first, last = (min(max(math.log(mass * (1.0 + side)), end), math.log(highest)) for side in (-APART, APART))
+        first, last = (min(max(math.log(mass * (1.0 + side)), end), math.log(highest)) for side in (-MARGIN, MARGIN))
         gaps.append((first, last - first))
         end = last
     # u selects a place in the range without the gaps, in logs; every gap below it then shifts it upwards.

@@ -48,28 +48,30 @@ class Variation:
     def airframes(self, airframe: Airframe, draws: Tensor) -> Tensor:
         """Parameters [P, M] of the drones of M episodes, from `draws` [DRAWS, M] in (0, 1)."""
         u = dict(zip(RANGES, draws, strict=False))
-        drawn = {name: low + (high - low) * u[name] for name in RANGES for low, high in [getattr(self, name)]}
+        variation = {name: low + (high - low) * u[name] for name in RANGES for low, high in [getattr(self, name)]}
         values = zip(PARAMETERS, airframe.values(), strict=True)
         parameters = {name: torch.full_like(draws[0], value) for name, value in values}
         if self.other is not None:
             others = zip(PARAMETERS, self.other.values(), strict=True)
             parameters = {name: parameters[name] + (value - parameters[name]) * draws[-1] for name, value in others}
-        mass = parameters["mass_kg"] = parameters["mass_kg"] * drawn["mass"]
+        mass = parameters["mass_kg"] = parameters["mass_kg"] * variation["mass"]
         # Thrust, inertia and lags have factors; drag is per mass, and delays are absolute.
-        factors = {f"inertia_{axis}": drawn["inertia"] for axis in "xyz"}
-        factors |= dict.fromkeys(THRUST, self._thrust(parameters, drawn))
-        factors |= dict.fromkeys(("lag_rise_s", "lag_fall_s"), drawn["lag"])
+        factors = {f"inertia_{axis}": variation["inertia"] for axis in "xyz"}
+        factors |= dict.fromkeys(THRUST, self._thrust(parameters, variation))
+        factors |= dict.fromkeys(("lag_rise_s", "lag_fall_s"), variation["lag"])
         parameters |= {name: parameters[name] * factor for name, factor in factors.items()}
-        parameters |= {f"drag_{axis}": parameters[f"drag_{axis}"] + drawn["drag_per_s"] * mass for axis in "xyz"}
-        parameters |= {"delay_s": drawn["action_delay_s"], "observation_delay_s": drawn["observation_delay_s"]}
-        return torch.stack([{**parameters, "sag": drawn["sag"]}[name] for name in PARAMETERS])
+        parameters |= {f"drag_{axis}": parameters[f"drag_{axis}"] + variation["drag_per_s"] * mass for axis in "xyz"}
+        parameters |= {"delay_s": variation["action_delay_s"], "observation_delay_s": variation["observation_delay_s"]}
+        return torch.stack([{**parameters, "sag": variation["sag"]}[name] for name in PARAMETERS])
 
-    def _thrust(self, found: dict[str, Tensor], drawn: dict[str, Tensor]) -> Tensor:
+    def _thrust(self, parameters: dict[str, Tensor], variation: dict[str, Tensor]) -> Tensor:
         """Factor of the thrust curve; if it is drawn, thrust-to-weight is at least `LEAST_THRUST_TO_WEIGHT`."""
         if self.thrust[0] == self.thrust[1]:
-            return drawn["thrust"]
-        highest = sum((found[name] for name in THRUST), start=torch.zeros(())) * (1.0 - drawn["sag"])
-        return torch.maximum(drawn["thrust"], LEAST_THRUST_TO_WEIGHT * GRAVITY / 4.0 * found["mass_kg"] / highest)
+            return variation["thrust"]
+        highest = sum((parameters[name] for name in THRUST), start=torch.zeros(())) * (1.0 - variation["sag"])
+        return torch.maximum(
+            variation["thrust"], LEAST_THRUST_TO_WEIGHT * GRAVITY / 4.0 * parameters["mass_kg"] / highest
+        )
 
 
 RANGES = tuple(field.name for field in fields(Variation) if field.name != "other")

@@ -52,15 +52,15 @@ class QuadrotorView(View):
     ) -> None:
         self._mdp, self._airframe, self._floor_m, self._steps = mdp, airframe, floor_m, steps
         self._plan, self._pose, self._kick = plan, pose, kick
-        self._made = None if isinstance(mdp, Track) else self._scene(0)
+        self._fixed_scene = None if isinstance(mdp, Track) else self._scene(0)
 
     def scene(self, row: int) -> Scene:
         """Scene of the drone and its surroundings; every episode has another reference."""
-        return self._made or self._scene(row)
+        return self._fixed_scene or self._scene(row)
 
     def poses(self, row: int) -> Array:
         """Poses of the drone and of its surroundings, which do not move, [2, 7]."""
-        return np.stack((self._pose(row).cpu().numpy(), HERE))
+        return np.stack((self._pose(row).cpu().numpy(), ORIGIN_POSE))
 
     def push(self, row: int, body: str, change_m_s: Array) -> None:
         """Change the velocity of the drone of environment `row`; see `View.push`."""
@@ -84,7 +84,7 @@ class QuadrotorView(View):
         return Scene(bodies, point(middle + reach * FROM), point(middle), floor_m, 2.0 * reach, (DRONE,))
 
 
-HERE = np.array([0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0])
+ORIGIN_POSE = np.array([0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0])
 """Pose of objects that do not move."""
 
 

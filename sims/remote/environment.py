@@ -50,13 +50,13 @@ class RemoteEnvironment(EpisodeEngine):
         self,
         orders: list[Message],
         children: list[Child],
-        told: list[Message],
+        messages: list[Message],
         *,
         pool: Pool,
         seed: int,
         timeout_s: float,
     ) -> None:
-        first, counts = told[0], [each["num_envs"] for each in told]
+        first, counts = messages[0], [each["num_envs"] for each in messages]
         super().__init__(
             Contract.from_dict(first["contract"]),
             sum(counts),
@@ -67,12 +67,12 @@ class RemoteEnvironment(EpisodeEngine):
             seed=seed,
         )
         self.group = first["group"]
-        self.task_index = torch.tensor([index for each in told for index in each["task_index"]])
+        self.task_index = torch.tensor([index for each in messages for index in each["task_index"]])
         self.timeout_s, self._orders, self._pool, self._children = timeout_s, orders, pool, children
         ends = list(itertools.accumulate(counts))
         self._rows = [slice(end - count, end) for end, count in zip(ends, counts, strict=True)]
         self._deaths = [0] * len(children)  # in a row
-        self._known: list[set[str]] = [set() for _ in children]  # memories that each child has mapped
+        self._mapped_memories: list[set[str]] = [set() for _ in children]  # memories that each child has mapped
         self._files: dict[str, tuple[BinaryIO, Layout]] = {}
         self._memory: dict[str, dict[str, Tensor]] = {}
         action, n = self.contract.action, self.num_envs
@@ -83,7 +83,7 @@ class RemoteEnvironment(EpisodeEngine):
         self._memory["commands"]["starts"].fill_(-1)  # starts of the present episodes, which a new process begins again
         # Ghosts are episodes that a new process has begun again, but that are lost here.
         self._ghost, self.lost = torch.zeros(2, n, dtype=torch.bool)
-        self._seen, self._named = TensorDict({}, [n]), False
+        self._observation, self._named = TensorDict({}, [n]), False
         self._place: Message | None = None
         self._has_success = True  # until the first step
         if first["switchable"]:
@@ -137,7 +137,7 @@ class RemoteEnvironment(EpisodeEngine):
 
     def observe(self) -> TensorDict:
         """Observations of the children; for lost episodes, the last ones before."""
-        return self._seen.clone()
+        return self._observation.clone()
 
     def close(self) -> None:
         """Return the children to the pool."""
@@ -170,10 +170,10 @@ class RemoteEnvironment(EpisodeEngine):
         shared = self._memory["observation"]
         copies = {name: part.clone() for name, part in shared.items()}
         unchanged = self._ghost.clone().index_fill(0, ids, False)
-        if bool(unchanged.any()) and len(self._seen.keys()):
+        if bool(unchanged.any()) and len(self._observation.keys()):
             for name, part in copies.items():
-                part[unchanged] = self._seen[name][unchanged]
-        self._seen = TensorDict(copies, [self.num_envs])
+                part[unchanged] = self._observation[name][unchanged]
+        self._observation = TensorDict(copies, [self.num_envs])
 
     def _nothing(self, actions: Tensor) -> dict[str, Tensor]:
         """Empty transition, for the case that all children died in the first step."""
@@ -185,10 +185,10 @@ class RemoteEnvironment(EpisodeEngine):
         """Send `message`, after the memory that `child` has not mapped yet."""
         process, rows = self._children[child], self._rows[child]
         for name, (file, layout) in self._files.items():
-            if name not in self._known[child]:
+            if name not in self._mapped_memories[child]:
                 mapping = {"do": "map", "name": name, "layout": layout, "rows": [rows.start, rows.stop]}
                 process.tell(mapping, file.fileno())
-                self._known[child].add(name)
+                self._mapped_memories[child].add(name)
         process.tell(message)
 
     def _ask(self, message: Message, children: Iterable[int], own: Mapping[int, Message] | None = None) -> list[int]:
@@ -239,9 +239,9 @@ class RemoteEnvironment(EpisodeEngine):
     def _renew(self, child: int, error: Died) -> None:
         """Replace `child` with a new process; its running episodes are lost."""
         rows = self._rows[child]
-        begun = self._memory["commands"]["starts"][rows] >= 0
-        running = int((begun & ~self.done[rows] & ~self._ghost[rows]).sum())
-        self._ghost[rows] |= begun
+        has_episode = self._memory["commands"]["starts"][rows] >= 0
+        running = int((has_episode & ~self.done[rows] & ~self._ghost[rows]).sum())
+        self._ghost[rows] |= has_episode
         log.warning(f"a process of the simulator {error}; {running} episodes are lost, another process takes its place")
         while True:
             self._deaths[child] += 1
@@ -250,7 +250,7 @@ class RemoteEnvironment(EpisodeEngine):
                     f"a process of the simulator died {GIVE_UP} times in a row without a step; the last one {error}"
                 )
             self._children[child].end()
-            self._children[child], self._known[child] = self._pool.take(), set()
+            self._children[child], self._mapped_memories[child] = self._pool.take(), set()
             try:
                 return self._rebuild(child)
             except Died as again:
@@ -278,7 +278,12 @@ class RestorableRemote(RemoteEnvironment, RestorableEngine):
             paths = self._files_in(folder)
             self._surely({"do": "save"}, paths)
             children = {str(child): load_tree(paths[child]["path"]) for child in paths}
-        return {"children": children, "ghost": self._ghost.clone(), "lost": self.lost.clone(), "seen": self._seen}
+        return {
+            "children": children,
+            "ghost": self._ghost.clone(),
+            "lost": self.lost.clone(),
+            "seen": self._observation,
+        }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore the state of each child; the number of children has to be the same."""
@@ -289,16 +294,16 @@ class RestorableRemote(RemoteEnvironment, RestorableEngine):
             for child, tree in state["children"].items():
                 save_tree(paths[int(child)]["path"], tree)
             self._surely({"do": "load"}, paths)
-        self._seen = state["seen"].clone()
+        self._observation = state["seen"].clone()
 
     def _files_in(self, folder: str) -> dict[int, Message]:
         return {child: {"path": str(Path(folder) / f"{child}.safetensors")} for child in range(len(self._children))}
 
     def _surely(self, message: Message, own: dict[int, Message]) -> None:
         """Send `message` to all children, and again to the new processes of children that died."""
-        left = set(own)
-        while left:
-            left -= set(self._ask(message, sorted(left), own))
+        pending = set(own)
+        while pending:
+            pending -= set(self._ask(message, sorted(pending), own))
 
 
 def remote(
@@ -342,9 +347,9 @@ def remote(
     return env if descriptions[0]["numbered"] else Unnumbered(env)
 
 
-def _named(found: Mapping[str, Tensor], beginning: str) -> dict[str, Tensor]:
-    """Copies of the entries of `found` whose names have the prefix `beginning`, by the rest of the name."""
-    return {name.removeprefix(beginning): found[name].clone() for name in found if name.startswith(beginning)}
+def _named(tensors: Mapping[str, Tensor], beginning: str) -> dict[str, Tensor]:
+    """Copies of the entries of `tensors` whose names have the prefix `beginning`, by the rest of the name."""
+    return {name.removeprefix(beginning): tensors[name].clone() for name in tensors if name.startswith(beginning)}
 
 
 def _seed(seed: int, number: int) -> int:

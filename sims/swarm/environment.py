@@ -94,7 +94,7 @@ class SwarmEnvironment(RestorableEngine):
         self._replaying = False
         self._over = torch.ones(self.num_worlds, dtype=torch.bool)
         sizes = [math.prod(spec.shape) for spec in self.contract.observation.values()]
-        self._seen = torch.zeros(self.num_envs, sum(sizes))
+        self._observations = torch.zeros(self.num_envs, sum(sizes))
 
     @property
     def pose(self) -> tuple[Tensor, Tensor]:
@@ -137,7 +137,7 @@ class SwarmEnvironment(RestorableEngine):
             self._replay.begin(self._worlds, worlds)
         self._over = self._over.index_fill(0, worlds, False)
         observations = self._physics.look(self._worlds, self._ways, self._worlds.fate == FLYING).seen
-        self._seen = self._seen.index_copy(0, ids, observations.flatten(0, 1)[ids])
+        self._observations = self._observations.index_copy(0, ids, observations.flatten(0, 1)[ids])
 
     def advance(self, actions: Tensor, left: Tensor) -> Outcome:
         """Execute the chunk; drones that collided are removed, and end with their world."""
@@ -164,18 +164,18 @@ class SwarmEnvironment(RestorableEngine):
         observation, column = {}, 0
         for key, spec in self.contract.observation.items():
             size = math.prod(spec.shape)
-            observation[key] = self._seen[:, column : column + size].unflatten(1, spec.shape)
+            observation[key] = self._observations[:, column : column + size].unflatten(1, spec.shape)
             column += size
         return TensorDict(observation, batch_size=[self.num_envs])
 
     def detach(self) -> None:
         """Detach the current state: gradients of later steps end here."""
-        self._worlds.state, self._seen = self._worlds.state.detach(), self._seen.detach()
+        self._worlds.state, self._observations = self._worlds.state.detach(), self._observations.detach()
 
     def save(self) -> dict[str, Any]:
         """The worlds, the curriculum and the collisions."""
         state = {name: tensor.detach().clone() for name, tensor in self._worlds.tensors().items()}
-        saved = {"worlds": state, "over": self._over.clone(), "seen": self._seen.detach().clone()}
+        saved = {"worlds": state, "over": self._over.clone(), "seen": self._observations.detach().clone()}
         if self.curriculum and self._replay:
             saved |= {"curriculum": dict(vars(self.curriculum)), "replay": self._replay.state_dict()}
         return saved
@@ -183,7 +183,7 @@ class SwarmEnvironment(RestorableEngine):
     def restore(self, state: dict[str, Any]) -> None:
         """Restore what `save` returned."""
         self._worlds = Worlds(**{field.name: state["worlds"][field.name].clone() for field in fields(Worlds)})
-        self._over, self._seen = state["over"].clone(), state["seen"].clone()
+        self._over, self._observations = state["over"].clone(), state["seen"].clone()
         if self.curriculum and self._replay:
             vars(self.curriculum).update(state["curriculum"])
             self._replay.load_state_dict(state["replay"])
@@ -201,7 +201,7 @@ class SwarmEnvironment(RestorableEngine):
         worlds.steps = worlds.steps + flying
         change = action.clamp(-1.0, 1.0) - before[..., BODY_ROWS : BODY_ROWS + 4]
         observations, now = self._physics.look(worlds, self._ways, flying, change)
-        self._seen = torch.where(flying.view(-1, 1), observations.flatten(0, 1), self._seen)
+        self._observations = torch.where(flying.view(-1, 1), observations.flatten(0, 1), self._observations)
         rewards = torch.where(flying, self.mdp.reward(now), 0.0)
         with torch.no_grad():
             late = flying & (worlds.steps > self.step_limit - ERROR_STEPS)

@@ -104,14 +104,14 @@ class Swarm(sims.mdp.Mdp):
     @property
     def OBSERVED(self) -> dict[str, TensorSpec]:  # noqa: N802 - a constant in other tasks
         """Specs of a drone's observations."""
-        seen = ("x", "y", "z", "velocity_x", "velocity_y", "velocity_z", "closeness", PRESENT)
+        names = ("x", "y", "z", "velocity_x", "velocity_y", "velocity_z", "closeness", PRESENT)
         return {
             "way": TensorSpec((3,), unit="m", frame="world", names=AXES),
             "rotation": ROTATION,
             "velocity": VELOCITY,
             "angular_velocity": ANGULAR_VELOCITY,
             "height": TensorSpec((1,), unit="m", frame="world", names=("z",)),
-            "neighbours": TensorSpec((self.neighbours, 8), unit="m, m/s, 1", frame="world", names=seen),
+            "neighbours": TensorSpec((self.neighbours, 8), unit="m, m/s, 1", frame="world", names=names),
             "obstacles": TensorSpec(
                 (self.obstacles, 4), unit="m, 1", frame="world", names=("x", "y", "closeness", PRESENT)
             ),

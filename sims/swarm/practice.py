@@ -43,13 +43,13 @@ class Replay:
 
     def __init__(self, worlds: Worlds) -> None:
         self.recent = [worlds.at(torch.arange(len(worlds.leg_s))) for _ in range(SLOTS)]
-        self.kept = worlds.at(torch.arange(1).expand(CAPACITY))
+        self.archive = worlds.at(torch.arange(1).expand(CAPACITY))
         self.count = self.clock = 0
 
     def begin(self, worlds: Worlds, ids: Tensor) -> None:
         """Replace the snapshots of worlds `ids` [V], which have been reset."""
-        for slot in self.recent:
-            slot.put(ids, worlds.at(ids))
+        for snapshot in self.recent:
+            snapshot.put(ids, worlds.at(ids))
 
     def remember(self, worlds: Worlds) -> None:
         """Count a control step; store a snapshot of all `worlds` if one is due."""
@@ -61,18 +61,18 @@ class Replay:
         """Keep the oldest snapshot of worlds `ids` [V], which had a collision."""
         ids = ids[:CAPACITY]
         place = (self.count + torch.arange(len(ids))) % CAPACITY
-        self.kept.put(place, self.recent[0].at(ids))
+        self.archive.put(place, self.recent[0].at(ids))
         self.count += len(ids)
 
     def take(self, u: Tensor) -> Worlds:
         """Stored worlds selected by uniform numbers [V]."""
-        return self.kept.at((u * min(self.count, CAPACITY)).long())
+        return self.archive.at((u * min(self.count, CAPACITY)).long())
 
     def state_dict(self) -> dict[str, Any]:
         """Snapshots and counters, as a tree."""
         return {
-            "recent": {str(number): slot.tensors() for number, slot in enumerate(self.recent)},
-            "kept": self.kept.tensors(),
+            "recent": {str(number): snapshot.tensors() for number, snapshot in enumerate(self.recent)},
+            "kept": self.archive.tensors(),
             "count": self.count,
             "clock": self.clock,
         }
@@ -80,7 +80,7 @@ class Replay:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict`."""
         self.recent = [_worlds(state["recent"][str(number)]) for number in range(SLOTS)]
-        self.kept, self.count, self.clock = _worlds(state["kept"]), state["count"], state["clock"]
+        self.archive, self.count, self.clock = _worlds(state["kept"]), state["count"], state["clock"]
 
 
 def _worlds(tensors: dict[str, Tensor]) -> Worlds:

@@ -10,7 +10,7 @@ import torch
 from embodied.scene import shapes
 from embodied.scene.viewable import Array, Body, Scene, View
 from sims.quadrotor.airframes import Airframe
-from sims.quadrotor.viewing import HERE, cross, drone
+from sims.quadrotor.viewing import ORIGIN_POSE, cross, drone
 from sims.swarm.mdp import AWAY_M, HALF_ROOM_M, OBSTACLE_RADIUS_M
 from sims.swarm.worlds import Worlds
 
@@ -56,9 +56,9 @@ class SwarmView(View):
         world, own = divmod(row, self._group)
         worlds = self._worlds()
         drones = worlds.state[world, :, :7].detach().numpy().astype(float)
-        goals = np.tile(HERE, (self._group, 1))
+        goals = np.tile(ORIGIN_POSE, (self._group, 1))
         goals[:, :3] = worlds.goal()[world].numpy()
-        return np.concatenate((drones, goals, drones[own : own + 1], HERE[None]))
+        return np.concatenate((drones, goals, drones[own : own + 1], ORIGIN_POSE[None]))
 
     def push(self, row: int, body: str, change_m_s: Array) -> None:
         """Change the velocity of a drone in the world of drone `row`; see `View.push`."""

@@ -41,7 +41,7 @@ class Ways:
     def __init__(self, mdp: Swarm, worlds: Worlds, backend: str | None = None) -> None:
         self.mdp, self.backend = mdp, native.choose(backend, worlds.state.device)
         self.maps = torch.zeros(*worlds.fate.shape, 3, POINTS, POINTS)
-        self._seen, self._goal = torch.zeros_like(worlds.seen), torch.full_like(worlds.goal(), torch.nan)
+        self._planned_obstacles, self._goal = torch.zeros_like(worlds.seen), torch.full_like(worlds.goal(), torch.nan)
 
     @torch.no_grad()
     def update(self, worlds: Worlds, position: Tensor) -> None:
@@ -49,11 +49,11 @@ class Ways:
         gap = torch.cdist(position[..., :2], worlds.cylinders) - (OBSTACLE_RADIUS_M + RADIUS_M)
         worlds.seen = worlds.seen | (gap < self.mdp.obstacle_range_m)
         goal = worlds.goal()
-        due = ((worlds.seen != self._seen).any(-1) | (goal != self._goal).any(-1)).nonzero(as_tuple=True)
+        due = ((worlds.seen != self._planned_obstacles).any(-1) | (goal != self._goal).any(-1)).nonzero(as_tuple=True)
         if len(due[0]):
             observed = torch.where(worlds.seen[due].unsqueeze(-1), worlds.cylinders[due[0]], FAR_M)
             self.maps[due] = maps(observed, goal[due], self.backend)
-            self._seen, self._goal = worlds.seen, goal
+            self._planned_obstacles, self._goal = worlds.seen, goal
 
     def along(self, to_goal: Tensor, position: Tensor) -> Tensor:
         """Vector of the way's direction and length from `position`, m, instead of `to_goal`; all [W, M, 3].

@@ -11,7 +11,7 @@ from sims.tracer.program import UNIFORM, WORD, Group, Trace
 
 LANES = 64
 """Lanes of one block of the C kernels; tensors are padded to a multiple, so that every lane runs the same code."""
-KEPT = 2
+BLOCKS = 2
 """Number of blocks that repeat steps together, so that their states stay in the fastest cache."""
 FUNCTIONS = Path(__file__).with_name("functions.h")
 FORMS = {
@@ -98,7 +98,7 @@ def _repeated_entry(trace: Trace) -> str:
     return f"""
 void {trace.name}_repeated(int64_t first, int64_t last, int64_t count, void *const *p, const int64_t *steps)
 {{
-    enum {{ WIDE = {KEPT} * LANES }};
+    enum {{ WIDE = {BLOCKS} * LANES }};
     float kept[{rows} * WIDE];
     for (int64_t i = first; i < last; i += WIDE) {{
         const int64_t blocks = (last - i < WIDE ? last - i : WIDE) / LANES, bytes = sizeof(float) * blocks * LANES;

@@ -51,28 +51,28 @@ class Kernels:
         results = _Differentiable.apply(self, name, *tensors) if needs_gradients else self.launch(name, tensors)
         return {group.name: tensor for group, tensor in zip(program.outputs, results, strict=True)}
 
-    def launch(self, name: str, given: Sequence[Tensor], out: Sequence[Tensor] | None = None) -> list[Tensor]:
+    def launch(self, name: str, inputs: Sequence[Tensor], out: Sequence[Tensor] | None = None) -> list[Tensor]:
         """Run kernel `name` (a program, or its `_vjp`) on tensors in its order, into new tensors or `out`."""
         work = self.traces[name]
-        like = next(tensor for tensor, group in zip(given, work.inputs, strict=True) if group.kind != UNIFORM)
+        like = next(tensor for tensor, group in zip(inputs, work.inputs, strict=True) if group.kind != UNIFORM)
         lanes = like.shape[1]
         results = list(out or (torch.empty(group.rows, lanes, device=like.device) for group in work.outputs))
-        self._run(work, [*given, *results], lanes, None)
+        self._run(work, [*inputs, *results], lanes, None)
         return results
 
-    def repeat(self, name: str, given: Sequence[Tensor], out: Sequence[Tensor] | None = None) -> list[Tensor]:
+    def repeat(self, name: str, tensors: Sequence[Tensor], out: Sequence[Tensor] | None = None) -> list[Tensor]:
         """Run like `launch`, once for each value of the input that advances, [repetitions, rows, N]; no gradients."""
         program = self.programs[name]
         assert program.repeat is not None
         order = [group.name for group in program.inputs]
         carried, sequence = (order.index(part) for part in program.repeat)
         if self.backend == "torch":
-            inputs = dict(zip(order, given, strict=True))
-            for value in given[sequence]:
+            inputs = dict(zip(order, tensors, strict=True))
+            for value in tensors[sequence]:
                 inputs |= program.run({**inputs, program.repeat[1]: value})
             return [inputs[group.name] for group in program.outputs]
-        results = list(out or [torch.empty_like(given[carried])])
-        self._run(self.traces[name], [*given, *results], given[carried].shape[1], len(given[sequence]))
+        results = list(out or [torch.empty_like(tensors[carried])])
+        self._run(self.traces[name], [*tensors, *results], tensors[carried].shape[1], len(tensors[sequence]))
         return results
 
     def _run(self, work: Trace, tensors: list[Tensor], lanes: int, count: int | None) -> None:
@@ -95,11 +95,11 @@ class _Differentiable(torch.autograd.Function):
     """A program and its vector-Jacobian product, once differentiable."""
 
     @staticmethod
-    def forward(ctx: Any, kernels: Kernels, name: str, *given: Tensor) -> tuple[Tensor, ...]:  # noqa: ANN401
+    def forward(ctx: Any, kernels: Kernels, name: str, *inputs: Tensor) -> tuple[Tensor, ...]:  # noqa: ANN401
         """Run the program."""
         ctx.kernels, ctx.name = kernels, name
-        ctx.save_for_backward(*given)
-        results = kernels.launch(name, given)
+        ctx.save_for_backward(*inputs)
+        results = kernels.launch(name, inputs)
         outputs = kernels.programs[name].outputs
         ctx.mark_non_differentiable(*(t for t, group in zip(results, outputs, strict=True) if not group.differentiable))
         return tuple(results)

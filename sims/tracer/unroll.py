@@ -25,7 +25,7 @@ PAD = 16
 MAX_LAYERS = 8
 MAX_CONSTANTS = 8
 CARRIED = ("state", "record", "action")
-GIVEN = ("state", "record", "observation", "reward", "executed")
+OUTPUTS = ("state", "record", "observation", "reward", "executed")
 Layers = Sequence[tuple[Tensor, Tensor]]
 """(weight [out, in], bias [out]) of each layer of a = tanh(W_n ... tanh(W_1 x + b_1) ... + b_n)."""
 
@@ -59,7 +59,7 @@ def source(step: Program, observed: int) -> str:
     rows = {group.name: group.rows for group in (*step.inputs, *step.outputs)}
     constants = _constants(step)
     assert tuple(group.name for group in step.inputs[:3]) == CARRIED
-    assert tuple(group.name for group in step.outputs) == GIVEN
+    assert tuple(group.name for group in step.outputs) == OUTPUTS
     assert len(constants) <= MAX_CONSTANTS
     arguments = [
         f"(const {'uint32_t' if kind == WORD else 'float'} *)(x)->constants[{index}]"
@@ -89,7 +89,7 @@ def run(
     step: Program,
     layers: Layers,
     decisions: int,
-    given: Mapping[str, Tensor],
+    inputs: Mapping[str, Tensor],
     past: Tensor,
     max_action_gradient: float = math.inf,
 ) -> Unrolled:
@@ -100,12 +100,12 @@ def run(
         step: the program.
         layers: at most `MAX_LAYERS` layers, matching the policy's inputs and the action.
         decisions: T.
-        given: the program's inputs except the action, and the first "observation" [O, L].
+        inputs: the program's inputs except the action, and the first "observation" [O, L].
         past: actions before the first decision, oldest first, [H, A, L]; H >= 1.
         max_action_gradient: norm to which the gradient by a lane's action is scaled down, also in the gradients of
             earlier steps.
     """
-    buffers = _Buffers(library, step, layers, decisions, given, past, max_action_gradient)
+    buffers = _Buffers(library, step, layers, decisions, inputs, past, max_action_gradient)
     reward, observation, actions = _Fused.apply(buffers, *(tensor for layer in layers for tensor in layer))
     states = {name: buffers.tensors[name] for name in ("state", "record", "executed")}
     return Unrolled(reward, observation, actions, **states)
@@ -155,7 +155,7 @@ class _Buffers:
         step: Program,
         layers: Layers,
         decisions: int,
-        given: Mapping[str, Tensor],
+        inputs: Mapping[str, Tensor],
         past: Tensor,
         max_action_gradient: float,
     ) -> None:
@@ -169,8 +169,8 @@ class _Buffers:
         self.sizes.width[: len(self.widths)], self.sizes.padded[: len(self.padded)] = self.widths, self.padded
         self.sizes.activations, self.sizes.packed = sum(self.padded), packed
         self.sizes.max_action_gradient = max_action_gradient
-        self.constants = [given[name] for name in _constants(step)]
-        T, first = decisions, {"state": given["state"], "record": given["record"], "seen": given["observation"]}
+        self.constants = [inputs[name] for name in _constants(step)]
+        T, first = decisions, {"state": inputs["state"], "record": inputs["record"], "seen": inputs["observation"]}
         self.tensors = {name: torch.empty(T + 1, len(rows), L) for name, rows in first.items()}
         self.tensors |= {
             "actions": torch.empty(history + T, A, L),
@@ -190,10 +190,10 @@ class _Buffers:
     def backward(self, layers: Layers, grads: dict[str, Tensor | None]) -> list[Tensor]:
         """Gradients of each layer's weight and bias from the gradients `grads` of the tensors, by name."""
         self.tensors |= {f"grad_{name}": grad.contiguous() for name, grad in grads.items() if grad is not None}
-        given = self.tensors.get("grad_actions")
+        gradient = self.tensors.get("grad_actions")
         self.tensors |= {
             "backward": self._pack(layers, transposed=False),
-            "grad_actions": torch.zeros_like(self.tensors["actions"]) if given is None else given.clone(),
+            "grad_actions": torch.zeros_like(self.tensors["actions"]) if gradient is None else gradient.clone(),
             "grad_packed": torch.zeros(self.lanes // LANES, self.sizes.packed),
             "scratch": torch.empty(self.lanes, 2 * max(self.padded)),
         }
@@ -214,13 +214,13 @@ class _Buffers:
     def _pack(self, layers: Layers, transposed: bool) -> Tensor:
         """All weights and biases in one tensor, padded with zeros."""
         packed = torch.zeros(self.sizes.packed)
-        for (weights, bias), (weight, given) in zip(self._views(packed, transposed), layers, strict=True):
+        for (weights, bias), (weight, layer_bias) in zip(self._views(packed, transposed), layers, strict=True):
             outputs, inputs = weight.shape
             if transposed:
                 weights[:inputs, :outputs] = weight.detach().t()
             else:
                 weights[:outputs, :inputs] = weight.detach()
-            bias[:outputs] = given.detach()
+            bias[:outputs] = layer_bias.detach()
         return packed
 
     def _unpack(self, packed: Tensor) -> list[Tensor]:

@@ -137,7 +137,12 @@ class VehicleEnvironment(RestorableEngine):
     def observe(self) -> TensorDict:
         """Observations of the lidar, the task and the last command."""
         now = self.now
-        observation = {"lidar": now.ranges, **self.mdp.observe(now), **self._told, "previous_action": self._previous}
+        observation = {
+            "lidar": now.ranges,
+            **self.mdp.observe(now),
+            **self._map_observations,
+            "previous_action": self._previous,
+        }
         return TensorDict({name: part.clone() for name, part in observation.items()}, batch_size=[self.num_envs])
 
     def save(self) -> dict[str, Any]:
@@ -147,9 +152,9 @@ class VehicleEnvironment(RestorableEngine):
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore vehicles from what `save` returned, and worlds from the numbers of their starts."""
-        begun = (self.start >= 0).nonzero().squeeze(1)
-        if len(begun):
-            self.begin(begun, self.start[begun])
+        started = (self.start >= 0).nonzero().squeeze(1)
+        if len(started):
+            self.begin(started, self.start[started])
         moment = {name: state[name].to(self.device, copy=True) for name in MOMENT}
         self.now = replace(self.now, **moment)
         self._previous = state["previous"].to(self.device, copy=True)
@@ -202,7 +207,7 @@ class VehicleEnvironment(RestorableEngine):
         return reward
 
     @property
-    def _told(self) -> dict[str, Tensor]:
+    def _map_observations(self) -> dict[str, Tensor]:
         """Observations of the maps, shared by the guard and the observation."""
         if self._read is None:
             self._read = self.map.observe(self.now.map) if self.map else {}
@@ -212,7 +217,7 @@ class VehicleEnvironment(RestorableEngine):
         """Commands [N, 2] to execute, and whether the guard replaced them, [N]."""
         if not self.guard:
             return action, torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
-        observation = {"lidar": self.now.ranges, **self.mdp.observe(self.now), **self._told}
+        observation = {"lidar": self.now.ranges, **self.mdp.observe(self.now), **self._map_observations}
         return self.guard.command({key: observation[key] for key in READ}, action)
 
     def _measured(self) -> tuple[Tensor, Tensor, Tensor]:

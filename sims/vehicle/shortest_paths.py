@@ -57,9 +57,9 @@ def path_length_at(lengths: Tensor, position: Tensor, half_m: float, backend: st
     candidates = []
     for around in AROUND:
         neighbour = (cell + torch.tensor(around, device=lengths.device)).clamp(0, lengths.shape[1] - 1)
-        from_there = lengths[rows, neighbour[:, 0], neighbour[:, 1]]
-        total = from_there + ((neighbour + 0.5) * CELL_M - half_m - position).norm(dim=1)
-        candidates.append(torch.where(from_there < BLOCKED_M, total, torch.inf))
+        cell_length = lengths[rows, neighbour[:, 0], neighbour[:, 1]]
+        total = cell_length + ((neighbour + 0.5) * CELL_M - half_m - position).norm(dim=1)
+        candidates.append(torch.where(cell_length < BLOCKED_M, total, torch.inf))
     return torch.stack(candidates).amin(0)
 
 

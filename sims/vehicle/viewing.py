@@ -14,7 +14,7 @@ from sims.vehicle.geometry import FAR_M
 from sims.vehicle.vehicles import Vehicle
 
 NAME = "vehicle"
-HERE = (0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0)
+ORIGIN_POSE = (0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0)
 WALL, SHAPE, GOAL, SHELL = (0.62, 0.65, 0.7), (0.45, 0.55, 0.68), (0.25, 0.7, 0.35), (0.93, 0.6, 0.2)
 WHEEL, FRONT = (0.13, 0.13, 0.15), (0.9, 0.28, 0.24)
 PERSON = (0.75, 0.35, 0.55)
@@ -57,8 +57,8 @@ class VehicleView(View):
     def poses(self, row: int) -> Array:
         """Poses of the vehicle, of the world, which does not move, and of people."""
         x, y, yaw = self._now().state[row, :3].tolist()
-        people = [(*place, *HERE[2:]) for *place, _ in self._moving(row)]
-        return np.array([(x, y, 0.0, np.cos(0.5 * yaw), 0.0, 0.0, np.sin(0.5 * yaw)), HERE, *people])
+        people = [(*place, *ORIGIN_POSE[2:]) for *place, _ in self._moving(row)]
+        return np.array([(x, y, 0.0, np.cos(0.5 * yaw), 0.0, 0.0, np.sin(0.5 * yaw)), ORIGIN_POSE, *people])
 
     def _moving(self, row: int) -> list[list[float]]:
         """Centres and radii of people, the circles that move."""

@@ -23,7 +23,7 @@ from sims.libero.suite import load_tasks
 from sims.maniskill.environment import ManiSkillEnvironment
 from sims.maniskill.worlds import Options
 from sims.mjcf.environment import MjcfEnvironment
-from sims.mjcf.task import SHIPPED, found
+from sims.mjcf.task import SHIPPED, find_mdp
 from sims.quadrotor.environment import QuadrotorEnvironment
 from sims.quadrotor.flights import HISTORY
 from sims.quadrotor.task import AnyPlatformTask, QuadrotorTask, RaceTask, RecoverTask, TrackTask
@@ -162,7 +162,7 @@ def robosuite(shaped: bool) -> Callable[..., RobosuiteEnvironment]:
 def mjcf(name: str, sim: Sim = Sim.mujoco) -> Callable[..., MjcfEnvironment]:
     def make(num_envs: int = 4, executed: int = 4, step_limit: int = LIMIT, seed: int = 0) -> MjcfEnvironment:
         return MjcfEnvironment(
-            num_envs, mdp=found(name), executed=executed, step_limit=step_limit, seed=seed, sim=sim, threads=1
+            num_envs, mdp=find_mdp(name), executed=executed, step_limit=step_limit, seed=seed, sim=sim, threads=1
         )
 
     return make

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from embodied.configuration import with_numbers
-from sims.mjcf.task import found
+from sims.mjcf.task import find_mdp
 from sims.warp_capacity import capacity
 
 WALLS = "".join(
@@ -56,6 +56,6 @@ def test_the_room_follows_from_bodies_and_pairs():
 
 
 def test_tasks_without_contacts_take_next_to_no_room():
-    assert room(found("cartpole").load())[0] == 1
-    assert room(found("quadruped").load())[0] == 16  # mujoco_warp's default: 48
-    assert room(with_numbers(found("quadruped"), {"rough_m": 0.06}, "task.numbers").load())[0] == 90
+    assert room(find_mdp("cartpole").load())[0] == 1
+    assert room(find_mdp("quadruped").load())[0] == 16  # mujoco_warp's default: 48
+    assert room(with_numbers(find_mdp("quadruped"), {"rough_m": 0.06}, "task.numbers").load())[0] == 90

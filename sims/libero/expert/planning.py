@@ -187,7 +187,7 @@ class Planner:
         candidates = [
             (grasp.cost, tilt, axis, grasp.position, matrix)
             for tilt, axis in _directions(data, index, own, data.xpos[self._robot])
-            for grasp, matrix in (self._held_from(data, axis, own, others, hand),)
+            for grasp, matrix in (self._best_grasp(data, axis, own, others, hand),)
         ]
         *_, axis, position, matrix = min(candidates, key=lambda each: each[:2])
         low, high = model.jnt_range[index]
@@ -205,11 +205,11 @@ class Planner:
             for yaw in np.arange(8) * np.pi / 4:
                 side = np.array([np.cos(yaw), np.sin(yaw), 0.0])
                 axis = np.cos(tilt) * UP + np.sin(tilt) * side
-                grasp, matrix = self._held_from(data, axis, own, others, hand)
+                grasp, matrix = self._best_grasp(data, axis, own, others, hand)
                 candidates.append((grasp, axis, matrix))
         return min(candidates, key=lambda each: each[0].cost)
 
-    def _held_from(
+    def _best_grasp(
         self, data: mujoco.MjData, axis: Array, own: Array, others: Array, hand: Array
     ) -> tuple[Grasp, Array]:
         """The best grasp from the direction `axis`, in the world frame, and the orientation [3, 3] of the hand."""

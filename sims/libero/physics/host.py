@@ -29,7 +29,7 @@ class HostSimulation(ABC):
         *,
         body_pos: ArrayLike,
         body_quat: ArrayLike,
-        drawn: Mapping[str, ArrayLike] | None = None,
+        model_fields: Mapping[str, ArrayLike] | None = None,
     ) -> None:
         """Restart simulation `i`."""
 
@@ -47,7 +47,7 @@ class HostSimulation(ABC):
     def placed(self, ids: NDArray[np.int64], bodies: Sequence[int]) -> NDArray[np.float64]:
         """Poses in which `bodies` are attached [n, bodies, 7]: positions and quaternions."""
 
-    def drawn(self, ids: NDArray[np.int64]) -> dict[str, NDArray[np.float64]]:
+    def varied_fields(self, ids: NDArray[np.int64]) -> dict[str, NDArray[np.float64]]:
         """Fields of the model that are randomised: name -> [n, ...], of simulations `ids` [n] of one scene."""
         return {}
 
@@ -79,7 +79,7 @@ class HostSimulation(ABC):
             )
         return torch.from_numpy(executed), torch.from_numpy(success), torch.from_numpy(diverged)
 
-    def seen(self, ids: NDArray[np.int64], bodies: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+    def observed_state(self, ids: NDArray[np.int64], bodies: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
         """State that observations are computed from, of simulations `ids` [n] of one scene.
 
         It is positions [n, nq], poses in which `bodies` are attached [n, bodies, 7], and commands of fingers [n, 2].

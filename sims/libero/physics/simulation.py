@@ -58,12 +58,12 @@ class Simulation(HostSimulation):
         *,
         body_pos: ArrayLike | None = None,
         body_quat: ArrayLike | None = None,
-        drawn: Mapping[str, ArrayLike] | None = None,
+        model_fields: Mapping[str, ArrayLike] | None = None,
         initial_joint: ArrayLike | None = None,
     ) -> None:
         """Restart simulation `i` from `qpos` [nq], `qvel` [nv].
 
-        `body_pos` [nbody, 3] m and `body_quat` [nbody, 4] place fixtures, `drawn` has values of the fields `varied`;
+        `body_pos` [nbody, 3] m and `body_quat` [nbody, 4] place fixtures, `model_fields` are those `varied`;
         by default these are the scene's. The controller starts as in stock after a reset: its null-space posture, its
         goal orientation and the position from which the first action starts are those of the arm at `initial_joint` [7]
         rad (the scene's nominal joints if None), independently of `qpos`.
@@ -71,7 +71,7 @@ class Simulation(HostSimulation):
         scene, data, model = self.scenes[i], self.data[i], self.models[i]
         qpos, qvel = _copied("qpos", qpos, model.nq), _copied("qvel", qvel, model.nv)
         posture = scene.initial_arm if initial_joint is None else np.asarray(initial_joint)
-        fields = {"body_pos": body_pos, "body_quat": body_quat} | dict(drawn or {})
+        fields = {"body_pos": body_pos, "body_quat": body_quat} | dict(model_fields or {})
         model = self._with(i, {name: values for name, values in fields.items() if values is not None})
         mujoco.mj_resetData(model, data)
         data.qpos[scene.arm_qposadr] = posture
@@ -114,7 +114,7 @@ class Simulation(HostSimulation):
         models, bodies = [self.models[i] for i in ids], list(bodies)
         return np.stack([np.hstack((model.body_pos[bodies], model.body_quat[bodies])) for model in models])
 
-    def drawn(self, ids: NDArray[np.int64]) -> dict[str, NDArray[np.float64]]:
+    def varied_fields(self, ids: NDArray[np.int64]) -> dict[str, NDArray[np.float64]]:
         """The fields `varied` of the models of simulations `ids` [n] of one scene: name -> [n, ...]."""
         names = self._own[len(PLACES) :]
         return {name: np.stack([getattr(self.models[i], name) for i in ids]) for name in names}

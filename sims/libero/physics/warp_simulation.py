@@ -78,7 +78,7 @@ class WarpSimulation:
         *,
         body_pos: ArrayLike | None = None,
         body_quat: ArrayLike | None = None,
-        drawn: Mapping[str, ArrayLike] | None = None,
+        model_fields: Mapping[str, ArrayLike] | None = None,
         initial_joint: ArrayLike | None = None,
     ) -> None:
         """Restart simulation `i`; see `Simulation.write`."""
@@ -89,7 +89,7 @@ class WarpSimulation:
             np.asarray(qvel, dtype=np.float64),
             model.body_pos if body_pos is None else np.asarray(body_pos),
             model.body_quat if body_quat is None else np.asarray(body_quat),
-            {name: np.asarray(values) for name, values in (drawn or {}).items()},
+            {name: np.asarray(values) for name, values in (model_fields or {}).items()},
         )
         self.groups[group].write(int(row), state, initial_joint)
 
@@ -131,7 +131,7 @@ class WarpSimulation:
         result = self.run(chunk, left, stop_on_success=stop_on_success)
         return tuple(values.cpu().numpy()[ids] for values in result)
 
-    def seen(self, ids: NDArray[np.int64], bodies: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+    def observed_state(self, ids: NDArray[np.int64], bodies: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
         """State that observations are computed from, of all simulations `ids` [W] of one scene, on the device.
 
         It is positions [W, nq], poses in which `bodies` are attached [W, bodies, 7], and commands of fingers [W, 2].
@@ -158,7 +158,7 @@ class WarpSimulation:
         """Positions and quaternions [n, bodies, 7] in which `bodies` are attached; `ids` are of one scene."""
         return np.concatenate([self._read(name, ids)[:, list(bodies)] for name in PLACES], -1)
 
-    def drawn(self, ids: NDArray[np.int64]) -> dict[str, NDArray[np.float64]]:
+    def varied_fields(self, ids: NDArray[np.int64]) -> dict[str, NDArray[np.float64]]:
         """The fields `varied` of the models of simulations `ids` [n] of one scene: name -> [n, ...]."""
         return {name: self._read(name, ids) for name in self.groups[self._place[ids[0], 0]].varied}
 
@@ -267,7 +267,7 @@ class Worlds:
         return (
             state._asdict()
             | nominal
-            | dict(state.drawn or {})
+            | dict(state.model_fields or {})
             | {
                 "qacc_warmstart": np.zeros(model.nv),
                 "posture": posture,

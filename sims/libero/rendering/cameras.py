@@ -111,8 +111,8 @@ class Cameras:
     def _poses(self, group: int, ids: NDArray[np.int64]) -> list[Poses]:
         simulation = self._simulation
         placed = simulation.placed(ids, range(simulation.scenes[ids[0]].model.nbody))
-        drawn = simulation.drawn(ids)
-        of_each = ({name: values[row] for name, values in drawn.items()} for row in range(len(ids)))
+        fields = simulation.varied_fields(ids)
+        of_each = ({name: values[row] for name, values in fields.items()} for row in range(len(ids)))
         return [self._posing[group](*each) for each in zip(placed, simulation.qpos(ids), of_each, strict=True)]
 
 

@@ -60,15 +60,15 @@ class Posing:
         self._rotation = self._rotation.reshape(-1, 3, 3)
 
     def __call__(
-        self, placed: NDArray[np.float64], qpos: NDArray[np.float64], drawn: Mapping[str, NDArray[np.float64]]
+        self, placed: NDArray[np.float64], qpos: NDArray[np.float64], fields: Mapping[str, NDArray[np.float64]]
     ) -> Poses:
-        """Poses at `qpos` [nq] with bodies attached at `placed` [nbody, 7] and the fields `drawn` of a simulation."""
+        """Poses at `qpos` [nq] with bodies attached at `placed` [nbody, 7] and the `fields` of a simulation."""
         data = self._data
         data.qpos[:] = qpos
         # Not with a simulation's own model: with sleep on, its kinematics skips bodies at rest.
         self._model.body_pos[:], self._model.body_quat[:] = placed[:, :3], placed[:, 3:]
         for name in CARRIED:
-            getattr(self._model, name)[:] = drawn.get(name, getattr(self._nominal, name))
+            getattr(self._model, name)[:] = fields.get(name, getattr(self._nominal, name))
         mujoco.mj_kinematics(self._model, data)
         mujoco.mj_camlight(self._model, data)
         body = data.xmat.reshape(-1, 3, 3)[self._body]
@@ -79,20 +79,20 @@ class Posing:
             cam_xmat=data.cam_xmat.reshape(-1, 3, 3).copy(),
             light_xpos=data.light_xpos.copy(),
             light_xdir=data.light_xdir.copy(),
-            **{name: drawn.get(name, getattr(self._nominal, name)) for name in COLOURS},
+            **{name: fields.get(name, getattr(self._nominal, name)) for name in COLOURS},
         )
 
 
 def check_names(model: mujoco.MjModel, names: Sequence[str]) -> None:
     """Raise UserError for cameras `names` that `model` lacks."""
-    known = [model.camera(i).name for i in range(model.ncam)]
-    unknown = [name for name in names if name not in known]
+    available = [model.camera(i).name for i in range(model.ncam)]
+    unknown = [name for name in names if name not in available]
     if unknown:
-        raise UserError(f"unknown cameras: {', '.join(unknown)}; expected some of {', '.join(known)}")
+        raise UserError(f"unknown cameras: {', '.join(unknown)}; expected some of {', '.join(available)}")
 
 
 def check_size(worlds: int, cameras: int, width: int, height: int) -> None:
     """Raise UserError for more pixels than mujoco_warp and the rasteriser count."""
     if worlds * cameras * width * height >= MOST_PIXELS:
-        asked = f"{worlds} worlds with {cameras} cameras of {width}x{height} pixels"
-        raise UserError(f"{asked} are more than are rendered at once; use a smaller task.image_size, or num_envs")
+        request = f"{worlds} worlds with {cameras} cameras of {width}x{height} pixels"
+        raise UserError(f"{request} are more than are rendered at once; use a smaller task.image_size, or num_envs")

@@ -32,15 +32,18 @@ class Parts:
         matrix = data.xmat[np.array(roots, dtype=np.int64)].reshape(-1, 3, 3)[fixtures]
         position = data.xpos[np.array(roots, dtype=np.int64)][fixtures]
 
-        def seen(points: np.ndarray) -> Tensor:  # in the fixture's frame
+        def to_fixture(points: np.ndarray) -> Tensor:  # in the fixture's frame
             return torch.from_numpy(np.einsum("pji,pj->pi", matrix, points)).to(device)
 
         self.names = tuple(model.body(body).name for body in bodies)
         self._fixture = torch.from_numpy(fixtures).to(device)
         self._address = torch.from_numpy(model.jnt_qposadr[joints].astype(np.int64)).to(device)
         self._hinge = torch.from_numpy(model.jnt_type[joints] == mujoco.mjtJoint.mjJNT_HINGE).to(device)
-        self._axis, self._anchor = seen(data.xaxis[joints]), seen(data.xanchor[joints] - position)
-        self._centre = seen(data.xipos[bodies] - position)
+        self._axis, self._anchor = (
+            to_fixture(data.xaxis[joints]),
+            to_fixture(data.xanchor[joints] - position),
+        )
+        self._centre = to_fixture(data.xipos[bodies] - position)
         rotations = np.einsum("pji,pjk->pik", matrix, data.xmat[bodies].reshape(-1, 3, 3))
         self._matrix = torch.from_numpy(rotations).to(device)
 

@@ -43,7 +43,7 @@ CLEARANCE_M = 0.035
 """Space between objects, m: a finger and some tolerance."""
 CONTAINER_YAW_RAD = 0.2
 """Largest deviation, rad, of a goal container's yaw from quarter turns: see `_Stack.container`."""
-TOGETHER_M, TOGETHER_RAD, APART_M = 0.08, 0.4, 0.02
+TOGETHER_M, TOGETHER_RAD, OWN_MOTION_M = 0.08, 0.4, 0.02
 """Largest common motion and rotation of objects that instructions distinguish by place; own motion of each."""
 JOINT_NOISE_RAD = 0.1
 """Largest distance of each arm joint from its nominal position at the start, rad."""
@@ -68,14 +68,14 @@ def check_names(distribution: str, split: str) -> None:
 class InitialState(NamedTuple):
     """`qpos` [nq], `qvel` [nv]; `body_pos` [nbody, 3] m and `body_quat` [nbody, 4] with the fixtures placed.
 
-    `drawn` are other fields of the model, by MuJoCo's name, that differ from the scene's.
+    `model_fields` are other fields of the model, by MuJoCo's name, that differ from the scene's.
     """
 
     qpos: Array
     qvel: Array
     body_pos: Array
     body_quat: Array
-    drawn: Mapping[str, Array] | None = None
+    model_fields: Mapping[str, Array] | None = None
 
 
 class Placement:
@@ -93,10 +93,10 @@ class Placement:
         if self.official.shape[1] != self._nq + scene.model.nv:
             raise AssertionError(f"{scene.task.name}: states of width {self.official.shape[1]} do not fit the scene")
         sampler = {"wide": _Wide, "areas": _Areas}.get(distribution)
-        self._drawn = sampler(scene, self.official[0, : self._nq]) if sampler else None
+        self._sampler = sampler(scene, self.official[0, : self._nq]) if sampler else None
         self._areas_share = areas_share if (distribution, split) == ("wide", "train") else 0.0
         self._areas = _Areas(scene, self.official[0, : self._nq]) if self._areas_share else None
-        split_number = 0 if self._drawn is None else SPLITS.index(split)
+        split_number = 0 if self._sampler is None else SPLITS.index(split)
         self._key = (zlib.crc32(f"{scene.task.suite}/{scene.task.name}".encode()), split_number)
 
     def __call__(self, index: int) -> InitialState:
@@ -105,15 +105,15 @@ class Placement:
         Raises:
             UserError: if there are fewer official states.
         """
-        if self._drawn is None:
+        if self._sampler is None:
             check_starts(index, len(self.official))
         fixture_poses = place_fixtures(self.scene, np.random.default_rng((*self._key, index, FIXTURES)))
-        if self._drawn is None:
+        if self._sampler is None:
             qpos, qvel = np.split(self.official[index].copy(), [self._nq])
             return InitialState(qpos, qvel, *fixture_poses)
         number = index % STARTS_PER_SEED
         in_areas = math.ceil((number + 1) * self._areas_share) > math.ceil(number * self._areas_share)
-        sampler = self._areas if self._areas is not None and in_areas else self._drawn
+        sampler = self._areas if self._areas is not None and in_areas else self._sampler
         qpos = sampler.sample(np.random.default_rng((*self._key, index)), *fixture_poses)
         return InitialState(qpos, np.zeros(self.official.shape[1] - self._nq), *fixture_poses)
 
@@ -231,7 +231,7 @@ class _Wide:
             if near is None:
                 place = np.array([rng.uniform(*REACH_X_M), rng.uniform(*REACH_Y_M)])
             else:
-                place = near + rng.uniform(-APART_M, APART_M, 2)
+                place = near + rng.uniform(-OWN_MOTION_M, OWN_MOTION_M, 2)
             if _out_of_reach(place) > excess:
                 continue
             shape = footprint((stack.points - stack.pivot) @ planar(yaw).T + self.base + place)

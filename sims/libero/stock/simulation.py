@@ -57,7 +57,7 @@ class StockSimulation(HostSimulation):
         *,
         body_pos: ArrayLike,
         body_quat: ArrayLike,
-        drawn: Mapping[str, ArrayLike] | None = None,
+        model_fields: Mapping[str, ArrayLike] | None = None,
     ) -> None:
         """Reset environment `i`, set the poses of its fixtures, then write the initial state as stock does."""
         scene, stock = self.scenes[i], self._stock[i]

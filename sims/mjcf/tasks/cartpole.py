@@ -41,8 +41,8 @@ class Cartpole(Mdp):
         """The pole hangs, nearly at rest."""
         cart, pole = draws.uniform(-0.5, 0.5, 1), torch.pi + draws.uniform(-0.5, 0.5, 1)
         velocity = draws.uniform(-0.1, 0.1, 2)
-        held = torch.zeros(len(cart), device=cart.device)
-        return Start({"qpos": torch.cat((cart, pole), 1), "qvel": velocity}, memory={"held_s": held})
+        zeros = torch.zeros(len(cart), device=cart.device)
+        return Start({"qpos": torch.cat((cart, pole), 1), "qvel": velocity}, memory={"held_s": zeros})
 
     def observe(self, now: Moment) -> dict[str, Tensor]:
         """Position of the cart, angle of the pole, and their velocities."""

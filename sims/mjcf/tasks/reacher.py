@@ -51,8 +51,8 @@ class Reacher(Mdp):
         return {
             "elbow": torch.cat((elbow.cos(), elbow.sin()), 1),
             "velocity": now.qvel,
-            "target": _seen_from(now.qpos[:, 0], now.mocap_pos[:, 0, :2]),
-            "error": _seen_from(now.qpos[:, 0], self._error(now)),
+            "target": _rotated(now.qpos[:, 0], now.mocap_pos[:, 0, :2]),
+            "error": _rotated(now.qpos[:, 0], self._error(now)),
         }
 
     def reward(self, now: Moment) -> Tensor:
@@ -73,7 +73,7 @@ class Reacher(Mdp):
         return now.mocap_pos[:, 0, :2] - now.site_xpos[:, 0, :2]
 
 
-def _seen_from(angle: Tensor, vector: Tensor) -> Tensor:
+def _rotated(angle: Tensor, vector: Tensor) -> Tensor:
     """Vectors [N, 2] of the world in frames that are turned by `angle` [N]."""
     (x, y), cos, sin = vector.unbind(1), angle.cos(), angle.sin()
     return torch.stack((cos * x + sin * y, cos * y - sin * x), 1)

@@ -105,8 +105,8 @@ def _control_step(num_envs: int, *, effects: bool) -> Any:  # noqa: ANN401 - a f
     active_effects = drone_effects if effects else {name: 0.0 * values for name, values in drone_effects.items()}
 
     @jax.jit
-    def run(given: Any, command: Any, force: Any, torque: Any, airframe: Any) -> Any:  # noqa: ANN401
-        rows = {key: values.T[:, None] for key, values in given.items()}
+    def run(state_arrays: Any, command: Any, force: Any, torque: Any, airframe: Any) -> Any:  # noqa: ANN401
+        rows = {key: values.T[:, None] for key, values in state_arrays.items()}
         states = base.states.replace(**rows, force=force.T[:, None], torque=jnp.zeros_like(force.T[:, None]))
         data = base.replace(
             states=states,
@@ -116,7 +116,7 @@ def _control_step(num_envs: int, *, effects: bool) -> Any:  # noqa: ANN401 - a f
         for _ in range(SUBSTEPS):  # crazyflow takes torques in the world frame, ours are in the body frame
             world_torque = Rotation.from_quat(data.states.quat[:, 0]).apply(torque.T)
             data = one_step(data.replace(states=data.states.replace(torque=world_torque[:, None])), n_steps=1)
-        return {key: getattr(data.states, key)[:, 0].T for key in given}
+        return {key: getattr(data.states, key)[:, 0].T for key in state_arrays}
 
     def step(*arrays: Any) -> dict[str, np.ndarray]:  # noqa: ANN401
         return {key: np.asarray(values) for key, values in run(*arrays).items()}

@@ -10,7 +10,7 @@ from embodied.contract import TensorSpec
 from sims.quadrotor.dynamics import ROTOR_NAMES
 from sims.quadrotor.episode import Moment
 from sims.quadrotor.observation import AXES
-from sims.quadrotor.platforms import DRAWN
+from sims.quadrotor.platforms import NUMBERS
 from sims.quadrotor.starts import PLATFORM
 from sims.quadrotor.tasks.hover import Hover, disturbed
 from sims.tracer.arithmetic import Rows, Value, uniform
@@ -34,15 +34,15 @@ class AnyHover(Hover):
     INSTRUCTION: ClassVar[str] = "hover at the origin"
     OBSERVED: ClassVar[Mapping[str, TensorSpec]] = {
         **Hover.OBSERVED,
-        "platform": TensorSpec((len(DRAWN),), unit="1", names=DRAWN, privileged=True),
+        "platform": TensorSpec((len(NUMBERS),), unit="1", names=NUMBERS, privileged=True),
         "disturbance": TensorSpec((6,), unit="1", names=DISTURBANCE, privileged=True),
         "rotor_excess": TensorSpec((4,), unit="1", names=ROTOR_NAMES, privileged=True),
     }
-    PLAN: ClassVar[int] = len(DRAWN) + len(DISTURBANCE)
+    PLAN: ClassVar[int] = len(NUMBERS) + len(DISTURBANCE)
 
     def plan(self, key: Sequence[Value]) -> Rows:
         """The numbers in (0, 1) from which `Ranges.platforms` makes the episode's platform, and the disturbance."""
-        return [*(uniform(key, PLATFORM, index) for index in range(len(DRAWN))), *disturbed(key)]
+        return [*(uniform(key, PLATFORM, index) for index in range(len(NUMBERS))), *disturbed(key)]
 
     def observe(self, now: Moment) -> Rows:
         """The observation of `Hover`, and the privileged observations."""

@@ -95,7 +95,7 @@ class Hover(Mdp):
         """Force (N, world) and torque (N m, body) of the episode."""
         weight = airframe.mass_kg * GRAVITY
         scale = [self.force_scale] * 3 + [self.torque_scale] * 3
-        return [drawn * (weight * each) for drawn, each in zip(disturbed(key), scale, strict=True)]
+        return [draw * (weight * each) for draw, each in zip(disturbed(key), scale, strict=True)]
 
     def observe(self, now: Moment) -> Rows:
         """Position, rotation, velocity, angular velocity; with noise if there is a `key`."""

@@ -116,10 +116,10 @@ class Track(Hover):
             scale += [self.noise_velocity_m_s] * 3 + [self.noise_angular_velocity_rad_s] * 3
             noise = gaussians(now.key, now.steps, 0, len(measured))
             measured = [value + g * std for value, g, std in zip(measured, noise, scale, strict=True)]
-        here, speed = measured[:3], measured[12:15]
-        errors = [_difference(position(now.plan, t), here)]
+        place, speed = measured[:3], measured[12:15]
+        errors = [_difference(position(now.plan, t), place)]
         for ahead in AHEAD_S:
-            drifted = [p + ahead * v for p, v in zip(here, speed, strict=True)]
+            drifted = [p + ahead * v for p, v in zip(place, speed, strict=True)]
             errors.append(_difference(position(now.plan, t + ahead), drifted))
         velocity_error = _difference(velocity(now.plan, t), speed)
         return [

@@ -27,12 +27,12 @@ STATE = 5
 """Elements of a person's state: position, velocity, and the end that it walks to (0 or 1)."""
 
 
-def lines(rng: np.random.Generator, made: dict[str, Array], most: int, half_m: float) -> dict[str, Array]:
-    """Ends [M, P, 2, 2] of free lines in worlds `made`, and paces [M, P], of up to P = `most` people in each world.
+def lines(rng: np.random.Generator, worlds: dict[str, Array], most: int, half_m: float) -> dict[str, Array]:
+    """Ends [M, P, 2, 2] of free lines in `worlds`, and paces [M, P], of up to P = `most` people in each world.
 
     The number is uniform from none to `most`, and smaller if no more lines are free; unused ones are far away.
     """
-    circles, segments, start = made["circles"], made["segments"], made["pose"][:, :2]
+    circles, segments, start = worlds["circles"], worlds["segments"], worlds["pose"][:, :2]
     count = len(start)
     numbers = rng.integers(0, most + 1, count)
     ends = rng.uniform(-half_m + CLEAR_M, half_m - CLEAR_M, (count, TRIED, 2, 2))
@@ -93,10 +93,10 @@ def walk(
     return torch.cat((position + dt_s * velocity, velocity, ahead), -1)
 
 
-def _away(apart: Tensor, touching: Tensor | float, push: float, reach_m: float) -> Tensor:
-    """Accelerations [..., 2] along `apart` [..., 2]: `push` at the distance `touching`, and 0 where `apart` is 0."""
-    distance = apart.norm(dim=-1, keepdim=True)
-    return push * ((touching - distance) / reach_m).clamp_max(2.0).exp() * apart / distance.clamp_min(1e-6)
+def _away(offset: Tensor, touching: Tensor | float, push: float, reach_m: float) -> Tensor:
+    """Accelerations [..., 2] along `offset` [..., 2]: `push` at the distance `touching`, and 0 where `offset` is 0."""
+    distance = offset.norm(dim=-1, keepdim=True)
+    return push * ((touching - distance) / reach_m).clamp_max(2.0).exp() * offset / distance.clamp_min(1e-6)
 
 
 def _clearance(points: Array, circles: Array, segments: Array) -> Array:

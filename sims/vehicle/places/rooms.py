@@ -12,7 +12,7 @@ from sims.vehicle.worlds import Array
 
 SHAPES = 20
 """Largest number of obstacles."""
-KEPT, FIXED = 2, 6
+CLEAR, FIXED = 2, 6
 """Number of positions that obstacles keep clear (start, goal); number of sides of the room and parts of its wall."""
 DISCS = 7
 """Number of discs along an obstacle's axis that cover it, for distances between obstacles."""
@@ -45,8 +45,9 @@ def rooms(
     start, goal = _ends(rng, half_m - gap_m, distance_m, aside, along_x, gap_m)
     numbers = rng.integers(obstacles[0], obstacles[1] + 1, count)
     ends = np.stack((start, goal), 1)
-    occupied = np.full((count, KEPT + SHAPES, DISCS, 3), -FAR_M, dtype=np.float32)  # start, goal and obstacles as discs
-    occupied[:, :KEPT, :, :2], occupied[..., 2] = ends[:, :, None], 0.0
+    # start, goal and obstacles as discs
+    occupied = np.full((count, CLEAR + SHAPES, DISCS, 3), -FAR_M, dtype=np.float32)
+    occupied[:, :CLEAR, :, :2], occupied[..., 2] = ends[:, :, None], 0.0
     circles, segments = np.full((count, SHAPES, 3), FAR_M), np.full((count, FIXED + 4 * SHAPES, 4), FAR_M)
     circles[..., 2], segments[:, :4] = 0.0, _sides(np.zeros((1, 2)), np.zeros(1), np.full((1, 2), half_m))
     segments[:, 4:FIXED] = wall
@@ -54,11 +55,11 @@ def rooms(
     for _ in range(TRIES):
         centre, angle, half, rounded = _shapes(rng, count, half_m)
         discs = _discs(centre, angle, half, rounded)
-        free = _gap(occupied[:, : KEPT + counts.max()].reshape(count, -1, 3), discs) > gap_m
+        free = _gap(occupied[:, : CLEAR + counts.max()].reshape(count, -1, 3), discs) > gap_m
         free &= (np.abs(_across(discs[..., :2], along_x) - aside[:, None]) - discs[..., 2]).min(1) > gap_m
         rows = np.flatnonzero(free & (counts < numbers))
         slot = counts[rows]
-        occupied[rows, KEPT + slot] = discs[rows]
+        occupied[rows, CLEAR + slot] = discs[rows]
         is_round = rounded[rows]
         circles[rows[is_round], slot[is_round]] = discs[rows[is_round], 0]
         boxes, slots = rows[~is_round], slot[~is_round]

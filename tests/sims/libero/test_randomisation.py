@@ -41,7 +41,7 @@ def both(scene, option):
         WarpSimulation([scene] * count, device="cpu", varied=varied),
     )
     drawn = [Draws(scene, exactly(factor, option), "train")(0) for factor in FACTORS]
-    return simulations, [state._replace(drawn=each) for each in drawn]
+    return simulations, [state._replace(model_fields=each) for each in drawn]
 
 
 def test_what_is_pushed_slides_the_farther_the_less_friction_there_is(scene):
@@ -103,7 +103,7 @@ def test_a_start_draws_the_same_wherever_on_both_back_ends_and_whatever_else_is_
             TASKS, len(numbers), assets=STAND_IN, randomisation=PHYSICS, threads=1, executed=1, **options
         )
         env.simulation.begin(torch.arange(len(numbers)), numbers, env._initial)
-        of_each = [env.simulation.drawn(np.array([i])) for i in range(len(numbers))]
+        of_each = [env.simulation.varied_fields(np.array([i])) for i in range(len(numbers))]
         env.close()
         return of_each
 

@@ -10,7 +10,7 @@ import torch
 from embodied.errors import UserError
 from embodied.export.network import without_unit
 from sims.mjcf.environment import MjcfEnvironment
-from sims.mjcf.task import SHIPPED, MjcfTask, found
+from sims.mjcf.task import SHIPPED, MjcfTask, find_mdp
 from sims.mjcf.tasks.cartpole import Cartpole
 from sims.mjcf.tasks.in_hand import InHand
 from sims.mjcf.tasks.lift import Lift
@@ -41,7 +41,7 @@ def test_a_users_file_is_a_task_with_numbers_of_its_own(tmp_path: Path):
     with pytest.raises(
         UserError, match=r"unknown task.mdp 'cart'; expected the path of a Python file, or one of cartpole"
     ):
-        found("cart")
+        find_mdp("cart")
     with pytest.raises(UserError, match="unknown number 'mass'"):
         MjcfTask(numbers={"mass": 1.0})
 

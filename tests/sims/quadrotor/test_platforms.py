@@ -10,7 +10,7 @@ from embodied.seeding import generator
 from sims.quadrotor.airframes import AIRFRAMES, GRAVITY, PARAMETERS, Airframe, hover_speed
 from sims.quadrotor.dynamics import Options, parameters
 from sims.quadrotor.environment import QuadrotorEnvironment
-from sims.quadrotor.platforms import APART, DRAWS, INSIDE, MEASURED, OUTSIDE, RANGES, Ranges
+from sims.quadrotor.platforms import DRAWS, INSIDE, MARGIN, MEASURED, OUTSIDE, RANGES, Ranges
 from sims.quadrotor.task import AnyPlatformTask
 from sims.quadrotor.tasks.any_platform import POSITION_LIMIT_M, AnyHover
 from sims.quadrotor.tasks.hover import Hover
@@ -69,8 +69,8 @@ def test_no_training_draws_the_mass_of_a_named_platform():
     for airframe in MEASURED.values():
         away = (drawn / airframe.mass_kg - 1.0).abs()
         edges.append(float(away.min()))
-        assert edges[-1] > 0.999 * APART
-    assert sorted(edges)[len(edges) // 2] < APART + 1e-3  # and no more is left out
+        assert edges[-1] > 0.999 * MARGIN
+    assert sorted(edges)[len(edges) // 2] < MARGIN + 1e-3  # and no more is left out
 
 
 def test_platforms_cover_their_ranges_and_could_fly():

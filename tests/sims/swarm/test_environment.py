@@ -198,7 +198,7 @@ def test_a_collision_is_flown_again_from_a_moment_before():
     put(env, 0, 1, (-2.88, 0.0, 2.0))
     assert env.step(hover(env)).terminated[:2].all()
     assert env._replay.count == 1
-    kept, expected = env._replay.kept.at(torch.tensor([0])), pictures[-SLOTS]
+    kept, expected = env._replay.archive.at(torch.tensor([0])), pictures[-SLOTS]
     assert same(kept.tensors(), expected.tensors())
     assert int(kept.steps[0, 0]) == 2 * EVERY
     over = torch.tensor([True] * 4 + [False] * 4)
@@ -224,7 +224,7 @@ def test_a_collision_soon_after_the_beginning_is_flown_again_from_there_not_from
     put(env, 0, 0, (-3.0, 0.0, 2.0))
     put(env, 0, 1, (-2.88, 0.0, 2.0))
     assert env.step(hover(env)).terminated[:2].all()
-    assert same(env._replay.kept.at(torch.tensor([0])).tensors(), begun.tensors())
+    assert same(env._replay.archive.at(torch.tensor([0])).tensors(), begun.tensors())
 
 
 def test_more_collisions_than_there_is_room_for_replace_the_oldest():

@@ -29,7 +29,7 @@ def simulation():
     for i, options in enumerate((Randomisation(), Randomisation(), VARIED)):
         scene = simulation.scenes[i]
         state = Placement(scene, "wide", "train")(i)
-        simulation.write(i, **state._replace(drawn=Draws(scene, options, "train")(i))._asdict())
+        simulation.write(i, **state._replace(model_fields=Draws(scene, options, "train")(i))._asdict())
     return simulation
 
 

@@ -36,7 +36,7 @@ def simulation():
     for i, scene in enumerate(scenes):
         options = VARIED if i % 2 else Randomisation()
         state = Placement(scene, "wide", "train")(i)
-        simulation.write(i, **state._replace(drawn=Draws(scene, options, "train")(i))._asdict())
+        simulation.write(i, **state._replace(model_fields=Draws(scene, options, "train")(i))._asdict())
     random = np.random.default_rng(0)
     actions = random.uniform(-1, 1, (simulation.num, 1, 7)) * (1, 1, 1, 0.3, 0.3, 0.3, 1) - (0, 0, 0.7, 0, 0, 0, 0)
     simulation.step(np.arange(simulation.num), np.clip(actions, -1, 1).repeat(20, 1), stop_on_success=False)

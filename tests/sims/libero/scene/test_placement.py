@@ -142,7 +142,7 @@ def test_the_goals_container_stays_along_the_worlds_axes(states):
 
 
 def test_an_episode_begins_neither_at_its_goal_nor_with_the_robot_in_touch(states):
-    wide, data = Placement(SCENE, "wide", "train")._drawn, mujoco.MjData(SCENE.model)
+    wide, data = Placement(SCENE, "wide", "train")._sampler, mujoco.MjData(SCENE.model)
     (goal,) = SCENE.goal
     wanted = SCENE.object_qposadr[list(SCENE.object_body).index(goal.a)]
     qpos = states[0].copy()
