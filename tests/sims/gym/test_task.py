@@ -15,7 +15,7 @@ from embodied.errors import UserError
 from embodied.evaluation import video
 from embodied.evaluation.evaluation import evaluate
 from embodied.evaluation.means import difference_interval, mean_interval
-from embodied.report.report import Report, told
+from embodied.report.report import Report, result_text
 from embodied.training.experiment import Experiment, ExperimentConfig
 from embodied.training.logging import Logger
 from embodied.training.loop import train
@@ -44,7 +44,7 @@ def test_a_rate_of_success_is_told_as_one_though_the_return_is_told_beside_it():
     env = GymEnvironment(2, "Line-v0", options=UNTOLD, success_return=-100.0)
     row = evaluate(env, still(env), starts_per_task=4).summary()
     assert row["return"] < 0.0
-    assert told(row).startswith("success 100.0% [")
+    assert result_text(row).startswith("success 100.0% [")
 
 
 def test_returns_are_told_where_success_is_not_defined(tmp_path):
@@ -65,7 +65,7 @@ def test_returns_are_told_where_success_is_not_defined(tmp_path):
     assert (apart.difference, apart.low, apart.high) == pytest.approx(
         difference_interval(after.returns, before.returns)
     )
-    assert told(row).startswith(f"return {row['return']:.4g} [")
+    assert result_text(row).startswith(f"return {row['return']:.4g} [")
     report = Report("line", None, 0)
     report.add("start", "Line-v0", before)
     report.add("rl", "Line-v0", after)
@@ -85,7 +85,7 @@ def test_one_episode_has_no_interval():
     env = GymEnvironment(2, "Line-v0", options=UNTOLD)
     row = evaluate(env, still(env), starts_per_task=1).summary()
     assert (row["low"], row["high"]) == (None, None)
-    assert "[" not in told(row)
+    assert "[" not in result_text(row)
 
 
 def test_training_tells_returns_and_no_success():
