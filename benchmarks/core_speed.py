@@ -168,10 +168,10 @@ class Cameras(EpisodeEngine):
     def begin(self, ids: torch.Tensor, starts: torch.Tensor) -> None:
         """No-op."""
 
-    def advance(self, actions: torch.Tensor, left: torch.Tensor) -> Outcome:
+    def advance(self, actions: torch.Tensor, remaining_steps: torch.Tensor) -> Outcome:
         """Return zero rewards."""
         never = torch.zeros(self.num_envs, dtype=torch.bool)
-        return Outcome((left > 0).float().unsqueeze(1), (left > 0).unsqueeze(1), never, never)
+        return Outcome((remaining_steps > 0).float().unsqueeze(1), (remaining_steps > 0).unsqueeze(1), never, never)
 
     def observe(self) -> TensorDict:
         """Return new images."""

@@ -115,8 +115,8 @@ class EpisodeEngine(ABC):
         """Set environments `ids` [M] to the initial states `starts` [M] of their tasks."""
 
     @abstractmethod
-    def advance(self, actions: Tensor, left: Tensor) -> Outcome:
-        """Execute the first `left` [N] actions of the chunk `actions` [N, K, A] (0: the environment is frozen).
+    def advance(self, actions: Tensor, remaining_steps: Tensor) -> Outcome:
+        """Execute the first `remaining_steps` [N] actions of the chunk `actions` [N, K, A]; frozen environments have 0.
 
         Actions are finite and on the engine's device; the simulator enforces their limits.
         """
@@ -167,8 +167,8 @@ class EpisodeEngine(ABC):
         """
         self._check(actions)
         # actions left until the step limit, at most a chunk, and 0 for frozen environments
-        left = least(self.step_limit - light(self.steps), self.contract.executed) * self._running
-        return self.settle(self.advance(actions.to(self.device), tensor(left)))
+        remaining_steps = least(self.step_limit - light(self.steps), self.contract.executed) * self._running
+        return self.settle(self.advance(actions.to(self.device), tensor(remaining_steps)))
 
     def settle(self, outcome: Outcome) -> Transition:
         """Update steps and flags with `outcome`, and return the transition."""

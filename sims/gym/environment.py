@@ -92,12 +92,12 @@ class GymEnvironment(RestorableEngine):
             start = int(starts[rows.index(broken[0])])
             raise UserError(f"{self.id} begins with an observation that is not finite, initial state {start}")
 
-    def advance(self, actions: Tensor, left: Tensor) -> Outcome:
+    def advance(self, actions: Tensor, remaining_steps: Tensor) -> Outcome:
         """Step each world until the end of its chunk or its episode."""
         world_actions = self._actions.chosen(actions.detach().numpy())
         reward, executed = np.zeros(world_actions.shape[:2]), np.zeros(world_actions.shape[:2], dtype=bool)
         terminated, truncated, success, diverged = np.zeros((4, self.num_envs), dtype=bool)
-        counts, last_observations = left.tolist(), {}
+        counts, last_observations = remaining_steps.tolist(), {}
         rows = [row for row, count in enumerate(counts) if count]
         for k in range(world_actions.shape[1]):
             if not rows:

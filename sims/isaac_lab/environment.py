@@ -70,7 +70,7 @@ class IsaacLabEngine(EpisodeEngine):
         self._untouched[ids], self._earned[ids] = False, 0.0
         self._take_up(self._now, ids)
 
-    def advance(self, actions: Tensor, left: Tensor) -> Outcome:
+    def advance(self, actions: Tensor, remaining_steps: Tensor) -> Outcome:
         """Step all worlds until each running one has executed its chunk, or its episode is over."""
         count = actions.shape[1]
         reward = torch.zeros(self.num_envs, count, device=self.device)
@@ -78,7 +78,7 @@ class IsaacLabEngine(EpisodeEngine):
         terminated, truncated, diverged = torch.zeros(3, self.num_envs, dtype=torch.bool, device=self.device)
         clamped = actions.detach().clamp(self._low, self._high)
         for index in range(count):
-            running = (left > index) & ~(terminated | truncated | diverged)
+            running = (remaining_steps > index) & ~(terminated | truncated | diverged)
             if not bool(running.any()):
                 break
             step_reward, failed, limit_reached = self._step(

@@ -110,10 +110,10 @@ class LiberoEnvironment(RestorableEngine):
         warm_up = torch.from_numpy(WARM_UP).to(self.device).expand(self.num_envs, -1, -1)
         self.simulation.run(warm_up, len(WARM_UP) * self._moved, stop_on_success=False)
 
-    def advance(self, actions: Tensor, left: Tensor) -> Outcome:
+    def advance(self, actions: Tensor, remaining_steps: Tensor) -> Outcome:
         """Execute the chunk; where the physics diverges, the observation remains the one before the chunk."""
-        self._moved = left > 0
-        executed, success, diverged = self.simulation.run(actions.detach().double().clamp(-1.0, 1.0), left)
+        self._moved = remaining_steps > 0
+        executed, success, diverged = self.simulation.run(actions.detach().double().clamp(-1.0, 1.0), remaining_steps)
         last = (executed.sum(1, keepdim=True) - 1).clamp_min(0)
         reward = torch.zeros(executed.shape, device=self.device).scatter_(1, last, success[:, None].float())
         return Outcome(reward, executed, success, success, diverged=diverged, overflow=self.simulation.overflow)

@@ -89,12 +89,12 @@ class ManiSkillEnvironment(EpisodeEngine):
                 world.scene.step()
             self._latest[i] = dict(flat(world.reset(seed=seed)[0]))
 
-    def advance(self, actions: Tensor, left: Tensor) -> Outcome:
+    def advance(self, actions: Tensor, remaining_steps: Tensor) -> Outcome:
         """Execute the chunk in one world after another; each stops when its episode ends."""
         commands = self.scale(actions)
         reward, executed = np.zeros(commands.shape[:2], dtype=np.float32), np.zeros(commands.shape[:2], dtype=bool)
         succeeded, failed, diverged = np.zeros((3, self.num_envs), dtype=bool)
-        for i, count in enumerate(left.tolist()):
+        for i, count in enumerate(remaining_steps.tolist()):
             for k in range(count):
                 observation, step_reward, ended, _, info = self.worlds[i].step(commands[i, k : k + 1])
                 value = float(step_reward)
@@ -163,13 +163,13 @@ class BatchedManiSkillEnvironment(ManiSkillEnvironment):
         observations = dict(flat(self.worlds[0].reset(options=options)[0]))
         self._now = {name: values.index_copy(0, ids, observations[name][ids]) for name, values in self._now.items()}
 
-    def advance(self, actions: Tensor, left: Tensor) -> Outcome:
+    def advance(self, actions: Tensor, remaining_steps: Tensor) -> Outcome:
         """Execute the chunk in all worlds at once; results of frozen worlds are ignored."""
         commands = self.scale(actions)
         succeeded, failed, diverged = torch.zeros(3, self.num_envs, dtype=torch.bool, device=self.device)
         rewards, executions = [], []
         for k in range(commands.shape[1]):
-            active = (left > k) & ~(succeeded | failed | diverged)
+            active = (remaining_steps > k) & ~(succeeded | failed | diverged)
             observation, step_reward, ended, _, info = self.worlds[0].step(commands[:, k])
             self._take(observation, active)
             broken = active & ~step_reward.isfinite()

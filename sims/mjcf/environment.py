@@ -87,13 +87,13 @@ class MjcfEnvironment(RestorableEngine):
         now.key, now.steps = now.key.index_copy(1, ids, key), now.steps.index_fill(0, ids, 0)
         now.action, now.previous = now.action.index_fill(0, ids, 0.0), now.previous.index_fill(0, ids, 0.0)
 
-    def advance(self, actions: Tensor, left: Tensor) -> Outcome:
+    def advance(self, actions: Tensor, remaining_steps: Tensor) -> Outcome:
         """Execute the chunk, with one call of the physics per action; an episode that ends executes no more."""
         rewards, executions = [], []
         none = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
         ended = finished = succeeded = broken = overflow = none
         for k, action in enumerate(actions.float().unbind(1)):
-            active = (left > k) & ~(ended | finished | broken)
+            active = (remaining_steps > k) & ~(ended | finished | broken)
             diverged, crowded = self._move(action.clamp(self._low, self._high), active)
             sound = active & ~diverged
             terminated = sound & self.mdp.terminated(self.now)

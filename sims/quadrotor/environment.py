@@ -174,7 +174,7 @@ class QuadrotorEnvironment(RestorableEngine):
             self._put("_airframe", ids, airframe)
         self._history.restart(ids, rows["observation"][self.episode.previous])
 
-    def advance(self, actions: Tensor, left: Tensor) -> Outcome:
+    def advance(self, actions: Tensor, remaining_steps: Tensor) -> Outcome:
         """Step the kernels, which count steps, limits and endings themselves: `unroll` takes many steps at once."""
         rewards, executions = [], []
         for action in self._padded(actions):

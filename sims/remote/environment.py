@@ -106,18 +106,18 @@ class RemoteEnvironment(EpisodeEngine):
         self._ghost[ids] = False
         self._look(ids)
 
-    def advance(self, actions: Tensor, left: Tensor) -> Outcome:
+    def advance(self, actions: Tensor, remaining_steps: Tensor) -> Outcome:
         """Send a step to the children with running episodes."""
         self._memory["commands"]["actions"].copy_(actions.detach())
-        for child in self._ask({"do": "step"}, self._having((left > 0) & ~self._ghost)):
+        for child in self._ask({"do": "step"}, self._having((remaining_steps > 0) & ~self._ghost)):
             self._deaths[child] = 0
-        ran, lost_now = (left > 0) & ~self._ghost, (left > 0) & self._ghost
+        ran, lost_now = (remaining_steps > 0) & ~self._ghost, (remaining_steps > 0) & self._ghost
         self.lost = self.lost | lost_now
         transition = self._memory.get("transition") or self._nothing(actions)
         self._look(ran.nonzero().squeeze(1))
         if bool(ran.any()):
             self._has_success = bool(transition["has_success"][ran].all())
-        in_chunk = torch.arange(actions.shape[1]) < left.unsqueeze(1)
+        in_chunk = torch.arange(actions.shape[1]) < remaining_steps.unsqueeze(1)
         signals = {name: each.masked_fill(~ran.unsqueeze(1), 0) for name, each in _named(transition, SIGNAL).items()}
         events = {name: happened & ~lost_now for name, happened in _named(transition, EVENT).items()}
         diverged = events.pop("diverged", torch.zeros_like(lost_now))

@@ -74,12 +74,12 @@ class RobosuiteEnvironment(RestorableEngine):
             self.worlds[env].begin(self.options.task, self.split, start)
             self._look(env)
 
-    def advance(self, actions: Tensor, left: Tensor) -> Outcome:
+    def advance(self, actions: Tensor, remaining_steps: Tensor) -> Outcome:
         """Execute the chunk; where the physics diverges, the observation remains the one before the chunk."""
         chunk = actions.detach().double().numpy()  # robosuite clips them
         reward, executed = np.zeros(chunk.shape[:2], dtype=np.float32), np.zeros(chunk.shape[:2], dtype=bool)
         success, diverged = np.zeros((2, self.num_envs), dtype=bool)
-        for env, count in enumerate(left.tolist()):
+        for env, count in enumerate(remaining_steps.tolist()):
             for k in range(count):
                 step_reward, reached, is_diverged = self.worlds[env].step(chunk[env, k])
                 executed[env, k], success[env], diverged[env] = True, success[env] or reached, is_diverged

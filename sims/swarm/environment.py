@@ -139,7 +139,7 @@ class SwarmEnvironment(RestorableEngine):
         observations = self._physics.look(self._worlds, self._ways, self._worlds.fate == FLYING).seen
         self._observations = self._observations.index_copy(0, ids, observations.flatten(0, 1)[ids])
 
-    def advance(self, actions: Tensor, left: Tensor) -> Outcome:
+    def advance(self, actions: Tensor, remaining_steps: Tensor) -> Outcome:
         """Execute the chunk; drones that collided are removed, and end with their world."""
         rewards, executed = [], []
         for action in actions.float().unbind(1):

@@ -109,12 +109,12 @@ class VehicleEnvironment(RestorableEngine):
             now.map[ids] = self.map.begin(*(part[ids] for part in self._measured()))
             self._read = None
 
-    def advance(self, actions: Tensor, left: Tensor) -> Outcome:
+    def advance(self, actions: Tensor, remaining_steps: Tensor) -> Outcome:
         """Execute the chunk; a vehicle that touches something fails, even at the goal."""
         rewards, executions = [], []
         failed, ended, finished, succeeded = torch.zeros(4, self.num_envs, dtype=torch.bool, device=self.device)
         for k, action in enumerate(actions.float().unbind(1)):
-            active = (left > k) & ~(failed | ended | finished)
+            active = (remaining_steps > k) & ~(failed | ended | finished)
             reward = self._move(action.clamp(self._low, self._high), active)
             now, sound = self.now, active & ~self.now.hit
             failed, ended = failed | active & now.hit, ended | sound & self.mdp.terminated(now)

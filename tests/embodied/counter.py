@@ -37,18 +37,18 @@ class Counter(RestorableEngine):
         super().__init__(contract, num_envs, step_limit, task_names=names, **options)
         self.x = torch.zeros(num_envs)
         self.begun: list[tuple[list[int], list[int]]] = []
-        self.left: list[list[int]] = []
+        self.remaining_steps: list[list[int]] = []
 
     def begin(self, ids: Tensor, starts: Tensor) -> None:
         self.begun.append((ids.tolist(), starts.tolist()))
         self.x[ids] = 0.0
 
-    def advance(self, actions: Tensor, left: Tensor) -> Outcome:
-        self.left.append(left.tolist())
+    def advance(self, actions: Tensor, remaining_steps: Tensor) -> Outcome:
+        self.remaining_steps.append(remaining_steps.tolist())
         executed = torch.zeros(actions.shape[:2], dtype=torch.bool)
         ended = torch.zeros(self.num_envs, dtype=torch.bool)
         for k, action in enumerate(actions[..., 0].unbind(1)):
-            executed[:, k] = (left > k) & ~ended
+            executed[:, k] = (remaining_steps > k) & ~ended
             self.x = torch.where(executed[:, k], self.x + action, self.x)
             ended = ended | self._won() | (self.x == ABYSS) | (self.x == BLOWN) | (self.x == HOME)
         won, lost = self._won(), self.x == ABYSS
@@ -73,8 +73,8 @@ class Counter(RestorableEngine):
 class Costly(Counter):
     """A Counter whose actions cost their square, and whose episodes are hasty if their first action is large."""
 
-    def advance(self, actions: Tensor, left: Tensor) -> Outcome:
-        outcome = super().advance(actions, left)
+    def advance(self, actions: Tensor, remaining_steps: Tensor) -> Outcome:
+        outcome = super().advance(actions, remaining_steps)
         outcome.signals["cost"] = actions[..., 0].square() * outcome.executed
         outcome.events["hasty"] = (self.steps == 0) & (actions[:, 0, 0] > 0.5)
         outcome.events["below"] = self.x < 0.0

@@ -116,8 +116,8 @@ def test_a_process_that_died_gives_no_costs_and_no_events() -> None:
 class Late(Costly):
     """A Costly that does not know the costs of its first step."""
 
-    def advance(self, actions: Tensor, left: Tensor) -> Outcome:
-        outcome = super().advance(actions, left)
+    def advance(self, actions: Tensor, remaining_steps: Tensor) -> Outcome:
+        outcome = super().advance(actions, remaining_steps)
         if int(self.steps.max()) == 0:
             outcome.signals.clear()
         return outcome
@@ -240,8 +240,8 @@ class Wrong(Costly):
         super().__init__(2, tasks=1)
         self.others = signals, events
 
-    def advance(self, actions: Tensor, left: Tensor) -> Outcome:
-        outcome = super().advance(actions, left)
+    def advance(self, actions: Tensor, remaining_steps: Tensor) -> Outcome:
+        outcome = super().advance(actions, remaining_steps)
         outcome.signals |= self.others[0]
         outcome.events |= self.others[1]
         return outcome

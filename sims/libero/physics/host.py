@@ -64,12 +64,14 @@ class HostSimulation(ABC):
         for i, start in zip(ids.tolist(), starts.tolist(), strict=True):
             self.write(i, **initial(i, start)._asdict())
 
-    def run(self, actions: Tensor, left: Tensor, *, stop_on_success: bool = True) -> tuple[Tensor, Tensor, Tensor]:
-        """Run the first `left` [N] actions of the chunk `actions` [N, K, 7].
+    def run(
+        self, actions: Tensor, remaining_steps: Tensor, *, stop_on_success: bool = True
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Run the first `remaining_steps` [N] actions of the chunk `actions` [N, K, 7].
 
         Returns the tuple of `step` for all N simulations.
         """
-        chunk, widths = actions.numpy(), left.numpy()
+        chunk, widths = actions.numpy(), remaining_steps.numpy()
         executed = np.zeros(chunk.shape[:2], dtype=bool)
         success, diverged = np.zeros((2, self.num), dtype=bool)
         for width in np.unique(widths[widths > 0]):

@@ -360,7 +360,7 @@ def judge(
     site_xmat: wp.array2d[wp.mat33],
     touches: wp.array2d[int],
     overflow: wp.array[int],
-    left: wp.array[int],
+    remaining_steps: wp.array[int],
     active: wp.array[int],
     executed: wp.array[int],
     success: wp.array[int],
@@ -369,7 +369,7 @@ def judge(
 ) -> None:
     """End of a control step: sets which active worlds have diverged, are at their goal, or continue.
 
-    `executed` counts the control steps of the chunk, of which a world runs `left`; `achieved` [W, P] are the
+    `executed` counts the control steps of the chunk, of which a world runs `remaining_steps`; `achieved` [W, P] are the
     propositions that are true.
     """
     w = wp.tid()
@@ -388,7 +388,7 @@ def judge(
         reached = reached and true
     success[w] = int(reached)
     diverged[w] = int(not finite)
-    if not finite or (reached and stop_on_success == 1) or executed[w] >= left[w]:
+    if not finite or (reached and stop_on_success == 1) or executed[w] >= remaining_steps[w]:
         active[w] = 0
 
 

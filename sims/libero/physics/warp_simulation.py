@@ -104,15 +104,17 @@ class WarpSimulation:
             if len(in_group):
                 worlds.begin(self._place[ids[in_group], 1], numbers[in_group].tolist(), initial)
 
-    def run(self, actions: Tensor, left: Tensor, *, stop_on_success: bool = True) -> tuple[Tensor, Tensor, Tensor]:
-        """Run the first `left` [N] actions of the chunk `actions` [N, K, 7].
+    def run(
+        self, actions: Tensor, remaining_steps: Tensor, *, stop_on_success: bool = True
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Run the first `remaining_steps` [N] actions of the chunk `actions` [N, K, 7].
 
         Returns the tuple of `step` for all N simulations.
         """
         executed = torch.zeros(actions.shape[:2], dtype=torch.bool, device=self.torch_device)
         success, diverged, self.overflow = torch.zeros(3, self.num, dtype=torch.bool, device=self.torch_device)
         for worlds in self.groups:
-            rows, result = worlds.rows, worlds.step(actions[worlds.rows], left[worlds.rows], stop_on_success)
+            rows, result = worlds.rows, worlds.step(actions[worlds.rows], remaining_steps[worlds.rows], stop_on_success)
             executed[rows], success[rows], diverged[rows] = result
             self.overflow[rows] = diverged[rows] & ((worlds.overflow & OVERFLOW) != 0)
         return executed, success, diverged
@@ -125,10 +127,10 @@ class WarpSimulation:
         See `Simulation.step`.
         """
         ids, actions = np.asarray(ids, dtype=np.int64), np.asarray(actions, dtype=np.float64)
-        chunk, left = np.zeros((self.num, *actions.shape[1:])), np.zeros(self.num, dtype=np.int64)
-        chunk[ids], left[ids] = actions, actions.shape[1]
-        chunk, left = (torch.from_numpy(values).to(self.torch_device) for values in (chunk, left))
-        result = self.run(chunk, left, stop_on_success=stop_on_success)
+        chunk, remaining_steps = np.zeros((self.num, *actions.shape[1:])), np.zeros(self.num, dtype=np.int64)
+        chunk[ids], remaining_steps[ids] = actions, actions.shape[1]
+        chunk, remaining_steps = (torch.from_numpy(values).to(self.torch_device) for values in (chunk, remaining_steps))
+        result = self.run(chunk, remaining_steps, stop_on_success=stop_on_success)
         return tuple(values.cpu().numpy()[ids] for values in result)
 
     def observed_state(self, ids: NDArray[np.int64], bodies: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
@@ -218,7 +220,7 @@ class Worlds:
         self._touches, self._achieved = (wp.zeros((self.count, len(scene.goal)), dtype=int) for _ in range(2))
         self.achieved = wp.to_torch(self._achieved)  # [W, P], see `kernels.judge`
         self._action = wp.zeros((self.count, 7), dtype=wp.float64)
-        flags = ("left", "active", "executed", "success", "diverged")
+        flags = ("remaining_steps", "active", "executed", "success", "diverged")
         self._flags = {name: wp.zeros(self.count, dtype=int) for name in flags}
         self._graphs: dict[bool, wp.Graph] = {}
         self._device = device
@@ -294,11 +296,11 @@ class Worlds:
         for name, view in self.views.items():
             view.index_copy_(0, index, values[name])
 
-    def step(self, actions: Tensor, left: Tensor, stop_on_success: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """The first `left` [W] actions of the chunk `actions` [W, K, 7]: (executed [W, K], success, diverged [W])."""
+    def step(self, actions: Tensor, remaining_steps: Tensor, stop_on_success: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """Run the first `remaining_steps` [W] of `actions` [W, K, 7]: (executed [W, K], success, diverged [W])."""
         flags = {name: wp.to_torch(array) for name, array in self._flags.items()}
-        flags["left"].copy_(left)
-        flags["active"].copy_(left > 0)
+        flags["remaining_steps"].copy_(remaining_steps)
+        flags["active"].copy_(remaining_steps > 0)
         for name in ("executed", "success", "diverged"):
             flags[name].zero_()
         self.data.overflow.zero_()
@@ -312,7 +314,7 @@ class Worlds:
                 self._control_step(stop_on_success)
         diverged = flags["diverged"].bool()
         self._rest(diverged[:, None], before)
-        executed = torch.arange(actions.shape[1], device=left.device) < flags["executed"][:, None]
+        executed = torch.arange(actions.shape[1], device=remaining_steps.device) < flags["executed"][:, None]
         return executed, flags["success"].bool() & ~diverged, diverged
 
     def read(self, name: str) -> NDArray[np.float64]:
@@ -383,7 +385,7 @@ class Worlds:
                 data.site_xmat,
                 self._touches,
                 data.overflow,
-                flags["left"],
+                flags["remaining_steps"],
                 flags["active"],
             ],
             [flags["executed"], flags["success"], flags["diverged"], self._achieved],

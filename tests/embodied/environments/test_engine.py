@@ -105,13 +105,13 @@ def test_a_chunk_runs_to_the_limit_and_no_further() -> None:
     assert not env.step(chunk(0.1, 0.1)).done.any()
     env.reset(only(env, 1))
     ended = env.step(chunk(0.1, 0.1))
-    assert env.left == [[3, 3], [1, 3]]
+    assert env.remaining_steps == [[3, 3], [1, 3]]
     assert ended.executed.tolist() == [[True, False, False], [True] * 3]
     assert ended.truncated.tolist() == [True, False]
     assert not ended.terminated.any()
     assert env.steps.tolist() == [4, 3]
     later = env.step(chunk(1.0, 0.1))
-    assert env.left[2] == [0, 1]
+    assert env.remaining_steps[2] == [0, 1]
     assert later.executed.tolist() == [[False] * 3, [True, False, False]]
     assert later.observation["x"][0] == ended.observation["x"][0]
     assert later.truncated.all()
@@ -215,7 +215,7 @@ def test_actions_that_are_not_finite_are_refused_by_name() -> None:
     broken[1, 2], broken[3, 0] = torch.inf, -torch.inf  # whose sum is not a number
     with pytest.raises(ValueError, match=r"actions of environments \[1, 3\] are not finite"):
         env.step(broken)
-    assert not env.left
+    assert not env.remaining_steps
     env.step(torch.full((4, 3, 1), 3e38))  # their sum alone is not
 
 

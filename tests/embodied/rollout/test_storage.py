@@ -33,8 +33,8 @@ class Cameras(EpisodeEngine):
 
     def begin(self, ids: Tensor, starts: Tensor) -> None: ...
 
-    def advance(self, actions: Tensor, left: Tensor) -> Outcome:
-        executed, none = left.unsqueeze(1) > 0, torch.zeros(self.num_envs, dtype=torch.bool)
+    def advance(self, actions: Tensor, remaining_steps: Tensor) -> Outcome:
+        executed, none = remaining_steps.unsqueeze(1) > 0, torch.zeros(self.num_envs, dtype=torch.bool)
         return Outcome(executed.float(), executed, none, none)
 
     def observe(self) -> TensorDict:

@@ -38,8 +38,8 @@ def in_children(task: Task) -> RemoteTask:
 class Fragile(Counter):
     """A Counter in which action 0.75 kills its process, 0.5 hangs it and 0.25 is an error of the simulator."""
 
-    def advance(self, actions: torch.Tensor, left: torch.Tensor) -> Outcome:
-        first = actions[left > 0, 0, 0]
+    def advance(self, actions: torch.Tensor, remaining_steps: torch.Tensor) -> Outcome:
+        first = actions[remaining_steps > 0, 0, 0]
         if bool((first == 0.75).any()):
             sys.stderr.write("a physics engine says\nthat memory is corrupt\n")
             sys.stderr.flush()
@@ -48,7 +48,7 @@ class Fragile(Counter):
             time.sleep(1000.0)
         if bool((first == 0.25).any()):
             raise ArithmeticError("a quarter is not allowed")
-        return super().advance(actions, left)
+        return super().advance(actions, remaining_steps)
 
 
 @dataclass

@@ -126,8 +126,8 @@ def test_worlds_that_are_not_stepped_stay(pair):
 
 def test_each_world_runs_its_own_part_of_a_chunk_as_in_mujoco(pair):
     chunk = torch.from_numpy(np.random.default_rng(2).uniform(-1.0, 1.0, (2, 3, 7)))
-    left = torch.tensor([1, 3])
-    for ours, theirs in zip(*(each.run(chunk, left) for each in pair), strict=True):
+    remaining_steps = torch.tensor([1, 3])
+    for ours, theirs in zip(*(each.run(chunk, remaining_steps) for each in pair), strict=True):
         assert torch.equal(ours, theirs)
     assert error(*pair) < 1e-5
 
