@@ -28,22 +28,22 @@ from real_robot.recording.matching import Limits, Match, MatchOptions, match_opt
 log = logging.getLogger(__name__)
 
 
-def sources(given: Any, weights: Sequence[float] | None) -> list[str] | None:  # noqa: ANN401 - as typed
-    """The paths in the option demonstrations=, `given`, whose shares in a minibatch are `weights`.
+def sources(option: Any, weights: Sequence[float] | None) -> list[str] | None:  # noqa: ANN401 - as typed
+    """Paths in `option`, the value of demonstrations=; `weights` are their shares in a minibatch.
 
     Raises:
         UserError: for anything but a path or a list of paths, and unless there is a weight above 0 for each.
     """
-    paths = [given] if isinstance(given, str) else given
+    paths = [option] if isinstance(option, str) else option
     valid = isinstance(paths, list) and all(isinstance(path, str) for path in paths)
     if not (paths is None or (paths and valid)):
-        raise UserError(f"expected demonstrations=DIR or 'demonstrations=[DIR1,DIR2]', got {given!r}")
+        raise UserError(f"expected demonstrations=DIR or 'demonstrations=[DIR1,DIR2]', got {option!r}")
     if len(set(paths or ())) < len(paths or ()):
-        raise UserError(f"demonstrations={given} names a folder twice; use demonstration_weights")
+        raise UserError(f"demonstrations={option} names a folder twice; use demonstration_weights")
     if weights is None:
         return paths
     if len(weights) != len(paths or ()) or not all(weight > 0 and math.isfinite(weight) for weight in weights):
-        expected = f"{len(paths or ())} numbers above 0, one for each of demonstrations={given}"
+        expected = f"{len(paths or ())} numbers above 0, one for each of demonstrations={option}"
         raise UserError(f"expected demonstration_weights of {expected}; got {list(weights)}")
     return paths
 

@@ -107,8 +107,8 @@ def write_episodes(folder: str | Path, directory: str | Path, *, pictures: Store
             )
 
     unknown = {REWARD: bool(episodes.reward.isnan().any()), SUCCESS: UNKNOWN in outcomes}
-    known = {key for key, missing in unknown.items() if not missing}
-    return _write(each(), contract, Path(directory), None, pictures, known)
+    signals = {key for key, missing in unknown.items() if not missing}
+    return _write(each(), contract, Path(directory), None, pictures, signals)
 
 
 def _write(
@@ -117,7 +117,7 @@ def _write(
     directory: Path,
     robot: str | None,
     pictures: Store,
-    known: Collection[str] = (),
+    signals: Collection[str] = (),
 ) -> int:
     """Write `episodes` with their tasks into a temporary folder, then rename it; returns the number of episodes."""
     if directory.exists():
@@ -125,7 +125,7 @@ def _write(
     temporary = directory.with_name(f".{directory.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
-        writer = _Writer(temporary, contract, robot, pictures, known)
+        writer = _Writer(temporary, contract, robot, pictures, signals)
         for task, episode in episodes:
             writer.add(task, episode)
         writer.finish()
@@ -153,18 +153,18 @@ def parts(contract: Contract) -> tuple[dict[str, TensorSpec], dict[str, TensorSp
 class _Writer:
     """Writes episodes into the files of one dataset; the first episode determines the shapes.
 
-    REWARD and SUCCESS are written if they are `known`.
+    REWARD and SUCCESS are written if they are `signals`.
     """
 
     def __init__(
-        self, directory: Path, contract: Contract, robot: str | None, pictures: Store, known: Collection[str]
+        self, directory: Path, contract: Contract, robot: str | None, pictures: Store, signals: Collection[str]
     ) -> None:
         with needs_extra("robot"):
             import pyarrow as pa
             import pyarrow.parquet as pq
         self.pa, self.pq = pa, pq
         self.directory, self.contract, self.robot = directory, contract, robot
-        self.pictures, self.known = pictures, known
+        self.pictures, self.signals = pictures, signals
         self.rate = _rate(contract.control_dt_s)
         self.features: dict[str, dict[str, Any]] = {}
         self.tasks: dict[str, int] = {}
@@ -180,7 +180,7 @@ class _Writer:
         key = instruction(self.contract)
         texts = [task] * len(episode) if key is None else [decode(row) for row in observation[key]]
         columns, cameras = self._columns(texts, episode, observation)
-        features = _features(self.contract, shapes, self.rate, self.pictures, self.known)
+        features = _features(self.contract, shapes, self.rate, self.pictures, self.signals)
         if self.features and features != self.features:
             changed = [key for key, feature in features.items() if feature != self.features[key]]
             raise UserError(f"{', '.join(changed)} has another shape than in the first episode")
@@ -263,7 +263,7 @@ class _Writer:
         # next.success is true in the last frame of a successful episode only
         success = (np.arange(length) == length - 1) & (int(episode.success) == SUCCEEDED)
         columns |= {
-            key: value for key, value in ((REWARD, episode.reward.numpy()), (SUCCESS, success)) if key in self.known
+            key: value for key, value in ((REWARD, episode.reward.numpy()), (SUCCESS, success)) if key in self.signals
         }
         columns["timestamp"] = (np.arange(length) / self.rate).astype(np.float32)
         columns["frame_index"] = np.arange(length)
@@ -336,7 +336,7 @@ class _Writer:
 
 
 def _features(
-    contract: Contract, shapes: dict[str, tuple[int, ...]], rate: float, pictures: Store, known: Collection[str]
+    contract: Contract, shapes: dict[str, tuple[int, ...]], rate: float, pictures: Store, signals: Collection[str]
 ) -> dict[str, dict[str, Any]]:
     state, cameras, others = parts(contract)
     features: dict[str, dict[str, Any]] = {}
@@ -360,7 +360,7 @@ def _features(
     features[ACTION] = {"dtype": action.dtype, "shape": list(action.shape), "names": list(action.names) or None}
     features[INTERVENTION] = {"dtype": "bool", "shape": [1], "names": None}
     for key, dtype in ((REWARD, "float32"), (SUCCESS, "bool")):
-        features |= {key: {"dtype": dtype, "shape": [1], "names": None}} if key in known else {}
+        features |= {key: {"dtype": dtype, "shape": [1], "names": None}} if key in signals else {}
     features["timestamp"] = {"dtype": "float32", "shape": [1], "names": None}
     counters = ("frame_index", "episode_index", "index", "task_index")
     return features | {key: {"dtype": "int64", "shape": [1], "names": None} for key in counters}
@@ -381,16 +381,16 @@ def _picture_statistics(frames: Array) -> dict[str, Array]:
     return statistics | {"count": np.array([len(frames)])}
 
 
-def _merged(found: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
+def _merged(episodes: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
     """Merge the statistics of episodes, weighted by their lengths; quantiles are averaged, as in LeRobot."""
-    counts = np.array([stats["count"][0] for stats in found], np.float64)
-    weights = (counts / counts.sum()).reshape(-1, *([1] * found[0]["mean"].ndim))
-    means, stds = (np.stack([stats[name] for stats in found]) for name in ("mean", "std"))
+    counts = np.array([stats["count"][0] for stats in episodes], np.float64)
+    weights = (counts / counts.sum()).reshape(-1, *([1] * episodes[0]["mean"].ndim))
+    means, stds = (np.stack([stats[name] for stats in episodes]) for name in ("mean", "std"))
     mean = (weights * means).sum(0)
     # law of total variance: E[std^2 + (mean_i - mean)^2]
     std = np.sqrt((weights * (stds**2 + (means - mean) ** 2)).sum(0))
-    low, high = (np.stack([stats[name] for stats in found]) for name in ("min", "max"))
-    quantiles = {name: (weights * np.stack([stats[name] for stats in found])).sum(0) for name in QUANTILES}
+    low, high = (np.stack([stats[name] for stats in episodes]) for name in ("min", "max"))
+    quantiles = {name: (weights * np.stack([stats[name] for stats in episodes])).sum(0) for name in QUANTILES}
     bounds = {"min": low.min(0), "max": high.max(0)}
     return bounds | {"mean": mean, "std": std, "count": np.array([int(counts.sum())])} | quantiles
 

@@ -99,14 +99,14 @@ class Source:
             episode |= {key: self._frames(key, number, length) for key in videos}
             yield number, (0 if task_numbers is None else task_numbers[rows[TASK][0].as_py()] or 0), episode
 
-    def _rows(self, columns: Sequence[str], wanted: dict[int, int | None] | None) -> Iterator[tuple[int, Any]]:
+    def _rows(self, columns: Sequence[str], tasks: dict[int, int | None] | None) -> Iterator[tuple[int, Any]]:
         """Yield number and table of each episode, whose rows may be in several row groups and files."""
         with needs_extra("robot"):
             import pyarrow as pa
-        names = list(dict.fromkeys([*columns, "episode_index", "frame_index", *([TASK] if wanted else [])]))
+        names = list(dict.fromkeys([*columns, "episode_index", "frame_index", *([TASK] if tasks else [])]))
         last, pending = -1, []
         try:
-            for table in self._groups(names, wanted):
+            for table in self._groups(names, tasks):
                 numbers = table["episode_index"].to_numpy()
                 if not len(numbers):
                     continue
@@ -123,7 +123,7 @@ class Source:
         if pending:
             yield last, pa.concat_tables(pending)
 
-    def _groups(self, names: list[str], wanted: dict[int, int | None] | None) -> Iterator[Any]:
+    def _groups(self, names: list[str], tasks: dict[int, int | None] | None) -> Iterator[Any]:
         """Yield the row groups of all files, in order, without rows of skipped tasks."""
         import pyarrow as pa
         import pyarrow.compute
@@ -132,9 +132,7 @@ class Source:
         files = sorted((self.directory / "data").glob("*/*.parquet"))
         if not files:
             raise UserError(f"cannot read the data of {self.directory}: there is no data/*/*.parquet")
-        task_indices = (
-            None if wanted is None else pa.array([index for index, task in wanted.items() if task is not None])
-        )
+        task_indices = None if tasks is None else pa.array([index for index, task in tasks.items() if task is not None])
         for path in files:
             with pq.ParquetFile(path, memory_map=True) as file:
                 if missing := [name for name in names if name not in file.schema_arrow.names]:

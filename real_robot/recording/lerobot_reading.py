@@ -134,44 +134,44 @@ class _Named:
                 arrays[key] = column.take(episode[column.feature])
         return arrays, pictures
 
-    def plan(self, wanted: Contract) -> dict[str, _Column]:
-        """A column for each observation of `wanted` and for its action."""
-        needed = {key: spec for key, spec in wanted.observation.items() if not spec.privileged}
+    def plan(self, contract: Contract) -> dict[str, _Column]:
+        """A column for each observation of `contract` and for its action."""
+        needed = {key: spec for key, spec in contract.observation.items() if not spec.privileged}
         if self._source.contract is not None:
-            return self._own_plan(self._source.contract, wanted, needed)
-        columns = {key: self._find(key, spec) for key, spec in [*needed.items(), (ACTION, wanted.action)]}
+            return self._own_plan(self._source.contract, contract, needed)
+        columns = {key: self._find(key, spec) for key, spec in [*needed.items(), (ACTION, contract.action)]}
         rows = [f"{key}: {column}" for key, column in columns.items() if isinstance(column, str)]
         if rows:
             rows[-1] += "; demonstration_names={OURS:THEIRS} tells other names"
-        if row := self._rate(wanted):
+        if row := self._rate(contract):
             rows.append(row)
         if rows:
             raise _unfit(self._source, rows)
-        specs = {**needed, ACTION: wanted.action}
+        specs = {**needed, ACTION: contract.action}
         units = ", ".join(f"{key} in {spec.unit}" for key, spec in specs.items() if not spec.is_text and spec.unit)
         message = "no units and frames; they are assumed to match the contract"
         self._match.notes.append(f"{message}: {units}." if units else f"{message}.")
         return {key: column for key, column in columns.items() if isinstance(column, _Column)}
 
-    def _rate(self, wanted: Contract) -> str:
+    def _rate(self, contract: Contract) -> str:
         """Describe a mismatch of the dataset's rate, and the remedy; "" if rates match or rows are resampled."""
-        rate, wanted_hz = self._source.rate_hz, 1.0 / wanted.control_dt_s
-        if abs(rate / wanted_hz - 1.0) <= 1e-4:
+        rate, target_hz = self._source.rate_hz, 1.0 / contract.control_dt_s
+        if abs(rate / target_hz - 1.0) <= 1e-4:
             return ""
         if rate and self._match.options.resampling:
-            self._match.notes.append(f"{rate:g} Hz; its rows are skipped or repeated for {wanted_hz:g} Hz.")
+            self._match.notes.append(f"{rate:g} Hz; its rows are skipped or repeated for {target_hz:g} Hz.")
             return ""
         return (
-            f"rate: expected {wanted_hz:g} Hz, got {rate:g} Hz; demonstration_resampling=true skips or repeats its rows"
+            f"rate: expected {target_hz:g} Hz, got {rate:g} Hz; demonstration_resampling=true skips or repeats its rows"
         )
 
-    def _own_plan(self, own: Contract, wanted: Contract, needed: dict[str, TensorSpec]) -> dict[str, _Column]:
-        """Columns by the dataset's contract `own`, bound to the contract `wanted`."""
-        rate = self._rate(wanted)
+    def _own_plan(self, own: Contract, contract: Contract, needed: dict[str, TensorSpec]) -> dict[str, _Column]:
+        """Columns by the dataset's contract `own`, bound to `contract`."""
+        rate = self._rate(contract)
         if not rate:
-            own = replace(own, control_dt_s=wanted.control_dt_s)
+            own = replace(own, control_dt_s=contract.control_dt_s)
         try:
-            binding = wanted.bind(own)
+            binding = contract.bind(own)
         except UserError as error:
             differs = " ".join(str(error).split()) + (f" ({rate})" if rate else "")
             raise UserError(f"{self._source.directory} does not serve the contract: {differs}") from error
@@ -186,13 +186,13 @@ class _Named:
                 missing += [f"{key}: expected {name} in {STATE}" for name in names.flat if name not in state_indices]
                 columns[key] = _Column(STATE, shaped, [state_indices.get(name, 0) for name in names.flatten().tolist()])
             elif spec.is_text and f"observation.{key}" not in self._source.features:
-                columns[key] = _Column(TASK, wanted.observation[key], texts=self._source.tasks)
+                columns[key] = _Column(TASK, contract.observation[key], texts=self._source.tasks)
             else:
                 feature = CAMERA + key if spec.is_picture else f"observation.{key}"
                 columns[key] = _Column(feature, spec, None if order is None else order.tolist())
         # binding.action scatters a policy's action into the robot's order; argsort is its inverse
         index = None if binding.action is None else binding.action.argsort().tolist()
-        columns |= {ACTION: _Column(ACTION, wanted.action, index)}
+        columns |= {ACTION: _Column(ACTION, contract.action, index)}
         features = dict.fromkeys(column.feature for column in columns.values())
         missing += [f"expected a feature {name}" for name in features if name not in self._source.features]
         if missing:

@@ -119,9 +119,9 @@ def _blueprint(contract: Contract) -> Any:  # noqa: ANN401 - rerun's
     return rrb.Blueprint(rrb.Horizontal(rrb.Vertical(*views), right) if views else right)
 
 
-def plotted(seen: dict[str, TensorSpec]) -> list[str]:
-    """Keys of the observations `seen` with at most `PLOTTED` numbers."""
-    return [key for key, spec in seen.items() if not spec.is_text and 0 < np.prod(spec.shape) <= PLOTTED]
+def plotted(specs: dict[str, TensorSpec]) -> list[str]:
+    """Keys of the observations `specs` with at most `PLOTTED` numbers."""
+    return [key for key, spec in specs.items() if not spec.is_text and 0 < np.prod(spec.shape) <= PLOTTED]
 
 
 def foxglove_layout(contract: Contract) -> str:

@@ -153,9 +153,9 @@ def _collected(outcomes: Sequence[tuple[str, dict[str, float], torch.Tensor]], t
         {name.removeprefix("metric."): grid(name) for name in metrics},
     )
     episodes = [(task, int(start)) for task, row in enumerate(starts) for start in row]
-    held_steps = sum(int(trace[:, 0].isnan().sum()) for _, _, trace in outcomes)
-    if held_steps:
-        log.warning(f"the robot held by itself for {held_steps} of {int(grid('steps').sum())} control steps")
+    hold_steps = sum(int(trace[:, 0].isnan().sum()) for _, _, trace in outcomes)
+    if hold_steps:
+        log.warning(f"the robot held by itself for {hold_steps} of {int(grid('steps').sum())} control steps")
     actions = {episode: trace[:, 1:].float() for episode, (_, _, trace) in zip(episodes, outcomes, strict=True)}
     latency_s = torch.cat([trace[:, 0] for _, _, trace in outcomes])
     return BackEndRun("ros2", result, actions, latency_s=latency_s[latency_s.isfinite()])

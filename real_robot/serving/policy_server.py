@@ -293,7 +293,7 @@ class _Answerer:
 
     def _decide(self, message: dict[str, Any], options: _Options) -> Decision:
         """Call the policy on a batch of one; raise UserError if the message does not fit the contract."""
-        arrays = {key: self._checked(key, spec, _given(message, key, spec)) for key, spec in self.specs.items()}
+        arrays = {key: self._checked(key, spec, _entry(message, key, spec)) for key, spec in self.specs.items()}
         batch = {key: torch.from_numpy(value).unsqueeze(0) for key, value in arrays.items()}
         observation = TensorDict(batch, batch_size=[1]).to(self.device)
         generator = torch.Generator(self.device).manual_seed(options.seed)
@@ -304,12 +304,12 @@ class _Answerer:
         running = self._running(options.running)
         return self.policy.inpaint(observation, running, deterministic=options.deterministic, generator=generator)
 
-    def _running(self, given: dict[str, Any]) -> Running:
+    def _running(self, message: dict[str, Any]) -> Running:
         """The running actions of a request, as a batch of one; raise UserError if they do not fit the contract."""
         contract = self.policy.contract
         specs = {"actions": TensorSpec((contract.horizon, *contract.action.shape))}
         specs |= {"frozen": TensorSpec((), "int64"), "overlap": TensorSpec((), "int64")}
-        arrays = {key: self._checked(key, spec, given.get(key)) for key, spec in specs.items()}
+        arrays = {key: self._checked(key, spec, message.get(key)) for key, spec in specs.items()}
         if not 0 <= arrays["frozen"] <= arrays["overlap"] <= contract.horizon:
             raise UserError(f"expected 0 <= frozen <= overlap <= {contract.horizon} in running")
         return Running(**{key: torch.from_numpy(value).unsqueeze(0).to(self.device) for key, value in arrays.items()})
@@ -367,23 +367,23 @@ class _Options:
     deadline_s: float = math.inf
 
     @staticmethod
-    def of(given: object) -> _Options:
+    def of(message: object) -> _Options:
         """Parse the options of a request; raise UserError for unknown ones, wrong types and impossible values."""
         try:
-            options = _Options(**given)  # type: ignore[arg-type]
+            options = _Options(**message)  # type: ignore[arg-type]
         except TypeError as error:
             expected = "deterministic, seed, running and deadline_s"
-            raise UserError(f"{OPTIONS}: expected {expected}, got {given!r:.80}") from error
+            raise UserError(f"{OPTIONS}: expected {expected}, got {message!r:.80}") from error
         kinds = type(options.deterministic), type(options.seed)
         numeric = type(options.deadline_s) in (int, float)
         if kinds != (bool, int) or not numeric or not isinstance(options.running, dict | None):
-            raise UserError(f"{OPTIONS}: expected a bool, a number, a map and seconds, got {given!r:.80}")
+            raise UserError(f"{OPTIONS}: expected a bool, a number, a map and seconds, got {message!r:.80}")
         if not 0 <= options.seed < 2**63 or not options.deadline_s > 0.0:
-            raise UserError(f"{OPTIONS}: expected a seed of 0 to 2^63 - 1 and deadline_s above 0, got {given!r:.80}")
+            raise UserError(f"{OPTIONS}: expected a seed of 0 to 2^63 - 1 and deadline_s above 0, got {message!r:.80}")
         return options
 
 
-def _given(message: dict[str, Any], key: str, spec: TensorSpec) -> object:
+def _entry(message: dict[str, Any], key: str, spec: TensorSpec) -> object:
     """The entry `key` of the message; an instruction may be sent under openpi's name PROMPT."""
     instruction = spec.is_text and len(spec.shape) == 1
     return message.get(key, message.get(PROMPT) if instruction else None)

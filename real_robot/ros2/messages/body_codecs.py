@@ -54,10 +54,10 @@ def _forward(motion: Motion) -> np.ndarray:
     return frames.to_body(motion.rotation, motion.velocity)
 
 
-def quantities_of(wanted: Mapping[str, TensorSpec]) -> dict[str, str]:
-    """Quantity of each observation in `wanted` whose key is a quantity, in the variant that fits its spec."""
+def quantities_of(specs: Mapping[str, TensorSpec]) -> dict[str, str]:
+    """Quantity of each observation in `specs` whose key is a quantity, in the variant that fits its spec."""
     quantities = {}
-    for key, spec in wanted.items():
+    for key, spec in specs.items():
         variants = [name for name in QUANTITIES if name.split(".")[0] == key]
         if variants:
             fits = [name for name in variants if not spec.differences(QUANTITIES[name][0])]

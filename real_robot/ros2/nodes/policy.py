@@ -254,7 +254,7 @@ class _Timing:
     def restart(self) -> None:
         self.began: deque[float] = deque(maxlen=TIMED_PERIODS)
         self.worked: deque[float] = deque(maxlen=TIMED_PERIODS)
-        self.periods = self.overruns = self.held = 0
+        self.periods = self.overruns = self.inactive_periods = 0
         self.verdict: Verdict | None = None
 
     def add(self, began: float, worked: float, verdict: Verdict) -> None:
@@ -262,7 +262,7 @@ class _Timing:
         self.worked.append(worked)
         self.periods += 1
         self.overruns += worked > self.period_s
-        self.held += verdict.state is not State.ACTIVE
+        self.inactive_periods += verdict.state is not State.ACTIVE
         self.verdict = verdict
 
     def report(self) -> Report:
@@ -276,7 +276,7 @@ class _Timing:
             "rate_hz": round(rate_hz, 2),
             "periods": self.periods,
             "overruns": self.overruns,
-            "held": self.held,
+            "held": self.inactive_periods,
             "work_p50_ms": p50,
             "work_p99_ms": p99,
             "work_max_ms": longest,
