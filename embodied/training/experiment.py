@@ -90,7 +90,7 @@ class Experiment(BuiltRun):
         if self.world.size > 1:
             self.save(parts)
         whole = self.world.whole(stage.policy)
-        self.world.lead(lambda: self._evaluate_here(whole, parts, stage.name))
+        self.world.lead(lambda: self._evaluate_in_first_process(whole, parts, stage.name))
         if stage.baselines:
             self.world.lead(lambda: self._evaluate_baselines(parts))
 
@@ -98,14 +98,14 @@ class Experiment(BuiltRun):
         with self.abandonable(parts), self.timer("evaluation"):
             baselines = self.task.baselines()
         for name, policy in baselines.items():
-            self._evaluate_here(policy, parts, BASELINE + name)
+            self._evaluate_in_first_process(policy, parts, BASELINE + name)
 
     @property
     def _training(self) -> list[str]:
         """Names of the stages that train the run's policy, in order."""
         return [name for name in self.stages if name != DONE and STAGES[name].trains]
 
-    def _evaluate_here(self, policy: Policy, parts: dict[str, Any], stage: str) -> None:
+    def _evaluate_in_first_process(self, policy: Policy, parts: dict[str, Any], stage: str) -> None:
         """Evaluate `policy` in the first process, see `_evaluate`."""
         last = self._training[-1]
         for distribution in evaluation_distributions(self.task) if stage == last else self.task.distributions:

@@ -136,7 +136,7 @@ class SwarmEnvironment(RestorableEngine):
                 self._worlds.put(worlds[replayed], self._replay.take(u[1, replayed]))
             self._replay.begin(self._worlds, worlds)
         self._over = self._over.index_fill(0, worlds, False)
-        observations = self._physics.look(self._worlds, self._ways, self._worlds.fate == FLYING).seen
+        observations = self._physics.look(self._worlds, self._ways, self._worlds.fate == FLYING).observations
         self._observations = self._observations.index_copy(0, ids, observations.flatten(0, 1)[ids])
 
     def advance(self, actions: Tensor, remaining_steps: Tensor) -> Outcome:

@@ -26,7 +26,7 @@ from sims.tracer.program import UNIFORM, WORD, Group, Program
 class Sight(NamedTuple):
     """Observations of all drones, [W, M, O], and their true states and surroundings."""
 
-    seen: Tensor
+    observations: Tensor
     now: Moment
 
 
