@@ -56,6 +56,9 @@ class Scripted:
         empty = TensorDict({}, [count])
         return Decision(action.view(-1, 1, 1).expand(-1, 3, 1), empty, torch.zeros(count, 3, 1))
 
+    def renormalise(self, observation: TensorDict, world: object) -> None:
+        """It has no statistics of observations."""
+
 
 def collector(env: NumberedStarts, storage: Storage = Storage.DEVICE, folder: Path | None = None) -> Collector:
     return Collector(env, Scripted(env.contract), torch.Generator(), None, storage, folder)

@@ -10,7 +10,7 @@ from embodied.contract import Contract, TensorSpec
 from embodied.errors import UserError
 from policies.encoders import EncoderKind
 from policies.flow import FlowConfig, FlowPolicy, Sampler
-from policies.kernels.shortcut import LENGTHS, drawn, length_of, two_steps
+from policies.kernels.shortcut import LENGTHS, length_of, random_steps, two_steps
 
 CONTRACT = Contract({"x": TensorSpec((1,))}, TensorSpec((1,), low=(-1.0,), high=(1.0,)), 0.1)
 CONFIG = FlowConfig(
@@ -70,7 +70,7 @@ def test_a_long_step_should_equal_two_short_ones_by_hand() -> None:
 
 
 def test_steps_that_are_learned_are_those_that_sampling_takes() -> None:
-    time, number = drawn(20_000, torch.device("cpu"))
+    time, number = random_steps(20_000, torch.device("cpu"))
     length = torch.tensor(LENGTHS)[number]
     assert set(number.tolist()) == {1, 2, 3, 4, 5}
     assert set(time[number == 3].tolist()) == {0.25, 0.5, 0.75, 1.0}

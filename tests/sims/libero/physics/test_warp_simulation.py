@@ -154,7 +154,7 @@ def test_a_start_is_computed_once_and_then_copied(pair):
 
 def test_no_more_starts_are_kept_than_there_is_room_for(pair, monkeypatch):
     simulation, warp = pair
-    monkeypatch.setattr(warp_simulation, "KEPT", 1)
+    monkeypatch.setattr(warp_simulation, "CACHED_STARTS", 1)
     placement = Placement(simulation.scenes[0], "wide", "train")
     for numbers in ([3, 4], [4, 3], [5, 5]):
         warp.begin(torch.arange(2), torch.tensor(numbers), lambda i, number: placement(number))
