@@ -37,7 +37,7 @@ Message = dict[str, Any]
 
 
 class RemoteEnvironment(EpisodeEngine):
-    """Environments that run in `children`, of which `told` are the descriptions; see `remote`.
+    """Environments that run in `children`, of which `messages` are the descriptions; see `remote`.
 
     If a child dies or hangs, its running episodes end like diverged ones, without a reward in their last chunk and with
     the event "lost", and another child replaces it. An exception of the simulator ends the run, as in one process.
