@@ -51,9 +51,9 @@ class WarpSimulation:
     """N simulations; `scenes[i]` is the i-th one's scene. Worlds of one scene are stepped together on `device`.
 
     `device` is one of warp's ("cuda:0", "cpu"; CUDA where there is a GPU if None). Physics is in single precision and
-    without MuJoCo's sleep. Finished worlds are restored to their last state. `begin`, `run` and `observed_state` take and
-    return tensors on the device, without synchronisation within a chunk. `varied` are fields of the model, by name, that
-    differ between starts.
+    without MuJoCo's sleep. Finished worlds are restored to their last state. `begin`, `run` and `observed_state` take
+    and return tensors on the device, without synchronisation within a chunk. `varied` are fields of the model, by name,
+    that differ between starts.
     """
 
     def __init__(self, scenes: Sequence[Scene], *, device: str | None = None, varied: Sequence[str] = ()) -> None:
