@@ -24,6 +24,7 @@ from embodied.contract import Contract
 from embodied.data.episodes import FORMATS, RECORD, Episodes, EpisodeWriter, read
 from embodied.errors import UserError
 from embodied.saving import sealed
+from embodied.saving.files import named
 from embodied.saving.versions import versions
 
 log = logging.getLogger(__name__)
@@ -75,7 +76,7 @@ def decode_once(
             except UserError as error:
                 log.warning(f"{error}; the data set is decoded again")
                 shutil.rmtree(folder)
-        with EpisodeWriter(folder, contract) as writer:
+        with _written(folder), EpisodeWriter(folder, contract) as writer:
             decode(writer)
         episodes, _, origin = read(folder)
         return folder, episodes, origin
@@ -100,13 +101,23 @@ def cache_folder() -> Path:
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """Wait for other processes that decode the same data set."""
-    try:
-        file = folder.with_suffix(".lock").open("ab")
-    except OSError as error:
-        raise UserError(f"cannot write {error.filename}: {error.strerror}; set {VARIABLE} to a folder") from error
-    with file:
+    path = folder.with_suffix(".lock")
+    with _written(folder), named(path):
+        file = path.open("ab")
         fcntl.flock(file, fcntl.LOCK_EX)
+    with file:
         yield
+
+
+@contextmanager
+def _written(folder: Path) -> Iterator[None]:
+    """Context in which errors of files of the cache, which has the `folder`, are a user's."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None or not Path(error.filename).is_relative_to(folder.parent):
+            raise
+        raise UserError(f"cannot write {error.filename}: {error.strerror}; set {VARIABLE} to a folder") from error
 
 
 def content_of(folder: Path) -> str:
