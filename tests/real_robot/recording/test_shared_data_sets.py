@@ -256,6 +256,7 @@ def test_a_damaged_index_and_a_cache_that_cannot_be_written_are_reported(tmp_pat
         demonstrations(source, CONTRACT, tmp_path / "other")
     assert run_demonstrations.notes(tmp_path / "other") == []
 
+
 def test_a_run_that_another_release_decoded_again_can_be_imitated(tmp_path: Path, cache: Path, monkeypatch):
     source = write(tmp_path / "data")
     first = demonstrations(source, CONTRACT, tmp_path / "run")
