@@ -28,7 +28,7 @@ from embodied.rollout.rollout import Collector, Rollout
 from embodied.rollout.storage import Storage
 from embodied.training.experiment import Experiment, ExperimentConfig
 from embodied.training.loop import Iteration, iterations
-from embodied.world import ALONE
+from embodied.world import ALONE, World
 from policies.mlp import MLPConfig
 from tests.embodied.counter import Costly
 from tests.embodied.training.test_loop import Twin, Watcher
@@ -55,6 +55,9 @@ class Scripted:
         action = self.actions[observation["start"][:, 0].long() % len(self.actions)]
         empty = TensorDict({}, [count])
         return Decision(action.view(-1, 1, 1).expand(-1, 3, 1), empty, torch.zeros(count, 3, 1))
+
+    def renormalise(self, observation: TensorDict, world: World) -> None:
+        """It has no statistics."""
 
 
 def collector(env: NumberedStarts, storage: Storage = Storage.DEVICE, folder: Path | None = None) -> Collector:
