@@ -68,7 +68,7 @@ def decode_once(
     """
     complete = json.dumps({"version": versions().get("embodied-rl"), "format": FORMATS[-1], **identity}, sort_keys=True)
     folder = cache_folder() / hashlib.sha256(complete.encode()).hexdigest()[:32]
-    with _locked(folder):
+    with _locked(folder), _written(folder):
         if folder.exists():
             try:
                 episodes, _, origin = read(folder)
@@ -76,7 +76,7 @@ def decode_once(
             except UserError as error:
                 log.warning(f"{error}; the data set is decoded again")
                 shutil.rmtree(folder)
-        with _written(folder), EpisodeWriter(folder, contract) as writer:
+        with EpisodeWriter(folder, contract) as writer:
             decode(writer)
         episodes, _, origin = read(folder)
         return folder, episodes, origin
