@@ -28,7 +28,7 @@ from embodied.rollout.rollout import Collector, Rollout
 from embodied.rollout.storage import Storage
 from embodied.training.experiment import Experiment, ExperimentConfig
 from embodied.training.loop import Iteration, iterations
-from embodied.world import ALONE, World
+from embodied.world import ALONE
 from policies.mlp import MLPConfig
 from tests.embodied.counter import Costly
 from tests.embodied.training.test_loop import Twin, Watcher
@@ -56,8 +56,8 @@ class Scripted:
         empty = TensorDict({}, [count])
         return Decision(action.view(-1, 1, 1).expand(-1, 3, 1), empty, torch.zeros(count, 3, 1))
 
-    def renormalise(self, observation: TensorDict, world: World) -> None:
-        """It has no statistics."""
+    def renormalise(self, observation: TensorDict, world: object) -> None:
+        """It has no statistics of observations."""
 
 
 def collector(env: NumberedStarts, storage: Storage = Storage.DEVICE, folder: Path | None = None) -> Collector:
