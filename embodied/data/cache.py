@@ -24,6 +24,7 @@ from embodied.contract import Contract
 from embodied.data.episodes import FORMATS, RECORD, Episodes, EpisodeWriter, read
 from embodied.errors import UserError
 from embodied.saving import sealed
+from embodied.saving.files import named
 from embodied.saving.versions import versions
 
 log = logging.getLogger(__name__)
@@ -67,7 +68,7 @@ def decode_once(
     """
     complete = json.dumps({"version": versions().get("embodied-rl"), "format": FORMATS[-1], **identity}, sort_keys=True)
     folder = cache_folder() / hashlib.sha256(complete.encode()).hexdigest()[:32]
-    with _locked(folder):
+    with _locked(folder), _written(folder):
         if folder.exists():
             try:
                 episodes, _, origin = read(folder)
@@ -100,13 +101,23 @@ def cache_folder() -> Path:
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """Wait for other processes that decode the same data set."""
-    try:
-        file = folder.with_suffix(".lock").open("ab")
-    except OSError as error:
-        raise UserError(f"cannot write {error.filename}: {error.strerror}; set {VARIABLE} to a folder") from error
-    with file:
+    path = folder.with_suffix(".lock")
+    with _written(folder), named(path):
+        file = path.open("ab")
         fcntl.flock(file, fcntl.LOCK_EX)
+    with file:
         yield
+
+
+@contextmanager
+def _written(folder: Path) -> Iterator[None]:
+    """Context in which errors of files of the cache, which has the `folder`, are a user's."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None or not Path(error.filename).is_relative_to(folder.parent):
+            raise
+        raise UserError(f"cannot write {error.filename}: {error.strerror}; set {VARIABLE} to a folder") from error
 
 
 def content_of(folder: Path) -> str:

@@ -63,7 +63,8 @@ def decoded_once(
     """Demonstrations of a run from `data_sets`: decoded by `decode` unless a run before did, then mapped.
 
     The first time an index is written into the folder `run`, with `origin`, JSON, which identifies their source; later
-    it is compared. `settings`, JSON, are all else that `decode` depends on.
+    it is compared, and names the folder of the cache that the run read last. `settings`, JSON, are all else that
+    `decode` depends on.
 
     Raises:
         UserError: if the data sets are missing or have changed since, or if the contract or origin is another.
@@ -82,11 +83,13 @@ def decoded_once(
         for note in notes:
             log.warning(note)
         index = {"format": INDEX_FORMAT, "contract": contract.to_dict(), "origin": origin, "content": content}
-        run.mkdir(parents=True, exist_ok=True)
-        with complete_or_absent(run / INDEX) as path:
-            sealed.write(path, index | {"decoded": content_of(folder), "folder": folder.name, NOTES: notes}, [])
+        index |= {"decoded": content_of(folder), NOTES: notes}
     elif content_of(folder) != index["decoded"]:
         log.warning(f"{run}: its data sets were decoded again, not to the same bytes; minibatches may differ slightly")
+    if index.get("folder") != folder.name:  # the first time, or if another release decoded them
+        run.mkdir(parents=True, exist_ok=True)
+        with complete_or_absent(run / INDEX) as path:
+            sealed.write(path, index | {"folder": folder.name}, [])
     return episodes
 
 

@@ -25,7 +25,7 @@ from embodied.data.pictures import BYTES, Pictures
 from embodied.data.texts import Texts
 from embodied.errors import UserError
 from embodied.saving import sealed
-from embodied.saving.files import flush, rename
+from embodied.saving.files import flush, named, rename
 from embodied.world import ALONE, World
 
 FORMATS = 2, 3
@@ -443,14 +443,16 @@ class _Column:
             raise UserError(f"expected rows of {expected} in {Path(self.file.name).name}, got {got}")
 
     def append(self, values: np.ndarray) -> None:
-        self.file.write(np.ascontiguousarray(values).tobytes())
+        with named(Path(self.file.name)):
+            self.file.write(np.ascontiguousarray(values).tobytes())
         self.rows += len(values)
 
     def close(self) -> None:
-        self.file.seek(0)
-        self._header()
-        self.file.close()
-        flush(Path(self.file.name))
+        with named(Path(self.file.name)):
+            self.file.seek(0)
+            self._header()
+            self.file.close()
+            flush(Path(self.file.name))
 
     def _header(self) -> None:
         description = np.lib.format.header_data_from_array_1_0(self.like)

@@ -71,6 +71,9 @@ class EpisodeStore:
         """Append the decisions of `rollout`, with further `values` [T, N, ...] of them by name.
 
         Episodes that do not continue where they were are stored as truncated, with an unknown outcome.
+
+        Raises:
+            UserError: for other columns than those stored.
         """
         acted = rollout.executed.any(-1)  # a frozen environment decides nothing
         chosen = acted.flatten().nonzero().squeeze(1)
@@ -104,7 +107,8 @@ class EpisodeStore:
         It is as long as those of the store if None, of one action in an empty one. Pictures are stored decoded.
 
         Raises:
-            UserError: if an episode has no observation where the next decision begins.
+            UserError: if an episode has no observation where the next decision begins, and for other columns than those
+                stored.
         """
         if executed is None:
             executed = int(self._rows["reward"].shape[1]) if self.written else 1
@@ -271,12 +275,10 @@ class EpisodeStore:
     def _write(self, rows: TensorDict, slots: Tensor) -> None:
         if not self.written:
             self._rows = _enlarged(cast(TensorDict, rows[:0]), min(self.capacity, len(rows)))
-        expected, got = (sorted(map(str, each["observation"].keys())) for each in (self._rows, rows))
-        if expected != got:
-            raise UserError(f"expected observations {', '.join(expected)} as in the store, got {', '.join(got)}")
         for name in ("signals", "events"):  # a value that is unknown somewhere is stored nowhere
             shared = [key for key in self._rows[name].keys() if key in rows[name].keys()]  # noqa: SIM118
             self._rows[name], rows[name] = (each[name].select(*shared) for each in (self._rows, rows))
+        _check_same(self._rows, rows)
         needed = min(self.capacity, self.written + len(rows))
         if needed > len(self._rows):
             self._rows = _enlarged(self._rows, self.max_rows(needed))
@@ -287,6 +289,7 @@ class EpisodeStore:
         if not len(self._finals):
             self._finals = cast(TensorDict, observation[:0])
             self._free = self._free.to(self.device)
+        _check_same(self._finals, observation)
         missing = len(observation) - int(self._free.sum())
         if missing > 0:
             size = max(2 * len(self._finals), len(self._finals) + missing)
@@ -427,6 +430,24 @@ def _at(values: Tensor, index: Tensor) -> Tensor:
 def _picked(part: TensorDict, rows: Tensor) -> TensorDict:
     # Several times as fast as part[rows].
     return cast(TensorDict, part.apply(lambda each: each.index_select(0, rows), batch_size=[len(rows)]))
+
+
+def _check_same(stored: TensorDict, added: TensorDict) -> None:
+    """Check that both have the same columns: TensorDict would fill missing ones with zeros, and repeat shorter ones.
+
+    Raises:
+        UserError: with the columns that differ.
+    """
+    expected, got = (
+        {
+            f"{'.'.join(key) if isinstance(key, tuple) else key} {list(part.shape[1:])}"
+            for key, part in each.items(include_nested=True, leaves_only=True)
+        }
+        for each in (stored, added)
+    )
+    if expected != got:
+        lacks, more = (", ".join(sorted(names)) or "nothing more" for names in (expected - got, got - expected))
+        raise UserError(f"expected {lacks} as in the store, got {more}")
 
 
 def _enlarged(rows: TensorDict, size: int) -> TensorDict:

@@ -130,4 +130,4 @@ def _verbs(text: str, split: int) -> list[str]:
     """Other instructions: varies the verbs."""
     verbs = list(dict.fromkeys(VERB.findall(text)))
     choices = [dict(zip(verbs, chosen, strict=True)) for chosen in product(*(VERBS[verb][split] for verb in verbs))]
-    return [VERB.sub(lambda match, verbs=verbs: verbs[match[0]], text) for verbs in choices]
+    return [VERB.sub(lambda match, replacements=replacements: replacements[match[0]], text) for replacements in choices]

@@ -64,7 +64,8 @@ def collect(
 ) -> None:
     """Write every successful episode of `tasks` in the files `paths`; instructions vary over the training wordings.
 
-    Files of other tasks are skipped. The writer's origin counts the episodes that were left out, by task.
+    Files of other tasks are skipped. The writer's origin names the tasks and counts the episodes that were left out of
+    each.
 
     Raises:
         UserError: for a file that is damaged or does not fit, or a task without a successful episode.
@@ -87,7 +88,7 @@ def collect(
             bar.update(1)
     if any(omitted):
         log.warning(f"{sum(omitted)} recorded episodes do not reach their goal here and are left out")
-    writer.origin |= {"left_out": omitted}
+    writer.origin |= {"tasks": [task.name for task in tasks], "left_out": omitted}
 
 
 class Replay:

@@ -117,10 +117,11 @@ class VehicleEnvironment(RestorableEngine):
             active = (remaining_steps > k) & ~(failed | ended | finished)
             reward = self._move(action.clamp(self._low, self._high), active)
             now, sound = self.now, active & ~self.now.hit
-            failed, ended = failed | active & now.hit, ended | sound & self.mdp.terminated(now)
-            succeeded = succeeded | sound & self.mdp.success(now)
+            terminated, limit = sound & self.mdp.terminated(now), sound & (now.steps >= self.step_limit)
+            failed, ended = failed | active & now.hit, ended | terminated
             if (over := self.mdp.finished(now)) is not None:
-                finished = finished | sound & over
+                finished, limit = finished | sound & over, limit | sound & over
+            succeeded = succeeded | (terminated | limit) & self.mdp.success(now)
             rewards.append(reward)
             executions.append(active)
         now = replace(self.now, succeeded=self.success | succeeded)

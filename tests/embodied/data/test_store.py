@@ -335,8 +335,15 @@ def test_what_does_not_fit_the_store_is_refused() -> None:
     store = EpisodeStore(9)
     store.add(rollout([0.0], 1.0, {}))
     other = demonstration(2)
-    with pytest.raises(UserError, match="expected observations x as in the store, got y"):
+    with pytest.raises(UserError, match=r"expected observation\.x \[1\] as in the store, got observation\.y \[1\]"):
         store.add_episodes(replace(other, observation=other.observation.rename_key_("x", "y")))
+    with pytest.raises(UserError, match=r"expected .*reward \[2\].* as in the store, got .*reward \[1\]"):
+        store.add_episodes(demonstration(2), executed=1)  # torch would repeat the action and its reward
+    with pytest.raises(UserError, match=r"expected nothing more as in the store, got advantage \[\]"):
+        store.add(rollout([0.0], 1.0, {}), advantage=torch.zeros(1, 1))  # unknown of earlier decisions
+    without_x = replace(rollout([0.0], 1.0, {}), last_observation=TensorDict({}, [1]))
+    with pytest.raises(UserError, match=r"expected x \[1\] as in the store, got nothing more"):
+        store.add(without_x)
     with pytest.raises(UserError, match="of an earlier release"):
         store.load_state_dict({"written": 3, "rows": None})
     with pytest.raises(UserError, match="expected a replay with capacity 5, got one with 9"):

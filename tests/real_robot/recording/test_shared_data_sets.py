@@ -1,6 +1,7 @@
 """A data set is decoded once for all runs; a run's folder has an index of it, which is compared when it resumes."""
 
 import json
+import resource
 import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -254,3 +255,27 @@ def test_a_damaged_index_and_a_cache_that_cannot_be_written_are_reported(tmp_pat
     with pytest.raises(UserError, match=f"cannot create a cache of decoded data sets: .*; set {VARIABLE} to a folder"):
         demonstrations(source, CONTRACT, tmp_path / "other")
     assert run_demonstrations.notes(tmp_path / "other") == []
+
+
+def test_a_run_that_another_release_decoded_again_can_be_imitated(tmp_path: Path, cache: Path, monkeypatch):
+    source = write(tmp_path / "data")
+    first = demonstrations(source, CONTRACT, tmp_path / "run")
+    shutil.rmtree(cache)
+    monkeypatch.setattr("embodied.data.cache.versions", lambda: {"embodied-rl": "another"})
+    demonstrations(source, CONTRACT, tmp_path / "run")
+    assert equal(first, demonstrations(tmp_path / "run", CONTRACT, tmp_path / "other"))
+
+
+@pytest.mark.parametrize("most_bytes", [0, 100, 1_000])
+def test_a_full_disk_is_reported_with_the_place(tmp_path: Path, cache: Path, most_bytes: int):
+    source = write(tmp_path / "data")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, limits[1]))  # of each file that is written
+    try:
+        with pytest.raises(UserError, match=rf"cannot write {cache}/.*: .*; set {VARIABLE} to a folder") as error:
+            demonstrations(source, CONTRACT, tmp_path / "run")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "\n" not in str(error.value)
+    assert [path.suffix for path in cache.iterdir()] == [".lock"]
+    demonstrations(source, CONTRACT, tmp_path / "run")

@@ -90,8 +90,8 @@ def test_training_varies_the_words_and_evaluation_says_the_tasks_name_unless_ano
 
 def test_a_demonstration_has_all_training_wordings(tmp_path) -> None:
     task = LiberoTask(tasks=[MILK.name], assets=ASSETS.kind if ASSETS.root is None else str(ASSETS.root), noise=0.0)
-    instructions = task.demonstrations(tmp_path, 0).observation["instruction"]
+    instructions = task.demonstrations(tmp_path, 0).expanded().observation["instruction"]
     said = {*texts(instructions)}
     assert {MILK.language, MILK.problem.language} < said
     assert len(said) > 20
-    assert torch.equal(instructions, task.demonstrations(tmp_path, 0).observation["instruction"])
+    assert torch.equal(instructions, task.demonstrations(tmp_path, 0).expanded().observation["instruction"])

@@ -16,7 +16,7 @@ import train
 from embodied.data.pictures import encode
 from embodied.errors import UserError
 from embodied.evaluation.video import write_video
-from embodied.training import experiment
+from embodied.training import built_run
 from real_robot.recording.demonstrations import demonstrations
 from sims.libero.environment import LiberoEnvironment
 from sims.libero.expert.expert import Expert
@@ -208,7 +208,7 @@ def test_damaged_files_are_refused(tmp_path: Path, seen):
 @pytest.mark.parametrize("policy", ["flow", "pi0"])
 def test_a_run_learns_from_it(tmp_path: Path, seen, monkeypatch, policy: str):
     """The objects that the flow policy's critic reads, which no such dataset has, come from random play."""
-    monkeypatch.setattr(experiment, "first_decisions", partial(experiment.first_decisions, count=8))
+    monkeypatch.setattr(built_run, "first_decisions", partial(built_run.first_decisions, count=8))
     options = ["task.tasks=['6']", "task.assets=stand-in", "task.images=[agentview,robot0_eye_in_hand]"]
     options += [f"task.image_size={SIZE}", "task.joints=false", "task.step_limit=4", "stages=[sft]", "num_envs=1"]
     options += ["sft.steps=2", "sft.batch=2", "evaluation_envs=1", "evaluation_starts=1", "video=false"]

@@ -123,6 +123,12 @@ def test_what_was_played_is_read_back(butter, tmp_path, monkeypatch):
     for name, values in columns(episodes).items():
         assert torch.equal(values, columns(other)[name]), name
     assert sorted(path.name for path in (tmp_path / "other").iterdir()) == ["demonstrations.json"]
+    imitated = demonstrations(tmp_path / "run", options.contract("wide"), tmp_path / "imitating", options)
+    assert imitated.ends.tolist() == episodes.ends.tolist()
+    with pytest.raises(UserError, match=f"no episodes of .*salad_dressing.* which has: {task.name}"):
+        demonstrations(
+            tmp_path / "run", options.contract("wide"), tmp_path / "third", LiberoTask(tasks=["2"], assets=ASSETS)
+        )
     next(tmp_path.glob("*.hdf5")).unlink()
     with pytest.raises(UserError, match=r"has changed since .*other began"):
         demonstrations(tmp_path, options.contract("wide"), tmp_path / "other", options)

@@ -171,6 +171,28 @@ def stepped(mdp, before: Moment, state: torch.Tensor, steps: torch.Tensor) -> Mo
     return now
 
 
+class LateSuccess(Navigate):
+    """A task that only the step limit ends: with success, except after two steps."""
+
+    def terminated(self, now: Moment) -> torch.Tensor:
+        return torch.zeros_like(now.hit)
+
+    def success(self, now: Moment) -> torch.Tensor:
+        return now.steps != 2
+
+
+@pytest.mark.parametrize("executed", [1, 2])
+@pytest.mark.parametrize("step_limit", [2, 4])
+def test_success_is_that_at_the_end_of_an_episode(executed: int, step_limit: int):
+    env = VehicleEnvironment(2, mdp=LateSuccess(), vehicle=JACKAL, executed=executed, step_limit=step_limit)
+    env.reset()
+    actions, successes = torch.zeros(2, executed, 2), []
+    while not env.done.all():
+        successes.append(env.step(actions).success.tolist())
+    assert successes[-1] == [step_limit != 2] * 2
+    assert not any(map(any, successes[:-1]))
+
+
 def test_laps_are_counted_forwards_and_a_race_ends_after_the_last():
     env = race(1)
     env.reset(starts=torch.tensor([3]))
