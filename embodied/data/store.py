@@ -254,6 +254,7 @@ class EpisodeStore:
         Column "following" is an index into `rows`. Returns the rows of the ring, [M], `NONE` where there is no room.
         """
         count, self.device = len(rows), self.device or rows["reward"].device
+        self._free = self._free.to(self.device)
         skipped = max(0, count - self.capacity)
         rows = cast(TensorDict, rows[skipped:]).to(self.device)
         ends, after = ends.to(self.device) - skipped, after if after is None else after.to(self.device)
@@ -288,7 +289,6 @@ class EpisodeStore:
         """Store `observation` [E] and return its places among the final observations."""
         if not len(self._finals):
             self._finals = cast(TensorDict, observation[:0])
-            self._free = self._free.to(self.device)
         _check_same(self._finals, observation)
         missing = len(observation) - int(self._free.sum())
         if missing > 0:

@@ -177,7 +177,8 @@ def iterations(
             first = False
             metrics = world.mean(learner_metrics | rollout.starts)
             check_finite(losses(metrics), learner.gradient_steps)
-            cast(TrainablePolicy, collector.policy).renormalise(rollout.observation, world)
+            if isinstance(collector.policy, TrainablePolicy):
+                collector.policy.renormalise(rollout.observation, world)
         collector.version += 1
         yield Iteration(
             done,

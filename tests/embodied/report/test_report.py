@@ -164,9 +164,8 @@ def test_gains_on_other_episodes_are_not_called_paired(tmp_path, caplog):
 
 
 def test_an_unknown_stage_is_refused():
-    with pytest.raises(
-        ValueError, match="unknown stage 'bc'; expected one of start, sft, sft_control, rl, or baseline NAME"
-    ):
+    expected = "unknown stage 'bc'; expected one of start, sft, sft_control, offline, rl, or baseline NAME"
+    with pytest.raises(ValueError, match=expected):
         report().add("bc", "wide", outcome(1))
 
 
