@@ -1,4 +1,4 @@
-"""What every test shares: no time limits, one thread of torch, no figures on a screen, a cache of its own."""
+"""Fixtures of all tests: no time limits, one thread of torch, no figures on a screen, a cache of their own."""
 
 import atexit
 import os

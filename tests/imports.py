@@ -23,7 +23,7 @@ def syntax(path: Path) -> ast.Module:
 
 
 def modules_in(code: ast.AST, modules: Container[str]) -> set[str]:
-    """Those of `modules` that `code` imports, also inside functions and only for type checkers."""
+    """Names of the `modules` that `code` imports, also inside functions and only for type checkers."""
     names: set[str] = set()
     for node in ast.walk(code):
         if isinstance(node, ast.Import):

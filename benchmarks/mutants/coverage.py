@@ -17,7 +17,7 @@ SOURCES = frozenset({".py", ".c", ".h", ".yaml"})
 
 @dataclass
 class Record:
-    """What one test file executes.
+    """Functions that one test file executes.
 
     `seconds` holds the tests that pass, with their CPU times, s; `failed` those that do not. `calls` holds the tests
     that execute a function, by `file::qualified name`. A function that runs in a fixture of a module or when the test

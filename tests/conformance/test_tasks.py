@@ -21,7 +21,7 @@ OPTIONS = {
 OFFICIAL = ("libero_goal", "libero_spatial")
 NEEDS = dict.fromkeys(("isaac_lab", "isaac_lab_cartpole"), find_spec("isaaclab"))
 NEEDS |= dict.fromkeys(OFFICIAL, os.environ.get("LIBERO_ASSETS"))
-"""What tasks need that may be missing here."""
+"""Packages and files that tasks need and that may be missing."""
 LATE = LatencyConfig(observation_s=[0.0, 0.1], observed=True)
 
 

@@ -112,8 +112,8 @@ def test_they_come_back_from_the_disk_as_they_were(tmp_path):
         episode(7, 1, human=torch.arange(7) > 4, terminated=True, final_observation=last),
     ]
     written(tmp_path / "made", *parts)
-    found, contract, origin = read(tmp_path / "made")
-    assert same(found, Episodes.join(parts))
+    stored, contract, origin = read(tmp_path / "made")
+    assert same(stored, Episodes.join(parts))
     assert (contract, origin) == (CONTRACT, {"seed": 3})
     assert [path.name for path in tmp_path.iterdir()] == ["made"]
     assert np.load(tmp_path / "made/observation.picture.npy").shape == (11, 4, 4, 3)  # readable by any program
@@ -128,8 +128,8 @@ def test_rows_are_read_when_they_are_asked_for(tmp_path):
         return int(next(line for line in open("/proc/self/status") if line.startswith("RssAnon")).split()[1])
 
     before = resident()
-    found, *_ = read(tmp_path / "made")
-    assert torch.equal(found.chunks(torch.tensor([7, 199_999]), 1)["observation", "x"], x[[7, 199_999]])
+    stored, *_ = read(tmp_path / "made")
+    assert torch.equal(stored.chunks(torch.tensor([7, 199_999]), 1)["observation", "x"], x[[7, 199_999]])
     assert resident() - before < 20_000  # kB
 
 
@@ -176,8 +176,8 @@ def test_what_a_run_imitates_is_made_once_for_what_was_asked(tmp_path):
 
     made: list[Path] = []
     for _ in range(2):
-        found = record_once(tmp_path / "run", CONTRACT, {"seed": 3}, make)
-        assert same(found, episode(3, 0))
+        stored = record_once(tmp_path / "run", CONTRACT, {"seed": 3}, make)
+        assert same(stored, episode(3, 0))
     assert made == [tmp_path / "run" / FOLDER]
     assert read(made[0])[2] == {"seed": 3, "failed": 7}
     with pytest.raises(UserError, match=r"made for something else \(seed: expected 4, got 3\); choose another output"):

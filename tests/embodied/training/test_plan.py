@@ -171,14 +171,14 @@ def test_a_minibatch_in_pieces_takes_what_was_allowed() -> None:
     whole = planned("flow, ppo").stages["RL"]["activations", "cpu"]
     policy, _ = CASES["flow, ppo"]
     pieces = PPOConfig(rollout_length=LENGTH, minibatch=ROWS, memory_gb=0.3 * whole / 1e9)
-    found = plan(ExperimentConfig(num_envs=ENVS), ReachTask(), policy, pieces)
-    assert 0.2 * whole < found.stages["RL"]["activations", "cpu"] <= 0.31 * whole
+    memory_plan = plan(ExperimentConfig(num_envs=ENVS), ReachTask(), policy, pieces)
+    assert 0.2 * whole < memory_plan.stages["RL"]["activations", "cpu"] <= 0.31 * whole
 
 
 def test_a_task_that_does_not_tell_its_demonstrations_says_how_to_count_sft() -> None:
-    found = plan(ExperimentConfig(num_envs=ENVS), ReachTask(), *CASES["flow, ppo"])
-    assert list(found.stages) == ["RL"]
-    assert any("stages=[sft,rl]" in remark for remark in found.remarks)
+    memory_plan = plan(ExperimentConfig(num_envs=ENVS), ReachTask(), *CASES["flow, ppo"])
+    assert list(memory_plan.stages) == ["RL"]
+    assert any("stages=[sft,rl]" in remark for remark in memory_plan.remarks)
 
 
 def test_sft_is_kept_for_the_control_alone() -> None:
@@ -192,11 +192,11 @@ def test_sft_is_kept_for_the_control_alone() -> None:
 
 
 def test_nothing_is_computed_with_and_the_table_adds_up() -> None:
-    found = planned("flow, self-imitation")
+    memory_plan = planned("flow, self-imitation")
     assert META.type == "meta"
-    for stage, parts in found.stages.items():
-        assert found.total(stage, "cpu") == sum(size for (_, on), size in parts.items() if on == "cpu")
-    lines = found.table().splitlines()
+    for stage, parts in memory_plan.stages.items():
+        assert memory_plan.total(stage, "cpu") == sum(size for (_, on), size in parts.items() if on == "cpu")
+    lines = memory_plan.table().splitlines()
     assert lines[2].split() == ["on", "SFT", "RL", "control"]
     assert any(line.startswith("total ") for line in lines)
 
@@ -217,11 +217,11 @@ def test_policies_of_pictures_and_words_are_planned(options: str) -> None:
     chosen = options.split()
     task = [] if any(each.startswith("task=") for each in chosen) else ["task=libero_pictures"]
     config, _ = compose(TrainConfig, "train", [*task, *chosen], GROUPS)
-    found = plan(config, config.task, config.policy, config.algorithm)
+    memory_plan = plan(config, config.task, config.policy, config.algorithm)
     halved = getattr(config.policy, "precision", Precision.FLOAT32) is Precision.BFLOAT16
-    assert halved == any("bfloat16" in remark for remark in found.remarks)
+    assert halved == any("bfloat16" in remark for remark in memory_plan.remarks)
     policy = config.policy.build(config.task.contract(config.task.distributions[0]))
-    for parts in found.stages.values():
+    for parts in memory_plan.stages.values():
         assert parts["weights", "cpu"] == size([*policy.parameters(), *policy.buffers()])
         assert parts["activations", "cpu"] > 0
         assert parts["demonstrations, mapped", "disk"] > 0
@@ -256,14 +256,14 @@ def test_openvla_is_planned_by_the_sizes_in_its_files(tmp_path: Path) -> None:
 def test_distillation_counts_the_teacher() -> None:
     options = ["task=quadrotor_any", "policy=recurrent", "algorithm=distillation"]
     config = compose(TrainConfig, "train", options, GROUPS)[0]
-    found = planned_of(options).stages["RL"]
+    memory_plan = planned_of(options).stages["RL"]
     contract = config.task.contract(config.task.distributions[0])
     teacher = config.algorithm.teacher.build(informed(contract, config.algorithm.privileged))
-    assert found["copies of weights", "cpu"] == size([*teacher.parameters(), *teacher.buffers()])
+    assert memory_plan["copies of weights", "cpu"] == size([*teacher.parameters(), *teacher.buffers()])
     student = config.policy.build(contract)
     trained = [*student.actor_parameters(), *teacher.mean_parameters(), *teacher.critic_parameters()]  # BPTT's
-    assert found["gradients", "cpu"] == size(trained)
-    assert found["activations", "cpu"] > 1_000_000
+    assert memory_plan["gradients", "cpu"] == size(trained)
+    assert memory_plan["activations", "cpu"] > 1_000_000
 
 
 def planned_of(options: list[str]) -> Plan:
