@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.cortex_m4_cycles import REFILL, total_cycles
 from embodied.export.network import Normalise
 from real_robot.firmware import toolchain
 from real_robot.firmware.exporting import Export, Target, Weights, export
@@ -77,6 +78,21 @@ def test_instructions_are_what_the_core_executes(exported, tmp_path: Path):
     call = "  infer(observation, kept, next, action);"
     exchange(directory, "policy.c", call, '  __asm__ volatile(".rept 1000\\n nop\\n .endr");\n' + call)
     assert abs(verify(directory).instructions - before - 1000) <= 10
+
+
+def test_cycles_follow_the_manual():
+    code = {
+        0: (4, "ldmia", "r0!, {r8, r9, sl}"),  # 1 + 3
+        4: (2, "ldr", "r1, [r0, #4]"),  # 2
+        6: (2, "ldr", "r2, [r0, #8]"),  # 1, overlapping with the load before it
+        8: (4, "vmul.f32", "s0, s1, s2"),  # 1
+        12: (4, "vadd.f32", "s3, s3, s0"),  # 1, and 1 because it waits for s0
+        16: (4, "vldmia", "r3!, {s4-s7}"),  # 1 + 4
+        20: (4, "vdiv.f32", "s8, s9, s10"),  # 14
+        24: (2, "bne.n", "0 <loop>"),  # 1, and the refill where it is taken
+    }
+    assert total_cycles([*code], code) == 4 + 2 + 1 + 1 + 2 + 5 + 14 + 1 + REFILL
+    assert total_cycles([24, 26], code | {26: (2, "nop", "")}) == 2 + REFILL  # the last one returns
 
 
 def test_one_wrong_bit_in_the_image_is_caught_at_boot(exported, tmp_path: Path):
