@@ -281,7 +281,7 @@ def test_rows_may_have_other_distributions_beside_those_they_share(tmp_path):
         run(tmp_path / "b", {"near": outcome(4), "wide": outcome(6)}, env_steps=5),
     ]
     comparison = compare(paths)
-    assert comparison.distributions == ["far", "wide", "near"]
+    assert comparison.distributions == ["wide", "far", "near"]
     assert [each["distribution"] for each in comparison.differences()] == ["wide"]
     write(tmp_path / "out", comparison)
     assert (tmp_path / "out" / "compare.png").stat().st_size > 1000
