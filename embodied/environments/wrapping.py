@@ -74,6 +74,7 @@ class WrappedTask(Task):
 
     def __init__(self, task: Task) -> None:
         self.task, self.name, self.distributions = task, task.name, task.distributions
+        self.meanings = task.meanings
 
     def contract(self, distribution: str) -> Contract:
         """See `Task.contract`."""

@@ -57,6 +57,7 @@ def page(record: Record, directory: Path, commands: Sequence[str]) -> str:
         _header(record),
         _video(directory),
         *(_results(record, directory, distribution) for distribution in record["distributions"]),
+        _meanings(record),
         _training(record, directory),
         costs(record),
         repeat(record, commands),
@@ -153,6 +154,13 @@ def _results(record: Record, directory: Path, distribution: str) -> str:
         f"{figure}\n"
         f"{_tasks(record, directory, rows, gains)}\n</section>"
     )
+
+
+def _meanings(record: Record) -> str:
+    """What the distributions stand for; reports of earlier versions do not have it."""
+    meanings = record.get("meanings") or {}
+    rows = (f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in meanings.items())
+    return f"<section>\n<h2>Distributions</h2>\n<dl>{''.join(rows)}</dl>\n</section>" if meanings else ""
 
 
 def _about(rows: Sequence[Record]) -> str:
