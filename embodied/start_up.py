@@ -11,6 +11,7 @@ import logging
 import re
 import sys
 from collections.abc import Sequence
+from importlib import metadata
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -18,7 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from embodied import without_dynamo  # noqa: F401 - first
-from embodied.commands import NAMES
+from embodied.commands import CLONE, NAMES
 from embodied.console import setup_console
 
 log = logging.getLogger(__name__)
@@ -70,8 +71,30 @@ class _Finder(MetaPathFinder, Loader):
         """Do nothing, as attributes are made when they are read."""
 
 
+def other_package() -> str | None:
+    """Message on PyPI's distribution `embodied`, where it is installed: it has a package of the same name as ours."""
+    try:
+        other = f"embodied {metadata.version('embodied')}"
+    except metadata.PackageNotFoundError:
+        return None
+    if CLONE:
+        return f"{other} is another package with our name, and hides ours outside this folder: pip uninstall embodied"
+    return (
+        f"{other} is another package with our name, and its files lie among ours: pip uninstall embodied, then install "
+        "embodied-rl again with --force-reinstall --no-deps"
+    )
+
+
 def prepare(program: str, arguments: Sequence[str]) -> None:
-    """Before PyTorch is imported, replace it or print the first line, as the `program` needs with its `arguments`."""
+    """Prepare the start of `program` with its `arguments`, before PyTorch is imported.
+
+    It ends in an installed package whose files another one may have overwritten; a clone only warns.
+    """
+    if message := other_package():
+        if not CLONE:
+            sys.exit(f"error: {message}")
+        setup_console()
+        log.warning(f"warning: {message}")
     if DESCRIBES.intersection(arguments):
         if not any(map(OUTSIDE.search, arguments)):
             sys.meta_path.insert(0, _Finder())

@@ -1,5 +1,6 @@
 """--help without PyTorch prints what it prints with it, and evaluate.py prints its first line before it is loaded."""
 
+import os
 import subprocess
 import sys
 from contextlib import redirect_stdout
@@ -55,3 +56,21 @@ def test_options_from_outside_and_other_requests_import_pytorch(monkeypatch, arg
 def test_evaluation_prints_its_first_line_before_it_imports_pytorch():
     code = "import sys; sys.argv = ['evaluate.py', 'checkpoint=run']; from embodied import start_up"
     assert start("-c", f"{code}; print('torch' in sys.modules)") == "evaluating run\nFalse\n"
+
+
+def test_another_package_with_our_name_is_reported_with_what_to_do(monkeypatch, tmp_path: Path):
+    assert start_up.other_package() is None
+    (tmp_path / "embodied-1.2.dist-info").mkdir()
+    (tmp_path / "embodied-1.2.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: embodied\nVersion: 1.2\n"
+    )
+    code = "import sys; sys.argv = ['compare.py']; from embodied import start_up"
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    completed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert completed.returncode == 0
+    assert completed.stderr.startswith("warning: embodied 1.2 is another package")
+    assert completed.stderr.endswith(": pip uninstall embodied\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(start_up, "CLONE", False)
+    with pytest.raises(SystemExit, match=r"^error: embodied 1.2 .* --force-reinstall --no-deps$"):
+        start_up.prepare("train", ["task=mjcf"])
