@@ -36,7 +36,7 @@ class Flags:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}; --help lists the options")
+        raise UserError(f"{message}; --help=all lists the options")
 
 
 def parse(arguments: Sequence[str]) -> tuple[Flags, list[str]]:
