@@ -78,6 +78,8 @@ class Task:
 
     name: str
     distributions: tuple[str, ...]
+    meanings: Mapping[str, str] = MappingProxyType({})
+    """Meanings of distributions and variants, one sentence each; without one the name has to explain itself."""
 
     def contract(self, distribution: str) -> Contract:
         """Contract of environments of `distribution`, without creating one."""

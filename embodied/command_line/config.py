@@ -130,7 +130,7 @@ def _check_choices(overrides: Sequence[str], groups: Groups, options: Sequence[s
     for override in overrides:
         key, _, value = override.partition("=")
         if not value or not re.fullmatch(r"\w+(\.\w+)*", key):
-            raise UserError(f"expected key=value, got {override!r}; --help lists the options")
+            raise UserError(f"expected key=value, got {override!r}; --help=all lists the options")
         if key.partition(".")[0] not in options:  # Hydra may accept another program's option
             raise UserError(_unknown("option", key, options, _nested(groups)))
         if key in groups and value not in names(key, groups):

@@ -50,10 +50,10 @@ class Report:
     `assets` is "official" or "stand-in", None for tasks without assets; `wall_s` is seconds per phase, `cpu_s` the CPU
     time of reinforcement learning on all cores, `phase_cpu_s` that of the other phases. `arguments` are the options
     of the run, None if a program passed objects. `export_target` is the format into which export.py converts the
-    policy, None if there is none. `notes` list missing capabilities of the simulator; `in_training` are evaluations
-    during reinforcement learning. Of the `episodes` of training, `lost` ended because a process of the simulator died,
-    and in `pushed` a person pushed a robot or object. `lost_collectors` died and were replaced; `dropped_rollouts` were
-    too old to use.
+    policy, None if there is none. `meanings` are sentences on distributions (`Task.meanings`). `notes` list missing
+    capabilities of the simulator; `in_training` are evaluations during reinforcement learning. Of the `episodes` of
+    training, `lost` ended because a process of the simulator died, and in `pushed` a person pushed a robot or object.
+    `lost_collectors` died and were replaced; `dropped_rollouts` were too old to use.
     """
 
     task: str
@@ -71,6 +71,7 @@ class Report:
     phase_cpu_s: dict[str, float] = field(default_factory=dict)
     device: str = "cpu"
     arguments: list[str] | None = None
+    meanings: Mapping[str, str] = field(default_factory=dict)
     results: dict[tuple[str, str], EvaluationResult] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     in_training: InTraining = field(default_factory=InTraining)
@@ -123,6 +124,9 @@ class Report:
             "machine": machine(self.device),
             "command": None if self.arguments is None else train_command(self.arguments),
             "distributions": list(dict.fromkeys(distribution for _, distribution in self.results)),
+            "meanings": {
+                name: text for name, text in self.meanings.items() if name in {each for _, each in self.results}
+            },
             "evaluations": [
                 {"stage": stage, "title": title(stage), "distribution": distribution, **result.summary()}
                 for (stage, distribution), result in self._ordered().items()
@@ -257,6 +261,7 @@ class Report:
         stand_in = [STAND_IN] if self.assets == "stand-in" else []
         parts = [f"# {markdown(self.task)}", markdown(record["headline"]), markdown(record["headline_intervals"])]
         parts += [*stand_in, self._rates()]
+        parts.append("\n".join(f"- {markdown(f'{name}: {text}')}" for name, text in record["meanings"].items()))
         paired = ", paired on the same episodes" if all(each.repeatable for each in self.results.values()) else ""
         parts.append("\n".join(f"- {markdown(line)}{paired}" for line in self._gains()))
         parts.append("\n".join(f"- **Fell**: {markdown(line)}" for line in _worse(record)))

@@ -65,6 +65,7 @@ class BuiltRun(SavedRun):
         precision_of(config.precision, policy.own_precision)  # raises if both set a precision
         directory = Path(directory)
         report = Report(task.name, task.asset_kind, seed, device=device, arguments=record.get("arguments"))
+        report.meanings = task.meanings
         super().__init__(directory, record, config.env_steps, report, world or Local(device=device))
         self.config, self.task, self.algorithm, self.offline = config, task, algorithm, offline
         self.seed, self.device = seed, device

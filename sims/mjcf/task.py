@@ -47,6 +47,7 @@ class MjcfTask(Task, ProcessOptions):
     step_limit: PositiveInt | None = None
 
     distributions: ClassVar[tuple[str, ...]] = ("own",)
+    meanings: ClassVar[Mapping[str, str]] = {"own": "Initial states that the task itself draws."}
     sims: ClassVar[tuple[str, ...]] = tuple(sim.value for sim in Sim)
 
     def __post_init__(self) -> None:

@@ -18,10 +18,10 @@ from sims.quadrotor.airframes import AIRFRAMES, SCATTER_MAX, Airframe
 from sims.quadrotor.dynamics import Options
 from sims.quadrotor.environment import STEP_LIMIT, QuadrotorEnvironment
 from sims.quadrotor.episode import Mdp, reweighted, weights
-from sims.quadrotor.flights import HISTORY, NOMINAL, SWEEPS, Flight, named_flights, prepared, swept
+from sims.quadrotor.flights import HISTORY, MEANINGS, NOMINAL, SWEEPS, Flight, named_flights, prepared, swept
 from sims.quadrotor.observation import contract
 from sims.quadrotor.planners.raceline import Raceline
-from sims.quadrotor.platforms import MEASURED, Ranges
+from sims.quadrotor.platforms import MEASURED, Ranges, described
 from sims.quadrotor.tasks.any_platform import POSITION_LIMIT_M, AnyHover
 from sims.quadrotor.tasks.hover import Hover
 from sims.quadrotor.tasks.race import Race
@@ -168,6 +168,7 @@ class HoverTask(AirframeTask):
     reward: dict[str, FiniteFloat] = field(default_factory=lambda: weights(Hover()))
 
     MDPS: ClassVar[Mapping[str, Mdp]] = {"robust": RobustHover(), "disturbed": Hover()}
+    meanings: ClassVar[Mapping[str, str]] = MEANINGS
 
     def __post_init__(self) -> None:
         """Set the default history; raise UserError as in QuadrotorTask."""
@@ -294,6 +295,12 @@ class TrackTask(AirframeTask):
         "lissajous": Track(eight_share=0.0, lissajous_share=1.0),
         **{f"figure_eight_{speed}": _eight(speed) for speed in (1, 2, 3)},
     }
+    meanings: ClassVar[Mapping[str, str]] = {
+        "mixed": "References of all the kinds below.",
+        "random": "Sums of random sines.",
+        "lissajous": "Lissajous curves.",
+        **{f"figure_eight_{speed}": f"Figure-eights at up to {speed} m/s." for speed in (1, 2, 3)},
+    }
 
 
 @dataclass
@@ -304,6 +311,7 @@ class RecoverTask(AirframeTask):
     reward: dict[str, FiniteFloat] = field(default_factory=lambda: weights(Recover()))
 
     MDPS: ClassVar[Mapping[str, Mdp]] = {"thrown": Recover()}
+    meanings: ClassVar[Mapping[str, str]] = {"thrown": "Thrown upside down or on its side, moving and turning."}
 
 
 @dataclass
@@ -314,6 +322,7 @@ class RaceTask(AirframeTask):
     reward: dict[str, FiniteFloat] = field(default_factory=lambda: weights(Race()))
 
     MDPS: ClassVar[Mapping[str, Mdp]] = {"track": Race()}
+    meanings: ClassVar[Mapping[str, str]] = {"track": "One track of gates, from random initial states."}
     OPTIONS: ClassVar[Options] = Options(drag=True, delay_steps=1)
 
     def baselines(self) -> dict[str, Policy]:
@@ -337,6 +346,10 @@ class AnyPlatformTask(QuadrotorTask):
     MDPS: ClassVar[Mapping[str, Mdp]] = {
         "random": AnyHover(),
         **dict.fromkeys(MEASURED, Hover(position_limit_m=POSITION_LIMIT_M)),
+    }
+    meanings: ClassVar[Mapping[str, str]] = {
+        "random": "Platforms drawn as in training.",
+        **{name: described(name, airframe) for name, airframe in MEASURED.items()},
     }
     OPTIONS: ClassVar[Options] = Options(drag=True, delay_steps=2)
 

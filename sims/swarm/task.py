@@ -45,6 +45,11 @@ class SwarmTask(Task, ProcessOptions):
         "drones_32": Swarm(drones=32),
     }
     """Tasks by name of the distribution; the first one is for training, the others for the final policy."""
+    meanings: ClassVar[Mapping[str, str]] = {
+        "density_20": f"{Swarm().drones} drones; a fifth of the cells of the room has an obstacle.",
+        "drones_16": "16 drones in the same room.",
+        "drones_32": "32 drones in the same room.",
+    }
 
     def __post_init__(self) -> None:
         """Raise UserError for numbers out of range, an unknown airframe and unknown weights."""

@@ -55,6 +55,12 @@ def test_its_contract_is_known_without_an_environment(task: Task, monkeypatch):
     assert task.contract(task.distributions[0]).action.names
 
 
+def test_its_distributions_have_meanings(task: Task):
+    for name in evaluation_distributions(task):
+        assert task.meanings.get(name, "").endswith(".") or name == getattr(task, "id", None)
+    assert with_latency(task, LATE).meanings == task.meanings
+
+
 def test_an_unknown_distribution_has_none(task: Task):
     with pytest.raises(UserError, match=r"unknown .*'nowhere'; expected one of"):
         task.contract("nowhere")

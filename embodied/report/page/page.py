@@ -58,6 +58,7 @@ def page(record: Record, directory: Path, commands: Sequence[str]) -> str:
         _header(record),
         _video(directory),
         _results(record, directory),
+        _meanings(record),
         _training(record, directory),
         costs(record),
         repeat(record, commands),
@@ -176,6 +177,13 @@ def _rows(record: Record, directory: Path) -> str:
         bodies.append(f'<tbody class="{kind}"><tr>{row_cells}</tr>{detail}</tbody>')
     header = "".join(f'<th scope="col">{escape(name)}</th>' for name in names)
     return f'<table class="results"><thead><tr>{header}</tr></thead>\n' + "\n".join(bodies) + "\n</table>"
+
+
+def _meanings(record: Record) -> str:
+    """What the distributions stand for; reports of earlier versions do not have it."""
+    meanings = record.get("meanings") or {}
+    rows = (f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in meanings.items())
+    return f"<section>\n<h2>Distributions</h2>\n<dl>{''.join(rows)}</dl>\n</section>" if meanings else ""
 
 
 def _about(rows: Sequence[Record]) -> str:
