@@ -78,6 +78,8 @@ class Task:
 
     name: str
     distributions: tuple[str, ...]
+    held_out_share: float | None = None
+    """Share of the recorded episodes that is held out, if there is no simulator; None: there is one."""
 
     def contract(self, distribution: str) -> Contract:
         """Contract of environments of `distribution`, without creating one."""

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from embodied.evaluation.in_training import measure
+from embodied.report import open_loop
 
 BASELINE = "baseline "
 """Prefix of a baseline's stage; the baseline's name follows."""
@@ -18,6 +19,8 @@ Record = Mapping[str, Any]
 
 def headline(record: Record) -> str:
     """Result on the training distribution, as a sentence for readers who do not know the project."""
+    if "open_loop" in record:
+        return open_loop.headline(record["open_loop"])
     rows = {row["stage"]: row for row in record["evaluations"] if row["distribution"] in record["distributions"][:1]}
     if not (stages := trained(rows)):
         return f"No policy was evaluated in this run of {record['task']}."

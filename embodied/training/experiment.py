@@ -19,7 +19,7 @@ from embodied.errors import UserError
 from embodied.evaluation.evaluation import evaluate
 from embodied.export.network import export_target
 from embodied.interrupt import GracefulStop
-from embodied.policy import Policy
+from embodied.policy import Policy, TrainablePolicy
 from embodied.progress import Progress
 from embodied.report.curves import CURVES
 from embodied.report.headline import BASELINE
@@ -108,6 +108,12 @@ class Experiment(BuiltRun):
     def _evaluate_in_first_process(self, policy: Policy, parts: dict[str, Any], stage: str) -> None:
         """Evaluate `policy` in the first process, see `_evaluate`."""
         last = self._training[-1]
+        if self.open_loop is not None:
+            if stage == last and self.report.open_loop is None:
+                assert isinstance(policy, TrainablePolicy)
+                with self.abandonable(parts), self.timer("evaluation"), self.config.precision.on(self.device):
+                    self.report.open_loop = self.open_loop.evaluate(policy)
+            return
         for distribution in evaluation_distributions(self.task) if stage == last else self.task.distributions:
             if (stage, distribution) in self.report.results:
                 continue

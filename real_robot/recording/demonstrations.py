@@ -54,13 +54,15 @@ class DemonstrationOptions(Configuration):
 
     `demonstrations` replaces the task's own: LeRobot, HDF5, recordings or another run's folder, or several [DIR1,DIR2];
     `demonstration_weights` are their shares in a minibatch, null: proportional to size. For datasets that differ from
-    the run, `demonstration_names` maps names {OURS:THEIRS}, `demonstration_tasks` maps texts {TASK:[TEXT]}, and
+    the run, `demonstration_units` adds units that task=dataset lacks, UNIT or {NAME:UNIT}, where * stands for any text;
+    `demonstration_names` maps names {OURS:THEIRS}, `demonstration_tasks` maps texts {TASK:[TEXT]}, and
     `demonstration_resampling` skips or repeats rows of another rate.
     """
 
     demonstrations: Any = None
     demonstration_weights: list[PositiveFloat] | None = None
     demonstration_names: Any = None
+    demonstration_units: Any = None
     demonstration_tasks: Any = None
     demonstration_resampling: bool = False
 
@@ -136,29 +138,29 @@ def demonstrations(
 def _read(match: Match, contract: Contract, task: Task | None, *, alone: bool) -> Iterator[Episodes]:
     """Read the episodes of a source: a run's folder, recordings, or a LeRobot dataset."""
     path = match.source
-    if folder := _episode_folder(path):
+    if folder := episode_folder(path):
         return _collected(folder, contract, match, privileged=alone)
-    if recordings := _recordings(path):
+    if recordings := recordings_in(path):
         return driven.read(recordings, contract, match)
     return lerobot_reading.read(path, contract, match)
 
 
 def _data_set(path: Path, contract: Contract) -> DataSet:
     """The data set at `path`, with the files that its episodes are read from."""
-    if folder := _episode_folder(path):
+    if folder := episode_folder(path):
         return DataSet(path, [folder / RECORD])  # it has the checksums of all others
-    if recordings := _recordings(path):
+    if recordings := recordings_in(path):
         return DataSet(path, recordings)
     has_pictures = any(spec.is_picture and not spec.privileged for spec in contract.observation.values())
     return DataSet(path, lerobot_files.data_files(path, videos=has_pictures))
 
 
-def _episode_folder(path: Path) -> Path | None:
+def episode_folder(path: Path) -> Path | None:
     """Folder of an `EpisodeWriter`: `path` itself, or that of the run at `path`; None if it is neither."""
     return path if (path / RECORD).exists() else folder_of(path)
 
 
-def _recordings(path: Path) -> list[Path]:
+def recordings_in(path: Path) -> list[Path]:
     """The recording at `path`, or all recordings in that folder."""
     return sorted(path.glob("*.mcap")) if path.is_dir() else [path]
 
