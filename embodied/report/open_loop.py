@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,10 @@ from typing import Any
 from embodied.evaluation.open_loop import OpenLoopResult
 from embodied.report.markdown import table
 from embodied.saving.files import complete_or_absent
+from embodied.saving.json_text import dumps_rows
+from embodied.saving.versions import git_commit, versions
 
+log = logging.getLogger(__name__)
 CHUNKS = "chunks.png"
 HEADER = ["element", "unit", "mean error [95% interval]", "holding the last action", "mean of training"]
 NOTHING_EXECUTED = (
@@ -39,6 +43,17 @@ def remarks(summary: Mapping[str, Any]) -> list[str]:
 def lines(summary: Mapping[str, Any]) -> list[str]:
     """Errors of each element, for the console."""
     return ["  ".join(row) for row in cells(summary)]
+
+
+def write_evaluation(folder: Path, record: Mapping[str, Any], result: OpenLoopResult) -> str:
+    """Log `result`, write it with `record` into `folder`, with the chunks, and return a line with the path."""
+    summary, path = result.summary(), folder / "evaluation.json"
+    log.info("\n".join([headline(summary), table(HEADER, cells(summary)), *remarks(summary)]))
+    plot_chunks(folder / CHUNKS, result)
+    content = {**record, "git_commit": git_commit(), "versions": versions(), "open_loop": summary}
+    with complete_or_absent(path) as temporary:
+        temporary.write_text(dumps_rows(content), encoding="utf-8")
+    return f"wrote {path}"
 
 
 def section(summary: Mapping[str, Any]) -> str:

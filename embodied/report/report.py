@@ -153,7 +153,9 @@ class Report:
 
     def _next(self, directory: Path) -> list[str]:
         """Commands to run after this one in `directory`."""
-        return next_commands(directory, self.export_target, self.arguments or ())
+        return next_commands(
+            directory, self.export_target, self.arguments or (), is_recorded=self.open_loop is not None
+        )
 
     def _notes(self) -> list[str]:
         """Notes of the run, then remarks on its evaluations."""

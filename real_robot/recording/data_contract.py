@@ -42,11 +42,14 @@ Units = str | Mapping[str, str]
 """One unit of all elements, or units by the names of elements, in which * stands for any text."""
 
 
-def data_contract(path: Path, names: Mapping[str, str], units: Units | None, image_size: int) -> Contract:
+def data_contract(
+    path: Path, names: Mapping[str, str], units: Units | None, image_size: int, instruction: bool | None
+) -> Contract:
     """Contract of the data set at `path`: a LeRobot data set, episodes of a run, or recordings.
 
     `names` maps names of the contract to those of a LeRobot data set. Pictures of others' data sets are reduced to at
-    most `image_size` pixels. Actions without limits have those that were recorded, and a margin.
+    most `image_size` pixels. The text of their tasks is an `instruction` if that is True; if None, where there are
+    several. Actions without limits have those that were recorded, and a margin.
 
     Raises:
         UserError: if the data set has no contract of its own and lacks names, units or a rate.
@@ -59,7 +62,7 @@ def data_contract(path: Path, names: Mapping[str, str], units: Units | None, ima
     else:
         source = Source(path)
         actions = source.column(ACTION)
-        contract = source.contract or _derived(source, actions, names, units, image_size)
+        contract = source.contract or _derived(source, actions, names, units, image_size, instruction)
     observation = {key: spec for key, spec in contract.observation.items() if not spec.privileged}
     action = contract.action
     if actions is not None and not action.low:
@@ -69,7 +72,12 @@ def data_contract(path: Path, names: Mapping[str, str], units: Units | None, ima
 
 
 def _derived(
-    source: Source, actions: Array, names: Mapping[str, str], units: Units | None, image_size: int
+    source: Source,
+    actions: Array,
+    names: Mapping[str, str],
+    units: Units | None,
+    image_size: int,
+    instruction: bool | None,
 ) -> Contract:
     """Contract of a LeRobot data set of somebody else."""
     own_names = {theirs: ours for ours, theirs in names.items()}
@@ -99,8 +107,8 @@ def _derived(
         else:
             log.warning(f"{source.directory}: {feature} is neither numbers nor RGB pictures, and is not read")
     action = specs.pop(ACTION)
-    texts = {text for text in source.tasks.values() if text} if TASK in source.features else set()
-    if texts:
+    texts = {text.strip() for text in source.tasks.values() if text.strip()} if TASK in source.features else set()
+    if texts and (len(texts) > 1 if instruction is None else instruction):
         specs["instruction"] = text_spec(max(len(text.encode()) for text in texts))
     return Contract(specs, action, 1.0 / source.rate_hz)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -26,6 +27,8 @@ from real_robot.recording import driven, lerobot_files, lerobot_reading
 from real_robot.recording.matching import Limits, Match, MatchOptions, match_options
 
 log = logging.getLogger(__name__)
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+"""Pattern of a data set's name on the hub: owner/name."""
 
 
 def sources(option: Any, weights: Sequence[float] | None) -> list[str] | None:  # noqa: ANN401 - as typed
@@ -46,6 +49,28 @@ def sources(option: Any, weights: Sequence[float] | None) -> list[str] | None:  
         expected = f"{len(paths or ())} numbers above 0, one for each of demonstrations={option}"
         raise UserError(f"expected demonstration_weights of {expected}; got {list(weights)}")
     return paths
+
+
+def located(source: str | Path) -> Path:
+    """Path of a data set: `source` itself, or where the hub's data set of that name is downloaded to.
+
+    Raises:
+        UserError: if there is neither.
+    """
+    path = Path(source)
+    if path.exists() or not HUB_NAME.fullmatch(str(source)):
+        return path
+    missing = f"demonstrations={source}: there is no such file or folder"
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError as error:
+        advice = "to download a data set of that name, pip install 'embodied-rl[vla]'"
+        raise UserError(f"{missing}; {advice}") from error
+    try:
+        return Path(snapshot_download(str(source), repo_type="dataset"))
+    except (OSError, ValueError) as error:  # errors of the hub are OSErrors
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(f"{missing}, and no data set of that name was downloaded ({reason})") from error
 
 
 @dataclass
@@ -97,7 +122,7 @@ def demonstrations(
         UserError: if a source is no dataset, does not serve the contract, or cannot be mixed with the others; if a task
             has no episodes, all episodes of a source failed, or its actions are outside the limits.
     """
-    paths = [Path(each) for each in ([source] if isinstance(source, str | Path) else source)]
+    paths = [located(each) for each in ([source] if isinstance(source, str | Path) else source)]
     if task and (files := [path for path in paths if task.demonstration_files(path)]):
         if len(paths) == 1:
             return task.recorded_demonstrations(paths[0], run)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Annotated, Any
 
 from embodied.configuration import Configuration, Pixels, PositiveInt, Range
@@ -13,7 +12,7 @@ from embodied.environment import Environment
 from embodied.errors import UserError
 from embodied.task import Task
 from real_robot.recording.data_contract import Units, data_contract
-from real_robot.recording.demonstrations import DemonstrationOptions, sources
+from real_robot.recording.demonstrations import DemonstrationOptions, located, sources
 
 CHUNK_S, LONGEST = 1.0, 50
 """Duration of a chunk, s, unless `horizon` is set, and its largest number of actions then."""
@@ -24,13 +23,15 @@ class RecordedTask(Configuration, Task):
     """The task is to act as in the recorded episodes of `demonstrations`, from which the contract is derived.
 
     The policy predicts `horizon` actions, null: those of a second, at most 50, of which the first `executed` are
-    executed, null: half of them. Pictures are reduced to at most `image_size` pixels by averaging. A share
-    `held_out_share` of the episodes is not trained on: the policy's actions are compared with those recorded there.
+    executed, null: half of them. It reads the `instruction`, null: if there are several. Pictures are reduced to at
+    most `image_size` pixels by averaging. A share `held_out_share` of the episodes is not trained on: the policy's
+    actions are compared with those recorded there.
     """
 
     name: str = "dataset"
     horizon: PositiveInt | None = None
     executed: PositiveInt | None = None
+    instruction: bool | None = None
     image_size: Pixels = 128
     held_out_share: Annotated[float, Range(above=0, below=1)] = 0.1
 
@@ -64,7 +65,8 @@ class RecordedTask(Configuration, Task):
         if not (paths := sources(options.demonstrations, options.demonstration_weights)):
             raise UserError(f"expected demonstrations=DIR, as task={self.name} learns from recorded episodes alone")
         names: Mapping[str, str] = options.demonstration_names or {}
-        contract = data_contract(Path(paths[0]), names, units(options.demonstration_units), self.image_size)
+        added = units(options.demonstration_units)
+        contract = data_contract(located(paths[0]), names, added, self.image_size, self.instruction)
         horizon = self.horizon or min(LONGEST, max(1, round(CHUNK_S / contract.control_dt_s)))
         return replace(contract, horizon=horizon, executed=self.executed or -(-horizon // 2))
 
