@@ -8,6 +8,8 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from embodied.command_line import combinations
+from embodied.command_line.config import compose
 from embodied.contract import Contract, TensorSpec
 from embodied.data.episodes import FAILED, Episodes
 from embodied.data.pictures import Pictures, encode
@@ -19,9 +21,12 @@ from embodied.training.stages import offline
 from policies.registry import trained_policy
 from real_robot.recording import data_contract as data_contracts
 from real_robot.recording.data_contract import UNITS, data_contract
+from real_robot.recording.demonstrations import reader
+from real_robot.recording.recorded_task import join
 from real_robot.ros2.robots.registry import robot_table
 from tests.programs import Completed, run_program
 from tests.real_robot.recording.arm_data import LENGTH, MOTORS, record
+from train import GROUPS, TrainConfig
 
 ASKED = {"*": "deg", "gripper.pos": "percent"}
 SMALL = ["sft.batch=4", "threads=1", "policy.draws=1", "policy.hidden=16", "policy.vision.width=4"]
@@ -101,6 +106,22 @@ def test_a_trained_policy_is_for_robots_of_its_names(run: Path):
     assert robot_table("simulation", policy.contract, {}).name == "simulation"
     with pytest.raises(UserError, match="action elements"):
         robot_table("joint_trajectory", policy.contract, {"rate_hz": 10.0, "joints": ["pan", "elbow", "grip"]})
+
+
+@pytest.mark.parametrize("policy", [name for name, _ in combinations.valid_pairs("dataset")])
+def test_its_policies_build_and_learn(policy: str, data: Path):
+    chosen = [f"policy={policy}", "demonstration_units=deg", *(["policy.vision.width=4"] if policy != "pi0" else [])]
+    chosen = [each for each in chosen if policy != "mlp" or "vision" not in each]
+    config, _ = compose(TrainConfig, "train", ["task=dataset", f"demonstrations={data}", *chosen], GROUPS)
+    join(config)
+    contract = config.task.contract("recorded")
+    episodes = reader(config, config.task)(contract, data.parent / policy)
+    built = config.policy.build(contract)
+    built.fit(*episodes.by_weight())
+    batch = episodes.sample(2, contract.horizon, torch.Generator().manual_seed(0))
+    loss = built.loss(batch["observation"], batch["actions"], batch["valid"])
+    loss.backward()
+    assert 0.0 < float(loss.detach()) < 100.0
 
 
 def test_units_are_asked_for_once(tmp_path: Path):
