@@ -166,8 +166,17 @@ def _read(match: Match, contract: Contract, task: Task | None, *, alone: bool) -
     if folder := episode_folder(path):
         return _collected(folder, contract, match, privileged=alone)
     if recordings := recordings_in(path):
-        return driven.read(recordings, contract, match)
+        cameras = [key for key, spec in contract.observation.items() if spec.is_picture and not spec.privileged]
+        return (_with_encoded(episode, cameras) for episode in driven.read(recordings, contract, match))
     return lerobot_reading.read(path, contract, match)
+
+
+def _with_encoded(episode: Episodes, cameras: Sequence[str]) -> Episodes:
+    """The same episode with encoded pictures of its `cameras`, as data sets have them."""
+    if not cameras:
+        return episode
+    pictures = Pictures.of({key: encode_all(episode.observation[key].numpy()) for key in cameras})
+    return replace(episode, observation=episode.observation.exclude(*cameras), pictures=pictures)
 
 
 def _data_set(path: Path, contract: Contract) -> DataSet:

@@ -1,6 +1,8 @@
 """task=dataset: recorded episodes of an arm train a policy without a simulator."""
 
 import json
+import re
+import shlex
 import shutil
 from pathlib import Path
 
@@ -24,28 +26,75 @@ from real_robot.recording.data_contract import UNITS, data_contract
 from real_robot.recording.demonstrations import reader
 from real_robot.recording.recorded_task import join
 from real_robot.ros2.robots.registry import robot_table
-from tests.programs import Completed, run_program
+from tests.programs import ROOT, Completed, run_program
 from tests.real_robot.recording.arm_data import LENGTH, MOTORS, record
 from train import GROUPS, TrainConfig
 
+BLOCK = re.compile(r"^```(\w+)(?: title=\"(\S+)\")?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 ASKED = {"*": "deg", "gripper.pos": "percent"}
 SMALL = ["sft.batch=4", "threads=1", "policy.draws=1", "policy.hidden=16", "policy.vision.width=4"]
 
 
+STAND_IN = """
+import numpy as np
+
+
+class Robot:
+    def __init__(self):
+        self.position = {"shoulder_pan.pos": 0.0, "elbow_flex.pos": 0.0, "gripper.pos": 50.0}
+
+    def get_observation(self):
+        return self.position | {key: np.zeros((64, 64, 3), np.uint8) for key in ("front", "wrist")}
+
+    def send_action(self, action):
+        self.position = dict(action)
+
+    def disconnect(self):
+        pass
+
+
+connect = Robot
+"""
+
+
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return record(tmp_path_factory.mktemp("arm") / "data", failed=True)
+    return record(tmp_path_factory.mktemp("arm") / "so101_lift", failed=True)
 
 
 @pytest.fixture(scope="module")
-def run(data: Path) -> Path:
-    """A finished run of six steps, with checkpoints after every third."""
+def tutorial(data: Path) -> list[Completed]:
+    """The commands of docs/tutorials/own_data.md, on six gradient steps with checkpoints after every third."""
+    folder, completed = data.parent, []
+    (folder / "lerobot_arm.py").write_text(STAND_IN)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(offline, "SEGMENT", 3)
-        units = "demonstration_units={*:deg,gripper.pos:percent}"
-        completed = train(data, data.parent / "run", units, "sft.steps=6", *SMALL)
-    assert completed.returncode == 0, completed.stderr
-    return data.parent / "run"
+        patch.syspath_prepend(folder)
+        for language, title, text in BLOCK.findall((ROOT / "docs/tutorials/own_data.md").read_text()):
+            if title:
+                (folder / title).write_text(text)
+            for command in text.replace("\\\n", "").splitlines() if language == "bash" else ():
+                _, name, *options = shlex.split(command)
+                few = ["sft.steps=6", *SMALL] if name == "train.py" else []
+                program = str(folder / name) if (folder / name).exists() else name
+                completed.append(run_program(program, *options, *few, cwd=folder))
+    return completed
+
+
+@pytest.fixture(scope="module")
+def run(data: Path, tutorial: list[Completed]) -> Path:
+    assert [each.returncode for each in tutorial] == [0] * 3, tutorial[0].stderr
+    return data.parent / "outputs" / "lift"
+
+
+def test_the_tutorial_moves_an_arm_and_learns_from_it(run: Path, tutorial: list[Completed]):
+    assert re.match(r"ACTIVE; \d+ of 30 periods missed", tutorial[-1].stdout)
+    recording = run.parent / "arm.mcap"
+    both = f"demonstrations=[{run.parents[1] / 'so101_lift'},{recording}]"
+    config, _ = compose(TrainConfig, "train", ["task=dataset", both], GROUPS)
+    join(config)
+    episodes = reader(config, config.task)(config.task.contract("recorded"), run.parent / "both")
+    assert set(episodes.dataset_index.tolist()) == {0, 1}
 
 
 def train(data: Path, output: Path, *options: str) -> Completed:
@@ -76,8 +125,6 @@ def test_a_run_reports_errors_in_their_units(run: Path):
 
 
 def test_evaluation_repeats_the_errors(run: Path):
-    completed = run_program("evaluate.py", f"checkpoint={run}")
-    assert completed.returncode == 0, completed.stderr
     reported = json.loads((run / "report.json").read_text())["open_loop"]
     assert json.loads((run / "evaluation.json").read_text())["open_loop"] == reported
     refused = run_program("evaluate.py", f"checkpoint={run}", "video=true")
@@ -91,7 +138,7 @@ def test_a_resumed_run_has_the_weights_of_an_uninterrupted_one(run: Path, monkey
     for path in sorted((resumed / "checkpoint").iterdir())[1:]:
         shutil.rmtree(path)
     assert checkpoint.load(resumed).counters["stage"] == "sft"
-    completed = run_program("train.py", f"resume={resumed}")
+    completed = run_program("train.py", f"resume={resumed}", cwd=run.parents[1])
     assert completed.returncode == 0, completed.stderr
     after, before = (checkpoint.load(each).policy for each in (resumed, run))
     assert all(torch.equal(after[name], before[name]) for name in before)
