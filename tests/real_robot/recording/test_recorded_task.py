@@ -146,13 +146,17 @@ def test_a_resumed_run_has_the_weights_of_an_uninterrupted_one(run: Path, monkey
     assert next(reports) == next(reports)
 
 
-def test_a_trained_policy_is_for_robots_of_its_names(run: Path):
+def test_a_trained_policy_is_for_robots_of_its_names(run: Path, tmp_path: Path):
     policy = trained_policy(checkpoint.load(run))
     assert (policy.contract.horizon, policy.contract.executed) == (10, 5)
     assert policy.contract.observation["front"].shape == (32, 32, 3)
     assert robot_table("simulation", policy.contract, {}).name == "simulation"
-    with pytest.raises(UserError, match="action elements"):
-        robot_table("joint_trajectory", policy.contract, {"rate_hz": 10.0, "joints": ["pan", "elbow", "grip"]})
+    joints = {"rate_hz": 10.0, "joints": ["pan", "elbow", "grip"]}
+    with pytest.raises(UserError, match=r"(?s)action elements.*demonstration_names=\{ROBOT'S:DATA'S\}"):
+        robot_table("joint_trajectory", policy.contract, joints)
+    names = dict(zip(joints["joints"], MOTORS, strict=True)) | {"joint_position": "observation.state"}
+    mapped = contract_of(record(tmp_path / "data", 2), "rad", names)
+    assert mapped.differences(robot_table("joint_trajectory", mapped, joints).served) == []
 
 
 @pytest.mark.parametrize("policy", [name for name, _ in combinations.valid_pairs("dataset")])
