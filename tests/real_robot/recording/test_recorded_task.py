@@ -155,8 +155,9 @@ def test_a_trained_policy_is_for_robots_of_its_names(run: Path, tmp_path: Path):
     with pytest.raises(UserError, match=r"(?s)action elements.*demonstration_names=\{ROBOT'S:DATA'S\}"):
         robot_table("joint_trajectory", policy.contract, joints)
     names = dict(zip(joints["joints"], MOTORS, strict=True)) | {"joint_position": "observation.state"}
+    cameras = {"cameras": {key: f"{key}/image_raw" for key in ("front", "wrist")}}
     mapped = contract_of(record(tmp_path / "data", 2), "rad", names)
-    assert mapped.differences(robot_table("joint_trajectory", mapped, joints).served) == []
+    assert mapped.differences(robot_table("joint_trajectory", mapped, joints | cameras).served) == []
 
 
 @pytest.mark.parametrize("policy", [name for name, _ in combinations.valid_pairs("dataset")])
