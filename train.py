@@ -25,7 +25,8 @@ from embodied.training.fitting_memory import show
 from embodied.training.run_directory import new_directory, shared_run
 from embodied.viewer.options import viewing
 from real_robot.recording.demonstrations import reader, sources
-from sims.registry import NEEDS, TASKS, VIEWABLE, in_processes
+from real_robot.recording.recorded_task import join
+from sims.registry import NEEDS, VIEWABLE, in_processes
 
 log = logging.getLogger("embodied")
 
@@ -33,7 +34,7 @@ log = logging.getLogger("embodied")
 def run(arguments: list[str]) -> None:
     """Run one training from the command line to its report, or list the tasks with list=tasks."""
     if arguments == ["list=tasks"]:
-        return log.info(listing.tasks(TASKS, NEEDS))
+        return log.info(listing.tasks(GROUPS["task"], NEEDS))
     config, record = composed(arguments)
     if config.plan:
         return show(lambda more: composed([*arguments, *more])[0], sources)
@@ -66,7 +67,9 @@ def run(arguments: list[str]) -> None:
 def composed(arguments: list[str]) -> tuple[TrainConfig, dict[str, Any]]:
     """Compose the configuration and its record; a resumed run starts from its own configuration."""
     saved = program.check_start("train", arguments)
-    return compose(TrainConfig, "train", with_placement(arguments, saved), GROUPS, saved)
+    config, record = compose(TrainConfig, "train", with_placement(arguments, saved), GROUPS, saved)
+    join(config)
+    return config, record
 
 
 def describe(arguments: list[str]) -> str:

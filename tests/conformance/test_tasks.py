@@ -18,6 +18,7 @@ OPTIONS = {
     "vehicle_navigate": ["task.lidar.beams=31", "task.vehicle.speed_max_m_s=2.5"],
 }
 """Of what a contract depends on."""
+SIMULATED = [name for name in names("task", GROUPS) if name != "dataset"]
 OFFICIAL = ("libero_goal", "libero_spatial")
 NEEDS = dict.fromkeys(("isaac_lab", "isaac_lab_cartpole"), find_spec("isaaclab"))
 NEEDS |= dict.fromkeys(OFFICIAL, os.environ.get("LIBERO_ASSETS"))
@@ -25,9 +26,7 @@ NEEDS |= dict.fromkeys(OFFICIAL, os.environ.get("LIBERO_ASSETS"))
 LATE = LatencyConfig(observation_s=[0.0, 0.1], observed=True)
 
 
-@pytest.fixture(
-    params=[pytest.param(name, marks=[pytest.mark.assets] * (name in OFFICIAL)) for name in names("task", GROUPS)]
-)
+@pytest.fixture(params=[pytest.param(name, marks=[pytest.mark.assets] * (name in OFFICIAL)) for name in SIMULATED])
 def task(request) -> Task:
     name = request.param
     if not NEEDS.get(name, True):

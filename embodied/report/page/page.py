@@ -16,6 +16,7 @@ from embodied.evaluation.in_training import measure as _measure
 from embodied.evaluation.in_training import odd_episodes
 from embodied.report.headline import BASELINE, TRAINED, UNTRAINED, Record, points, selection, significant, trained
 from embodied.report.page.charts import Mark, bar, curves, stages, ticks
+from embodied.report.page.open_loop import open_loop
 from embodied.report.page.parts import chart, costs, files, listed, repeat
 from embodied.report.repeating import film_command
 from embodied.saving.metrics import read_metrics
@@ -57,6 +58,7 @@ def page(record: Record, directory: Path, commands: Sequence[str]) -> str:
     sections = [
         _header(record),
         _video(directory),
+        open_loop(record, directory),
         _results(record, directory),
         _meanings(record),
         _training(record, directory),
