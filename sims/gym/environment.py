@@ -15,6 +15,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
+from PIL import Image
 from tensordict import TensorDict
 from torch import Tensor
 
@@ -22,10 +23,12 @@ from embodied.environments.engine import Outcome, RestorableEngine
 from embodied.errors import UserError
 from embodied.evaluation.evaluation import SUCCESS_AT_RESET
 from embodied.seeding import derive
-from sims.gym.spaces import Actions, Array, Observations, contract
+from sims.gym.spaces import RENDER, Actions, Array, Observations, contract
 
 SUCCESS = "is_success", "success"
 """Keys of success in the info of a step or a reset; the first one that exists is used."""
+WITHOUT_FRAMES = "video=false and task.images=[]"
+"""Options without which an environment need not render."""
 
 
 class GymEnvironment(RestorableEngine):
@@ -41,7 +44,10 @@ class GymEnvironment(RestorableEngine):
         id: the environment's id, for gymnasium.make.
         options: further arguments of gymnasium.make.
         split: "train" or "eval", with different seeds.
-        executed: K, actions of a chunk, all of which are executed.
+        executed: K, actions of a chunk that are executed, of the H = `horizon` that a policy predicts (K if None).
+        image_size: pixels a side of the frames of the environment's own renderer, which are observed once a chunk; no
+            frames if None.
+        privileged: observations that only critics read.
         step_limit: control steps after which an episode is truncated; the environment's own if None.
         control_dt_s: time between actions; the environment's own if None.
         action_limit: bound of action elements without limits in the environment.
@@ -60,6 +66,9 @@ class GymEnvironment(RestorableEngine):
         options: Mapping[str, Any] | None = None,
         split: str = "train",
         executed: int = 1,
+        horizon: int | None = None,
+        image_size: int | None = None,
+        privileged: Sequence[str] = (),
         step_limit: int | None = None,
         control_dt_s: float | None = None,
         action_limit: float | None = None,
@@ -68,12 +77,15 @@ class GymEnvironment(RestorableEngine):
     ) -> None:
         self.id, self.split, self.success_return = id, split, success_return
         self.has_success = success_return is not None
+        if image_size is not None:
+            options = {**(options or {}), "render_mode": "rgb_array"}
         first = make(id, step_limit, options)
-        described = contract(first, executed, control_dt_s, action_limit)
+        described = contract(first, executed, control_dt_s, action_limit, horizon, image_size, privileged)
         super().__init__(described, num_envs, limit(first), task_names=(id,), seed=seed)
         self.worlds = [first, *(make(id, step_limit, options) for _ in range(num_envs - 1))]
         self._actions = Actions(first.action_space, action_limit, id)
         self._observations = Observations(first.observation_space, num_envs)
+        self._frames = None if image_size is None else np.zeros((num_envs, image_size, image_size, 3), np.uint8)
         self._past_actions: list[list[Array]] = [[] for _ in self.worlds]
         self._returns = np.zeros(num_envs)
         self._success_at_reset = np.full(num_envs, np.nan)  # from the info of the reset; NaN without it
@@ -91,6 +103,7 @@ class GymEnvironment(RestorableEngine):
         if broken := self._observations.read(rows, first):
             start = int(starts[rows.index(broken[0])])
             raise UserError(f"{self.id} begins with an observation that is not finite, initial state {start}")
+        self._render(rows)
 
     def advance(self, actions: Tensor, remaining_steps: Tensor) -> Outcome:
         """Step each world until the end of its chunk or its episode."""
@@ -119,6 +132,7 @@ class GymEnvironment(RestorableEngine):
             ended = terminated | truncated | diverged
             rows = [row for row in rows if counts[row] > k + 1 and not ended[row]]
         diverged[self._observations.read(list(last_observations), list(last_observations.values()))] = True
+        self._render(list(last_observations))
         self._returns += reward.sum(1)
         metrics = {}
         if self.has_success:
@@ -132,6 +146,8 @@ class GymEnvironment(RestorableEngine):
     def observe(self) -> TensorDict:
         """The latest observations of all worlds."""
         observation = {name: torch.from_numpy(buffer.copy()) for name, buffer in self._observations.buffers.items()}
+        if self._frames is not None:
+            observation[f"{RENDER}_image"] = torch.from_numpy(self._frames.copy())
         return TensorDict(observation, batch_size=[self.num_envs])
 
     def close(self) -> None:
@@ -155,6 +171,7 @@ class GymEnvironment(RestorableEngine):
         for row in started.tolist():
             observations = [self._step(row, action.copy())[0] for action in state["actions"][row].numpy()]
             self._observations.read([row] * bool(observations), observations[-1:])
+        self._render(started.tolist())
         self._returns = np.array(state["returns"])
         for name, observations in self.observe().items():
             if not torch.equal(observations[started], state["observation"][name][started]):
@@ -162,6 +179,12 @@ class GymEnvironment(RestorableEngine):
                     f"{self.id} is not the same twice: the same seeds and actions lead to another {name}, so its runs "
                     "cannot be resumed; start a new one"
                 )
+
+    def _render(self, rows: Sequence[int]) -> None:
+        """Store frames of the worlds `rows`, unless frames are not observed."""
+        if self._frames is not None:
+            for row in rows:
+                self._frames[row] = resized(frame(self.worlds[row], self.id), self._frames.shape[1])
 
     def _step(self, row: int, action: Array) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Step world `row`; the history has a copy of `action`, which the world may modify."""
@@ -213,6 +236,30 @@ def make(id: str, step_limit: int | None = None, options: Mapping[str, Any] | No
     if world.spec is None or world.spec.max_episode_steps is None:
         raise UserError(f"{id} has no time limit; set task.step_limit")
     return world
+
+
+def frame(world: gymnasium.Env, id: str) -> Array:
+    """Frame [height, width, 3] of the renderer of `world`, the environment `id`.
+
+    Raises:
+        UserError: if it cannot render here.
+    """
+    try:
+        picture = np.asarray(world.render(), dtype=np.uint8)
+    except Exception as error:  # graphics libraries raise errors of any kind
+        raise UserError(f"{id} cannot be rendered here ({error}); use {WITHOUT_FRAMES}") from error
+    if picture.ndim != 3 or picture.shape[2] != 3:
+        raise UserError(f"{id} renders {list(picture.shape)} in place of [height, width, 3]; use {WITHOUT_FRAMES}")
+    return picture
+
+
+def resized(picture: Array, size: int) -> Array:
+    """The middle square of `picture` [height, width, 3], averaged to `size` pixels a side."""
+    height, width, _ = picture.shape
+    edge = min(height, width)
+    top, left = (height - edge) // 2, (width - edge) // 2
+    box = (left, top, left + edge, top + edge)
+    return np.asarray(Image.fromarray(picture).resize((size, size), Image.Resampling.BOX, box))
 
 
 def limit(world: gymnasium.Env) -> int:
