@@ -6,7 +6,9 @@ Letters in shape comments: N worlds, K executed actions of a chunk, A action dim
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import math
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -210,16 +212,48 @@ def _success(info: Mapping[str, Any]) -> bool | None:
     return None if success is None else bool(success)
 
 
-def make(id: str, step_limit: int | None = None, options: Mapping[str, Any] | None = None) -> gymnasium.Env:
-    """One world of environment `id`; "module:Id-v0" imports the module that registers it first.
+def located(id: str) -> tuple[str, Path | None]:
+    """Id "module:Id-v0" of a user's module and the module's folder, from which it can be imported afterwards.
 
-    The module may be in the working directory.
+    `id` may begin with the folder, "path/module.py:Id-v0"; otherwise the working directory is searched. The folder is
+    None for installed modules and ids without a module.
+
+    Raises:
+        UserError: if the folder does not have the module, or another one of its name would be imported.
+    """
+    place, separator, name = id.rpartition(":")
+    path = Path(place).expanduser().absolute()
+    module, folder = path.name.removesuffix(".py"), path.parent.resolve()
+    top = module.partition(".")[0]
+    exists = bool(top) and ((folder / f"{top}.py").is_file() or (folder / top).is_dir())
+    has_path = place != module
+    if not separator or not (exists or has_path):
+        return id, None
+    if not exists:
+        raise UserError(
+            f"there is no module {module} in {folder}; if it has moved, use task.id=FOLDER/{module}.py:{name}"
+        )
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
+        importlib.invalidate_caches()
+    spec = importlib.util.find_spec(top)
+    origin = Path((spec.origin or next(iter(spec.submodule_search_locations or ()), "")) if spec else "").resolve()
+    if not origin.is_relative_to(folder):
+        if has_path:
+            raise UserError(f"another module {top}, {origin}, hides the one in {folder}; rename yours")
+        return id, None
+    return f"{module}:{name}", folder
+
+
+def make(id: str, step_limit: int | None = None, options: Mapping[str, Any] | None = None) -> gymnasium.Env:
+    """One world of environment `id`; "module:Id-v0" imports the module that registers it first, see `located`.
 
     Raises:
         UserError: if it does not exist, lacks a package or a time limit, resets itself, or refuses `options`.
     """
-    if ":" in id and (folder := str(Path.cwd())) not in sys.path:  # for a user's own module, wherever train.py is
-        sys.path.append(folder)
+    id, _ = located(id)
+    if not os.environ.get("DISPLAY"):
+        os.environ.setdefault("MUJOCO_GL", "egl")  # MuJoCo reads it when it is imported; its default needs a display
     try:
         world = gymnasium.make(id, max_episode_steps=step_limit, disable_env_checker=True, **(options or {}))
     except gymnasium.error.UnregisteredEnv as error:
@@ -228,6 +262,10 @@ def make(id: str, step_limit: int | None = None, options: Mapping[str, Any] | No
         raise UserError(f"Gymnasium knows no environment {id!r}; {hint}") from error
     except (gymnasium.error.Error, ImportError, TypeError) as error:
         raise UserError(f"{id} cannot be made: {error}") from error
+    except Exception as error:  # graphics libraries raise errors of any kind
+        if "render_mode" not in (options or {}):
+            raise
+        raise _not_rendered(id, error) from error
     layer = world
     while isinstance(layer, gymnasium.Wrapper):
         if isinstance(layer, gymnasium.wrappers.Autoreset):
@@ -247,10 +285,15 @@ def frame(world: gymnasium.Env, id: str) -> Array:
     try:
         picture = np.asarray(world.render(), dtype=np.uint8)
     except Exception as error:  # graphics libraries raise errors of any kind
-        raise UserError(f"{id} cannot be rendered here ({error}); use {WITHOUT_FRAMES}") from error
+        raise _not_rendered(id, error) from error
     if picture.ndim != 3 or picture.shape[2] != 3:
         raise UserError(f"{id} renders {list(picture.shape)} in place of [height, width, 3]; use {WITHOUT_FRAMES}")
     return picture
+
+
+def _not_rendered(id: str, error: Exception) -> UserError:
+    cause = " ".join(str(error).split())
+    return UserError(f"{id} cannot be rendered here ({cause}); use {WITHOUT_FRAMES}")
 
 
 def resized(picture: Array, size: int) -> Array:

@@ -17,7 +17,7 @@ from embodied.errors import UserError
 from embodied.evaluation.video import Frames, film, tile, write_video
 from embodied.policy import Policy
 from embodied.task import Task
-from sims.gym.environment import GymEnvironment, frame, make
+from sims.gym.environment import GymEnvironment, frame, located, make
 from sims.gym.spaces import RENDER, contract
 from sims.remote.options import ProcessOptions
 
@@ -29,13 +29,14 @@ FILMED = 4
 class GymTask(Task, ProcessOptions):
     """One environment of Gymnasium, or of any package that registers its own in Gymnasium.
 
-    `id` is the argument of gymnasium.make; `module:Id-v0` imports the module that registers it first. `options` are
-    further arguments of gymnasium.make, {name:value}. Policies predict chunks of `horizon` actions (None: `executed`),
-    of which `executed` are run between observations. An episode is truncated after `step_limit` steps; the
-    environment's own limit if null. `control_dt_s` is the time between actions, and `action_limit` bounds elements of
-    an action, if the environment does not define them. `success_return` is the return from which on an episode counts
-    as succeeded, instead of the environment's own success. With `images=[render]` the frames of the environment's own
-    renderer are observed, with `image_size` pixels a side. Observations in `privileged` are read by critics only.
+    `id` is the argument of gymnasium.make; `module:Id-v0` imports the module that registers it first, from the working
+    directory or as installed, and `path/module.py:Id-v0` from another folder. `options` are further arguments of
+    gymnasium.make, {name:value}. Policies predict chunks of `horizon` actions (None: `executed`), of which `executed`
+    are run between observations. An episode is truncated after `step_limit` steps; the environment's own limit if null.
+    `control_dt_s` is the time between actions, and `action_limit` bounds elements of an action, if the environment does
+    not define them. `success_return` is the return from which on an episode counts as succeeded, instead of the
+    environment's own success. With `images=[render]` the frames of the environment's own renderer are observed, with
+    `image_size` pixels a side. Observations in `privileged` are read by critics only.
     """
 
     name: str = "gym"
@@ -52,8 +53,9 @@ class GymTask(Task, ProcessOptions):
     success_return: FiniteFloat | None = None
 
     def __post_init__(self) -> None:
-        """Raise UserError for numbers out of range, and options that are not a mapping."""
+        """Split a path from the id; raise UserError for numbers out of range, and options that are not a mapping."""
         super().__post_init__()
+        self.id, self._folder = located(self.id)
         if not isinstance(self.options, Mapping | None):
             raise UserError(f"expected task.options={{name:value}}, got {self.options!r}")
         if self.images not in ([], [RENDER]):
@@ -61,6 +63,10 @@ class GymTask(Task, ProcessOptions):
                 f"expected task.images=[{RENDER}], the environment's own renderer, got {self.images}; task.options "
                 "may choose its camera, and image observations need no option"
             )
+
+    def recorded(self) -> dict[str, Any]:
+        """Record the folder of an own module with the id."""
+        return super().recorded() | ({"id": f"{self._folder}/{self.id}"} if self._folder else {})
 
     @property
     def distributions(self) -> tuple[str, ...]:

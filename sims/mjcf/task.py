@@ -57,9 +57,15 @@ class MjcfTask(Task, ProcessOptions):
     sims: ClassVar[tuple[str, ...]] = tuple(sim.value for sim in Sim)
 
     def __post_init__(self) -> None:
-        """Raise UserError for numbers out of range, and unknown tasks and numbers."""
+        """Make the path of a task absolute; raise UserError for numbers out of range, and unknown tasks and numbers."""
         super().__post_init__()
+        if self.mdp.endswith(".py"):
+            self.mdp = str(Path(self.mdp).expanduser().resolve())
         self._mdp = with_numbers(find_mdp(self.mdp), self.numbers, "task.numbers")
+
+    def recorded(self) -> dict[str, Any]:
+        """Record the absolute path of an own task."""
+        return super().recorded() | {"mdp": self.mdp}
 
     def contract(self, distribution: str) -> Contract:
         """Contract derived from the model's actuators and the task's observations.
@@ -126,7 +132,10 @@ def find_mdp(name: str) -> Mdp:
     Raises:
         UserError: for an unknown task, or a file without exactly one.
     """
-    if name.endswith(".py") and (path := Path(name)).is_file():
+    if name.endswith(".py"):
+        path = Path(name).expanduser()
+        if not path.is_file():
+            raise UserError(f"there is no task file {path}; if it has moved, use task.mdp=FOLDER/{path.name}")
         spec = importlib.util.spec_from_file_location(f"mjcf_task_{path.stem}", path)
         assert spec
         assert spec.loader
