@@ -261,7 +261,9 @@ def make(id: str, step_limit: int | None = None, options: Mapping[str, Any] | No
         hint = f"did you mean {', '.join(near)}?" if near else "one of another package is named module:Id-v0"
         raise UserError(f"Gymnasium knows no environment {id!r}; {hint}") from error
     except (gymnasium.error.Error, ImportError, TypeError) as error:
-        raise UserError(f"{id} cannot be made: {error}") from error
+        elsewhere = "; a module in another folder is named FOLDER/module.py:Id-v0"
+        hint = elsewhere if isinstance(error, ImportError) and ":" in id else ""
+        raise UserError(f"{id} cannot be made: {error}{hint}") from error
     except Exception as error:  # graphics libraries raise errors of any kind
         if "render_mode" not in (options or {}):
             raise
