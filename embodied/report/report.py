@@ -53,8 +53,8 @@ class Report:
     time of reinforcement learning on all cores, `phase_cpu_s` that of the other phases. `arguments` are the options
     of the run, None if a program passed objects. `export_target` is the format into which export.py converts the
     policy, None if there is none. `meanings` are sentences on distributions (`Task.meanings`). `notes` list missing
-    capabilities of the simulator; `in_training` are evaluations during reinforcement learning; `open_loop` that of a run
-    without a simulator. Of the `episodes` of training, `lost` ended because a process of the simulator died, and in
+    capabilities of the simulator; `in_training` are evaluations during reinforcement learning; `open_loop` that of a
+    run without a simulator. Of the `episodes` of training, `lost` ended because a process of the simulator died, and in
     `pushed` a person pushed a robot or object. `lost_collectors` died and were replaced; `dropped_rollouts` were too
     old to use.
     """

@@ -106,19 +106,21 @@ def swept(airframe: Airframe, distribution: str) -> Flight:
     return flights[name]()
 
 
-NOMINAL = Conditions(
-    trained_for=("the MDP of arXiv 2311.13081: one airframe, constant random forces and torques",),
-    missing=("latency", "randomisation"),
-    first_action=0.0,
-    measurable=True,
-)
+def nominal(name: str) -> Conditions:
+    """Conditions of training with the airframe `name` in L2F's MDP."""
+    return Conditions(
+        trained_for=(f"the MDP of arXiv 2311.13081: one airframe ({name}), constant random forces and torques",),
+        missing=("latency", "randomisation"),
+        first_action=0.0,
+        measurable=True,
+    )
 
 
-def prepared(flight: Flight) -> Conditions:
-    """Conditions, in words, that a policy trained in `flight` is prepared for."""
+def prepared(name: str, flight: Flight) -> Conditions:
+    """Conditions, in words, that a policy trained in `flight` with the airframe `name` is prepared for."""
     varied, mdp = flight.variation, flight.mdp
     (late, later), (old, older) = varied.action_delay_s, varied.observation_delay_s
-    names = [name for name, each in AIRFRAMES.items() if each in (flight.airframe, varied.other)]
+    names = [name, *(other for other, each in AIRFRAMES.items() if each == varied.other)]
     return Conditions(
         trained_for=(
             f"airframes: {' and whatever lies between it and '.join(names)}",
