@@ -75,7 +75,8 @@ class FlatObservations(nn.Module):
         count = int(world.sum(torch.tensor(len(inputs))))
         mean = world.sum(inputs.sum(0)) / count
         squares = world.sum((inputs - mean).square().sum(0))
-        before, total = int(self.count), int(self.count) + count
+        before = int(self.count)
+        total = int(self.count) + count
         # M2 = M2_a + M2_b + shift^2 n_a n_b / n;  mean = mean_a + shift n_b / n
         shift = mean - self.mean.double()
         squares = squares + self.std.double().square() * max(before - 1, 0) + shift.square() * (before * count / total)
@@ -116,7 +117,9 @@ class FlatObservations(nn.Module):
     def random_observations(self, contract: Contract, count: int, generator: Generator) -> TensorDict:
         """Random observations [count] for actors around the statistics, on the CPU."""
         noise = torch.randn(count, self.observed, generator=generator)
-        flat, observation, start = self.mean[: self.observed] + self.std[: self.observed] * noise, {}, 0
+        flat = self.mean[: self.observed] + self.std[: self.observed] * noise
+        observation = {}
+        start = 0
         for key in self.actor_keys:
             shape = contract.observation[key].shape
             part = flat[:, start : start + math.prod(shape)].unflatten(1, shape)

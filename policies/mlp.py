@@ -21,8 +21,8 @@ from embodied.policy import (
     PolicyConfig,
     Reparameterised,
     inference,
+    needs_value,
     sum_of_executed,
-    value_if_needed,
 )
 from embodied.world import ALONE, World
 from policies.flat import FlatObservations
@@ -62,14 +62,16 @@ class GaussianPolicy(FlatObservations, Reparameterised):
 
     def __init__(self, contract: Contract, config: MLPConfig) -> None:
         super().__init__(contract, config.reciprocal, "policy=mlp", "policy=flow")
-        self.contract, self.config = contract, config
+        self.contract = contract
+        self.config = config
         if not contract.action.low:
             raise UserError("MLPPolicy needs action limits; set low and high in the action spec")
         chunk = contract.horizon * contract.action.shape[-1]
         self.actor = _layers(self.observed, config.hidden, chunk).append(nn.Tanh())
         self.critic = _layers(self.feature_size, config.hidden, 1)
         self.log_std = nn.Parameter(torch.full((chunk,), math.log(config.initial_std)))
-        low, high = torch.tensor(contract.action.low), torch.tensor(contract.action.high)
+        low = torch.tensor(contract.action.low)
+        high = torch.tensor(contract.action.high)
         self.register_buffer("centre", (low + high) / 2)
         self.register_buffer("half_range", (high - low) / 2)
 
@@ -91,9 +93,13 @@ class GaussianPolicy(FlatObservations, Reparameterised):
         self, observation: TensorDict, *, deterministic: bool = False, generator: torch.Generator | None = None
     ) -> Decision:
         """Sample chunks [N, H, A]; `sample["raw"]` is [N, H * A]."""
-        mean = self._means(observation)
+        if needs_value(self, observation, deterministic):
+            mean, value = self._means_and_value(observation)
+        else:
+            mean = self._means(observation)
+            value = None
         sample, actions, log_prob = self._sample(mean, self._noise(mean, deterministic, generator))
-        return Decision(actions, sample, log_prob, value_if_needed(self, observation, deterministic))
+        return Decision(actions, sample, log_prob, value)
 
     @property
     def noise_shape(self) -> tuple[int, int]:
@@ -110,10 +116,11 @@ class GaussianPolicy(FlatObservations, Reparameterised):
 
     def evaluate(self, observation: TensorDict, sample: TensorDict) -> Evaluation:
         """Log-probability of stored raw actions."""
-        mean, std = self._means(observation), self.log_std.exp()
+        mean, value = self._means_and_value(observation)
+        std = self.log_std.exp()
         log_prob = self._terms(gaussian_log_prob(sample["raw"], mean, std))
         entropy = self._terms(gaussian_entropy(std).expand_as(mean))
-        return Evaluation(sum_of_executed(log_prob, sample), sum_of_executed(entropy, sample), self.value(observation))
+        return Evaluation(sum_of_executed(log_prob, sample), sum_of_executed(entropy, sample), value)
 
     def value(self, observation: TensorDict) -> Tensor:
         """Expected discounted return [N]; for sequences [T, N], [T, N]."""
@@ -124,7 +131,8 @@ class GaussianPolicy(FlatObservations, Reparameterised):
         if not self.fitted:
             raise UserError("the policy has no normalisation statistics; train it before exporting")
         distances = [key for key in self.reciprocal if key in self.actor_keys]
-        mean, scale = self.mean[: self.observed], self.scale[: self.observed]
+        mean = self.mean[: self.observed]
+        scale = self.scale[: self.observed]
         return Network.of(self.contract, mean, scale, self.actor, distances)
 
     def loss(self, observation: TensorDict, actions: Tensor, valid: Tensor) -> Tensor:
@@ -152,6 +160,11 @@ class GaussianPolicy(FlatObservations, Reparameterised):
     def _means(self, observation: TensorDict) -> Tensor:
         """Means of raw actions [N, H * A]."""
         return _run(self.actor, self._inputs(observation))
+
+    def _means_and_value(self, observation: TensorDict) -> tuple[Tensor, Tensor]:
+        """Means [..., H * A] and values [...], whose standardised observations are computed once."""
+        inputs = self.standardised(observation, self.keys)
+        return _run(self.actor, inputs[..., : self.observed]), _run(self.critic, inputs).squeeze(-1)
 
     def _inputs(self, observation: TensorDict) -> Tensor:
         return self.standardised(observation, self.actor_keys)

@@ -26,8 +26,11 @@ class Rows:
     """Tensors [T, ...] that are filled row by row, so that a growing rollout is in memory only once."""
 
     def __init__(self, length: int, storage: Storage, folder: Path | None) -> None:
-        self.length, self.storage, self.folder = length, storage, folder
+        self.length = length
+        self.storage = storage
+        self.folder = folder
         self.leaves: dict[tuple[str, ...], Tensor] = {}
+        self.rows: dict[tuple[str, ...], tuple[Tensor, ...]] = {}  # views of the leaves, which cost less than indices
         self.batch: dict[str, list[int]] = {}
         self.named: dict[str, Counter[str]] = {}  # rows of each tensor of a dictionary
 
@@ -39,13 +42,13 @@ class Rows:
                 for key, leaf in value.items(include_nested=True, leaves_only=True):
                     path = key if isinstance(key, tuple) else (key,)
                     tensor = cast(Tensor, leaf)
-                    self._into((name, *path), tensor)[t] = tensor
+                    self._row((name, *path), t, tensor).copy_(tensor)
             elif isinstance(value, dict):
                 self.named.setdefault(name, Counter()).update(value.keys())
                 for key, tensor in value.items():
-                    self._into((name, key), tensor)[t] = tensor
+                    self._row((name, key), t, tensor).copy_(tensor)
             else:
-                self._into((name,), value)[t] = value
+                self._row((name,), t, value).copy_(value)
 
     def tensors(self) -> dict[str, Any]:
         """All tensors by name, [T, ...]; of a dictionary, those that every row has."""
@@ -61,10 +64,11 @@ class Rows:
                 tensors[name] = tensor
         return tensors
 
-    def _into(self, path: tuple[str, ...], leaf: Tensor) -> Tensor:
-        if path not in self.leaves:
+    def _row(self, path: tuple[str, ...], t: int, leaf: Tensor) -> Tensor:
+        if path not in self.rows:
             self.leaves[path] = self._empty((self.length, *leaf.shape), leaf)
-        return self.leaves[path]
+            self.rows[path] = self.leaves[path].unbind(0)
+        return self.rows[path][t]
 
     def _empty(self, shape: tuple[int, ...], leaf: Tensor) -> Tensor:
         if self.storage is Storage.DEVICE:

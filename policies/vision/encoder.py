@@ -17,7 +17,8 @@ from policies.flat import FlatObservations
 from policies.vision.backbones import VisionConfig, backbone
 from policies.words import summed, word_features
 
-INSTRUCTION_WORDS, WORD_WIDTH = 20, 32
+INSTRUCTION_WORDS = 20
+WORD_WIDTH = 32
 """Largest number of words of an instruction, more raise an error; and the width of a word's vector."""
 
 

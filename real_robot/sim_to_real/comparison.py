@@ -108,7 +108,8 @@ class EvaluateConfig(ViewerOptions, ComparisonConfig):
     def check(self) -> None:
         """Raise UserError also for options that the chosen comparison does not read."""
         super().check()
-        several, filmed = bool(self.sim_to_real) or len(self.sim) > 1, self.video or self.render
+        several = bool(self.sim_to_real) or len(self.sim) > 1
+        filmed = self.video or self.render
         if self.margins and (several or self.baselines or self.distributions or filmed):
             raise UserError(
                 "margins=true sweeps by itself; leave out sim_to_real, several sim, baselines, distributions, video "

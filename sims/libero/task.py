@@ -196,7 +196,8 @@ class LiberoTask(Task, ProcessOptions):
         """
         from sims.libero.expert.demonstrations import collect
 
-        tasks, contract = self._tasks(), self.contract(self.starts)
+        tasks = self._tasks()
+        contract = self.contract(self.starts)
         limit = step_limit_of(tasks) if self.step_limit is None else self.step_limit
         options = {
             "assets": self._assets(),
@@ -236,7 +237,8 @@ class LiberoTask(Task, ProcessOptions):
         """
         from sims.libero.recorded import collect, files
 
-        tasks, assets = self._tasks(), self._assets()
+        tasks = self._tasks()
+        assets = self._assets()
         settings = {"tasks": [task.name for task in tasks], "assets": self.asset_kind}
         return decoded_once(
             directory,

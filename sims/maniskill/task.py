@@ -25,7 +25,8 @@ from sims.remote.options import ProcessOptions
 if TYPE_CHECKING:
     from sims.maniskill.environment import ManiSkillEnvironment
 
-FILMED, STRIDE = 4, 2
+FILMED = 4
+STRIDE = 2
 """Episodes in a video, and control steps between its frames."""
 
 
@@ -101,7 +102,8 @@ class ManiSkillTask(Task, ProcessOptions):
             return None
         from sims.maniskill.demonstrations import collect
 
-        contract, generator = self.contract(self.distributions[0]), seeding.generator(seed, "demonstrations")
+        contract = self.contract(self.distributions[0])
+        generator = seeding.generator(seed, "demonstrations")
         origin = {
             key: getattr(self, key) for key in ("id", "control_mode", "reward", "step_limit", "episodes", "noise")
         }

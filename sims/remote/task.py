@@ -36,7 +36,8 @@ class RemoteTask(WrappedTask):
     def __init__(self, task: Task, options: ProcessOptions) -> None:
         super().__init__(task)
         self.options = options
-        module, self.processes = type(task).__module__, max(1, options.processes)
+        module = type(task).__module__
+        self.processes = max(1, options.processes)
         self._description = {"task": f"{module}:{type(task).__qualname__}", "options": _resolved(task)}
         threads = max(1, (os.cpu_count() or 1) // self.processes)
         self._pool = Pool(options.python, module.partition(".")[0], threads)

@@ -25,7 +25,9 @@ if TYPE_CHECKING:  # robosuite is heavy
     from sims.robosuite.environment import RobosuiteEnvironment
     from sims.robosuite.world import Options
 
-FILMED, FILM_SIZE, BETWEEN = 4, 256, 4
+FILMED = 4
+FILM_SIZE = 256
+BETWEEN = 4
 """Episodes in a video, pixels a side of a picture, and control steps between its frames."""
 
 
@@ -116,7 +118,8 @@ class RobosuiteTask(Task, ProcessOptions):
         from sims.robosuite.expert import collect
 
         origin = {"env_name": self.env_name, "episodes": self.episodes, "noise": self.noise, "seed": seed}
-        options, contract = self._options(), self.contract(self.distributions[0])
+        options = self._options()
+        contract = self.contract(self.distributions[0])
         env = self._environment(1, "train", None, seed, 1, 1)
         return record_once(
             directory,
@@ -130,7 +133,8 @@ class RobosuiteTask(Task, ProcessOptions):
     ) -> None:
         """Film each policy, by caption, from the same starts, with the task's first camera."""
         env = self.environment(FILMED, distribution or self.distributions[0], "eval", device=device)
-        camera, stride = env.worlds[0].env.sim.model.camera_names[0], max(1, BETWEEN // self.executed)
+        camera = env.worlds[0].env.sim.model.camera_names[0]
+        stride = max(1, BETWEEN // self.executed)
 
         def render(ids: np.ndarray) -> np.ndarray:
             return np.stack([env.worlds[env_id].picture(camera, FILM_SIZE) for env_id in ids])

@@ -21,7 +21,8 @@ from sims.swarm import pictures
 from sims.swarm.environment import SwarmEnvironment
 from sims.swarm.mdp import Swarm
 
-FILMED_WORLDS, STRIDE = 2, 6
+FILMED_WORLDS = 2
+STRIDE = 6
 """Worlds in a video, and control steps between its frames."""
 
 
@@ -95,7 +96,9 @@ class SwarmTask(Task, ProcessOptions):
         self, path: Path, policies: Mapping[str, Policy], device: str, distribution: str | None = None, first: int = 0
     ) -> None:
         """Film each policy, by caption, from the same starts; also plot their paths into a file next to the video."""
-        flights, films, dt_s = {}, {}, 0.0
+        flights = {}
+        films = {}
+        dt_s = 0.0
         for caption, policy in policies.items():
             name = distribution or self.distributions[0]
             env = self.environment(FILMED_WORLDS * self._mdp(name).drones, name, "eval")
