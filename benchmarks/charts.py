@@ -27,16 +27,16 @@ DARK = {INK: "#e3e6ea", PAPER: "#1e2129", FAINT: "#565c66"}
 """Colours in the dark scheme, by those in the light one."""
 STAGES = {"sft": ("imitation (SFT)", "#9a7b2f"), "sft_control": ("control", "#4c86c6"), "rl": ("after RL", "#d2552b")}
 LIBERO = {
-    "libero_pick, wide": ("libero_pick_seed{}", "wide"),
-    "libero_pick, official starts": ("libero_pick_seed{}", "official"),
-    "libero_pick, two demonstrations, wide": ("libero_pick_two_seed{}", "wide"),
-    "libero_pick, two demonstrations, official starts": ("libero_pick_two_seed{}", "official"),
-    "libero_pictures, held-out starts": ("libero_pictures_ppo_lambda_seed{}", "areas"),
-    "libero_pictures, official starts": ("libero_pictures_ppo_lambda_seed{}", "official"),
-    "libero_goal, wide": ("libero_goal_seed{}", "wide"),
-    "libero_goal, official starts": ("libero_goal_seed{}", "official"),
-    "libero_spatial, wide": ("libero_spatial_seed{}", "wide"),
-    "libero_spatial, official starts": ("libero_spatial_seed{}", "official"),
+    "pick, wide": ("libero_pick_seed{}", "wide"),
+    "pick, official": ("libero_pick_seed{}", "official"),
+    "pick (2 demos), wide": ("libero_pick_two_seed{}", "wide"),
+    "pick (2 demos), official": ("libero_pick_two_seed{}", "official"),
+    "pictures, near": ("libero_pictures_ppo_lambda_seed{}", "areas"),
+    "pictures, official": ("libero_pictures_ppo_lambda_seed{}", "official"),
+    "goal, wide": ("libero_goal_seed{}", "wide"),
+    "goal, official": ("libero_goal_seed{}", "official"),
+    "spatial, wide": ("libero_spatial_seed{}", "wide"),
+    "spatial, official": ("libero_spatial_seed{}", "official"),
 }
 """Pattern of the files and distribution of initial states, by name."""
 COMPARED = {"libero_pictures_ppo_lambda_seed2": "libero_pictures_ppo_seed2"}
@@ -77,7 +77,7 @@ def libero() -> Figure:
             if (row["stage"], row["distribution"]) == (stage, distribution)
         }
         intervals(axes, rates, color, label)
-    axes.set(xlabel="success, % of held-out episodes, with 95% intervals", xlim=(0, 102))
+    axes.set(xlabel="success, % of held-out episodes, with 95% intervals", xlim=(30, 102))
     figure.legend(loc="outside upper right", ncols=3, frameon=False)
     return figure
 
@@ -107,7 +107,7 @@ def speed() -> Figure:
     delays = {row["partner"]: 1 / row["p99_over_echo"] for row in result("ros2_latency")["rows"]}
     ratios = {
         "LIBERO from state / stock LIBERO": [row["none"]["ratio_cpu"] for row in throughput],
-        "LIBERO, a picture every step / stock LIBERO": [row["every step"]["ratio_cpu"] for row in throughput],
+        "LIBERO, pictures / stock LIBERO": [row["every step"]["ratio_cpu"] for row in throughput],
         "LeRobot datasets, video / LeRobot's reader": [
             row["ours/lerobot"] for row in datasets if row["pictures"] == "video"
         ],
@@ -117,8 +117,8 @@ def speed() -> Figure:
         "PickCube, 8 worlds / ManiSkill": slowdowns(simulators["maniskill_8"]),
         "Humanoid, 16 worlds / Gymnasium": slowdowns(simulators["gym_humanoid_16"]),
         "Pendulum, 1 world / Gymnasium": slowdowns(simulators["gym_pendulum_1"]),
-        "ROS 2 round trip, p99 / bare rclpy": [delays["policy"]],
-        "ROS 2 round trip with safety, p99 / bare rclpy": [delays["policy, safety"]],
+        "ROS 2 policy, p99 / bare rclpy": [delays["policy"]],
+        "with safety, p99 / bare rclpy": [delays["policy, safety"]],
     }
     figure, axes = rows_of(list(ratios))
     for y, values in enumerate(ratios.values()):
@@ -142,7 +142,7 @@ def slowdowns(row: dict[str, Any]) -> list[float]:
 
 def rows_of(titles: Sequence[str]) -> tuple[Figure, Axes]:
     """Make an empty chart with one row for each title, the first on top."""
-    figure = Figure(figsize=(8.2, 0.9 + 0.27 * len(titles)), layout="constrained", facecolor=PAPER)
+    figure = Figure(figsize=(6.4, 0.9 + 0.27 * len(titles)), layout="constrained", facecolor=PAPER)
     axes = figure.subplots()
     axes.set_yticks(range(len(titles)), titles)
     axes.set(ylim=(len(titles) - 0.4, -0.6), facecolor=PAPER)
