@@ -18,21 +18,24 @@ from embodied.report.curves import plot_curves
 from embodied.report.headline import (
     BASELINE,
     LEARNING,
+    UNTRAINED,
     headline,
+    intervals,
     points,
     regressions,
     selection,
     significant,
     trained,
 )
-from embodied.report.markdown import markdown, table
+from embodied.report.markdown import markdown, table, without_empty_columns
 from embodied.report.page.page import page
 from embodied.report.repeating import machine, next_commands, train_command, typed_path
 from embodied.saving.files import complete_or_absent
 from embodied.saving.json_text import dumps_rows
 from embodied.saving.versions import git_commit, versions
 
-STAGES = {"start": "start", "sft": "SFT", "sft_control": "SFT control", "offline": "offline", "rl": "RL"}
+STAGES = {"start": "start", UNTRAINED: "untrained", "sft": "SFT", "sft_control": "SFT control"}
+STAGES |= {"offline": "offline", "rl": "RL"}
 """Evaluated stages, in the order of a report, and their titles."""
 POLICY = "policy"
 """Name of the evaluated policy among baselines."""
@@ -145,7 +148,8 @@ class Report:
             "cpu_s": round(self.cpu_s, 2),
             "phase_cpu_s": {phase: round(seconds, 2) for phase, seconds in self.phase_cpu_s.items()},
         }
-        return {"headline": headline(record), **record, "regressions": regressions(record)}
+        sentences = {"headline": headline(record), "headline_intervals": intervals(record)}
+        return {**sentences, **record, "regressions": regressions(record)}
 
     def _next(self, directory: Path) -> list[str]:
         """Commands to run after this one in `directory`."""
@@ -194,10 +198,11 @@ class Report:
         location = f"Report: {typed_path(Path(directory) / 'report.html')} (as text: report.md)"
         notes = [f"  {note}" for note in self._notes()]
         record = self.to_dict()
-        worse = [f"  worse: {line}" for line in _worse(record)]
+        worse = [f"  fell: {line}" for line in _worse(record)]
         return "\n".join(
             [
                 record["headline"],
+                *([record["headline_intervals"]] if record["headline_intervals"] else []),
                 f"{self.task}, {self._measure()} [95% interval]:",
                 *rows,
                 *gains,
@@ -222,9 +227,12 @@ class Report:
         self.in_training.points = list(state.get("in_training", []))
 
     def _ordered(self) -> dict[tuple[str, str], EvaluationResult]:
-        order = ["start", "sft", "sft_control", BASELINE, "offline", "rl"]
+        """Evaluations, those on the training distribution first, of each distribution in the order of stages."""
+        order = ["start", UNTRAINED, "sft", "sft_control", BASELINE, "offline", "rl"]
         position = {stage: order.index(BASELINE if stage.startswith(BASELINE) else stage) for stage, _ in self.results}
-        return dict(sorted(self.results.items(), key=lambda item: (item[0][1], position[item[0][0]])))
+        distributions = list(dict.fromkeys(distribution for _, distribution in self.results))
+        places = lambda key: (distributions.index(key[1]), position[key[0]])  # noqa: E731
+        return {key: self.results[key] for key in sorted(self.results, key=places)}
 
     def _measure(self) -> str:
         return next((result.measure for result in self.results.values()), "success")
@@ -239,17 +247,19 @@ class Report:
 
     def _marks_along(self) -> dict[str, tuple[float, float, float, float]]:
         """Evaluations before and after RL on the distribution of those in training: steps, value, low and high."""
-        stage_steps, distribution = {"start": 0, "sft": 0, "rl": self.env_steps}, self.in_training.distribution
+        stage_steps = {"start": 0, UNTRAINED: 0, "sft": 0, "rl": self.env_steps}
+        distribution = self.in_training.distribution
         marks = self._marks() if self.in_training.points else {}
         stage_marks = {stage: marks.get(f"{title(stage)} on {distribution}") for stage in stage_steps}
         return {title(stage): (stage_steps[stage], *mark) for stage, mark in stage_marks.items() if mark}
 
     def _page(self, record: dict[str, Any], directory: Path) -> str:
         stand_in = [STAND_IN] if self.assets == "stand-in" else []
-        parts = [f"# {markdown(self.task)}", markdown(record["headline"]), *stand_in, self._rates()]
+        parts = [f"# {markdown(self.task)}", markdown(record["headline"]), markdown(record["headline_intervals"])]
+        parts += [*stand_in, self._rates()]
         paired = ", paired on the same episodes" if all(each.repeatable for each in self.results.values()) else ""
         parts.append("\n".join(f"- {markdown(line)}{paired}" for line in self._gains()))
-        parts.append("\n".join(f"- **Worse**: {markdown(line)}" for line in _worse(record)))
+        parts.append("\n".join(f"- **Fell**: {markdown(line)}" for line in _worse(record)))
         parts += map(markdown, self._notes())
         parts.append("![Learning curves](curves.png)")
         if (directory / "video.mp4").exists():
@@ -269,7 +279,7 @@ class Report:
             numbers = [_number(row.get(name)) for name in metrics]
             episodes = f"{row['episodes']}{_odd(row)}"
             rows.append([title(stage), distribution, _rate(row), *numbers, episodes, str(result.step_limit or "")])
-        return table(header, rows)
+        return table(*without_empty_columns(header, rows))
 
     def _gains(self) -> list[str]:
         both = f"the better of {STAGES['sft']} and {STAGES['sft_control']}"
@@ -284,9 +294,11 @@ class Report:
         return better + each
 
     def _tasks(self) -> str:
-        if not self.results:
+        columns = {
+            key: result.summary()["per_task"] for key, result in self._ordered().items() if len(result.tasks) > 1
+        }
+        if not columns:  # the results are those of the only task
             return ""
-        columns = {key: result.summary()["per_task"] for key, result in self._ordered().items()}
         header = ["task", *(f"{title(stage)}, {distribution}" for stage, distribution in columns)]
         tasks = list(dict.fromkeys(row["task"] for rows in columns.values() for row in rows))
         cells = {key: {row["task"]: _rate(row) for row in rows} for key, rows in columns.items()}
@@ -411,7 +423,7 @@ def _rate(row: Mapping[str, Any]) -> str:
 
 def _metrics(result: EvaluationResult, pick: Callable[[dict[str, Any]], dict[str, Any]] = lambda row: row) -> str:
     row = pick(result.summary())
-    return "".join(f", {name} {_number(row[name])}" for name in result.metrics) + _odd(row)
+    return "".join(f", {name} {_number(row[name])}" for name in result.metrics if row[name] is not None) + _odd(row)
 
 
 def _odd(row: Mapping[str, Any]) -> str:
@@ -423,4 +435,5 @@ def _number(value: float | None) -> str:
 
 
 def _points(gain: Gain) -> str:
-    return f"{'return ' if gain.measure == 'return' else ''}{points(vars(gain))}"
+    note = "" if significant(vars(gain)) else ", not significant"
+    return f"{'return ' if gain.measure == 'return' else ''}{points(vars(gain))}{note}"

@@ -121,4 +121,4 @@ def listed(lines: Sequence[str]) -> str:
 def chart(svg: str, caption: str) -> str:
     """Figure of an SVG with its caption, which is text."""
     caption = f"<figcaption>{escape(caption)}</figcaption>"
-    return f'<div class="card"><figure class="chart">{svg}{caption}</figure></div>'
+    return f'<div class="card"><figure class="chart"><div class="scroll">{svg}</div>{caption}</figure></div>'
