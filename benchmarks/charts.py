@@ -129,7 +129,7 @@ def speed() -> Figure:
         axes.annotate(f"{middle:.2g}", (max(values), y), (6, 0), textcoords="offset points", va="center")
     axes.axvline(1.0, color=INK, linewidth=1.0)
     ticks = (0.25, 0.5, 1, 2, 4, 8, 16, 32)
-    axes.set(xscale="log", xlim=(0.2, 50), xlabel="times the peer's speed (1: as fast), of all measured runs")
+    axes.set(xscale="log", xlim=(0.2, 50), xlabel="times the peer's speed (1: as fast)")
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.minorticks_off()
     return figure
