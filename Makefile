@@ -84,11 +84,12 @@ test-ray: $(VENV)/installed-dev
 	$(PIP) --editable '.[ray]'
 	$(BIN)/python -m pytest tests/placement/test_ray.py $(ARGS)
 
-# Documents lie all over the tree: the site is built from a copy of what they link to.
+# Documents lie all over the tree: the site is built from a copy of what they link to. It links to the clone's origin.
+docs: export REPOSITORY := $(shell git remote get-url origin 2>/dev/null | sed -nE 's,^(git@|https://)([^:/]+)[:/](.+),https://\2/\3,p')
 docs: $(VENV)/installed-dev
 	rm -rf build/docs && mkdir -p build/docs
 	git ls-files '*.md' '*.py' '*.yaml' '*.c' '*.h' 'benchmarks/results' docs LICENSE | tar --create --files-from - | tar --extract --directory build/docs
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 check: $(VENV)/installed-dev
 	$(BIN)/ruff check .

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import asynchronous_ppo, libero_expert
+from benchmarks import asynchronous_ppo, charts, libero_expert
 from benchmarks.figures import (
     COMMIT,
     commits,
@@ -158,3 +158,17 @@ def test_results_name_a_clean_commit_or_documents_say_that_they_do_not(name: str
     paragraphs = [block for page in PAGES for block in page.read_text().split("\n\n") if name in linked_results(block)]
     silent = [block for block in paragraphs if words not in " ".join(block.split())]
     assert not silent
+
+
+@pytest.mark.parametrize("name", charts.CHARTS)
+def test_charts_are_drawn_from_todays_results(name: str):
+    stored = (charts.IMAGES / f"chart_{name}.svg").read_text()
+    assert stored == charts.svg(charts.CHARTS[name]), "python -m benchmarks.charts draws them again"
+
+
+def test_a_chart_shows_rates_in_percent_with_their_intervals():
+    (axes,) = charts.hover().axes
+    row = [label.get_text() for label in axes.get_yticklabels()].index("mass +20%, thrust -15%")
+    segments = axes.collections[0].get_segments()
+    assert axes.lines[0].get_xdata()[row] == pytest.approx(85.1, abs=0.05)
+    assert segments[row][:, 0] == pytest.approx([81.8, 87.9], abs=0.05)
