@@ -269,12 +269,14 @@ static inline uint32_t policy_rounded(float x)
 /* For loops of a few instructions, whose counting would take as long. */
 #if defined(__GNUC__) && !defined(__clang__)
 #define POLICY_UNROLLED _Pragma("GCC unroll 8")
+#define POLICY_SHARED __attribute__((noinline, unused)) /* one copy for all layers */
 #else
 #define POLICY_UNROLLED
+#define POLICY_SHARED inline
 #endif
 
 /* Largest magnitude of x. */
-static inline float policy_peak(const float *x, int inputs)
+static POLICY_SHARED float policy_peak(const float *x, int inputs)
 {
   uint32_t largest = 0u;
   POLICY_UNROLLED
