@@ -43,6 +43,8 @@ from rosgraph_msgs.msg import Clock  # noqa: E402
 from std_msgs.msg import Float64MultiArray  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
+from embodied.command_line.config import compose  # noqa: E402
+from embodied.command_line.train_options import GROUPS, TrainConfig  # noqa: E402
 from embodied.saving import checkpoint  # noqa: E402
 from embodied.saving.files import complete_or_absent  # noqa: E402
 from embodied.saving.json_text import dumps_rows  # noqa: E402
@@ -51,9 +53,10 @@ from real_robot.ros2.messages.codecs import installed, stamp_s  # noqa: E402
 from real_robot.ros2.processes import PROGRAMS, Processes  # noqa: E402
 from real_robot.ros2.robots.registry import robot_table  # noqa: E402
 from real_robot.ros2.robots.tables import ACTION  # noqa: E402
-from sims.quadrotor.environment import QuadrotorEnvironment  # noqa: E402
+from sims.quadrotor.task import HoverTask  # noqa: E402
 
 ECHO, POLICY, BOTH = "echo", "policy", "policy, safety"
+DISTRIBUTION = HoverTask().distributions[0]
 NAMESPACES = {ECHO: "echo", POLICY: "alone", BOTH: "watched"}
 SAMPLES = 512
 """Number of different observations, which are sent cyclically."""
@@ -157,10 +160,11 @@ def _node(nodes: Processes, partner: str, program: str, parameters: dict[str, An
 
 def _observations(run: Path) -> list[Float64MultiArray]:
     """Messages as sim_node would send them, from the first observations of episodes."""
-    contract = checkpoint.load(run).contract
+    saved = checkpoint.load(run)
+    contract = saved.contract
     (topic,) = robot_table("simulation", contract, {}).states
-    env = QuadrotorEnvironment(SAMPLES)
-    observation = env.reset()
+    task = compose(TrainConfig, "train", [], GROUPS, saved.config)[0].task
+    observation = task.environment(SAMPLES, DISTRIBUTION, "train").reset()
     keys = list(topic.codec.specs)
     return [
         topic.codec.encode({key: observation[key][index].numpy() for key in keys}, installed, 0.0)
@@ -199,7 +203,7 @@ def echo() -> None:
     rclpy.init()
     node = rclpy.create_node("echo", namespace=NAMESPACES[ECHO])
     publisher = node.create_publisher(Float64MultiArray, "action", QoSProfile(depth=1))
-    contract = QuadrotorEnvironment(1).contract
+    contract = HoverTask().contract(DISTRIBUTION)
     codec = robot_table("simulation", contract, {}).command.codec
     answer = codec.encode({ACTION: np.zeros(4, np.float32)}, installed, 0.0)
 

@@ -89,11 +89,14 @@ class AttentionPolicy(MLPPolicy):
 def _statistics(rows: Tensor, present: int | None) -> tuple[Tensor, Tensor]:
     """Mean and deviation of each element over the present rows; `present` itself stays 0 or 1."""
     present_rows = rows if present is None else rows[rows[:, present] >= 0.5]
-    mean, std = torch.zeros_like(rows[0]), torch.ones_like(rows[0])
+    mean = torch.zeros_like(rows[0])
+    std = torch.ones_like(rows[0])
     if len(present_rows) > 1:
-        mean, std = present_rows.mean(0), present_rows.std(0)
+        mean = present_rows.mean(0)
+        std = present_rows.std(0)
     if present is not None:
-        mean[present], std[present] = 0.0, 1.0
+        mean[present] = 0.0
+        std[present] = 1.0
     return mean, std
 
 

@@ -67,7 +67,8 @@ def random_image(observation: TensorDict, actions: Tensor, turn_rad: float) -> t
         actions: [N, H, 7], displacement, rotation (axis-angle) and gripper in the same frame.
         turn_rad: the largest rotation.
     """
-    n, device = len(actions), actions.device
+    n = len(actions)
+    device = actions.device
     angle = (2.0 * torch.rand(n, device=device) - 1.0) * turn_rad
     side = torch.where(torch.rand(n, device=device) < 0.5, -1.0, 1.0)
     return image(observation, actions, angle, side)
@@ -97,7 +98,10 @@ def hide(observation: TensorDict, *, words: float = 0.0, distractors: float = 0.
 
 def image(observation: TensorDict, actions: Tensor, angle: Tensor, side: Tensor) -> tuple[TensorDict, Tensor]:
     """Mirror y where `side` [N] is -1 (1: unchanged), then rotate by `angle` [N] rad about the vertical axis."""
-    cosine, sine, zero, one = angle.cos(), angle.sin(), torch.zeros_like(angle), torch.ones_like(angle)
+    cosine = angle.cos()
+    sine = angle.sin()
+    zero = torch.zeros_like(angle)
+    one = torch.ones_like(angle)
     rows = ((cosine, -sine * side, zero), (sine, cosine * side, zero), (zero, zero, one))
     # R(angle) diag(1, side, 1)
     matrix = torch.stack([torch.stack(row, -1) for row in rows], -2)  # [N, 3, 3]

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from embodied.errors import UserError
 
-KERNEL, GROUPS = 5, 8
+KERNEL = 5
+GROUPS = 8
 """Width of the UNet's convolutions, and number of groups of its group normalisation."""
 HEAD_WIDTH = 32
 
@@ -103,11 +104,14 @@ class ChunkUNet(nn.Module):
         super().__init__()
         if unfit := [width for width in widths if width % GROUPS]:
             raise UserError(f"expected policy.hidden in multiples of {GROUPS} with network=unet, got {unfit[0]}")
-        self.ticks, self.time_width, self.step = ticks, time_width, 2 ** (len(widths) - 1)
+        self.ticks = ticks
+        self.time_width = time_width
+        self.step = 2 ** (len(widths) - 1)
         self.diffusion_step_encoder = nn.Sequential(
             nn.Identity(), nn.Linear(time_width, 4 * time_width), nn.Mish(), nn.Linear(4 * time_width, time_width)
         )
-        conditions, pairs = time_width + features, list(pairwise([actions, *widths]))
+        conditions = time_width + features
+        pairs = list(pairwise([actions, *widths]))
         self.down_modules = nn.ModuleList(
             nn.ModuleList(
                 [

@@ -106,7 +106,8 @@ class DiffusionPolicy(GenerativePolicy):
             )
             return
         _check(pretrained, contract, features)
-        self.past, self.generated = pretrained.past, pretrained.length or pretrained.past + contract.horizon
+        self.past = pretrained.past
+        self.generated = pretrained.length or pretrained.past + contract.horizon
         self.network = ChunkUNet(actions, features, pretrained.widths, config.train_steps, pretrained.time_width)
 
     def adopt(self) -> None:
@@ -153,7 +154,8 @@ class DiffusionPolicy(GenerativePolicy):
     ) -> tuple[Tensor, TensorDict, Tensor]:
         """Denoise chunks; the sample is the path [B, P+1, H, A] through the last P steps."""
         first = self.config.denoising_steps - self.config.tuned_steps
-        path, parts = [x], [self._aggregated(torch.zeros_like(x))] * self.config.tuned_steps
+        path = [x]
+        parts = [self._aggregated(torch.zeros_like(x))] * self.config.tuned_steps
         for step in range(self.config.denoising_steps):
             index = torch.full(x.shape[:1], step, device=x.device)
             mean, std = self._kernel(path[-1], index, features, deterministic)
@@ -168,7 +170,8 @@ class DiffusionPolicy(GenerativePolicy):
     def evaluate(self, observation: TensorDict, sample: TensorDict) -> Evaluation:
         """Log-probabilities of the stored steps, which the network evaluates in one batch."""
         observation = self.encoder.read(observation)
-        count, steps = len(sample), self.config.tuned_steps
+        count = len(sample)
+        steps = self.config.tuned_steps
         features = self.encoder(observation).repeat_interleave(steps, 0)
         # pairs (x_s, x_{s+1}) of all steps, [B * P, H, A]
         x, following = (sample["path"][:, part].flatten(0, 1) for part in (slice(None, -1), slice(1, None)))
@@ -192,7 +195,8 @@ class DiffusionPolicy(GenerativePolicy):
         # generated chunks may begin before the present and be longer than the target
         target_chunk = target_chunk[:, index.clamp(0, horizon - 1)]
         times = torch.randint(self.config.train_steps, (len(target_chunk),), device=target_chunk.device)
-        noise, level = torch.randn_like(target_chunk), self.noise_table.table[times]
+        noise = torch.randn_like(target_chunk)
+        level = self.noise_table.table[times]
         predicted = self._predict(noised(target_chunk, noise, level), times, features)
         error = (predicted - target(target_chunk, noise, level, self.config.prediction)).square().mean(-1)
         return error[:, self.past : self.past + horizon]
@@ -203,11 +207,13 @@ class DiffusionPolicy(GenerativePolicy):
     def _kernel(self, x: Tensor, index: Tensor, features: Tensor, deterministic: bool) -> tuple[Tensor, Tensor]:
         """Mean [B, H, A] and deviation [B, 1, 1] of the denoising steps `index` [B] from `x`."""
         table = self.noise_table
-        before, after = table.before[index], table.after[index]
+        before = table.before[index]
+        after = table.after[index]
         predicted = self._predict(x, table.times[index], features)
         low, high = ((limit - self.action_mean) / self.action_std for limit in (self.action_low, self.action_high))
         if self.pretrained is not None and self.pretrained.settings.get("clip_sample", True):
-            low, high = low.clamp_min(-1.0), high.clamp_max(1.0)
+            low = low.clamp_min(-1.0)
+            high = high.clamp_max(1.0)
         # x_0 from the prediction, clamped, then the DDIM step from it
         action = denoised(x, predicted, before, self.config.prediction).clamp(low, high)
         mean, std = ddim_step(x, action, before, after, 0.0 if deterministic else self.config.eta)
@@ -220,8 +226,10 @@ class DiffusionPolicy(GenerativePolicy):
 
 def _check(pretrained: Published, contract: Contract, features: int) -> None:
     """Raise UserError unless `pretrained` reads `features` inputs, and predicts the actions of `contract`."""
-    name, actions = f"policy.weights={pretrained.source}", contract.action.shape[-1]
-    state, count = len(pretrained.state[0]), pretrained.observations
+    name = f"policy.weights={pretrained.source}"
+    actions = contract.action.shape[-1]
+    state = len(pretrained.state[0])
+    count = pretrained.observations
     if features != count * state or pretrained.features != count * state:
         reads = f"{count} observations, oldest first, of {state} elements"
         raise UserError(f"{name} reads {reads}: {pretrained.features} in all; the task has {features}")

@@ -30,7 +30,8 @@ CONVERT = (
 UNREADABLE = OSError, RuntimeError, ValueError, KeyError, TypeError, AttributeError, EOFError, SafetensorError
 REFERENCE = re.compile(r"\$\{(\w+)\}")
 """Value of a configuration that refers to another one."""
-FIRST, TIME = "down_modules.0.0.blocks.0.block.0.weight", "diffusion_step_encoder.1.weight"
+FIRST = "down_modules.0.0.blocks.0.block.0.weight"
+TIME = "diffusion_step_encoder.1.weight"
 
 
 @dataclass(frozen=True)

@@ -33,20 +33,23 @@ class FlatObservations(nn.Module):
     and suggest `other`.
 
     Raises:
-        UserError: if an observation has a variable axis, there is none, or `distances` names none of them.
+        UserError: if an observation has a variable axis, there is none but one is `required`, or `distances` names none
+            of them.
     """
 
     fitted: Tensor
     mean: Tensor
     std: Tensor
 
-    def __init__(self, contract: Contract, distances: Sequence[str], reader: str, other: str) -> None:
+    def __init__(
+        self, contract: Contract, distances: Sequence[str], reader: str, other: str, *, required: bool = True
+    ) -> None:
         super().__init__()
         specs = {key: spec for key, spec in contract.observation.items() if spec.dtype == "float32"}
         self.actor_keys = [key for key, spec in specs.items() if not spec.privileged]
         self.keys = [*self.actor_keys, *(key for key, spec in specs.items() if spec.privileged)]
         varying = [key for key in self.keys if -1 in specs[key].shape]
-        if varying or not self.actor_keys:
+        if varying or (required and not self.actor_keys):
             raise UserError(f"{reader} reads float32 observations of fixed size; got {varying or 'none'}: use {other}")
         self.reciprocal = list(distances)
         if unknown := [key for key in distances if key not in self.keys]:
@@ -75,7 +78,8 @@ class FlatObservations(nn.Module):
         count = int(world.sum(torch.tensor(len(inputs))))
         mean = world.sum(inputs.sum(0)) / count
         squares = world.sum((inputs - mean).square().sum(0))
-        before, total = int(self.count), int(self.count) + count
+        before = int(self.count)
+        total = int(self.count) + count
         # M2 = M2_a + M2_b + shift^2 n_a n_b / n;  mean = mean_a + shift n_b / n
         shift = mean - self.mean.double()
         squares = squares + self.std.double().square() * max(before - 1, 0) + shift.square() * (before * count / total)
@@ -110,13 +114,17 @@ class FlatObservations(nn.Module):
 
     def concatenated(self, observation: TensorDict, keys: Sequence[str]) -> Tensor:
         """Concatenate the observations `keys`, distances as reciprocals, [..., columns]."""
+        if not keys:
+            return self.mean.new_zeros(*observation.batch_size, 0)
         flat = {key: observation[key].flatten(observation.batch_dims) for key in keys}
         return torch.cat([reciprocal(flat[key]) if key in self.reciprocal else flat[key] for key in keys], dim=-1)
 
     def random_observations(self, contract: Contract, count: int, generator: Generator) -> TensorDict:
         """Random observations [count] for actors around the statistics, on the CPU."""
         noise = torch.randn(count, self.observed, generator=generator)
-        flat, observation, start = self.mean[: self.observed] + self.std[: self.observed] * noise, {}, 0
+        flat = self.mean[: self.observed] + self.std[: self.observed] * noise
+        observation = {}
+        start = 0
         for key in self.actor_keys:
             shape = contract.observation[key].shape
             part = flat[:, start : start + math.prod(shape)].unflatten(1, shape)

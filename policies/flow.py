@@ -118,7 +118,8 @@ class FlowPolicy(GenerativePolicy):
         running_actions, mask, keeps = (
             part.repeat_interleave(count, 0) for part in (running.actions, running.soft_mask(), running.keeps())
         )
-        x, target = x.flatten(0, 1), (running_actions - self.action_mean) / self.action_std
+        x = x.flatten(0, 1)
+        target = (running_actions - self.action_mean) / self.action_std
         features = self.encoder(observation).repeat_interleave(count, 0)
         if trained_for(running, self.config.trained_delay):
             x = self.sampling.continued(x, lambda x, times: self.velocity(x, times, features), target, keeps)
@@ -178,13 +179,16 @@ class FlowPolicy(GenerativePolicy):
         """|v(x_t, t) - (noise - action)|^2, mean over the action's elements, at random times; a share of shortcuts."""
         noise = torch.randn_like(target)
         time = torch.rand(len(target), device=target.device)
-        length, rows = torch.zeros_like(time, dtype=torch.long), self._long(time)
+        length = torch.zeros_like(time, dtype=torch.long)
+        rows = self._long(time)
         time[rows], length[rows] = random_steps(len(rows), target.device)
         is_prefix = prefix_mask(*target.shape[:2], self.config.trained_delay, target.device)
-        times, rest = torch.where(is_prefix, 0.0, time.unsqueeze(-1)), (~is_prefix).float()
+        times = torch.where(is_prefix, 0.0, time.unsqueeze(-1))
+        rest = (~is_prefix).float()
         t = times.unsqueeze(-1)
         # x_t = t noise + (1 - t) action, whose velocity dx_t / dt = noise - action
-        x, velocity_target = t * noise + (1.0 - t) * target, noise - target
+        x = t * noise + (1.0 - t) * target
+        velocity_target = noise - target
         if len(rows):
             # shortcut rows: one long step equals two short ones
             velocity_target[rows] = two_steps(self.velocity, x[rows], time[rows], features[rows], length[rows])
@@ -213,7 +217,8 @@ class _Velocity(nn.Module):
 
     def __init__(self, contract: Contract, features: int, config: FlowConfig) -> None:
         super().__init__()
-        self.initial_std, self.timed = config.initial_std, config.trained_delay > 0
+        self.initial_std = config.initial_std
+        self.timed = config.trained_delay > 0
         self.lengths = len(LENGTHS) if config.shortcut else 0
         self.network = chunk_network(
             config.network,

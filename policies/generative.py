@@ -108,13 +108,17 @@ class GenerativePolicy(RankingPolicy):
         super().__init__()
         if not contract.action.low:
             raise UserError(f"policy={kind} needs action limits; set low and high in the action spec")
-        self.contract, self.config = contract, config
-        self.past, self.generated = 0, contract.horizon  # number of generated actions before the present, and in total
+        self.contract = contract
+        self.config = config
+        # number of generated actions before the present, and in total
+        self.past = 0
+        self.generated = contract.horizon
         self.encoder = _encoder(contract, config)
         self.augment = _augmentation(contract, config, self.encoder)
         self.value_encoder = _encoder(contract, config, objects=True, privileged=True)
         self.advantage_encoder = _encoder(contract, config, objects=True)
-        actions, hidden = contract.action.shape[-1], config.hidden
+        actions = contract.action.shape[-1]
+        hidden = config.hidden
         self.feature_size = self.value_encoder.out_features
         self.critic = head(self.feature_size, hidden)
         self.advantage_head = head(self.advantage_encoder.out_features + contract.executed * actions, hidden)
@@ -230,7 +234,8 @@ class GenerativePolicy(RankingPolicy):
             raise UserError("the policy has no normalisation statistics; train it before exporting")
         policy = copy.deepcopy(self).cpu().requires_grad_(False).eval()
         del policy.critic, policy.value_encoder
-        encoder, count = policy.encoder, self.config.candidates if self.ranks and not self.teaches else 1
+        encoder = policy.encoder
+        count = self.config.candidates if self.ranks and not self.teaches else 1
         if count == 1:
             del policy.advantage_head, policy.advantage_encoder
         return ChunkNetwork(
@@ -275,7 +280,8 @@ class GenerativePolicy(RankingPolicy):
         """Denoising error, averaged over actions with weights `valid` [N, H]; one scalar."""
         observation, actions = self._augmented(observation, actions)
         target = (actions - self.action_mean) / self.action_std
-        draws, features = self.config.draws, self.encoder(observation)
+        draws = self.config.draws
+        features = self.encoder(observation)
         # encoding costs much, noise little: each encoded observation is used for `draws` noises
         error = self._error(*(each.repeat_interleave(draws, 0) for each in (target, features)))
         # L = sum(valid * mean over draws of the error) / sum(valid)
@@ -335,7 +341,8 @@ def _encoder(
 
 
 def _augmentation(contract: Contract, config: GenerativeConfig, encoder: Encoder) -> Augmentation | None:
-    kind, can_turn = config.augmentation, contract.action.names[:6] == CARTESIAN
+    kind = config.augmentation
+    can_turn = contract.action.names[:6] == CARTESIAN
     if kind is AugmentationKind.AUTO:
         scene = can_turn and not missing(contract)
         changes_pictures = isinstance(encoder, PictureEncoder) and (config.vision.shift or config.vision.colour)

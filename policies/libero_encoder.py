@@ -33,11 +33,13 @@ OBSERVATIONS = (
     "instruction",
 )
 """Observations that the encoder reads."""
-INSTRUCTION_WORDS, NAME_WORDS = 20, 6
+INSTRUCTION_WORDS = 20
+NAME_WORDS = 6
 """Largest number of words of an instruction and of a name; more raise an error."""
 STATE_WIDTH = 10
 POSE_WIDTH = 15
-OFFSET_WIDTH, NEAR_M = 5, 0.1
+OFFSET_WIDTH = 5
+NEAR_M = 0.1
 RELATION_WIDTH = 32
 MENTION_SCALE = 4.0
 """Factor of mentions relative to the standardised poses, so that attention learns the named objects early."""
@@ -86,7 +88,8 @@ def namesakes(names: Tensor, mask: Tensor) -> Tensor:
 
 def rotation_matrix(two_columns: Tensor) -> Tensor:
     """Rotation matrices [..., 3, 3] from their first two columns [..., 6]."""
-    first, second = two_columns[..., :3], two_columns[..., 3:]
+    first = two_columns[..., :3]
+    second = two_columns[..., 3:]
     return torch.stack((first, second, torch.linalg.cross(first, second)), dim=-1)
 
 
@@ -104,11 +107,13 @@ def object_poses(observation: TensorDict) -> Tensor:
     y^2, 2 x y) and their steepness. Most objects can be grasped equally from either side, and the required rotation
     jumps where both are equally far, which is hard to learn from single angles.
     """
-    position, rotation = observation["object_position"], rotation_matrix(observation["object_rotation"])
+    position = observation["object_position"]
+    rotation = rotation_matrix(observation["object_rotation"])
     hand = rotation_matrix(observation["end_effector_rotation"]).unsqueeze(1)
     offset = position - observation["end_effector_position"].unsqueeze(1)
     in_hand = hand.transpose(-1, -2) @ rotation
-    x, y = in_hand[..., 0, :], in_hand[..., 1, :]
+    x = in_hand[..., 0, :]
+    y = in_hand[..., 1, :]
     distance = offset.norm(dim=-1, keepdim=True)
     # exp(-d / 0.1 m) and exp(-d / 0.03 m)
     nearness = torch.exp(-distance / torch.tensor([0.1, 0.03], device=distance.device))  # resolves the last centimetres
@@ -139,7 +144,8 @@ class ObjectEncoder(Encoder):
         super().__init__()
         self.heads = heads
         self.out_features = (2 + heads) * width
-        self.reads, self.seeds = OBSERVATIONS, ("end_effector_position", "end_effector_rotation")
+        self.reads = OBSERVATIONS
+        self.seeds = ("end_effector_position", "end_effector_rotation")
         self.tables = {"instruction": WordTable(INSTRUCTION_WORDS), "object_names": WordTable(NAME_WORDS)}
         self.register_buffer("words", word_features(word_width))
         self.register_buffer("known", torch.zeros(WORD_BUCKETS, dtype=torch.bool))
@@ -246,7 +252,8 @@ class ObjectEncoder(Encoder):
 
         They are maxima over the related objects: one near object, say, suffices.
         """
-        mask, related = observation["object_mask"], words.new_zeros(*words.shape[:2], RELATION_WIDTH)
+        mask = observation["object_mask"]
+        related = words.new_zeros(*words.shape[:2], RELATION_WIDTH)
         has_namesake = namesakes(observation["object_names"], mask)
         rows, objects = has_namesake.nonzero(as_tuple=True)
         if not torch.jit.is_tracing() and not len(rows):  # an exported graph has no branches

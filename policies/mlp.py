@@ -62,14 +62,16 @@ class GaussianPolicy(FlatObservations, Reparameterised):
 
     def __init__(self, contract: Contract, config: MLPConfig) -> None:
         super().__init__(contract, config.reciprocal, "policy=mlp", "policy=flow")
-        self.contract, self.config = contract, config
+        self.contract = contract
+        self.config = config
         if not contract.action.low:
             raise UserError("MLPPolicy needs action limits; set low and high in the action spec")
         chunk = contract.horizon * contract.action.shape[-1]
         self.actor = _layers(self.observed, config.hidden, chunk).append(nn.Tanh())
         self.critic = _layers(self.feature_size, config.hidden, 1)
         self.log_std = nn.Parameter(torch.full((chunk,), math.log(config.initial_std)))
-        low, high = torch.tensor(contract.action.low), torch.tensor(contract.action.high)
+        low = torch.tensor(contract.action.low)
+        high = torch.tensor(contract.action.high)
         self.register_buffer("centre", (low + high) / 2)
         self.register_buffer("half_range", (high - low) / 2)
 
@@ -94,7 +96,8 @@ class GaussianPolicy(FlatObservations, Reparameterised):
         if needs_value(self, observation, deterministic):
             mean, value = self._means_and_value(observation)
         else:
-            mean, value = self._means(observation), None
+            mean = self._means(observation)
+            value = None
         sample, actions, log_prob = self._sample(mean, self._noise(mean, deterministic, generator))
         return Decision(actions, sample, log_prob, value)
 
@@ -128,7 +131,8 @@ class GaussianPolicy(FlatObservations, Reparameterised):
         if not self.fitted:
             raise UserError("the policy has no normalisation statistics; train it before exporting")
         distances = [key for key in self.reciprocal if key in self.actor_keys]
-        mean, scale = self.mean[: self.observed], self.scale[: self.observed]
+        mean = self.mean[: self.observed]
+        scale = self.scale[: self.observed]
         return Network.of(self.contract, mean, scale, self.actor, distances)
 
     def loss(self, observation: TensorDict, actions: Tensor, valid: Tensor) -> Tensor:

@@ -15,7 +15,8 @@ from torch import Tensor
 Words = Any
 """32-bit words: an int, a NumPy array of int64 or an int64 tensor, of any shape."""
 
-GOLDEN, COUNTER = 0x9E3779B9, 0x85EBCA6B
+GOLDEN = 0x9E3779B9
+COUNTER = 0x85EBCA6B
 """Odd factors of the index and of the counter."""
 MIX = ((16, 0x7FEB352D), (15, 0x846CA68B))
 """Shifts and odd factors of a 32-bit mixing function of low bias (github.com/skeeto/hash-prospector)."""

@@ -60,10 +60,12 @@ def movable(model: mujoco.MjModel, numbers: Iterable[int]) -> tuple[str, ...]:
 
 def pushed(model: mujoco.MjModel, qpos: ArrayLike, body: str, change_m_s: ArrayLike) -> Array:
     """Change of qvel [nv] by an impulse at the centre of mass of `body`, of its mass times `change_m_s` [3]."""
-    data, number = mujoco.MjData(model), model.body(body).id
+    data = mujoco.MjData(model)
+    number = model.body(body).id
     data.qpos[:] = qpos
     mujoco.mj_fwdPosition(model, data)
-    jacobian, change = np.zeros((3, model.nv)), np.zeros((1, model.nv))
+    jacobian = np.zeros((3, model.nv))
+    change = np.zeros((1, model.nv))
     mujoco.mj_jacBodyCom(model, data, jacobian, None, number)
     impulse = model.body_mass[number] * np.asarray(change_m_s, dtype=float)
     # Change of velocities: M^-1 J' p for the impulse p = m dv at the centre of mass with Jacobian J.
@@ -73,7 +75,8 @@ def pushed(model: mujoco.MjModel, qpos: ArrayLike, body: str, change_m_s: ArrayL
 
 def _colour(model: mujoco.MjModel, geom: int) -> Array:
     """Red, green, blue and alpha, from 0 to 1; the middle colour of a texture."""
-    material, colour = model.geom_matid[geom], model.geom_rgba[geom].astype(float)
+    material = model.geom_matid[geom]
+    colour = model.geom_rgba[geom].astype(float)
     if material < 0:
         return colour
     if (colour == (0.5, 0.5, 0.5, 1.0)).all():  # MuJoCo's default: the material's colour counts
@@ -94,7 +97,9 @@ def _pixels(model: mujoco.MjModel, texture: int) -> Array:
 
 def _solid(model: mujoco.MjModel, geom: int) -> Mesh:
     """Mesh of a geom in its own frame."""
-    kind, size, colour = int(model.geom_type[geom]), model.geom_size[geom], _colour(model, geom)
+    kind = int(model.geom_type[geom])
+    size = model.geom_size[geom]
+    colour = _colour(model, geom)
     if kind == MESH:
         return _mesh(model, geom, colour)
     if kind == FIELD:
@@ -112,7 +117,8 @@ def _solid(model: mujoco.MjModel, geom: int) -> Mesh:
 
 def _mesh(model: mujoco.MjModel, geom: int, colour: Array) -> Mesh:
     """Mesh of a mesh geom; with a texture, each vertex has its colour."""
-    mesh, material = model.geom_dataid[geom], model.geom_matid[geom]
+    mesh = model.geom_dataid[geom]
+    material = model.geom_matid[geom]
     rows = slice(model.mesh_faceadr[mesh], model.mesh_faceadr[mesh] + model.mesh_facenum[mesh])
     first = model.mesh_vertadr[mesh]
     corners = model.mesh_vert[first : first + model.mesh_vertnum[mesh]][model.mesh_face[rows]]  # [F, 3, 3]
@@ -136,11 +142,14 @@ def _mesh(model: mujoco.MjModel, geom: int, colour: Array) -> Mesh:
 
 def _ground(model: mujoco.MjModel, field: int) -> Mesh:
     """Mesh of a height field."""
-    rows, columns, first = model.hfield_nrow[field], model.hfield_ncol[field], model.hfield_adr[field]
+    rows = model.hfield_nrow[field]
+    columns = model.hfield_ncol[field]
+    first = model.hfield_adr[field]
     step = max(1, int(np.ceil(np.sqrt(2.0 * rows * columns / MOST_FACES))))
     x_m, y_m, z_m, _ = model.hfield_size[field]
     heights = model.hfield_data[first : first + rows * columns].reshape(rows, columns)[::step, ::step] * z_m
-    x, y = np.linspace(-x_m, x_m, columns)[::step], np.linspace(-y_m, y_m, rows)[::step]
+    x = np.linspace(-x_m, x_m, columns)[::step]
+    y = np.linspace(-y_m, y_m, rows)[::step]
     vertices = np.stack((*np.broadcast_arrays(x, y[:, None]), heights), -1)
     slope_y, slope_x = np.gradient(heights, y, x)
     normals = np.stack((-slope_x, -slope_y, np.ones_like(heights)), -1)

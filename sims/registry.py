@@ -57,7 +57,8 @@ def conditions(config: Mapping[str, Any]) -> Conditions | None:
         task = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(kind), values["task"]))
     except OmegaConfBaseException as error:
         raise UserError(f"the checkpoint's task is of another version ({error}); train again") from error
-    trained, latency = cast(Task, task).conditions, values.get("latency") or {}
+    trained = cast(Task, task).conditions
+    latency = values.get("latency") or {}
     if not any(max(latency.get(name, [0.0])) > 0.0 for name in ("observation_s", "action_s")):
         return trained
     description = f"measurements {latency['observation_s']} s and commands {latency['action_s']} s late (latency.)"

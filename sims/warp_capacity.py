@@ -19,7 +19,8 @@ OVERFLOW = int(
     & ~(mujoco_warp.OverflowType.EPA_HORIZON | mujoco_warp.OverflowType.HFIELD)
 )
 """Bits of mujoco_warp's `Data.overflow` for worlds with too few contacts, constraint rows or sensor readings."""
-NEIGHBOURS, POINTS = 6, 3
+NEIGHBOURS = 6
+POINTS = 3
 """Estimated number of bodies that a body touches, with each pair counted once, and of contacts with each of them.
 
 Heaps of 40 boxes, capsules or spheres had up to 197, 145 and 112 contacts; the estimates are 720, 480 and 240.

@@ -215,6 +215,15 @@ def test_tests_of_a_fault_are_those_of_its_file_first_then_short_ones_within_the
     assert coverage.tests("a.py::h", 9.0) == ([], 0.0)
 
 
+def test_tests_of_the_nearest_folder_come_before_short_ones() -> None:
+    far, near = "tests/embodied/test_a.py::a", "tests/sims/gym/test_b.py::b"
+    records = [
+        Record(seconds={test: seconds}, calls={"sims/gym/c.py::f": [test]})
+        for test, seconds in ((far, 1.0), (near, 2.0))
+    ]
+    assert Coverage(records).tests("sims/gym/c.py::f", 2.5) == ([near], 2.0)
+
+
 def outcome(number: int | str, after: str = "2") -> Fault:
     return Fault("a.py", "f", "constant", number, 3, 0, 1, "1", after, "a.py::f")
 

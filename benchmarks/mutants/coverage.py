@@ -6,6 +6,7 @@ import os
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -102,18 +103,22 @@ class Coverage:
         """Tests for a fault in `function`, `file::qualified name`, and their CPU time without it, s.
 
         Tests that execute the function come first, among them those of the test file with the name of the source file,
-        then short ones. Others of their test files follow: a function may have run only once for all of them, for a
-        cache. Tests that would exceed `budget_s` are left out, but not the first one.
+        then those in the nearest folder, then short ones. Others of their test files follow: a function may have run
+        only once for all of them, for a cache. Tests that would exceed `budget_s` are left out, but not the first one.
         """
-        stem = Path(function.partition("::")[0]).stem
+        source = Path(function.partition("::")[0])
         ranked = []
         for record in self._records:
             direct = set(record.calls.get(function, ()))
             for test, seconds in record.seconds.items() if direct else ():
-                is_namesake = Path(test.partition("::")[0]).stem == f"test_{stem}"
-                ranked.append((test not in direct, not is_namesake, seconds, test))
+                path = Path(test.partition("::")[0])
+                is_namesake = path.stem == f"test_{source.stem}"
+                # tests/ mirrors the packages: folders that both paths share
+                folders = zip(source.parent.parts, path.parent.parts[1:], strict=False)
+                shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], folders))
+                ranked.append((test not in direct, not is_namesake, -shared, seconds, test))
         chosen, total_s = [], 0.0
-        for _, _, seconds, test in sorted(ranked):
+        for *_, seconds, test in sorted(ranked):
             if not chosen or total_s + seconds <= budget_s:
                 chosen.append(test)
                 total_s += seconds

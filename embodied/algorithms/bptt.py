@@ -102,7 +102,9 @@ class BPTT(Composite):
     starts = None
 
     def __init__(self, policy: DeterministicPolicy, config: BPTTConfig, generator: torch.Generator) -> None:
-        self.policy, self.config, self.generator = policy, config, generator
+        self.policy = policy
+        self.config = config
+        self.generator = generator
         self.parameters = policy.mean_parameters()
         self.optimiser = torch.optim.Adam(self.parameters, config.learning_rate, fused=True)
         self.value_optimiser = torch.optim.Adam(policy.critic_parameters(), config.value_learning_rate, fused=True)
@@ -157,7 +159,8 @@ class BPTT(Composite):
 
     def _fit_value(self, rollout: Rollout, world: World = ALONE) -> float:
         """Regress the critic on TD(lambda) returns; returns the mean squared error."""
-        observation, value = rollout.observation.detach(), values(self.policy, rollout.observation)
+        observation = rollout.observation.detach()
+        value = values(self.policy, rollout.observation)
         _, returns = gae(
             rollout.reward.detach(),
             rollout.executed,
@@ -169,7 +172,8 @@ class BPTT(Composite):
             gae_lambda=self.config.gae_lambda,
         )
         batch = TensorDict({"observation": observation, "return": returns}, list(returns.shape)).flatten(0, 1)
-        minibatches, losses = Minibatches(rollout.executed.any(-1), world), []
+        minibatches = Minibatches(rollout.executed.any(-1), world)
+        losses = []
         for _ in range(self.config.value_epochs):
             for rows, counted in minibatches.draw(self.config.value_minibatch, self.generator):
                 minibatch = batch[rows.to(returns.device)].to(self.policy.device)

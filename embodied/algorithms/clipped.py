@@ -93,7 +93,8 @@ class ClippedUpdate:
 
     def __init__(self) -> None:
         self.sums: dict[str, float] = {}
-        self.count, self.kl = 0, torch.zeros(())
+        self.count = 0
+        self.kl = torch.zeros(())
 
     def add(self, metrics: dict[str, float], world: World) -> None:
         """Add the metrics of a step; none if it was not taken."""
@@ -123,7 +124,10 @@ class Clipped(Composite):
         generator: torch.Generator,
         *rates: float,
     ) -> None:
-        self.policy, self.demonstrations, self.generator, self.rates = policy, demonstrations, generator, rates
+        self.policy = policy
+        self.demonstrations = demonstrations
+        self.generator = generator
+        self.rates = rates
         self.config = config
         self.parameters = (policy.actor_parameters(), policy.critic_parameters())[: len(rates)]
         groups = [{"params": params, "lr": rate} for params, rate in zip(self.parameters, rates, strict=True)]
@@ -166,9 +170,11 @@ class Clipped(Composite):
         A minibatch has decisions [B]; for a policy with memory, whole environments [T, B]. Each is copied to the
         policy's device when it is used, because the whole rollout may not fit there.
         """
-        size, dim = self.config.minibatch, 0
+        size = self.config.minibatch
+        dim = 0
         if isinstance(self.policy, RecurrentPolicy):
-            size, dim = max(1, size // len(batch)), 1
+            size = max(1, size // len(batch))
+            dim = 1
         else:
             batch = batch.flatten(0, 1)
         for rows, counted in minibatches.draw(size, self.generator):
@@ -187,7 +193,8 @@ class Clipped(Composite):
         Raises:
             DivergedError: before the step, if a loss or a gradient is not finite.
         """
-        dim, count = batch.batch_dims - 1, int(world.sum(batch["own"].sum())) / world.size
+        dim = batch.batch_dims - 1
+        count = int(world.sum(batch["own"].sum())) / world.size
         if not count:
             return {}
         if self.piece is None:
@@ -228,7 +235,8 @@ class Clipped(Composite):
 
     def _policy_loss(self, batch: TensorDict, evaluation: Evaluation) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss of the actor and its metrics, sums over own decisions."""
-        own, config = batch["own"], self.config
+        own = batch["own"]
+        config = self.config
         decoupled = "proximal" in batch.keys()  # noqa: SIM118 - a TensorDict
         log_ratio = evaluation.log_prob - batch["proximal" if decoupled else "log_prob"]
         # r = exp(log pi - log pi_old), [..., P]; with the decoupled objective pi_prox takes the place of pi_old
@@ -264,7 +272,8 @@ class Clipped(Composite):
 
         clip_p = first + (clip - first) (e^(3 p / (P - 1)) - 1) / (e^3 - 1)
         """
-        config, count = self.config, ratio.shape[-1]
+        config = self.config
+        count = ratio.shape[-1]
         wider = 1.0 if config.clip_high is None else config.clip_high / config.clip
         if count == 1:
             return config.clip, config.clip * wider, 1.0
@@ -293,7 +302,8 @@ class Clipped(Composite):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict`."""
         self.optimiser.load_state_dict(state["optimiser"])
-        self.iterations, self.gradient_steps = state["iterations"], state["gradient_steps"]
+        self.iterations = state["iterations"]
+        self.gradient_steps = state["gradient_steps"]
         self.generator.set_state(state["generator"])
         if self.reference is not None:
             self.reference.load_state_dict(state["reference"])

@@ -58,7 +58,8 @@ class CriticConfig(Configuration):
     def __post_init__(self) -> None:
         """Raise UserError for numbers that are out of range or do not go together."""
         super().__post_init__()
-        low, high = self.value_low, self.value_high
+        low = self.value_low
+        high = self.value_high
         if self.subset is not None and self.subset > self.ensemble:
             raise UserError(f"expected subset <= ensemble, got {self.subset} and {self.ensemble}")
         if self.head is CriticHead.SCALAR and (low is not None or high is not None):
@@ -77,7 +78,8 @@ class Critics(nn.Module):
 
     def __init__(self, inputs: int, config: CriticConfig) -> None:
         super().__init__()
-        self.config, count = config, config.ensemble
+        self.config = config
+        count = config.ensemble
         self.categorical = config.head is CriticHead.HL_GAUSS
         sizes = [inputs, *config.hidden, config.bins if self.categorical else 1]
         bounds = [1.0 / math.sqrt(size) for size in sizes[:-1]]  # torch's default for linear layers
@@ -138,7 +140,8 @@ class Critics(nn.Module):
 
     def histogram(self, target: Tensor) -> Tensor:
         """Probabilities [..., bins] of the bins for `target` [...]: those of N(y, sigma^2) within the range."""
-        low, high = self.edges[0], self.edges[-1]
+        low = self.edges[0]
+        high = self.edges[-1]
         sigma = self.config.smoothing * (high - low) / self.config.bins
         # p_k = (Phi((e_{k+1} - y) / sigma) - Phi((e_k - y) / sigma)) / (Phi of the last edge - Phi of the first)
         cumulative = torch.special.ndtr((self.edges - target.clamp(low, high).unsqueeze(-1)) / sigma)

@@ -120,7 +120,8 @@ class TeacherThenStudent(Collector):
         distillation: Distillation,
     ) -> None:
         super().__init__(env, policy, generator, starts)
-        self.distillation, learner = distillation, distillation.teaching
+        self.distillation = distillation
+        learner = distillation.teaching
         self.teacher = learner.collector(env, distillation.teacher, generator, learner.starts)
 
     def collect(self, decisions: int) -> Rollout:
@@ -153,11 +154,16 @@ class Distillation(Composite):
         config: DistillationConfig,
         generator: torch.Generator,
     ) -> None:
-        self.policy, self.teacher, self.teaching = policy, teacher, teaching
-        self.config, self.generator = config, generator
+        self.policy = policy
+        self.teacher = teacher
+        self.teaching = teaching
+        self.config = config
+        self.generator = generator
         self.parameters = policy.actor_parameters()
         self.optimiser = torch.optim.Adam(self.parameters, config.learning_rate, fused=True)
-        self.steps_taught, self.began, self.student_gradient_steps = 0, 0.0, 0
+        self.steps_taught = 0
+        self.began = 0.0
+        self.student_gradient_steps = 0
 
     @property
     def taught(self) -> bool:
@@ -184,8 +190,10 @@ class Distillation(Composite):
         # progress of the student's phase, from 0 when the teacher's ended to 1
         share = (progress - self.began) / max(1e-9, 1.0 - self.began)
         linear_decay(self.optimiser, share, self.config.final_lr_share, self.config.learning_rate)
-        observation, labels = rollout.observation, self._labels(rollout.observation)
-        minibatches, losses = Minibatches(torch.ones(1, labels.shape[1], dtype=torch.bool), world), []
+        observation = rollout.observation
+        labels = self._labels(rollout.observation)
+        minibatches = Minibatches(torch.ones(1, labels.shape[1], dtype=torch.bool), world)
+        losses = []
         for _ in range(self.config.epochs):
             for rows, counted in minibatches.draw(self.config.minibatch, self.generator):
                 # [T, B]: whole sequences of B environments
@@ -209,7 +217,9 @@ class Distillation(Composite):
         """
         counted = counted.to(labels.device).expand(len(labels), -1)
         if not isinstance(self.policy, RecurrentPolicy):
-            observation, labels, counted = observation.flatten(0, 1), labels.flatten(0, 1), counted.flatten()
+            observation = observation.flatten(0, 1)
+            labels = labels.flatten(0, 1)
+            counted = counted.flatten()
         valid = torch.ones(labels.shape[:-1], device=labels.device) * counted.unsqueeze(-1)
         # L = share * policy loss(o, a_teacher) over valid actions, whose average over processes is the mean of all
         loss = share * self.policy.loss(observation.to(self.policy.device), labels, valid)

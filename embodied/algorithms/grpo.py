@@ -139,7 +139,9 @@ class GRPO(Clipped):
         process: LearnedProgress | None = None,
     ) -> None:
         super().__init__(policy, config, demonstrations, generator, config.learning_rate)
-        self.starts, self.progress_reward, self.process = starts, ProgressReward(), process
+        self.starts = starts
+        self.progress_reward = ProgressReward()
+        self.process = process
 
     def update(self, rollout: Rollout, progress: float, world: World = ALONE) -> dict[str, float]:
         """Run one iteration; returns mean losses, clip fraction and KL, and shares of the groups.
@@ -226,7 +228,9 @@ def compared(outcome: Tensor, episodes: WholeRollout, of_running: bool, by_devia
     squares = torch.bincount(group, (outcome - mean).square()).to(outcome.dtype)
     std = (squares / (size - 1.0).clamp_min(1.0)).sqrt()[group]
     varied = std > 1e-6
-    result, baseline, within = episodes.spread(outcome), episodes.spread(mean), episodes.episode >= 0
+    result = episodes.spread(outcome)
+    baseline = episodes.spread(mean)
+    within = episodes.episode >= 0
     if of_running:
         # one cell for each pair (group, number of the decision), so that the mean covers episodes that still run then
         cell = (episodes.spread(group) * len(within) + episodes.decision)[within]

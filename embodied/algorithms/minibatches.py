@@ -17,7 +17,8 @@ class Minibatches:
     """Minibatches of the decisions `used` [T, N] of all processes of `world`, whose environments are concatenated."""
 
     def __init__(self, used: Tensor, world: World = ALONE) -> None:
-        self.world, envs = world, used.shape[1]
+        self.world = world
+        envs = used.shape[1]
         used_by_process = torch.zeros(len(used), world.size, envs, dtype=torch.uint8)
         # each process fills its own columns; the sum is the mask of all processes
         used_by_process[:, world.rank] = used.cpu()

@@ -74,7 +74,8 @@ class Passes:
 
     def loss(self, *batch: int) -> int:
         """Bytes of the supervised loss of chunks [*batch]."""
-        observation, actions = self.observation(*batch), self.actions(*batch)
+        observation = self.observation(*batch)
+        actions = self.actions(*batch)
         return saved_bytes(lambda: self.policy.loss(observation, actions, actions[..., 0] > 0.0))
 
     def value(self, rows: int) -> int:
@@ -83,7 +84,8 @@ class Passes:
 
     def evaluate(self, minibatch: int, memory_gb: float | None) -> int:
         """Bytes of scoring a minibatch, or the largest piece of it that `memory_gb` allows."""
-        sample, length = self.decision().sample, self.rollout_length
+        sample = self.decision().sample
+        length = self.rollout_length
 
         def evaluated(rows: int) -> object:
             shape = (length, rows) if self.has_memory else (rows,)

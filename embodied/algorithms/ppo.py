@@ -140,7 +140,8 @@ class PPO(Clipped):
         process: LearnedProgress | None = None,
     ) -> None:
         super().__init__(policy, config, demonstrations, generator, config.learning_rate, config.value_learning_rate)
-        self.starts, self.process = starts, process
+        self.starts = starts
+        self.process = process
         self.reward_scale = RewardScale(config.discount)
 
     @property
@@ -174,7 +175,8 @@ class PPO(Clipped):
     def _prepare(self, rollout: Rollout, world: World) -> tuple[TensorDict, dict[str, float]]:
         """Training batch [T, N], and metrics: scales of advantages and rewards, and the explained variance."""
         assert rollout.value is not None, "PPO needs policies that return values with their decisions"
-        own, value = rollout.own, rollout.value
+        own = rollout.own
+        value = rollout.value
         advantage, returns = self._gae(rollout, value, next_values(self.policy, rollout, value, world))
         batch = TensorDict(
             {
@@ -195,7 +197,9 @@ class PPO(Clipped):
 
     def _gae(self, rollout: Rollout, value: Tensor, next_value: Tensor) -> tuple[Tensor, Tensor]:
         """Advantages and the critic's returns, [T, N] each."""
-        reward, discount, lam = self.reward_scale() * rollout.reward, self.config.discount, self.config.gae_lambda
+        reward = self.reward_scale() * rollout.reward
+        discount = self.config.discount
+        lam = self.config.gae_lambda
         transitions = (reward, rollout.executed, rollout.terminated, rollout.cut, value, next_value)
         # A_t = sum_l (gamma lambda)^l delta_{t+l} with rewards r / std(returns); G_t = A_t + V(s_t)
         advantage, returns = gae(*transitions, discount=discount, gae_lambda=lam)
@@ -207,10 +211,12 @@ class PPO(Clipped):
     @torch.no_grad()
     def _decouple(self, batch: TensorDict, world: World) -> dict[str, float]:
         """Add log pi_prox and w, [T, N, P], to `batch` [T, N] if the objective is decoupled; returns their metrics."""
-        limit, behaviour = self.config.importance_limit, batch["log_prob"]
+        limit = self.config.importance_limit
+        behaviour = batch["log_prob"]
         if limit is None:
             return {}
-        rows, inputs = min(self.config.minibatch, self.piece or FIRST_ROWS), batch.select("observation", "sample")
+        rows = min(self.config.minibatch, self.piece or FIRST_ROWS)
+        inputs = batch.select("observation", "sample")
         if isinstance(self.policy, RecurrentPolicy):  # whole environments, through time
             pieces = inputs.split(max(1, rows // len(inputs)), 1)
         else:

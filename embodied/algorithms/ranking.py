@@ -118,7 +118,10 @@ class Ranking(Composite):
         num_envs: int,
         generator: torch.Generator,
     ) -> None:
-        self.policy, self.config, self.imitation, self.generator = policy, config, imitation, generator
+        self.policy = policy
+        self.config = config
+        self.imitation = imitation
+        self.generator = generator
         self.starts = imitation.starts
         self.value_optimiser = torch.optim.AdamW(
             policy.critic_parameters(), config.value_learning_rate, weight_decay=0.0, fused=True
@@ -204,7 +207,8 @@ class Ranking(Composite):
 
     def largest_pass(self, passes: Passes) -> int | None:
         """Bytes that the largest minibatch stores: of values, advantages or imitation."""
-        observation, actions = passes.observation(self.config.minibatch), passes.actions(self.config.minibatch)
+        observation = passes.observation(self.config.minibatch)
+        actions = passes.actions(self.config.minibatch)
         advantage = saved_bytes(lambda: self.policy.advantage_loss(observation, actions, actions[:, 0, 0]))
         imitation = self.imitation.largest_pass(passes)
         return None if imitation is None else max(passes.value(self.config.value_minibatch), advantage, imitation)
@@ -218,7 +222,8 @@ class Ranking(Composite):
         """Continue from `state_dict`."""
         for part in PARTS:
             getattr(self, part).load_state_dict(state[part])
-        self.iterations, self.critic_steps = state["iterations"], state["critic_steps"]
+        self.iterations = state["iterations"]
+        self.critic_steps = state["critic_steps"]
 
 
 def _simulated(rollout: Rollout, *parts: Any) -> list[Any]:  # noqa: ANN401 - tensors and observations

@@ -104,8 +104,13 @@ class SelfImitation(Composite):
         env: Environment,
         generator: torch.Generator,
     ) -> None:
-        self.policy, self.config, self.generator, self.demonstrations = policy, config, generator, demonstrations
-        self.sft, self.progress, self.gradient_steps = self._begin(), 0.0, 0
+        self.policy = policy
+        self.config = config
+        self.generator = generator
+        self.demonstrations = demonstrations
+        self.sft = self._begin()
+        self.progress = 0.0
+        self.gradient_steps = 0
         self.replay = EpisodeStore(config.capacity, device="cpu")
         self.by_task: dict[int, Tensor] = {}  # rows of the replay's successes, for each task that has any
         rows = demonstrations.imitated_rows()
@@ -123,7 +128,8 @@ class SelfImitation(Composite):
         """Add the rollout's successes, then take gradient steps; returns the mean loss and the size of the set."""
         self.replay.add(rollout)
         self._sort()
-        rounds, steps = self.config.rounds, self.config.gradient_steps
+        rounds = self.config.rounds
+        steps = self.config.gradient_steps
         done = min(math.floor(self.progress * rounds), rounds - 1)  # an extended run stays in the last round
         advance = progress - self.progress
         # share of the round done at each gradient step: (p + dp step / steps) rounds - round
@@ -195,7 +201,8 @@ class SelfImitation(Composite):
         """Continue from `state_dict`."""
         for part in PARTS:
             getattr(self, part).load_state_dict(state[part])
-        self.progress, self.gradient_steps = state["progress"], state["gradient_steps"]
+        self.progress = state["progress"]
+        self.gradient_steps = state["gradient_steps"]
         if self.replay.written:
             self._sort()
 

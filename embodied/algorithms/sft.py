@@ -55,7 +55,9 @@ class SFT(Composite):
     """Learner that trains a copy of `policy`; `policy` itself is the moving average of that copy."""
 
     def __init__(self, policy: TrainablePolicy, config: SFTConfig, generator: torch.Generator) -> None:
-        self.policy, self.config, self.generator = policy, config, generator
+        self.policy = policy
+        self.config = config
+        self.generator = generator
         with seeding.undisturbed():
             self.trained = policy.with_new_weights()
         self.trained.load_state_dict(policy.state_dict())
@@ -111,7 +113,8 @@ class SFT(Composite):
         return float(mean)
 
     def _learning_rate(self, progress: float) -> float:
-        high, low = self.config.learning_rate, self.config.final_learning_rate
+        high = self.config.learning_rate
+        low = self.config.final_learning_rate
         warmup = min(self.config.warmup, self.config.steps // 10)
         rise = min(1.0, (self.gradient_steps + 1) / (warmup + 1))
         # linear warm-up, then cosine: low + (high - low) (1 + cos(pi p)) / 2

@@ -98,9 +98,13 @@ class TD3(Composite):
     collector = Collector
 
     def __init__(self, policy: DeterministicPolicy, config: TD3Config, generator: torch.Generator) -> None:
-        self.policy, self.config, self.generator = policy, config, generator
-        low, high = torch.tensor(policy.contract.action.low), torch.tensor(policy.contract.action.high)
-        self.centre, self.half_range = ((high + low) / 2).to(policy.device), ((high - low) / 2).to(policy.device)
+        self.policy = policy
+        self.config = config
+        self.generator = generator
+        low = torch.tensor(policy.contract.action.low)
+        high = torch.tensor(policy.contract.action.high)
+        self.centre = ((high + low) / 2).to(policy.device)
+        self.half_range = ((high - low) / 2).to(policy.device)
         inputs = policy.feature_size + policy.contract.executed * len(low)
         self.critics = Critics(inputs, config).to(policy.device)
         self.target_critics = copy.deepcopy(self.critics)
@@ -181,7 +185,8 @@ class TD3(Composite):
 
     def largest_pass(self, passes: Passes) -> int | None:
         """Bytes that the critics' minibatch stores, or the policy's if that is more."""
-        observation, actions = passes.observation(self.config.minibatch), passes.actions(self.config.minibatch)
+        observation = passes.observation(self.config.minibatch)
+        actions = passes.actions(self.config.minibatch)
         executed = actions[:, : self.policy.contract.executed]
         critics = saved_bytes(lambda: self.critics(self._inputs(observation, executed)))
         return max(critics, saved_bytes(lambda: self.policy.actions(observation)))

@@ -96,9 +96,14 @@ class EpisodeEngine(ABC):
             raise UserError(f"expected at least one task, one environment and one step, got {got}")
         if not 0 <= seed < 1 << 31:
             raise UserError(f"expected a seed in [0, 2^31), got {seed}")
-        self.contract, self.num_envs, self.step_limit = contract, num_envs, step_limit
-        self.task_names, self.instructions = task_names, instructions or task_names
-        self.num_starts, self.device, self.seed = num_starts, torch.device(device), seed
+        self.contract = contract
+        self.num_envs = num_envs
+        self.step_limit = step_limit
+        self.task_names = task_names
+        self.instructions = instructions or task_names
+        self.num_starts = num_starts
+        self.device = torch.device(device)
+        self.seed = seed
         self.task_index = torch.arange(_FIRST.get(), _FIRST.get() + num_envs, device=self.device) % len(task_names)
         self.start = torch.full((num_envs,), -1, device=self.device)
         self.steps = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
@@ -174,7 +179,8 @@ class EpisodeEngine(ABC):
         """Update steps and flags with `outcome`, and return the transition."""
         steps = light(self.steps) + light(outcome.executed).sum(1)
         self.steps = tensor(steps)
-        failed, succeeded = light(outcome.terminated), light(outcome.success)
+        failed = light(outcome.terminated)
+        succeeded = light(outcome.success)
         over = steps >= self.step_limit
         failures = dict(outcome.failures)
         if outcome.diverged is not None:
@@ -323,9 +329,13 @@ class Unnumbered:
 
     def __init__(self, engine: EpisodeEngine) -> None:
         self.engine = engine
-        self.contract, self.num_envs, self.device = engine.contract, engine.num_envs, engine.device
-        self.task_names, self.instructions = engine.task_names, engine.instructions
-        self.task_index, self.close = engine.task_index, engine.close
+        self.contract = engine.contract
+        self.num_envs = engine.num_envs
+        self.device = engine.device
+        self.task_names = engine.task_names
+        self.instructions = engine.instructions
+        self.task_index = engine.task_index
+        self.close = engine.close
         keep_capabilities(self, engine)
 
     def reset(self, mask: Tensor | None = None) -> TensorDict:

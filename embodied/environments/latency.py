@@ -78,8 +78,10 @@ class LatencyEnvironment(WrappedEnvironment):
         self.config = config
         self.episode_counts = torch.zeros(env.num_envs, dtype=torch.int64, device=env.device)  # episodes
         self.contract = contract(env.contract, config)
-        dt_s, executed = env.contract.control_dt_s, env.contract.executed
-        jitter_s, device = config.jitter_s, env.device
+        dt_s = env.contract.control_dt_s
+        executed = env.contract.executed
+        jitter_s = config.jitter_s
+        device = env.device
         self._observations = _Line(config.observation_s, jitter_s, executed * dt_s, purpose=0, device=device)
         self._commands = _Line(config.action_s, jitter_s, dt_s, purpose=1, device=device)
         if isinstance(env, Restorable):
@@ -151,7 +153,10 @@ class _Line:
     def __init__(
         self, range_s: list[float], jitter_s: float, period_s: float, *, purpose: int, device: torch.device
     ) -> None:
-        self.range_s, self.jitter_s, self.period_s, self.purpose = range_s, jitter_s, period_s, purpose
+        self.range_s = range_s
+        self.jitter_s = jitter_s
+        self.period_s = period_s
+        self.purpose = purpose
         self.device = device
         self.longest = int(_periods(torch.tensor(range_s[1] + jitter_s, dtype=torch.float64), period_s))
         self.messages: dict[str, Tensor] = {}  # [D, N, ...]
@@ -280,7 +285,8 @@ class _Punctual:
 
     def __init__(self, policy: Policy) -> None:
         observation = {key: spec for key, spec in policy.contract.observation.items() if key != LATENCY}
-        self.policy, self.contract = policy, replace(policy.contract, observation=observation)
+        self.policy = policy
+        self.contract = replace(policy.contract, observation=observation)
         if isinstance(policy, RecurrentPolicy):
             self.initial_memory = policy.initial_memory
 

@@ -39,11 +39,15 @@ class WrappedEnvironment:
     """
 
     def __init__(self, env: Environment) -> None:
-        self.env, self.contract = env, env.contract
-        self.num_envs, self.device = env.num_envs, env.device
-        self.task_names, self.instructions = env.task_names, env.instructions
+        self.env = env
+        self.contract = env.contract
+        self.num_envs = env.num_envs
+        self.device = env.device
+        self.task_names = env.task_names
+        self.instructions = env.instructions
         if isinstance(env, NumberedStarts):
-            self.step_limit, self.num_starts = env.step_limit, env.num_starts
+            self.step_limit = env.step_limit
+            self.num_starts = env.num_starts
         keep_capabilities(self, env)
 
     @property
@@ -73,7 +77,10 @@ class WrappedTask(Task):
     """Wrapper of `task`, which forwards everything that a task has."""
 
     def __init__(self, task: Task) -> None:
-        self.task, self.name, self.distributions = task, task.name, task.distributions
+        self.task = task
+        self.name = task.name
+        self.distributions = task.distributions
+        self.meanings = task.meanings
 
     def contract(self, distribution: str) -> Contract:
         """See `Task.contract`."""

@@ -82,7 +82,8 @@ class Running:
 
     def _progress(self) -> Tensor:
         """Progress of the n overlapping, not frozen actions: i / (n + 1) at the i-th, and 1 after the last."""
-        first, length = self.frozen.unsqueeze(1), (self.overlap - self.frozen + 1).unsqueeze(1)
+        first = self.frozen.unsqueeze(1)
+        length = (self.overlap - self.frozen + 1).unsqueeze(1)
         return ((_index(self.actions) - first + 1) / length).clamp(0.0, 1.0)
 
 

@@ -48,7 +48,9 @@ class DelayedPolicy:
         device: torch.device | str = "cpu",
     ) -> None:
         check_execution(policy, execution)
-        self.policy, self.execution, self.device = policy, execution, device
+        self.policy = policy
+        self.execution = execution
+        self.device = device
         self.contract = replace(policy.contract, executed=executed or policy.contract.executed)
         self.steps = steps_until(delay_s, self.contract.control_dt_s)
         self._check(delay_s)
@@ -94,7 +96,9 @@ class DelayedPolicy:
         return torch.where(runs.view(-1, 1, 1), late, actions)
 
     def _check(self, delay_s: float) -> None:
-        horizon, executed, spec = self.contract.horizon, self.contract.executed, self.contract.action
+        horizon = self.contract.horizon
+        executed = self.contract.executed
+        spec = self.contract.action
         waits = self.execution is Execution.SYNCHRONOUS
         longest = executed - 1 if waits else min(executed, horizon - executed)
         if not 0 <= self.steps <= longest or delay_s < 0.0:

@@ -31,7 +31,9 @@ from embodied.navigation.local_map import (
 def maps() -> Any:  # noqa: ANN401 - a library has the functions it has
     """Compile the functions of maps.c, without contraction of products and sums; needs a compiler."""
     source = Path(__file__).with_name("maps.c").read_text(encoding="utf-8")
-    long, number, pointer = ctypes.c_long, ctypes.c_float, ctypes.c_void_p
+    long = ctypes.c_long
+    number = ctypes.c_float
+    pointer = ctypes.c_void_p
     types = {
         "shortest_distances": [long, long, number, number, pointer, pointer],
         "path_length_at": [long, long, *[number] * 3, *[pointer] * 3],
@@ -63,7 +65,8 @@ class CompiledMap(LocalMap):
         """See `LocalMap.observe`."""
         if not _compiled(memory):
             return super().observe(memory)
-        out, cost = torch.empty(len(memory), 2 * len(self.ahead_m)), torch.empty(len(memory), 1)
+        out = torch.empty(len(memory), 2 * len(self.ahead_m))
+        cost = torch.empty(len(memory), 1)
         pose = self._at(memory), _direction(memory), self._end(memory)
         inputs = torch.tensor(self.ahead_m), *pose, memory[:, GOAL].contiguous(), memory
         maps().map_observe(ctypes.byref(self._numbers), len(memory), *pointers(*inputs, out, cost))

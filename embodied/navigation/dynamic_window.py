@@ -24,19 +24,24 @@ from embodied.native import choose, pointers
 from embodied.navigation.compiled_map import maps
 from embodied.policy import Decision
 
-SPEEDS, RATES = 7, 21
+SPEEDS = 7
+RATES = 21
 """Numbers of speeds and of yaw rates in the window; all pairs are tried."""
-SUBSTEP_S, EVERY = 0.05, 2
+SUBSTEP_S = 0.05
+EVERY = 2
 """Time step of predicted paths, s; check every n-th pose."""
 LEAST_M_S = 0.1
 """Smallest speed of a moving vehicle, m/s; below it, it may turn in place."""
-HEADINGS, STAY = 36, 0.1
+HEADINGS = 36
+STAY = 0.1
 """Number of candidate directions; cost of an angle to turn by, relative to an angle from the goal."""
-AHEAD_RAD, SETTLE_S = 0.3, 0.3
+AHEAD_RAD = 0.3
+SETTLE_S = 0.3
 """Angle of the goal above which it turns in place, rad; time constant of turning to a direction, s."""
 NEAR_M = 0.5
 """Distance to the goal, m, below which its direction has less and less weight."""
-TOUCH_M, TOLERANCE_M = 0.005, 0.002
+TOUCH_M = 0.005
+TOLERANCE_M = 0.002
 """Smallest distance without contact, m; and largest change of distance that is ignored, m."""
 FAR_M = 1e3
 ELEMENTS = 1 << 25
@@ -124,11 +129,15 @@ class DynamicWindow:
     def __init__(
         self, contract: Contract, drive: Drive, weights: Weights | None = None, *, backs: bool = False
     ) -> None:
-        self.contract, self.drive, self.weights = contract, drive, weights or Weights()
+        self.contract = contract
+        self.drive = drive
+        self.weights = weights or Weights()
         self.half = 0.5 * drive.length_m, 0.5 * drive.width_m
         self.radius = math.hypot(*self.half) + self.weights.turn_m
-        low, self.fastest = contract.action.low[0], contract.action.high[0]
-        self.slowest, self.backwards = max(low, 0.0), min(low, 0.0) if backs else 0.0
+        low = contract.action.low[0]
+        self.fastest = contract.action.high[0]
+        self.slowest = max(low, 0.0)
+        self.backwards = min(low, 0.0) if backs else 0.0
         self.turning = contract.action.high[1]
         stopping = self.fastest / drive.deceleration_m_s2 + 2.0 * drive.lag_s
         self.step = round(contract.control_dt_s / SUBSTEP_S)
@@ -188,13 +197,15 @@ class DynamicWindow:
 
     def _window(self, velocity: Tensor) -> tuple[Tensor, Tensor]:
         """All pairs of reachable speeds and yaw rates, [N, SPEEDS * RATES] each."""
-        drive, duration_s = self.drive, self.weights.window_s
+        drive = self.drive
+        duration_s = self.weights.window_s
         speed = _between(
             (velocity[:, 0] - duration_s * drive.deceleration_m_s2).clamp(self.slowest, self.fastest),
             (velocity[:, 0] + duration_s * drive.acceleration_m_s2).clamp(self.slowest, self.fastest),
             SPEEDS,
         )
-        reach, limit = duration_s * drive.yaw_acceleration_rad_s2, self.turning
+        reach = duration_s * drive.yaw_acceleration_rad_s2
+        limit = self.turning
         turn = _between(
             (velocity[:, 1] - reach).clamp(-limit, limit), (velocity[:, 1] + reach).clamp(-limit, limit), RATES
         )
@@ -219,7 +230,8 @@ class DynamicWindow:
         path = self._foresee(velocity, speed, turn, round(w.horizon_s / SUBSTEP_S))
         distance = _along(path, points, self.half)
         reached = (distance >= margin.unsqueeze(2)).cumprod(2).bool()
-        dx, dy = goal[:, 0, None, None] - path[..., 0], goal[:, 1, None, None] - path[..., 1]
+        dx = goal[:, 0, None, None] - path[..., 0]
+        dy = goal[:, 1, None, None] - path[..., 1]
         cost = torch.where(reached, self._cost(dx, dy, path[..., 2]), torch.inf).amin(2)  # it may pass the goal
         current_cost = self._cost(goal[:, :1], goal[:, 1:], torch.zeros_like(goal[:, :1]))
         room = torch.where(reached, (distance / w.clearance_m).clamp_max(1.0), 0.0).mean(2)
@@ -228,7 +240,8 @@ class DynamicWindow:
 
     def _cost(self, dx: Tensor, dy: Tensor, yaw: Tensor) -> Tensor:
         """Cost of a pose at (-dx, -dy) from the goal with heading `yaw`."""
-        distance, angle = (dx.square() + dy.square()).sqrt(), wrapped(torch.atan2(dy, dx) - yaw).abs()
+        distance = (dx.square() + dy.square()).sqrt()
+        angle = wrapped(torch.atan2(dy, dx) - yaw).abs()
         # w_g d + w_h |angle to the goal| min(d / NEAR_M, 1)
         return self.weights.goal * distance + self.weights.heading * angle * (distance / NEAR_M).clamp_max(1.0)
 
@@ -237,8 +250,10 @@ class DynamicWindow:
 
         Turning counts as progress only if that is the goal's direction; otherwise it is the last resort.
         """
-        w, fastest = self.weights, self.turning
-        aim, bearing = self._free_direction(points, goal), torch.atan2(goal[:, 1], goal[:, 0])
+        w = self.weights
+        fastest = self.turning
+        aim = self._free_direction(points, goal)
+        bearing = torch.atan2(goal[:, 1], goal[:, 0])
         remaining = (bearing.abs() - w.horizon_s * fastest).clamp_min(0.0)
         score = w.clearance * (now / w.clearance_m).clamp_max(1.0) - self._cost(
             goal[:, 0], goal[:, 1], bearing - remaining
@@ -251,10 +266,13 @@ class DynamicWindow:
         bearing = torch.atan2(goal[:, 1:], goal[:, :1])
         turned = torch.arange(HEADINGS, device=goal.device) * (2.0 * math.pi / HEADINGS)
         heading = wrapped(bearing + turned)  # [N, HEADINGS]
-        cos, sin = heading.cos().unsqueeze(2), heading.sin().unsqueeze(2)
-        px, py = points[:, None, :, 0], points[:, None, :, 1]
+        cos = heading.cos().unsqueeze(2)
+        sin = heading.sin().unsqueeze(2)
+        px = points[:, None, :, 0]
+        py = points[:, None, :, 1]
         # A circle of the vehicle's radius meets a point at `along` - sqrt(r^2 - aside^2).
-        along, chord = cos * px + sin * py, self.radius**2 - (cos * py - sin * px).square()
+        along = cos * px + sin * py
+        chord = self.radius**2 - (cos * py - sin * px).square()
         blocked = (chord > 0.0) & (along > 0.0)
         ahead = torch.where(blocked, along - chord.clamp_min(0.0).sqrt(), torch.inf).amin(2)
         needed = goal.norm(dim=1, keepdim=True).clamp_max(self.weights.free_m)
@@ -267,12 +285,14 @@ class DynamicWindow:
     ) -> Tensor:
         """Predicted poses [N, C, T, 3] with commands [N, C] for `commanded` substeps, then braking."""
         drive = self.drive
-        forward, rate = velocity[:, :1].expand_as(speed), velocity[:, 1:].expand_as(turn)
+        forward = velocity[:, :1].expand_as(speed)
+        rate = velocity[:, 1:].expand_as(turn)
         x = y = yaw = torch.zeros_like(speed)
         poses = []
         for step in range(substeps):
             if step == commanded:
-                speed, turn = torch.zeros_like(speed), torch.zeros_like(turn)
+                speed = torch.zeros_like(speed)
+                turn = torch.zeros_like(turn)
             # first-order lag with limited acceleration: v' = clip((u - v) / lag, -decel, accel)
             change = ((speed - forward) / drive.lag_s).clamp(-drive.deceleration_m_s2, drive.acceleration_m_s2)
             limit = drive.yaw_acceleration_rad_s2
@@ -280,7 +300,8 @@ class DynamicWindow:
             rate = rate + SUBSTEP_S * ((turn - rate) / drive.lag_s).clamp(-limit, limit)
             # midpoint rule: the heading halfway through the substep
             middle = yaw + 0.5 * SUBSTEP_S * rate
-            x, y = x + SUBSTEP_S * forward * middle.cos(), y + SUBSTEP_S * forward * middle.sin()
+            x = x + SUBSTEP_S * forward * middle.cos()
+            y = y + SUBSTEP_S * forward * middle.sin()
             yaw = yaw + SUBSTEP_S * rate
             if step % EVERY == EVERY - 1:
                 poses.append(torch.stack((x, y, yaw), 2))
@@ -301,16 +322,22 @@ def clearance(poses: Tensor, points: Tensor, half: tuple[float, float], backend:
     """Smallest distance [N, P], m, of the outline at `poses` [N, P, 3] from `points` [N, B, 2]."""
     if choose(backend, poses.device) == "c":
         out = torch.empty(poses.shape[:2])
-        poses, points = poses.contiguous(), points.contiguous()
+        poses = poses.contiguous()
+        points = points.contiguous()
         maps().clearance(len(poses), *half, poses.shape[1], *pointers(poses), points.shape[1], *pointers(points, out))
         return out
     # one pose at a time on the CPU, to fit into the cache; on a GPU that many calls would dominate
     poses_at_once = 1 if poses.device.type == "cpu" else max(1, ELEMENTS // max(1, points[..., 0].numel()))
-    px, py = points[:, None, :, 0], points[:, None, :, 1]  # [N, 1, B]
+    # [N, 1, B]
+    px = points[:, None, :, 0]
+    py = points[:, None, :, 1]
     distances = []
     for part in poses.split(poses_at_once, 1):
         x, y, yaw = part.unsqueeze(3).unbind(2)  # [N, P, 1]
-        cos, sin, dx, dy = yaw.cos(), yaw.sin(), px - x, py - y
+        cos = yaw.cos()
+        sin = yaw.sin()
+        dx = px - x
+        dy = py - y
         # distance of a point from the rectangle in its own frame: |max(|p| - half, 0)|
         along = ((cos * dx + sin * dy).abs() - half[0]).clamp_min(0.0)
         aside = ((cos * dy - sin * dx).abs() - half[1]).clamp_min(0.0)

@@ -19,16 +19,23 @@ from torch.nn import functional
 
 from embodied.contract import TensorSpec
 
-HEADING, CENTRE, COUNT, AGE, MAP = 0, 1, 6, 7, 8
-VELOCITY, GOAL = slice(2, 4), slice(4, 6)
+HEADING = 0
+CENTRE = 1
+COUNT = 6
+AGE = 7
+MAP = 8
+VELOCITY = slice(2, 4)
+GOAL = slice(4, 6)
 """Memory before the map: heading (rad) and half the initial goal distance (m), its position; last velocity, goal;
 control periods since the last plan, and since the beginning.
 """
-FADES, BEAM_STRIDE = 0.34, 2
+FADES = 0.34
+BEAM_STRIDE = 2
 """Decay of a cell when a beam passes it; stride of the beams used for clearing."""
 LONGEST_M = 50.0
 """Largest observed cost of a path, m."""
-SECTORS, NOWHERE_M = 1024, 1e3
+SECTORS = 1024
+NOWHERE_M = 1e3
 """Number of sectors of the full turn in which remembered hits are looked up; position of missing hits, m."""
 AROUND = [(i, j) for i in (-1, 0, 1) for j in (-1, 0, 1)]
 
@@ -107,7 +114,8 @@ class LocalMap:
         memory = torch.zeros(len(goal), self.size, device=goal.device)
         memory[:, HEADING] = -torch.atan2(goal[:, 1], goal[:, 0])
         memory[:, CENTRE] = 0.5 * goal.norm(dim=1)
-        memory[:, VELOCITY], memory[:, GOAL] = velocity, goal
+        memory[:, VELOCITY] = velocity
+        memory[:, GOAL] = goal
         self._scans(memory).fill_(NOWHERE_M)
         self._mark(memory, lidar)
         self._plan(memory, torch.ones_like(memory[:, COUNT], dtype=torch.bool))
@@ -126,7 +134,8 @@ class LocalMap:
         off = torch.atan2(before[:, 1], before[:, 0]) - torch.atan2(goal[:, 1], goal[:, 0]) - turn
         off = torch.atan2(off.sin(), off.cos())
         memory[:, HEADING] += turn + torch.where(goal.norm(dim=1) > 1.0, off, 0.0)
-        memory[:, VELOCITY], memory[:, GOAL] = velocity, goal
+        memory[:, VELOCITY] = velocity
+        memory[:, GOAL] = goal
         memory[:, COUNT : AGE + 1] += 1.0
         self._mark(memory, lidar)
         if (due := memory[:, COUNT] >= self.every).any():
@@ -138,7 +147,9 @@ class LocalMap:
         for each beam the distance of the nearest remembered hit in its direction [N, B], `range_m` if there is none.
         """  # noqa: D205
         path_costs = self._grids(memory)[:, 1].flatten(1)
-        heading, goal, position = memory[:, HEADING], memory[:, GOAL], self._at(memory)
+        heading = memory[:, HEADING]
+        goal = memory[:, GOAL]
+        position = self._at(memory)
         end = self._end(memory)
         cell = self._cell(position)
         cost = path_costs.gather(1, self._index(cell).unsqueeze(1))
@@ -175,10 +186,14 @@ class LocalMap:
 
     def _remembered(self, memory: Tensor) -> Tensor:
         """Squared distance [N, B] of the nearest remembered hit in the direction of each beam, infinite without one."""
-        heading, offset = memory[:, HEADING], self._scans(memory).flatten(1, 2) - self._at(memory).unsqueeze(1)
-        cos, sin = heading.cos().unsqueeze(1), heading.sin().unsqueeze(1)
-        x, y = cos * offset[..., 0] + sin * offset[..., 1] - self.lidar_x_m, cos * offset[..., 1] - sin * offset[..., 0]
-        squared, manhattan = x * x + y * y, x.abs() + y.abs()
+        heading = memory[:, HEADING]
+        offset = self._scans(memory).flatten(1, 2) - self._at(memory).unsqueeze(1)
+        cos = heading.cos().unsqueeze(1)
+        sin = heading.sin().unsqueeze(1)
+        x = cos * offset[..., 0] + sin * offset[..., 1] - self.lidar_x_m
+        y = cos * offset[..., 1] - sin * offset[..., 0]
+        squared = x * x + y * y
+        manhattan = x.abs() + y.abs()
         near = (squared < self.remembered_m**2) & (manhattan > 0.0)
         share = torch.where(near, y / manhattan, 0.0)  # a pseudo-angle, monotonic in the angle: 1 for a quarter turn
         turn = torch.where(x < 0.0, torch.where(y < 0.0, -2.0 - share, 2.0 - share), share)
@@ -192,7 +207,8 @@ class LocalMap:
     def _beam_of_sector(self) -> Tensor:
         """Index [SECTORS] of the beam nearest to the middle of each sector; B for sectors without a near beam."""
         share = 4.0 * (torch.arange(SECTORS) + 0.5) / SECTORS - 2.0
-        x, y = 1.0 - share.abs(), torch.where(share.abs() <= 1.0, share, share.sign() * 2.0 - share)
+        x = 1.0 - share.abs()
+        y = torch.where(share.abs() <= 1.0, share, share.sign() * 2.0 - share)
         beams = torch.tensor(self.angles)
         off = torch.atan2(y, x).unsqueeze(1) - beams
         nearest = torch.atan2(off.sin(), off.cos()).abs().min(1)
@@ -202,7 +218,8 @@ class LocalMap:
     def _moved(self, memory: Tensor, velocity: Tensor) -> tuple[Tensor, Tensor]:
         """Displacement [N, 2], m, in the earlier frame, and angle [N] that vehicles have moved in a period."""
         speed, rate = (0.5 * (memory[:, VELOCITY] + velocity)).unbind(1)
-        turn, distance = rate * self.dt_s, speed * self.dt_s
+        turn = rate * self.dt_s
+        distance = speed * self.dt_s
         # an arc, approximated by its chord: the midpoint heading times the length
         return torch.stack((distance * (0.5 * turn).cos(), distance * (0.5 * turn).sin()), 1), turn
 
@@ -233,7 +250,8 @@ class LocalMap:
         # once per cell and scan, however many beams pass it
         hits.sub_(FADES * torch.zeros_like(hits).scatter_reduce_(1, cells.flatten(1), through, "amax"))
         hits.clamp_min_(0.0)
-        places, hit = self._places(memory, lidar.unsqueeze(2)).squeeze(2), lidar < self.range_m
+        places = self._places(memory, lidar.unsqueeze(2)).squeeze(2)
+        hit = lidar < self.range_m
         cells, inside = self._cells(places)
         hits.scatter_reduce_(1, cells, (inside & hit).float(), "amax")
         rows = (memory[:, AGE] % self.scans_every == 0.0).nonzero().squeeze(1)
@@ -271,6 +289,7 @@ class LocalMap:
 
 def turned(points: Tensor, angle: Tensor) -> Tensor:
     """Rotate `points` [..., 2] by `angle` [...], rad."""
-    cos, sin = angle.cos(), angle.sin()
+    cos = angle.cos()
+    sin = angle.sin()
     x, y = points.unbind(-1)
     return torch.stack((cos * x - sin * y, sin * x + cos * y), -1)

@@ -88,8 +88,11 @@ class RemoteCollectors:
         max_staleness: int = 0,
         patience_s: float = 300.0,
     ) -> None:
-        self.pool, self.policy, self.seed = pool, policy, seed
-        self.max_staleness, self.patience_s = max_staleness, patience_s
+        self.pool = pool
+        self.policy = policy
+        self.seed = seed
+        self.max_staleness = max_staleness
+        self.patience_s = patience_s
         self.generator = seeding.generator(seed, "noise", device=policy.device)
         self.version = 0  # number of updates so far
         self.waiting: deque[Rollout] = deque()  # returned, and not yet learned from, oldest first

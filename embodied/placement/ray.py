@@ -172,10 +172,12 @@ class RayCollectors(CollectorPool):
     """
 
     def __init__(self, config: RayConfig, recipe: CollectorRecipe, num_envs: int) -> None:
-        self.ray, self.config = library(), config
+        self.ray = library()
+        self.config = config
         self.handles = [_ActorHandle(spec) for spec in collector_specs(config.collectors, num_envs)]
         try:
-            self._recipe, self._weights = self.ray.put(recipe), None
+            self._recipe = self.ray.put(recipe)
+            self._weights = None
         except (TypeError, AttributeError) as error:  # cannot be pickled
             raise UserError(
                 f"what collectors are made of cannot be sent to them ({_first_line(error)}); viewer=true and objects of"
@@ -255,7 +257,8 @@ class RayCollectors(CollectorPool):
         actor_class = self.ray.remote(Worker).options(
             num_cpus=self.config.cpus, num_gpus=self.config.gpus, max_restarts=0, scheduling_strategy="SPREAD"
         )
-        handle.actor, handle.host = actor_class.remote(), None
+        handle.actor = actor_class.remote()
+        handle.host = None
         handle.requests = deque([_Request(handle.actor.build.remote(self._recipe, handle.spec), time.monotonic())])
 
     def _admit(self, handle: _ActorHandle, host: CollectorHost) -> None:
@@ -269,7 +272,8 @@ class RayCollectors(CollectorPool):
             if not self._once:
                 raise UserError(f"placement=ray: {reason}")
             return self._died(handle, reason)
-        handle.host, self._once = host, True
+        handle.host = host
+        self._once = True
 
     def _died(self, handle: _ActorHandle, reason: str) -> None:
         """Count the losses with the collector of `handle`, which will be replaced."""
@@ -291,7 +295,8 @@ class RayCollectors(CollectorPool):
     def _end(self, handle: _ActorHandle) -> None:
         if handle.actor is not None:
             self.ray.kill(handle.actor)
-        handle.actor, handle.host = None, None
+        handle.actor = None
+        handle.host = None
         handle.requests.clear()
 
     def _check_alive(self, handle: _ActorHandle) -> None:

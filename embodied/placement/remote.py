@@ -55,7 +55,9 @@ class RemotePlacement(Local):
 
     def remote_collector(self, parts: RunParts) -> RolloutSource:
         """See `Processes.remote_collector`."""
-        algorithm, config, seed = parts.algorithm, parts.config, parts.seed
+        algorithm = parts.algorithm
+        config = parts.config
+        seed = parts.seed
         if not isinstance(algorithm, RemotelyCollected):
             raise UserError(
                 "collectors are for learners of rollouts that stand alone, algorithm=ppo or grpo: others put episodes"
@@ -72,10 +74,13 @@ class RemotePlacement(Local):
         if config.storage is Storage.DISK:
             raise UserError("storage=disk is for the learner's own environments; collectors have memory: use cpu")
         algorithm.remote_starts(parts.env, seeding.generator(seed, "starts"))  # raises here, not in the collector
-        make, device = partial(part_of, parts.task, self.collector_device), self.collector_device
-        kind, starts = parts.learner.collector, algorithm.remote_starts
+        make = partial(part_of, parts.task, self.collector_device)
+        device = self.collector_device
+        kind = parts.learner.collector
+        starts = algorithm.remote_starts
         recipe = CollectorRecipe(make, kind, starts, parts.policy, seed, device, config.precision)
-        pool, patience_s = self._pool(recipe, config.num_envs), self.patience_s
+        pool = self._pool(recipe, config.num_envs)
+        patience_s = self.patience_s
         return RemoteCollectors(pool, parts.policy, seed=seed, max_staleness=self.max_staleness, patience_s=patience_s)
 
 

@@ -36,7 +36,8 @@ from embodied.policy import TrainablePolicy
 from embodied.saving import sharding
 
 log = logging.getLogger(__name__)
-BEAT_S, POLL_S = 1.0, 0.05
+BEAT_S = 1.0
+POLL_S = 0.05
 SILENT_S = 5.0
 """Heartbeat timeout after a failed collective operation, s; a process that is silent for that long is gone."""
 HUNG_S = 120.0
@@ -51,10 +52,12 @@ class Torchrun(Processes):
     """
 
     def __init__(self, device: str, timeout_s: float, shard: bool | None = None) -> None:
-        self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        self.rank = int(os.environ["RANK"])
+        self.size = int(os.environ["WORLD_SIZE"])
         local = int(os.environ["LOCAL_RANK"])
         self.device = f"cuda:{local}" if device == "cuda" else device
-        self.timeout_s, self.shard = timeout_s, shard
+        self.timeout_s = timeout_s
+        self.shard = shard
         self.turns = 0
 
     def __enter__(self) -> Self:
@@ -183,15 +186,18 @@ class Torchrun(Processes):
 
     def _await_result(self, key: str) -> Any:  # noqa: ANN401 - JSON
         """Wait for the result of process 0 under `key`, however long that takes."""
-        last_beat, beat = time.monotonic(), b""
+        last_beat = time.monotonic()
+        beat = b""
         while True:
             with self._store_of_others():
-                ended, finished = self.store.check(["ended/0"]), self.store.check([key])
+                ended = self.store.check(["ended/0"])
+                finished = self.store.check([key])
                 if finished:
                     break
                 if ended:
                     raise UserError(f"process 0 of {self.size} has ended before the others; its message tells why")
-                before, beat = beat, self.store.get("beat/0")
+                before = beat
+                beat = self.store.get("beat/0")
             # the beat's number changes while process 0 lives; clocks of different machines need not agree
             last_beat = last_beat if before == beat else time.monotonic()
             time.sleep(POLL_S)  # waiting in the store would log a warning every second
@@ -246,7 +252,8 @@ _AGAIN = "all end; go on from the last checkpoint with resume=DIR, started as be
 
 
 def _store(limit: timedelta) -> PrefixStore:
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    address = os.environ["MASTER_ADDR"]
+    port = int(os.environ["MASTER_PORT"])
     store = TCPStore(address, port, is_master=False, timeout=limit, wait_for_workers=False)
     return PrefixStore(f"embodied/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
 

@@ -154,7 +154,8 @@ def software() -> dict[str, str]:
 @cache
 def _code() -> str:
     """Digest of the sources of the packages that collect, because versions do not distinguish commits."""
-    root, digest = Path(__file__).parents[2], hashlib.sha256()
+    root = Path(__file__).parents[2]
+    digest = hashlib.sha256()
     for path in sorted(file for package in PACKAGES for file in (root / package).rglob("*.py")):
         digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:12]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 from textwrap import shorten
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from embodied.evaluation.means import (
     mean_interval,
     probability_of_improvement,
 )
-from embodied.report.finished_run import Run, read
+from embodied.report.finished_run import Run, RunOptions, read
 
 SURROUNDINGS = "task.", "latency."
 """Beginnings of options that may change evaluations as well as training."""
@@ -32,6 +32,7 @@ Options = Mapping[str, Any]
 """Values by dotted name."""
 Interval = dict[str, float | None]
 """Number under its name, and its bounds `low` and `high`; null: no bounds."""
+AnyRun = TypeVar("AnyRun", bound=RunOptions)
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,15 +155,26 @@ def compare(paths: Sequence[str | Path]) -> Comparison:
     runs = [read(path) for path in paths]
     for first, other in combinations(runs, 2):
         _check_comparable(first, other)
-    has_options = all(run.options for run in runs)
-    grouped: dict[str, list[Run]] = {}
-    for run in runs:
-        grouped.setdefault(json.dumps(run.options, sort_keys=True) if has_options else run.name, []).append(run)
-    for group in grouped.values():
+    names, options, groups = grouped(runs)
+    for group in groups:
         _check_seeds(group)
-    options = [group[0].options if has_options else {"run": group[0].name} for group in grouped.values()]
-    rows = [Row(_named(own, options), group) for group, own in zip(grouped.values(), options, strict=True)]
+    rows = [Row(*row) for row in zip(names, groups, strict=True)]
+    has_options = all(run.options for run in runs)
     return Comparison(rows, _differing(options) if has_options else {}, list(_notes(rows, options)))
+
+
+def grouped(runs: Sequence[AnyRun]) -> tuple[list[str], list[Options], list[list[AnyRun]]]:
+    """Groups of runs that differ only in their seed: their names, options and runs.
+
+    A name states how the options differ from those of other groups. Without the options of every run, groups are runs
+    of one name.
+    """
+    has_options = all(run.options for run in runs)
+    groups: dict[str, list[AnyRun]] = {}
+    for run in runs:
+        groups.setdefault(json.dumps(run.options, sort_keys=True) if has_options else run.name, []).append(run)
+    options = [group[0].options if has_options else {"run": group[0].name} for group in groups.values()]
+    return [_named(own, options) for own in options], options, list(groups.values())
 
 
 def _differing(options: Sequence[Options]) -> dict[str, list[Any]]:

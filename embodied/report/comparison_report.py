@@ -11,7 +11,8 @@ import numpy as np
 
 from embodied.errors import UserError
 from embodied.report.comparison import Comparison, Row, short, written
-from embodied.report.markdown import table
+from embodied.report.curves import BAND, draw_band
+from embodied.report.markdown import table, without_empty_columns
 from embodied.saving.files import complete_or_absent
 from embodied.saving.json_text import dumps_rows
 from embodied.saving.metrics import read_metrics
@@ -28,8 +29,6 @@ vary. Means of several seeds have Student's interval, that of one seed Wilson's 
 returns. Differences of the means are paired on the same starts where each row is one run, else Welch's over seeds. P is
 the probability that one run of the first row does better on a task than one of the second, averaged over tasks, with
 Newcombe's interval (2006). Steps and times are means over seeds; CPU time is that of reinforcement learning."""
-POINTS = 200
-"""Number of points of a band over seeds."""
 WIDTH = 30
 """Largest number of letters of a row's name in a line of the figure."""
 
@@ -47,7 +46,14 @@ def write(directory: Path, comparison: Comparison) -> str:
     notes = "\n".join(f"- {note}" for note in record["notes"])
     parts = (_reached(record), _differences(record), _costs(record), _options(record), notes)
     tables = [part for part in parts if part]
-    page = [f"# Comparison on {record['task']}", *tables, f"![Comparison]({NAME}.png)", METHODS, _runs(record)]
+    page = [
+        f"# Comparison on {record['task']}",
+        headline(record),
+        *tables,
+        f"![Comparison]({NAME}.png)",
+        METHODS,
+        _runs(record),
+    ]
     figure = _figure(comparison, record)
     with complete_or_absent(directory / f"{NAME}.json") as temporary:
         temporary.write_text(dumps_rows(record), encoding="utf-8")
@@ -55,7 +61,30 @@ def write(directory: Path, comparison: Comparison) -> str:
         figure.savefig(temporary, format="png", dpi=120)
     with complete_or_absent(directory / f"{NAME}.md") as temporary:
         temporary.write_text("\n\n".join(page) + "\n", encoding="utf-8")
-    return "\n\n".join([*tables, f"wrote {directory / NAME}.md, .json and .png"])
+    return "\n\n".join([headline(record), *tables, f"wrote {directory / NAME}.md, .json and .png"])
+
+
+def headline(record: Mapping[str, Any]) -> str:
+    """Best row on the first distribution, and whether it is significantly better than the second."""
+    rows = {row["name"]: row["results"] for row in record["rows"]}
+    distribution = next(iter(record["rows"][0]["results"]))
+    means = {name: results[distribution]["mean"]["mean"] for name, results in rows.items() if distribution in results}
+    first, *others = sorted(means, key=lambda name: -means[name])
+    if not others:
+        figure = _interval(rows[first][distribution]["mean"], "mean", record["measure"])
+        return f"{first} reached {figure} on {distribution}."
+    pair = {first, others[0]}
+    gap = next(
+        each
+        for each in record["differences"]
+        if {each["row"], each["over"]} == pair and each["distribution"] == distribution
+    )
+    return f"{first} is {'' if _significant(gap) else 'not significantly '}better than {others[0]} on {distribution}."
+
+
+def _significant(gap: Mapping[str, Any]) -> bool:
+    """Whether the interval of a difference is known and excludes zero."""
+    return gap["low"] is not None and (gap["low"] > 0 or gap["high"] < 0)
 
 
 def _reached(record: Mapping[str, Any]) -> str:
@@ -79,7 +108,7 @@ def _costs(record: Mapping[str, Any]) -> str:
         costs = [f"{row[cost]:,.0f}" if row[cost] is not None else "" for cost in ("env_steps", "wall_s", "cpu_s")]
         commits = dict.fromkeys(short(run["git_commit"]) for run in row["runs"])
         rows.append([row["name"], *costs, ", ".join(commits)])
-    return table(["row", "environment steps", "wall s", "CPU s", "commit"], rows)
+    return table(*without_empty_columns(["row", "environment steps", "wall s", "CPU s", "commit"], rows))
 
 
 def _differences(record: Mapping[str, Any]) -> str:
@@ -87,12 +116,15 @@ def _differences(record: Mapping[str, Any]) -> str:
         [
             f"{each['row']} over {each['over']}",
             each["distribution"],
-            _interval(each, "difference", record["measure"]) + (", paired" if each["paired"] else ""),
+            _interval(each, "difference", record["measure"])
+            + (", paired" if each["paired"] else "")
+            + ("" if _significant(each) else ", not significant" if each["low"] is not None else ", interval unknown"),
             _interval(each["improvement"], "probability", "success"),
         ]
         for each in record["differences"]
     ]
-    return table(["row over row", "distribution", f"difference of mean {record['measure']}", "P"], rows) if rows else ""
+    header = ["row over row", "distribution", f"difference of mean {record['measure']}", "P"]
+    return table(*without_empty_columns(header, rows)) if rows else ""
 
 
 def _options(record: Mapping[str, Any]) -> str:
@@ -125,27 +157,35 @@ def _figure(comparison: Comparison, record: Mapping[str, Any]) -> Any:  # noqa: 
 
     names = [fill(row.name, WIDTH) for row in comparison.rows]
     curves = [_curves(row, record["measure"]) for row in comparison.rows]
-    panels = len(comparison.distributions) + any(curves)
-    figure = Figure(figsize=(1.5 + 3.6 * panels, max(3.2, 1.2 + 0.6 * len(names))), layout="constrained")
-    axes = list(figure.subplots(1, panels, squeeze=False).flat)
-    for axis, distribution in zip(axes, comparison.distributions, strict=False):
-        _dots(axis, [row["results"].get(distribution) for row in record["rows"]], record["measure"])
-        axis.set_title(f"{distribution}\n{axis.get_title()}", fontsize="medium")
-        axis.set_yticks(range(len(names)), names if axis is axes[0] else [])
-    if any(curves):
-        _lines(axes[-1], dict(zip(names, curves, strict=True)), record["measure"])
+    panels, lines = 1 + any(curves), len(names) * len(comparison.distributions)
+    figure = Figure(figsize=(6.4 * panels, max(4.2, 1.6 + 0.22 * lines)), layout="constrained")
+    dots, *others = figure.subplots(1, panels, squeeze=False).flat
+    _dots(dots, record, comparison.distributions)
+    for axis in others:
+        _lines(axis, dict(zip(names, curves, strict=True)), record["measure"])
+    handles, labels = dots.get_legend_handles_labels()
+    figure.legend(handles, [fill(label, 2 * WIDTH) for label in labels], loc="outside lower center", ncols=2)
     return figure
 
 
-def _dots(axis: Axes, rows: Sequence[Mapping[str, Any] | None], measure: str) -> None:
-    """Plot a dot with its interval for each row, from above: interquartile means if all rows have several seeds."""
-    kind = "iqm" if all(row["iqm"] for row in rows if row) else "mean"
-    for height, row in enumerate(rows):
-        if row:
-            number, low, high = (row[kind][name] for name in (kind, "low", "high"))
-            error = None if low is None else [[max(0.0, number - low)], [max(0.0, high - number)]]
-            axis.errorbar(number, height, xerr=error, fmt="o", capsize=3, color=f"C{height}")
-    axis.set(title=f"{'IQM of' if kind == 'iqm' else 'mean'} {measure}, 95%", ylim=(len(rows) - 0.4, -0.6))
+def _dots(axis: Axes, record: Mapping[str, Any], distributions: Sequence[str]) -> None:
+    """Plot a dot with its interval for each row on each distribution, from above.
+
+    Dots are interquartile means if all rows have several seeds.
+    """
+    rows, measure = record["rows"], record["measure"]
+    kind = "iqm" if all(len(row["runs"]) > 1 for row in rows) else "mean"
+    for number, row in enumerate(rows):
+        places = [name for name in distributions if name in row["results"]]
+        numbers, lows, highs = ([row["results"][name][kind][each] for name in places] for each in (kind, "low", "high"))
+        heights = [distributions.index(name) + 0.7 * ((number + 0.5) / len(rows) - 0.5) for name in places]
+        ends = [(n, n) if low is None else (low, high) for n, low, high in zip(numbers, lows, highs, strict=True)]
+        error = np.abs(np.array(ends).T - numbers)
+        axis.errorbar(
+            numbers, heights, xerr=error, fmt="o", markersize=4, capsize=2, color=f"C{number}", label=row["name"]
+        )
+    axis.set_yticks(range(len(distributions)), distributions)
+    axis.set(title=f"{'IQM of' if kind == 'iqm' else 'mean'} {measure}, 95%", ylim=(len(distributions) - 0.5, -0.5))
     if measure == "success":
         axis.set_xlim(-0.02, 1.02)
     axis.grid(alpha=0.3, axis="x")
@@ -160,17 +200,12 @@ def _curves(row: Row, measure: str) -> list[np.ndarray]:
 
 
 def _lines(axis: Axes, rows: Mapping[str, Sequence[np.ndarray]], measure: str) -> None:
-    """Plot a line for each row: the mean over its seeds, in a band from the worst to the best."""
+    """Plot a line for each row, in a band over its seeds."""
     for number, (name, runs) in enumerate(rows.items()):
-        if not runs:
-            continue
-        steps = np.linspace(max(run[0, 0] for run in runs), min(run[-1, 0] for run in runs), POINTS)
-        values = np.stack([np.interp(steps, run[:, 0], run[:, 1]) for run in runs])
-        axis.plot(steps, values.mean(0), linewidth=1.2, color=f"C{number}", label=name)
-        if len(runs) > 1:
-            axis.fill_between(steps, values.min(0), values.max(0), color=f"C{number}", alpha=0.2, linewidth=0)
+        if runs:
+            draw_band(axis, runs, f"C{number}", name)
     axis.set(xlabel="environment steps")
-    axis.set_title(f"{measure} in training,\nmean and range of seeds", fontsize="medium")
+    axis.set_title(f"{measure} in training,\nmean and {BAND}", fontsize="medium")
     if measure == "success":
         axis.set_ylim(-0.02, 1.02)
     axis.grid(alpha=0.3)

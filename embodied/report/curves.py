@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from embodied.evaluation.means import student
 from embodied.saving.files import complete_or_absent
 from embodied.saving.metrics import read_metrics
 
@@ -14,6 +17,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 COLUMNS = 3
+BAND_POINTS = 200
+"""Number of points of a band over seeds."""
+BAND = "95% interval over seeds (of two: their range)"
 CURVES = {
     "evaluation/success": "environment steps",
     "evaluation/return": "environment steps",
@@ -28,8 +34,10 @@ CURVES = {
     "rl/clip_fraction": "environment steps",
     "rl/explained_variance": "environment steps",
     "sft/loss": "gradient steps",
+    "sft/held_out_loss": "gradient steps",
     "sft_control/loss": "gradient steps",
     "offline/loss": "gradient steps",
+    "offline/held_out_loss": "gradient steps",
     "offline/actor_loss": "gradient steps",
     "offline/value_loss": "gradient steps",
 }
@@ -100,3 +108,21 @@ def draw_marks(axis: Axes, marks: Mapping[str, tuple[float, float, float]], meas
     if measure == "success":
         axis.set_xlim(0, 1)
     axis.grid(alpha=0.3, axis="x")
+
+
+def draw_band(axis: Axes, curves: Sequence[np.ndarray], color: str, name: str) -> None:
+    """Draw the mean of `curves` [points, 2] over seeds, where all have values, in a `BAND`.
+
+    It is Student's interval of the mean, which would be far too wide for two seeds.
+    """
+    if len(curves) == 1:
+        axis.plot(*curves[0].T, linewidth=1.2, color=color, label=f"{name} (1 seed)")
+        return
+    x = np.linspace(max(curve[0, 0] for curve in curves), min(curve[-1, 0] for curve in curves), BAND_POINTS)
+    values = np.stack([np.interp(x, *curve.T) for curve in curves])
+    mean, count = values.mean(0), len(curves)
+    # mean +- t_{n-1} s / sqrt(n)
+    spread = student(count - 1) * values.std(0, ddof=1) / math.sqrt(count)
+    low, high = (values.min(0), values.max(0)) if count == 2 else (mean - spread, mean + spread)
+    axis.plot(x, mean, linewidth=1.2, color=color, label=f"{name} ({count} seeds)")
+    axis.fill_between(x, low, high, color=color, alpha=0.2, linewidth=0)

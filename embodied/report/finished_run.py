@@ -27,16 +27,11 @@ ASIDE = FREE | {"seed", "plan"}
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
-    """Finished run: its report.json at `path`, and its options by dotted name; none if they are unknown.
-
-    `results` are the evaluations of its final policy, by distribution.
-    """
+class RunOptions:
+    """Run whose report.json is, or will be, at `path`, and its options by dotted name; none if they are unknown."""
 
     path: Path
-    report: Mapping[str, Any]
     options: Mapping[str, Any]
-    results: Mapping[str, EvaluationResult]
 
     @property
     def directory(self) -> Path | None:
@@ -47,6 +42,17 @@ class Run:
     def name(self) -> str:
         """Name of the folder, or of a report that was moved elsewhere, without the seed."""
         return re.sub(r"_?seed_?\d+", "", self.path.resolve().parent.name if self.directory else self.path.stem)
+
+
+@dataclass(frozen=True, eq=False)
+class Run(RunOptions):
+    """Finished run with the content of its report.json.
+
+    `results` are the evaluations of its final policy, by distribution.
+    """
+
+    report: Mapping[str, Any]
+    results: Mapping[str, EvaluationResult]
 
 
 def read(path: str | Path) -> Run:
@@ -71,8 +77,7 @@ def read(path: str | Path) -> Run:
         raise UserError(f"{report} has no evaluation of a policy after training: nothing to compare") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{report} is no report of train.py ({type(error).__name__}: {error})") from error
-    saved = report.name == REPORT and checkpoint.newest(report.parent)
-    return Run(report, record, _options(checkpoint.load_config(saved)) if saved else {}, results)
+    return Run(report, read_options(report.parent) if report.name == REPORT else {}, record, results)
 
 
 def _result(row: Mapping[str, Any]) -> EvaluationResult:
@@ -104,8 +109,14 @@ def _result(row: Mapping[str, Any]) -> EvaluationResult:
     )
 
 
-def _options(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Choices and options of a composed configuration by dotted name, without those that may differ in a row."""
+def read_options(directory: Path) -> dict[str, Any]:
+    """Choices and options of the run in `directory` by dotted name, without those that may differ in a row.
+
+    They are those of its newest checkpoint, none without one.
+    """
+    if not (saved := checkpoint.newest(directory)):
+        return {}
+    config = checkpoint.load_config(saved)
     flat = dict(_flat(config["values"]))
     return {**config["choices"], **{name: value for name, value in flat.items() if name not in ASIDE}}
 

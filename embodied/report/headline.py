@@ -6,31 +6,65 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from embodied.evaluation.in_training import measure
+from embodied.report import open_loop
 
 BASELINE = "baseline "
 """Prefix of a baseline's stage; the baseline's name follows."""
-TRAINED = "start", "sft", "offline", "rl"
-"""Stages with the run's policy, in their order; a control and baselines have others."""
-LEARNING = {"rl": "reinforcement learning", "offline": "offline learning"}
+UNTRAINED = "untrained"
+"""Stage of the policy before reinforcement learning from scratch."""
+TRAINED = {"start": "the initial policy", UNTRAINED: "the untrained policy", "sft": "supervised training"}
+TRAINED |= {"offline": "offline learning", "rl": "reinforcement learning"}
+"""Stages with the run's policy, in their order, and their names in a sentence; a control and baselines have others."""
+LEARNING = "offline", "rl"
 """Stages whose gains over earlier ones are reported, if they are the last."""
+WORDS = 20
+"""Largest number of words of a headline."""
 Record = Mapping[str, Any]
 
 
 def headline(record: Record) -> str:
-    """Result on the training distribution, as a sentence for readers who do not know the project."""
-    rows = {row["stage"]: row for row in record["evaluations"] if row["distribution"] in record["distributions"][:1]}
+    """Result on the training distribution in at most `WORDS` words, for readers who do not know the project."""
+    if "open_loop" in record:
+        return open_loop.headline(record["open_loop"])
+    rows = _rows(record)
     if not (stages := trained(rows)):
         return f"No policy was evaluated in this run of {record['task']}."
-    last, baseline = stages[-1], _baseline(rows)
-    if last not in LEARNING:
-        training = "supervised training, without reinforcement learning," if "sft" in rows else "no training at all"
-        return f"After {training} {_reached(rows[last], record)}."
-    if len(stages) == 1:
-        effort = f"{_effort(record)} of " if last == "rl" else ""
-        return f"After {effort}{LEARNING[last]} {_reached(rows[last], record)}{baseline}."
-    gains = {gain["over"]: gain for gain in record["gains"] if gain["distribution"] in record["distributions"][:1]}
-    change = _change(LEARNING[last], rows[stages[-2]], rows[last], gains[stages[-2]], record)
-    return f"{change}{_control(rows, gains)}{baseline}."
+    last, measured, figure = stages[-1], _measured(rows[stages[-1]]), _figure(rows[stages[-1]])
+    learning, on, gains = TRAINED[last], f"on {record['task']}", _gains(record)
+    if last not in LEARNING or len(stages) == 1:
+        reached = f"{figure} success" if measured == "success" else f"a mean return of {figure}"
+        claim = f"{learning} reached {reached} {on}"
+    elif significant(gain := gains[stages[-2]]):
+        verb = "raised" if gain["difference"] > 0 else "lowered"
+        claim = f"{learning} {verb} {measured} {on} from {_figure(rows[stages[-2]])} to {figure}"
+    else:
+        before = _figure(rows[stages[-2]])
+        claim = f"{learning} did not significantly change {measured} {on}: {before} before, {figure} after"
+    sentence = claim[0].upper() + claim[1:]
+    for clause in (*_control(rows, gains), _baseline(rows)):
+        if len(f"{sentence}{clause}".split()) > WORDS:
+            break  # the table has these figures, too
+        sentence += clause
+    return f"{sentence}."
+
+
+def intervals(record: Record) -> str:
+    """Interval, episodes and gains of the headline's figure, with their distribution; "" without a policy."""
+    rows, gains = _rows(record), _gains(record)
+    if not (stages := trained(rows)):
+        return ""
+    row, effort = rows[stages[-1]], ""
+    if stages[-1] == "rl" and record["env_steps"]:
+        effort = (
+            f", after {record['episodes'] or record['env_steps']:,} {'episodes' if record['episodes'] else 'steps'}"
+        )
+    starts = "held-out starts" if row.get("repeatable", True) else "new episodes"
+    assets = ", stand-in assets" if record["assets"] == "stand-in" else ""
+    texts = [f"{_interval(row)} on {row['episodes']} {starts} ({row['distribution']}{assets}){effort}"]
+    for over, gain in gains.items():
+        note = "" if significant(gain) else ", not significant"
+        texts.append(f"{points(gain)} over {rows[over]['title']}{note}")
+    return f"{'; '.join(texts)}. Brackets are 95% intervals."
 
 
 def trained(stages: Collection[str]) -> list[str]:
@@ -73,61 +107,37 @@ def points(gain: Mapping[str, Any]) -> str:
     return f"{100 * gain['difference']:+.1f} points [{100 * gain['low']:+.1f}, {100 * gain['high']:+.1f}]"
 
 
-def _change(learning: str, before: Record, after: Record, gain: Record, record: Record) -> str:
-    measured = "the mean return" if gain["measure"] == "return" else "success"
-    on = f"{measured} on {_starts(after, record)}"
-    if not significant(gain):
-        return (
-            f"{learning.capitalize()} made no significant difference to {on}: {_figure(before)} before and "
-            f"{_interval(after)} after{_after(record)} ({points(gain)})"
-        )
-    verb = "raised" if gain["difference"] > 0 else "lowered"
-    over = " over" if record["env_steps"] else ""
-    return f"{learning.capitalize()} {verb} {on} from {_figure(before)} to {_interval(after)}{over}{_after(record)}"
+def _rows(record: Record) -> dict[str, Record]:
+    """Evaluations on the training distribution, by stage."""
+    return {row["stage"]: row for row in record["evaluations"] if row["distribution"] in record["distributions"][:1]}
 
 
-def _control(rows: Mapping[str, Record], gains: Mapping[str, Record]) -> str:
-    """Clause on the result of supervised training for as many steps, and whether RL is better."""
+def _gains(record: Record) -> dict[str, Record]:
+    """Gains of the last stage on the training distribution, by the other stage."""
+    return {gain["over"]: gain for gain in record["gains"] if gain["distribution"] in record["distributions"][:1]}
+
+
+def _control(rows: Mapping[str, Record], gains: Mapping[str, Record]) -> tuple[str, str]:
+    """Clauses on the result of supervised training for as many steps, and on its comparison with the last stage."""
     if "sft_control" not in rows:
-        return ""
-    clause = f"; supervised training for as many steps reached {_figure(rows['sft_control'])}"
+        return "", ""
     gain = gains["sft_control"]
-    if gain["low"] > 0:
-        return clause
-    if gain["high"] < 0:
-        return f"{clause}, which is better ({points(gain)})"
-    return f"{clause}, and the difference from that is not significant ({points(gain)})"
+    verdict = "" if gain["low"] > 0 else ", significantly more" if gain["high"] < 0 else ", not significantly less"
+    return f"; more supervised training reached {_figure(rows['sft_control'])}", verdict
 
 
 def _baseline(rows: Mapping[str, Record]) -> str:
-    rows_by_name = {stage.removeprefix(BASELINE): row for stage, row in rows.items() if stage.startswith(BASELINE)}
-    if not rows_by_name:
+    """Clause on the task's best planner."""
+    planners = {stage.removeprefix(BASELINE): row for stage, row in rows.items() if stage.startswith(BASELINE)}
+    if not planners:
         return ""
-    name = max(rows_by_name, key=lambda each: rows_by_name[each][measure(rows_by_name[each])])
-    best = f"the best of {len(rows_by_name)} planners, {name}," if len(rows_by_name) > 1 else f"the planner {name}"
-    return f"; {best} reached {_figure(rows_by_name[name])}"
+    name = max(planners, key=lambda each: planners[each][measure(planners[each])])
+    best = f"the best of {len(planners)} planners, {name}," if len(planners) > 1 else f"the planner {name}"
+    return f"; {best} reached {_figure(planners[name])}"
 
 
-def _reached(row: Record, record: Record) -> str:
-    starts = _starts(row, record)
-    if measure(row) == "return":
-        return f"the policy earned a mean return of {_interval(row)} on {row['episodes']} {starts}"
-    return f"the policy succeeded on {_interval(row)} of {row['episodes']} {starts}"
-
-
-def _starts(row: Record, record: Record) -> str:
-    starts = "held-out starts" if row.get("repeatable", True) else "new episodes"
-    assets = ", stand-in assets" if record["assets"] == "stand-in" else ""
-    return f"{starts} of {record['task']} ({row['distribution']}{assets})"
-
-
-def _after(record: Record) -> str:
-    """Effort of reinforcement learning after a space; "" without it."""
-    return f" {_effort(record)}" if record["env_steps"] else ""
-
-
-def _effort(record: Record) -> str:
-    return f"{record['episodes']:,} episodes" if record["episodes"] else f"{record['env_steps']:,} environment steps"
+def _measured(row: Record) -> str:
+    return "mean return" if measure(row) == "return" else "success"
 
 
 def _figure(row: Record) -> str:

@@ -14,25 +14,30 @@ import torch
 from embodied.environment import ODD_EVENTS
 from embodied.evaluation.evaluation import EvaluationResult, Gain
 from embodied.evaluation.in_training import InTraining, measure, odd_episodes
+from embodied.evaluation.open_loop import OpenLoopResult
+from embodied.report import open_loop
 from embodied.report.curves import plot_curves
 from embodied.report.headline import (
     BASELINE,
     LEARNING,
+    UNTRAINED,
     headline,
+    intervals,
     points,
     regressions,
     selection,
     significant,
     trained,
 )
-from embodied.report.markdown import markdown, table
+from embodied.report.markdown import markdown, table, without_empty_columns
 from embodied.report.page.page import page
 from embodied.report.repeating import machine, next_commands, train_command, typed_path
 from embodied.saving.files import complete_or_absent
 from embodied.saving.json_text import dumps_rows
 from embodied.saving.versions import git_commit, versions
 
-STAGES = {"start": "start", "sft": "SFT", "sft_control": "SFT control", "offline": "offline", "rl": "RL"}
+STAGES = {"start": "start", UNTRAINED: "untrained", "sft": "SFT", "sft_control": "SFT control"}
+STAGES |= {"offline": "offline", "rl": "RL"}
 """Evaluated stages, in the order of a report, and their titles."""
 POLICY = "policy"
 """Name of the evaluated policy among baselines."""
@@ -47,10 +52,11 @@ class Report:
     `assets` is "official" or "stand-in", None for tasks without assets; `wall_s` is seconds per phase, `cpu_s` the CPU
     time of reinforcement learning on all cores, `phase_cpu_s` that of the other phases. `arguments` are the options
     of the run, None if a program passed objects. `export_target` is the format into which export.py converts the
-    policy, None if there is none. `notes` list missing capabilities of the simulator; `in_training` are evaluations
-    during reinforcement learning. Of the `episodes` of training, `lost` ended because a process of the simulator died,
-    and in `pushed` a person pushed a robot or object. `lost_collectors` died and were replaced; `dropped_rollouts` were
-    too old to use.
+    policy, None if there is none. `meanings` are sentences on distributions (`Task.meanings`). `notes` list missing
+    capabilities of the simulator; `in_training` are evaluations during reinforcement learning; `open_loop` that of a
+    run without a simulator. Of the `episodes` of training, `lost` ended because a process of the simulator died, and in
+    `pushed` a person pushed a robot or object. `lost_collectors` died and were replaced; `dropped_rollouts` were too
+    old to use.
     """
 
     task: str
@@ -68,9 +74,11 @@ class Report:
     phase_cpu_s: dict[str, float] = field(default_factory=dict)
     device: str = "cpu"
     arguments: list[str] | None = None
+    meanings: Mapping[str, str] = field(default_factory=dict)
     results: dict[tuple[str, str], EvaluationResult] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     in_training: InTraining = field(default_factory=InTraining)
+    open_loop: OpenLoopResult | None = None
 
     def add(self, stage: str, distribution: str, result: EvaluationResult) -> None:
         """Add one evaluation.
@@ -120,6 +128,9 @@ class Report:
             "machine": machine(self.device),
             "command": None if self.arguments is None else train_command(self.arguments),
             "distributions": list(dict.fromkeys(distribution for _, distribution in self.results)),
+            "meanings": {
+                name: text for name, text in self.meanings.items() if name in {each for _, each in self.results}
+            },
             "evaluations": [
                 {"stage": stage, "title": title(stage), "distribution": distribution, **result.summary()}
                 for (stage, distribution), result in self._ordered().items()
@@ -134,6 +145,7 @@ class Report:
                 for distribution, (stage, gain) in self.gains_over_better().items()
             ],
             "in_training": self.in_training.record(),
+            **({"open_loop": self.open_loop.summary()} if self.open_loop else {}),
             "notes": self._notes(),
             "env_steps": self.env_steps,
             "episodes": self.episodes,
@@ -145,18 +157,21 @@ class Report:
             "cpu_s": round(self.cpu_s, 2),
             "phase_cpu_s": {phase: round(seconds, 2) for phase, seconds in self.phase_cpu_s.items()},
         }
-        return {"headline": headline(record), **record, "regressions": regressions(record)}
+        sentences = {"headline": headline(record), "headline_intervals": intervals(record)}
+        return {**sentences, **record, "regressions": regressions(record)}
 
     def _next(self, directory: Path) -> list[str]:
         """Commands to run after this one in `directory`."""
-        return next_commands(directory, self.export_target, self.arguments or ())
+        return next_commands(
+            directory, self.export_target, self.arguments or (), is_recorded=self.open_loop is not None
+        )
 
     def _notes(self) -> list[str]:
         """Notes of the run, then remarks on its evaluations."""
         remarks = (
             f"{title(key[0])} on {key[1]}: {text}" for key, each in self._ordered().items() for text in each.remarks()
         )
-        return [*self.notes, *remarks]
+        return [*self.notes, *(open_loop.remarks(self.open_loop.summary()) if self.open_loop else []), *remarks]
 
     def _by_task(self, stage: str, distribution: str) -> list[dict[str, Any]]:
         after, before = self.results[self._last, distribution], self.results[stage, distribution]
@@ -169,6 +184,8 @@ class Report:
         """Write report.md, report.html, report.json and curves.png into `directory`; `curves`: see `plot_curves`."""
         directory = Path(directory)
         plot_curves(directory, curves, self._marks(), self._measure(), self._marks_along())
+        if self.open_loop:
+            open_loop.plot_chunks(directory / open_loop.CHUNKS, self.open_loop)
         record = self.to_dict()
         commands = self._next(directory)
         pages = {"report.md": self._page(record, directory), "report.html": page(record, directory, commands)}
@@ -194,11 +211,16 @@ class Report:
         location = f"Report: {typed_path(Path(directory) / 'report.html')} (as text: report.md)"
         notes = [f"  {note}" for note in self._notes()]
         record = self.to_dict()
-        worse = [f"  worse: {line}" for line in _worse(record)]
+        measured = f"{self.task}, {self._measure()} [95% interval]:"
+        if "open_loop" in record:
+            measured = "Mean errors of held-out actions [95% interval], of holding the last one, and of the mean:"
+            rows = [f"  {line}" for line in open_loop.lines(record["open_loop"])]
+        worse = [f"  fell: {line}" for line in _worse(record)]
         return "\n".join(
             [
                 record["headline"],
-                f"{self.task}, {self._measure()} [95% interval]:",
+                *([record["headline_intervals"]] if record["headline_intervals"] else []),
+                measured,
                 *rows,
                 *gains,
                 *worse,
@@ -213,18 +235,23 @@ class Report:
     def state_dict(self) -> dict[str, Any]:
         """Evaluations so far, as a tree for the checkpoint."""
         results = [[*key, vars(result)] for key, result in self.results.items()]
-        return {"results": results, "in_training": list(self.in_training.points)}
+        measured = {"open_loop": vars(self.open_loop)} if self.open_loop else {}
+        return {"results": results, "in_training": list(self.in_training.points), **measured}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the evaluations of a checkpoint."""
         for stage, distribution, result in state["results"]:
             self.add(stage, distribution, _result(result))
         self.in_training.points = list(state.get("in_training", []))
+        self.open_loop = OpenLoopResult(**state["open_loop"]) if "open_loop" in state else None
 
     def _ordered(self) -> dict[tuple[str, str], EvaluationResult]:
-        order = ["start", "sft", "sft_control", BASELINE, "offline", "rl"]
+        """Evaluations, those on the training distribution first, of each distribution in the order of stages."""
+        order = ["start", UNTRAINED, "sft", "sft_control", BASELINE, "offline", "rl"]
         position = {stage: order.index(BASELINE if stage.startswith(BASELINE) else stage) for stage, _ in self.results}
-        return dict(sorted(self.results.items(), key=lambda item: (item[0][1], position[item[0][0]])))
+        distributions = list(dict.fromkeys(distribution for _, distribution in self.results))
+        places = lambda key: (distributions.index(key[1]), position[key[0]])  # noqa: E731
+        return {key: self.results[key] for key in sorted(self.results, key=places)}
 
     def _measure(self) -> str:
         return next((result.measure for result in self.results.values()), "success")
@@ -239,17 +266,20 @@ class Report:
 
     def _marks_along(self) -> dict[str, tuple[float, float, float, float]]:
         """Evaluations before and after RL on the distribution of those in training: steps, value, low and high."""
-        stage_steps, distribution = {"start": 0, "sft": 0, "rl": self.env_steps}, self.in_training.distribution
+        stage_steps = {"start": 0, UNTRAINED: 0, "sft": 0, "rl": self.env_steps}
+        distribution = self.in_training.distribution
         marks = self._marks() if self.in_training.points else {}
         stage_marks = {stage: marks.get(f"{title(stage)} on {distribution}") for stage in stage_steps}
         return {title(stage): (stage_steps[stage], *mark) for stage, mark in stage_marks.items() if mark}
 
     def _page(self, record: dict[str, Any], directory: Path) -> str:
         stand_in = [STAND_IN] if self.assets == "stand-in" else []
-        parts = [f"# {markdown(self.task)}", markdown(record["headline"]), *stand_in, self._rates()]
+        parts = [f"# {markdown(self.task)}", markdown(record["headline"]), markdown(record["headline_intervals"])]
+        parts += [*stand_in, open_loop.section(record["open_loop"]) if "open_loop" in record else self._rates()]
+        parts.append("\n".join(f"- {markdown(f'{name}: {text}')}" for name, text in record["meanings"].items()))
         paired = ", paired on the same episodes" if all(each.repeatable for each in self.results.values()) else ""
         parts.append("\n".join(f"- {markdown(line)}{paired}" for line in self._gains()))
-        parts.append("\n".join(f"- **Worse**: {markdown(line)}" for line in _worse(record)))
+        parts.append("\n".join(f"- **Fell**: {markdown(line)}" for line in _worse(record)))
         parts += map(markdown, self._notes())
         parts.append("![Learning curves](curves.png)")
         if (directory / "video.mp4").exists():
@@ -269,7 +299,7 @@ class Report:
             numbers = [_number(row.get(name)) for name in metrics]
             episodes = f"{row['episodes']}{_odd(row)}"
             rows.append([title(stage), distribution, _rate(row), *numbers, episodes, str(result.step_limit or "")])
-        return table(header, rows)
+        return table(*without_empty_columns(header, rows))
 
     def _gains(self) -> list[str]:
         both = f"the better of {STAGES['sft']} and {STAGES['sft_control']}"
@@ -284,9 +314,11 @@ class Report:
         return better + each
 
     def _tasks(self) -> str:
-        if not self.results:
+        columns = {
+            key: result.summary()["per_task"] for key, result in self._ordered().items() if len(result.tasks) > 1
+        }
+        if not columns:  # the results are those of the only task
             return ""
-        columns = {key: result.summary()["per_task"] for key, result in self._ordered().items()}
         header = ["task", *(f"{title(stage)}, {distribution}" for stage, distribution in columns)]
         tasks = list(dict.fromkeys(row["task"] for rows in columns.values() for row in rows))
         cells = {key: {row["task"]: _rate(row) for row in rows} for key, rows in columns.items()}
@@ -411,7 +443,7 @@ def _rate(row: Mapping[str, Any]) -> str:
 
 def _metrics(result: EvaluationResult, pick: Callable[[dict[str, Any]], dict[str, Any]] = lambda row: row) -> str:
     row = pick(result.summary())
-    return "".join(f", {name} {_number(row[name])}" for name in result.metrics) + _odd(row)
+    return "".join(f", {name} {_number(row[name])}" for name in result.metrics if row[name] is not None) + _odd(row)
 
 
 def _odd(row: Mapping[str, Any]) -> str:
@@ -423,4 +455,5 @@ def _number(value: float | None) -> str:
 
 
 def _points(gain: Gain) -> str:
-    return f"{'return ' if gain.measure == 'return' else ''}{points(vars(gain))}"
+    note = "" if significant(vars(gain)) else ", not significant"
+    return f"{'return ' if gain.measure == 'return' else ''}{points(vars(gain))}{note}"

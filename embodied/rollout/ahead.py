@@ -27,8 +27,11 @@ class CollectorAhead:
     """
 
     def __init__(self, collector: Collector, policy: TrainablePolicy, precision: Precision = Precision.FLOAT32) -> None:
-        self.collector, self.policy, self.precision = collector, policy, precision
-        self.generator, self.version = collector.generator, collector.version
+        self.collector = collector
+        self.policy = policy
+        self.precision = precision
+        self.generator = collector.generator
+        self.version = collector.version
         collector.policy = self.acting = copy.deepcopy(policy)
         collector.memory.of(self.acting)
         self.running: Future[tuple[Rollout, float]] | None = None
@@ -77,7 +80,8 @@ class CollectorAhead:
         if self.running is not None:
             self.collector.cancelled = True
             wait([self.running])
-            self.collector.cancelled, self.running = False, None
+            self.collector.cancelled = False
+            self.running = None
         self.collector.abandon()
 
     def _begin(self, decisions: int) -> None:

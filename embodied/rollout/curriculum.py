@@ -49,9 +49,11 @@ class CurriculumStarts:
     def __init__(
         self, task_index: Tensor, *, repeated: float, generator: torch.Generator, num_starts: int | None = None
     ) -> None:
-        self.task_index, self.repeated = task_index.tolist(), repeated
+        self.task_index = task_index.tolist()
+        self.repeated = repeated
         self.num_starts = num_starts
-        tasks, count = max(self.task_index) + 1, len(self.task_index)
+        tasks = max(self.task_index) + 1
+        count = len(self.task_index)
         self.fresh = [random_first_start(generator)] * tasks
         self.generator = seeding.child(generator)
         self.records: list[dict[int, Record]] = [{} for _ in range(tasks)]
@@ -62,7 +64,8 @@ class CurriculumStarts:
 
     def __call__(self, finished: Tensor, success: Tensor) -> Tensor:
         """Initial states [N] for environments that `finished` [N] with `success` [N]; elsewhere 0, which is unused."""
-        rows, won = finished.nonzero().flatten().tolist(), success.tolist()
+        rows = finished.nonzero().flatten().tolist()
+        won = success.tolist()
         for env in rows:
             if self.running[env] >= 0:
                 self._remember(env, won[env])
@@ -93,7 +96,8 @@ class CurriculumStarts:
         return counts | ({"new_starts_success": sum(self.firsts) / len(self.firsts)} if all(self.ended) else {})
 
     def _remember(self, env: int, won: bool) -> None:
-        records, start = self.records[self.task_index[env]], self.running[env]
+        records = self.records[self.task_index[env]]
+        start = self.running[env]
         attempts, successes = records.get(start, (0.0, 0.0))
         records[start] = (MEMORY * attempts + 1.0, MEMORY * successes + won)
         if len(records) > REMEMBERED:

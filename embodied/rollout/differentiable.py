@@ -68,7 +68,8 @@ class DifferentiableCollector(Collector):
         else:
             rollout = self._by_steps(decisions, limit)
         env.detach()
-        self.finished, self.success = rollout.done[-1], rollout.success[-1]
+        self.finished = rollout.done[-1]
+        self.success = rollout.success[-1]
         self.observation = rollout.last_observation.detach()
         running = rollout.executed.any(-1)  # an episode ends once
         ended = {name: getattr(rollout, name) & running for name in ENDS}
@@ -78,7 +79,9 @@ class DifferentiableCollector(Collector):
     def _by_steps(self, decisions: int, max_action_gradient: float) -> Rollout:
         """Step-by-step equivalent of `Unroll`, for any environment and policy."""
         policy = cast(DeterministicPolicy, self.policy)
-        observations, rows, frozen = [cast(TensorDict, self.observation)], [], torch.zeros_like(self.finished)
+        observations = [cast(TensorDict, self.observation)]
+        rows = []
+        frozen = torch.zeros_like(self.finished)
         empty = TensorDict({}, batch_size=[self.env.num_envs])
         for _ in range(decisions):
             actions = policy.actions(observations[-1].to(policy.device)).to(self.env.device)

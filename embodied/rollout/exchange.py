@@ -39,7 +39,8 @@ class ExchangingCollector(Collector):
         decision = super()._act(observation)
         if not self.exchange:
             return decision
-        count, device = self.env.num_envs, self.generator.device
+        count = self.env.num_envs
+        device = self.generator.device
         exchanged = torch.rand(count, generator=self.generator, device=device) < self.exchange
         permutation = torch.randperm(count, generator=self.generator, device=device)
         source_env = torch.where(exchanged, permutation, torch.arange(count, device=device)).to(decision.actions.device)

@@ -27,7 +27,9 @@ class GroupStarts:
     def __init__(
         self, task_index: Tensor, group: int, generator: torch.Generator, num_starts: int | None = None
     ) -> None:
-        self.task_index, self.group, self.num_starts = task_index.cpu(), group, num_starts
+        self.task_index = task_index.cpu()
+        self.group = group
+        self.num_starts = num_starts
         same = self.task_index.unsqueeze(0) == self.task_index.unsqueeze(1)
         self.place = same.tril(-1).sum(1)  # index among the environments of the same task
         self.count = same.sum(1)

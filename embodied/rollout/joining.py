@@ -95,13 +95,15 @@ def _ends(rollouts: Sequence[Rollout]) -> tuple[Tensor | None, TensorDict | None
 
     The indices are t * N + n [E], ascending over all environments; the observations are [E].
     """
-    total, first = sum(each.done.shape[1] for each in rollouts), 0
+    total = sum(each.done.shape[1] for each in rollouts)
+    first = 0
     rows: list[Tensor] = []
     observations: list[TensorDict] = []
     for each in rollouts:
         count = each.done.shape[1]
         if each.final_rows is not None and each.final_observation is not None:
-            t, n = each.final_rows // count, each.final_rows % count
+            t = each.final_rows // count
+            n = each.final_rows % count
             # renumber from t * count + n to t * total + (first + n)
             rows.append(t * total + first + n)
             observations.append(each.final_observation)

@@ -34,7 +34,8 @@ class Memory:
     def __init__(self, policy: Policy, count: int, device: torch.device | str = "cpu") -> None:
         self.device = device
         self.of(policy)
-        self.values, self.started = torch.empty(count, 0), torch.ones(count, dtype=torch.bool, device=device)
+        self.values = torch.empty(count, 0)
+        self.started = torch.ones(count, dtype=torch.bool, device=device)
         if self.policy:
             self.values = self._initial()
 

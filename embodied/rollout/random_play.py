@@ -26,7 +26,8 @@ def first_decisions(env: Environment, generator: torch.Generator, count: int = 2
     spec = env.contract.action
     if not spec.low:
         raise UserError("expected action limits in the contract for a policy without demonstrations; set low and high")
-    low, high = torch.tensor(spec.low), torch.tensor(spec.high)
+    low = torch.tensor(spec.low)
+    high = torch.tensor(spec.high)
     shape = (env.num_envs, env.contract.executed, *spec.shape)
     observations: list[TensorDict] = []
     actions: list[Tensor] = []

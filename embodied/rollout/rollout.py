@@ -216,8 +216,12 @@ class Collector:
         self.numbered = isinstance(env, NumberedStarts)  # once: isinstance of a protocol is slow
         if starts is not None and not self.numbered:
             raise UserError("expected an environment with numbered initial states, to begin from chosen ones")
-        self.env, self.policy, self.generator, self.starts = env, policy, generator, starts
-        self.storage, self.folder = storage, folder
+        self.env = env
+        self.policy = policy
+        self.generator = generator
+        self.starts = starts
+        self.storage = storage
+        self.folder = folder
         self.version = 0  # number of updates so far
         self.memory = Memory(policy, env.num_envs, env.device)
         self.observation: TensorDict | None = None
@@ -239,7 +243,9 @@ class Collector:
             UserError: for an observation or a reward that is not finite.
         """
         # finals: [(decisions before episode ends, the observations after them)], for bootstrapping at time limits
-        rows, finals, has_success = Rows(decisions, self.storage, self.folder), [], True
+        rows = Rows(decisions, self.storage, self.folder)
+        finals = []
+        has_success = True
         simulation_s = policy_s = 0.0
         for t in range(decisions):
             if self.cancelled:
@@ -262,7 +268,8 @@ class Collector:
             simulation_s += time.perf_counter() - started
             check_transition(self.env, transition)
             frozen = self.finished & ~due
-            self.finished, self.success = transition.done, transition.success
+            self.finished = transition.done
+            self.success = transition.success
             self.observation = transition.observation
             rows.put(t, stacked_row(decision, transition, frozen))
             has_success = transition.has_success
@@ -282,7 +289,8 @@ class Collector:
         return self._with_totals(rollout)
 
     def _act(self, observation: TensorDict) -> Decision:
-        policy_device, env_device = self.generator.device, self.env.device
+        policy_device = self.generator.device
+        env_device = self.env.device
         if policy_device != env_device:
             observation = observation.to(policy_device)
         decision = self.policy.act(observation, generator=self.generator)
@@ -352,7 +360,8 @@ class Collector:
 
     def _with_totals(self, rollout: Rollout) -> Rollout:
         """Copy of `rollout` with the running totals of its episodes, which continue across rollouts."""
-        rows, device = [], self.totals.device
+        rows = []
+        device = self.totals.device
         named = {name: values.detach().sum(-1) for name, values in rollout.signals.items()} | rollout.events
         sums = [rollout.reward.detach().sum(-1), rollout.executed.sum(-1), *named.values()]
         added = torch.stack([each.to(device, rollout.reward.dtype) for each in sums], 1)  # [T, quantities, N]

@@ -56,8 +56,11 @@ class RetryStarts:
     """
 
     def __init__(self, task_index: Tensor, *, retry: float, attempts: int, generator: torch.Generator) -> None:
-        self.task_index, self.retry, self.attempts = task_index.cpu(), retry, attempts
-        tasks, count = int(self.task_index.max()) + 1, len(task_index)
+        self.task_index = task_index.cpu()
+        self.retry = retry
+        self.attempts = attempts
+        tasks = int(self.task_index.max()) + 1
+        count = len(task_index)
         self.fresh = torch.full((tasks,), random_first_start(generator))
         self.generator = seeding.child(generator)
         self.failed = [torch.empty(0, 2, dtype=torch.int64) for _ in range(tasks)]  # initial state, earlier attempts
@@ -67,7 +70,8 @@ class RetryStarts:
 
     def __call__(self, finished: Tensor, success: Tensor) -> Tensor:
         """Initial states [N] for environments that `finished` [N] with `success` [N]; elsewhere 0, which is unused."""
-        finished, success = finished.cpu(), success.cpu()
+        finished = finished.cpu()
+        success = success.cpu()
         draws = torch.rand(len(self.task_index), generator=self.generator)
         began = self.running[:, 0] >= 0
         self.ended = torch.where(finished, began, self.ended)
@@ -97,7 +101,8 @@ class RetryStarts:
         is `requested` [N] and not empty. The queue's length after each is max(length + puts - takes, 0): Lindley's
         recursion, whose solution is a running minimum.
         """
-        puts, takes = again[rows].long(), requested[rows].long()
+        puts = again[rows].long()
+        takes = requested[rows].long()
         queue = torch.cat((self.failed[task], self.running[rows[puts.bool()]] + torch.tensor([0, 1])))
         walk = len(self.failed[task]) + (puts - takes).cumsum(0)
         # Lindley: length_i = walk_i - min(0, min_{j <= i} walk_j)

@@ -26,7 +26,9 @@ class Rows:
     """Tensors [T, ...] that are filled row by row, so that a growing rollout is in memory only once."""
 
     def __init__(self, length: int, storage: Storage, folder: Path | None) -> None:
-        self.length, self.storage, self.folder = length, storage, folder
+        self.length = length
+        self.storage = storage
+        self.folder = folder
         self.leaves: dict[tuple[str, ...], Tensor] = {}
         self.rows: dict[tuple[str, ...], tuple[Tensor, ...]] = {}  # views of the leaves, which cost less than indices
         self.batch: dict[str, list[int]] = {}

@@ -31,7 +31,8 @@ FORMAT = 2
 FILES = WEIGHTS, STATE = "policy.safetensors", "state.safetensors"
 RECORD = "checkpoint.json"
 FOLDER = "checkpoint"
-SHARDS, POLICY = "shards", "/policy/"
+SHARDS = "shards"
+POLICY = "/policy/"
 """Folder of a checkpoint with tensors that were divided among processes, and prefix of the weights' names there."""
 BEST = "best"
 """Folder of a run with its best policy, next to the folder of its checkpoints."""
@@ -130,7 +131,8 @@ def _add(folder: Path, checkpoint: Checkpoint) -> Path:
         shutil.rmtree(leftover)
     complete = _complete(folder)
     number = int(complete[-1].name) + 1 if complete else 1
-    final, temporary = folder / f"{number:06d}", folder / f".{number:06d}.tmp"
+    final = folder / f"{number:06d}"
+    temporary = folder / f".{number:06d}.tmp"
     try:
         _write(temporary, checkpoint)
         rename(temporary, final)
@@ -223,7 +225,8 @@ def _read(directory: Path) -> Checkpoint:
 
     record = sealed.read(directory / RECORD, FORMAT)
     sealed.check_files(directory / RECORD, record)
-    weights, state = load_file(directory / WEIGHTS), load_tree(directory / STATE)
+    weights = load_file(directory / WEIGHTS)
+    state = load_tree(directory / STATE)
     if SHARDS in record:
         divided, state = _undivided(directory, record[SHARDS], state)
         weights |= divided

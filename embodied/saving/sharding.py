@@ -33,7 +33,8 @@ FORWARD = ("act", "evaluate", "value", "features", "sample", "loss", "inpaint")
 
 def sharded(policy: TrainablePolicy, mesh: DeviceMesh) -> TrainablePolicy:
     """Divide the weights of `policy` over `mesh`, in place, also those of its policies `with_new_weights`."""
-    make, load_whole = policy.with_new_weights, policy.load_state_dict
+    make = policy.with_new_weights
+    load_whole = policy.load_state_dict
     for layer in policy.blocks():
         fully_shard(layer, mesh=mesh, reshard_after_forward=False)
     fully_shard(policy, mesh=mesh, reshard_after_forward=False)

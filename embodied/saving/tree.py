@@ -63,7 +63,8 @@ def load_tree(path: str | Path) -> Tree:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
             sealed = (file.metadata() or {}).get("tree", "")
-        digest, structure = sealed[:64], sealed[64:]
+        digest = sealed[:64]
+        structure = sealed[64:]
         if not re.fullmatch("[0-9a-f]{64}", digest):
             raise UserError(f"cannot read {path}: it is not a tree with a checksum; delete it to make it again")
         if digest != _digest(structure, tensors):

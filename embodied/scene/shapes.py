@@ -16,7 +16,9 @@ SIDES = 24
 """Number of sides of round solids."""
 GAMMA = 2.2
 """Exponent from screen colours to the linear light of glTF."""
-FLOATS, BYTES, INDICES = 5126, 5121, 5125
+FLOATS = 5126
+BYTES = 5121
+INDICES = 5125
 """Codes of types in glTF."""
 
 
@@ -58,7 +60,8 @@ def joined(meshes: Sequence[Mesh]) -> Mesh:
 def box(half: ArrayLike) -> Mesh:
     """Box with half the sides `half` [3]."""
     square = np.array([[-1, -1], [1, -1], [1, 1], [-1, 1]], dtype=float)
-    corners, normals = [], []
+    corners = []
+    normals = []
     for axis in range(3):
         for sign in (1.0, -1.0):
             face = np.insert(square[:: int(sign)], axis, sign, axis=1)
@@ -76,7 +79,8 @@ def sphere(radius: float) -> Mesh:
 def capsule(radius: float, half: float) -> Mesh:
     """Capsule along z, whose cylinder is twice `half` long."""
     angle = np.linspace(-0.5 * np.pi, 0.5 * np.pi, SIDES // 2 + 2)
-    across, along = np.cos(angle), np.sin(angle)
+    across = np.cos(angle)
+    along = np.sin(angle)
     ends = np.where(along > 0, half, -half)
     return _turned(radius * across, radius * along + ends, across, along)
 
@@ -101,7 +105,8 @@ def scaled(mesh: Mesh, factors: ArrayLike) -> Mesh:
 
 def rod(start: ArrayLike, end: ArrayLike, radius: float) -> Mesh:
     """Capsule between two points [3]."""
-    start, end = np.asarray(start, dtype=float), np.asarray(end, dtype=float)
+    start = np.asarray(start, dtype=float)
+    end = np.asarray(end, dtype=float)
     along = end - start
     length = float(np.linalg.norm(along))
     z = along / max(length, 1e-9)
@@ -120,7 +125,8 @@ def path(points: ArrayLike, radius: float) -> Mesh:
 def _turned(radii: Array, heights: Array, across: Array, along: Array) -> Mesh:
     """Surface of revolution of a profile, [P] each from below to above, about z; (`across`, `along`) is its normal."""
     angle = np.linspace(0.0, 2.0 * np.pi, SIDES + 1)
-    cos, sin = np.cos(angle)[:, None], np.sin(angle)[:, None]
+    cos = np.cos(angle)[:, None]
+    sin = np.sin(angle)[:, None]
     vertices = np.stack((cos * radii, sin * radii, np.broadcast_to(heights, (SIDES + 1, len(radii)))), -1)
     normals = np.stack((cos * across, sin * across, np.broadcast_to(along, (SIDES + 1, len(radii)))), -1)
     # two triangles for each quad between neighbouring angles and profile points
@@ -141,7 +147,9 @@ def glb(mesh: Mesh) -> bytes:
         "indices": np.ascontiguousarray(mesh.faces, dtype=np.uint32).ravel(),
     }
     kinds = {"POSITION": ("VEC3", FLOATS), "NORMAL": ("VEC3", FLOATS), "COLOR_0": ("VEC4", BYTES)}
-    accessors, views, start = [], [], 0
+    accessors = []
+    views = []
+    start = 0
     for number, (name, values) in enumerate(arrays.items()):
         shape, component = kinds.get(name, ("SCALAR", INDICES))
         accessor = {"bufferView": number, "componentType": component, "count": len(values), "type": shape}

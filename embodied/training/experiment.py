@@ -19,10 +19,10 @@ from embodied.errors import UserError
 from embodied.evaluation.evaluation import evaluate
 from embodied.export.network import export_target
 from embodied.interrupt import GracefulStop
-from embodied.policy import Policy
+from embodied.policy import Policy, TrainablePolicy
 from embodied.progress import Progress
 from embodied.report.curves import CURVES
-from embodied.report.headline import BASELINE
+from embodied.report.headline import BASELINE, UNTRAINED
 from embodied.report.report import Report, result_text, title
 from embodied.run_options import ExperimentConfig
 from embodied.task import evaluation_distributions
@@ -33,6 +33,10 @@ from embodied.training.stages.stage import Stage
 
 __all__ = ["Experiment", "ExperimentConfig"]
 log = logging.getLogger(__name__)
+UNTRAINED_STARTS = range(5, 51)
+"""Least and largest number of initial states of each task on which the untrained policy is evaluated."""
+UNTRAINED_SHARE = 0.05
+"""Largest share of the environment steps of training that this evaluation may take."""
 
 
 class Experiment(BuiltRun):
@@ -93,6 +97,9 @@ class Experiment(BuiltRun):
         self.world.lead(lambda: self._evaluate_in_first_process(whole, parts, stage.name))
         if stage.baselines:
             self.world.lead(lambda: self._evaluate_baselines(parts))
+        if stage.name == self.stages[0] == "rl":  # no earlier stage has figures to compare with
+            untrained = self.world.whole(self._policy_before())
+            self.world.lead(lambda: self._evaluate_in_first_process(untrained, parts, UNTRAINED))
 
     def _evaluate_baselines(self, parts: dict[str, Any]) -> None:
         with self.abandonable(parts), self.timer("evaluation"):
@@ -108,12 +115,17 @@ class Experiment(BuiltRun):
     def _evaluate_in_first_process(self, policy: Policy, parts: dict[str, Any], stage: str) -> None:
         """Evaluate `policy` in the first process, see `_evaluate`."""
         last = self._training[-1]
+        if self.open_loop is not None:
+            if stage == last and self.report.open_loop is None:
+                assert isinstance(policy, TrainablePolicy)
+                with self.abandonable(parts), self.timer("evaluation"), self.config.precision.on(self.device):
+                    self.report.open_loop = self.open_loop.evaluate(policy)
+            return
         for distribution in evaluation_distributions(self.task) if stage == last else self.task.distributions:
-            if (stage, distribution) in self.report.results:
+            starts = self._starts(stage, distribution, last)
+            if not starts or (stage, distribution) in self.report.results:
                 continue
-            label, starts = f"{title(stage)}, evaluation on {distribution}", self.config.evaluation_starts
-            if stage != last or distribution not in self.task.distributions:
-                starts = min(starts, self.config.comparison_starts or starts)
+            label = f"{title(stage)}, evaluation on {distribution}"
             with (
                 self.abandonable(parts),
                 self.timer("evaluation"),
@@ -123,6 +135,21 @@ class Experiment(BuiltRun):
                 result = evaluate(env, policy, starts_per_task=starts, device=self.device, progress=label)
             self.report.add(stage, distribution, result)
             log.info(f"{label}: {result_text(result.summary())}")
+
+    def _starts(self, stage: str, distribution: str, last: str) -> int:
+        """Number of initial states of each task on which `stage` is evaluated; 0: it is not."""
+        starts = self.config.evaluation_starts
+        if stage != last or distribution not in self.task.distributions:
+            starts = min(starts, self.config.comparison_starts or starts)
+        if stage != UNTRAINED:
+            return starts
+        if distribution != self.task.distributions[0]:
+            return 0
+        # an episode of each task takes at most as many steps as the step limit times the tasks
+        trained = self.report.results[last, distribution]
+        steps = len(trained.tasks) * (trained.step_limit or int(trained.steps.max()))
+        starts = min(starts, UNTRAINED_STARTS[-1], int(UNTRAINED_SHARE * self.counters["env_steps"] / steps))
+        return starts if starts in UNTRAINED_STARTS else 0
 
     @contextmanager
     def _evaluation_env(self, distribution: str, parts: dict[str, Any]) -> Iterator[Environment]:
@@ -160,11 +187,15 @@ class Experiment(BuiltRun):
         after: dict[str, Policy] = {f"after: {title(last)}": self.world.whole(self.policy)}
         if first == last and STAGES[first].offline:
             return after
-        with seeding.undisturbed():
-            before = self._policy()
-        before.load_state_dict(self.before["policy"])
         start = title(first) if first != last else "as it started" if self.config.start_from else "untrained"
-        return {f"before: {start}": self.world.whole(before), **after}
+        return {f"before: {start}": self.world.whole(self._policy_before()), **after}
+
+    def _policy_before(self) -> TrainablePolicy:
+        """Policy with the weights from before the last stages."""
+        with seeding.undisturbed():
+            policy = self._policy()
+        policy.load_state_dict(self.before["policy"])
+        return policy
 
     def _film(self, policies: dict[str, Policy]) -> None:
         """Write the video of `policies`, or a note of the reason why there is none."""

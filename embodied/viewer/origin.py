@@ -23,7 +23,8 @@ def own_pages_only() -> Iterator[None]:
     """
     import websockets.asyncio.server as server  # pyright: ignore[reportMissingImports]
 
-    serve, started = server.serve, []
+    serve = server.serve
+    started = []
 
     def checked(*arguments: Any, process_request: Callable[..., Any] | None = None, **options: Any) -> Any:  # noqa: ANN401
         def process(connection: Any, request: Any) -> Any:  # noqa: ANN401 - of websockets

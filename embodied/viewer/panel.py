@@ -20,7 +20,8 @@ SPEEDS: dict[str, float | None] = {
     "1/10 of real time": 0.1,
 }
 NO_PUSH = "This simulator takes no pushes."
-GREEN, BLUE = "#2f9e44", "#1c7ed6"
+GREEN = "#2f9e44"
+BLUE = "#1c7ed6"
 
 
 class Panel:
@@ -62,7 +63,10 @@ class Panel:
                 )
                 for name, colour in (("success rate", GREEN), ("mean return", BLUE))
             )
-        self._gui, self.paused, self._steps, self._pushes = gui, False, 0, list[Push]()
+        self._gui = gui
+        self.paused = False
+        self._steps = 0
+        self._pushes = list[Push]()
         self._hold.on_click(lambda _: self._toggle())
         self._single.on_click(lambda _: self._count())
         self._push.on_click(lambda _: self._add())
@@ -81,14 +85,16 @@ class Panel:
 
     def pushes(self) -> list[Push]:
         """Pushes requested since the last call."""
-        requested, self._pushes = self._pushes, []
+        requested = self._pushes
+        self._pushes = []
         return requested
 
     def watch(self, rows: int) -> int:
         """Offer `rows` environments, and return the index of the selected one."""
         if self.row.max != rows - 1 and rows > 1:
             chosen = min(int(self.row.value), rows - 1)
-            self.row.max, self.row.value = rows - 1, chosen
+            self.row.max = rows - 1
+            self.row.value = chosen
         self.row.disabled = rows == 1
         return min(int(self.row.value), rows - 1)
 
@@ -103,7 +109,8 @@ class Panel:
     def tell(self, watched: WatchedEnvironment, row: int) -> None:
         """Show the observation and the actions of the policy in environment `row`."""
         task = int(watched.task_index[row])
-        step, earned = int(watched.steps[row]), float(watched.returns[row])
+        step = int(watched.steps[row])
+        earned = float(watched.returns[row])
         head_rows = [
             (watched.label, f"environment {row} of {watched.num_envs}: {watched.task_names[task]}"),
             (watched.instructions[task], f"step {step}, reward so far {earned:.4g}"),
@@ -142,7 +149,8 @@ class Panel:
                 plot.data = (episodes, values)
 
     def _toggle(self) -> None:
-        self.paused, self._steps = not self.paused, 0
+        self.paused = not self.paused
+        self._steps = 0
         self._hold.label, self._single.visible = "Go on" if self.paused else "Pause", self.paused
 
     def _count(self) -> None:

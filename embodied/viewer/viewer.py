@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 HOST = "127.0.0.1"
-FRAME_S, TEXT_S = 0.04, 0.2
+FRAME_S = 0.04
+TEXT_S = 0.2
 """Periods of pictures and of texts, s."""
 
 
@@ -46,7 +47,9 @@ class Viewer(Screen):
         logging.getLogger("websockets").setLevel(logging.WARNING)  # it logs every connection
         with contextlib.redirect_stdout(io.StringIO()), own_pages_only():  # viser's banner
             self._server = viser.ViserServer(HOST, port, verbose=False)
-        self.port, self.row, self.broken = self._server.get_port(), 0, False
+        self.port = self._server.get_port()
+        self.row = 0
+        self.broken = False
         if port and self.port != port:
             self.close()
             raise UserError(
@@ -110,7 +113,8 @@ class Viewer(Screen):
     def _after(self, watched: WatchedEnvironment, seconds: float) -> None:
         if watched is not self._watched or watched.fresh:  # a browser has connected since `before`
             return
-        poses, speed = watched.env_view.poses(self.row), self._panel.speed
+        poses = watched.env_view.poses(self.row)
+        speed = self._panel.speed
         if speed is None:
             if time.monotonic() - self._last_frame_s >= FRAME_S or self._panel.paused:
                 self._draw(poses)
@@ -122,10 +126,12 @@ class Viewer(Screen):
         row = self._panel.watch(watched.num_envs)
         if watched is self._watched and row == self.row and not watched.fresh:
             return False
-        scene, self.row = watched.env_view.scene(row), row
+        scene = watched.env_view.scene(row)
+        self.row = row
         if scene is not self._scene:
             self._build(scene)
-        self._watched, watched.fresh = watched, False
+        self._watched = watched
+        watched.fresh = False
         self._draw(watched.env_view.poses(row))
         return True
 
@@ -135,7 +141,8 @@ class Viewer(Screen):
 
     def _build(self, scene: Scene) -> None:
         """Replace the bodies on the page by those of `scene`, and point the camera at them."""
-        page, before = self._server.scene, self._scene
+        page = self._server.scene
+        before = self._scene
         with self._server.atomic():
             for handle in self._handles:
                 handle.remove()
@@ -160,7 +167,8 @@ class Viewer(Screen):
             if before is None or (before.eye, before.target) != (scene.eye, scene.target):
                 self._look(scene)
         self._panel.offer(scene.pushable)
-        self._scene, self._poses = scene, None
+        self._scene = scene
+        self._poses = None
 
     def _look(self, scene: Scene) -> None:
         cameras = [self._server.initial_camera, *(client.camera for client in self._server.get_clients().values())]
@@ -169,7 +177,8 @@ class Viewer(Screen):
 
     def _play(self, poses: Array, real_s: float) -> None:
         """Animate the motion to `poses` [B, 7] in `real_s` since the last step, interpolated linearly."""
-        start, before = max(self._due, time.monotonic() - real_s), self._poses
+        start = max(self._due, time.monotonic() - real_s)
+        before = self._poses
         self._due = start + real_s
         while (remaining_s := self._due - time.monotonic()) > 0.0 and self._panel.speed and self._server.get_clients():
             if before is not None:

@@ -88,11 +88,14 @@ class WatchedEnvironment(WrappedEnvironment):
 
     def __init__(self, env: Environment, view: View, screen: Screen, label: str) -> None:
         super().__init__(env)
-        self.env_view, self.label, self._screen = view, label, screen
+        self.env_view = view
+        self.label = label
+        self._screen = screen
         self.observation: TensorDict | None = None
         self.actions: Tensor | None = None
         self.value: Tensor | None = None
-        self.fresh, self.score = True, Score()
+        self.fresh = True
+        self.score = Score()
         self._counts: Tensor | None = None
         self.returns, self.steps = torch.zeros(2, env.num_envs, device=env.device)
         self.done, self._pushed = torch.zeros(2, env.num_envs, dtype=torch.bool, device=env.device)
@@ -103,7 +106,8 @@ class WatchedEnvironment(WrappedEnvironment):
 
     def show_values(self, value: Tensor | None, counts: Tensor | None) -> None:
         """See `embodied.environment.show_values`."""
-        self.value, self._counts = value, counts
+        self.value = value
+        self._counts = counts
 
     def reset(self, mask: Tensor | None = None, starts: Tensor | None = None) -> TensorDict:
         """See `NumberedStarts.reset`."""
@@ -141,7 +145,8 @@ class WatchedEnvironment(WrappedEnvironment):
         self.returns = self.returns + reward.detach().sum(1)
         self.steps, before = self.steps + executed.sum(1), self.steps
         ended = done & ~self.done
-        self.done, self.score.has_success = done.clone(), has_success
+        self.done = done.clone()
+        self.score.has_success = has_success
         counted = ended if self._counts is None else ended & self._counts
         if bool(counted.any()):
             self.score.add(success[counted], self.returns[counted])
@@ -166,7 +171,8 @@ class WatchedEnvironment(WrappedEnvironment):
 
     def _load_state_dict(self, state: dict[str, Any]) -> TensorDict:
         """See `Restorable.load_state_dict`; scores start again at zero."""
-        self.observation, self.fresh = cast(Restorable, self.env).load_state_dict(state), True
+        self.observation = cast(Restorable, self.env).load_state_dict(state)
+        self.fresh = True
         return self.observation
 
 
@@ -175,7 +181,8 @@ class WatchedTask(WrappedTask):
 
     def __init__(self, task: Task, screen: Screen, viewable: str) -> None:
         super().__init__(task)
-        self._screen, self._viewable = screen, viewable
+        self._screen = screen
+        self._viewable = viewable
 
     def environment(
         self, num_envs: int, distribution: str, split: str, seed: int = 0, device: str = "cpu"

@@ -83,7 +83,8 @@ def ddim_step(x: Tensor, action: Tensor, before: Tensor, after: Tensor, eta: flo
     sigma = eta sqrt((1 - after) / (1 - before) (1 - before / after));
     mean = sqrt(after) action + sqrt(1 - after - sigma^2) noise, with the noise that x and the action imply.
     """
-    before, after = shaped(before), shaped(after)
+    before = shaped(before)
+    after = shaped(after)
     variance = eta**2 * (1.0 - after) / (1.0 - before) * (1.0 - before / after)
     noise = (x - before.sqrt() * action) / (1.0 - before).sqrt()
     return after.sqrt() * action + (1.0 - after - variance).clamp_min(0.0).sqrt() * noise, variance.sqrt()

@@ -93,7 +93,8 @@ def prefix_mask(count: int, horizon: int, most: int, device: torch.device) -> Te
 
 def flow_noise_std(raw: Tensor, std_min: float, std_max: float) -> Tensor:
     """Learned standard deviation of the Flow-Noise step: log-variance squashed into [2 log std_min, 2 log std_max]."""
-    low, high = 2.0 * math.log(std_min), 2.0 * math.log(std_max)
+    low = 2.0 * math.log(std_min)
+    high = 2.0 * math.log(std_max)
     return torch.exp(0.5 * (low + (high - low) * (torch.tanh(raw) + 1.0) / 2.0))
 
 

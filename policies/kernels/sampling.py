@@ -78,12 +78,15 @@ class FlowSampling:
 
         Also returns the index of its noisy step [B] (-1: none) and terms of log_prob [B, K, 1].
         """
-        count, steps = x.shape[0], self.grid.steps  # not len(x), which would be a constant in exported graphs
+        # not len(x), which would be a constant in exported graphs
+        count = x.shape[0]
+        steps = self.grid.steps
         explore = not deterministic and self.sampler is not Sampler.ODE
         noisy = torch.full((count,), -1, device=x.device)
         if explore:
             noisy = torch.randint(steps, (count,), device=x.device, generator=generator)
-        path, log_prob = [x], self.part(torch.zeros_like(x))
+        path = [x]
+        log_prob = self.part(torch.zeros_like(x))
         for step in range(steps):
             index = torch.full((count,), step, device=x.device)
             velocity, hidden = field(x, index)
@@ -136,7 +139,8 @@ class FlowSampling:
         )
         log_prob = entropy = self.part(torch.zeros_like(path[:, 0]))
         for index in indices:
-            x, following = path[rows, index], path[rows, index + 1]
+            x = path[rows, index]
+            following = path[rows, index + 1]
             velocity, hidden = field(x, index)
             mean, std = self._kernel(x, velocity, index, hidden)
             # log p = sum over noisy steps of log N(x_{i+1}; mean_i, std_i)

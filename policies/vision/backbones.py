@@ -109,7 +109,8 @@ class VisionTransformer(nn.Module):
         self.model, mean, std = _transformer(config, size)
         self.size = self.model.config.image_size if config.weights else size
         inner = self.model.config.hidden_size
-        self.query, self.key = nn.Linear(instruction_width, inner), nn.Linear(inner, inner)
+        self.query = nn.Linear(instruction_width, inner)
+        self.key = nn.Linear(inner, inner)
         self.out = nn.Sequential(nn.Linear(2 * inner, config.features), nn.ReLU())
         self.register_buffer("mean", torch.tensor(mean).view(3, 1, 1))
         self.register_buffer("std", torch.tensor(std).view(3, 1, 1))
@@ -165,7 +166,8 @@ def _transformer(config: VisionConfig, size: int) -> tuple[nn.Module, list[float
             return model(settings.from_pretrained(config.weights)), [0.5] * 3, [0.5] * 3
         loaded, unused = model.from_pretrained(config.weights, output_loading_info=True)
         preprocessor, _ = ImageProcessingMixin.get_image_processor_dict(config.weights)
-        mean, std = preprocessor["image_mean"], preprocessor["image_std"]
+        mean = preprocessor["image_mean"]
+        std = preprocessor["image_std"]
     except (OSError, ValueError, KeyError) as error:
         expected = f"a {config.backbone.value} model with its preprocessor_config.json"
         raise UserError(f"policy.vision.weights={config.weights}: expected {expected} ({error})") from error

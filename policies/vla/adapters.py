@@ -27,9 +27,11 @@ from policies.vla.openvla import OpenVLAModel
 
 TRAINED = ("embed_action_time", "action_out_proj")
 """Modules of pi0 that are trained in full, in addition to adapters."""
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
 """Files in peft's format."""
-PREFIX, NAME = "base_model.model.", "default"
+PREFIX = "base_model.model."
+NAME = "default"
 """Prefix of tensor names in peft, and its name of a single adapter, which its files leave out."""
 SAMPLED = 4096
 """Number of evenly spaced values of each tensor that a fingerprint reads."""
@@ -141,7 +143,8 @@ def read(model: Pi0Model, folder: Path, base: Tensor) -> None:
         raise UserError(
             f"the adapters in {folder} were trained on other weights than {config.base_model_name_or_path} now has"
         )
-    full_modules, config.modules_to_save = config.modules_to_save or [], None
+    full_modules = config.modules_to_save or []
+    config.modules_to_save = None
     try:
         _inject(model.native, config)
     except ValueError as error:

@@ -38,8 +38,10 @@ class AdaptiveLayer(nn.Module):
 
     def __init__(self, layer: Any, width: int, epsilon: float) -> None:  # noqa: ANN401 - of transformers
         super().__init__()
-        self.self_attn, self.mlp = layer.self_attn, layer.mlp
-        self.input_layernorm, self.post_attention_layernorm = AdaptiveNorm(width, epsilon), AdaptiveNorm(width, epsilon)
+        self.self_attn = layer.self_attn
+        self.mlp = layer.mlp
+        self.input_layernorm = AdaptiveNorm(width, epsilon)
+        self.post_attention_layernorm = AdaptiveNorm(width, epsilon)
 
     def forward(self, hidden_states: Tensor, *, condition: Tensor, **attention: Any) -> Tensor:  # noqa: ANN401
         """Hidden states [N, H, W] at a condition [N, W] or [N, H, W]."""
@@ -54,8 +56,10 @@ class TimeEmbedding(nn.Module):
 
     def __init__(self, embedding: Any, width: int) -> None:  # noqa: ANN401 - of transformers
         super().__init__()
-        self.sinusoid_embeds, self.action_in_proj = embedding.sinusoid_embeds, embedding.action_in_proj
-        self.time_mlp_in, self.time_mlp_out = nn.Linear(width, width), nn.Linear(width, width)
+        self.sinusoid_embeds = embedding.sinusoid_embeds
+        self.action_in_proj = embedding.action_in_proj
+        self.time_mlp_in = nn.Linear(width, width)
+        self.time_mlp_out = nn.Linear(width, width)
 
     def forward(self, x: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
         """Embeddings [N, H, W] and condition [N, W] of chunks [N, H, D] and times [N]; or [N, H, W] of [N, H]."""
@@ -69,7 +73,8 @@ class Pi05Model(Pi0Model):
 
     def __init__(self, native: nn.Module) -> None:
         super().__init__(native)
-        expert, settings = self.native.model.dit, self.native.config.dit_config
+        expert = self.native.model.dit
+        settings = self.native.config.dit_config
         sizes = settings.hidden_size, settings.rms_norm_eps
         expert.layers = nn.ModuleList(AdaptiveLayer(layer, *sizes) for layer in expert.layers)
         expert.norm = nn.Identity()  # the last norm needs the condition, which transformers does not pass to it

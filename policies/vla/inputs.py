@@ -20,7 +20,9 @@ from embodied.words import WORD_BUCKETS, WordTable
 from policies.flat import FlatObservations
 from policies.vision.encoder import INSTRUCTION_WORDS, pictures
 
-PAD, BOS, FIRST_BYTE = 0, 1, 2
+PAD = 0
+BOS = 1
+FIRST_BYTE = 2
 VOCABULARY = WORD_BUCKETS
 """Tokens of models without a tokenizer: padding and words, or padding, a beginning and the 256 bytes."""
 
@@ -89,7 +91,8 @@ def squared(images: Tensor, size: int) -> Tensor:
     inner = max(1, round(height * share)), max(1, round(width * share))
     if inner != (height, width):
         scaled = nn.functional.interpolate(scaled, inner, mode="bilinear", antialias=True).clamp(-1.0, 1.0)
-    top, left = (size - inner[0]) // 2, (size - inner[1]) // 2
+    top = (size - inner[0]) // 2
+    left = (size - inner[1]) // 2
     margins = (left, size - inner[1] - left, top, size - inner[0] - top)
     return nn.functional.pad(scaled, margins, value=-1.0)
 
@@ -103,7 +106,8 @@ class Tokenizer:
     longest = LONGEST
 
     def __init__(self, tokenizer: Any, vocabulary: int) -> None:  # noqa: ANN401 - of transformers
-        self.tokenizer, self.vocabulary = tokenizer, vocabulary
+        self.tokenizer = tokenizer
+        self.vocabulary = vocabulary
         self.cache: dict[bytes, list[int]] = {}
 
     def __call__(self, text: Tensor) -> tuple[Tensor, Tensor]:
@@ -151,5 +155,6 @@ class Tokenizer:
 
 def quantile(rows: Tensor, share: float) -> Tensor:
     """Interpolated quantile [A] of rows [N, A]; `torch.quantile` is limited to 16 million numbers."""
-    ordered, position = rows.sort(0).values, share * (len(rows) - 1)
+    ordered = rows.sort(0).values
+    position = share * (len(rows) - 1)
     return ordered[int(position)].lerp(ordered[min(int(position) + 1, len(rows) - 1)], position % 1.0)

@@ -105,7 +105,8 @@ class Pi0Model(nn.Module):
         self.picture_size: int = settings.vlm_config.vision_config.image_size
         self.width: int = settings.vlm_config.text_config.hidden_size
         self.expert_width: int = settings.dit_config.hidden_size
-        self.state_size, self.action_size = settings.max_state_dim, settings.max_action_dim
+        self.state_size = settings.max_state_dim
+        self.action_size = settings.max_action_dim
         patches = self.picture_size // settings.vlm_config.vision_config.patch_size
         self.tokens_of_picture = patches**2
         self.image_token: int = settings.vlm_config.image_token_id

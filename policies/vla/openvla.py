@@ -39,11 +39,9 @@ class Projector(nn.Module):
 
     def __init__(self, inputs: int, width: int) -> None:
         super().__init__()
-        self.fc1, self.fc2, self.fc3 = (
-            nn.Linear(inputs, 4 * inputs),
-            nn.Linear(4 * inputs, width),
-            nn.Linear(width, width),
-        )
+        self.fc1 = nn.Linear(inputs, 4 * inputs)
+        self.fc2 = nn.Linear(4 * inputs, width)
+        self.fc3 = nn.Linear(width, width)
 
     def forward(self, patches: Tensor) -> Tensor:
         """Embeddings [..., W] of patches [..., inputs]."""
@@ -61,7 +59,8 @@ class Prismatic(nn.Module):
         self.dino: Any = dino
         self.siglip: Any = siglip
         self.language_model: Any = language_model
-        self.dino.layernorm, self.siglip.post_layernorm = nn.Identity(), nn.Identity()
+        self.dino.layernorm = nn.Identity()
+        self.siglip.post_layernorm = nn.Identity()
         self.dino.embeddings.mask_token = None
         width = self.language_model.config.hidden_size
         self.projector = Projector(self.dino.config.hidden_size + self.siglip.config.hidden_size, width)
@@ -84,7 +83,8 @@ class OpenVLAModel(nn.Module):
         self, native: Prismatic, state_size: int, elements: int, means: list[list[float]], deviations: list[list[float]]
     ) -> None:
         super().__init__()
-        self.native, self.elements = native, elements
+        self.native = native
+        self.elements = elements
         self.computing = Computing()
         self.picture_size: int = native.dino.config.image_size
         self.width: int = native.language_model.config.hidden_size
@@ -105,8 +105,10 @@ class OpenVLAModel(nn.Module):
         return (hidden @ self.native.bins.weight.T.float()).float()
 
     def _read(self, pictures: Tensor, tokens: Tensor, real: Tensor, state: Tensor) -> Tensor:
-        count, language_model = len(pictures), self.native.language_model
-        settings, embed = language_model.config, language_model.embed_tokens
+        count = len(pictures)
+        language_model = self.native.language_model
+        settings = language_model.config
+        embed = language_model.embed_tokens
         beginning, end = (
             embed(tokens.new_full((count, 1), token)) for token in (settings.bos_token_id, settings.eos_token_id)
         )

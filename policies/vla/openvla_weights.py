@@ -30,7 +30,9 @@ VISION = "vit_large_patch14_reg4_dinov2", "vit_so400m_patch14_siglip"
 """Beginnings of timm's names of the vision models."""
 HEADS = 16
 """Number of attention heads in both of them."""
-DINO, SIGLIP, LLAMA = "vision_backbone.featurizer.", "vision_backbone.fused_featurizer.", "language_model."
+DINO = "vision_backbone.featurizer."
+SIGLIP = "vision_backbone.fused_featurizer."
+LLAMA = "language_model."
 POSITIONS = "dino.embeddings.position_embeddings", "siglip.embeddings.position_embedding.weight"
 BEGINNINGS = {
     POSITIONS[0]: f"{DINO}pos_embed",
@@ -84,7 +86,8 @@ def published(weights: str, unnorm_key: str | None) -> Published:
         settings = _settings(folder)
         proprio, head = (_part(folder, name) for name in ("proprio_projector", "action_head"))
         statistics = _statistics(folder, settings, unnorm_key, proprio is not None)
-        colours, tokenizer = _colours(folder), _tokenizer(folder)
+        colours = _colours(folder)
+        tokenizer = _tokenizer(folder)
         return Published(_native(folder, settings), *colours, tokenizer, proprio, head, statistics)
     except UserError:  # has a message already
         raise
@@ -319,10 +322,12 @@ def _empty(tensors: _Tensors, settings: dict[str, Any]) -> Prismatic:
 def _source(name: str) -> tuple[str, str]:
     """Published name of a tensor of `Prismatic`, and its third of that tensor: q, k, v, or all ("")."""
     begin = next((each for each in BEGINNINGS if name.startswith(each)), "")
-    rest, part = name.removeprefix(begin), ""
+    rest = name.removeprefix(begin)
+    part = ""
     if begin.startswith(("dino", "siglip")):
         for own_pattern, timm_name in LAYERS.items():
             rest = re.sub(own_pattern, timm_name, rest)
         if projection := re.search(r"attn\.([qkv])_proj", rest):
-            rest, part = rest.replace(projection[0], "attn.qkv"), projection[1]
+            rest = rest.replace(projection[0], "attn.qkv")
+            part = projection[1]
     return BEGINNINGS.get(begin, "") + rest, part

@@ -25,7 +25,8 @@ class StateProjector(nn.Module):
 
     def __init__(self, state: int, width: int) -> None:
         super().__init__()
-        self.fc1, self.fc2 = nn.Linear(state, width), nn.Linear(width, width)
+        self.fc1 = nn.Linear(state, width)
+        self.fc2 = nn.Linear(width, width)
 
     def forward(self, state: Tensor) -> Tensor:
         """Tokens [N, W] of states [N, state]."""
@@ -86,12 +87,14 @@ class Regression(nn.Module):
 
     def __init__(self, width: int, actions: int, blocks: int = 2) -> None:
         super().__init__()
-        self.layer_norm1, self.fc1 = nn.LayerNorm(width * actions), nn.Linear(width * actions, width)
+        self.layer_norm1 = nn.LayerNorm(width * actions)
+        self.fc1 = nn.Linear(width * actions, width)
         self.mlp_resnet_blocks = nn.ModuleList(
             nn.ModuleDict({"ffn": nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.ReLU())})
             for _ in range(blocks)
         )
-        self.layer_norm2, self.fc2 = nn.LayerNorm(width), nn.Linear(width, actions)
+        self.layer_norm2 = nn.LayerNorm(width)
+        self.fc2 = nn.Linear(width, actions)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Normalised actions [N, H, A] from hidden states [N, H, A, W]."""

@@ -120,7 +120,8 @@ class Pi0Policy(adapters.AdaptablePolicy):
         if not contract.action.low:
             raise UserError(f"policy={self.kind} needs action limits; set low and high in the action spec")
         check_delay(config.trained_delay, contract)
-        self.contract, self.config = contract, config
+        self.contract = contract
+        self.config = config
         self.actions = contract.action.shape[-1]
         self.inputs = self.reads(contract, f"policy={self.kind}")
         checkpoint = published(config.weights, self.kind, config.unnorm_key) if config.weights else None
@@ -144,7 +145,8 @@ class Pi0Policy(adapters.AdaptablePolicy):
         self.register_buffer("action_std", torch.ones(self.actions))
         self.register_buffer("action_low", torch.tensor(contract.action.low))
         self.register_buffer("action_high", torch.tensor(contract.action.high))
-        self.brought_statistics, self.lacks_statistics = False, ""
+        self.brought_statistics = False
+        self.lacks_statistics = ""
         self.weights_of = checkpoint.base if checkpoint else None
         if checkpoint:
             self._take(checkpoint)
@@ -203,7 +205,8 @@ class Pi0Policy(adapters.AdaptablePolicy):
         self, observation: TensorDict, *, deterministic: bool = False, generator: torch.Generator | None = None
     ) -> Decision:
         """Sample chunks; the denoising path [N, S+1, H, D] and its noisy step's index [N] are the sample."""
-        state, prefix = self._state(observation), self._prefix(observation)
+        state = self._state(observation)
+        prefix = self._prefix(observation)
         x = self._noise(observation, deterministic, generator)
         path, noisy, log_prob = self.sampling.denoise(x, self._field(state, prefix), deterministic, generator)
         sample = TensorDict({"path": path, "noisy": noisy}, batch_size=[len(path)])
@@ -224,7 +227,8 @@ class Pi0Policy(adapters.AdaptablePolicy):
 
         If training covered as many frozen actions, the chunk is continued from them instead (arXiv 2512.05964).
         """
-        state, prefix = self._state(observation), self._prefix(observation)
+        state = self._state(observation)
+        prefix = self._prefix(observation)
         x = self._noise(observation, deterministic, generator)
         target = self._padded((running.actions - self.action_mean) / self.action_std)
         if trained_for(running, self.config.trained_delay):
@@ -239,7 +243,8 @@ class Pi0Policy(adapters.AdaptablePolicy):
 
     def evaluate(self, observation: TensorDict, sample: TensorDict) -> Evaluation:
         """Log-probability of stored denoising paths: one pass of the expert for Flow-SDE, S for learned noise."""
-        state, prefix = self._state(observation), self._prefix(observation)
+        state = self._state(observation)
+        prefix = self._prefix(observation)
         log_prob, entropy = self.sampling.score(sample["path"], sample["noisy"], self._field(state, prefix))
         log_prob, entropy = (sum_of_executed(terms, sample) for terms in (log_prob, entropy))
         return Evaluation(log_prob, entropy, self._value(observation, state, prefix))
@@ -256,13 +261,15 @@ class Pi0Policy(adapters.AdaptablePolicy):
 
     def loss(self, observation: TensorDict, actions: Tensor, valid: Tensor) -> Tensor:
         """|v(x_t, t) - (noise - action)|^2 over actions that are `valid` [N, H], at pi0's times; one scalar."""
-        draws, prefix = self.config.draws, self._prefix(observation).repeated(self.config.draws)
+        draws = self.config.draws
+        prefix = self._prefix(observation).repeated(self.config.draws)
         target = self._padded((actions - self.action_mean) / self.action_std)
         state, target, valid = (x.repeat_interleave(draws, 0) for x in (self._state(observation), target, valid))
         noise = torch.randn_like(target)
         time = 0.999 * torch.rand(len(target), device=target.device) ** (1.0 / 1.5) + 0.001  # Beta(1.5, 1), scaled
         is_prefix = prefix_mask(*target.shape[:2], self.config.trained_delay, target.device)
-        times, valid = torch.where(is_prefix, 0.0, time.unsqueeze(-1)), valid * ~is_prefix
+        times = torch.where(is_prefix, 0.0, time.unsqueeze(-1))
+        valid = valid * ~is_prefix
         t = times.unsqueeze(-1)
         network_time = times if self.config.trained_delay else time
         # x_t = t noise + (1 - t) action;  L = sum(valid |v - (noise - action)|^2) / sum(valid)
@@ -280,7 +287,8 @@ class Pi0Policy(adapters.AdaptablePolicy):
 
     def _adapt(self, pretrained: Published) -> None:
         """Merge the adapters of a published model, or train them or new ones on its weights."""
-        rank, present_rank = self.config.lora_rank, adapters.rank_of(pretrained.model.native)
+        rank = self.config.lora_rank
+        present_rank = adapters.rank_of(pretrained.model.native)
         if not rank:
             return adapters.merge(pretrained.model) if present_rank else None
         if present_rank not in (0, rank):
@@ -304,8 +312,10 @@ class Pi0Policy(adapters.AdaptablePolicy):
         """Use the tokenizer and, if they have as many elements, the statistics of a published model."""
         vocabulary = self.model.native.config.vlm_config.text_config.vocab_size
         self.inputs.tokenizer = Tokenizer(pretrained.tokenizer, vocabulary)
-        weights, sizes = f"policy.weights={self.config.weights}", (self.inputs.state_size, self.actions)
-        trained_horizon, cameras = pretrained.settings.model.chunk_size, pretrained.settings.cameras
+        weights = f"policy.weights={self.config.weights}"
+        sizes = (self.inputs.state_size, self.actions)
+        trained_horizon = pretrained.settings.model.chunk_size
+        cameras = pretrained.settings.cameras
         if trained_horizon != (horizon := self.contract.horizon):
             _warn(f"{weights} has learned chunks of {trained_horizon} actions, task.horizon={horizon}")
         if cameras and cameras != self.inputs.cameras:

@@ -11,7 +11,9 @@ from policies.vla import adapters
 from policies.vla.inputs import Tokenizer
 from policies.vla.pi0 import Pi0Policy
 
-CONTRACT, CARD, STATISTICS = "contract.json", "README.md", "processor_config.json"
+CONTRACT = "contract.json"
+CARD = "README.md"
+STATISTICS = "processor_config.json"
 
 
 def publish(policy: TrainablePolicy, folder: Path, run: Path, *, peft: bool) -> None:
@@ -90,7 +92,8 @@ def card(policy: Pi0Policy, *, peft: bool, report: str) -> str:
 
 def _statistics(policy: Pi0Policy) -> dict[str, list[float]]:
     """Mean and deviation of state and actions, by transformers' names."""
-    size, state = policy.inputs.state_size, policy.inputs.state
+    size = policy.inputs.state_size
+    state = policy.inputs.state
     return {
         "state_mean": state.mean[:size].tolist(),
         "state_std": state.std[:size].tolist(),

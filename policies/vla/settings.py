@@ -16,7 +16,8 @@ from embodied.extras import needs_extra
 from embodied.saving.json_text import loads
 from policies.vla.statistics import Mode
 
-CONFIG, PREPROCESSOR = "config.json", "policy_preprocessor.json"
+CONFIG = "config.json"
+PREPROCESSOR = "policy_preprocessor.json"
 SIZES = {"paligemma_variant": "gemma_2b", "action_expert_variant": "gemma_300m"}
 """LeRobot's and openpi's names of pi0's sizes."""
 REQUIRED = {
@@ -127,7 +128,8 @@ def _modes(folder: Path, fields: Mapping[str, Any], kind: str) -> tuple[Mode, Mo
     mapping = dict(fields.get("normalization_mapping") or {})
     if (folder / PREPROCESSOR).exists():
         for step in loads((folder / PREPROCESSOR).read_text(encoding="utf-8")).get("steps", []):
-            name, options = str(step.get("registry_name", step.get("class", ""))), step.get("config") or {}
+            name = str(step.get("registry_name", step.get("class", "")))
+            options = step.get("config") or {}
             if ("relative" in name.lower() or "delta" in name.lower()) and options.get("enabled", True):
                 raise ValueError(f"{PREPROCESSOR} has the step {name}, which is not supported")
             mapping |= options.get("norm_map") or {}

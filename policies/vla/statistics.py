@@ -16,7 +16,8 @@ from embodied.errors import UserError
 from embodied.saving.json_text import loads
 
 STATISTICS = ("state_mean", "state_std", "action_mean", "action_std")
-PARTS, MEANS = ("state", "action"), ("mean", "std")
+PARTS = ("state", "action")
+MEANS = ("mean", "std")
 NORMALIZER = "policy_preprocessor_step_*_normalizer_processor.safetensors"
 ADVICE = "mend this file, or remove it to take those of demonstrations"
 DEMONSTRATIONS = "demonstrations"
@@ -133,7 +134,8 @@ def _transformers(path: Path, names: Sequence[Sequence[str]]) -> Pairs:
 
 
 def _lerobot(path: Path, names: Sequence[Sequence[str]]) -> Pairs:
-    tensors, keys = load_file(path), ("observation.state.{}", "action.{}")
+    tensors = load_file(path)
+    keys = ("observation.state.{}", "action.{}")
     if not any(name.startswith(("observation.state.", "action.")) for name in tensors):
         return []  # other contents
     return _pairs(tensors, keys, names)

@@ -135,7 +135,8 @@ class TokensPolicy(adapters.AdaptablePolicy):
         super().__init__()
         if not contract.action.low:
             raise UserError("policy=tokens needs action limits; set low and high in the action spec")
-        self.contract, self.config = contract, config
+        self.contract = contract
+        self.config = config
         self.actions = contract.action.shape[-1]
         checkpoint = published(config.weights, config.unnorm_key) if config.weights else None
         self.bins = config.bins or (BINS if checkpoint else COARSE)
@@ -149,7 +150,8 @@ class TokensPolicy(adapters.AdaptablePolicy):
         self.regression = Regression(self.model.width, self.actions) if regresses else None
         self.critic = Critic(contract, config.critic, self.model.width + self.inputs.state_size, config.hidden)
         self.feature_size = self.critic.feature_size
-        low, high = torch.tensor(contract.action.low), torch.tensor(contract.action.high)
+        low = torch.tensor(contract.action.low)
+        high = torch.tensor(contract.action.high)
         self.register_buffer("action_low", low)
         self.register_buffer("action_high", high)
         self.register_buffer("action_from", low.clone())
@@ -267,7 +269,8 @@ class TokensPolicy(adapters.AdaptablePolicy):
         return actions.clamp(self.action_low, self.action_high)
 
     def _model(self, pretrained: Published | None) -> ParallelModel | OpenVLAModel:
-        state, elements = self.inputs.state_size, self.contract.horizon * self.actions
+        state = self.inputs.state_size
+        elements = self.contract.horizon * self.actions
         if not pretrained:
             return ParallelModel(untrained(self.config.size, self.bins), state, elements, self.bins)
         model = OpenVLAModel(

@@ -129,7 +129,8 @@ def _tokenizer(option: str, folder: Path) -> Any:  # noqa: ANN401 - of transform
 
 def _check_files(option: str, folder: Path) -> set[str]:
     """Check by the headers of the weight files that they are complete, and of floats; returns the tensors' names."""
-    files, names = sorted(folder.glob("model*.safetensors")), set[str]()
+    files = sorted(folder.glob("model*.safetensors"))
+    names = set[str]()
     if not files:
         raise UserError(f"{option} has no model.safetensors")
     for file in files:
@@ -162,7 +163,8 @@ def _loaded(folder: Path, config: Any, kind: type[Pi0Model]) -> LoadedModel:  # 
     if planned():
         return model, set(), []
     weights: dict[str, Tensor] = dict(model.native.state_dict())
-    missing_names, others = set(weights), []
+    missing_names = set(weights)
+    others = []
     for file in sorted(folder.glob("model*.safetensors")):
         with safe_open(file, "pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118 - not a dict
@@ -171,7 +173,8 @@ def _loaded(folder: Path, config: Any, kind: type[Pi0Model]) -> LoadedModel:  # 
                     own_name = EMBEDDING if EMBEDDING in missing_names else ""
                 if own_name not in weights:
                     continue
-                value, expected = tensors.get_tensor(name), weights[own_name].shape
+                value = tensors.get_tensor(name)
+                expected = weights[own_name].shape
                 if value.shape != expected:
                     others.append((own_name, list(value.shape), list(expected)))
                 else:

@@ -46,7 +46,10 @@ class Controller:
     def __init__(
         self, robot: Robot, executor: Executor, safety: Safety, clock: Clock, record: Record | None = None
     ) -> None:
-        self._robot, self._executor, self._safety, self._clock = robot, executor, safety, clock
+        self._robot = robot
+        self._executor = executor
+        self._safety = safety
+        self._clock = clock
         self._record = record
 
     def tick(self) -> Verdict:
@@ -96,8 +99,12 @@ class ControlLoop:
             raise ValueError(
                 f"expected period_s > 0, spin_s >= 0 and timed_periods >= 1, got {period_s}, {spin_s}, {timed_periods}"
             )
-        self.period_s, self._clock, self._sleep, self._spin_s = period_s, clock, sleep, spin_s
-        self._late, self._work = np.zeros(timed_periods), np.zeros(timed_periods)
+        self.period_s = period_s
+        self._clock = clock
+        self._sleep = sleep
+        self._spin_s = spin_s
+        self._late = np.zeros(timed_periods)
+        self._work = np.zeros(timed_periods)
         self._periods = self._missed = self._overruns = 0
         self._stopped = False
 
@@ -107,9 +114,13 @@ class ControlLoop:
 
     def run(self, step: Callable[[], object], periods: int | None = None) -> Timing:
         """Call `step` for `periods` deadlines, including skipped ones, or until `stop`; returns `timing`."""
-        self._stopped, self._periods, self._missed, self._overruns = False, 0, 0, 0
+        self._stopped = False
+        self._periods = 0
+        self._missed = 0
+        self._overruns = 0
         last = math.inf if periods is None else periods
-        first, index = self._clock(), 0
+        first = self._clock()
+        index = 0
         while index < last and not self._stopped:
             # deadlines are multiples of the period from the first one, so that errors do not add up
             deadline = first + index * self.period_s
@@ -132,7 +143,8 @@ class ControlLoop:
 
     def _count(self, late_s: float, work_s: float) -> None:
         index = self._periods % len(self._late)  # ring buffer
-        self._late[index], self._work[index] = late_s, work_s
+        self._late[index] = late_s
+        self._work[index] = work_s
         self._overruns += work_s > self.period_s
         self._periods += 1
 
@@ -157,7 +169,9 @@ class Watchdog:
     """Calls `Safety.watch` from its own thread, so that the robot holds if the control loop's program hangs."""
 
     def __init__(self, safety: Safety, every_s: float) -> None:
-        self._safety, self._every_s, self._closed = safety, every_s, threading.Event()
+        self._safety = safety
+        self._every_s = every_s
+        self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 

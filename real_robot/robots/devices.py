@@ -54,7 +54,9 @@ class Keyboard:
     def __init__(self, descriptor: int = 0, *, lasting_s: float = 0.6, clock: Clock = time.monotonic) -> None:
         if not os.isatty(descriptor):
             raise UserError("expected a terminal to read keys from; run it in one, or use a gamepad or SpaceMouse")
-        self._descriptor, self._lasting_s, self._clock = descriptor, lasting_s, clock
+        self._descriptor = descriptor
+        self._lasting_s = lasting_s
+        self._clock = clock
         self._before = termios.tcgetattr(descriptor)
         self._blocking = os.get_blocking(descriptor)
         tty.setcbreak(descriptor)
@@ -67,7 +69,8 @@ class Keyboard:
         Raises:
             OSError: if the terminal was closed.
         """
-        now, pressed = self._clock(), set()
+        now = self._clock()
+        pressed = set()
         try:
             text = os.read(self._descriptor, 1024).decode(errors="ignore")
             if not text:  # where no key is pressed, reading would block
@@ -160,7 +163,10 @@ class EventDevice:
         except OSError as error:
             raise UserError(f"can't read {path}: {error.strerror}; is it plugged in? {_permission()}") from error
         codes = evdev.ecodes.ecodes
-        self._codes, self._layout, self._dead, self._clock = evdev.ecodes, layout, dead, clock
+        self._codes = evdev.ecodes
+        self._layout = layout
+        self._dead = dead
+        self._clock = clock
         self._axes_of = {(_kind(evdev, name), codes[name]): to for name, to in layout.axes.items()}
         self._buttons_of = {codes[name]: button for name, button in layout.buttons.items()}
         self._ranges = {code: self._range(code) for kind, code in self._axes_of if kind == evdev.ecodes.EV_ABS}
@@ -174,7 +180,8 @@ class EventDevice:
         Raises:
             OSError: if the device was unplugged.
         """
-        codes, pressed = self._codes, set[str]()
+        codes = self._codes
+        pressed = set[str]()
         for event in self._events():
             if self._dropping:  # the kernel's queue overflowed: its events are invalid until the next report
                 self._dropping = (event.type, event.code) != (codes.EV_SYN, codes.SYN_REPORT)
@@ -186,7 +193,8 @@ class EventDevice:
             elif event.type == codes.EV_KEY and event.code in self._buttons_of:
                 self._press(self._buttons_of[event.code], event.value, pressed)
         if self._rest_at is not None and self._clock() >= self._rest_at:
-            self._axes, self._rest_at = {}, None
+            self._axes = {}
+            self._rest_at = None
         return Controls(dict(self._axes), frozenset(self._pressed_buttons), frozenset(pressed))
 
     def close(self) -> None:
@@ -258,7 +266,8 @@ def open_device(device: Device, event: str = "") -> Channel:
     if device not in LAYOUTS:
         return Keyboard()
     evdev = _evdev()
-    matches, names = [], []
+    matches = []
+    names = []
     for path in [event] if event else sorted(evdev.list_devices(writable=False)):
         try:
             opened = evdev.InputDevice(path)

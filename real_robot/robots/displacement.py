@@ -45,7 +45,8 @@ class Response:
         """
         # e(t) = (-goal + (velocity - w goal) t) exp(-w t); the hand moves by e(t) + goal
         goal = np.asarray(self.scale) * action
-        w, t = math.sqrt(self.stiffness), self.dt_s
+        w = math.sqrt(self.stiffness)
+        t = self.dt_s
         decay = math.exp(-w * t)
         distance = goal * (1.0 - (1.0 + w * t) * decay) + velocity * t * decay
         return distance / t, goal * w * w * t * decay + velocity * (1.0 - w * t) * decay
@@ -66,7 +67,8 @@ class Displaced:
     """
 
     def __init__(self, executor: Executor, response: Response) -> None:
-        self._executor, self._response = executor, response
+        self._executor = executor
+        self._response = response
         self._velocity = np.zeros(6)
 
     def reset(self) -> None:

@@ -17,7 +17,8 @@ class Guarding:
     """
 
     def __init__(self, executor: Executor, guard: Guard) -> None:
-        self._executor, self._guard = executor, guard
+        self._executor = executor
+        self._guard = guard
         self._observation: dict[str, torch.Tensor] = {}
         zeros = {key: torch.zeros(1, *guard.window.contract.observation[key].shape) for key in READ}
         guard.command(zeros, torch.zeros(1, 2))  # compiles the guard now, so that the first command does not wait

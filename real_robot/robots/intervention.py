@@ -105,7 +105,9 @@ class Operator:
                 f"no axis moves {', '.join(still)} of the action; give axes={{{still[0]}: {AXES[0]}}}, or a policy that"
                 " does with checkpoint=RUN, or drive an arm's joints by device=leader"
             )
-        self._channel, self._axes, self._alone = channel, list(axes.values()), alone
+        self._channel = channel
+        self._axes = list(axes.values())
+        self._alone = alone
         self._index = action_indices(contract, list(axes))
         self._gripper = int(action_indices(contract, [gripper])[0]) if gripper else None
         if self._gripper is not None and not spec.low:
@@ -157,7 +159,8 @@ class Leader:
     """
 
     def __init__(self, positions: Callable[[], Array | None], buttons: Channel) -> None:
-        self._positions, self._buttons = positions, buttons
+        self._positions = positions
+        self._buttons = buttons
         self.pressed: frozenset[str] = frozenset()
 
     def action(self, proposed: Array | None) -> Array | None:
@@ -191,7 +194,8 @@ def usual_axes(contract: Contract, chosen: Mapping[str, str], speed: float) -> d
     Raises:
         UserError: for an element that the action does not have, or without limits.
     """
-    names, spec = action_names(contract), contract.action
+    names = action_names(contract)
+    spec = contract.action
     if unknown := [element for element in chosen if element not in names]:
         raise UserError(f"no action elements {unknown}; expected some of {names}")
     axes = {name: USUAL[name] for name in names if name in USUAL} | dict(chosen)

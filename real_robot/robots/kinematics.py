@@ -14,7 +14,8 @@ from real_robot.robots.robot import Array
 
 ITERATIONS = 4
 """Gauss-Newton steps per solution: a period's motion is small, so the first step leaves an error of micrometres."""
-POSTURE_COST, DAMPING = 1e-3, 1e-6
+POSTURE_COST = 1e-3
+DAMPING = 1e-6
 """Weights relative to the hand's errors in m and rad."""
 
 
@@ -46,12 +47,14 @@ class Kinematics:
         names = [model.joint(index).name for index in range(model.njnt)]
         if missing := [name for name in joints if name not in names]:
             raise UserError(f"{path} has no joints {missing}; expected some of {names}")
-        self._frame, self._type = site, "site" if kind is not None else "body"
+        self._frame = site
+        self._type = "site" if kind is not None else "body"
         self._qpos = np.array([model.joint(name).qposadr[0] for name in joints])
         self._dof = np.array([model.joint(name).dofadr[0] for name in joints])
         # limits [joints] in the order of `joints`, not of the model
         self.low, self.high = model.jnt_range[[model.joint(name).id for name in joints]].T
-        self._mink, self._model = mink, model
+        self._mink = mink
+        self._model = model
         self._at = mink.Configuration(model)
         self._hand = mink.FrameTask(site, self._type, position_cost=1.0, orientation_cost=1.0, lm_damping=DAMPING)
         self._posture = mink.PostureTask(model, cost=POSTURE_COST)

@@ -96,7 +96,9 @@ class SimulatedRobot:
         if environment.num_envs != 1 or environment.contract.executed != 1:
             description = f"{environment.num_envs} environments and K={environment.contract.executed}"
             raise UserError(f"expected one environment that executes single actions, got {description}")
-        self.contract, self.environment, self._holding = environment.contract, environment, holding
+        self.contract = environment.contract
+        self.environment = environment
+        self._holding = holding
         self.at_rest = self.stops_after_s = None
         self.transition: Transition | None = None
         self._keys = [key for key, spec in self.contract.observation.items() if not spec.privileged]

@@ -23,7 +23,8 @@ class Servo:
     """
 
     def __init__(self, leash_m: float, leash_rad: float) -> None:
-        self._leash_m, self._leash_rad = leash_m, leash_rad
+        self._leash_m = leash_m
+        self._leash_rad = leash_rad
         self._target: Pose | None = None
 
     def stop(self) -> None:

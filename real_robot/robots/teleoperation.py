@@ -112,7 +112,9 @@ class Driver:
     """
 
     def __init__(self, person: Person, policy: Executor | None, trip: Callable[[str], None]) -> None:
-        self.person, self._policy, self._trip = person, policy, trip
+        self.person = person
+        self._policy = policy
+        self._trip = trip
         self.human = False
         """Whether the last action was the person's."""
         self.proposed_action: Array | None = None
@@ -166,13 +168,18 @@ class Session:
         task: str,
         stopping: Callable[[], bool],
     ) -> None:
-        self._station, self._safety, self._driver, self._recorder = station, safety, driver, recorder
-        self._task, self._stopping = task, stopping
+        self._station = station
+        self._safety = safety
+        self._driver = driver
+        self._recorder = recorder
+        self._task = task
+        self._stopping = stopping
         self._loop = ControlLoop(station.robot.contract.control_dt_s, sleep=station.sleep)
         self._translated = station.contract.action != station.robot.contract.action
         executor = station.translate(driver)
         self._controller = Controller(station.robot, executor, safety, station.clock, self._record)
-        self._success, self._logged_reason = False, ""
+        self._success = False
+        self._logged_reason = ""
 
     def run(self, episodes: int | None) -> list[bool]:
         """Run up to `episodes` episodes, until the person presses stop between two; returns whether each was a success.
@@ -203,7 +210,8 @@ class Session:
         first_reading(station)
         self._recorder.begin_episode(self._task)
         self._driver.reset()
-        self._success, self._logged_reason = False, ""
+        self._success = False
+        self._logged_reason = ""
         timing = self._loop.run(self._period)
         self._safety.settle("the episode is over", station.sleep)
         self._recorder.end_episode(success=self._success)
@@ -263,7 +271,8 @@ def limits(path: str | None, control_dt_s: float) -> Limits:
 
 def acting(policy: Policy, station: Station) -> ChunkExecutor:
     """Executor of `policy` at `station`; inference runs in a thread, unless time is simulated."""
-    waits, clock = isinstance(station.robot, SimulatedRobot), station.clock
+    waits = isinstance(station.robot, SimulatedRobot)
+    clock = station.clock
     return ChunkExecutor(policy, station.contract, execution=Execution.NAIVE, clock=clock, asynchronous=not waits)
 
 
@@ -294,7 +303,8 @@ def first_reading(station: Station) -> Reading:
     Raises:
         UserError: without a valid measurement or a subscriber within `FIRST_READING_S`.
     """
-    period_s, reading = station.robot.contract.control_dt_s, None
+    period_s = station.robot.contract.control_dt_s
+    reading = None
     for _ in range(math.ceil(FIRST_READING_S / period_s)):
         reading = station.robot.read()
         if reading is not None and not reading.fault and station.has_subscriber():

@@ -69,9 +69,12 @@ class Axis:
         most_c: float = INF,
         pause: float = 0.0,
     ) -> None:
-        self.low, self.high, self.pause = low, high, pause
+        self.low = low
+        self.high = high
+        self.pause = pause
         # missing limits become numbers that never bind, given the limits on the lower derivatives
-        self.slowest, self.fastest = max(slowest, low - high), min(fastest, high - low)
+        self.slowest = max(slowest, low - high)
+        self.fastest = min(fastest, high - low)
         self.most_b = min(most_b, self.fastest - self.slowest)
         self.most_c = min(most_c, 2.0 * self.most_b)
         self._little = 0.0 if self.most_c == INF else ARRIVED * min(self.most_b, self.most_c)
@@ -112,7 +115,8 @@ class Axis:
         if self.most_c == INF:
             self.p = target
             return target
-        low, high = self.low, self.high
+        low = self.low
+        high = self.high
         target = self._target = min(max(target, low), high)
         if self.p < target:
             self.high = target
@@ -120,10 +124,14 @@ class Axis:
             self.low = target
         if not self._take(target - self.p - self.w):
             self._approach(self._meet(target, 0.0))
-        self.low, self.high = low, high
+        self.low = low
+        self.high = high
         self.p = min(max(self.p, low), high)
         if max(abs(target - self.p), abs(self.w), abs(self.b)) <= self._little:
-            self.p, self.w, self.b, self._stop = target, 0.0, 0.0, []
+            self.p = target
+            self.w = 0.0
+            self.b = 0.0
+            self._stop = []
         return self.p
 
     def stop(self) -> None:
@@ -148,7 +156,9 @@ class Axis:
         box = (-INF, target, -INF, INF) if error > 0.0 else (target, INF, -INF, INF)
         braking = self._reach(math.copysign(INF, -error))
         # bisection between the hardest braking, which may pass the target least, and a b that passes it
-        passing, best, b = desired, braking, desired
+        passing = desired
+        best = braking
+        b = desired
         for _ in range(HALVINGS):
             w = self.w + b
             if self._stop_from(self.p + w, w - speed, b, box) is None:
@@ -220,7 +230,10 @@ class Axis:
         stop = self._stop_from(p, w, b, (low, high, self.slowest, self.fastest))
         if stop is None:
             return False
-        self.p, self.w, self.b, self._stop = p, w, b, stop
+        self.p = p
+        self.w = w
+        self.b = b
+        self._stop = stop
         return True
 
     def _room(self, w: float, b: float) -> tuple[float, float]:
@@ -229,7 +242,8 @@ class Axis:
             return self.low, self.high
         # velocity gained while b decreases by c per period: b^2 / 2c + b / 2
         gained = math.copysign(0.5 * abs(b) * (abs(b) / self.most_c + 1.0), b)  # until the acceleration has ceased
-        slowest, fastest = min(w, w + gained, 0.0), max(w, w + gained, 0.0)
+        slowest = min(w, w + gained, 0.0)
+        fastest = max(w, w + gained, 0.0)
         return self.low - self.pause * slowest, self.high - self.pause * fastest
 
     def _stop_from(self, p: float, w: float, b: float, box: Box) -> Stop | None:
@@ -240,7 +254,8 @@ class Axis:
         """
         C, (low, high, slowest, fastest) = self.most_c, box
         periods = math.ceil(abs(b) / C)
-        ahead, behind = max(high - p, 0.0), max(p - low, 0.0)
+        ahead = max(high - p, 0.0)
+        behind = max(p - low, 0.0)
         side = 1.0
         if w + 0.5 * b * (periods - 1) < 0.0:
             side, w, b, fastest, ahead, behind = -1.0, -w, -b, -slowest, behind, ahead
@@ -269,7 +284,8 @@ class Axis:
 
     def _durations(self, w: float, b: float) -> tuple[int, int, int]:
         """Whole periods of the fastest stop: ramping to the peak, staying there, returning."""
-        B, C = self.most_b, self.most_c
+        B = self.most_b
+        C = self.most_c
         # continuous time: w + b^2 / 2C - peak^2 / C = 0 without a phase at the limit B
         peak = math.sqrt(max(C * w + 0.5 * b * b, 0.0))
         if peak <= B:

@@ -93,7 +93,8 @@ class Barrier:
     """
 
     def __init__(self, distance: Distance, dt_s: float, pause_s: float = 0.0) -> None:
-        self._distance, self._dt_s = distance, dt_s
+        self._distance = distance
+        self._dt_s = dt_s
         size = len(distance.elements)
         planes = np.array(distance.planes, np.float64).reshape(-1, size + 1)
         lengths = np.linalg.norm(planes[:, :-1], axis=1, keepdims=True)
@@ -184,7 +185,9 @@ def nearest(velocity: Array, normals: Array, speed: Array) -> Array | None:
     Non-negative least squares for the multipliers (Lawson and Hanson 1974, chapter 23): the most violated half-space
     joins the active ones, and those whose multiplier reaches zero leave. With one half-space this is the closed form.
     """
-    solution, active, multipliers = velocity, [], np.zeros(0)
+    solution = velocity
+    active = []
+    multipliers = np.zeros(0)
     for _ in range(8 * len(velocity)):
         slack = normals @ solution + speed
         worst = int(slack.argmin()) if len(slack) else 0
@@ -217,10 +220,14 @@ def _inside(velocity: Array, normals: Array, speed: Array, reach: tuple[Array, A
         return start
     if (solution := _in_reach(start, normals, speed, reach)) is not None:
         return solution
-    solution, allowed, step = start, excess, 0.5 * excess  # `start` is inside if all may be exceeded by this much
+    # `start` is inside if all may be exceeded by this much
+    solution = start
+    allowed = excess
+    step = 0.5 * excess
     for _ in range(HALVINGS):
         if (tighter := _in_reach(start, normals, speed + (allowed - step), reach)) is not None:
-            solution, allowed = tighter, allowed - step
+            solution = tighter
+            allowed = allowed - step
         step *= 0.5
     return solution
 
@@ -240,9 +247,11 @@ def _join(
     while active:
         rows = normals[active]
         # tight: rows (velocity + rows^T multipliers) = -speed, so (rows rows^T) multipliers = missing
-        gram, missing = rows @ rows.T, -(rows @ velocity + speed[active])
+        gram = rows @ rows.T
+        missing = -(rows @ velocity + speed[active])
         tight = np.linalg.lstsq(gram, missing, rcond=None)[0]
-        direction, loose = tight - multipliers, missing - gram @ tight
+        direction = tight - multipliers
+        loose = missing - gram @ tight
         if np.abs(loose).max() > 1e-9:  # dependent half-spaces that can't all be tight: one of them has to go
             direction = loose
         elif (tight >= 0).all():
@@ -255,5 +264,6 @@ def _join(
         ratio[falling] = multipliers[falling] / -direction[falling]
         first = int(ratio.argmin())
         multipliers = np.maximum(multipliers + ratio[first] * direction, 0.0)
-        active, multipliers = active[:first] + active[first + 1 :], np.delete(multipliers, first)
+        active = active[:first] + active[first + 1 :]
+        multipliers = np.delete(multipliers, first)
     return active, multipliers

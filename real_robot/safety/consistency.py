@@ -51,7 +51,8 @@ class Consistency:
         """Why the newest measurement was rejected; "" if it was accepted."""
         self._newest: Reading | None = None
         self._commanded_s = self._idle_s = 0.0  # since `accepted`
-        self._needed, self._streak = START_READINGS, 0
+        self._needed = START_READINGS
+        self._streak = 0
         self._astray = self._followed = 0  # rejected measurements of this fault; those in a row where commands led
         self._counted = -math.inf, -math.inf  # oldest and newest stamp of the measurement that was counted last
         self._trusted = False  # whether enough of them have been consistent once
@@ -72,7 +73,8 @@ class Consistency:
         is trusted: the newest is accepted. After a contradiction a motion starts only after `Limits.recovery_s` without
         another one.
         """
-        before, self._newest = self._newest, reading
+        before = self._newest
+        self._newest = reading
         if self.accepted is None or before is None:
             self.accepted = reading
             self._count(reading)
@@ -91,9 +93,11 @@ class Consistency:
         self._idle_s += idle_s * (not self.fault)
         if not (self.fault and self._commanded_s):
             self.fault = self._contradiction(self.accepted, reading)
-            self._astray, self._followed = int(bool(self.fault)), 0
+            self._astray = int(bool(self.fault))
+            self._followed = 0
         elif not follows:
-            self._astray, self._followed = self._astray + 1, 0
+            self._astray = self._astray + 1
+            self._followed = 0
         else:
             # A sensor that stands still is also where commands lead, as they pass by.
             self._followed += 1
@@ -107,7 +111,8 @@ class Consistency:
         self.rejected += 1
         self._streak, self._needed = 0, self._long
         if not self._trusted:
-            self.accepted, self.fault = reading, ""
+            self.accepted = reading
+            self.fault = ""
             self._count(reading)
             self._commanded_s = self._idle_s = 0.0
         return self.accepted
@@ -123,7 +128,8 @@ class Consistency:
         """
         stamps = reading.stamp_s, reading.newest_s
         if reading.stamp_s > self._counted[1] or stamps == self._counted:
-            self._streak, self._counted = self._streak + 1, stamps
+            self._streak = self._streak + 1
+            self._counted = stamps
             self._trusted = self._trusted or self.settled
 
     def _contradiction(self, last: Reading, reading: Reading) -> str:
@@ -146,7 +152,8 @@ def _value(observation: dict[str, Array], element: Element) -> float:
 
 def _speed(contract: Contract, element_limits: ElementLimits, index: int) -> float:
     """Largest speed of an element, in the unit of its limits per s."""
-    action, speed = contract.action, element_limits.velocity
+    action = contract.action
+    speed = element_limits.velocity
     if element_limits.kind is not Kind.POSITION and action.low and action.high:
         bound = max(abs(action.low[index]), abs(action.high[index])) * element_limits.scale
         speed = min(speed, bound if element_limits.kind is Kind.VELOCITY else bound / contract.control_dt_s)

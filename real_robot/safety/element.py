@@ -59,12 +59,15 @@ class LimitedElement:
         dt_s = contract.control_dt_s
         self.index = index
         self._measured = observed_element(contract, element_limits.measured) if element_limits.measured else None
-        self._from, self._stays, self._commanded_once = element_limits.rest, stays, False
+        self._from = element_limits.rest
+        self._stays = stays
+        self._commanded_once = False
         self._position = element_limits.kind is Kind.POSITION
         self._moves_on = element_limits.kind is Kind.VELOCITY  # while nothing is commanded
         self._scale = element_limits.scale * (dt_s if self._moves_on else 1.0)
         # A measurement may be older than it says, and what was commanded before it may not have been done yet.
-        self._error, self._lag = (limits.clock_error_s + limits.lag_s) / dt_s, math.ceil(limits.lag_s / dt_s) + 1
+        self._error = (limits.clock_error_s + limits.lag_s) / dt_s
+        self._lag = math.ceil(limits.lag_s / dt_s) + 1
         # last positions, or motion per period, newest first: as far back as a measurement may lie
         oldest_s = limits.following_s if self._position else limits.observation_timeout_s + limits.clock_error_s
         oldest_s += limits.lag_s + (0.0 if self._position else FOLLOWED_S)
@@ -72,9 +75,11 @@ class LimitedElement:
         self._since = 0  # periods since the last accepted measurement, for `leads`
         low, high = (float(bound) * self._scale for bound in command)
         fastest = element_limits.velocity * dt_s
-        b, c = element_limits.acceleration * dt_s**2, element_limits.jerk * dt_s**3
+        b = element_limits.acceleration * dt_s**2
+        c = element_limits.jerk * dt_s**3
         if self._position:
-            low, high = max(low, element_limits.low), min(high, element_limits.high)
+            low = max(low, element_limits.low)
+            high = min(high, element_limits.high)
             if not low <= element_limits.rest <= high and self._measured is None:
                 raise UserError(f"expected rest inside {low} to {high}, got {element_limits.rest}")
             self._axis = Axis(low, high, -fastest, fastest, b, c)
@@ -98,7 +103,8 @@ class LimitedElement:
         """
         if not self._position:
             return True
-        axis, position = self._axis, self._origin(observation, periods)
+        axis = self._axis
+        position = self._origin(observation, periods)
         return max(axis.low - position, position - axis.high) <= min(axis.fastest, self._following)
 
     def start(self, observation: dict[str, Array], periods: int) -> None:
@@ -135,7 +141,8 @@ class LimitedElement:
         if self._measured is not None:
             moved, back, ahead = self._moved(age)
             axis.p = self._read(observation) + moved
-            axis.low, axis.high = self._walls[0] + back, self._walls[1] - ahead
+            axis.low = self._walls[0] + back
+            axis.high = self._walls[1] - ahead
         axis.at_velocity(value * self._scale)
         return self._moving()
 
@@ -201,7 +208,9 @@ class LimitedElement:
 
         w^2 / 2B, and w B / 2C and a whole period more where the jerk is limited; whole periods included.
         """
-        w, B, C = abs(value * self._scale), self._axis.most_b, self._axis.most_c
+        w = abs(value * self._scale)
+        B = self._axis.most_b
+        C = self._axis.most_c
         if w <= B and C >= 2.0 * B:
             return 0.0  # within a period
         way = 0.5 * w * w / B + (0.5 * w * (B / C + 1.0) if C < 2.0 * B else 0.0)
@@ -218,7 +227,8 @@ class LimitedElement:
         measured = self._read(observation)
         if self._position:
             return _away(measured, self._past) <= self._following
-        steps, late = list(self._past), math.ceil(age) + self._lag
+        steps = list(self._past)
+        late = math.ceil(age) + self._lag
         ways = [sum(steps[after : after + self._since]) for after in range(late + 1)]
         return _away(measured - self._read(accepted), ways) <= self._tolerance
 
@@ -226,11 +236,14 @@ class LimitedElement:
         """The values that can be commanded next, as far as derivatives are limited."""
         axis = self._axis
         now = axis.p if self._position else axis.w
-        b_low, b_high = max(axis.b - axis.most_c, -axis.most_b), min(axis.b + axis.most_c, axis.most_b)
+        b_low = max(axis.b - axis.most_c, -axis.most_b)
+        b_high = min(axis.b + axis.most_c, axis.most_b)
         if self._position:
-            low, high = now + axis.w + b_low, now + axis.w + b_high
+            low = now + axis.w + b_low
+            high = now + axis.w + b_high
         else:
-            low, high = max(now + b_low, axis.slowest), min(now + b_high, axis.fastest)
+            low = max(now + b_low, axis.slowest)
+            high = min(now + b_high, axis.fastest)
         return low / self._scale, high / self._scale
 
     def _moved(self, age: float) -> tuple[float, float, float]:
@@ -247,7 +260,8 @@ class LimitedElement:
             if number < age:
                 moved += step * min(age - number, 1.0)
                 least = most = moved
-            least, most = min(least, total), max(most, total)
+            least = min(least, total)
+            most = max(most, total)
         return moved, moved - least, most - moved
 
     def _moving(self) -> float:
@@ -260,7 +274,8 @@ class LimitedElement:
     def _commanded(self) -> float:
         self._past.appendleft(self._axis.p)
         if self._stays:
-            self._from, self._commanded_once = self._axis.p, True
+            self._from = self._axis.p
+            self._commanded_once = True
         return self._axis.p / self._scale
 
     def _read(self, observation: dict[str, Array]) -> float:

@@ -60,7 +60,8 @@ class EnergyTank:
         available_j = max(self.energy_j - self._tank.reserve_j, 0.0)
         if energy_j(1.0) <= available_j:
             return 1.0
-        share, step = 0.0, 0.5
+        share = 0.0
+        step = 0.5
         for _ in range(HALVINGS):  # bisection, as the work is not linear in the factor: braking grows with its square
             if energy_j(share + step) <= available_j:
                 share += step

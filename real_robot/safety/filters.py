@@ -89,7 +89,8 @@ class Filters:
 
     def apply(self, action: Array, observation: dict[str, Array], age_s: float) -> Array:
         """The action [A] to write, given an observation of age `age_s`."""
-        command, age = np.minimum(np.maximum(action, self._low), self._high), age_s / self._dt_s
+        command = np.minimum(np.maximum(action, self._low), self._high)
+        age = age_s / self._dt_s
         if self._distance:
             command = self._distance.apply(command, observation, age, self._axes)
         if self._tank:
@@ -137,7 +138,8 @@ class Filters:
         """The next action [A] of the stop, and whether it is the last one."""
         assert self._at_rest is not None
         values = np.where(np.isnan(self._at_rest), self._last, self._at_rest)
-        rest, ended = self._at_rest.tolist(), True
+        rest = self._at_rest.tolist()
+        ended = True
         for axis in self._axes:
             values[axis.index] = axis.stop(rest[axis.index])
             ended = ended and axis.stopped(rest[axis.index])
@@ -214,7 +216,8 @@ class _DistanceFilter:
     def apply(self, command: Array, observation: dict[str, Array], age: float, axes: list[LimitedElement]) -> Array:
         """Change `command` [A], in place, so that it keeps distance; the measurement is `age` periods old."""
         velocity = command[self._index] * self._scale
-        low, high = self._low.copy(), self._high.copy()
+        low = self._low.copy()
+        high = self._high.copy()
         for place, index in enumerate(self._index):
             for axis in axes:
                 if axis.index == index:
@@ -313,7 +316,8 @@ def _check_braking(limits: Limits, elements: Sequence[str], distance: Distance) 
         element_limits = limits.commands[name]
         arm = distance.ahead_m if distance.motion is Motion.TURNING and place == 1 else 1.0  # of the point that turns
         for derivative in ("acceleration", "jerk"):
-            most, counted = arm * getattr(element_limits, derivative), getattr(distance, derivative)
+            most = arm * getattr(element_limits, derivative)
+            counted = getattr(distance, derivative)
             if counted > most:
                 raise UserError(
                     f"distance.{derivative} is {counted:g}, but {name!r} is limited to {most:g}: the robot could not"

@@ -35,12 +35,14 @@ class Motion:
     """
 
     def __init__(self, periods: int, allowed: float) -> None:
-        self._periods, self._allowed = periods, allowed
+        self._periods = periods
+        self._allowed = allowed
         self.start()
 
     def start(self) -> None:
         """Begin at rest, without past commands and measurements."""
-        self._count, self._fastest = 0, 0.0
+        self._count = 0
+        self._fastest = 0.0
         self._commanded = deque([0.0], maxlen=4 * self._periods + 2)
         self._measured: deque[tuple[int, float]] = deque()
 
@@ -52,7 +54,8 @@ class Motion:
 
     def away(self, position: float, age: float) -> float:
         """Difference of the motion to `position`, measured `age` periods ago, from commanded motion; 0 if allowed."""
-        measurements, period = self._measured, self._count - round(age)
+        measurements = self._measured
+        period = self._count - round(age)
         if not measurements or period > measurements[-1][0]:
             measurements.append((period, position))
         while len(measurements) > 1 and measurements[1][0] <= measurements[-1][0] - self._periods:

@@ -30,7 +30,8 @@ class Inputs:
     """Checks inputs against the contract, the clock, and earlier inputs."""
 
     def __init__(self, contract: Contract, limits: Limits) -> None:
-        self._contract, self._limits = contract, limits
+        self._contract = contract
+        self._limits = limits
         self._specs = {key: spec for key, spec in contract.observation.items() if not spec.privileged}
         self.reset()
 

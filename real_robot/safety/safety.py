@@ -86,7 +86,10 @@ class Safety:
     def __init__(
         self, robot: Robot, limits: Limits, clock: Clock, steady: Clock | None = None, *, relocates: bool = False
     ) -> None:
-        self._robot, self._limits, self._clock, self._steady = robot, limits, clock, steady or clock
+        self._robot = robot
+        self._limits = limits
+        self._clock = clock
+        self._steady = steady or clock
         self._inputs = Inputs(robot.contract, limits)
         self._consistency = Consistency(robot.contract, Limits() if relocates else limits)
         self._filters = Filters(robot.contract, limits, robot.at_rest)
@@ -94,11 +97,13 @@ class Safety:
         self._period_s = robot.contract.control_dt_s
         self._recovery = math.ceil(limits.recovery_s / self._period_s - 1e-9)
         self._lock = threading.RLock()
-        self.state, self.reason = State.READY, ""
+        self.state = State.READY
+        self.reason = ""
         self._now_s = self._steady_s = self._written_s = self._reset_s = -math.inf
         self._counted_s = -math.inf  # until when periods without a command are accounted for
         self._accepted_s = -math.inf  # when the newest accepted measurement was accepted
-        self._credit, self._went_back = 1.0, ""
+        self._credit = 1.0
+        self._went_back = ""
         self._stopping = False
         self._faulty = False  # whether going on needs `_missing` good periods, and standing still
         self._missing = 0
@@ -127,7 +132,8 @@ class Safety:
         """
         with self._lock:
             now_s = self._time()
-            fault, self._went_back = self._went_back, ""
+            fault = self._went_back
+            self._went_back = ""
             fault = fault or self._inputs.reading_fault(reading, now_s)
             accepted = None if fault or reading is None else self._accepted(reading)
             if self.state is State.STOPPED:
@@ -180,8 +186,11 @@ class Safety:
         """
         with self._lock:
             self._reset_s = self._time()
-            self.state, self.reason = State.HOLDING if self._stopping else State.READY, ""
-            self._faulty, self._missing, self._went_back = False, 0, ""
+            self.state = State.HOLDING if self._stopping else State.READY
+            self.reason = ""
+            self._faulty = False
+            self._missing = 0
+            self._went_back = ""
             self._inputs.reset()
             self._filters.reset()
 
@@ -209,7 +218,8 @@ class Safety:
 
     def _accepted(self, reading: Reading) -> Reading:
         """The newest measurement that does not contradict the ones before, after the valid `reading`."""
-        before, follows = self._consistency.accepted, True
+        before = self._consistency.accepted
+        follows = True
         if before and self._consistency.fault:
             age_s = max(self._now_s - reading.stamp_s, 0.0)
             follows = self._filters.leads(before.observation, reading.observation, age_s)
@@ -257,7 +267,10 @@ class Safety:
         written = self._filters.apply(action, reading.observation, max(self._now_s - reading.stamp_s, 0.0))
         if not np.isfinite(written).all():
             return self._hold(State.STOPPED, f"the filters made {written} of {action}")
-        self.state, self.reason, self._stopping, self._faulty = State.ACTIVE, "", False, False
+        self.state = State.ACTIVE
+        self.reason = ""
+        self._stopping = False
+        self._faulty = False
         self._write(written)
         return Verdict(State.ACTIVE, written, limited=bool((np.abs(written - action) > SAME).any()))
 
@@ -299,7 +312,9 @@ class Safety:
         try:
             self._robot.write(action)
         except Exception as error:
-            self.state, self.reason, self._stopping = State.STOPPED, f"the robot failed: {error}", False
+            self.state = State.STOPPED
+            self.reason = f"the robot failed: {error}"
+            self._stopping = False
             self._robot.hold()
             raise
 
@@ -309,7 +324,8 @@ class Safety:
         back_s = min(steady_s - self._steady_s, 0.0)  # a simulator's time may go back
         self._written_s, self._counted_s = self._written_s + back_s, self._counted_s + back_s
         self._accepted_s += back_s
-        self._now_s, self._steady_s = now_s, steady_s
+        self._now_s = now_s
+        self._steady_s = steady_s
         if now_s < last_s:
             self._inputs.reset()
             self._reset_s = -math.inf

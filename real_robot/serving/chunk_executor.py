@@ -33,7 +33,8 @@ from embodied.policy import Decision, Policy
 from embodied.rollout.memory import Memory
 from real_robot.robots.robot import Array, Clock, Reading
 
-LATENCIES, QUANTILE = 50, 0.95
+LATENCIES = 50
+QUANTILE = 0.95
 """The planned latency is this quantile of this many recent ones."""
 BACK_OFF_S = 0.1, 5.0
 """First and longest pause after a connection error; each further one in a row doubles the pause."""
@@ -54,12 +55,14 @@ class _Inference:
     """One call of the policy, in a thread or inline."""
 
     def __init__(self, call: Callable[[], Decision], stamp_s: float, overlap: int, clock: Clock) -> None:
-        self.stamp_s, self.overlap = stamp_s, overlap
+        self.stamp_s = stamp_s
+        self.overlap = overlap
         self.decision: Decision | None = None
         self.error = ""
         self.transient = False
         self.finished_s = math.inf
-        self._call, self._clock = call, clock
+        self._call = call
+        self._clock = clock
 
     def run(self) -> None:
         """Call the policy; an exception is stored as `error`, which is `transient` if the server was not reached."""
@@ -116,10 +119,15 @@ class ChunkExecutor:
         if latency_s < 0.0:
             raise UserError(f"expected latency_s of at least 0, got {latency_s}")
         self._binding = policy.contract.bind(contract)
-        self._policy, self._execution, self._clock, self._device = policy, execution, clock, device
-        self._horizon, self._dt_s = policy.contract.horizon, policy.contract.control_dt_s
+        self._policy = policy
+        self._execution = execution
+        self._clock = clock
+        self._device = device
+        self._horizon = policy.contract.horizon
+        self._dt_s = policy.contract.control_dt_s
         self._executed = executed or policy.contract.executed
-        self._latency_s, self._latencies = latency_s, deque[float](maxlen=LATENCIES)
+        self._latency_s = latency_s
+        self._latencies = deque[float](maxlen=LATENCIES)
         self._worker = _Worker() if asynchronous else None
         self.reset()
 
@@ -140,8 +148,12 @@ class ChunkExecutor:
         self._chunk: _Chunk | None = None
         self._pending: _Inference | None = None
         self._now_s = self._stamp_s = self._resume_s = -math.inf
-        self._sequence, self._failures = -1, 0
-        self._error, self._interruption, self._fault, self._reason = "", "", "", ""
+        self._sequence = -1
+        self._failures = 0
+        self._error = ""
+        self._interruption = ""
+        self._fault = ""
+        self._reason = ""
 
     def ask(self, policy: Policy) -> None:
         """Replace the policy by `policy`, which wraps the same one, for example to record it."""
@@ -159,7 +171,8 @@ class ChunkExecutor:
         if self._fault:
             return
         # the state is stored before inference, so that the same reading is never used twice
-        self._sequence, self._stamp_s = reading.sequence, stamp_s
+        self._sequence = reading.sequence
+        self._stamp_s = stamp_s
         running = self._running(stamp_s)
         self._pending = _Inference(lambda: self._infer(reading, running), stamp_s, int(running.overlap), self._clock)
         if self._worker:
@@ -238,9 +251,12 @@ class ChunkExecutor:
         if inference.transient and not self._error:
             self._interrupt(inference.error, now_s)
         elif inference.error or self._error:
-            self._error, self._pending = self._error or inference.error, None
+            self._error = self._error or inference.error
+            self._pending = None
         elif inference.decision is not None and now_s >= arrived_s - 1e-6:
-            self._pending, self._interruption, self._failures = None, "", 0
+            self._pending = None
+            self._interruption = ""
+            self._failures = 0
             self._latencies.append(arrived_s - inference.stamp_s)
             self._memory.keep([inference.decision])
             # actions stay in the policy's order for inpainting, commands are in the robot's order

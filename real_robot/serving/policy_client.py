@@ -56,7 +56,9 @@ class PolicyClient:
         contract: Contract | None = None,
         constants: Mapping[str, str] | None = None,
     ) -> None:
-        self.uri, self.deadline_s, self._token = uri, deadline_s, token
+        self.uri = uri
+        self.deadline_s = deadline_s
+        self._token = token
         self._constants = dict(constants or {})
         self._connection: Any = None
         metadata = self._connect(time.monotonic() + deadline_s)
@@ -67,7 +69,8 @@ class PolicyClient:
         if contract is not None and (rows := served.differences(contract)):
             self.close()
             raise UserError(f"the policy at {uri} has another contract ({'; '.join(rows)})")
-        self.contract, self._ours = served, "contract" in metadata
+        self.contract = served
+        self._ours = "contract" in metadata
         self._initial = metadata.get("initial_memory")
         if self._initial is not None:
             self.initial_memory = self._initial_memory
@@ -87,7 +90,8 @@ class PolicyClient:
 
     def close(self) -> None:
         """Close the connection."""
-        connection, self._connection = self._connection, None
+        connection = self._connection
+        self._connection = None
         if connection is not None:
             connection.close()
 
@@ -202,7 +206,8 @@ class PolicyClient:
             ).__enter__()
             greeting = self._connection.recv(timeout=max(0.0, until - time.monotonic()))
         except InvalidStatus as error:
-            status, explanation = error.response.status_code, error.response.body.decode(errors="replace").strip()
+            status = error.response.status_code
+            explanation = error.response.body.decode(errors="replace").strip()
             raise ConnectionRefusedError(
                 f"the policy server {self.uri} refuses: {status} {explanation[:100]}"
             ) from error

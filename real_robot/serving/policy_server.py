@@ -99,9 +99,11 @@ class PolicyServer:
             raise UserError(f"expected a token of at least 16 characters, got {len(token)}")
         if not 0 <= port < 2**16:
             raise UserError(f"expected a port of 0 (a free one) to 65535, got {port}")
-        self.host, self.port = host, port
+        self.host = host
+        self.port = port
         self._answerer = _Answerer(policy, device)
-        self._token, self._limits = token.encode(), limits or ServerLimits()
+        self._token = token.encode()
+        self._limits = limits or ServerLimits()
         self._idle_since: dict[ServerConnection, float] = {}  # of every client, in monotonic time; inf: being answered
         self._closing: set[asyncio.Task[None]] = set()
         self._rarely = _Rarely(self._limits.log_s)
@@ -206,7 +208,8 @@ class PolicyServer:
         """The answer to `request`; None if the client has left, or the deadline of the request has passed."""
         # the policy runs in one worker thread; the event loop meanwhile detects whether the client leaves
         work = self._worker.submit(self._answerer.answer, request, time.monotonic(), self._others_wait)
-        answer, departure = asyncio.wrap_future(work), self._loop.create_task(connection.wait_closed())
+        answer = asyncio.wrap_future(work)
+        departure = self._loop.create_task(connection.wait_closed())
         try:
             await asyncio.wait((answer, departure), return_when=asyncio.FIRST_COMPLETED)
             return answer.result() if answer.done() else None
@@ -244,7 +247,8 @@ class _Answerer:
     """Turns a request frame into a response frame, without a network."""
 
     def __init__(self, policy: Policy, device: torch.device | str) -> None:
-        self.policy, self.device = policy, device
+        self.policy = policy
+        self.device = device
         self.specs = {key: spec for key, spec in policy.contract.observation.items() if not spec.privileged}
         metadata: dict[str, Any] = {"contract": policy.contract.to_dict()}
         if isinstance(policy, RecurrentPolicy):
@@ -346,14 +350,16 @@ class _Rarely(logging.Filter):
         ] = {}  # line of code -> time of the last record that passed, number suppressed since
 
     def filter(self, record: logging.LogRecord) -> bool:
-        kind, now = (record.pathname, record.lineno), time.monotonic()
+        kind = (record.pathname, record.lineno)
+        now = time.monotonic()
         last_s, suppressed = self._last.get(kind, (-math.inf, 0))
         if now - last_s < self._every_s:
             self._last[kind] = last_s, suppressed + 1
             return False
         self._last[kind] = now, 0
         if suppressed:
-            record.msg, record.args = f"{record.getMessage()} ({suppressed} more like this before)", None
+            record.msg = f"{record.getMessage()} ({suppressed} more like this before)"
+            record.args = None
         return True
 
 

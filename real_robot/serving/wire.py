@@ -25,7 +25,8 @@ OPTIONS = "__options__"
 PROMPT = "prompt"
 KINDS = "biuf"
 """Supported dtype kinds: bool, integers, floats. Never objects, which could execute code."""
-CLOSE_REFUSED, CLOSE_LATER = 1003, 1013
+CLOSE_REFUSED = 1003
+CLOSE_LATER = 1013
 """Close codes (RFC 6455): after an error response; if there are too many clients."""
 
 
@@ -81,7 +82,9 @@ def _encode(value: object) -> Any:  # noqa: ANN401 - what msgpack takes
 
 def _decode(fields: dict[Any, Any]) -> Any:  # noqa: ANN401 - any message
     if b"__ndarray__" in fields:
-        dtype, shape, data = _dtype(fields[b"dtype"]), fields[b"shape"], fields[b"data"]
+        dtype = _dtype(fields[b"dtype"])
+        shape = fields[b"shape"]
+        data = fields[b"data"]
         if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
             raise UserError(f"an array of shape {shape!r}")
         if not isinstance(data, bytes) or len(data) != math.prod(shape) * dtype.itemsize:

@@ -21,7 +21,7 @@ from real_robot.sim_to_real import report as sim_to_real_report
 from real_robot.sim_to_real.results import ActionLog, BackEndRun
 
 LATE = re.compile(
-    r"latency\.|task\.(guard|processes|python|step_limit|tasks|id|mdp|options|overrides|assets)=|task\.randomisation\."
+    r"latency\.|task\.(guard|processes|python|step_limit|tasks|id|folder|mdp|options|overrides|assets)=|task\.randomisation\."
 )
 """Options of train.py that may differ from training, or have to be repeated (`embodied.foreign_code`)."""
 
@@ -108,7 +108,8 @@ class EvaluateConfig(ViewerOptions, ComparisonConfig):
     def check(self) -> None:
         """Raise UserError also for options that the chosen comparison does not read."""
         super().check()
-        several, filmed = bool(self.sim_to_real) or len(self.sim) > 1, self.video or self.render
+        several = bool(self.sim_to_real) or len(self.sim) > 1
+        filmed = self.video or self.render
         if self.margins and (several or self.baselines or self.distributions or filmed):
             raise UserError(
                 "margins=true sweeps by itself; leave out sim_to_real, several sim, baselines, distributions, video "

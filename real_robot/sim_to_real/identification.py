@@ -28,7 +28,8 @@ Simulate = Callable[[Tensor, Tensor, Tensor], Tensor]
 """
 Z95 = 1.959964
 ITERATIONS = 40
-DAMPING, HALVINGS = 1e-6, 12
+DAMPING = 1e-6
+HALVINGS = 12
 CONVERGED = 1e-6
 """The search has converged if a step decreases the weighted squares by a smaller share."""
 RIDGE = 1e-6
@@ -93,7 +94,8 @@ def cut(episodes: Iterable[Episodes], keys: Sequence[str], steps: int, past: int
     Raises:
         UserError: if no episode is long enough.
     """
-    measurements, actions = [], []
+    measurements = []
+    actions = []
     for episode in episodes:
         rows = torch.cat([episode.observation[key].reshape(len(episode), -1) for key in keys], 1)
         for first in range(past, len(episode) - steps, steps):
@@ -151,7 +153,9 @@ class _Fit:
     """State of the search: `theta` [P], initial states `start` [S, X], `residual` [S, R]."""
 
     def __init__(self, simulate: Simulate, parameters: Sequence[Parameter], segments: Segments, start: Tensor) -> None:
-        self.simulate, self.segments, self.start = simulate, segments, start.double()
+        self.simulate = simulate
+        self.segments = segments
+        self.start = start.double()
         self.names = [parameter.name for parameter in parameters]
         self.theta = torch.tensor([parameter.initial for parameter in parameters], dtype=torch.float64)
         self.low = torch.tensor([parameter.low for parameter in parameters], dtype=torch.float64)
@@ -183,7 +187,9 @@ class _Fit:
             start = self.start + 0.5**halvings * offsets(change)
             residual = self._residual(theta, start)
             if (new_cost := self._cost(residual)) < cost:
-                self.theta, self.start, self.residual = theta, start, residual
+                self.theta = theta
+                self.start = start
+                self.residual = residual
                 self._weigh()
                 return 1.0 - new_cost / cost
         return 0.0

@@ -17,7 +17,8 @@ from embodied.saving.versions import git_commit, versions
 from real_robot.sim_to_real.results import BackEndRun, compare, discrepancy
 
 log = logging.getLogger(__name__)
-SIM_TO_REAL, SIM_TO_SIM = "sim_to_real", "sim_to_sim"
+SIM_TO_REAL = "sim_to_real"
+SIM_TO_SIM = "sim_to_sim"
 TITLES = {SIM_TO_REAL: "From simulation to the robot", SIM_TO_SIM: "From one simulator to another"}
 HEADER = [
     "back end",

@@ -122,7 +122,8 @@ def _gap(result: EvaluationResult | None, reference: EvaluationResult | None) ->
     if result is None or reference is None:
         return None
     common = min(result.success.shape[1], reference.success.shape[1])
-    result_episodes, reference_episodes = result.first(common), reference.first(common)
+    result_episodes = result.first(common)
+    reference_episodes = reference.first(common)
     names = [
         name for name in reference_episodes.metrics if name in result_episodes.metrics
     ]  # trials on a robot have no metrics

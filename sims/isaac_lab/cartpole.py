@@ -10,7 +10,9 @@ from pathlib import Path
 
 from pxr import Gf, Sdf, Usd, UsdGeom, UsdPhysics
 
-RAIL_M, CART_M, POLE_M = (8.0, 0.03, 0.03), (0.2, 0.25, 0.2), (0.04, 0.06, 1.0)
+RAIL_M = (8.0, 0.03, 0.03)
+CART_M = (0.2, 0.25, 0.2)
+POLE_M = (0.04, 0.06, 1.0)
 """Edges of the boxes of rail, cart and pole."""
 HINGE_M = 0.12
 """Height of the pole's hinge above the middle of the cart."""

@@ -67,7 +67,8 @@ class IsaacLabEngine(EpisodeEngine):
             observations = self._reset(stale)
             for name, values in observations.items():
                 self._now.setdefault(name, values)[stale] = values[stale]
-        self._untouched[ids], self._earned[ids] = False, 0.0
+        self._untouched[ids] = False
+        self._earned[ids] = 0.0
         self._take_up(self._now, ids)
 
     def advance(self, actions: Tensor, remaining_steps: Tensor) -> Outcome:

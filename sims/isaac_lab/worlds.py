@@ -124,7 +124,8 @@ def _adapt(cfg: Any, options: Options, device: str, seed: int, folder: Path) -> 
     """Change the settings `cfg` according to `options`."""
     if not hasattr(cfg, "compute_final_obs"):
         raise _hidden()
-    cfg.compute_final_obs, cfg.seed = True, seed
+    cfg.compute_final_obs = True
+    cfg.seed = seed
     if options.step_limit is not None:  # half a step less, as the simulator rounds up
         cfg.episode_length_s = (options.step_limit - 0.5) * cfg.sim.dt * cfg.decimation
     if not device.startswith("cuda") and hasattr(cfg.sim.physics, "use_cuda_graph"):
@@ -167,8 +168,10 @@ def _hint(options: Options) -> str:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Redirect Isaac Lab's output to the debug log, and restore the handlers of the root logger."""
-    root, output = logging.getLogger(), io.StringIO()
-    handlers, level = list(root.handlers), root.level
+    root = logging.getLogger()
+    output = io.StringIO()
+    handlers = list(root.handlers)
+    level = root.level
     try:
         with redirect_stdout(output):
             yield

@@ -120,7 +120,8 @@ class LiberoEnvironment(RestorableEngine):
 
     def observe(self) -> TensorDict:
         """Observations of all environments; images are rendered only where the state has changed."""
-        moved, self._moved = self._moved, torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
+        moved = self._moved
+        self._moved = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
         observation = self._observer.observe(moved)
         self._handling.see(observation, self.steps)
         return observation

@@ -43,7 +43,8 @@ class Handling:
 
     def see(self, observation: TensorDict, steps: Tensor) -> None:
         """Update from `observation` [N] after `steps` [N] control steps; episodes with 0 steps begin."""
-        position, new_episode = observation["object_position"], steps == 0
+        position = observation["object_position"]
+        new_episode = steps == 0
         new_rows = new_episode.unsqueeze(1)
         self.start_m = torch.where(new_rows, position[..., 2], self.start_m)
         near = (position - observation["end_effector_position"].unsqueeze(1)).norm(dim=2) < NEAR_M

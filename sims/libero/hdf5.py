@@ -24,7 +24,9 @@ import numpy as np
 from embodied.errors import UserError
 from embodied.extras import needs_extra
 
-MEMORY_BYTES, ARRAY_BYTES, HEADER_BYTES = 1 << 30, 128 << 20, 64 << 20
+MEMORY_BYTES = 1 << 30
+ARRAY_BYTES = 128 << 20
+HEADER_BYTES = 64 << 20
 """Largest memory of the child in addition to its packages, largest array, and largest header."""
 CPU_S = 600
 """Longest computing time of the child."""

@@ -113,8 +113,10 @@ def _paraphrases(text: str, split: int) -> list[str]:
 
 def _clauses(parts: dict[str, str], split: int) -> list[str]:
     """Pick-and-place: varies verbs, preposition, container and order of clauses."""
-    thing, preposition = parts["object"], parts["preposition"]
-    things, prepositions = [thing], PREPOSITIONS.get(preposition, ((preposition,),) * 2)[split]
+    thing = parts["object"]
+    preposition = parts["preposition"]
+    things = [thing]
+    prepositions = PREPOSITIONS.get(preposition, ((preposition,),) * 2)[split]
     if thing in CONTAINERS:
         container = CONTAINERS[thing][split]
         things.append((f"{container} of {thing}", f"{thing} {container}")[split])

@@ -114,7 +114,8 @@ class Observer:
     """
 
     def __init__(self, simulation: Physics, image_size: int | None = None, images: Sequence[str] = CAMERAS) -> None:
-        self.num, self._simulation = simulation.num, simulation
+        self.num = simulation.num
+        self._simulation = simulation
         self._groups = _groups(simulation)
         self._device = simulation.torch_device
         self._arm = ArmKinematics(simulation.scenes, self._device)
@@ -132,9 +133,11 @@ class Observer:
 
         Only the environments `moved` [N] are rendered; the others have not changed since the last call.
         """
-        places, turns = self._nowhere[..., :3].clone(), self._nowhere[..., 3:].clone()
+        places = self._nowhere[..., :3].clone()
+        turns = self._nowhere[..., 3:].clone()
         commands = self._nowhere.new_empty(self.num, 2)
-        joints, gripper = self._nowhere.new_empty(self.num, 7), self._nowhere.new_empty(self.num, 2)
+        joints = self._nowhere.new_empty(self.num, 7)
+        gripper = self._nowhere.new_empty(self.num, 2)
         for group in self._groups:
             qpos, fixture_poses, commands[group.rows] = self._simulation.observed_state(group.ids, group.bodies)
             poses = torch.cat((qpos[:, group.pose_address], fixture_poses), 1)
@@ -201,9 +204,11 @@ def _groups(simulation: Physics) -> list[_Group]:
     groups = []
     for scene in dict.fromkeys(simulation.scenes):
         ids = np.array([env for env, other in enumerate(simulation.scenes) if other is scene])
-        rows, device = torch.from_numpy(ids), simulation.torch_device
+        rows = torch.from_numpy(ids)
+        device = simulation.torch_device
         address = torch.from_numpy(scene.object_qposadr[:, None] + np.arange(7))
-        bodies, parts = [fixture.body for fixture in scene.fixtures], Parts(scene, device)
+        bodies = [fixture.body for fixture in scene.fixtures]
+        parts = Parts(scene, device)
         names = [*scene.objects, *(fixture.name for fixture in scene.fixtures), *parts.names]
         groups.append(_Group(ids, rows.to(device), scene, address.to(device), bodies, parts, names))
     return groups

@@ -165,7 +165,9 @@ def _single_steps(
 ) -> tuple[Array, Array, NDArray[np.bool_]]:
     """Error, floor and in-contact flag of one control step from each recorded state: [T, E] each."""
     shape = (recording.steps, recording.episodes)
-    error, floor, contact = np.zeros(shape), np.zeros(shape), np.zeros(shape, dtype=np.bool_)
+    error = np.zeros(shape)
+    floor = np.zeros(shape)
+    contact = np.zeros(shape, dtype=np.bool_)
     ids = np.arange(recording.episodes)
     for step in range(recording.steps):
         warm_starts = [data.qacc_warmstart.copy() for data in simulation.data]

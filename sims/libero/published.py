@@ -22,7 +22,9 @@ from sims.libero.physics.controller import GRIPPER_SPEED, SUBSTEPS
 from sims.libero.scene.geometry import Array
 from sims.libero.suite import Task
 
-STATE, ACTION, JOINTS = "observation.state", "action", "observation.states.joint_state"
+STATE = "observation.state"
+ACTION = "action"
+JOINTS = "observation.states.joint_state"
 IMAGES = "observation.images."
 END_EFFECTOR_IN_HAND = np.array([[0.0, 1.0, 0.0], [-1.0, 0.0, 0.0], [0.0, 0.0, 1.0]])
 
@@ -73,7 +75,8 @@ class Published(Convention):
         Raises:
             UserError: for another number of elements, or another sign of the gripper.
         """
-        state, actions = columns[STATE], columns[ACTION]
+        state = columns[STATE]
+        actions = columns[ACTION]
         for name, values, size in ((STATE, state, 8), (ACTION, actions, 7)):
             if values.ndim != 2 or values.shape[1] != size:
                 raise UserError(f"{name}: expected {size} elements as in lerobot/libero, got {values.shape[1:]}")
@@ -101,7 +104,8 @@ def rotation(vectors: Array) -> Array:
 
 def gripper_commands(actions: Array) -> Array:
     """The gripper's command [L, 1] before each of its `actions` [L], after a warm-up that opened it."""
-    command, commands = -1.0, []
+    command = -1.0
+    commands = []
     for action in actions:
         commands.append(command)
         command = float(np.clip(command + SUBSTEPS * GRIPPER_SPEED[1] * np.sign(action), -1.0, 1.0))

@@ -88,7 +88,9 @@ class Draws:
     """
 
     def __init__(self, scene: Scene, options: Randomisation, split: str) -> None:
-        self.scene, self.options, self.names = scene, options, options.fields(split)
+        self.scene = scene
+        self.options = options
+        self.names = options.fields(split)
         self._key = (zlib.crc32(f"{scene.task.suite}/{scene.task.name}".encode()), int(split == "eval"))
         roots = scene.model.body_rootid
         self._bodies = [np.flatnonzero(roots == body) for body in scene.object_body]
@@ -98,7 +100,8 @@ class Draws:
         """Drawn fields of the model by MuJoCo's name, for initial state number `start` >= 0."""
         if not self.names:
             return {}
-        model, options = self.scene.model, self.options
+        model = self.scene.model
+        options = self.options
         draw = np.random.default_rng((*self._key, start, PURPOSE)).uniform
         friction = _factors(options.friction, draw(size=()))
         mass = _factors(options.mass, draw(size=len(self._bodies)))
@@ -136,6 +139,8 @@ def _turned(quaternions: Array, turns: Array) -> Array:
     """`quaternions` [C, 4] turned about their own axes by the rotation vectors `turns` [C, 3], rad."""
     # q * (cos(angle / 2), sin(angle / 2) axis)
     angle = np.linalg.norm(turns, axis=-1, keepdims=True)
-    w, v = np.cos(angle / 2), 0.5 * turns * np.sinc(angle / (2 * np.pi))
-    a, u = quaternions[:, :1], quaternions[:, 1:]
+    w = np.cos(angle / 2)
+    v = 0.5 * turns * np.sinc(angle / (2 * np.pi))
+    a = quaternions[:, :1]
+    u = quaternions[:, 1:]
     return np.hstack((a * w - (u * v).sum(-1, keepdims=True), a * v + w * u + np.cross(u, v)))

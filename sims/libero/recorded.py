@@ -71,15 +71,19 @@ def collect(
         UserError: for a file that is damaged or does not fit, or a task without a successful episode.
     """
     task_files = _by_task(paths, tasks)
-    replay, instruction, omitted = Replay([build_scene(task, assets) for task in tasks], image_size, images), 0, []
+    replay = Replay([build_scene(task, assets) for task in tasks], image_size, images)
+    instruction = 0
+    omitted = []
     with Progress("demonstrations", len(tasks), "task") as bar:
         for index, task in enumerate(tasks):
-            count, written = 0, 0
+            count = 0
+            written = 0
             for demonstration in (each for path in task_files[index] for each in read_file(path, replay.scenes[index])):
                 count += 1
                 if (episode := replay(index, demonstration)) is not None:
                     writer.add(worded(episode, Wordings(task, "training"), instruction))
-                    instruction, written = instruction + episode.steps, written + 1
+                    instruction = instruction + episode.steps
+                    written = written + 1
             if not written:
                 raise UserError(
                     f"none of {count} recorded episodes of {task.name} reaches its goal; choose other files"
@@ -101,8 +105,10 @@ class Replay:
 
     def __call__(self, index: int, recorded: Demonstration) -> Episodes | None:
         """Episode of task `index` up to its goal; None if it does not reach the goal."""
-        simulation, scene = self._simulation, self.scenes[index]
-        memory, observations = simulation.memory[index], []
+        simulation = self._simulation
+        scene = self.scenes[index]
+        memory = simulation.memory[index]
+        observations = []
         replayed = torch.arange(len(self.scenes)) == index
         commands = np.zeros(2)
         for action in [recorded.actions[0]] * len(WARM_UP):  # the first actions of an episode are not in the files
@@ -111,7 +117,9 @@ class Replay:
             qpos, qvel = np.split(state[1:], [scene.model.nq])
             simulation.write(index, qpos, qvel, body_pos=recorded.body_pos, body_quat=recorded.body_quat)
             hand = simulation.data[index].site_xmat[scene.grip_site].reshape(3, 3)
-            memory["goal_orientation"], memory["gripper"], memory["fresh"] = hand, commands, 0.0
+            memory["goal_orientation"] = hand
+            memory["gripper"] = commands
+            memory["fresh"] = 0.0
             observations.append(self._observer.observe(replayed)[index])
             if step and simulation.satisfied(index):
                 break
@@ -144,7 +152,8 @@ def read_file(path: Path, scene: Scene) -> Iterator[Demonstration]:
 
 
 def _demonstration(place: str, episode: hdf5.RawEpisode, scene: Scene) -> Demonstration:
-    states, actions = episode.states, episode.actions
+    states = episode.states
+    actions = episode.actions
     width = 1 + scene.model.nq + scene.model.nv
     if states.ndim != 2 or states.shape[1] != width or actions.shape != (len(states), 7) or not len(states):
         expected = f"states [T, {width}] and actions [T, 7] of {scene.task.name}"
@@ -156,7 +165,8 @@ def _demonstration(place: str, episode: hdf5.RawEpisode, scene: Scene) -> Demons
 
 def _fixtures(place: str, model: str, scene: Scene) -> tuple[Array, Array]:
     """Positions [nbody, 3] m and quaternions [nbody, 4] of our bodies, with the fixtures as in the MJCF `model`."""
-    position, quaternion = scene.model.body_pos.copy(), scene.model.body_quat.copy()
+    position = scene.model.body_pos.copy()
+    quaternion = scene.model.body_quat.copy()
     if not scene.fixtures:
         return position, quaternion
     try:

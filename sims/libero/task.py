@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -73,6 +73,14 @@ class LiberoTask(Task, ProcessOptions):
     image_size: Pixels = 128
     joints: bool = True
     randomisation: Randomisation = field(default_factory=Randomisation)
+
+    meanings: ClassVar[Mapping[str, str]] = {
+        "wide": "Any object anywhere, at any yaw.",
+        "areas": "Objects in the areas from which LIBERO's own resets draw.",
+        "official": "LIBERO's 50 official initial states of each task, as in published results.",
+        "official:bddl": "The same states; instructions are worded as in the task's BDDL file.",
+        "official:held_out": "The same states; instructions are worded as never in training.",
+    }
 
     def __post_init__(self) -> None:
         """Raise UserError for numbers out of range, and for unknown starts."""
@@ -196,7 +204,8 @@ class LiberoTask(Task, ProcessOptions):
         """
         from sims.libero.expert.demonstrations import collect
 
-        tasks, contract = self._tasks(), self.contract(self.starts)
+        tasks = self._tasks()
+        contract = self.contract(self.starts)
         limit = step_limit_of(tasks) if self.step_limit is None else self.step_limit
         options = {
             "assets": self._assets(),
@@ -236,7 +245,8 @@ class LiberoTask(Task, ProcessOptions):
         """
         from sims.libero.recorded import collect, files
 
-        tasks, assets = self._tasks(), self._assets()
+        tasks = self._tasks()
+        assets = self._assets()
         settings = {"tasks": [task.name for task in tasks], "assets": self.asset_kind}
         return decoded_once(
             directory,

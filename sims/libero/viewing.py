@@ -16,9 +16,11 @@ from sims.libero.rendering.poses import VISUAL_GROUP
 from sims.libero.scene.scene import Scene, build_scene
 
 Array = NDArray[np.floating]
-CAMERA, AHEAD_M = "agentview", 1.15
+CAMERA = "agentview"
+AHEAD_M = 1.15
 """LIBERO's camera, and the distance of its target."""
-BACK, ASIDE_RAD = 1.45, 0.6
+BACK = 1.45
+ASIDE_RAD = 0.6
 """Factor of the viewer's distance from the target, and angle to the side."""
 UP_M = 0.12
 """Height of the viewer's target above the camera's, to show the arm."""
@@ -39,14 +41,16 @@ class LiberoView(View):
 
     def poses(self, row: int) -> Array:
         """Poses of the bodies of environment `row`; see `View.poses`."""
-        ids, kinematics = np.array([row]), self._of(row)
+        ids = np.array([row])
+        kinematics = self._of(row)
         placed = self._simulation.placed(ids, range(kinematics.model.nbody))[0]
         return kinematics.poses(self._simulation.qpos(ids)[0], placed)
 
     def push(self, row: int, body: str, change_m_s: Array) -> None:
         """Change the velocity of a body of environment `row`; see `View.push`."""
         self.poses(row)  # sets the poses of this episode's fixtures
-        kinematics, qpos = self._of(row), self._simulation.qpos(np.array([row]))[0]
+        kinematics = self._of(row)
+        qpos = self._simulation.qpos(np.array([row]))[0]
         self._simulation.kick(row, mujoco_scene.pushed(kinematics.model, qpos, body, change_m_s))
 
     def _of(self, row: int) -> _Kinematics:
@@ -69,7 +73,8 @@ class _Kinematics:
         mujoco.mj_forward(self.model, self._data)
         camera = self._data.camera(CAMERA)
         ahead = -AHEAD_M * camera.xmat.reshape(3, 3)[:, 2]
-        cos, sin = np.cos(ASIDE_RAD), np.sin(ASIDE_RAD)
+        cos = np.cos(ASIDE_RAD)
+        sin = np.sin(ASIDE_RAD)
         turn = np.array([[cos, -sin, 0.0], [sin, cos, 0.0], [0.0, 0.0, 1.0]])
         target = camera.xpos + ahead + np.array([0.0, 0.0, UP_M])
         eye = target - BACK * turn @ ahead
@@ -83,7 +88,8 @@ class _Kinematics:
 
     def poses(self, qpos: Array, placed: Array) -> Array:
         """Poses [B, 7] at `qpos` [nq] with bodies attached at `placed` [nbody, 7]."""
-        self.model.body_pos[:], self.model.body_quat[:] = placed[:, :3], placed[:, 3:]
+        self.model.body_pos[:] = placed[:, :3]
+        self.model.body_quat[:] = placed[:, 3:]
         self._data.qpos[:] = qpos
         mujoco.mj_kinematics(self.model, self._data)
         return mujoco_scene.poses(self._data, self._numbers)

@@ -20,7 +20,8 @@ from embodied.errors import UserError
 if TYPE_CHECKING:
     from mani_skill.envs.sapien_env import BaseEnv
 
-XYZ, RGB = ("x", "y", "z"), ("red", "green", "blue")
+XYZ = ("x", "y", "z")
+RGB = ("red", "green", "blue")
 POSE = (*XYZ, "qw", "qx", "qy", "qz")
 TURN = ("rotation_x", "rotation_y", "rotation_z")
 POSE_UNITS = ("m",) * 3 + ("quaternion",) * 4
@@ -100,15 +101,21 @@ def _spec(env: BaseEnv, name: str, tensor: Tensor, *, privileged: bool) -> Tenso
         camera = name.removesuffix(RGB_SUFFIX)
         link = env._sensor_configs[camera].entity_uid
         return TensorSpec(shape, "uint8", frame=link or "world", names=RGB, camera=camera)
-    names, units, frame = (), (), ""
+    names = ()
+    units = ()
+    frame = ""
     if name in ("qpos", "qvel"):
         names = tuple(joint.name for joint in env.agent.robot.get_active_joints())
         per = "/s" if name == "qvel" else ""
         units = tuple(_joint_unit(joint) + per for joint in env.agent.robot.get_active_joints())
     elif name.endswith("pose") and shape == (7,):
-        names, units, frame = POSE, POSE_UNITS, "base" if "target_pose" in name else "world"
+        names = POSE
+        units = POSE_UNITS
+        frame = "base" if "target_pose" in name else "world"
     elif name.endswith("pos") and shape == (3,):
-        names, units, frame = XYZ, ("m",) * 3, "world"
+        names = XYZ
+        units = ("m",) * 3
+        frame = "world"
     elif any(word in name for word in LENGTHS):
         return TensorSpec(shape, unit="m", privileged=privileged)
     elif name.startswith("is_"):
@@ -123,7 +130,8 @@ def _parts(env: BaseEnv) -> Iterator[tuple[tuple, ...]]:
         scaled = each._normalize_action
         space = each._original_single_action_space if scaled else each.single_action_space
         low, high = (limit.astype(float).round(7) for limit in (space.low, space.high))
-        centre, gain = (high + low) / 2 * scaled, 2 / (high - low) if scaled else 0 * low + 1
+        centre = (high + low) / 2 * scaled
+        gain = 2 / (high - low) if scaled else 0 * low + 1
         kind = type(each).__name__
         if scaled and kind == "PDEEPoseController":
             gain[3:] = 1 / low[3:]

@@ -33,7 +33,9 @@ SOLVED = {
 }
 """Modules of the solutions by task id."""
 MODES = ("pd_ee_delta_pose", "pd_ee_delta_pos")
-CLOSE_M, CLOSE_RAD, LONGEST = 0.004, 0.03, 30
+CLOSE_M = 0.004
+CLOSE_RAD = 0.03
+LONGEST = 30
 """Distances below which a target is reached, and control steps after which the servo continues anyway."""
 PATIENCE = 5
 """Largest number of attempted initial states per requested episode."""
@@ -49,7 +51,9 @@ class Player:
     control_mode = "pd_joint_pos"  # required by some solutions; the servo ignores it
 
     def __init__(self, env: ManiSkillEnvironment, start: int, noise: float, generator: torch.Generator) -> None:
-        self._env, self._noise, self._generator = env, noise, generator
+        self._env = env
+        self._noise = noise
+        self._generator = generator
         self._observation = env.reset(starts=torch.tensor([start]))
         action = env.contract.action
         self._half = (torch.tensor(action.high) - torch.tensor(action.low)) / 2
@@ -95,7 +99,8 @@ class Player:
 class Servo:
     """Moves the tool in straight lines, with the interface of the planner that the solutions call."""
 
-    OPEN, CLOSED = 1, -1
+    OPEN = 1
+    CLOSED = -1
 
     def __init__(self, player: Player, **_: Any) -> None:  # noqa: ANN401 - the planner's, of no use here
         self.player, self.gripper = player, float(self.OPEN)
@@ -134,14 +139,16 @@ class Servo:
         from mani_skill.utils.geometry.rotation_conversions import matrix_to_euler_angles
         from mani_skill.utils.structs import Pose
 
-        target, now = Pose.create(pose).to_transformation_matrix()[0], self.player.agent.tcp.pose
+        target = Pose.create(pose).to_transformation_matrix()[0]
+        now = self.player.agent.tcp.pose
         now = now.to_transformation_matrix()[0]
         turn = target[:3, :3] @ now[:3, :3].T
         return target[:3, 3] - now[:3, 3], matrix_to_euler_angles(turn, "XYZ")
 
     def _command(self, motion: Tensor) -> None:
         spec = self.player._env.contract.action
-        middle, half = (spec.high[-1] + spec.low[-1]) / 2, (spec.high[-1] - spec.low[-1]) / 2
+        middle = (spec.high[-1] + spec.low[-1]) / 2
+        half = (spec.high[-1] - spec.low[-1]) / 2
         grasp = torch.tensor([middle + half * self.gripper])
         self.player.play(torch.cat((motion[: len(self.names) - 1].float(), grasp)))
 
@@ -179,7 +186,8 @@ def collect(
     """
     if env.options.control_mode not in MODES:
         raise UserError(f"demonstrations are for task.control_mode={'|'.join(MODES)}; use one, or task.episodes=0")
-    solve, written = solution(env.options.id), 0
+    solve = solution(env.options.id)
+    written = 0
     with Progress("demonstrations", episodes, "episode") as bar:
         for start in range(PATIENCE * episodes):
             player = Player(env, start, noise, generator)

@@ -67,7 +67,8 @@ class ManiSkillEnvironment(EpisodeEngine):
     def _set_up(
         self, num_envs: int, options: Options, split: str, executed: int, limit: int | None, seed: int, device: str
     ) -> None:
-        self.options, self.split = options, split
+        self.options = options
+        self.split = split
         if split not in ("train", "eval"):
             raise UserError(f"unknown split {split!r}; expected train or eval")
         contract, self.scale = describe(self.worlds[0], executed)
@@ -83,7 +84,8 @@ class ManiSkillEnvironment(EpisodeEngine):
         for i, start in zip(ids.tolist(), starts.tolist(), strict=True):
             while len(self.worlds) <= i:
                 self.worlds.append(self.options.make())
-            world, seed = self.worlds[i], seed_of(start, self.split)
+            world = self.worlds[i]
+            seed = seed_of(start, self.split)
             if not world.reconfiguration_freq:
                 world.reset(seed=seed)
                 world.scene.step()
@@ -92,7 +94,8 @@ class ManiSkillEnvironment(EpisodeEngine):
     def advance(self, actions: Tensor, remaining_steps: Tensor) -> Outcome:
         """Execute the chunk in one world after another; each stops when its episode ends."""
         commands = self.scale(actions)
-        reward, executed = np.zeros(commands.shape[:2], dtype=np.float32), np.zeros(commands.shape[:2], dtype=bool)
+        reward = np.zeros(commands.shape[:2], dtype=np.float32)
+        executed = np.zeros(commands.shape[:2], dtype=bool)
         succeeded, failed, diverged = np.zeros((3, self.num_envs), dtype=bool)
         for i, count in enumerate(remaining_steps.tolist()):
             for k in range(count):
@@ -167,18 +170,17 @@ class BatchedManiSkillEnvironment(ManiSkillEnvironment):
         """Execute the chunk in all worlds at once; results of frozen worlds are ignored."""
         commands = self.scale(actions)
         succeeded, failed, diverged = torch.zeros(3, self.num_envs, dtype=torch.bool, device=self.device)
-        rewards, executions = [], []
+        rewards = []
+        executions = []
         for k in range(commands.shape[1]):
             active = (remaining_steps > k) & ~(succeeded | failed | diverged)
             observation, step_reward, ended, _, info = self.worlds[0].step(commands[:, k])
             self._take(observation, active)
             broken = active & ~step_reward.isfinite()
             success = info["success"] & active & ~broken
-            succeeded, failed, diverged = (
-                succeeded | success,
-                failed | (ended & active & ~success & ~broken),
-                diverged | broken,
-            )
+            succeeded = succeeded | success
+            failed = failed | (ended & active & ~success & ~broken)
+            diverged = diverged | broken
             rewards.append(torch.where(active & ~broken, step_reward.float(), 0.0))
             executions.append(active)
         return self._outcome(torch.stack(rewards, 1), torch.stack(executions, 1), succeeded, failed, diverged)
@@ -195,7 +197,8 @@ class BatchedManiSkillEnvironment(ManiSkillEnvironment):
     def _start_state(self, start: int) -> dict[str, dict[str, Tensor]]:
         """An initial state as the library's tree with one row each; afterwards the first world's state is restored."""
         if start not in self._bank:
-            world, first = self.worlds[0], torch.zeros(1, dtype=torch.int64, device=self.device)
+            world = self.worlds[0]
+            first = torch.zeros(1, dtype=torch.int64, device=self.device)
             before = _rows(world.get_state_dict(), first)
             world.reset(seed=seed_of(start, self.split), options={"env_idx": first})
             self._bank[start] = _rows(world.get_state_dict(), first)

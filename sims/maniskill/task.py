@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
@@ -25,7 +25,8 @@ from sims.remote.options import ProcessOptions
 if TYPE_CHECKING:
     from sims.maniskill.environment import ManiSkillEnvironment
 
-FILMED, STRIDE = 4, 2
+FILMED = 4
+STRIDE = 2
 """Episodes in a video, and control steps between its frames."""
 
 
@@ -54,6 +55,8 @@ class ManiSkillTask(Task, ProcessOptions):
         if self.reward not in REWARDS:
             raise UserError(f"unknown task.reward {self.reward!r}; expected one of {', '.join(REWARDS)}")
         self._contract: Contract | None = None
+
+    meanings: ClassVar[Mapping[str, str]] = {"initial_states": "Initial states that ManiSkill itself draws."}
 
     @property
     def distributions(self) -> tuple[str, ...]:
@@ -101,7 +104,8 @@ class ManiSkillTask(Task, ProcessOptions):
             return None
         from sims.maniskill.demonstrations import collect
 
-        contract, generator = self.contract(self.distributions[0]), seeding.generator(seed, "demonstrations")
+        contract = self.contract(self.distributions[0])
+        generator = seeding.generator(seed, "demonstrations")
         origin = {
             key: getattr(self, key) for key in ("id", "control_mode", "reward", "step_limit", "episodes", "noise")
         }

@@ -16,7 +16,9 @@ class Channel:
     """JSON messages over a Unix socket, one per line, each with an optional file descriptor."""
 
     def __init__(self, connection: socket.socket) -> None:
-        self._socket, self._read, self._files = connection, b"", list[int]()
+        self._socket = connection
+        self._read = b""
+        self._files = list[int]()
 
     def send(self, message: dict[str, Any], file: int | None = None) -> None:
         """Send `message` and the descriptor `file`; OSError if the other side is gone."""

@@ -23,7 +23,8 @@ START_S = 600.0
 """Timeout for a child that imports a simulator, compiles it and makes an environment."""
 END_S = 30.0
 """Timeout for the exit of a child that has closed its connection."""
-LAST_LINES, READ = 5, 1 << 16
+LAST_LINES = 5
+READ = 1 << 16
 """Number of last lines of a child's output in the message of its death, and bytes of output that are searched."""
 
 
@@ -64,7 +65,9 @@ class Child:
             raise UserError(f"cannot start task.python={python}: {error.strerror}; expected an interpreter") from error
         finally:
             child_end.close()
-        self.python, self.channel, self._number = python, Channel(parent_end), 0
+        self.python = python
+        self.channel = Channel(parent_end)
+        self._number = 0
         self.end = weakref.finalize(self, _end, self.process, self.channel, self._words)
 
     def tell(self, message: dict[str, Any], file: int | None = None) -> None:
@@ -124,7 +127,9 @@ class Pool:
     """
 
     def __init__(self, python: str | None, top: str, threads: int = 1) -> None:
-        self.python, self.top, self.threads = python, top, threads
+        self.python = python
+        self.top = top
+        self.threads = threads
         self.idle: list[Child] = []
 
     def take(self) -> Child:

@@ -29,7 +29,10 @@ from sims.remote.memory import Layout, allocate, arrays, from_json, joined
 log = logging.getLogger(__name__)
 GIVE_UP = 3
 """Number of deaths in a row, without a step in between, after which a process is given up."""
-METRIC, FAILURE, SIGNAL, EVENT = "metric.", "failure.", "signal.", "event."
+METRIC = "metric."
+FAILURE = "failure."
+SIGNAL = "signal."
+EVENT = "event."
 """Prefixes of the names of a transition's dictionaries in the shared memory."""
 ENDLESS = 1 << 62
 """Step limit if the children's environments have none."""
@@ -56,7 +59,8 @@ class RemoteEnvironment(EpisodeEngine):
         seed: int,
         timeout_s: float,
     ) -> None:
-        first, counts = messages[0], [each["num_envs"] for each in messages]
+        first = messages[0]
+        counts = [each["num_envs"] for each in messages]
         super().__init__(
             Contract.from_dict(first["contract"]),
             sum(counts),
@@ -68,14 +72,18 @@ class RemoteEnvironment(EpisodeEngine):
         )
         self.group = first["group"]
         self.task_index = torch.tensor([index for each in messages for index in each["task_index"]])
-        self.timeout_s, self._orders, self._pool, self._children = timeout_s, orders, pool, children
+        self.timeout_s = timeout_s
+        self._orders = orders
+        self._pool = pool
+        self._children = children
         ends = list(itertools.accumulate(counts))
         self._rows = [slice(end - count, end) for end, count in zip(ends, counts, strict=True)]
         self._deaths = [0] * len(children)  # in a row
         self._mapped_memories: list[set[str]] = [set() for _ in children]  # memories that each child has mapped
         self._files: dict[str, tuple[BinaryIO, Layout]] = {}
         self._memory: dict[str, dict[str, Tensor]] = {}
-        action, n = self.contract.action, self.num_envs
+        action = self.contract.action
+        n = self.num_envs
         chunk = (n, self.contract.executed, *action.shape)
         self._allocate(
             "commands", {"actions": (action.dtype, chunk), "starts": ("int64", (n,)), "mask": ("bool", (n,))}
@@ -83,7 +91,8 @@ class RemoteEnvironment(EpisodeEngine):
         self._memory["commands"]["starts"].fill_(-1)  # starts of the present episodes, which a new process begins again
         # Ghosts are episodes that a new process has begun again, but that are lost here.
         self._ghost, self.lost = torch.zeros(2, n, dtype=torch.bool)
-        self._observation, self._named = TensorDict({}, [n]), False
+        self._observation = TensorDict({}, [n])
+        self._named = False
         self._place: Message | None = None
         self._has_success = True  # until the first step
         if first["switchable"]:
@@ -99,7 +108,9 @@ class RemoteEnvironment(EpisodeEngine):
         commands = self._memory["commands"]
         commands["mask"].fill_(False)[ids] = True
         commands["starts"][ids] = starts
-        self._ghost[ids], self.lost[ids] = True, False  # not lost if their process dies now: a new one begins them
+        # not lost if their process dies now: a new one begins them
+        self._ghost[ids] = True
+        self.lost[ids] = False
         first = "observation" not in self._memory  # all children have to report the layout of their observations
         children = range(len(self._children)) if first else self._having(commands["mask"])
         self._ask({"do": "reset", "named": self._named}, children)
@@ -111,7 +122,8 @@ class RemoteEnvironment(EpisodeEngine):
         self._memory["commands"]["actions"].copy_(actions.detach())
         for child in self._ask({"do": "step"}, self._having((remaining_steps > 0) & ~self._ghost)):
             self._deaths[child] = 0
-        ran, lost_now = (remaining_steps > 0) & ~self._ghost, (remaining_steps > 0) & self._ghost
+        ran = (remaining_steps > 0) & ~self._ghost
+        lost_now = (remaining_steps > 0) & self._ghost
         self.lost = self.lost | lost_now
         transition = self._memory.get("transition") or self._nothing(actions)
         self._look(ran.nonzero().squeeze(1))
@@ -151,7 +163,8 @@ class RemoteEnvironment(EpisodeEngine):
                 child.end()
         for file, _ in self._files.values():
             file.close()
-        self._children, self._files = [], {}
+        self._children = []
+        self._files = {}
 
     def _switch(self, distribution: str, split: str) -> None:
         """Switch the distribution and split of all children; see `SwitchableEnvironment.switch`."""
@@ -183,7 +196,8 @@ class RemoteEnvironment(EpisodeEngine):
 
     def _tell(self, child: int, message: Message) -> None:
         """Send `message`, after the memory that `child` has not mapped yet."""
-        process, rows = self._children[child], self._rows[child]
+        process = self._children[child]
+        rows = self._rows[child]
         for name, (file, layout) in self._files.items():
             if name not in self._mapped_memories[child]:
                 mapping = {"do": "map", "name": name, "layout": layout, "rows": [rows.start, rows.stop]}
@@ -258,7 +272,9 @@ class RemoteEnvironment(EpisodeEngine):
 
     def _rebuild(self, child: int) -> None:
         """Set up a new process: make its environments, and begin again every episode that has begun."""
-        process, rows, commands = self._children[child], self._rows[child], self._memory["commands"]
+        process = self._children[child]
+        rows = self._rows[child]
+        commands = self._memory["commands"]
         order = self._orders[child]
         process.ask(order | {"seed": _seed(order["seed"], self._deaths[child])}, START_S)
         if self._place:
@@ -338,7 +354,8 @@ def remote(
         descriptions = [child.hear(START_S) for child in children]
     except Died as error:
         raise UserError(f"a process of the simulator {error}") from None
-    names, present = descriptions[0]["task_names"], {index for each in descriptions for index in each["task_index"]}
+    names = descriptions[0]["task_names"]
+    present = {index for each in descriptions for index in each["task_index"]}
     if len(present) < min(len(names), sum(each["num_envs"] for each in descriptions)):
         missing = ", ".join(name for index, name in enumerate(names) if index not in present)
         raise UserError(f"no process runs {missing}: only an EpisodeEngine deals tasks over processes; use fewer")

@@ -31,7 +31,9 @@ def allocate(layout: Layout) -> BinaryIO:
 
 def arrays(file: int, layout: Layout) -> dict[str, np.ndarray]:
     """Arrays of `layout` in the memory of the descriptor `file`, which may be closed afterwards."""
-    memory, views, offset = mmap.mmap(file, 0), {}, 0
+    memory = mmap.mmap(file, 0)
+    views = {}
+    offset = 0
     for name, (dtype, shape) in layout.items():
         views[name] = np.frombuffer(memory, dtype, math.prod(shape), offset).reshape(shape)
         offset += _size(dtype, shape)

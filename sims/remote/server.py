@@ -51,7 +51,8 @@ class Server:
                 message, file = self.channel.receive()
             except (EOFError, OSError):
                 return
-            command, number = message.pop("do"), message.pop("id")
+            command = message.pop("do")
+            number = message.pop("id")
             extra = {} if file is None else {"file": file}
             try:
                 reply = getattr(self, f"_{command}")(**message, **extra)
@@ -140,7 +141,10 @@ class Server:
         """Close the environment; another may be made afterwards."""
         if self.env is not None:
             self.env.close()
-        self.env, self.memory, self.layouts, self.waiting = None, {}, {}, {}
+        self.env = None
+        self.memory = {}
+        self.layouts = {}
+        self.waiting = {}
 
     def _put(self, name: str, tensors: Mapping[str, Tensor]) -> Reply:
         """Write `tensors` into the memory `name`; without one, keep them and return the layout that it needs."""

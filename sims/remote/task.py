@@ -11,6 +11,7 @@ from typing import Any, TypeVar, cast
 
 from omegaconf import OmegaConf
 
+from embodied.configuration import Configuration
 from embodied.contract import Contract
 from embodied.data.episodes import FOLDER, Episodes, read
 from embodied.environment import Environment
@@ -36,7 +37,8 @@ class RemoteTask(WrappedTask):
     def __init__(self, task: Task, options: ProcessOptions) -> None:
         super().__init__(task)
         self.options = options
-        module, self.processes = type(task).__module__, max(1, options.processes)
+        module = type(task).__module__
+        self.processes = max(1, options.processes)
         self._description = {"task": f"{module}:{type(task).__qualname__}", "options": _resolved(task)}
         threads = max(1, (os.cpu_count() or 1) // self.processes)
         self._pool = Pool(options.python, module.partition(".")[0], threads)
@@ -113,4 +115,6 @@ def in_processes(task: T) -> T | RemoteTask:
 def _resolved(task: Task) -> dict[str, Any]:
     """Options of `task` as JSON values, with defaults for `processes` and `python`."""
     values = cast(dict[str, Any], OmegaConf.to_container(OmegaConf.structured(task), enum_to_str=True))
+    if isinstance(task, Configuration):
+        values |= task.recorded()
     return json.loads(json.dumps(values | {"processes": 0, "python": None}))

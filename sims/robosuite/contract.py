@@ -10,7 +10,8 @@ import numpy as np
 from embodied.contract import Contract, TensorSpec
 from sims.robosuite.world import Options, World
 
-XYZ, XYZW = ("x", "y", "z"), ("x", "y", "z", "w")
+XYZ = ("x", "y", "z")
+XYZW = ("x", "y", "z", "w")
 RGB = ("red", "green", "blue")
 OSC = ("x", "y", "z", "rotation_x", "rotation_y", "rotation_z")
 END_EFFECTOR = "robot{} end effector"
@@ -65,7 +66,9 @@ def _object(name: str, size: int, privileged: bool) -> TensorSpec:
 
 def _action(world: World) -> TensorSpec:
     """Spec of actions in the order of robosuite's controllers: an arm's displacement, then its gripper's direction."""
-    names, units, frames = [], {}, set()
+    names = []
+    units = {}
+    frames = set()
     for robot in world.env.robots:
         prefix = robot.robot_model.naming_prefix
         for part, (first, last) in robot.composite_controller._action_split_indexes.items():

@@ -62,7 +62,10 @@ class RobosuiteEnvironment(RestorableEngine):
             instructions=(about.instruction,),
             seed=seed,
         )
-        self.options, self.split, self.images, self.image_size = options, split, images, image_size
+        self.options = options
+        self.split = split
+        self.images = images
+        self.image_size = image_size
         self.ends = split == "eval" or not options.shaped
         self.worlds = [World(options) for _ in range(num_envs)]
         specs = self.contract.observation.items()
@@ -77,19 +80,23 @@ class RobosuiteEnvironment(RestorableEngine):
     def advance(self, actions: Tensor, remaining_steps: Tensor) -> Outcome:
         """Execute the chunk; where the physics diverges, the observation remains the one before the chunk."""
         chunk = actions.detach().double().numpy()  # robosuite clips them
-        reward, executed = np.zeros(chunk.shape[:2], dtype=np.float32), np.zeros(chunk.shape[:2], dtype=bool)
+        reward = np.zeros(chunk.shape[:2], dtype=np.float32)
+        executed = np.zeros(chunk.shape[:2], dtype=bool)
         success, diverged = np.zeros((2, self.num_envs), dtype=bool)
         for env, count in enumerate(remaining_steps.tolist()):
             for k in range(count):
                 step_reward, reached, is_diverged = self.worlds[env].step(chunk[env, k])
-                executed[env, k], success[env], diverged[env] = True, success[env] or reached, is_diverged
+                executed[env, k] = True
+                success[env] = success[env] or reached
+                diverged[env] = is_diverged
                 if not is_diverged:
                     reward[env, k] = step_reward if self.options.shaped else float(reached)
                 if is_diverged or (reached and self.ends):
                     break
             if count and not diverged[env]:
                 self._look(env)
-        done, failed = torch.from_numpy(success & ~diverged), torch.from_numpy(diverged)
+        done = torch.from_numpy(success & ~diverged)
+        failed = torch.from_numpy(diverged)
         ended = done if self.ends else torch.zeros_like(done)
         return Outcome(torch.from_numpy(reward), torch.from_numpy(executed), ended, done, diverged=failed)
 

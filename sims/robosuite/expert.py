@@ -16,16 +16,20 @@ EXPERT = "Lift"
 """Task of the expert."""
 STEP_M = 0.05
 """Displacement of the end effector for an action of 1."""
-ABOVE_M, ASIDE_M, AT_M = 0.06, 0.02, 0.01
+ABOVE_M = 0.06
+ASIDE_M = 0.02
+AT_M = 0.01
 """Height of the approach; horizontal distance below which to go down, and height below which to grasp."""
-GRASPED_M, STILL_M_S = 0.07, 0.005
+GRASPED_M = 0.07
+STILL_M_S = 0.005
 """Largest opening and speed of fingers that hold the cube, even across its diagonal of 0.062 m."""
 SPARE_FAILURES = 10
 
 
 def act(observation: TensorDict) -> Tensor:
     """Actions [N, 7] for observations [N] of Lift with a Panda, from the positions of cube and fingers."""
-    to_cube, fingers = observation["gripper_to_cube_pos"], observation["robot0_gripper_qpos"]
+    to_cube = observation["gripper_to_cube_pos"]
+    fingers = observation["robot0_gripper_qpos"]
     opening = fingers[:, 0] - fingers[:, 1]
     off_axis = to_cube[:, :2].norm(dim=1) > ASIDE_M
     above = ~off_axis & (to_cube[:, 2] < -AT_M)
@@ -45,7 +49,8 @@ def collect(writer: EpisodeWriter, env: RobosuiteEnvironment, episodes: int, noi
     Raises:
         UserError: if the expert fails too often.
     """
-    generator, failed = seeding.generator(seed, "expert"), 0
+    generator = seeding.generator(seed, "expert")
+    failed = 0
     with Progress("demonstrations", episodes, "episode") as bar:
         while bar.done < episodes:
             if (episode := _episode(env, noise, generator)) is not None:
@@ -58,7 +63,9 @@ def collect(writer: EpisodeWriter, env: RobosuiteEnvironment, episodes: int, noi
 
 def _episode(env: RobosuiteEnvironment, noise: float, generator: torch.Generator) -> Episodes | None:
     """One episode, or None if it failed; the noise affects the arm's translation only."""
-    observations, actions, rewards = [env.reset()], [], []
+    observations = [env.reset()]
+    actions = []
+    rewards = []
     while not bool(env.done):
         action = act(observations[-1])
         action[:, :3] = (action[:, :3] + noise * torch.randn(1, 3, generator=generator)).clamp(-1.0, 1.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
@@ -25,7 +25,9 @@ if TYPE_CHECKING:  # robosuite is heavy
     from sims.robosuite.environment import RobosuiteEnvironment
     from sims.robosuite.world import Options
 
-FILMED, FILM_SIZE, BETWEEN = 4, 256, 4
+FILMED = 4
+FILM_SIZE = 256
+BETWEEN = 4
 """Episodes in a video, pixels a side of a picture, and control steps between its frames."""
 
 
@@ -63,6 +65,8 @@ class RobosuiteTask(Task, ProcessOptions):
             ("Lift", "OSC_POSE", ["Panda"]),
         ):
             raise UserError("the scripted expert does Lift with a Panda and OSC_POSE alone; use task.episodes=0")
+
+    meanings: ClassVar[Mapping[str, str]] = {"placed": "Objects where robosuite's own resets place them."}
 
     @property
     def distributions(self) -> tuple[str, ...]:
@@ -116,7 +120,8 @@ class RobosuiteTask(Task, ProcessOptions):
         from sims.robosuite.expert import collect
 
         origin = {"env_name": self.env_name, "episodes": self.episodes, "noise": self.noise, "seed": seed}
-        options, contract = self._options(), self.contract(self.distributions[0])
+        options = self._options()
+        contract = self.contract(self.distributions[0])
         env = self._environment(1, "train", None, seed, 1, 1)
         return record_once(
             directory,
@@ -130,7 +135,8 @@ class RobosuiteTask(Task, ProcessOptions):
     ) -> None:
         """Film each policy, by caption, from the same starts, with the task's first camera."""
         env = self.environment(FILMED, distribution or self.distributions[0], "eval", device=device)
-        camera, stride = env.worlds[0].env.sim.model.camera_names[0], max(1, BETWEEN // self.executed)
+        camera = env.worlds[0].env.sim.model.camera_names[0]
+        stride = max(1, BETWEEN // self.executed)
 
         def render(ids: np.ndarray) -> np.ndarray:
             return np.stack([env.worlds[env_id].picture(camera, FILM_SIZE) for env_id in ids])

@@ -91,7 +91,9 @@ class World:
 
     def step(self, action: Array) -> tuple[float, bool, bool]:
         """One control step; returns reward, success and whether the physics diverged."""
-        sensors, self.env._observables = self.env._observables, {}  # `observe` reads them, once a chunk
+        # `observe` reads them, once a chunk
+        sensors = self.env._observables
+        self.env._observables = {}
         reward = self.env.step(action)[1]
         self.env._observables = sensors
         warnings = self.env.sim.data.warning
@@ -130,14 +132,16 @@ class World:
 
     def save(self) -> dict[str, Array]:
         """State of the physics, and the present command of each gripper."""
-        model, data = self.env.sim.model._model, self.env.sim.data._data
+        model = self.env.sim.model._model
+        data = self.env.sim.data._data
         state = np.empty(mujoco.mj_stateSize(model, STATE))
         mujoco.mj_getState(model, data, state, STATE)
         return {"physics": state, "grippers": np.concatenate([gripper.current_action for gripper in self._grippers()])}
 
     def restore(self, state: dict[str, Array]) -> None:
         """Restore what `save` returned, after `begin` of the same episode."""
-        model, data = self.env.sim.model._model, self.env.sim.data._data
+        model = self.env.sim.model._model
+        data = self.env.sim.data._data
         mujoco.mj_setState(model, data, state["physics"], STATE)
         ends = np.cumsum([len(gripper.current_action) for gripper in self._grippers()])
         for gripper, command in zip(self._grippers(), np.split(state["grippers"], ends[:-1]), strict=True):

@@ -75,7 +75,10 @@ class SwarmEnvironment(RestorableEngine):
         seed: int = 0,
         noise: bool = True,
     ) -> None:
-        self.mdp, self.airframe, self.options, self.split = mdp or Swarm(), airframe, options or Options(), split
+        self.mdp = mdp or Swarm()
+        self.airframe = airframe
+        self.options = options or Options()
+        self.split = split
         self.group = self.mdp.drones
         self.num_worlds = -(-num_envs // self.group)
         super().__init__(
@@ -141,14 +144,16 @@ class SwarmEnvironment(RestorableEngine):
 
     def advance(self, actions: Tensor, remaining_steps: Tensor) -> Outcome:
         """Execute the chunk; drones that collided are removed, and end with their world."""
-        rewards, executed = [], []
+        rewards = []
+        executed = []
         for action in actions.float().unbind(1):
             flying = (self._worlds.fate == FLYING) & ~self._over.unsqueeze(1)
             rewards.append(self._fly(action.view(self.num_worlds, self.group, 4), flying))
             executed.append(flying.flatten())
         terminated, truncated = self._ended()
         record = Record(self._worlds.fate, self._worlds.steps, self._worlds.error, self.step_limit)
-        reward, executed_steps = torch.stack(rewards, 1), torch.stack(executed, 1)
+        reward = torch.stack(rewards, 1)
+        executed_steps = torch.stack(executed, 1)
         return Outcome(
             reward,
             executed_steps,
@@ -161,7 +166,8 @@ class SwarmEnvironment(RestorableEngine):
 
     def observe(self) -> TensorDict:
         """Measurements of every drone, and its observations of neighbours and obstacles."""
-        observation, column = {}, 0
+        observation = {}
+        column = 0
         for key, spec in self.contract.observation.items():
             size = math.prod(spec.shape)
             observation[key] = self._observations[:, column : column + size].unflatten(1, spec.shape)
@@ -195,7 +201,8 @@ class SwarmEnvironment(RestorableEngine):
     def _fly(self, action: Tensor, flying: Tensor) -> Tensor:
         """One control step of the drones `flying` [W, M] with `action` [W, M, 4]; returns the reward [N]."""
         worlds = self._worlds
-        before, moved = worlds.state, self._physics.advance(worlds, action, flying)
+        before = worlds.state
+        moved = self._physics.advance(worlds, action, flying)
         lost = flying & ~sound(list(moved.detach().unbind(-1)))
         worlds.state = torch.where((flying & ~lost).unsqueeze(-1), moved, before)
         worlds.steps = worlds.steps + flying

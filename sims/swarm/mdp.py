@@ -30,13 +30,15 @@ HALF_ROOM_M = 5.0
 """Distance from the middle to the walls; the ceiling is twice as high."""
 RADIUS_M = 0.063
 """Distance from a Crazyflie's middle to its rotor tips: two collide at twice this distance."""
-LOW_M, HIGH_M = 1.0, 3.0
+LOW_M = 1.0
+HIGH_M = 3.0
 """Range of heights of initial positions and goals."""
 AWAY_M = 100.0
 """Position of absent drones and obstacles."""
 WASH_RADIUS_M = 0.1
 """Radius of the column of air below a drone."""
-WASH_AT_ROTOR, WASH_PER_M = 14.0 / 34.0, 20.0 / 34.0
+WASH_AT_ROTOR = 14.0 / 34.0
+WASH_PER_M = 20.0 / 34.0
 """Downwash on a drone d m below, in its weights: 14/34 - 20/34 d. Neural-Swarm (arXiv 2003.02992, figure 3)
 measured 10 g at 0.2 m and 4 g at 0.5 m with drones of 34 g."""
 CLOSE_M = 0.2
@@ -124,7 +126,8 @@ class Swarm(sims.mdp.Mdp):
         drones, obstacles and the room are entered. The desired velocity points along the way and decreases near the
         goal.
         """
-        position, near = now.position, now.near
+        position = now.position
+        near = now.near
         world = torch.arange(len(position), device=position.device).view(-1, 1, 1)
         relative = position[world, near.neighbour] - position.unsqueeze(2)
         neighbour_gap = foreseen(self, relative, now.velocity[world, near.neighbour] - now.velocity.unsqueeze(2))
@@ -214,7 +217,8 @@ def collisions(position: Tensor, near: Around) -> Tensor:
 def downwash(position: Tensor, flying: Tensor) -> Tensor:
     """Downward force on each drone from those above it, in weights, [W, M]."""
     above = position.unsqueeze(1) - position.unsqueeze(2)  # [W, below, above, 3]
-    height, aside = above[..., 2], above[..., :2].square().sum(-1)
+    height = above[..., 2]
+    aside = above[..., :2].square().sum(-1)
     share = (WASH_AT_ROTOR - WASH_PER_M * height).clamp_min(0.0)
     in_column = (height > 0.0) & (aside < WASH_RADIUS_M**2) & flying.unsqueeze(1) & flying.unsqueeze(2)
     return torch.where(in_column, share, 0.0).sum(-1)

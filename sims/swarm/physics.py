@@ -34,7 +34,10 @@ class Physics:
     """Moves and observes the drones of `mdp` with this `airframe`, optionally with `noise`."""
 
     def __init__(self, mdp: Swarm, airframe: Airframe, options: Options, noise: bool) -> None:
-        self.mdp, self.airframe, self.options, self.noise = mdp, airframe, options, noise
+        self.mdp = mdp
+        self.airframe = airframe
+        self.options = options
+        self.noise = noise
         self._kernels = Kernels(self._programs(), torch.device("cpu"))
         self._parameters = torch.tensor(airframe.values()).unsqueeze(1)
 
@@ -56,7 +59,8 @@ class Physics:
         inputs["steps"] = _rows(worlds.steps.unsqueeze(-1).float())
         readings = self._kernels("sense", inputs)
         measured, true = (_unrolled(readings[name], worlds) for name in ("sensed", "true"))
-        goal, position = worlds.goal(), true[..., :3]
+        goal = worlds.goal()
+        position = true[..., :3]
         with torch.no_grad():
             near = around(self.mdp, position, flying, worlds.cylinders)
             ways.update(worlds, position)
@@ -80,9 +84,13 @@ class Physics:
 
     def _programs(self) -> tuple[Program, Program]:
         state = Group("state", self.options.state_rows, differentiable=True)
-        action, force = Group("action", 4, differentiable=True), Group("force", self.options.disturbance_rows)
-        airframe, steps, key = Group("airframe", len(PARAMETERS), UNIFORM), Group("steps", 1), Group("key", 2, WORD)
-        sensed, true = Group("sensed", 18, differentiable=True), Group("true", 18, differentiable=True)
+        action = Group("action", 4, differentiable=True)
+        force = Group("force", self.options.disturbance_rows)
+        airframe = Group("airframe", len(PARAMETERS), UNIFORM)
+        steps = Group("steps", 1)
+        key = Group("key", 2, WORD)
+        sensed = Group("sensed", 18, differentiable=True)
+        true = Group("true", 18, differentiable=True)
         return (
             Program("fly", (state, action, force, airframe), (state,), self._fly),
             Program("sense", (state, steps, key), (sensed, true), self._sense),
@@ -93,7 +101,8 @@ class Physics:
 
     def _sense(self, state: Rows, steps: Rows, key: Rows) -> dict[str, Rows]:
         """Position, rotation, velocity and angular velocity, with hover's sensor noise and without."""
-        sensors, now = Hover(), episode.Moment(Body.of(state), steps[0], [], [], self.airframe)
+        sensors = Hover()
+        now = episode.Moment(Body.of(state), steps[0], [], [], self.airframe)
         noisy = replace(now, key=key if self.noise else None)
         return {"sensed": sensors.observe(noisy), "true": sensors.observe(now)}
 

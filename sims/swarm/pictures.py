@@ -22,10 +22,13 @@ from sims.swarm.environment import SwarmEnvironment
 from sims.swarm.mdp import AWAY_M, FLYING, HALF_ROOM_M, OBSTACLE_RADIUS_M, RADIUS_M
 from sims.swarm.viewing import COLOURS
 
-PIXELS, TALL_M = 36, 4.0
+PIXELS = 36
+TALL_M = 4.0
 """Pixels per metre; the visible height."""
-WIDTH, DEPTH = int(2 * HALF_ROOM_M * PIXELS), int(TALL_M * PIXELS)
-PILLAR, CRASH = (112, 116, 124), (255, 70, 60)
+WIDTH = int(2 * HALF_ROOM_M * PIXELS)
+DEPTH = int(TALL_M * PIXELS)
+PILLAR = (112, 116, 124)
+CRASH = (255, 70, 60)
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,13 +51,17 @@ def fly(env: SwarmEnvironment, policy: Policy, device: str, stride: int, first: 
     States are recorded every `stride` steps.
     """
     starts = first // env.group * env.group + torch.arange(env.num_envs)
-    observation, memory = env.reset(starts=starts), Memory(policy, env.num_envs)
-    running, moments = torch.ones(env.num_envs, dtype=torch.bool), [_moment(env)]
+    observation = env.reset(starts=starts)
+    memory = Memory(policy, env.num_envs)
+    running = torch.ones(env.num_envs, dtype=torch.bool)
+    moments = [_moment(env)]
     success = torch.zeros_like(running)
     while running.any():
         for _ in range(stride):
             transition = env.step(act(policy, observation, running, device, memory)[:, : env.contract.executed].cpu())
-            observation, running, success = transition.observation, running & ~transition.done, transition.success
+            observation = transition.observation
+            running = running & ~transition.done
+            success = transition.success
             if not running.any():
                 break
         moments.append(_moment(env))
@@ -102,7 +109,8 @@ def plot(path: Path, flights: Mapping[str, Flown]) -> None:
                 axis.add_patch(Circle((x, y), OBSTACLE_RADIUS_M, color="0.75"))
             for drone in range(flown.positions.shape[2]):
                 colour = tuple(part / 280 for part in COLOURS[drone % len(COLOURS)])
-                way, goal = flown.positions[:, world, drone], np.unique(flown.goals[:, world, drone], axis=0)
+                way = flown.positions[:, world, drone]
+                goal = np.unique(flown.goals[:, world, drone], axis=0)
                 axis.plot(way[:, 0], way[:, 1], color=colour, linewidth=1.0)
                 axis.plot(way[0, 0], way[0, 1], "o", color=colour, markersize=4)
                 axis.plot(goal[:, 0], goal[:, 1], "*", color=colour, markersize=8)

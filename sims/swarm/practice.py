@@ -13,11 +13,15 @@ from torch import Tensor
 
 from sims.swarm.worlds import Worlds
 
-FIRST_LEVEL, RISE, RISES_AT, WINDOW = 0.5, 0.1, 0.25, 64
+FIRST_LEVEL = 0.5
+RISE = 0.1
+RISES_AT = 0.25
+WINDOW = 64
 """Initial share of the obstacles, its increase, the share of collision-free worlds from which on it increases, and the
 number of worlds over which that share is computed.
 """
-EVERY, SLOTS = 50, 3
+EVERY = 50
+SLOTS = 3
 """Control steps between snapshots, and their number: a collision is replayed from 1 to 1.5 s before."""
 CAPACITY = 256
 """Number of stored collisions; the oldest are replaced."""
@@ -27,7 +31,9 @@ class Curriculum:
     """Share of the obstacles in new worlds, `level`, from `FIRST_LEVEL` to 1."""
 
     def __init__(self) -> None:
-        self.level, self.ended, self.free = FIRST_LEVEL, 0, 0
+        self.level = FIRST_LEVEL
+        self.ended = 0
+        self.free = 0
 
     def add(self, ended: int, free: int) -> None:
         """Count worlds that `ended`, of which `free` had no collision."""
@@ -80,7 +86,9 @@ class Replay:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict`."""
         self.recent = [_worlds(state["recent"][str(number)]) for number in range(SLOTS)]
-        self.archive, self.count, self.clock = _worlds(state["kept"]), state["count"], state["clock"]
+        self.archive = _worlds(state["kept"])
+        self.count = state["count"]
+        self.clock = state["clock"]
 
 
 def _worlds(tensors: dict[str, Tensor]) -> Worlds:

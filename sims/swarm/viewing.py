@@ -21,8 +21,10 @@ COLOURS = (
 """Colours of drones, their paths and goals, repeated if there are more."""
 TALL_M = 2.0
 """Half the height of drawn obstacles, which reach the ceiling in reality."""
-PILLAR, RING = (0.62, 0.65, 0.7), (0.95, 0.75, 0.1, 0.35)
-ARM_M, MARK_M = 0.16, 0.12
+PILLAR = (0.62, 0.65, 0.7)
+RING = (0.95, 0.75, 0.1, 0.35)
+ARM_M = 0.16
+MARK_M = 0.12
 """Sizes of drawn drones, larger than in reality, and of marks of goals."""
 
 
@@ -35,7 +37,10 @@ class SwarmView(View):
     def __init__(
         self, group: int, airframe: Airframe, worlds: Callable[[], Worlds], kick: Callable[[int, torch.Tensor], None]
     ) -> None:
-        self._group, self._airframe, self._worlds, self._kick = group, airframe, worlds, kick
+        self._group = group
+        self._airframe = airframe
+        self._worlds = worlds
+        self._kick = kick
 
     def scene(self, row: int) -> Scene:
         """Scene of the world of drone `row`; every episode has another world."""

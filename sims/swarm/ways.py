@@ -24,7 +24,9 @@ from sims.swarm.worlds import Worlds
 SPACING_M = 0.25
 POINTS = 1 + round(2.0 * HALF_ROOM_M / SPACING_M)
 """G, number of grid points along a side."""
-CLEAR_M, TIGHT_M, SLOWEST = 0.3, 0.15, 10.0
+CLEAR_M = 0.3
+TIGHT_M = 0.15
+SLOWEST = 10.0
 """Gap below which the slowness grows, gap at which it is largest, and its largest factor."""
 NEAR_M = 0.6
 """Distance up to which drones fly straight to a goal: no obstacle is as near to one."""
@@ -39,9 +41,11 @@ class Ways:
     """
 
     def __init__(self, mdp: Swarm, worlds: Worlds, backend: str | None = None) -> None:
-        self.mdp, self.backend = mdp, native.choose(backend, worlds.state.device)
+        self.mdp = mdp
+        self.backend = native.choose(backend, worlds.state.device)
         self.maps = torch.zeros(*worlds.fate.shape, 3, POINTS, POINTS)
-        self._planned_obstacles, self._goal = torch.zeros_like(worlds.seen), torch.full_like(worlds.goal(), torch.nan)
+        self._planned_obstacles = torch.zeros_like(worlds.seen)
+        self._goal = torch.full_like(worlds.goal(), torch.nan)
 
     @torch.no_grad()
     def update(self, worlds: Worlds, position: Tensor) -> None:
@@ -53,7 +57,8 @@ class Ways:
         if len(due[0]):
             observed = torch.where(worlds.seen[due].unsqueeze(-1), worlds.cylinders[due[0]], FAR_M)
             self.maps[due] = maps(observed, goal[due], self.backend)
-            self._planned_obstacles, self._goal = worlds.seen, goal
+            self._planned_obstacles = worlds.seen
+            self._goal = goal
 
     def along(self, to_goal: Tensor, position: Tensor) -> Tensor:
         """Vector of the way's direction and length from `position`, m, instead of `to_goal`; all [W, M, 3].
@@ -74,7 +79,8 @@ class Ways:
         # Bilinear interpolation between the four grid points around the position.
         share = torch.stack(((1.0 - x) * (1.0 - y), (1.0 - x) * y, x * (1.0 - y), x * y), -1)
         interpolated = (share.unsqueeze(-1) * corners).sum(-2)
-        direction, level = torch.nn.functional.normalize(interpolated[..., :2], dim=-1), to_goal[..., :2]
+        direction = torch.nn.functional.normalize(interpolated[..., :2], dim=-1)
+        level = to_goal[..., :2]
         nearer = (direction * (position - position.detach())[..., :2]).sum(-1, keepdim=True)  # 0, with a derivative
         way = direction * (interpolated[..., 2:] - nearer)
         return torch.cat((torch.where(length(level).unsqueeze(-1) < NEAR_M, level, way), to_goal[..., 2:]), -1)
@@ -98,7 +104,8 @@ def maps(cylinders: Tensor, goal: Tensor, backend: str) -> Tensor:
 def lengths(start: Tensor, step: Tensor, backend: str) -> Tensor:
     """Solution T [V, G, G] of |grad T| = `step` [V, G, G] / spacing with T <= `start` [V, G, G]."""
     if backend == "c":
-        T, step = start.contiguous().clone(), step.contiguous()
+        T = start.contiguous().clone()
+        step = step.contiguous()
         _library().lengths(len(T), T.shape[1], FAR_M, step.data_ptr(), T.data_ptr())
         return T
     T = start
@@ -128,6 +135,8 @@ def _downhill(T: Tensor, dim: int) -> Tensor:
 def _library() -> Any:  # noqa: ANN401 - a library has the functions it has
     compiled = native.load(Path(__file__).with_name("native.c").read_text(encoding="utf-8"))
     assert compiled is not None
-    long, pointer = ctypes.c_long, ctypes.c_void_p
-    compiled.lengths.argtypes, compiled.lengths.restype = [long, long, ctypes.c_float, pointer, pointer], None
+    long = ctypes.c_long
+    pointer = ctypes.c_void_p
+    compiled.lengths.argtypes = [long, long, ctypes.c_float, pointer, pointer]
+    compiled.lengths.restype = None
     return compiled

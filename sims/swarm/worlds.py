@@ -67,7 +67,8 @@ class Worlds:
         """Current goal of each drone, m, world, [W, M, 3]."""
         leg = (self.steps * DT_S / self.leg_s.unsqueeze(1)).long().clamp(max=LEGS - 1)
         W, M = leg.shape
-        world, drone = torch.arange(W, device=leg.device).unsqueeze(1), torch.arange(M, device=leg.device)
+        world = torch.arange(W, device=leg.device).unsqueeze(1)
+        drone = torch.arange(M, device=leg.device)
         return self.goals[world, leg, drone]
 
 
@@ -76,7 +77,8 @@ def build(mdp: Swarm, airframe: Airframe, options: Options, key: Tensor, density
 
     Each drone begins in its own cell without an obstacle; goals are in such cells too.
     """
-    M, W = mdp.drones, key.shape[1]
+    M = mdp.drones
+    W = key.shape[1]
     u = _Draws(draws(key, 2 * CELLS + LEGS + 20 * M))
     order = u.take(CELLS).argsort(1)
     occupied = torch.zeros(W, CELLS, dtype=torch.bool).scatter(1, order[:, : round(density * CELLS)], True)
@@ -104,7 +106,8 @@ class _Draws:
     """Uniform numbers [count, W], each used once."""
 
     def __init__(self, numbers: Tensor) -> None:
-        self.numbers, self.dealt = numbers.t(), 0
+        self.numbers = numbers.t()
+        self.dealt = 0
 
     def take(self, count: int) -> Tensor:
         """The next numbers, [W, count] in (0, 1)."""

@@ -86,7 +86,8 @@ void {trace.name}(int64_t first, int64_t last, void *const *p, const int64_t *st
 def _repeated_entry(trace: Trace) -> str:
     """C function like that of `_entry`, which runs each block `count` times, with the carried tensor in the cache."""
     carried, sequence, rows, advance = _repetition(trace)
-    arguments, position = [], {}
+    arguments = []
+    position = {}
     for index, (kind, name, group) in enumerate(_tensors(trace)):
         position[name] = index
         shift = "" if group.kind == UNIFORM else " + i"
@@ -94,7 +95,8 @@ def _repeated_entry(trace: Trace) -> str:
             shift += f" + k * {advance} * steps[{index}]"
         is_carried = name in (carried, f"out_{carried}")
         arguments.append("kept, WIDE" if is_carried else f"({kind})p[{index}]{shift}, steps[{index}]")
-    source, target = position[carried], position[f"out_{carried}"]
+    source = position[carried]
+    target = position[f"out_{carried}"]
     return f"""
 void {trace.name}_repeated(int64_t first, int64_t last, int64_t count, void *const *p, const int64_t *steps)
 {{

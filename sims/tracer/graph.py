@@ -37,7 +37,11 @@ class Node:
     __slots__ = ("args", "data", "graph", "index", "lane", "op")
 
     def __init__(self, graph: Graph, op: str, args: tuple[Node, ...], data: tuple[object, ...], lane: bool) -> None:
-        self.graph, self.op, self.args, self.data, self.lane = graph, op, args, data, lane
+        self.graph = graph
+        self.op = op
+        self.args = args
+        self.data = data
+        self.lane = lane
         self.index = len(graph.nodes)
         graph.nodes.append(self)
 
@@ -146,14 +150,16 @@ class Graph:
 
     def binary(self, op: str, first: Operand, second: Operand) -> Node:
         """Node of `op` of two values, simplified if one of them is constant."""
-        a, b = self.wrap(first), self.wrap(second)
+        a = self.wrap(first)
+        b = self.wrap(second)
         if a.constant is not None and b.constant is not None:
             return self.wrap(BINARY[op](a.constant, b.constant))
         return {"add": self._add, "sub": self._sub, "mul": self._mul, "div": self._div}[op](a, b)
 
     def where(self, condition: Node, first: Operand, second: Operand) -> Node:
         """`first` where `condition` holds, else `second`."""
-        a, b = self.wrap(first), self.wrap(second)
+        a = self.wrap(first)
+        b = self.wrap(second)
         return a if a is b else self.node("where", condition, a, b)
 
     def uniform(self, first: Node, second: Node, counter: Operand, index: int) -> Node:

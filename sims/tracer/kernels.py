@@ -97,7 +97,8 @@ class _Differentiable(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, kernels: Kernels, name: str, *inputs: Tensor) -> tuple[Tensor, ...]:  # noqa: ANN401
         """Run the program."""
-        ctx.kernels, ctx.name = kernels, name
+        ctx.kernels = kernels
+        ctx.name = name
         ctx.save_for_backward(*inputs)
         results = kernels.launch(name, inputs)
         outputs = kernels.programs[name].outputs

@@ -14,7 +14,9 @@ from torch import Tensor
 from sims.tracer.arithmetic import Rows
 from sims.tracer.graph import Graph, Node, gradients
 
-LANE, UNIFORM, WORD = "lane", "uniform", "word"
+LANE = "lane"
+UNIFORM = "uniform"
+WORD = "word"
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,8 @@ def trace_vjp(program: Program) -> Trace:
     adjoint = gradients(outputs, [node for group in seeds for node in _nodes(graph, group)], inputs)
     results = {}
     for group in differentiable_inputs:
-        results[f"grad_{group.name}"], adjoint = adjoint[: group.rows], adjoint[group.rows :]
+        results[f"grad_{group.name}"] = adjoint[: group.rows]
+        adjoint = adjoint[group.rows :]
     returned = tuple(replace(group, name=f"grad_{group.name}", differentiable=False) for group in differentiable_inputs)
     return Trace(f"{program.name}_vjp", (*program.inputs, *seeds), returned, results)
 

@@ -160,17 +160,20 @@ class _Buffers:
         max_action_gradient: float,
     ) -> None:
         history, A, L = past.shape
-        self.library, self.lanes = library, L
+        self.library = library
+        self.lanes = L
         self.widths = [layers[0][0].shape[1], *(len(weight) for weight, _ in layers)]
         self.padded = [-(-width // PAD) * PAD for width in self.widths]
         # A layer of a inputs and b outputs has a b weights and b biases.
         packed = sum((a + 1) * b for a, b in pairwise(self.padded))
         self.sizes = _Sizes(decisions, history, len(layers), L)
         self.sizes.width[: len(self.widths)], self.sizes.padded[: len(self.padded)] = self.widths, self.padded
-        self.sizes.activations, self.sizes.packed = sum(self.padded), packed
+        self.sizes.activations = sum(self.padded)
+        self.sizes.packed = packed
         self.sizes.max_action_gradient = max_action_gradient
         self.constants = [inputs[name] for name in _constants(step)]
-        T, first = decisions, {"state": inputs["state"], "record": inputs["record"], "seen": inputs["observation"]}
+        T = decisions
+        first = {"state": inputs["state"], "record": inputs["record"], "seen": inputs["observation"]}
         self.tensors = {name: torch.empty(T + 1, len(rows), L) for name, rows in first.items()}
         self.tensors |= {
             "actions": torch.empty(history + T, A, L),
@@ -204,7 +207,8 @@ class _Buffers:
         pointers = _Tensors(**{key: tensor.data_ptr() for key, tensor in self.tensors.items()}, step=self.lanes)
         pointers.constants[: len(self.constants)] = [tensor.data_ptr() for tensor in self.constants]
         function = getattr(self.library, name)
-        sizes, tensors = ctypes.byref(self.sizes), ctypes.byref(pointers)
+        sizes = ctypes.byref(self.sizes)
+        tensors = ctypes.byref(pointers)
         split(
             lambda first, last: function(ctypes.c_int64(first), ctypes.c_int64(last), sizes, tensors),
             self.lanes,
@@ -230,7 +234,8 @@ class _Buffers:
         return gradients
 
     def _views(self, packed: Tensor, transposed: bool) -> list[tuple[Tensor, Tensor]]:
-        views, offset = [], 0
+        views = []
+        offset = 0
         for inputs, outputs in pairwise(self.padded):
             shape = (inputs, outputs) if transposed else (outputs, inputs)
             weights = packed[offset : offset + inputs * outputs].view(shape)

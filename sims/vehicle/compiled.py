@@ -18,7 +18,9 @@ def library() -> Any:  # noqa: ANN401 - a library has the functions it has
     indices = ", ".join((*map(str.upper, PARAMETERS), "PARAMETERS"))
     head = f"{counter_rng.C_SOURCE}enum {{ {indices} }};\n"
     compiled = native.load(head + Path(__file__).with_name("native.c").read_text(encoding="utf-8"))
-    long, number, pointer = ctypes.c_long, ctypes.c_float, ctypes.c_void_p
+    long = ctypes.c_long
+    number = ctypes.c_float
+    pointer = ctypes.c_void_p
     shapes = [long, pointer, long, pointer]
     types = {
         "advance": [long, long, number, long, *[pointer] * 3, *shapes, *[pointer] * 2],

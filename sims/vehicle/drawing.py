@@ -11,8 +11,14 @@ from PIL import Image, ImageDraw
 from sims.vehicle.geometry import FAR_M
 
 Array = NDArray[np.floating]
-PAPER, WALL, SHAPE, RAY = (24, 26, 30), (150, 155, 165), (92, 98, 110), (58, 70, 58)
-TRAIL, GOAL, BODY, FRONT = (90, 160, 250), (70, 190, 90), (225, 225, 230), (235, 80, 70)
+PAPER = (24, 26, 30)
+WALL = (150, 155, 165)
+SHAPE = (92, 98, 110)
+RAY = (58, 70, 58)
+TRAIL = (90, 160, 250)
+GOAL = (70, 190, 90)
+BODY = (225, 225, 230)
+FRONT = (235, 80, 70)
 SCALE = 2
 """Factor of supersampling, for smooth lines."""
 
@@ -34,7 +40,8 @@ class Map:
     def frame(self) -> tuple[Array, float]:
         """Centre of the image, m, and pixels per metre."""
         points = self.walls.reshape(-1, 2)
-        low, high = points.min(0), points.max(0)
+        low = points.min(0)
+        high = points.max(0)
         return (low + high) / 2.0, SCALE * self.size / (float((high - low).max()) + 0.4)
 
 

@@ -13,7 +13,8 @@ from sims.vehicle.vehicles import PARAMETERS, Model
 
 STATE = ("x", "y", "yaw", "forward", "leftward", "yaw_rate", "steering")
 GRAVITY = 9.81
-ROLLING_M_S, SLIPPING_M_S = 0.5, 1.0
+ROLLING_M_S = 0.5
+SLIPPING_M_S = 1.0
 """Below the first speed tyres roll without slip, above the second they slip, m/s: slip angles are undefined at rest."""
 
 
@@ -33,15 +34,18 @@ def step(model: Model, state: Tensor, command: Tensor, parameters: Tensor, dt_s:
     if model is Model.DIFFERENTIAL_DRIVE:
         limit = p["yaw_acceleration_rad_s2"]
         new_rate = rate + dt_s * ((command[:, 1] - rate) / lag).clamp(-limit, limit)
-        new_leftward, new_forward = torch.zeros_like(leftward), forward + dt_s * acceleration
+        new_leftward = torch.zeros_like(leftward)
+        new_forward = forward + dt_s * acceleration
     else:
         limit = dt_s * p["steering_rate_rad_s"]
         steering = steering + (command[:, 0] - steering).clamp(-limit, limit)
         new_forward, new_leftward, new_rate = _bicycle(model, forward, leftward, rate, steering, acceleration, p, dt_s)
     # Velocities are rotated into the world by the heading in the middle of the step.
     middle = yaw + 0.5 * dt_s * new_rate
-    cos, sin = middle.cos(), middle.sin()
-    x, y = x + dt_s * (new_forward * cos - new_leftward * sin), y + dt_s * (new_forward * sin + new_leftward * cos)
+    cos = middle.cos()
+    sin = middle.sin()
+    x = x + dt_s * (new_forward * cos - new_leftward * sin)
+    y = y + dt_s * (new_forward * sin + new_leftward * cos)
     return torch.stack((x, y, yaw + dt_s * new_rate, new_forward, new_leftward, new_rate, steering), 1)
 
 
@@ -74,7 +78,8 @@ def _bicycle(
     pace = forward.clamp_min(ROLLING_M_S)
     front = front * (p["front_stiffness"] * (steering - torch.atan2(leftward + p["front_axle_m"] * rate, pace))).tanh()
     rear = rear * (p["rear_stiffness"] * -torch.atan2(leftward - p["rear_axle_m"] * rate, pace)).tanh()
-    cos, sin = steering.cos(), steering.sin()
+    cos = steering.cos()
+    sin = steering.sin()
     # m (dv_x/dt - v_y r) = m a - F_f sin, m (dv_y/dt + v_x r) = F_r + F_f cos, I dr/dt = l_f F_f cos - l_r F_r.
     slipping = (
         forward + dt_s * (acceleration - front * sin / p["mass_kg"] + leftward * rate),

@@ -68,7 +68,10 @@ class VehicleEnvironment(RestorableEngine):
         device: torch.device | str = "cpu",
         backend: str | None = None,
     ) -> None:
-        self.mdp, self.vehicle, self.randomisation, self.split = mdp, vehicle, randomisation, split
+        self.mdp = mdp
+        self.vehicle = vehicle
+        self.randomisation = randomisation
+        self.split = split
         self.simulator = Simulator(
             mdp.MODEL, lidar or mdp.LIDAR, dt_s=mdp.DT_S, substeps=mdp.SUBSTEPS, device=device, backend=backend
         )
@@ -95,15 +98,19 @@ class VehicleEnvironment(RestorableEngine):
         """Place the vehicles in their worlds, at rest or with the world's initial speed."""
         starts = starts.cpu()
         new_worlds = worlds(self.mdp, self.split, starts).to(self.device)
-        now, count = self.now, len(ids)
+        now = self.now
+        count = len(ids)
         rest = torch.zeros(count, STEERING - FORWARD, device=self.device)
         state = torch.cat((new_worlds["pose"], new_worlds["speed_m_s"].unsqueeze(1), rest), 1)
-        now.world[ids], now.steps[ids], now.state[ids] = new_worlds, 0, state
+        now.world[ids] = new_worlds
+        now.steps[ids] = 0
+        now.state[ids] = state
         now.memory[ids] = self.mdp.reset(state, new_worlds)
         self.parameters[ids] = self.vehicle.scattered(new_worlds["draws"], self.randomisation)
         key = mix(mix(starts) ^ (derive(0, "lidar", self.split) & 0xFFFFFFFF) ^ (starts >> 32))
         self._key[ids] = torch.where(key < 1 << 31, key, key - (1 << 32)).to(self.device, torch.int32)
-        self._previous[ids], now.hit[ids] = 0.0, False
+        self._previous[ids] = 0.0
+        now.hit[ids] = False
         now.ranges[ids] = self._scan(state, ids)
         if self.map:
             now.map[ids] = self.map.begin(*(part[ids] for part in self._measured()))
@@ -111,16 +118,21 @@ class VehicleEnvironment(RestorableEngine):
 
     def advance(self, actions: Tensor, remaining_steps: Tensor) -> Outcome:
         """Execute the chunk; a vehicle that touches something fails, even at the goal."""
-        rewards, executions = [], []
+        rewards = []
+        executions = []
         failed, ended, finished, succeeded = torch.zeros(4, self.num_envs, dtype=torch.bool, device=self.device)
         for k, action in enumerate(actions.float().unbind(1)):
             active = (remaining_steps > k) & ~(failed | ended | finished)
             reward = self._move(action.clamp(self._low, self._high), active)
-            now, sound = self.now, active & ~self.now.hit
-            terminated, limit = sound & self.mdp.terminated(now), sound & (now.steps >= self.step_limit)
-            failed, ended = failed | active & now.hit, ended | terminated
+            now = self.now
+            sound = active & ~self.now.hit
+            terminated = sound & self.mdp.terminated(now)
+            limit = sound & (now.steps >= self.step_limit)
+            failed = failed | active & now.hit
+            ended = ended | terminated
             if (over := self.mdp.finished(now)) is not None:
-                finished, limit = finished | sound & over, limit | sound & over
+                finished = finished | sound & over
+                limit = limit | sound & over
             succeeded = succeeded | (terminated | limit) & self.mdp.success(now)
             rewards.append(reward)
             executions.append(active)
@@ -161,14 +173,16 @@ class VehicleEnvironment(RestorableEngine):
         self._previous = state["previous"].to(self.device, copy=True)
 
     def _allocate(self) -> None:
-        count, device = self.num_envs, self.device
+        count = self.num_envs
+        device = self.device
         world = worlds(self.mdp, self.split, torch.zeros(count, dtype=torch.int64)).to(device)
         state = torch.zeros(count, STEERING + 1, device=device)
         memory = self.mdp.reset(state, world)
         ranges = torch.zeros(count, self.simulator.lidar.beams, device=device)
         steps = torch.zeros(count, dtype=torch.int32, device=device)
         maps = torch.zeros(count, self.map.size if self.map else 0, device=device)
-        replaced, hit = torch.zeros(count, device=device), torch.zeros(count, dtype=torch.bool, device=device)
+        replaced = torch.zeros(count, device=device)
+        hit = torch.zeros(count, dtype=torch.bool, device=device)
         self.now = Moment(state, ranges, steps, memory, world, maps, replaced, hit)
         self._read: dict[str, Tensor] | None = None  # observations of the present maps, computed at first use
         self.parameters = self.vehicle.scattered(world["draws"], self.randomisation)
@@ -177,13 +191,15 @@ class VehicleEnvironment(RestorableEngine):
 
     def _move(self, action: Tensor, active: Tensor) -> Tensor:
         """One control step of the `active` vehicles; returns the reward [N]."""
-        before, world = replace(self.now, before=None), self.now.world
+        before = replace(self.now, before=None)
+        world = self.now.world
         action, replaced = self._checked(action)
         state, touched = self.simulator.advance(
             before.state, action, self.parameters, self.mdp.circles(before), world["segments"], ~active
         )
         # Actions in half ranges around the middle of their limits, [-1, 1].
-        middle, half = 0.5 * (self._low + self._high), 0.5 * (self._high - self._low)
+        middle = 0.5 * (self._low + self._high)
+        half = 0.5 * (self._high - self._low)
         now = self.now = replace(
             before,
             state=state,
@@ -228,7 +244,8 @@ class VehicleEnvironment(RestorableEngine):
 
     def _scan(self, state: Tensor, ids: Tensor | slice = slice(None)) -> Tensor:
         now = self.now
-        circles, segments = self.mdp.circles(now)[ids], now.world["segments"][ids]
+        circles = self.mdp.circles(now)[ids]
+        segments = now.world["segments"][ids]
         return self.simulator.scan(state, self.parameters[ids], circles, segments, self._key[ids], now.steps[ids])
 
 
@@ -249,8 +266,12 @@ def action_spec(mdp: Mdp, vehicle: Vehicle) -> TensorSpec:
     speed = vehicle.speed_min_m_s, vehicle.speed_max_m_s
     if mdp.MODEL is Model.DIFFERENTIAL_DRIVE:
         turn = vehicle.yaw_rate_rad_s
-        low, high, unit = (speed[0], -turn), (speed[1], turn), "m/s, rad/s"
+        low = (speed[0], -turn)
+        high = (speed[1], turn)
+        unit = "m/s, rad/s"
     else:
         turn = vehicle.steering_rad
-        low, high, unit = (-turn, speed[0]), (turn, speed[1]), "rad, m/s"
+        low = (-turn, speed[0])
+        high = (turn, speed[1])
+        unit = "rad, m/s"
     return TensorSpec((2,), unit=unit, frame="base", names=mdp.ACTION, low=low, high=high)

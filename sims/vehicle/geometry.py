@@ -17,7 +17,9 @@ from sims.counter_rng import COUNTER, GOLDEN, mix
 
 FAR_M = 1e6
 """Position, m, of unused shapes, which pad worlds to the same number."""
-BYTES_MEAN, BYTES_STD = 510.0, 147.8  # sum of four uniform bytes
+# sum of four uniform bytes
+BYTES_MEAN = 510.0
+BYTES_STD = 147.8
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,8 @@ def cast(origin: Tensor, angles: Tensor, circles: Tensor, segments: Tensor, rang
     far = torch.full((), range_m, device=origin.device)
     centre = (circles[..., :2] - origin.unsqueeze(1)).unsqueeze(1)  # [N, 1, C, 2]
     # Circle: t = along - sqrt(r^2 - aside^2), the nearer intersection of the beam with it.
-    aside, along = _cross(direction, centre), (direction * centre).sum(-1)
+    aside = _cross(direction, centre)
+    along = (direction * centre).sum(-1)
     room = circles[..., 2].square().unsqueeze(1) - aside.square()
     near = along - room.clamp_min(0.0).sqrt()
     hits = torch.where((room >= 0.0) & (near > 0.0), near, far).amin(-1) if circles.shape[1] else far
@@ -60,7 +63,8 @@ def cast(origin: Tensor, angles: Tensor, circles: Tensor, segments: Tensor, rang
     crossing = _cross(direction, edge)
     crossing = torch.where(crossing.abs() < 1e-12, 1e-12, crossing)
     # Segment: t d = first + share edge, solved by Cramer's rule.
-    distance, share = _cross(first, edge) / crossing, _cross(first, direction) / crossing
+    distance = _cross(first, edge) / crossing
+    share = _cross(first, direction) / crossing
     intersects = (distance > 0.0) & (share >= 0.0) & (share <= 1.0)
     wall_hits = torch.where(intersects, distance, far).amin(-1)
     return torch.minimum(torch.minimum(hits, wall_hits), far)
@@ -82,21 +86,26 @@ def noisy(ranges: Tensor, key: Tensor, steps: Tensor, lidar: Lidar) -> Tensor:
 
 def touching(pose: Tensor, half: Tensor, circles: Tensor, segments: Tensor) -> Tensor:
     """Whether rectangles at `pose` [N, 3] of half length and width `half` [N, 2] meet a shape, [N] bool."""
-    cos, sin = pose[:, 2].cos().unsqueeze(1), pose[:, 2].sin().unsqueeze(1)
+    cos = pose[:, 2].cos().unsqueeze(1)
+    sin = pose[:, 2].sin().unsqueeze(1)
 
     def to_base(points: Tensor) -> Tensor:
-        dx, dy = points[..., 0] - pose[:, :1], points[..., 1] - pose[:, 1:2]
+        dx = points[..., 0] - pose[:, :1]
+        dy = points[..., 1] - pose[:, 1:2]
         return torch.stack((cos * dx + sin * dy, cos * dy - sin * dx), -1)
 
     size = half.unsqueeze(1)
     outside = (to_base(circles[..., :2]).abs() - size).clamp_min(0.0)
     round_hit = (outside.square().sum(-1) < circles[..., 2].square()).any(1)
-    first, last = to_base(segments[..., :2]), to_base(segments[..., 2:])
+    first = to_base(segments[..., :2])
+    last = to_base(segments[..., 2:])
     edge = last - first
     # Liang-Barsky: the part of each segment between both pairs of sides is not empty.
     edge = torch.where(edge.abs() < 1e-9, 1e-9, edge)
-    one, two = (-size - first) / edge, (size - first) / edge
-    enter, leave = torch.minimum(one, two).amax(-1).clamp_min(0.0), torch.maximum(one, two).amin(-1).clamp_max(1.0)
+    one = (-size - first) / edge
+    two = (size - first) / edge
+    enter = torch.minimum(one, two).amax(-1).clamp_min(0.0)
+    leave = torch.maximum(one, two).amin(-1).clamp_max(1.0)
     return round_hit | (enter <= leave).any(1)
 
 

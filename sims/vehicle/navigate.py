@@ -21,7 +21,9 @@ from sims.vehicle.shortest_paths import path_length_at, path_lengths
 from sims.vehicle.vehicles import Model
 from sims.vehicle.worlds import Array
 
-PLACE, FACING, REPLACED = slice(1, 3), 3, 4
+PLACE = slice(1, 3)
+FACING = 3
+REPLACED = 4
 """Columns of the memory: errors of odometry's position and heading, and number of commands that a guard replaced.
 
 Column 0 is the length of the driven path; the states of people follow.
@@ -105,8 +107,10 @@ class Navigate(Mdp):
 
     def observe(self, now: Moment) -> dict[str, Tensor]:
         """Goal relative to the odometry's pose, and velocity; for the critic, time and length of the shortest path."""
-        to_goal, yaw = _to_goal(now) - now.memory[:, PLACE], now.state[:, YAW] + now.memory[:, FACING]
-        distance, angle = to_goal.norm(dim=1, keepdim=True), torch.atan2(to_goal[:, 1], to_goal[:, 0]) - yaw
+        to_goal = _to_goal(now) - now.memory[:, PLACE]
+        yaw = now.state[:, YAW] + now.memory[:, FACING]
+        distance = to_goal.norm(dim=1, keepdim=True)
+        angle = torch.atan2(to_goal[:, 1], to_goal[:, 0]) - yaw
         return {
             "goal_distance": distance,
             "goal_direction": torch.stack((angle.cos(), angle.sin()), 1),
@@ -121,7 +125,8 @@ class Navigate(Mdp):
         memory = self._drifted(now.before, now)
         if not self.people:
             return memory
-        world, position = now.world, now.state[:, :2]
+        world = now.world
+        position = now.state[:, :2]
         surroundings = world["walks"], world["pace"], position, world["circles"], world["segments"]
         walked = people.walk(self._people(now.before), *surroundings, self.DT_S)
         return torch.cat((memory, walked.flatten(1)), 1)
@@ -129,7 +134,8 @@ class Navigate(Mdp):
     def reward(self, now: Moment) -> Tensor:
         """Reward for progress and arrival, penalties for time, turning, replaced commands and contact."""
         assert now.before is not None
-        near, far = self._remaining(now), self._remaining(now.before)
+        near = self._remaining(now)
+        far = self._remaining(now.before)
         # r = c_p (d_before - d_after) - c_t dt - c_w (change of yaw rate)^2 - c_g [replaced] + reward at the end.
         turn = (now.action[:, 1] - now.previous[:, 1]).square()
         reward = self.reward_progress * (far - near) - self.weight_time * self.DT_S - self.weight_turn * turn
@@ -160,8 +166,10 @@ class Navigate(Mdp):
         driven, (share, drift) = torch.hypot(x, y), before.world["odometry"].unbind(1)
         # The error grows by s R(e) d - d for the displacement d, the heading error e and the scale s.
         heading_drift = self.odometry_yaw_rad_m * drift * driven
-        angle, scale = before.memory[:, FACING] + 0.5 * heading_drift, 1.0 + self.odometry_share * share
-        cos, sin = scale * angle.cos() - 1.0, scale * angle.sin()
+        angle = before.memory[:, FACING] + 0.5 * heading_drift
+        scale = 1.0 + self.odometry_share * share
+        cos = scale * angle.cos() - 1.0
+        sin = scale * angle.sin()
         change = driven, cos * x - sin * y, sin * x + cos * y, heading_drift, after.replaced
         return before.memory[:, : REPLACED + 1] + torch.stack(change, 1)
 

@@ -84,7 +84,8 @@ class Race(Mdp):
         state = now.state
         ahead = torch.arange(AHEAD, device=state.device)
         points = _points(now, _index(now, now.memory) + ahead) - state[:, None, :2]
-        cos, sin = state[:, YAW].cos().unsqueeze(1), state[:, YAW].sin().unsqueeze(1)
+        cos = state[:, YAW].cos().unsqueeze(1)
+        sin = state[:, YAW].sin().unsqueeze(1)
         x, y = points.unbind(2)
         return {
             "velocity": state[:, [FORWARD, LEFTWARD]],
@@ -143,7 +144,8 @@ def _place(now: Moment, memory: Tensor) -> Tensor:
 
     `memory` [N, 5] has the previous place.
     """
-    position, window = now.state[:, None, :2], torch.arange(-WINDOW, WINDOW + 1, device=now.state.device)
+    position = now.state[:, None, :2]
+    window = torch.arange(-WINDOW, WINDOW + 1, device=now.state.device)
     candidates = _index(now, memory) + window
     nearest = candidates.gather(1, (_points(now, candidates) - position).square().sum(-1).argmin(1, keepdim=True))
     first, last = _points(now, torch.cat((nearest - 1, nearest + 1), 1)).unbind(1)

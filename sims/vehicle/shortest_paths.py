@@ -13,7 +13,8 @@ from embodied.navigation.compiled_map import maps
 from embodied.navigation.local_map import AROUND
 from sims.vehicle.compiled import library
 
-CELL_M, CLEAR_M = 0.25, 0.2
+CELL_M = 0.25
+CLEAR_M = 0.2
 """Width of a cell, m, and clearance of the centres of free cells, m: slightly less than robots need."""
 BLOCKED_M = 1e3
 
@@ -30,7 +31,8 @@ def path_lengths(circles: Tensor, segments: Tensor, goal: Tensor, half_m: float,
     """
     size = math.ceil(2.0 * half_m / CELL_M)
     axis = (torch.arange(size) + 0.5) * CELL_M - half_m
-    x, y = axis.view(1, -1, 1), axis.view(1, 1, -1)
+    x = axis.view(1, -1, 1)
+    y = axis.view(1, 1, -1)
     free = _free(circles, segments, half_m, x, y, choose(backend, goal.device))
     straight = ((x - goal[:, :1, None]).square() + (y - goal[:, 1:, None]).square()).sqrt()
     start = torch.where(free & (straight < 1.5 * CELL_M), straight, torch.inf)
@@ -41,7 +43,8 @@ def shortest_distances(start: Tensor, cost: Tensor, cell_m: float, backend: str 
     """Distances of `local_map.shortest_distances`, in compiled C if `backend` is "c" (None: the default)."""
     if choose(backend, start.device) != "c":
         return local_map.shortest_distances(start, cost, cell_m)
-    distances, cost = start.contiguous().clone(), cost.contiguous()
+    distances = start.contiguous().clone()
+    cost = cost.contiguous()
     maps().shortest_distances(len(start), start.shape[1], cell_m, cell_m * math.sqrt(2.0), *pointers(cost, distances))
     return distances
 
@@ -49,7 +52,8 @@ def shortest_distances(start: Tensor, cost: Tensor, cell_m: float, backend: str 
 def path_length_at(lengths: Tensor, position: Tensor, half_m: float, backend: str | None = None) -> Tensor:
     """Path length [N], m, from `position` [N, 2], given `lengths` [N, G, G]; infinite if no free cell is near."""
     if choose(backend, position.device) == "c":
-        out, inputs = torch.empty(len(position)), (lengths.contiguous(), position.contiguous())
+        out = torch.empty(len(position))
+        inputs = (lengths.contiguous(), position.contiguous())
         maps().path_length_at(len(position), lengths.shape[1], CELL_M, half_m, BLOCKED_M, *pointers(*inputs, out))
         return out
     rows = torch.arange(len(lengths), device=lengths.device)
@@ -67,7 +71,9 @@ def _free(circles: Tensor, segments: Tensor, half_m: float, x: Tensor, y: Tensor
     """Whether cells [M, G, G] with centres at `x` and `y` are free."""
     if backend == "torch":
         return _clearance(circles, segments, x, y) > CLEAR_M
-    size, circles, segments = x.shape[1], circles.contiguous(), segments.contiguous()
+    size = x.shape[1]
+    circles = circles.contiguous()
+    segments = segments.contiguous()
     free = torch.empty(len(circles), size, size, dtype=torch.bool)
     library().open_cells(
         len(circles),
@@ -91,7 +97,8 @@ def _clearance(circles: Tensor, segments: Tensor, x: Tensor, y: Tensor) -> Tenso
         clearance = torch.minimum(clearance, ((x - cx).square() + (y - cy).square()).sqrt() - radius)
     for segment in segments.unbind(1):
         ax, ay, bx, by = (part.view(-1, 1, 1) for part in segment.unbind(1))
-        ex, ey = bx - ax, by - ay
+        ex = bx - ax
+        ey = by - ay
         share = (((x - ax) * ex + (y - ay) * ey) / (ex * ex + ey * ey).clamp_min(1e-9)).clamp(0.0, 1.0)
         clearance = torch.minimum(clearance, ((x - ax - share * ex).square() + (y - ay - share * ey).square()).sqrt())
     return clearance

@@ -37,7 +37,10 @@ class Simulator:
         device: torch.device | str = "cpu",
         backend: str | None = None,
     ) -> None:
-        self.model, self.lidar, self.dt_s, self.substeps = model, lidar, dt_s, substeps
+        self.model = model
+        self.lidar = lidar
+        self.dt_s = dt_s
+        self.substeps = substeps
         self.device = torch.device(device)
         self.backend = choose(backend, self.device)
         self.angles = lidar.angles().to(self.device)
@@ -53,7 +56,8 @@ class Simulator:
         if self.backend == "c":
             return self._advance(state, command, parameters, circles, segments, frozen)
         half = 0.5 * parameters[:, :2]
-        stopped, hit = frozen.clone(), torch.zeros_like(frozen)
+        stopped = frozen.clone()
+        hit = torch.zeros_like(frozen)
         for _ in range(self.substeps):
             moved = dynamics.step(self.model, state, command, parameters, self.dt_s / self.substeps)
             state = torch.where(stopped.unsqueeze(1), state, moved)
@@ -82,7 +86,8 @@ class Simulator:
                 *pointers(segments, out),
             )
             return out
-        yaw, mounted = state[:, 2:3], parameters[:, PARAMETERS.index("lidar_x_m"), None]
+        yaw = state[:, 2:3]
+        mounted = parameters[:, PARAMETERS.index("lidar_x_m"), None]
         origin = state[:, :2] + mounted * torch.cat((yaw.cos(), yaw.sin()), 1)
         ranges = cast(origin, yaw + self.angles, circles, segments, lidar.range_m)
         return noisy(ranges, key, steps, lidar) if lidar.noise_m > 0 else ranges
@@ -90,7 +95,8 @@ class Simulator:
     def _advance(
         self, state: Tensor, command: Tensor, parameters: Tensor, circles: Tensor, segments: Tensor, frozen: Tensor
     ) -> tuple[Tensor, Tensor]:
-        state, hit = state.clone(memory_format=torch.contiguous_format), torch.empty_like(frozen)
+        state = state.clone(memory_format=torch.contiguous_format)
+        hit = torch.empty_like(frozen)
         library().advance(
             len(state),
             self.substeps,

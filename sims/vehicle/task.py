@@ -35,11 +35,13 @@ from sims.vehicle.planners.raceline import Raceline
 from sims.vehicle.race import Race
 from sims.vehicle.vehicles import F1TENTH, JACKAL, Vehicle
 
-FILMED, STRIDE = 4, 2
+FILMED = 4
+STRIDE = 2
 """Episodes in a video, and control steps between its frames."""
 PEOPLE = 6
 """Largest number of people in the distribution "people"."""
-DRIFT, NOISE = {"odometry_share": 0.01, "odometry_yaw_rad_m": 0.005}, 3.0
+DRIFT = {"odometry_share": 0.01, "odometry_yaw_rad_m": 0.005}
+NOISE = 3.0
 """Distribution "drift": errors of odometry, see `Navigate`, and the factor of the lidar's noise."""
 T = TypeVar("T", bound=Any)
 
@@ -117,7 +119,8 @@ class VehicleTask(Task, ProcessOptions):
         self, path: Path, policies: Mapping[str, Policy], device: str, distribution: str | None = None, first: int = 0
     ) -> None:
         """Write a video of each policy, by caption, from the same starts, and next to it a picture of their paths."""
-        films, last = {}, []
+        films = {}
+        last = []
         for caption, policy in policies.items():
             env = self.environment(FILMED, distribution or self.distributions[0], "eval", device=device)
             starts = torch.arange(first, first + FILMED)
@@ -167,6 +170,11 @@ class NavigateTask(VehicleTask):
     MDP: ClassVar[Mdp] = Navigate()
     VEHICLE: ClassVar[Vehicle] = JACKAL
     distributions: ClassVar[tuple[str, ...]] = ("rooms", "drift", "people")
+    meanings: ClassVar[Mapping[str, str]] = {
+        "rooms": "Random rooms with up to 20 obstacles.",
+        "drift": f"The same rooms with odometry that drifts, and {NOISE:g} times the noise of the lidar.",
+        "people": f"The same rooms with up to {PEOPLE} people who walk about.",
+    }
 
     def __post_init__(self) -> None:
         """Raise UserError for unknown or impossible values, and for a guard without a map."""
@@ -215,6 +223,7 @@ class RaceTask(VehicleTask):
     MDP: ClassVar[Mdp] = Race()
     VEHICLE: ClassVar[Vehicle] = F1TENTH
     distributions: ClassVar[tuple[str, ...]] = ("tracks",)
+    meanings: ClassVar[Mapping[str, str]] = {"tracks": "Random closed tracks, driven alone."}
 
     def baselines(self) -> dict[str, Policy]:
         """Two planners with the map of the track, and one with the lidar only."""
@@ -235,7 +244,8 @@ class _Drive:
 
     def render(self, ids: NDArray[np.int64]) -> Frames:
         """Images of the present state of environments `ids`."""
-        now, lidar = self.env.now, self.env.simulator.lidar
+        now = self.env.now
+        lidar = self.env.simulator.lidar
         pictures = []
         for row in ids.tolist():
             pose = now.state[row, :3].cpu().numpy()

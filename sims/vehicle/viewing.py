@@ -15,10 +15,16 @@ from sims.vehicle.vehicles import Vehicle
 
 NAME = "vehicle"
 ORIGIN_POSE = (0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0)
-WALL, SHAPE, GOAL, SHELL = (0.62, 0.65, 0.7), (0.45, 0.55, 0.68), (0.25, 0.7, 0.35), (0.93, 0.6, 0.2)
-WHEEL, FRONT = (0.13, 0.13, 0.15), (0.9, 0.28, 0.24)
+WALL = (0.62, 0.65, 0.7)
+SHAPE = (0.45, 0.55, 0.68)
+GOAL = (0.25, 0.7, 0.35)
+SHELL = (0.93, 0.6, 0.2)
+WHEEL = (0.13, 0.13, 0.15)
+FRONT = (0.9, 0.28, 0.24)
 PERSON = (0.75, 0.35, 0.55)
-TALL_M, THIN_M, HIGH_M = 0.15, 0.02, 0.85
+TALL_M = 0.15
+THIN_M = 0.02
+HIGH_M = 0.85
 """Half the height of walls, half their thickness, half the height of people."""
 WHEEL_M = 0.06
 
@@ -27,15 +33,19 @@ class VehicleView(View):
     """View of N vehicles in worlds of their own, whose state is the result of `now`."""
 
     def __init__(self, mdp: Mdp, vehicle: Vehicle, now: Callable[[], Moment]) -> None:
-        self._mdp, self._vehicle, self._now = mdp, vehicle, now
+        self._mdp = mdp
+        self._vehicle = vehicle
+        self._now = now
 
     def scene(self, row: int) -> Scene:
         """Scene of the running episode: world, vehicle and people."""
         world = self._now().world[row]
         circles, segments, route = (world[name].cpu().numpy() for name in ("circles", "segments", "route"))
         walls = segments[(np.abs(segments) < FAR_M / 2).all(1)]
-        low, high = walls.reshape(-1, 2).min(0), walls.reshape(-1, 2).max(0)
-        middle, reach = 0.5 * (low + high), 0.5 * float((high - low).max())
+        low = walls.reshape(-1, 2).min(0)
+        high = walls.reshape(-1, 2).max(0)
+        middle = 0.5 * (low + high)
+        reach = 0.5 * float((high - low).max())
         parts = [_wall(wall).coloured(WALL) for wall in walls]
         parts += [
             shapes.cylinder(radius, TALL_M).moved((x, y, TALL_M)).coloured(SHAPE)
@@ -88,7 +98,8 @@ def _wall(ends: Array) -> Mesh:
 
 def _vehicle(vehicle: Vehicle) -> Mesh:
     """A box on wheels with the front in red; x is forward."""
-    length, width = 0.5 * vehicle.length_m, 0.5 * vehicle.width_m
+    length = 0.5 * vehicle.length_m
+    width = 0.5 * vehicle.width_m
     parts = [shapes.box((length, 0.8 * width, 0.07)).moved((0.0, 0.0, 0.12)).coloured(SHELL)]
     parts += [shapes.box((0.03, 0.8 * width, 0.071)).moved((length - 0.03, 0.0, 0.12)).coloured(FRONT)]
     parts += [shapes.cylinder(0.05, 0.03).moved((vehicle.lidar_x_m, 0.0, 0.21)).coloured(WHEEL)]

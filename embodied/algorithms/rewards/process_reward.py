@@ -32,7 +32,9 @@ from embodied.rollout.memory import RecurrentPolicy
 from embodied.rollout.rollout import Rollout
 from embodied.world import ALONE, World
 
-STEPS, BATCH, LEARNING_RATE = 500, 256, 1e-3
+STEPS = 500
+BATCH = 256
+LEARNING_RATE = 1e-3
 """Training of the model: gradient steps, observations of each, and learning rate of Adam."""
 
 
@@ -51,7 +53,9 @@ class LearnedProgress:
         if isinstance(policy, RecurrentPolicy):
             raise UserError(f"{option} tells progress from one observation: use a policy without memory")
         self.grippers = grippers(policy.contract, option)
-        self.policy, self.demonstrations, self.generator = policy, demonstrations, generator
+        self.policy = policy
+        self.demonstrations = demonstrations
+        self.generator = generator
         with seeding.undisturbed():
             self.model = policy.with_new_weights()
         self.fitted = False
@@ -129,9 +133,11 @@ def progress(demonstrations: Episodes, grippers: list[int]) -> tuple[Tensor, Ten
 
     M milestones divide an episode into phases: after m of them and a share s of the present phase it is (m + s) / M.
     """
-    episode, commands = demonstrations.episode, demonstrations.actions[:, grippers]
+    episode = demonstrations.episode
+    commands = demonstrations.actions[:, grippers]
     middle = (commands.amin(0) + commands.amax(0)) / 2.0
-    closed, label = commands > middle, torch.zeros(len(demonstrations))
+    closed = commands > middle
+    label = torch.zeros(len(demonstrations))
     begin = 0
     for number, end in enumerate(demonstrations.ends.tolist()):
         # milestones: steps at which a gripper changes between the halves of its range

@@ -21,7 +21,8 @@ from embodied.rollout.groups import WholeRollout
 
 POINTS = 32
 """Observations that represent an episode, equally spaced in time."""
-NEAR, LEAST = 0.5, 2
+NEAR = 0.5
+LEAST = 2
 """DBSCAN's radius (RMS distance, in standard deviations) and the least size of a cluster."""
 
 
@@ -57,7 +58,8 @@ class ProgressReward:
 
 def sampled(observation: TensorDict, episodes: WholeRollout, rows: Tensor) -> TensorDict:
     """Observations [E, POINTS] of the episodes `rows` [E], equally spaced in time."""
-    flat, envs = observation.flatten(0, 1), observation.shape[1]
+    flat = observation.flatten(0, 1)
+    envs = observation.shape[1]
     length = torch.bincount(episodes.episode[episodes.episode >= 0], minlength=len(episodes))[rows]
     # decisions before the last one, from length - 1 down to 0: [E, POINTS]
     back = (torch.linspace(1.0, 0.0, POINTS, device=length.device) * (length[:, None] - 1)).round().long()

@@ -22,8 +22,13 @@ class RewardScale:
 
     def __init__(self, discount: float) -> None:
         self.discount = discount
-        self.decisions, self.total, self.squares = 0, 0.0, 0.0  # count, sum of returns, sum of squared returns
-        self.rewarded, self.squared_rewards = 0, 0.0  # decisions with a reward
+        # count, sum of returns, sum of squared returns
+        self.decisions = 0
+        self.total = 0.0
+        self.squares = 0.0
+        # decisions with a reward
+        self.rewarded = 0
+        self.squared_rewards = 0.0
 
     def __call__(self) -> float:
         """Current factor."""
@@ -36,7 +41,8 @@ class RewardScale:
     def add(self, rollout: Rollout, world: World = ALONE) -> None:
         """Add the rewards of one rollout of each process."""
         rewards = chunk_reward(rollout.reward, self.discount).double()
-        endings, zero_values = (rollout.executed, rollout.terminated, rollout.truncated), torch.zeros_like(rewards)
+        endings = (rollout.executed, rollout.terminated, rollout.truncated)
+        zero_values = torch.zeros_like(rewards)
         # with V = 0 and lambda = 1, GAE's return is the discounted sum of rewards to the end
         returns, _ = gae(rollout.reward, *endings, zero_values, zero_values, discount=self.discount, gae_lambda=1.0)
         added = returns.numel(), returns.sum(), returns.square().sum(), rewards.count_nonzero(), rewards.square().sum()

@@ -60,9 +60,6 @@ def stages(marks: Sequence[Mark], steps: int, measure: str, between: Sequence[Ma
         parts.append(_steps_axis(x, steps))
     if between:
         parts.append(_band(between, x, y, measure))
-    elif len(along) > 1:
-        path = " ".join(f"{x(mark.steps or 0)},{y(mark.value)}" for mark in along)
-        parts.append(f'<polyline class="between" points="{path}"/>')
     for mark in along:
         at = x(mark.steps or 0)
         parts.append(f'<line class="stage" x1="{at}" x2="{at}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>')
@@ -94,13 +91,16 @@ def curves(series: Mapping[str, Points], steps: float, measure: str) -> str:
 
 
 def bar(mark: Mark, low: float, high: float) -> str:
-    """Bar of a value with its interval on a line from `low` to `high`, for the cell of a table."""
-    x = Scale(low, high, 6.0, 154.0)
-    ends = [x(mark.value if bound is None else bound) for bound in (mark.low, mark.high)]
+    """Bar from zero to a value, a dot where `low` to `high` do not contain zero, with its interval, for a table."""
+    x = Scale(low, high, 1.5, 158.5)
+    ends, at = [x(mark.value if bound is None else bound) for bound in (mark.low, mark.high)], x(mark.value)
+    first, last = sorted((x(0.0), at))
+    length = f'<rect class="fill {mark.kind}" x="{first}" y="3" width="{round(last - first, 1)}" height="10"/>'
+    dot = f'<circle class="dot {mark.kind}" cx="{at}" cy="8" r="4"/>'
     return (
-        f'<svg class="bar" viewBox="0 0 160 16" aria-hidden="true"><line class="grid" x1="6" x2="154" y1="8" y2="8"/>'
-        f'<line class="interval {mark.kind}" x1="{ends[0]}" x2="{ends[1]}" y1="8" y2="8"/>'
-        f'<circle class="dot {mark.kind}" cx="{x(mark.value)}" cy="8" r="4"/></svg>'
+        '<svg class="bar" viewBox="0 0 160 16" aria-hidden="true"><line class="grid" x1="0" x2="160" y1="8" y2="8"/>'
+        f"{length if low <= 0.0 <= high else dot}"
+        f'<path class="interval {mark.kind}" d="M{ends[0]},8H{ends[1]}M{ends[0]},4v8M{ends[1]},4v8"/></svg>'
     )
 
 

@@ -6,16 +6,18 @@ Charts are inline SVG, pictures and the video are embedded; a large video is lin
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
 from embodied.environment import ODD_EVENTS
 from embodied.evaluation.in_training import measure as _measure
 from embodied.evaluation.in_training import odd_episodes
-from embodied.report.headline import BASELINE, LEARNING, Record, points, selection, significant, trained
+from embodied.report.headline import BASELINE, TRAINED, UNTRAINED, Record, points, selection, significant, trained
 from embodied.report.page.charts import Mark, bar, curves, stages, ticks
-from embodied.report.page.parts import chart, costs, files, listed, repeat, table
+from embodied.report.page.open_loop import open_loop
+from embodied.report.page.parts import chart, costs, files, listed, repeat
 from embodied.report.repeating import film_command
 from embodied.saving.metrics import read_metrics
 
@@ -23,7 +25,7 @@ VIDEO_BYTES = 8_000_000
 """Largest size of an embedded video."""
 LISTED = 60
 """Number of failed starts listed per task and reason; report.json has all."""
-KINDS = {"start": "start", "sft": "sft", "sft_control": "control", "offline": "offline", "rl": "rl"}
+KINDS = {"start": "start", UNTRAINED: "start", "sft": "sft", "sft_control": "control", "offline": "offline", "rl": "rl"}
 TRAINING = {
     "rollout/success": (
         "all episodes",
@@ -56,7 +58,9 @@ def page(record: Record, directory: Path, commands: Sequence[str]) -> str:
     sections = [
         _header(record),
         _video(directory),
-        *(_results(record, directory, distribution) for distribution in record["distributions"]),
+        open_loop(record, directory),
+        _results(record, directory),
+        _meanings(record),
         _training(record, directory),
         costs(record),
         repeat(record, commands),
@@ -81,7 +85,8 @@ def _header(record: Record) -> str:
         notes.insert(0, "Stand-in assets: primitives in place of the official assets. These are not benchmark numbers.")
     card = f'<div class="card warning"><b>To know</b>{listed(notes)}</div>' if notes else ""
     return (
-        f"<header><p>{escape(' · '.join(facts))}</p>\n<h1>{escape(record['headline'])}</h1></header>\n"
+        f"<header><p>{escape(' · '.join(facts))}</p>\n<h1>{escape(record['headline'])}</h1>\n"
+        f"<p>{escape(record['headline_intervals'])}</p></header>\n"
         f"{card}{_worse(record)}"
     )
 
@@ -94,10 +99,12 @@ def _worse(record: Record) -> str:
         f" {'significant' if significant(each) else 'not significant'}"
         for each in regressions
     ]
-    count = "One task became" if len(regressions) == 1 else f"{len(regressions)} tasks became"
     details = f"<details><summary>Which</summary>{listed(lines)}</details>" if len(lines) > 5 else listed(lines)
-    learning = LEARNING[trained({row["stage"] for row in record["evaluations"]})[-1]]
-    return f'<div class="card bad-news"><b>{count} worse with {learning}</b>{details}</div>'
+    learning = TRAINED[trained({row["stage"] for row in record["evaluations"]})[-1]]
+    count, number = sum(map(significant, regressions)), len(regressions)
+    title = f"{number} tasks fell with {learning}, {count} of them significantly"
+    title = title if number > 1 else f"One task fell with {learning}"
+    return f'<div class="card {"bad-news" if count else "warning"}"><b>{title}</b>{details}</div>'
 
 
 def _video(directory: Path) -> str:
@@ -114,60 +121,95 @@ def _video(directory: Path) -> str:
     return f"<section>\n<h2>Video</h2>\n<figure>{body}<figcaption>{caption}</figcaption></figure>\n</section>"
 
 
-def _results(record: Record, directory: Path, distribution: str) -> str:
-    rows = [row for row in record["evaluations"] if row["distribution"] == distribution]
-    gains = {gain["over"]: gain for gain in record["gains"] if gain["distribution"] == distribution}
-    measure = _measure(rows[0])
-    marks = {row["stage"]: _mark(row, record["env_steps"]) for row in rows}
-    ends = _ends(list(marks.values()), measure)
-    metrics = list(dict.fromkeys(name for row in rows for name in _metrics(row)))
-    last = "Offline learning" if rows[-1]["stage"] == "offline" else "RL"
-    header = ["stage", measure, "95% interval", "", *metrics, f"{last}'s gain over it", "episodes"]
-    cells = [
-        [
-            f'<th scope="row">{escape(row["title"])}</th>',
-            *_figures(row),
-            f"<td>{bar(marks[row['stage']], *ends)}</td>",
-            *(f"<td>{'' if row.get(name) is None else f'{row[name]:.3g}'}</td>" for name in metrics),
-            _gain(gains.get(row["stage"])),
-            f'<td class="number">{row["episodes"]}</td>',
-        ]
-        for row in rows
-    ]
-    results_table = table([f"<th>{escape(name)}</th>" for name in header], ["".join(each) for each in cells])
-    paired = "on the same episodes" if all(row.get("repeatable", True) for row in rows) else "on different episodes"
-    limit = f" Episodes end after {rows[0]['step_limit']} control steps." if rows[0]["step_limit"] else ""
-    caption = f"All stages are evaluated {paired}, without exploration. Bars: 95% intervals.{limit}{_about(rows)}"
-    between = _between(record, distribution)
+def _results(record: Record, directory: Path) -> str:
+    """Table of all evaluations, a figure of those during training, and tables of tasks where there are several."""
+    rows = record["evaluations"]
+    if not rows:
+        return ""
+    steps = record["env_steps"]
+    between, on = _between(record), record["distributions"][0]
+    figure = ""
     if between:
-        caption += f" The band: evaluations during training. {selection(record)}"
-    elif "rl" in marks and marks.keys() & {"sft", "start"}:
-        caption += " Nothing was evaluated between the marks that the dashed line joins."
-    figure = f'<p class="note">{escape(caption)}</p>'
-    if len(rows) > 1 or between:
-        svg = stages(list(marks.values()), record["env_steps"], measure, between)
-        figure = chart(svg, f"Held-out {measure}. {caption}")
-    return (
-        f"<section>\n<h2>Results on {escape(distribution)}</h2>\n"
-        f'<div class="card scroll">{results_table}</div>\n'
-        f"{figure}\n"
-        f"{_tasks(record, directory, rows, gains)}\n</section>"
-    )
+        marks = [_mark(row, steps) for row in rows if row["distribution"] == on]
+        caption = f"Held-out {_measure(rows[0])} on {on}. The band: evaluations during training. {selection(record)}"
+        figure = chart(stages(marks, steps, _measure(rows[0]), between), caption)
+    by_distribution = [[row for row in rows if row["distribution"] == name] for name in record["distributions"]]
+    tasks = [_tasks(record, directory, each) for each in by_distribution if len(each[-1]["per_task"]) > 1]
+    table_of_rows = f'<div class="card"><div class="scroll">{_rows(record, directory)}</div>{_about(rows)}</div>'
+    return "\n".join(["<section>\n<h2>Results</h2>", table_of_rows, figure, *tasks, "</section>"])
+
+
+def _rows(record: Record, directory: Path) -> str:
+    """Table of evaluations, a row each; columns without a value are left out."""
+    rows, steps = record["evaluations"], record["env_steps"]
+    measure, last = _measure(rows[0]), trained({row["stage"] for row in rows})[-1:]
+    gains = {(gain["over"], gain["distribution"]): gain for gain in record["gains"]}
+    ends = _ends([_mark(row, steps) for row in rows], measure)
+    several = len({row["stage"] for row in rows}) > 1, len({row["episodes"] for row in rows}) > 1
+    lines = []
+    for row, above in zip(rows, [None, *rows], strict=False):
+        first = above is None or above["distribution"] != row["distribution"]
+        reasons, starts = escape(_reasons(row["per_task"])), ""
+        if [row["stage"]] == last and len(row["per_task"]) == 1:
+            starts = _failed_starts(row["per_task"][0], row["distribution"], directory, several=False)
+        if starts:
+            reasons = f'<button type="button" class="task" aria-expanded="false">{reasons}</button>'
+        cells = {
+            "condition": escape(row["distribution"]).replace("_", "_<wbr>") if first else "",
+            "stage": escape(row["title"]) if several[0] else "",
+            measure: f"{bar(_mark(row, steps), *ends)}{_figures(row)}",
+            f"gain of {_title(record, last[0])}" if last else "": _gain(gains.get((row["stage"], row["distribution"]))),
+            "failures": reasons,
+            **{name: "" if row.get(name) is None else f"{row[name]:.3g}" for name in _metrics(row)},
+            "episodes": str(row["episodes"]) if several[1] else "",
+        }
+        lines.append((first, cells, starts))
+    names = [
+        name
+        for name in dict.fromkeys(n for _, cells, _ in lines for n in cells)
+        if any(c.get(name) for _, c, _ in lines)
+    ]
+    bodies = []
+    for first, cells, starts in lines:
+        row_cells = "".join(
+            f'<td class="{name if name in ("stage", "failures") else ""}">{cells.get(name, "")}</td>' for name in names
+        )
+        detail = f'<tr class="detail" hidden><td colspan="{len(names)}">{starts}</td></tr>' if starts else ""
+        kind = "group" if first else "more"
+        bodies.append(f'<tbody class="{kind}"><tr>{row_cells}</tr>{detail}</tbody>')
+    header = "".join(f'<th scope="col">{escape(name)}</th>' for name in names)
+    return f'<table class="results"><thead><tr>{header}</tr></thead>\n' + "\n".join(bodies) + "\n</table>"
+
+
+def _meanings(record: Record) -> str:
+    """What the distributions stand for; reports of earlier versions do not have it."""
+    meanings = record.get("meanings") or {}
+    rows = (f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in meanings.items())
+    return f"<section>\n<h2>Distributions</h2>\n<dl>{''.join(rows)}</dl>\n</section>" if meanings else ""
 
 
 def _about(rows: Sequence[Record]) -> str:
-    if "sft_control" not in {row["stage"] for row in rows}:
-        return ""
-    return (
-        " The control continues supervised training for as many gradient steps as the stages after it took,"
-        " and takes no environment steps."
-    )
+    """Note on how the evaluations were made."""
+    titles = list(dict.fromkeys(row["title"] for row in rows))
+    episodes, limits = ({row[name] for row in rows} for name in ("episodes", "step_limit"))
+    paired = all(row.get("repeatable", True) for row in rows)
+    note = "Stages are evaluated " + ("on the same episodes" if paired else "on different episodes")
+    note = (note if len(titles) > 1 else f"All rows are of {titles[0]}") + ", without exploration"
+    note += f", in {episodes.pop()} episodes each. " if len(episodes) == 1 else ". "
+    note += "Bars show the figure, lines its 95% interval."
+    note += f" Episodes end after {limits.pop()} control steps." if len(limits) == 1 and None not in limits else ""
+    if "sft_control" in {row["stage"] for row in rows}:
+        note += (
+            " The control continues supervised training for as many gradient steps as the stages after it took,"
+            " and takes no environment steps."
+        )
+    return f'<p class="note">{escape(note)}</p>'
 
 
-def _between(record: Record, distribution: str) -> list[Mark]:
-    """Marks of the evaluations during reinforcement learning, if they were on `distribution`."""
+def _between(record: Record) -> list[Mark]:
+    """Marks of the evaluations during reinforcement learning."""
     evaluations = record["in_training"]
-    if not evaluations or evaluations["distribution"] != distribution:
+    if not evaluations:
         return []
     names = "low", "high", "env_steps"
     return [
@@ -176,10 +218,11 @@ def _between(record: Record, distribution: str) -> list[Mark]:
     ]
 
 
-def _tasks(record: Record, directory: Path, rows: Sequence[Record], gains: Mapping[str, Record]) -> str:
-    """Table of tasks, with the failures of the last stage and commands that film them."""
+def _tasks(record: Record, directory: Path, rows: Sequence[Record]) -> str:
+    """Table of the tasks of one distribution, with the failures of the last stage and commands that film them."""
     last = rows[-1]
-    before = next((gains[stage] for stage in ("offline", "sft", "start") if stage in gains), None)
+    gains = {gain["over"]: gain for gain in record["gains"] if gain["distribution"] == last["distribution"]}
+    before = next((gains[stage] for stage in reversed(TRAINED) if stage in gains), None)
     titles = [row["title"] for row in rows]
     over = [f"{last['title']} minus {_title(record, before['over'])}", ""] if before else []
     failed = [f"failures, {last['title']}"] if _measure(last) == "success" else []
@@ -189,23 +232,25 @@ def _tasks(record: Record, directory: Path, rows: Sequence[Record], gains: Mappi
     )
     by_task = {row["stage"]: {each["task"]: each for each in row["per_task"]} for row in rows}
     changes = {each["task"]: {**each, "measure": before["measure"]} for each in before["per_task"]} if before else {}
-    bodies, several = [], len(last["per_task"]) > 1
+    bodies = []
     for each in last["per_task"]:
         row_cells = "".join(_rate(by_task[row["stage"]].get(each["task"])) for row in rows)
         row_cells += _change(changes[each["task"]]) if before else ""
-        row_cells += f'<td data-value="{_failures(each)}">{escape(_reasons(each))}</td>' if failed else ""
-        detail = _failed_starts(each, last["distribution"], directory, several) if failed else ""
+        row_cells += f'<td data-value="{_failures(each)}">{escape(_reasons([each]))}</td>' if failed else ""
+        detail = _failed_starts(each, last["distribution"], directory, several=True) if failed else ""
         name = escape(each["task"])
         button = f'<button type="button" class="task" aria-expanded="false">{name}</button>' if detail else name
         width = 1 + len(rows) + len(over) + len(failed)
         details_row = f'<tr class="detail" hidden><td colspan="{width}">{detail}</td></tr>' if detail else ""
         bodies.append(f"<tbody><tr><td>{button}</td>{row_cells}</tr>{details_row}</tbody>")
     note = "Click a heading to sort" + (", a task to see which of its starts failed." if failed else ".")
-    note += " Intervals of single tasks are not corrected for their number." if several else ""
+    note += " Intervals of single tasks are not corrected for their number."
+    opened = " open" if last["distribution"] == record["distributions"][0] else ""
     return (
-        f'<div class="card scroll"><h3>By task</h3><table class="tasks"><thead><tr>{header}</tr></thead>\n'
+        f'<div class="card"><details{opened}><summary>By task on {escape(last["distribution"])}</summary>'
+        f'<div class="scroll"><table class="tasks"><thead><tr>{header}</tr></thead>\n'
         + "\n".join(bodies)
-        + f'\n</table><p class="note">{note}</p></div>'
+        + f'\n</table></div><p class="note">{note}</p></details></div>'
     )
 
 
@@ -218,12 +263,9 @@ def _rate(row: Record | None) -> str:
 
 
 def _change(gain: Record) -> str:
-    if gain["difference"] < 0:
-        kind, text = "fell", "▼ fell, significant" if significant(gain) else "▼ fell, not significant"
-    elif gain["difference"] > 0:
-        kind, text = "rose", "▲ rose, significant" if significant(gain) else "▲ rose, not significant"
-    else:
-        kind, text = "same", "unchanged"
+    kind, text = ("fell", "▼ fell") if gain["difference"] < 0 else ("rose", "▲ rose")
+    if not significant(gain):
+        kind, text = "same", "not significant"
     return (
         f'<td class="nowrap" data-value="{gain["difference"]}">{points(gain)}</td>'
         f'<td><span class="flag {kind}">{text}</span></td>'
@@ -234,10 +276,16 @@ def _failures(row: Record) -> int:
     return sum(failed["episodes"] for failed in row.get("failures", {}).values())
 
 
-def _reasons(row: Record) -> str:
-    if "failures" not in row and row["success"] < 1:
+def _reasons(tasks: Sequence[Record]) -> str:
+    """Failed episodes of `tasks` by reason; "" where success is undefined."""
+    if "success" not in tasks[0]:
+        return ""
+    if any("failures" not in each and each["success"] < 1 for each in tasks):
         return "reasons were not recorded"  # by an earlier version
-    return ", ".join(f"{failed['episodes']} {reason}" for reason, failed in row.get("failures", {}).items()) or "none"
+    reasons = Counter()
+    for each in tasks:
+        reasons.update({reason: failed["episodes"] for reason, failed in each.get("failures", {}).items()})
+    return ", ".join(f"{count} {reason}" for reason, count in reasons.items()) or "none"
 
 
 def _failed_starts(row: Record, distribution: str, directory: Path, several: bool) -> str:
@@ -282,11 +330,10 @@ def _training(record: Record, directory: Path) -> str:
     return "<section>\n<h2>Training</h2>\n" + "\n".join(parts) + "\n</section>" if parts else ""
 
 
-def _figures(row: Record) -> Iterator[str]:
+def _figures(row: Record) -> str:
     value, interval = _value_and_interval(row)
     odd = "".join(f" ({each})" for each in odd_episodes(row))
-    yield f"<td><b>{value}</b>{odd}</td>"
-    yield f'<td class="interval-text">{interval}</td>'
+    return f'<b>{value}</b>{odd} <span class="interval-text">{interval}</span>'
 
 
 def _value_and_interval(row: Record) -> tuple[str, str]:
@@ -297,15 +344,15 @@ def _value_and_interval(row: Record) -> tuple[str, str]:
 
 def _gain(gain: Record | None) -> str:
     if gain is None:
-        return "<td></td>"
-    note = "" if significant(gain) else ' <span class="interval-text">not significant</span>'
-    return f'<td class="nowrap">{points(gain)}{note}</td>'
+        return ""
+    note = "" if significant(gain) else '<br><span class="interval-text">not significant</span>'
+    return f'<span class="nowrap">{points(gain)}</span>{note}'
 
 
 def _mark(row: Record, steps: int) -> Mark:
     stage = row["stage"]
     kind = "baseline" if stage.startswith(BASELINE) else KINDS[stage]
-    at = {"rl": steps, "sft": 0, "start": 0}.get(stage)
+    at = {"rl": steps, "sft": 0, UNTRAINED: 0, "start": 0}.get(stage)
     return Mark(row["title"], kind, row[_measure(row)], row["low"], row["high"], at)
 
 

@@ -13,6 +13,7 @@ FILES = {
     "report.md": "this report as text",
     "report.json": "this report for programs: every figure, every failed start",
     "video.mp4": "the policy before and after",
+    "chunks.png": "recorded actions, and chunks that were predicted for them",
     "curves.png": "all learning curves",
     "trajectories.png": "paths, before and after",
     "config.yaml": "the full configuration",
@@ -121,4 +122,4 @@ def listed(lines: Sequence[str]) -> str:
 def chart(svg: str, caption: str) -> str:
     """Figure of an SVG with its caption, which is text."""
     caption = f"<figcaption>{escape(caption)}</figcaption>"
-    return f'<div class="card"><figure class="chart">{svg}{caption}</figure></div>'
+    return f'<div class="card"><figure class="chart"><div class="scroll">{svg}</div>{caption}</figure></div>'

@@ -105,7 +105,9 @@ class ReinforcementStage(Stage[Iteration]):
             run.counters[name] += step.odd_episodes[name]
         for name in ("lost_collectors", "dropped_rollouts"):
             run.counters[name] += getattr(step, name)
-        run.logger.log(step.env_steps, step.logged)
+        wall_s = sum(run.timer.seconds[phase] for phase in ("simulation", "policy", "update"))
+        spent = {"time/wall_s": wall_s, "time/cpu_s": run.counters["cpu_s"]}
+        run.logger.log(step.env_steps, step.logged | spent)
         self._watch()
         return step.note
 

@@ -96,7 +96,8 @@ def collect(
         while recorder.running.any():
             bar.update(recorder.step())
     starts, recorded = recorder.result()
-    wordings, instruction = [Wordings(task, "training") for task in tasks], 0
+    wordings = [Wordings(task, "training") for task in tasks]
+    instruction = 0
     for episode in recorded:
         writer.add(worded(episode, wordings[int(episode.task_index)], instruction))
         instruction += len(episode)
@@ -108,7 +109,8 @@ def worded(episode: Episodes, wordings: Wordings, first: int) -> Episodes:
     assert episode.final_observation is not None
     texts = [encode(wordings(number), INSTRUCTION_BYTES) for number in range(first, first + len(episode) + 1)]
     rows = torch.from_numpy(np.stack(texts))
-    episode.observation["instruction"], episode.final_observation["instruction"] = rows[:-1], rows[-1:]
+    episode.observation["instruction"] = rows[:-1]
+    episode.final_observation["instruction"] = rows[-1:]
     return episode
 
 
@@ -116,7 +118,11 @@ class _Recorder:
     """Runs the expert in all environments and keeps successful episodes."""
 
     def __init__(self, env: LiberoEnvironment, expert: Expert, episodes: int, eyes: Observer, stride: int) -> None:
-        self.env, self.expert, self.episodes, self.eyes, self.stride = env, expert, episodes, eyes, stride
+        self.env = env
+        self.expert = expert
+        self.episodes = episodes
+        self.eyes = eyes
+        self.stride = stride
         self.task = env.task_index.tolist()
         self.started, self.succeeded, self.failed = ([0] * len(env.task_names) for _ in range(3))
         self.successes: list[tuple[int, int, Episodes]] = []  # task, initial state
@@ -160,8 +166,11 @@ class _Recorder:
             self.observations[index].append(row.clone())
 
     def _keep(self, index: int, success: bool) -> None:
-        task, start, length = self.task[index], int(self.env.start[index]), int(self.env.steps[index])
-        observations, self.observations[index] = self.observations[index], []
+        task = self.task[index]
+        start = int(self.env.start[index])
+        length = int(self.env.steps[index])
+        observations = self.observations[index]
+        self.observations[index] = []
         if success:
             self.succeeded[task] += 1
             reward = torch.zeros(length)
@@ -179,7 +188,8 @@ class _Recorder:
             return
         self.failed[task] += 1
         if self.failed[task] > self.succeeded[task] + SPARE_FAILURES:
-            attempts, name = self.failed[task] + self.succeeded[task], self.env.task_names[task]
+            attempts = self.failed[task] + self.succeeded[task]
+            name = self.env.task_names[task]
             outcome = f"the scripted expert failed in {self.failed[task]} of {attempts} episodes of {name}"
             raise UserError(f"{outcome}; choose tasks that it can do, task.tasks=[...]")
 

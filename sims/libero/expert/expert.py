@@ -18,16 +18,21 @@ from sims.libero.scene.geometry import Array
 
 Ids = NDArray[np.int64]
 
-CLOSING_STEPS, OPENING_STEPS, LEAVING_STEPS = 9, 12, 30
-REACH_STEPS, CARRY_STEPS = 60, 120
+CLOSING_STEPS = 9
+OPENING_STEPS = 12
+LEAVING_STEPS = 30
+REACH_STEPS = 60
+CARRY_STEPS = 120
 """Numbers of steps after which a larger tolerance applies to reaching a goal."""
 FUNNEL = 8.0
 """Slope of the funnel: height over the goal per distance from its axis."""
 TURN_M = 0.06
 """Distance, m, equivalent to one rad of remaining rotation."""
-GAIN, TURN_GAIN = 1.6, 1.2
+GAIN = 1.6
+TURN_GAIN = 1.2
 """Commanded displacement per desired displacement: slightly above one settles faster."""
-ACTION_M, ACTION_RAD = 0.05, 0.5
+ACTION_M = 0.05
+ACTION_RAD = 0.5
 
 
 class Phase(IntEnum):
@@ -48,7 +53,8 @@ class Expert:
     """
 
     def __init__(self, simulation: Simulation, *, noise: float = 0.0, seed: int = 0) -> None:
-        self.simulation, self.noise = simulation, noise
+        self.simulation = simulation
+        self.noise = noise
         self._planners = {scene: Planner(scene) for scene in dict.fromkeys(simulation.scenes)}
         self._rng = np.random.default_rng(seed)
         pairs = list(zip(simulation.data, simulation.scenes, strict=True))
@@ -57,13 +63,17 @@ class Expert:
         self._matrix = [data.site_xmat[scene.grip_site].reshape(3, 3) for data, scene in pairs]
         n = simulation.num
         self._plans: list[Plan | None] = [None] * n
-        self.phase, self._timer = np.full(n, Phase.PLAN), np.zeros(n, dtype=np.int64)
-        self._planned, self._grasp_offset, self._smooth = np.zeros((n, 3)), np.zeros((n, 3)), np.zeros((n, 6))
+        self.phase = np.full(n, Phase.PLAN)
+        self._timer = np.zeros(n, dtype=np.int64)
+        self._planned = np.zeros((n, 3))
+        self._grasp_offset = np.zeros((n, 3))
+        self._smooth = np.zeros((n, 6))
 
     def reset(self, ids: Ids | None = None) -> None:
         """Forget the plans of environments `ids` (all if None)."""
         ids = np.arange(self.simulation.num) if ids is None else ids
-        self.phase[ids], self._smooth[ids] = Phase.PLAN, 0.0
+        self.phase[ids] = Phase.PLAN
+        self._smooth[ids] = 0.0
 
     def act(self, ids: Ids | None = None) -> Array:
         """Actions [n, 7] for environments `ids` (all if None) in their present state."""
@@ -74,7 +84,8 @@ class Expert:
 
     def _motion(self, env: int) -> Array:
         """Action [7] without noise for one environment."""
-        plan, hand = self._current(env), self._hand[env]
+        plan = self._current(env)
+        hand = self._hand[env]
         position, matrix = self._goal(env, plan)
         turn = _turn(self._matrix[env], matrix)
         axis = plan.axis if plan.joint is not None or self.phase[env] not in (Phase.CARRY, Phase.OPEN) else UP
@@ -99,15 +110,19 @@ class Expert:
     def _current(self, env: int) -> Plan:
         """Plan of one environment; without one, a new plan for the next part of the goal."""
         if self.phase[env] == Phase.PLAN:
-            planner, data = self._planners[self.simulation.scenes[env]], self.simulation.data[env]
+            planner = self._planners[self.simulation.scenes[env]]
+            data = self.simulation.data[env]
             plan = self._plans[env] = planner.plan(data, planner.next(data))
             self._planned[env] = data.xpos[plan.body]
-            self.phase[env], self._timer[env] = Phase.REACH, 0
+            self.phase[env] = Phase.REACH
+            self._timer[env] = 0
         return self._plans[env]
 
     def _goal(self, env: int, plan: Plan) -> tuple[Array, Array]:
         """Desired position of the hand, and its orientation, in the present phase."""
-        hand, data, phase = self._hand[env], self.simulation.data[env], self.phase[env]
+        hand = self._hand[env]
+        data = self.simulation.data[env]
+        phase = self.phase[env]
         body_position = data.xpos[plan.body]
         if phase <= Phase.CLOSE:
             return body_position + plan.grasp, plan.matrix
@@ -133,8 +148,11 @@ class Expert:
     def _advance(self, env: int, plan: Plan, hand: Array, along: float, away: float) -> bool:
         """Advance to the next phase where the present one is complete or has failed; returns whether it did."""
         self._timer[env] += 1
-        phase, timer, data = self.phase[env], self._timer[env], self.simulation.data[env]
-        body_position, after = data.xpos[plan.body], phase
+        phase = self.phase[env]
+        timer = self._timer[env]
+        data = self.simulation.data[env]
+        body_position = data.xpos[plan.body]
+        after = phase
         if phase == Phase.REACH:
             near = 0.007 if timer <= REACH_STEPS else 0.015
             if away < near and abs(along) < near:
@@ -154,7 +172,8 @@ class Expert:
             after = Phase.PLAN
         if after == Phase.CARRY != phase:
             self._grasp_offset[env] = hand - body_position
-        self.phase[env], self._timer[env] = after, timer if after == phase else 0
+        self.phase[env] = after
+        self._timer[env] = timer if after == phase else 0
         return after != phase
 
     def _carried(self, plan: Plan, env: int, along: float, away: float) -> bool:
@@ -165,7 +184,8 @@ class Expert:
 
     def _lost(self, plan: Plan, env: int) -> bool:
         """Whether the hand has lost the body."""
-        hand, data = self._hand[env], self.simulation.data[env]
+        hand = self._hand[env]
+        data = self.simulation.data[env]
         if plan.joint is not None:
             return bool(np.linalg.norm(hand - plan.joint.hand(data, ahead=False)[0]) > 0.035)
         return bool(

@@ -28,7 +28,9 @@ STRETCHED_M = 0.64
 """Distance from the shoulder to the wrist of a hand that points down beyond which the arm is nearly straight."""
 SHOULDER_M = np.array([0.0, 0.0, 0.333])
 """Position of the shoulder relative to the base."""
-WRIST_UP_M, WRIST_BACK_M, LIFT_M = 0.21, 0.088, 0.10
+WRIST_UP_M = 0.21
+WRIST_BACK_M = 0.088
+LIFT_M = 0.10
 """Wrist relative to the grip point of a hand that points down: upwards and towards the base; height of a lift."""
 STRETCH_COST = 8.0
 """Cost per m by which the arm is too straight, a posture that it can hardly leave."""
@@ -106,7 +108,8 @@ def _framed(points: Array, middle: Array, turn: Array) -> Array:
 
 
 def _heights(own: Array) -> tuple[float, ...]:
-    bottom, top = own[:, 2].min(), own[:, 2].max()
+    bottom = own[:, 2].min()
+    top = own[:, 2].max()
     return tuple(max(top - depth, bottom + FLOOR_M) for depth in (PALM_M, PALM_M / 2))
 
 
@@ -139,7 +142,9 @@ def _touched(own: Array, others: Array, along: float, height: float, margin: flo
     level = (others[:, 2] > height - 0.0105) & (others[:, 2] < height + 0.01)
     count = int((level & (np.abs(others[:, 0] - along) < 0.0385) & (np.abs(others[:, 1]) < PAD_HALF_M)).sum())
     for points, grown in ((own, min(margin, 0.001)), (others, margin)):
-        away, across, above = np.abs(points[:, 0] - along), np.abs(points[:, 1]), points[:, 2] - height
+        away = np.abs(points[:, 0] - along)
+        across = np.abs(points[:, 1])
+        above = points[:, 2] - height
         fingers = (away > 0.0385 - grown) & (away < 0.068 + grown) & (across < 0.0125 + grown) & (above > -0.0105)
         palm = (away < 0.106 + grown) & (across < 0.034 + grown) & (above > 0.030)
         count += int((palm | (fingers & (above < 0.05))).sum())

@@ -29,7 +29,8 @@ WRIST_LIMIT_RAD = 1.8
 UP = np.array([0.0, 0.0, 1.0])
 TILTS_RAD = np.radians([0.0, 45.0, 60.0, 75.0, 90.0])
 """Angles from the vertical from which handles are approached."""
-NEAR_M, KNOB_TILT_RAD = 0.44, 0.4
+NEAR_M = 0.44
+KNOB_TILT_RAD = 0.4
 """Distance, m, from the base below which the hand cannot point straight down; tilt with which it then grasps knobs."""
 LEANS_RAD = np.radians([15.0, 30.0])
 """Angles from the vertical for a leaning hand, where an upright hand would touch something."""
@@ -37,7 +38,8 @@ BEFORE_M = 0.08
 """Distance, m, from a handle at which the hand has its final orientation."""
 BEYOND = 0.1
 """Motion of a joint beyond the goal's threshold, as a share of its range."""
-LEAD_M, LEAD_RAD = 0.06, 0.4
+LEAD_M = 0.06
+LEAD_RAD = 0.4
 """Lead of the hand's target over the joint's position."""
 PRESS_M = 0.015
 """Depth of the target of dragging fingers below the object's surface, so that they press on it."""
@@ -67,7 +69,8 @@ class Joint:
         if ahead:
             lead = LEAD_RAD if hinge else LEAD_M
             value += float(np.clip(self.end - value, -lead, lead))
-        axis, anchor = data.xaxis[self.index], data.xanchor[self.index]
+        axis = data.xaxis[self.index]
+        anchor = data.xanchor[self.index]
         if not hinge:
             return self.position + (value - self.start) * axis, self.matrix
         turn = _about(axis, value - self.start)
@@ -135,14 +138,18 @@ class Planner:
     def _place(self, data: mujoco.MjData, predicate: Predicate) -> Plan:
         """Plan to pick an object and place it, or to drag it."""
         points = self._cloud.world(data, self._select)
-        own, others = points[self._root == predicate.a], points[self._root != predicate.a]
-        start, target = data.xpos[predicate.a], target_position(data, predicate)
-        hand, base = data.site_xpos[self._scene.grip_site], data.xpos[self._robot]
+        own = points[self._root == predicate.a]
+        others = points[self._root != predicate.a]
+        start = data.xpos[predicate.a]
+        target = target_position(data, predicate)
+        hand = data.site_xpos[self._scene.grip_site]
+        base = data.xpos[self._robot]
         axis_yaw = _axis_yaw(data.xmat[predicate.a].reshape(3, 3))
         closing = _closing(data.site_xmat[self._scene.grip_site].reshape(3, 3), UP)
         middle = _wrist_middle(base, start, target)
         preference = _near(float(np.arctan2(closing[1], closing[0])), middle)
-        axis, grasp = UP, best_grasp(own, others, base + SHOULDER_M, axis_yaw, preference)
+        axis = UP
+        grasp = best_grasp(own, others, base + SHOULDER_M, axis_yaw, preference)
         # Above all movable objects, wherever they are: heights that depend on obstacles in the way are hard to learn.
         loose = float(points[self._loose & (self._root != predicate.a), 2].max(initial=-np.inf))
         drag = predicate.kind == "on_site" and predicate.owner_b < 0 and grasp.cost > UNTOUCHED
@@ -182,7 +189,8 @@ class Planner:
         index = int(np.flatnonzero(model.jnt_qposadr == address)[0])
         body = int(model.jnt_bodyid[index])
         points = self._cloud.world(data, self._select)
-        own, others = points[self._body == body], points[self._body != body]
+        own = points[self._body == body]
+        others = points[self._body != body]
         hand = data.site_xmat[self._scene.grip_site].reshape(3, 3)
         candidates = [
             (grasp.cost, tilt, axis, grasp.position, matrix)
@@ -200,7 +208,8 @@ class Planner:
         self, data: mujoco.MjData, own: Array, others: Array, upright: tuple[Grasp, Array, Array]
     ) -> tuple[Grasp, Array, Array]:
         """Best grasp of a leaning hand, its axis and the hand's orientation; `upright` is the alternative."""
-        hand, candidates = data.site_xmat[self._scene.grip_site].reshape(3, 3), [upright]
+        hand = data.site_xmat[self._scene.grip_site].reshape(3, 3)
+        candidates = [upright]
         for tilt in LEANS_RAD:
             for yaw in np.arange(8) * np.pi / 4:
                 side = np.array([np.cos(yaw), np.sin(yaw), 0.0])
@@ -276,7 +285,8 @@ def _closing(hand: Array, axis: Array) -> Array:
 
 def _about(axis: Array, angle: float) -> Array:
     """Rotation matrix [3, 3] about the unit vector `axis`."""
-    quaternion, matrix = np.empty(4), np.empty(9)
+    quaternion = np.empty(4)
+    matrix = np.empty(9)
     mujoco.mju_axisAngle2Quat(quaternion, axis, angle)
     mujoco.mju_quat2Mat(matrix, quaternion)
     return matrix.reshape(3, 3)

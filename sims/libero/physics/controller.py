@@ -14,8 +14,12 @@ from sims.libero.scene.scene import Scene
 Array = NDArray[np.float64]
 
 SUBSTEPS = 25  # of 2 ms: 20 Hz control
-POSITION_SCALE, ROTATION_SCALE = 0.05, 0.5  # m and rad for an action of 1
-KP, POSTURE_KP = 150.0, 10.0  # 1/s^2, both critically damped
+# m and rad for an action of 1
+POSITION_SCALE = 0.05
+ROTATION_SCALE = 0.5
+# 1/s^2, both critically damped
+KP = 150.0
+POSTURE_KP = 10.0
 GRIPPER_SPEED = np.array([-0.01, 0.01])  # change of the fingers' normalised commands per substep while closing
 
 
@@ -107,20 +111,24 @@ def _recalled(
     Stock's controller reads the arm's state when a reset creates it, and next at the second substep, independently
     of states written in between: the first substep therefore uses the arm at rest in its posture.
     """
-    arm_qpos, arm_qvel = data.qpos[scene.arm_qposadr], data.qvel[scene.arm_dofadr]
-    data.qpos[scene.arm_qposadr], data.qvel[scene.arm_dofadr] = memory["posture"], 0.0
+    arm_qpos = data.qpos[scene.arm_qposadr]
+    arm_qvel = data.qvel[scene.arm_dofadr]
+    data.qpos[scene.arm_qposadr] = memory["posture"]
+    data.qvel[scene.arm_dofadr] = 0.0
     mujoco.mj_kinematics(model, data)
     mujoco.mj_comPos(model, data)
     mujoco.mj_makeM(model, data)
     goal_position = set_goal(data, scene, memory, action)
     torque = torques(model, data, scene, memory, goal_position)
-    data.qpos[scene.arm_qposadr], data.qvel[scene.arm_dofadr] = arm_qpos, arm_qvel
+    data.qpos[scene.arm_qposadr] = arm_qpos
+    data.qvel[scene.arm_dofadr] = arm_qvel
     return goal_position, torque
 
 
 def arm_matrices(model: mujoco.MjModel, data: mujoco.MjData, scene: Scene) -> tuple[Array, Array]:
     """Jacobian [6, 7] of the grip site (linear, then angular) and inertia [7, 7] of the arm."""
-    jacobian, inertia = np.zeros((6, model.nv)), np.zeros((model.nv, model.nv))
+    jacobian = np.zeros((6, model.nv))
+    inertia = np.zeros((model.nv, model.nv))
     mujoco.mj_jacSite(model, data, jacobian[:3], jacobian[3:], scene.grip_site)
     mujoco.mj_fullM(model, data, inertia)
     return jacobian[:, scene.arm_dofadr], inertia[np.ix_(scene.arm_dofadr, scene.arm_dofadr)]

@@ -71,7 +71,8 @@ class HostSimulation(ABC):
 
         Returns the tuple of `step` for all N simulations.
         """
-        chunk, widths = actions.numpy(), remaining_steps.numpy()
+        chunk = actions.numpy()
+        widths = remaining_steps.numpy()
         executed = np.zeros(chunk.shape[:2], dtype=bool)
         success, diverged = np.zeros((2, self.num), dtype=bool)
         for width in np.unique(widths[widths > 0]):

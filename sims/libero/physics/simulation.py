@@ -68,8 +68,11 @@ class Simulation(HostSimulation):
         goal orientation and the position from which the first action starts are those of the arm at `initial_joint` [7]
         rad (the scene's nominal joints if None), independently of `qpos`.
         """
-        scene, data, model = self.scenes[i], self.data[i], self.models[i]
-        qpos, qvel = _copied("qpos", qpos, model.nq), _copied("qvel", qvel, model.nv)
+        scene = self.scenes[i]
+        data = self.data[i]
+        model = self.models[i]
+        qpos = _copied("qpos", qpos, model.nq)
+        qvel = _copied("qvel", qvel, model.nv)
         posture = scene.initial_arm if initial_joint is None else np.asarray(initial_joint)
         fields = {"body_pos": body_pos, "body_quat": body_quat} | dict(model_fields or {})
         model = self._with(i, {name: values for name, values in fields.items() if values is not None})
@@ -77,7 +80,8 @@ class Simulation(HostSimulation):
         data.qpos[scene.arm_qposadr] = posture
         mujoco.mj_kinematics(model, data)
         self.memory[i] = (data.site_xmat[scene.grip_site].reshape(3, 3), posture, 0.0, 1.0)
-        data.qpos[:], data.qvel[:] = qpos, qvel
+        data.qpos[:] = qpos
+        data.qvel[:] = qvel
         mujoco.mj_forward(model, data)
 
     def step(
@@ -101,7 +105,8 @@ class Simulation(HostSimulation):
 
     def kick(self, i: int, change: ArrayLike) -> None:
         """Add `change` [nv] to the velocities of simulation `i`, and wake up all of its bodies."""
-        model, data = self.models[i], self.data[i]
+        model = self.models[i]
+        data = self.data[i]
         data.qvel[:] += change
         _set_asleep(model, data, np.full(model.ntree, -1, dtype=np.int32))
 
@@ -111,7 +116,8 @@ class Simulation(HostSimulation):
 
     def placed(self, ids: NDArray[np.int64], bodies: Sequence[int]) -> NDArray[np.float64]:
         """Positions and quaternions [n, bodies, 7] in which `bodies` are attached; `ids` are of one scene."""
-        models, bodies = [self.models[i] for i in ids], list(bodies)
+        models = [self.models[i] for i in ids]
+        bodies = list(bodies)
         return np.stack([np.hstack((model.body_pos[bodies], model.body_quat[bodies])) for model in models])
 
     def varied_fields(self, ids: NDArray[np.int64]) -> dict[str, NDArray[np.float64]]:
@@ -131,7 +137,8 @@ class Simulation(HostSimulation):
 
     def achieved(self, i: int) -> list[bool]:
         """Whether simulation `i` satisfies each part of its goal, in their order."""
-        scene, data = self.scenes[i], self.data[i]
+        scene = self.scenes[i]
+        data = self.data[i]
         return [holds(part, scene.geom_owner, data) for part in scene.goal]
 
     def state_dict(self) -> dict[str, NDArray]:
@@ -185,10 +192,14 @@ class Simulation(HostSimulation):
     def _step_numpy(
         self, ids: NDArray[np.int32], actions: NDArray[np.float64], stop_on_success: bool
     ) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
-        executed, success = np.zeros(actions.shape[:2], dtype=np.bool_), np.zeros(len(ids), dtype=np.bool_)
+        executed = np.zeros(actions.shape[:2], dtype=np.bool_)
+        success = np.zeros(len(ids), dtype=np.bool_)
         diverged = np.zeros_like(success)
         for row, i in enumerate(ids):
-            model, data, scene, memory = self.models[i], self.data[i], self.scenes[i], self.memory[i]
+            model = self.models[i]
+            data = self.data[i]
+            scene = self.scenes[i]
+            memory = self.memory[i]
             for k, action in enumerate(actions[row]):
                 executed[row, k] = True
                 diverged[row] = not controller.control_step(model, data, scene, memory, action)
@@ -205,7 +216,8 @@ class Simulation(HostSimulation):
 
     def _with(self, i: int, changes: Mapping[str, ArrayLike]) -> mujoco.MjModel:
         """Model of simulation `i` with the fields of `changes`, else the scene's; a copy if they differ."""
-        model, nominal = self.models[i], self.scenes[i].model
+        model = self.models[i]
+        nominal = self.scenes[i].model
         values = {name: np.asarray(changes.get(name, getattr(nominal, name))) for name in self._own}
         if unknown := sorted(changes.keys() - values.keys()):
             raise ValueError(f"expected fields among {', '.join(self._own)}, got {', '.join(unknown)}")
@@ -260,7 +272,8 @@ def _set_asleep(model: mujoco.MjModel, data: mujoco.MjData, asleep: NDArray[np.i
     bodies = np.flatnonzero(data.body_awake != 0)
     parents = 1 + np.flatnonzero(data.body_awake[model.body_parentid[1:]] != 0)
     dofs = np.flatnonzero(data.body_awake[model.dof_bodyid] == 1)
-    data.body_awake_ind[: len(bodies)], data.parent_awake_ind[: len(parents)] = bodies, parents
+    data.body_awake_ind[: len(bodies)] = bodies
+    data.parent_awake_ind[: len(parents)] = parents
     data.dof_awake_ind[: len(dofs)] = dofs
     data.ntree_awake, data.nbody_awake = int(data.tree_awake.sum()), len(bodies)
     data.nparent_awake, data.nv_awake = len(parents), len(dofs)

@@ -17,23 +17,29 @@ wp.set_module_options({"enable_backward": False, "max_unroll": 4})
 
 ARM = wp.constant(7)
 real = wp.float64
-vec3d, mat33d = wp.vec3d, wp.mat33d
+vec3d = wp.vec3d
+mat33d = wp.mat33d
 vec6d = wp.types.vector(6, wp.float64)
 vec7d = wp.types.vector(7, wp.float64)
 mat66d = wp.types.matrix((6, 6), wp.float64)
 mat67d = wp.types.matrix((6, 7), wp.float64)
 mat77d = wp.types.matrix((7, 7), wp.float64)
 
-KP_HAND, KD_HAND = wp.constant(wp.float64(KP)), wp.constant(wp.float64(2.0 * KP**0.5))
-KP_REST, KD_REST = wp.constant(wp.float64(POSTURE_KP)), wp.constant(wp.float64(2.0 * POSTURE_KP**0.5))
-TRANSLATION, TURN = wp.constant(wp.float64(POSITION_SCALE)), wp.constant(wp.float64(ROTATION_SCALE))
+KP_HAND = wp.constant(wp.float64(KP))
+KD_HAND = wp.constant(wp.float64(2.0 * KP**0.5))
+KP_REST = wp.constant(wp.float64(POSTURE_KP))
+KD_REST = wp.constant(wp.float64(2.0 * POSTURE_KP**0.5))
+TRANSLATION = wp.constant(wp.float64(POSITION_SCALE))
+TURN = wp.constant(wp.float64(ROTATION_SCALE))
 GRIP = wp.constant(wp.float64(0.01))  # change of the fingers' normalised commands per substep
 SMALLEST = wp.constant(wp.float64(1e-10))  # pivot, relative to the largest diagonal element
 LARGEST = wp.constant(1e10)  # mjMAXVAL: a larger state has diverged
 IN, ON_OBJECT, ON_SITE, JOINT_ANY, JOINT_ALL = (wp.constant(kind) for kind in range(5))
 NO_ROOM = wp.constant(OVERFLOW)
-NEAR_M, BELOW_IN_M = wp.constant(NEAR), wp.constant(BELOW_IN)
-BELOW_ON_M, ABOVE_ON_M = wp.constant(BELOW_ON), wp.constant(ABOVE_ON)
+NEAR_M = wp.constant(NEAR)
+BELOW_IN_M = wp.constant(BELOW_IN)
+BELOW_ON_M = wp.constant(BELOW_ON)
+ABOVE_ON_M = wp.constant(ABOVE_ON)
 
 
 @wp.struct
@@ -166,15 +172,18 @@ def torques(
         now = vec3d(orientation[0, axis], orientation[1, axis], orientation[2, axis])
         goal = vec3d(goal_orientation[0, axis], goal_orientation[1, axis], goal_orientation[2, axis])
         turn += wp.cross(now, goal)
-    linear, angular = vec6d(), vec6d()
-    block_linear, block_angular = mat66d(), mat66d()
+    linear = vec6d()
+    angular = vec6d()
+    block_linear = mat66d()
+    block_angular = mat66d()
     for i in range(3):
         linear[i] = KP_HAND * (goal_position[i] - position[i]) - KD_HAND * twist[i]
         angular[i] = KP_HAND * wp.float64(0.5) * turn[i] - KD_HAND * twist[3 + i]
         for j in range(3):
             block_linear[i, j] = inverse[i, j]
             block_angular[i, j] = inverse[3 + i, 3 + j]
-    linear, angular = solve6(block_linear, linear, 3), solve6(block_angular, angular, 3)
+    linear = solve6(block_linear, linear, 3)
+    angular = solve6(block_angular, angular, 3)
     rest = KP_REST * posture_error - KD_REST * velocity
     leak = solve6(inverse, jacobian * rest, 6)
     wrench = vec6d()
@@ -218,9 +227,12 @@ def control(
     if active[w] == 0:
         return
     first_step = memory.fresh[w]
-    inertia, jacobian = mat77d(), mat67d()
-    velocity, posture_error = vec7d(), vec7d()
-    position, orientation = vec3d(), mat33d()
+    inertia = mat77d()
+    jacobian = mat67d()
+    velocity = vec7d()
+    posture_error = vec7d()
+    position = vec3d()
+    orientation = mat33d()
     if first_step == 1:
         position += memory.start_position[w]
         orientation += memory.start_orientation[w]
@@ -254,7 +266,8 @@ def control(
                         inertia[i, j] = real(inertias[w, k])
                         inertia[j, i] = real(inertias[w, k])
     if first == 1:
-        shift, turn_by = vec3d(), vec3d()
+        shift = vec3d()
+        turn_by = vec3d()
         for i in range(3):
             shift[i] = TRANSLATION * wp.clamp(action[w, i], real(-1.0), real(1.0))
             turn_by[i] = TURN * wp.clamp(action[w, 3 + i], real(-1.0), real(1.0))
@@ -297,9 +310,11 @@ def find_touches(
     pair = geoms[c]
     if pair[0] < 0 or pair[1] < 0:
         return
-    first, second = goal.geom_owner[pair[0]], goal.geom_owner[pair[1]]
+    first = goal.geom_owner[pair[0]]
+    second = goal.geom_owner[pair[1]]
     for p in range(goal.kind.shape[0]):
-        a, b = goal.owner_a[p], goal.owner_b[p]
+        a = goal.owner_a[p]
+        b = goal.owner_b[p]
         if a >= 0 and b >= 0 and ((first == a and second == b) or (first == b and second == a)):
             touches[worlds[c], p] = 1
 

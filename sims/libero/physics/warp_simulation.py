@@ -67,7 +67,8 @@ class WarpSimulation:
         with in_order(self.device):
             for number, scene in enumerate(dict.fromkeys(self.scenes)):
                 ids = np.array([i for i, other in enumerate(self.scenes) if other is scene])
-                self._place[ids, 0], self._place[ids, 1] = number, np.arange(len(ids))
+                self._place[ids, 0] = number
+                self._place[ids, 1] = np.arange(len(ids))
                 self.groups.append(Worlds(scene, ids, self.device, tuple(varied)))
 
     def write(
@@ -98,7 +99,8 @@ class WarpSimulation:
 
         The states of up to CACHED_STARTS starts of a scene stay on the device and are copied from there.
         """
-        ids, numbers = ids.cpu().numpy(), starts.cpu().numpy()
+        ids = ids.cpu().numpy()
+        numbers = starts.cpu().numpy()
         for group, worlds in enumerate(self.groups):
             in_group = np.flatnonzero(self._place[ids, 0] == group)
             if len(in_group):
@@ -114,7 +116,8 @@ class WarpSimulation:
         executed = torch.zeros(actions.shape[:2], dtype=torch.bool, device=self.torch_device)
         success, diverged, self.overflow = torch.zeros(3, self.num, dtype=torch.bool, device=self.torch_device)
         for worlds in self.groups:
-            rows, result = worlds.rows, worlds.step(actions[worlds.rows], remaining_steps[worlds.rows], stop_on_success)
+            rows = worlds.rows
+            result = worlds.step(actions[worlds.rows], remaining_steps[worlds.rows], stop_on_success)
             executed[rows], success[rows], diverged[rows] = result
             self.overflow[rows] = diverged[rows] & ((worlds.overflow & OVERFLOW) != 0)
         return executed, success, diverged
@@ -126,9 +129,12 @@ class WarpSimulation:
 
         See `Simulation.step`.
         """
-        ids, actions = np.asarray(ids, dtype=np.int64), np.asarray(actions, dtype=np.float64)
-        chunk, remaining_steps = np.zeros((self.num, *actions.shape[1:])), np.zeros(self.num, dtype=np.int64)
-        chunk[ids], remaining_steps[ids] = actions, actions.shape[1]
+        ids = np.asarray(ids, dtype=np.int64)
+        actions = np.asarray(actions, dtype=np.float64)
+        chunk = np.zeros((self.num, *actions.shape[1:]))
+        remaining_steps = np.zeros(self.num, dtype=np.int64)
+        chunk[ids] = actions
+        remaining_steps[ids] = actions.shape[1]
         chunk, remaining_steps = (torch.from_numpy(values).to(self.torch_device) for values in (chunk, remaining_steps))
         result = self.run(chunk, remaining_steps, stop_on_success=stop_on_success)
         return tuple(values.cpu().numpy()[ids] for values in result)
@@ -186,7 +192,8 @@ class WarpSimulation:
         """Continue from `state_dict` of simulations of the same scenes; UserError when the sizes differ."""
         for number, worlds in enumerate(self.groups):
             for name in worlds.fields:
-                expected, values = worlds.read(name).shape, state.get(f"{number}.{name}")
+                expected = worlds.read(name).shape
+                values = state.get(f"{number}.{name}")
                 if values is None or values.shape != expected:
                     got = None if values is None else list(values.shape)
                     raise UserError(f"{number}.{name}: expected {list(expected)} for these scenes, got {got}")
@@ -205,16 +212,21 @@ class Worlds:
     """The W worlds of one scene; `rows` [W] are their simulations, `views` warp's arrays of `fields` as tensors."""
 
     def __init__(self, scene: Scene, ids: NDArray[np.int64], device: wp.Device, varied: tuple[str, ...]) -> None:
-        self.scene, self.ids, self.count, self.varied = scene, ids, len(ids), varied
+        self.scene = scene
+        self.ids = ids
+        self.count = len(ids)
+        self.varied = varied
         model = copy.copy(scene.model)
         model.opt.disableflags |= int(mujoco.mjtDisableBit.mjDSBL_SENSOR)
-        self._host, self._scratch = model, mujoco.MjData(model)
+        self._host = model
+        self._scratch = mujoco.MjData(model)
         self.model = mujoco_warp.put_model(model, batch_sizes=dict.fromkeys((*PLACES, *varied), self.count))
         self.model.opt.warn_overflow = 0  # overflows count as diverged
         room = capacity(model, self.model)
         self.data = mujoco_warp.make_data(model, nworld=self.count, **room._asdict())
         self.overflow = wp.to_torch(self.data.overflow)  # [W] bits, of the last `step`
-        self._arm, self._goal = _arm(scene, model), _goal(scene)
+        self._arm = _arm(scene, model)
+        self._goal = _goal(scene)
         self._memory = _memory(self.count)
         self._saved = {name: wp.clone(getattr(self.data, name)) for name in STATE}
         self._touches, self._achieved = (wp.zeros((self.count, len(scene.goal)), dtype=int) for _ in range(2))
@@ -243,7 +255,8 @@ class Worlds:
         """Restart worlds `rows` at the starts `numbers`."""
         new = {number: row for number, row in zip(numbers, rows, strict=True) if number not in self._slots}
         if len(self._slots) + len(new) > CACHED_STARTS:
-            self._slots, self._starts = {}, {}
+            self._slots = {}
+            self._starts = {}
             new = dict(zip(numbers, rows, strict=True))
         if new:
             states = self._tensors([self._fresh(initial(int(self.ids[row]), number)) for number, row in new.items()])
@@ -255,9 +268,12 @@ class Worlds:
 
     def _fresh(self, state: InitialState, posture: ArrayLike | None = None) -> dict[str, ArrayLike]:
         """Values of `fields` at the beginning of an episode."""
-        data, model, scene = self._scratch, self._host, self.scene
+        data = self._scratch
+        model = self._host
+        scene = self.scene
         posture = scene.initial_arm if posture is None else np.asarray(posture)
-        model.body_pos[:], model.body_quat[:] = state.body_pos, state.body_quat
+        model.body_pos[:] = state.body_pos
+        model.body_quat[:] = state.body_quat
         data.qpos[:] = state.qpos
         data.qpos[scene.arm_qposadr] = posture
         mujoco.mj_kinematics(model, data)
@@ -304,7 +320,8 @@ class Worlds:
         for name in ("executed", "success", "diverged"):
             flags[name].zero_()
         self.data.overflow.zero_()
-        before, action = self.views["qpos"].clone(), wp.to_torch(self._action)
+        before = self.views["qpos"].clone()
+        action = wp.to_torch(self._action)
         with in_order(self._device):
             for name in STATE:
                 wp.copy(self._saved[name], getattr(self.data, name))
@@ -338,7 +355,9 @@ class Worlds:
 
     def _launch(self, stop_on_success: bool) -> None:
         """Run the substeps of controller and physics, then evaluate the result of every world."""
-        model, data, flags = self.model, self.data, self._flags
+        model = self.model
+        data = self.data
+        flags = self._flags
         for substep in range(SUBSTEPS):
             mujoco_warp.step1(model, data)
             wp.launch(

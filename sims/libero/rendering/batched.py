@@ -54,19 +54,22 @@ class _View:
     """
 
     def __init__(self, worlds: Worlds, names: Sequence[str], width: int, height: int, device: warp.Device) -> None:
-        self.worlds, self._device = worlds, device
+        self.worlds = worlds
+        self._device = device
         scene = worlds.scene
         visual = build_scene(scene.task, scene.assets, visuals=True).model
         check_names(visual, names)
         self._fields = (*PLACES, *(name for name in worlds.varied if name in CARRIED + COLOURS))
         self._traced = Traced(visual, names, width, height, film=False, worlds=worlds.count, batched=self._fields)
-        model, data = self._traced.model, self._traced.data
+        model = self._traced.model
+        data = self._traced.data
         self._targets = {name: warp.to_torch(getattr(model, name)) for name in self._fields}
         self._targets["qpos"] = warp.to_torch(data.qpos)
 
     def draw(self, rows: Tensor) -> Tensor:
         """Images [M, C, height, width, 3] of worlds `rows` [M]."""
-        traced, count = self._traced, len(rows)
+        traced = self._traced
+        count = len(rows)
         for name, target in self._targets.items():
             values = self.worlds.views[name][rows]
             target[:count] = values * traced.dimming if name in COLOURS else values

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-AGENT_VIEW, WRIST = "agentview", "robot0_eye_in_hand"
+AGENT_VIEW = "agentview"
+WRIST = "robot0_eye_in_hand"
 Backend = Literal["raster", "rays", "gl"]
 
 
@@ -70,7 +71,9 @@ class Cameras:
         backend: Backend | None = None,
         film: bool = False,
     ) -> None:
-        self.names, self.width, self.height = tuple(names), width, height
+        self.names = tuple(names)
+        self.width = width
+        self.height = height
         self.backend = backend or choose_backend(film)
         self._simulation = simulation
         renderer = _renderer(self.backend)
@@ -136,9 +139,11 @@ def choose_backend(film: bool = False) -> Backend:
 
         from sims.libero.rendering import ray_tracer  # noqa: F401 (tests whether it can be imported)
     except ImportError as error:
-        cuda, reason = False, error
+        cuda = False
+        reason = error
     else:
-        cuda, reason = warp.is_cuda_available(), None
+        cuda = warp.is_cuda_available()
+        reason = None
     if cuda:
         return "rays"
     if graphics_card() or (film and opengl() is not None):

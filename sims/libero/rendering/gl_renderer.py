@@ -16,7 +16,8 @@ from sims.libero.rendering.lights import cast_shadows
 from sims.libero.rendering.poses import COLOURS, VISUAL_GROUP, Poses
 from sims.opengl import make_current
 
-FILM_SCALE, SHADOW_SIZE = 3, 2048
+FILM_SCALE = 3
+SHADOW_SIZE = 2048
 """Factor of supersampling of films, along each edge; pixels along an edge of their shadow map."""
 
 
@@ -28,14 +29,18 @@ class GLRenderer:
     def __init__(self, model: mujoco.MjModel, cameras: Sequence[str], width: int, height: int, film: bool) -> None:
         make_current()
         self._scale = FILM_SCALE if film else 1
-        width, height = width * self._scale, height * self._scale
+        width = width * self._scale
+        height = height * self._scale
         if film:
             cast_shadows(model)
-            model.vis.quality.offsamples, model.vis.quality.shadowsize = 0, SHADOW_SIZE
+            model.vis.quality.offsamples = 0
+            model.vis.quality.shadowsize = SHADOW_SIZE
         # Texture bytes are used without colour conversion, as in the MuJoCo that recorded LIBERO's demonstrations.
         model.tex_colorspace[:] = mujoco.mjtColorSpace.mjCOLORSPACE_LINEAR
-        model.vis.global_.offwidth, model.vis.global_.offheight = width, height
-        self._model, self._data = model, mujoco.MjData(model)
+        model.vis.global_.offwidth = width
+        model.vis.global_.offheight = height
+        self._model = model
+        self._data = mujoco.MjData(model)
         self._rectangle = mujoco.MjrRect(0, 0, width, height)
         self._renderer = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_100)
         self._scene = mujoco.MjvScene(model, maxgeom=model.ngeom + 16)

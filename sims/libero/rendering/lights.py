@@ -8,7 +8,8 @@ import numpy as np
 
 def on_table(model: mujoco.MjModel, light: int) -> float:
     """Share of a light that a horizontal surface at the world's origin receives."""
-    position, direction = model.light_pos[light], model.light_dir[light]
+    position = model.light_pos[light]
+    direction = model.light_dir[light]
     if model.light_type[light] == mujoco.mjtLightType.mjLIGHT_DIRECTIONAL:
         return max(0.0, -direction[2])
     to_light = position / np.linalg.norm(position)

@@ -50,7 +50,8 @@ class Posing:
     def __init__(self, visual: mujoco.MjModel, model: mujoco.MjModel) -> None:
         if (visual.nbody, visual.nq, visual.ncam, visual.nlight) != (model.nbody, model.nq, model.ncam, model.nlight):
             raise ValueError("expected a model with the same bodies, joints, cameras and lights, plus visual geoms")
-        self._nominal, self._model = model, copy.copy(model)
+        self._nominal = model
+        self._model = copy.copy(model)
         self._data = mujoco.MjData(model)
         self._body = visual.geom_bodyid.copy()
         self._position = visual.geom_pos.copy()
@@ -66,7 +67,8 @@ class Posing:
         data = self._data
         data.qpos[:] = qpos
         # Not with a simulation's own model: with sleep on, its kinematics skips bodies at rest.
-        self._model.body_pos[:], self._model.body_quat[:] = placed[:, :3], placed[:, 3:]
+        self._model.body_pos[:] = placed[:, :3]
+        self._model.body_quat[:] = placed[:, 3:]
         for name in CARRIED:
             getattr(self._model, name)[:] = fields.get(name, getattr(self._nominal, name))
         mujoco.mj_kinematics(self._model, data)

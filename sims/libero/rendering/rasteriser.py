@@ -108,7 +108,8 @@ class Rasteriser:
         focals = (height / 2 / np.tan(np.deg2rad(model.cam_fovy[ids]) / 2)).astype(np.float32)
         self._textures = [_shared_texture(pixels) for pixels in textures(model, max(width, height))]
         self._meshes: dict[int, _Mesh] = {}
-        geoms, lights = self._geoms(model), _lights(model)
+        geoms = self._geoms(model)
+        lights = _lights(model)
         self._keep = (ids, focals, geoms, lights)
         skies = np.flatnonzero(model.tex_type == mujoco.mjtTexture.mjTEXTURE_SKYBOX)
         sky = _texture(self._textures[skies[0]]) if len(skies) else (None, 0, 0)
@@ -136,22 +137,35 @@ class Rasteriser:
         return geoms
 
     def _geom(self, model: mujoco.MjModel, geom: int) -> tuple | None:
-        material, rgba = model.geom_matid[geom], model.geom_rgba[geom]
+        material = model.geom_matid[geom]
+        rgba = model.geom_rgba[geom]
         if material >= 0 and (rgba == (0.5, 0.5, 0.5, 1.0)).all():  # MuJoCo's default: the material's colour counts
             rgba = model.mat_rgba[material]
         if rgba[3] == 0.0:
             return None
-        texture, repeat, uniform, specular, shininess, emission = -1, (1.0, 1.0), False, 0.5, 0.5, 0.0
+        texture = -1
+        repeat = (1.0, 1.0)
+        uniform = False
+        specular = 0.5
+        shininess = 0.5
+        emission = 0.0
         if material >= 0:
             texture = model.mat_texid[material, mujoco.mjtTextureRole.mjTEXROLE_RGB]
-            repeat, uniform = model.mat_texrepeat[material], model.mat_texuniform[material]
-            specular, shininess = model.mat_specular[material], model.mat_shininess[material]
+            repeat = model.mat_texrepeat[material]
+            uniform = model.mat_texuniform[material]
+            specular = model.mat_specular[material]
+            shininess = model.mat_shininess[material]
             emission = model.mat_emission[material]
-        size, kind = model.geom_size[geom], model.geom_type[geom]
-        pointers, centre, half = (0, 0, 0), (0.0, 0.0, 0.0), _half(kind, size)
+        size = model.geom_size[geom]
+        kind = model.geom_type[geom]
+        pointers = (0, 0, 0)
+        centre = (0.0, 0.0, 0.0)
+        half = _half(kind, size)
         if kind == mujoco.mjtGeom.mjGEOM_MESH:
             mesh = self._mesh(model, model.geom_dataid[geom])
-            pointers, centre, half = mesh.pointers, mesh.centre, mesh.half
+            pointers = mesh.pointers
+            centre = mesh.centre
+            half = mesh.half
         pixels = _texture(self._textures[texture]) if texture >= 0 else (0, 0, 0)
         surface = (rgba[:3], repeat, uniform, specular, shininess * SHININESS, emission)
         return (*pointers, pixels, kind, geom, size, centre, half, *surface)
@@ -181,9 +195,12 @@ class _Mesh:
         normals: NDArray[np.float32],
         texcoords: NDArray[np.float32] | None,
     ) -> None:
-        low, high = vertices[faces].min((0, 1)), vertices[faces].max((0, 1))
-        self.centre, self.half = (high + low) / 2, (high - low) / 2
-        self._keep, self._library = (normals, texcoords), loaded
+        low = vertices[faces].min((0, 1))
+        high = vertices[faces].max((0, 1))
+        self.centre = (high + low) / 2
+        self.half = (high - low) / 2
+        self._keep = (normals, texcoords)
+        self._library = loaded
         self._tree = loaded.raster_build_tree(vertices.ctypes.data, faces.ctypes.data, len(faces))
         if not self._tree:
             raise MemoryError("out of memory for a mesh")
@@ -201,10 +218,13 @@ _TEXTURES: weakref.WeakValueDictionary[bytes, NDArray[np.float32]] = weakref.Wea
 
 def _shared_mesh(loaded: ctypes.CDLL, model: mujoco.MjModel, mesh: int) -> _Mesh:
     rows = slice(model.mesh_faceadr[mesh], model.mesh_faceadr[mesh] + model.mesh_facenum[mesh])
-    first, num = model.mesh_vertadr[mesh], model.mesh_vertnum[mesh]
-    vertices, faces = model.mesh_vert[first : first + num].copy(), model.mesh_face[rows].copy()
+    first = model.mesh_vertadr[mesh]
+    num = model.mesh_vertnum[mesh]
+    vertices = model.mesh_vert[first : first + num].copy()
+    faces = model.mesh_face[rows].copy()
     normals = model.mesh_normal[model.mesh_normaladr[mesh] + model.mesh_facenormal[rows]]
-    texcoords, start = None, model.mesh_texcoordadr[mesh]
+    texcoords = None
+    start = model.mesh_texcoordadr[mesh]
     if start >= 0:
         indices = model.mesh_facetexcoord[rows]
         without_texcoords = (indices < 0).any(1)
@@ -253,7 +273,8 @@ def _lights(model: mujoco.MjModel) -> NDArray[np.void]:
 
 def _everywhere(model: mujoco.MjModel) -> tuple[ctypes.Array[c_float], ...]:
     """Ambient light, and the headlight's diffuse and specular light."""
-    head, nothing = model.vis.headlight, np.zeros(3)
+    head = model.vis.headlight
+    nothing = np.zeros(3)
     ambient = model.light_ambient[model.light_active.astype(bool)].sum(0)
     ambient = ambient + (head.ambient if head.active else NO_LIGHT_AMBIENT * (model.nlight == 0))
     lit = (ambient, head.diffuse, head.specular) if head.active else (ambient, nothing, nothing)

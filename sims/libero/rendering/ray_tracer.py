@@ -127,7 +127,8 @@ def _share_meshes(context: mujoco_warp.RenderContext, model: mujoco.MjModel) -> 
 
 
 def _digest(model: mujoco.MjModel, mesh: int) -> bytes:
-    vertex, face = model.mesh_vertadr[mesh], model.mesh_faceadr[mesh]
+    vertex = model.mesh_vertadr[mesh]
+    face = model.mesh_faceadr[mesh]
     vertices = model.mesh_vert[vertex : vertex + model.mesh_vertnum[mesh]]
     faces = model.mesh_face[face : face + model.mesh_facenum[mesh]]
     return hashlib.sha256(vertices.tobytes() + faces.tobytes()).digest()

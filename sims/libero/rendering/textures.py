@@ -32,6 +32,7 @@ def shrink(pixels: NDArray[np.uint8], limit: int) -> NDArray:
     step = -(-max(height, width) // limit)
     if step == 1:
         return pixels
-    rows, columns = height // step, width // step
+    rows = height // step
+    columns = width // step
     squares = pixels[: rows * step, : columns * step].reshape(rows, step, columns, step, channels)
     return squares.mean((1, 3))

@@ -138,7 +138,8 @@ class ArmKinematics:
         """Position [N, 3] in m and rotation matrix [N, 3, 3] in the world frame at `joints` [N, 7] rad."""
         angle = joints[..., None, None]
         turn = self._eye + angle.sin() * self._cross + (1.0 - angle.cos()) * self._cross_twice  # Rodrigues
-        position, matrix = self._position[..., None], self._matrix
+        position = self._position[..., None]
+        matrix = self._matrix
         # x <- a + R (x - a) and M <- R M, from the last joint to the first.
         for joint in reversed(range(turn.shape[1])):
             anchor = self._anchor[:, joint, :, None]
@@ -152,5 +153,6 @@ def _at_zero(scene: Scene) -> tuple[Array, Array, Array, Array]:
     data = mujoco.MjData(scene.model)
     data.qpos[scene.arm_qposadr] = 0.0
     mujoco.mj_kinematics(scene.model, data)
-    joints, site = scene.model.dof_jntid[scene.arm_dofadr], scene.grip_site
+    joints = scene.model.dof_jntid[scene.arm_dofadr]
+    site = scene.grip_site
     return data.xanchor[joints], data.xaxis[joints], data.site_xpos[site], data.site_xmat[site].reshape(3, 3)

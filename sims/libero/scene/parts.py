@@ -18,7 +18,8 @@ class Parts:
     """
 
     def __init__(self, scene: Scene, device: torch.device) -> None:
-        model, data = scene.model, mujoco.MjData(scene.model)
+        model = scene.model
+        data = mujoco.MjData(scene.model)
         data.qpos[:] = np.where(_is_address(model, scene.object_qposadr), model.qpos0, 0.0)
         mujoco.mj_kinematics(model, data)
         mujoco.mj_comPos(model, data)
@@ -39,17 +40,16 @@ class Parts:
         self._fixture = torch.from_numpy(fixtures).to(device)
         self._address = torch.from_numpy(model.jnt_qposadr[joints].astype(np.int64)).to(device)
         self._hinge = torch.from_numpy(model.jnt_type[joints] == mujoco.mjtJoint.mjJNT_HINGE).to(device)
-        self._axis, self._anchor = (
-            to_fixture(data.xaxis[joints]),
-            to_fixture(data.xanchor[joints] - position),
-        )
+        self._axis = to_fixture(data.xaxis[joints])
+        self._anchor = to_fixture(data.xanchor[joints] - position)
         self._centre = to_fixture(data.xipos[bodies] - position)
         rotations = np.einsum("pji,pjk->pik", matrix, data.xmat[bodies].reshape(-1, 3, 3))
         self._matrix = torch.from_numpy(rotations).to(device)
 
     def where(self, fixtures: Tensor, qpos: Tensor) -> tuple[Tensor, Tensor]:
         """Positions [n, P, 3] and rotation matrices [n, P, 3, 3], from `fixtures` [n, F, 7] and `qpos` [n, nq]."""
-        pose, value = fixtures[:, self._fixture], qpos[:, self._address]
+        pose = fixtures[:, self._fixture]
+        value = qpos[:, self._address]
         slide, angle = (torch.where(chosen, value, 0.0) for chosen in (~self._hinge, self._hinge))
         half = angle[..., None] / 2
         turn = rotation(torch.cat((half.cos(), half.sin() * self._axis), -1))

@@ -43,7 +43,9 @@ CLEARANCE_M = 0.035
 """Space between objects, m: a finger and some tolerance."""
 CONTAINER_YAW_RAD = 0.2
 """Largest deviation, rad, of a goal container's yaw from quarter turns: see `_Stack.container`."""
-TOGETHER_M, TOGETHER_RAD, OWN_MOTION_M = 0.08, 0.4, 0.02
+TOGETHER_M = 0.08
+TOGETHER_RAD = 0.4
+OWN_MOTION_M = 0.02
 """Largest common motion and rotation of objects that instructions distinguish by place; own motion of each."""
 JOINT_NOISE_RAD = 0.1
 """Largest distance of each arm joint from its nominal position at the start, rad."""
@@ -120,7 +122,8 @@ class Placement:
 
 def place_fixtures(scene: Scene, rng: np.random.Generator) -> tuple[Array, Array]:
     """Positions [nbody, 3] m and quaternions [nbody, 4] of all bodies with the fixtures placed as stock draws them."""
-    position, quaternion = scene.model.body_pos.copy(), scene.model.body_quat.copy()
+    position = scene.model.body_pos.copy()
+    quaternion = scene.model.body_quat.copy()
     for fixture in scene.fixtures:
         x0, y0, x1, y1 = rng.choice(fixture.ranges)
         position[fixture.body] = rng.uniform(x0, x1), rng.uniform(y0, y1), fixture.height
@@ -155,11 +158,13 @@ class _Wide:
     """Sampler of the wide distribution; `official` [nq] defines upright orientations and which objects are stacked."""
 
     def __init__(self, scene: Scene, official: Array) -> None:
-        self.scene, self.model = scene, copy.copy(scene.model)
+        self.scene = scene
+        self.model = copy.copy(scene.model)
         self.data = mujoco.MjData(self.model)
         self.cloud = Cloud(scene.model, SPACING_M)
         self.robot = int(scene.model.body_rootid[scene.hand_body])
-        members, self.loads = _stacks(scene), _loads(scene)
+        members = _stacks(scene)
+        self.loads = _loads(scene)
         self.nominal = self._standing(official.copy(), members)
         self._kinematics(self.nominal)
         self.base = self.data.xpos[self.robot, :2].copy()
@@ -188,11 +193,13 @@ class _Wide:
         if not self.scene.fixtures:
             return nominal
         for fixture, members in self.loads.items():
-            before, after = self.scene.model.body_pos[fixture, :2], body_pos[fixture, :2]
+            before = self.scene.model.body_pos[fixture, :2]
+            after = body_pos[fixture, :2]
             yaw = _yaw(body_quat[fixture]) - _yaw(self.scene.model.body_quat[fixture])
             for address in members:
                 _move(nominal[address : address + 7], before, yaw, after - before)
-        self.model.body_pos[:], self.model.body_quat[:] = body_pos, body_quat
+        self.model.body_pos[:] = body_pos
+        self.model.body_quat[:] = body_quat
         self._kinematics(nominal)
         self.edge, self.obstacles = self._workspace()
         return nominal
@@ -205,7 +212,8 @@ class _Wide:
         placed: list[Array] = []
         target: Array | None = None
         if self.together:
-            turn, shift = planar(rng.uniform(-TOGETHER_RAD, TOGETHER_RAD)), rng.uniform(-TOGETHER_M, TOGETHER_M, 2)
+            turn = planar(rng.uniform(-TOGETHER_RAD, TOGETHER_RAD))
+            shift = rng.uniform(-TOGETHER_M, TOGETHER_M, 2)
         for stack in self.stacks:
             if self.together:
                 target = turn @ (stack.pivot - self.middle) + self.middle + shift - self.base
@@ -263,7 +271,8 @@ class _Wide:
         model = self.scene.model
         regions = [model.site_bodyid[goal.b] for goal in self.scene.goal if goal.kind in ("in", "on_site")]
         container = bool(np.isin(model.body_rootid[regions], bodies).any())
-        name, workspace = self.scene.objects[members[0]], workspace_of(self.scene.task.problem)
+        name = self.scene.objects[members[0]]
+        workspace = workspace_of(self.scene.task.problem)
         region = _regions(self.scene)[name]
         areas = np.array(region.ranges) + np.tile(workspace.origin[:2], 2)
         return _Stack(addresses, points, self.data.xpos[bodies[0], :2].copy(), container, areas, region.yaw)
@@ -280,7 +289,8 @@ class _Wide:
 
     def _support(self, body: int) -> float:
         """Height, m, of the surface under a body, searched from 5 cm above its origin."""
-        start, down = self.data.xpos[body] + (0.0, 0.0, 0.05), np.array([0.0, 0.0, -1.0])
+        start = self.data.xpos[body] + (0.0, 0.0, 0.05)
+        down = np.array([0.0, 0.0, -1.0])
         distance = mujoco.mj_ray(self.model, self.data, start, down, None, 1, body, np.zeros(1, np.int32))
         if distance < 0:
             raise AssertionError(f"{self.scene.task.name}: nothing under {self.scene.model.body(body).name}")
@@ -331,7 +341,8 @@ def _stacks(scene: Scene) -> list[tuple[int, ...]]:
 
 def _loads(scene: Scene) -> dict[int, list[int]]:
     """Addresses in qpos of the objects that begin on or in a fixture, by the fixture's body."""
-    regions, bodies = scene.task.problem.regions, {fixture.name: fixture.body for fixture in scene.fixtures}
+    regions = scene.task.problem.regions
+    bodies = {fixture.name: fixture.body for fixture in scene.fixtures}
     loads: dict[int, list[int]] = {}
     for _, name, *place in scene.task.problem.init:
         if name in scene.objects and place[0] in regions and regions[place[0]].target in bodies:

@@ -16,7 +16,9 @@ from sims.libero.scene.bddl import Atom, Problem
 
 NEAR = 0.03  # m: largest horizontal distance of an object "on" another
 BELOW_IN = 0.01  # m: how far below a region's box an object still counts as in it
-BELOW_ON, ABOVE_ON = 0.005, 0.10  # m: height window, around a region's top face, of an object on it
+# m: height window, around a region's top face, of an object on it
+BELOW_ON = 0.005
+ABOVE_ON = 0.10
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,8 @@ def _rest_together(pair: tuple[int, int], geom_owner: np.ndarray, data: mujoco.M
 
 
 def _geoms_touch(model: mujoco.MjModel, data: mujoco.MjData, i: int, j: int) -> bool:
-    types, affinities = model.geom_contype, model.geom_conaffinity
+    types = model.geom_contype
+    affinities = model.geom_conaffinity
     if not (types[i] & affinities[j] or types[j] & affinities[i]):
         return False
     near = np.linalg.norm(data.geom_xpos[i] - data.geom_xpos[j]) <= model.geom_rbound[i] + model.geom_rbound[j]
@@ -99,7 +102,9 @@ class GoalCompiler:
     """
 
     def __init__(self, model: mujoco.MjModel, problem: Problem, instances: dict[str, tuple[str, ET.Element]]) -> None:
-        self.model, self.problem, self.instances = model, problem, instances
+        self.model = model
+        self.problem = problem
+        self.instances = instances
         self.names = list(instances)
 
     def compile(self, atom: Atom) -> Predicate:

@@ -96,7 +96,8 @@ def build_scene(task: Task, assets: Assets, visuals: bool = False) -> Scene:
     root = ET.fromstring(BASE)
     mjcf.merge(root, arena)
     mjcf.merge(root, panda(workspace.base, workspace.pedestal))
-    bodies, bottoms = {}, {}
+    bodies = {}
+    bottoms = {}
     categories = _categories(task)
     for name, model in models.items():
         bodies[name], bottoms[name] = _add_instance(root, name, model, movable=name in problem.objects)

@@ -56,10 +56,18 @@ class StandIn:
     visible: tuple[Box | Can, ...] = ()
 
 
-TIN, PAPER, CREAM = "0.75 0.76 0.78 1", "0.96 0.95 0.92 1", "0.98 0.93 0.72 1"
-RED, DARK_RED, ORANGE, YELLOW = "0.80 0.13 0.12 1", "0.55 0.07 0.08 1", "0.95 0.55 0.13 1", "0.97 0.82 0.27 1"
-BLUE, GREEN, BROWN = "0.15 0.36 0.70 1", "0.36 0.58 0.22 1", "0.33 0.19 0.11 1"
-WICKER, WICKER_DARK = "0.74 0.55 0.32 1", "0.58 0.40 0.21 1"
+TIN = "0.75 0.76 0.78 1"
+PAPER = "0.96 0.95 0.92 1"
+CREAM = "0.98 0.93 0.72 1"
+RED = "0.80 0.13 0.12 1"
+DARK_RED = "0.55 0.07 0.08 1"
+ORANGE = "0.95 0.55 0.13 1"
+YELLOW = "0.97 0.82 0.27 1"
+BLUE = "0.15 0.36 0.70 1"
+GREEN = "0.36 0.58 0.22 1"
+BROWN = "0.33 0.19 0.11 1"
+WICKER = "0.74 0.55 0.32 1"
+WICKER_DARK = "0.58 0.40 0.21 1"
 
 
 def _tin_can(radius: float, at: tuple[float, float], label: str, band: str) -> StandIn:
@@ -200,7 +208,8 @@ def floor_arena() -> ET.Element:
 
 def _collision(part: Box | Can) -> list[dict]:
     """Collision boxes in the upright frame: position, quaternion and half sizes."""
-    middle, half_height = (part.low + part.high) / 2, (part.high - part.low) / 2
+    middle = (part.low + part.high) / 2
+    half_height = (part.high - part.low) / 2
     if isinstance(part, Box):
         return [{"pos": (*part.at, middle), "quat": _tilted(*part.tilt), "half": (part.x, part.y, half_height)}]
     side = part.radius * np.tan(np.pi / 8)
@@ -220,7 +229,8 @@ def _attributes(part: Box | Can, up: str) -> dict[str, str]:
     if isinstance(part, Box):
         (box,) = _collision(part)
         return attributes | {"type": "box", "size": mjcf.numbers(box["half"])} | _pose(box, up)
-    middle, half_height = (part.low + part.high) / 2, (part.high - part.low) / 2
+    middle = (part.low + part.high) / 2
+    half_height = (part.high - part.low) / 2
     pose = _pose({"pos": (*part.at, middle), "quat": UPRIGHT["z"]}, up)
     return attributes | {"type": "cylinder", "size": mjcf.numbers((part.radius, half_height))} | pose
 

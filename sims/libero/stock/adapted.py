@@ -42,7 +42,8 @@ def place(model: Any, fixtures: Mapping[str, Any]) -> None:  # noqa: ANN401 - ro
     """Set the poses of fixtures, which stock places at random at every reset: (position, quaternion) by body."""
     for name, (position, quaternion) in fixtures.items():
         body = model.body_name2id(name)
-        model.body_pos[body], model.body_quat[body] = position, quaternion
+        model.body_pos[body] = position
+        model.body_quat[body] = quaternion
 
 
 def without_missing_files(xml: str) -> str:
@@ -54,7 +55,8 @@ def without_missing_files(xml: str) -> str:
     for size in root.iter("size"):
         size.attrib.clear()
         size.set("memory", SMALL)
-    asset, missing = root.find("asset"), set()
+    asset = root.find("asset")
+    missing = set()
     assert asset is not None
     for element in [*asset.findall("mesh"), *asset.findall("texture")]:
         files = [path for key, path in element.attrib.items() if key.startswith("file")]

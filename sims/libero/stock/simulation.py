@@ -32,7 +32,8 @@ class StockSimulation(HostSimulation):
     """
 
     def __init__(self, scenes: Sequence[Scene]) -> None:
-        self.scenes, self.num = list(scenes), len(scenes)
+        self.scenes = list(scenes)
+        self.num = len(scenes)
         root = scenes[0].assets.root
         assert root is not None
         try:
@@ -60,7 +61,8 @@ class StockSimulation(HostSimulation):
         model_fields: Mapping[str, ArrayLike] | None = None,
     ) -> None:
         """Reset environment `i`, set the poses of its fixtures, then write the initial state as stock does."""
-        scene, stock = self.scenes[i], self._stock[i]
+        scene = self.scenes[i]
+        stock = self._stock[i]
         stock.seed(0)
         stock.reset()
         rows = {scene.model.body(fixture.body).name: fixture.body for fixture in scene.fixtures}
@@ -72,8 +74,10 @@ class StockSimulation(HostSimulation):
         self, ids: ArrayLike, actions: ArrayLike, *, stop_on_success: bool = True
     ) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
         """Run the chunk `actions` [n, K, 7] in environments `ids` [n]; see `Simulation.step`."""
-        ids, actions = np.asarray(ids), np.asarray(actions, dtype=np.float64)
-        executed, success = np.zeros(actions.shape[:2], dtype=np.bool_), np.zeros(len(ids), dtype=np.bool_)
+        ids = np.asarray(ids)
+        actions = np.asarray(actions, dtype=np.float64)
+        executed = np.zeros(actions.shape[:2], dtype=np.bool_)
+        success = np.zeros(len(ids), dtype=np.bool_)
         diverged = np.zeros_like(success)
         for row, i in enumerate(ids):
             for k, action in enumerate(actions[row]):
@@ -91,7 +95,8 @@ class StockSimulation(HostSimulation):
 
     def placed(self, ids: NDArray[np.int64], bodies: Sequence[int]) -> NDArray[np.float64]:
         """Positions and quaternions [n, bodies, 7] in which `bodies` are attached, in environments `ids`."""
-        models, bodies = [self._stock[i].sim.model for i in ids], list(bodies)
+        models = [self._stock[i].sim.model for i in ids]
+        bodies = list(bodies)
         return np.stack([np.hstack((model.body_pos[bodies], model.body_quat[bodies])) for model in models])
 
     def gripper(self) -> NDArray[np.float64]:

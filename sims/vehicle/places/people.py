@@ -13,15 +13,23 @@ from torch import Tensor
 from sims.vehicle.geometry import FAR_M
 from sims.vehicle.worlds import Array
 
-RADIUS_M, VEHICLE_M = 0.25, 0.35
+RADIUS_M = 0.25
+VEHICLE_M = 0.35
 """Radius of a person, and of the disc that stands for the vehicle in their forces."""
 PACE_M_S = 0.4, 1.0
 """Slowest and fastest pace."""
-RELAXATION_S, PUSH_M_S2, REACH_M, WALL_M_S2, WALL_REACH_M = 0.5, 3.0, 0.3, 5.0, 0.1
+RELAXATION_S = 0.5
+PUSH_M_S2 = 3.0
+REACH_M = 0.3
+WALL_M_S2 = 5.0
+WALL_REACH_M = 0.1
 """Time constant of the pace; acceleration at contact with others and its range; the same for walls."""
-SHORTEST_M, CLEAR_M, AWAY_M = 2.5, 0.45, 1.5
+SHORTEST_M = 2.5
+CLEAR_M = 0.45
+AWAY_M = 1.5
 """Smallest length of their lines, clearance of shapes, and distance of the first end from the vehicle's start."""
-TRIED, POINTS = 96, 24
+TRIED = 96
+POINTS = 24
 """Number of random candidate lines, and number of tested points of a line."""
 STATE = 5
 """Elements of a person's state: position, velocity, and the end that it walks to (0 or 1)."""
@@ -32,7 +40,9 @@ def lines(rng: np.random.Generator, worlds: dict[str, Array], most: int, half_m:
 
     The number is uniform from none to `most`, and smaller if no more lines are free; unused ones are far away.
     """
-    circles, segments, start = worlds["circles"], worlds["segments"], worlds["pose"][:, :2]
+    circles = worlds["circles"]
+    segments = worlds["segments"]
+    start = worlds["pose"][:, :2]
     count = len(start)
     numbers = rng.integers(0, most + 1, count)
     ends = rng.uniform(-half_m + CLEAR_M, half_m - CLEAR_M, (count, TRIED, 2, 2))
@@ -42,18 +52,21 @@ def lines(rng: np.random.Generator, worlds: dict[str, Array], most: int, half_m:
     eligible = np.linalg.norm(ends[:, :, 1] - ends[:, :, 0], axis=-1) > SHORTEST_M
     eligible &= np.linalg.norm(ends[:, :, 0] - start[:, None], axis=-1) > AWAY_M
     for row in range(count):
-        first, second = ends[row, eligible[row], 0], ends[row, eligible[row], 1]
+        first = ends[row, eligible[row], 0]
+        second = ends[row, eligible[row], 1]
         points = (first[:, None] + shares * (second - first)[:, None]).reshape(-1, 2)
         clear = _clearance(points, circles[row], segments[row]).reshape(-1, POINTS).min(1) > CLEAR_M
         chosen = np.flatnonzero(clear)[: numbers[row]]
-        walks[row, : len(chosen), 0], walks[row, : len(chosen), 1] = first[chosen], second[chosen]
+        walks[row, : len(chosen), 0] = first[chosen]
+        walks[row, : len(chosen), 1] = second[chosen]
     return {"walks": walks, "pace": pace}
 
 
 def begin(walks: Tensor) -> Tensor:
     """Initial states [N, P, STATE]: at rest, at the first ends of `walks` [N, P, 2, 2]."""
     state = torch.zeros(*walks.shape[:2], STATE, device=walks.device)
-    state[..., :2], state[..., 4] = walks[:, :, 0], 1.0
+    state[..., :2] = walks[:, :, 0]
+    state[..., 4] = 1.0
     return state
 
 
@@ -69,7 +82,9 @@ def walk(
 
     Vehicles are at `vehicle` [N, 2]; `still` [N, C, 3] and `segments` [N, S, 4] are obstacles.
     """
-    position, velocity, ahead = state[..., :2], state[..., 2:4], state[..., 4:]
+    position = state[..., :2]
+    velocity = state[..., 2:4]
+    ahead = state[..., 4:]
     goal = torch.where(ahead > 0.5, walks[:, :, 1], walks[:, :, 0])
     to_goal = goal - position
     distance = to_goal.norm(dim=-1, keepdim=True)
@@ -80,7 +95,8 @@ def walk(
     force = force + _away(position - vehicle.unsqueeze(1), RADIUS_M + VEHICLE_M, PUSH_M_S2, REACH_M)
     separation = position.unsqueeze(2) - still[:, None, :, :2]
     force = force + _away(separation, RADIUS_M + still[:, None, :, 2:], WALL_M_S2, WALL_REACH_M).sum(2)
-    first, edge = segments[:, None, :, :2], (segments[..., 2:] - segments[..., :2]).unsqueeze(1)
+    first = segments[:, None, :, :2]
+    edge = (segments[..., 2:] - segments[..., :2]).unsqueeze(1)
     along = ((position.unsqueeze(2) - first) * edge).sum(-1, keepdim=True)
     share = along / edge.square().sum(-1, keepdim=True).clamp_min(1e-9)
     foot = first + share.clamp(0.0, 1.0) * edge

@@ -12,7 +12,8 @@ from sims.vehicle.worlds import Array
 
 SHAPES = 20
 """Largest number of obstacles."""
-CLEAR, FIXED = 2, 6
+CLEAR = 2
+FIXED = 6
 """Number of positions that obstacles keep clear (start, goal); number of sides of the room and parts of its wall."""
 DISCS = 7
 """Number of discs along an obstacle's axis that cover it, for distances between obstacles."""
@@ -47,8 +48,10 @@ def rooms(
     ends = np.stack((start, goal), 1)
     # start, goal and obstacles as discs
     occupied = np.full((count, CLEAR + SHAPES, DISCS, 3), -FAR_M, dtype=np.float32)
-    occupied[:, :CLEAR, :, :2], occupied[..., 2] = ends[:, :, None], 0.0
-    circles, segments = np.full((count, SHAPES, 3), FAR_M), np.full((count, FIXED + 4 * SHAPES, 4), FAR_M)
+    occupied[:, :CLEAR, :, :2] = ends[:, :, None]
+    occupied[..., 2] = 0.0
+    circles = np.full((count, SHAPES, 3), FAR_M)
+    segments = np.full((count, FIXED + 4 * SHAPES, 4), FAR_M)
     circles[..., 2], segments[:, :4] = 0.0, _sides(np.zeros((1, 2)), np.zeros(1), np.full((1, 2), half_m))
     segments[:, 4:FIXED] = wall
     counts = np.zeros(count, dtype=int)
@@ -62,7 +65,8 @@ def rooms(
         occupied[rows, CLEAR + slot] = discs[rows]
         is_round = rounded[rows]
         circles[rows[is_round], slot[is_round]] = discs[rows[is_round], 0]
-        boxes, slots = rows[~is_round], slot[~is_round]
+        boxes = rows[~is_round]
+        slots = slot[~is_round]
         for side, ends_of in enumerate(_sides(centre[boxes], angle[boxes], half[boxes]).swapaxes(0, 1)):
             segments[boxes, FIXED + 4 * slots + side] = ends_of
         counts[rows] += 1
@@ -82,8 +86,10 @@ def _partitions(rng: np.random.Generator, count: int, half_m: float, share: floa
 
     Unused walls are far away.
     """
-    along_x, middle = rng.uniform(size=count) < 0.5, rng.uniform(-0.7, 0.7, count) * half_m
-    half, aside = rng.uniform(0.6, 0.9, count), rng.uniform(-0.3, 0.3, count) * half_m
+    along_x = rng.uniform(size=count) < 0.5
+    middle = rng.uniform(-0.7, 0.7, count) * half_m
+    half = rng.uniform(0.6, 0.9, count)
+    aside = rng.uniform(-0.3, 0.3, count) * half_m
     aside = np.where(rng.uniform(size=count) < share, aside, FAR_M)
     ends = np.stack((np.full(count, -half_m), middle - half, middle + half, np.full(count, half_m)), 1)
     across = np.broadcast_to(aside[:, None], ends.shape)
@@ -114,10 +120,13 @@ def _shapes(rng: np.random.Generator, count: int, half_m: float) -> tuple[Array,
 
     Two in five are circles, two in five thin walls, and the others boxes.
     """
-    kind, size = rng.uniform(size=count), rng.uniform(size=(count, 2))
-    rounded, wall = kind < 0.4, kind > 0.6
+    kind = rng.uniform(size=count)
+    size = rng.uniform(size=(count, 2))
+    rounded = kind < 0.4
+    wall = kind > 0.6
     radius = 0.15 + 0.35 * size[:, :1]
-    box, thin = 0.2 + 0.3 * size, np.stack((0.6 + 1.2 * size[:, 0], np.full(count, 0.05)), 1)
+    box = 0.2 + 0.3 * size
+    thin = np.stack((0.6 + 1.2 * size[:, 0], np.full(count, 0.05)), 1)
     box = np.sort(box, 1)[:, ::-1]
     half = np.where(rounded[:, None], radius, np.where(wall[:, None], thin, box))
     return rng.uniform(-half_m, half_m, (count, 2)), rng.uniform(-np.pi, np.pi, count), half, rounded
@@ -141,7 +150,9 @@ def _gap(first: Array, second: Array) -> Array:
 def _sides(centre: Array, angle: Array, half: Array) -> Array:
     """The four sides [M, 4, 4] of boxes, both ends of each."""
     corners = half[:, None] * np.array([[1.0, 1.0], [-1.0, 1.0], [-1.0, -1.0], [1.0, -1.0]])
-    cos, sin = np.cos(angle)[:, None], np.sin(angle)[:, None]
-    x, y = corners[..., 0], corners[..., 1]
+    cos = np.cos(angle)[:, None]
+    sin = np.sin(angle)[:, None]
+    x = corners[..., 0]
+    y = corners[..., 1]
     corners = centre[:, None] + np.stack((cos * x - sin * y, sin * x + cos * y), -1)
     return np.concatenate((corners, np.roll(corners, -1, axis=1)), -1)

@@ -31,7 +31,8 @@ def tracks(
         radius_m: range of R.
         half_width_m: range of half the width between the walls.
     """
-    line, half_widths = np.zeros((count, POINTS, 2)), np.zeros(count)
+    line = np.zeros((count, POINTS, 2))
+    half_widths = np.zeros(count)
     pending = np.arange(count)
     while len(pending):
         half_widths[pending] = rng.uniform(*half_width_m, len(pending))
@@ -64,7 +65,8 @@ def _lines(rng: np.random.Generator, radius_m: Array) -> Array:
     size = rng.uniform(0.0, 1.2, (count, len(WAVES), 1)) / WAVES[:, None] ** 1.5
     bend = size * np.cos(WAVES[:, None] * turn + rng.uniform(0.0, 2.0 * np.pi, (count, len(WAVES), 1)))
     radius = radius_m[:, None] * (1.0 + bend.sum(1))
-    x, y = radius * np.cos(turn), radius * np.sin(turn)
+    x = radius * np.cos(turn)
+    y = radius * np.sin(turn)
     arc = np.concatenate((np.zeros((count, 1)), np.cumsum(np.hypot(np.diff(x), np.diff(y)), 1)), 1)
     lines = np.zeros((count, POINTS, 2))
     for row in range(count):
@@ -76,7 +78,8 @@ def _lines(rng: np.random.Generator, radius_m: Array) -> Array:
 
 def _passable(line: Array, wide: Array) -> Array:
     """Whether curves are wide enough for their inner wall, and walls of different parts do not meet, [M] bool."""
-    before, after = line - np.roll(line, 1, 1), np.roll(line, -1, 1) - line
+    before = line - np.roll(line, 1, 1)
+    after = np.roll(line, -1, 1) - line
     length = np.linalg.norm(after, axis=-1)
     turn = before[..., 0] * after[..., 1] - before[..., 1] * after[..., 0]
     # Radius of a curve: edge length over turning angle.

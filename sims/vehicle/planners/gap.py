@@ -43,19 +43,25 @@ class FollowTheGap:
     """Steers into the farthest gap."""
 
     def __init__(self, contract: Contract, vehicle: Vehicle, lidar: Lidar, numbers: GapNumbers | None = None) -> None:
-        self.contract, self.vehicle, self.lidar, self.numbers = contract, vehicle, lidar, numbers or GapNumbers()
+        self.contract = contract
+        self.vehicle = vehicle
+        self.lidar = lidar
+        self.numbers = numbers or GapNumbers()
 
     def act(
         self, observation: TensorDict, *, deterministic: bool = False, generator: torch.Generator | None = None
     ) -> Decision:
         """Steering angle and speed [N, H, 2] for the N observations; nothing is random."""
-        numbers, v = self.numbers, self.vehicle
+        numbers = self.numbers
+        v = self.vehicle
         angles = self.lidar.angles().to(observation["lidar"].device)
         ahead = angles.abs() <= 0.5 * math.pi + 1e-3
-        free, angles = self._widened(observation["lidar"])[:, ahead], angles[ahead]
+        free = self._widened(observation["lidar"])[:, ahead]
+        angles = angles[ahead]
         aim, room = self._gap(free, angles)
         distance = room.clamp_max(numbers.aim_m)
-        x, y = v.lidar_x_m + v.rear_axle_m + distance * aim.cos(), distance * aim.sin()
+        x = v.lidar_x_m + v.rear_axle_m + distance * aim.cos()
+        y = distance * aim.sin()
         curvature = 2.0 * y / (x.square() + y.square())  # of the rear axle's circle, as in pure pursuit
         steering = ((v.front_axle_m + v.rear_axle_m) * curvature).atan().clamp(-v.steering_rad, v.steering_rad)
         # v^2 = 2 a d to stop in time, and v^2 = a_lat / kappa in the curve.

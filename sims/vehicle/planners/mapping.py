@@ -36,7 +36,8 @@ class MappingPlanner:
     ) -> Decision:
         """Speed and yaw rate [N, H, 2] for the N observations; nothing is random."""
         goal = observation["goal_distance"] * observation["goal_direction"]
-        memory, started = observation[MEMORY].clone(), observation[STARTED]
+        memory = observation[MEMORY].clone()
+        started = observation[STARTED]
         measurements = observation["lidar"], observation["velocity"], goal
         self.map.update(memory, *measurements)
         if started.any():

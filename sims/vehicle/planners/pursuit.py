@@ -36,7 +36,9 @@ class PurePursuit:
     """Steers on a circle through a point ahead on the line."""
 
     def __init__(self, contract: Contract, vehicle: Vehicle, numbers: Numbers | None = None) -> None:
-        self.contract, self.vehicle, self.numbers = contract, vehicle, numbers or Numbers()
+        self.contract = contract
+        self.vehicle = vehicle
+        self.numbers = numbers or Numbers()
 
     def act(
         self, observation: TensorDict, *, deterministic: bool = False, generator: torch.Generator | None = None
@@ -67,13 +69,15 @@ class PurePursuit:
 
     def steering(self, curvature: Tensor) -> Tensor:
         """Steering angle [N], rad, with which the rear axle rolls on circles of `curvature` [N]."""
-        base, limit = self.vehicle.front_axle_m + self.vehicle.rear_axle_m, self.vehicle.steering_rad
+        base = self.vehicle.front_axle_m + self.vehicle.rear_axle_m
+        limit = self.vehicle.steering_rad
         return (base * curvature).atan().clamp(-limit, limit)
 
     def _speed(self, route: Tensor) -> Tensor:
         """Highest speed [N], m/s, from which the vehicle can brake in time for every curve ahead."""
         (length, arc), edge = _arc_lengths(route), route[:, 1:] - route[:, :-1]
-        before, after = edge[:, :-1], edge[:, 1:]
+        before = edge[:, :-1]
+        after = edge[:, 1:]
         turn = torch.atan2(before[..., 0] * after[..., 1] - before[..., 1] * after[..., 0], (before * after).sum(-1))
         bend = torch.nn.functional.avg_pool1d(turn.abs().unsqueeze(1), 3, 1, 1, count_include_pad=False)[:, 0]
         curvature = bend / (0.5 * (length[:, :-1] + length[:, 1:]))

@@ -20,7 +20,8 @@ from sims.vehicle.planners.pursuit import Numbers, PurePursuit
 from sims.vehicle.vehicles import Vehicle
 from sims.vehicle.worlds import SPLITS, worlds
 
-ROUNDS, STEPS = 6, 12
+ROUNDS = 6
+STEPS = 12
 """Linearisations of the curvature, and solver steps of each quadratic programme."""
 SHARES = (1.0, 0.5, 0.2, 0.05)
 """Candidate step lengths of a solver step, which uses the best."""
@@ -57,7 +58,9 @@ class Raceline:
     """Drives the minimum-curvature line as fast as grip allows."""
 
     def __init__(self, contract: Contract, vehicle: Vehicle, mdp: Mdp, numbers: RacelineNumbers | None = None) -> None:
-        self.contract, self.vehicle, self.mdp = contract, vehicle, mdp
+        self.contract = contract
+        self.vehicle = vehicle
+        self.mdp = mdp
         self.numbers = numbers or RacelineNumbers()
         self.pursuit = PurePursuit(contract, vehicle, self.numbers.pursuit)
         self.lines: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = {}
@@ -68,7 +71,8 @@ class Raceline:
         """Steering angle and speed [N, H, 2] for the N observations; nothing is random."""
         place = observation["place"].cpu()
         middle, line, speeds = self._values(place[:, :2].long())
-        position, yaw = place[:, None, 2:4].float(), place[:, 4:].float()
+        position = place[:, None, 2:4].float()
+        yaw = place[:, 4:].float()
         nearest = (middle - position).square().sum(2).argmin(1, keepdim=True)  # limits the next search to this part
         rows = torch.arange(len(position)).unsqueeze(1)
         candidates = (FINER * nearest + torch.arange(-4 * FINER, 4 * FINER + 1)) % line.shape[1]
@@ -119,15 +123,18 @@ class Raceline:
 
     def _speeds(self, line: Tensor) -> Tensor:
         """The highest speeds [M, P] on closed lines [M, P, 2] within the vehicle's and the grip's limits, m/s."""
-        numbers, length = self.numbers, (line.roll(-1, 1) - line).norm(dim=2)
+        numbers = self.numbers
+        length = (line.roll(-1, 1) - line).norm(dim=2)
         bend = curvature(line).abs().clamp_min(1e-3)
         speed = (numbers.lateral_m_s2 / bend).sqrt().clamp_max(self.vehicle.speed_max_m_s)
-        squared, points = speed.square(), line.shape[1]
+        squared = speed.square()
+        points = line.shape[1]
         # Forwards v'^2 <= v^2 + 2 a s, backwards the same with braking; a is the rest of the friction ellipse that
         # the lateral acceleration leaves: a_max sqrt(1 - (v^2 kappa / a_lat)^2).
         for backwards, most in ((False, numbers.driving_m_s2), (True, numbers.braking_m_s2)):
             for step in range(2 * points):  # the second lap continues from the first
-                point, successor = step % points, (step + 1) % points
+                point = step % points
+                successor = (step + 1) % points
                 edge = point
                 if backwards:
                     point, successor, edge = -point % points, -(point + 1) % points, -(point + 1) % points
@@ -158,7 +165,8 @@ def least_curvature(middle: Tensor, room: Tensor) -> Tensor:
 
 def curvature(line: Tensor) -> Tensor:
     """Curvature of closed lines [..., P, 2], positive to the left, 1/m."""
-    first, second = 0.5 * (line.roll(-1, -2) - line.roll(1, -2)), line.roll(-1, -2) - 2.0 * line + line.roll(1, -2)
+    first = 0.5 * (line.roll(-1, -2) - line.roll(1, -2))
+    second = line.roll(-1, -2) - 2.0 * line + line.roll(1, -2)
     # kappa = (x' y'' - y' x'') / (x'^2 + y'^2)^(3/2).
     cross = first[..., 0] * second[..., 1] - first[..., 1] * second[..., 0]
     return cross / first.square().sum(-1).pow(1.5)
@@ -166,7 +174,8 @@ def curvature(line: Tensor) -> Tensor:
 
 def _finer(line: Tensor) -> Tensor:
     """Fourier interpolation of the closed line `line` [M, P, 2] at FINER times as many points."""
-    waves, points = torch.fft.rfft(line, dim=1), line.shape[1]
+    waves = torch.fft.rfft(line, dim=1)
+    points = line.shape[1]
     return FINER * torch.fft.irfft(waves, FINER * points, dim=1)
 
 
@@ -177,8 +186,10 @@ def _linearised(middle: Tensor, normal: Tensor, offset: Tensor) -> tuple[Tensor,
         line = middle + offset.unsqueeze(-1) * normal
         return curvature(line) * (0.5 * (line.roll(-1, -2) - line.roll(1, -2))).norm(dim=-1).sqrt()
 
-    points, step = offset.shape[1], 1e-5
-    bend, slope = weighed(offset), torch.zeros(*offset.shape, points, dtype=offset.dtype)
+    points = offset.shape[1]
+    step = 1e-5
+    bend = weighed(offset)
+    slope = torch.zeros(*offset.shape, points, dtype=offset.dtype)
     for each in range(4):  # a point only affects its neighbours, so that every fourth can be perturbed at once
         perturbation = torch.zeros(points, dtype=offset.dtype)
         perturbation[each::4] = step
@@ -210,6 +221,7 @@ def _box_programme(matrix: Tensor, start: Tensor, x: Tensor, room: Tensor) -> Te
 def _at(arc: Tensor, values: Tensor, query: Tensor) -> Tensor:
     """Interpolation at `query` [N, 1] of `values` [N, W] at increasing arc lengths `arc` [N, W]."""
     index = torch.searchsorted(arc, query).clamp(1, arc.shape[1] - 1)
-    before, after = arc.gather(1, index - 1), arc.gather(1, index)
+    before = arc.gather(1, index - 1)
+    after = arc.gather(1, index)
     share = ((query - before) / (after - before)).clamp(0.0, 1.0)
     return values.gather(1, index - 1) + share * (values.gather(1, index) - values.gather(1, index - 1))

@@ -229,7 +229,7 @@ def test_reports_of_earlier_versions_are_not_paired(tmp_path):
     gain = after.gain_over(before)
     assert found["high"] - found["low"] > gain.high - gain.low
     assert comparison.rows[0].summary()["cpu_s"] is None
-    assert "| run=after | 1,000 | 5 |  |" in write(tmp_path / "out", comparison)
+    assert "| run=after | 1,000 | 5 | " in write(tmp_path / "out", comparison)
 
 
 def test_published_figures_can_be_compared():
@@ -281,7 +281,7 @@ def test_rows_may_have_other_distributions_beside_those_they_share(tmp_path):
         run(tmp_path / "b", {"near": outcome(4), "wide": outcome(6)}, env_steps=5),
     ]
     comparison = compare(paths)
-    assert comparison.distributions == ["far", "wide", "near"]
+    assert comparison.distributions == ["wide", "far", "near"]
     assert [each["distribution"] for each in comparison.differences()] == ["wide"]
     write(tmp_path / "out", comparison)
     assert (tmp_path / "out" / "compare.png").stat().st_size > 1000
@@ -344,7 +344,10 @@ def test_the_page_the_record_and_the_figure(tmp_path, monkeypatch):
     assert "| algorithm.epochs | 2 | 3 |" in text
     assert text.endswith(f"wrote {tmp_path}/out/compare.md, .json and .png")
     page = (tmp_path / "out" / "compare.md").read_text()
-    assert page.startswith("# Comparison on reach\n\n| distribution | row | seeds | IQM of success | mean success |\n")
+    claim = "algorithm.epochs=2 is not significantly better than algorithm.epochs=3 on wide."
+    assert page.startswith(
+        f"# Comparison on reach\n\n{claim}\n\n| distribution | row | seeds | IQM of success | mean success |\n"
+    )
     assert f"| algorithm.epochs=3 | 1 | {paths[3]}/report.json |" in page
     record = json.loads((tmp_path / "out" / "compare.json").read_text())
     assert {key: record[key] for key in comparison.summary()} == comparison.summary()

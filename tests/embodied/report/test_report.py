@@ -38,8 +38,8 @@ def test_json_holds_what_the_documentation_promises(tmp_path):
     assert record["git_commit"] == git_commit()
     assert {"python", "torch", "numpy"} <= record["versions"].keys()
     stages = [(row["stage"], row["distribution"]) for row in record["evaluations"]]
-    assert stages == [("rl", "official"), ("sft", "wide"), ("sft_control", "wide"), ("rl", "wide")]
-    sft = record["evaluations"][1]
+    assert stages == [("sft", "wide"), ("sft_control", "wide"), ("rl", "wide"), ("rl", "official")]
+    sft = record["evaluations"][0]
     assert (sft["success"], sft["episodes"], sft["step_limit"]) == (0.35, 20, 280)
     assert 0 < sft["low"] < 0.35 < sft["high"] < 1
     assert sft["per_task"][0]["task"] == "pick_milk"
@@ -164,7 +164,7 @@ def test_gains_on_other_episodes_are_not_called_paired(tmp_path, caplog):
 
 
 def test_an_unknown_stage_is_refused():
-    expected = "unknown stage 'bc'; expected one of start, sft, sft_control, offline, rl, or baseline NAME"
+    expected = "unknown stage 'bc'; expected one of start, untrained, sft, sft_control, offline, rl, or baseline NAME"
     with pytest.raises(ValueError, match=expected):
         report().add("bc", "wide", outcome(1))
 

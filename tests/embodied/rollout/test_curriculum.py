@@ -151,3 +151,13 @@ def test_where_states_are_not_numbered_a_curriculum_is_refused() -> None:
         PPOConfig(curriculum=0.5).build(policy, None, env, torch.Generator())
     with pytest.raises(UserError, match=r"curriculum=1.5: expected a number of at least 0 and of at most 1"):
         PPOConfig(curriculum=1.5)
+
+
+def test_separate_starts_draw_from_their_own_generator() -> None:
+    """Collectors begin at different initial states and go on from different random numbers."""
+    first, second = make(repeated=0.0), make(repeated=0.0)
+    generator = torch.Generator().manual_seed(7)
+    second.separate(generator)
+    before = generator.get_state()
+    assert not torch.equal(everywhere(first), everywhere(second))
+    assert not torch.equal(generator.get_state(), before)

@@ -63,6 +63,9 @@ def test_a_file_has_the_mesh_in_amounts_of_light():
         return np.frombuffer(part, dtype).reshape(-1, width)
 
     assert values(attributes["POSITION"], "<f4", 3) == pytest.approx(mesh.vertices, abs=1e-6)
+    bounds = document["accessors"][attributes["POSITION"]]
+    assert bounds["min"] == pytest.approx(mesh.vertices.min(0).tolist())
+    assert bounds["max"] == pytest.approx(mesh.vertices.max(0).tolist())
     assert values(3, "<u4", 3).tolist() == mesh.faces.tolist()
     assert values(attributes["COLOR_0"], "u1", 4)[0].tolist() == [255, 55, 0, 255]
     assert document["materials"][0]["alphaMode"] == "OPAQUE"

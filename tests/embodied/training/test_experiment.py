@@ -313,6 +313,23 @@ def test_without_demonstrations_a_run_is_reinforcement_learning_alone(tmp_path: 
     assert "| stage | distribution | success [95% interval] | distance_m |" in page
 
 
+def test_a_run_from_scratch_has_a_measured_before_if_its_evaluation_is_cheap(tmp_path: Path) -> None:
+    run = trainer(tmp_path, "td3")
+    run.run()
+    assert ("untrained", "wide") not in run.report.results  # unknown: it would cost more than 5% of 80 steps
+    result, name = run.report.results["rl", "wide"], run.task.distributions[0]
+    cost = len(result.tasks) * result.step_limit
+    for env_steps, starts in ((100 * cost - 1, 0), (100 * cost, 5), (150 * cost, 6)):
+        run.counters["env_steps"] = env_steps
+        run.config = replace(run.config, evaluation_starts=6)
+        assert run._starts("untrained", name, "rl") == starts
+    run._evaluate_in_first_process(run._policy_before(), {}, "untrained")
+    assert run.report.results["untrained", name].success.shape[1] == 6
+    assert run.report.gains()["untrained", name].low is not None
+    initial = run._policy_before().state_dict()
+    assert any(not torch.equal(value, run.policy.state_dict()[key]) for key, value in initial.items())
+
+
 def test_every_environment_is_asked_to_be_where_the_policy_is(tmp_path: Path) -> None:
     asked = []
 

@@ -54,7 +54,7 @@ def left(directory: Path) -> dict:
     tensors = {**saved.policy, **{f"before {name}": value for name, value in saved.state["before"]["policy"].items()}}
     return {
         **{key: report[key] for key in ("evaluations", "gains", "gains_over_better", "env_steps", "episodes")},
-        "metrics": [{name: value for name, value in row.items() if name != "time"} for row in rows],
+        "metrics": [{name: value for name, value in row.items() if not name.startswith("time")} for row in rows],
         "weights": {name: value.numpy().tobytes() for name, value in tensors.items()},
     }
 

@@ -68,7 +68,7 @@ def make(
 
 def rows(directory: Path) -> list[dict]:
     lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in line.items() if name != "time"} for line in lines]
+    return [{name: value for name, value in line.items() if not name.startswith("time")} for line in lines]
 
 
 def report(directory: Path) -> dict:

@@ -238,3 +238,22 @@ def test_a_measurement_without_a_part_of_the_contract_is_named(tmp_path: Path):
             recorder.write(index / 50, part, np.zeros(2), Verdict(State.ACTIVE, np.zeros(2)))
     with pytest.raises(UserError, match=r"camera is missing in the measurement at 0\.0 s"):
         list(driven.episodes(Recording(tmp_path / "a.mcap")))
+
+
+def test_a_message_that_cannot_be_decoded_ends_the_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    record(tmp_path / "a.mcap", 3)
+    decode = cdr.decode_array
+
+    def decode_until(data: bytes, message_type: str, dtype: str) -> np.ndarray:
+        if decoded:
+            raise ValueError("no such array")
+        decoded.append(1)
+        return decode(data, message_type, dtype)
+
+    decoded: list[int] = []
+    monkeypatch.setattr(cdr, "decode_array", decode_until)
+    recording = Recording(tmp_path / "a.mcap")
+    assert len(list(recording)) < 3
+    assert not recording.complete
+    assert recording.damage.startswith("a message on /embodied/")
+    assert recording.damage.endswith("is damaged: ValueError: no such array")

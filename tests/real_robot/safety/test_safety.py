@@ -15,7 +15,7 @@ from embodied.contract import Contract, TensorSpec
 from real_robot.robots.robot import Reading
 from real_robot.safety.filters import Filters
 from real_robot.safety.inputs import Command
-from real_robot.safety.limits import ElementLimits, Kind, Limits, ObservedRange, load_limits
+from real_robot.safety.limits import ElementLimits, Kind, Limits, ObservedRange, load_limits, read_limits
 from real_robot.safety.safety import Safety, State
 from tests.real_robot.plant import DT_S, Plant, contract, guarded
 
@@ -403,3 +403,10 @@ def test_walls_may_be_written_in_whole_numbers(tmp_path):
     distance = load_limits(path).distance
     assert distance is not None
     assert (distance.planes, distance.margin_m) == ([[1.0, 0.0]], 1.0)
+
+
+def test_without_a_file_only_the_limits_of_the_contract_hold(tmp_path):
+    assert read_limits("") == Limits()
+    path = tmp_path / "limits.yaml"
+    path.write_text("observation_timeout_s: 0.7\n")
+    assert read_limits(str(path)) == Limits(observation_timeout_s=0.7)

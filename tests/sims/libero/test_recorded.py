@@ -285,3 +285,13 @@ def test_a_bad_file_gives_one_line(butter, tmp_path, kind, message):
         options.recorded_demonstrations(tmp_path, tmp_path / "run")
     assert "\n" not in str(error.value)
     assert not (tmp_path / "run/demonstrations.json").exists()
+
+
+def test_the_size_of_an_array_is_limited(tmp_path, monkeypatch):
+    monkeypatch.setattr(hdf5, "ARRAY_BYTES", 80)
+    with h5py.File(tmp_path / "arrays.hdf5", "w") as file:
+        file["ten"] = np.arange(10, dtype=np.float32)
+        file["eleven"] = np.arange(11, dtype=np.float32)
+        np.testing.assert_array_equal(hdf5._array(file, "ten"), np.arange(10))
+        with pytest.raises(ValueError, match="eleven: expected numbers that take at most 80 bytes"):
+            hdf5._array(file, "eleven")

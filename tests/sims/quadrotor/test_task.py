@@ -7,19 +7,20 @@ import torch
 
 from embodied.command_line.config import compose
 from embodied.errors import UserError
+from embodied.export.conditions import Conditions
 from sims.quadrotor.task import AnyPlatformTask, HoverTask, QuadrotorTask, RaceTask, RecoverTask, TrackTask
 from sims.swarm.task import SwarmTask
 from train import GROUPS, TrainConfig
 
 PROCESSES = {"processes", "python", "timeout_s"}
-COMMON, CHOSEN = {"name", "history", "step_limit", "reward"} | PROCESSES, {"airframe", "randomisation"}
+COMMON, CHOSEN = {"name", "history", "step_limit", "reward"} | PROCESSES, {"airframe", "airframes", "randomisation"}
 GOALS = {
     "hover": (HoverTask, COMMON | CHOSEN | {"sim", "nominal", "training_steps"}),
     "track": (TrackTask, COMMON | CHOSEN),
     "recover": (RecoverTask, COMMON | CHOSEN),
     "race": (RaceTask, COMMON | CHOSEN),
     "any": (AnyPlatformTask, COMMON | {"platforms", "training_steps"}),
-    "swarm": (SwarmTask, {"name", "step_limit", "reward", "airframe"} | PROCESSES),
+    "swarm": (SwarmTask, {"name", "step_limit", "reward", "airframe", "airframes"} | PROCESSES),
 }
 
 
@@ -83,3 +84,9 @@ def test_environments_run_where_they_are_asked_to() -> None:
 def test_an_impossible_step_limit_is_named(kind: type):
     with pytest.raises(UserError, match="step_limit=0: expected a number of at least 1"):
         kind(step_limit=0)
+
+
+def test_conditions_name_what_training_did_not_vary() -> None:
+    varied = TrackTask(randomisation=0.1).conditions
+    assert varied == Conditions(("crazyflie, parameters within 10%",), ("latency",), first_action=0.0)
+    assert TrackTask().conditions.missing == ("latency", "randomisation")

@@ -106,5 +106,8 @@ def test_curves_and_bars_are_drawn():
     assert further > x
     assert high < low  # up
     cell = ElementTree.fromstring(bar(Mark("RL", "rl", 0.5, 0.25, 1.0), 0.0, 1.0))
-    assert next(cell.iter("circle")).get("cx") == "80.0"
-    assert [line.get("x1") for line in cell.iter("line")][1] == "43.0"
+    assert {name: next(cell.iter("rect")).get(name) for name in ("x", "width")} == {"x": "1.5", "width": "78.5"}
+    assert str(next(cell.iter("path")).get("d")).startswith("M40.8,8H158.5")
+    below = ElementTree.fromstring(bar(Mark("RL", "rl", -5.0, -6.0, -4.0), -8.0, -2.0))
+    assert not list(below.iter("rect"))  # no length where the axis does not begin at zero
+    assert next(below.iter("circle")).get("cx") == "80.0"

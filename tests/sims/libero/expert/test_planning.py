@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from sims.libero.assets import STAND_IN
-from sims.libero.expert.planning import Planner, target_position
+from sims.libero.expert.planning import BEYOND, Joint, Planner, target_position
 from sims.libero.scene.placement import Placement
 from sims.libero.scene.predicates import Predicate
 from sims.libero.scene.scene import build_scene
@@ -68,3 +68,16 @@ def test_the_wrist_stays_within_its_limits_wherever_the_object_lies():
             place = data.xpos[SCENE.object_body[body], :2] - (-0.6, 0.0)
             last_joint = 0.75 * np.pi + np.arctan2(place[1], place[0]) - np.arctan2(*plan.matrix[1::-1, 0])
             assert abs((last_joint + np.pi) % (2 * np.pi) - np.pi) < 2.8
+
+
+def test_a_joint_has_moved_when_it_is_near_its_end():
+    model = mujoco.MjModel.from_xml_string(
+        """<mujoco><worldbody><body><geom size="0.1"/>
+        <joint type="slide" limited="true" range="-0.1 0.3"/></body></worldbody></mujoco>"""
+    )
+    data = mujoco.MjData(model)
+    joint = Joint(0, 0, 0.0, 0.2, np.zeros(3), np.eye(3))
+    near = 0.5 * BEYOND * 0.4  # half of the margin, as a share of the range
+    for position, expected in ((0.2, True), (0.2 - 0.9 * near, True), (0.2 - 1.1 * near, False), (-0.2, False)):
+        data.qpos[0] = position
+        assert bool(joint.moved(data)) is expected
