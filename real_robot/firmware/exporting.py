@@ -51,7 +51,7 @@ class Weights(Enum):
     int8 = "int8"
 
 
-TOLERANCE = {Weights.float32: 1e-5, Weights.int16: 1e-3, Weights.int8: 0.05}
+TOLERANCE = {Weights.float32: 1e-5, Weights.int16: 0.01, Weights.int8: 0.05}
 """Largest allowed difference between export and policy, in half action ranges."""
 CHUNK_TOLERANCE = 1e-4
 """Largest allowed difference for networks of chunks, with their many layers and steps of denoising."""

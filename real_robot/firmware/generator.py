@@ -151,9 +151,10 @@ class Generator:
             self.packed = max(self.packed, 2 * -(-layer.in_features // 4))
             weight = self.constants.integer_matrix(f"{name}_weight", layer.weight)
             scale = self.constants.rows(f"{name}_scale", layer.scale)
+            peak = f"policy_peak({source}, {layer.in_features})" if layer.peak is None else literal(layer.peak)
             call = (
                 f"policy_linear_int{8 * layer.weight.itemsize}({source}, packed, {weight}, {scale}, {bias}, {target}, "
-                f"{layer.in_features}, {rows}, {literal(layer.limit)});"
+                f"{layer.in_features}, {rows}, {literal(layer.limit)}, {peak});"
             )
         self.lines.append(call)
 

@@ -18,16 +18,17 @@ LARGEST_SUM = 2**31 - 1
 class QuantizedLinear(nn.Module):
     """A linear layer with integer weights [O, I], `dtype` int8 or int16, and a scale per row.
 
-    Inputs are rounded to `limit` steps of their largest magnitude, in 16 bits, so that no sum exceeds 32 bits.
+    Inputs are rounded to `limit` steps of `peak`, if None of their largest magnitude, in 16 bits, so that no sum
+    exceeds 32 bits.
     """
 
     weight: Tensor
     scale: Tensor
     bias: Tensor
 
-    def __init__(self, layer: nn.Linear, dtype: torch.dtype) -> None:
+    def __init__(self, layer: nn.Linear, dtype: torch.dtype, peak: float | None = None) -> None:
         super().__init__()
-        self.in_features, self.out_features = layer.in_features, layer.out_features
+        self.in_features, self.out_features, self.peak = layer.in_features, layer.out_features, peak
         weight = layer.weight.detach()
         largest = weight.abs().amax(1, keepdim=True).clamp_min(1e-30)
         levels = BYTE_LEVELS
@@ -45,8 +46,8 @@ class QuantizedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map inputs [..., I] to outputs [..., O]."""
-        # y = bias + (round(x limit / peak) @ weight^T) scale peak / limit, with peak = max |x|
-        peak = x.abs().amax(-1, keepdim=True)
+        # y = bias + (round(x limit / peak) @ weight^T) scale peak / limit, with peak >= max |x|
+        peak = x.abs().amax(-1, keepdim=True) if self.peak is None else torch.tensor(self.peak)
         steps = torch.where(peak > 1e-30, self.limit / peak, 0.0)
         total = torch.round(x * steps).double() @ self.weight.double().T  # exact
         return self.bias + total.float() * (self.scale * (peak / self.limit))
@@ -60,8 +61,11 @@ def quantized(network: Network, dtype: torch.dtype) -> Network:
 
 
 def _replace(module: nn.Module, dtype: torch.dtype) -> None:
+    earlier = None
     for name, child in module.named_children():
         if isinstance(child, nn.Linear):
-            setattr(module, name, QuantizedLinear(child, dtype))
+            # behind tanh no input exceeds 1
+            setattr(module, name, QuantizedLinear(child, dtype, 1.0 if isinstance(earlier, nn.Tanh) else None))
         else:
             _replace(child, dtype)
+        earlier = child

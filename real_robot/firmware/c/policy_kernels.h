@@ -266,11 +266,20 @@ static inline uint32_t policy_rounded(float x)
   return word.bits;
 }
 
-/* Round x to whole steps of its largest magnitude / limit, in pairs of 16 bits, and zeros up to a multiple of four; returns
-   the step. */
-static inline float policy_pack(const float *x, uint32_t *packed, int inputs, float limit)
+/* For loops of a few instructions, whose counting would take as long. */
+#if defined(__GNUC__) && !defined(__clang__)
+#define POLICY_UNROLLED _Pragma("GCC unroll 8")
+#define POLICY_SHARED __attribute__((noinline, unused)) /* one copy for all layers */
+#else
+#define POLICY_UNROLLED
+#define POLICY_SHARED inline
+#endif
+
+/* Largest magnitude of x. */
+static POLICY_SHARED float policy_peak(const float *x, int inputs)
 {
   uint32_t largest = 0u;
+  POLICY_UNROLLED
   for (int i = 0; i < inputs; i++) {
     const policy_word word = {x[i]};
     const uint32_t magnitude = word.bits << 1; /* without the sign, bits are in the order of their numbers */
@@ -278,8 +287,16 @@ static inline float policy_pack(const float *x, uint32_t *packed, int inputs, fl
   }
   policy_word peak;
   peak.bits = largest >> 1;
-  const float steps = peak.value > 1e-30f ? limit / peak.value : 0.0f;
+  return peak.value;
+}
+
+/* Round x, at most peak, to whole steps of peak / limit, in pairs of 16 bits, and zeros up to a multiple of four; returns
+   the step. */
+static inline float policy_pack(const float *x, uint32_t *packed, int inputs, float limit, float peak)
+{
+  const float steps = peak > 1e-30f ? limit / peak : 0.0f;
   int i = 0;
+  POLICY_UNROLLED
   for (; i + 1 < inputs; i += 2) {
     *packed++ = (policy_rounded(x[i] * steps) & 0xffffu) | policy_rounded(x[i + 1] * steps) << 16;
   }
@@ -290,15 +307,15 @@ static inline float policy_pack(const float *x, uint32_t *packed, int inputs, fl
   if (i % 4 != 0) {
     *packed = 0u;
   }
-  return peak.value / limit;
+  return peak / limit;
 }
 
 /* policy_linear with whole numbers as weights, times a scale per row. Sums are exact: `limit` keeps them within 32 bits. */
 #define POLICY_LINEAR_INTEGER(name, products)                                                                            \
   static inline void name(const float *x, uint32_t *packed, const uint32_t *weight, const float *scale,                  \
-                          const float *bias, float *out, int inputs, int rows, float limit)                              \
+                          const float *bias, float *out, int inputs, int rows, float limit, float peak)                  \
   {                                                                                                                      \
-    const float step = policy_pack(x, packed, inputs, limit);                                                            \
+    const float step = policy_pack(x, packed, inputs, limit, peak);                                                      \
     for (int row = 0; row < rows; row += 4) {                                                                            \
       int32_t a = 0, b = 0, c = 0, d = 0;                                                                                \
       const uint32_t *pair = packed;                                                                                     \

@@ -55,14 +55,14 @@ def test_the_network_of_the_goal_stays_within_it(exported):
     assert result.max_error <= 1e-6
     assert result.ram_bytes == 0
     # int16: 5,504 products and sums in half as many instructions
-    assert 5504 / 2 < verify(exported("mlp", Weights.int16), "m4").instructions <= 12_500
+    assert 5504 / 2 < verify(exported("mlp", Weights.int16), "m4").instructions <= 11_500
 
 
 @pytest.mark.parametrize(("weights", "kind"), EXPORTS)
 def test_every_kind_runs_on_the_m4(exported, kind: str, weights: Weights):
     result = verify(exported(kind, weights), "m4")
     assert_good(result, exported(kind, weights))
-    assert result.max_error <= {Weights.float32: 1e-6, Weights.int16: 5e-4, Weights.int8: 0.05}[weights]
+    assert result.max_error <= {Weights.float32: 1e-6, Weights.int16: 1e-3, Weights.int8: 0.05}[weights]
     assert result.instructions < 30_000
 
 
