@@ -45,8 +45,9 @@ class Format(Enum):
 
 @dataclass
 class ExportConfig(Configuration):
-    """`weights=int8` is for target=c, `opset` (17 to 20) for target=onnx; `output` defaults to a folder in the run.
+    """`weights=int16` and `int8` are for target=c, `opset` (17 to 20) is for target=onnx.
 
+    `output` defaults to a folder in the run.
     `hub=OWNER/NAME` uploads the folder written by target=hub, transformers or peft.
     """
 

@@ -34,11 +34,15 @@ class Constants:
         blocks = _whole_blocks(weight.detach().cpu().numpy().astype("<f4")).reshape(-1, ROWS, weight.shape[1])
         return self._add(name, blocks.transpose(0, 2, 1).reshape(-1))
 
-    def bytes_matrix(self, name: str, weight: Tensor) -> str:
-        """Add an int8 matrix [rows, inputs] as [rows / 4][inputs / 4][4] words, each of four bytes of one row."""
-        blocks = _whole_blocks(weight.cpu().numpy().astype("<i1"))
+    def integer_matrix(self, name: str, weight: Tensor) -> str:
+        """Add an int16 or int8 matrix [rows, inputs] as [rows / 4][words][4], where a word has two or four weights."""
+        blocks = _whole_blocks(weight.cpu().numpy())
         blocks = np.pad(blocks, ((0, 0), (0, -blocks.shape[1] % 4)))
-        words = blocks.view("<u4").reshape(-1, ROWS, blocks.shape[1] // 4)
+        if blocks.itemsize == 1:
+            # the core's SXTB16 takes bytes 0 and 2, which then are two neighbours
+            blocks = blocks.reshape(len(blocks), -1, 4)[:, :, [0, 2, 1, 3]].reshape(len(blocks), -1)
+        blocks = np.ascontiguousarray(blocks, f"<i{blocks.itemsize}")
+        words = blocks.view("<u4").reshape(len(blocks) // ROWS, ROWS, -1)
         return self._add(name, words.transpose(0, 2, 1).reshape(-1))
 
     @property

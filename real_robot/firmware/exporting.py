@@ -47,14 +47,15 @@ class Weights(Enum):
     """Weight precision."""
 
     float32 = "float32"
+    int16 = "int16"
     int8 = "int8"
 
 
-TOLERANCE = {Weights.float32: 1e-5, Weights.int8: 0.05}
+TOLERANCE = {Weights.float32: 1e-5, Weights.int16: 1e-3, Weights.int8: 0.05}
 """Largest allowed difference between export and policy, in half action ranges."""
 CHUNK_TOLERANCE = 1e-4
 """Largest allowed difference for networks of chunks, with their many layers and steps of denoising."""
-CHECK_TOLERANCE = {Weights.float32: 1e-5, Weights.int8: 1e-3}
+CHECK_TOLERANCE = {Weights.float32: 1e-5, Weights.int16: 1e-3, Weights.int8: 1e-3}
 """Largest allowed difference between firmware and network on the pair checked at boot, in half action ranges."""
 
 
@@ -75,8 +76,8 @@ class Export:
 
     def __post_init__(self) -> None:
         """Raise UserError for options that the target does not support."""
-        if self.weights is Weights.int8 and self.target is not Target.c:
-            raise UserError(f"weights=int8 is for target=c, got target={self.target.value}")
+        if self.weights is not Weights.float32 and self.target is not Target.c:
+            raise UserError(f"weights={self.weights.value} is for target=c, got target={self.target.value}")
         if self.opset is not None:
             if self.target is not Target.onnx:
                 raise UserError(f"opset={self.opset} is for target=onnx, got target={self.target.value}")
@@ -189,7 +190,8 @@ def _shape(network: Network) -> dict[str, Any]:
 
 def _write_c(network: Network, samples: Samples, options: Export, directory: Path) -> dict[str, Any]:
     """Write C source and examples, and run the source on this machine; returns the values for the record."""
-    deployed = quantized(network) if options.weights is Weights.int8 else network
+    dtype = {Weights.int16: torch.int16, Weights.int8: torch.int8}.get(options.weights)
+    deployed = quantized(network, dtype) if dtype else network
     source = write_source(
         deployed,
         samples.inputs[CHECK_STEP],
@@ -218,7 +220,7 @@ def _write_c(network: Network, samples: Samples, options: Export, directory: Pat
 
 def _check_error(error: float, tolerance: float, options: Export) -> None:
     if not error <= tolerance:
-        advice = "; use weights=float32" if options.weights is Weights.int8 else ""
+        advice = {Weights.int16: "; use weights=float32", Weights.int8: "; use weights=int16"}.get(options.weights, "")
         raise UserError(
             f"the export differs from the policy by {error:.2g} half action ranges, expected at most {tolerance:g}"
             f"{advice}"

@@ -149,11 +149,11 @@ class Generator:
             call = f"policy_linear({source}, {weight}, {bias}, {target}, {layer.in_features}, {rows});"
         else:
             self.packed = max(self.packed, 2 * -(-layer.in_features // 4))
-            weight = self.constants.bytes_matrix(f"{name}_weight", layer.weight)
+            weight = self.constants.integer_matrix(f"{name}_weight", layer.weight)
             scale = self.constants.rows(f"{name}_scale", layer.scale)
             call = (
-                f"policy_linear_int8({source}, packed, {weight}, {scale}, {bias}, {target}, {layer.in_features}, "
-                f"{rows}, {literal(layer.limit)});"
+                f"policy_linear_int{8 * layer.weight.itemsize}({source}, packed, {weight}, {scale}, {bias}, {target}, "
+                f"{layer.in_features}, {rows}, {literal(layer.limit)});"
             )
         self.lines.append(call)
 

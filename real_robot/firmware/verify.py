@@ -23,7 +23,7 @@ from real_robot.firmware.record import exported_contract, read_record
 from real_robot.firmware.samples import Samples
 from real_robot.firmware.toolchain import CORES, build_for_core, find, run_image, run_on_host
 
-TOLERANCE = {"float32": 1e-6, "int8": 0.05}
+TOLERANCE = {"float32": 1e-6, "int16": 1e-3, "int8": 0.05}
 """Largest allowed difference from the policy, in half action ranges; rounding is added for ranges far from zero."""
 
 
@@ -94,7 +94,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("directory", type=Path, help="folder written by export.py target=c")
     parser.add_argument("--core", choices=CORES, default="m4", help="Cortex-M4 (default) or M7")
-    parser.add_argument("--tolerance", type=float, help="largest error, in half action ranges (1e-6; int8: 0.05)")
+    parser.add_argument(
+        "--tolerance", type=float, help="largest error, in half action ranges (1e-6; int16: 1e-3; int8: 0.05)"
+    )
     parser.add_argument("--json", action="store_true", help="print one object")
     options = parser.parse_args(arguments)
     try:

@@ -2,7 +2,7 @@
 
 import pickle
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import pytest
@@ -10,6 +10,7 @@ import torch
 
 from embodied import seeding
 from embodied.algorithms.ppo import PPOConfig
+from embodied.placement import worker
 from embodied.placement.collectors import CollectorHandle, CollectorPool, RemoteCollectors
 from embodied.placement.worker import CollectorHost, CollectorRecipe, CollectorSpec, Worker, part_of, software
 from embodied.rollout.joining import joined
@@ -219,3 +220,9 @@ def test_software_that_differs_is_named_and_builds_of_one_version_do_not_differ(
     cuda = ours | {"torch": ours["torch"].partition("+")[0] + "+cu128", "cuda": "12.8"}
     assert CollectorHost("node", cuda).differences(ours) == ""
     assert CollectorHost("node", {}).differences({"numpy": "2.0"}) == "numpy none where the learner has 2.0"
+
+
+def test_signals_count_in_the_size_of_a_rollout(policy: MLPPolicy) -> None:
+    rollout = Collector(Reach(4), policy, torch.Generator()).collect(3)
+    with_cost = replace(rollout, signals={"cost": torch.zeros(3, 4, 2)})
+    assert worker._bytes(with_cost) - worker._bytes(replace(rollout, signals={})) == 3 * 4 * 2 * 4

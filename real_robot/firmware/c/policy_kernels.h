@@ -204,43 +204,59 @@ static inline void policy_linear(const float *x, const float *weight, const floa
   }
 }
 
-/* Two signed 16-bit numbers in each word: bytes 0 and 2 of four signed bytes, bytes 1 and 3, and the sum of products. */
-#if defined(__GNUC__) && defined(__ARM_FEATURE_DSP)
-static inline uint32_t policy_bytes_02(uint32_t word)
-{
-  uint32_t pair;
-  __asm__("sxtb16 %0, %1" : "=r"(pair) : "r"(word));
-  return pair;
-}
-
-static inline uint32_t policy_bytes_13(uint32_t word)
-{
-  uint32_t pair;
-  __asm__("sxtb16 %0, %1, ror #8" : "=r"(pair) : "r"(word));
-  return pair;
-}
-
-static inline int32_t policy_add_products(uint32_t a, uint32_t b, int32_t sum)
-{
-  int32_t result;
-  __asm__("smlad %0, %1, %2, %3" : "=r"(result) : "r"(a), "r"(b), "r"(sum));
-  return result;
-}
+/* Sums of products of four rows with whole numbers: weights of 16 or 8 bits, inputs of 16 bits. A pass takes four inputs,
+   two pairs. A word of int16 holds two weights of a row; one of int8 holds weights 0, 2, 1, 3, because SXTB16 takes bytes
+   0 and 2. Loads of several words and SMLAD, two products and their sums in one instruction, need assembly. The numbers
+   are those of the C below. */
+#if defined(__GNUC__) && defined(__thumb2__) && defined(__ARM_FEATURE_DSP)
+#define POLICY_INTEGER_LOOP(body, pair, weight, a_, b_, c_, d_, passes)                                                  \
+  for (; passes > 0; passes--) {                                                                                         \
+    __asm__(body                                                                                                         \
+            : [from] "+r"(pair), [by] "+r"(weight), [a] "+r"(a_), [b] "+r"(b_), [c] "+r"(c_), [d] "+r"(d_)              \
+            :                                                                                                            \
+            : "memory", "r8", "r9", "r10", "r11", "r12", "lr");                                                          \
+  }
+#define POLICY_PRODUCTS(x)                                                                                               \
+  "smlad %[a], r8, " x ", %[a]\n smlad %[b], r9, " x ", %[b]\n"                                                          \
+  "smlad %[c], r10, " x ", %[c]\n smlad %[d], r11, " x ", %[d]\n"
+#define POLICY_FOUR_INPUTS_INT16(...)                                                                                    \
+  POLICY_INTEGER_LOOP("ldmia %[from]!, {r12, lr}\n ldmia %[by]!, {r8-r11}\n" POLICY_PRODUCTS("r12")                      \
+                      "ldmia %[by]!, {r8-r11}\n" POLICY_PRODUCTS("lr"), __VA_ARGS__)
+#define POLICY_FOUR_INPUTS_INT8(...)                                                                                     \
+  POLICY_INTEGER_LOOP("ldmia %[by]!, {r8-r11}\n ldr r12, [%[from]], #8\n"                                                \
+                      "sxtb16 lr, r8\n smlad %[a], lr, r12, %[a]\n sxtb16 lr, r9\n smlad %[b], lr, r12, %[b]\n"          \
+                      "sxtb16 lr, r10\n smlad %[c], lr, r12, %[c]\n sxtb16 lr, r11\n smlad %[d], lr, r12, %[d]\n"        \
+                      "ldr r12, [%[from], #-4]\n sxtb16 r8, r8, ror #8\n sxtb16 r9, r9, ror #8\n"                        \
+                      "sxtb16 r10, r10, ror #8\n sxtb16 r11, r11, ror #8\n" POLICY_PRODUCTS("r12"), __VA_ARGS__)
 #else
-static inline uint32_t policy_bytes_02(uint32_t word)
-{
-  return ((uint32_t)(int8_t)(word & 0xffu) & 0xffffu) | (uint32_t)(int8_t)((word >> 16) & 0xffu) << 16;
-}
-
-static inline uint32_t policy_bytes_13(uint32_t word)
-{
-  return policy_bytes_02(word >> 8);
-}
-
 static inline int32_t policy_add_products(uint32_t a, uint32_t b, int32_t sum)
 {
   return sum + (int16_t)(a & 0xffffu) * (int16_t)(b & 0xffffu) + (int16_t)(a >> 16) * (int16_t)(b >> 16);
 }
+
+static inline int32_t policy_add_products_int8(uint32_t bytes, const uint32_t *pair, int32_t sum)
+{
+  for (int half = 0; half < 2; half++, bytes >>= 8) {
+    const uint32_t low = (uint32_t)(int8_t)(bytes & 0xffu), high = (uint32_t)(int8_t)((bytes >> 16) & 0xffu);
+    sum = policy_add_products((low & 0xffffu) | high << 16, pair[half], sum);
+  }
+  return sum;
+}
+
+#define POLICY_FOUR_INPUTS_INT16(pair, weight, a, b, c, d, passes)                                                       \
+  for (int left = 2 * passes; left > 0; left--, pair++, weight += 4) {                                                   \
+    a = policy_add_products(weight[0], *pair, a);                                                                        \
+    b = policy_add_products(weight[1], *pair, b);                                                                        \
+    c = policy_add_products(weight[2], *pair, c);                                                                        \
+    d = policy_add_products(weight[3], *pair, d);                                                                        \
+  }
+#define POLICY_FOUR_INPUTS_INT8(pair, weight, a, b, c, d, passes)                                                        \
+  for (; passes > 0; passes--, pair += 2, weight += 4) {                                                                 \
+    a = policy_add_products_int8(weight[0], pair, a);                                                                    \
+    b = policy_add_products_int8(weight[1], pair, b);                                                                    \
+    c = policy_add_products_int8(weight[2], pair, c);                                                                    \
+    d = policy_add_products_int8(weight[3], pair, d);                                                                    \
+  }
 #endif
 
 /* x rounded to a whole number, in the low 16 bits: adding 1.5 * 2^23 leaves no room for a fraction. */
@@ -250,56 +266,52 @@ static inline uint32_t policy_rounded(float x)
   return word.bits;
 }
 
-/* Round x to whole steps of its largest magnitude / limit, 16 bits each, in the order 0, 2, 1, 3 of every four; returns
+/* Round x to whole steps of its largest magnitude / limit, in pairs of 16 bits, and zeros up to a multiple of four; returns
    the step. */
 static inline float policy_pack(const float *x, uint32_t *packed, int inputs, float limit)
 {
-  policy_word peak = {0.0f};
+  uint32_t largest = 0u;
   for (int i = 0; i < inputs; i++) {
     const policy_word word = {x[i]};
-    const uint32_t magnitude = word.bits & 0x7fffffffu; /* such bits are in the order of their numbers */
-    peak.bits = magnitude > peak.bits ? magnitude : peak.bits;
+    const uint32_t magnitude = word.bits << 1; /* without the sign, bits are in the order of their numbers */
+    largest = magnitude > largest ? magnitude : largest;
   }
+  policy_word peak;
+  peak.bits = largest >> 1;
   const float steps = peak.value > 1e-30f ? limit / peak.value : 0.0f;
   int i = 0;
-  for (; i + 3 < inputs; i += 4, packed += 2) {
-    packed[0] = (policy_rounded(x[i] * steps) & 0xffffu) | policy_rounded(x[i + 2] * steps) << 16;
-    packed[1] = (policy_rounded(x[i + 1] * steps) & 0xffffu) | policy_rounded(x[i + 3] * steps) << 16;
+  for (; i + 1 < inputs; i += 2) {
+    *packed++ = (policy_rounded(x[i] * steps) & 0xffffu) | policy_rounded(x[i + 1] * steps) << 16;
   }
   if (i < inputs) {
-    packed[0] = policy_rounded(x[i] * steps) & 0xffffu;
-    packed[0] |= i + 2 < inputs ? policy_rounded(x[i + 2] * steps) << 16 : 0u;
-    packed[1] = i + 1 < inputs ? policy_rounded(x[i + 1] * steps) & 0xffffu : 0u;
+    *packed++ = policy_rounded(x[i] * steps) & 0xffffu;
+    i += 2;
+  }
+  if (i % 4 != 0) {
+    *packed = 0u;
   }
   return peak.value / limit;
 }
 
-/* The same with weights of 8 bits and a scale per row: weight is [rows / 4][inputs / 4][4] words of four bytes. The sums
-   are exact: `limit` keeps them within 32 bits. */
-static inline void policy_linear_int8(const float *x, uint32_t *packed, const uint32_t *weight, const float *scale,
-                                      const float *bias, float *out, int inputs, int rows, float limit)
-{
-  const float step = policy_pack(x, packed, inputs, limit);
-  for (int row = 0; row < rows; row += 4) {
-    int32_t a = 0, b = 0, c = 0, d = 0;
-    const uint32_t *pair = packed;
-    for (int i = 0; i < inputs; i += 4, weight += 4, pair += 2) {
-      const uint32_t x02 = pair[0], x13 = pair[1];
-      a = policy_add_products(policy_bytes_02(weight[0]), x02, a);
-      a = policy_add_products(policy_bytes_13(weight[0]), x13, a);
-      b = policy_add_products(policy_bytes_02(weight[1]), x02, b);
-      b = policy_add_products(policy_bytes_13(weight[1]), x13, b);
-      c = policy_add_products(policy_bytes_02(weight[2]), x02, c);
-      c = policy_add_products(policy_bytes_13(weight[2]), x13, c);
-      d = policy_add_products(policy_bytes_02(weight[3]), x02, d);
-      d = policy_add_products(policy_bytes_13(weight[3]), x13, d);
-    }
-    out[row] = bias[row] + (float)a * (scale[row] * step);
-    out[row + 1] = bias[row + 1] + (float)b * (scale[row + 1] * step);
-    out[row + 2] = bias[row + 2] + (float)c * (scale[row + 2] * step);
-    out[row + 3] = bias[row + 3] + (float)d * (scale[row + 3] * step);
+/* policy_linear with whole numbers as weights, times a scale per row. Sums are exact: `limit` keeps them within 32 bits. */
+#define POLICY_LINEAR_INTEGER(name, products)                                                                            \
+  static inline void name(const float *x, uint32_t *packed, const uint32_t *weight, const float *scale,                  \
+                          const float *bias, float *out, int inputs, int rows, float limit)                              \
+  {                                                                                                                      \
+    const float step = policy_pack(x, packed, inputs, limit);                                                            \
+    for (int row = 0; row < rows; row += 4) {                                                                            \
+      int32_t a = 0, b = 0, c = 0, d = 0;                                                                                \
+      const uint32_t *pair = packed;                                                                                     \
+      int passes = (inputs + 3) / 4;                                                                                     \
+      products(pair, weight, a, b, c, d, passes);                                                                        \
+      out[row] = bias[row] + (float)a * (scale[row] * step);                                                             \
+      out[row + 1] = bias[row + 1] + (float)b * (scale[row + 1] * step);                                                 \
+      out[row + 2] = bias[row + 2] + (float)c * (scale[row + 2] * step);                                                 \
+      out[row + 3] = bias[row + 3] + (float)d * (scale[row + 3] * step);                                                 \
+    }                                                                                                                    \
   }
-}
+POLICY_LINEAR_INTEGER(policy_linear_int16, POLICY_FOUR_INPUTS_INT16)
+POLICY_LINEAR_INTEGER(policy_linear_int8, POLICY_FOUR_INPUTS_INT8)
 
 /* Gated recurrent unit from its two sums [3 count]: reset, update, new. `next` and `out` are the same numbers. */
 static inline void policy_gru(const float *from_input, const float *from_memory, const float *memory, float *next,

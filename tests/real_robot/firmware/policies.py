@@ -8,6 +8,7 @@ from embodied.export.network import PRESENT
 from policies.attention import AttentionConfig
 from policies.mlp import MLPConfig, MLPPolicy
 from policies.recurrent import RecurrentConfig
+from real_robot.firmware.exporting import Weights
 
 XYZ = ("x", "y", "z")
 STATE = {
@@ -38,6 +39,9 @@ CONFIGS = {
     "chunks": MLPConfig(hidden=[13, 30]),
 }
 KINDS = tuple(CONFIGS)
+INTEGERS = [(Weights.int16, kind) for kind in ("recurrent", "attention", "chunks")]
+INTEGERS += [(Weights.int8, kind) for kind in ("attention", "chunks")]
+EXPORTS = [(Weights.float32, kind) for kind in KINDS] + INTEGERS
 SPECS["history"] = STATE | {"action_history": TensorSpec((12,), unit="1")}
 CONFIGS["history"] = MLPConfig(hidden=[16])
 

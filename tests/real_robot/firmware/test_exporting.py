@@ -21,7 +21,7 @@ from real_robot.firmware.samples import Samples
 from real_robot.firmware.toolchain import run_on_host
 from tests.real_robot.firmware import compiled
 from tests.real_robot.firmware.compiled import Compiled
-from tests.real_robot.firmware.policies import KINDS, ROTORS, make
+from tests.real_robot.firmware.policies import EXPORTS, INTEGERS, KINDS, ROTORS, make
 
 C = Export(Target.c)
 
@@ -66,16 +66,17 @@ def test_the_check_at_boot_finds_a_compiler_that_says_nothing_of_it(exported, ki
 def test_what_is_printed_verifies_policies_that_round_more(exported):
     assert strictness(recorded(exported("mlp"))) == ()
     assert strictness({"max_error": 8e-6, "weights": "float32"}) == ("--tolerance", "1e-05")
-    assert strictness(recorded(exported("mlp", Weights.int8))) == ()
+    assert strictness(recorded(exported("mlp", Weights.int16))) == ()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_bytes_do_what_the_quantised_network_does(exported, kind: str, tmp_path: Path):
-    directory = exported(kind, Weights.int8)
+@pytest.mark.parametrize(("weights", "kind"), INTEGERS)
+def test_integers_do_what_the_quantised_network_does(exported, kind: str, weights: Weights, tmp_path: Path):
+    dtype, error, share = {Weights.int16: (torch.int16, 5e-4, 0.85), Weights.int8: (torch.int8, 0.05, 0.65)}[weights]
+    directory = exported(kind, weights)
     record, floats = recorded(directory), recorded(exported(kind))
-    assert 1e-5 < record["max_error"] <= 0.05
-    assert record["constant_bytes"] < 0.65 * floats["constant_bytes"]
-    samples, network = Samples.load(directory), quantized(make(kind).deployable())
+    assert 1e-5 < record["max_error"] <= error
+    assert record["constant_bytes"] < share * floats["constant_bytes"]
+    samples, network = Samples.load(directory), quantized(make(kind).deployable(), dtype)
     outputs, status = run_on_host(directory, samples.inputs, tmp_path)
     assert status == 0
     memory, expected = network.initial_memory, []
@@ -88,22 +89,29 @@ def test_bytes_do_what_the_quantised_network_does(exported, kind: str, tmp_path:
     assert difference.mean() < 2e-5
 
 
-def test_products_and_sums_of_bytes_are_exact():
+def test_products_and_sums_of_integers_are_exact():
     layer = nn.Linear(3, 2)
     layer.weight.data = torch.tensor([[1.0, -2.0, 0.5], [0.0, 0.0, 0.0]])
     layer.bias.data = torch.tensor([10.0, -1.0])
-    small = QuantizedLinear(layer)
+    small = QuantizedLinear(layer, torch.int8)
     assert small.weight.tolist() == [[64, -127, 32], [0, 0, 0]]  # 63.5 and 31.75, rounded half to even
     assert small.limit == 32767
-    assert QuantizedLinear(nn.Linear(1000, 1)).limit == (2**31 - 1) // (127 * 1000)
     x = torch.tensor([[4.0, 2.0, -1.0], [0.0, 0.0, 0.0]])
     # inputs become 32767, 16384 (16383.5), -8192 (-8191.75); steps are 4 / 32767 and 2 / 127
     total = 64 * 32767 - 127 * 16384 + 32 * -8192
     torch.testing.assert_close(small(x), torch.tensor([[10 + total * (4 / 32767) * (2 / 127), -1.0], [10.0, -1.0]]))
+    # 127 and 1000 inputs, or weights whose magnitudes sum to 1.75 of the largest: the largest sum fits into 32 bits
+    nn.init.ones_((wide := nn.Linear(1000, 1)).weight)
+    assert QuantizedLinear(wide, torch.int8).limit == (2**31 - 1) // (127 * 1000)
+    words = QuantizedLinear(layer, torch.int16)
+    assert words.weight.tolist() == [[16384, -32767, 8192], [0, 0, 0]]
+    assert words.limit == 32767
+    halves = QuantizedLinear(wide, torch.int16)
+    assert halves.weight.unique().tolist() == [1465]  # isqrt((2^31 - 1) / 1000)
+    assert halves.limit == (2**31 - 1) // (1465 * 1000)
 
 
-@pytest.mark.parametrize("weights", Weights)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("weights", "kind"), EXPORTS)
 def test_it_needs_no_library_and_no_heap(exported, tmp_path: Path, kind: str, weights: Weights):
     directory = exported(kind, weights)
     toolchain.call(
@@ -137,8 +145,7 @@ def test_the_header_says_what_goes_in_and_out(exported):
     assert "-50 to 10" in chunks
 
 
-@pytest.mark.parametrize("weights", Weights)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("weights", "kind"), EXPORTS)
 def test_every_damaged_constant_is_caught_at_boot(exported, tmp_path: Path, kind: str, weights: Weights):
     directory = exported(kind, weights)
     good = Compiled(directory, tmp_path / "good.so")

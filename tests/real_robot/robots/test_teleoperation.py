@@ -1,12 +1,17 @@
 """An episode begins once the robot measures and is listened to, whatever a simulator's clock says."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from embodied.errors import UserError
+from real_robot.recording.recorder import Recorder
+from real_robot.recording.recording import Recording
 from real_robot.robots.robot import Reading
-from real_robot.robots.teleoperation import FIRST_READING_S, Station, first_reading
-from real_robot.safety.limits import Kind
+from real_robot.robots.teleoperation import FIRST_READING_S, Driver, Session, Station, first_reading
+from real_robot.safety.limits import ElementLimits, Kind, Limits
+from real_robot.safety.safety import Safety
 from tests.real_robot.plant import DT_S, Plant
 
 
@@ -58,3 +63,50 @@ def test_what_is_missing_is_told(begin: int, why: str):
         first_reading(made)
     assert str(raised.value) == why
     assert sum(slept) == pytest.approx(FIRST_READING_S)
+
+
+class Absent:
+    """A person who begins episodes and leaves the robot to the policy."""
+
+    pressed = frozenset[str]()
+
+    def wait_for(self, *buttons: str, sleep: object) -> str:
+        return "go"
+
+    def action(self, proposed: np.ndarray | None) -> None:
+        return None
+
+
+class Counting:
+    """An executor that counts how often an episode begins."""
+
+    episodes = 0
+
+    def reset(self) -> None:
+        self.episodes += 1
+
+    def observe(self, reading: Reading) -> None: ...
+
+    def action(self, now_s: float) -> np.ndarray:
+        return np.full(2, 0.001)
+
+
+def test_a_policy_begins_every_episode_anew(tmp_path: Path):
+    robot = Plant(Kind.DELTA, np.zeros(2))
+    policy = Counting()
+    begun: list[int] = []
+    made = Station(
+        robot,
+        robot.contract,
+        robot.clock,
+        lambda seconds: robot.tick() and None,
+        lambda: begun.append(robot.ticks),
+        lambda: True if robot.ticks > begun[-1] + 9 else None,
+    )
+    within = ElementLimits(Kind.DELTA, velocity=1.0)
+    safety = Safety(robot, Limits({"a": within, "b": within}), robot.clock)
+    with Recorder(tmp_path / "a.mcap", robot.contract, clock=robot.clock) as recorder:
+        session = Session(made, safety, Driver(Absent(), policy, safety.trip), recorder, "push", lambda: False)
+        assert session.run(2) == [True, True]
+    assert policy.episodes == 2
+    assert Recording(tmp_path / "a.mcap").outcomes() == {0: True, 1: True}

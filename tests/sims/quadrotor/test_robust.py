@@ -2,13 +2,14 @@
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
 
 from sims.quadrotor import air
 from sims.quadrotor.airframes import CRAZYFLIE, CRAZYFLIE_21, GRAVITY, PARAMETERS
-from sims.quadrotor.dynamics import DT_S, SAG_S, Body, Options
+from sims.quadrotor.dynamics import AIR_ROWS, DT_S, SAG_S, Body, Options
 from sims.quadrotor.environment import QuadrotorEnvironment
 from sims.quadrotor.episode import Moment
 from sims.quadrotor.flights import swept
@@ -152,6 +153,21 @@ def test_wind_pushes_and_no_wind_has_no_gusts():
     pushed = seen["velocity"][:, :2].norm(dim=1)
     assert torch.corrcoef(torch.stack((speed, pushed)))[0, 1] > 0.9
     assert (pushed / speed).mean() == pytest.approx(0.25 * 0.2, rel=0.2)  # drag over mass, for 0.2 s
+
+
+def test_gusts_of_each_step_are_new():
+    env = made(500, replace(CALM, wind_m_s=2.0))
+    wind = env._disturbance[6:8, :500]
+    # u' = k u + sqrt(1 - k^2) n with k = 1 - W dt / L
+    decay = 1.0 - wind.norm(dim=0) * DT_S / air.ALONG_M
+    along = [env._state[-AIR_ROWS, :500]]
+    for _ in range(3):
+        env.step(torch.full((500, 1, 4), CRAZYFLIE.hover_action))
+        along.append(env._state[-AIR_ROWS, :500])
+    noise = torch.stack([(after - decay * now) / (1.0 - decay**2).sqrt() for now, after in pairwise(along)])
+    assert noise.std(1) == pytest.approx([1.0] * 3, abs=0.15)
+    correlation = torch.corrcoef(noise)
+    assert correlation.fill_diagonal_(0.0).abs().max() < 0.2
 
 
 def test_errors_of_measurement_last_for_an_episode_and_turn_no_drone():
