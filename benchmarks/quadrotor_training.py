@@ -144,7 +144,7 @@ def measure(variant: Variant, seed: int, options: Sequence[str], run: Path) -> d
     trained = sorted((run / "checkpoint").iterdir())[-2]  # the last one was saved after the evaluation
     evaluations = {called(row): row for row in report["evaluations"]}
     for name, evaluation_options in variant.evaluations.items():
-        episodes = str(report["evaluations"][0]["episodes"])
+        episodes = str(next(row["episodes"] for row in report["evaluations"] if row["stage"] == "rl"))
         _spent(
             ["evaluate.py", f"checkpoint={run}", f"episodes={episodes}", f"num_envs={episodes}", *evaluation_options]
         )

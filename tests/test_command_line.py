@@ -86,7 +86,7 @@ def test_a_quadrotor_learns_is_measured_and_filmed(tmp_path: Path):
     completed = run_program("train.py", "task=quadrotor_hover", *small, f"output={directory}")
     assert completed.returncode == 0, completed.stdout + completed.stderr
     report = json.loads((directory / "report.json").read_text())
-    assert {(row["stage"], row["episodes"]) for row in report["evaluations"]} == {("rl", 6)}
+    assert {(row["stage"], row["episodes"]) for row in report["evaluations"]} == {("untrained", 5), ("rl", 6)}
     assert {"robust", "disturbed", "late_20_ms"} <= {row["distribution"] for row in report["evaluations"]}
     assert {"survive", "position_error_m"} <= report["evaluations"][0].keys()
     assert report["cpu_s"] > 0
@@ -162,7 +162,7 @@ def test_a_policy_for_any_quadrotor_is_distilled_measured_and_exported(tmp_path:
     names += ["hexa_0550_g", "hexa_2000_g", "high_thrust", "low_thrust", "octo_0900_g", "octo_2200_g", "random"]
     names += ["slow_rotors", "slower_rotors"]
     names += [f"unseen_{mass}_g" for mass in masses]
-    assert [row["distribution"] for row in rows] == names
+    assert sorted({row["distribution"] for row in rows}) == names
     assert all({"survive", "position_error_m"} <= row.keys() for row in rows)
     assert (directory / "video.mp4").stat().st_size > 1000
     logged = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]

@@ -81,7 +81,7 @@ def test_one_stage_is_trained_evaluated_and_reported(tmp_path: Path) -> None:
     run.run()
     assert [row["offline/steps"] for row in rows(tmp_path)] == [10.0, 20.0, 30.0]
     assert [row["stage"] for row in report(tmp_path)["evaluations"]] == ["offline"]
-    assert report(tmp_path)["headline"].startswith("After offline learning the policy succeeded on")
+    assert report(tmp_path)["headline"].startswith("Offline learning reached ")
     assert run.policy.fitted
     assert make(tmp_path, ["offline"]).stage == "done"
 
@@ -108,7 +108,7 @@ def test_offline_learning_is_compared_with_sft_and_its_control(tmp_path: Path) -
     assert made["headline"].startswith("Offline learning ")
     assert "environment steps" not in made["headline"]
     assert "offline over SFT on wide" in (tmp_path / "report.md").read_text()
-    assert "Offline learning&#x27;s gain over it" in (tmp_path / "report.html").read_text()
+    assert '<th scope="col">gain of offline</th>' in (tmp_path / "report.html").read_text()
 
 
 def test_a_plan_counts_offline_learning_and_the_state_that_sft_leaves(tmp_path: Path) -> None:
