@@ -7,7 +7,7 @@ RUN apt-get update \
 WORKDIR /embodied
 # Packages first: a change of our own code does not install them again.
 COPY Makefile pyproject.toml constraints.txt README.md LICENSE ./
-COPY compare.py evaluate.py export.py identify.py plot.py record.py replay.py serve.py train.py ./
+COPY *.py ./
 COPY configs configs
 RUN mkdir embodied policies real_robot sims && make .venv/installed
 COPY . .

@@ -19,14 +19,18 @@ from embodied.command_line.config import compose
 from embodied.command_line.train_options import GROUPS, TrainConfig
 from embodied.environment import Environment
 from embodied.environments.latency import with_latency
+from embodied.errors import UserError
 from embodied.evaluation.evaluation import compare
+from embodied.evaluation.open_loop import OpenLoop, split
 from embodied.execution.delay import delayed
-from embodied.report import margins
+from embodied.report import margins, open_loop
 from embodied.report.report import POLICY, write_evaluation
 from embodied.saving import checkpoint
 from embodied.task import baseline_policies, check_sims, evaluation_distributions
 from embodied.training.compute import prepare
 from embodied.viewer.options import viewing
+from real_robot.recording.demonstrations import reader
+from real_robot.recording.recorded_task import join
 from real_robot.sim_to_real import report as sim_to_real_report
 from real_robot.sim_to_real.comparison import LATE, Comparison, EvaluateConfig, in_sim
 from sims.registry import VIEWABLE, in_processes
@@ -48,6 +52,8 @@ def run(arguments: list[str]) -> None:
     check_sims(composed()[0].task, config.sim)
     common += in_sim(config.sim[0]) if len(config.sim) == 1 else []
     trained, train_record = composed()
+    if trained.task.held_out_share is not None:
+        return log.info(on_recordings(config, saved, trained))
     tasks = [composed(in_sim(name))[0].task for name in config.sim] or [trained.task]
     config.episodes = min(task.default_starts for task in tasks) if config.episodes is None else config.episodes
     config.num_envs = trained.evaluation_envs if config.num_envs is None else config.num_envs
@@ -82,6 +88,28 @@ def run(arguments: list[str]) -> None:
         film, task_in_processes = results / "evaluation.mp4", in_processes(trained.task)
         task_in_processes.video(film, {"policy": policy}, config.device, distributions[0], config.first)
         log.info(f"wrote {film}")
+
+
+def on_recordings(config: EvaluateConfig, saved: checkpoint.Checkpoint, trained: TrainConfig) -> str:
+    """Compare the policy's actions with those of the held-out episodes of its data set; returns a line with the path.
+
+    Raises:
+        UserError: for options of simulators, and if the data set is missing or has changed.
+    """
+    simulated = ("distributions", "margins", "video", "render", "sim_to_real", "sim", "baselines", "execution")
+    if unfit := [name for name in simulated if getattr(config, name)]:
+        raise UserError(f"task={trained.task.name} has no simulator for {', '.join(unfit)}; leave them out")
+    join(trained)
+    prepare(config.device, trained.threads if config.threads is None else config.threads)
+    saved.check(contract := trained.task.contract(trained.task.distributions[0]))
+    path = Path(saved.path or "")
+    demonstrations = reader(trained, trained.task)
+    assert demonstrations is not None
+    learned, held_out = split(demonstrations(contract, path.parent.parent), trained.task.held_out_share)
+    saved.restore(policy := trained.policy.build(saved.contract).to(config.device))
+    result = OpenLoop(held_out, learned, contract, config.device).evaluate(policy)
+    record = {"checkpoint": str(path), "weights_sha256": saved.weights_sha256}
+    return open_loop.write_evaluation(checkpoint.results_folder(path), record, result)
 
 
 def own(arguments: list[str]) -> tuple[EvaluateConfig, dict[str, Any]]:

@@ -2,14 +2,15 @@
 
 Recordings are files of `real_robot/recording/`, with position, rotation, velocity and angular velocity. Every fourth
 segment is held out: prediction errors on these are reported for the initial and the fitted airframe. Motion only
-determines ratios: mass and inertia are relative to the thrust curve of `airframe`. Options are printed by --help.
+determines ratios: mass and inertia are relative to the thrust curve of `airframe`. The fitted airframe is also written
+to a YAML file, which train.py task=quadrotor_hover task.airframe=FILE.yaml reads. Options are printed by --help.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from omegaconf import MISSING
@@ -27,7 +28,7 @@ from real_robot.sim_to_real.identification import Parameter, Segments, cut, iden
 from sims.quadrotor.airframes import Airframe
 from sims.quadrotor.dynamics import DT_S, Options
 from sims.quadrotor.fitting import KEYS, FlightModel
-from sims.quadrotor.task import named_airframe
+from sims.quadrotor.own_airframe import chosen_airframe, write_airframe
 
 log = logging.getLogger("embodied")
 GUESSES = {"drag_x": 0.1, "drag_y": 0.1, "drag_z": 0.1, "delay_s": 0.5 * DT_S}
@@ -36,7 +37,12 @@ GUESSES = {"drag_x": 0.1, "drag_y": 0.1, "drag_z": 0.1, "delay_s": 0.5 * DT_S}
 
 @dataclass
 class IdentifyConfig(Configuration):
-    """`airframe` is the first guess; a segment has `steps` steps; delays are at most `delay_steps` steps."""
+    """Options of the program.
+
+    `airframe` is the first guess: the name of a known airframe, or a YAML file. A segment has `steps` steps; delays are
+    at most `delay_steps` steps. Estimates and errors are written to the JSON file `output`, and the fitted airframe to
+    the .yaml file of the same name.
+    """
 
     recordings: list[str] = MISSING
     airframe: str = "crazyflie"
@@ -56,7 +62,10 @@ def run(arguments: list[str]) -> None:
     """Fit the airframe, print the estimates, and write `output`."""
     config, _ = compose(IdentifyConfig, "identify", arguments, {})
     prepare("cpu", config.threads)
-    airframe = named_airframe(config.airframe)
+    yaml = Path(config.output).with_suffix(".yaml")
+    if yaml == Path(config.output):
+        raise UserError(f"output={config.output} is the file of the airframe; use output={yaml.with_suffix('.json')}")
+    airframe = chosen_airframe(config.airframe)
     model = FlightModel(airframe, config.parameters, Options(drag=True, delay_steps=config.delay_steps))
     parameters = [parameter(airframe, name, config.delay_steps) for name in config.parameters]
     episodes = (episode for path in config.recordings for _, episode in driven.episodes(Recording(path)))
@@ -79,7 +88,13 @@ def run(arguments: list[str]) -> None:
     record = asdict(config) | identification.summary() | {"held_out_errors": errors}
     with complete_or_absent(Path(config.output)) as temporary:
         temporary.write_text(dumps_rows(record), encoding="utf-8")
-    log.info(f"wrote {config.output}")
+    values = {name: estimate.value for name, estimate in identification.estimates.items()}
+    notes = {name: f"95%: {fit.low:.4g} to {fit.high:.4g}" for name, fit in identification.estimates.items()}
+    heading = (
+        f"airframe fitted to {count} segments of flight; parameters without an interval are those of {config.airframe}"
+    )
+    write_airframe(yaml, replace(airframe, **values), heading, notes)
+    log.info(f"wrote {config.output} and {yaml}: train.py task=quadrotor_hover task.airframe={yaml}")
 
 
 def parameter(airframe: Airframe, name: str, delay_steps: int) -> Parameter:

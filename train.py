@@ -1,6 +1,6 @@
 """Train a robot policy: python train.py task=libero_pick [key=value ...].
 
-All tasks: python train.py list=tasks. All options of a task: python train.py --help task=quadrotor_hover policy=mlp.
+All tasks: python train.py list=tasks. Options of a task: python train.py --help task=quadrotor_hover policy=mlp.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from embodied import without_dynamo  # noqa: F401 - first
+from embodied import start_up  # noqa: F401 - before PyTorch
 from embodied.command_line import listing, program
 from embodied.command_line.config import compose
+from embodied.command_line.summary import summary
 from embodied.command_line.train_options import GROUPS, TrainConfig
 from embodied.environments.latency import with_latency
 from embodied.placement.registry import with_placement
@@ -24,7 +25,8 @@ from embodied.training.fitting_memory import show
 from embodied.training.run_directory import new_directory, shared_run
 from embodied.viewer.options import viewing
 from real_robot.recording.demonstrations import reader, sources
-from sims.registry import NEEDS, TASKS, VIEWABLE, in_processes
+from real_robot.recording.recorded_task import join
+from sims.registry import NEEDS, VIEWABLE, in_processes
 
 log = logging.getLogger("embodied")
 
@@ -32,7 +34,7 @@ log = logging.getLogger("embodied")
 def run(arguments: list[str]) -> None:
     """Run one training from the command line to its report, or list the tasks with list=tasks."""
     if arguments == ["list=tasks"]:
-        return log.info(listing.tasks(TASKS, NEEDS))
+        return log.info(listing.tasks(GROUPS["task"], NEEDS))
     config, record = composed(arguments)
     if config.plan:
         return show(lambda more: composed([*arguments, *more])[0], sources)
@@ -65,14 +67,27 @@ def run(arguments: list[str]) -> None:
 def composed(arguments: list[str]) -> tuple[TrainConfig, dict[str, Any]]:
     """Compose the configuration and its record; a resumed run starts from its own configuration."""
     saved = program.check_start("train", arguments)
-    return compose(TrainConfig, "train", with_placement(arguments, saved), GROUPS, saved)
+    config, record = compose(TrainConfig, "train", with_placement(arguments, saved), GROUPS, saved)
+    join(config)
+    return config, record
 
 
 def describe(arguments: list[str]) -> str:
-    """Text of --help: the choices, and the options of the selected choices."""
-    config, record = compose(TrainConfig, "train", with_placement(arguments), GROUPS, program.resumed(arguments))
+    """Text of --help=all: the choices, and the options of the selected choices."""
+    config, record = described(arguments)
     return program.options(listing.choices(str(__doc__), record["choices"], GROUPS), config)
 
 
+def summarise(arguments: list[str]) -> str:
+    """Text of --help: the options of the selected choices that people set first."""
+    config, record = described(arguments)
+    return summary(str(__doc__).strip(), arguments, record["choices"], config)
+
+
+def described(arguments: list[str]) -> tuple[TrainConfig, dict[str, Any]]:
+    """Compose the configuration and its record for --help, which needs no task."""
+    return compose(TrainConfig, "train", with_placement(arguments), GROUPS, program.resumed(arguments))
+
+
 if __name__ == "__main__":
-    sys.exit(program.main(run, describe, sys.argv[1:], composed))
+    sys.exit(program.main(run, describe, sys.argv[1:], composed, summarise))

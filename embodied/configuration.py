@@ -70,6 +70,10 @@ class Configuration:
         for field in fields(self):  # type: ignore[arg-type] - subclasses are dataclasses
             check_numbers(field.name, getattr(self, field.name), type_hints(type(self))[field.name])
 
+    def recorded(self) -> dict[str, Any]:
+        """Options that a run records with other values than those typed, such as absolute paths, by name."""
+        return {}
+
 
 @cache
 def type_hints(kind: type) -> dict[str, Any]:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from embodied.errors import UserError
@@ -203,6 +204,17 @@ class Contract:
     def to_json(self) -> str:
         """Text form for files."""
         return json.dumps(self.to_dict(), indent=2)
+
+
+def with_privileged(specs: Mapping[str, TensorSpec], names: Collection[str]) -> dict[str, TensorSpec]:
+    """Copy the observations `specs` with those of `names` privileged.
+
+    Raises:
+        UserError: for unknown names.
+    """
+    if unknown := [name for name in names if name not in specs]:
+        raise UserError(f"unknown observation {unknown[0]!r} in task.privileged; expected some of {', '.join(specs)}")
+    return {name: replace(spec, privileged=spec.privileged or name in names) for name, spec in specs.items()}
 
 
 def _spec(data: dict[str, Any]) -> TensorSpec:

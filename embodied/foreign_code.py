@@ -17,6 +17,8 @@ TASK, PLACEMENT = "task", "placement"
 """Groups whose options can name code; those of policies name weights, which are read as numbers."""
 PROGRAM = "python"
 """Name of options whose value is a program even without a path."""
+DATA = "airframe"
+"""Name of options whose value may be a file of numbers, which the record contains."""
 NAMES_CODE = re.compile(r"[/\\:]|\.(py|so|xml)$")
 """Pattern of a path, an address, "module:name", or a file that is read as code."""
 
@@ -52,6 +54,8 @@ def named(arguments: Sequence[str], parts: Sequence[str] = (TASK,)) -> list[str]
 
 
 def _is_code(name: str, text: str) -> bool:
+    if name.endswith(f".{DATA}"):
+        return False
     return (name.endswith(f".{PROGRAM}") and text != "null") or bool(NAMES_CODE.search(text))
 
 

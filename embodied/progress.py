@@ -36,7 +36,8 @@ class Progress:
             smoothing=0.05,
             disable=None if visible else True,
         )
-        self._last_log_s = time.monotonic()
+        self._first, self._began_s = initial, time.monotonic()
+        self._last_log_s = self._began_s
 
     def update(self, more: int = 1, note: str = "") -> None:
         """Advance by `more`; `note` is shown next to the bar."""
@@ -47,7 +48,9 @@ class Progress:
             self._bar.update(more)
         if self._bar.disable and self.visible and time.monotonic() - self._last_log_s >= PERIOD_S:
             self._last_log_s = time.monotonic()
-            log.info(f"{self.label}: {self.done:,} of {self.total:,} {self.unit}s" + (f", {note}" if note else ""))
+            rest_s = (self._last_log_s - self._began_s) * (self.total - self.done) / max(1, self.done - self._first)
+            parts = [f"{self.label}: {self.done:,} of {self.total:,} {self.unit}s", *([note] if note else [])]
+            log.info(", ".join([*parts, f"about {max(1, round(rest_s / 60.0))} min left"]))
 
     def __enter__(self) -> Self:
         """Use as a context manager."""

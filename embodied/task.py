@@ -78,6 +78,10 @@ class Task:
 
     name: str
     distributions: tuple[str, ...]
+    meanings: Mapping[str, str] = MappingProxyType({})
+    """Meanings of distributions and variants, one sentence each; without one the name has to explain itself."""
+    held_out_share: float | None = None
+    """Share of the recorded episodes that is held out, if there is no simulator; None: there is one."""
 
     def contract(self, distribution: str) -> Contract:
         """Contract of environments of `distribution`, without creating one."""

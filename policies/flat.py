@@ -33,20 +33,23 @@ class FlatObservations(nn.Module):
     and suggest `other`.
 
     Raises:
-        UserError: if an observation has a variable axis, there is none, or `distances` names none of them.
+        UserError: if an observation has a variable axis, there is none but one is `required`, or `distances` names none
+            of them.
     """
 
     fitted: Tensor
     mean: Tensor
     std: Tensor
 
-    def __init__(self, contract: Contract, distances: Sequence[str], reader: str, other: str) -> None:
+    def __init__(
+        self, contract: Contract, distances: Sequence[str], reader: str, other: str, *, required: bool = True
+    ) -> None:
         super().__init__()
         specs = {key: spec for key, spec in contract.observation.items() if spec.dtype == "float32"}
         self.actor_keys = [key for key, spec in specs.items() if not spec.privileged]
         self.keys = [*self.actor_keys, *(key for key, spec in specs.items() if spec.privileged)]
         varying = [key for key in self.keys if -1 in specs[key].shape]
-        if varying or not self.actor_keys:
+        if varying or (required and not self.actor_keys):
             raise UserError(f"{reader} reads float32 observations of fixed size; got {varying or 'none'}: use {other}")
         self.reciprocal = list(distances)
         if unknown := [key for key in distances if key not in self.keys]:
@@ -111,6 +114,8 @@ class FlatObservations(nn.Module):
 
     def concatenated(self, observation: TensorDict, keys: Sequence[str]) -> Tensor:
         """Concatenate the observations `keys`, distances as reciprocals, [..., columns]."""
+        if not keys:
+            return self.mean.new_zeros(*observation.batch_size, 0)
         flat = {key: observation[key].flatten(observation.batch_dims) for key in keys}
         return torch.cat([reciprocal(flat[key]) if key in self.reciprocal else flat[key] for key in keys], dim=-1)
 

@@ -1,8 +1,10 @@
 """Fixtures of all tests: no time limits, one thread of torch, no figures on a screen, a cache of their own."""
 
 import atexit
+import gc
 import os
 import shutil
+import sys
 import tempfile
 
 os.environ.setdefault("MPLBACKEND", "Agg")
@@ -16,3 +18,14 @@ import torch
 hypothesis.settings.register_profile("house", deadline=None, derandomize=True, database=None)
 hypothesis.settings.load_profile("house")
 torch.set_num_threads(1)
+
+_frozen_modules = 0
+
+
+def pytest_runtest_setup() -> None:
+    """Freeze what imports have made: simulators ask for a garbage collection at each close, which then skips it."""
+    global _frozen_modules
+    if len(sys.modules) != _frozen_modules:
+        gc.collect()
+        gc.freeze()
+        _frozen_modules = len(sys.modules)

@@ -48,6 +48,7 @@ def run_program(name: str, *arguments: str, cwd: Path = ROOT) -> Completed:
         except SystemExit as ended:
             status = ended.code
     assert isinstance(status, int)
+    stdout.flush()  # of print
     return Completed(status, *(stream.buffer.getvalue().decode() for stream in (stdout, stderr)))
 
 

@@ -133,7 +133,7 @@ STOREYS = (
     ("export", "saving"),
     ("policy", "text", "words"),
     ("contract", "precision"),
-    ("configuration", "extras", "foreign_code", "resume"),
+    ("configuration", "extras", "foreign_code", "resume", "start_up"),
     ("console", "interrupt", "progress", "world"),
     ("commands", "errors", "scene", "seeding", "streams", "without_dynamo"),
 )

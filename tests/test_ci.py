@@ -10,12 +10,16 @@ import pytest
 ROOT = Path(__file__).parents[1]
 READING = r"""environ\W.*"LIBERO_ASSETS"|"LIBERO_ASSETS".*os.environ|find_assets\(\)"""
 SCRIPT = ROOT / ".ci" / "run"
-COMMANDS = "make", "arm-none-eabi-gcc", "qemu-system-arm", "chromium"
+COMMANDS = "make", "arm-none-eabi-gcc", "qemu-system-arm", "chromium", "docker"
+IMAGE = [
+    "none build --tag embodied-ci .",
+    "none run --rm embodied-ci train.py task=quadrotor_hover env_steps=2000 evaluation_starts=4 video=false",
+]
 
 
 @pytest.fixture
 def called(tmp_path: Path):
-    """Calls the script in a checkout below `tmp_path`; returns its calls of make, with the assets they were given."""
+    """Calls the script in a checkout below `tmp_path`; returns its calls of make and docker, with their assets."""
     checkout, commands = tmp_path / "checkout", tmp_path / "commands"
     (checkout / ".ci").mkdir(parents=True)
     (checkout / ".ci" / "run").write_text(SCRIPT.read_text())
@@ -36,10 +40,10 @@ def called(tmp_path: Path):
 
 def test_official_assets_beside_the_checkout_are_tested_with_too(tmp_path: Path, called):
     tests = "none test test-evidence test-ros test-isaac test-crazyflow test-ray"
-    assert called() == [tests, "none check docs"]
+    assert called() == [tests, "none check docs", *IMAGE]
     assets = tmp_path / "shared" / "libero_assets"
     assets.mkdir(parents=True)
-    assert called() == [tests, f"{assets} test ARGS=-m assets", f"{assets} test-stock", "none check docs"]
+    assert called() == [tests, f"{assets} test ARGS=-m assets", f"{assets} test-stock", "none check docs", *IMAGE]
 
 
 def test_files_of_tests_that_read_official_assets_are_marked():

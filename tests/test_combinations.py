@@ -57,6 +57,8 @@ def demonstrations(contract: Contract) -> Episodes:
 )
 def test_what_a_task_takes_builds_and_its_own_comes_first(task: str):
     own, record = compose(TrainConfig, "train", [f"task={task}", *SMALL.get(task, [])], GROUPS)
+    if task == "dataset":
+        pytest.skip("it has no simulator: tests/real_robot/recording/test_recorded_task.py builds its policies")
     if task in LACKING:
         pytest.skip("its simulator or its assets are not installed here")
     env = own.task.environment(4, own.task.distributions[0], "train", 0)

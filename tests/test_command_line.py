@@ -315,20 +315,42 @@ def test_an_unknown_task_is_one_line_that_lists_the_tasks():
 
 def test_help_lists_what_there_is_and_the_options_of_what_is_chosen(capsys):
     def message(*chosen: str) -> str:
-        assert program.main(train.run, train.describe, [*chosen, "--help"]) == 0
+        assert program.main(train.run, train.describe, [*chosen], train.composed, train.summarise) == 0
         return capsys.readouterr().out
 
-    assert re.search(r"^task: .*\blibero_pick, ", message(), re.MULTILINE)
-    assert "python train.py list=tasks" in message()
-    assert "algorithm: bptt, distillation, grpo, ppo, ranking" in message()
-    assert "num_envs=100 " in message()
-    hover = message("task=quadrotor_hover", "algorithm=ppo")
+    everything = message("--help=all")
+    assert re.search(r"^task: .*\blibero_pick, ", everything, re.MULTILINE)
+    assert "algorithm: bptt, distillation, grpo, ppo, ranking" in everything
+    assert "num_envs=100 " in everything
+    hover = message("--help=all", "task=quadrotor_hover", "algorithm=ppo")
     assert "task=quadrotor_hover takes policy=mlp with algorithm=bptt|ppo|grpo|td3" in hover
     assert "task.reward.reward_alive=3.0\n" in hover
     assert re.search(r"^algorithm\.final_lr_share=0\.02 +# .*decay linearly", hover, re.MULTILINE)
     assert re.search(r"^task\.history=12 +# The policy observes its last `history` actions", hover, re.MULTILINE)
     assert "task.suite" not in hover
-    assert "algorithm.teacher_steps=" in message("task=quadrotor_any")
+    assert "algorithm.teacher_steps=" in message("--help=all", "task=quadrotor_any")
+
+
+def test_help_begins_with_the_ten_options_that_matter_for_the_task():
+    def listed(*arguments: str) -> tuple[list[str], str]:
+        text = train.summarise([*arguments])
+        return re.findall(r"^([\w.]+)=\S+ +# [A-Z].*\.$", text, re.MULTILINE), text
+
+    options, text = listed("task=quadrotor_hover", "algorithm=ppo")
+    assert options[:4] == ["policy", "algorithm", "task.airframe", "env_steps"]
+    assert len(options) == 10
+    assert re.search(r"^algorithm=ppo .* or with policy=mlp: bptt, grpo, td3\.$", text, re.MULTILINE)
+    assert re.search(r"^late_10_ms +# .* 10 ms late\.$", text, re.MULTILINE)
+    count = len(re.findall(r"^[\w.]+=", train.describe(["task=quadrotor_hover", "algorithm=ppo"]), re.MULTILINE))
+    # the list has neither policy nor algorithm, and one line that begins with task=quadrotor_hover
+    assert f"--help=all task=quadrotor_hover algorithm=ppo lists the other {count - 1 - 8} options" in text
+    assert "demonstrations" not in options
+    options, text = listed()
+    assert {"task.tasks", "demonstrations"} <= {*options}
+    assert len(options) == 10
+    assert re.search(r"^Tasks: .*\blibero_pick, ", text, re.MULTILINE)
+    assert "python train.py list=tasks" in text
+    assert re.search(r"^official +# LIBERO's 50 official initial states", text, re.MULTILINE)
 
 
 def test_the_configuration_is_printed_and_nothing_runs(capsys, tmp_path: Path, monkeypatch):

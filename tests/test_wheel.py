@@ -2,21 +2,26 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[1]
+BUILD = "-m", "hatchling", "build", "-t", "sdist", "-t", "wheel", "-d"
+"""Command of the release workflow."""
 
 
 @pytest.fixture(scope="module")
 def embodied(tmp_path_factory):
     """Runs the command `embodied` of a wheel that is built from this tree, in an empty folder."""
     folder = tmp_path_factory.mktemp("wheel")
-    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
-    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
+    subprocess.run([sys.executable, *BUILD, str(folder)], cwd=ROOT, check=True, capture_output=True)
+    (sources,) = folder.glob("*.tar.gz")
     (wheel,) = folder.glob("*.whl")
     site, here = folder / "site", folder / "here"
     pip = [
@@ -41,7 +46,7 @@ def embodied(tmp_path_factory):
             command, cwd=here, env=environment, capture_output=True, text=True, check=False, timeout=300
         )
 
-    run.site, run.here = site, here
+    run.site, run.here, run.sources = site, here, sources
     return run
 
 
@@ -95,3 +100,29 @@ def test_all_that_runs_comes_from_the_wheel(embodied):
     here = {str(path.relative_to(ROOT)) for path in ROOT.glob("configs/**/*.yaml")}
     there = {str(path.relative_to(programs)) for path in Path(programs).glob("configs/**/*.yaml")}
     assert here == there
+
+
+def test_a_release_builds_the_same_from_its_sources(embodied):
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text())
+    steps = [step.get("run", "") for step in workflow["jobs"]["build"]["steps"]]
+    assert f"python {' '.join(BUILD)} dist" in steps
+    with tarfile.open(embodied.sources) as archive:
+        sources = {name.partition("/")[2] for name in archive.getnames()}
+    packages = {str(path.relative_to(embodied.site)) for path in embodied.site.rglob("*") if path.is_file()}
+    own = {name for name in packages if name.startswith(("embodied/", "policies/", "real_robot/", "sims/"))}
+    missing = {
+        name for name in own - sources if not name.startswith("embodied/programs/") and "__pycache__" not in name
+    }
+    assert len(own) > 500
+    assert not missing
+
+
+def test_the_wheel_does_not_run_among_files_of_another_package_embodied(embodied):
+    other = embodied.site / "embodied-1.2.dist-info"
+    other.mkdir()
+    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: embodied\nVersion: 1.2\n")
+    refused = embodied("train", "list=tasks")
+    shutil.rmtree(other)
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert refused.stderr.startswith("error: embodied 1.2 is another package")
+    assert len(refused.stderr.splitlines()) == 1

@@ -15,15 +15,15 @@ from embodied.command_line import combinations
 from embodied.command_line.settings import settings
 from embodied.command_line.suggestion import did_you_mean
 from embodied.commands import CONFIGS, typed
-from embodied.configuration import check_ranges
+from embodied.configuration import Configuration, check_ranges
 from embodied.errors import UserError
 from embodied.resume import MOVABLE
 
 WHOLE = re.compile(r"(?<![^\[,:])\d+(\.\d+)?[eE]\+?\d{1,2}(?![^\],}])")
 """Pattern of a number with a positive exponent, as a whole value or an element of a list."""
-NUMBERS = "task.numbers"
-"""Option with numbers of a task by name; the task itself checks the names."""
-NAMED = (NUMBERS, "options", "axes")
+NUMBERS, AIRFRAMES = "task.numbers", "task.airframes"
+"""Options with numbers of a task by name; the task itself checks the names."""
+NAMED = (NUMBERS, AIRFRAMES, "options", "axes")
 """Options with entries by name, whose owner checks the names."""
 C = TypeVar("C")
 Groups = Mapping[str, Mapping[str, type]]
@@ -86,8 +86,12 @@ def compose(
             for name, value in parsed(value_overrides).items():
                 OmegaConf.update(config, name, value, merge=True)
         check_ranges(config)
-        values = OmegaConf.to_container(config, resolve=True, enum_to_str=True)
-        return cast(C, OmegaConf.to_object(config)), {"choices": choices_now, "values": values, "arguments": arguments}
+        values = cast(dict[str, Any], OmegaConf.to_container(config, resolve=True, enum_to_str=True))
+        result = cast(C, OmegaConf.to_object(config))
+        for group in groups:
+            if isinstance(part := getattr(result, group), Configuration):
+                values[group] |= part.recorded()
+        return result, {"choices": choices_now, "values": values, "arguments": arguments}
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(_explain(error)) from error
 
@@ -130,7 +134,7 @@ def _check_choices(overrides: Sequence[str], groups: Groups, options: Sequence[s
     for override in overrides:
         key, _, value = override.partition("=")
         if not value or not re.fullmatch(r"\w+(\.\w+)*", key):
-            raise UserError(f"expected key=value, got {override!r}; --help lists the options")
+            raise UserError(f"expected key=value, got {override!r}; --help=all lists the options")
         if key.partition(".")[0] not in options:  # Hydra may accept another program's option
             raise UserError(_unknown("option", key, options, _nested(groups)))
         if key in groups and value not in names(key, groups):
@@ -196,8 +200,9 @@ def _check_same(chosen: Mapping[str, str], before: Mapping[str, str]) -> None:
 def _saved(config: Any, values: Mapping[str, Any]) -> Any:  # noqa: ANN401 - OmegaConf's
     from omegaconf.errors import OmegaConfBaseException
 
-    if (numbers := OmegaConf.select(config, NUMBERS)) is not None:
-        OmegaConf.set_struct(numbers, False)
+    for option in (NUMBERS, AIRFRAMES):
+        if (numbers := OmegaConf.select(config, option)) is not None:
+            OmegaConf.set_struct(numbers, False)
     try:
         return OmegaConf.merge(config, values)
     except OmegaConfBaseException as error:

@@ -1,4 +1,4 @@
-"""Hydra's flags of every program: -m (--multirun), --cfg (-c) job, -sc (--shell-completion)."""
+"""Flags of every program: --help (-h), and Hydra's -m (--multirun), --cfg (-c) job, -sc (--shell-completion)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import NoReturn
 
 from embodied.errors import UserError
 
+HELP_ALL = "--help=all"
 DESCRIBED = """\
 -m seed=0,1,2      # a run of each, in folders of their own (Hydra's multirun)
 --cfg job          # print the configuration and run nothing; -p PART: a part of it
@@ -19,9 +20,13 @@ DESCRIBED = """\
 
 @dataclass
 class Flags:
-    """Requests other than a run: help, a sweep, the configuration or a part of it, or completion."""
+    """Requests other than a run: help, a sweep, the configuration or a part of it, or completion.
+
+    `help_all` requests all options, `help` the important ones of a program that has many.
+    """
 
     help: bool = False
+    help_all: bool = False
     multirun: bool = False
     cfg: str | None = None
     package: str | None = None
@@ -31,7 +36,7 @@ class Flags:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}; --help lists the options")
+        raise UserError(f"{message}; --help=all lists the options")
 
 
 def parse(arguments: Sequence[str]) -> tuple[Flags, list[str]]:
@@ -46,5 +51,6 @@ def parse(arguments: Sequence[str]) -> tuple[Flags, list[str]]:
     parser.add_argument("-c", "--cfg", choices=["job"])
     parser.add_argument("-p", "--package")
     parser.add_argument("-sc", "--shell-completion", "--shell_completion", dest="completion")
-    parsed, rest = parser.parse_known_args(list(arguments), Flags())
+    parsed, rest = parser.parse_known_args([each for each in arguments if each != HELP_ALL], Flags())
+    parsed.help_all = HELP_ALL in arguments
     return parsed, rest

@@ -52,7 +52,7 @@ def tasks(classes: Mapping[str, type], needs: Mapping[str, Needs]) -> str:
     for path in sorted((CONFIGS / "task").glob("*.yaml")):
         task_class = classes[_schema(path, classes)]
         simulator = task_class.__module__.split(".")[-2]
-        by_simulator.setdefault(simulator, []).append((path.stem, _described(path)))
+        by_simulator.setdefault(simulator, []).append((path.stem, described(path.stem)))
         heads[simulator] = _head(simulator, task_class, needs.get(simulator))
     width = max(len(name) for entries in by_simulator.values() for name, _ in entries)
     lines = []
@@ -76,9 +76,9 @@ def _schema(path: Path, classes: Mapping[str, type]) -> str:
     return first if first in classes else _schema(path.with_stem(first), classes)
 
 
-def _described(path: Path) -> str:
-    """First sentence of the comment at the beginning of the file."""
-    comment = []
+def described(task: str) -> str:
+    """First sentence of the comment at the beginning of the file of `task`."""
+    path, comment = CONFIGS / "task" / f"{task}.yaml", []
     for line in path.read_text(encoding="utf-8").splitlines():
         if not line.startswith("#"):
             break
@@ -86,9 +86,9 @@ def _described(path: Path) -> str:
     return " ".join(comment).partition(". ")[0].rstrip(".")
 
 
-def choices(described: str, chosen: Mapping[str, str], groups: Groups) -> str:
-    """First part of a program's --help: description, choices of each group, and valid combinations of the task."""
+def choices(text: str, chosen: Mapping[str, str], groups: Groups) -> str:
+    """First part of --help=all: the program's `text`, choices of each group, and valid combinations of the task."""
     lines = [f"{group}: {', '.join(names(group, groups))}" for group in groups]
     takes = f"task={(task := chosen['task'])} takes {combinations.described(task)}"
     options = " ".join(f"{group}={name}" for group, name in chosen.items())
-    return "\n".join([described, *lines, "", takes, "", f"Options of {options}:"])
+    return "\n".join([text, *lines, "", takes, "", f"Options of {options}:"])

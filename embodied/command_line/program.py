@@ -9,14 +9,14 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
 from omegaconf import DictConfig, OmegaConf
 
 from embodied import foreign_code as foreign
-from embodied import without_dynamo  # noqa: F401 - first
+from embodied import start_up  # noqa: F401 - before PyTorch
 from embodied.command_line import combinations, flags
 from embodied.command_line.completion import completion
 from embodied.command_line.config import parsed
@@ -56,10 +56,12 @@ def main(
     describe: Callable[[list[str]], str],
     arguments: list[str],
     composed: Composed | None = None,
+    summarise: Callable[[list[str]], str] | None = None,
 ) -> int:
     """Run a program, or describe it if `arguments` request help; return its exit status.
 
-    With `composed`, which composes its configuration, it has Hydra's flags: -m, --cfg job and -sc.
+    With `composed`, which composes its configuration, it has Hydra's flags: -m, --cfg job and -sc. `summarise` returns
+    the text of --help where that of `describe` is too long; --help=all prints the latter.
 
     Errors that a user can correct are printed on one line, with status 1. Others keep their traceback: it goes to the
     run's log if there is one, and the line names that file. A run that a signal stopped returns 128 plus its
@@ -67,7 +69,7 @@ def main(
     """
     setup_console()
     try:
-        return _status(run, describe, arguments, composed)
+        return _status(run, describe, arguments, composed, summarise or describe)
     finally:
         flush_streams()
 
@@ -77,12 +79,14 @@ def _status(
     describe: Callable[[list[str]], str],
     arguments: list[str],
     composed: Composed | None,
+    summarise: Callable[[list[str]], str],
 ) -> int:
     """Exit status of `main`, without setting up the console."""
     try:
         requested, options = flags.parse(arguments) if composed else _help(arguments)
-        if requested.help:
-            log.info(describe(options) + (f"\n{flags.DESCRIBED}" if composed else ""))
+        if requested.help or requested.help_all:
+            text = (describe if requested.help_all else summarise)(options)
+            log.info(text + (f"\n{flags.DESCRIBED}" if composed else ""))
         elif requested.completion:
             log.info(completion(requested.completion, describe))
         elif composed and requested.cfg:
@@ -113,7 +117,7 @@ def _status(
 
 def _help(arguments: list[str]) -> tuple[flags.Flags, list[str]]:
     """Flags of a program without Hydra's."""
-    rest = [each for each in arguments if each not in ("-h", "--help")]
+    rest = [each for each in arguments if each not in ("-h", "--help", flags.HELP_ALL)]
     return flags.Flags(help=rest != arguments), rest
 
 
@@ -179,19 +183,23 @@ def options(described: str | None, config: Any) -> str:  # noqa: ANN401 - a data
     An option is listed as typed, with its value and the sentence of its dataclass's docstring that names it.
     """
     values = OmegaConf.structured(config)
-    listed = list(_listed(cast(DictConfig, values), ""))
-    width = min(44, max((len(option) for option, _ in listed), default=0))
-    lines = (f"{option:{width}}  # {sentence}" if sentence else option for option, sentence in listed)
-    return "\n\n".join([(described or "").strip(), _doc(_kind(values)), "\n".join(lines)]) + "\n"
+    return "\n\n".join([(described or "").strip(), _doc(_kind(values)), aligned(listed(values))]) + "\n"
 
 
-def _listed(config: DictConfig, prefix: str) -> Iterator[tuple[str, str]]:
+def aligned(entries: Iterable[tuple[str, str]]) -> str:
+    """Lines of names and their sentences, which begin in one column."""
+    entries = list(entries)
+    width = min(44, max((len(name) for name, _ in entries), default=0))
+    return "\n".join(f"{name:{width}}  # {sentence}" if sentence else name for name, sentence in entries)
+
+
+def listed(config: Any, prefix: str = "") -> Iterator[tuple[str, str]]:  # noqa: ANN401 - OmegaConf's
     """Iterate over the options of `config`, "key=value", with their sentences in the docstring."""
     for key in config:
         name = f"{prefix}{key}"
         node = None if OmegaConf.is_missing(config, key) else config[key]
         if isinstance(node, DictConfig) and node:
-            yield from _listed(node, f"{name}.")
+            yield from listed(node, f"{name}.")
         else:
             written = "..." if OmegaConf.is_missing(config, key) else _written(config, key)
             yield f"{name}={written}", _sentence(_kind(config), str(key))

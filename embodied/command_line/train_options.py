@@ -18,9 +18,15 @@ from embodied.training.experiment import ExperimentConfig
 from embodied.viewer.options import ViewerOptions
 from policies.registry import POLICIES
 from real_robot.recording.demonstrations import DemonstrationOptions
+from real_robot.recording.recorded_task import RecordedTask
 from sims.registry import TASKS
 
-GROUPS = {"task": TASKS, "policy": POLICIES, "algorithm": ALGORITHMS, "placement": PLACEMENTS}
+GROUPS = {
+    "task": {**TASKS, "dataset_schema": RecordedTask},
+    "policy": POLICIES,
+    "algorithm": ALGORITHMS,
+    "placement": PLACEMENTS,
+}
 """Config classes by name, for each part of a run that is chosen by name."""
 
 

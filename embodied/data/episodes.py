@@ -295,6 +295,27 @@ class Episodes:
             texts=self.texts and self.texts.part(row, last),
         )
 
+    def selected(self, which: Tensor) -> Episodes:
+        """The episodes `which`, ascending indices; pictures stay where they are, all else is copied."""
+        chosen = torch.zeros(len(self.ends), dtype=torch.bool).index_fill(0, which, True)
+        steps = chosen[torch.searchsorted(self.ends, torch.arange(self.steps), right=True)].nonzero().squeeze(1)
+        rows = chosen[self.episode].nonzero().squeeze(1)
+        places = {"observation": rows, "first": rows, "actions": steps, "reward": steps, "human": steps}
+        places["signals"] = steps
+        whole = columns(replace(self, pictures=None, texts=None))
+        parts = {name: value[places.get(name.partition(".")[0], which)] for name, value in whole.items()}
+        lengths = self.ends.diff(prepend=self.ends.new_zeros(1))
+        # steps of unselected episodes before each episode
+        removed = (lengths * ~chosen).cumsum(0)
+        parts["first"] = parts["first"] - removed[self.episode[rows]]
+        parts["ends"] = lengths[which].cumsum(0)
+        return replace(
+            from_columns(parts),
+            pictures=self.pictures and self.pictures.selected(rows),
+            texts=self.texts and self.texts.selected(rows),
+            weights=self.weights,
+        )
+
 
 class EpisodeWriter:
     """Writer of episodes to a folder, complete or not at all: one .npy file per column, and `episodes.json`.

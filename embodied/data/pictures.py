@@ -44,6 +44,7 @@ class Pictures:
     @staticmethod
     def join(parts: Sequence[Pictures]) -> Pictures:
         """Concatenate the pictures of `parts`, in order."""
+        parts = [part.packed() for part in parts]
         data = {key: torch.cat([part.data[key] for part in parts]) for key in parts[0].data}
         ends = {}
         for key in data:
@@ -66,6 +67,14 @@ class Pictures:
     def only(self, keys: Sequence[str]) -> Pictures | None:
         """Pictures of the cameras `keys`; None if there are no keys."""
         return Pictures({key: self.data[key] for key in keys}, {key: self.ends[key] for key in keys}) if keys else None
+
+    def selected(self, rows: Tensor) -> Pictures:
+        """Pictures of the observations `rows`, which stay where these are."""
+        return _Selected(self, rows)
+
+    def packed(self) -> Pictures:
+        """The same pictures, encoded one after the other."""
+        return self
 
     def columns(self) -> dict[str, Tensor]:
         """Tensors by name."""
@@ -108,6 +117,36 @@ class Pictures:
         share = max(1, -(-len(cells) // (2 * WORKERS)))
         parts = [cells[begin : begin + share] for begin in range(0, len(cells), share)]
         return np.concatenate([*_threads(WORKERS).map(_several, parts)])
+
+
+class _Selected(Pictures):
+    """Pictures of the observations `rows` of `others`, whose data it shares."""
+
+    def __init__(self, others: Pictures, rows: Tensor) -> None:
+        super().__init__(others.data, others.ends)
+        self._others, self._rows = others, rows
+
+    def selected(self, rows: Tensor) -> Pictures:
+        return self._others.selected(self._rows[rows])
+
+    def part(self, begin: int, end: int) -> Pictures:
+        return self._others.selected(self._rows[begin:end])
+
+    def only(self, keys: Sequence[str]) -> Pictures | None:
+        others = self._others.only(keys)
+        return others and others.selected(self._rows)
+
+    def shifted(self, begin: Mapping[str, int]) -> Pictures:
+        return self.packed().shifted(begin)
+
+    def columns(self) -> dict[str, Tensor]:
+        return self.packed().columns()
+
+    def packed(self) -> Pictures:
+        return Pictures.join([self._others.part(row, row + 1).packed() for row in self._rows.tolist()])
+
+    def _begin(self, rows: Tensor) -> dict[str, Future[Frames]]:
+        return self._others._begin(self._rows[rows])
 
 
 @cache

@@ -65,6 +65,10 @@ class Texts:
         """Texts of the observations from `begin` to `end` - 1, which share the memory of these."""
         return Texts(self.tables, {key: numbers[begin:end] for key, numbers in self.numbers.items()})
 
+    def selected(self, rows: Tensor) -> Texts:
+        """Texts of the observations `rows`."""
+        return Texts(self.tables, {key: numbers[rows] for key, numbers in self.numbers.items()})
+
     def columns(self) -> dict[str, Tensor]:
         """Tensors by name."""
         tables = {f"{TABLE}.{key}": values for key, values in self.tables.items()}

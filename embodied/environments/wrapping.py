@@ -80,6 +80,7 @@ class WrappedTask(Task):
         self.task = task
         self.name = task.name
         self.distributions = task.distributions
+        self.meanings = task.meanings
 
     def contract(self, distribution: str) -> Contract:
         """See `Task.contract`."""

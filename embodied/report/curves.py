@@ -34,8 +34,10 @@ CURVES = {
     "rl/clip_fraction": "environment steps",
     "rl/explained_variance": "environment steps",
     "sft/loss": "gradient steps",
+    "sft/held_out_loss": "gradient steps",
     "sft_control/loss": "gradient steps",
     "offline/loss": "gradient steps",
+    "offline/held_out_loss": "gradient steps",
     "offline/actor_loss": "gradient steps",
     "offline/value_loss": "gradient steps",
 }

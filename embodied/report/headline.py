@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from embodied.evaluation.in_training import measure
+from embodied.report import open_loop
 
 BASELINE = "baseline "
 """Prefix of a baseline's stage; the baseline's name follows."""
@@ -23,6 +24,8 @@ Record = Mapping[str, Any]
 
 def headline(record: Record) -> str:
     """Result on the training distribution in at most `WORDS` words, for readers who do not know the project."""
+    if "open_loop" in record:
+        return open_loop.headline(record["open_loop"])
     rows = _rows(record)
     if not (stages := trained(rows)):
         return f"No policy was evaluated in this run of {record['task']}."

@@ -25,14 +25,17 @@ def train_command(arguments: Sequence[str]) -> str:
     return f"{command('train')} {shlex.join(last.values())}".rstrip()
 
 
-def next_commands(directory: Path, export_target: str | None, arguments: Sequence[str] = ()) -> list[str]:
+def next_commands(
+    directory: Path, export_target: str | None, arguments: Sequence[str] = (), *, is_recorded: bool = False
+) -> list[str]:
     """Commands to run after a finished run in `directory`, with export if there is an `export_target`.
 
-    `arguments` are those of the run.
+    `arguments` are those of the run, `is_recorded` whether it learned from recorded episodes alone.
     """
     run = typed("checkpoint", typed_path(directory))
     return [
         f"{command('evaluate')} {shlex.join([option('checkpoint', typed_path(directory)), *named(arguments)])}",
+        *([f"{command('serve')} {run}"] if is_recorded else []),
         *([f"{command('export')} {run} target={export_target}"] if export_target else []),
         module("tensorboard.main", "--logdir", typed_path(directory)),
     ]

@@ -14,6 +14,8 @@ import torch
 from embodied.environment import ODD_EVENTS
 from embodied.evaluation.evaluation import EvaluationResult, Gain
 from embodied.evaluation.in_training import InTraining, measure, odd_episodes
+from embodied.evaluation.open_loop import OpenLoopResult
+from embodied.report import open_loop
 from embodied.report.curves import plot_curves
 from embodied.report.headline import (
     BASELINE,
@@ -50,10 +52,11 @@ class Report:
     `assets` is "official" or "stand-in", None for tasks without assets; `wall_s` is seconds per phase, `cpu_s` the CPU
     time of reinforcement learning on all cores, `phase_cpu_s` that of the other phases. `arguments` are the options
     of the run, None if a program passed objects. `export_target` is the format into which export.py converts the
-    policy, None if there is none. `notes` list missing capabilities of the simulator; `in_training` are evaluations
-    during reinforcement learning. Of the `episodes` of training, `lost` ended because a process of the simulator died,
-    and in `pushed` a person pushed a robot or object. `lost_collectors` died and were replaced; `dropped_rollouts` were
-    too old to use.
+    policy, None if there is none. `meanings` are sentences on distributions (`Task.meanings`). `notes` list missing
+    capabilities of the simulator; `in_training` are evaluations during reinforcement learning; `open_loop` that of a
+    run without a simulator. Of the `episodes` of training, `lost` ended because a process of the simulator died, and in
+    `pushed` a person pushed a robot or object. `lost_collectors` died and were replaced; `dropped_rollouts` were too
+    old to use.
     """
 
     task: str
@@ -71,9 +74,11 @@ class Report:
     phase_cpu_s: dict[str, float] = field(default_factory=dict)
     device: str = "cpu"
     arguments: list[str] | None = None
+    meanings: Mapping[str, str] = field(default_factory=dict)
     results: dict[tuple[str, str], EvaluationResult] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     in_training: InTraining = field(default_factory=InTraining)
+    open_loop: OpenLoopResult | None = None
 
     def add(self, stage: str, distribution: str, result: EvaluationResult) -> None:
         """Add one evaluation.
@@ -123,6 +128,9 @@ class Report:
             "machine": machine(self.device),
             "command": None if self.arguments is None else train_command(self.arguments),
             "distributions": list(dict.fromkeys(distribution for _, distribution in self.results)),
+            "meanings": {
+                name: text for name, text in self.meanings.items() if name in {each for _, each in self.results}
+            },
             "evaluations": [
                 {"stage": stage, "title": title(stage), "distribution": distribution, **result.summary()}
                 for (stage, distribution), result in self._ordered().items()
@@ -137,6 +145,7 @@ class Report:
                 for distribution, (stage, gain) in self.gains_over_better().items()
             ],
             "in_training": self.in_training.record(),
+            **({"open_loop": self.open_loop.summary()} if self.open_loop else {}),
             "notes": self._notes(),
             "env_steps": self.env_steps,
             "episodes": self.episodes,
@@ -153,14 +162,16 @@ class Report:
 
     def _next(self, directory: Path) -> list[str]:
         """Commands to run after this one in `directory`."""
-        return next_commands(directory, self.export_target, self.arguments or ())
+        return next_commands(
+            directory, self.export_target, self.arguments or (), is_recorded=self.open_loop is not None
+        )
 
     def _notes(self) -> list[str]:
         """Notes of the run, then remarks on its evaluations."""
         remarks = (
             f"{title(key[0])} on {key[1]}: {text}" for key, each in self._ordered().items() for text in each.remarks()
         )
-        return [*self.notes, *remarks]
+        return [*self.notes, *(open_loop.remarks(self.open_loop.summary()) if self.open_loop else []), *remarks]
 
     def _by_task(self, stage: str, distribution: str) -> list[dict[str, Any]]:
         after, before = self.results[self._last, distribution], self.results[stage, distribution]
@@ -173,6 +184,8 @@ class Report:
         """Write report.md, report.html, report.json and curves.png into `directory`; `curves`: see `plot_curves`."""
         directory = Path(directory)
         plot_curves(directory, curves, self._marks(), self._measure(), self._marks_along())
+        if self.open_loop:
+            open_loop.plot_chunks(directory / open_loop.CHUNKS, self.open_loop)
         record = self.to_dict()
         commands = self._next(directory)
         pages = {"report.md": self._page(record, directory), "report.html": page(record, directory, commands)}
@@ -198,12 +211,16 @@ class Report:
         location = f"Report: {typed_path(Path(directory) / 'report.html')} (as text: report.md)"
         notes = [f"  {note}" for note in self._notes()]
         record = self.to_dict()
+        measured = f"{self.task}, {self._measure()} [95% interval]:"
+        if "open_loop" in record:
+            measured = "Mean errors of held-out actions [95% interval], of holding the last one, and of the mean:"
+            rows = [f"  {line}" for line in open_loop.lines(record["open_loop"])]
         worse = [f"  fell: {line}" for line in _worse(record)]
         return "\n".join(
             [
                 record["headline"],
                 *([record["headline_intervals"]] if record["headline_intervals"] else []),
-                f"{self.task}, {self._measure()} [95% interval]:",
+                measured,
                 *rows,
                 *gains,
                 *worse,
@@ -218,13 +235,15 @@ class Report:
     def state_dict(self) -> dict[str, Any]:
         """Evaluations so far, as a tree for the checkpoint."""
         results = [[*key, vars(result)] for key, result in self.results.items()]
-        return {"results": results, "in_training": list(self.in_training.points)}
+        measured = {"open_loop": vars(self.open_loop)} if self.open_loop else {}
+        return {"results": results, "in_training": list(self.in_training.points), **measured}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the evaluations of a checkpoint."""
         for stage, distribution, result in state["results"]:
             self.add(stage, distribution, _result(result))
         self.in_training.points = list(state.get("in_training", []))
+        self.open_loop = OpenLoopResult(**state["open_loop"]) if "open_loop" in state else None
 
     def _ordered(self) -> dict[tuple[str, str], EvaluationResult]:
         """Evaluations, those on the training distribution first, of each distribution in the order of stages."""
@@ -256,7 +275,8 @@ class Report:
     def _page(self, record: dict[str, Any], directory: Path) -> str:
         stand_in = [STAND_IN] if self.assets == "stand-in" else []
         parts = [f"# {markdown(self.task)}", markdown(record["headline"]), markdown(record["headline_intervals"])]
-        parts += [*stand_in, self._rates()]
+        parts += [*stand_in, open_loop.section(record["open_loop"]) if "open_loop" in record else self._rates()]
+        parts.append("\n".join(f"- {markdown(f'{name}: {text}')}" for name, text in record["meanings"].items()))
         paired = ", paired on the same episodes" if all(each.repeatable for each in self.results.values()) else ""
         parts.append("\n".join(f"- {markdown(line)}{paired}" for line in self._gains()))
         parts.append("\n".join(f"- **Fell**: {markdown(line)}" for line in _worse(record)))

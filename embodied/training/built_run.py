@@ -18,6 +18,7 @@ from embodied.data.episodes import Episodes
 from embodied.environment import Environment, SwitchableEnvironment, capability_notes
 from embodied.errors import UserError
 from embodied.evaluation.in_training import InTraining
+from embodied.evaluation.open_loop import OpenLoop, split
 from embodied.placement.local import Local, Processes, RunParts, one_after_another
 from embodied.policy import PolicyConfig, TrainablePolicy, unread_observations
 from embodied.precision import precision_of
@@ -62,11 +63,15 @@ class BuiltRun(SavedRun):
         Several processes make the same run, each in its `world`: the first one writes and evaluates.
         """
         config.check_learners(algorithm, offline)
+        if task.held_out_share is not None and "rl" in (config.stages or ["rl"]):
+            raise UserError(f"task={task.name} has no simulator for reinforcement learning; use stages=[sft]")
         precision_of(config.precision, policy.own_precision)  # raises if both set a precision
         directory = Path(directory)
         report = Report(task.name, task.asset_kind, seed, device=device, arguments=record.get("arguments"))
+        report.meanings = task.meanings
         super().__init__(directory, record, config.env_steps, report, world or Local(device=device))
-        self.config, self.task, self.algorithm, self.offline = config, task, algorithm, offline
+        self.config, self.task, self.offline = config, task, offline
+        self.algorithm = algorithm if task.held_out_share is None else None
         self.seed, self.device = seed, device
         self._build_policy, saved = policy.build, self.saved(directory, record, config.env_steps)
         seeding.seed_everything(seed)
@@ -76,13 +81,18 @@ class BuiltRun(SavedRun):
         # Each process has its own environments and noise; the learner's generators are the same in all of them.
         self.own_seed = own_seed(seed, self.world, saved)
         self.policy = self._policy(None if saved else config.start_from)
-        self.env = self.environment("train", task.distributions[0])
+        self.open_loop: OpenLoop | None = None
+        capabilities: list[str] = []
+        if task.held_out_share is None:
+            self.env = self.environment("train", task.distributions[0])
+            capabilities = capability_notes(self.env)
         if unread := unread_observations(self.policy):
             self.report.notes.append(f"The policy does not read these observations: {', '.join(unread)}.")
-        self.report.notes += capability_notes(self.env) + ([self.world.remark] if self.world.remark else [])
+        self.report.notes += capabilities + ([self.world.remark] if self.world.remark else [])
         with seeding.undisturbed():
             self.evaluation_envs: dict[str, Environment] = {}
-            if not isinstance(self.env, SwitchableEnvironment) and not self.world.rank:
+            own = task.held_out_share is None and not isinstance(self.env, SwitchableEnvironment)
+            if own and not self.world.rank:
                 self.evaluation_envs = {name: self.environment("eval", name) for name in task.distributions}
             # An empty set of demonstrations suffices to check the parts, before a long recording of demonstrations.
             self._try(Episodes.of(TensorDict({}, [0]), torch.zeros(0, *self.contract.action.shape)))
@@ -164,12 +174,16 @@ class BuiltRun(SavedRun):
                 self._try(None)
             return None
         self.report.notes += report_notes(demonstrations, self.directory)
+        if self.task.held_out_share is not None:
+            demonstrations, held_out = split(demonstrations, self.task.held_out_share)
+            self.open_loop = OpenLoop(held_out, demonstrations, self.contract, self.device)
         return demonstrations
 
     def _try(self, demonstrations: Episodes | None) -> None:
         """Build the learners with a throwaway policy, to report incompatible parts before anything runs."""
-        env, policy = self.evaluation_envs.get(self.task.distributions[0], self.env), self._policy()
+        policy = self._policy()
         if self.algorithm:
+            env = self.evaluation_envs.get(self.task.distributions[0], self.env)
             self.learner_and_collector(env, policy, demonstrations)
         if self.offline:
             self.offline.build(policy, torch.Generator())

@@ -115,6 +115,12 @@ class Experiment(BuiltRun):
     def _evaluate_in_first_process(self, policy: Policy, parts: dict[str, Any], stage: str) -> None:
         """Evaluate `policy` in the first process, see `_evaluate`."""
         last = self._training[-1]
+        if self.open_loop is not None:
+            if stage == last and self.report.open_loop is None:
+                assert isinstance(policy, TrainablePolicy)
+                with self.abandonable(parts), self.timer("evaluation"), self.config.precision.on(self.device):
+                    self.report.open_loop = self.open_loop.evaluate(policy)
+            return
         for distribution in evaluation_distributions(self.task) if stage == last else self.task.distributions:
             starts = self._starts(stage, distribution, last)
             if not starts or (stage, distribution) in self.report.results:

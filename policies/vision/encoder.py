@@ -47,9 +47,13 @@ class PictureEncoder(Encoder):
         specs = {key: spec for key, spec in contract.observation.items() if not spec.privileged}
         texts = [key for key, spec in specs.items() if spec.is_text and len(spec.shape) == 1]
         self.instruction = texts[0] if texts else None
-        self.state = FlatObservations(replace(contract, observation=specs), [], "policy.encoder=pictures", "flat")
+        own = replace(contract, observation=specs)
+        self.state = FlatObservations(own, [], "policy.encoder=pictures", "flat", required=False)
         self.tables = {key: WordTable(INSTRUCTION_WORDS) for key in texts[:1]}
-        self.reads, self.seeds = [*self.cameras, *self.state.actor_keys, *texts[:1]], self.state.actor_keys
+        self.reads, self.seeds = (
+            [*self.cameras, *self.state.actor_keys, *texts[:1]],
+            self.state.actor_keys or self.cameras,
+        )
         self.register_buffer("words", word_features(WORD_WIDTH))
         self.register_buffer("known", torch.zeros(WORD_BUCKETS, dtype=torch.bool))
         self.eyes = nn.ModuleDict(

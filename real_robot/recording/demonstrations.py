@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -26,6 +27,8 @@ from real_robot.recording import driven, lerobot_files, lerobot_reading
 from real_robot.recording.matching import Limits, Match, MatchOptions, match_options
 
 log = logging.getLogger(__name__)
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+"""Pattern of a data set's name on the hub: owner/name."""
 
 
 def sources(option: Any, weights: Sequence[float] | None) -> list[str] | None:  # noqa: ANN401 - as typed
@@ -48,19 +51,43 @@ def sources(option: Any, weights: Sequence[float] | None) -> list[str] | None:  
     return paths
 
 
+def located(source: str | Path) -> Path:
+    """Path of a data set: `source` itself, or where the hub's data set of that name is downloaded to.
+
+    Raises:
+        UserError: if there is neither.
+    """
+    path = Path(source)
+    if path.exists() or not HUB_NAME.fullmatch(str(source)):
+        return path
+    missing = f"demonstrations={source}: there is no such file or folder"
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError as error:
+        advice = "to download a data set of that name, pip install 'embodied-rl[vla]'"
+        raise UserError(f"{missing}; {advice}") from error
+    try:
+        return Path(snapshot_download(str(source), repo_type="dataset"))
+    except (OSError, ValueError) as error:  # errors of the hub are OSErrors
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(f"{missing}, and no data set of that name was downloaded ({reason})") from error
+
+
 @dataclass
 class DemonstrationOptions(Configuration):
     """Demonstrations of a run.
 
     `demonstrations` replaces the task's own: LeRobot, HDF5, recordings or another run's folder, or several [DIR1,DIR2];
     `demonstration_weights` are their shares in a minibatch, null: proportional to size. For datasets that differ from
-    the run, `demonstration_names` maps names {OURS:THEIRS}, `demonstration_tasks` maps texts {TASK:[TEXT]}, and
+    the run, `demonstration_units` adds units that task=dataset lacks, UNIT or {NAME:UNIT}, where * stands for any text;
+    `demonstration_names` maps names {OURS:THEIRS}, `demonstration_tasks` maps texts {TASK:[TEXT]}, and
     `demonstration_resampling` skips or repeats rows of another rate.
     """
 
     demonstrations: Any = None
     demonstration_weights: list[PositiveFloat] | None = None
     demonstration_names: Any = None
+    demonstration_units: Any = None
     demonstration_tasks: Any = None
     demonstration_resampling: bool = False
 
@@ -95,7 +122,7 @@ def demonstrations(
         UserError: if a source is no dataset, does not serve the contract, or cannot be mixed with the others; if a task
             has no episodes, all episodes of a source failed, or its actions are outside the limits.
     """
-    paths = [Path(each) for each in ([source] if isinstance(source, str | Path) else source)]
+    paths = [located(each) for each in ([source] if isinstance(source, str | Path) else source)]
     if task and (files := [path for path in paths if task.demonstration_files(path)]):
         if len(paths) == 1:
             return task.recorded_demonstrations(paths[0], run)
@@ -136,29 +163,38 @@ def demonstrations(
 def _read(match: Match, contract: Contract, task: Task | None, *, alone: bool) -> Iterator[Episodes]:
     """Read the episodes of a source: a run's folder, recordings, or a LeRobot dataset."""
     path = match.source
-    if folder := _episode_folder(path):
+    if folder := episode_folder(path):
         return _collected(folder, contract, match, privileged=alone)
-    if recordings := _recordings(path):
-        return driven.read(recordings, contract, match)
+    if recordings := recordings_in(path):
+        cameras = [key for key, spec in contract.observation.items() if spec.is_picture and not spec.privileged]
+        return (_with_encoded(episode, cameras) for episode in driven.read(recordings, contract, match))
     return lerobot_reading.read(path, contract, match)
+
+
+def _with_encoded(episode: Episodes, cameras: Sequence[str]) -> Episodes:
+    """The same episode with encoded pictures of its `cameras`, as data sets have them."""
+    if not cameras:
+        return episode
+    pictures = Pictures.of({key: encode_all(episode.observation[key].numpy()) for key in cameras})
+    return replace(episode, observation=episode.observation.exclude(*cameras), pictures=pictures)
 
 
 def _data_set(path: Path, contract: Contract) -> DataSet:
     """The data set at `path`, with the files that its episodes are read from."""
-    if folder := _episode_folder(path):
+    if folder := episode_folder(path):
         return DataSet(path, [folder / RECORD])  # it has the checksums of all others
-    if recordings := _recordings(path):
+    if recordings := recordings_in(path):
         return DataSet(path, recordings)
     has_pictures = any(spec.is_picture and not spec.privileged for spec in contract.observation.values())
     return DataSet(path, lerobot_files.data_files(path, videos=has_pictures))
 
 
-def _episode_folder(path: Path) -> Path | None:
+def episode_folder(path: Path) -> Path | None:
     """Folder of an `EpisodeWriter`: `path` itself, or that of the run at `path`; None if it is neither."""
     return path if (path / RECORD).exists() else folder_of(path)
 
 
-def _recordings(path: Path) -> list[Path]:
+def recordings_in(path: Path) -> list[Path]:
     """The recording at `path`, or all recordings in that folder."""
     return sorted(path.glob("*.mcap")) if path.is_dir() else [path]
 

@@ -79,6 +79,14 @@ class Source:
         except (OSError, ValueError, KeyError, StopIteration) as error:
             raise UserError(f"cannot read the tasks in {path}: {_line(error)}") from error
 
+    def column(self, key: str) -> Array:
+        """The values of a feature of numbers in all rows, [R, ...].
+
+        Raises:
+            UserError: for files that are missing or damaged.
+        """
+        return np.concatenate([np.asarray(self._column(key, table[key])) for table in self._groups([key], None)])
+
     def episodes(
         self, features: set[str], tasks: Callable[[str], int | None] | None = None
     ) -> Iterator[tuple[int, int, dict[str, Any]]]:

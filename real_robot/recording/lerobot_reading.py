@@ -175,7 +175,7 @@ class _Named:
         except UserError as error:
             differs = " ".join(str(error).split()) + (f" ({rate})" if rate else "")
             raise UserError(f"{self._source.directory} does not serve the contract: {differs}") from error
-        state_indices = {name: place for place, name in enumerate(_names(self._source.features.get(STATE, {})))}
+        state_indices = {name: place for place, name in enumerate(feature_names(self._source.features.get(STATE, {})))}
         columns, missing = {}, []
         for key in needed:
             spec, order = own.observation[key], binding.observation[key]
@@ -206,7 +206,7 @@ class _Named:
             [dataset_name, f"observation.{dataset_name}", CAMERA + dataset_name] if key != ACTION else [dataset_name]
         )
         for feature in (name for name in candidates if name in self._source.features):
-            shape, names = tuple(self._source.features[feature]["shape"]), _names(self._source.features[feature])
+            shape, names = tuple(self._source.features[feature]["shape"]), feature_names(self._source.features[feature])
             if element_names and names and set(element_names) <= set(names) and not spec.is_picture:
                 return _Column(feature, spec, [names.index(name) for name in element_names])
             if element_names and names and not spec.is_picture:
@@ -214,7 +214,7 @@ class _Named:
             if len(shape) != len(spec.shape) or any(a not in (-1, b) for a, b in zip(spec.shape, shape, strict=True)):
                 return f"expected {spec.shape}, got {shape}"
             return _Column(feature, spec)
-        state = _names(self._source.features.get(STATE, {}))
+        state = feature_names(self._source.features.get(STATE, {}))
         for names in ([f"{dataset_name}.{name}" for name in element_names], element_names):
             if names and set(names) <= set(state):
                 return _Column(STATE, spec, [state.index(name) for name in names])
@@ -291,14 +291,14 @@ def _fitted(name: str, spec: TensorSpec, cells: Cells, *, mirrored: bool = False
 def _unfit(source: Source, rows: list[str]) -> UserError:
     """Error that lists the mismatches `rows` and the dataset's features."""
     features = "; ".join(
-        f"{key} {tuple(feature['shape'])} {_names(feature) or 'without names'}"
+        f"{key} {tuple(feature['shape'])} {feature_names(feature) or 'without names'}"
         for key, feature in source.features.items()
         if key.startswith(("observation", ACTION))
     )
     return UserError(f"{source.directory} does not serve the contract ({'; '.join(rows)}); it has {features}")
 
 
-def _names(feature: dict[str, Any]) -> list[str]:
+def feature_names(feature: Mapping[str, Any]) -> list[str]:
     """Names of a feature's elements, which LeRobot stores as a list, as {"motors": [...]}, or not at all."""
     names = feature.get("names")
     if isinstance(names, dict):

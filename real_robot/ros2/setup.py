@@ -1,4 +1,4 @@
-"""The ament_python package `embodied_ros2`, which `colcon build` installs in addition to `pip install embodied-rl`.
+"""The ament_python package `embodied_ros2`, which `colcon build` installs in addition to the installed embodied-rl.
 
 It contains only entry points and launch files; their code is in `real_robot.ros2`, part of embodied-rl.
 """

@@ -6,7 +6,9 @@ Letters in shape comments: N worlds, K executed actions of a chunk, A action dim
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import math
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +17,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
+from PIL import Image
 from tensordict import TensorDict
 from torch import Tensor
 
@@ -22,10 +25,12 @@ from embodied.environments.engine import Outcome, RestorableEngine
 from embodied.errors import UserError
 from embodied.evaluation.evaluation import SUCCESS_AT_RESET
 from embodied.seeding import derive
-from sims.gym.spaces import Actions, Array, Observations, contract
+from sims.gym.spaces import RENDER, Actions, Array, Observations, contract
 
 SUCCESS = "is_success", "success"
 """Keys of success in the info of a step or a reset; the first one that exists is used."""
+WITHOUT_FRAMES = "video=false and task.images=[]"
+"""Options without which an environment need not render."""
 
 
 class GymEnvironment(RestorableEngine):
@@ -41,7 +46,10 @@ class GymEnvironment(RestorableEngine):
         id: the environment's id, for gymnasium.make.
         options: further arguments of gymnasium.make.
         split: "train" or "eval", with different seeds.
-        executed: K, actions of a chunk, all of which are executed.
+        executed: K, actions of a chunk that are executed, of the H = `horizon` that a policy predicts (K if None).
+        image_size: pixels a side of the frames of the environment's own renderer, which are observed once a chunk; no
+            frames if None.
+        privileged: observations that only critics read.
         step_limit: control steps after which an episode is truncated; the environment's own if None.
         control_dt_s: time between actions; the environment's own if None.
         action_limit: bound of action elements without limits in the environment.
@@ -60,6 +68,9 @@ class GymEnvironment(RestorableEngine):
         options: Mapping[str, Any] | None = None,
         split: str = "train",
         executed: int = 1,
+        horizon: int | None = None,
+        image_size: int | None = None,
+        privileged: Sequence[str] = (),
         step_limit: int | None = None,
         control_dt_s: float | None = None,
         action_limit: float | None = None,
@@ -68,12 +79,15 @@ class GymEnvironment(RestorableEngine):
     ) -> None:
         self.id, self.split, self.success_return = id, split, success_return
         self.has_success = success_return is not None
+        if image_size is not None:
+            options = {**(options or {}), "render_mode": "rgb_array"}
         first = make(id, step_limit, options)
-        described = contract(first, executed, control_dt_s, action_limit)
+        described = contract(first, executed, control_dt_s, action_limit, horizon, image_size, privileged)
         super().__init__(described, num_envs, limit(first), task_names=(id,), seed=seed)
         self.worlds = [first, *(make(id, step_limit, options) for _ in range(num_envs - 1))]
         self._actions = Actions(first.action_space, action_limit, id)
         self._observations = Observations(first.observation_space, num_envs)
+        self._frames = None if image_size is None else np.zeros((num_envs, image_size, image_size, 3), np.uint8)
         self._past_actions: list[list[Array]] = [[] for _ in self.worlds]
         self._returns = np.zeros(num_envs)
         self._success_at_reset = np.full(num_envs, np.nan)  # from the info of the reset; NaN without it
@@ -91,6 +105,7 @@ class GymEnvironment(RestorableEngine):
         if broken := self._observations.read(rows, first):
             start = int(starts[rows.index(broken[0])])
             raise UserError(f"{self.id} begins with an observation that is not finite, initial state {start}")
+        self._render(rows)
 
     def advance(self, actions: Tensor, remaining_steps: Tensor) -> Outcome:
         """Step each world until the end of its chunk or its episode."""
@@ -119,6 +134,7 @@ class GymEnvironment(RestorableEngine):
             ended = terminated | truncated | diverged
             rows = [row for row in rows if counts[row] > k + 1 and not ended[row]]
         diverged[self._observations.read(list(last_observations), list(last_observations.values()))] = True
+        self._render(list(last_observations))
         self._returns += reward.sum(1)
         metrics = {}
         if self.has_success:
@@ -132,6 +148,8 @@ class GymEnvironment(RestorableEngine):
     def observe(self) -> TensorDict:
         """The latest observations of all worlds."""
         observation = {name: torch.from_numpy(buffer.copy()) for name, buffer in self._observations.buffers.items()}
+        if self._frames is not None:
+            observation[f"{RENDER}_image"] = torch.from_numpy(self._frames.copy())
         return TensorDict(observation, batch_size=[self.num_envs])
 
     def close(self) -> None:
@@ -155,6 +173,7 @@ class GymEnvironment(RestorableEngine):
         for row in started.tolist():
             observations = [self._step(row, action.copy())[0] for action in state["actions"][row].numpy()]
             self._observations.read([row] * bool(observations), observations[-1:])
+        self._render(started.tolist())
         self._returns = np.array(state["returns"])
         for name, observations in self.observe().items():
             if not torch.equal(observations[started], state["observation"][name][started]):
@@ -162,6 +181,12 @@ class GymEnvironment(RestorableEngine):
                     f"{self.id} is not the same twice: the same seeds and actions lead to another {name}, so its runs "
                     "cannot be resumed; start a new one"
                 )
+
+    def _render(self, rows: Sequence[int]) -> None:
+        """Store frames of the worlds `rows`, unless frames are not observed."""
+        if self._frames is not None:
+            for row in rows:
+                self._frames[row] = resized(frame(self.worlds[row], self.id), self._frames.shape[1])
 
     def _step(self, row: int, action: Array) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Step world `row`; the history has a copy of `action`, which the world may modify."""
@@ -187,16 +212,48 @@ def _success(info: Mapping[str, Any]) -> bool | None:
     return None if success is None else bool(success)
 
 
-def make(id: str, step_limit: int | None = None, options: Mapping[str, Any] | None = None) -> gymnasium.Env:
-    """One world of environment `id`; "module:Id-v0" imports the module that registers it first.
+def located(id: str) -> tuple[str, Path | None]:
+    """Id "module:Id-v0" of a user's module and the module's folder, from which it can be imported afterwards.
 
-    The module may be in the working directory.
+    `id` may begin with the folder, "path/module.py:Id-v0"; otherwise the working directory is searched. The folder is
+    None for installed modules and ids without a module.
+
+    Raises:
+        UserError: if the folder does not have the module, or another one of its name would be imported.
+    """
+    place, separator, name = id.rpartition(":")
+    path = Path(place).expanduser().absolute()
+    module, folder = path.name.removesuffix(".py"), path.parent.resolve()
+    top = module.partition(".")[0]
+    exists = bool(top) and ((folder / f"{top}.py").is_file() or (folder / top).is_dir())
+    has_path = place != module
+    if not separator or not (exists or has_path):
+        return id, None
+    if not exists:
+        raise UserError(
+            f"there is no module {module} in {folder}; if it has moved, use task.id=FOLDER/{module}.py:{name}"
+        )
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
+        importlib.invalidate_caches()
+    spec = importlib.util.find_spec(top)
+    origin = Path((spec.origin or next(iter(spec.submodule_search_locations or ()), "")) if spec else "").resolve()
+    if not origin.is_relative_to(folder):
+        if has_path:
+            raise UserError(f"another module {top}, {origin}, hides the one in {folder}; rename yours")
+        return id, None
+    return f"{module}:{name}", folder
+
+
+def make(id: str, step_limit: int | None = None, options: Mapping[str, Any] | None = None) -> gymnasium.Env:
+    """One world of environment `id`; "module:Id-v0" imports the module that registers it first, see `located`.
 
     Raises:
         UserError: if it does not exist, lacks a package or a time limit, resets itself, or refuses `options`.
     """
-    if ":" in id and (folder := str(Path.cwd())) not in sys.path:  # for a user's own module, wherever train.py is
-        sys.path.append(folder)
+    id, _ = located(id)
+    if not os.environ.get("DISPLAY"):
+        os.environ.setdefault("MUJOCO_GL", "egl")  # MuJoCo reads it when it is imported; its default needs a display
     try:
         world = gymnasium.make(id, max_episode_steps=step_limit, disable_env_checker=True, **(options or {}))
     except gymnasium.error.UnregisteredEnv as error:
@@ -204,7 +261,13 @@ def make(id: str, step_limit: int | None = None, options: Mapping[str, Any] | No
         hint = f"did you mean {', '.join(near)}?" if near else "one of another package is named module:Id-v0"
         raise UserError(f"Gymnasium knows no environment {id!r}; {hint}") from error
     except (gymnasium.error.Error, ImportError, TypeError) as error:
-        raise UserError(f"{id} cannot be made: {error}") from error
+        elsewhere = "; a module in another folder is named FOLDER/module.py:Id-v0"
+        hint = elsewhere if isinstance(error, ImportError) and ":" in id else ""
+        raise UserError(f"{id} cannot be made: {error}{hint}") from error
+    except Exception as error:  # graphics libraries raise errors of any kind
+        if "render_mode" not in (options or {}):
+            raise
+        raise _not_rendered(id, error) from error
     layer = world
     while isinstance(layer, gymnasium.Wrapper):
         if isinstance(layer, gymnasium.wrappers.Autoreset):
@@ -213,6 +276,35 @@ def make(id: str, step_limit: int | None = None, options: Mapping[str, Any] | No
     if world.spec is None or world.spec.max_episode_steps is None:
         raise UserError(f"{id} has no time limit; set task.step_limit")
     return world
+
+
+def frame(world: gymnasium.Env, id: str) -> Array:
+    """Frame [height, width, 3] of the renderer of `world`, the environment `id`.
+
+    Raises:
+        UserError: if it cannot render here.
+    """
+    try:
+        picture = np.asarray(world.render(), dtype=np.uint8)
+    except Exception as error:  # graphics libraries raise errors of any kind
+        raise _not_rendered(id, error) from error
+    if picture.ndim != 3 or picture.shape[2] != 3:
+        raise UserError(f"{id} renders {list(picture.shape)} in place of [height, width, 3]; use {WITHOUT_FRAMES}")
+    return picture
+
+
+def _not_rendered(id: str, error: Exception) -> UserError:
+    cause = " ".join(str(error).split())
+    return UserError(f"{id} cannot be rendered here ({cause}); use {WITHOUT_FRAMES}")
+
+
+def resized(picture: Array, size: int) -> Array:
+    """The middle square of `picture` [height, width, 3], averaged to `size` pixels a side."""
+    height, width, _ = picture.shape
+    edge = min(height, width)
+    top, left = (height - edge) // 2, (width - edge) // 2
+    box = (left, top, left + edge, top + edge)
+    return np.asarray(Image.fromarray(picture).resize((size, size), Image.Resampling.BOX, box))
 
 
 def limit(world: gymnasium.Env) -> int:

@@ -6,7 +6,7 @@ Letters in shape comments: N worlds, K executed actions of a chunk, A action dim
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import gymnasium
@@ -15,10 +15,12 @@ from gymnasium import spaces
 from gymnasium.spaces.utils import flatdim, flatten
 from numpy.typing import NDArray
 
-from embodied.contract import Contract, TensorSpec
+from embodied.contract import Contract, TensorSpec, with_privileged
 from embodied.errors import UserError
 
 Array = NDArray[Any]
+RENDER = "render"
+"""Name of the camera of an environment's own renderer."""
 ENCODED = (spaces.Discrete, spaces.MultiBinary, spaces.MultiDiscrete)
 """Spaces whose observations are flattened by Gymnasium: a choice is one-hot."""
 
@@ -95,23 +97,35 @@ class Actions:
 
 
 def contract(
-    world: gymnasium.Env, executed: int = 1, control_dt_s: float | None = None, action_limit: float | None = None
+    world: gymnasium.Env,
+    executed: int = 1,
+    control_dt_s: float | None = None,
+    action_limit: float | None = None,
+    horizon: int | None = None,
+    image_size: int | None = None,
+    privileged: Sequence[str] = (),
 ) -> Contract:
-    """Contract derived from the spaces of `world`: chunks of K actions, all of which are executed.
+    """Contract derived from the spaces of `world`: chunks of H = `horizon` actions (K if None), K of them executed.
 
-    If `control_dt_s` is None, it is the world's `dt`, or the inverse of its `render_fps`.
+    If `control_dt_s` is None, it is the world's `dt`, or the inverse of its `render_fps`. With an `image_size`, frames
+    of the world's renderer are the observation "render_image". Observations `privileged` are for critics only.
 
     Raises:
-        UserError: without a time between actions, or for spaces that cannot be read.
+        UserError: without a time between actions, for spaces that cannot be read, and unknown names in `privileged`.
     """
     name = world.spec.id if world.spec else str(world)
     rate_hz = world.metadata.get("render_fps")
     dt_s = control_dt_s or getattr(world.unwrapped, "dt", None) or (1.0 / rate_hz if rate_hz else None)
     if dt_s is None:
         raise UserError(f"{name} does not tell the time between its steps; set task.control_dt_s")
-    specs = Observations(world.observation_space, 0).specs
+    specs = with_privileged(Observations(world.observation_space, 0).specs, privileged)
+    if image_size is not None:
+        specs[f"{RENDER}_image"] = TensorSpec(
+            (image_size, image_size, 3), "uint8", names=("red", "green", "blue"), camera=RENDER
+        )
     action = Actions(world.action_space, action_limit, name).spec
-    return Contract(specs, action, round(float(dt_s), 9), horizon=executed, executed=executed)
+    chunk = {"horizon": executed if horizon is None else horizon, "executed": executed}
+    return Contract(specs, action, round(float(dt_s), 9), **chunk)
 
 
 def _parts(space: spaces.Space, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], spaces.Space]]:

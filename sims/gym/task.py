@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +11,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from embodied.configuration import FiniteFloat, PositiveFloat, PositiveInt
+from embodied.configuration import FiniteFloat, Pixels, PositiveFloat, PositiveInt
 from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.evaluation.video import Frames, film, tile, write_video
 from embodied.policy import Policy
 from embodied.task import Task
-from sims.gym.environment import GymEnvironment, make
-from sims.gym.spaces import contract
+from sims.gym.environment import GymEnvironment, frame, located, make
+from sims.gym.spaces import RENDER, contract
 from sims.remote.options import ProcessOptions
 
 FILMED = 4
@@ -29,27 +29,44 @@ FILMED = 4
 class GymTask(Task, ProcessOptions):
     """One environment of Gymnasium, or of any package that registers its own in Gymnasium.
 
-    `id` is the argument of gymnasium.make; `module:Id-v0` imports the module that registers it first. `options` are
-    further arguments of gymnasium.make, {name:value}. Chunks have `executed` actions. An episode is truncated after
-    `step_limit` steps; the environment's own limit if null. `control_dt_s` is the time between actions, and
-    `action_limit` bounds elements of an action, if the environment does not define them. `success_return` is the return
-    from which on an episode counts as succeeded, instead of the environment's own success.
+    `id` is the argument of gymnasium.make; `module:Id-v0` imports the module that registers it first, from the working
+    directory or as installed, and `path/module.py:Id-v0` from another folder. `options` are further arguments of
+    gymnasium.make, {name:value}. Policies predict chunks of `horizon` actions (None: `executed`), of which `executed`
+    are run between observations. An episode is truncated after `step_limit` steps; the environment's own limit if null.
+    `control_dt_s` is the time between actions, and `action_limit` bounds elements of an action, if the environment does
+    not define them. `success_return` is the return from which on an episode counts as succeeded, instead of the
+    environment's own success. With `images=[render]` the frames of the environment's own renderer are observed, with
+    `image_size` pixels a side. Observations in `privileged` are read by critics only.
     """
 
     name: str = "gym"
     id: str = "Pendulum-v1"
     options: Any = None
+    horizon: PositiveInt | None = None
     executed: PositiveInt = 1
+    images: list[str] = field(default_factory=list)
+    image_size: Pixels = 128
+    privileged: list[str] = field(default_factory=list)
     step_limit: PositiveInt | None = None
     control_dt_s: PositiveFloat | None = None
     action_limit: PositiveFloat | None = None
     success_return: FiniteFloat | None = None
 
     def __post_init__(self) -> None:
-        """Raise UserError for numbers out of range, and options that are not a mapping."""
+        """Split a path from the id; raise UserError for numbers out of range, and options that are not a mapping."""
         super().__post_init__()
+        self.id, self._folder = located(self.id)
         if not isinstance(self.options, Mapping | None):
             raise UserError(f"expected task.options={{name:value}}, got {self.options!r}")
+        if self.images not in ([], [RENDER]):
+            raise UserError(
+                f"expected task.images=[{RENDER}], the environment's own renderer, got {self.images}; task.options "
+                "may choose its camera, and image observations need no option"
+            )
+
+    def recorded(self) -> dict[str, Any]:
+        """Record the folder of an own module with the id."""
+        return super().recorded() | ({"id": f"{self._folder}/{self.id}"} if self._folder else {})
 
     @property
     def distributions(self) -> tuple[str, ...]:
@@ -64,7 +81,8 @@ class GymTask(Task, ProcessOptions):
         """
         self._check(distribution)
         world = make(self.id, self.step_limit, self.options)
-        result = contract(world, self.executed, self.control_dt_s, self.action_limit)
+        limits = self.control_dt_s, self.action_limit
+        result = contract(world, self.executed, *limits, self.horizon, self._image_size, self.privileged)
         world.close()
         return result
 
@@ -90,10 +108,7 @@ class GymTask(Task, ProcessOptions):
         env = self._environment(FILMED, "eval", 0, {**(self.options or {}), "render_mode": "rgb_array"})
 
         def render(ids: NDArray[np.int64]) -> Frames:
-            try:
-                return np.stack([np.asarray(env.worlds[row].render(), dtype=np.uint8) for row in ids.tolist()])
-            except Exception as error:  # graphics libraries raise errors of any kind
-                raise UserError(f"{self.id} cannot be rendered here ({error}); use video=false") from error
+            return np.stack([frame(env.worlds[row], self.id) for row in ids.tolist()])
 
         starts = torch.arange(first, first + FILMED)
         films = {caption: film(env, policy, starts, render, device) for caption, policy in policies.items()}
@@ -106,13 +121,20 @@ class GymTask(Task, ProcessOptions):
             self.id,
             options=options,
             split=split,
+            horizon=self.horizon,
             executed=self.executed,
+            image_size=self._image_size,
+            privileged=self.privileged,
             step_limit=self.step_limit,
             control_dt_s=self.control_dt_s,
             action_limit=self.action_limit,
             success_return=self.success_return,
             seed=seed,
         )
+
+    @property
+    def _image_size(self) -> int | None:
+        return self.image_size if self.images else None
 
     def _check(self, distribution: str) -> None:
         if distribution != self.id:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -73,6 +73,14 @@ class LiberoTask(Task, ProcessOptions):
     image_size: Pixels = 128
     joints: bool = True
     randomisation: Randomisation = field(default_factory=Randomisation)
+
+    meanings: ClassVar[Mapping[str, str]] = {
+        "wide": "Any object anywhere, at any yaw.",
+        "areas": "Objects in the areas from which LIBERO's own resets draw.",
+        "official": "LIBERO's 50 official initial states of each task, as in published results.",
+        "official:bddl": "The same states; instructions are worded as in the task's BDDL file.",
+        "official:held_out": "The same states; instructions are worded as never in training.",
+    }
 
     def __post_init__(self) -> None:
         """Raise UserError for numbers out of range, and for unknown starts."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
@@ -55,6 +55,8 @@ class ManiSkillTask(Task, ProcessOptions):
         if self.reward not in REWARDS:
             raise UserError(f"unknown task.reward {self.reward!r}; expected one of {', '.join(REWARDS)}")
         self._contract: Contract | None = None
+
+    meanings: ClassVar[Mapping[str, str]] = {"initial_states": "Initial states that ManiSkill itself draws."}
 
     @property
     def distributions(self) -> tuple[str, ...]:

@@ -5,17 +5,21 @@ Letters in shape comments: N environments, K executed actions of a chunk, M envi
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import mujoco
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from tensordict import TensorDict
 from torch import Tensor
 
-from embodied.contract import Contract, TensorSpec
+from embodied.contract import Contract, TensorSpec, with_privileged
 from embodied.environments.engine import Outcome, RestorableEngine
 from embodied.errors import UserError
 from sims.backend import Sim
+from sims.mjcf.cameras import Cameras, check_fields, picture_specs
 from sims.mjcf.mdp import Draws, Mdp, Moment, keys
 from sims.mjcf.physics import MujocoWorlds, Worlds
 from sims.mjcf.viewing import MjcfView
@@ -31,8 +35,10 @@ class MjcfEnvironment(RestorableEngine):
         num_envs: N.
         mdp: the task.
         split: "train" or "eval", with disjoint initial states.
-        executed: K, actions of a chunk, all of which are executed.
+        executed: K, actions of a chunk that are executed, of the H = `horizon` that a policy predicts (K if None).
         step_limit: control steps after which an episode is truncated; the task's if None.
+        images: cameras of the model whose pictures are observed, of `image_size` pixels a side, drawn once a chunk.
+        privileged: observations that only critics read, besides those that the task marks.
         seed: selects the initial states of a reset without starts.
         device: device of mujoco_warp; MuJoCo runs on the CPU only.
         sim: mujoco (double precision, its own thread pool) or mjwarp (single precision).
@@ -46,7 +52,11 @@ class MjcfEnvironment(RestorableEngine):
         mdp: Mdp,
         split: str = "train",
         executed: int = 1,
+        horizon: int | None = None,
         step_limit: int | None = None,
+        images: Sequence[str] = (),
+        image_size: int = 128,
+        privileged: Sequence[str] = (),
         seed: int = 0,
         device: torch.device | str = "cpu",
         sim: Sim = Sim.mujoco,
@@ -57,7 +67,7 @@ class MjcfEnvironment(RestorableEngine):
         self.mdp, self.split, self.model = mdp, split, mdp.load()
         name = type(mdp).__name__.lower()
         super().__init__(
-            contract(mdp, self.model, executed),
+            contract(mdp, self.model, executed, horizon, images, image_size, privileged),
             num_envs,
             mdp.STEP_LIMIT if step_limit is None else step_limit,
             task_names=(name,),
@@ -70,6 +80,14 @@ class MjcfEnvironment(RestorableEngine):
         action = self.contract.action
         self._low, self._high = (torch.tensor(each, device=self.device) for each in (action.low, action.high))
         self._middle, self._half = 0.5 * (self._low + self._high), 0.5 * (self._high - self._low)
+        self._cameras = Cameras(self.model, images, image_size) if images else None
+        self._pictures = {
+            name: torch.zeros(num_envs, *spec.shape, dtype=torch.uint8)
+            for name, spec in self.contract.observation.items()
+            if spec.is_picture
+        }
+        self._varied: dict[str, NDArray] = {}  # model fields [N, ...] that differ between worlds
+        self._moved = torch.zeros(num_envs, dtype=torch.bool)  # worlds that changed after their last picture
 
     def view(self) -> MjcfView:
         """View of the worlds for the viewer."""
@@ -80,6 +98,9 @@ class MjcfEnvironment(RestorableEngine):
         now, key = self.now, keys(self.task_names[0], self.split, starts)
         start = self.mdp.reset(self.model, Draws(key, torch.zeros_like(starts)))
         self.worlds.begin(ids, start.state, start.model)
+        if self._cameras:
+            self._vary(ids, start.model)
+        self._moved[ids.cpu()] = True
         for name, values in start.memory.items():
             if name not in now.memory:
                 now.memory[name] = values.new_zeros(self.num_envs, *values.shape[1:])
@@ -90,6 +111,7 @@ class MjcfEnvironment(RestorableEngine):
     def advance(self, actions: Tensor, remaining_steps: Tensor) -> Outcome:
         """Execute the chunk, with one call of the physics per action; an episode that ends executes no more."""
         rewards, executions = [], []
+        self._moved |= remaining_steps.cpu() > 0
         none = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
         ended = finished = succeeded = broken = overflow = none
         for k, action in enumerate(actions.float().unbind(1)):
@@ -120,11 +142,10 @@ class MjcfEnvironment(RestorableEngine):
         )
 
     def observe(self) -> TensorDict:
-        """Observations of the task, in single precision."""
+        """Observations of the task, in single precision, and pictures."""
         observation = self.mdp.observe(self.now)
-        return TensorDict(
-            {name: part.to(torch.float32, copy=True) for name, part in observation.items()}, [self.num_envs]
-        )
+        numbers = {name: part.to(torch.float32, copy=True) for name, part in observation.items()}
+        return TensorDict(numbers | self._draw(), [self.num_envs])
 
     def save(self) -> dict[str, Any]:
         """State of the physics and the task's memory, without models, which the numbers of starts determine."""
@@ -141,6 +162,31 @@ class MjcfEnvironment(RestorableEngine):
         self.now.memory = {name: values.to(self.device, copy=True) for name, values in state["memory"].items()}
         for name in ("steps", "action", "previous", "key"):
             setattr(self.now, name, state[name].to(self.device, copy=True))
+        self._moved[started.cpu()] = True
+
+    def _draw(self) -> dict[str, Tensor]:
+        """Pictures [N, height, width, 3] by name; only worlds that have changed are drawn."""
+        if self._cameras and bool(self._moved.any()):
+            rows = self._moved.nonzero().squeeze(1)
+            poses = [
+                self._cameras.poses(
+                    self.worlds.pose_fields(row), {name: values[row] for name, values in self._varied.items()}
+                )
+                for row in rows.tolist()
+            ]
+            drawn = torch.from_numpy(self._cameras.draw(poses)).unbind(1)
+            for pictures, new_pictures in zip(self._pictures.values(), drawn, strict=True):
+                pictures[rows] = new_pictures
+        self._moved.fill_(False)
+        return {name: pictures.to(self.device, copy=True) for name, pictures in self._pictures.items()}
+
+    def _vary(self, ids: Tensor, fields: Mapping[str, Tensor]) -> None:
+        """Keep the model `fields` [M, ...] of worlds `ids` [M] for their pictures."""
+        check_fields(fields)
+        for name, values in fields.items():
+            if name not in self._varied:
+                self._varied[name] = np.repeat(getattr(self.model, name)[None], self.num_envs, 0)
+            self._varied[name][ids.cpu().numpy()] = values.cpu().numpy()
 
     def _move(self, action: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
         """One control step of `active` worlds; returns broken worlds and overflows, see `Worlds.step`."""
@@ -159,11 +205,19 @@ class MjcfEnvironment(RestorableEngine):
         return broken, overflow
 
 
-def contract(mdp: Mdp, model: mujoco.MjModel, executed: int = 1) -> Contract:
-    """Contract derived from the task's observations and the model's actuators, with their control ranges as limits.
+def contract(
+    mdp: Mdp,
+    model: mujoco.MjModel,
+    executed: int = 1,
+    horizon: int | None = None,
+    images: Sequence[str] = (),
+    image_size: int = 128,
+    privileged: Sequence[str] = (),
+) -> Contract:
+    """Contract derived from the task's observations and the model's cameras and actuators, with their control ranges.
 
     Raises:
-        UserError: for an actuator without a ctrlrange.
+        UserError: for an actuator without a ctrlrange, an unknown camera, and unknown `privileged` observations.
     """
     names = tuple(model.actuator(i).name or f"actuator_{i}" for i in range(model.nu))
     if unlimited := [name for name, limited in zip(names, model.actuator_ctrllimited, strict=True) if not limited]:
@@ -171,7 +225,8 @@ def contract(mdp: Mdp, model: mujoco.MjModel, executed: int = 1) -> Contract:
     low, high = (tuple(float(value) for value in each) for each in model.actuator_ctrlrange.T)
     action = TensorSpec((model.nu,), unit=mdp.ACTION_UNIT, names=names, low=low, high=high)
     dt_s = round(mdp.SUBSTEPS * float(model.opt.timestep), 9)
-    return Contract(dict(mdp.OBSERVED), action, dt_s, horizon=executed, executed=executed)
+    specs = with_privileged(dict(mdp.OBSERVED), privileged) | picture_specs(model, images, image_size)
+    return Contract(specs, action, dt_s, horizon=executed if horizon is None else horizon, executed=executed)
 
 
 def make_worlds(

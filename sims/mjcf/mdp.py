@@ -102,7 +102,10 @@ class Mdp(sims.mdp.Mdp):
     """A task on a model; its functions take the `Moment` of N worlds, tensors, and have no side effects."""
 
     MODEL: ClassVar[Path | str]
-    """MJCF, as a path or as text; every actuator needs a ctrlrange."""
+    """MJCF, as a path or as text; every actuator needs a ctrlrange.
+
+    Relative paths of it and of its meshes start at the folder of the task's file.
+    """
     SUBSTEPS: ClassVar[int]
     """Number of physics steps in a control step."""
     ACTION_UNIT: ClassVar[str] = ""
@@ -124,12 +127,19 @@ class Mdp(sims.mdp.Mdp):
             import mujoco
         try:
             if isinstance(self.MODEL, Path) or "<" not in self.MODEL:
-                owner = next(each for each in type(self).__mro__ if "MODEL" in vars(each))
-                folder = Path(inspect.getfile(owner)).parent  # a relative path starts at the folder of the task's file
-                return mujoco.MjModel.from_xml_path(str(folder / self.MODEL))
-            return mujoco.MjModel.from_xml_string(self.MODEL)
+                return mujoco.MjModel.from_xml_path(str(self._folder() / self.MODEL))
+            spec = mujoco.MjSpec.from_string(self.MODEL)
+            if "file=" in self.MODEL:
+                spec.modelfiledir = str(self._folder())
+            return spec.compile()
         except ValueError as error:
-            raise UserError(f"MuJoCo cannot read the model of {type(self).__name__}: {error}") from error
+            cause = " ".join(str(error).split())
+            raise UserError(f"MuJoCo cannot read the model of {type(self).__name__}: {cause}") from error
+
+    def _folder(self) -> Path:
+        """Folder of the file that defines the model."""
+        owner = next(each for each in type(self).__mro__ if "MODEL" in vars(each))
+        return Path(inspect.getfile(owner)).resolve().parent
 
     def reset(self, model: mujoco.MjModel, draws: Draws) -> Start:
         """Initial values of M episodes, from the random numbers `draws`."""

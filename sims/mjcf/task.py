@@ -8,11 +8,11 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from embodied.configuration import FiniteFloat, PositiveInt, with_numbers
+from embodied.configuration import FiniteFloat, Pixels, PositiveInt, with_numbers
 from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.evaluation.video import film, tile, write_video
@@ -37,7 +37,9 @@ class MjcfTask(Task, ProcessOptions):
 
     `mdp` names a task of `tasks/`, or a Python file with a subclass of `mdp.Mdp`; `numbers` are the task's. `sim` is
     mujoco (double precision, on the CPU) or mjwarp (single precision, on the policy's device). An episode is truncated
-    after `step_limit` control steps, the task's own if None.
+    after `step_limit` control steps, the task's own if None. Policies predict chunks of `horizon` actions (None:
+    `executed`), of which `executed` are run between observations. `images` names cameras of the model whose pictures,
+    of `image_size` pixels a side, are observed. Observations in `privileged` are read by critics only.
     """
 
     name: str = "mjcf"
@@ -45,14 +47,26 @@ class MjcfTask(Task, ProcessOptions):
     sim: Sim = Sim.mujoco
     numbers: dict[str, FiniteFloat] = field(default_factory=dict)
     step_limit: PositiveInt | None = None
+    horizon: PositiveInt | None = None
+    executed: PositiveInt = 1
+    images: list[str] = field(default_factory=list)
+    image_size: Pixels = 128
+    privileged: list[str] = field(default_factory=list)
 
     distributions: ClassVar[tuple[str, ...]] = ("own",)
+    meanings: ClassVar[Mapping[str, str]] = {"own": "Initial states that the task itself draws."}
     sims: ClassVar[tuple[str, ...]] = tuple(sim.value for sim in Sim)
 
     def __post_init__(self) -> None:
-        """Raise UserError for numbers out of range, and unknown tasks and numbers."""
+        """Make the path of a task absolute; raise UserError for numbers out of range, and unknown tasks and numbers."""
         super().__post_init__()
+        if self.mdp.endswith(".py"):
+            self.mdp = str(Path(self.mdp).expanduser().resolve())
         self._mdp = with_numbers(find_mdp(self.mdp), self.numbers, "task.numbers")
+
+    def recorded(self) -> dict[str, Any]:
+        """Record the absolute path of an own task."""
+        return super().recorded() | {"mdp": self.mdp}
 
     def contract(self, distribution: str) -> Contract:
         """Contract derived from the model's actuators and the task's observations.
@@ -63,7 +77,7 @@ class MjcfTask(Task, ProcessOptions):
         self._check(distribution)
         with needs_extra("mjcf"):
             from sims.mjcf.environment import contract
-        return contract(self._mdp, self._mdp.load())
+        return contract(self._mdp, self._mdp.load(), **self._options())
 
     def environment(
         self, num_envs: int, distribution: str, split: str, seed: int = 0, device: str = "cpu"
@@ -77,7 +91,14 @@ class MjcfTask(Task, ProcessOptions):
         with needs_extra("mjcf"):
             from sims.mjcf.environment import MjcfEnvironment
         return MjcfEnvironment(
-            num_envs, mdp=self._mdp, split=split, step_limit=self.step_limit, seed=seed, device=device, sim=self.sim
+            num_envs,
+            mdp=self._mdp,
+            split=split,
+            step_limit=self.step_limit,
+            seed=seed,
+            device=device,
+            sim=self.sim,
+            **self._options(),
         )
 
     def video(
@@ -89,11 +110,17 @@ class MjcfTask(Task, ProcessOptions):
         films, frame_s = {}, 1.0
         for caption, policy in policies.items():
             env = self.environment(FILMED, distribution or self.distributions[0], "eval", device=device)
-            stride = max(1, round(1.0 / (env.contract.control_dt_s * FRAMES_HZ)))
-            frame_s = env.contract.control_dt_s * stride
+            chunk_s = env.contract.control_dt_s * self.executed
+            stride = max(1, round(1.0 / (chunk_s * FRAMES_HZ)))
+            frame_s = chunk_s * stride
             starts = torch.arange(first, first + FILMED)
             films[caption] = film(env, policy, starts, Studio(env).render, device, stride=stride)
         write_video(path, tile(films), round(1.0 / frame_s))
+
+    def _options(self) -> dict[str, Any]:
+        """Options that determine the contract."""
+        names = ("horizon", "executed", "images", "image_size", "privileged")
+        return {name: getattr(self, name) for name in names}
 
     def _check(self, distribution: str) -> None:
         if distribution not in self.distributions:
@@ -106,7 +133,10 @@ def find_mdp(name: str) -> Mdp:
     Raises:
         UserError: for an unknown task, or a file without exactly one.
     """
-    if name.endswith(".py") and (path := Path(name)).is_file():
+    if name.endswith(".py"):
+        path = Path(name).expanduser()
+        if not path.is_file():
+            raise UserError(f"there is no task file {path}; if it has moved, use task.mdp=FOLDER/{path.name}")
         spec = importlib.util.spec_from_file_location(f"mjcf_task_{path.stem}", path)
         assert spec
         assert spec.loader

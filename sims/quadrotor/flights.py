@@ -51,6 +51,22 @@ def named_flights(name: str, airframe: Airframe) -> dict[str, Flight]:
     return flights
 
 
+MEANINGS = {
+    "robust": "Drones and conditions as in training: late commands, wind, biased measurements, varied parameters.",
+    "disturbed": "The nominal drone of arXiv 2311.13081, with constant random forces and torques.",
+    "late_10_ms": "The same drone; commands reach the rotors 10 ms late.",
+    "late_20_ms": "The same drone; commands reach the rotors 20 ms late.",
+    "measured_late_10_ms": "The same drone; measurements are 10 ms old.",
+    "late_30_ms_in_all": "The same drone; commands are 20 ms late, and measurements 10 ms old.",
+    "mass_120_percent": "The same drone with 1.2 times the mass.",
+    "thrust_85_percent": "The same drone with 0.85 times the thrust.",
+    "mass_120_thrust_85_percent": "The same drone with 1.2 times the mass and 0.85 times the thrust.",
+    "crazyflie_21": "Another Crazyflie, of arXiv 2509.11481, without varied parameters.",
+    "crazyflie_21_take_off": "That other Crazyflie, which begins on the ground.",
+    "take_off": "Drones and conditions as in training; every episode begins on the ground.",
+}
+"""Meanings of the distributions of hover, in the order of `named_flights`."""
+
 SWEEPS = {
     "latency": Sweep("s", "commands later", (0.0, 0.01, 0.02, 0.03, 0.04, 0.05)),
     "mass": Sweep("1", "times the mass", (0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.4)),
@@ -90,19 +106,21 @@ def swept(airframe: Airframe, distribution: str) -> Flight:
     return flights[name]()
 
 
-NOMINAL = Conditions(
-    trained_for=("the MDP of arXiv 2311.13081: one airframe, constant random forces and torques",),
-    missing=("latency", "randomisation"),
-    first_action=0.0,
-    measurable=True,
-)
+def nominal(name: str) -> Conditions:
+    """Conditions of training with the airframe `name` in L2F's MDP."""
+    return Conditions(
+        trained_for=(f"the MDP of arXiv 2311.13081: one airframe ({name}), constant random forces and torques",),
+        missing=("latency", "randomisation"),
+        first_action=0.0,
+        measurable=True,
+    )
 
 
-def prepared(flight: Flight) -> Conditions:
-    """Conditions, in words, that a policy trained in `flight` is prepared for."""
+def prepared(name: str, flight: Flight) -> Conditions:
+    """Conditions, in words, that a policy trained in `flight` with the airframe `name` is prepared for."""
     varied, mdp = flight.variation, flight.mdp
     (late, later), (old, older) = varied.action_delay_s, varied.observation_delay_s
-    names = [name for name, each in AIRFRAMES.items() if each in (flight.airframe, varied.other)]
+    names = [name, *(other for other, each in AIRFRAMES.items() if each == varied.other)]
     return Conditions(
         trained_for=(
             f"airframes: {' and whatever lies between it and '.join(names)}",

@@ -97,6 +97,17 @@ MEASURED = INSIDE | OUTSIDE
 """Platforms for evaluation, besides random ones."""
 
 
+def described(name: str, airframe: Airframe) -> str:
+    """Sentence on the platform `name` of `MEASURED`, whose `airframe` training never draws."""
+    kind = {4: "A quadrotor", 6: "A hexarotor", 8: "An octorotor"}[airframe.rotors]
+    late = f", commands {1e3 * airframe.delay_s:g} ms late" if airframe.delay_s else ""
+    beyond = "; slower rotors than any in training" if name in OUTSIDE else ""
+    return (
+        f"{kind} of {1e3 * airframe.mass_kg:.4g} g, thrust {airframe.thrust_to_weight:.3g} times its weight, rotors "
+        f"that lag {1e3 * airframe.lag_rise_s:.3g} ms{late}{beyond}."
+    )
+
+
 @dataclass
 class Ranges(Configuration):
     """Ranges of random platforms, each [lowest, highest].

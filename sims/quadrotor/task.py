@@ -18,10 +18,11 @@ from sims.quadrotor.airframes import AIRFRAMES, SCATTER_MAX, Airframe
 from sims.quadrotor.dynamics import Options
 from sims.quadrotor.environment import STEP_LIMIT, QuadrotorEnvironment
 from sims.quadrotor.episode import Mdp, reweighted, weights
-from sims.quadrotor.flights import HISTORY, NOMINAL, SWEEPS, Flight, named_flights, prepared, swept
+from sims.quadrotor.flights import HISTORY, MEANINGS, SWEEPS, Flight, named_flights, nominal, prepared, swept
 from sims.quadrotor.observation import contract
+from sims.quadrotor.own_airframe import AirframeOptions, chosen_airframe
 from sims.quadrotor.planners.raceline import Raceline
-from sims.quadrotor.platforms import MEASURED, Ranges
+from sims.quadrotor.platforms import MEASURED, Ranges, described
 from sims.quadrotor.tasks.any_platform import POSITION_LIMIT_M, AnyHover
 from sims.quadrotor.tasks.hover import Hover
 from sims.quadrotor.tasks.race import Race
@@ -114,19 +115,13 @@ class QuadrotorTask(Task, ProcessOptions):
 
 
 @dataclass
-class AirframeTask(QuadrotorTask):
+class AirframeTask(QuadrotorTask, AirframeOptions):
     """A goal of a drone with a chosen airframe.
 
-    Each episode's parameters differ from those of `airframe` by up to the share `randomisation`.
+    Each episode's parameters differ from the airframe's by up to the share `randomisation`.
     """
 
-    airframe: str = "crazyflie"
     randomisation: Annotated[float, Range(at_least=0, at_most=SCATTER_MAX)] = 0.0
-
-    def __post_init__(self) -> None:
-        """Raise UserError for an unknown airframe too."""
-        super().__post_init__()
-        named_airframe(self.airframe)
 
     @property
     def conditions(self) -> Conditions:
@@ -137,7 +132,11 @@ class AirframeTask(QuadrotorTask):
 
     def flown(self, distribution: str) -> dict[str, Any]:
         """The same airframe in every distribution."""
-        return {"airframe": named_airframe(self.airframe), "scatter_width": self.randomisation}
+        return {"airframe": self._airframe, "scatter_width": self.randomisation}
+
+    @property
+    def _airframe(self) -> Airframe:
+        return chosen_airframe(self.airframe, self.airframes)
 
 
 class HoverSim(Enum):
@@ -168,6 +167,7 @@ class HoverTask(AirframeTask):
     reward: dict[str, FiniteFloat] = field(default_factory=lambda: weights(Hover()))
 
     MDPS: ClassVar[Mapping[str, Mdp]] = {"robust": RobustHover(), "disturbed": Hover()}
+    meanings: ClassVar[Mapping[str, str]] = MEANINGS
 
     def __post_init__(self) -> None:
         """Set the default history; raise UserError as in QuadrotorTask."""
@@ -195,7 +195,7 @@ class HoverTask(AirframeTask):
     @property
     def conditions(self) -> Conditions:
         """Conditions of training."""
-        return NOMINAL if self.nominal else prepared(self._flights()["robust"])
+        return nominal(self.airframe) if self.nominal else prepared(self.airframe, self._flights()["robust"])
 
     @property
     def sims(self) -> tuple[str, ...]:
@@ -254,15 +254,15 @@ class HoverTask(AirframeTask):
 
     def flown(self, distribution: str) -> dict[str, Any]:
         """The airframe before variation."""
-        airframe = named_airframe(self.airframe) if distribution == "disturbed" else self._flight(distribution).airframe
+        airframe = self._airframe if distribution == "disturbed" else self._flight(distribution).airframe
         return {"airframe": airframe, "scatter_width": self.randomisation}
 
     def _flights(self) -> dict[str, Flight]:
-        return named_flights(self.airframe, named_airframe(self.airframe))
+        return named_flights(self.airframe, self._airframe)
 
     def _flight(self, distribution: str) -> Flight:
         if "=" in distribution:
-            return swept(named_airframe(self.airframe), distribution)
+            return swept(self._airframe, distribution)
         if (flight := self._flights().get(distribution)) is None:
             expected = ", ".join(evaluation_distributions(self))
             raise UserError(f"unknown distribution {distribution!r}; expected one of {expected}")
@@ -294,6 +294,12 @@ class TrackTask(AirframeTask):
         "lissajous": Track(eight_share=0.0, lissajous_share=1.0),
         **{f"figure_eight_{speed}": _eight(speed) for speed in (1, 2, 3)},
     }
+    meanings: ClassVar[Mapping[str, str]] = {
+        "mixed": "References of all the kinds below.",
+        "random": "Sums of random sines.",
+        "lissajous": "Lissajous curves.",
+        **{f"figure_eight_{speed}": f"Figure-eights at up to {speed} m/s." for speed in (1, 2, 3)},
+    }
 
 
 @dataclass
@@ -304,6 +310,7 @@ class RecoverTask(AirframeTask):
     reward: dict[str, FiniteFloat] = field(default_factory=lambda: weights(Recover()))
 
     MDPS: ClassVar[Mapping[str, Mdp]] = {"thrown": Recover()}
+    meanings: ClassVar[Mapping[str, str]] = {"thrown": "Thrown upside down or on its side, moving and turning."}
 
 
 @dataclass
@@ -314,11 +321,12 @@ class RaceTask(AirframeTask):
     reward: dict[str, FiniteFloat] = field(default_factory=lambda: weights(Race()))
 
     MDPS: ClassVar[Mapping[str, Mdp]] = {"track": Race()}
+    meanings: ClassVar[Mapping[str, str]] = {"track": "One track of gates, from random initial states."}
     OPTIONS: ClassVar[Options] = Options(drag=True, delay_steps=1)
 
     def baselines(self) -> dict[str, Policy]:
         """Planner that uses the track, the airframe and the rotors' speeds."""
-        return {"raceline": Raceline(self.contract("track"), named_airframe(self.airframe))}
+        return {"raceline": Raceline(self.contract("track"), self._airframe)}
 
 
 @dataclass
@@ -338,6 +346,10 @@ class AnyPlatformTask(QuadrotorTask):
         "random": AnyHover(),
         **dict.fromkeys(MEASURED, Hover(position_limit_m=POSITION_LIMIT_M)),
     }
+    meanings: ClassVar[Mapping[str, str]] = {
+        "random": "Platforms drawn as in training.",
+        **{name: described(name, airframe) for name, airframe in MEASURED.items()},
+    }
     OPTIONS: ClassVar[Options] = Options(drag=True, delay_steps=2)
 
     @property
@@ -352,14 +364,3 @@ class AnyPlatformTask(QuadrotorTask):
     def _steps(self, split: str) -> int:
         """Control steps of an episode, fewer for training."""
         return min(self.training_steps, self.step_limit) if split == "train" else self.step_limit
-
-
-def named_airframe(name: str) -> Airframe:
-    """The airframe of this name.
-
-    Raises:
-        UserError: for an unknown name.
-    """
-    if name not in AIRFRAMES:
-        raise UserError(f"unknown airframe {name!r}; expected one of {', '.join(AIRFRAMES)}")
-    return AIRFRAMES[name]

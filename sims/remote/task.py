@@ -11,6 +11,7 @@ from typing import Any, TypeVar, cast
 
 from omegaconf import OmegaConf
 
+from embodied.configuration import Configuration
 from embodied.contract import Contract
 from embodied.data.episodes import FOLDER, Episodes, read
 from embodied.environment import Environment
@@ -114,4 +115,6 @@ def in_processes(task: T) -> T | RemoteTask:
 def _resolved(task: Task) -> dict[str, Any]:
     """Options of `task` as JSON values, with defaults for `processes` and `python`."""
     values = cast(dict[str, Any], OmegaConf.to_container(OmegaConf.structured(task), enum_to_str=True))
+    if isinstance(task, Configuration):
+        values |= task.recorded()
     return json.loads(json.dumps(values | {"processes": 0, "python": None}))

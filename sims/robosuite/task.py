@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
@@ -65,6 +65,8 @@ class RobosuiteTask(Task, ProcessOptions):
             ("Lift", "OSC_POSE", ["Panda"]),
         ):
             raise UserError("the scripted expert does Lift with a Panda and OSC_POSE alone; use task.episodes=0")
+
+    meanings: ClassVar[Mapping[str, str]] = {"placed": "Objects where robosuite's own resets place them."}
 
     @property
     def distributions(self) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from embodied.policy import Policy
 from embodied.task import Task
 from sims.quadrotor.episode import reweighted, weights
 from sims.quadrotor.observation import contract
-from sims.quadrotor.task import named_airframe
+from sims.quadrotor.own_airframe import AirframeOptions, chosen_airframe
 from sims.remote.options import ProcessOptions
 from sims.swarm import pictures
 from sims.swarm.environment import SwarmEnvironment
@@ -27,7 +27,7 @@ STRIDE = 6
 
 
 @dataclass
-class SwarmTask(Task, ProcessOptions):
+class SwarmTask(Task, ProcessOptions, AirframeOptions):
     """Drones exchange their goals among obstacles, which stand in 20% of the cells; eight of them, or more.
 
     An episode is truncated after `step_limit` control steps. `reward` contains the weights of the reward, see
@@ -37,7 +37,6 @@ class SwarmTask(Task, ProcessOptions):
     name: str = "quadrotor_swarm"
     step_limit: PositiveInt = Swarm.STEP_LIMIT
     reward: dict[str, FiniteFloat] = field(default_factory=lambda: weights(Swarm()))
-    airframe: str = "crazyflie"
 
     MDPS: ClassVar[Mapping[str, Swarm]] = {
         "density_20": Swarm(),
@@ -45,11 +44,15 @@ class SwarmTask(Task, ProcessOptions):
         "drones_32": Swarm(drones=32),
     }
     """Tasks by name of the distribution; the first one is for training, the others for the final policy."""
+    meanings: ClassVar[Mapping[str, str]] = {
+        "density_20": f"{Swarm().drones} drones; a fifth of the cells of the room has an obstacle.",
+        "drones_16": "16 drones in the same room.",
+        "drones_32": "32 drones in the same room.",
+    }
 
     def __post_init__(self) -> None:
         """Raise UserError for numbers out of range, an unknown airframe and unknown weights."""
         super().__post_init__()
-        named_airframe(self.airframe)
         for mdp in self.MDPS.values():
             reweighted(mdp, self.reward)
 
@@ -86,7 +89,7 @@ class SwarmTask(Task, ProcessOptions):
         return SwarmEnvironment(
             num_envs,
             mdp=self._mdp(distribution),
-            airframe=named_airframe(self.airframe),
+            airframe=chosen_airframe(self.airframe, self.airframes),
             split=split,
             step_limit=self.step_limit,
             seed=seed,

@@ -170,6 +170,11 @@ class NavigateTask(VehicleTask):
     MDP: ClassVar[Mdp] = Navigate()
     VEHICLE: ClassVar[Vehicle] = JACKAL
     distributions: ClassVar[tuple[str, ...]] = ("rooms", "drift", "people")
+    meanings: ClassVar[Mapping[str, str]] = {
+        "rooms": "Random rooms with up to 20 obstacles.",
+        "drift": f"The same rooms with odometry that drifts, and {NOISE:g} times the noise of the lidar.",
+        "people": f"The same rooms with up to {PEOPLE} people who walk about.",
+    }
 
     def __post_init__(self) -> None:
         """Raise UserError for unknown or impossible values, and for a guard without a map."""
@@ -218,6 +223,7 @@ class RaceTask(VehicleTask):
     MDP: ClassVar[Mdp] = Race()
     VEHICLE: ClassVar[Vehicle] = F1TENTH
     distributions: ClassVar[tuple[str, ...]] = ("tracks",)
+    meanings: ClassVar[Mapping[str, str]] = {"tracks": "Random closed tracks, driven alone."}
 
     def baselines(self) -> dict[str, Policy]:
         """Two planners with the map of the track, and one with the lidar only."""

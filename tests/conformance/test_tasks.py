@@ -18,6 +18,7 @@ OPTIONS = {
     "vehicle_navigate": ["task.lidar.beams=31", "task.vehicle.speed_max_m_s=2.5"],
 }
 """Of what a contract depends on."""
+SIMULATED = [name for name in names("task", GROUPS) if name != "dataset"]
 OFFICIAL = ("libero_goal", "libero_spatial")
 NEEDS = dict.fromkeys(("isaac_lab", "isaac_lab_cartpole"), find_spec("isaaclab"))
 NEEDS |= dict.fromkeys(OFFICIAL, os.environ.get("LIBERO_ASSETS"))
@@ -25,9 +26,7 @@ NEEDS |= dict.fromkeys(OFFICIAL, os.environ.get("LIBERO_ASSETS"))
 LATE = LatencyConfig(observation_s=[0.0, 0.1], observed=True)
 
 
-@pytest.fixture(
-    params=[pytest.param(name, marks=[pytest.mark.assets] * (name in OFFICIAL)) for name in names("task", GROUPS)]
-)
+@pytest.fixture(params=[pytest.param(name, marks=[pytest.mark.assets] * (name in OFFICIAL)) for name in SIMULATED])
 def task(request) -> Task:
     name = request.param
     if not NEEDS.get(name, True):
@@ -53,6 +52,12 @@ def test_its_contract_is_known_without_an_environment(task: Task, monkeypatch):
     monkeypatch.setattr(type(task), "environment", refuse)
     monkeypatch.setattr("embodied.environments.engine.EpisodeEngine.__init__", refuse)
     assert task.contract(task.distributions[0]).action.names
+
+
+def test_its_distributions_have_meanings(task: Task):
+    for name in evaluation_distributions(task):
+        assert task.meanings.get(name, "").endswith(".") or name == getattr(task, "id", None)
+    assert with_latency(task, LATE).meanings == task.meanings
 
 
 def test_an_unknown_distribution_has_none(task: Task):

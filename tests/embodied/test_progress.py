@@ -25,8 +25,8 @@ def test_a_log_gets_a_line_a_period_and_no_bar(monkeypatch, capsys):
     written = capsys.readouterr()
     assert written.err == ""
     assert written.out.splitlines() == [
-        "RL: 6,000 of 20,000 steps, success 5%",
-        "RL: 11,000 of 20,000 steps, success 5%",
+        "RL: 6,000 of 20,000 steps, success 5%, about 3 min left",
+        "RL: 11,000 of 20,000 steps, success 5%, about 2 min left",
     ]
 
 

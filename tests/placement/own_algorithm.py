@@ -6,7 +6,6 @@ Every process writes its weights and its number of environment steps to the fold
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +29,9 @@ def documented(document: str = "own_algorithm") -> dict[str, Any]:
     return names
 
 
-def main(folder: Path) -> None:
+def main(arguments: list[str]) -> None:
     """Train from other weights and in other environments than the other processes."""
+    folder = Path(arguments[0])
     torch.set_num_threads(1)
     with TorchrunConfig().start("cpu") as world:
         env = Reach(4, seed=world.rank)
@@ -42,7 +42,3 @@ def main(folder: Path) -> None:
         found = {name: value.clone() for name, value in policy.state_dict().items()}
         counted = {"env_steps": torch.tensor(last.env_steps), "before": before, "position": env.position.clone()}
         save_file(found | counted, folder / f"{world.rank}.safetensors")
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

@@ -103,5 +103,10 @@ def run(arguments: list[str]) -> None:
         made.run()
 
 
+def main(arguments: list[str]) -> int:
+    """Exit status of one run."""
+    return program.main(run, lambda _: "", arguments)
+
+
 if __name__ == "__main__":
-    sys.exit(program.main(run, lambda _: "", sys.argv[1:]))
+    sys.exit(main(sys.argv[1:]))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +16,16 @@ from embodied.saving import checkpoint
 from embodied.training.loop import build, train
 from policies.mlp import MLPConfig, MLPPolicy
 from tests.embodied.reach import Reach
+from tests.placement import own_algorithm
 from tests.placement.own_algorithm import documented
-from tests.placement.test_resume import ROOT, run
+from tests.placement.processes import run_processes
+from tests.placement.run import main
 
 A2C, A2CConfig = (documented()[name] for name in ("A2C", "A2CConfig"))
 
 
 def test_train_gives_two_processes_the_same_weights_and_counts_the_steps_of_both(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    program = [*command, "-m", "tests.placement.own_algorithm", str(tmp_path)]
-    made = subprocess.run(program, cwd=ROOT, capture_output=True, text=True)
+    made = run_processes(2, own_algorithm.main, tmp_path)
     assert made.returncode == 0, made.stderr
     one, other = (load_file(tmp_path / f"{rank}.safetensors") for rank in range(2))
     for name in ("before", "position"):
@@ -38,10 +36,10 @@ def test_train_gives_two_processes_the_same_weights_and_counts_the_steps_of_both
 
 
 def test_a_run_that_two_processes_saved_goes_on_in_one(tmp_path: Path) -> None:
-    together = run(2, tmp_path, 480, "a2c")
+    together = run_processes(2, main, tmp_path, 480, "a2c")
     assert together.returncode == 0, together.stderr
     before = checkpoint.load(tmp_path)
-    alone = run(1, tmp_path, 640, "a2c")
+    alone = run_processes(1, main, tmp_path, 640, "a2c")
     assert alone.returncode == 0, alone.stderr
     after = checkpoint.load(tmp_path)
     assert (before.counters["processes"], after.counters["processes"]) == (2, 1)
@@ -55,7 +53,7 @@ def test_an_offline_learner_gives_two_processes_the_weights_of_one(tmp_path: Pat
     """Each step's weights, drawn rows and losses are of the minibatch of both processes."""
     saved = []
     for count in (1, 2):
-        made = run(count, tmp_path / str(count), 0, "awr")
+        made = run_processes(count, main, tmp_path / str(count), 0, "awr")
         assert made.returncode == 0, made.stderr
         saved.append(checkpoint.load(tmp_path / str(count)))
     alone, together = saved

@@ -13,15 +13,10 @@ import torch
 
 from embodied.errors import UserError
 from embodied.saving import checkpoint
+from tests.placement.processes import run_processes
+from tests.placement.run import main
 
 ROOT = Path(__file__).parents[2]
-
-
-def run(count: int, *arguments: object) -> subprocess.CompletedProcess[str]:
-    """`tests.placement.run` in `count` processes of torchrun, or alone."""
-    launched = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"] if count > 1 else []
-    command = [sys.executable, *launched, "-m", "tests.placement.run", *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -39,7 +34,7 @@ def metrics(folder: Path) -> list[dict[str, float]]:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run in two processes that nothing disturbed."""
     folder = tmp_path_factory.mktemp("whole")
-    found = run(2, folder, 480, "mlp")
+    found = run_processes(2, main, folder, 480, "mlp")
     assert found.returncode == 0, found.stderr
     return folder
 
@@ -47,12 +42,14 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_killed_process_is_named_on_one_line_and_the_run_goes_on_with_the_same_numbers(
     tmp_path: Path, whole: Path
 ) -> None:
-    died = run(2, tmp_path, 480, "mlp", "die")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    dying = [*command, "-m", "tests.placement.run", str(tmp_path), "480", "mlp", "die"]
+    died = subprocess.run(dying, cwd=ROOT, capture_output=True, text=True)
     assert died.returncode != 0
     lines = [line for line in died.stderr.splitlines() if line.startswith("error: ")]
     assert len(lines) == 1, died.stderr
     assert lines[0].startswith("error: process 1 of 2 has died; all end; go on from the last checkpoint with resume=")
-    again = run(2, tmp_path, 480, "mlp")
+    again = run_processes(2, main, tmp_path, 480, "mlp")
     assert again.returncode == 0, again.stderr
     found, expected = weights(tmp_path), weights(whole)
     for name, value in expected.items():
@@ -68,7 +65,7 @@ def test_a_run_goes_on_in_one_process_and_in_two_again(tmp_path: Path, whole: Pa
     steps = []
     for count, more in ((1, 640), (2, 800)):
         before = checkpoint.load(folder).counters["rl_gradient_steps"]
-        found = run(count, folder, more, "mlp")
+        found = run_processes(count, main, folder, more, "mlp")
         assert found.returncode == 0, found.stderr
         saved = checkpoint.load(folder)
         assert saved.counters["processes"] == count
@@ -82,7 +79,7 @@ def test_a_run_goes_on_in_one_process_and_in_two_again(tmp_path: Path, whole: Pa
 
 def test_a_divided_model_goes_on_in_one_process_and_its_checkpoint_is_whole_for_other_programs(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    found = run(2, folder, 160, "pi0")
+    found = run_processes(2, main, folder, 160, "pi0")
     assert found.returncode == 0, found.stderr
     shutil.copytree(folder, tmp_path / "kept")
     saved = checkpoint.load(tmp_path / "kept")
@@ -91,7 +88,7 @@ def test_a_divided_model_goes_on_in_one_process_and_its_checkpoint_is_whole_for_
     assert len(shards) == 2
     assert all(type(value) is torch.Tensor for value in saved.policy.values())
     assert saved.state["before"]["policy"].keys() == saved.policy.keys()
-    alone = run(1, folder, 240, "pi0")
+    alone = run_processes(1, main, folder, 240, "pi0")
     assert alone.returncode == 0, alone.stderr
     assert not (checkpoint.load(folder).path / "shards").exists()
     assert checkpoint.load(folder).counters["env_steps"] >= 240

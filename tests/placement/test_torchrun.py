@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,9 +9,9 @@ import torch
 from safetensors.torch import load_file
 
 from embodied.placement.local import Local
-from tests.placement.worker import CASES
+from tests.placement.processes import run_processes
+from tests.placement.worker import CASES, main
 
-ROOT = Path(__file__).parents[2]
 TOGETHER = [*CASES, "pi0_sharded"]
 GRADIENTLESS = "k_proj.bias"
 """Moves all scores of attention alike, which changes nothing: Adam makes steps of its rounding errors."""
@@ -23,10 +21,7 @@ GRADIENTLESS = "k_proj.bias"
 def learned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of the weights that two processes have learned."""
     folder = tmp_path_factory.mktemp("learned")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    run = subprocess.run(
-        [*command, "-m", "tests.placement.worker", str(folder), *TOGETHER], cwd=ROOT, capture_output=True, text=True
-    )
+    run = run_processes(2, main, folder, *TOGETHER)
     assert run.returncode == 0, run.stderr
     return folder
 

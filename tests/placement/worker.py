@@ -6,7 +6,6 @@ one process.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
@@ -135,18 +134,15 @@ CASES: dict[str, Callable[[Processes], dict[str, torch.Tensor]]] = {
 }
 
 
-def main(folder: Path, names: list[str]) -> None:
-    """Run the cases `names` in this process of torchrun; the first one writes their weights."""
+def main(arguments: list[str]) -> None:
+    """Run the cases that follow a folder in this process of torchrun; the first one writes their weights there."""
     from embodied.placement.torchrun import Torchrun
 
+    folder, *names = arguments
     torch.set_num_threads(1)
     with Torchrun("cpu", 60.0) as world:
         for name in names:
             world.shard = name.endswith("sharded")
             found = CASES[name.removesuffix("_sharded")](world)
             if not world.rank:
-                save_file(found, folder / f"{name}.safetensors")
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:])
+                save_file(found, Path(folder) / f"{name}.safetensors")

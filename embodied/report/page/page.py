@@ -16,6 +16,7 @@ from embodied.evaluation.in_training import measure as _measure
 from embodied.evaluation.in_training import odd_episodes
 from embodied.report.headline import BASELINE, TRAINED, UNTRAINED, Record, points, selection, significant, trained
 from embodied.report.page.charts import Mark, bar, curves, stages, ticks
+from embodied.report.page.open_loop import open_loop
 from embodied.report.page.parts import chart, costs, files, listed, repeat
 from embodied.report.repeating import film_command
 from embodied.saving.metrics import read_metrics
@@ -57,7 +58,9 @@ def page(record: Record, directory: Path, commands: Sequence[str]) -> str:
     sections = [
         _header(record),
         _video(directory),
+        open_loop(record, directory),
         _results(record, directory),
+        _meanings(record),
         _training(record, directory),
         costs(record),
         repeat(record, commands),
@@ -176,6 +179,13 @@ def _rows(record: Record, directory: Path) -> str:
         bodies.append(f'<tbody class="{kind}"><tr>{row_cells}</tr>{detail}</tbody>')
     header = "".join(f'<th scope="col">{escape(name)}</th>' for name in names)
     return f'<table class="results"><thead><tr>{header}</tr></thead>\n' + "\n".join(bodies) + "\n</table>"
+
+
+def _meanings(record: Record) -> str:
+    """What the distributions stand for; reports of earlier versions do not have it."""
+    meanings = record.get("meanings") or {}
+    rows = (f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in meanings.items())
+    return f"<section>\n<h2>Distributions</h2>\n<dl>{''.join(rows)}</dl>\n</section>" if meanings else ""
 
 
 def _about(rows: Sequence[Record]) -> str:

@@ -13,6 +13,7 @@ FILES = {
     "report.md": "this report as text",
     "report.json": "this report for programs: every figure, every failed start",
     "video.mp4": "the policy before and after",
+    "chunks.png": "recorded actions, and chunks that were predicted for them",
     "curves.png": "all learning curves",
     "trajectories.png": "paths, before and after",
     "config.yaml": "the full configuration",

@@ -94,11 +94,16 @@ class OfflineStage(Stage[Mapping[str, float]]):
 
     def record(self, step: Mapping[str, float]) -> str:
         """Log the metrics if due."""
-        if self.due:
-            self.run.logger.log(
-                self.learner.gradient_steps, {f"{self.name}/{name}": value for name, value in step.items()}
-            )
-        return ""
+        if not self.due:
+            return ""
+        values, note = dict(step), ""
+        if (open_loop := self.run.open_loop) is not None:
+            whole = self.run.world.whole(self.policy)
+            with self.run.timer("evaluation"):
+                values["held_out_loss"] = float(self.run.world.lead(lambda: str(open_loop.loss(whole))))
+            note = f"held-out loss {values['held_out_loss']:.4g}"
+        self.run.logger.log(self.learner.gradient_steps, {f"{self.name}/{name}": each for name, each in values.items()})
+        return note
 
     def finish(self) -> None:
         """Keep the policy as what later stages are compared with, unless an earlier stage kept its own."""

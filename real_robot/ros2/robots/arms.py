@@ -4,13 +4,13 @@ Forwarded velocities are not served: that controller has no time-out, so that no
 ended. Policies that command velocities drive a hand, behind `cartesian_node`.
 
 All accept `pose`: topic and frame_id of a PoseStamped of the end effector, for policies that observe a pose. The frame
-must be the policy's world.
+must be the policy's world. Trajectories and forwarded positions accept `cameras`: topics of images by observation.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from embodied.contract import Contract, TensorSpec
@@ -26,6 +26,7 @@ from real_robot.ros2.robots.tables import (
     Table,
     Topic,
     action_spec,
+    camera_topics,
     make_table,
 )
 
@@ -38,6 +39,7 @@ def forward_position(
     controller: str = "forward_position_controller",
     pose: Sequence[str] = (),
     arrays: Sequence[str] = (),
+    cameras: Mapping[str, str] | None = None,
 ) -> Table:
     """ros2_control's forward_command_controller of joint positions, rad, whose commands have no stamp.
 
@@ -45,7 +47,7 @@ def forward_position(
     """
     action = action_spec(contract, joints, "rad")
     command = Topic(f"{controller}/commands", Values({ACTION: action}), COMMAND)
-    table = _arm("forward_position", contract, rate_hz, command, joints, ros_joints or joints, pose, arrays)
+    table = _arm("forward_position", contract, rate_hz, command, joints, ros_joints or joints, pose, arrays, cameras)
     return replace(table, stamped=False)
 
 
@@ -57,12 +59,13 @@ def joint_trajectory(
     controller: str = "joint_trajectory_controller",
     pose: Sequence[str] = (),
     arrays: Sequence[str] = (),
+    cameras: Mapping[str, str] | None = None,
 ) -> Table:
     """ros2_control's joint_trajectory_controller: each trajectory is a command followed by a stop."""
     action, names = action_spec(contract, joints, "rad"), tuple(ros_joints or joints)
     codec = JointTrajectory({ACTION: action}, names, 1.0 / rate_hz)
     command = Topic(f"{controller}/joint_trajectory", codec, COMMAND)
-    return _arm("joint_trajectory", contract, rate_hz, command, joints, names, pose, arrays)
+    return _arm("joint_trajectory", contract, rate_hz, command, joints, names, pose, arrays, cameras)
 
 
 def ur(
@@ -165,6 +168,7 @@ def _arm(
     ros_joints: Sequence[str],
     pose: Sequence[str],
     arrays: Sequence[str],
+    cameras: Mapping[str, str] | None,
 ) -> Table:
     fields = {"joint_position": "position", "joint_velocity": "velocity", "joint_effort": "effort"}
     units = {"joint_position": "rad", "joint_velocity": "rad/s", "joint_effort": "N m"}
@@ -177,5 +181,6 @@ def _arm(
     if pose and (quantities := {key: name for key, name in ends.items() if key in contract.observation}):
         topic, frame_id = pose
         states.append(Topic(topic, Pose(quantities, frame_id), STATE))
+    states += camera_topics(contract, cameras or {})
     still = (math.nan,) * len(joints)
     return make_table(name, contract, rate_hz, states, command, arrays, stops_after_s=None, at_rest=still)

@@ -7,19 +7,17 @@ from dataclasses import replace
 from typing import Any
 
 from embodied.contract import Contract, TensorSpec
-from embodied.errors import UserError
 from real_robot.robots.displacement import AXES, DISPLACEMENTS, GRIPPER, VELOCITIES, Displaced, Response
 from real_robot.ros2.messages.body_codecs import QUANTITIES
-from real_robot.ros2.messages.cartesian_codecs import Picture
 from real_robot.ros2.messages.codecs import LabelledArrays
 from real_robot.ros2.robots.tables import (
     ACTION,
     COMMAND,
-    IMAGES,
     Behaviour,
     Table,
     Topic,
     action_spec,
+    camera_topics,
     make_table,
 )
 
@@ -43,7 +41,7 @@ def cartesian(
     action = action_spec(contract, (*AXES, GRIPPER), VELOCITIES, "world")
     specs = {key: spec for key, spec in _hand_specs(contract).items() if key in contract.observation}
     states = [Topic("cartesian_state", LabelledArrays(specs), COMMAND)]
-    states += [_camera(contract, key, topic) for key, topic in (cameras or {}).items()]
+    states += camera_topics(contract, cameras or {})
     translation: dict[str, Any] = {}
     if contract.action.unit == DISPLACEMENTS:
         response = Response(1.0 / rate_hz)
@@ -80,9 +78,3 @@ def _hand_specs(contract: Contract) -> dict[str, TensorSpec]:
         "gripper_position": TensorSpec((2,), unit="m", names=("left", "right")),
         "gripper_command": TensorSpec((1,), unit="-1 open, 1 closed", names=("command",)),
     }
-
-
-def _camera(contract: Contract, key: str, topic: str) -> Topic:
-    if key not in contract.observation:
-        raise UserError(f"camera {key!r} is no observation of the policy; it reads {list(contract.observation)}")
-    return Topic(topic, Picture({key: contract.observation[key]}, compressed=topic.endswith("compressed")), IMAGES)

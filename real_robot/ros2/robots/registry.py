@@ -79,7 +79,8 @@ def robot_table(robot: str, contract: Contract, options: Mapping[str, Any]) -> T
         _check_option(f"option {name} of {robot}", value, inspect.signature(ROBOTS[robot]).parameters[name].annotation)
     table = ROBOTS[robot](contract, **options)
     if rows := contract.differences(table.served):
-        raise UserError(f"the policy does not fit {robot}:\n  " + "\n  ".join(rows))
+        hint = "names and units are those of the training; demonstration_names={ROBOT'S:DATA'S} maps those of data sets"
+        raise UserError(f"the policy does not fit {robot}:\n  " + "\n  ".join([*rows, hint]))
     return table
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from embodied.contract import Contract, TensorSpec
 from embodied.errors import UserError
 from real_robot.robots.control_loop import Executor
+from real_robot.ros2.messages.cartesian_codecs import Picture
 from real_robot.ros2.messages.codecs import Arrays, Codec, LabelledArrays, Message, Types, fill, set_stamp
 from real_robot.safety.limits import Kind, Limits
 
@@ -285,6 +286,21 @@ def action_spec(contract: Contract, names: Sequence[str], unit: str, frame: str 
     order = [contract.action.names.index(name) for name in names]
     low, high = ([values[index] for index in order] for values in (contract.action.low, contract.action.high))
     return replace(spec, low=tuple(low), high=tuple(high))
+
+
+def camera_topics(contract: Contract, cameras: Mapping[str, str]) -> list[Topic]:
+    """Topics of images, by observation of `contract`.
+
+    Raises:
+        UserError: for a camera that the policy does not observe.
+    """
+    if unknown := [key for key in cameras if key not in contract.observation]:
+        raise UserError(f"camera {unknown[0]!r} is no observation of the policy; it reads {list(contract.observation)}")
+    specs = {key: {key: contract.observation[key]} for key in cameras}
+    return [
+        Topic(topic, Picture(specs[key], compressed=topic.endswith("compressed")), IMAGES)
+        for key, topic in cameras.items()
+    ]
 
 
 def make_table(

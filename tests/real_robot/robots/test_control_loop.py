@@ -20,7 +20,7 @@ class Time:
         self.now, self.wakes_late_s = 100.0, wakes_late_s
 
     def __call__(self) -> float:
-        self.now += 1e-9  # so that spinning ends
+        self.now += 1e-7  # so that spinning ends
         return self.now
 
     def sleep(self, seconds: float) -> None:

@@ -1,9 +1,11 @@
 """Tasks of Gymnasium: trained, evaluated by returns where success is not defined, filmed."""
 
 import json
+import math
 import sys
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
@@ -19,9 +21,10 @@ from embodied.report.report import Report, result_text
 from embodied.training.experiment import Experiment, ExperimentConfig
 from embodied.training.logging import Logger
 from embodied.training.loop import train
+from policies.flow import FlowConfig
 from policies.mlp import MLPConfig
 from real_robot.sim_to_real.results import BackEndRun, compare
-from sims.gym.environment import GymEnvironment
+from sims.gym.environment import GymEnvironment, resized
 from sims.gym.task import GymTask
 from tests.sims.gym import worlds
 from train import GROUPS, TrainConfig
@@ -141,10 +144,52 @@ def test_impossible_sizes_are_refused(size):
         GymTask(**{size: 0})
 
 
-def test_a_module_in_the_working_directory_is_found(tmp_path, monkeypatch):
-    made = "gymnasium.envs.classic_control:PendulumEnv"
-    source = f"import gymnasium\ngymnasium.register('Beside-v0', {made!r}, max_episode_steps=9)\n"
-    (tmp_path / "beside_the_run.py").write_text(source, encoding="utf-8")
+def test_a_module_in_the_working_directory_is_recorded_with_its_folder(tmp_path, monkeypatch):
+    registered = "gymnasium.register('Beside-v0', helper_beside_it.MADE, max_episode_steps=9)"
+    (tmp_path / "beside_the_run.py").write_text(f"import gymnasium\nimport helper_beside_it\n{registered}\n")
+    (tmp_path / "helper_beside_it.py").write_text("MADE = 'gymnasium.envs.classic_control:PendulumEnv'\n")
     monkeypatch.setattr(sys, "path", [each for each in sys.path if each])
     monkeypatch.chdir(tmp_path)
-    assert GymTask(id="beside_the_run:Beside-v0").environment(1, "beside_the_run:Beside-v0", "train").step_limit == 9
+    name = "beside_the_run:Beside-v0"
+    recorded = GymTask(id=name).recorded()["id"]
+    monkeypatch.chdir("/")
+    for id in (recorded, f"{tmp_path}/beside_the_run.py:Beside-v0"):
+        task = GymTask(id=id)
+        assert task.id == name  # on which seeds and the names of distributions depend
+        assert task.recorded()["id"] == recorded
+        assert task.environment(1, name, "train").step_limit == 9
+    with pytest.raises(UserError, match=rf"there is no module moved in {tmp_path}; if it has moved, use task.id="):
+        GymTask(id=f"{tmp_path}/moved.py:Beside-v0")
+    (tmp_path / "json.py").touch()
+    with pytest.raises(UserError, match=r"another module json, .* hides the one in .*; rename yours"):
+        GymTask(id=f"{tmp_path}/json.py:Beside-v0")
+
+
+def test_frames_of_the_renderer_are_pictures_of_a_policy(tmp_path):
+    task = GymTask(id="Line-v0", images=["render"], image_size=4, privileged=["state"], horizon=3, executed=2)
+    env = task.environment(2, "Line-v0", "train")
+    assert env.contract == task.contract("Line-v0")
+    assert (env.contract.horizon, env.contract.executed) == (3, 2)
+    assert env.contract.observation["state"].privileged
+    assert env.contract.observation["render_image"].camera == "render"
+    assert (env.reset()["render_image"] == 0).all()
+    ending = env.step(torch.zeros(2, 2, 2))
+    assert ending.observation["render_image"].shape == (2, 4, 4, 3)
+    assert (ending.observation["render_image"] == 20).all()  # 10 a step
+    kept = env.reset(torch.tensor([True, False]))["render_image"]
+    assert kept.amax((1, 2, 3)).tolist() == [0, 20]
+    policy = FlowConfig(hidden=8).build(env.contract)
+    *_, step = train(env, policy, PPOConfig(rollout_length=4, minibatch=8, epochs=1), env_steps=16)
+    assert math.isfinite(step.metrics["policy_loss"])
+    with pytest.raises(UserError, match=r"expected task.images=\[render\]"):
+        GymTask(id="Line-v0", images=["front"])
+    with pytest.raises(
+        UserError, match=r"unknown observation 'pose' in task.privileged; expected some of camera, inner"
+    ):
+        GymTask(id="Line-v0", privileged=["pose"]).contract("Line-v0")
+
+
+def test_the_middle_of_a_frame_is_averaged():
+    frame = np.zeros((4, 8, 3), np.uint8)
+    frame[:2, 2:4] = 200
+    assert resized(frame, 2)[..., 0].tolist() == [[200, 0], [0, 0]]

@@ -32,6 +32,38 @@ def stand(env: MjcfEnvironment) -> torch.Tensor:
     return torch.tensor(STANCE).expand(env.num_envs, env.contract.executed, -1)
 
 
+def test_a_users_folder_has_models_meshes_and_modules_with_relative_paths(tmp_path: Path, monkeypatch):
+    (tmp_path / "helper_of_mine.py").write_text("CAMERA = 'film'\n")
+    faces = [(0, 2, 1), (0, 1, 3), (0, 3, 2), (1, 2, 3)]
+    lines = ["v 0 0 0", "v 1 0 0", "v 0 1 0", "v 0 0 1", *(f"f {a + 1} {b + 1} {c + 1}" for a, b, c in faces)]
+    (tmp_path / "solid.obj").write_text("\n".join(lines))
+    mesh = '<mesh name="solid" file="solid.obj"/>'
+    cartpole = (Path(find_mdp.__code__.co_filename).parent / "tasks" / "cartpole.xml").read_text()
+    text = (
+        cartpole.replace("</asset>", f"{mesh}</asset>")
+        if "</asset>" in cartpole
+        else cartpole.replace("<worldbody>", f"<asset>{mesh}</asset><worldbody>")
+    )
+    (tmp_path / "own.xml").write_text(text)
+    for model in ("'own.xml'", repr(text)):
+        body = f"    MODEL, CAMERA = {model}, helper_of_mine.CAMERA\n"
+        (tmp_path / "own.py").write_text("import helper_of_mine\n" + OWN + body)
+        monkeypatch.chdir(tmp_path)
+        recorded = MjcfTask(mdp="own.py").recorded()["mdp"]
+        monkeypatch.chdir("/")
+        assert recorded == str(tmp_path / "own.py")
+        assert MjcfTask(mdp=recorded).environment(1, "own", "train").model.nmesh == 1
+    (tmp_path / "own.xml").unlink()
+    (tmp_path / "own.py").write_text((tmp_path / "own.py").read_text().replace(repr(text), "'own.xml'"))
+    with pytest.raises(UserError, match=r"MuJoCo cannot read the model of Mine: .*own\.xml"):
+        MjcfTask(mdp=recorded).contract("own")
+    (tmp_path / "own.py").unlink()
+    with pytest.raises(
+        UserError, match=r"there is no task file .*own\.py; if it has moved, use task.mdp=FOLDER/own.py"
+    ):
+        MjcfTask(mdp=recorded)
+
+
 def test_a_users_file_is_a_task_with_numbers_of_its_own(tmp_path: Path):
     (tmp_path / "mine.py").write_text(OWN)
     task = MjcfTask(mdp=str(tmp_path / "mine.py"), numbers={"held_s": 1.0}, step_limit=7)

@@ -13,14 +13,14 @@ from sims.swarm.task import SwarmTask
 from train import GROUPS, TrainConfig
 
 PROCESSES = {"processes", "python", "timeout_s"}
-COMMON, CHOSEN = {"name", "history", "step_limit", "reward"} | PROCESSES, {"airframe", "randomisation"}
+COMMON, CHOSEN = {"name", "history", "step_limit", "reward"} | PROCESSES, {"airframe", "airframes", "randomisation"}
 GOALS = {
     "hover": (HoverTask, COMMON | CHOSEN | {"sim", "nominal", "training_steps"}),
     "track": (TrackTask, COMMON | CHOSEN),
     "recover": (RecoverTask, COMMON | CHOSEN),
     "race": (RaceTask, COMMON | CHOSEN),
     "any": (AnyPlatformTask, COMMON | {"platforms", "training_steps"}),
-    "swarm": (SwarmTask, {"name", "step_limit", "reward", "airframe"} | PROCESSES),
+    "swarm": (SwarmTask, {"name", "step_limit", "reward", "airframe", "airframes"} | PROCESSES),
 }
 
 

@@ -55,6 +55,7 @@ def report(assets: str | None = "official") -> Report:
     made.arguments = ["task=libero_pick", "seed=3", "output=/tmp/x"]
     made.wall_s = {"SFT": 61.0, "simulation": 3600.0, "policy": 300.0, "update": 12.5}
     made.phase_cpu_s = {"SFT": 100.0}
+    made.meanings = {"wide": "Anywhere.", "areas": "Of no evaluation."}
     made.add("sft", "wide", outcome(12, 10, 8))
     made.add("sft_control", "wide", outcome(13, 10, 9))
     made.add("rl", "wide", outcome(20, 6, 17))
@@ -110,6 +111,9 @@ def test_a_run_writes_the_page_from_the_record_of_the_other_reports(tmp_path):
     )
     assert page.text.index("By task on wide") < page.text.index("By task on official")
     assert (tmp_path / "report.md").read_text().splitlines()[4] == record["headline_intervals"]
+    assert record["meanings"] == {"wide": "Anywhere."}
+    assert "wideAnywhere." in page.text
+    assert "- wide: Anywhere." in (tmp_path / "report.md").read_text()
     assert not list(tmp_path.glob(".report*"))
 
 
