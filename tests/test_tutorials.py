@@ -73,6 +73,7 @@ def test_a_student_trains_an_own_arm(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "MyArm-v0" in (tmp_path / "outputs" / "my_gym_arm" / "report.md").read_text()
 
 
+@pytest.mark.evidence
 def test_a_hobbyist_compiles_a_policy_for_a_crazyflie(tmp_path: Path):
     answers = walk("first_flight.md", tmp_path)
     assert first(answers, "crazyflie example") <= MOST_COMMANDS
