@@ -34,6 +34,17 @@ FIRST = {
     "threads": "Cores that PyTorch uses; null: all, at most four.",
 }
 """Options by their importance, with a sentence each; a task lacks some."""
+RECORDED = {
+    "policy": FIRST["policy"],
+    DEMONSTRATIONS: "Recorded episodes: a folder, a file of recordings, or the name of a data set on the hub.",
+    "demonstration_units": "Units that the data set does not state, UNIT or {{NAME:UNIT}}; asked for once.",
+    "sft.steps": "Gradient steps of supervised training.",
+    "task.image_size": "Largest side of the pictures that the policy sees, pixels.",
+    **{name: FIRST[name] for name in ("seed", "device", "output")},
+    "resume": "Folder of a run to continue, after an interruption.",
+    "threads": FIRST["threads"],
+}
+"""The same of tasks without a simulator."""
 
 
 def summary(text: str, arguments: list[str], choices: Mapping[str, str], config: Any) -> str:  # noqa: ANN401 - TrainConfig
@@ -48,14 +59,18 @@ def summary(text: str, arguments: list[str], choices: Mapping[str, str], config:
         "policies": _alternatives({each for each, _ in pairs} - {policy}, ""),
         "algorithms": _alternatives({each for key, each in pairs if key == policy} - {choices["algorithm"]}, policy),
     }
-    first = [option for option in FIRST if option in values and (imitates or option != DEMONSTRATIONS)][:COUNT]
+    simulated = task.held_out_share is None
+    sentences = FIRST if simulated else RECORDED
+    imitates |= not simulated
+    first = [option for option in sentences if option in values and (imitates or option != DEMONSTRATIONS)][:COUNT]
     parts = [text]
     if not any(each.startswith("task=") for each in arguments):
         parts.append(f"Tasks: {', '.join(listing.names('task', {}))}.")
     parts.append(f"task={name}: {listing.described(name)}.")
-    parts.append(aligned((values[option], FIRST[option].format(**alternatives)) for option in first))
+    parts.append(aligned((values[option], sentences[option].format(**alternatives)) for option in first))
     distributions = [(each, task.meanings.get(each, "")) for each in evaluation_distributions(task)]
-    parts.append(f"Distributions of {name}; training uses the first, evaluation all:\n{aligned(distributions)}")
+    if simulated:
+        parts.append(f"Distributions of {name}; training uses the first, evaluation all:\n{aligned(distributions)}")
     others = len(values) - len(first)
     parts.append(
         f"{command('train')} --help=all {' '.join(arguments) or f'task={name}'} lists the other {others} options."
