@@ -33,7 +33,7 @@ OUTSIDE = re.compile(r"^resume=|=.*([/\\]|\.py$)")
 class StandIn(ModuleType):
     """Stand-in of a module, and of all that it contains."""
 
-    __path__: Sequence[str] = ()
+    __path__ = []  # noqa: RUF012 - of a package, whose modules are found
 
     def __getattr__(self, name: str) -> StandIn:
         if name.startswith("__"):

@@ -72,7 +72,6 @@ def headline(record: Mapping[str, Any]) -> str:
     first, *others = sorted(means, key=lambda name: -means[name])
     if not others:
         figure = _interval(rows[first][distribution]["mean"], "mean", record["measure"])
-    if not others:
         return f"{first} reached {figure} on {distribution}."
     pair = {first, others[0]}
     gap = next(

@@ -63,7 +63,8 @@ class LoggedRun(RunOptions):
             clock = [(row["step"], row[f"time/{x.value}"]) for row in self.rows if f"time/{x.value}" in row]
             if not clock:
                 raise UserError(f"{self.path.parent} has no {x.value} in its {METRICS}; use x=env_steps")
-            points[:, 0] = np.interp(points[:, 0], *zip(*clock, strict=True))
+            steps, times = np.array(clock).T
+            points[:, 0] = np.interp(points[:, 0], steps, times)
         return points
 
 

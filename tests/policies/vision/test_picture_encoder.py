@@ -233,6 +233,7 @@ def test_vision_transformers_start_small_or_from_a_folder(kind: Backbone, tmp_pa
     first = backbone(VisionConfig(kind, width=32, features=16), 16, 24, 5)
     pictures, given = torch.rand(2, 3, 16, 24), torch.rand(2, 5)
     assert first(pictures, given).shape == (2, 16)
+    assert first.size == 24  # the longer side
     first.model.save_pretrained(tmp_path)
     (tmp_path / "preprocessor_config.json").write_text('{"image_mean": [0.4, 0.5, 0.6], "image_std": [0.2, 0.3, 0.4]}')
     loaded = backbone(VisionConfig(kind, str(tmp_path), frozen=True, features=16), 16, 24, 5)

@@ -2,6 +2,7 @@ import math
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -267,3 +268,11 @@ def test_a_task_file_finds_modules_and_models_beside_it(tmp_path: Path, monkeypa
     task = MjcfTask(mdp=str(tmp_path / "my_task.py"))
     env = task.environment(2, "own", "train")
     assert env.reset()["block"].shape == (2, 3)
+
+
+def test_the_cartpoles_reward_is_that_of_its_equation():
+    now = SimpleNamespace(
+        qpos=torch.tensor([[0.4, 0.3]]), qvel=torch.tensor([[5.0, 2.0]]), action=torch.tensor([[0.5]])
+    )
+    expected = 0.5 * (1.0 + math.cos(0.3)) * (1.0 - 0.4**2 / 4.0) / (1.0 + 2.0**2 / 10.0) - 0.5**2 / 50.0
+    assert Cartpole().reward(now).tolist() == pytest.approx([expected])

@@ -56,6 +56,12 @@ def test_rotors_follow_commands_with_their_time_constants():
         assert speeds == pytest.approx([expected] * 4, abs=2e-6)
 
 
+@pytest.mark.parametrize(("command", "limit"), [(1.5, 1.0), (-1.5, -1.0)])
+def test_commands_beyond_the_limits_are_clipped(command, limit):
+    start = at_rest(CRAZYFLIE.hover_speed)
+    assert torch.equal(fly(start, command, 5), fly(start, limit, 5))
+
+
 @pytest.mark.parametrize(
     ("rotor", "roll", "pitch", "yaw"), [(0, -1, -1, -1), (1, -1, 1, 1), (2, 1, 1, -1), (3, 1, -1, 1)]
 )
