@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 from embodied.errors import UserError
@@ -28,6 +29,8 @@ FREE = {
     "device_gb",
 }
 """Options that may change when a run is resumed: results depend on them by rounding at most."""
+LOCATED = ("task.mdp", "task.id")
+"""Options that may name a user's file, which may move: only the last part of the path has to stay."""
 MOVABLE = ("placement",)
 """Groups that do not affect a run's results: a resumed run may have another placement, if requested."""
 
@@ -42,7 +45,10 @@ def check_continues(before: Mapping[str, Any], now: Mapping[str, Any], free: Col
     refused = [
         f"{name}={old}, got {new}"
         for name, (old, new) in changed.items()
-        if name not in free and name.partition(".")[0] not in MOVABLE and not (name == "env_steps" and new > old)
+        if name not in free
+        and name.partition(".")[0] not in MOVABLE
+        and not (name == "env_steps" and new > old)
+        and not (name in LOCATED and Path(old).name == Path(new).name)
     ]
     if refused:
         raise UserError(

@@ -10,6 +10,7 @@ import torch
 
 from embodied.errors import UserError
 from embodied.export.network import without_unit
+from embodied.resume import check_continues
 from sims.mjcf.environment import MjcfEnvironment
 from sims.mjcf.task import SHIPPED, MjcfTask, find_mdp
 from sims.mjcf.tasks.cartpole import Cartpole
@@ -54,6 +55,10 @@ def test_a_users_folder_has_models_meshes_and_modules_with_relative_paths(tmp_pa
         monkeypatch.chdir("/")
         assert recorded == str(tmp_path / "own.py")
         assert MjcfTask(mdp=recorded).environment(1, "own", "train").model.nmesh == 1
+    # runs that recorded a relative path go on, and those with another task do not
+    check_continues({"values": {"task": {"mdp": "own.py"}}}, {"values": {"task": {"mdp": recorded}}}, ())
+    with pytest.raises(UserError, match=r"the saved run has task.mdp=other.py"):
+        check_continues({"values": {"task": {"mdp": "other.py"}}}, {"values": {"task": {"mdp": recorded}}}, ())
     (tmp_path / "own.xml").unlink()
     (tmp_path / "own.py").write_text((tmp_path / "own.py").read_text().replace(repr(text), "'own.xml'"))
     with pytest.raises(UserError, match=r"MuJoCo cannot read the model of Mine: .*own\.xml"):
