@@ -20,7 +20,8 @@ NAMES = ("train", "evaluate", "compare", "plot", "export", "serve", "identify", 
 
 def python() -> str:
     """Interpreter, as a user types it in the working directory."""
-    path, folder = Path(sys.executable), Path.cwd()
+    path = Path(sys.executable)
+    folder = Path.cwd()
     if path.is_relative_to(folder):
         return shlex.quote(str(path.relative_to(folder)))
     return "python" if folder == PROGRAMS or shutil.which("python") == str(path) else shlex.quote(str(path))

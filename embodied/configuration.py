@@ -123,7 +123,8 @@ def with_numbers(record: R, numbers: Mapping[str, float], option: str, allowed: 
     Raises:
         UserError: with `option`, for an unknown name, a fraction instead of an integer, or a number out of range.
     """
-    hints, values = type_hints(type(record)), {}
+    hints = type_hints(type(record))
+    values = {}
     allowed = [field.name for field in fields(record)] if allowed is None else allowed
     for name, number in numbers.items():
         if name not in allowed:
@@ -138,7 +139,8 @@ def with_numbers(record: R, numbers: Mapping[str, float], option: str, allowed: 
 
 def _numbers(option: str, value: Any, hint: Any) -> Iterator[tuple[str, float, Range]]:  # noqa: ANN401 - as above
     """Numbers in `value` that have a range: name of the option, number, range."""
-    kind, arguments = get_origin(hint), get_args(hint)
+    kind = get_origin(hint)
+    arguments = get_args(hint)
     if kind is Annotated and isinstance(value, int | float):
         yield from ((option, value, each) for each in arguments[1:] if isinstance(each, Range))
     elif kind in (Union, UnionType):

@@ -13,7 +13,8 @@ from typing import Any
 from embodied.commands import typed
 from embodied.errors import UserError
 
-TASK, PLACEMENT = "task", "placement"
+TASK = "task"
+PLACEMENT = "placement"
 """Groups whose options can name code; those of policies name weights, which are read as numbers."""
 PROGRAM = "python"
 """Name of options whose value is a program even without a path."""

@@ -40,7 +40,8 @@ class GracefulStop:
     """
 
     def __init__(self, message: str = "Stopping") -> None:
-        self.message, self.requested = message, False
+        self.message = message
+        self.requested = False
         self.number: int | None = None
         self._abandon = False
         self._previous: dict[signal.Signals, Any] = {}
@@ -79,7 +80,8 @@ class GracefulStop:
             raise Abandoned
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        self.requested, self.number = True, number
+        self.requested = True
+        self.number = number
         STOPPING.set()
         self._restore()
         with suppress(OSError):  # stderr is closed

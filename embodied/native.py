@@ -100,7 +100,8 @@ def declared(compiled: ctypes.CDLL | None, types: dict[str, list[Any]]) -> ctype
     assert compiled is not None
     for name, arguments in types.items():
         function = getattr(compiled, name)
-        function.argtypes, function.restype = arguments, None
+        function.argtypes = arguments
+        function.restype = None
     return compiled
 
 

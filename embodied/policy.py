@@ -182,7 +182,8 @@ def unread_observations(policy: TrainablePolicy) -> list[str]:
         shape = " x ".join("any" if size < 0 else str(size) for size in spec.shape)
         return "picture" if spec.is_picture else "text" if spec.is_text else f"{spec.dtype}, {shape}"
 
-    specs, keys = policy.contract.observation, set(policy.actor_keys)
+    specs = policy.contract.observation
+    keys = set(policy.actor_keys)
     return [f"{key} ({kind(spec)})" for key, spec in specs.items() if not spec.privileged and key not in keys]
 
 

@@ -25,7 +25,11 @@ class Progress:
 
     def __init__(self, label: str, total: int, unit: str, *, initial: int = 0, visible: bool = True) -> None:
         visible = visible and log.isEnabledFor(logging.WARNING)
-        self.label, self.total, self.unit, self.done, self.visible = label, total, unit, initial, visible
+        self.label = label
+        self.total = total
+        self.unit = unit
+        self.done = initial
+        self.visible = visible
         # disable=None: no bar unless stderr is a terminal
         self._bar = tqdm(
             total=total,
@@ -36,7 +40,8 @@ class Progress:
             smoothing=0.05,
             disable=None if visible else True,
         )
-        self._first, self._began_s = initial, time.monotonic()
+        self._first = initial
+        self._began_s = time.monotonic()
         self._last_log_s = self._began_s
 
     def update(self, more: int = 1, note: str = "") -> None:

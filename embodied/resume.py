@@ -61,7 +61,8 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str 
     """Values of options in both, by dotted name, if they differ."""
     differing: dict[str, tuple[Any, Any]] = {}
     for key in sorted(before.keys() & now.keys()):
-        name, pair = f"{prefix}{key}", (before[key], now[key])
+        name = f"{prefix}{key}"
+        pair = (before[key], now[key])
         if isinstance(pair[0], Mapping) and isinstance(pair[1], Mapping):
             differing |= _differences(*pair, f"{name}.")
         elif pair[0] != pair[1]:

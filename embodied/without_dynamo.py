@@ -27,7 +27,8 @@ class _Around(MetaPathFinder):
     """Finder that delegates the search for module `name`, and passes the module and its executor to `run`."""
 
     def __init__(self, name: str, run: Callable[[ModuleType, Execute], None]) -> None:
-        self._name, self._run = name, run
+        self._name = name
+        self._run = run
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None

@@ -41,7 +41,8 @@ class WordTable:
     """
 
     def __init__(self, words: int) -> None:
-        self.words, self.longest = words, 0
+        self.words = words
+        self.longest = 0
         self.rows: dict[bytes, int] = {}
         self.ids = np.zeros((0, words), np.int64)
 

@@ -21,7 +21,8 @@ from embodied.resume import MOVABLE
 
 WHOLE = re.compile(r"(?<![^\[,:])\d+(\.\d+)?[eE]\+?\d{1,2}(?![^\],}])")
 """Pattern of a number with a positive exponent, as a whole value or an element of a list."""
-NUMBERS, AIRFRAMES = "task.numbers", "task.airframes"
+NUMBERS = "task.numbers"
+AIRFRAMES = "task.airframes"
 """Options with numbers of a task by name; the task itself checks the names."""
 NAMED = (NUMBERS, AIRFRAMES, "options", "axes")
 """Options with entries by name, whose owner checks the names."""

@@ -78,7 +78,8 @@ def _schema(path: Path, classes: Mapping[str, type]) -> str:
 
 def described(task: str) -> str:
     """First sentence of the comment at the beginning of the file of `task`."""
-    path, comment = CONFIGS / "task" / f"{task}.yaml", []
+    path = CONFIGS / "task" / f"{task}.yaml"
+    comment = []
     for line in path.read_text(encoding="utf-8").splitlines():
         if not line.startswith("#"):
             break

@@ -85,7 +85,8 @@ def expanded(arguments: Sequence[str]) -> tuple[list[list[str]], list[str]]:
     from hydra.core.override_parser.types import Glob
     from hydra.errors import HydraException
 
-    choices, swept = [], []
+    choices = []
+    swept = []
     for text in arguments:
         try:
             override = OverridesParser.create().parse_override(text)
@@ -132,7 +133,8 @@ def _launch(overrides: list[str], job: Callable[[Any], Job], own: bool) -> list[
     from hydra.errors import HydraException
     from hydra.types import RunMode
 
-    options, store = OmegaConf.create(), ConfigStore.instance()
+    options = OmegaConf.create()
+    store = ConfigStore.instance()
     for key in [each.partition("=")[0] for each in reversed(overrides) if not each.startswith("hydra")]:
         OmegaConf.update(options, key, None, force_add=True)
         store.repo.pop(key, None)  # a group of an earlier composition; its choice is a value here
@@ -158,7 +160,8 @@ def _job(_: Any, program: Path, swept: list[str], own: bool) -> Job:  # noqa: AN
     from hydra.core.hydra_config import HydraConfig
 
     hydra = HydraConfig.get()
-    arguments, directory = list(hydra.overrides.task), Path(hydra.runtime.output_dir)
+    arguments = list(hydra.overrides.task)
+    directory = Path(hydra.runtime.output_dir)
     swept_options = ", ".join(each for each in arguments if each.partition("=")[0] in swept)
     log.info(f"job {hydra.job.num}: {swept_options}, in {typed_path(directory)}")
     arguments += [option("output", directory)] if own else []

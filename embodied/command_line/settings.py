@@ -22,7 +22,9 @@ def settings(choices: Mapping[str, str], *, published: bool) -> Any:  # noqa: AN
 
 def places(choices: Mapping[str, str], *, published: bool) -> Iterator[tuple[str, str]]:
     """Owner and name of each section that `settings` looks up; where two set an option, the later one wins."""
-    task, policy, algorithm = choices["task"], choices["policy"], choices["algorithm"]
+    task = choices["task"]
+    policy = choices["policy"]
+    algorithm = choices["algorithm"]
     yield task, policy
     yield task, algorithm
     yield task, f"{policy}_{algorithm}"

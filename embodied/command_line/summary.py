@@ -50,7 +50,8 @@ RECORDED = {
 def summary(text: str, arguments: list[str], choices: Mapping[str, str], config: Any) -> str:  # noqa: ANN401 - TrainConfig
     """Summarise the options of the composed `config` with its `choices`, after the `text` of the program."""
     task: Task = config.task
-    name, policy = choices["task"], choices["policy"]
+    name = choices["task"]
+    policy = choices["policy"]
     values = {option.partition("=")[0]: option for option, _ in listed(OmegaConf.structured(config))}
     values |= {group: f"{group}={choices[group]}" for group in ("policy", "algorithm")}
     imitates = type(task).demonstrations is not Task.demonstrations

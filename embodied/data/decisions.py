@@ -23,7 +23,8 @@ LOST = -2
 
 def of_rollout(rollout: Rollout, continues: Tensor) -> dict[str, Any]:
     """Columns [T, N] of the decisions of `rollout`, in which the episodes where `continues` [N] began before."""
-    signals, shape = dict(rollout.signals), rollout.done.shape
+    signals = dict(rollout.signals)
+    shape = rollout.done.shape
     human = signals.pop("human", torch.zeros_like(rollout.executed))
     outcome = torch.where(rollout.success, SUCCEEDED, FAILED if rollout.has_success else UNKNOWN).to(torch.int8)
     cut = rollout.cut | rollout.terminated
@@ -60,7 +61,8 @@ def of_episodes(episodes: Episodes, rows: Tensor, executed: int) -> tuple[Tensor
     Raises:
         UserError: if an episode has no observation where the next decision begins.
     """
-    episode, first = episodes.episode[rows], episodes.first[rows]
+    episode = episodes.episode[rows]
+    first = episodes.first[rows]
     chunks = episodes.chunks(rows, executed)
     valid = chunks["valid"]
     # steps of each decision, [R, K]
@@ -103,7 +105,8 @@ def of_episodes(episodes: Episodes, rows: Tensor, executed: int) -> tuple[Tensor
 
 def following_decisions(position: Tensor) -> tuple[Tensor, Tensor]:
     """For each decision in `position` [T, N] the next one of its environment, and the first of each environment [N]."""
-    following, later = torch.empty_like(position), torch.full_like(position[0], NONE)
+    following = torch.empty_like(position)
+    later = torch.full_like(position[0], NONE)
     for t in reversed(range(len(position))):
         following[t] = later
         later = torch.where(position[t] >= 0, position[t], later)
@@ -112,7 +115,8 @@ def following_decisions(position: Tensor) -> tuple[Tensor, Tensor]:
 
 def observation_after(rollout: Rollout, decisions: Tensor) -> TensorDict:
     """True observations after `decisions` t * N + n of `rollout`."""
-    last, count = rollout.last_observation, rollout.done.shape[1]
+    last = rollout.last_observation
+    count = rollout.done.shape[1]
     inside = decisions + count < rollout.done.numel()
     following = rollout.observation.select(*last.keys()).flatten(0, 1)
     after = cast(TensorDict, following[torch.where(inside, decisions + count, decisions)])

@@ -23,7 +23,8 @@ from embodied.saving import sealed
 from embodied.saving.files import complete_or_absent
 
 log = logging.getLogger(__name__)
-INDEX, INDEX_FORMAT = "demonstrations.json", 2
+INDEX = "demonstrations.json"
+INDEX_FORMAT = 2
 """A run's index of its data sets, and its format."""
 NOTES = "notes"
 """Notes of a writer: strings in a run's own folder, pairs of a data set's number and a text in the cache."""
@@ -125,7 +126,8 @@ def report_notes(demonstrations: Episodes, run: Path) -> list[str]:
         UserError: if all failed.
     """
     demonstrations.check_imitable()
-    failed, unknown = int(demonstrations.failed.sum()), int((demonstrations.success == UNKNOWN).sum())
+    failed = int(demonstrations.failed.sum())
+    unknown = int((demonstrations.success == UNKNOWN).sum())
     parts = [f"{failed:,} failed and are not imitated"] * bool(failed)
     parts += [f"{unknown:,} have an unknown outcome and are imitated"] * bool(unknown)
     counted = [f"Of {len(demonstrations.ends):,} demonstrations {' and '.join(parts)}."] if parts else []

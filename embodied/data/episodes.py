@@ -37,7 +37,9 @@ RECORD = "episodes.json"
 FOLDER = "demonstrations"
 """Folder of a run's demonstrations."""
 OPTIONAL = "final_observation", "dataset_index", "signals"
-SUCCEEDED, FAILED, UNKNOWN = 1, 0, -1
+SUCCEEDED = 1
+FAILED = 0
+UNKNOWN = -1
 """Values of `Episodes.success`."""
 
 
@@ -105,7 +107,8 @@ class Episodes:
         """Concatenate the episodes of `parts`; final observations, datasets and signals only if all have the same."""
         if len({part.texts is None for part in parts}) > 1:
             parts = [part.expanded() for part in parts]
-        offset, shifted = 0, []
+        offset = 0
+        shifted = []
         for part in parts:
             shifted.append(replace(part, first=part.first + offset, ends=part.ends + offset))
             offset += part.steps
@@ -283,7 +286,8 @@ class Episodes:
         """Episodes from `begin` to `end` - 1, which share the memory of these."""
         step, stop = (int(self.ends[episode - 1]) if episode else 0 for episode in (begin, end))
         row, last = torch.searchsorted(self.first, torch.tensor([step, stop])).tolist()
-        rows, steps = slice(row, last), slice(step, stop)
+        rows = slice(row, last)
+        steps = slice(step, stop)
         slices = {"observation": rows, "first": rows, "actions": steps, "reward": steps, "human": steps}
         slices["signals"] = steps
         whole = columns(replace(self, pictures=None, texts=None))
@@ -327,7 +331,9 @@ class EpisodeWriter:
     """
 
     def __init__(self, folder: str | Path, contract: Contract, origin: dict[str, Any] | None = None) -> None:
-        self.folder, self.contract, self.origin = Path(folder), contract, origin or {}
+        self.folder = Path(folder)
+        self.contract = contract
+        self.origin = origin or {}
         if self.folder.exists():
             raise UserError(f"{folder} exists; choose another folder for episodes")
         self._temporary = self.folder.with_name(f".{self.folder.name}.tmp")
@@ -365,7 +371,8 @@ class EpisodeWriter:
             self._columns[name].check(values)
         for name, values in rows.items():
             self._columns[name].append(values)
-        self._steps, self._texts = self._steps + episodes.steps, texts
+        self._steps = self._steps + episodes.steps
+        self._texts = texts
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         """Complete the folder; after an error nothing remains."""
@@ -422,7 +429,8 @@ def columns(episodes: Episodes) -> dict[str, Tensor]:
 def from_columns(named: Mapping[str, Tensor]) -> Episodes:
     """Build episodes from the tensors of `columns`; its inverse."""
     nested: dict[str, dict[str, Any]] = {"observation": {}}
-    pictures, texts = Pictures.from_columns(named), Texts.from_columns(named)
+    pictures = Pictures.from_columns(named)
+    texts = Texts.from_columns(named)
     flat: dict[str, Any] = {"pictures": pictures, "texts": texts}
     encoded = {name for part in (pictures, texts) if part is not None for name in part.columns()}
     for name, values in named.items():
@@ -455,7 +463,8 @@ class _Column:
 
     def __init__(self, path: Path, like: np.ndarray) -> None:
         self.file: BinaryIO = path.open("wb")
-        self.rows, self.like = 0, like[:0]
+        self.rows = 0
+        self.like = like[:0]
         self._header()
 
     def check(self, values: np.ndarray) -> None:

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from embodied.errors import UserError
 
-BYTES, ENDS = "encoded", "encoded_ends"
+BYTES = "encoded"
+ENDS = "encoded_ends"
 """Columns of a camera: its encoded pictures one after the other, uint8, and the byte after the last of each, [R]."""
 WORKERS = 4
 Frames = NDArray[np.uint8]
@@ -32,7 +33,8 @@ class Pictures:
     """
 
     def __init__(self, data: Mapping[str, Tensor], ends: Mapping[str, Tensor]) -> None:
-        self.data, self.ends = dict(data), dict(ends)
+        self.data = dict(data)
+        self.ends = dict(ends)
         self._foreseen: tuple[Tensor, dict[str, Future[Frames]]] | None = None
 
     @staticmethod
@@ -58,10 +60,12 @@ class Pictures:
 
     def part(self, begin: int, end: int) -> Pictures:
         """Pictures of the observations from `begin` to `end` - 1, which share the memory of these."""
-        data, ends = {}, {}
+        data = {}
+        ends = {}
         for key, last in self.ends.items():
             first, stop = (int(last[row - 1]) if row else 0 for row in (begin, end))
-            data[key], ends[key] = self.data[key][first:stop], last[begin:end] - first
+            data[key] = self.data[key][first:stop]
+            ends[key] = last[begin:end] - first
         return Pictures(data, ends)
 
     def only(self, keys: Sequence[str]) -> Pictures | None:
@@ -96,7 +100,8 @@ class Pictures:
         Raises:
             UserError: for a picture that cannot be decoded.
         """
-        predicted, self._foreseen = self._foreseen, None
+        predicted = self._foreseen
+        self._foreseen = None
         futures = predicted[1] if predicted is not None and torch.equal(predicted[0], rows) else self._begin(rows)
         return {key: torch.from_numpy(future.result()) for key, future in futures.items()}
 
@@ -124,7 +129,8 @@ class _Selected(Pictures):
 
     def __init__(self, others: Pictures, rows: Tensor) -> None:
         super().__init__(others.data, others.ends)
-        self._others, self._rows = others, rows
+        self._others = others
+        self._rows = rows
 
     def selected(self, rows: Tensor) -> Pictures:
         return self._others.selected(self._rows[rows])

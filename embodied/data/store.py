@@ -42,7 +42,8 @@ class EpisodeStore:
     """
 
     def __init__(self, capacity: int, device: torch.device | str | None = None) -> None:
-        self.capacity, self.device = capacity, device
+        self.capacity = capacity
+        self.device = device
         self.written = 0
         """Number of decisions added so far, which is the number of the next one."""
         self.completed = 0
@@ -229,20 +230,23 @@ class EpisodeStore:
             )
         if state["capacity"] != self.capacity:
             raise UserError(f"expected a replay with capacity {self.capacity}, got one with {state['capacity']}")
-        self.written, self.completed = state["written"], state["completed"]
+        self.written = state["written"]
+        self.completed = state["completed"]
         self._rows, self._finals, self._free, self._streams = (
             state[name].clone() for name in ("decisions", "finals", "free", "streams")
         )
         if self.written:
             self.device = self._rows["reward"].device  # after a restart it may differ from the device of new rollouts
-        self._rewards_missing, self._returns_of = state["rewards_missing"], (0, 0.0, 0)
+        self._rewards_missing = state["rewards_missing"]
+        self._returns_of = (0, 0.0, 0)
         self._refresh()
 
     def _continues(self, rollout: Rollout) -> Tensor:
         """Environments whose stored episode goes on in `rollout`, [N] bool."""
         if len(self._streams) != rollout.done.shape[1]:
             return torch.zeros_like(rollout.done[0])
-        running, steps = self._streams["running"], self._streams["steps"]
+        running = self._streams["running"]
+        steps = self._streams["steps"]
         if rollout.episode_steps is None:
             return running
         before = rollout.episode_steps[0] - rollout.executed[0].sum(-1)
@@ -253,11 +257,13 @@ class EpisodeStore:
 
         Column "following" is an index into `rows`. Returns the rows of the ring, [M], `NONE` where there is no room.
         """
-        count, self.device = len(rows), self.device or rows["reward"].device
+        count = len(rows)
+        self.device = self.device or rows["reward"].device
         self._free = self._free.to(self.device)
         skipped = max(0, count - self.capacity)
         rows = cast(TensorDict, rows[skipped:]).to(self.device)
-        ends, after = ends.to(self.device) - skipped, after if after is None else after.to(self.device)
+        ends = ends.to(self.device) - skipped
+        after = after if after is None else after.to(self.device)
         numbers = self.written + torch.arange(len(rows), device=self.device)
         slots = numbers % self.capacity
         final = torch.full_like(slots, NONE)
@@ -383,7 +389,9 @@ class EpisodeStore:
             return discount ** stored["executed"][at].sum(-1).to(powers.dtype)
 
         # Each pass adds one reward: R <- R + carry r_{last+1}, carry <- carry gamma^k, until a decision is cut.
-        total, carry, last = earned(rows), decay(rows), rows
+        total = earned(rows)
+        carry = decay(rows)
+        last = rows
         for _ in range(steps - 1):
             continues = ~stored["cut"][last]
             following = torch.where(continues, stored["following"][last], last)
@@ -414,7 +422,8 @@ class EpisodeStore:
 
     def _in_order(self, mask: Tensor) -> Tensor:
         """Rows where `mask` is True, in order of arrival."""
-        rows, oldest = mask.nonzero().squeeze(1), self.written % self.capacity
+        rows = mask.nonzero().squeeze(1)
+        oldest = self.written % self.capacity
         return torch.cat((rows[rows >= oldest], rows[rows < oldest]))
 
     def _number(self, rows: Tensor) -> Tensor:

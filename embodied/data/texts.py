@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-TABLE, NUMBERS = "texts", "text_numbers"
+TABLE = "texts"
+NUMBERS = "text_numbers"
 """Columns of a key: its distinct texts as bytes, uint8 [K, ...], and the number of each observation's text, [R]."""
 
 
@@ -19,12 +20,14 @@ class Texts:
     """Texts of R observations by key: `tables[key]` uint8 [K, ...], `numbers[key]` int32 [R]."""
 
     def __init__(self, tables: Mapping[str, Tensor], numbers: Mapping[str, Tensor]) -> None:
-        self.tables, self.numbers = dict(tables), dict(numbers)
+        self.tables = dict(tables)
+        self.numbers = dict(numbers)
 
     @staticmethod
     def of(observation: Mapping[str, Tensor]) -> Texts:
         """Texts of R observations, uint8 [R, ...] by key."""
-        tables, numbers = {}, {}
+        tables = {}
+        numbers = {}
         for key, values in observation.items():
             tables[key], numbers[key] = _distinct(values)
         return Texts(tables, numbers)
@@ -32,10 +35,12 @@ class Texts:
     @staticmethod
     def join(parts: Sequence[Texts]) -> Texts:
         """Concatenate the texts of `parts`; the texts of the first part keep their numbers."""
-        tables, numbers = {}, {}
+        tables = {}
+        numbers = {}
         for key in parts[0].tables:
             tables[key], merged = _distinct(torch.cat([part.tables[key] for part in parts]))
-            begin, renumbered = 0, []
+            begin = 0
+            renumbered = []
             for part in parts:
                 renumbered.append(merged[begin + part.numbers[key].long()])
                 begin += len(part.tables[key])

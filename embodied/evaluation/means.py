@@ -61,7 +61,8 @@ def interquartile_interval(scores: Tensor, confidence: float = 0.95) -> tuple[fl
     narrow, too, where runs are few: the interval is Student's, with the bootstrap's standard error, and equals his
     where nothing is cut off.
     """
-    estimate, runs = float(interquartile_mean(scores)), len(scores)
+    estimate = float(interquartile_mean(scores))
+    runs = len(scores)
     if runs == 1:
         return estimate, -math.inf, math.inf
     resamples = torch.randint(runs, (DRAWS, runs), generator=torch.Generator().manual_seed(0))
@@ -98,7 +99,8 @@ def student(degrees: float, confidence: float = 0.95) -> float:
         return math.tan(math.pi * confidence / 2)
     if degrees <= 2:
         return confidence * math.sqrt(2.0 / (1.0 - confidence**2))
-    z, v = NormalDist().inv_cdf((1.0 + confidence) / 2), degrees
+    z = NormalDist().inv_cdf((1.0 + confidence) / 2)
+    v = degrees
     return (
         z
         + (z**3 + z) / (4 * v)

@@ -112,7 +112,9 @@ class OpenLoop:
     """Evaluator on `held_out` episodes of policies that were trained on the episodes `trained`."""
 
     def __init__(self, held_out: Episodes, trained: Episodes, contract: Contract, device: str = "cpu") -> None:
-        self.held_out, self.contract, self.device = held_out, contract, device
+        self.held_out = held_out
+        self.contract = contract
+        self.device = device
         _, actions = trained.by_weight()
         self.mean = actions.double().mean(0).float()
         self.ranges = actions.amax(0) - actions.amin(0)
@@ -138,9 +140,11 @@ class OpenLoop:
 
         The first row has no action before it, which a baseline holds. Chunks are compared up to the episode's end.
         """
-        episodes, executed = self.held_out, self.contract.executed
+        episodes = self.held_out
+        executed = self.contract.executed
         rows_of = [(episodes.episode == number).nonzero().squeeze(1) for number in range(len(episodes.ends))]
-        errors, shown = [], []
+        errors = []
+        shown = []
         with Progress("open-loop evaluation", len(rows_of), "episode") as bar:
             for number, rows in enumerate(rows_of):
                 decisions = rows[min(1, len(rows) - 1) :: executed]
@@ -151,7 +155,8 @@ class OpenLoop:
                     first = episodes.first[decisions] - begin
                     shown.append({"actions": episodes.actions[begin:end], "decisions": first, "chunks": chunks})
                 bar.update()
-        spec, size = self.contract.action, self.contract.action.shape[-1]
+        spec = self.contract.action
+        size = self.contract.action.shape[-1]
         units = spec.unit.split(", ") if ", " in spec.unit else [spec.unit] * size
         names = list(spec.names) or [f"action_{index}" for index in range(size)]
         loss = self.loss(policy)

@@ -50,7 +50,8 @@ class Replay:
 def _alike(one: TensorDict, other: TensorDict) -> bool:
     """Whether two observations are equal up to rounding: pictures up to 2 of 255 levels."""
     for key in one.keys(include_nested=True, leaves_only=True):
-        values, other_values = one[key], other[key]
+        values = one[key]
+        other_values = other[key]
         tolerance = ROUNDING if values.is_floating_point() else 2.0 if values.dtype == torch.uint8 else 0.0
         if not torch.allclose(values.double(), other_values.double(), rtol=ROUNDING, atol=tolerance, equal_nan=True):
             return False

@@ -25,8 +25,13 @@ Frames = NDArray[np.uint8]
 Render = Callable[[NDArray[np.int64]], Frames]
 """Function that returns images [n, height, width, 3] of the current state of environments [n]."""
 
-INK, PAPER, SUCCESS = (235, 235, 235), (24, 26, 30), (70, 190, 90)
-MARGIN, BORDER, STRIP = 4, 3, 26  # pixels
+INK = (235, 235, 235)
+PAPER = (24, 26, 30)
+SUCCESS = (70, 190, 90)
+# pixels
+MARGIN = 4
+BORDER = 3
+STRIP = 26
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,22 +63,30 @@ def film(
         UserError: if the policy was built for other tensors, or its chunk is no multiple of the environment's.
     """
     policy.contract.check(env.contract)
-    executed, every = policy.contract.executed, env.contract.executed
+    executed = policy.contract.executed
+    every = env.contract.executed
     if executed % every:
         raise UserError(f"expected executed={executed} of the policy to be a multiple of the environment's {every}")
     if env.num_starts:  # wraps around after the last start
         starts = starts % env.num_starts
-    observation, memory = env.reset(starts=starts), Memory(policy, env.num_envs, env.device)
+    observation = env.reset(starts=starts)
+    memory = Memory(policy, env.num_envs, env.device)
     running = torch.ones(env.num_envs, dtype=torch.bool)
     solved = torch.zeros_like(running)
     has_success = True
-    frames, success, chunks, changed = [render(np.arange(env.num_envs))], [solved.numpy()], 0, torch.zeros_like(running)
+    frames = [render(np.arange(env.num_envs))]
+    success = [solved.numpy()]
+    chunks = 0
+    changed = torch.zeros_like(running)
     while running.any():
         actions = act(policy, observation, running, device, memory)[:, :executed]
         for part in actions.to(env.device).split(every, 1):
             transition = env.step(part)
-            chunks, changed, solved = chunks + 1, changed | running, solved | transition.success.cpu()
-            observation, running = transition.observation, running & ~transition.done.cpu()
+            chunks = chunks + 1
+            changed = changed | running
+            solved = solved | transition.success.cpu()
+            observation = transition.observation
+            running = running & ~transition.done.cpu()
             has_success = transition.has_success
             if chunks % stride == 0 or not running.any():
                 frames.append(frames[-1].copy())
@@ -100,7 +113,8 @@ def tile(films: Mapping[str, Film], titles: Sequence[str] = ()) -> Frames:
         raise ValueError(f"expected films of one size and a title per column, got {shapes} and {len(titles)} titles")
     longest = max(len(film.frames) for film in films.values())
     _, episodes, height, width, _ = next(iter(films.values())).frames.shape
-    high, wide = STRIP + height + 2 * MARGIN, width + 2 * MARGIN
+    high = STRIP + height + 2 * MARGIN
+    wide = width + 2 * MARGIN
     head = _titles(titles, episodes * wide) if titles else np.zeros((0, episodes * wide, 3), dtype=np.uint8)
     video = np.empty((longest, len(head) + high * len(films), episodes * wide, 3), dtype=np.uint8)
     video[:, : len(head)] = head

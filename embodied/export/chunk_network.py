@@ -35,7 +35,10 @@ class ChunkInputs:
     def __init__(
         self, contract: Contract, words: Mapping[str, int], noise: Sequence[int], seeds: Sequence[str]
     ) -> None:
-        self.contract, self.words, self.noise, self.seeds = contract, dict(words), tuple(noise), tuple(seeds)
+        self.contract = contract
+        self.words = dict(words)
+        self.noise = tuple(noise)
+        self.seeds = tuple(seeds)
         self._tables = {key: WordTable(count) for key, count in words.items()}
 
     @property
@@ -71,7 +74,8 @@ def check(specs: Mapping[str, TensorSpec], observation: TensorDict) -> None:
     for key, spec in specs.items():
         if key not in observation.keys():  # noqa: SIM118 - a TensorDict iterates over its rows
             raise UserError(f"the observation lacks {key}; expected {', '.join(specs)}")
-        dtype, shape = str(observation[key].dtype).removeprefix("torch."), tuple(observation[key].shape[1:])
+        dtype = str(observation[key].dtype).removeprefix("torch.")
+        shape = tuple(observation[key].shape[1:])
         axes = list(zip(spec.shape, shape, strict=False))
         if dtype != spec.dtype or len(shape) != len(spec.shape) or any(a not in (-1, b) for a, b in axes):
             raise UserError(f"{key}: expected {spec.dtype} {spec.shape} of each observation, got {dtype} {shape}")

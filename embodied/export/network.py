@@ -128,7 +128,8 @@ class GRU(nn.Module):
         reset_x, update_x, new_x = self.input(x).chunk(3, -1)
         reset_h, update_h, new_h = self.hidden(memory).chunk(3, -1)
         # r, z = sigmoid(W x + U h);  n = tanh(W_n x + r * U_n h);  h' = n + z (h - n)
-        reset, update = torch.sigmoid(reset_x + reset_h), torch.sigmoid(update_x + update_h)
+        reset = torch.sigmoid(reset_x + reset_h)
+        update = torch.sigmoid(update_x + update_h)
         new = torch.tanh(new_x + reset * new_h)
         return new + update * (memory - new)
 
@@ -153,7 +154,9 @@ class TokenAttention(nn.Module):
 
     def __init__(self, own: Sequence[tuple[int, int]], groups: Sequence[Tokens], width: int) -> None:
         super().__init__()
-        self.columns, self.groups, self.width = list(own), list(groups), width
+        self.columns = list(own)
+        self.groups = list(groups)
+        self.width = width
         self.own = nn.Linear(sum(stop - start for start, stop in own), width)
         self.encoders = nn.ModuleList(nn.Linear(group.size, width) for group in groups)
         self.query = nn.Linear(width, width)
@@ -316,7 +319,8 @@ def rollout_outputs(policy: Policy, network: Network, inputs: Tensor) -> Tensor:
 
 def _spans(contract: Contract, keys: Sequence[str]) -> list[tuple[int, int]]:
     """First and last column (exclusive) of each observation of `keys` in the flat observation."""
-    spans, start = [], 0
+    spans = []
+    start = 0
     for key, spec in contract.observation.items():
         stop = start + math.prod(spec.shape)
         if key in keys:
@@ -328,5 +332,6 @@ def _spans(contract: Contract, keys: Sequence[str]) -> list[tuple[int, int]]:
 def _first_rows(layer: nn.Module, rows: int) -> nn.Linear:
     assert isinstance(layer, nn.Linear)
     reduced = nn.Linear(layer.in_features, rows)
-    reduced.weight.data, reduced.bias.data = layer.weight.data[:rows], layer.bias.data[:rows]
+    reduced.weight.data = layer.weight.data[:rows]
+    reduced.bias.data = layer.bias.data[:rows]
     return reduced

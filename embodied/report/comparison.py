@@ -62,7 +62,8 @@ class Row:
         mean, low, high = mean_interval(self.scores(distribution).mean(1))
         if first.measure == "success":
             episode_bounds = self.binomial(distribution)
-            low, high = max(0.0, min(low, episode_bounds[0])), min(1.0, max(high, episode_bounds[1]))
+            low = max(0.0, min(low, episode_bounds[0]))
+            high = min(1.0, max(high, episode_bounds[1]))
         return _checked_interval("mean", mean, low, high)
 
     def binomial(self, distribution: str) -> tuple[float, float]:
@@ -79,10 +80,12 @@ class Row:
             return None
         estimate, low, high = interquartile_interval(self.scores(distribution))
         if self.runs[0].results[distribution].measure == "success":
-            low, high = max(0.0, low), min(1.0, high)
+            low = max(0.0, low)
+            high = min(1.0, high)
             if high - low < 1e-9:
                 bounds = self.mean(distribution)
-                low, high = min(estimate, bounds["low"] or 0.0), max(estimate, bounds["high"] or 0.0)
+                low = min(estimate, bounds["low"] or 0.0)
+                high = max(estimate, bounds["high"] or 0.0)
         return _checked_interval("iqm", estimate, low, high)
 
     def average(self, cost: str) -> float | None:
@@ -267,7 +270,8 @@ def _difference(after: Row, before: Row, distribution: str) -> dict[str, Any]:
 
     It is paired if both rows are one run that ran the same starts. Values that need several seeds are null.
     """
-    counts, better = (len(after.runs), len(before.runs)), None
+    counts = (len(after.runs), len(before.runs))
+    better = None
     results = [row.runs[0].results[distribution] for row in (after, before)]
     if counts == (1, 1):
         gain = results[0].gain_over(results[1])

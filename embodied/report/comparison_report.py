@@ -157,7 +157,8 @@ def _figure(comparison: Comparison, record: Mapping[str, Any]) -> Any:  # noqa: 
 
     names = [fill(row.name, WIDTH) for row in comparison.rows]
     curves = [_curves(row, record["measure"]) for row in comparison.rows]
-    panels, lines = 1 + any(curves), len(names) * len(comparison.distributions)
+    panels = 1 + any(curves)
+    lines = len(names) * len(comparison.distributions)
     figure = Figure(figsize=(6.4 * panels, max(4.2, 1.6 + 0.22 * lines)), layout="constrained")
     dots, *others = figure.subplots(1, panels, squeeze=False).flat
     _dots(dots, record, comparison.distributions)
@@ -173,7 +174,8 @@ def _dots(axis: Axes, record: Mapping[str, Any], distributions: Sequence[str]) -
 
     Dots are interquartile means if all rows have several seeds.
     """
-    rows, measure = record["rows"], record["measure"]
+    rows = record["rows"]
+    measure = record["measure"]
     kind = "iqm" if all(len(row["runs"]) > 1 for row in rows) else "mean"
     for number, row in enumerate(rows):
         places = [name for name in distributions if name in row["results"]]

@@ -120,7 +120,8 @@ def draw_band(axis: Axes, curves: Sequence[np.ndarray], color: str, name: str) -
         return
     x = np.linspace(max(curve[0, 0] for curve in curves), min(curve[-1, 0] for curve in curves), BAND_POINTS)
     values = np.stack([np.interp(x, *curve.T) for curve in curves])
-    mean, count = values.mean(0), len(curves)
+    mean = values.mean(0)
+    count = len(curves)
     # mean +- t_{n-1} s / sqrt(n)
     spread = student(count - 1) * values.std(0, ddof=1) / math.sqrt(count)
     low, high = (values.min(0), values.max(0)) if count == 2 else (mean - spread, mean + spread)

@@ -86,7 +86,8 @@ def _result(row: Mapping[str, Any]) -> EvaluationResult:
     Reports of earlier versions count successes without their starts: they are treated as if no other evaluation had the
     same episodes.
     """
-    tasks, task_rows = tuple(each["task"] for each in row["per_task"]), row["per_task"]
+    tasks = tuple(each["task"] for each in row["per_task"])
+    task_rows = row["per_task"]
     has_outcomes = all("outcomes" in each for each in task_rows)
     if not has_outcomes and "success" not in row:
         raise ValueError("it is of an earlier version, without the returns of single episodes")

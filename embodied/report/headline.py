@@ -29,8 +29,12 @@ def headline(record: Record) -> str:
     rows = _rows(record)
     if not (stages := trained(rows)):
         return f"No policy was evaluated in this run of {record['task']}."
-    last, measured, figure = stages[-1], _measured(rows[stages[-1]]), _figure(rows[stages[-1]])
-    learning, on, gains = TRAINED[last], f"on {record['task']}", _gains(record)
+    last = stages[-1]
+    measured = _measured(rows[stages[-1]])
+    figure = _figure(rows[stages[-1]])
+    learning = TRAINED[last]
+    on = f"on {record['task']}"
+    gains = _gains(record)
     if last not in LEARNING or len(stages) == 1:
         reached = f"{figure} success" if measured == "success" else f"a mean return of {figure}"
         claim = f"{learning} reached {reached} {on}"
@@ -50,10 +54,12 @@ def headline(record: Record) -> str:
 
 def intervals(record: Record) -> str:
     """Interval, episodes and gains of the headline's figure, with their distribution; "" without a policy."""
-    rows, gains = _rows(record), _gains(record)
+    rows = _rows(record)
+    gains = _gains(record)
     if not (stages := trained(rows)):
         return ""
-    row, effort = rows[stages[-1]], ""
+    row = rows[stages[-1]]
+    effort = ""
     if stages[-1] == "rl" and record["env_steps"]:
         effort = (
             f", after {record['episodes'] or record['env_steps']:,} {'episodes' if record['episodes'] else 'steps'}"
@@ -74,7 +80,8 @@ def trained(stages: Collection[str]) -> list[str]:
 
 def selection(record: Record) -> str:
     """Sentences on the best policy of those evaluated during training, and why its figure is not a result."""
-    best, count = record["in_training"]["best"], len(record["in_training"]["points"])
+    best = record["in_training"]["best"]
+    count = len(record["in_training"]["points"])
     name = "mean return" if measure(best) == "return" else "success"
     return (
         f"The folder best has the policy after {best['env_steps']:,} environment steps, chosen as the best of {count}"

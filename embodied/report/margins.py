@@ -80,7 +80,8 @@ def measure(
     """
     if not task.margins:
         raise UserError(f"{task.name} has no conditions to sweep; use margins=false")
-    margins, points = {}, sum(len(sweep.values) for sweep in task.margins.values())
+    margins = {}
+    points = sum(len(sweep.values) for sweep in task.margins.values())
     options = {"starts_per_task": starts_per_task, "first_start": first_start, "device": device}
     with Progress(NAME, points, "point") as bar:
         for name, sweep in task.margins.items():
@@ -147,7 +148,8 @@ def words(directory: Path, weights_sha256: str | None) -> dict[str, str]:
     Raises:
         UserError: see `read`.
     """
-    margins, texts = (read(directory, weights_sha256) or {}).get("margins", {}), {}
+    margins = (read(directory, weights_sha256) or {}).get("margins", {})
+    texts = {}
     for name, each in margins.items():
         unit = "" if each["sweep"]["unit"] == "1" else f" {each['sweep']['unit']}"
         texts[name] = f"{each['words']}{unit} ({each['sweep']['means']})"

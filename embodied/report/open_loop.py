@@ -47,7 +47,8 @@ def lines(summary: Mapping[str, Any]) -> list[str]:
 
 def write_evaluation(folder: Path, record: Mapping[str, Any], result: OpenLoopResult) -> str:
     """Log `result`, write it with `record` into `folder`, with the chunks, and return a line with the path."""
-    summary, path = result.summary(), folder / "evaluation.json"
+    summary = result.summary()
+    path = folder / "evaluation.json"
     log.info("\n".join([headline(summary), table(HEADER, cells(summary)), *remarks(summary)]))
     plot_chunks(folder / CHUNKS, result)
     content = {**record, "git_commit": git_commit(), "versions": versions(), "open_loop": summary}
@@ -85,11 +86,13 @@ def plot_chunks(path: Path, result: OpenLoopResult) -> None:
     """Draw the chunks that `result` shows beside recorded actions: a column an episode, a row an element."""
     from matplotlib.figure import Figure  # slow to import
 
-    rows, columns = len(result.names), len(result.shown)
+    rows = len(result.names)
+    columns = len(result.shown)
     figure = Figure(figsize=(5.5 * columns, 1.6 * rows + 0.6), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False, sharex="col")
     for column, episode in enumerate(result.shown):
-        actions, chunks = episode["actions"].numpy(), episode["chunks"].numpy()
+        actions = episode["actions"].numpy()
+        chunks = episode["chunks"].numpy()
         time_s = [step * result.control_dt_s for step in range(len(actions) + chunks.shape[1])]
         for row, (name, unit) in enumerate(zip(result.names, result.units, strict=True)):
             axis = axes[row, column]

@@ -174,7 +174,8 @@ class Report:
         return [*self.notes, *(open_loop.remarks(self.open_loop.summary()) if self.open_loop else []), *remarks]
 
     def _by_task(self, stage: str, distribution: str) -> list[dict[str, Any]]:
-        after, before = self.results[self._last, distribution], self.results[stage, distribution]
+        after = self.results[self._last, distribution]
+        before = self.results[stage, distribution]
         gains = [(name, after.of_task(row).gain_over(before.of_task(row))) for row, name in enumerate(after.tasks)]
         return [
             {"task": task, "difference": gain.difference, "low": gain.low, "high": gain.high} for task, gain in gains

@@ -70,9 +70,12 @@ class BuiltRun(SavedRun):
         report = Report(task.name, task.asset_kind, seed, device=device, arguments=record.get("arguments"))
         report.meanings = task.meanings
         super().__init__(directory, record, config.env_steps, report, world or Local(device=device))
-        self.config, self.task, self.offline = config, task, offline
+        self.config = config
+        self.task = task
+        self.offline = offline
         self.algorithm = algorithm if task.held_out_share is None else None
-        self.seed, self.device = seed, device
+        self.seed = seed
+        self.device = device
         self._build_policy, saved = policy.build, self.saved(directory, record, config.env_steps)
         seeding.seed_everything(seed)
         self.contract = task.contract(task.distributions[0])
@@ -126,7 +129,8 @@ class BuiltRun(SavedRun):
 
     def _held_out(self) -> HeldOut:
         """Evaluations during RL, in the evaluation environment; a note states why there are none."""
-        trained_on, config = self.task.distributions[0], self.config
+        trained_on = self.task.distributions[0]
+        config = self.config
         self.report.in_training = InTraining(trained_on)
         held_out = HeldOut(
             None if self.world.rank else config.evaluate_every_steps,
@@ -149,9 +153,11 @@ class BuiltRun(SavedRun):
 
     def environment(self, split: str, distribution: str) -> Environment:
         """Make environments of the `split` "train" or "eval" of `distribution`."""
-        count, seed = self.config.evaluation_envs, 0
+        count = self.config.evaluation_envs
+        seed = 0
         if split == "train":
-            count, seed = self.world.own_envs(self.config.num_envs), self.own_seed
+            count = self.world.own_envs(self.config.num_envs)
+            seed = self.own_seed
         env = self.task.environment(count, distribution, split, seed, self.device)
         if count < len(env.task_names):
             scope = f" in each of {self.world.size} processes" if self.world.size > 1 else ""
@@ -205,7 +211,8 @@ class BuiltRun(SavedRun):
         parts = RunParts(self.task, algorithm, learner, env, policy, self.config, self.seed)
         if (remote := self.world.remote_collector(parts)) is not None:
             return learner, remote
-        collector.storage, collector.folder = self.config.storage, self.directory
+        collector.storage = self.config.storage
+        collector.folder = self.directory
         if self.config.overlap and (self.world.size > 1 or not algorithm.max_staleness):
             raise UserError("overlap=true needs one process and an algorithm of max_staleness; use overlap=false")
         return learner, collector

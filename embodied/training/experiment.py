@@ -72,7 +72,8 @@ class Experiment(BuiltRun):
                 self._resume(parts)
                 if "learner" in parts:
                     self.world.join(parts["learner"])
-                steps, total = stage.steps(), stage.total
+                steps = stage.steps()
+                total = stage.total
                 with Progress(stage.title, total, "step", initial=stage.done, visible=total > 0) as bar:
                     yield parts, steps, bar
             stage.finish()
@@ -82,7 +83,8 @@ class Experiment(BuiltRun):
     @contextmanager
     def _step(self, stage: Stage[Any], parts: dict[str, Any]) -> Iterator[None]:
         """Context of one step of `stage`, which a stop abandons if the step before took longer than its patience."""
-        cpu_began, began = time.process_time(), time.perf_counter()
+        cpu_began = time.process_time()
+        began = time.perf_counter()
         # other processes would wait for the abandoned one
         waits = self.step_s <= stage.patience_s or self.world.size > 1
         with nullcontext() if waits else self.abandonable(parts):
@@ -183,7 +185,8 @@ class Experiment(BuiltRun):
         """Policies of the video by caption, before and after training; none if no video is due."""
         if not self.config.video or (self.directory / "video.mp4").exists():
             return {}
-        first, last = self._training[0], self._training[-1]
+        first = self._training[0]
+        last = self._training[-1]
         after: dict[str, Policy] = {f"after: {title(last)}": self.world.whole(self.policy)}
         if first == last and STAGES[first].offline:
             return after

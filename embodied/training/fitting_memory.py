@@ -49,7 +49,8 @@ def show(composed: Callable[[Sequence[str]], Any], sources: Callable[..., Sequen
         parts = with_latency(config.task, config.latency), config.policy, config.algorithm
         return plan(config, *parts, device=config.device, demonstrations=folders, placement=config.placement)
 
-    config, base_plan = composed(()), planned(())
+    config = composed(())
+    base_plan = planned(())
     log.info(base_plan.table())
     memory = device_memory(config.device) if config.device_gb is None else config.device_gb * 1e9
     if memory is not None:
@@ -91,11 +92,13 @@ def _sparing(needed: int, device: str, memory: float, again: Callable[[Sequence[
         # Greedy: add options until the run fits, then drop each one that is not needed.
         for option in tried:
             if best > memory and (size := bytes_with([*options, option])) < best:
-                options, best = [*options, option], size
+                options = [*options, option]
+                best = size
             bar.update(1)
         for option in options if best <= memory else ():
             fewer = [each for each in options if each != option]
             if fewer and (size := bytes_with(fewer)) <= memory:
-                options, best = fewer, size
+                options = fewer
+                best = size
             bar.update(1)
     return options, best

@@ -20,7 +20,9 @@ from embodied.run_options import AUTO
 
 SHARE = 0.05
 """Largest share of a run's time for automatic evaluations."""
-FEWEST, MOST, USUAL = 5, 20, 10
+FEWEST = 5
+MOST = 20
+USUAL = 10
 """Numbers of evaluations of a run; if fewer than the first are affordable, there is none."""
 EPISODES = 20, 100
 """Least and largest number of episodes of an evaluation."""
@@ -52,11 +54,16 @@ class HeldOut:
         device: str = "cpu",
         precision: Precision = Precision.FLOAT32,
     ) -> None:
-        self.env, self.in_training, self.device, self.precision = env, in_training, device, precision
-        self.automatic, self.every = every == AUTO, 0 if every == AUTO else int(every or 0)
+        self.env = env
+        self.in_training = in_training
+        self.device = device
+        self.precision = precision
+        self.automatic = every == AUTO
+        self.every = 0 if every == AUTO else int(every or 0)
         self.longer = 1.0  # factor by which the episodes of the last evaluation can still become longer
         self.planned: int | None = None  # step of the next automatic evaluation; 0: none, None: not chosen yet
-        self.starts, self.refused = 0, "the simulator exists only once, and an evaluation would end training's episodes"
+        self.starts = 0
+        self.refused = "the simulator exists only once, and an evaluation would end training's episodes"
         if env is not None:
             # the held-out starts are the last ones of a limited number, else far above those of other evaluations
             limit = env.num_starts if isinstance(env, NumberedStarts) else None
@@ -119,7 +126,8 @@ class HeldOut:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict`."""
-        self.planned, self.starts = state["planned"], state["starts"]
+        self.planned = state["planned"]
+        self.starts = state["starts"]
 
 
 def _whole_s(done: int, total: int, wall_s: Mapping[str, float]) -> float:

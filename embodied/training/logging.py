@@ -44,7 +44,8 @@ class Logger:
         earlier_rows = _rows_until(directory, rows)
         shutil.rmtree(directory / "tensorboard", ignore_errors=True)
         self._tensorboard = SummaryWriter(str(directory / "tensorboard"))
-        path, self.rows = directory / METRICS, len(earlier_rows)
+        path = directory / METRICS
+        self.rows = len(earlier_rows)
         with complete_or_absent(path) as temporary:
             temporary.write_text("".join(json.dumps(row) + "\n" for row in earlier_rows), encoding="utf-8")
         self._file = path.open("a", encoding="utf-8")

@@ -192,10 +192,12 @@ def iterations(
 
 def _mean_counts(rollout: Rollout, world: World) -> dict[str, Any]:
     """Counts and means over the rollouts of all processes, as arguments of `Iteration`."""
-    odd, episodes = rollout.odd_episodes(), int(rollout.done.sum())
+    odd = rollout.odd_episodes()
+    episodes = int(rollout.done.sum())
     if world.size == 1:
         return {"env_steps": rollout.env_steps, "episodes": episodes, "odd_episodes": odd, "ended": rollout.ended()}
-    values, empty = rollout.episode_values(), torch.zeros(0)
+    values = rollout.episode_values()
+    empty = torch.zeros(0)
     named = sorted(name for name in rollout.episode_totals if name not in ODD_EVENTS)  # in all processes the same
     names = ["episode_return", "episode_steps", *(["success"] if rollout.has_success else []), *named]
     ended = [values.get(name, empty) for name in names]
@@ -204,7 +206,8 @@ def _mean_counts(rollout: Rollout, world: World) -> dict[str, Any]:
     # one reduction of [counts, sum_1, n_1, sum_2, n_2, ...]
     all_sums = world.sum(torch.tensor([*counts, *chain(*sums)], dtype=torch.float64)).tolist()
     env_steps, episodes, *odd_sums = map(round, all_sums[: len(counts)])
-    totals, numbers = all_sums[len(counts) :: 2], all_sums[len(counts) + 1 :: 2]
+    totals = all_sums[len(counts) :: 2]
+    numbers = all_sums[len(counts) + 1 :: 2]
     return {
         "env_steps": env_steps,
         "episodes": episodes,

@@ -147,7 +147,9 @@ class _Planned:
         processes: int,
         shard: bool,
     ) -> None:
-        self.contract, self.device, self.processes = contract, device, processes
+        self.contract = contract
+        self.device = device
+        self.processes = processes
         self.config = replace(config, num_envs=divided_envs(config.num_envs, processes))
         with seeding.undisturbed():
             self.policy: TrainablePolicy = on_meta(lambda: policy.build(contract))
@@ -194,7 +196,8 @@ class _Planned:
         no_episodes = Episodes.of(TensorDict({}, [0]), torch.zeros(0, *self.contract.action.shape))
         with seeding.undisturbed():
             learner = algorithm.build(self.policy, no_episodes, cast(Any, env), seeding.generator(0, "plan"))
-        length, count = algorithm.rollout_length, self.config.num_envs
+        length = algorithm.rollout_length
+        count = self.config.num_envs
         parts = self._learned(learner, length)
         before = {("weights as RL begins", self.aside): self._part(_bytes(list(self.policy.state_dict().values())))}
         parts |= self.stored_state() if after_sft and self.config.control else before
@@ -235,7 +238,8 @@ class _Planned:
 
     def _row_bytes(self) -> int:
         """Bytes of one decision of a rollout, as `Collector.collect` stores it."""
-        decision, executed = self.passes.decision(), self.contract.executed
+        decision = self.passes.decision()
+        executed = self.contract.executed
         tensors = [
             decision.actions,
             decision.log_prob,
@@ -244,18 +248,25 @@ class _Planned:
         ]
         # reward 4 + executed 1 + its copy in the sample 1 = 6 bytes per executed action; three flags, an int64, two
         # float32
-        ends, start, totals = 3, 8, 8
+        ends = 3
+        start = 8
+        totals = 8
         return self._observation_bytes() + _bytes(tensors) + 6 * executed + ends + start + totals
 
 
 class _Shapes:
     """Environments of one task whose observations have shapes but no values."""
 
-    group, step_limit, num_starts = 1, 1, None
-    task_names, instructions = ("planned",), ("",)
+    group = 1
+    step_limit = 1
+    num_starts = None
+    task_names = ("planned",)
+    instructions = ("",)
 
     def __init__(self, contract: Contract, num_envs: int) -> None:
-        self.contract, self.num_envs, self.device = contract, num_envs, META
+        self.contract = contract
+        self.num_envs = num_envs
+        self.device = META
         self.task_index = self.start = torch.zeros(1, dtype=torch.int64).expand(num_envs)
 
     def reset(self, mask: Tensor | None = None, starts: Tensor | None = None) -> TensorDict:

@@ -90,7 +90,8 @@ def resumed_run(path: str | Path) -> Iterator[Path]:
     Raises:
         UserError: if there is none, or another process uses it.
     """
-    directory, checkpoint = run_of(path), Path(path).resolve()
+    directory = run_of(path)
+    checkpoint = Path(path).resolve()
     with _at_work(directory):
         folder = (directory / FOLDER).resolve()
         later = [
@@ -134,7 +135,8 @@ def _at_work(directory: Path) -> Iterator[None]:
         except OSError as error:
             if error.errno not in FULL | PASSING:
                 raise
-            saved, remedy = _checkpoints(directory), "free some space" if error.errno in FULL else "check the disk"
+            saved = _checkpoints(directory)
+            remedy = "free some space" if error.errno in FULL else "check the disk"
             status = (
                 f"{saved[-1]} is complete: {remedy} and continue with {typed('resume', directory)}"
                 if saved

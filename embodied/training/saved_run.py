@@ -65,7 +65,10 @@ class SavedRun:
     def __init__(
         self, directory: Path, record: dict[str, Any], env_steps: int, report: Report, world: Processes
     ) -> None:
-        self.directory, self.record, self.report, self.timer = directory, record, report, PhaseTimer()
+        self.directory = directory
+        self.record = record
+        self.report = report
+        self.timer = PhaseTimer()
         self.world = world
         self.counters: dict[str, Any] = dict.fromkeys(COUNTERS, 0) | {"planned_env_steps": env_steps}
         self.before: dict[str, Any] = {}  # state before the last stages: SFT's learner, or only a "policy"
@@ -75,7 +78,9 @@ class SavedRun:
         # environment steps of each change of the number of processes, with the old and the new number
         self.moves: list[list[int]] = []
         self.moved = False  # whether the number has changed with this resumption
-        self.step_s, self.step_cpu_s = math.inf, 0.0  # duration of the stage's last step; infinite before the first
+        # duration of the stage's last step; infinite before the first
+        self.step_s = math.inf
+        self.step_cpu_s = 0.0
         self._stop = GracefulStop()
 
     def _next(self) -> None:
@@ -240,4 +245,6 @@ class SavedRun:
                 load(parts[name], state, self.own)
         if self.parts and not self.moved:
             seeding.set_rng_state(self.rng)
-        self.parts, self.own, self.moved = {}, None, False
+        self.parts = {}
+        self.own = None
+        self.moved = False

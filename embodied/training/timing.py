@@ -14,7 +14,8 @@ class PhaseTimer:
     """
 
     def __init__(self, seconds: dict[str, float] | None = None, cpu: dict[str, float] | None = None) -> None:
-        self.seconds, self.cpu = dict(seconds or {}), dict(cpu or {})
+        self.seconds = dict(seconds or {})
+        self.cpu = dict(cpu or {})
         self._inner = self._inner_cpu = 0.0
 
     def add(self, phase: str, seconds: float, cpu: float = 0.0) -> None:
@@ -28,16 +29,22 @@ class PhaseTimer:
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
         """Time the body of a `with` statement, also when it raises."""
-        outer, self._inner = self._inner, 0.0
-        outer_cpu, self._inner_cpu = self._inner_cpu, 0.0
-        started, began = time.perf_counter(), time.process_time()
+        outer = self._inner
+        self._inner = 0.0
+        outer_cpu = self._inner_cpu
+        self._inner_cpu = 0.0
+        started = time.perf_counter()
+        began = time.process_time()
         try:
             yield
         finally:
-            elapsed, spent = time.perf_counter() - started, time.process_time() - began
+            elapsed = time.perf_counter() - started
+            spent = time.process_time() - began
             # own time = elapsed time - time of inner phases
-            own, self._inner = elapsed - self._inner, outer
-            own_cpu, self._inner_cpu = spent - self._inner_cpu, outer_cpu
+            own = elapsed - self._inner
+            self._inner = outer
+            own_cpu = spent - self._inner_cpu
+            self._inner_cpu = outer_cpu
             self.add(phase, own, own_cpu)
             self._inner += elapsed - own
             self._inner_cpu += spent - own_cpu

@@ -59,7 +59,8 @@ def write(contract: Contract, scratch_bytes: int, directory: Path) -> dict[str, 
 
 def _not_flown(contract: Contract) -> str | None:
     """The reason why a flight controller can't fill the observation or apply the action; None if it can."""
-    action, steps = contract.action, contract.control_dt_s * STABILIZER_HZ
+    action = contract.action
+    steps = contract.control_dt_s * STABILIZER_HZ
     if action.shape != (ROTORS,) or (action.low, action.high) != ((-1.0,) * ROTORS, (1.0,) * ROTORS):
         return f"expected {ROTORS} rotor set-points between -1 and 1, got {action.shape} {action.low} {action.high}"
     if contract.executed != 1 or abs(steps - round(steps)) > 1e-6 or round(steps) < 1:
@@ -74,7 +75,9 @@ def _not_flown(contract: Contract) -> str | None:
 
 
 def _places(contract: Contract, scratch_bytes: int) -> dict[str, str]:
-    lines, repair, history = [], [], 1
+    lines = []
+    repair = []
+    history = 1
     for key, spec in contract.observation.items():
         if key in STATE:
             lines += STATE[key][1]

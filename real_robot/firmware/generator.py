@@ -30,7 +30,9 @@ class Generator:
         self.arrays: dict[str, int] = {}
         self.packed = 0
         self.middle = ""
-        self.observed, self.x, self.y = "observation", "first", "second"
+        self.observed = "observation"
+        self.x = "first"
+        self.y = "second"
         self.width = network.inputs
         writers = {
             Normalise: self._normalise,
@@ -70,7 +72,8 @@ class Generator:
         self.observed = self.x
 
     def _normalise(self, name: str, layer: Normalise) -> None:
-        mean, std = self.constants.floats(f"{name}_mean", layer.mean), self.constants.floats(f"{name}_std", layer.std)
+        mean = self.constants.floats(f"{name}_mean", layer.mean)
+        std = self.constants.floats(f"{name}_std", layer.std)
         self._need(self.x, self.width)
         self.lines.append(f"policy_normalise({self.observed}, {mean}, {std}, {self.x}, {self.width});")
 
@@ -101,7 +104,8 @@ class Generator:
     def _attention(self, name: str, layer: TokenAttention) -> None:
         # own = tanh(W_own columns); pooled = sum_j softmax_j(query . token_j / sqrt(width)) token_j over own and the
         # present tokens; y = LayerNorm(W_out pooled + own). The kernel accumulates the softmax token by token.
-        width, x = layer.width, self.x
+        width = layer.width
+        x = self.x
         offset = 0
         for start, stop in layer.columns:
             self._each(stop - start, f"{self.y}[{offset} + i] = {x}[{start} + i];")

@@ -108,10 +108,13 @@ def check_opset(opset: int) -> None:
 
 def write(network: Network, samples: Samples, target: str, opset: int, directory: Path) -> dict[str, Any]:
     """Write policy.onnx or policy.pt into `directory`, read it back and run it; returns the values for the record."""
-    example, inputs, outputs = (samples.inputs[0],), ["observation"], ["action"]
+    example = (samples.inputs[0],)
+    inputs = ["observation"]
+    outputs = ["action"]
     if network.initial_memory is not None:
         example = (*example, network.initial_memory.expand(len(samples.inputs[0]), -1).contiguous())
-        inputs, outputs = [*inputs, "memory"], [*outputs, "next_memory"]
+        inputs = [*inputs, "memory"]
+        outputs = [*outputs, "next_memory"]
     graph = Graph(network, example, inputs, outputs, {name: {0: "batch"} for name in (*inputs, *outputs)})
     actions = _rolled_out(graph.write(target, opset, directory), network.initial_memory, samples.inputs)
     return _opset(target, opset) | {"max_error": samples.error(actions, network.limits.half_range)}
@@ -121,7 +124,8 @@ def write_chunks(
     network: ChunkNetwork, samples: ChunkSamples, target: str, opset: int, directory: Path
 ) -> dict[str, Any]:
     """See `write`; each observation is an input of the network, and axes of variable length stay variable."""
-    specs, example = network.inputs.specs, samples.example
+    specs = network.inputs.specs
+    example = samples.example
     axes = {name: {0: "batch"} for name in (*specs, "action")}
     for name, spec in specs.items():
         axes[name] |= {axis + 1: f"{name}_{axis + 1}" for axis, size in enumerate(spec.shape) if size < 0}

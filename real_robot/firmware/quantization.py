@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from embodied.export.network import Network
 
-BYTE_LEVELS, LEVELS = 2**7 - 1, 2**15 - 1
+BYTE_LEVELS = 2**7 - 1
+LEVELS = 2**15 - 1
 """Largest magnitude of a weight of 8 bits, and of a weight or input of 16 bits."""
 LARGEST_SUM = 2**31 - 1
 
@@ -28,7 +29,9 @@ class QuantizedLinear(nn.Module):
 
     def __init__(self, layer: nn.Linear, dtype: torch.dtype, peak: float | None = None) -> None:
         super().__init__()
-        self.in_features, self.out_features, self.peak = layer.in_features, layer.out_features, peak
+        self.in_features = layer.in_features
+        self.out_features = layer.out_features
+        self.peak = peak
         weight = layer.weight.detach()
         largest = weight.abs().amax(1, keepdim=True).clamp_min(1e-30)
         levels = BYTE_LEVELS

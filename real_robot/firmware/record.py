@@ -11,7 +11,8 @@ from embodied.errors import UserError
 from embodied.saving import checkpoint, sealed
 from embodied.saving.json_text import loads
 
-RECORD, CONTRACT = "export.json", "contract.json"
+RECORD = "export.json"
+CONTRACT = "contract.json"
 FORMAT = 2
 
 

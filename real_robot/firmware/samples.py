@@ -14,14 +14,19 @@ from embodied.policy import Policy
 from embodied.saving.tree import load_tree, save_tree
 
 FILE = "samples.safetensors"
-EPISODES, STEPS = 20, 50
+EPISODES = 20
+STEPS = 50
 """Number and length of input sequences for policies with memory: 1,000 inputs."""
-CHUNKS, ROWS, TRACED_ROWS = 64, 5, 4
+CHUNKS = 64
+ROWS = 5
+TRACED_ROWS = 4
 """Number of inputs of a network of chunks, and rows along axes of variable length: of inputs, and of tracing examples.
 """
 TIE = 1e-4
 """Advantages whose difference, relative to the largest, is not above this count as equal up to rounding."""
-SPREAD, OUTLIER, OUTLIERS = 1.5, 10.0, 0.02
+SPREAD = 1.5
+OUTLIER = 10.0
+OUTLIERS = 0.02
 """Standard deviation of inputs, in units of the normaliser's; size and share of outliers, which saturate the network.
 """
 
@@ -84,7 +89,8 @@ class ChunkSamples:
 @torch.no_grad()
 def draw_chunks(policy: Policy, network: ChunkNetwork) -> ChunkSamples:
     """Random inputs around the normaliser's statistics, with the actions of `policy`."""
-    observation, inputs = network.example(CHUNKS, ROWS, seed=0), network.inputs
+    observation = network.example(CHUNKS, ROWS, seed=0)
+    inputs = network.inputs
     named_inputs = inputs.with_noise(observation)
     outputs = policy.act(observation, deterministic=True).actions[:, : network.contract.executed]
     example = tuple(inputs.with_noise(network.example(2, TRACED_ROWS, seed=1)).values())
@@ -101,7 +107,8 @@ def draw(policy: Policy, network: Network, seed: int = 0) -> Samples:
     outliers = torch.rand(shape, generator=generator) < OUTLIERS
     noise = torch.randn(shape, generator=generator) * torch.where(outliers, OUTLIER, SPREAD)
     low, high = (_limits(network, side) for side in ("low", "high"))
-    inputs, first = normaliser.mean + normaliser.std * noise, network.layers[0]
+    inputs = normaliser.mean + normaliser.std * noise
+    first = network.layers[0]
     if isinstance(first, Reciprocal):
         inputs = first.distances(inputs)
     inputs = inputs.clamp(low, high)

@@ -124,7 +124,9 @@ def run_on_host(source: Path, inputs: Tensor, work: Path) -> tuple[Tensor, int]:
 
     Returns the actions [S, T, A] and policy_check's result.
     """
-    source, program = source.absolute(), work / "host"  # commands run in `work`
+    # commands run in `work`
+    source = source.absolute()
+    program = work / "host"
     flags = [*COMMON, f"-DSTEPS={STEPS}", f"-I{source}"]
     call([host_compiler(), *flags, C / "host.c", source / "policy.c", "-o", program], work)
     _write_inputs(inputs, work)
@@ -134,7 +136,8 @@ def run_on_host(source: Path, inputs: Tensor, work: Path) -> tuple[Tensor, int]:
 
 def build_for_core(source: Path, core: Core, work: Path) -> Path:
     """Cross-compile the export in `source` into an image for `core`; `run_image` runs it."""
-    compiler, source = find("arm-none-eabi-gcc"), source.absolute()
+    compiler = find("arm-none-eabi-gcc")
+    source = source.absolute()
     flags = [*COMMON, *core.flags, "-ffreestanding", "-ffunction-sections", "-fdata-sections", f"-I{source}"]
     for file in (source / "policy.c", C / "core.c"):
         call([compiler, *flags, f"-DSTEPS={STEPS}", "-c", file, "-o", work / f"{file.stem}.o"], work)

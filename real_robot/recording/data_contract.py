@@ -58,7 +58,8 @@ def data_contract(
         episodes, contract, _ = stored.read(folder)
         actions = episodes.actions.numpy()
     elif recordings := recordings_in(path):
-        contract, actions = Recording(recordings[0]).contract, None
+        contract = Recording(recordings[0]).contract
+        actions = None
     else:
         source = Source(path)
         actions = source.column(ACTION)
@@ -115,7 +116,8 @@ def _derived(
 
 def _limits(actions: Array) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Recorded limits of `actions` [S, A] with a margin; elements that never change have one, too."""
-    low, high = np.nanmin(actions, 0).astype(float), np.nanmax(actions, 0).astype(float)
+    low = np.nanmin(actions, 0).astype(float)
+    high = np.nanmax(actions, 0).astype(float)
     margin = np.maximum(MARGIN * (high - low), 1e-3 * np.maximum(1.0, np.abs(high)))
     return tuple(float(f"{each:.5g}") for each in low - margin), tuple(float(f"{each:.5g}") for each in high + margin)
 
@@ -131,7 +133,8 @@ def _reduced(shape: list[int], size: int) -> tuple[int, int, int]:
 
 def _elements(key: str, feature: Mapping[str, Any]) -> list[str]:
     """Names of a feature's elements, or numbered ones."""
-    names, size = feature_names(feature), feature["shape"][0]
+    names = feature_names(feature)
+    size = feature["shape"][0]
     return names if len(names) == size else [f"{key.removeprefix(PREFIX)}_{index}" for index in range(size)]
 
 
@@ -145,7 +148,8 @@ def _units(source: Source, elements: Mapping[str, list[str]], units: Units | Non
     Raises:
         UserError: for elements without a unit; it names them with the option to add.
     """
-    before, result = _stored(source), {}
+    before = _stored(source)
+    result = {}
     for key, names in elements.items():
         for name in names:
             result[f"{key}.{name}"] = _unit_of(key, name, units) or before.get(f"{key}.{name}")
@@ -173,7 +177,8 @@ def _request(source: Source, elements: Mapping[str, list[str]], missing: list[st
         values = source.column(key).reshape(-1, len(names))
         for index, name in enumerate(names):
             if f"{key}.{name}" in missing:
-                low, high = np.nanmin(values[:, index]), np.nanmax(values[:, index])
+                low = np.nanmin(values[:, index])
+                high = np.nanmax(values[:, index])
                 ranges.setdefault(name, f"{name} ({low:.4g} to {high:.4g})")
     gripper = next((name for name in ranges if "gripper" in name), None)
     option = f"'demonstration_units={{*:deg,{gripper}:percent}}'" if gripper else "demonstration_units=rad"

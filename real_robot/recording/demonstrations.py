@@ -130,12 +130,14 @@ def demonstrations(
         raise UserError(f"{files[0]} cannot be mixed with others as it is; {advice}")
 
     def decode(writer: EpisodeWriter) -> None:
-        matches, readings = [Match(path, task, options) for path in paths], []
+        matches = [Match(path, task, options) for path in paths]
+        readings = []
         matches[0].check_names(contract)
         for match in matches:  # all are checked before the first is decoded
             with _errors_of_data_set(paths[0], match.source):
                 readings.append(_read(match, contract, task, alone=len(paths) == 1))
-        tasks, notes = set(), []
+        tasks = set()
+        notes = []
         for number, (match, episodes) in enumerate(zip(matches, readings, strict=True)):
             with _errors_of_data_set(paths[0], match.source):
                 tasks |= _write(writer, match, contract, episodes, number if len(paths) > 1 else None)
@@ -241,7 +243,11 @@ def _write(
     writer: EpisodeWriter, match: Match, contract: Contract, episodes: Iterator[Episodes], number: int | None
 ) -> set[int]:
     """Write the `episodes` of a source, dataset `number` of several; return the set of their tasks."""
-    path, count, failed, limits, tasks = match.source, 0, [], Limits(contract.action), set[int]()
+    path = match.source
+    count = 0
+    failed = []
+    limits = Limits(contract.action)
+    tasks = set[int]()
     for episode in episodes:
         named = {"action": episode.actions, **dict(episode.observation.items())}
         if wrong := [key for key, values in named.items() if not bool(values.isfinite().all())]:

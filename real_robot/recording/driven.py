@@ -35,7 +35,8 @@ def episodes(recording: Recording) -> Iterator[tuple[str, Episodes]]:
         UserError: if an observation changes its shape within an episode.
     """
     outcomes = recording.outcomes()
-    number, task = -1, ""
+    number = -1
+    task = ""
     ticks: list[Tick] = []
     for item in recording:
         # the ticks so far are one episode if this item interrupts them
@@ -46,7 +47,8 @@ def episodes(recording: Recording) -> Iterator[tuple[str, Episodes]]:
         if _is_driven(item):
             ticks.append(item)
         if isinstance(item, Episode):
-            number, task = number + 1, item.task
+            number = number + 1
+            task = item.task
     if ticks:
         success = _part_success(outcomes.get(number), last=False)
         yield task, _episode(ticks, recording.contract, success=success)

@@ -42,10 +42,15 @@ VERSION = "v3.0"
 DATA_PATH = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 VIDEO_PATH = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
 EPISODES_PATH = "meta/episodes/chunk-000/file-000.parquet"
-FILES_PER_CHUNK, DATA_MB, VIDEO_MB = 1000, 100, 200
-STATE, ACTION, CAMERA = "observation.state", "action", "observation.images."
+FILES_PER_CHUNK = 1000
+DATA_MB = 100
+VIDEO_MB = 200
+STATE = "observation.state"
+ACTION = "action"
+CAMERA = "observation.images."
 INTERVENTION = "complementary_info.is_intervention"
-REWARD, SUCCESS = "next.reward", "next.success"
+REWARD = "next.reward"
+SUCCESS = "next.success"
 QUANTILES = {"q01": 0.01, "q10": 0.1, "q50": 0.5, "q90": 0.9, "q99": 0.99}
 """Quantiles of each element, by name in the statistics."""
 
@@ -93,7 +98,8 @@ def write_episodes(folder: str | Path, directory: str | Path, *, pictures: Store
     def each() -> Iterator[tuple[str, Episodes]]:
         for number, end in enumerate(episodes.ends.tolist()):
             rows = torch.arange(int(episodes.ends[number - 1]) if number else 0, end)
-            observation, index = episodes.chunks(rows, 1)["observation"], int(episodes.task_index[number])
+            observation = episodes.chunks(rows, 1)["observation"]
+            index = int(episodes.task_index[number])
             names = origin.get("tasks", [])[index : index + 1]
             yield (
                 "".join(names).replace("_", " "),
@@ -162,9 +168,13 @@ class _Writer:
         with needs_extra("robot"):
             import pyarrow as pa
             import pyarrow.parquet as pq
-        self.pa, self.pq = pa, pq
-        self.directory, self.contract, self.robot = directory, contract, robot
-        self.pictures, self.signals = pictures, signals
+        self.pa = pa
+        self.pq = pq
+        self.directory = directory
+        self.contract = contract
+        self.robot = robot
+        self.pictures = pictures
+        self.signals = signals
         self.rate = _rate(contract.control_dt_s)
         self.features: dict[str, dict[str, Any]] = {}
         self.tasks: dict[str, int] = {}
@@ -188,7 +198,8 @@ class _Writer:
             self.features = features
             specs = {key: replace(self.contract.observation[key], shape=shape) for key, shape in shapes.items()}
             self.contract = replace(self.contract, observation=specs, horizon=1, executed=1)
-        number, length = len(self.episodes), len(episode)
+        number = len(self.episodes)
+        length = len(episode)
         row: dict[str, Any] = {"episode_index": number, "tasks": list(dict.fromkeys(texts)), "length": length}
         outcome = int(episode.success)
         row[OUTCOME] = None if outcome == UNKNOWN else bool(outcome)
@@ -296,7 +307,8 @@ class _Writer:
             }
             path = self.directory / DATA_PATH.format(**indices)
             path.parent.mkdir(parents=True, exist_ok=True)
-            self.file, self.file_bytes = self.pq.ParquetWriter(path, table.schema), 0
+            self.file = self.pq.ParquetWriter(path, table.schema)
+            self.file_bytes = 0
         self.file.write_table(table)
         self.file_bytes += table.nbytes
         chunk, file = divmod(self.file_index, FILES_PER_CHUNK)
@@ -354,7 +366,8 @@ def _features(
         about |= {"video.fps": rate, "video.channels": 3, "video.is_depth_map": False, "has_audio": False}
         features[CAMERA + key] = {"dtype": "video", "shape": [height, width, 3], "names": names, "info": about}
     for key, spec in others.items():
-        shape, names = list(shapes[key]), list(spec.names) or None
+        shape = list(shapes[key])
+        names = list(spec.names) or None
         features[f"observation.{key}"] = {"dtype": spec.dtype, "shape": shape, "names": names}
     action = contract.action
     features[ACTION] = {"dtype": action.dtype, "shape": list(action.shape), "names": list(action.names) or None}

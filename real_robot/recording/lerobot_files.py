@@ -112,7 +112,8 @@ class Source:
         with needs_extra("robot"):
             import pyarrow as pa
         names = list(dict.fromkeys([*columns, "episode_index", "frame_index", *([TASK] if tasks else [])]))
-        last, pending = -1, []
+        last = -1
+        pending = []
         try:
             for table in self._groups(names, tasks):
                 numbers = table["episode_index"].to_numpy()
@@ -185,7 +186,8 @@ class Source:
             return self.directory / template.format(episode_chunk=chunk, video_key=key, episode_index=episode), 0
         row = self._places.get(episode, {})
         try:
-            chunk, number = row[f"videos/{key}/chunk_index"], row[f"videos/{key}/file_index"]
+            chunk = row[f"videos/{key}/chunk_index"]
+            number = row[f"videos/{key}/file_index"]
             path = self.directory / template.format(video_key=key, chunk_index=chunk, file_index=number)
             return path, round(row[f"videos/{key}/from_timestamp"] * self.rate_hz)
         except (KeyError, TypeError) as error:
@@ -223,7 +225,8 @@ class _Film:
     def __init__(self, path: Path, number: int, rate_hz: float) -> None:
         import imageio_ffmpeg
 
-        self.path, self.number = path, number
+        self.path = path
+        self.number = number
         # half a frame earlier, so that rounding of the timestamp cannot skip the frame
         seek = ["-ss", f"{(number - 0.5) / rate_hz:.6f}"] if number else []
         self._reader = imageio_ffmpeg.read_frames(str(path), input_params=seek)
@@ -235,7 +238,8 @@ class _Film:
         Raises:
             UserError: if the video has fewer frames, or cannot be read.
         """
-        frames, first = [], self.number
+        frames = []
+        first = self.number
         try:
             if self._size is None:
                 self._size = next(self._reader)["size"]

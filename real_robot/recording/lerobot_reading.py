@@ -43,7 +43,8 @@ def read(directory: str | Path, contract: Contract, match: Match | None = None) 
     Raises:
         UserError: if the folder is no dataset, or does not serve the contract; names missing and existing features.
     """
-    source, match = Source(Path(directory)), match or Match(Path(directory))
+    source = Source(Path(directory))
+    match = match or Match(Path(directory))
     convention = match.convention if source.contract is None else None
     plan: _Plan = _Named(source, contract, match) if convention is None else _Conventional(source, contract, convention)
     ratio = source.rate_hz * contract.control_dt_s if match.options.resampling and convention is None else 1.0
@@ -121,12 +122,14 @@ class _Named:
     """Plan that looks up elements by name, or by the contract of one of our own datasets."""
 
     def __init__(self, source: Source, contract: Contract, match: Match) -> None:
-        self._source, self._match = source, match
+        self._source = source
+        self._match = match
         self.columns = self.plan(contract)
         self.features = {column.feature for column in self.columns.values()}
 
     def take(self, episode: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, list[bytes]]]:
-        arrays, pictures = {}, {}
+        arrays = {}
+        pictures = {}
         for key, column in self.columns.items():
             if column.spec.is_picture:
                 pictures[key] = _fitted(column.feature, column.spec, episode[column.feature])
@@ -155,7 +158,8 @@ class _Named:
 
     def _rate(self, contract: Contract) -> str:
         """Describe a mismatch of the dataset's rate, and the remedy; "" if rates match or rows are resampled."""
-        rate, target_hz = self._source.rate_hz, 1.0 / contract.control_dt_s
+        rate = self._source.rate_hz
+        target_hz = 1.0 / contract.control_dt_s
         if abs(rate / target_hz - 1.0) <= 1e-4:
             return ""
         if rate and self._match.options.resampling:
@@ -176,9 +180,11 @@ class _Named:
             differs = " ".join(str(error).split()) + (f" ({rate})" if rate else "")
             raise UserError(f"{self._source.directory} does not serve the contract: {differs}") from error
         state_indices = {name: place for place, name in enumerate(feature_names(self._source.features.get(STATE, {})))}
-        columns, missing = {}, []
+        columns = {}
+        missing = []
         for key in needed:
-            spec, order = own.observation[key], binding.observation[key]
+            spec = own.observation[key]
+            order = binding.observation[key]
             if spec.dtype == "float32":
                 names = np.array(elements(key, spec)).reshape(spec.shape)
                 names = names if order is None else names[..., order.numpy()]
@@ -201,12 +207,14 @@ class _Named:
 
     def _find(self, key: str, spec: TensorSpec) -> _Column | str:
         """Return the column of the feature's name, else of element names in the state; or an error text."""
-        dataset_name, element_names = self._match.name(key), [self._match.name(name) for name in spec.names]
+        dataset_name = self._match.name(key)
+        element_names = [self._match.name(name) for name in spec.names]
         candidates = (
             [dataset_name, f"observation.{dataset_name}", CAMERA + dataset_name] if key != ACTION else [dataset_name]
         )
         for feature in (name for name in candidates if name in self._source.features):
-            shape, names = tuple(self._source.features[feature]["shape"]), feature_names(self._source.features[feature])
+            shape = tuple(self._source.features[feature]["shape"])
+            names = feature_names(self._source.features[feature])
             if element_names and names and set(element_names) <= set(names) and not spec.is_picture:
                 return _Column(feature, spec, [names.index(name) for name in element_names])
             if element_names and names and not spec.is_picture:
@@ -227,9 +235,12 @@ class _Conventional:
     """Plan for a dataset of a task's benchmark, read by the task's convention."""
 
     def __init__(self, source: Source, contract: Contract, convention: Convention) -> None:
-        self.contract, self.convention, self._source = contract, convention, source
+        self.contract = contract
+        self.convention = convention
+        self._source = source
         needed = {key: spec for key, spec in contract.observation.items() if not spec.privileged}
-        self.cameras, rows = {}, []
+        self.cameras = {}
+        rows = []
         for key in (key for key, spec in needed.items() if spec.is_picture):
             candidates = convention.cameras.get(key, ())
             feature = next((name for name in candidates if name in source.features), None)

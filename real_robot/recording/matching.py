@@ -61,7 +61,8 @@ class Match:
     """
 
     def __init__(self, source: Path, task: Task | None = None, options: MatchOptions | None = None) -> None:
-        self.source, self.options = source, options or MatchOptions()
+        self.source = source
+        self.options = options or MatchOptions()
         self.convention = task.convention() if task else None
         self.task_names = list(self.convention.names) if self.convention else [task.name] if task else []
         if unknown := [name for name in self.options.tasks if name not in self.task_names]:
@@ -124,7 +125,8 @@ class Limits:
     """Counts actions outside the limits of `spec`."""
 
     def __init__(self, spec: TensorSpec) -> None:
-        self._spec, self._count = spec, 0
+        self._spec = spec
+        self._count = 0
         self._outside = np.zeros(spec.shape[-1] if spec.shape else 1, np.int64)
         self._any = 0
         self._lowest, self._highest = np.full(len(self._outside), np.inf), np.full(len(self._outside), -np.inf)
@@ -133,7 +135,8 @@ class Limits:
         """Count `actions` [L, A]."""
         if not self._spec.low or not self._spec.high or not len(actions):
             return
-        low, high = np.array(self._spec.low), np.array(self._spec.high)
+        low = np.array(self._spec.low)
+        high = np.array(self._spec.high)
         values = actions.double().numpy().reshape(-1, len(low))
         margin = np.where(np.isfinite(high - low), TOLERANCE * (high - low), 0.0)
         outside = (values < low - margin) | (values > high + margin)
@@ -150,7 +153,8 @@ class Limits:
         """
         if not self._any:
             return []
-        worst, share = int(self._outside.argmax()), self._any / self._count
+        worst = int(self._outside.argmax())
+        share = self._any / self._count
         name = self._spec.names[worst] if self._spec.names else str(worst)
         unit = f" {self._spec.unit}" if self._spec.unit not in ("", "1") else ""
         value_range = f"{self._lowest[worst]:.4g} to {self._highest[worst]:.4g}"

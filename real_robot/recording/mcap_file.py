@@ -93,7 +93,8 @@ def _chunk_records(chunk: Any) -> list[Any]:  # noqa: ANN401 - mcap's
     data = _decompressed(chunk)
     if chunk.uncompressed_crc and zlib.crc32(data) != chunk.uncompressed_crc:
         raise ValueError("the checksum of a chunk does not match")
-    content, position = [], 0
+    content = []
+    position = 0
     while position < len(data):
         opcode, length = PREFIX.unpack_from(data, position)
         position += PREFIX.size

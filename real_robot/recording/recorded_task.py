@@ -14,7 +14,8 @@ from embodied.task import Task
 from real_robot.recording.data_contract import Units, data_contract
 from real_robot.recording.demonstrations import DemonstrationOptions, located, sources
 
-CHUNK_S, LONGEST = 1.0, 50
+CHUNK_S = 1.0
+LONGEST = 50
 """Duration of a chunk, s, unless `horizon` is set, and its largest number of actions then."""
 
 

@@ -82,12 +82,15 @@ class Recorder:
         clock: Clock = time.monotonic,
         capacity_bytes: int = 256 << 20,
     ) -> None:
-        self.path, self.contract, self.clock = Path(path), contract, clock
+        self.path = Path(path)
+        self.contract = contract
+        self.clock = clock
         self.dropped = 0
         self._gap: Gap | None = None  # not yet written
         self._generator_due = True
         self._failure: Exception | None = None
-        self._capacity, self._waiting_bytes = capacity_bytes, 0
+        self._capacity = capacity_bytes
+        self._waiting_bytes = 0
         self._waiting: queue.SimpleQueue[Item | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._file = _File(self.path, contract, dict(origin or {}))
@@ -169,10 +172,12 @@ class Recorder:
         """Call the policy and record the decision; the generator's state once per episode and after gaps."""
         if len(observation) != 1:
             raise ValueError(f"expected decisions of one robot to record, got a batch of {len(observation)}")
-        state, stamp_s = None, self.clock()
+        state = None
+        stamp_s = self.clock()
         if generator is not None and not deterministic and self._generator_due:
             # later states follow from this one, because a replay draws the same numbers
-            state, self._generator_due = generator.get_state().numpy(), False
+            state = generator.get_state().numpy()
+            self._generator_due = False
         decision = ask(observation, *running, deterministic=deterministic, generator=generator)
         running_fields = {name: _row(value) for fields in running for name, value in vars(fields).items()}
         inputs = {key: _row(value) for key, value in observation.items()}
@@ -278,7 +283,8 @@ class _File:
         self._sync()
 
     def _tick(self, tick: Tick) -> None:
-        verdict, reading = tick.verdict, tick.reading
+        verdict = tick.verdict
+        reading = tick.reading
         fields: dict[str, Any] = {"now_s": tick.now_s, "intervention": tick.intervention, "state": verdict.state.value}
         fields |= {"reason": verdict.reason, "limited": verdict.limited}
         if reading is not None:
@@ -355,7 +361,8 @@ def _check_recordable(key: str, spec: TensorSpec) -> None:
         cdr.array_type(spec.dtype, spec.shape)
     except UserError as error:
         raise UserError(f"{key}: {error}") from error
-    size, largest = _spec_bytes(spec), RECORD_BYTES - CHUNK_BYTES[1]
+    size = _spec_bytes(spec)
+    largest = RECORD_BYTES - CHUNK_BYTES[1]
     if size > largest:
         raise UserError(f"{key}: cannot record {size:,} bytes in one message; expected at most {largest:,}")
 

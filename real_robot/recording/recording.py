@@ -23,7 +23,8 @@ from real_robot.safety.safety import State, Verdict
 
 log = logging.getLogger(__name__)
 FORMAT = "1"
-METADATA, END = "embodied", "embodied_end"
+METADATA = "embodied"
+END = "embodied_end"
 """Names of the metadata records at the beginning and at the end."""
 ROOT = "/embodied"
 
@@ -93,7 +94,8 @@ class Recording:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self.complete, self.damage = False, ""
+        self.complete = False
+        self.damage = ""
         expected = f"expected a recording of format {FORMAT}; other MCAP files hold no contract"
         try:
             header = next((each for each in mcap_file.records(self.path) if _kind(each) == METADATA), None)
@@ -124,7 +126,8 @@ class Recording:
 
     def outcomes(self) -> dict[int, bool]:
         """Outcomes of episodes, True for success, by the number of the episode from 0; unknown ones are missing."""
-        number, outcomes = -1, {}
+        number = -1
+        outcomes = {}
         for channel, _, record in self._messages():
             number += channel.topic == f"{ROOT}/episode"
             if channel.topic == f"{ROOT}/end":
@@ -184,7 +187,8 @@ def _unreadable(path: Path, error: OSError) -> UserError:
 def _header(path: Path, metadata: dict[str, str]) -> tuple[Contract, dict[str, Any]]:
     """Contract and origin of a recording; earlier versions did not write their checksum."""
     try:
-        contract, origin = metadata["contract"], metadata["origin"]
+        contract = metadata["contract"]
+        origin = metadata["origin"]
         if "crc32" in metadata and metadata["crc32"] != header_crc32(contract, origin):
             raise ValueError("its checksum does not match")
         return Contract.from_dict(json.loads(contract)), json.loads(origin)

@@ -50,7 +50,8 @@ def replay(recording: Recording, policy: Policy, device: torch.device | str = "c
     Raises:
         UserError: if the recording contains no decisions, or other observations than the policy's.
     """
-    memory, tally = Memory(policy, 1, device), _Tally()
+    memory = Memory(policy, 1, device)
+    tally = _Tally()
     generator = torch.Generator(device)
     for item in recording:
         if isinstance(item, Episode):

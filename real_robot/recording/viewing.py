@@ -17,7 +17,8 @@ from real_robot.recording.recording import ROOT, Decided, Ended, Episode, Gap, I
 from real_robot.robots.robot import Array
 from real_robot.safety.safety import State
 
-APPLICATION, TIME = "embodied", "time"
+APPLICATION = "embodied"
+TIME = "time"
 PLOTTED = 16
 """Largest number of elements drawn as curves; larger observations, such as scans, are drawn as bars."""
 
@@ -40,7 +41,9 @@ def to_rerun(recording: Recording, file: Path | None) -> int:
         rr.save(file)
     rr.send_blueprint(_blueprint(recording.contract))
     _name_curves(rr, recording.contract)
-    periods, episodes, previous_message = 0, 0, ""
+    periods = 0
+    episodes = 0
+    previous_message = ""
     for item in recording:
         if isinstance(item, Tick):
             rr.set_time(TIME, duration=item.now_s)
@@ -161,7 +164,8 @@ def _tiled(panels: list[str], direction: str) -> Any:  # noqa: ANN401 - a name, 
     """Split the panels recursively into halves, alternating between rows and columns."""
     if len(panels) == 1:
         return panels[0]
-    half, other_direction = (len(panels) + 1) // 2, "column" if direction == "row" else "row"
+    half = (len(panels) + 1) // 2
+    other_direction = "column" if direction == "row" else "row"
     return {
         "direction": direction,
         "first": _tiled(panels[:half], other_direction),

@@ -41,7 +41,10 @@ class Engagement:
     def __init__(self, table: Table, clock: Clock) -> None:
         assert table.status is not None
         assert table.heartbeat is not None
-        self._table, self._status, self._heartbeat, self._clock = table, table.status, table.heartbeat, clock
+        self._table = table
+        self._status = table.status
+        self._heartbeat = table.heartbeat
+        self._clock = clock
         self.condition: Condition | None = None
         self._status_s = self._commanded_s = -math.inf
         self.reset()
@@ -53,7 +56,8 @@ class Engagement:
 
     def reset(self) -> None:
         """Let the robot follow from the next command on, at an operator's request."""
-        self.phase, self.reason = Phase.READY, ""
+        self.phase = Phase.READY
+        self.reason = ""
         self.stopped = False
         """Whether an emergency stop was confirmed by the robot."""
         self._stop_s = math.inf
@@ -81,7 +85,8 @@ class Engagement:
         self._advance()  # first, because a stalled process has missed the gap
         now_s = self._clock()
         if now_s < self._quiet_s and self.phase is Phase.READY:
-            self.phase, self.reason = Phase.LOST, "commands came already when this node was activated"
+            self.phase = Phase.LOST
+            self.reason = "commands came already when this node was activated"
         self.objection = objection if self.phase is Phase.READY else ""
         if not self._alive or self.objection:
             self._began_s = now_s
@@ -95,7 +100,8 @@ class Engagement:
     def lose(self, reason: str) -> None:
         """End following for `reason` and request a hold if the robot still follows; no-op before the first request."""
         if self.phase in (Phase.ASKING, Phase.FOLLOWED):
-            self.phase, self.reason = Phase.LOST, reason
+            self.phase = Phase.LOST
+            self.reason = reason
             self._leaving_s = self._clock() if self.condition and self.condition.follows else -math.inf
 
     def stop(self) -> None:
@@ -175,7 +181,8 @@ class Engagement:
         """READY: request following, or accept the pilot's handover, after `Heartbeat.before_s` of valid commands."""
         if self._ours is None:
             if not condition.fault:
-                self.phase, self.reason = Phase.LOST, "it follows somebody else's commands already"
+                self.phase = Phase.LOST
+                self.reason = "it follows somebody else's commands already"
                 return
             self._ours = True
         self._ours &= condition.request is not None
@@ -183,7 +190,8 @@ class Engagement:
         if now_s - self._began_s < self._heartbeat.before_s:
             return
         if self._ours:
-            self.phase, self._requested_s = Phase.ASKING, now_s
+            self.phase = Phase.ASKING
+            self._requested_s = now_s
         elif not condition.fault:  # the pilot has handed it over
             self.phase = Phase.FOLLOWED
 

@@ -25,7 +25,9 @@ class Partners:
     """
 
     def __init__(self, node: ManagedNode[Any], table: Table, command: str, commands: bool) -> None:
-        self._node, self._table, self._command = node, table, command
+        self._node = node
+        self._table = table
+        self._command = command
         self._refusals: dict[str, str] = {}
         self._received_s = dict.fromkeys((mode.name for mode in table.modes), -math.inf)
         self._graph_fault = ""

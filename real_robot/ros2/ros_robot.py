@@ -27,7 +27,8 @@ FRESH = 0.5
 """Share of the time-out up to which measurements may be old before a robot with a status is asked to follow."""
 STANDSTILL_S = 1.0
 """Steady time after which a clock that stands still is reported."""
-AGAIN_S, AHEAD_S = 1.0, 3600.0
+AGAIN_S = 1.0
+AHEAD_S = 3600.0
 """Steady time after which a service that refuses or is silent is called again; how far stamps are never ahead of a
 simulator's clock."""
 
@@ -62,22 +63,29 @@ class RosRobot:
         observation_timeout_s: float = np.inf,
     ) -> None:
         self.contract: Contract = table.contract
-        self.at_rest, self.stops_after_s = table.at_rest, table.stops_after_s
+        self.at_rest = table.at_rest
+        self.stops_after_s = table.stops_after_s
         self.stopped = False
         """Whether holding is permanent: the table's emergency takes its place; see `stop`."""
-        self._node, self._table, self._prefix = node, table, prefix
-        self._measured, self._repeated = measured, repeated
+        self._node = node
+        self._table = table
+        self._prefix = prefix
+        self._measured = measured
+        self._repeated = repeated
         self._old_s = FRESH * observation_timeout_s
         self.simulated = bool(node.get_parameter("use_sim_time").value)
         """Whether time is a simulator's."""
         self._latest: dict[str, Reading | None] = {topic.name: None for topic in table.states}
         self._current = {topic.name for topic in table.states if not topic.lasting}
         self._due = set(self._current)
-        self._period_stamps, self._began_s = dict[str, float](), -np.inf
+        self._period_stamps = dict[str, float]()
+        self._began_s = -np.inf
         self._since_reset_s = -np.inf
         self._reading: Reading | None = None
         self._sequence = 0
-        self._newest_s, self._gone_s, self._back_s = -np.inf, -np.inf, 0.0
+        self._newest_s = -np.inf
+        self._gone_s = -np.inf
+        self._back_s = 0.0
         self._refused = self._ignored = self._jumped = self._logged_reason = ""
         self._before: Array | None = None
         self._last_messages: dict[str, Any] = {}
@@ -85,12 +93,15 @@ class RosRobot:
         self._engagement = Engagement(table, lambda: node.steady_s) if table.status and not prefix else None
         self._behaviour: Behaviour | None = None
         self._uncalled: list[str] = []
-        self._refusing, self._again_s, self._called_s = dict[str, str](), -np.inf, dict[str, float]()
+        self._refusing = dict[str, str]()
+        self._again_s = -np.inf
+        self._called_s = dict[str, float]()
         self._written = {key: np.resize(table.initial, spec.shape[0]) for key, spec in table.remembered.items()}
         self._publishers: dict[str, Any] = {}
         self._partners = Partners(node, table, prefix + table.command.name, commands=not prefix)
         self._make(prefix)
-        self._advanced_s, self._since_s = -np.inf, node.steady_s
+        self._advanced_s = -np.inf
+        self._since_s = node.steady_s
         node.reports["robot"] = self.report
         node.on_jump.append(self._forget)
 
@@ -121,13 +132,15 @@ class RosRobot:
 
     def start(self) -> None:
         """The node has been activated; a robot that others may steer too does not follow commands that came already."""
-        self._before, self._period_stamps = None, {}
+        self._before = None
+        self._period_stamps = {}
         if self._engagement and not self.stopped:
             self._engagement.begin()
 
     def engage(self) -> None:
         """An operator wants a robot that others may steer too to follow, from the next command on; see `Engagement`."""
-        self.stopped, self._before = False, None
+        self.stopped = False
+        self._before = None
         self._behave(None)
         if self._engagement:
             self._engagement.reset()
@@ -201,7 +214,9 @@ class RosRobot:
         """Begin an episode: past actions and measurements are forgotten; the first measurement is made from now on."""
         self._since_reset_s = self.clock()
         self._latest |= dict.fromkeys(self._current)
-        self._due, self._period_stamps, self._reading = set(self._current), {}, None
+        self._due = set(self._current)
+        self._period_stamps = {}
+        self._reading = None
         for key, values in self._written.items():
             self._written[key] = np.resize(self._table.initial, values.shape)
 
@@ -268,7 +283,10 @@ class RosRobot:
         before_s = max(self.clock(), self._now() + back_s)
         self._gone_s, self._back_s = before_s + self._table.control_dt_s, self._back_s + before_s - self._now()
         self._latest = dict.fromkeys(self._latest)
-        self._due, self._period_stamps, self._reading, self._before = set(self._current), {}, None, None
+        self._due = set(self._current)
+        self._period_stamps = {}
+        self._reading = None
+        self._before = None
         self._newest_s = self._since_reset_s = -np.inf
         self._last_messages.clear()
 
@@ -361,7 +379,8 @@ class RosRobot:
     def _pursue(self) -> None:
         """Send what is due, and log what the robot does."""
         assert self._engagement is not None
-        behaviour, reason = self._engagement.due, self._engagement.reason
+        behaviour = self._engagement.due
+        reason = self._engagement.reason
         if reason != self._logged_reason:
             self._logged_reason = reason
             if reason:
@@ -404,7 +423,9 @@ class RosRobot:
     def _behave(self, behaviour: Behaviour | None) -> None:
         """Begin `behaviour`, whose services are yet to be called; None: nothing."""
         self._behaviour, self._uncalled = behaviour, list(behaviour.services) if behaviour else []
-        self._refusing, self._again_s, self._called_s = {}, -np.inf, {}
+        self._refusing = {}
+        self._again_s = -np.inf
+        self._called_s = {}
 
     def _call(self) -> None:
         """Make pending calls; a missing service is called once it appears, one that refuses or is silent again."""
@@ -414,7 +435,8 @@ class RosRobot:
             self._fail(name, f"has not answered for {AGAIN_S:g} s: use the robot's own emergency stop")
         if now_s < self._again_s:
             return
-        names, self._uncalled = self._uncalled, []
+        names = self._uncalled
+        self._uncalled = []
         for name in names:
             client = self._clients[name]
             if client.service_is_ready():

@@ -63,7 +63,8 @@ def station(
     executor.add_node(node)
     try:
         table = robot_table(robot, contract, options)
-        ros_robot, names = RosRobot(node, table, prefix), action_names(table.served)
+        ros_robot = RosRobot(node, table, prefix)
+        names = action_names(table.served)
         joints = tuple(leader_joints) or names
         if len(joints) != len(names):
             raise UserError(f"expected leader_joints for {', '.join(names)}, got {list(joints)}")
@@ -103,7 +104,9 @@ class _Followed:
     """Subscribes to the positions of `joints` in the joint states on `topic`."""
 
     def __init__(self, node: ManagedNode[Any], topic: str, joints: Sequence[str]) -> None:
-        self._joints, self._newest, self._received_s = joints, None, -np.inf
+        self._joints = joints
+        self._newest = None
+        self._received_s = -np.inf
         subscribe(node, topic, "sensor_msgs/msg/JointState", STATE, self._hear)
 
     def positions(self) -> Array | None:

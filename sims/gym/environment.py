@@ -77,7 +77,9 @@ class GymEnvironment(RestorableEngine):
         success_return: float | None = None,
         seed: int = 0,
     ) -> None:
-        self.id, self.split, self.success_return = id, split, success_return
+        self.id = id
+        self.split = split
+        self.success_return = success_return
         self.has_success = success_return is not None
         if image_size is not None:
             options = {**(options or {}), "render_mode": "rgb_array"}
@@ -94,14 +96,16 @@ class GymEnvironment(RestorableEngine):
 
     def begin(self, ids: Tensor, starts: Tensor) -> None:
         """Reset the worlds with the seeds of `starts`."""
-        rows, first = ids.tolist(), []
+        rows = ids.tolist()
+        first = []
         for row, start in zip(rows, starts.tolist(), strict=True):
             observation, info = self.worlds[row].reset(seed=derive(start, self.id, self.split) % (1 << 31))
             first.append(observation)
             if (success := _success(info)) is not None:
                 self.has_success = True
                 self._success_at_reset[row] = success
-            self._past_actions[row], self._returns[row] = [], 0.0
+            self._past_actions[row] = []
+            self._returns[row] = 0.0
         if broken := self._observations.read(rows, first):
             start = int(starts[rows.index(broken[0])])
             raise UserError(f"{self.id} begins with an observation that is not finite, initial state {start}")
@@ -110,9 +114,11 @@ class GymEnvironment(RestorableEngine):
     def advance(self, actions: Tensor, remaining_steps: Tensor) -> Outcome:
         """Step each world until the end of its chunk or its episode."""
         world_actions = self._actions.chosen(actions.detach().numpy())
-        reward, executed = np.zeros(world_actions.shape[:2]), np.zeros(world_actions.shape[:2], dtype=bool)
+        reward = np.zeros(world_actions.shape[:2])
+        executed = np.zeros(world_actions.shape[:2], dtype=bool)
         terminated, truncated, success, diverged = np.zeros((4, self.num_envs), dtype=bool)
-        counts, last_observations = remaining_steps.tolist(), {}
+        counts = remaining_steps.tolist()
+        last_observations = {}
         rows = [row for row, count in enumerate(counts) if count]
         for k in range(world_actions.shape[1]):
             if not rows:
@@ -120,12 +126,10 @@ class GymEnvironment(RestorableEngine):
             stepped = slice(None) if len(rows) == self.num_envs else rows  # a slice is several times as fast as indices
             results = [self._step(row, action) for row, action in zip(rows, world_actions[stepped, k], strict=True)]
             observations, earned, terminations, truncations, infos = zip(*results, strict=True)
-            reward[stepped, k], executed[stepped, k], terminated[stepped], truncated[stepped] = (
-                earned,
-                True,
-                terminations,
-                truncations,
-            )
+            reward[stepped, k] = earned
+            executed[stepped, k] = True
+            terminated[stepped] = terminations
+            truncated[stepped] = truncations
             success[stepped] = self._reported_success(infos)
             last_observations.update(zip(rows, observations, strict=True))
             if not all(map(math.isfinite, earned)):
@@ -223,7 +227,8 @@ def located(id: str) -> tuple[str, Path | None]:
     """
     place, separator, name = id.rpartition(":")
     path = Path(place).expanduser().absolute()
-    module, folder = path.name.removesuffix(".py"), path.parent.resolve()
+    module = path.name.removesuffix(".py")
+    folder = path.parent.resolve()
     top = module.partition(".")[0]
     exists = bool(top) and ((folder / f"{top}.py").is_file() or (folder / top).is_dir())
     has_path = place != module
@@ -302,7 +307,8 @@ def resized(picture: Array, size: int) -> Array:
     """The middle square of `picture` [height, width, 3], averaged to `size` pixels a side."""
     height, width, _ = picture.shape
     edge = min(height, width)
-    top, left = (height - edge) // 2, (width - edge) // 2
+    top = (height - edge) // 2
+    left = (width - edge) // 2
     box = (left, top, left + edge, top + edge)
     return np.asarray(Image.fromarray(picture).resize((size, size), Image.Resampling.BOX, box))
 

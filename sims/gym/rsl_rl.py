@@ -39,13 +39,17 @@ class RslRlEnv(VecEnv):
     """
 
     def __init__(self, env: NumberedStarts) -> None:
-        self.env, self.num_envs, self.device = env, env.num_envs, env.device
+        self.env = env
+        self.num_envs = env.num_envs
+        self.device = env.device
         self._beginner = Beginner(env, "rsl_rl")
         specs = env.contract.observation
         if text := [name for name, spec in specs.items() if spec.is_text]:
             raise UserError(f"rsl_rl reads numbers and pictures, got {', '.join(text)}, which is text")
         low, high = limits(env, "rsl_rl")
-        self._middle, self._half = (high + low) / 2, (high - low) / 2  # [K, A]
+        # [K, A]
+        self._middle = (high + low) / 2
+        self._half = (high - low) / 2
         self.num_actions = low.numel()
         self.max_episode_length = -(-env.step_limit // env.contract.executed)
         self.cfg = {"contract": env.contract.to_dict(), "tasks": list(env.task_names)}

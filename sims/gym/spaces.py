@@ -47,7 +47,8 @@ class Observations:
 
         Returns the worlds with such numbers.
         """
-        finite, values = True, []
+        finite = True
+        values = []
         for path, space in self._parts:
             parts = observations
             for key in path:
@@ -79,7 +80,8 @@ class Actions:
         self.space = space
         if isinstance(space, spaces.Discrete):
             count = int(space.n)
-            self.low, self.high = -np.ones(count, dtype=np.float32), np.ones(count, dtype=np.float32)
+            self.low = -np.ones(count, dtype=np.float32)
+            self.high = np.ones(count, dtype=np.float32)
             names = tuple(f"choice_{space.start + index}" for index in range(count))
         elif isinstance(space, spaces.Box):
             self.low, self.high = (_limited(bound, limit, name) for bound in (space.low, space.high))

@@ -39,7 +39,8 @@ class TorchRLEnv(EnvBase):
     def __init__(self, env: Environment) -> None:
         count = env.num_envs
         super().__init__(device=env.device, batch_size=torch.Size([count]))
-        self.simulator, self._beginner = env, Beginner(env, "TorchRL")
+        self.simulator = env
+        self._beginner = Beginner(env, "TorchRL")
         low, high = (each if env.contract.executed > 1 else each[0] for each in limits(env, "TorchRL"))
         self.action_spec = Bounded(low.expand(count, *low.shape), high.expand(count, *high.shape), device=env.device)
         specs = {name: _spec(spec, count, env.device) for name, spec in env.contract.observation.items()}
@@ -78,7 +79,8 @@ class TorchRLEnv(EnvBase):
 
 
 def _spec(spec: TensorSpec, count: int, device: torch.device) -> Bounded | Unbounded:
-    shape, dtype = (count, *spec.shape), getattr(torch, spec.dtype)
+    shape = (count, *spec.shape)
+    dtype = getattr(torch, spec.dtype)
     if spec.dtype == "uint8":
         return Bounded(0, 255, shape=shape, dtype=dtype, device=device)
     if not spec.low or not spec.high:

@@ -37,12 +37,15 @@ class GymnasiumEnv(VectorEnv):
     """
 
     def __init__(self, env: Environment, autoreset_mode: AutoresetMode) -> None:
-        self.env, self.num_envs, self._mode = env, env.num_envs, autoreset_mode
+        self.env = env
+        self.num_envs = env.num_envs
+        self._mode = autoreset_mode
         self._beginner = Beginner(env, "Gymnasium")
         self.metadata = {"autoreset_mode": autoreset_mode, "render_fps": 1.0 / env.contract.control_dt_s}
         low, high = (each.cpu().numpy() for each in limits(env, "Gymnasium"))
         if env.contract.executed == 1:
-            low, high = low[0], high[0]
+            low = low[0]
+            high = high[0]
         self.single_action_space = spaces.Box(low, high, dtype=np.float32)
         observation_spaces = {name: _space(spec) for name, spec in env.contract.observation.items()}
         self.single_observation_space = spaces.Dict(observation_spaces)
@@ -82,7 +85,8 @@ class GymnasiumEnv(VectorEnv):
         terminated, truncated = (flag & ~before for flag in (transition.terminated, transition.truncated))
         done = terminated | truncated
         reward = transition.reward.detach().double().sum(1).cpu().numpy()
-        observation, infos = transition.observation.detach().clone(), self._info(transition, done)
+        observation = transition.observation.detach().clone()
+        infos = self._info(transition, done)
         resets = done if self._mode is AutoresetMode.SAME_STEP else before
         if self._mode is not AutoresetMode.DISABLED and bool(resets.any()):
             observation = self._beginner.begin(resets)

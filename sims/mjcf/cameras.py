@@ -39,10 +39,12 @@ class Cameras:
             raise UserError(
                 "pictures show rigid bodies only, and this model has flexes or skins; leave out task.images"
             )
-        self._model, self._data = copy.copy(model), mujoco.MjData(model)
+        self._model = copy.copy(model)
+        self._data = mujoco.MjData(model)
         visible = copy.copy(model)
         visible.geom_group[:] = np.where(np.isin(model.geom_group, GROUPS), VISUAL_GROUP, HIDDEN_GROUP)
-        visible.light_castshadow[:], visible.vis.quality.offsamples = False, 0
+        visible.light_castshadow[:] = False
+        visible.vis.quality.offsamples = 0
         self._renderer = _renderer(visible)(visible, names, size, size, film=False)
 
     def draw(self, poses: Sequence[Poses]) -> NDArray[np.uint8]:
@@ -51,7 +53,8 @@ class Cameras:
 
     def poses(self, state: Mapping[str, NDArray], fields: Mapping[str, NDArray]) -> Poses:
         """Poses of what is visible, from the `state` of a world (`Worlds.pose_fields`) and its own model's `fields`."""
-        model, data = self._model, self._data
+        model = self._model
+        data = self._data
         for name, values in state.items():
             getattr(data, name)[:] = values
         for name, values in fields.items():

@@ -64,7 +64,9 @@ class MjcfEnvironment(RestorableEngine):
     ) -> None:
         if split not in ("train", "eval"):
             raise ValueError(f"unknown split {split!r}; expected one of train, eval")
-        self.mdp, self.split, self.model = mdp, split, mdp.load()
+        self.mdp = mdp
+        self.split = split
+        self.model = mdp.load()
         name = type(mdp).__name__.lower()
         super().__init__(
             contract(mdp, self.model, executed, horizon, images, image_size, privileged),
@@ -95,7 +97,8 @@ class MjcfEnvironment(RestorableEngine):
 
     def begin(self, ids: Tensor, starts: Tensor) -> None:
         """Begin episodes in worlds `ids` [M] with the states that the task draws from the numbers `starts` [M]."""
-        now, key = self.now, keys(self.task_names[0], self.split, starts)
+        now = self.now
+        key = keys(self.task_names[0], self.split, starts)
         start = self.mdp.reset(self.model, Draws(key, torch.zeros_like(starts)))
         self.worlds.begin(ids, start.state, start.model)
         if self._cameras:
@@ -110,7 +113,8 @@ class MjcfEnvironment(RestorableEngine):
 
     def advance(self, actions: Tensor, remaining_steps: Tensor) -> Outcome:
         """Execute the chunk, with one call of the physics per action; an episode that ends executes no more."""
-        rewards, executions = [], []
+        rewards = []
+        executions = []
         self._moved |= remaining_steps.cpu() > 0
         none = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
         ended = finished = succeeded = broken = overflow = none
@@ -122,8 +126,10 @@ class MjcfEnvironment(RestorableEngine):
             over = self.mdp.finished(self.now)
             over = none if over is None else sound & over
             limit = over | sound & (self.now.steps >= self.step_limit)
-            ended, finished = ended | terminated, finished | over
-            broken, overflow = broken | diverged, overflow | crowded
+            ended = ended | terminated
+            finished = finished | over
+            broken = broken | diverged
+            overflow = overflow | crowded
             if bool((terminated | limit).any()):
                 succeeded = succeeded | ((terminated | limit) & self.mdp.success(self.now))
             rewards.append(torch.where(sound, self.mdp.reward(self.now), 0.0).float())
@@ -190,12 +196,14 @@ class MjcfEnvironment(RestorableEngine):
 
     def _move(self, action: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
         """One control step of `active` worlds; returns broken worlds and overflows, see `Worlds.step`."""
-        now, mdp = self.now, self.mdp
+        now = self.now
+        mdp = self.mdp
         push = mdp.disturb(now)
         if push is not None:
             now.qvel.add_(torch.where(active.unsqueeze(1), push, 0.0))
         broken, overflow = self.worlds.step(active, mdp.control(now, action), mdp.SUBSTEPS)
-        scaled, active_rows = (action - self._middle) / self._half, active.unsqueeze(1)
+        scaled = (action - self._middle) / self._half
+        active_rows = active.unsqueeze(1)
         now.previous = torch.where(active_rows, now.action, now.previous)
         now.action = torch.where(active_rows, scaled, now.action)
         now.steps = now.steps + active

@@ -31,7 +31,9 @@ class Draws:
     """Random numbers of M episodes, which depend on task, split, initial state and `counter` [M] only."""
 
     def __init__(self, key: Tensor, counter: Tensor, stream: int = 0) -> None:
-        self._key, self._counter, self._index = key, counter, stream * STREAM
+        self._key = key
+        self._counter = counter
+        self._index = stream * STREAM
 
     def uniform(self, low: float, high: float, *shape: int) -> Tensor:
         """The next numbers [M, *shape] of each episode, uniform in (`low`, `high`), float32."""
@@ -72,7 +74,10 @@ class Moment:
 
     def __init__(self, model: mujoco.MjModel, fields: Mapping[str, Tensor], dt_s: float, limit: int) -> None:
         first = fields["qpos"]
-        self.model, self.fields, self.dt_s, self.limit = model, fields, dt_s, limit
+        self.model = model
+        self.fields = fields
+        self.dt_s = dt_s
+        self.limit = limit
         self.steps = torch.zeros(len(first), dtype=torch.int64, device=first.device)
         self.action = torch.zeros(len(first), model.nu, device=first.device)
         self.previous = self.action
@@ -86,7 +91,8 @@ class Moment:
 
     @cached_property
     def _sensors(self) -> dict[str, Tensor]:
-        sensors, data = [self.model.sensor(i) for i in range(self.model.nsensor)], self.fields["sensordata"]
+        sensors = [self.model.sensor(i) for i in range(self.model.nsensor)]
+        data = self.fields["sensordata"]
         return {each.name: data[:, int(each.adr[0]) : int(each.adr[0] + each.dim[0])] for each in sensors}
 
     def sensor(self, name: str) -> Tensor:

@@ -15,9 +15,11 @@ from embodied.evaluation.video import Frames, averaged
 from sims.mjcf.environment import MjcfEnvironment
 from sims.opengl import opengl
 
-SIZE, SCALE = 256, 3
+SIZE = 256
+SCALE = 3
 """Pixels along an edge, each the average of SCALE by SCALE drawn pixels."""
-ZENITH, HORIZON = (82, 107, 140), (205, 217, 232)
+ZENITH = (82, 107, 140)
+HORIZON = (205, 217, 232)
 """Colours of a sky."""
 DISTANCE = 4.0
 """Distance of a camera that follows a body, in reaches of the body."""
@@ -35,12 +37,16 @@ class Studio:
     def __init__(self, env: MjcfEnvironment) -> None:
         if opengl() is None:
             raise UserError("films need OpenGL, which does not work here; install libegl1, or use video=false")
-        self._env, self._data, model = env, mujoco.MjData(env.model), env.model
+        self._env = env
+        self._data = mujoco.MjData(env.model)
+        model = env.model
         self._scene = mujoco.MjvScene(model, maxgeom=model.ngeom + 64)
         model.vis.global_.offwidth = model.vis.global_.offheight = SIZE * SCALE
-        model.vis.quality.offsamples, model.vis.quality.shadowsize = 0, 4096
+        model.vis.quality.offsamples = 0
+        model.vis.quality.shadowsize = 4096
         self._context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_100)
-        self._camera, self._option = camera(model, env.mdp.CAMERA), mujoco.MjvOption()
+        self._camera = camera(model, env.mdp.CAMERA)
+        self._option = mujoco.MjvOption()
         self._option.sitegroup[:] = 0
         self._has_sky = bool((model.tex_type == mujoco.mjtTexture.mjTEXTURE_SKYBOX).any())
 
@@ -51,18 +57,21 @@ class Studio:
         return np.stack([self._draw(row) for row in ids.tolist()])
 
     def _draw(self, row: int) -> Frames:
-        model, data = self._env.model, self._data
+        model = self._env.model
+        data = self._data
         for name, values in self._env.worlds.pose_fields(row).items():
             getattr(data, name)[:] = values
         mujoco.mj_kinematics(model, data)
         mujoco.mj_comPos(model, data)
         mujoco.mj_camlight(model, data)
-        everything, edge = mujoco.mjtCatBit.mjCAT_ALL, SIZE * SCALE
+        everything = mujoco.mjtCatBit.mjCAT_ALL
+        edge = SIZE * SCALE
         mujoco.mjv_updateScene(model, data, self._option, mujoco.MjvPerturb(), self._camera, everything, self._scene)
         self._scene.flags[mujoco.mjtRndFlag.mjRND_SHADOW] = True
         if not model.nlight:
             _add_sun(self._scene, data.subtree_com[0], float(model.stat.extent))
-        picture, depth = np.empty((edge, edge, 3), dtype=np.uint8), np.empty((edge, edge), dtype=np.float32)
+        picture = np.empty((edge, edge, 3), dtype=np.uint8)
+        depth = np.empty((edge, edge), dtype=np.float32)
         whole = mujoco.MjrRect(0, 0, edge, edge)
         mujoco.mjr_render(whole, self._scene, self._context)
         mujoco.mjr_readPixels(picture, depth, whole, self._context)
@@ -77,13 +86,15 @@ def camera(model: mujoco.MjModel, name: str) -> mujoco.MjvCamera:
     view = mujoco.MjvCamera()
     number = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA, name)
     if number >= 0:
-        view.type, view.fixedcamid = mujoco.mjtCamera.mjCAMERA_FIXED, number
+        view.type = mujoco.mjtCamera.mjCAMERA_FIXED
+        view.fixedcamid = number
         return view
     mujoco.mjv_defaultFreeCamera(model, view)
     view.elevation = -20.0
     free = np.flatnonzero(model.jnt_type == mujoco.mjtJoint.mjJNT_FREE)
     if len(free):
-        view.type, view.trackbodyid = mujoco.mjtCamera.mjCAMERA_TRACKING, model.jnt_bodyid[free[0]]
+        view.type = mujoco.mjtCamera.mjCAMERA_TRACKING
+        view.trackbodyid = model.jnt_bodyid[free[0]]
         view.distance = DISTANCE * _reach(model, view.trackbodyid)
     return view
 
@@ -101,9 +112,16 @@ def _reach(model: mujoco.MjModel, body: int) -> float:
 def _add_sun(scene: mujoco.MjvScene, middle: NDArray[np.float64], extent: float) -> None:
     sun = scene.lights[scene.nlight]
     direction = np.array([0.35, 0.45, -1.0]) / np.linalg.norm([0.35, 0.45, -1.0])
-    sun.type, sun.castshadow, sun.headlight, sun.texid = mujoco.mjtLightType.mjLIGHT_DIRECTIONAL, True, False, -1
-    sun.pos, sun.dir, sun.attenuation = middle - 2.0 * extent * direction, direction, (1.0, 0.0, 0.0)
-    sun.ambient, sun.diffuse, sun.specular = (0.0,) * 3, (0.6, 0.58, 0.56), (0.1,) * 3
+    sun.type = mujoco.mjtLightType.mjLIGHT_DIRECTIONAL
+    sun.castshadow = True
+    sun.headlight = False
+    sun.texid = -1
+    sun.pos = middle - 2.0 * extent * direction
+    sun.dir = direction
+    sun.attenuation = (1.0, 0.0, 0.0)
+    sun.ambient = (0.0,) * 3
+    sun.diffuse = (0.6, 0.58, 0.56)
+    sun.specular = (0.1,) * 3
     scene.nlight += 1
 
 

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from sims.mjcf.environment import MjcfEnvironment
 
 SHIPPED = sorted(path.stem for path in (Path(__file__).parent / "tasks").glob("[a-z]*.py"))
-FILMED, FRAMES_HZ = 4, 25
+FILMED = 4
+FRAMES_HZ = 25
 """Number of episodes in a video, and its approximate frames per second."""
 
 
@@ -107,7 +108,8 @@ class MjcfTask(Task, ProcessOptions):
         """Film each policy, by caption, from the same starts."""
         from sims.mjcf.pictures import Studio
 
-        films, frame_s = {}, 1.0
+        films = {}
+        frame_s = 1.0
         for caption, policy in policies.items():
             env = self.environment(FILMED, distribution or self.distributions[0], "eval", device=device)
             chunk_s = env.contract.control_dt_s * self.executed

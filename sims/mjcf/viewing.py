@@ -22,7 +22,9 @@ class MjcfView(View):
     """View of worlds of one `model` from the task's `camera`."""
 
     def __init__(self, model: mujoco.MjModel, worlds: Worlds, camera: str) -> None:
-        self._model, self._worlds, self._data = model, worlds, mujoco.MjData(model)
+        self._model = model
+        self._worlds = worlds
+        self._data = mujoco.MjData(model)
         bodies = mujoco_scene.bodies(model, mujoco_scene.visible(model, GROUPS))
         self._numbers = list(bodies)
         mujoco.mj_forward(model, self._data)

@@ -37,8 +37,10 @@ class WarpWorlds:
         device: torch.device,
         contacts: int | None = None,
     ) -> None:
-        self.mjm, self.device = model, warp_device(device)
-        self._default, self._count = mujoco.MjData(self.mjm), count
+        self.mjm = model
+        self.device = warp_device(device)
+        self._default = mujoco.MjData(self.mjm)
+        self._count = count
         self._graph: dict[int, warp.Graph] = {}
         with in_order(self.device):
             self.model = mujoco_warp.put_model(self.mjm)
@@ -130,7 +132,8 @@ class WarpWorlds:
         """Tensor [N, ...] that shares memory with a field of the model; expands the field to one value per world."""
         if name in mujoco.MjModel._setconst_inputs or not isinstance(getattr(self.model, name, None), warp.array):
             raise UserError(f"sim=mjwarp cannot vary the model's {name}; use sim=mujoco")
-        field, count = getattr(self.model, name), self._count
+        field = getattr(self.model, name)
+        count = self._count
         if field.shape[0] != count or not field.strides[0]:
             with in_order(self.device):
                 values = np.broadcast_to(field.numpy()[:1], (count, *field.numpy().shape[1:]))

@@ -11,11 +11,14 @@ from sims.quadrotor.dynamics import AIR_ROWS, DT_S
 from sims.tracer.arithmetic import Rows, Value, sqrt, squares
 
 HEIGHT_M = 1.0
-ALONG_M, VERTICAL_M = 7.9 * HEIGHT_M, HEIGHT_M
+ALONG_M = 7.9 * HEIGHT_M
+VERTICAL_M = HEIGHT_M
 """Length scales of the turbulence near the ground; across the wind the scale along it is used."""
-ALONG, VERTICAL = 0.2, 0.1
+ALONG = 0.2
+VERTICAL = 0.1
 """Standard deviations of the gusts as shares of the wind's speed; across the wind the share along it is used."""
-ROOT_3, ROOT_HALF = 3.0**0.5, 0.5**0.5
+ROOT_3 = 3.0**0.5
+ROOT_HALF = 0.5**0.5
 
 
 def begin(noise: Rows) -> Rows:
@@ -32,7 +35,8 @@ def after(states: Rows, wind: Rows, noise: Rows) -> Rows:
     """Filter states one step later, driven by three standard normal numbers."""
     speed = _speed(wind)
     # A gust of length L passes in L / W seconds, so that a step covers the share W dt / L of the time constant.
-    along, slow = speed * (DT_S / ALONG_M), speed * (DT_S / VERTICAL_M)
+    along = speed * (DT_S / ALONG_M)
+    slow = speed * (DT_S / VERTICAL_M)
     u, v, v_slow, w, w_slow = states
     return [
         _first(u, along, noise[0]),
@@ -44,8 +48,11 @@ def after(states: Rows, wind: Rows, noise: Rows) -> Rows:
 def velocity(states: Rows, wind: Rows) -> Rows:
     """Velocity of the air, m/s, world: the horizontal mean `wind` and the gusts."""
     speed, (u, v, v_slow, w, w_slow) = _speed(wind), states
-    x, y = wind[0] / speed, wind[1] / speed  # direction of the mean wind
-    along, across = ALONG * speed * u, ALONG * speed * _second(v, v_slow)
+    # direction of the mean wind
+    x = wind[0] / speed
+    y = wind[1] / speed
+    along = ALONG * speed * u
+    across = ALONG * speed * _second(v, v_slow)
     return [
         wind[0] + x * along - y * across,
         wind[1] + y * along + x * across,

@@ -66,7 +66,8 @@ class Airframe:
     def __post_init__(self) -> None:
         """Raise UserError for parameters that could not fly."""
         for field in fields(self):
-            value, minimum = getattr(self, field.name), 0.0
+            value = getattr(self, field.name)
+            minimum = 0.0
             positive = field.name in POSITIVE
             if not math.isfinite(value) or value < minimum or (positive and value == minimum):
                 raise UserError(

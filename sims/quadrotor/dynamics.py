@@ -159,11 +159,14 @@ def step(state: Rows, action: Rows, disturbance: Rows, airframe: Airframe, optio
     past = state[BODY_ROWS : BODY_ROWS + 4 * options.past_actions]
     thrust_loss = state[BODY_ROWS + len(past)] if options.sag else 0.0
     hover = 2.0 * hover_speed(airframe) - 1.0
-    reaching, body, joined = _delayed(action, past, airframe, options), Body.of(state), list
+    reaching = _delayed(action, past, airframe, options)
+    body = Body.of(state)
+    joined = list
     if options.many_rotors:
         # The speeds of all rotors are integrated; forces and the body's rows use four rotors with the same effect.
         rotors = Rotors.of(airframe.rotors)
-        reaching, body.rotor_speed = [clip(a, -1.0, 1.0) for a in rotors.mixed(reaching)], list(state[-MOST:])
+        reaching = [clip(a, -1.0, 1.0) for a in rotors.mixed(reaching)]
+        body.rotor_speed = list(state[-MOST:])
         joined = rotors.joined
     # Set-points in [-1, 1] as speed fractions in [0, 1], minus the hover speed.
     command = [(a - hover) * 0.5 for a in reaching]
@@ -313,7 +316,9 @@ def _spin(body: Body, thrust: Rows, disturbance: Rows, airframe: Airframe) -> Ro
     roll = airframe.arm_y_m * ((back_left + front_left) - (front_right + back_right)) + disturbance[3]
     pitch = airframe.arm_x_m * ((back_right + back_left) - (front_right + front_left)) + disturbance[4]
     yaw = airframe.torque_per_thrust_m * ((back_right + front_left) - (front_right + back_left)) + disturbance[5]
-    a, b, c = airframe.inertia_x, airframe.inertia_y, airframe.inertia_z
+    a = airframe.inertia_x
+    b = airframe.inertia_y
+    c = airframe.inertia_z
     # I domega/dt = torque - omega x I omega.
     return [(roll - (c - b) * q * r) / a, (pitch - (a - c) * r * p) / b, (yaw - (b - a) * p * q) / c]
 

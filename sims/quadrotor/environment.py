@@ -89,7 +89,9 @@ class QuadrotorEnvironment(RestorableEngine):
             seed=seed,
             device=device,
         )
-        self.split, self.airframe, self.scatter_width = split, airframe, scatter_width
+        self.split = split
+        self.airframe = airframe
+        self.scatter_width = scatter_width
         self.platforms = platforms or Ranges()
         rotors = max(self.platforms.rotors) if airframe is None else int(airframe.rotors)
         self.options = (options or Options()).of_rotors(rotors)
@@ -176,10 +178,13 @@ class QuadrotorEnvironment(RestorableEngine):
 
     def advance(self, actions: Tensor, remaining_steps: Tensor) -> Outcome:
         """Step the kernels, which count steps, limits and endings themselves: `unroll` takes many steps at once."""
-        rewards, executions = [], []
+        rewards = []
+        executions = []
         for action in self._padded(actions):
             results = self.stepped(action)
-            self._state, self._record, self._seen = results["state"], results["record"], results["observation"]
+            self._state = results["state"]
+            self._record = results["record"]
+            self._seen = results["observation"]
             rewards.append(results["reward"])
             executions.append(results["executed"])
             self._history.push(action, results["executed"])
@@ -205,7 +210,8 @@ class QuadrotorEnvironment(RestorableEngine):
 
     def observe(self) -> TensorDict:
         """Observations of the sensors and past actions after the last step."""
-        rows, history = self._seen[:, : self.num_envs], self._history.split_rows_input(self.num_envs)
+        rows = self._seen[:, : self.num_envs]
+        history = self._history.split_rows_input(self.num_envs)
         return TensorDict(split_rows(self.contract.observation, rows, history), batch_size=[self.num_envs])
 
     def unroll(
@@ -231,7 +237,8 @@ class QuadrotorEnvironment(RestorableEngine):
         self._history.rows = state["history"].to(self.device, copy=True)
 
     def _allocate(self) -> None:
-        lanes, device = pad(self.num_envs), self.device
+        lanes = pad(self.num_envs)
+        device = self.device
         self._state = torch.zeros(self.options.state_rows, lanes, device=device)
         self._state[3] = 1.0  # lanes beyond N compute too: a rotation keeps them finite
         self._record = torch.zeros(self.episode.record_rows, lanes, device=device)

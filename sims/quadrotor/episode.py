@@ -22,12 +22,14 @@ from sims.quadrotor.rotors import Rotors
 from sims.tracer.arithmetic import Rows, Value, gaussians, sqrt, squares, where
 from sims.tracer.program import LANE, UNIFORM, WORD, Group, Program
 
-Reward, Weight = Annotated[Value, Range()], Annotated[Value, Range(at_least=0)]
+Reward = Annotated[Value, Range()]
+Weight = Annotated[Value, Range(at_least=0)]
 COUNTERS = 3
 """Number of rows of the record before the task's memory: control steps, terminated, truncated."""
 PRIVILEGED_ROWS = 10
 """Force 3, torque 3, rotor speeds 4."""
-FIRST_AIR, GUSTS = -4, 64
+FIRST_AIR = -4
+GUSTS = 64
 """Counter of the draws of the initial air, and first index of the air's draws in each step, after the noise's."""
 
 
@@ -176,12 +178,15 @@ class Episode:
     def _groups(self) -> tuple[Group, Group, Group, tuple[Group, ...], tuple[Group, ...]]:
         """Groups of rows: state, record, action, the constants of an episode, and the results of a step."""
         state = Group("state", self.options.state_rows, differentiable=True)
-        record, action = Group("record", self.record_rows), Group("action", 4, differentiable=True)
-        disturbance, key = Group("disturbance", self.disturbance_rows), Group("key", 2, WORD)
+        record = Group("record", self.record_rows)
+        action = Group("action", 4, differentiable=True)
+        disturbance = Group("disturbance", self.disturbance_rows)
+        key = Group("key", 2, WORD)
         airframe = Group("airframe", len(PARAMETERS), LANE if self.randomised else UNIFORM)
         settings = Group("settings", len(self.settings(0)), UNIFORM)
         observation = Group("observation", self.observation_rows, differentiable=True)
-        reward, executed = Group("reward", 1, differentiable=True), Group("executed", 1)
+        reward = Group("reward", 1, differentiable=True)
+        executed = Group("executed", 1)
         results = (state, record, observation, reward, executed)
         return state, record, action, (disturbance, key, airframe, settings), results
 
@@ -195,7 +200,8 @@ class Episode:
         return replace(self.mdp, **dict(zip(names, settings[1:], strict=True)))
 
     def _begin(self, key: Rows, airframe: Rows, settings: Rows) -> Mapping[str, Rows]:
-        mdp, frame = self._task(settings), dynamics.parameters(airframe)
+        mdp = self._task(settings)
+        frame = dynamics.parameters(airframe)
         plan = mdp.plan(key)
         body = mdp.initial(key, frame, plan)
         commands = mdp.commands(key, frame, body[-4:])
@@ -224,7 +230,8 @@ class Episode:
         """The moment as sensors measure it: interpolated between this step and the one before."""
         if not self.options.senses:
             return now
-        earlier, age = state[self.options.dynamic_rows :], frame.observation_delay_s * (1.0 / DT_S)
+        earlier = state[self.options.dynamic_rows :]
+        age = frame.observation_delay_s * (1.0 / DT_S)
         rows = now.body.rows()
         # x(t - delay) = x(t) + delay / dt (x(t - dt) - x(t)).
         delayed = [new + age * (old - new) for new, old in zip(rows, earlier[:SENSED_ROWS], strict=False)]
@@ -239,9 +246,11 @@ class Episode:
     def _step(
         self, state: Rows, record: Rows, action: Rows, disturbance: Rows, key: Rows, airframe: Rows, settings: Rows
     ) -> Mapping[str, Rows]:
-        frame, rows = dynamics.parameters(airframe), self.options.dynamic_rows
+        frame = dynamics.parameters(airframe)
+        rows = self.options.dynamic_rows
         if self.options.senses:
-            wind, states = disturbance[6:9], state[rows + SENSED_ROWS :]
+            wind = disturbance[6:9]
+            states = state[rows + SENSED_ROWS :]
             # The mean wind of the disturbance is replaced with the velocity of the turbulent air.
             blown = [*disturbance[:6], *air.velocity(states, wind), *disturbance[9:]]
             moved = dynamics.step(state[:rows], action, blown, frame, self.options) + state[:SENSED_ROWS]
@@ -262,15 +271,22 @@ class Episode:
         settings: Rows,
     ) -> Mapping[str, Rows]:
         """State, record, observation, reward and executed of an episode after the step from `state` to `moved`."""
-        mdp, frame, limit = self._task(settings), dynamics.parameters(airframe), settings[0]
+        mdp = self._task(settings)
+        frame = dynamics.parameters(airframe)
+        limit = settings[0]
         frozen = record[1] + record[2] > 0.5  # an ended episode keeps its state until its reset
         sound = dynamics.sound(moved)  # an unsound state is discarded, and terminates the episode
         moved = [where(sound, new, old) for new, old in zip(moved, state, strict=True)]
         before = self._moment(state, record[0], record, disturbance, frame)
         now = self._moment(moved, record[0] + 1.0, record, disturbance, frame)
-        now.before, now.limit, now.action, now.previous = before, limit, action, state[BODY_ROWS : BODY_ROWS + 4]
+        now.before = before
+        now.limit = limit
+        now.action = action
+        now.previous = state[BODY_ROWS : BODY_ROWS + 4]
         now.memory = mdp.update(now)
-        terminated, over, finished = mdp.terminated(now) | ~sound, now.steps >= limit, mdp.finished(now)
+        terminated = mdp.terminated(now) | ~sound
+        over = now.steps >= limit
+        finished = mdp.finished(now)
         over = over if finished is None else over | finished
         reward = mdp.reward(now)
         ended = where(terminated, 1.0, 0.0), where(terminated, 0.0, where(over, 1.0, 0.0))

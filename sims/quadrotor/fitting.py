@@ -30,7 +30,9 @@ class FlightModel:
     def __init__(self, airframe: Airframe, names: Sequence[str], options: Options) -> None:
         if unknown := [name for name in names if name not in SCATTERED]:
             raise UserError(f"unknown parameters {', '.join(unknown)}; expected some of {', '.join(SCATTERED)}")
-        self.airframe, self.names, self.options = airframe, list(names), options
+        self.airframe = airframe
+        self.names = list(names)
+        self.options = options
         self.past = options.past_actions
 
     def simulate(self, theta: Tensor, start: Tensor, actions: Tensor) -> Tensor:
@@ -76,7 +78,9 @@ def _quaternion(rotation: Tensor) -> Tensor:
     skew = torch.stack((R[:, 2, 1] - R[:, 1, 2], R[:, 0, 2] - R[:, 2, 0], R[:, 1, 0] - R[:, 0, 1]), 1)
     trace = R.diagonal(dim1=1, dim2=2).sum(1)
     K = torch.zeros(len(R), 4, 4, dtype=R.dtype)
-    K[:, 0, 0], K[:, 0, 1:], K[:, 1:, 0] = trace, skew, skew
+    K[:, 0, 0] = trace
+    K[:, 0, 1:] = skew
+    K[:, 1:, 0] = skew
     K[:, 1:, 1:] = R + R.mT - trace.view(-1, 1, 1) * torch.eye(3, dtype=R.dtype)
     vector = torch.linalg.eigh(K).eigenvectors[..., -1]
     return vector * vector[:, :1].sign()

@@ -90,7 +90,8 @@ def swept(airframe: Airframe, distribution: str) -> Flight:
         value = float(text)
     except ValueError:
         raise UserError(f"expected a number in distribution {distribution!r}, such as mass=1.2") from None
-    ends, no_variation = (value, value), Variation()
+    ends = (value, value)
+    no_variation = Variation()
     flights = {
         "latency": lambda: Flight(DISTURBED, airframe, Variation(action_delay_s=ends), LONG_DELAYS),
         "mass": lambda: Flight(DISTURBED, airframe, Variation(mass=ends)),
@@ -118,7 +119,8 @@ def nominal(name: str) -> Conditions:
 
 def prepared(name: str, flight: Flight) -> Conditions:
     """Conditions, in words, that a policy trained in `flight` with the airframe `name` is prepared for."""
-    varied, mdp = flight.variation, flight.mdp
+    varied = flight.variation
+    mdp = flight.mdp
     (late, later), (old, older) = varied.action_delay_s, varied.observation_delay_s
     names = [name, *(other for other, each in AIRFRAMES.items() if each == varied.other)]
     return Conditions(

@@ -61,7 +61,8 @@ def split_rows(specs: Specs, rows: Tensor, history: Tensor | None) -> dict[str, 
     If more than one action is observed, they are `history` [4 history, ...]. The rows become the last axis; nothing is
     copied.
     """
-    moved, row = rows.movedim(0, -1), 0
+    moved = rows.movedim(0, -1)
+    row = 0
     observations: dict[str, Tensor] = {}
     for key, spec in specs.items():
         size = 4 if key == "action_history" else spec.shape[0]

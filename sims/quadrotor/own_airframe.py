@@ -64,7 +64,8 @@ class AirframeOptions(Configuration):
             path = Path(self.airframe)
             if path.stem in AIRFRAMES:
                 raise UserError(f"{path.name} has the name of a known airframe; rename the file")
-            self.airframes, self.airframe = {path.stem: asdict(read_airframe(path))}, path.stem
+            self.airframes = {path.stem: asdict(read_airframe(path))}
+            self.airframe = path.stem
         chosen_airframe(self.airframe, self.airframes)
 
     def recorded(self) -> dict[str, Any]:

@@ -173,8 +173,10 @@ class Ranges(Configuration):
         u = dict(zip((*NUMBERS, "rotors"), draws, strict=True))
         mass = _masses(u["mass"], *self.mass_kg)
         size = (mass / 0.03) ** (1.0 / 3.0)  # a crazyflie's
-        arm, ratio = 0.028 * size * between(u["arm"], 0.8, 1.5), _log_between(u["arm_ratio"], *self.arm_ratio)
-        arm_x, arm_y = arm * ratio**0.5, arm / ratio**0.5
+        arm = 0.028 * size * between(u["arm"], 0.8, 1.5)
+        ratio = _log_between(u["arm_ratio"], *self.arm_ratio)
+        arm_x = arm * ratio**0.5
+        arm_y = arm / ratio**0.5
         gyration = _log_between(u["inertia_x"], 0.1, 0.6)
         inertia_x = mass * arm_y**2 * gyration
         inertia_y = mass * arm_x**2 * gyration * between(u["inertia_y"], 0.8, 1.25)
@@ -219,7 +221,8 @@ def _masses(u: Tensor, lowest: float, highest: float) -> Tensor:
     Raises:
         UserError: if all of them are near.
     """
-    gaps, end = [], math.log(lowest)
+    gaps = []
+    end = math.log(lowest)
     for mass in sorted(airframe.mass_kg for airframe in MEASURED.values()):
         first, last = (min(max(math.log(mass * (1.0 + side)), end), math.log(highest)) for side in (-MARGIN, MARGIN))
         gaps.append((first, last - first))

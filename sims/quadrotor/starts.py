@@ -24,7 +24,9 @@ def keys(split: str, starts: Tensor) -> Tensor:
     """
     if split not in SPLITS:
         raise ValueError(f"unknown split {split!r}; expected one of {', '.join(SPLITS)}")
-    salt, numbers = _salt(split), starts.cpu().numpy()  # NumPy is several times faster for a few numbers
+    # NumPy is several times faster for a few numbers
+    salt = _salt(split)
+    numbers = starts.cpu().numpy()
     first = mix(mix(numbers ^ (salt & 0xFFFFFFFF)) ^ mix((numbers >> 32) ^ (salt >> 32)))
     second = mix(mix(numbers + GOLDEN) ^ (salt >> 31))
     return torch.from_numpy(np.stack((first, second)).astype(np.uint32).view(np.int32))

@@ -79,7 +79,9 @@ def _by_steps(env: Environment, layers: Layers, decisions: int, max_action_gradi
     """Unroll step by step: for devices without the compiled unroll, and to check it."""
     specs = env.contract.observation.items()
     keys = [key for key, spec in specs if key in env.mdp.OBSERVED or not spec.privileged]
-    observations, actions, transitions = [env.observe()], [], []
+    observations = [env.observe()]
+    actions = []
+    transitions = []
     for _ in range(decisions):
         x = torch.cat([observations[-1][key] for key in keys], dim=-1)
         for weight, bias in layers:
@@ -98,15 +100,20 @@ def _step(episode: Episode) -> Program:
 
 
 def _compiled(env: Environment, layers: Layers, decisions: int, max_action_gradient: float) -> Rollout:
-    N, length = env.num_envs, env._history.length
+    N = env.num_envs
+    length = env._history.length
     past = env._history.rows if length > 1 else env._seen[env.episode.previous]
     inputs = {**env._inputs(), "observation": env._seen}
     past = past.view(length, 4, -1)
     results = run(env._kernels.library, _step(env.episode), layers, decisions, inputs, past, max_action_gradient)
-    observations, actions, record = results.observation, results.actions, results.record
+    observations = results.observation
+    actions = results.actions
+    record = results.record
     executed = results.executed > 0.5
     histories = _histories(actions, executed) if length > 1 else None
-    env._state, env._seen, env._record = results.state[-1], observations[-1], record[-1]
+    env._state = results.state[-1]
+    env._seen = observations[-1]
+    env._record = record[-1]
     if histories is not None:
         env._history.rows = histories[:, -1]
     env.settle(env.outcome(results.reward[:, :N].t(), executed[:, :N].t()))
@@ -144,7 +151,8 @@ def _rollout(env: Environment, observations: TensorDict, actions: Tensor, **fiel
 
 def _histories(actions: Tensor, executed: Tensor) -> Tensor:
     """Past actions before each decision and after the last, [4 length, T + 1, L]; they freeze when episodes end."""
-    length, L = len(actions) - len(executed), executed.shape[1]
+    length = len(actions) - len(executed)
+    L = executed.shape[1]
     windows = actions.unfold(0, length, 1)  # [T + 1, 4, L, length]
     executed_steps = torch.cat((executed.new_zeros(1, L), executed)).long().cumsum(0)
     histories = windows.permute(0, 2, 3, 1)[executed_steps, torch.arange(L)]  # [T + 1, L, length, 4]

@@ -22,7 +22,10 @@ from sims.quadrotor.tasks.recover import Recover
 from sims.quadrotor.tasks.track import Track
 
 DRONE = "drone"
-DARK, FRONT, BACK, GOAL = (0.16, 0.17, 0.2), (0.9, 0.28, 0.24), (0.55, 0.58, 0.63), (0.25, 0.7, 0.35)
+DARK = (0.16, 0.17, 0.2)
+FRONT = (0.9, 0.28, 0.24)
+BACK = (0.55, 0.58, 0.63)
+GOAL = (0.25, 0.7, 0.35)
 LEAST = 0.025
 """Smallest arm of a drawn drone, as a share of the scene's reach: smaller drones are drawn larger."""
 LINE = 0.004
@@ -50,8 +53,13 @@ class QuadrotorView(View):
         pose: Callable[[int], Tensor],
         kick: Callable[[int, Tensor], None],
     ) -> None:
-        self._mdp, self._airframe, self._floor_m, self._steps = mdp, airframe, floor_m, steps
-        self._plan, self._pose, self._kick = plan, pose, kick
+        self._mdp = mdp
+        self._airframe = airframe
+        self._floor_m = floor_m
+        self._steps = steps
+        self._plan = plan
+        self._pose = pose
+        self._kick = kick
         self._fixed_scene = None if isinstance(mdp, Track) else self._scene(0)
 
     def scene(self, row: int) -> Scene:
@@ -68,17 +76,24 @@ class QuadrotorView(View):
 
     def _scene(self, row: int) -> Scene:
         floor_m = self._floor_m
-        middle, reach, around = np.zeros(3), 0.8, [shapes.path(line, 0.003) for line in cross(0.06)]
+        middle = np.zeros(3)
+        reach = 0.8
+        around = [shapes.path(line, 0.003) for line in cross(0.06)]
         if isinstance(self._mdp, Track):
             t = DT_S * torch.linspace(0.0, self._steps, POINTS)
             way = torch.stack(track.position(list(self._plan()[:, row : row + 1].cpu()), t), 1).numpy()
-            middle, reach = 0.5 * (way.min(0) + way.max(0)), float(np.ptp(way, axis=0).max()) + 0.2
+            middle = 0.5 * (way.min(0) + way.max(0))
+            reach = float(np.ptp(way, axis=0).max()) + 0.2
             around = [shapes.path(way, LINE * reach)]
         elif isinstance(self._mdp, Race):
-            middle, reach, floor_m = np.array([0.0, 0.5, race.CENTRE_Z_M]), 8.0, 0.0
+            middle = np.array([0.0, 0.5, race.CENTRE_Z_M])
+            reach = 8.0
+            floor_m = 0.0
             around = [shapes.path(opening(gate), 0.05) for gate in race.TRACK]
         elif isinstance(self._mdp, Recover):
-            middle, reach, floor_m = np.array([0.0, 0.0, -1.0]), 3.0, -3.5
+            middle = np.array([0.0, 0.0, -1.0])
+            reach = 3.0
+            floor_m = -3.5
         scenery = shapes.joined(around).coloured(GOAL)
         bodies = (Body(DRONE, drone(self._airframe, LEAST * reach)), Body("surroundings", scenery))
         return Scene(bodies, point(middle + reach * FROM), point(middle), floor_m, 2.0 * reach, (DRONE,))
@@ -92,7 +107,9 @@ def drone(airframe: Airframe, least_m: float = 0.0, colour: Array | Point = BACK
     """A drone with arms of at least `least_m`; its rotors have `colour`, those in front are red."""
     arm = math.hypot(airframe.arm_x_m, airframe.arm_y_m)
     grown = max(1.0, least_m / arm)
-    x, y, arm = grown * airframe.arm_x_m, grown * airframe.arm_y_m, grown * arm
+    x = grown * airframe.arm_x_m
+    y = grown * airframe.arm_y_m
+    arm = grown * arm
     parts = [shapes.box((0.35 * arm, 0.22 * arm, 0.12 * arm)).coloured(DARK)]
     count = int(airframe.rotors)
     for ahead, aside, _ in (place(rotor, count) for rotor in range(count)):

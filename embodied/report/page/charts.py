@@ -7,7 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-WIDTH, HEIGHT, LEFT, TOP, BOTTOM, COLUMN = 640, 300, 52, 34, 46, 104  # chart, its margins, an extra column, px
+# chart, its margins, an extra column, px
+WIDTH = 640
+HEIGHT = 300
+LEFT = 52
+TOP = 34
+BOTTOM = 46
+COLUMN = 104
 POINTS = 200
 """Largest number of points of a curve; where there are more, means of neighbours are drawn."""
 Points = Sequence[tuple[float, float]]
@@ -32,7 +38,10 @@ class Scale:
     """Linear scale from values `low` to `high` to positions in pixels from `start` to `end`."""
 
     def __init__(self, low: float, high: float, start: float, end: float) -> None:
-        self.low, self.high, self.start, self.end = low, high, start, end
+        self.low = low
+        self.high = high
+        self.start = start
+        self.end = end
 
     def __call__(self, value: float) -> float:
         """Position of `value`; values outside are clamped."""
@@ -93,7 +102,8 @@ def curves(series: Mapping[str, Points], steps: float, measure: str) -> str:
 def bar(mark: Mark, low: float, high: float) -> str:
     """Bar from zero to a value, a dot where `low` to `high` do not contain zero, with its interval, for a table."""
     x = Scale(low, high, 1.5, 158.5)
-    ends, at = [x(mark.value if bound is None else bound) for bound in (mark.low, mark.high)], x(mark.value)
+    ends = [x(mark.value if bound is None else bound) for bound in (mark.low, mark.high)]
+    at = x(mark.value)
     first, last = sorted((x(0.0), at))
     length = f'<rect class="fill {mark.kind}" x="{first}" y="3" width="{round(last - first, 1)}" height="10"/>'
     dot = f'<circle class="dot {mark.kind}" cx="{at}" cy="8" r="4"/>'
@@ -117,7 +127,8 @@ def ticks(low: float, high: float, about: int = 5) -> list[float]:
     power = 10.0 ** math.floor(math.log10(span / about))
     # the smallest round step with at most `about` intervals
     gap = next(power * each for each in (1.0, 2.0, 2.5, 5.0, 10.0) if power * each >= 0.999 * span / about)
-    first, last = math.floor(low / gap + 1e-9), math.ceil(high / gap - 1e-9)
+    first = math.floor(low / gap + 1e-9)
+    last = math.ceil(high / gap - 1e-9)
     return [round(number * gap, 10) for number in range(first, max(last, first + 1) + 1)]
 
 
@@ -169,7 +180,8 @@ def _marked(mark: Mark, at: float, y: Scale, measure: str, side: int) -> str:
     bounds = [bound for bound in (mark.low, mark.high) if bound is not None]
     interval = ""
     if len(bounds) == 2:
-        top, bottom = y(bounds[1]), y(bounds[0])
+        top = y(bounds[1])
+        bottom = y(bounds[0])
         ends = "".join(f"M{at - 5},{end}h10" for end in (top, bottom))
         interval = f'<path class="interval {mark.kind}" d="M{at},{top}V{bottom}{ends}"/>'
     dot = f'<circle class="dot {mark.kind}" cx="{at}" cy="{y(mark.value)}" r="5"/>'

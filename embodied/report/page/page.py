@@ -101,7 +101,8 @@ def _worse(record: Record) -> str:
     ]
     details = f"<details><summary>Which</summary>{listed(lines)}</details>" if len(lines) > 5 else listed(lines)
     learning = TRAINED[trained({row["stage"] for row in record["evaluations"]})[-1]]
-    count, number = sum(map(significant, regressions)), len(regressions)
+    count = sum(map(significant, regressions))
+    number = len(regressions)
     title = f"{number} tasks fell with {learning}, {count} of them significantly"
     title = title if number > 1 else f"One task fell with {learning}"
     return f'<div class="card {"bad-news" if count else "warning"}"><b>{title}</b>{details}</div>'
@@ -127,7 +128,8 @@ def _results(record: Record, directory: Path) -> str:
     if not rows:
         return ""
     steps = record["env_steps"]
-    between, on = _between(record), record["distributions"][0]
+    between = _between(record)
+    on = record["distributions"][0]
     figure = ""
     if between:
         marks = [_mark(row, steps) for row in rows if row["distribution"] == on]
@@ -141,15 +143,18 @@ def _results(record: Record, directory: Path) -> str:
 
 def _rows(record: Record, directory: Path) -> str:
     """Table of evaluations, a row each; columns without a value are left out."""
-    rows, steps = record["evaluations"], record["env_steps"]
-    measure, last = _measure(rows[0]), trained({row["stage"] for row in rows})[-1:]
+    rows = record["evaluations"]
+    steps = record["env_steps"]
+    measure = _measure(rows[0])
+    last = trained({row["stage"] for row in rows})[-1:]
     gains = {(gain["over"], gain["distribution"]): gain for gain in record["gains"]}
     ends = _ends([_mark(row, steps) for row in rows], measure)
     several = len({row["stage"] for row in rows}) > 1, len({row["episodes"] for row in rows}) > 1
     lines = []
     for row, above in zip(rows, [None, *rows], strict=False):
         first = above is None or above["distribution"] != row["distribution"]
-        reasons, starts = escape(_reasons(row["per_task"])), ""
+        reasons = escape(_reasons(row["per_task"]))
+        starts = ""
         if [row["stage"]] == last and len(row["per_task"]) == 1:
             starts = _failed_starts(row["per_task"][0], row["distribution"], directory, several=False)
         if starts:
@@ -265,7 +270,8 @@ def _rate(row: Record | None) -> str:
 def _change(gain: Record) -> str:
     kind, text = ("fell", "▼ fell") if gain["difference"] < 0 else ("rose", "▲ rose")
     if not significant(gain):
-        kind, text = "same", "not significant"
+        kind = "same"
+        text = "not significant"
     return (
         f'<td class="nowrap" data-value="{gain["difference"]}">{points(gain)}</td>'
         f'<td><span class="flag {kind}">{text}</span></td>'

@@ -28,7 +28,8 @@ FILES = {
 
 def costs(record: Record) -> str:
     """Section on the time of the run, by phase, and its machine."""
-    wall, cpu = record["wall_s"], record["phase_cpu_s"]
+    wall = record["wall_s"]
+    cpu = record["phase_cpu_s"]
     other = [phase for phase in wall if phase not in RL_PHASES]
     rl = {name: wall[phase] for phase, name in RL_PHASES.items() if phase in wall}
     rows = [[phase, _seconds(wall[phase]), _seconds(cpu.get(phase, 0.0))] for phase in other]

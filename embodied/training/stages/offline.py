@@ -79,7 +79,9 @@ class OfflineStage(Stage[Mapping[str, float]]):
             UserError: if the learner takes no step, steps an optimiser that it does not list, or if its first step
                 leaves different weights in several processes.
         """
-        run, learner, first = self.run, self.learner, True
+        run = self.run
+        learner = self.learner
+        first = True
         while True:
             before = learner.gradient_steps
             with run.timer(self.title), run.config.precision.on(run.device), only_listed_optimisers(learner):
@@ -96,7 +98,8 @@ class OfflineStage(Stage[Mapping[str, float]]):
         """Log the metrics if due."""
         if not self.due:
             return ""
-        values, note = dict(step), ""
+        values = dict(step)
+        note = ""
         if (open_loop := self.run.open_loop) is not None:
             whole = self.run.world.whole(self.policy)
             with self.run.timer("evaluation"):

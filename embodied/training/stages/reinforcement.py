@@ -55,7 +55,8 @@ class ReinforcementStage(Stage[Iteration]):
 
     def build(self, resumed: bool) -> dict[str, Any]:
         """Build learner and collector; statistics are those of random play, unless the policy has some."""
-        run, config = self.run, self.run.config
+        run = self.run
+        config = self.run.config
         if not run.before:
             if not config.start_from:
                 observation, actions = run.random_play(seeding.generator(run.seed, "random play"))
@@ -130,12 +131,16 @@ class ReinforcementStage(Stage[Iteration]):
             run.save(self.parts)  # so that the report and best/ are consistent
 
     def _evaluate_held_out(self, policy: TrainablePolicy) -> None:
-        run, held_out, done, wall_s = self.run, self.run.held_out, self.done, self.run.timer.seconds
+        run = self.run
+        held_out = self.run.held_out
+        done = self.done
+        wall_s = self.run.timer.seconds
         began = time.perf_counter()
         with run.abandonable(self.parts, changing=False), run.timer(PHASE):
             point = held_out.evaluate(policy, done)
             if chosen := held_out.in_training.chosen():
-                weights, counters = dict(policy.state_dict()), {**run.counters, "stage": self.name}
+                weights = dict(policy.state_dict())
+                counters = {**run.counters, "stage": self.name}
                 saved = Checkpoint(weights, run.policy.contract, run.record, counters, chosen=chosen)
                 checkpoint.save_best(run.directory, saved)
         held_out.plan(time.perf_counter() - began, done, self.total, wall_s)

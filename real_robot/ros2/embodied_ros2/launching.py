@@ -17,7 +17,8 @@ from launch_ros.actions import Node as Process  # type: ignore[import-not-found]
 
 from .table import LAUNCHES, PACKAGE, Launch, Node
 
-RESPAWN_DELAY_S, RESPAWNS = 2.0, 5
+RESPAWN_DELAY_S = 2.0
+RESPAWNS = 5
 """Delay before a process that has ended is restarted, and number of restarts."""
 
 

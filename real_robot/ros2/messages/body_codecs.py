@@ -85,7 +85,8 @@ def observed(motion: Motion, quantities: Mapping[str, str]) -> dict[str, np.ndar
 def motion_of(arrays: Arrays, quantities: Mapping[str, str]) -> Motion:
     """The motion observed as `arrays`, the inverse of `observed`; missing vectors are zero, a missing rotation is 1."""
     values = {name: np.asarray(arrays[key], np.float64) for key, name in quantities.items()}
-    rotation, rate = np.eye(3), values.get("angular_velocity", np.zeros(3))
+    rotation = np.eye(3)
+    rate = values.get("angular_velocity", np.zeros(3))
     if "rotation" in values:
         rotation = values["rotation"].reshape(3, 3)
     elif "rotation.two_columns" in values:
@@ -113,7 +114,10 @@ def write_pose(pose: Message, position: np.ndarray, rotation: np.ndarray) -> Non
     """Fill in a geometry_msgs/Pose."""
     set_vector(pose.position, position)
     x, y, z, w = frames.xyzw(frames.quaternion(rotation)).tolist()
-    pose.orientation.x, pose.orientation.y, pose.orientation.z, pose.orientation.w = x, y, z, w
+    pose.orientation.x = x
+    pose.orientation.y = y
+    pose.orientation.z = z
+    pose.orientation.w = w
 
 
 def check_frame(message: Message, expected: str) -> None:
@@ -265,7 +269,8 @@ class LaserScan:
 
     def _rays(self, message: Message) -> np.ndarray:
         """Indices [beams] of the rays nearest to the wanted angles."""
-        count, step = len(message.ranges), message.angle_increment
+        count = len(message.ranges)
+        step = message.angle_increment
         if not count or not FINEST_RAD < abs(step) <= 2 * np.pi or not np.isfinite(message.angle_min):
             raise UserError(f"LaserScan of {count} rays from {message.angle_min} rad, {step} rad apart; expected some")
         # rays are equal modulo whole turns: drivers count from 0 to 2 pi or from -pi to pi
@@ -284,7 +289,8 @@ class LaserScan:
         set_stamp(message, stamp_s, self.frame_id)
         message.angle_min, message.angle_max = float(self.angles_rad[0]), float(self.angles_rad[-1])
         message.angle_increment = float(np.diff(self.angles_rad).mean())
-        message.range_min, message.range_max = NEAREST_M, self.range_m
+        message.range_min = NEAREST_M
+        message.range_max = self.range_m
         ranges = as_spec(key, spec, arrays[key]).astype(np.float32)
         message.ranges = array.array("f", np.where(ranges < NEAREST_M, np.float32(-np.inf), ranges).tobytes())
         return message
@@ -317,7 +323,9 @@ class Image:
         picture = as_spec(key, spec, arrays[key])
         message = types(self.message)()
         set_stamp(message, stamp_s, key)
-        message.height, message.width, message.step = len(picture), picture.shape[1], 3 * picture.shape[1]
+        message.height = len(picture)
+        message.width = picture.shape[1]
+        message.step = 3 * picture.shape[1]
         message.encoding = "rgb8"
         message.data = array.array("B", picture.tobytes())
         return message

@@ -78,7 +78,8 @@ def resized(picture: np.ndarray, height: int, width: int) -> np.ndarray:
         return picture
     # the largest centred box with the aspect ratio of the result
     share = min(h / height, w / width)
-    top, left = (h - share * height) / 2, (w - share * width) / 2
+    top = (h - share * height) / 2
+    left = (w - share * width) / 2
     box = (left, top, left + share * width, top + share * height)
     return np.asarray(Pillow.fromarray(picture).resize((width, height), Pillow.Resampling.BOX, box=box))
 
@@ -91,7 +92,8 @@ def detected(message: Message, received_s: float) -> dict[str, Transform]:
     Raises:
         UserError: for an orientation that is not set.
     """
-    poses, measured_s = {}, stamp_s(message) or received_s
+    poses = {}
+    measured_s = stamp_s(message) or received_s
     for detection in message.detections:
         best = max(detection.results, key=lambda result: result.hypothesis.score, default=None)
         name = best.hypothesis.class_id if best else detection.id

@@ -57,7 +57,8 @@ def read(codec: Codec, message: Message) -> tuple[dict[str, np.ndarray], float |
         UserError: for every message that cannot be read, whatever its content; `ForeignError` for one to ignore.
     """
     try:
-        arrays, measured_s = codec.decode(message), stamp_s(message)
+        arrays = codec.decode(message)
+        measured_s = stamp_s(message)
         if measured_s is not None and not math.isfinite(measured_s):
             raise UserError(f"{codec.message}: expected a stamp in s, got {measured_s}")
         return arrays, measured_s
@@ -111,7 +112,8 @@ def set_stamp(message: Message, seconds: float, frame: str = "") -> None:
 def fill_time(time: Message, seconds: float) -> None:
     """Write `seconds` into a builtin_interfaces Time or Duration."""
     nanoseconds = round(1e9 * seconds)
-    time.sec, time.nanosec = nanoseconds // 10**9, nanoseconds % 10**9
+    time.sec = nanoseconds // 10**9
+    time.nanosec = nanoseconds % 10**9
 
 
 def fill(message: Message, fields: Mapping[str, Any]) -> Message:
@@ -190,7 +192,8 @@ class LabelledArrays:
             raise UserError(f"expected one number as the stamp, got {dims[0].stride}")
         if sum(dim.stride for dim in dims) != len(data):
             raise UserError(f"expected {sum(dim.stride for dim in dims)} numbers, got {len(data)}")
-        arrays, offset = {}, dims[0].stride
+        arrays = {}
+        offset = dims[0].stride
         for (key, spec), dim in zip(self.specs.items(), dims[1:], strict=True):
             part = data[offset : offset + dim.stride]
             offset += dim.stride

@@ -73,11 +73,17 @@ def matrix(quaternion: ArrayLike) -> Array:
 def quaternion(rotation: ArrayLike) -> Array:
     """Quaternion (w, x, y, z) [..., 4], w >= 0, of a rotation matrix [..., 3, 3]."""
     m = np.asarray(rotation, np.float64)
-    xx, yy, zz = m[..., 0, 0], m[..., 1, 1], m[..., 2, 2]
+    xx = m[..., 0, 0]
+    yy = m[..., 1, 1]
+    zz = m[..., 2, 2]
     # Four times each product of two elements; the column with the largest square loses no digits (Shepperd 1978).
     squares = np.stack((1 + xx + yy + zz, 1 + xx - yy - zz, 1 - xx + yy - zz, 1 - xx - yy + zz), -1)
-    wx, wy, wz = m[..., 2, 1] - m[..., 1, 2], m[..., 0, 2] - m[..., 2, 0], m[..., 1, 0] - m[..., 0, 1]
-    xy, xz, yz = m[..., 0, 1] + m[..., 1, 0], m[..., 0, 2] + m[..., 2, 0], m[..., 1, 2] + m[..., 2, 1]
+    wx = m[..., 2, 1] - m[..., 1, 2]
+    wy = m[..., 0, 2] - m[..., 2, 0]
+    wz = m[..., 1, 0] - m[..., 0, 1]
+    xy = m[..., 0, 1] + m[..., 1, 0]
+    xz = m[..., 0, 2] + m[..., 2, 0]
+    yz = m[..., 1, 2] + m[..., 2, 1]
     table = np.stack(
         [
             np.stack((squares[..., 0], wx, wy, wz), -1),

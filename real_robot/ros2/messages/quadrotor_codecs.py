@@ -23,7 +23,9 @@ BODY_FRD = 3
 PX4_ROTORS = ("front_right", "back_left", "front_left", "back_right")
 """Motors 1 to 4 of PX4's quadrotor x."""
 MOTORS = 12
-JUMP_M, JUMP_M_S, JUMP_RAD = 0.05, 0.3, 0.05
+JUMP_M = 0.05
+JUMP_M_S = 0.3
+JUMP_RAD = 0.05
 """Largest changes of position, velocity and attitude by an estimator's reset that do not count as a jump."""
 JUMP_M_S2 = 20.0
 """Largest acceleration to which a change of velocity is attributed."""

@@ -57,7 +57,8 @@ class Frames:
         """
         transforms = {}
         for entry in message.transforms:
-            q, stamp = entry.transform.rotation, entry.header.stamp
+            q = entry.transform.rotation
+            stamp = entry.header.stamp
             rotation = frames.matrix(frames.wxyz((q.x, q.y, q.z, q.w)))
             stamp_s = math.inf if static else stamp.sec + 1e-9 * stamp.nanosec
             pose = Transform(vector(entry.transform.translation), rotation, stamp_s)
@@ -70,7 +71,8 @@ class Frames:
         Raises:
             UserError: if the frames are not connected, as before the first message.
         """
-        up, down = self._path(frame), self._path(of)
+        up = self._path(frame)
+        down = self._path(of)
         for root, pose_in_root in up.items():
             if root in down:
                 return pose_in_root.inverse().then(down[root])
@@ -78,7 +80,8 @@ class Frames:
 
     def _path(self, frame: str) -> dict[str, Transform]:
         """The pose of `frame` in itself and in every frame above it, from the bottom up."""
-        path, pose = {frame: IDENTITY}, IDENTITY
+        path = {frame: IDENTITY}
+        pose = IDENTITY
         while frame in self._above:
             frame, above = self._above[frame]
             if frame in path:

@@ -140,8 +140,10 @@ class CartesianNode(ManagedNode[CartesianSettings]):
         self._servo, self._fingers = Servo(settings.leash_m, settings.leash_rad), Fingers(self, settings.gripper)
         self._joint_states: dict[str, tuple[float, float, float]] = {}
         """Position, velocity and stamp in s of each joint."""
-        self._base, self._hand = self._placed(settings.base), None
-        self._measured_s, self._gripping = -np.inf, 0.0
+        self._base = self._placed(settings.base)
+        self._hand = None
+        self._measured_s = -np.inf
+        self._gripping = 0.0
         self._joints: np.ndarray | None = None
         self._commands = self._refused = 0
         self._refusal = ""
@@ -168,12 +170,14 @@ class CartesianNode(ManagedNode[CartesianSettings]):
 
     def cleanup(self) -> None:
         """Free the action clients."""
-        fingers, self._fingers = self._fingers, None
+        fingers = self._fingers
+        self._fingers = None
         if fingers:
             fingers.close()
 
     def _listen(self) -> None:
-        settings, command = self.settings, self._table.command
+        settings = self.settings
+        command = self._table.command
         if settings.measured_pose:
             subscribe(self, settings.measured_pose, "geometry_msgs/msg/PoseStamped", STATE, self._see_hand)
         if settings.hand_frame or settings.world_frame:
@@ -305,7 +309,8 @@ class CartesianNode(ManagedNode[CartesianSettings]):
         assert self._arm is not None
         if self._joints is None:
             self._joints = self._posture = np.array([self._joint_states[name][0] for name in settings.joints])
-        previous, period_s = self._joints, self._period_s
+        previous = self._joints
+        period_s = self._period_s
         self._joints = self._arm.toward(previous, position, rotation, self._posture, period_s)
         arrays = {ACTION: self._joints, BEFORE: previous}
         self._out.publish(self._trajectory.encode(arrays, types, self._now_s()))
@@ -319,7 +324,8 @@ class CartesianNode(ManagedNode[CartesianSettings]):
         """Drop the hand's target; MoveIt Servo gets a zero twist."""
         if np.isfinite(self._commanded_s) and self.settings.output is Output.twist:
             self._send_twist(np.zeros(6))
-        self._joints, self._commanded_s = None, -np.inf
+        self._joints = None
+        self._commanded_s = -np.inf
         if self._servo:
             self._servo.stop()
         if self._fingers:
@@ -335,7 +341,9 @@ class CartesianNode(ManagedNode[CartesianSettings]):
 
     def _jumped_back(self, back_s: float) -> None:
         """Drop all measurements and targets, because a simulator that has been reset has moved the arm."""
-        self._measured_s, self._hand, self._joint_states = -np.inf, None, {}
+        self._measured_s = -np.inf
+        self._hand = None
+        self._joint_states = {}
         self._rest()
         if self._fingers:
             self._fingers.abandon()

@@ -29,10 +29,13 @@ class Fingers:
     """
 
     def __init__(self, node: ManagedNode[Any], gripper: Gripper) -> None:
-        self._node, self._gripper = node, gripper
+        self._node = node
+        self._gripper = gripper
         self._closing: bool | None = None
         self._clients: dict[str, Any] = {}
-        self._goal_s, self._accepted, self._refusal = -math.inf, True, ""
+        self._goal_s = -math.inf
+        self._accepted = True
+        self._refusal = ""
         self.aborted = 0
         """Number of goals that the gripper aborted after it had accepted them."""
         if gripper.kind is GripperKind.none:
@@ -85,7 +88,9 @@ class Fingers:
 
     def abandon(self) -> None:
         """Drop every goal."""
-        self._closing, self._accepted, self._refusal = None, True, ""
+        self._closing = None
+        self._accepted = True
+        self._refusal = ""
 
     def close(self) -> None:
         """Destroy the action clients, which the node does not own."""
@@ -95,7 +100,8 @@ class Fingers:
     def _ask(self, closing: bool) -> None:
         goal = self._gripper.goal(closing)
         client = self._clients[goal.name]
-        self._goal_s, self._accepted = self._node.steady_s, False
+        self._goal_s = self._node.steady_s
+        self._accepted = False
         if not client.server_is_ready():
             self._node.get_logger().error(f"no action server {goal.name}: it waits", throttle_duration_sec=1.0)
             return
@@ -110,7 +116,8 @@ class Fingers:
         if not handle.accepted:
             self._refuse("rejects the goal")
             return
-        self._accepted, self._refusal = True, ""
+        self._accepted = True
+        self._refusal = ""
         handle.get_result_async().add_done_callback(self._ended)
 
     def _refuse(self, why: str) -> None:

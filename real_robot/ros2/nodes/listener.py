@@ -12,7 +12,8 @@ from real_robot.ros2.robots.tables import Qos
 from real_robot.ros2.topics import subscribe
 
 TF = "tf2_msgs/msg/TFMessage"
-MOVING, STATIC = Qos(depth=100, reliability="best_effort"), Qos(depth=100, durability="transient_local")
+MOVING = Qos(depth=100, reliability="best_effort")
+STATIC = Qos(depth=100, durability="transient_local")
 """Deep, because every message contains only some of the frames."""
 
 

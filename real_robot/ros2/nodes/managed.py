@@ -30,7 +30,8 @@ from embodied import without_dynamo  # noqa: F401 - first
 from embodied.configuration import Configuration, check_ranges
 from embodied.errors import UserError
 
-S, E = TypeVar("S", bound=Configuration), TypeVar("E")
+S = TypeVar("S", bound=Configuration)
+E = TypeVar("E")
 OK, WARN, ERROR = (cast(bytes, getattr(DiagnosticStatus, level)) for level in ("OK", "WARN", "ERROR"))
 DIAGNOSTICS_PERIOD_S = 0.5
 PR_SET_PDEATHSIG = 1
@@ -111,7 +112,8 @@ class ManagedNode(LifecycleNode, Generic[S]):
         if result is not TransitionCallbackReturn.SUCCESS:
             self._free()
             return TransitionCallbackReturn.FAILURE
-        self._configured, self._failure = True, ""
+        self._configured = True
+        self._failure = ""
         return result
 
     def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
@@ -331,7 +333,8 @@ def spin(make: Callable[[], ManagedNode]) -> None:
 
 def _end_with_parent() -> None:
     """Let Linux send SIGTERM when the launching process ends, however it ends, because nodes would outlive it."""
-    parent, terminate = os.getppid(), int(signal.SIGTERM)
+    parent = os.getppid()
+    terminate = int(signal.SIGTERM)
     if sys.platform == "linux" and ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, terminate) == 0 and os.getppid() != parent:
         raise KeyboardInterrupt  # the parent ended in between
 

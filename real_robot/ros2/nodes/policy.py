@@ -115,7 +115,8 @@ class PolicyNode(ManagedNode[PolicySettings]):
         limits = read_limits(settings.limits)
         self._safety = Safety(robot, limits, robot.clock, robot.steady, relocates=robot.relocates(settings.relocates))
         self._timing = _Timing(table.control_dt_s)
-        self._passed_on, self._stopped = not settings.prefix, False
+        self._passed_on = not settings.prefix
+        self._stopped = False
         if settings.prefix:
             watch(self, SAFETY_STATE, SAFETY_TIMEOUT_S, self._hears_safety, self._safety_changes)
         self.on_jump.append(self._jumped_back)
@@ -128,7 +129,8 @@ class PolicyNode(ManagedNode[PolicySettings]):
         record = None
         if settings.recording:  # last, because its file would remain if a later step failed
             origin = {"checkpoint": settings.checkpoint or settings.server, "robot": settings.robot}
-            path, contract = Path(settings.recording), self._robot.contract
+            path = Path(settings.recording)
+            contract = self._robot.contract
             self._recorder = Recorder(path, contract, origin=origin, clock=self._robot.clock)
             self._executor.ask(self._recorder.watch(policy))
             self.reports["recording"], record = self._report_recording, self._recorder.write
@@ -156,7 +158,10 @@ class PolicyNode(ManagedNode[PolicySettings]):
             self._executor.close()
         if isinstance(self._policy, PolicyClient):
             self._policy.close()
-        recorder, self._executor, self._recorder, self._policy = self._recorder, None, None, None
+        recorder = self._recorder
+        self._executor = None
+        self._recorder = None
+        self._policy = None
         if recorder:
             recorder.close()
 
@@ -219,7 +224,8 @@ class PolicyNode(ManagedNode[PolicySettings]):
 
     def _safety_changes(self, state: str) -> None:
         """Make no decisions while safety_node has stopped the robot; begin an episode once an operator has reset it."""
-        stopped, self._stopped = self._stopped, state == State.STOPPED.value
+        stopped = self._stopped
+        self._stopped = state == State.STOPPED.value
         if self._active and stopped and not self._stopped:
             self._rearm()
 

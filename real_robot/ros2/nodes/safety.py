@@ -122,7 +122,8 @@ class SafetyNode(ManagedNode[SafetySettings]):
         """Start passing commands on."""
         self._robot.start()
         # time-outs count from the first command on, not from the activation
-        self._began, self._early = False, None
+        self._began = False
+        self._early = None
         self._active = True
         self._say()
 
@@ -157,7 +158,8 @@ class SafetyNode(ManagedNode[SafetySettings]):
             self._check(command)
 
     def _check(self, command: Command) -> None:
-        self._early, self._complaint = None, ""
+        self._early = None
+        self._complaint = ""
         self._commanded_s = self._robot.steady()
         verdict = self._safety.command(command, self._robot.read())
         self._passed_commands += verdict.state is State.ACTIVE and verdict.action is not None
@@ -236,7 +238,8 @@ class SafetyNode(ManagedNode[SafetySettings]):
         self._safety.trip("emergency stop by service")
         self.get_logger().error("emergency stop")
         self._say()
-        response.success, response.message = True, "stopped until reset"
+        response.success = True
+        response.message = "stopped until reset"
         return response
 
     def _reset(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
@@ -244,7 +247,8 @@ class SafetyNode(ManagedNode[SafetySettings]):
         self._robot.engage()
         self._safety.reset()
         self._say()
-        response.success, response.message = True, self._safety.state.value
+        response.success = True
+        response.message = self._safety.state.value
         return response
 
     def _say(self) -> None:

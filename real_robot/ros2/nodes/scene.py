@@ -80,8 +80,10 @@ class SceneNode(ManagedNode[SceneSettings]):
             raise UserError(f"scene_node has no {unknown}; expected arrays among {list(SCENE)} that the policy reads")
         self._codec = LabelledArrays({key: contract.observation[key] for key in arrays})
         self._detected: dict[str, Transform] = {}
-        self._instruction, self._missing = settings.instruction, ""
-        self._period_s, self._oldest = contract.control_dt_s, (math.inf, "")
+        self._instruction = settings.instruction
+        self._missing = ""
+        self._period_s = contract.control_dt_s
+        self._oldest = (math.inf, "")
         self._out = publisher(self, "observation", self._codec.message, COMMAND)
         if settings.detections:
             subscribe(self, settings.detections, DETECTIONS, STATE, self._detect)
@@ -139,7 +141,8 @@ class SceneNode(ManagedNode[SceneSettings]):
     def _report(self) -> Report:
         values = {"objects": len(self.settings.objects), "instruction": self._instruction}
         stamp_s, name = self._oldest
-        age_s, problem = self._now_s() - stamp_s, self._missing
+        age_s = self._now_s() - stamp_s
+        problem = self._missing
         if self._active and not problem and age_s > OLD * self._period_s:
             problem = f"the oldest pose, of {name}, is {age_s:.3g} s old"
         return Report(problem or "sees", WARN if problem else OK, values)

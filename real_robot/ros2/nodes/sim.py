@@ -140,12 +140,14 @@ class SimNode(ManagedNode[SimSettings]):
         start = int(self.get_parameter("start").value)
         self._robot.reset(**({"starts": torch.tensor([start])} if start >= 0 else {}))
         self._command: np.ndarray | None = None
-        self._holding, self._running = False, True
+        self._holding = False
+        self._running = True
         self._rows: list[np.ndarray] = []
         self._measure()
 
     def _reset(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
-        response.success, response.message = False, "activate the simulator first"
+        response.success = False
+        response.message = "activate the simulator first"
         if self._active and self.settings.lock_step and not self._has_listeners():
             response.message = f"fewer than {self.settings.listeners} nodes are connected to the simulator"
         elif self._active:
@@ -161,7 +163,8 @@ class SimNode(ManagedNode[SimSettings]):
 
     def _hold(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
         """Hold on request: the robot follows its own safe behaviour until a command arrives."""
-        self._holding, self._command = True, None
+        self._holding = True
+        self._command = None
         self._holds += 1
         response.success = True
         return response

@@ -62,7 +62,8 @@ def joint_trajectory(
     cameras: Mapping[str, str] | None = None,
 ) -> Table:
     """ros2_control's joint_trajectory_controller: each trajectory is a command followed by a stop."""
-    action, names = action_spec(contract, joints, "rad"), tuple(ros_joints or joints)
+    action = action_spec(contract, joints, "rad")
+    names = tuple(ros_joints or joints)
     codec = JointTrajectory({ACTION: action}, names, 1.0 / rate_hz)
     command = Topic(f"{controller}/joint_trajectory", codec, COMMAND)
     return _arm("joint_trajectory", contract, rate_hz, command, joints, names, pose, arrays, cameras)

@@ -34,13 +34,19 @@ from real_robot.ros2.robots.tables import (
 
 PX4_STATUS = {"1.15": "", "1.16": "_v1", "1.17": "_v1", "1.18": "_v4"}
 """Suffix of the topic vehicle_status by PX4's version; from 1.16 on it is the version of the message."""
-DO_SET_MODE, ARM_DISARM = 176, 400
-CUSTOM_MODE, AUTO, LOITER, OFFBOARD = 1.0, 4.0, 3.0, 6.0
+DO_SET_MODE = 176
+ARM_DISARM = 400
+CUSTOM_MODE = 1.0
+AUTO = 4.0
+LOITER = 3.0
+OFFBOARD = 6.0
 FORCE = 21196.0
 """Parameter that lets PX4 disarm in the air and switch its motors off."""
 PX4_ARMED = 2
 """Value of arming_state in px4_msgs/VehicleStatus."""
-PX4_HOLD, PX4_TERMINATION, PX4_OFFBOARD = 4, 13, 14
+PX4_HOLD = 4
+PX4_TERMINATION = 13
+PX4_OFFBOARD = 14
 PX4_MODES = {
     0: "Manual",
     1: "Altitude",
@@ -145,7 +151,8 @@ def px4_condition(message: Message) -> Condition:
     mode by itself when the heartbeat resumes. Its flag `failsafe` is also set by warnings without consequences, so only
     the mode counts.
     """
-    armed, mode = message.arming_state == PX4_ARMED, message.nav_state
+    armed = message.arming_state == PX4_ARMED
+    mode = message.nav_state
     if mode == PX4_OFFBOARD:
         return Condition(True, "" if armed else "PX4 is disarmed", not armed, None if armed else ARM)
     would_return = message.nav_state_user_intention == PX4_OFFBOARD

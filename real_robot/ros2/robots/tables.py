@@ -269,7 +269,8 @@ class Table:
 
 def remembered(contract: Contract, action: TensorSpec) -> dict[str, TensorSpec]:
     """Specs of the observations in `contract` that are past actions of a robot with the action spec `action`."""
-    size, specs = action.shape[0], {}
+    size = action.shape[0]
+    specs = {}
     for key in (key for key in REMEMBERED if key in contract.observation):
         steps = max(1, contract.observation[key].shape[0] // size) if key == "action_history" else 1
         ages = [f"_{age}" for age in range(steps, 0, -1)] if key == "action_history" else [""]

@@ -120,7 +120,8 @@ GOAL = {
 
 WAYPOINTS = {"waypoints", "path_cost", "remembered"}
 """Observations of a `LocalMap`."""
-ANOTHER_M, LOST_M = 0.3, 2.0
+ANOTHER_M = 0.3
+LOST_M = 2.0
 """Largest distance between a goal and the position predicted from the last goal. Beyond the first distance a changed
 goal is another goal; beyond the second, odometry has jumped. In both cases a new map begins.
 """
@@ -181,7 +182,8 @@ def _vehicle(
     guide: Callable[[Arrays], dict[str, np.ndarray]] | None = None,
 ) -> Table:
     """Make a vehicle's table; `guide` computes the observations of the goal and of `WAYPOINTS` from all arrays."""
-    derived, compute = None, guide or _to_goal
+    derived = None
+    compute = guide or _to_goal
     goal_specs = GOAL | {key: spec for key, spec in contract.observation.items() if guide and key in WAYPOINTS}
     if goal := {key: spec for key, spec in goal_specs.items() if key in contract.observation and key not in arrays}:
         states.append(Topic("goal_pose", Pose({"goal": "position"}, frame_id), COMMAND, lasting=True))
@@ -219,7 +221,8 @@ def _guide(
     if missing := [key for key in ("lidar", "velocity", *GOAL) if key not in own_keys]:
         raise UserError(f"waypoints are found on a map that needs {', '.join(missing)} of the robot's own topics")
     chart = CompiledMap(tuple(_beams(contract, field_deg).tolist()), range_m, 1.0 / rate_hz)
-    memory, goal = torch.zeros(1, chart.size), np.full(3, np.nan)
+    memory = torch.zeros(1, chart.size)
+    goal = np.full(3, np.nan)
     chart.observe(memory)  # compiles the map now, so that the first measurement does not wait
 
     def compute(observed: Arrays) -> dict[str, np.ndarray]:

@@ -39,7 +39,8 @@ class Cartpole(Mdp):
 
     def reset(self, model: mujoco.MjModel, draws: Draws) -> Start:
         """The pole hangs, nearly at rest."""
-        cart, pole = draws.uniform(-0.5, 0.5, 1), torch.pi + draws.uniform(-0.5, 0.5, 1)
+        cart = draws.uniform(-0.5, 0.5, 1)
+        pole = torch.pi + draws.uniform(-0.5, 0.5, 1)
         velocity = draws.uniform(-0.1, 0.1, 2)
         zeros = torch.zeros(len(cart), device=cart.device)
         return Start({"qpos": torch.cat((cart, pole), 1), "qvel": velocity}, memory={"held_s": zeros})

@@ -59,7 +59,8 @@ class InHand(Mdp):
 
     def reset(self, model: mujoco.MjModel, draws: Draws) -> Start:
         """The cube lies near the palm's middle with a random heading; the fingers are open."""
-        position, half = draws.uniform(-0.004, 0.004, 2), 0.5 * draws.uniform(-torch.pi, torch.pi, 1)
+        position = draws.uniform(-0.004, 0.004, 2)
+        half = 0.5 * draws.uniform(-torch.pi, torch.pi, 1)
         fingers = draws.uniform(-0.05, 0.05, 12) + half.new_tensor(REST)
         zero = torch.zeros_like(half)
         cube = torch.cat((position, zero + HEIGHT_M, half.cos(), zero, zero, half.sin()), 1)

@@ -17,7 +17,8 @@ from sims.mjcf.mdp import Draws, Mdp, Moment, Start
 JOINTS = ("yaw", "shoulder", "elbow", "wrist", "left", "right")
 REST = (0.0, 0.5, 1.65, 0.95, 0.03, 0.03)
 """Joint positions with the gripper open, 18 cm above the table, pointing downwards."""
-EDGE_M, PLACE_M = 0.04, (0.4, 0.0)
+EDGE_M = 0.04
+PLACE_M = (0.4, 0.0)
 """Edge of the cube, and middle of its initial positions."""
 XYZ = ("x", "y", "z")
 
@@ -54,12 +55,11 @@ class Lift(Mdp):
 
     def reset(self, model: mujoco.MjModel, draws: Draws) -> Start:
         """The arm is above the table, the cube on it."""
-        position, half = (
-            draws.uniform(-self.place_m, self.place_m, 2),
-            0.5 * draws.uniform(-self.turn_rad, self.turn_rad, 1),
-        )
+        position = draws.uniform(-self.place_m, self.place_m, 2)
+        half = 0.5 * draws.uniform(-self.turn_rad, self.turn_rad, 1)
         arm = draws.uniform(-0.05, 0.05, 4) + half.new_tensor(REST[:4])
-        fingers, zero = half.new_tensor(REST[4:]).expand(len(half), 2), torch.zeros_like(half)
+        fingers = half.new_tensor(REST[4:]).expand(len(half), 2)
+        zero = torch.zeros_like(half)
         position = position + position.new_tensor(PLACE_M)
         height = torch.full_like(half, 0.5 * EDGE_M)
         return Start({"qpos": torch.cat((arm, fingers, position, height, half.cos(), zero, zero, half.sin()), 1)})

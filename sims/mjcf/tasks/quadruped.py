@@ -25,7 +25,8 @@ LEGS = ("FL", "FR", "RL", "RR")
 JOINTS = tuple(f"{leg}_{part}" for leg in LEGS for part in ("hip", "thigh", "calf"))
 STANCE = (0.0, 0.75, -1.5) * 4
 HEIGHT_M = 0.31
-GROUND_M, CELL_M = 15.0, 0.1
+GROUND_M = 15.0
+CELL_M = 0.1
 """Half the width of rough ground, and the width of its cells."""
 XYZ = ("x", "y", "z")
 
@@ -90,13 +91,15 @@ class Quadruped(Mdp):
         size = [GROUND_M, GROUND_M, self.rough_m, 0.1]
         spec.add_hfield(name="ground", size=size, nrow=len(heights), ncol=len(heights), userdata=heights.ravel())
         ground = spec.geom("ground")
-        ground.type, ground.hfieldname = mujoco.mjtGeom.mjGEOM_HFIELD, "ground"
+        ground.type = mujoco.mjtGeom.mjGEOM_HFIELD
+        ground.hfieldname = "ground"
         return spec.compile()
 
     def reset(self, model: mujoco.MjModel, draws: Draws) -> Start:
         """The robot stands at a random place on the ground, in a random direction."""
         place = draws.uniform(-0.4 * GROUND_M, 0.4 * GROUND_M, 2)
-        count, yaw = len(place), draws.uniform(-torch.pi, torch.pi, 1)
+        count = len(place)
+        yaw = draws.uniform(-torch.pi, torch.pi, 1)
         height = torch.full_like(yaw, HEIGHT_M + self.rough_m)
         zero = torch.zeros_like(yaw)
         joints = torch.tensor(STANCE, device=yaw.device) + draws.uniform(-0.1, 0.1, 12)
@@ -138,7 +141,8 @@ class Quadruped(Mdp):
 
     def update(self, now: Moment) -> dict[str, Tensor]:
         """Time in the air of each foot, reward of landing, sums of errors, and the next command."""
-        memory, every = now.memory, round(self.command_s / now.dt_s)
+        memory = now.memory
+        every = round(self.command_s / now.dt_s)
         touching = self._contact(now) > 0
         air = memory["air_s"] + now.dt_s
         # Feet that land are rewarded for their time in the air: sum over feet of (t_air - 0.25 s) at touchdown.
@@ -156,7 +160,8 @@ class Quadruped(Mdp):
     def reward(self, now: Moment) -> Tensor:
         """Reward for following the command, smoothly and upright; never below 0, so that falling never pays off."""
         speed, turn = self._errors(now)
-        linear, angular = now.sensor("linear_velocity"), now.sensor("angular_velocity")
+        linear = now.sensor("linear_velocity")
+        angular = now.sensor("angular_velocity")
         # exp(-error^2 / 0.25) for velocity and yaw rate, as in Rudin et al.
         gain = self.reward_speed * torch.exp(-4.0 * speed.square()) + self.reward_turn * torch.exp(-4.0 * turn.square())
         cost = (
@@ -189,7 +194,8 @@ class Quadruped(Mdp):
 
     def _command(self, draws: Draws) -> Tensor:
         forward = draws.uniform(-self.backward_m_s, self.forward_m_s, 1)
-        sideways, turn = draws.uniform(-self.sideways_m_s, self.sideways_m_s, 1), draws.uniform(-1.0, 1.0, 1)
+        sideways = draws.uniform(-self.sideways_m_s, self.sideways_m_s, 1)
+        turn = draws.uniform(-1.0, 1.0, 1)
         return torch.cat((forward, sideways, self.turn_rad_s * turn), 1)
 
     def _contact(self, now: Moment) -> Tensor:

@@ -37,7 +37,8 @@ class Reacher(Mdp):
     def reset(self, model: mujoco.MjModel, draws: Draws) -> Start:
         """A random posture at rest, and a random target within reach."""
         qpos = torch.cat((draws.uniform(-torch.pi, torch.pi, 1), draws.uniform(-2.5, 2.5, 1)), 1)
-        angle, radius = draws.uniform(-torch.pi, torch.pi), draws.uniform(0.06, 0.22)
+        angle = draws.uniform(-torch.pi, torch.pi)
+        radius = draws.uniform(0.06, 0.22)
         height = torch.full_like(angle, 0.01)
         target = torch.stack((radius * angle.cos(), radius * angle.sin(), height), 1)
         return Start({"qpos": qpos, "mocap_pos": target.unsqueeze(1)})

@@ -24,7 +24,9 @@ LIFT_M = 10.0
 """Height of our origin in crazyflow's world, which has a floor at z = 0."""
 DRONE = "cf2x_L250"
 """Crazyflow's drone model, of which propeller inertia and drag are used; all other parameters are our airframe's."""
-ROLL, PITCH, YAW = (-1.0, -1.0, 1.0, 1.0), (-1.0, 1.0, 1.0, -1.0), (-1.0, 1.0, -1.0, 1.0)
+ROLL = (-1.0, -1.0, 1.0, 1.0)
+PITCH = (-1.0, 1.0, 1.0, -1.0)
+YAW = (-1.0, 1.0, -1.0, 1.0)
 """Signs of the torques of our rotors; their order is the same in crazyflow."""
 
 
@@ -100,7 +102,8 @@ def _control_step(num_envs: int, *, effects: bool) -> Any:  # noqa: ANN401 - a f
     # Limits of crazyflow's own drone, and a floor, which hover lacks.
     for stage in ("clip_rotor_vel_cmd", "clip_floor_pos"):
         sim.step_pipeline.pop(stage)
-    one_step, base = sim.build_step_fn(), sim.data
+    one_step = sim.build_step_fn()
+    base = sim.data
     drone_effects = {"prop_inertia": base.params.prop_inertia, "drag_matrix": base.params.drag_matrix}
     active_effects = drone_effects if effects else {name: 0.0 * values for name, values in drone_effects.items()}
 
@@ -131,7 +134,9 @@ def _params(jnp: Any, rows: Any) -> dict[str, Any]:  # noqa: ANN401 - jax's
     highest = frame.speed_max_rpm
     # Our curves are polynomials of the fraction u = rpm / highest, crazyflow's of rpm.
     thrust = jnp.stack((frame.thrust_0_n, frame.thrust_1_n / highest, frame.thrust_2_n / highest**2), -1)[:, :, None]
-    rise, fall, zero = 1.0 / frame.lag_rise_s, 1.0 / frame.lag_fall_s, jnp.zeros_like(highest)
+    rise = 1.0 / frame.lag_rise_s
+    fall = 1.0 / frame.lag_fall_s
+    zero = jnp.zeros_like(highest)
     arms = (jnp.array(ROLL) * frame.arm_y_m[..., None], jnp.array(PITCH) * frame.arm_x_m[..., None])
     return {
         "mass": frame.mass_kg[..., None],

@@ -25,7 +25,8 @@ SAMPLES = 24
 """Samples of a piece while optimising."""
 FINER = 4
 """Factor by which the lap to follow has more samples."""
-STEPS, RATE = 500, 0.05
+STEPS = 500
+RATE = 0.05
 """Steps of Adam, and its learning rate."""
 PENALTY = 30.0
 """Seconds per squared excess of a rotor's thrust, in units of the highest, averaged over samples; it grows to a hundred
@@ -69,13 +70,15 @@ def spline(points: Tensor, times: Tensor) -> Tensor:
 
     Piece s begins at point s and takes `times` [S], s. The coefficients are of powers of the share of that time.
     """
-    pieces, orders = len(points), range(DEGREE)
+    pieces = len(points)
+    orders = range(DEGREE)
     # Derivatives of the powers at the end and at the beginning of a piece.
     ends = points.new_tensor([[math.perm(power, order) for power in range(DEGREE + 1)] for order in orders])
     starts = ends * torch.eye(DEGREE, DEGREE + 1, dtype=points.dtype)
     # In the share u = t / T of a piece, the derivative of order n in time is that in u times T^-n.
     scale = times.unsqueeze(1) ** -torch.arange(DEGREE, dtype=points.dtype)  # [S, 7]
-    piece, following = torch.arange(pieces), (torch.arange(pieces) + 1) % pieces
+    piece = torch.arange(pieces)
+    following = (torch.arange(pieces) + 1) % pieces
     matrix = points.new_zeros(pieces, DEGREE + 1, pieces, DEGREE + 1)
     right_side = points.new_zeros(pieces, DEGREE + 1, 3)
     # Eight equations a piece: its end and its beginning are points (rows 0 and 1), and derivatives 1 to 6 at its end
@@ -122,10 +125,12 @@ def drag(velocity: Tensor, up: Tensor, airframe: Airframe) -> Tensor:
 def turned(up: Tensor, times: Tensor, samples: int) -> tuple[Tensor, Tensor]:
     """Angular velocity and acceleration [S * P, 3] that turn `up` [S * P, 3] on a closed lap, without spin about it."""
     step = (times / samples).repeat_interleave(samples).unsqueeze(1)  # to the next sample
-    before, whole = step.roll(1, 0), step + step.roll(1, 0)
+    before = step.roll(1, 0)
+    whole = step + step.roll(1, 0)
 
     def slope(values: Tensor) -> Tensor:
-        ahead, behind = (values.roll(-1, 0) - values) / step, (values - values.roll(1, 0)) / before
+        ahead = (values.roll(-1, 0) - values) / step
+        behind = (values - values.roll(1, 0)) / before
         return (before * ahead + step * behind) / whole
 
     # omega = up x d(up)/dt.
@@ -135,11 +140,13 @@ def turned(up: Tensor, times: Tensor, samples: int) -> tuple[Tensor, Tensor]:
 
 def rotors(force: Tensor, spinning: Tensor, airframe: Airframe) -> tuple[Tensor, Tensor]:
     """The highest and the lowest thrust of a rotor [...], N, whichever way the drone heads."""
-    inertia, arm = max(airframe.inertia_x, airframe.inertia_y), min(airframe.arm_x_m, airframe.arm_y_m)
+    inertia = max(airframe.inertia_x, airframe.inertia_y)
+    arm = min(airframe.arm_x_m, airframe.arm_y_m)
     torque = inertia * spinning.norm(dim=-1)
     # A torque about x takes tau / (4 a) of each rotor. The worst axis is a diagonal, where x and y have tau / sqrt(2)
     # each, and one rotor contributes to both: 2 tau / (sqrt(2) 4 a) = sqrt(2) tau / (4 a).
-    middle, difference = 0.25 * force.norm(dim=-1), torque * 2.0**0.5 / (4.0 * arm)
+    middle = 0.25 * force.norm(dim=-1)
+    difference = torque * 2.0**0.5 / (4.0 * arm)
     return middle + difference, middle - difference
 
 

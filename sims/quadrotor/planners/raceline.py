@@ -53,7 +53,9 @@ class Raceline:
     """Flies the fastest lap."""
 
     def __init__(self, contract: Contract, airframe: Airframe, numbers: Numbers | None = None) -> None:
-        self.contract, self.airframe, self.numbers = contract, airframe, numbers or Numbers()
+        self.contract = contract
+        self.airframe = airframe
+        self.numbers = numbers or Numbers()
         self.lap = fastest(TRACK, airframe, self.numbers.limits)
         self.centres = torch.tensor([gate[:3] for gate in TRACK])
         self.normals = torch.tensor([[*gate.normal, 0.0] for gate in TRACK])
@@ -66,7 +68,8 @@ class Raceline:
         attitude = inputs["rotation"].view(-1, 3, 3)
         velocity = torch.einsum("nij,nj->ni", attitude, inputs["velocity"])
         gate, position = self._place(attitude, inputs["gate"])
-        turning, late = inputs["angular_velocity"], self.airframe.delay_s + self.numbers.late_s
+        turning = inputs["angular_velocity"]
+        late = self.airframe.delay_s + self.numbers.late_s
         attitude = attitude @ torch.linalg.matrix_exp(late * _skew(turning))
         force, spin, spinning = self._desired_acceleration(
             gate, position + late * velocity, velocity, attitude[:, :, 2]
@@ -88,7 +91,9 @@ class Raceline:
         self, gate: Tensor, position: Tensor, moving: Tensor, up: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Force of the rotors [N, 3], N, and angular velocity and acceleration of its direction, all in the world."""
-        numbers, lap, frame = self.numbers, self.lap, self.airframe
+        numbers = self.numbers
+        lap = self.lap
+        frame = self.airframe
         nearest = self._nearest(gate, position)
         speed = lap.velocity[nearest].float().norm(dim=1, keepdim=True)
         along = lap.velocity[nearest].float() / speed
@@ -122,7 +127,8 @@ class Raceline:
         """Share [N, 1] of the force `more` that the rotors can produce in addition to the `needed` force."""
         most = 4.0 * self.numbers.limits.highest * self._most
         # Largest s with |needed + s more| <= most: a s^2 + 2 b s + c = 0.
-        a, b = more.square().sum(1, keepdim=True), (needed * more).sum(1, keepdim=True)
+        a = more.square().sum(1, keepdim=True)
+        b = (needed * more).sum(1, keepdim=True)
         c = needed.square().sum(1, keepdim=True) - most**2
         root = (b.square() - a * c).clamp_min(0.0).sqrt()
         return ((root - b) / a.clamp_min(1e-6)).clamp(0.0, 1.0)
@@ -133,7 +139,8 @@ class Raceline:
 
     def _torque(self, attitude: Tensor, turning: Tensor, force: Tensor, spin: Tensor, spinning: Tensor) -> Tensor:
         """Torque [N, 3], N m, body, that turns the thrust towards `force` and damps other rotations."""
-        numbers, frame = self.numbers, self.airframe
+        numbers = self.numbers
+        frame = self.airframe
         inertia = torch.tensor([frame.inertia_x, frame.inertia_y, frame.inertia_z])
         desired, spin, spinning = (torch.einsum("nji,nj->ni", attitude, each) for each in (force, spin, spinning))
         desired = desired / desired.norm(dim=1, keepdim=True)
@@ -149,8 +156,10 @@ class Raceline:
 
     def _commands(self, thrust: Tensor, torque: Tensor, speed: Tensor) -> Tensor:
         """Set-points [N, 4] with which rotors at `speed` [N, 4] reach `thrust` [N] and `torque` [N, 3]."""
-        frame, numbers = self.airframe, self.numbers
-        roll, pitch = torque[:, 0] / (4.0 * frame.arm_y_m), torque[:, 1] / (4.0 * frame.arm_x_m)
+        frame = self.airframe
+        numbers = self.numbers
+        roll = torque[:, 0] / (4.0 * frame.arm_y_m)
+        pitch = torque[:, 1] / (4.0 * frame.arm_x_m)
         yaw = torque[:, 2] / (4.0 * frame.torque_per_thrust_m)
         tilting = torch.stack((-roll - pitch, -roll + pitch, roll + pitch, roll - pitch), 1)
         # Priorities where rotors saturate: tilting first, then thrust, then yaw.

@@ -106,7 +106,8 @@ class Race(Hover):
 
         start = [_chosen(plan[0], values) for values in _rows(TRACK[-1:] + TRACK[:-1])]
         goal = [_chosen(plan[0], values) for values in _rows(TRACK)]
-        share, speed = 0.1 + 0.6 * uniform(key, INITIAL, 4), self.initial_speed_m_s * uniform(key, INITIAL, 5)
+        share = 0.1 + 0.6 * uniform(key, INITIAL, 4)
+        speed = self.initial_speed_m_s * uniform(key, INITIAL, 5)
         path = [b - a for a, b in zip(start[:3], goal[:3], strict=True)]
         pace = speed / sqrt(squares(path))
         position = [a + share * d + e for a, d, e in zip(start, path, spread(1, self.initial_position_m), strict=False)]
@@ -134,7 +135,10 @@ class Race(Hover):
             scale += [self.noise_velocity_m_s] * 3 + [self.noise_angular_velocity_rad_s] * 3
             noise = gaussians(now.key, now.steps, 0, len(measured))
             measured = [value + g * std for value, g, std in zip(measured, noise, scale, strict=True)]
-        position, rotation, velocity, turning = measured[:3], measured[3:12], measured[12:15], measured[15:18]
+        position = measured[:3]
+        rotation = measured[3:12]
+        velocity = measured[12:15]
+        turning = measured[15:18]
         gates: Rows = []
         for further in (0, 1):
             x, y, z, *normal = next_gate(now, further)
@@ -233,13 +237,16 @@ def crossing(before: Moment, after: Moment, gate: Rows) -> tuple[Value, Value, R
     straight line between the two positions meets the plane.
     """
     x, y, z, nx, ny = gate
-    old, new = before.body.position, after.body.position
+    old = before.body.position
+    new = after.body.position
     behind = nx * (old[0] - x) + ny * (old[1] - y)
     ahead = nx * (new[0] - x) + ny * (new[1] - y)
-    forth, back = (behind < 0.0) & (ahead >= 0.0), (behind >= 0.0) & (ahead < 0.0)
+    forth = (behind < 0.0) & (ahead >= 0.0)
+    back = (behind >= 0.0) & (ahead < 0.0)
     share = behind / where(forth | back, behind - ahead, 1.0)
     meets = [a + share * (b - a) for a, b in zip(old, new, strict=True)]
-    aside, above = nx * (meets[1] - y) - ny * (meets[0] - x), meets[2] - z
+    aside = nx * (meets[1] - y) - ny * (meets[0] - x)
+    above = meets[2] - z
     return forth, back, [aside * aside, above * above]
 
 

@@ -125,7 +125,10 @@ def _up(body: Body) -> Value:
 def _tilted(tilt: Value, axis: Value, yaw: Value) -> Rows:
     """The quaternion of a rotation by `yaw` about z, then by `tilt` about the horizontal axis at angle `axis`."""
     # (cos t/2, sin t/2 cos a, sin t/2 sin a, 0) * (cos y/2, 0, 0, sin y/2)
-    sine, cosine = (0.5 * tilt).sin(), (0.5 * tilt).cos()
-    spin, still = (0.5 * yaw).sin(), (0.5 * yaw).cos()
-    x, y = sine * axis.cos(), sine * axis.sin()
+    sine = (0.5 * tilt).sin()
+    cosine = (0.5 * tilt).cos()
+    spin = (0.5 * yaw).sin()
+    still = (0.5 * yaw).cos()
+    x = sine * axis.cos()
+    y = sine * axis.sin()
     return [cosine * still, x * still + y * spin, y * still - x * spin, cosine * spin]

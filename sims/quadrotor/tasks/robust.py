@@ -18,9 +18,14 @@ from sims.quadrotor.tasks.hover import INITIAL, Hover
 from sims.tracer.arithmetic import Rows, Value, gaussians, sqrt, squares, uniform, where
 
 OPTIONS = Options(drag=True, wind=True, ground_effect=True, floor=True, sag=True, senses=True, delay_steps=3)
-TAKE_OFF, WIND, BIAS, HEADING, TAKE_OVER = 30, 32, 34, 40, 41
+TAKE_OFF = 30
+WIND = 32
+BIAS = 34
+HEADING = 40
+TAKE_OVER = 41
 """First indices of draws; the draws of `Hover` have smaller indices."""
-FAST_M_S, TILTED = 0.7, 0.7
+FAST_M_S = 0.7
+TILTED = 0.7
 """A landing faster or more tilted (cosine) than this is a crash."""
 
 

@@ -85,7 +85,8 @@ class Track(Hover):
         phase = 2.0 * math.pi * uniform(key, REFERENCE, 1)
         curves = [self._eight(speed, phase), self._lissajous(speed, phase), self._random(key, speed)]
         kind = uniform(key, REFERENCE, 2)
-        eight, lissajous = kind < self.eight_share, kind < self.eight_share + self.lissajous_share
+        eight = kind < self.eight_share
+        lissajous = kind < self.eight_share + self.lissajous_share
         return [where(eight, a, where(lissajous, b, c)) for a, b, c in zip(*curves, strict=True)]
 
     def initial(self, key: Sequence[Value], airframe: Airframe, plan: Rows) -> Rows:
@@ -109,14 +110,16 @@ class Track(Hover):
 
         The errors ahead assume that the drone keeps its velocity.
         """
-        body, t = now.body, now.steps * DT_S
+        body = now.body
+        t = now.steps * DT_S
         measured = [*body.position, *body.rotation(), *body.velocity, *body.angular_velocity]
         if now.key is not None:
             scale = [self.noise_position_m] * 3 + [self.noise_rotation] * 9
             scale += [self.noise_velocity_m_s] * 3 + [self.noise_angular_velocity_rad_s] * 3
             noise = gaussians(now.key, now.steps, 0, len(measured))
             measured = [value + g * std for value, g, std in zip(measured, noise, scale, strict=True)]
-        place, speed = measured[:3], measured[12:15]
+        place = measured[:3]
+        speed = measured[12:15]
         errors = [_difference(position(now.plan, t), place)]
         for ahead in AHEAD_S:
             drifted = [p + ahead * v for p, v in zip(place, speed, strict=True)]
@@ -141,7 +144,8 @@ class Track(Hover):
         See `Hover.reward`.
         """
         hover = 2.0 * hover_speed(now.airframe) - 1.0
-        body, t = now.body, now.steps * DT_S
+        body = now.body
+        t = now.steps * DT_S
         yaw = body.quaternion[3]
         cost = (
             self.weight_position * squares(_error(now))
@@ -189,7 +193,8 @@ class Track(Hover):
         # Amplitude A = v / w of a sine of velocity v and rate w; its acceleration is v w.
         fastest = _bound(share)
         hardest = _bound([v * w for v, w in zip(share, rate, strict=True)])
-        by_speed, by_acceleration = speed / fastest, self.acceleration_m_s2 / hardest
+        by_speed = speed / fastest
+        by_acceleration = self.acceleration_m_s2 / hardest
         scale = where(by_speed < by_acceleration, by_speed, by_acceleration)
         amplitude = [scale * v / w for v, w in zip(share, rate, strict=True)]
         return [*amplitude, *rate, *(2.0 * math.pi * u for u in draws[-SINES:])]

@@ -20,7 +20,9 @@ class Camera:
     """Camera at `eye` that looks towards `target` (m, world), upright; `focal` and `size` (width, height) in pixels."""
 
     def __init__(self, eye: Array, target: Array, focal: float, size: tuple[int, int]) -> None:
-        self.eye, self.focal, self.size = np.asarray(eye, dtype=float), focal, size
+        self.eye = np.asarray(eye, dtype=float)
+        self.focal = focal
+        self.size = size
         forward = np.asarray(target, dtype=float) - self.eye
         forward /= np.linalg.norm(forward)
         right = np.cross(forward, UP)
@@ -56,7 +58,8 @@ class Spring:
         """The value `dt_s` later, if `goal` does not move meanwhile; at first `goal` itself."""
         if self.value is None:
             self.value, self._speed = goal.copy(), np.zeros_like(goal)
-        off, decay = self.value - goal, math.exp(-self.rate_rad_s * dt_s)
+        off = self.value - goal
+        decay = math.exp(-self.rate_rad_s * dt_s)
         # x(t) = g + (x0 - g + (v0 + w (x0 - g)) t) exp(-w t).
         change = (self._speed + self.rate_rad_s * off) * dt_s
         self.value = goal + (off + change) * decay

@@ -10,7 +10,10 @@ from PIL import Image, ImageDraw
 
 from sims.quadrotor.video.camera import NEAR_M, Array, Camera
 
-SKY, HORIZON, HAZE, GROUND = (16, 20, 31), (76, 95, 126), (56, 66, 82), (37, 42, 51)
+SKY = (16, 20, 31)
+HORIZON = (76, 95, 126)
+HAZE = (56, 66, 82)
+GROUND = (37, 42, 51)
 LINES = (112, 126, 148)
 FADED_M = 9.0
 """Distance over which colours fade into those of the horizon by 63%, in floor cells."""
@@ -23,7 +26,8 @@ class Canvas:
     """Picture of `camera`; `cell_m` is the size of the floor's cells, the unit in which colours fade with distance."""
 
     def __init__(self, camera: Camera, cell_m: float) -> None:
-        self.camera, self.fade_m = camera, FADED_M * cell_m
+        self.camera = camera
+        self.fade_m = FADED_M * cell_m
         width, height = camera.size
         top = round(min(max(1.5 * height - camera.horizon, 0.0), 2.0 * height))
         self.image = _sky(width, height).crop((0, top, width, top + height))
@@ -51,7 +55,8 @@ class Canvas:
         depth = vertices[..., 2].mean(-1)
         share = self._nearness(depth)[:, None]
         faded = (np.array(HORIZON) + share * (colours - np.array(HORIZON))).astype(int).tolist()
-        in_front, partly_in_front = (vertices[..., 2] > NEAR_M).all(-1), (vertices[..., 2] > NEAR_M).any(-1)
+        in_front = (vertices[..., 2] > NEAR_M).all(-1)
+        partly_in_front = (vertices[..., 2] > NEAR_M).any(-1)
         pixels = self.camera.pixels(vertices)
         alphas = np.rint(255 * alpha * np.clip(depth / max(solid_m, 1e-6), 0.15, 1.0)).astype(int).tolist()
         for row in np.flatnonzero(partly_in_front & (self._within(pixels) | ~in_front)):
@@ -101,7 +106,8 @@ class Canvas:
 
     def _within(self, pixels: Array) -> NDArray[np.bool_]:
         """Whether lines or faces with corners `pixels` [S, P, 2] may reach into the picture, [S]."""
-        low, high = pixels.min(1), pixels.max(1)
+        low = pixels.min(1)
+        high = pixels.max(1)
         return ((high > 0.0) & (low < np.array(self.camera.size))).all(-1)
 
     def _nearness(self, depth: Array) -> Array:
@@ -110,7 +116,8 @@ class Canvas:
     def _before(self, projected: Array) -> Array:
         """The parts of lines `projected` [S, 2, 3] that are in front of the camera."""
         projected = projected[(projected[..., 2] > NEAR_M).any(-1)]
-        first, last = projected[:, 0], projected[:, 1]
+        first = projected[:, 0]
+        last = projected[:, 1]
         run = last[:, 2] - first[:, 2]
         share = ((NEAR_M - first[:, 2]) / np.where(np.abs(run) < 1e-9, 1.0, run))[:, None]
         cut = first + share * (last - first)
@@ -119,9 +126,11 @@ class Canvas:
 
     def _clipped(self, projected: Array) -> Array:
         """The part of the convex polygon `projected` [P, 3] that is in front of the camera."""
-        inside, corners = projected[:, 2] > NEAR_M, []
+        inside = projected[:, 2] > NEAR_M
+        corners = []
         for row, point in enumerate(projected):
-            before, was_inside = projected[row - 1], inside[row - 1]
+            before = projected[row - 1]
+            was_inside = inside[row - 1]
             if was_inside != inside[row]:
                 corners.append(before + (NEAR_M - before[2]) / (point[2] - before[2]) * (point - before))
             if inside[row]:

@@ -24,9 +24,12 @@ from sims.quadrotor.video.instruments import Progress, Snapshot, instruments, st
 from sims.quadrotor.video.pictures import draw
 from sims.quadrotor.video.scenery import Scenery, scenery
 
-FILMED, STRIDE = 3, 4
+FILMED = 3
+STRIDE = 4
 """Episodes in a video, and control steps between its frames."""
-WIDTH, HEIGHT, SCALE = 368, 276, 2
+WIDTH = 368
+HEIGHT = 276
+SCALE = 2
 """Pixels of an episode's picture, and the factor by which it is drawn larger before it is reduced."""
 FOCAL = 0.72
 """The camera's focal length, in widths of a picture."""
@@ -44,7 +47,9 @@ def film_policies(
 
     The plot is `trajectories_path` the video. `airframe` is drawn.
     """
-    flights, films, goals = {}, {}, []
+    flights = {}
+    films = {}
+    goals = []
     for caption, policy in policies.items():
         env = envs[caption]
         flight = _Flight(env, math.hypot(airframe.arm_x_m, airframe.arm_y_m))
@@ -60,7 +65,8 @@ class _Flight:
     """Draws episodes and records their paths; a crashed drone remains at its last position."""
 
     def __init__(self, env: QuadrotorEnvironment, arm_m: float) -> None:
-        self.env, self.arm_m = env, arm_m
+        self.env = env
+        self.arm_m = arm_m
         self.surroundings: list[Scenery] = []
         self.cameras: list[Follow] = []
         self.races = [Progress() for _ in range(env.num_envs)]
@@ -75,9 +81,13 @@ class _Flight:
         return np.stack([np.asarray(self._picture(row, snapshot)) for row in ids.tolist()])
 
     def _picture(self, row: int, snapshot: Snapshot) -> Image.Image:
-        surroundings, mdp, position = self.surroundings[row], self.env.mdp, snapshot.position[row].astype(float)
+        surroundings = self.surroundings[row]
+        mdp = self.env.mdp
+        position = snapshot.position[row].astype(float)
         self.positions[row] = way = np.concatenate([self.positions[row], position[None]])
-        gate_states, first, ahead = [], 0, None
+        gate_states = []
+        first = 0
+        ahead = None
         if isinstance(mdp, Race):
             first = int(self.env.plan[0, row])
             gate_states = states(first, snapshot, row, self.races[row], mdp)

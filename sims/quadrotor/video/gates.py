@@ -67,7 +67,8 @@ def frame(gate: Gate) -> tuple[Array, Array]:
         corners(gate, HALF_M + beam, ahead)
         for beam, ahead in ((0.0, -DEPTH_M), (0.0, DEPTH_M), (BEAM_M, -DEPTH_M), (BEAM_M, DEPTH_M))
     )
-    faces, light = [], []
+    faces = []
+    light = []
     for a in range(4):
         b = (a + 1) % 4
         for quad, shade in (
@@ -90,7 +91,8 @@ def legs(gate: Gate) -> Array:
 def footprint(gate: Gate) -> Array:
     """The frame seen from above, on the floor, [4, 3] m."""
     nx, ny = gate.normal
-    along, across = np.array([nx, ny, 0.0]) * DEPTH_M, np.array([-ny, nx, 0.0]) * (HALF_M + BEAM_M)
+    along = np.array([nx, ny, 0.0]) * DEPTH_M
+    across = np.array([-ny, nx, 0.0]) * (HALF_M + BEAM_M)
     middle = np.array([gate.x, gate.y, 0.0])
     return middle + np.stack([along + across, along - across, -along - across, -along + across])
 

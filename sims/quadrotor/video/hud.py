@@ -12,10 +12,15 @@ from PIL import Image, ImageDraw, ImageFont
 from sims.quadrotor.video.camera import Array
 from sims.quadrotor.video.gates import Colour
 
-INK, DIM, SHADE, GOOD, BAD = (238, 241, 246), (176, 186, 202), (12, 14, 18, 150), (92, 214, 126), (255, 96, 84)
+INK = (238, 241, 246)
+DIM = (176, 186, 202)
+SHADE = (12, 14, 18, 150)
+GOOD = (92, 214, 126)
+BAD = (255, 96, 84)
 ROTOR = (98, 176, 255)
 PAD = 7
-MAP_PIXELS_M, MAP_MARGIN_M = 6.0, 1.2
+MAP_PIXELS_M = 6.0
+MAP_MARGIN_M = 1.2
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,8 +80,10 @@ def draw(image: Image.Image, instruments: Instruments) -> None:
 def draw_map(image: Image.Image, lines: Array, colours: Sequence[Colour], way: Array) -> None:
     """Draw `lines` [L, 2, 2] m in `colours` and the `way` [P, 3] m so far, seen from above, small."""
     pen = ImageDraw.Draw(image, "RGBA")
-    low, high = lines.min((0, 1)) - MAP_MARGIN_M, lines.max((0, 1)) + MAP_MARGIN_M
-    left, top = image.width - PAD - MAP_PIXELS_M * (high[0] - low[0]), 46 + PAD
+    low = lines.min((0, 1)) - MAP_MARGIN_M
+    high = lines.max((0, 1)) + MAP_MARGIN_M
+    left = image.width - PAD - MAP_PIXELS_M * (high[0] - low[0])
+    top = 46 + PAD
 
     def at(points: Array) -> list[tuple[float, float]]:
         inside = np.clip(points[:, :2], low, high)
@@ -92,7 +99,8 @@ def draw_map(image: Image.Image, lines: Array, colours: Sequence[Colour], way: A
 
 
 def _speed(pen: ImageDraw.ImageDraw, bottom: float, instruments: Instruments) -> None:
-    number, share = f"{instruments.speed_m_s:.1f}", min(instruments.speed_m_s / instruments.speed_full_m_s, 1.0)
+    number = f"{instruments.speed_m_s:.1f}"
+    share = min(instruments.speed_m_s / instruments.speed_full_m_s, 1.0)
     pen.text((PAD, bottom - 8), number, fill=INK, font=_font(26), anchor="ls")
     behind = PAD + 4 + pen.textlength(number, font=_font(26))
     pen.text((behind, bottom - 8), "m/s", fill=DIM, font=_font(12), anchor="ls")
@@ -106,7 +114,8 @@ def _rotors(pen: ImageDraw.ImageDraw, right: float, bottom: float, instruments: 
     for number, (speed, command) in enumerate(
         zip(instruments.rotors.tolist(), instruments.commanded.tolist(), strict=True)
     ):
-        left, base = right - 12 * (4 - number) + 3, bottom - 12
+        left = right - 12 * (4 - number) + 3
+        base = bottom - 12
         pen.rectangle((left, base - 34, left + 8, base), fill=SHADE)
         pen.rectangle((left, base - 34 * min(max(speed, 0.0), 1.0), left + 8, base), fill=ROTOR)
         tick = base - 34 * min(max(command, 0.0), 1.0)

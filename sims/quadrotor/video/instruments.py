@@ -53,7 +53,8 @@ class Snapshot:
     def of(cls, env: QuadrotorEnvironment) -> Snapshot:
         """Present state of `env`."""
         (position, rotation), (speeds, commands), record = env.pose, env.rotors, env.record
-        won, velocity = env.mdp.success(record), torch.stack(env.body.velocity, 1)
+        won = env.mdp.success(record)
+        velocity = torch.stack(env.body.velocity, 1)
         parts = (
             *(position, rotation, velocity, speeds.t(), commands.t()),
             *(record.terminated, record.truncated, record.memory.t(), won, env.steps),
@@ -66,7 +67,8 @@ def states(first: int, snapshot: Snapshot, row: int, before: Progress, mdp: Race
     passed, laps, lap_steps, hit = snapshot.memory[row].tolist()
     step = int(snapshot.steps[row])
     if (total := round(len(race.TRACK) * laps + passed)) > before.passed:
-        before.passed, before.at = total, step
+        before.passed = total
+        before.at = step
         before.last = (first + total - 1) % len(race.TRACK)
     if laps > len(before.laps) - 1:
         before.laps.append(round(lap_steps))
@@ -86,9 +88,11 @@ def instruments(
         "commanded": snapshot.commands[row],
         "won": bool(snapshot.won[row]),
     }
-    ended, memory = bool(snapshot.terminated[row] or snapshot.truncated[row]), snapshot.memory[row]
+    ended = bool(snapshot.terminated[row] or snapshot.truncated[row])
+    memory = snapshot.memory[row]
     if isinstance(mdp, Race):
-        laps, order = round(float(memory[1])), [(first + number) % len(states) for number in range(len(states))]
+        laps = round(float(memory[1]))
+        order = [(first + number) % len(states) for number in range(len(states))]
         lap_s = DT_S * np.diff(before.laps)
         return Instruments(
             **common,

@@ -15,9 +15,16 @@ from sims.quadrotor.video.canvas import Canvas
 from sims.quadrotor.video.gates import State
 from sims.quadrotor.video.scenery import Scenery
 
-PAPER, GRID = (24, 26, 30), (62, 66, 74)
-TRAIL, GOAL, ARM, FRONT, BACK = (112, 186, 255), (70, 205, 110), (205, 210, 220), (255, 92, 70), (190, 200, 218)
-LEG, ERROR, HULL_COLOURS = (88, 96, 112), (255, 176, 46), ((34, 37, 44), (58, 63, 74))
+PAPER = (24, 26, 30)
+GRID = (62, 66, 74)
+TRAIL = (112, 186, 255)
+GOAL = (70, 205, 110)
+ARM = (205, 210, 220)
+FRONT = (255, 92, 70)
+BACK = (190, 200, 218)
+LEG = (88, 96, 112)
+ERROR = (255, 176, 46)
+HULL_COLOURS = ((34, 37, 44), (58, 63, 74))
 HULL = np.array([[0.42, 0.0, 0.0], [0.1, 0.22, 0.0], [-0.36, 0.2, 0.0], [-0.36, -0.2, 0.0], [0.1, -0.22, 0.0]])
 TRAILED = 25
 """Number of pieces of the path that are shown."""
@@ -87,7 +94,8 @@ def _goal(canvas: Canvas, around: Scenery, goal: Array, position: Array) -> None
 
 
 def _airframe(canvas: Canvas, position: Array, rotation: Array, arm: float, rotors: int) -> None:
-    at, disc = [place(rotor, rotors) for rotor in range(rotors)], 2.08 / rotors * CIRCLE
+    at = [place(rotor, rotors) for rotor in range(rotors)]
+    disc = 2.08 / rotors * CIRCLE
     hubs = arm / np.sqrt(2) * np.array([[ahead, aside, 0.0] for ahead, aside, _ in at])
     canvas.lines(position + np.stack([np.zeros_like(hubs), hubs], 1) @ rotation.T, 0.16 * arm, ARM)
     for hub in hubs:

@@ -51,7 +51,8 @@ class Scenery:
     @functools.cached_property
     def grid(self) -> Array:
         """The floor's lines, in pieces that fade one by one, [S, 2, 3] m."""
-        cells, piece = 14, 4
+        cells = 14
+        piece = 4
         along = np.arange(-cells, cells, piece, dtype=float)
         across = np.arange(-cells, cells + 1, dtype=float)
         first = np.stack(np.meshgrid(along, across, indexing="ij"), -1).reshape(-1, 2)
