@@ -1,5 +1,7 @@
 """Features of object names; padding and order of objects do not matter."""
 
+import math
+
 import pytest
 import torch
 from tensordict import TensorDict
@@ -7,7 +9,7 @@ from tensordict import TensorDict
 from embodied.errors import UserError
 from embodied.precision import Precision
 from embodied.words import hash_words
-from policies.libero_encoder import RELATION_WIDTH, ObjectEncoder, mention, object_poses
+from policies.libero_encoder import NEAR_M, RELATION_WIDTH, ObjectEncoder, mention, object_poses, offsets
 from tests.policies.observations import observations, text
 
 
@@ -94,6 +96,12 @@ def test_a_scene_is_seen_from_the_hand_wherever_it_is_and_whichever_way_it_is_tu
         columns = observation[key].unflatten(-1, (2, 3))
         turned[key] = (columns @ quarter.T).flatten(-2)
     torch.testing.assert_close(object_poses(turned), seen)
+
+
+def test_offsets_by_hand() -> None:
+    position = torch.tensor([[[0.0, 0.0, 0.1], [0.3 * NEAR_M, 0.4 * NEAR_M, 0.1]]])  # half of NEAR_M apart
+    second = offsets(position)[0, 0, 1]
+    torch.testing.assert_close(second, torch.tensor([0.3, 0.4, 0.0, math.exp(-0.5), math.exp(-2.0)]))
 
 
 def test_statistics_are_of_what_is_there() -> None:

@@ -35,6 +35,16 @@ class World:
             self.safety.command(self.action, self.reading)
 
 
+def test_a_robot_that_is_commanded_in_every_third_period_moves_on_between_its_commands():
+    world = World(Kind.VELOCITY)
+    for _ in range(40):
+        world.run(1)
+        for _ in range(2):
+            world.plant.position = world.plant.position + world.action * DT_S
+            world.plant.tick()
+    assert world.safety.state is State.ACTIVE, world.safety.reason
+
+
 @pytest.mark.parametrize("kind", [Kind.VELOCITY, Kind.DELTA])
 @pytest.mark.parametrize(("late", "kept"), [(0, 1), (0, 15), (25, 1), (10, 10)])
 def test_who_follows_late_and_is_measured_now_and_then_goes_on(kind: Kind, late: int, kept: int):

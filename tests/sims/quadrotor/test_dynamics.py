@@ -70,8 +70,12 @@ def test_each_rotor_turns_the_body_its_own_way(rotor, roll, pitch, yaw):
     # more lift in front pitches the nose up (-). The reaction opposes the rotor.
     action = [CRAZYFLIE.hover_action] * 4
     action[rotor] += 0.1
-    p, q, r = fly(at_rest(CRAZYFLIE.hover_speed), action)[10:13].sign().tolist()
+    after = fly(at_rest(CRAZYFLIE.hover_speed), action)
+    p, q, r = after[10:13].sign().tolist()
     assert (p, q, r) == (roll, pitch, yaw)
+    # Its extra thrust lifts the mass and, on its arm, turns the body: m v_z = I_x |p| / y.
+    turned = CRAZYFLIE.inertia_x * abs(float(after[10])) / CRAZYFLIE.arm_y_m
+    assert CRAZYFLIE.mass_kg * float(after[9]) == pytest.approx(turned, rel=1e-4)
 
 
 def test_yaw_torque_over_roll_torque_is_the_rotor_constant_over_the_arm():
