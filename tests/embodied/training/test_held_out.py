@@ -15,7 +15,7 @@ from embodied.interrupt import Stopped
 from embodied.run_options import AUTO, ExperimentConfig
 from embodied.saving import checkpoint
 from embodied.training.experiment import Experiment
-from embodied.training.held_out import FIRST_START, MOST, PHASE, SHARE, HeldOut
+from embodied.training.held_out import FIRST_START, MOST, PHASE, SHARE, SHORTEST_S, HeldOut
 from embodied.training.run_directory import run_of
 from policies.mlp import MLPConfig
 from sims.quadrotor.task import HoverTask
@@ -198,6 +198,12 @@ def test_what_costs_more_than_it_is_worth_is_not_evaluated(simulation, update, e
         Reach(4, step_limit=10), simulation=simulation, policy=0.0, update=update, evaluation=evaluation
     )
     assert len(looked) == points
+
+
+def test_a_run_is_evaluated_from_the_shortest_time_on() -> None:
+    for whole_s, points in ((SHORTEST_S, MOST), (SHORTEST_S - 0.1, 0)):
+        times = {"simulation": 4.0, "policy": 0.0, "update": whole_s - 4.0}
+        assert len(automatic(Reach(4, step_limit=10), evaluation=0.01, **times)[1]) == points
 
 
 def test_longer_episodes_are_evaluated_less_often() -> None:

@@ -201,6 +201,12 @@ def test_nothing_is_computed_with_and_the_table_adds_up() -> None:
     assert any(line.startswith("total ") for line in lines)
 
 
+def test_a_part_that_a_stage_lacks_takes_nothing_there() -> None:
+    memory_plan = Plan("a run", {"SFT": {("batch", "cpu"): 2000}, "RL": {("rollout", "cpu"): 3000}})
+    rows = [" ".join(line.split()) for line in memory_plan.table().splitlines()]
+    assert rows[3:6] == ["batch cpu 2 kB 0 B", "rollout cpu 0 B 3 kB", "total cpu 2 kB 3 kB"]
+
+
 @pytest.mark.parametrize(
     "options",
     [

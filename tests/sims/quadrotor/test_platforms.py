@@ -170,8 +170,10 @@ def test_only_those_called_outside_are_outside_the_ranges():
     masses = [airframe.mass_kg for name, airframe in INSIDE.items() if name.startswith("unseen")]
     assert (min(masses), max(masses), len(masses)) == (0.032, 2.4, 10)
     assert {"crazyflie", "crazyflie_21", "slow_rotors", "low_thrust", "high_thrust"} < INSIDE.keys()
-    for airframe in MEASURED.values():
+    for name, airframe in MEASURED.items():
         assert airframe.inertia_z <= airframe.inertia_x + airframe.inertia_y
+        if not name.startswith("crazyflie"):  # rotors leave room beside each other
+            assert airframe.rotor_radius_m == pytest.approx(0.8 * min(airframe.arm_x_m, airframe.arm_y_m))
 
 
 def test_the_unseen_fly_as_themselves():

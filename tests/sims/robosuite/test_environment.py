@@ -97,6 +97,7 @@ def test_contracts_tell_units_frames_and_arms():
     assert "robot1_eef_pos" in two.observation
     joints = contract(Options("Lift", controller="JOINT_POSITION")).action
     assert (joints.names[0], joints.shape, joints.frame) == ("robot0_joint1", (8,), "")
+    assert joints.unit == "0.05 rad (joints); direction of travel (gripper)"
 
 
 def pictured() -> World:
