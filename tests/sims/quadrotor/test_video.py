@@ -171,6 +171,14 @@ def test_a_gate_is_shown_as_passed_now_for_a_moment_only():
     assert colours[-1] is State.passed
 
 
+def test_a_race_keeps_the_step_at_which_each_lap_ended():
+    env, flight, number = racing(0.0)
+    for laps, ended in ((0, 0), (1, 300), (1, 300), (2, 570)):
+        snapshot = dataclasses.replace(filming.Snapshot.of(env), memory=np.array([[0.0, laps, ended, 0.0]]))
+        filming.states(number, snapshot, 0, flight.races[0], env.mdp)
+    assert flight.races[0].laps == [0, 300, 570]
+
+
 def test_instruments_are_drawn_in_their_corners():
     def drawn(**changes) -> np.ndarray:
         image = Image.new("RGB", SIZE)

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from sims.libero.assets import STAND_IN
-from sims.libero.expert.planning import BEYOND, Joint, Planner, target_position
+from sims.libero.expert.planning import BEYOND, CORRIDOR_M, Joint, Planner, _highest, target_position
 from sims.libero.scene.placement import Placement
 from sims.libero.scene.predicates import Predicate
 from sims.libero.scene.scene import build_scene
@@ -68,6 +68,15 @@ def test_the_wrist_stays_within_its_limits_wherever_the_object_lies():
             place = data.xpos[SCENE.object_body[body], :2] - (-0.6, 0.0)
             last_joint = 0.75 * np.pi + np.arctan2(place[1], place[0]) - np.arctan2(*plan.matrix[1::-1, 0])
             assert abs((last_joint + np.pi) % (2 * np.pi) - np.pi) < 2.8
+
+
+def test_what_stands_in_the_corridor_counts_and_what_stands_beside_or_beyond_it_does_not():
+    start, end = np.array([0.2, 0.1, 0.0]), np.array([0.2, 0.5, 0.0])
+    points = np.array([[0.2, 0.4, 0.1], [0.2 + 0.9 * CORRIDOR_M, 0.3, 0.2], [0.2, 0.1, 0.15]])
+    outside = np.array([[0.2 - 1.1 * CORRIDOR_M, 0.3, 0.9], [0.2, 0.5 + 1.1 * CORRIDOR_M, 0.9]])
+    assert _highest(np.concatenate((points, outside)), start, end) == 0.2
+    assert _highest(points[:1], start, end) == 0.1
+    assert _highest(outside, start, end) == -np.inf
 
 
 def test_a_joint_has_moved_when_it_is_near_its_end():
