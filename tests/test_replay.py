@@ -74,7 +74,8 @@ def test_rerun_gets_pictures_curves_with_names_points_words_and_events(file: Pat
     assert done.returncode == 0, done.stderr
     assert "showed 10 control periods" in done.stdout
     columns: dict[str, dict[str, list]] = {}
-    for chunk in rerun.chunk.RrdReader(file.with_suffix(".rrd")).stream():
+    reader = rerun.chunk.RrdReader(file.with_suffix(".rrd"))
+    for chunk in reader.stream():
         batch = chunk.to_record_batch()
         for name in (name for name in batch.schema.names if ":" in name):  # others are times and numbers of rows
             columns.setdefault(chunk.entity_path, {}).setdefault(name, []).extend(batch[name].to_pylist())
@@ -88,6 +89,11 @@ def test_rerun_gets_pictures_curves_with_names_points_words_and_events(file: Pat
     said = [text for (text,) in columns["/events"]["TextLog:text"]]
     assert said[:4] == ["episode 0 of stack the cups", "holding: stale measurement", "active: ", "success"]
     assert said[-1] == "failure"
+    (blueprint,) = reader.blueprints()
+    batches = [chunk.to_record_batch() for chunk in reader.stream(store=blueprint)]
+    origin = "ViewBlueprint:space_origin"
+    views = {path for batch in batches if origin in batch.schema.names for (path,) in batch[origin].to_pylist()}
+    assert views == {"action", "cameras/camera", "events", "observation/position", "space"}
     again = run_program("replay.py", str(file), "viewer=rerun", f"output={file.with_suffix('.rrd')}")
     assert "exists; choose another output" in again.stderr
 

@@ -1,12 +1,13 @@
 import json
 import os
+from dataclasses import replace
 
 import h5py
 import numpy as np
 import pytest
 import torch
 
-from embodied.data.episodes import columns
+from embodied.data.episodes import EpisodeWriter, columns
 from embodied.errors import UserError
 from real_robot.recording.demonstrations import demonstrations
 from sims.libero import hdf5
@@ -146,6 +147,18 @@ def test_what_follows_the_goal_is_cut_and_what_misses_it_left_out(butter, tmp_pa
     options = LiberoTask(tasks=["6"], assets=ASSETS)
     episodes = options.recorded_demonstrations(path, tmp_path / "run")
     assert episodes.ends.tolist() == [len(states)]
+    assert "1 recorded episodes do not reach their goal" in caplog.text
+
+
+def test_omitted_episodes_are_told_and_counted_by_task(butter, tmp_path, caplog):
+    task, (recorded, other) = butter
+    again = replace(task, name="another_task")
+    short = tuple(part[:5] if number < 2 else part for number, part in enumerate(other))
+    paths = [write(tmp_path, task, [recorded]), write(tmp_path, again, [short, recorded])]
+    contract = LiberoTask(tasks=["6"], assets=ASSETS).contract("wide")
+    with EpisodeWriter(tmp_path / "written", contract) as writer:
+        recorded_files.collect(writer, paths, [task, again], find_assets(ASSETS))
+    assert writer.origin == {"tasks": [task.name, "another_task"], "left_out": [0, 1]}
     assert "1 recorded episodes do not reach their goal" in caplog.text
 
 

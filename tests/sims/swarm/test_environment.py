@@ -1,5 +1,6 @@
 """Swarm environments: collisions and their effects, practice, resuming, gradients, evaluation."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,6 +14,7 @@ from sims.quadrotor.airframes import CRAZYFLIE, GRAVITY
 from sims.quadrotor.dynamics import DT_S
 from sims.swarm.environment import SwarmEnvironment
 from sims.swarm.mdp import AWAY_M, FLYING, HIT_DRONE, HIT_OBSTACLE, HIT_ROOM, Swarm
+from sims.swarm.pictures import fly
 from sims.swarm.practice import CAPACITY, EVERY, FIRST_LEVEL, RISE, SLOTS, WINDOW, Curriculum
 from sims.swarm.task import SwarmTask
 from tests.conformance.test_environments import same
@@ -52,6 +54,13 @@ def policy(env: SwarmEnvironment) -> AttentionPolicy:
     found.actor[-2].weight.data += 0.1 * torch.randn_like(found.actor[-2].weight)
     found.fit(env.reset(starts=torch.arange(env.num_envs)), torch.zeros(1, 4))
     return found
+
+
+def test_a_film_shows_an_episode_from_its_first_state_to_its_last():
+    env = make(split="eval", step_limit=7)
+    flown = fly(env, policy(env), "cpu", stride=3)
+    assert flown.positions.shape == (4, 2, CALM.drones, 3)  # after 0, 3, 6 and 7 steps
+    assert (np.abs(np.diff(flown.positions, axis=0)).max((1, 2, 3)) > 0.0).all()
 
 
 def test_it_is_differentiable_and_shared():
