@@ -81,6 +81,7 @@ class WrappedTask(Task):
         self.name = task.name
         self.distributions = task.distributions
         self.meanings = task.meanings
+        self.held_out_share = task.held_out_share
 
     def contract(self, distribution: str) -> Contract:
         """See `Task.contract`."""

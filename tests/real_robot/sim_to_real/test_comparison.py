@@ -15,6 +15,7 @@ from policies.registry import trained_policy
 from real_robot.recording.recorder import Recorder
 from real_robot.robots.robot import SimulatedRobot
 from real_robot.safety.safety import State, Verdict
+from sims.registry import TASKS
 
 FEW = ("episodes=4", "num_envs=4", "threads=1")
 
@@ -38,7 +39,7 @@ def hover(tmp_path_factory) -> Path:
 def bag(hover: Path, tmp_path: Path) -> Path:
     """Half a second of the policy in its simulator, recorded."""
     saved = checkpoint.load(hover)
-    policy, task = trained_policy(saved), train.TASKS["quadrotor_hover_schema"]()
+    policy, task = trained_policy(saved), TASKS["quadrotor_hover_schema"]()
     robot = SimulatedRobot(task.environment(1, "disturbed", "eval"), lambda _: np.zeros(4))
     with Recorder(tmp_path / "bag.mcap", robot.contract, clock=robot.clock) as recorder:
         watched = recorder.watch(policy)
