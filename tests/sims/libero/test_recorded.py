@@ -150,7 +150,7 @@ def test_what_follows_the_goal_is_cut_and_what_misses_it_left_out(butter, tmp_pa
     assert "1 recorded episodes do not reach their goal" in caplog.text
 
 
-def test_omitted_episodes_are_told_and_counted_by_task(butter, tmp_path, caplog):
+def test_omitted_episodes_are_logged_and_counted_by_task(butter, tmp_path, caplog):
     task, (recorded, other) = butter
     again = replace(task, name="another_task")
     short = tuple(part[:5] if number < 2 else part for number, part in enumerate(other))
