@@ -28,7 +28,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --no-compile --n
 ARGS ?=
 BASE ?= main
 # A process for each core, as tests use one thread.
-PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
+PARALLEL := -n auto --maxprocesses 8 --dist worksteal
+PYTEST := $(BIN)/python -m pytest $(PARALLEL)
 # Empty is as if it was not set: with a value, every program that a test starts would compile all that it imports anew.
 export PYTHONDONTWRITEBYTECODE =
 
@@ -58,9 +59,9 @@ test-changed: $(VENV)/installed-dev
 		if [ -z "$$files" ]; then echo "no test depends on what differs from $(BASE)"; else \
 		$(PYTEST) --dist load -m "not evidence" $$files $(ARGS); fi
 
-# Without rclpy these tests are skipped by `make test`; here they fail.
+# Without rclpy these tests are skipped by `make test`; here they fail. Each process claims ROS domains of its own.
 test-ros: $(ROS)/installed
-	CI_ROS=required $(ROS)/bin/python -m pytest tests/real_robot/ros2 $(ARGS)
+	CI_ROS=required $(ROS)/bin/python -m pytest $(PARALLEL) tests/real_robot/ros2 $(ARGS)
 
 ros: $(ROS)/installed
 
