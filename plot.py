@@ -40,14 +40,14 @@ def run(arguments: list[str]) -> None:
     options = [each for each in arguments if re.match(r"\w+=", each) and not Path(each).exists()]
     config, _ = compose(PlotConfig, "plot", options, {})
     runs = [read(each) for each in arguments if each not in options]
-    known = metrics(runs)
+    values = metrics(runs)
     if config.metric is None:
-        width = max(map(len, known))
-        lines = (f"{name:{width}}  {len(each)} values, last {each[-1]:.4g}" for name, each in known.items())
+        width = max(map(len, values))
+        lines = (f"{name:{width}}  {len(each)} values, last {each[-1]:.4g}" for name, each in values.items())
         return log.info("\n".join(lines))
-    if config.metric not in known:
-        same = [name for name in known if name.rpartition("/")[2] == config.metric]
-        close = f"; did you mean {' or '.join(same)}?" if same else did_you_mean(config.metric, known)
+    if config.metric not in values:
+        same = [name for name in values if name.rpartition("/")[2] == config.metric]
+        close = f"; did you mean {' or '.join(same)}?" if same else did_you_mean(config.metric, values)
         raise UserError(f"no run has the metric {config.metric}{close or '; without metric= all are listed'}")
     name = f"{config.metric.replace('/', '_')}_{datetime.now():%Y-%m-%d_%H-%M-%S}.png"
     log.info(draw(Path(config.output or f"outputs/plots/{name}"), runs, config.metric, config.x))
@@ -59,4 +59,4 @@ def describe(_: list[str]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(program.main(run, describe, sys.argv[1:], lambda given: compose(PlotConfig, "plot", given, {})))
+    sys.exit(program.main(run, describe, sys.argv[1:], lambda arguments: compose(PlotConfig, "plot", arguments, {})))

@@ -17,8 +17,8 @@ log = logging.getLogger(__name__)
 CHUNKS = "chunks.png"
 HEADER = ["element", "unit", "mean error [95% interval]", "holding the last action", "mean of training"]
 NOTHING_EXECUTED = (
-    "Nothing was executed, so that no success rate is known: the errors are those of predicted actions, given recorded"
-    " observations of held-out episodes."
+    "No episode was executed, so that the success rate is unknown: the errors compare predicted with recorded actions"
+    " on the observations of held-out episodes."
 )
 
 

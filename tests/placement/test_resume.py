@@ -34,8 +34,8 @@ def metrics(folder: Path) -> list[dict[str, float]]:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run in two processes that nothing disturbed."""
     folder = tmp_path_factory.mktemp("whole")
-    found = run_processes(2, main, folder, 480, "mlp")
-    assert found.returncode == 0, found.stderr
+    process = run_processes(2, main, folder, 480, "mlp")
+    assert process.returncode == 0, process.stderr
     return folder
 
 
@@ -65,8 +65,8 @@ def test_a_run_goes_on_in_one_process_and_in_two_again(tmp_path: Path, whole: Pa
     steps = []
     for count, more in ((1, 640), (2, 800)):
         before = checkpoint.load(folder).counters["rl_gradient_steps"]
-        found = run_processes(count, main, folder, more, "mlp")
-        assert found.returncode == 0, found.stderr
+        process = run_processes(count, main, folder, more, "mlp")
+        assert process.returncode == 0, process.stderr
         saved = checkpoint.load(folder)
         assert saved.counters["processes"] == count
         steps.append(saved.counters["rl_gradient_steps"] - before)
@@ -79,8 +79,8 @@ def test_a_run_goes_on_in_one_process_and_in_two_again(tmp_path: Path, whole: Pa
 
 def test_a_divided_model_goes_on_in_one_process_and_its_checkpoint_is_whole_for_other_programs(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    found = run_processes(2, main, folder, 160, "pi0")
-    assert found.returncode == 0, found.stderr
+    process = run_processes(2, main, folder, 160, "pi0")
+    assert process.returncode == 0, process.stderr
     shutil.copytree(folder, tmp_path / "kept")
     saved = checkpoint.load(tmp_path / "kept")
     assert saved.path is not None

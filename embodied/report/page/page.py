@@ -187,7 +187,7 @@ def _rows(record: Record, directory: Path) -> str:
 
 
 def _meanings(record: Record) -> str:
-    """What the distributions stand for; reports of earlier versions do not have it."""
+    """Meanings of the distributions; records of earlier versions have none."""
     meanings = record.get("meanings") or {}
     rows = (f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in meanings.items())
     return f"<section>\n<h2>Distributions</h2>\n<dl>{''.join(rows)}</dl>\n</section>" if meanings else ""

@@ -49,8 +49,8 @@ def test_a_simulator_in_an_environment_of_its_own_is_found_there(tmp_path, monke
     assert "isaac_lab (extra isaac-lab, not installed: make isaac)" in tasks(train.GROUPS["task"], needs)
     (tmp_path / "apart/bin").mkdir(parents=True)
     (tmp_path / "apart/bin/python").touch()
-    told = tasks(train.GROUPS["task"], needs)
-    assert "isaac_lab (extra isaac-lab, installed in apart: task.python=apart/bin/python)" in told
+    listing = tasks(train.GROUPS["task"], needs)
+    assert "isaac_lab (extra isaac-lab, installed in apart: task.python=apart/bin/python)" in listing
 
 
 def test_extras_that_are_named_exist():

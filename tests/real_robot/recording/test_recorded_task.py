@@ -113,7 +113,7 @@ def test_a_run_reports_errors_in_their_units(run: Path):
         zip(MOTORS, ["deg", "deg", "percent"], strict=True)
     )
     assert report["evaluations"] == []
-    assert any(note.startswith("Nothing was executed") for note in report["notes"])
+    assert any(note.startswith("No episode was executed") for note in report["notes"])
     assert "1 failed and are not imitated" in "".join(report["notes"])
     logged = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert logged[-1]["sft/held_out_loss"] == summary["held_out_loss"]
