@@ -80,10 +80,10 @@ test-stock: $(VENV)/installed-dev
 test-crazyflow: $(VENV)/installed-dev
 	CI_CRAZYFLOW=required $(BIN)/python -m pytest tests/sims/quadrotor/test_crazyflow.py $(ARGS)
 
-# Clusters of processes on one machine: their tests wait on time limits, so that they run alone.
+# Clusters of processes on one machine: their tests wait on time limits, so that they run alone; `make test` skips them.
 test-ray: $(VENV)/installed-dev
 	$(PIP) --editable '.[ray]'
-	$(BIN)/python -m pytest tests/placement/test_ray.py $(ARGS)
+	CI_RAY=required $(BIN)/python -m pytest tests/placement/test_ray.py $(ARGS)
 
 # Documents lie all over the tree: the site is built from a copy of what they link to. It links to the clone's origin.
 docs: export REPOSITORY := $(shell git remote get-url origin 2>/dev/null | sed -nE 's,^(git@|https://)([^:/]+)[:/](.+),https://\2/\3,p')
