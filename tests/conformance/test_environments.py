@@ -429,4 +429,3 @@ def test_an_action_that_is_no_number_is_refused_and_changes_nothing(env, value):
     with pytest.raises(ValueError, match="finite"):
         env.step(broken)
     assert same(env.state_dict(), before)
-
