@@ -1,7 +1,8 @@
 """Plot a metric of runs: python plot.py RUN RUN ... metric=NAME [x=env_steps|wall_s|cpu_s] [output=FILE].
 
 RUN is the folder of a run, finished or not, or of a sweep (-m). Runs that differ only in their seed are one line, their
-mean, in a band: the 95% interval of the mean (Student's), or the range of two seeds. Without metric=NAME the metrics are listed.
+mean, in a band: the 95% interval of the mean (Student's), or the range of two seeds. Without metric=NAME the metrics
+are listed.
 """
 
 from __future__ import annotations
