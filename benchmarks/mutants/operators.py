@@ -34,7 +34,7 @@ UNTOUCHED_CALLS = frozenset(
     | {"sleep", "wait", "cast", "flush", "synchronize", "legend", "grid", "set_title"}
     | {"kill", "killpg", "terminate", "rmtree", "unlink", "remove", "rmdir"}
 )
-"""Calls that only write texts, decorate plots, wait, or would be dangerous with a fault: neither changed nor deleted."""
+"""Calls that only write texts, decorate plots, wait, or are dangerous with a fault: neither changed nor deleted."""
 
 UNTOUCHED_ARGUMENTS = frozenset(
     {"device", "non_blocking", "pin_memory", "daemon", "daemon_threads", "timeout", "timeout_s", "strict", "check"}
