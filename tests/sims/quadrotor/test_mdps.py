@@ -225,9 +225,7 @@ def test_parameters_of_a_varied_drone():
         "observation_delay_s": (0.0, 0.01),
     }
     quarter = torch.full((DRAWS, 1), 0.25, dtype=torch.float64)
-    rows = dict(
-        zip(PARAMETERS, Variation(**ranges, other=CRAZYFLIE_21).airframes(CRAZYFLIE, quarter)[:, 0], strict=True)
-    )
+    varied = Variation(**ranges, other=CRAZYFLIE_21).airframes(CRAZYFLIE, quarter)[:, 0]
     between = {name: 0.75 * getattr(CRAZYFLIE, name) + 0.25 * getattr(CRAZYFLIE_21, name) for name in PARAMETERS}
     mass = 0.9 * between["mass_kg"]
     expected = between | {
