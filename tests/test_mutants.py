@@ -92,6 +92,7 @@ def test_a_function_that_returns_a_bool_returns_the_opposite() -> None:
         "if x.type == 'cuda':\n    x(y + 1)",
         "torch.cuda.f(x + 1)",
         "z = x.expand(-1, y)",
+        "z = x.reshape(-1, y)",
         "raise NotImplementedError",
         "raise AssertionError(x + 1)",
         "for _ in range(ROUNDS):\n    pass",

@@ -242,6 +242,8 @@ def _children(node: ast.AST) -> list[ast.AST]:
             arguments = arguments[:0] if _last_name(func) == "range" and len(arguments) < 2 else arguments
             if _last_name(func) == "expand":  # -1 and 1 are the same where a dimension has one element, else 1 fails
                 arguments = [each for each in arguments if not _is_integer(each)]
+            if _last_name(func) == "reshape":  # NumPy infers the length of a dimension from any negative number
+                arguments = [each for each in arguments if not isinstance(each, ast.UnaryOp)]
             values = [each.value for each in keywords if each.arg not in UNTOUCHED_ARGUMENTS]
             return [func, *arguments, *values]
         case ast.For(target=ast.Name("_"), iter=ast.Call(ast.Name("range"), [ast.Name(rounds)])) if rounds.isupper():

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from embodied.contract import Contract, TensorSpec
 from real_robot.robots.robot import Reading
 from real_robot.safety.barrier import Barrier, Distance, Motion, _inside, nearest, share
+from real_robot.safety.filters import Filters
 from real_robot.safety.limits import ElementLimits, Kind, Limits
 from real_robot.safety.safety import Safety
 from tests.real_robot.plant import DT_S, Plant, guarded
@@ -374,6 +375,18 @@ def test_half_spaces_beyond_reach_are_exceeded_as_little_as_possible():
         point = _inside(np.array([0.5, 1.5]), np.array(normals), np.array(speed), reach)
         assert point == pytest.approx(nearest_point, abs=0.01)
     assert _inside(np.array([9.0, 0.0]), np.array([[1.0, 0.0]]), np.array([0.0]), reach) == pytest.approx([1.0, 0.4])
+
+
+def test_who_goes_on_for_the_time_out_of_commands_keeps_room_for_it():
+    plant = Plant(Kind.VELOCITY, np.zeros(2))
+    distance = Distance(["a", "b"], position="position", planes=[[1.0, 0.0, -1.0]])
+    for kinds, pause_s in (("VV", 0.2), ("VD", 0.2), ("DV", 0.2), ("DD", 0.0)):
+        commands = {
+            name: ElementLimits({"V": Kind.VELOCITY, "D": Kind.DELTA}[kind], velocity=1.0)
+            for name, kind in zip("ab", kinds, strict=True)
+        }
+        filters = Filters(plant.contract, Limits(commands, distance=distance, command_timeout_s=0.2), (0.0, 0.0))
+        assert filters._distance._barrier._lag == pytest.approx(DT_S + pause_s)
 
 
 def test_the_largest_share_of_a_velocity_that_keeps_every_distance():
