@@ -9,7 +9,7 @@ import pytest
 
 from embodied.contract import Contract, TensorSpec
 from real_robot.robots.robot import Reading
-from real_robot.safety.consistency import Consistency
+from real_robot.safety.consistency import Consistency, _speed
 from real_robot.safety.limits import ElementLimits, Kind, Limits
 from real_robot.safety.safety import Command, Safety, State
 from tests.real_robot.plant import DT_S as PLANT_DT_S
@@ -77,6 +77,22 @@ def test_consistent_measurements_are_counted():
     assert [settled(2.0 + 0.02 * index) for index in range(5)] == [False] * 4 + [True]
     assert not settled(2.1, position=1.0)
     assert [settled(0.02 + 0.02 * index) for index in range(5)] == [False] * 4 + [True]  # by another clock
+
+
+@pytest.mark.parametrize(
+    ("kind", "velocity", "speed"),
+    # the action is from -1 to 2, a value of 1 is 3 of the limits' unit, and a period lasts 0.02 s
+    [
+        (Kind.POSITION, 5.0, 5.0),
+        (Kind.VELOCITY, 5.0, 5.0),
+        (Kind.VELOCITY, 7.0, 6.0),
+        (Kind.DELTA, 301.0, 300.0),
+        (Kind.DELTA, 5.0, 5.0),
+    ],
+)
+def test_the_largest_speed_that_an_action_allows(kind: Kind, velocity: float, speed: float):
+    action = TensorSpec((2,), low=(-9.0, -1.0), high=(9.0, 2.0))
+    assert _speed(Contract({}, action, DT_S), ElementLimits(kind, 3.0, velocity=velocity), 1) == pytest.approx(speed)
 
 
 def moving(arm: Arm) -> Safety:
