@@ -30,9 +30,9 @@ PACKAGES = {
     "embodied": "tests/embodied tests/placement tests/conformance tests/*.py",
     "policies": "tests/policies tests/conformance/test_policies.py",
     "sims": "tests/sims",
-    "sims/libero": "tests/sims/libero",
-    "sims/quadrotor": "tests/sims/quadrotor",
-    "sims/vehicle": "tests/sims/vehicle",
+    "sims/libero": "tests/sims/libero tests/sims/*.py",
+    "sims/quadrotor": "tests/sims/quadrotor tests/sims/*.py",
+    "sims/vehicle": "tests/sims/vehicle tests/sims/*.py",
     "real_robot": "tests/real_robot",
     "real_robot/safety": "tests/real_robot/safety",
 }

@@ -9,6 +9,7 @@ from sims.quadrotor import air
 from sims.quadrotor.airframes import CRAZYFLIE, CRAZYFLIE_21, PARAMETERS, RACER_5_INCH
 from sims.quadrotor.dynamics import Body
 from sims.quadrotor.episode import Mdp, Moment, Record
+from sims.quadrotor.fitting import _quaternion
 from sims.quadrotor.flights import DRAG_PER_S, MEANINGS, SWEEPS, named_flights, swept
 from sims.quadrotor.tasks.hover import Hover
 from sims.quadrotor.tasks.race import BACK_M, TRACK, Race, crossing, next_gate, way, within
@@ -174,6 +175,14 @@ def test_where_a_step_crosses_the_plane_of_a_gate():
     assert crossing(far, near, gate) == (False, True, pytest.approx([0.3**2, 0.2**2]))
     assert crossing(near, at(-0.1, 0.6, 0.5), gate)[:2] == (False, False)
     assert [within([a**2, b**2], 0.6) for a, b in ((0.5, 0.5), (0.7, 0.5), (0.5, 0.7))] == [True, False, False]
+
+
+def test_quaternions_of_rotation_matrices():
+    quaternions = torch.nn.functional.normalize(
+        torch.tensor([[1.0, 0, 0, 0], [1, 2, 3, 4], [1, -2, 3, -4], [2, 0, 0, 5]])
+    )
+    rotations = torch.stack(Body.of([*torch.zeros(3, 4), *quaternions.T, *torch.zeros(10, 4)]).rotation(), 1)
+    torch.testing.assert_close(_quaternion(rotations.view(-1, 3, 3)), quaternions)
 
 
 def test_flights_by_name():
