@@ -7,8 +7,8 @@ import torch
 
 from sims.quadrotor import air
 from sims.quadrotor.airframes import CRAZYFLIE, CRAZYFLIE_21, PARAMETERS, RACER_5_INCH
-from sims.quadrotor.dynamics import Body
-from sims.quadrotor.episode import Mdp, Moment, Record
+from sims.quadrotor.dynamics import Body, Options
+from sims.quadrotor.episode import Episode, Mdp, Moment, Record
 from sims.quadrotor.fitting import _quaternion
 from sims.quadrotor.flights import DRAG_PER_S, MEANINGS, SWEEPS, named_flights, swept
 from sims.quadrotor.tasks.hover import Hover
@@ -183,6 +183,20 @@ def test_quaternions_of_rotation_matrices():
     )
     rotations = torch.stack(Body.of([*torch.zeros(3, 4), *quaternions.T, *torch.zeros(10, 4)]).rotation(), 1)
     torch.testing.assert_close(_quaternion(rotations.view(-1, 3, 3)), quaternions)
+
+
+def test_measurements_between_two_steps():
+    options = Options(drag=True, wind=True, senses=True)
+    late = replace(CRAZYFLIE, observation_delay_s=0.0025)  # a quarter of a step
+    now = moment()
+    now.body.quaternion = [1.0, 0.0, 0.0, 0.0]
+    before = [0.5, 0.2, -0.2, 0.0, 1.0, 0.0, 0.0, 5.0, 2.0, -2.0, 2.0, 7.0, 6.0]
+    measured = Episode(RobustHover(), options)._measured(now, [0.0] * options.dynamic_rows + before, late).body
+    assert measured.position == pytest.approx([0.2, 0.2, -0.2])
+    assert measured.quaternion == pytest.approx([0.75 / 0.625**0.5, 0.25 / 0.625**0.5, 0.0, 0.0])
+    assert measured.velocity == pytest.approx([2.0, 2.0, -2.0])
+    assert measured.angular_velocity == pytest.approx([2.0, 4.0, 6.0])
+    assert measured.rotor_speed == now.body.rotor_speed
 
 
 def test_flights_by_name():
