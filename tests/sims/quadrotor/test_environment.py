@@ -27,8 +27,10 @@ def hover_actions(env, scatter=0.0, seed=0):
     return CRAZYFLIE.hover_action + scatter * noise
 
 
-def test_it_is_differentiable():
-    assert isinstance(QuadrotorEnvironment(1), DifferentiableEnvironment)
+def test_it_is_differentiable_and_says_what_its_task_is():
+    env = QuadrotorEnvironment(1)
+    assert isinstance(env, DifferentiableEnvironment)
+    assert (env.task_names, env.instructions) == (("hover",), ("hover at the origin",))
 
 
 def test_observations_are_22_or_146_numbers_and_the_rest_is_privileged():

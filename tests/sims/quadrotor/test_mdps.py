@@ -69,6 +69,18 @@ def test_references():
     assert observed[12:15] == pytest.approx([2.0, -2.0, 2.0])
 
 
+def test_curves_of_references():
+    track = Track(size_m=2.0)
+    r = 3.0 / (2.0**0.5 * 2.0)  # in the middle sqrt(2) A times the rate
+    assert track._eight(3.0, 0.5) == pytest.approx([2, 0, 1, 0, 0, 0, r, 0, 2 * r, 0, 0, 0, 0.5, 0, 1, 0, 0, 0])
+    plan = track._lissajous(3.0, 0.5)
+    amplitudes, rates, phases = plan[:6], plan[6:12], plan[12:]
+    assert sum((a * w) ** 2 for a, w in zip(amplitudes, rates, strict=True)) == pytest.approx(3.0**2)
+    assert amplitudes == [2.0, 0.0, 2.0, 0.0, 0.5, 0.0]
+    assert [rate / rates[4] for rate in rates] == pytest.approx([3.0, 0.0, 2.0, 0.0, 1.0, 0.0])
+    assert phases == pytest.approx([1.5, 0.0, 1.0 + 0.5 * torch.pi, 0.0, 0.5, 0.0])
+
+
 @pytest.mark.parametrize(
     ("mdp", "place", "memory", "ended"),
     [
