@@ -111,6 +111,13 @@ def test_score_of_driving_straight_on(goal: float, wall: float, score: float):
     assert result.item() == pytest.approx(score, abs=1e-5)
 
 
+def test_a_curve_that_ends_at_the_goal_costs_nothing():
+    command = row(1.0, 0.5), row(1.0), row(1.0)
+    goal = WINDOW._foresee(*command, 20)[0, :, -1, :2]
+    score = WINDOW._score(NOWHERE, *command, row(0.06), goal)
+    assert score.item() == pytest.approx(0.25 + 1.5)
+
+
 @pytest.mark.parametrize(
     ("points", "goal", "degrees"),
     [
