@@ -88,12 +88,10 @@ def test_a_command_is_admissible_if_it_can_stop_before_the_wall():
     for gap, admissible in ((0.001, True), (-0.001, False)):
         ranges = row(least + gap, 9.0, 9.0, 9.0)
         assert WINDOW.admissible(ranges, row(1.0, 0.0), row(1.0, 0.0)).item() is admissible
-    points = torch.tensor([[[0.2 + way + 0.1, 0.0]]])
-    for aside, turnable in ((0.301, True), (0.299, False)):
-        points[0, 0] = torch.tensor([way, aside])
-        commands = row(1.0, 0.0), row(1.0), row(0.0), row(0.06)
-        safe, around = WINDOW._admissible(points, *commands)
-        assert (safe.item(), around.item()) == (True, turnable)
+    points = torch.tensor([[[way, 0.301]], [[way, 0.299]]])  # a circle of 0.3 m around where it stops
+    commands = (each.repeat(2, 1) for each in (row(1.0, 0.0), row(1.0), row(0.0), row(0.06)))
+    safe, turnable = WINDOW._admissible(points, *commands)
+    assert (safe.tolist(), turnable.tolist()) == ([[True], [True]], [[True], [False]])
 
 
 @pytest.mark.parametrize(
