@@ -181,7 +181,7 @@ class BuiltRun(SavedRun):
             with seeding.undisturbed():
                 self._try(None)
             return None
-        self.report.notes += report_notes(demonstrations, self.directory)
+        self.report.notes += report_notes(demonstrations, self.directory, offline=self.offline is not None)
         if self.task.held_out_share is not None:
             demonstrations, held_out = split(demonstrations, self.task.held_out_share)
             self.open_loop = OpenLoop(held_out, demonstrations, self.contract, self.device)
