@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
 
@@ -251,6 +252,64 @@ class RankingPolicy(TrainablePolicy):
         """All parameters that neither the value nor the advantage uses alone."""
         critics = {*self.critic_parameters(), *self.advantage_parameters()}
         return [parameter for parameter in self.parameters() if parameter not in critics]
+
+
+class Steering(Enum):
+    """Quantity that a small actor chooses for a policy that generates chunks from noise.
+
+    NOISE is the initial noise of denoising, RESIDUAL a correction of the executed actions, ONE_STEP the chunk itself,
+    in place of denoising. NONE: there is no such actor.
+    """
+
+    NONE = "none"
+    NOISE = "noise"
+    RESIDUAL = "residual"
+    ONE_STEP = "one_step"
+
+
+class SteeredPolicy(TrainablePolicy):
+    """A policy that generates chunks from noise, and may have a small actor that steers it.
+
+    Letters: G generated actions, whose noise is [N, G, A].
+    """
+
+    steering: Steering
+    generated: int
+
+    @abstractmethod
+    def start_steering(self) -> None:
+        """Let `act` use the small actor from now on."""
+
+    @abstractmethod
+    def steering_parameters(self) -> list[nn.Parameter]:
+        """Parameters that only the small actor uses."""
+
+    @abstractmethod
+    def generate(self, observation: TensorDict, noise: Tensor) -> Tensor:
+        """Chunks [N, H, A] in robot units from initial `noise` [N, G, A], without the small actor or exploration."""
+
+    @property
+    @abstractmethod
+    def steering_noise_shape(self) -> tuple[int, int]:
+        """Shape of the noise of one observation in `steered`: (G, A), or (G + K, A) if the actor chooses a residual."""
+
+    @abstractmethod
+    def steered(self, observation: TensorDict, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Chunks [N, H, A] in robot units, those of `act` for the same normal noise, and their log_prob [N, 1].
+
+        Gradients reach the small actor alone, those of initial noise only through the log-probability.
+        """
+
+    @abstractmethod
+    def initial_noise(self, observation: TensorDict, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Initial noise [N, G, A] that the small actor chooses for standard normal `noise`, and its log_prob [N, 1].
+
+        The log-probability is that of the initial noise scaled to [-1, 1].
+        """
+
+    @abstractmethod
+    def distance_of_one_step(self, observation: TensorDict, noise: Tensor) -> Tensor:
+        """Mean squared distance of the chunks of one step from the generated ones, in half ranges; one scalar."""
 
 
 class DeterministicPolicy(TrainablePolicy):

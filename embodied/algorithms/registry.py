@@ -4,6 +4,7 @@ from embodied.algorithms.bptt import BPTTConfig
 from embodied.algorithms.distillation import DistillationConfig
 from embodied.algorithms.grpo import GRPOConfig
 from embodied.algorithms.ppo import PPOConfig
+from embodied.algorithms.qc import QCConfig, QCFQLConfig
 from embodied.algorithms.ranking import RankingConfig
 from embodied.algorithms.self_imitation import SelfImitationConfig
 from embodied.algorithms.td3 import TD3Config
@@ -13,6 +14,8 @@ ALGORITHMS: dict[str, type] = {
     "distillation": DistillationConfig,
     "grpo": GRPOConfig,
     "ppo": PPOConfig,
+    "qc": QCConfig,
+    "qc_fql": QCFQLConfig,
     "ranking": RankingConfig,
     "self_imitation": SelfImitationConfig,
     "td3": TD3Config,
