@@ -30,6 +30,8 @@ EXECUTED = "executed"
 """Key of a stored sample: mask of the actions executed before the episode's end, [..., K] bool; absent: all."""
 MEMORY = "memory"
 """Observation key of a recurrent policy's memory [N, M], and key of the next memory in `Decision.sample`."""
+INITIAL_NOISE = "initial_noise"
+"""Key of the initial noise of denoising [N, G, A] in the sample of a steered policy."""
 
 
 @dataclass
@@ -276,6 +278,11 @@ class SteeredPolicy(TrainablePolicy):
     steering: Steering
     generated: int
 
+    @property
+    @abstractmethod
+    def noise_bound(self) -> float:
+        """Largest absolute value of the initial noise that the small actor chooses."""
+
     @abstractmethod
     def start_steering(self) -> None:
         """Let `act` use the small actor from now on."""
@@ -294,10 +301,10 @@ class SteeredPolicy(TrainablePolicy):
         """Shape of the noise of one observation in `steered`: (G, A), or (G + K, A) if the actor chooses a residual."""
 
     @abstractmethod
-    def steered(self, observation: TensorDict, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Chunks [N, H, A] in robot units, those of `act` for the same normal noise, and their log_prob [N, 1].
+    def steered(self, observation: TensorDict, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Chunks [N, H, A] of `act` for standard normal `noise`, their log_prob [N, 1], and initial noise [N, G, A].
 
-        Gradients reach the small actor alone, those of initial noise only through the log-probability.
+        Gradients reach the small actor alone, and from chunks only if it chooses a residual or the chunk itself.
         """
 
     @abstractmethod

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 import torch
 from tensordict import TensorDict
@@ -21,10 +19,7 @@ from torch import Tensor, nn
 from embodied.configuration import Configuration, PositiveFloat, PositiveInt
 from embodied.policy import SteeredPolicy, Steering
 from policies.encoders import Encoder
-from policies.kernels.flow import gaussian_log_prob
-
-LOG_STD_RANGE = -10.0, 2.0
-"""Bounds of the logarithm of the deviation before tanh."""
+from policies.squashed import LOG_STD_RANGE, dense_layers, squashed_log_prob
 
 
 @dataclass
@@ -57,7 +52,7 @@ class SteeringActor(nn.Module):
         size = math.prod(self.shape)
         inputs = features if config.kind is Steering.NOISE else features + size
         outputs = size if config.kind is Steering.ONE_STEP else 2 * size
-        self.layers = layers([inputs, *config.hidden, outputs])
+        self.layers = dense_layers([inputs, *config.hidden, outputs])
         if config.kind is not Steering.ONE_STEP:
             # at first the policy acts as it would alone, but for exploration
             nn.init.zeros_(self.layers[-1].weight)
@@ -74,18 +69,8 @@ class SteeringActor(nn.Module):
         std = (log_std + math.log(self.config.initial_std)).clamp(*LOG_STD_RANGE).exp()
         # u = mean + std z
         raw = mean + std * noise
-        # log p(tanh u) = log N(u; mean, std) - log(1 - tanh^2 u),  1 - tanh^2 u = 4 exp(-2 u) / (1 + exp(-2 u))^2
-        slope = 2.0 * (math.log(2.0) - raw - nn.functional.softplus(-2.0 * raw))
-        log_prob = (gaussian_log_prob(raw, mean, std) - slope).flatten(1).sum(-1, keepdim=True)
+        log_prob = squashed_log_prob(raw, mean, std).flatten(1).sum(-1, keepdim=True)
         return raw.tanh(), log_prob
-
-
-def layers(sizes: Sequence[int]) -> nn.Sequential:
-    """Dense layers of `sizes` with ReLU between them."""
-    modules: list[nn.Module] = []
-    for inputs, outputs in pairwise(sizes):
-        modules += [nn.Linear(inputs, outputs), nn.ReLU()]
-    return nn.Sequential(*modules[:-1])
 
 
 class Steerable(SteeredPolicy):
@@ -114,6 +99,11 @@ class Steerable(SteeredPolicy):
     def scores(self) -> bool:
         """Whether samples have a log-probability: not those of the small actor."""
         return not self.steers
+
+    @property
+    def noise_bound(self) -> float:
+        """See `SteeredPolicy.noise_bound`."""
+        return self.steering_actor.config.noise_bound
 
     def start_steering(self) -> None:
         """Act by the small actor from now on."""
@@ -152,20 +142,21 @@ class Steerable(SteeredPolicy):
     def initial_noise(self, observation: TensorDict, noise: Tensor) -> tuple[Tensor, Tensor]:
         """See `SteeredPolicy.initial_noise`."""
         variables, log_prob = self.steering_actor.variables(self._frozen_features(observation), noise)
-        return self.steering_actor.config.noise_bound * variables, log_prob
+        return self.noise_bound * variables, log_prob
 
-    def steered(self, observation: TensorDict, noise: Tensor) -> tuple[Tensor, Tensor]:
+    def steered(self, observation: TensorDict, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """See `SteeredPolicy.steered`; noise of the residual that is absent is zero."""
+        initial = noise[:, : self.generated]
         if self.steering is Steering.NOISE:
-            initial, log_prob = self.initial_noise(observation, noise)
+            initial, log_prob = self.initial_noise(observation, initial)
             with torch.no_grad():
-                return self.generate(observation, initial), log_prob
+                return self.generate(observation, initial), log_prob, initial
         features = self._frozen_features(observation)
         if self.steering is Steering.ONE_STEP:
-            chunk = self.steering_actor.chunk(features, noise)
-            return self.predicted(chunk), chunk.new_full((len(chunk), 1), torch.nan)
+            chunk = self.steering_actor.chunk(features, initial)
+            return self.predicted(chunk), chunk.new_full((len(chunk), 1), torch.nan), initial
         with torch.no_grad():
-            base = self.generate(observation, noise[:, : self.generated])
+            base = self.generate(observation, initial)
         executed = self.contract.executed
         scaled = (base[:, :executed] - (self.action_high + self.action_low) / 2) / self.half_range
         residual_noise = noise[:, self.generated :] if noise.shape[1] > self.generated else torch.zeros_like(scaled)
@@ -173,7 +164,7 @@ class Steerable(SteeredPolicy):
         # a = clip(a_base + s u), s in half ranges
         residual = self.steering_actor.config.residual_scale * self.half_range * variables
         corrected = (base[:, :executed] + residual).clamp(self.action_low, self.action_high)
-        return torch.cat((corrected, base[:, executed:]), 1), log_prob
+        return torch.cat((corrected, base[:, executed:]), 1), log_prob, initial
 
     def distance_of_one_step(self, observation: TensorDict, noise: Tensor) -> Tensor:
         """See `SteeredPolicy.distance_of_one_step`."""
