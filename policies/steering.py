@@ -94,6 +94,7 @@ class Steerable(SteeredPolicy):
         actions = self.contract.action.shape[-1]
         self.steering_actor = SteeringActor(self.encoder.out_features, self.generated, executed, actions, config)
         self.register_buffer("steers", torch.zeros((), dtype=torch.bool))
+        self.register_load_state_dict_pre_hook(_with_own_actor)
 
     @property
     def scores(self) -> bool:
@@ -193,3 +194,10 @@ class Steerable(SteeredPolicy):
         """Features [N, F] that the small actor reads, which it does not train."""
         with torch.no_grad():
             return self.encoder(self.encoder.read(observation))
+
+
+def _with_own_actor(policy: Steerable, state: dict[str, Tensor], prefix: str, *_: object) -> None:
+    """Add the small actor of `policy` to weights of the same policy without one, before they are loaded."""
+    if f"{prefix}steers" not in state:
+        own = {"steers": policy.steers, **policy.steering_actor.state_dict(prefix="steering_actor.")}
+        state.update({prefix + name: value for name, value in own.items()})
