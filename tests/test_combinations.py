@@ -42,13 +42,13 @@ def composed(task: str, policy: str, algorithm: str) -> TrainConfig:
 
 
 def demonstrations(contract: Contract) -> Episodes:
-    """An episode of two steps, all zeros."""
+    """An episode of two steps, all zeros, with known rewards."""
     specs = {key: spec for key, spec in contract.observation.items() if not spec.privileged}
     observation = {
         key: torch.zeros(2, *(max(1, size) for size in spec.shape), dtype=getattr(torch, spec.dtype))
         for key, spec in specs.items()
     }
-    return Episodes.of(TensorDict(observation, [2]), torch.zeros(2, *contract.action.shape))
+    return Episodes.of(TensorDict(observation, [2]), torch.zeros(2, *contract.action.shape), reward=torch.zeros(2))
 
 
 @pytest.mark.evidence
