@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -22,7 +23,6 @@ from embodied.policy import Decision, Evaluation, Reparameterised, inference, su
 from policies.choice_of_encoder import EncoderConfig, fit_encoders, observation_encoder
 from policies.encoders import EncoderKind
 from policies.flat import FlatEncoder, PlainEncoder
-from policies.kernels.flow import gaussian_entropy, gaussian_log_prob
 from policies.tanh import tanh
 
 LOG_STD_RANGE = -10.0, 2.0
@@ -68,9 +68,11 @@ class SquashedPolicy(Reparameterised):
             contract, config, objects=True, privileged=True, fixed_size=EncoderKind.PLAIN
         )
         self.feature_size = self.value_encoder.out_features
-        # outputs: means, then logarithms of deviations in units of the initial one
+        # outputs: means, then logarithms of deviations
         chunk = contract.horizon * contract.action.shape[-1]
         self.actor = dense_layers([self.encoder.out_features, *config.hidden, 2 * chunk])
+        with torch.no_grad():
+            self.actor[-1].bias[chunk:] += math.log(config.initial_std)
         self.critic = dense_layers([self.feature_size, *config.hidden, 1])
         low = torch.tensor(contract.action.low)
         high = torch.tensor(contract.action.high)
@@ -105,25 +107,23 @@ class SquashedPolicy(Reparameterised):
         self, observation: TensorDict, *, deterministic: bool = False, generator: torch.Generator | None = None
     ) -> Decision:
         """Sample chunks [N, H, A]; `sample["raw"]` [N, H, A] is u."""
-        mean, std = self._gaussian(observation)
-        noise = 0.0 if deterministic else torch.randn(mean.shape, generator=generator, device=mean.device)
-        raw = mean + std * noise
+        mean, log_std = self._gaussian(observation)
+        drawn = torch.zeros if deterministic else partial(torch.randn, generator=generator)
+        raw, log_prob = self._sample(mean, log_std, drawn(mean.shape, device=mean.device))
         value = value_if_needed(self, observation, deterministic)
-        sample = TensorDict({"raw": raw}, batch_size=[len(raw)])
-        return Decision(self._to_robot(raw), sample, self._log_prob_terms(raw, mean, std), value)
+        return Decision(self._to_robot(raw), TensorDict({"raw": raw}, batch_size=[len(raw)]), log_prob, value)
 
     def sample(self, observation: TensorDict, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Actions [N, H, A] from standard normal `noise` [N, H, A], and log_prob [N, 1], differentiable."""
-        mean, std = self._gaussian(observation)
-        # u = mean + std z
-        raw = mean + std * noise
-        return self._to_robot(raw), self._log_prob_terms(raw, mean, std).sum(-2)
+        raw, log_prob = self._sample(*self._gaussian(observation), noise)
+        return self._to_robot(raw), log_prob.sum(-2)
 
     def evaluate(self, observation: TensorDict, sample: TensorDict) -> Evaluation:
         """Log-probability of stored chunks; the entropy is that before tanh, which has a closed form."""
-        mean, std = self._gaussian(observation)
-        log_prob = self._log_prob_terms(sample["raw"], mean, std)
-        entropy = self._terms(gaussian_entropy(std))
+        mean, log_std = self._gaussian(observation)
+        raw = sample["raw"]
+        log_prob = self._log_prob_terms(raw, log_std, (raw - mean) * (-log_std).exp())
+        entropy = self._terms(log_std + 0.5 * math.log(2.0 * math.pi * math.e))
         return Evaluation(sum_of_executed(log_prob, sample), sum_of_executed(entropy, sample), self.value(observation))
 
     def value(self, observation: TensorDict) -> Tensor:
@@ -162,14 +162,19 @@ class SquashedPolicy(Reparameterised):
         return Network.of(self.contract, mean, scale, layers, distances)
 
     def _gaussian(self, observation: TensorDict) -> tuple[Tensor, Tensor]:
-        """Mean and deviation of u, each [N, H, A]."""
-        outputs = self.actor(self.encoder(observation)).unflatten(-1, (2, *self.noise_shape))
-        mean, log_std = outputs.unbind(-3)
-        return mean, (log_std + math.log(self.config.initial_std)).clamp(*LOG_STD_RANGE).exp()
+        """Mean and logarithm of the deviation of u, each [N, H, A]."""
+        mean, log_std = self.actor(self.encoder(observation)).unflatten(-1, (2, *self.noise_shape)).unbind(-3)
+        return mean, log_std.clamp(*LOG_STD_RANGE)
 
-    def _log_prob_terms(self, raw: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-        """Terms [N, K, 1] of the log-probability of tanh(raw)."""
-        return self._terms(squashed_log_prob(raw, mean, std))
+    def _sample(self, mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Samples u [N, H, A] from standard normal `noise` z, and terms of their log-probability [N, K, 1]."""
+        # u = mean + std z
+        raw = torch.addcmul(mean, log_std.exp(), noise)
+        return raw, self._log_prob_terms(raw, log_std, noise)
+
+    def _log_prob_terms(self, raw: Tensor, log_std: Tensor, noise: Tensor) -> Tensor:
+        """Terms [N, K, 1] of the log-probability of tanh(u), from u = `raw` [N, H, A] and its standard normal noise."""
+        return self._terms(squashed_log_prob(raw, log_std, noise))
 
     def _terms(self, elements: Tensor) -> Tensor:
         """Sums [N, K, 1] over the elements of each executed action, from elements [N, H, A]."""
@@ -179,11 +184,13 @@ class SquashedPolicy(Reparameterised):
         return tanh(raw) * self.half_range + self.centre
 
 
-def squashed_log_prob(raw: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """Elementwise log-probability of tanh(raw), raw ~ N(mean, std^2)."""
-    # log p(tanh u) = log N(u; mean, std) - log(1 - tanh^2 u);  1 - tanh^2 u = 4 exp(-2 u) / (1 + exp(-2 u))^2
-    slope = 2.0 * (math.log(2.0) - raw - nn.functional.softplus(-2.0 * raw))
-    return gaussian_log_prob(raw, mean, std) - slope
+def squashed_log_prob(raw: Tensor, log_std: Tensor, noise: Tensor) -> Tensor:
+    """Elementwise log-probability of tanh(u), from u = `raw` and the standard normal `noise` z that it comes from."""
+    # log p(tanh u) = log N(u) - log(1 - tanh^2 u) = -z^2 / 2 - log std - log(2 pi) / 2 - log(1 - tanh^2 u),
+    # log(1 - tanh^2 u) = 2 (log 2 - u - log(1 + exp(-2 u)))
+    constant = 0.5 * math.log(2.0 * math.pi) + 2.0 * math.log(2.0)
+    gaussian = noise.square().mul(-0.5).sub(constant) - log_std
+    return gaussian.add(raw + nn.functional.softplus(-2.0 * raw), alpha=2.0)
 
 
 def dense_layers(sizes: Sequence[int]) -> nn.Sequential:

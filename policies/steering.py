@@ -57,6 +57,8 @@ class SteeringActor(nn.Module):
             # at first the policy acts as it would alone, but for exploration
             nn.init.zeros_(self.layers[-1].weight)
             nn.init.zeros_(self.layers[-1].bias)
+            with torch.no_grad():
+                self.layers[-1].bias[size:] += math.log(config.initial_std)
 
     def chunk(self, features: Tensor, noise: Tensor) -> Tensor:
         """Normalised chunk [N, G, A] from `noise` [N, G, A]."""
@@ -66,10 +68,10 @@ class SteeringActor(nn.Module):
         """Variables in (-1, 1) from standard normal `noise`, both of `shape`, and their log_prob [N, 1]."""
         inputs = features if base is None else torch.cat((features, base.flatten(1)), -1)
         mean, log_std = self.layers(inputs).unflatten(-1, (2, *self.shape)).unbind(1)
-        std = (log_std + math.log(self.config.initial_std)).clamp(*LOG_STD_RANGE).exp()
+        log_std = log_std.clamp(*LOG_STD_RANGE)
         # u = mean + std z
-        raw = mean + std * noise
-        log_prob = squashed_log_prob(raw, mean, std).flatten(1).sum(-1, keepdim=True)
+        raw = torch.addcmul(mean, log_std.exp(), noise)
+        log_prob = squashed_log_prob(raw, log_std, noise).flatten(1).sum(-1, keepdim=True)
         return raw.tanh(), log_prob
 
 

@@ -89,7 +89,7 @@ class MixedReplay(Composite):
             raise UserError("expected demonstrations, but this task has none; use algorithm.demonstration_share=0")
         if bool(episodes.reward.isnan().any()):
             raise UserError(
-                "rewards of demonstrations are unknown: record them, or use algorithm.demonstration_share=0"
+                "rewards of demonstrations are unknown; record them, or use algorithm.demonstration_share=0"
             )
         if not len(episodes):  # of a plan
             return

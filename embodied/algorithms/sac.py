@@ -150,9 +150,9 @@ class SAC(Composite):
         self.actor = actor
         self.q = q or ActionValues(policy, config, config.value_learning_rate)
         self.actor_parameters = actor.actor_parameters()
-        self.actor_optimiser = torch.optim.Adam(self.actor_parameters, config.learning_rate, fused=True)
         self.log_temperature = torch.tensor(math.log(config.initial_temperature), device=policy.device).requires_grad_()
-        self.temperature_optimiser = torch.optim.Adam([self.log_temperature], config.learning_rate, fused=True)
+        parameters = [*self.actor_parameters, self.log_temperature]
+        self.actor_optimiser = torch.optim.Adam(parameters, config.learning_rate, fused=True)
         # H0 = K A log(2 pi e sigma^2) / 2
         elements = self.q.executed * self.q.elements
         self.target_entropy = elements * 0.5 * math.log(2.0 * math.pi * math.e * config.target_std**2)
@@ -226,14 +226,13 @@ class SAC(Composite):
         # L = mean (alpha log pi(a|s) - Q(s, a)), a ~ pi(s)
         loss = (self.temperature * log_prob - value).mean()
         self.actor_optimiser.zero_grad()
-        loss.backward(inputs=self.actor_parameters)
+        loss.backward(inputs=self.actor_parameters)  # not those of the critics, which would be thrown away
         gradient = gradient_norm(self.actor_parameters)
         check_finite({"policy_loss": loss.detach(), "gradient of the actor": gradient}, self.gradient_steps)
-        self.actor_optimiser.step()
         # dL/d log alpha of L = -log alpha mean (log pi(a|s) + H0)
         entropy = -log_prob.detach().mean()
         self.log_temperature.grad = entropy - self.target_entropy
-        self.temperature_optimiser.step()
+        self.actor_optimiser.step()
         return {"policy_loss": loss.detach(), "entropy": entropy}
 
     def largest_pass(self, passes: Passes) -> int | None:
@@ -263,4 +262,4 @@ class SAC(Composite):
         self.generator.set_state(state["generator"])
 
 
-_PARTS = ("actor_optimiser", "temperature_optimiser", "replay")
+_PARTS = ("actor_optimiser", "replay")

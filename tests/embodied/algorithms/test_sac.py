@@ -53,7 +53,8 @@ def test_targets_by_hand(entropy_in_target: bool) -> None:
     batch = learner._batch()
     state = learner.generator.get_state()
     following = batch["next_observation"]
-    mean, std = policy._gaussian(following)
+    mean, log_std = policy._gaussian(following)
+    std = log_std.exp()
     base = Independent(Normal(mean, std), 2)
     squashed = TransformedDistribution(base, [TanhTransform(cache_size=1)])
     draws = torch.Generator()
@@ -102,9 +103,9 @@ def test_the_log_probability_is_finite_where_tanh_is_saturated() -> None:
     observation = collector.collect(1).last_observation
     raw = torch.full((32, 2, 1), 30.0)
     log_prob = policy.evaluate(observation, TensorDict({"raw": raw}, [32])).log_prob
-    mean, std = policy._gaussian(observation)
+    mean, log_std = policy._gaussian(observation)
     # log(1 - tanh^2 u) = log 4 - 2 u where exp(-2 u) vanishes
-    expected = (Normal(mean, std).log_prob(raw) - (math.log(4.0) - 60.0)).sum((1, 2))
+    expected = (Normal(mean, log_std.exp()).log_prob(raw) - (math.log(4.0) - 60.0)).sum((1, 2))
     torch.testing.assert_close(log_prob.squeeze(1), expected)
 
 
@@ -165,7 +166,7 @@ def test_half_of_a_batch_is_demonstrated() -> None:
     ("demonstrations", "message"),
     [
         (None, "none; use algorithm.demonstration_share=0"),
-        (episodes(math.nan), "lack rewards"),
+        (episodes(math.nan), "are unknown"),
         (replace(episodes(), observation=episodes().observation.exclude("task")), "critics read task"),
     ],
 )
