@@ -41,7 +41,7 @@ UNTOUCHED_ARGUMENTS = frozenset(
     | {"encoding", "errors", "name", "stacklevel", "indent", "help", "description", "exist_ok", "parents", "dtype"}
     | {"title", "label", "figsize", "dpi", "alpha", "linewidth", "fontsize", "color"}
     | {"xlabel", "ylabel", "marker", "markersize", "capsize", "linestyle"}
-    | {"fused", "sort_keys", "separators", "thread_name_prefix"}
+    | {"fused", "memory_map", "sort_keys", "separators", "thread_name_prefix"}
 )
 """Keyword arguments that concern speed, layout, texts or devices."""
 
