@@ -5,6 +5,7 @@ from embodied.algorithms.distillation import DistillationConfig
 from embodied.algorithms.grpo import GRPOConfig
 from embodied.algorithms.ppo import PPOConfig
 from embodied.algorithms.ranking import RankingConfig
+from embodied.algorithms.sac import RLPDConfig, SACConfig
 from embodied.algorithms.self_imitation import SelfImitationConfig
 from embodied.algorithms.td3 import TD3Config
 
@@ -14,6 +15,8 @@ ALGORITHMS: dict[str, type] = {
     "grpo": GRPOConfig,
     "ppo": PPOConfig,
     "ranking": RankingConfig,
+    "rlpd": RLPDConfig,
+    "sac": SACConfig,
     "self_imitation": SelfImitationConfig,
     "td3": TD3Config,
 }
