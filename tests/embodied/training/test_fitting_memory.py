@@ -48,7 +48,7 @@ def test_an_option_that_another_makes_needless_is_dropped() -> None:
     def again(options: Sequence[str]) -> Plan:
         return Plan("a run", {"RL": {("rollout", "cpu"): 1000 - sum(savings.get(option, 0) for option in options)}})
 
-    with pytest.raises(UserError, match="; with control=false it would be 400 B$"):
+    with pytest.raises(UserError, match=r"; with control=false it would be 400 B$"):
         check(again([]), "cpu", 450.0, again)
 
 
