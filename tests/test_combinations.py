@@ -48,7 +48,7 @@ def demonstrations(contract: Contract) -> Episodes:
         key: torch.zeros(2, *(max(1, size) for size in spec.shape), dtype=getattr(torch, spec.dtype))
         for key, spec in specs.items()
     }
-    return Episodes.of(TensorDict(observation, [2]), torch.zeros(2, *contract.action.shape))
+    return Episodes.of(TensorDict(observation, [2]), torch.zeros(2, *contract.action.shape), reward=torch.zeros(2))
 
 
 @pytest.mark.evidence

@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import defaultdict
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, cast
 
@@ -151,16 +152,15 @@ class SAC(Composite):
         if episodes is None:
             raise UserError("expected demonstrations, but this task has none; use algorithm.demonstration_share=0")
         if bool(episodes.reward.isnan().any()):
-            raise UserError(
-                "rewards of demonstrations are unknown; record them, or use algorithm.demonstration_share=0"
-            )
+            raise UserError("demonstrations lack rewards; record them, or use algorithm.demonstration_share=0")
         self.demonstrations = EpisodeStore(len(episodes), self.policy.device)
         self.demonstrations.add_episodes(episodes, self.policy.contract.executed)
         if not len(episodes):  # of a plan
             return
         observation = self.demonstrations.decisions(torch.zeros(1, dtype=torch.int64), "observation")["observation"]
         try:
-            self.policy.features(observation)
+            with suppress(RuntimeError):  # a policy without statistics, which is not fitted yet
+                self.policy.features(observation)
         except KeyError as error:
             absent = [key for key in self.policy.contract.observation if key not in observation.keys()]  # noqa: SIM118
             raise UserError(
