@@ -8,6 +8,8 @@ import pytest
 
 import evaluate
 import train
+from embodied.task import check_sims
+from sims.quadrotor.task import HoverTask
 
 FEW = ("episodes=3", "num_envs=3", "threads=1")
 
@@ -17,14 +19,6 @@ def cartpole(tmp_path_factory) -> Path:
     run = tmp_path_factory.mktemp("cartpole") / "run"
     small = ["env_steps=2000", "num_envs=8", "task.step_limit=30", "video=false", "evaluation_starts=2", "threads=1"]
     train.run(["task=mjcf_cartpole", *small, "evaluation_envs=2", f"output={run}"])
-    return run
-
-
-@pytest.fixture(scope="module")
-def hover(tmp_path_factory) -> Path:
-    run = tmp_path_factory.mktemp("hover") / "run"
-    small = ["env_steps=2000", "num_envs=8", "task.step_limit=30", "video=false", "evaluation_starts=2", "threads=1"]
-    train.run(["task=quadrotor_hover", *small, "control=false", "evaluation_envs=2", f"output={run}"])
     return run
 
 
@@ -62,6 +56,6 @@ def test_what_a_task_does_not_run_in_is_refused(cartpole: Path, options: list[st
     assert not (cartpole / "sim_to_sim.json").exists()
 
 
-def test_a_quadrotor_is_not_flown_in_stock_libero(hover: Path):
+def test_a_quadrotor_is_not_flown_in_stock_libero():
     with pytest.raises(ValueError, match="quadrotor_hover does not run in sim=stock; expected one of own, crazyflow"):
-        evaluate.run([f"checkpoint={hover}", *FEW, "sim=stock"])
+        check_sims(HoverTask(name="quadrotor_hover"), ["stock"])
