@@ -96,9 +96,7 @@ def test_weights_gradients_and_moments_are_those_of_a_run(case: str) -> None:
     assert told["gradients", "cpu"] == size(weights)
     assert told["optimiser", "cpu"] == 2 * size(weights)
     unused = size(policy.noise.parameters()) if isinstance(policy, FlowPolicy) else 0  # of Flow-Noise, with Flow-SDE
-    unused += (
-        size(policy.critic.parameters()) if isinstance(policy, SquashedPolicy) else 0
-    )  # of PPO
+    unused += size(policy.critic.parameters()) if isinstance(policy, SquashedPolicy) else 0  # of PPO
     assert size(moments) == told["optimiser", "cpu"] - 2 * unused
 
 
