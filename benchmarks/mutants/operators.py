@@ -31,7 +31,8 @@ EXCHANGED = _both_ways(
 
 UNTOUCHED_CALLS = frozenset(
     {"print", "warn", "debug", "info", "warning", "error", "exception", "critical", "log", "add_argument", "UserError"}
-    | {"simplefilter", "sleep", "wait", "cast", "flush", "synchronize", "legend", "grid", "set_title"}
+    | {"simplefilter", "sleep", "wait", "cast", "flush", "synchronize"}
+    | {"legend", "grid", "set_title", "rounded_rectangle"}
     | {"kill", "killpg", "terminate", "rmtree", "unlink", "remove", "rmdir"}
 )
 """Calls that only write texts, decorate plots, wait, or are dangerous with a fault: neither changed nor deleted."""
