@@ -326,7 +326,9 @@ def _call(node: ast.Call) -> Iterator[tuple[str, ast.expr]]:
     name = _last_name(node.func)
     if name in UNTOUCHED_CALLS:
         return
-    if name in EXCHANGED and isinstance(node.func, ast.Name | ast.Attribute):
+    # zeros(0) and ones(0) have no elements
+    is_empty = name in ("zeros", "ones") and [ast.unparse(each) for each in node.args] == ["0"]
+    if name in EXCHANGED and not is_empty and isinstance(node.func, ast.Name | ast.Attribute):
         other = EXCHANGED[name]
         func = ast.Name(other) if isinstance(node.func, ast.Name) else ast.Attribute(node.func.value, other)
         yield "exchange", ast.Call(func, node.args, node.keywords)
