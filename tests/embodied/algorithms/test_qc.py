@@ -35,6 +35,7 @@ def make(
     policy.start_critic()
     generator = torch.Generator().manual_seed(seed)
     small = {"hidden": [32, 32], "warmup": 300, "discount": 0.9, "minibatch": 64, "gradient_steps": 32}
+    small["critic_warmup"] = 0
     rates = {"learning_rate": 3e-3, "value_learning_rate": 3e-3, "averaging": 0.02, "demonstration_share": 0.0}
     sft = SFTConfig(learning_rate=1e-3, average=0.95)
     learner = replace(CONFIGS[name], sft=sft, **small | rates | settings).build(policy, demonstrations, env, generator)
@@ -94,6 +95,16 @@ def test_learns_to_reach_from_sparse_reward(name: str, iterations: int, warmup: 
         learner.update(rollout, 0.0)
     assert sum(rates[:2]) / 2 < 0.6
     assert sum(rates[-3:]) / 3 > 0.9
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_policy_acts_by_values_after_the_warmup_of_the_critics(name: str) -> None:
+    policy, learner, collector = make(name, warmup=1, critic_warmup=4, gradient_steps=2)
+    acts_by_values = []
+    for _ in range(3):
+        learner.update(collector.collect(2), 0.0)
+        acts_by_values.append(bool(policy.ranks or policy.steers))
+    assert acts_by_values == [False, True, True]
 
 
 @pytest.mark.parametrize("name", CONFIGS)
