@@ -46,9 +46,9 @@ class QCConfig(CriticConfig):
     """Hyper-parameters of Q-chunking; options of the critics are those of CriticConfig, and `sft` of the behaviour.
 
     A `demonstration_share` of each minibatch is drawn from demonstrations, in which rewards are known. Gradient steps
-    begin after `warmup` decisions. The policy acts by values after `critic_warmup` of them; values of fewer choose worse
-    than the behaviour. A one-step actor pays `distillation` for the squared distance from the behaviour, in half
-    ranges, in units of the mean absolute value.
+    begin after `warmup` decisions. The policy acts by values after `critic_warmup` of them; values of fewer choose
+    worse than the behaviour. A one-step actor pays `distillation` for the squared distance from the behaviour, in
+    half ranges, in units of the mean absolute value.
     """
 
     rollout_length: PositiveInt = 20
