@@ -130,6 +130,7 @@ def test_the_behaviour_imitates_demonstrations_and_own_episodes() -> None:
     learner.replay.add(collector.collect(8))
     rows = learner.replay.draw(64, learner.generator)
     chunks = learner.replay.chunks(rows, 2)
+    assert len(chunks) == 64
     demonstrated = chunks["observation", "position"][48:, 0].abs()
     assert torch.isin(demonstrated, torch.tensor([0.9, 0.65, 0.4, 0.15])).all()
     assert (chunks["actions"][48:].abs() == 0.25).all()
