@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any, cast
 
 import torch
@@ -75,13 +76,15 @@ class MixedReplay(Composite):
         return [(store, part) for store, part in zip((self.own, self.demonstrations), rows, strict=True) if len(part)]
 
     def _joined(self, parts: list[TensorDict]) -> TensorDict:
-        for name in ("observation", "next_observation") if len(parts) > 1 else ():
+        device = self.policy.device
+        if len(parts) == 1:
+            return parts[0].to(device)
+        for name in ("observation", "next_observation"):
             if name not in parts[0]:
                 continue
             shared = [key for key in parts[0][name].keys() if all(key in part[name].keys() for part in parts)]  # noqa: SIM118
             for part in parts:
                 part[name] = part[name].select(*shared)
-        device = self.policy.device
         return cast(TensorDict, torch.cat([cast(Tensor, part.to(device)) for part in parts]))
 
     def _add_demonstrations(self, episodes: Episodes | None) -> None:
@@ -97,7 +100,8 @@ class MixedReplay(Composite):
         self.demonstrations.add_episodes(episodes, self.policy.contract.executed)
         observation = self.demonstrations.decisions(torch.zeros(1, dtype=torch.int64), "observation")["observation"]
         try:
-            self.policy.features(observation)
+            with suppress(RuntimeError):  # a policy without statistics, which is not fitted yet
+                self.policy.features(observation)
         except KeyError as error:
             absent = [key for key in self.policy.contract.observation if key not in observation.keys()]  # noqa: SIM118
             raise UserError(
