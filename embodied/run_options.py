@@ -20,9 +20,10 @@ class ExperimentConfig(Configuration):
     """Sizes of a run.
 
     RL takes `env_steps` control steps in `num_envs` environments, saving every `checkpoint_every` iterations.
-    Evaluations run `evaluation_starts` initial states of each task and distribution; evaluations of other stages, and
-    of other wordings, at most the first `comparison_starts` of them (null: all). RL is also evaluated every
-    `evaluate_every_steps` control steps, on other initial states (auto: as often as 5% of the time allow, null: never).
+    Evaluations run `evaluation_starts` initial states of each task and distribution; on distributions other than that
+    of training, and with other wordings, at most the first `comparison_starts` of them (null: all). RL is also
+    evaluated every `evaluate_every_steps` control steps, on other initial states (auto: as often as 5% of the time
+    allow, null: never).
     `control` and `video` can be turned off. `stages` are some of sft, offline (a learner that a program passes) and rl,
     in this order; if None sft and rl, or rl without demonstrations. `start_from` names a run, a checkpoint or a
     .safetensors file with the policy's initial weights and statistics. The run computes in `precision` unless the
