@@ -46,8 +46,6 @@ def test_simulators_are_compared_on_the_same_initial_states(cartpole: Path, tmp_
         (["sim=stock"], "mjcf_cartpole does not run in sim=stock; expected one of mujoco, mjwarp"),
         (["sim=[mujoco,moon]"], "mjcf_cartpole does not run in sim=moon; expected one of mujoco, mjwarp"),
         (["sim=[mujoco,mujoco]"], "expected different simulators in sim, got mujoco, mujoco"),
-        (["sim=[mujoco,mjwarp]", "sim_to_real=[simulator]"], "sim_to_real compares in one simulator"),
-        (["sim=[mujoco,mjwarp]", "baselines=true"], "use baselines=false with sim_to_real and several sim"),
     ],
 )
 def test_what_a_task_does_not_run_in_is_refused(cartpole: Path, options: list[str], expected: str):
