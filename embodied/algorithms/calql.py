@@ -22,6 +22,7 @@ from torch import Tensor
 from embodied.algorithms.critics import CriticConfig
 from embodied.algorithms.micro_batch import saved_bytes
 from embodied.algorithms.passes import Passes
+from embodied.algorithms.replay import recorded_transitions
 from embodied.algorithms.sac import SAC, SACConfig
 from embodied.configuration import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Range
 from embodied.data.episodes import Episodes
@@ -82,7 +83,7 @@ class CalQL(SAC):
     """SAC on stored episodes, with a penalty of the values of actions that are not in them."""
 
     def __init__(self, policy: Reparameterised, config: CalQLConfig, generator: torch.Generator) -> None:
-        super().__init__(policy, config.sac, generator)
+        super().__init__(policy, config.sac, generator, None, policy)
         self.options = config
         self.transitions: Transitions | None = None
 
@@ -90,27 +91,22 @@ class CalQL(SAC):
         """Take `steps` gradient steps on `episodes`; returns the last metrics.
 
         Raises:
-            UserError: for several processes, and for episodes with unknown rewards, see `Transitions`.
+            UserError: for several processes, and for episodes with unknown rewards, see `recorded_transitions`.
         """
         if world.size > 1:
             raise UserError("offline=calql and cql learn in one process; use offline=iql in several")
         if self.transitions is None or self.transitions.episodes is not episodes:
-            self.transitions = Transitions(episodes, self.policy.contract.executed, self.config.discount)
+            self.transitions = recorded_transitions(self.policy, episodes, self.config.discount)
         metrics: dict[str, Tensor] = {}
         for _ in range(steps):
             metrics = self._step()
         return {name: float(value) for name, value in metrics.items()}
 
-    def _step(self) -> dict[str, Tensor]:
-        """Take one step of the critics, the actor and the temperature; returns metrics."""
-        batch = self._batch()
+    def _update_critics(self, batch: TensorDict) -> dict[str, Tensor]:
         penalty, gap = self._penalty(batch)
-        self.gradient_steps += 1
         # L = sum_j mean (Q_j(s, a) - y)^2 + conservatism * sum_j mean (log sum_k exp Q_j(s, a_k) - Q_j(s, a))
-        metrics = self.q.step(batch, self._target(batch), self.gradient_steps, self.options.conservatism * penalty)
-        metrics |= self._update_actor(batch["observation"])
-        self.q.follow(self.config.averaging)
-        return metrics | {"conservative_gap": gap}
+        weighted = self.options.conservatism * penalty
+        return self.q.step(batch, self._target(batch), self.gradient_steps, weighted) | {"conservative_gap": gap}
 
     def _batch(self) -> TensorDict:
         """Transitions of stored episodes."""

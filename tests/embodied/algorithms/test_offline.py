@@ -166,3 +166,10 @@ def test_the_penalty_of_calql_by_hand() -> None:
 def test_policies_that_a_learner_cannot_train_are_refused(config: OfflineLearnerConfig) -> None:
     with pytest.raises(UserError, match=r"(deterministic actions|reparameterised samples); use"):
         make(config, policy=FlowConfig(width=8, hidden=8, turn_rad=0.0))
+
+
+def test_episodes_without_what_critics_read_are_refused() -> None:
+    _, learner = make(LEARNERS["iql"])
+    episodes = recorded()
+    with pytest.raises(UserError, match="read task, which the episodes lack"):
+        learner.fit(replace(episodes, observation=episodes.observation.exclude("task")), 1)
