@@ -29,13 +29,11 @@ MEMORY_BYTES = 1 << 30
 ARRAY_BYTES = 128 << 20
 HEADER_BYTES = 64 << 20
 """Largest memory of the child in addition to its packages, largest array that it sends, and largest header."""
-CPU_S = 600
-"""Longest computing time of the child."""
-DEPTH = 16
-"""Largest depth of groups within groups."""
-LENGTH = struct.Struct("<Q")
 CONTENTS, ARRAYS = "contents", "arrays"
 """Parts of a file that the child sends."""
+CPU_S = {CONTENTS: 60, ARRAYS: 600}
+"""Longest computing time of the child."""
+LENGTH = struct.Struct("<Q")
 Shapes = Mapping[str, tuple[int, ...]]
 Slice = tuple[str, int | None, int | None]
 """Path of an array, and the rows [begin, end) of it; None: from its beginning, to its end."""
@@ -149,7 +147,7 @@ def _array(file: Any, name: str, begin: int | None, end: int | None) -> np.ndarr
     size = member.size or 0
     if isinstance(rows, slice) and member.shape:
         size = math.prod(member.shape[1:]) * len(range(*rows.indices(member.shape[0])))
-    if member.dtype.kind not in "fiub" or member.size is None or member.dtype.itemsize * size > ARRAY_BYTES:
+    if member.dtype.kind not in "fiubS" or member.size is None or member.dtype.itemsize * size > ARRAY_BYTES:
         expected = f"numbers that take at most {ARRAY_BYTES:,} bytes"
         raise ValueError(f"{name}: expected {expected}, got {member.dtype} {list(member.shape or ())}")
     return np.asarray(member[rows])
@@ -159,28 +157,32 @@ def _text(value: Any) -> str:  # noqa: ANN401 - an attribute
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
-def _groups(group: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:  # noqa: ANN401 - h5py's
+def _members(file: Any) -> Iterator[tuple[str, Any]]:  # noqa: ANN401 - h5py's
     """Paths of the groups and arrays that are stored in this file, and the group or array."""
     import h5py
 
-    if depth > DEPTH:
-        raise ValueError(f"groups within more than {DEPTH} others")
-    yield path, group
-    for name in group:
-        if isinstance(group.get(name, getlink=True), h5py.HardLink):
-            member = group[name]
-            inner = f"{path}/{name}" if path else name
-            if isinstance(member, h5py.Group):
-                yield from _groups(member, inner, depth + 1)
-            elif isinstance(member, h5py.Dataset):
-                yield inner, member
+    visited = set()  # a group may contain itself
+    remaining: list[tuple[str, Any]] = [("", file)]
+    while remaining:
+        path, member = remaining.pop()
+        yield path, member
+        if not isinstance(member, h5py.Group):
+            continue
+        address = h5py.h5o.get_info(member.id).addr  # pyright: ignore[reportAttributeAccessIssue]
+        if address in visited:
+            continue
+        visited.add(address)
+        for name in map(str, member):
+            kind = member.get(name, getclass=True, getlink=True)
+            if kind is h5py.HardLink and member.get(name, getclass=True) in (h5py.Group, h5py.Dataset):
+                remaining.append((f"{path}/{name}" if path else name, member[name]))
 
 
 def _contents(file: Any) -> dict[str, Any]:  # noqa: ANN401 - h5py's
     import h5py
 
     header: dict[str, Any] = {"shapes": {}, "dtypes": {}, "attributes": {}}
-    for path, member in _groups(file):
+    for path, member in _members(file):
         if isinstance(member, h5py.Dataset):
             header["shapes"][path] = list(member.shape or ())
             header["dtypes"][path] = str(member.dtype)
@@ -201,8 +203,8 @@ def _read(path: str, part: str) -> None:
                 _send({}, _array(file, *each))
 
 
-def _limit() -> None:
-    """Bound memory and computing time of this process."""
+def _limit(part: str) -> None:
+    """Bound memory and computing time of this process, which sends `part` of a file."""
     import resource
 
     import h5py  # noqa: F401 - its own memory does not count
@@ -211,7 +213,7 @@ def _limit() -> None:
     pages = int(memory.read_text(encoding="utf-8").split()[0]) if memory.exists() else 0
     for limit, value in (
         (resource.RLIMIT_AS, pages * resource.getpagesize() + MEMORY_BYTES),
-        (resource.RLIMIT_CPU, CPU_S),
+        (resource.RLIMIT_CPU, CPU_S[part]),
     ):
         hard = resource.getrlimit(limit)[1]
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
@@ -220,7 +222,7 @@ def _limit() -> None:
 
 
 if __name__ == "__main__":
-    _limit()
+    _limit(sys.argv[2])
     try:
         _read(*sys.argv[1:])
     except Exception as error:  # h5py raises many kinds for damaged files

@@ -95,7 +95,18 @@ def bound(episodes: Episodes, needed: Mapping[str, TensorSpec], action: TensorSp
     # binding.action scatters a policy's action into the robot's order; argsort is its inverse
     order = None if binding.action is None else binding.action.argsort()
     actions = _ordered(episodes.actions, order).to(getattr(torch, action.dtype))
-    return replace(episodes, observation=TensorDict(observation, [len(episodes)]), actions=actions)
+    final = episodes.final_observation
+    if final is not None:
+        final = TensorDict(
+            {
+                key: _ordered(final[key], binding.observation[key]).to(getattr(torch, spec.dtype))
+                for key, spec in needed.items()
+                if key in final
+            },
+            final.batch_size,
+        )
+    bound_observation = TensorDict(observation, [len(episodes)])
+    return replace(episodes, observation=bound_observation, actions=actions, final_observation=final)
 
 
 def _ordered(values: Tensor, order: Tensor | None) -> Tensor:

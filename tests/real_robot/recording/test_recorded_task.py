@@ -24,6 +24,7 @@ from policies.registry import trained_policy
 from real_robot.recording import data_contract as data_contracts
 from real_robot.recording.data_contract import UNITS, data_contract
 from real_robot.recording.demonstrations import reader
+from real_robot.recording.matching import MatchOptions
 from real_robot.recording.recorded_task import join
 from real_robot.ros2.robots.registry import robot_table
 from tests.programs import ROOT, Completed, run_program
@@ -102,7 +103,7 @@ def train(data: Path, output: Path, *options: str) -> Completed:
 
 
 def contract_of(data: Path, units: object = "rad", names: dict[str, str] | None = None) -> Contract:
-    return data_contract(data, names or {}, units, 16, None)
+    return data_contract(data, MatchOptions(names=names or {}), units, 16, None)
 
 
 def test_a_run_reports_errors_in_their_units(run: Path):
@@ -219,7 +220,7 @@ def test_a_contract_has_the_names_and_limits_of_the_data(tmp_path: Path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"rate_hz": 0}, "does not state fps"),
+        ({"rate_hz": 0}, "does not state the rate of its rows; add demonstration_rate_hz=HZ"),
         ({"nan": 3}, "has infinity or not a number in action, from row 0 on"),
         ({"episodes": 1}, "expected at least 2 episodes that did not fail"),
     ],
