@@ -278,7 +278,9 @@ class _Named:
                 return _Column(feature, spec, [names.index(name) for name in element_names])
             if element_names and names and not spec.is_picture:
                 return f"expected elements {', '.join(element_names)}, got {', '.join(names)}"
-            if len(shape) != len(spec.shape) or any(a not in (-1, b) for a, b in zip(spec.shape, shape, strict=True)):
+            # pictures of another size are averaged, see _fitted
+            needed = (-1, -1, *spec.shape[2:]) if spec.is_picture else spec.shape
+            if len(shape) != len(needed) or any(a not in (-1, b) for a, b in zip(needed, shape, strict=True)):
                 return f"expected {spec.shape}, got {shape}"
             return _Column(feature, spec)
         state = feature_names(self._source.features.get(STATE, {}))
