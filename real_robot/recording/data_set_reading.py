@@ -112,7 +112,7 @@ def _episode(
     if following is not None:
         last, last_pictures = plan.take({key: each[-1:] for key, each in cells.items()} | dict(following))
         last.pop(ACTION)
-        last |= {key: torch.from_numpy(decode(each[0])).unsqueeze(0) for key, each in last_pictures.items()}
+        last |= {key: torch.from_numpy(decode(each[0]).copy()).unsqueeze(0) for key, each in last_pictures.items()}
         final = TensorDict(last, [1])[0]
     human = columns.values(HUMAN, cells)
     reward = columns.values(REWARD, cells)

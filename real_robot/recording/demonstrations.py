@@ -28,6 +28,7 @@ from real_robot.recording import array_files, data_set_reading, driven, lerobot_
 from real_robot.recording.array_files import array_file
 from real_robot.recording.matching import Limits, Match, MatchOptions, match_options
 from real_robot.recording.outcomes import Rewards, rewarded
+from real_robot.recording.topics import bag_files
 
 log = logging.getLogger(__name__)
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
@@ -259,7 +260,7 @@ def _data_set(path: Path, contract: Contract) -> DataSet:
     if file := array_file(path):
         return DataSet(path if path.is_dir() else file.parent, array_files.files(file))
     if recordings := recordings_in(path):
-        return DataSet(path, recordings)
+        return DataSet(path, [*recordings, *(file for each in recordings for file in bag_files(each))])
     has_pictures = any(spec.is_picture and not spec.privileged for spec in contract.observation.values())
     return DataSet(path, lerobot_files.data_files(path, videos=has_pictures))
 

@@ -2,6 +2,7 @@
 
 import json
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import h5py
@@ -11,6 +12,7 @@ import torch
 
 from embodied.command_line.config import compose
 from embodied.contract import Contract, TensorSpec
+from embodied.data import hdf5
 from embodied.data.cache import VARIABLE
 from embodied.data.episodes import FAILED, SUCCEEDED, UNKNOWN, Episodes
 from embodied.data.rewards import check_rewards
@@ -19,14 +21,31 @@ from embodied.errors import UserError
 from real_robot.recording.data_set_reading import source_of
 from real_robot.recording.demonstrations import DemonstrationOptions, reader
 from real_robot.recording.recorded_task import join
+from tests.programs import Completed, run_program
+from tests.real_robot.recording import arm_data
 from train import GROUPS, TrainConfig
 
 CONTRACT = Contract({"observation": TensorSpec((2,))}, TensorSpec((1,)), control_dt_s=0.1)
 NAN = float("nan")
+IN_CHILD = hdf5.contents, hdf5.arrays
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def in_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """HDF5 files are read in this process, which is faster, and the cache is empty."""
+
+    def contents(path: Path) -> hdf5.Contents:
+        with h5py.File(path) as file:
+            header = hdf5._contents(file)
+        shapes = {name: tuple(shape) for name, shape in header["shapes"].items()}
+        return hdf5.Contents(shapes, header["dtypes"], header["attributes"])
+
+    def arrays(path: Path, slices: list[hdf5.Slice]) -> Iterator[np.ndarray]:
+        with h5py.File(path) as file:
+            yield from [hdf5._array(file, *each) for each in slices]
+
+    monkeypatch.setattr(hdf5, "contents", contents)
+    monkeypatch.setattr(hdf5, "arrays", arrays)
     monkeypatch.setenv(VARIABLE, str(tmp_path / "cache"))
 
 
@@ -111,7 +130,8 @@ def transitions(episodes: Episodes, steps: int = 1) -> list[tuple[float, float, 
     rows = store.draw(300, torch.Generator().manual_seed(0)).unique()
     batch = store.transitions(rows, steps, 1.0)
     following = batch["next_observation", "observation"][:, 0].where(batch["carry"] > 0, torch.nan)
-    return [*zip(batch["observation", "observation"][:, 0].tolist(), batch["reward"].tolist(), following.tolist())]
+    columns = batch["observation", "observation"][:, 0], batch["reward"], following
+    return [*map(tuple, torch.stack(columns, 1).tolist())]
 
 
 def same(got: list[tuple[float, ...]], expected: list[tuple[float, ...]]) -> None:
@@ -201,3 +221,129 @@ def test_unknown_rewards_name_the_data_set_and_an_option_that_helps(tmp_path: Pa
     chosen["success"] = "infos/success"
     with pytest.raises(UserError, match=r"data_set; add demonstration_rewards=success"):
         check_rewards(read(path, columns=chosen))
+
+
+def test_lerobot_columns_have_costs_and_endings(tmp_path: Path):
+    data = arm_data.record(tmp_path / "arm", 2, failed=True, columns={"cost": 0.5, "next.reward": 2.0, "next.done": 6})
+    joints = {"joints": TensorSpec((3,), names=tuple(arm_data.MOTORS))}
+    contract = Contract(joints, TensorSpec((3,), names=tuple(arm_data.MOTORS)), 0.1)
+    named = {"joints": "observation.state"}
+    episodes = read(data, contract, names=named, columns={"cost": "cost"})
+    assert episodes.ends.tolist() == [12, 24]
+    assert episodes.terminated.tolist() == [True, False]  # the first succeeded
+    assert episodes.reward.unique().tolist() == [2.0]
+    assert episodes.signals["cost"].unique().tolist() == [0.5]
+    parts = read(data, contract, names=named, columns={"terminated": "next.done"})  # also after step 6, in the middle
+    assert parts.ends.tolist() == [7, 12, 19, 24]
+    assert parts.terminated.tolist() == [True, False, True, False]
+    assert parts.success.tolist() == [FAILED, SUCCEEDED, FAILED, FAILED]
+    with pytest.raises(UserError, match=r"has no column effort .*, for demonstration_columns=cost; it has cost, n"):
+        read(data, contract, names=named, columns={"cost": "effort"})
+    half = Contract(contract.observation, contract.action, 0.2)
+    resampled = read(data, half, names=named, resampling=True, columns={"cost": "cost"})
+    assert resampled.signals["cost"].tolist() == [1.0] * 12
+
+
+def test_data_sets_are_mixed_with_what_all_of_them_have(tmp_path: Path):
+    (tmp_path / "other").mkdir()
+    paths = [robomimic(tmp_path), ogbench(tmp_path / "other")]
+    options = DemonstrationOptions(demonstrations=[*map(str, paths)], demonstration_weights=[1.0, 1.0])
+    mixed = reader(options, None)(CONTRACT, tmp_path / "run")
+    assert mixed.ends.tolist() == [2, 4, 7, 9, 10, 13]
+    assert mixed.final_observation["observation"][:, 0].tolist() == [4, 6, 13, 2, 3, 13]
+    alone = robomimic(tmp_path / "other")
+    again = read(tmp_path / "run")
+    assert torch.equal(again.final_observation["observation"], mixed.final_observation["observation"])
+    assert alone.exists()
+
+
+def wrong(kind: str, folder: Path) -> Path:
+    """A data set that cannot be read."""
+    if kind == "pickled":
+        return ogbench(folder, rewards=np.array([None] * 8, dtype=object))
+    if kind == "cut npz":
+        path = ogbench(folder)
+        path.write_bytes(path.read_bytes()[:-200])
+        return path
+    if kind == "short npz":
+        return ogbench(folder, rewards=np.zeros(7))
+    if kind == "missing episode":
+        path = minari(folder / "data_set")
+        metadata = path / "data/metadata.json"
+        metadata.write_text(metadata.read_text().replace('"total_episodes": 2', '"total_episodes": 3'))
+        return path
+    if kind == "several":
+        ogbench(folder)
+        return d4rl(folder).parent
+    path = d4rl(folder) if kind in ("nan", "infinite", "no timeouts", "unknown layout") else robomimic(folder)
+    with h5py.File(path, "a") as file:
+        if kind == "nan":
+            file["observations"][3, 1] = NAN
+        elif kind == "infinite":
+            file["rewards"][3] = np.inf
+        elif kind in ("no timeouts", "unknown layout"):
+            del file["timeouts" if kind == "no timeouts" else "terminals"]
+        elif kind == "lengths":
+            del file["data/demo_2/rewards"]
+            file["data/demo_2/rewards"] = np.zeros(3)
+        elif kind == "shapes":
+            del file["data/demo_10/obs/observation"]
+            file["data/demo_10/obs/observation"] = np.zeros((3, 5))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("pickled", "has Python objects, which are never read"),
+        ("cut npz", r"cannot read .*cube\.npz: BadZipFile"),
+        ("short npz", "expected 8 rows of rewards, as many as the actions need, got 7 rows"),
+        ("missing episode", r"metadata.json has 3 episodes, main_data.hdf5 2; it is cut short"),
+        ("several", r"has several data sets, cube.npz, hopper.hdf5; choose one, such as .*cube.npz"),
+        ("nan", "has infinity or not a number in observation, from row 2 on"),
+        ("infinite", "has infinity or not a number in reward, from row 2 on"),
+        ("no timeouts", "has no array timeouts, without which episodes that a time limit ended are not known"),
+        ("unknown layout", "expected data/demo_N .*; got actions, infos, observations, rewards, timeouts"),
+        ("lengths", "data/demo_2: expected 4 rows of rewards, as many as the actions need, got 3 rows"),
+        ("shapes", r"data/demo_10: expected observation.observation of shape \[2\] as in data/demo_2, got \[5\]"),
+    ],
+)
+def test_a_wrong_data_set_gives_one_line(tmp_path: Path, kind: str, message: str):
+    with pytest.raises(UserError, match=message) as refused:
+        read(wrong(kind, tmp_path))
+    assert "\n" not in str(refused.value)
+
+
+def test_arrays_are_read_in_a_child_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = d4rl(tmp_path)
+    expected = read(path)
+    for name, function in zip(("contents", "arrays"), IN_CHILD, strict=True):
+        monkeypatch.setattr(hdf5, name, function)
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "other"))
+    episodes = read(path)
+    assert episodes.ends.tolist() == expected.ends.tolist()
+    assert torch.equal(episodes.actions, expected.actions)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.raises(UserError, match=r"cannot read .*hopper\.hdf5: OSError"):
+        read(path)
+
+
+def test_a_rate_and_units_are_added_to_arrays_once(tmp_path: Path):
+    """task=dataset learns from arrays, and says which options they need."""
+    path = ogbench(tmp_path)
+
+    def trained(*options: str) -> Completed:
+        chosen = ["task=dataset", f"demonstrations={path}", "policy=mlp", "sft.steps=2", "sft.batch=4", *options]
+        return run_program("train.py", *chosen, f"output={tmp_path / 'run'}")
+
+    assert "add demonstration_rate_hz=HZ" in trained().stderr
+    rate = "demonstration_rate_hz=20"
+    assert "demonstration_units=percent for all of them" in trained(rate).stderr
+    completed = trained(rate, "demonstration_units=1")
+    assert completed.returncode == 0, completed.stderr
+    report = json.loads((tmp_path / "run/report.json").read_text())
+    assert report["open_loop"]["held_out_episodes"] == 1
+    contract = Contract.from_dict(json.loads((tmp_path / "run/demonstrations.json").read_text())["contract"])
+    assert contract.control_dt_s == pytest.approx(0.05)
+    with pytest.raises(UserError, match=r"states 10 Hz; leave out demonstration_rate_hz=20"):
+        read(robomimic(tmp_path), rate_hz=20.0)

@@ -163,7 +163,12 @@ def test_a_trained_policy_is_for_robots_of_its_names(run: Path, tmp_path: Path):
 
 @pytest.mark.parametrize("policy", [name for name, _ in combinations.valid_pairs("dataset")])
 def test_its_policies_build_and_learn(policy: str, data: Path):
-    chosen = [f"policy={policy}", "demonstration_units=deg", "task.image_size=16", *(["policy.vision.width=4"] if policy != "pi0" else [])]
+    chosen = [
+        f"policy={policy}",
+        "demonstration_units=deg",
+        "task.image_size=16",
+        *(["policy.vision.width=4"] if policy != "pi0" else []),
+    ]
     chosen = [each for each in chosen if policy != "mlp" or "vision" not in each]
     config, _ = compose(TrainConfig, "train", ["task=dataset", f"demonstrations={data}", *chosen], GROUPS)
     join(config)
