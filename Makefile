@@ -98,8 +98,9 @@ check: $(VENV)/installed-dev
 	$(BIN)/pyright --pythonpath $(BIN)/python embodied
 
 # Options in ARGS, e.g. make mutants ARGS="--package real_robot --count 20"; without them the stored table is written.
+# The environment with ROS 2 has all packages of the first, and runs the tests over ROS 2, too: it is used if it exists.
 mutants: $(VENV)/installed-dev
-	OMP_NUM_THREADS=1 nice -n 5 $(BIN)/python -m benchmarks.mutants $(or $(ARGS),--json benchmarks/results/mutants.json)
+	OMP_NUM_THREADS=1 nice -n 5 $(or $(wildcard $(ROS)/bin/python),$(BIN)/python) -m benchmarks.mutants $(or $(ARGS),--json benchmarks/results/mutants.json)
 
 install: $(VENV)/installed-dev
 

@@ -1,7 +1,7 @@
 """Compare finished runs: python compare.py RUN RUN ... [output=DIR].
 
-RUN is the folder of a run, such as outputs/libero_pick/<run>, or its report.json. Runs that differ only in their seed
-are one row, named by the options in which it differs from other rows.
+RUN is the folder of a run, such as outputs/libero_pick/<run>, or of a sweep (-m), or a report.json. Runs that differ
+only in their seed are one row, named by the options in which it differs from other rows.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from embodied.command_line.config import compose
 from embodied.configuration import Configuration
 from embodied.report.comparison import compare
 from embodied.report.comparison_report import write
+from embodied.report.finished_run import run_folders
 
 log = logging.getLogger("embodied")
 
@@ -33,7 +34,7 @@ def run(arguments: list[str]) -> None:
     """Print the comparison, and write it to the output folder."""
     options = [each for each in arguments if re.match(r"\w+=", each) and not Path(each).exists()]
     config, _ = compose(CompareConfig, "compare", options, {})
-    comparison = compare([each for each in arguments if each not in options])
+    comparison = compare(run_folders(each for each in arguments if each not in options))
     log.info(write(Path(config.output or f"outputs/comparisons/{datetime.now():%Y-%m-%d_%H-%M-%S}"), comparison))
 
 
@@ -43,4 +44,6 @@ def describe(_: list[str]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(program.main(run, describe, sys.argv[1:], lambda given: compose(CompareConfig, "compare", given, {})))
+    sys.exit(
+        program.main(run, describe, sys.argv[1:], lambda arguments: compose(CompareConfig, "compare", arguments, {}))
+    )

@@ -1,7 +1,8 @@
 """Plot a metric of runs: python plot.py RUN RUN ... metric=NAME [x=env_steps|wall_s|cpu_s] [output=FILE].
 
-RUN is the folder of a run, finished or not. Runs that differ only in their seed are one line, their mean, in a band:
-the 95% interval of the mean (Student's), or the range of two seeds. Without metric=NAME the metrics are listed.
+RUN is the folder of a run, finished or not, or of a sweep (-m). Runs that differ only in their seed are one line, their
+mean, in a band: the 95% interval of the mean (Student's), or the range of two seeds. Without metric=NAME the metrics
+are listed.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from embodied.command_line.config import compose
 from embodied.command_line.suggestion import did_you_mean
 from embodied.configuration import Configuration
 from embodied.errors import UserError
+from embodied.report.finished_run import run_folders
 from embodied.report.plot import Axis, draw, metrics, read
 
 log = logging.getLogger("embodied")
@@ -39,7 +41,7 @@ def run(arguments: list[str]) -> None:
     """Draw the metric, or list the metrics of the runs."""
     options = [each for each in arguments if re.match(r"\w+=", each) and not Path(each).exists()]
     config, _ = compose(PlotConfig, "plot", options, {})
-    runs = [read(each) for each in arguments if each not in options]
+    runs = [read(each) for each in run_folders(each for each in arguments if each not in options)]
     values = metrics(runs)
     if config.metric is None:
         width = max(map(len, values))

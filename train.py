@@ -58,6 +58,7 @@ def run(arguments: list[str]) -> None:
             wandb_project=config.wandb,
             world=world,
             demonstrations=demonstrations,
+            offline=config.offline,
         )
         if not world.rank:
             OmegaConf.save(OmegaConf.create(record["values"]), directory / "config.yaml")

@@ -1,7 +1,8 @@
-"""PPO of this library, rsl_rl and Stable-Baselines3: control steps per second of training, and returns.
+"""PPO and SAC of this library, rsl_rl and Stable-Baselines3: control steps per second of training, and returns.
 
     python -m venv venv && venv/bin/pip install -c constraints.txt '.[gym,rsl-rl]' stable-baselines3==2.9.2
-    venv/bin/python benchmarks/ppo_speed.py [rsl_rl sb3] [--runs 3] [--seconds 20] [--plain] [--output FILE]
+    venv/bin/python benchmarks/ppo_speed.py [rsl_rl sb3 sb3_sac sb3_sac_pendulum] [--runs 3] [--seconds 20]
+        [--steps N] [--plain] [--output FILE]
 
 rsl_rl's OnPolicyRunner (version 5) trains on 1,024 quadrotors that learn to hover, in compiled C, through `as_rsl_rl`;
 Stable-Baselines3's PPO on 16 HalfCheetahs of Gymnasium in its DummyVecEnv. Ours trains on the same environments with
@@ -10,11 +11,15 @@ rates; none stops an epoch early. All normalise observations, except Stable-Base
 Remaining differences: ours limits the mean action by tanh, scales rewards by the deviation of their returns, clips the
 gradients of actor and critic separately, and bootstraps time limits from the true last observation.
 
+SAC learns on 16 HalfCheetahs (two layers of 256), and on one pendulum (of 64): one gradient step of 256 rows per
+control step after the first 1,000, the same rates, targets and target entropy. Ours normalises observations by those of
+random play, and explores with its own policy at first where Stable-Baselines3 acts at random.
+
 Ours keeps freed memory as `train.py` does (`keep_freed_memory`; not with `--plain`), the others run unchanged. The two
-of a pair, each in its own process, alternate iterations in one thread until each has had `seconds` of CPU time; then
-the next seed follows. Steps are reported per CPU-second of the whole loop, environments included, and separately
-without the environments; the ratio is ours over the other's. Returns are means of the episodes that ended within the
-last fifth.
+of a pair, each in its own process, alternate iterations in one thread until each has had `seconds` of CPU time, or made
+`steps` control steps; then the next seed follows. Steps are reported per CPU-second of the whole loop, environments
+included, and separately without the environments; the ratio is ours over the other's. Returns are means of the episodes
+that ended within the last fifth.
 """
 
 from __future__ import annotations
@@ -29,6 +34,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -39,6 +45,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # also runs from a clone that is not installed
 
 from embodied.algorithms.ppo import PPOConfig  # noqa: E402
+from embodied.algorithms.sac import SACConfig  # noqa: E402
 from embodied.environment import NumberedStarts  # noqa: E402
 from embodied.saving.files import complete_or_absent  # noqa: E402
 from embodied.saving.json_text import dumps_rows  # noqa: E402
@@ -46,6 +53,7 @@ from embodied.saving.versions import git_commit, versions  # noqa: E402
 from embodied.training.compute import keep_freed_memory  # noqa: E402
 from embodied.training.loop import train  # noqa: E402
 from policies.mlp import MLPConfig  # noqa: E402
+from policies.squashed import SquashedConfig  # noqa: E402
 
 SHARED = {"discount": 0.99, "gae_lambda": 0.95, "clip": 0.2, "epochs": 5}
 QUADROTORS, CHEETAHS = 1024, 16
@@ -204,10 +212,78 @@ def sb3(seed: int, clock: Clock) -> Iterations:
         yield steps, statistics.fmean(returns) if returns else None
 
 
-PAIRS = {
-    "rsl_rl": (quadrotors, lambda seed, clock: rsl_rl(quadrotors(seed), seed, clock), "quadrotor hover, 1,024"),
-    "sb3": (cheetahs, sb3, "HalfCheetah-v5, 16"),
+@dataclass(frozen=True)
+class SACPair:
+    """SAC of both libraries on `num_envs` of Gymnasium's `id`, with two layers of `hidden`.
+
+    Each iteration takes `length` steps of each environment and as many gradient steps as steps.
+    """
+
+    id: str
+    num_envs: int
+    length: int
+    hidden: int
+    warmup: int = 1000
+
+    def ours(self, seed: int, clock: Clock) -> Iterations:
+        """Iterate our loop, as a library user calls it."""
+        from sims.gym.environment import GymEnvironment
+
+        torch.manual_seed(seed)
+        env = GymEnvironment(self.num_envs, self.id, seed=seed)
+        policy = SquashedConfig(hidden=[self.hidden] * 2).build(env.contract)
+        settings = SACConfig(hidden=[self.hidden] * 2, rollout_length=self.length, warmup=self.warmup)
+        clock.watch(env, "step", "reset")
+        env_steps = 0
+        for each in train(env, policy, settings, env_steps=1 << 40, seed=seed):
+            yield each.env_steps - env_steps, each.ended.get("episode_return")
+            env_steps = each.env_steps
+
+    def sb3(self, seed: int, clock: Clock) -> Iterations:
+        """Iterate Stable-Baselines3's SAC."""
+        from stable_baselines3 import SAC
+        from stable_baselines3.common.env_util import make_vec_env
+
+        env = make_vec_env(self.id, self.num_envs, seed=seed)
+        clock.watch(env, "step", "reset")
+        steps = self.length * self.num_envs
+        model = SAC(
+            "MlpPolicy",
+            env,
+            learning_starts=self.warmup,
+            train_freq=self.length,
+            gradient_steps=steps,
+            buffer_size=500_000,
+            seed=seed,
+            device="cpu",
+            policy_kwargs={"net_arch": [self.hidden] * 2},
+        )
+        first = True
+        while True:
+            model.learn(steps, reset_num_timesteps=first)
+            first = False
+            returns = [each["r"] for each in model.ep_info_buffer or ()]
+            model.ep_info_buffer.clear()
+            yield steps, statistics.fmean(returns) if returns else None
+
+
+CHEETAH_SAC = SACPair("HalfCheetah-v5", CHEETAHS, length=4, hidden=256)
+PENDULUM_SAC = SACPair("Pendulum-v1", 1, length=50, hidden=64)
+Loop = Callable[[int, Clock], Iterations]
+PAIRS: dict[str, tuple[Loop, Loop, str]] = {
+    "rsl_rl": (
+        lambda seed, clock: ours(quadrotors(seed), 0, seed, clock),
+        lambda seed, clock: rsl_rl(quadrotors(seed), seed, clock),
+        "quadrotor hover, 1,024",
+    ),
+    "sb3": (lambda seed, clock: ours(cheetahs(seed), 1, seed, clock), sb3, "HalfCheetah-v5, 16"),
+    "sb3_sac": (CHEETAH_SAC.ours, CHEETAH_SAC.sb3, "SAC, HalfCheetah-v5, 16"),
+    "sb3_sac_pendulum": (PENDULUM_SAC.ours, PENDULUM_SAC.sb3, "SAC, Pendulum-v1"),
 }
+"""Our loop, the other library's, and a description."""
+
+LIBRARIES = {"rsl": "rsl-rl-lib", "sb3": "stable-baselines3"}
+"""Distribution of the other library, by the first letters of a pair."""
 
 
 class Player:
@@ -233,31 +309,35 @@ class Player:
 
 def _play(pipe: Any, pair: str, name: str, seed: int, keep: bool) -> None:  # noqa: ANN401 - a Connection
     """A player's process: an iteration for each message, until an empty one."""
-    make, other_loop, _ = PAIRS[pair]
+    our_loop, other_loop, _ = PAIRS[pair]
     clock = Clock()
     if name == "ours" and keep:
         keep_freed_memory()
-    loop = ours(make(seed), list(PAIRS).index(pair), seed, clock) if name == "ours" else other_loop(seed, clock)
+    loop = (our_loop if name == "ours" else other_loop)(seed, clock)
     while pipe.recv():
         start_s, inside = time.process_time(), clock.seconds
         steps, earned = next(loop)
         pipe.send((steps, earned, time.process_time() - start_s, clock.seconds - inside))
 
 
-def run(pair: str, seed: int, seconds: float, keep: bool) -> dict[str, dict[str, Any]]:
-    """Run both of a pair by turns from one seed: steps per CPU-second and a curve (CPU seconds, steps, return)."""
+def run(pair: str, seed: int, seconds: float, steps: int | None, keep: bool) -> dict[str, dict[str, Any]]:
+    """Run both of a pair by turns from one seed: steps per CPU-second and a curve (CPU seconds, steps, return).
+
+    Each gets `seconds` of CPU time, or makes `steps` unless that is None.
+    """
     players: dict[str, Player] = {}
     for name in ("ours", pair):
         players[name] = Player(pair, name, seed, keep)
         players[name].turn()  # compiles, allocates and fits; not counted
     cpu_s, step_counts, within = dict.fromkeys(players, 0.0), dict.fromkeys(players, 0), dict.fromkeys(players, 0.0)
     curves: dict[str, list[tuple[float, int, float | None]]] = {name: [] for name in players}
-    while min(cpu_s.values()) < seconds:
-        name = min(cpu_s, key=lambda each: cpu_s[each])  # the same time for each
-        steps, earned, took, inside = players[name].turn()
+    spent, limit = (cpu_s, seconds) if steps is None else (step_counts, steps)
+    while min(spent.values()) < limit:
+        name = min(spent, key=lambda each: spent[each])  # the same for each
+        made, earned, took, inside = players[name].turn()
         cpu_s[name] += took
         within[name] += inside
-        step_counts[name] += steps
+        step_counts[name] += made
         curves[name].append((round(cpu_s[name], 2), step_counts[name], earned))
     for player in players.values():
         player.end()
@@ -282,6 +362,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("pairs", nargs="*", default=list(PAIRS), help=", ".join(PAIRS))
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=20.0, help="CPU time of each in a run")
+    parser.add_argument("--steps", type=int, help="control steps of each in a run, in place of a CPU time")
     parser.add_argument("--plain", action="store_true", help="ours gives freed memory back, too")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args(arguments)
@@ -291,7 +372,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.stdout.write("| " + " | ".join(head) + " |\n" + "|---" * len(head) + "|\n")
     rows = {}
     for pair in options.pairs:
-        runs = [run(pair, seed, options.seconds, not options.plain) for seed in range(options.runs)]
+        runs = [run(pair, seed, options.seconds, options.steps, not options.plain) for seed in range(options.runs)]
         ratios = sorted(each["ours"]["steps_per_cpu_s"] / each[pair]["steps_per_cpu_s"] for each in runs)
         rows[pair] = {"ratio": round(statistics.median(ratios), 3), "ratios": ratios, "runs": runs}
         cells = [PAIRS[pair][2], pair]
@@ -301,13 +382,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.stdout.write("| " + " | ".join(cells) + " |\n")
         sys.stdout.flush()
     if options.output:
-        package_versions = {name: metadata.version(name) for name in ("rsl-rl-lib", "stable-baselines3")}
+        package_versions = {name: metadata.version(name) for name in {LIBRARIES[pair[:3]] for pair in options.pairs}}
         report = {
             "git_commit": git_commit(),
             "machine": platform.processor() or platform.machine(),
             "cores": os.cpu_count(),
             "threads": 1,
-            "seconds": options.seconds,
+            "seconds": options.seconds if options.steps is None else None,
+            "steps": options.steps,
             "keeps_freed_memory": not options.plain,
             "load": [round(each, 1) for each in (load_before, os.getloadavg()[0])],
             "versions": versions() | package_versions,

@@ -127,7 +127,7 @@ class TrainablePolicy(nn.Module, ABC):
 
     @abstractmethod
     def loss(self, observation: TensorDict, actions: Tensor, valid: Tensor) -> Tensor:
-        """Supervised loss for `actions` [N, H, A] where `valid` [N, H]; one scalar."""
+        """Supervised loss, a mean over `actions` [N, H, A] where `valid` [N, H], or with its weights; one scalar."""
 
     @abstractmethod
     def fit(self, observation: TensorDict, actions: Tensor) -> None:

@@ -23,8 +23,8 @@ class ExperimentConfig(Configuration):
     Evaluations run `evaluation_starts` initial states of each task and distribution; evaluations of other stages, and
     of other wordings, at most the first `comparison_starts` of them (null: all). RL is also evaluated every
     `evaluate_every_steps` control steps, on other initial states (auto: as often as 5% of the time allow, null: never).
-    `control` and `video` can be turned off. `stages` are some of sft, offline (a learner that a program passes) and rl,
-    in this order; if None sft and rl, or rl without demonstrations. `start_from` names a run, a checkpoint or a
+    `control` and `video` can be turned off. `stages` are some of sft, offline (the learner `offline`) and rl, in this
+    order; if None sft and rl, or rl without demonstrations. `start_from` names a run, a checkpoint or a
     .safetensors file with the policy's initial weights and statistics. The run computes in `precision` unless the
     policy has its own; with `overlap` RL collects the next rollout during the update, by the policy from before it;
     `storage` places rollouts on the simulator's device, in CPU memory or on disk.
@@ -67,7 +67,7 @@ class ExperimentConfig(Configuration):
         for stage, learner, argument in (("rl", algorithm, "algorithm"), ("offline", offline, "offline")):
             if stage in stages and learner is None:
                 raise UserError(
-                    f"stages={stages} has no learner for {stage}; pass its config to Experiment({argument}=)"
+                    f"stages={stages} has no learner for {stage}; set {argument}=NAME, or pass its config to Experiment"
                 )
         if offline is not None and "offline" not in stages:
-            raise UserError(f"the learner offline= is not used by stages={stages}; expected offline in them")
+            raise UserError(f"the learner offline= is not used by stages={stages}; use stages=[offline]")

@@ -11,7 +11,7 @@ import copy
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Annotated
 
@@ -23,15 +23,14 @@ from embodied.configuration import Fraction, PositiveInt, Range
 from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.export.chunk_network import ChunkNetwork
-from embodied.policy import Decision, PolicyConfig, RankingPolicy, inference, needs_value, value_if_needed
+from embodied.policy import Decision, RankingPolicy, inference, needs_value, value_if_needed
 from embodied.seeding import fixed_noise
 from policies.augmentation import CARTESIAN, Augmentation, AugmentationKind, CartesianScene
+from policies.choice_of_encoder import EncoderConfig, fit_encoders, observation_encoder
 from policies.chunk_networks import NetworkKind
-from policies.encoders import Encoder, EncoderKind
-from policies.flat import FlatEncoder, PlainEncoder
-from policies.libero_encoder import OBSERVATIONS, ObjectEncoder, missing
+from policies.encoders import Encoder
+from policies.libero_encoder import missing
 from policies.vision.augmentation import PictureChanges
-from policies.vision.backbones import VisionConfig
 from policies.vision.encoder import PictureEncoder, pictures
 
 SMALLEST_STD = 0.2
@@ -56,26 +55,19 @@ class Aggregate(Enum):
 
 
 @dataclass
-class GenerativeConfig(PolicyConfig):
-    """Networks and augmentations of a policy that generates chunks.
+class GenerativeConfig(EncoderConfig):
+    """Networks and augmentations of a policy that generates chunks; for those of its encoders see EncoderConfig.
 
-    `encoder` reads object tokens, or pictures (by `vision`), the instruction and the robot's state, or all float32
-    fixed-size observations (plain: without layers), of which distances may be `reciprocal` (as for policy=mlp). With
-    pictures, the critic reads object tokens instead where a simulator has them. The `network` has layers of width
-    `hidden` and `depth` residual blocks, a UNet as many levels. With `augmentation` of Cartesian scenes, the supervised
-    loss and the advantage's loss use scenes mirrored and rotated by up to `turn_rad` (0: unchanged), without a share
-    `hidden_distractors` of unmentioned objects and a share `hidden_words` of words that name no object. When ranking,
-    the best of `candidates` chunks by advantage is executed, of `explored_candidates` while exploring. The
-    log-probability of a chunk is an `aggregate` over noisy denoising steps and the executed actions' elements: sum,
-    step_mean or mean. The supervised loss is a mean over `draws` noises of each chunk, which cost little where encoding
-    the observation costs much.
+    The `network` has layers of width `hidden` and `depth` residual blocks, a UNet as many levels. With `augmentation`
+    of Cartesian scenes, the supervised loss and the advantage's loss use scenes mirrored and rotated by up to
+    `turn_rad` (0: unchanged), without a share `hidden_distractors` of unmentioned objects and a share `hidden_words`
+    of words that name no object. When ranking, the best of `candidates` chunks by advantage is executed, of
+    `explored_candidates` while exploring. The log-probability of a chunk is an `aggregate` over noisy denoising steps
+    and the executed actions' elements: sum, step_mean or mean. The supervised loss is a mean over `draws` noises of
+    each chunk, which cost little where encoding the observation costs much.
     """
 
-    encoder: EncoderKind = EncoderKind.AUTO
-    vision: VisionConfig = field(default_factory=VisionConfig)
     augmentation: AugmentationKind = AugmentationKind.AUTO
-    reciprocal: list[str] = field(default_factory=list)
-    width: PositiveInt = 64
     network: NetworkKind = NetworkKind.MLP
     hidden: PositiveInt = 256
     depth: PositiveInt = 1
@@ -113,10 +105,10 @@ class GenerativePolicy(RankingPolicy):
         # number of generated actions before the present, and in total
         self.past = 0
         self.generated = contract.horizon
-        self.encoder = _encoder(contract, config)
+        self.encoder = observation_encoder(contract, config)
         self.augment = _augmentation(contract, config, self.encoder)
-        self.value_encoder = _encoder(contract, config, objects=True, privileged=True)
-        self.advantage_encoder = _encoder(contract, config, objects=True)
+        self.value_encoder = observation_encoder(contract, config, objects=True, privileged=True)
+        self.advantage_encoder = observation_encoder(contract, config, objects=True)
         actions = contract.action.shape[-1]
         hidden = config.hidden
         self.feature_size = self.value_encoder.out_features
@@ -163,16 +155,7 @@ class GenerativePolicy(RankingPolicy):
         Raises:
             UserError: for observations that lack inputs of the critic; `first_decisions` of a simulator have them.
         """
-        try:
-            observation = self.encoder.read(observation)
-            for encoder in (self.encoder, self.value_encoder, self.advantage_encoder):
-                encoder.fit(observation)
-        except KeyError as error:
-            absent = [key for key in self.contract.observation if key not in observation]
-            if not absent:
-                raise
-            needed = "fit needs all observations that actor and critic read"
-            raise UserError(f"{needed}; add {', '.join(absent)}") from error
+        fit_encoders(self.contract, (self.encoder, self.value_encoder, self.advantage_encoder), observation)
         flat = actions.reshape(-1, actions.shape[-1])
         self.action_mean.copy_(flat.mean(0))
         # a lower bound of the deviation, so that actions outside of the data stay possible
@@ -312,32 +295,6 @@ def head(inputs: int, hidden: int) -> nn.Sequential:
         nn.ReLU(),
         nn.Linear(hidden, 1),
     )
-
-
-def _encoder(
-    contract: Contract, config: GenerativeConfig, *, objects: bool = False, privileged: bool = False
-) -> Encoder:
-    """Encoder of the actor's observations.
-
-    With `objects` it reads objects instead of pictures where they are known; with `privileged`, also privileged
-    observations.
-    """
-    kind = config.encoder
-    if kind is EncoderKind.AUTO:
-        fallback = EncoderKind.PICTURES if pictures(contract) else EncoderKind.FLAT
-        kind = fallback if missing(contract) else EncoderKind.OBJECTS
-    if kind not in (EncoderKind.FLAT, EncoderKind.PLAIN) and config.reciprocal:
-        raise UserError(f"expected policy.reciprocal=[] with encoder={kind.value}, got {config.reciprocal}")
-    if kind is EncoderKind.FLAT:
-        return FlatEncoder(contract, config.width, config.reciprocal, privileged=privileged)
-    if kind is EncoderKind.PLAIN:
-        return PlainEncoder(contract, config.reciprocal, privileged=privileged)
-    if kind is EncoderKind.PICTURES:
-        has_objects = objects and all(key in contract.observation for key in OBSERVATIONS)
-        return ObjectEncoder(config.width) if has_objects else PictureEncoder(contract, config.width, config.vision)
-    if names := missing(contract):
-        raise UserError(f"policy.encoder=objects reads {', '.join(names)}, which this task lacks; use encoder=flat")
-    return ObjectEncoder(config.width)
 
 
 def _augmentation(contract: Contract, config: GenerativeConfig, encoder: Encoder) -> Augmentation | None:

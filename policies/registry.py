@@ -13,6 +13,7 @@ from policies.diffusion import DiffusionConfig
 from policies.flow import FlowConfig
 from policies.mlp import MLPConfig
 from policies.recurrent import RecurrentConfig
+from policies.squashed import SquashedConfig
 from policies.vla.pi0 import Pi0Config
 from policies.vla.pi05 import Pi05Config
 from policies.vla.tokens import TokensConfig
@@ -25,6 +26,7 @@ POLICIES: dict[str, type] = {
     "pi0": Pi0Config,
     "pi05": Pi05Config,
     "recurrent": RecurrentConfig,
+    "squashed": SquashedConfig,
     "tokens": TokensConfig,
 }
 

@@ -15,6 +15,7 @@ import plot
 import train
 from embodied.command_line import program
 from embodied.report.curves import draw_band
+from embodied.report.finished_run import SUMMARY, SWEEP, run_folders
 from embodied.report.plot import Axis, read
 
 SMALL = ("env_steps=3000", "evaluation_starts=4", "evaluation_envs=4", "threads=1", "task.step_limit=30", "video=false")
@@ -55,6 +56,18 @@ def test_runs_are_compared_and_written(runs: list[Path], tmp_path: Path, capsys)
     assert "1 of 2 rows are a single seed" in told
     assert (tmp_path / "out" / "compare.md").exists()
     assert (tmp_path / "out" / "compare.png").stat().st_size > 10_000
+
+
+def test_folders_of_sweeps_are_their_runs(runs: list[Path], tmp_path: Path, capsys):
+    sweep = tmp_path / "sweep"
+    shutil.copytree(runs[0].parent, sweep)
+    for name in (SWEEP, SUMMARY):
+        (sweep / name).write_text("")
+    expected = [sweep / run.name for run in runs]
+    assert run_folders([sweep]) == run_folders(sorted(sweep.iterdir())) == expected
+    status, _, errors = asked(capsys, sweep, f"output={tmp_path / 'out'}")
+    assert (status, errors) == (0, "")
+    assert len(json.loads((tmp_path / "out" / "compare.json").read_text())["rows"]) == 2
 
 
 def test_one_run_each_is_paired_and_written_under_the_time(runs: list[Path], tmp_path: Path, capsys, monkeypatch):

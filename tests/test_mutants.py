@@ -62,6 +62,8 @@ def changes(body: str, returns: str = "") -> set[str]:
         ("z = x if y else 'a'", {"condition: ('a' if y else x)"}),
         ("z = [x for x in y if x]", {"condition: (not (x))"}),
         ("for z in x:\n    continue", {"delete: pass"}),
+        ("for z in range(ROUNDS):\n    pass", {"range: (range(ROUNDS - 1))"}),
+        ("for _ in range(ROUNDS):\n    z = 2", {"constant: (3)"}),
     ],
 )
 def test_operators(body: str, expected: set[str]) -> None:
@@ -90,6 +92,10 @@ def test_a_function_that_returns_a_bool_returns_the_opposite() -> None:
         "if x.type == 'cuda':\n    x(y + 1)",
         "torch.cuda.f(x + 1)",
         "z = x.expand(-1, y)",
+        "z = x.reshape(-1, y)",
+        "raise NotImplementedError",
+        "raise AssertionError(x + 1)",
+        "for _ in range(ROUNDS):\n    pass",
     ],
 )
 def test_what_tests_cannot_notice_is_left_out(body: str) -> None:
@@ -103,7 +109,7 @@ def test_an_error_may_be_deleted_but_its_text_stays() -> None:
 def test_whole_functions_and_files_are_left_out() -> None:
     assert not generate("a.py", "class A:\n    def __repr__(self):\n        return self.a\n")
     assert not generate("a.py", "@abstractmethod\ndef f(x):\n    return x\n")
-    drawing = generate("sims/a/video/sky.py", "def f(x):\n    x(2 * y, a=z[0])\n")
+    drawing = generate("sims/a/video/sky.py", "def f(x):\n    x(2 * y, -y, a=z[0])\n")
     assert [fault.operator for fault in drawing] == ["delete", "index"]
     assert not generate("a.py", "import no_such_package\ndef f(x):\n    return x\n")
     code = "def f(x):\n    return x\n\n\ndef g():\n    import nosuch\n"

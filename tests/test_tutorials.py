@@ -96,6 +96,19 @@ def test_two_networks_are_compared_over_seeds(tmp_path: Path):
     assert "policy.hidden=[16,16]" in (tmp_path / "outputs" / "widths_compared" / "compare.md").read_text()
 
 
+@pytest.mark.evidence
+def test_logs_with_failures_teach_more_than_imitation_of_their_successes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.syspath_prepend(tmp_path)
+    answers = walk("learn_from_logs.md", tmp_path)
+    assert first(answers, "report.html") <= MOST_COMMANDS
+    assert "58 of 100 recorded drives docked" in answers[0].stdout
+    imitation, offline = re.findall(r": (\d+) of 100 docked, after ([\d.]+) steps", answers[-1].stdout)
+    assert int(offline[0]) >= 95
+    assert float(offline[1]) < float(imitation[1]) - 1.0
+
+
 def cells(name: str) -> list[dict]:
     """Cells with code of a notebook."""
     every = json.loads((NOTEBOOKS / name).read_text())["cells"]

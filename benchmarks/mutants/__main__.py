@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import yaml
@@ -29,9 +30,9 @@ PACKAGES = {
     "embodied": "tests/embodied tests/placement tests/conformance tests/*.py",
     "policies": "tests/policies tests/conformance/test_policies.py",
     "sims": "tests/sims",
-    "sims/libero": "tests/sims/libero",
-    "sims/quadrotor": "tests/sims/quadrotor",
-    "sims/vehicle": "tests/sims/vehicle",
+    "sims/libero": "tests/sims/libero tests/sims/*.py",
+    "sims/quadrotor": "tests/sims/quadrotor tests/sims/*.py",
+    "sims/vehicle": "tests/sims/vehicle tests/sims/*.py",
     "real_robot": "tests/real_robot",
     "real_robot/safety": "tests/real_robot/safety",
 }
@@ -136,8 +137,9 @@ def main() -> int:
             outcomes[package_of(fault.file)][fault] = outcome
             left_min = (time.monotonic() - first_s) / number * (len(faults) - number) / 60.0
             _log(f"{number}/{len(faults)}, {left_min:.0f} min left: {outcome.upper()} {fault}, {fault.change}")
-    rows = {package: row(each) | {"seed": arguments.seed, "git_commit": commit} for package, each in outcomes.items()}
-    print(table(rows))
+    origin = {"seed": arguments.seed, "git_commit": commit, "ros2": find_spec("rclpy") is not None}
+    rows = {package: row(each) | origin for package, each in outcomes.items()}
+    print(table(rows), f"With{'' if origin['ros2'] else 'out'} tests over ROS 2.", sep="\n\n")
     if arguments.json:
         merge(arguments.json, rows)
     return int(not all(is_enough(entry) for entry in rows.values()))

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -126,10 +127,10 @@ class Coverage:
 
 
 def digest(root: Path, packages: list[str], test_file: str) -> str:
-    """Digest of what the record of `test_file` depends on: all sources, helpers of tests and the file itself."""
+    """Digest of what the record of `test_file` depends on: all sources, helpers of tests, the file, the environment."""
     sources = [path for name in packages for path in (root / name).rglob("*") if path.suffix in SOURCES]
     helpers = [path for path in (root / "tests").rglob("*.py") if not path.name.startswith("test_")]
-    total = hashlib.sha256()
+    total = hashlib.sha256(sys.prefix.encode())
     for path in (*sorted(sources), *sorted(helpers), root / test_file):
         total.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
     return total.hexdigest()[:24]

@@ -1,7 +1,8 @@
 """Faults of Python functions: each operator changes one expression or statement.
 
-What tests cannot or need not notice is left out: texts, logs, annotations, assertions, waiting times, devices, CUDA,
-and the arguments of calls that delete files or end processes, which a fault would make dangerous.
+What tests cannot or need not notice is left out: texts, logs, plots' looks, annotations, assertions, waiting times,
+devices, CUDA, the last round of an approximation, and the arguments of calls that delete files or end processes, which
+a fault would make dangerous.
 """
 
 import ast
@@ -30,20 +31,25 @@ EXCHANGED = _both_ways(
 
 UNTOUCHED_CALLS = frozenset(
     {"print", "warn", "debug", "info", "warning", "error", "exception", "critical", "log", "add_argument", "UserError"}
-    | {"sleep", "wait", "cast"}
+    | {"sleep", "wait", "cast", "flush", "synchronize", "legend", "grid", "set_title"}
     | {"kill", "killpg", "terminate", "rmtree", "unlink", "remove", "rmdir"}
 )
-"""Calls that only write texts, wait, or would be dangerous with a fault: neither changed nor deleted."""
+"""Calls that only write texts, decorate plots, wait, or are dangerous with a fault: neither changed nor deleted."""
 
 UNTOUCHED_ARGUMENTS = frozenset(
     {"device", "non_blocking", "pin_memory", "daemon", "daemon_threads", "timeout", "timeout_s", "strict", "check"}
     | {"encoding", "errors", "name", "stacklevel", "indent", "help", "description", "exist_ok", "parents", "dtype"}
     | {"title", "label", "figsize", "dpi", "alpha", "linewidth", "fontsize", "color"}
+    | {"xlabel", "ylabel", "marker", "markersize", "capsize", "linestyle"}
+    | {"fused", "sort_keys", "separators", "thread_name_prefix"}
 )
 """Keyword arguments that concern speed, layout, texts or devices."""
 
 KERNEL_DECORATORS = frozenset({"kernel", "func", "jit", "njit"})
 """Of Warp, Triton and Numba: Python only compiles these functions, so no test executes them itself."""
+
+OWN_ERRORS = frozenset({"AssertionError", "NotImplementedError"})
+"""Errors that only a mistake in the program raises, like an assertion."""
 
 UNTOUCHED_FUNCTIONS = frozenset({"__repr__", "__str__", "__del__", "__hash__"})
 DRAWINGS = ("/viewing.py", "/drawing.py", "/page/", "/video/")
@@ -105,7 +111,7 @@ def generate(file: str, text: str) -> list[Fault]:
         is_kernel = any(_last_name(each) in KERNEL_DECORATORS for each in node.decorator_list)
         covered_by = f"{file}::{'<module>' if is_kernel else function}"
         for operator, place, after in _mutations(node):
-            if operator in ("constant", "arithmetic", "argument") and any(part in file for part in DRAWINGS):
+            if operator in ("constant", "arithmetic", "argument", "sign") and any(part in file for part in DRAWINGS):
                 continue
             assert place.end_lineno is not None
             assert place.end_col_offset is not None
@@ -236,8 +242,13 @@ def _children(node: ast.AST) -> list[ast.AST]:
             arguments = arguments[:0] if _last_name(func) == "range" and len(arguments) < 2 else arguments
             if _last_name(func) == "expand":  # -1 and 1 are the same where a dimension has one element, else 1 fails
                 arguments = [each for each in arguments if not _is_integer(each)]
+            if _last_name(func) == "reshape":  # NumPy infers the length of a dimension from any negative number
+                arguments = [each for each in arguments if not isinstance(each, ast.UnaryOp)]
             values = [each.value for each in keywords if each.arg not in UNTOUCHED_ARGUMENTS]
             return [func, *arguments, *values]
+        case ast.For(target=ast.Name("_"), iter=ast.Call(ast.Name("range"), [ast.Name(rounds)])) if rounds.isupper():
+            # `for _ in range(HALVINGS)` approximates: one round fewer is less exact, but not wrong
+            return [*node.body, *node.orelse]
         case ast.AnnAssign(target=target, value=value):
             return [target, *([value] if value else [])]
         case ast.Subscript(value=value, slice=index):
@@ -253,6 +264,8 @@ def _statement(node: ast.stmt, returns_bool: bool) -> Iterator[tuple[str, ast.ex
     match node:
         case ast.Expr(value=ast.Call(func=func)) if _last_name(func) not in UNTOUCHED_CALLS:
             yield "delete", node, "pass"
+        case ast.Raise(exc=ast.Call() | ast.Name() as error) if _last_name(error) in OWN_ERRORS:
+            pass
         case ast.AugAssign() | ast.Raise() | ast.Continue() | ast.Break():
             yield "delete", node, "pass"
         case ast.Assign(targets=[ast.Attribute() | ast.Subscript()]):

@@ -1,10 +1,13 @@
-"""Learner configs by the value of the option `algorithm`."""
+"""Learner configs by the value of the options `algorithm` and `offline`."""
 
 from embodied.algorithms.bptt import BPTTConfig
 from embodied.algorithms.distillation import DistillationConfig
 from embodied.algorithms.grpo import GRPOConfig
+from embodied.algorithms.iql import IQLConfig
 from embodied.algorithms.ppo import PPOConfig
 from embodied.algorithms.ranking import RankingConfig
+from embodied.algorithms.rebrac import ReBRACConfig, TD3BCConfig
+from embodied.algorithms.sac import RLPDConfig, SACConfig
 from embodied.algorithms.self_imitation import SelfImitationConfig
 from embodied.algorithms.td3 import TD3Config
 
@@ -14,6 +17,13 @@ ALGORITHMS: dict[str, type] = {
     "grpo": GRPOConfig,
     "ppo": PPOConfig,
     "ranking": RankingConfig,
+    "rlpd": RLPDConfig,
+    "sac": SACConfig,
     "self_imitation": SelfImitationConfig,
     "td3": TD3Config,
+}
+OFFLINE: dict[str, type] = {
+    "iql": IQLConfig,
+    "rebrac": ReBRACConfig,
+    "td3_bc": TD3BCConfig,
 }

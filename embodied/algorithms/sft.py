@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import torch
 from tensordict import TensorDict
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from embodied import seeding
@@ -85,11 +86,18 @@ class SFT(Composite):
             self.losses.append(self.step(batch, progress, world))
         return {"loss": sum(self.losses) / max(1, len(self.losses))}
 
-    def step(self, batch: TensorDict, progress: float, world: World = ALONE) -> float:
+    def step(
+        self,
+        batch: TensorDict,
+        progress: float,
+        world: World = ALONE,
+        added: Callable[[TrainablePolicy], Tensor] | None = None,
+    ) -> float:
         """Take one gradient step on {observation, actions [B, H, A], valid [B, H]}; returns the loss.
 
         `progress`, the share of training done from 0 to 1, sets the learning rate. The loss is a mean over valid
-        actions, here over those of all processes.
+        actions, here over those of all processes, with weights if `valid` has them, plus the loss that `added` returns
+        for the trained policy.
 
         Raises:
             DivergedError: before the step, if the loss or its gradient is not finite.
@@ -102,6 +110,8 @@ class SFT(Composite):
             valid_actions = batch["valid"].sum().to(loss.dtype)
             # the process average of L_i n_i / mean(n) is the mean over the valid actions of all processes
             loss = loss * valid_actions / (world.sum(valid_actions) / world.size)
+        if added is not None:
+            loss = loss + added(self.trained)
         mean = world.sum(loss.detach()) / world.size
         self.optimiser.zero_grad()
         loss.backward()

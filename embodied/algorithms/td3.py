@@ -12,7 +12,6 @@ Differs from the paper:
 
 from __future__ import annotations
 
-import copy
 import sys
 from dataclasses import dataclass, field
 from typing import Annotated, Any
@@ -22,7 +21,8 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from embodied import seeding
-from embodied.algorithms.critics import Activation, CriticConfig, Critics, approach
+from embodied.algorithms.action_values import ActionValues
+from embodied.algorithms.critics import Activation, CriticConfig, approach
 from embodied.algorithms.finite import check_finite, gradient_norm
 from embodied.algorithms.micro_batch import saved_bytes
 from embodied.algorithms.parts import Composite
@@ -101,17 +101,10 @@ class TD3(Composite):
         self.policy = policy
         self.config = config
         self.generator = generator
-        low = torch.tensor(policy.contract.action.low)
-        high = torch.tensor(policy.contract.action.high)
-        self.centre = ((high + low) / 2).to(policy.device)
-        self.half_range = ((high - low) / 2).to(policy.device)
-        inputs = policy.feature_size + policy.contract.executed * len(low)
-        self.critics = Critics(inputs, config).to(policy.device)
-        self.target_critics = copy.deepcopy(self.critics)
+        self.q = ActionValues(policy, config, config.value_learning_rate, trains_features=False)
         with seeding.undisturbed():
             self.target_policy = policy.with_new_weights()
         self.target_policy.load_state_dict(policy.state_dict())
-        self.critic_optimiser = torch.optim.Adam(self.critics.parameters(), config.value_learning_rate, fused=True)
         self.actor_optimiser = torch.optim.Adam(policy.mean_parameters(), config.learning_rate, fused=True)
         self.replay = EpisodeStore(config.capacity)
         self.gradient_steps = 0
@@ -122,7 +115,7 @@ class TD3(Composite):
         if self.replay.written < self.config.warmup:
             return {}
         linear_decay(self.actor_optimiser, progress, self.config.final_lr_share, self.config.learning_rate)
-        linear_decay(self.critic_optimiser, progress, self.config.final_lr_share, self.config.value_learning_rate)
+        linear_decay(self.q.optimiser, progress, self.config.final_lr_share, self.config.value_learning_rate)
         steps = [self._step() for _ in range(self.config.gradient_steps)]
         metrics = {name: float(torch.stack([step[name] for step in steps]).mean()) for name in steps[0]}
         return metrics | {"replay": float(len(self.replay))}
@@ -136,64 +129,45 @@ class TD3(Composite):
         rows = self.replay.draw(self.config.minibatch, self.generator)
         # R = sum of discounted rewards over `lookahead` decisions, carry = gamma^k or 0, next observation s'
         batch = self.replay.transitions(rows, self.config.lookahead, self.config.discount).to(self.policy.device)
-        target = self._target(batch)
-        # L = sum_i mean (Q_i(s, a) - y)^2
-        loss = self.critics.loss(self._inputs(batch["observation"], self._scaled(batch["actions"])), target)
-        self.critic_optimiser.zero_grad()
-        loss.backward()
-        gradient = gradient_norm(self.critics.parameters())
-        check_finite({"value_loss": loss.detach(), "gradient of the critic": gradient}, self.gradient_steps + 1)
-        self.critic_optimiser.step()
         self.gradient_steps += 1
+        # L = sum_i mean (Q_i(s, a) - y)^2
+        metrics = self.q.step(batch, self._target(batch), self.gradient_steps)
         if self.gradient_steps % self.config.policy_delay == 0:
             self._update_actor(batch["observation"])
-        metrics = {"value_loss": loss.detach()}
-        return metrics | ({"clamped_targets": self.critics.clamped(target)} if self.critics.categorical else {})
+        return metrics
 
     @torch.no_grad()
     def _target(self, batch: TensorDict) -> Tensor:
         """Targets y = R + carry * min_i Q_i'(s', pi'(s') + clipped noise), [B]."""
-        actions = self._scaled(self._executed(self.target_policy, batch["next_observation"]))
+        actions = self.q.scaled(self.target_policy.actions(batch["next_observation"]))
         noise = torch.randn(actions.shape, generator=self.generator).to(actions.device) * self.config.target_noise
         # target policy smoothing: clip(pi'(s') + clip(noise, -c, c), -1, 1)
         smoothed = (actions + noise.clamp(-self.config.noise_clip, self.config.noise_clip)).clamp(-1.0, 1.0)
-        inputs = self._inputs(batch["next_observation"], smoothed)
-        return batch["reward"] + batch["carry"] * self.target_critics.minimum(inputs, self.generator)
+        following = self.q.target_minimum(batch["next_observation"], smoothed, self.generator)
+        return batch["reward"] + batch["carry"] * following
 
     def _update_actor(self, observation: TensorDict) -> None:
-        actions = self._scaled(self._executed(self.policy, observation))
+        actions = self.q.scaled(self.policy.actions(observation))
         # L = -mean Q_1(s, pi(s)); delayed, with the targets, to every policy_delay-th step
-        loss = -self.critics.values(self._inputs(observation, actions))[0].mean()
+        loss = -self.q.values(observation, actions)[0].mean()
         self.actor_optimiser.zero_grad()
         loss.backward()
         gradient = gradient_norm(self.policy.mean_parameters())
         check_finite({"policy_loss": loss.detach(), "gradient of the actor": gradient}, self.gradient_steps)
         self.actor_optimiser.step()
-        approach(self.target_critics.parameters(), self.critics.parameters(), self.config.averaging)
+        self.q.follow(self.config.averaging)
         approach(self.target_policy.mean_parameters(), self.policy.mean_parameters(), self.config.averaging)
-
-    def _executed(self, policy: DeterministicPolicy, observation: TensorDict) -> Tensor:
-        return policy.actions(observation)[:, : policy.contract.executed]
-
-    def _scaled(self, actions: Tensor) -> Tensor:
-        # to [-1, 1], as the critics read actions
-        return (actions - self.centre) / self.half_range
-
-    def _inputs(self, observation: TensorDict, actions: Tensor) -> Tensor:
-        """Inputs of the critics, [B, features + K * A]."""
-        return torch.cat((self.policy.features(observation), actions.flatten(1)), -1)
 
     def largest_pass(self, passes: Passes) -> int | None:
         """Bytes that the critics' minibatch stores, or the policy's if that is more."""
         observation = passes.observation(self.config.minibatch)
-        actions = passes.actions(self.config.minibatch)
-        executed = actions[:, : self.policy.contract.executed]
-        critics = saved_bytes(lambda: self.critics(self._inputs(observation, executed)))
+        critics = self.q.stored_bytes(passes, self.config.minibatch)
         return max(critics, saved_bytes(lambda: self.policy.actions(observation)))
 
     def state_dict(self) -> dict[str, Any]:
         """Critics, targets, optimisers, replay and generator."""
         return {
+            **self.q.state_dict(),
             **{name: getattr(self, name).state_dict() for name in _PARTS},
             "gradient_steps": self.gradient_steps,
             "generator": self.generator.get_state(),
@@ -201,10 +175,11 @@ class TD3(Composite):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict`."""
+        self.q.load_state_dict(state)
         for name in _PARTS:
             getattr(self, name).load_state_dict(state[name])
         self.gradient_steps = state["gradient_steps"]
         self.generator.set_state(state["generator"])
 
 
-_PARTS = ("critics", "target_critics", "target_policy", "critic_optimiser", "actor_optimiser", "replay")
+_PARTS = ("target_policy", "actor_optimiser", "replay")

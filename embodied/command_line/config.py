@@ -72,7 +72,8 @@ def compose(
     try:
         with initialize_config_dir(str(CONFIGS), version_base="1.3"):
             composed = hydra_compose(name, [*choices, *chosen_now], return_hydra_config=True)
-            choices_now = {group: composed.hydra.runtime.choices[group] for group in groups}
+            chosen = composed.hydra.runtime.choices
+            choices_now = {group: chosen[group] for group in groups if chosen[group] is not None}
             overrides = [_member(override, composed) for override in overrides]
             if groups:
                 published = dict(each.split("=", 1) for each in overrides).get("policy.weights", "null") != "null"

@@ -24,13 +24,13 @@ from embodied.commands import CONFIGS, command, option
 from embodied.console import LOG
 from embodied.errors import UserError
 from embodied.interrupt import GracefulStop
+from embodied.report.finished_run import SUMMARY
 from embodied.report.repeating import typed_path
 from embodied.saving.files import complete_or_absent
 from embodied.saving.json_text import loads
 
 log = logging.getLogger(__name__)
 FOLDER = CONFIGS / "multirun"
-SUMMARY = "summary.md"
 STOPPED = [128 + number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)]
 """Exit statuses of jobs that were stopped after saving."""
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from embodied.algorithms.registry import ALGORITHMS
+from embodied.algorithms.registry import ALGORITHMS, OFFLINE
 from embodied.configuration import PositiveFloat, PositiveInt, Seed
 from embodied.environments.latency import LatencyConfig
 from embodied.placement.registry import PLACEMENTS, PlacementOptions
@@ -25,6 +25,7 @@ GROUPS = {
     "task": {**TASKS, "dataset_schema": RecordedTask},
     "policy": POLICIES,
     "algorithm": ALGORITHMS,
+    "offline": OFFLINE,
     "placement": PLACEMENTS,
 }
 """Config classes by name, for each part of a run that is chosen by name."""
@@ -34,14 +35,16 @@ GROUPS = {
 class TrainConfig(ViewerOptions, DemonstrationOptions, PlacementOptions, ExperimentConfig):
     """Options of train.py: options of a run and of its parts.
 
-    `seed` determines all random numbers. `device` is for policy and learner; PyTorch uses `threads` cores. `wandb`
-    names a project, `output` a new run's directory. `resume` continues a run, or a checkpoint of it, unchanged;
-    `eval_only` evaluates it. `plan` checks whether the run fits into `device_gb` of memory.
+    `offline` is the learner of the stage offline. `seed` determines all random numbers. `device` is for policy and
+    learner; PyTorch uses `threads` cores. `wandb` names a project, `output` a new run's directory. `resume` continues a
+    run, or a checkpoint of it, unchanged; `eval_only` evaluates it. `plan` checks whether the run fits into `device_gb`
+    of memory.
     """
 
     task: Any = MISSING
     policy: Any = MISSING
     algorithm: Any = MISSING
+    offline: Any = None
     latency: LatencyConfig = field(default_factory=LatencyConfig)
     seed: Seed = 0
     device: str = "cpu"

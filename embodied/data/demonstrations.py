@@ -119,8 +119,10 @@ def notes(run: Path) -> list[str]:
     return sealed.read(path, *FORMATS)["origin"].get(NOTES, []) if path.exists() else []
 
 
-def report_notes(demonstrations: Episodes, run: Path) -> list[str]:
+def report_notes(demonstrations: Episodes, run: Path, *, offline: bool = False) -> list[str]:
     """Notes for the report of the `run`: numbers of failures and unknown outcomes, and the writer's notes.
+
+    With `offline`, an offline learner learns from the failures, too.
 
     Raises:
         UserError: if all failed.
@@ -128,7 +130,7 @@ def report_notes(demonstrations: Episodes, run: Path) -> list[str]:
     demonstrations.check_imitable()
     failed = int(demonstrations.failed.sum())
     unknown = int((demonstrations.success == UNKNOWN).sum())
-    parts = [f"{failed:,} failed and are not imitated"] * bool(failed)
+    parts = [f"{failed:,} failed and are not imitated{', but learned from offline' if offline else ''}"] * bool(failed)
     parts += [f"{unknown:,} have an unknown outcome and are imitated"] * bool(unknown)
     counted = [f"Of {len(demonstrations.ends):,} demonstrations {' and '.join(parts)}."] if parts else []
     return counted + notes(run)

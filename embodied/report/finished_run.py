@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,9 @@ from embodied.saving.json_text import loads
 from embodied.saving.metrics import METRICS
 
 REPORT = "report.json"
+SWEEP = "multirun.yaml"
+SUMMARY = "summary.md"
+"""Files of a sweep (-m) beside the folders of its runs."""
 REQUIRED = "task", "assets", "seed", "git_commit", "env_steps", "wall_s"
 FINAL = "rl", "offline", "sft"
 """Stages with the final policy of a run, the later first."""
@@ -53,6 +56,20 @@ class Run(RunOptions):
 
     report: Mapping[str, Any]
     results: Mapping[str, EvaluationResult]
+
+
+def run_folders(paths: Iterable[str | Path]) -> list[Path]:
+    """Paths of single runs among `paths`, which may also be folders of sweeps (-m), or all that lies in one.
+
+    A sweep is replaced by its runs that have begun; its own files are left out. Everything else stays.
+    """
+    folders: list[Path] = []
+    for path in map(Path, paths):
+        if (path / SWEEP).exists():
+            folders += sorted(each.parent for each in path.glob(f"*/{METRICS}"))
+        elif path.name not in (SWEEP, SUMMARY):
+            folders.append(path)
+    return folders
 
 
 def read(path: str | Path) -> Run:

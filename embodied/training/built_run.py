@@ -64,7 +64,9 @@ class BuiltRun(SavedRun):
         """
         config.check_learners(algorithm, offline)
         if task.held_out_share is not None and "rl" in (config.stages or ["rl"]):
-            raise UserError(f"task={task.name} has no simulator for reinforcement learning; use stages=[sft]")
+            raise UserError(
+                f"task={task.name} has no simulator for reinforcement learning; use stages=[sft] or [offline]"
+            )
         precision_of(config.precision, policy.own_precision)  # raises if both set a precision
         directory = Path(directory)
         report = Report(task.name, task.asset_kind, seed, device=device, arguments=record.get("arguments"))
@@ -179,7 +181,7 @@ class BuiltRun(SavedRun):
             with seeding.undisturbed():
                 self._try(None)
             return None
-        self.report.notes += report_notes(demonstrations, self.directory)
+        self.report.notes += report_notes(demonstrations, self.directory, offline=self.offline is not None)
         if self.task.held_out_share is not None:
             demonstrations, held_out = split(demonstrations, self.task.held_out_share)
             self.open_loop = OpenLoop(held_out, demonstrations, self.contract, self.device)

@@ -47,7 +47,8 @@ def show(composed: Callable[[Sequence[str]], Any], sources: Callable[..., Sequen
         config = composed(more)
         folders = sources(config.demonstrations, config.demonstration_weights)
         parts = with_latency(config.task, config.latency), config.policy, config.algorithm
-        return plan(config, *parts, device=config.device, demonstrations=folders, placement=config.placement)
+        others = {"offline": config.offline, "device": config.device, "placement": config.placement}
+        return plan(config, *parts, demonstrations=folders, **others)
 
     config = composed(())
     base_plan = planned(())

@@ -105,7 +105,6 @@ def call(command: Sequence[str | Path], directory: Path) -> str:
             cwd=directory,
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            text=True,
             check=False,
             timeout=TIME_LIMIT_S,
             encoding="utf-8",

@@ -291,7 +291,7 @@ class Axis:
         if peak <= B:
             return max(math.ceil((b + peak) / C), 1), 0, max(math.ceil(peak / C), 1)
         hold = math.ceil((w + 0.5 * b * b / C - B * B / C) / B)
-        return max(math.ceil((b + B) / C), 1), max(hold, 0), max(math.ceil(B / C), 1)
+        return max(math.ceil((b + B) / C), 1), hold, max(math.ceil(B / C), 1)
 
 
 def _fits(

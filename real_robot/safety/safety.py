@@ -105,8 +105,7 @@ class Safety:
         self._credit = 1.0
         self._went_back = ""
         self._stopping = False
-        self._faulty = False  # whether going on needs `_missing` good periods, and standing still
-        self._missing = 0
+        self._missing: int | None = None  # good periods that going on after a fault needs, besides standing still
 
     @property
     def energy_j(self) -> float:
@@ -188,8 +187,7 @@ class Safety:
             self._reset_s = self._time()
             self.state = State.HOLDING if self._stopping else State.READY
             self.reason = ""
-            self._faulty = False
-            self._missing = 0
+            self._missing = None
             self._went_back = ""
             self._inputs.reset()
             self._filters.reset()
@@ -248,7 +246,7 @@ class Safety:
 
     def _go_on(self, action: Array, reading: Reading) -> Verdict:
         """Write a valid command, unless a fault is too recent."""
-        if self._faulty:
+        if self._missing is not None:
             self._missing = max(self._missing - 1, 0)
             if self._missing or self._stopping:
                 return self._hold(State.HOLDING, self.reason)
@@ -270,7 +268,7 @@ class Safety:
         self.state = State.ACTIVE
         self.reason = ""
         self._stopping = False
-        self._faulty = False
+        self._missing = None
         self._write(written)
         return Verdict(State.ACTIVE, written, limited=bool((np.abs(written - action) > SAME).any()))
 
@@ -286,7 +284,7 @@ class Safety:
 
     def _fail(self, reason: str) -> Verdict:
         if self.state is not State.READY and self._robot.at_rest is not None:
-            self._faulty, self._missing = True, self._recovery
+            self._missing = self._recovery
         return self._hold(State.HOLDING, reason)
 
     def _hold(self, state: State, reason: str, writes: bool = True) -> Verdict:

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
+import logging
 import math
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +30,7 @@ from embodied.evaluation.evaluation import SUCCESS_AT_RESET
 from embodied.seeding import derive
 from sims.gym.spaces import RENDER, Actions, Array, Observations, contract
 
+log = logging.getLogger(__name__)
 SUCCESS = "is_success", "success"
 """Keys of success in the info of a step or a reset; the first one that exists is used."""
 WITHOUT_FRAMES = "video=false and task.images=[]"
@@ -260,7 +264,8 @@ def make(id: str, step_limit: int | None = None, options: Mapping[str, Any] | No
     if not os.environ.get("DISPLAY"):
         os.environ.setdefault("MUJOCO_GL", "egl")  # MuJoCo reads it when it is imported; its default needs a display
     try:
-        world = gymnasium.make(id, max_episode_steps=step_limit, disable_env_checker=True, **(options or {}))
+        with _each_warning_once():
+            world = gymnasium.make(id, max_episode_steps=step_limit, disable_env_checker=True, **(options or {}))
     except gymnasium.error.UnregisteredEnv as error:
         near = difflib.get_close_matches(id.rpartition(":")[2], gymnasium.registry, n=4)
         hint = f"did you mean {', '.join(near)}?" if near else "one of another package is named module:Id-v0"
@@ -281,6 +286,27 @@ def make(id: str, step_limit: int | None = None, options: Mapping[str, Any] | No
     if world.spec is None or world.spec.max_episode_steps is None:
         raise UserError(f"{id} has no time limit; set task.step_limit")
     return world
+
+
+@contextmanager
+def _each_warning_once() -> Iterator[None]:
+    """Context in which MuJoCo's warnings about a model are logged once, not for each of N worlds."""
+    if importlib.util.find_spec("mujoco") is None:
+        yield
+        return
+    import mujoco
+
+    before = mujoco.get_mju_user_warning()
+    mujoco.set_mju_user_warning(_warn_once)
+    try:
+        yield
+    finally:
+        mujoco.set_mju_user_warning(before)
+
+
+@cache
+def _warn_once(text: str) -> None:
+    log.warning(f"MuJoCo: {text}")
 
 
 def frame(world: gymnasium.Env, id: str) -> Array:

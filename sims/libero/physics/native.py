@@ -86,9 +86,15 @@ class NativeScene(Structure):
 
 
 class NativeSimulation(Structure):
-    """Pointers to one simulation's model, data, scene and controller memory."""
+    """Pointers to one simulation's model, data, scene, controller memory and separations of geoms."""
 
-    _fields_ = (("model", c_void_p), ("data", c_void_p), ("scene", POINTER(NativeScene)), ("controller", c_void_p))
+    _fields_ = (
+        ("model", c_void_p),
+        ("data", c_void_p),
+        ("scene", POINTER(NativeScene)),
+        ("controller", c_void_p),
+        ("separations", c_void_p),
+    )
 
 
 class Pool:
@@ -150,6 +156,7 @@ def _load() -> ctypes.CDLL | None:
     sizes.append(loaded.native_controller_bytes())
     mirrored = [*map(ctypes.sizeof, (NativeSimulation, NativeScene, NativePredicate)), CONTROLLER.itemsize]
     assert sizes == mirrored, "the structs here differ from native_types.h"
+    loaded.native_install()
     loaded.native_open.restype = c_void_p
     loaded.native_open.argtypes = [c_int]
     loaded.native_close.restype = None

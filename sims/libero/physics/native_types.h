@@ -4,6 +4,7 @@
 #include <mujoco/mujoco.h>
 
 #define ARM 7
+#define SEPARATIONS 256  // pairs of geoms that a simulation remembers
 
 enum { IN = 0, ON_OBJECT = 1, ON_SITE = 2, JOINT = 3 };
 
@@ -22,9 +23,15 @@ typedef struct {  // state between control steps; fresh: none was run yet
   double goal_orientation[9], posture[ARM], gripper[2], fresh;
 } Controller;
 
+typedef struct {  // of two geoms at their last collision test: native_separation.h
+  int outer, inner;
+  double rotation[9], position[3], normal[3], gap;  // in the frame of geom `outer`
+} Separation;
+
 typedef struct {
   mjModel* model;
   mjData* data;
   const Scene* scene;
   Controller* controller;
+  Separation* separations;  // [SEPARATIONS]
 } Simulation;

@@ -46,6 +46,7 @@ class Simulation(HostSimulation):
         library = native.library()
         if library is not None:
             self._pool = native.Pool(library, threads or len(os.sched_getaffinity(0)))
+            self._separations = np.zeros((self.num, library.native_separations_bytes()), dtype=np.uint8)
             self._native = self._pointers()
         for i, data in enumerate(self.data):
             self.write(i, data.qpos, data.qvel)
@@ -236,8 +237,10 @@ class Simulation(HostSimulation):
         scenes = {scene: native.NativeScene.of(scene) for scene in self._shared}
         rows = (native.NativeSimulation * self.num)()
         for i, scene in enumerate(self.scenes):
-            address = self.memory.ctypes.data + i * self.memory.itemsize
-            rows[i] = (self.models[i]._address, self.data[i]._address, native.ctypes.pointer(scenes[scene]), address)
+            memory = self.memory.ctypes.data + i * self.memory.itemsize
+            separations = self._separations[i].ctypes.data
+            addresses = self.models[i]._address, self.data[i]._address
+            rows[i] = (*addresses, native.ctypes.pointer(scenes[scene]), memory, separations)
         return rows
 
 

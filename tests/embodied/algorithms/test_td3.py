@@ -37,7 +37,7 @@ def transitions(learner: TD3, rollout: Rollout) -> TensorDict:
 
 def test_targets_by_hand() -> None:
     policy, learner, collector = make(target_noise=0.5, noise_clip=0.3, lookahead=1)
-    for parameter in (*learner.target_policy.parameters(), *learner.target_critics.parameters()):
+    for parameter in (*learner.target_policy.parameters(), *learner.q.targets.parameters()):
         parameter.data += torch.randn_like(parameter)  # the trained networks have moved on
     rows = transitions(learner, collector.collect(6))
     ended = rows["carry"] == 0
@@ -50,7 +50,7 @@ def test_targets_by_hand() -> None:
     noise = (0.5 * torch.randn(actions.shape, generator=draws)).clamp(-0.3, 0.3)
     assert ((actions + noise).abs() > 1.0).any()
     inputs = torch.cat((policy.features(seen), (actions + noise).clamp(-1.0, 1.0).flatten(1)), -1)
-    both = learner.target_critics.values(inputs)
+    both = learner.q.targets.values(inputs)
     expected = torch.where(ended, rows["reward"], rows["reward"] + 0.9**2 * both.min(0).values)
     limit = (rows["carry"] - 0.9).abs() < 1e-6  # a chunk of which the time limit left one action
     torch.testing.assert_close(learner._target(rows)[~limit], expected.detach()[~limit])
@@ -90,7 +90,7 @@ def test_the_loss_of_the_critics_by_hand() -> None:
     rows = learner.replay.draw(64, learner.generator)
     batch = learner.replay.transitions(rows, learner.config.lookahead, 0.9)
     target = learner._target(batch)
-    values = learner.critics.values(learner._inputs(batch["observation"], batch["actions"] / 0.25))
+    values = learner.q.critics.values(learner.q.inputs(batch["observation"], batch["actions"] / 0.25))
     assert values.shape == (2, 64)
     expected = (values - target).square().mean(1).sum()
     learner.generator.set_state(state)
@@ -103,15 +103,15 @@ def test_other_critics_learn_and_report_targets_out_of_their_range() -> None:
     first, *_, last = [learner.update(collector.collect(20), 0.0) for _ in range(4)]
     assert last["value_loss"] < first["value_loss"]
     assert 0.0 < last["clamped_targets"] < 1.0  # the reward of a success is 1
-    inputs = learner._inputs(collector.observation, torch.zeros(32, 2, 1))
-    assert learner.critics.values(inputs).shape == (5, 32)
+    inputs = learner.q.inputs(collector.observation, torch.zeros(32, 2, 1))
+    assert learner.q.critics.values(inputs).shape == (5, 32)
 
 
 def test_rates_fall_to_their_final_share() -> None:
     _, learner, collector = make(gradient_steps=1)
     learner.update(collector.collect(20), 1.0)
     assert learner.gradient_steps == 1
-    rates = [each.param_groups[0]["lr"] for each in (learner.actor_optimiser, learner.critic_optimiser)]
+    rates = [each.param_groups[0]["lr"] for each in (learner.actor_optimiser, learner.q.optimiser)]
     assert rates == pytest.approx([3e-5, 1e-4])
 
 
@@ -166,7 +166,7 @@ def test_no_weight_changes_by_what_is_not_finite(fault: str) -> None:
     if fault == "reward":
         rollout.reward[:] = torch.nan
     else:
-        learner._inputs = lambda observation, actions: torch.cat(
+        learner.q.inputs = lambda observation, actions: torch.cat(
             (policy.features(observation), (actions + (0.0 * actions.square()).sqrt()).flatten(1)), -1
         )
     before = [part.clone() for part in policy.mean_parameters()]

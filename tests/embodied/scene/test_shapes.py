@@ -69,5 +69,16 @@ def test_a_file_has_the_mesh_in_amounts_of_light():
     assert values(3, "<u4", 3).tolist() == mesh.faces.tolist()
     assert values(attributes["COLOR_0"], "u1", 4)[0].tolist() == [255, 55, 0, 255]
     assert document["materials"][0]["alphaMode"] == "OPAQUE"
+    # codes of glTF 2.0: 5126 float, 5121 unsigned byte, 5125 unsigned int
+    count, indices = len(mesh.vertices), mesh.faces.size
+    parts = [("VEC3", 5126, count), ("VEC3", 5126, count), ("VEC4", 5121, count), ("SCALAR", 5125, indices)]
+    accessors = document["accessors"]
+    assert [(each["type"], each["componentType"], each["count"]) for each in accessors] == parts
+    assert [each["bufferView"] for each in accessors] == [0, 1, 2, 3]
+    assert [each.get("normalized", False) for each in accessors] == [False, False, True, False]
+    assert [view["buffer"] for view in document["bufferViews"]] == [0] * 4
+    assert document["scenes"][document["scene"]]["nodes"] == [0]
+    assert document["nodes"][0]["mesh"] == document["meshes"][0]["primitives"][0]["material"] == 0
+    assert document["meshes"][0]["primitives"][0]["indices"] == 3
     glass = Mesh(mesh.vertices, mesh.normals, np.full((len(mesh.vertices), 4), 0.5), mesh.faces)
     assert read(shapes.glb(glass))[0]["materials"][0]["alphaMode"] == "BLEND"

@@ -163,8 +163,8 @@ def test_a_kill_inside_every_stage_changes_no_number(tmp_path: Path, evaluating:
 def test_learners_and_stages_must_go_together(tmp_path: Path) -> None:
     config = ExperimentConfig(num_envs=8, evaluation_envs=4)
     for stages, task, algorithm, learner, message in (
-        (["offline"], ReachTask(), PPO, None, r"no learner for offline; pass its config to Experiment\(offline=\)"),
-        (["sft", "rl"], ReachTask(), None, None, r"no learner for rl; pass its config to Experiment\(algorithm=\)"),
+        (["offline"], ReachTask(), PPO, None, "no learner for offline; set offline=NAME"),
+        (["sft", "rl"], ReachTask(), None, None, r"no learner for rl; set algorithm=NAME"),
         (["sft"], ReachTask(), PPO, ImitationConfig(), r"offline= is not used by stages=\['sft'\]"),
         (["offline"], ScratchTask(), None, ImitationConfig(), r"no demonstrations for stages=\[offline\]"),
     ):

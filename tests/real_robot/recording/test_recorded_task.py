@@ -25,7 +25,7 @@ from real_robot.recording import data_contract as data_contracts
 from real_robot.recording.data_contract import UNITS, data_contract
 from real_robot.recording.demonstrations import reader
 from real_robot.recording.matching import MatchOptions
-from real_robot.recording.recorded_task import join
+from real_robot.recording.recorded_task import join, units
 from real_robot.ros2.robots.registry import robot_table
 from tests.programs import ROOT, Completed, run_program
 from tests.real_robot.recording.arm_data import LENGTH, MOTORS, record
@@ -104,6 +104,19 @@ def train(data: Path, output: Path, *options: str) -> Completed:
 
 def contract_of(data: Path, units: object = "rad", names: dict[str, str] | None = None) -> Contract:
     return data_contract(data, MatchOptions(names=names or {}), units, 16, None)
+
+
+@pytest.mark.parametrize(
+    ("option", "read"),
+    [(None, None), ("deg", "deg"), (1, "1"), ({"*": "deg", "gripper": 1}, {"*": "deg", "gripper": "1"})]
+    + [(wrong, UserError) for wrong in ({}, "", 2, ["deg"], {"*": 2}, {"*": "deg", "gripper": ""})],
+)
+def test_units_are_texts_or_one(option: object, read: object):
+    if read is UserError:
+        with pytest.raises(UserError, match="expected demonstration_units=UNIT"):
+            units(option)
+    else:
+        assert units(option) == read
 
 
 def test_a_run_reports_errors_in_their_units(run: Path):

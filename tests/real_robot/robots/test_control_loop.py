@@ -62,6 +62,12 @@ def test_missed_deadlines_are_skipped_not_made_up_for():
     assert (timing.periods, timing.missed, timing.overruns) == (3, 0, 1)
 
 
+def test_a_step_that_ends_on_a_deadline_has_not_missed_it():
+    now_s = [0.0]
+    timing = ControlLoop(1.0, lambda: now_s[0]).run(lambda: now_s.append(now_s.pop() + 1.0), 3)
+    assert (now_s, timing.periods, timing.missed, timing.overruns) == ([3.0], 3, 0, 0)
+
+
 def test_a_step_can_stop_the_loop():
     loop = ControlLoop(1e-4)
     steps = []

@@ -91,6 +91,34 @@ class Counting:
         return np.full(2, 0.001)
 
 
+class Present(Absent):
+    """A person whose device gives `command` and `pressed`, or an error."""
+
+    def __init__(self, command: np.ndarray | OSError | None, *pressed: str) -> None:
+        self.command, self.pressed = command, frozenset(pressed)
+
+    def action(self, proposed: np.ndarray | None) -> np.ndarray | None:
+        if isinstance(self.command, OSError):
+            raise self.command
+        return self.command
+
+
+@pytest.mark.parametrize(
+    ("person", "reasons", "human", "action"),
+    [
+        (Present(None), [], False, [0.001, 0.001]),
+        (Present(np.ones(2)), [], True, [1.0, 1.0]),
+        (Present(np.ones(2), "stop"), ["stopped by a person"], True, [1.0, 1.0]),
+        (Present(OSError("unplugged")), ["the person's controls are gone: unplugged"], False, [0.001, 0.001]),
+    ],
+)
+def test_a_person_replaces_the_policy_and_stops_the_robot(person: Present, reasons, human, action):
+    tripped: list[str] = []
+    driver = Driver(person, Counting(), tripped.append)
+    assert driver.action(0.0).tolist() == driver.proposed_action.tolist() == action
+    assert (tripped, driver.human, driver.lost is not None) == (reasons, human, isinstance(person.command, OSError))
+
+
 def test_a_policy_begins_every_episode_anew(tmp_path: Path):
     robot = Plant(Kind.DELTA, np.zeros(2))
     policy = Counting()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from real_robot.safety.axis import INF, Axis
+from real_robot.safety.axis import INF, Axis, _fits
 
 DT_S = 0.002
 
@@ -110,15 +110,18 @@ def test_a_wall_that_comes_closer_than_braking_needs_is_met_with_all_braking_the
 
 
 def test_a_stop_stays_inside_all_limits_and_ends_at_rest():
-    rng, found = np.random.default_rng(0), 0
+    rng = np.random.default_rng(0)
+    found = periods = 0
     for _ in range(3000):
         moved = axis(jerk=rng.choice([200.0, 2000.0]), reach=0.02)
         box = (moved.low, moved.high, moved.slowest, moved.fastest)
         p, w, b = rng.uniform(-1.0, 1.0, 3) * (moved.high, 0.2 * moved.fastest, moved.most_b)
         if (stop := moved._stop_from(p, w, b, box)) is None:
             continue
+        changes = [c for c, count in stop for _ in range(count)]
         found += 1
-        for c in [c for c, periods in stop for _ in range(periods)]:
+        periods += len(changes)
+        for c in changes:
             b += c
             w += b
             p += w
@@ -128,7 +131,80 @@ def test_a_stop_stays_inside_all_limits_and_ends_at_rest():
             assert moved.low - 1e-12 <= p <= moved.high + 1e-12
         assert w == pytest.approx(0.0, abs=1e-12)
         assert b == pytest.approx(0.0, abs=1e-12)
-    assert 1000 < found < 2900
+    assert (found, periods) == (2454, 55674)  # neither fewer nor longer ones
+
+
+@pytest.mark.parametrize(
+    ("method", "w", "b", "arguments", "expected"),
+    # an axis from -40 to 40 with |w| <= 6, |b| <= 2, |c| <= 1/2 that may go on for 2 periods
+    [
+        # w gains b^2 / 2c + b / 2 = 5 until b = 2 has ceased, and loses 1.5 until b = -1 has
+        ("_room", 0.0, 0.0, (3.0, 2.0), (-40.0, 40.0 - 2.0 * 8.0)),
+        ("_room", 0.0, 0.0, (-3.0, 2.0), (-40.0 + 2.0 * 3.0, 40.0 - 2.0 * 2.0)),
+        ("_room", 0.0, 0.0, (-1.0, -1.0), (-40.0 + 2.0 * 2.5, 40.0)),
+        ("_room", 0.0, 0.0, (1.0, -1.0), (-40.0 + 2.0 * 0.5, 40.0 - 2.0 * 1.0)),
+        # 1 + 1/2 = 1.5; the next b is from 1/2 to 3/2
+        ("_gain", 1.0, 1.0, (2.5,), 1.0),
+        ("_gain", 1.0, 1.0, (-9.0,), 0.5),
+        ("_gain", 1.0, 1.0, (6.0,), 1.5),
+        ("_gain", 4.5, 1.0, (99.0,), 1.0),
+        ("_gain", -4.5, -1.0, (-99.0,), -1.0),
+        ("_gain", 1.0, 0.0, (1.2,), 0.2),
+        ("_gain", 1.0, 0.0, (0.8,), -0.2),
+        # w^2 / 2B + w B / 2C: 2^2 / 4 + 2 * 2 = 5, 4^2 / 4 + 4 * 2 = 12
+        ("_speed_to_stop_in", 0.0, 0.0, (5.0,), 2.0),
+        ("_speed_to_stop_in", 0.0, 0.0, (12.0,), 4.0),
+        # 4 periods to -2 and as many back take 8 away; from b = 1 on, 5 to -3/2 and 3 back take 3.75
+        ("_durations", 0.0, 0.0, (0.0, 0.0), (1, 0, 1)),
+        ("_durations", 0.0, 0.0, (8.0, 0.0), (4, 0, 4)),
+        ("_durations", 0.0, 0.0, (9.0, 0.0), (4, 1, 4)),
+        ("_durations", 0.0, 0.0, (3.5, 1.0), (5, 0, 3)),
+        ("_durations", 0.0, 0.0, (12.0, 1.0), (6, 3, 4)),
+        ("_durations", 0.0, 0.0, (12.0, -1.0), (2, 3, 4)),
+        ("_durations", 0.0, 0.0, (8.5, -1.9), (1, 3, 4)),
+        ("_durations", 0.0, 0.0, (0.2, -1.0), (1, 0, 2)),
+    ],
+)
+def test_by_hand(method: str, w: float, b: float, arguments: tuple, expected: float | tuple):
+    moved = Axis(-40.0, 40.0, -6.0, 6.0, most_b=2.0, most_c=0.5, pause=2.0)
+    moved.w, moved.b = w, b
+    assert getattr(moved, method)(*arguments) == pytest.approx(expected)
+
+
+def test_a_stop_fits_where_each_of_its_periods_does():
+    rng, fits = np.random.default_rng(0), []
+    for _ in range(1000):
+        rise, hold, fall = (int(n) for n in rng.integers((1, 0, 1), (6, 4, 6)))
+        b, peak = rng.uniform(-1.0, 2.0), rng.uniform(0.0, 1.0)
+        c = -(peak + b) / rise
+        speed = peak * ((rise + fall) / 2.0 + hold) - b * (rise - 1) / 2.0  # which the stop takes away
+        changes = np.array([c] * rise + [0.0] * hold + [peak / fall] * fall)
+        speeds = speed + np.cumsum(b + np.cumsum(changes))
+        assert speeds[-1] == pytest.approx(0.0, abs=1e-12)
+        way = np.cumsum(speeds)
+        room = rng.uniform(0.0, 1.2, 3) * (max(speeds.max(), 0.1), max(way[-1], 0.1), max(-way.min(), 0.1))
+        room[0] = max(room[0], speed)  # the axis moves so fast already
+        if speed >= 0.0 or b >= 0.0:  # `_stop_from` mirrors the others
+            fits.append(bool(speeds.max() <= room[0] and way[-1] <= room[1] and -way.min() <= room[2]))
+            assert _fits(speed, b, c, (rise, hold, fall), peak, tuple(room)) == fits[-1]
+    assert 100 < sum(fits) < 200
+
+
+@pytest.mark.parametrize("jerk", [INF, 0.5])
+@pytest.mark.parametrize(("target", "end"), [(4.0, 4.0), (-4.0, -4.0), (40.0, 10.0), (-40.0, -10.0)])
+def test_it_comes_to_rest_at_a_position_without_passing_it(jerk: float, target: float, end: float):
+    moved = Axis(-10.0, 10.0, -2.0, 2.0, most_b=1.0, most_c=jerk)
+    moved.start(1.0)
+    positions = [1.0, 1.0, 1.0, *(moved.rest_at(target) for _ in range(20))]
+    ways = np.sign(end - 1.0) * np.diff(positions)
+    assert (ways >= 0.0).all()
+    assert positions[-1] == end
+    assert moved.still
+    assert (moved.low, moved.high) == (-10.0, 10.0)
+    assert 0.8 < ways.max() <= 2.0
+    assert np.abs(np.diff(ways)).max() <= 1.0
+    assert np.abs(np.diff(ways, 2)).max() <= min(jerk, 2.0) + 1e-9
+    assert moved.toward(end) == end  # no stop is left over
 
 
 @pytest.mark.parametrize("period_s", [1e-6, 1e-3, 0.01, 0.1])
@@ -143,5 +219,7 @@ def test_a_velocity_that_stops_is_zero_and_not_what_rounding_leaves(period_s: fl
 
 def test_without_limits_everything_passes():
     free = Axis(-INF, INF, -INF, INF)
-    assert [free.toward(value) for value in (3.0, -1e300, 0.1)] == [3.0, -1e300, 0.1]
-    assert free.at_velocity(7.0) == 7.0
+    for value in (3.0, -1e300, 0.1):
+        assert free.toward(value) == free.p == value
+    assert free.at_velocity(7.0) == free.w == 7.0
+    assert free.rest_at(3.0) == free.p == 3.0

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from embodied.contract import Contract, TensorSpec
 from real_robot.robots.robot import Reading
-from real_robot.safety.barrier import Barrier, Distance, Motion, nearest
+from real_robot.safety.barrier import Barrier, Distance, Motion, _inside, nearest, share
+from real_robot.safety.filters import Filters
 from real_robot.safety.limits import ElementLimits, Kind, Limits
 from real_robot.safety.safety import Safety
 from tests.real_robot.plant import DT_S, Plant, guarded
@@ -312,6 +313,87 @@ def test_motion_that_is_not_measured_yet_uses_up_room(recent, nearer_m):
     expected = barrier.filter(velocity, {"p": position - [nearer_m, 0.0]})
     assert found == pytest.approx(expected, abs=1e-12)
     assert found[0] < 0.0
+
+
+@pytest.mark.parametrize(
+    ("distance", "observation", "normals", "room"),
+    [
+        # 5 m from the sphere's centre, and 3 m on the far side of the plane 0.6 x + 0.8 y >= 2
+        (
+            Distance(["a", "b"], position="p", planes=[[3.0, 4.0, 10.0]], spheres=[[0.0, 0.0, 1.0]], margin_m=0.5),
+            {"p": np.array([3.0, 4.0])},
+            [[0.6, 0.8], [0.6, 0.8]],
+            [5.0 - 2.0 - 0.5, 5.0 - 1.0 - 0.5],
+        ),
+        # posts at (1.2, 0) and (0, 0.6), seen from the point (0.2, 0)
+        (
+            Distance(
+                ["v", "w"],
+                Motion.TURNING,
+                ranges="p",
+                first_angle_rad=0.0,
+                angle_step_rad=math.pi / 2,
+                ahead_m=0.2,
+                margin_m=0.5,
+            ),
+            {"p": np.array([1.2, 0.6])},
+            [[-1.0, 0.0], [0.2 / math.sqrt(0.4), -0.6 / math.sqrt(0.4)]],
+            [1.0 - 0.5, math.sqrt(0.4) - 0.5],
+        ),
+    ],
+)
+def test_directions_away_from_obstacles_and_the_room(distance: Distance, observation, normals, room):
+    barrier = Barrier(distance, dt_s=0.1)
+    measure = barrier._from_shapes if distance.position else barrier._from_ranges
+    away, left = measure(observation["p"])
+    np.testing.assert_allclose(away, normals, atol=1e-12)
+    np.testing.assert_allclose(left, room, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("motion", "velocity", "of_point"),
+    [
+        (Motion.POINT, (2.0, 3.0), (2.0, 3.0)),
+        (Motion.TURNING, (2.0, 3.0), (2.0, 0.6)),
+        (Motion.STEERED, (2.0, math.pi / 4), (2.0, 2.0 * 0.2 / 0.4)),
+    ],
+)
+def test_velocity_of_the_point_ahead(motion: Motion, velocity: tuple[float, float], of_point: tuple[float, float]):
+    where = {"position": "p", "planes": [[1.0, 0.0, 0.0]]} if motion is Motion.POINT else {"ranges": "p"}
+    distance = Distance(["v", "w"], motion, **where, angle_step_rad=0.1, ahead_m=0.2, wheelbase_m=0.4)
+    np.testing.assert_allclose(Barrier(distance, dt_s=0.1)._of_point(np.array(velocity)), of_point)
+
+
+def test_half_spaces_beyond_reach_are_exceeded_as_little_as_possible():
+    reach = np.array([-1.0, 0.4]), np.array([1.0, 2.0])
+    cases = [
+        ([[0.0, -1.0]], [-3.0], [0.5, 0.4]),  # y <= -3 is not in reach: what brakes most is
+        ([[0.0, -1.0]], [1.0], [0.5, 1.0]),  # y <= 1
+        ([[1.0, 0.0], [-1.0, 0.0]], [-0.6, -0.6], [0.0, 1.5]),  # x >= 0.6 and x <= -0.6: both by 0.6
+    ]
+    for normals, speed, nearest_point in cases:
+        point = _inside(np.array([0.5, 1.5]), np.array(normals), np.array(speed), reach)
+        assert point == pytest.approx(nearest_point, abs=0.01)
+    assert _inside(np.array([9.0, 0.0]), np.array([[1.0, 0.0]]), np.array([0.0]), reach) == pytest.approx([1.0, 0.4])
+
+
+def test_who_goes_on_for_the_time_out_of_commands_keeps_room_for_it():
+    plant = Plant(Kind.VELOCITY, np.zeros(2))
+    distance = Distance(["a", "b"], position="position", planes=[[1.0, 0.0, -1.0]])
+    for kinds, pause_s in (("VV", 0.2), ("VD", 0.2), ("DV", 0.2), ("DD", 0.0)):
+        commands = {
+            name: ElementLimits({"V": Kind.VELOCITY, "D": Kind.DELTA}[kind], velocity=1.0)
+            for name, kind in zip("ab", kinds, strict=True)
+        }
+        filters = Filters(plant.contract, Limits(commands, distance=distance, command_timeout_s=0.2), (0.0, 0.0))
+        assert filters._distance._barrier._lag == pytest.approx(DT_S + pause_s)
+
+
+def test_the_largest_share_of_a_velocity_that_keeps_every_distance():
+    normals = np.array([[-1.0, 0.0], [0.0, -1.0], [1.0, 0.0]])
+    assert share(np.array([2.0, 4.0]), normals, np.array([1.0, 3.0, 0.0])) == 0.5
+    assert share(np.array([2.0, 4.0]), normals, np.array([1.9, 1.0, 0.0])) == 0.25
+    assert share(np.array([2.0, 4.0]), normals, np.array([2.0, 4.0, 0.0])) == 1.0
 
 
 WALL = [[1.0, 0.0]]

@@ -6,11 +6,35 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from real_robot.safety.following import Motion
 from real_robot.safety.limits import ElementLimits, Kind, Limits
 from real_robot.safety.safety import Safety, State
 from tests.real_robot.plant import DT_S, Plant, guarded
 
 SPEED, ALLOWED = 0.5, 0.03
+
+
+@pytest.mark.parametrize(
+    ("steps", "positions", "age", "errors"),
+    # over two periods, at up to two periods late, less one period's motion
+    [
+        ([1, 1, 1, 1, 1], [0, 0, 0, 0, 0], 0.0, [0, 0, 0, 1, 1]),  # blocked: 2 were commanded, 1 is allowed
+        ([1, 1, 1, 1, 1], [1, 2, 3, 4, 5], 0.0, [0, 0, 0, 0, 0]),
+        ([1, 1, 1, 1, 1], [0, 0, 1, 2, 3], 0.0, [0, 0, 0, 0, 0]),  # two periods late
+        ([0, 0, 0, 0, 0], [0.5, 1, 1.5, 2, 2.5], 0.0, [0, 0, 1, 1, 1]),  # moved by somebody
+        ([0, 0, 0, 0, 0], [0.5, 1, 1.5, 2, 2.5], 1.0, [0, 0, 1, 1, 1]),
+        ([4, 1, 1, 1, 1], [0, 0, 0, 0, 0], 0.0, [0, 0, 0, 2 - 4 * 0.75**3, 2 - 4 * 0.75**4]),  # which fades
+        ([1, 1, 1, 1, 1], [0, -1, -2, -3, -4], 0.0, [0, 0, 2, 3, 3]),
+        ([1, 1, 1, 1, 1], [0, -1, -2, -3, -4], 1.0, [0, 0, 1, 2, 3]),
+    ],
+)
+def test_motion_by_hand(steps: list, positions: list, age: float, errors: list):
+    motion = Motion(2, ALLOWED)
+    measured = []
+    for step, position in zip(steps, positions, strict=True):
+        motion.move(step)
+        measured.append(motion.away(position, age))
+    assert measured == pytest.approx(errors)
 
 
 class World:

@@ -13,10 +13,11 @@ import pytest
 
 from embodied.contract import Contract, TensorSpec
 from real_robot.robots.robot import Reading
-from real_robot.safety.filters import Filters
+from real_robot.safety.energy_tank import Tank
+from real_robot.safety.filters import Filters, action_names
 from real_robot.safety.inputs import Command
 from real_robot.safety.limits import ElementLimits, Kind, Limits, ObservedRange, load_limits, read_limits
-from real_robot.safety.safety import Safety, State
+from real_robot.safety.safety import Bounds, Safety, State, _travel
 from tests.real_robot.plant import DT_S, Plant, contract, guarded
 
 ROOT = Path(__file__).parents[3]
@@ -187,6 +188,31 @@ def test_watch_holds_a_robot_whose_program_hangs():
     assert len(plant.commands) <= 5
 
 
+def test_an_action_that_is_not_finite_in_one_element_stops_the_robot():
+    plant, safety = make()
+    safety._filters.apply = lambda *arguments: np.array([0.0, np.nan])
+    assert safety.command(np.ones(2), plant.tick()).state is State.STOPPED
+    assert plant.commands == [None]
+
+
+def test_after_a_reset_motion_goes_on_from_the_running_stop():
+    plant, safety = make(Limits(dict.fromkeys("ab", ElementLimits(Kind.VELOCITY, velocity=1.0, acceleration=5.0))))
+    for _ in range(10):
+        safety.command(np.ones(2), plant.tick())
+    for stops in (lambda: safety.trip("button"), lambda: safety.hold("a fault")):
+        stops()
+        plant.tick()
+        safety.reset()
+        assert safety.state is State.HOLDING
+        assert safety.command(np.ones(2), plant.tick()).state is State.ACTIVE
+        np.testing.assert_allclose(plant.commands[-1], 10 * 5.0 * DT_S, atol=2 * 5.0 * DT_S)
+
+
+def test_elements_without_names_are_numbered():
+    assert action_names(Contract({}, TensorSpec((3,)), DT_S)) == ("0", "1", "2")
+    assert action_names(contract()) == ("a", "b")
+
+
 def test_a_robot_that_fails_is_stopped():
     plant, safety = make()
     plant.write = lambda action: (_ for _ in ()).throw(OSError("cable"))
@@ -300,6 +326,21 @@ def test_a_geofence_is_kept_by_holding_in_time_whatever_the_action_means(wanted)
     assert 2.7 < furthest <= 3.0
 
 
+@pytest.mark.parametrize(
+    ("rate", "distance"),
+    # for 2 s it gains 3 m/s^2, then it loses 4: (1 + 3) 2 + 7^2 / 8; from -7 to -1 it goes back alone
+    [(1.0, 8.0 + 6.125), (-7.0, -8.0)],
+)
+def test_the_way_of_a_command_and_of_holding_after_it(rate: float, distance: float):
+    fence = ObservedRange(-20.0, 20.0, "velocity.x", acceleration=3.0, deceleration=4.0)
+    assert _travel(rate, 2.0, fence) == distance
+    bounds = Bounds(Flier(0.1).contract, Limits(observed={"position.x": fence}, lag_s=0.3, command_timeout_s=0.7))
+    for off, kept in ((-1e-9, True), (1e-9, False)):
+        for side in (1.0, -1.0):
+            at = {"position": np.array([side * (20.0 - distance + off)]), "velocity": np.array([side * rate])}
+            assert (bounds.ahead(at, 1.0) == "") == kept
+
+
 LIMITS = """
 commands:
   a: {kind: VELOCITY, velocity: 0.5, acceleration: 2.0, low: -1.0, high: 1.0, measured: position.a}
@@ -356,6 +397,7 @@ def test_wrong_files_are_reported_on_one_line(tmp_path, text, message):
         (Limits({"a": VELOCITY["a"], "b": ElementLimits(Kind.VELOCITY)}), "no limits for action element 'b'"),
         (Limits(dict(VELOCITY), attitude="position", tilt_rad=0.5), "attitude"),
         (Limits({"a": VELOCITY["a"], "b": ElementLimits(low=1.0, high=2.0)}), "expected rest inside"),
+        (Limits(dict(VELOCITY), tank=Tank(["a", "c"], ["position.a"] * 2)), r"no action elements \['c'\]"),
     ],
 )
 def test_limits_that_do_not_fit_the_robot_are_refused(limits, message):

@@ -1,5 +1,6 @@
 """An arm whose measurements lie, that sags or lags, and a program that stalls: what it does after the fault."""
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -8,6 +9,7 @@ import pytest
 
 from embodied.contract import Contract, TensorSpec
 from real_robot.robots.robot import Reading
+from real_robot.safety.consistency import Consistency, _speed
 from real_robot.safety.limits import ElementLimits, Kind, Limits
 from real_robot.safety.safety import Command, Safety, State
 from tests.real_robot.plant import DT_S as PLANT_DT_S
@@ -55,6 +57,42 @@ class Arm:
     def hold(self) -> None: ...
 
     def close(self) -> None: ...
+
+
+def test_consistent_measurements_are_counted():
+    consistency = Consistency(Arm().contract, Limits(dict(LIMITS), recovery_s=0.1))
+
+    def settled(stamp_s: float, position: float = 0.0, newest_s: float | None = None) -> bool:
+        at = {"joint_position": np.full(3, position)}
+        consistency.take(Reading(at, stamp_s, sequence=next(numbers), newest_s=newest_s or stamp_s), math.inf, True)
+        return consistency.settled
+
+    numbers = itertools.count()
+    assert [settled(1.0 + 0.02 * index) for index in range(3)] == [False, False, True]
+    assert settled(1.04, newest_s=1.05)  # the same positions with news of another part
+    assert not settled(1.08, position=1.0)  # within 0.04 s
+    assert (consistency.rejected, consistency.fault[:31]) == (1, "a is measured 1 from where it w")
+    assert not settled(1.1, position=1.0)
+    # where it was: for 5 periods without another contradiction
+    assert [settled(2.0 + 0.02 * index) for index in range(5)] == [False] * 4 + [True]
+    assert not settled(2.1, position=1.0)
+    assert [settled(0.02 + 0.02 * index) for index in range(5)] == [False] * 4 + [True]  # by another clock
+
+
+@pytest.mark.parametrize(
+    ("kind", "velocity", "speed"),
+    # the action is from -1 to 2, a value of 1 is 3 of the limits' unit, and a period lasts 0.02 s
+    [
+        (Kind.POSITION, 5.0, 5.0),
+        (Kind.VELOCITY, 5.0, 5.0),
+        (Kind.VELOCITY, 7.0, 6.0),
+        (Kind.DELTA, 301.0, 300.0),
+        (Kind.DELTA, 5.0, 5.0),
+    ],
+)
+def test_the_largest_speed_that_an_action_allows(kind: Kind, velocity: float, speed: float):
+    action = TensorSpec((2,), low=(-9.0, -1.0), high=(9.0, 2.0))
+    assert _speed(Contract({}, action, DT_S), ElementLimits(kind, 3.0, velocity=velocity), 1) == pytest.approx(speed)
 
 
 def moving(arm: Arm) -> Safety:

@@ -1,7 +1,6 @@
 """System identification on recordings of robots whose truth is known: close, with honest intervals, and it predicts."""
 
 import json
-import re
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -12,7 +11,6 @@ from torch import Tensor
 
 import identify as program_identify
 from embodied.command_line import program
-from embodied.errors import UserError
 from real_robot.recording import driven
 from real_robot.recording.recorder import Recorder
 from real_robot.recording.recording import Recording
@@ -23,8 +21,7 @@ from sims.quadrotor.airframes import CRAZYFLIE_21, Airframe
 from sims.quadrotor.dynamics import Options
 from sims.quadrotor.environment import QuadrotorEnvironment
 from sims.quadrotor.fitting import KEYS, FlightModel
-from sims.quadrotor.own_airframe import read_airframe, write_airframe
-from sims.quadrotor.task import HoverTask
+from sims.quadrotor.own_airframe import read_airframe
 from sims.quadrotor.tasks.hover import Hover
 from sims.vehicle import dynamics as vehicle_dynamics
 from sims.vehicle.vehicles import F1TENTH, PARAMETERS, Model
@@ -182,28 +179,6 @@ def test_identify_py_as_a_user_runs_it(tmp_path: Path, capsys: pytest.CaptureFix
     exported = run_program("export.py", "checkpoint=run", "target=c", cwd=tmp_path)
     assert exported.returncode == 0, exported.stderr
     assert "found, parameters within 0%" in (tmp_path / "run" / "export" / "c" / "policy.h").read_text()
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("mass: 0.03", "own.yaml: unknown parameter 'mass'; did you mean mass_kg"),
-        ("mass_kg: heavy", "own.yaml: mass_kg is 'heavy'; expected a number"),
-        ("mass_kg: .nan", "own.yaml: mass_kg is nan; expected a number"),
-        ("mass_kg: 26", "own.yaml: expected a thrust-to-weight ratio above 1"),
-        ("", r"own.yaml lacks mass_kg \(kg, all-up mass\)$"),
-        ("mass_kg: [", "own.yaml is not YAML"),
-    ],
-)
-def test_a_wrong_airframe_file_is_one_line(tmp_path: Path, line: str, message: str):
-    path = tmp_path / "own.yaml"
-    write_airframe(path, CRAZYFLIE_21, "a test", {})
-    path.write_text(re.sub(r"mass_kg.*", line, path.read_text(), count=1))
-    with pytest.raises(UserError, match=message) as raised:
-        HoverTask(airframe=str(path))
-    assert "\n" not in str(raised.value)
-    with pytest.raises(UserError, match=r"no airframe file .*gone\.yaml"):
-        HoverTask(airframe=str(tmp_path / "gone.yaml"))
 
 
 def test_too_little_to_hold_any_out_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture):

@@ -198,6 +198,13 @@ def test_what_cannot_be_used_says_what_to_do():
     assert (env.contract.action.low, env.contract.action.high) == ((-0.5, -0.5), (0.5, 0.5))
 
 
+def test_warnings_about_a_model_are_logged_once(caplog, capfd):
+    for _ in range(2):
+        make("HalfCheetah-v5").close()
+    assert sum("settotalmass" in each for each in caplog.messages) <= 1  # 0 where another test made one before
+    assert "settotalmass" not in capfd.readouterr().err
+
+
 def test_a_world_that_resets_itself_is_refused():
     def itself() -> gymnasium.Env:
         return gymnasium.wrappers.Autoreset(worlds.Line())

@@ -27,8 +27,10 @@ def hover_actions(env, scatter=0.0, seed=0):
     return CRAZYFLIE.hover_action + scatter * noise
 
 
-def test_it_is_differentiable():
-    assert isinstance(QuadrotorEnvironment(1), DifferentiableEnvironment)
+def test_it_is_differentiable_and_says_what_its_task_is():
+    env = QuadrotorEnvironment(1)
+    assert isinstance(env, DifferentiableEnvironment)
+    assert (env.task_names, env.instructions) == (("hover",), ("hover at the origin",))
 
 
 def test_observations_are_22_or_146_numbers_and_the_rest_is_privileged():
@@ -363,6 +365,8 @@ def test_a_crash_at_the_step_limit_is_no_time_limit():
     assert (last.metrics["survive"] == 0).all()
 
 
-def test_all_64_bits_of_a_start_count():
-    first, second = keys("train", torch.tensor([5, 5 + (1 << 32)])).unbind(1)
-    assert not torch.equal(first, second)
+def test_keys_depend_on_the_split_and_on_all_64_bits_of_a_start():
+    numbers = torch.tensor([5, 6, 5 + (1 << 32), 5 + (1 << 62)])
+    train, evaluation = (keys(split, numbers) for split in ("train", "eval"))
+    assert (train != evaluation).all()
+    assert train.unique(dim=1).shape == (2, 4)

@@ -1,5 +1,6 @@
 """The planner of the race: splines, what they ask of rotors, the lap, and flights."""
 
+import copy
 import math
 
 import pytest
@@ -10,7 +11,7 @@ from sims.quadrotor.airframes import AIRFRAMES, GRAVITY, RACER_5_INCH
 from sims.quadrotor.dynamics import BODY_ROWS, DT_S, Options, step
 from sims.quadrotor.planners import lap as laps
 from sims.quadrotor.planners.lap import Limits, derivatives, fastest, rotors, spline, thrust, turned
-from sims.quadrotor.planners.raceline import Numbers, Raceline
+from sims.quadrotor.planners.raceline import Numbers
 from sims.quadrotor.task import RaceTask
 from sims.quadrotor.tasks.race import HALF_OPENING_M, TRACK
 
@@ -134,7 +135,8 @@ def test_it_races_without_touching_a_gate_and_as_fast_as_planned(planner):
 
 def test_its_commands_for_a_thrust_and_a_torque_are_the_rotors_speeds_that_make_them(planner):
     speed = torch.full((1, 4), 0.5)
-    calm = Raceline(planner.contract, RACER_5_INCH, Numbers(lead_s=10.0))  # set-points without a lead
+    calm = copy.copy(planner)
+    calm.numbers = Numbers(lead_s=10.0)  # set-points without a lead
     told = calm._commands(torch.tensor([16.0]), torch.tensor([[0.1, -0.2, 0.02]]), speed)
     forces = MOST_N * (0.5 * (told[0] + 1.0)).square()
     arm, yaw = RACER_5_INCH.arm_x_m, RACER_5_INCH.torque_per_thrust_m
@@ -143,6 +145,14 @@ def test_its_commands_for_a_thrust_and_a_torque_are_the_rotors_speeds_that_make_
     assert arm * (back_left + front_left - front_right - back_right) == pytest.approx(0.1, rel=1e-3)
     assert arm * (back_right + back_left - front_right - front_left) == pytest.approx(-0.2, rel=1e-3)
     assert yaw * (back_right + front_left - front_right - back_left) == pytest.approx(0.02, rel=1e-3)
+    # Yaw gets what tilting and thrust leave: of 4 N a rotor, all but 0.3 / 4a of tilting.
+    spun = calm._commands(torch.tensor([16.0]), torch.tensor([[0.1, -0.2, 9.0]]), speed)
+    forces = (MOST_N * (0.5 * (spun[0] + 1.0)).square()).tolist()
+    spare = 4.0 - 0.3 / (4.0 * arm)
+    tilting = [each / (4.0 * arm) for each in (0.1, -0.3, -0.1, 0.3)]
+    assert forces == pytest.approx(
+        [4.0 + t + s * spare for t, s in zip(tilting, (-1, 1, -1, 1), strict=True)], abs=0.01
+    )
     hard = calm._commands(torch.tensor([100.0]), torch.tensor([[0.5, 0.0, 9.0]]), speed)
     forces = MOST_N * (0.5 * (hard[0] + 1.0)).square()
     front_right, back_right, back_left, front_left = forces.tolist()

@@ -1,6 +1,8 @@
 """The options of each task reach its environments; others are refused."""
 
+import re
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,6 +10,8 @@ import torch
 from embodied.command_line.config import compose
 from embodied.errors import UserError
 from embodied.export.conditions import Conditions
+from sims.quadrotor.airframes import CRAZYFLIE_21
+from sims.quadrotor.own_airframe import write_airframe
 from sims.quadrotor.task import AnyPlatformTask, HoverTask, QuadrotorTask, RaceTask, RecoverTask, TrackTask
 from sims.swarm.task import SwarmTask
 from train import GROUPS, TrainConfig
@@ -74,6 +78,35 @@ def test_what_another_goal_takes_is_refused_by_name(goal: str, option: str) -> N
 def test_an_unknown_airframe_is_refused(task) -> None:
     with pytest.raises(ValueError, match="unknown airframe 'nope'; expected one of crazyflie, "):
         task(airframe="nope")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("mass: 0.03", "own.yaml: unknown parameter 'mass'; did you mean mass_kg"),
+        ("mass_kg: heavy", "own.yaml: mass_kg is 'heavy'; expected a number"),
+        ("mass_kg: .nan", "own.yaml: mass_kg is nan; expected a number"),
+        ("mass_kg: 26", "own.yaml: expected a thrust-to-weight ratio above 1"),
+        ("", r"own.yaml lacks mass_kg \(kg, all-up mass\)$"),
+        ("mass_kg: [", "own.yaml is not YAML"),
+    ],
+)
+def test_a_wrong_airframe_file_is_one_line(tmp_path: Path, line: str, message: str):
+    path = tmp_path / "own.yaml"
+    write_airframe(path, CRAZYFLIE_21, "a test", {})
+    task = HoverTask(airframe=str(path))
+    assert task.environment(1, "robust", "train").airframe == CRAZYFLIE_21
+    assert (task.recorded()["airframe"], list(task.recorded()["airframes"])) == ("own", ["own"])
+    path.write_text(re.sub(r"mass_kg.*", line, path.read_text(), count=1))
+    with pytest.raises(UserError, match=message) as raised:
+        HoverTask(airframe=str(path))
+    assert "\n" not in str(raised.value)
+    with pytest.raises(UserError, match=r"no airframe file .*gone\.yaml"):
+        HoverTask(airframe=str(tmp_path / "gone.yaml"))
+    known = tmp_path / "crazyflie.yaml"
+    write_airframe(known, CRAZYFLIE_21, "a test", {})
+    with pytest.raises(UserError, match=r"crazyflie\.yaml has the name of a known airframe"):
+        HoverTask(airframe=str(known))
 
 
 def test_environments_run_where_they_are_asked_to() -> None:

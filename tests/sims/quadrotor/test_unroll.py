@@ -155,6 +155,10 @@ def test_gradients_begin_at_the_present_state_and_environments_wait_for_a_reset(
     env.reset()
     env.unroll(layers, 6)
     assert not env._state.requires_grad
+    stepwise = QuadrotorEnvironment(2, backend="torch")
+    stepwise.reset()
+    assert stepwise.unroll([(w.requires_grad_(), b) for w, b in policy(22)], 1).reward.requires_grad
+    assert not stepwise._state.requires_grad
     rollout = env.unroll(layers, 6)
     assert rollout.done[-1].all()
     assert rollout.executed[:, :, 0].sum(0).tolist() == [4] * 64

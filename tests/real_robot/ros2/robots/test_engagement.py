@@ -69,6 +69,17 @@ def test_requests_come_after_the_heartbeat_and_are_repeated_at_each_status_witho
     assert len(clock.sent) == 4
 
 
+def test_commands_begin_only_after_the_request():
+    clock = Clock()
+    clock.engagement.hear(DISARMED)
+    while clock.engagement.phase is Phase.READY:
+        clock.engagement.command()
+        clock.now_s += 0.01
+    assert (clock.engagement.phase, clock.engagement.commands) == (Phase.ASKING, False)
+    assert clock.engagement.due == ARM
+    assert clock.engagement.commands
+
+
 def test_a_request_without_effect_is_given_up():
     clock = Clock()
     clock.run(1.3 + ASK_S, IDLE)

@@ -12,6 +12,7 @@ from real_robot.ros2.messages import body_codecs
 from real_robot.ros2.robots import quadrotors, registry
 from real_robot.ros2.robots.registry import ROBOTS, robot_table
 from real_robot.ros2.robots.tables import ACTION, Behaviour
+from real_robot.safety.limits import ElementLimits, Kind, Limits
 from sims.libero.observation import contract
 from sims.quadrotor.environment import QuadrotorEnvironment
 from sims.vehicle.environment import VehicleEnvironment
@@ -132,6 +133,30 @@ def test_an_arm_rests_where_it_is_commanded_to_and_a_vehicle_at_zero(robot, want
     table = robot_table(robot, wanted, options)
     np.testing.assert_array_equal(table.at_rest, at_rest)
     assert table.hold == table.emergency == Behaviour()  # nothing but the stop
+
+
+def test_limits_of_positions_bound_what_a_trajectory_commands():
+    table = robot_table("joint_trajectory", arm(), {"rate_hz": 50.0, "joints": JOINTS})
+    limits = Limits(
+        {
+            "joint1": ElementLimits(scale=2.0, low=-1.0, high=0.5),
+            "joint2": ElementLimits(low=-9.0, high=9.0),
+            "joint3": ElementLimits(Kind.VELOCITY, low=-0.1, high=0.1, measured="joint_position.joint3"),
+        }
+    )
+    spec = table.within(limits).command.codec.specs[ACTION]
+    assert spec.low == (-0.5, *[-2.0] * 6)
+    assert spec.high == (0.25, *[2.0] * 6)
+    free = table.command.codec.specs[ACTION]
+    unbounded = replace(table.command.codec, specs={ACTION: replace(free, low=(), high=())})
+    spec = replace(table, command=replace(table.command, codec=unbounded)).within(limits).command.codec.specs[ACTION]
+    assert (spec.low[:3], spec.high[:3]) == ((-0.5, -9.0, -np.inf), (0.25, 9.0, np.inf))
+
+
+@pytest.mark.parametrize(("rate_hz", "sign_s"), [(1000.0, 0.02), (20.0, 0.05), (5.0, 0.1)])
+def test_signs_of_life_are_as_frequent_as_commands_within_bounds(rate_hz: float, sign_s: float):
+    wanted = replace(NAVIGATE, control_dt_s=1.0 / rate_hz)
+    assert robot_table("diff_drive", wanted, {"rate_hz": rate_hz}).sign_s == pytest.approx(sign_s)
 
 
 def test_the_goal_is_computed_from_odometry_and_goal_pose():

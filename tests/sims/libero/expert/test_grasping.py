@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from sims.libero.expert.grasping import best_grasp, free_yaw
+from sims.libero.expert.grasping import _heights, _stretched, _touched, best_grasp, free_yaw
 
 BASE = np.array([-0.6, 0.0, 0.0])
 NOTHING = np.empty((0, 3))
@@ -81,3 +81,40 @@ def test_a_hand_turns_away_from_a_wall():
     assert free_yaw(NOTHING, [place], np.pi / 2) == np.pi / 2
     assert abs(np.sin(free_yaw(wall, [place], np.pi / 2))) < 0.6
     assert abs(np.sin(free_yaw(wall, [place + 1.0, place], np.pi / 2))) < 0.6
+
+
+@pytest.mark.parametrize(
+    ("point", "margin", "own", "touched"),
+    # along and across the closing direction, and above the grip point at 0.02 along and a height of 1 m
+    [
+        ((0.0, 0.0, 0.0), 0.0, 0, 1),  # between the fingers
+        ((0.038, 0.0089, 0.0099), 0.0, 0, 1),
+        ((0.0, 0.0091, 0.0), 0.0, 0, 0),
+        ((0.0, 0.0, 0.0101), 0.0, 0, 0),
+        ((0.0, 0.0, -0.0106), 0.0, 0, 0),
+        ((-0.067, -0.012, -0.01), 0.0, 1, 1),  # in a finger
+        ((0.039, 0.0124, 0.049), 0.0, 1, 1),
+        ((0.069, 0.0, 0.0), 0.0, 0, 0),
+        ((0.05, 0.0126, 0.0), 0.0, 0, 0),
+        ((0.05, 0.0, -0.0106), 0.0, 0, 0),
+        ((0.075, 0.02, 0.0), 0.008, 0, 1),
+        ((0.0685, 0.013, 0.0), 0.008, 1, 1),  # of the object only 1 mm
+        ((0.105, 0.033, 0.031), 0.0, 1, 1),  # in the palm
+        ((0.107, 0.0, 0.031), 0.0, 0, 0),
+        ((0.08, 0.035, 0.031), 0.0, 0, 0),
+        ((0.08, 0.0, 0.029), 0.0, 0, 0),
+        ((0.113, 0.041, 0.031), 0.008, 0, 1),
+    ],
+)
+def test_what_open_fingers_and_the_palm_touch(point, margin: float, own: int, touched: int):
+    place = np.array([point]) + np.array([0.02, 0.0, 1.0])
+    assert _touched(NOTHING, place, 0.02, 1.0, margin) == touched
+    assert _touched(place, NOTHING, 0.02, 1.0, margin) == own
+
+
+def test_heights_of_grasps_and_reach_of_the_wrist():
+    assert _heights(block((0.05, 0.05, 0.1), bottom=1.0)) == pytest.approx((1.1 - 0.025, 1.1 - 0.0125))
+    assert _heights(block((0.05, 0.05, 0.02))) == pytest.approx((0.0125, 0.0125))  # above what it lies on
+    # the lifted wrist is 0.31 m above the grip point and 0.088 m nearer
+    assert _stretched(np.array([0.42, 0.56, 0.05])) == pytest.approx(np.hypot(0.7 - 0.088, 0.36) - 0.64)
+    assert _stretched(np.array([0.3, 0.4, -0.2])) == 0.0

@@ -3,7 +3,19 @@ import numpy as np
 import pytest
 
 from sims.libero.assets import STAND_IN
-from sims.libero.expert.planning import BEYOND, CORRIDOR_M, Joint, Planner, _highest, target_position
+from sims.libero.expert.planning import (
+    BEYOND,
+    CORRIDOR_M,
+    Joint,
+    Planner,
+    _axis_yaw,
+    _closing,
+    _highest,
+    _near,
+    _pointing,
+    _wrist_middle,
+    target_position,
+)
 from sims.libero.scene.placement import Placement
 from sims.libero.scene.predicates import Predicate
 from sims.libero.scene.scene import build_scene
@@ -90,3 +102,21 @@ def test_a_joint_has_moved_when_it_is_near_its_end():
     for position, expected in ((0.2, True), (0.2 - 0.9 * near, True), (0.2 - 1.1 * near, False), (-0.2, False)):
         data.qpos[0] = position
         assert bool(joint.moved(data)) is expected
+
+
+def test_directions_of_the_hand():
+    down = np.diag([1.0, -1.0, -1.0])  # points down and closes along x
+    np.testing.assert_allclose(_pointing(np.array([0.0, 0.0, 1.0]), np.array([1.0, 0.0, 0.0])), down)
+    # pointing against x instead, it has turned by a quarter about -y, and closes downwards
+    np.testing.assert_allclose(_closing(down, np.array([1.0, 0.0, 0.0])), [0.0, 0.0, -1.0], atol=1e-9)
+    np.testing.assert_allclose(_closing(down, np.array([0.0, 1.0, 0.0])), [1.0, 0.0, 0.0], atol=1e-9)
+    np.testing.assert_allclose(_closing(down, np.array([0.0, 0.0, 1.0])), [1.0, 0.0, 0.0], atol=1e-9)
+    turned = np.array([[0.0, 0.0, 1.0], [0.8, -0.6, 0.0], [0.6, 0.8, 0.0]])  # its z axis is the most horizontal
+    assert _axis_yaw(turned) == 0.0
+    assert _axis_yaw(np.array([[0.8, 0.0, 0.6], [-0.6, 0.0, 0.8], [0.0, -1.0, 0.0]])) == pytest.approx(
+        np.arctan2(-0.6, 0.8)
+    )
+    base, start, target = np.array([1.0, 1.0, 0.0]), np.array([2.0, 1.0, 9.0]), np.array([1.0, 2.0, 0.0])
+    assert _wrist_middle(base, start, target) == pytest.approx(np.pi / 2 + np.pi / 4 + 0.4)
+    for yaw, nearest in ((0.5, 0.5), (0.5 + np.pi, 0.5), (0.5 - 2.0 * np.pi, 0.5), (1.3, 1.2), (-1.3, -1.2)):
+        assert _near(yaw + 0.1, 0.1) == pytest.approx(nearest + 0.1)

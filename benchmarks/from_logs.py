@@ -1,0 +1,250 @@
+"""Learn from logs alone: `python benchmarks/from_logs.py FOLDER [--rows "NAME;NAME"] [--seeds 0 1 2] [--output FILE]`.
+
+    FOLDER --task libero_pick --episodes 30 60 --steps 4000 --batch 256 --starts 20 --envs 100
+
+Logs of a task are two thirds of good episodes and one third of a policy that mostly fails, with rewards: of
+`libero_pick` the scripted expert's, and those of a policy after a tenth of the gradient steps; of `reach`, a point on a
+line, those of a slow controller, and of one that moves away from the goal. Every row learns from the same logs by as
+many gradient steps of the same batch, and is evaluated on the same starts. Imitation of all ignores which episodes
+failed. Rows have success, mean steps of the episodes that succeeded, and CPU seconds of learning.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # also runs from a clone that is not installed
+
+import torch  # noqa: E402
+from tensordict import TensorDict  # noqa: E402
+
+from embodied import seeding  # noqa: E402
+from embodied.algorithms.iql import Extraction, IQLConfig  # noqa: E402
+from embodied.algorithms.rebrac import ReBRACConfig, TD3BCConfig  # noqa: E402
+from embodied.algorithms.sft import SFTConfig  # noqa: E402
+from embodied.data.episodes import SUCCEEDED, UNKNOWN, Episodes  # noqa: E402
+from embodied.environment import Environment  # noqa: E402
+from embodied.evaluation.evaluation import evaluate  # noqa: E402
+from embodied.policy import Decision, PolicyConfig, TrainablePolicy  # noqa: E402
+from embodied.report.markdown import table  # noqa: E402
+from embodied.saving.files import complete_or_absent  # noqa: E402
+from embodied.saving.json_text import dumps_rows  # noqa: E402
+from embodied.saving.versions import git_commit, versions  # noqa: E402
+from embodied.task import OfflineLearnerConfig  # noqa: E402
+from policies.flow import FlowConfig  # noqa: E402
+from policies.mlp import MLPConfig  # noqa: E402
+
+ROWS: dict[str, tuple[str, Callable[..., OfflineLearnerConfig]]] = {
+    "imitation of all": ("flow", SFTConfig),
+    "imitation of successes": ("flow", SFTConfig),
+    "IQL": ("flow", IQLConfig),
+    "mlp, imitation of successes": ("mlp", SFTConfig),
+    "mlp, IQL": ("mlp", IQLConfig),
+    "mlp, IQL with DDPG+BC": ("mlp", lambda **sizes: IQLConfig(extraction=Extraction.DDPG_BC, **sizes)),
+    "mlp, TD3+BC": ("mlp", TD3BCConfig),
+    "mlp, ReBRAC": ("mlp", ReBRACConfig),
+}
+"""Policy and config of the learner by name; policy=mlp cannot read the objects of `libero_pick`."""
+FAILED_SHARE = 1.0 / 3.0
+
+
+@dataclass
+class Logs:
+    """Evaluation environments of a task, its logs, and the policies that can learn it, by kind."""
+
+    environment: Callable[[int], Environment]
+    episodes: Episodes
+    policies: dict[str, PolicyConfig]
+
+
+class Actor(Protocol):
+    """Source of actions."""
+
+    def act(self, observation: TensorDict, *, generator: torch.Generator) -> Decision | argparse.Namespace:
+        """Decision with `actions` [N, H, A]."""
+        ...
+
+
+def recorded(env: Environment, policy: Actor, generator: torch.Generator) -> Episodes:
+    """One episode of `policy` in each environment, with its outcome."""
+    observation = env.reset(starts=torch.arange(env.num_envs) // len(env.task_names))
+    decisions = []
+    done = torch.zeros(env.num_envs, dtype=torch.bool)
+    while not done.all():
+        actions = policy.act(observation, generator=generator).actions[:, : env.contract.executed]
+        transition = env.step(actions)
+        decisions.append((observation.clone(), actions, transition, done))
+        observation = transition.observation
+        done = done | transition.done
+    return Episodes.join([_episode(decisions, index, int(env.task_index[index])) for index in range(env.num_envs)])
+
+
+def _episode(decisions: Sequence[tuple], index: int, task: int) -> Episodes:
+    """The episode of environment `index`, with an observation before each of its decisions."""
+    own = [(each, actions, transition) for each, actions, transition, done in decisions if not done[index]]
+    counts = torch.tensor([int(transition.executed[index].sum()) for *_, transition in own])
+    last = own[-1][2]
+    episode = Episodes.of(
+        torch.stack([each[index] for each, *_ in own]),
+        torch.cat([actions[index, :count] for (_, actions, _), count in zip(own, counts.tolist(), strict=True)]),
+        success=bool(last.success[index]),
+        reward=torch.cat([each.reward[index, :count] for (*_, each), count in zip(own, counts.tolist(), strict=True)]),
+        terminated=bool(last.terminated[index]),
+        task_index=task,
+        final_observation=last.observation[index].clone(),
+    )
+    return replace(episode, first=counts.cumsum(0) - counts)
+
+
+def reach(args: argparse.Namespace, count: int, seed: int) -> Logs:
+    """A point on a line: a slow controller, and one that moves away from the goal, both with large noise."""
+    from tests.embodied.reach import Reach
+
+    class Controller:
+        """Moves towards the goal by `share` of the largest step, with noise of half a step."""
+
+        def __init__(self, share: float) -> None:
+            self.share = share
+
+        def act(self, observation: TensorDict, *, generator: torch.Generator) -> argparse.Namespace:
+            """Two noisy steps."""
+            noise = 0.125 * torch.randn(len(observation), 2, 1, generator=generator)
+            towards = -self.share * 0.25 * observation["position"].sign().unsqueeze(1)
+            return argparse.Namespace(actions=(towards + noise).clamp(-0.25, 0.25))
+
+    generator = seeding.generator(seed, "logs")
+    bad = round(FAILED_SHARE * count)
+    good, failures = (
+        recorded(Reach(size), Controller(share), generator) for size, share in ((count - bad, 0.3), (bad, -0.3))
+    )
+    policies = {"mlp": MLPConfig(hidden=[32]), "flow": FlowConfig(width=16, hidden=32, turn_rad=0.0)}
+    return Logs(Reach, Episodes.join([good, failures]), policies)
+
+
+def libero_pick(args: argparse.Namespace, count: int, seed: int) -> Logs:
+    """The scripted expert's episodes, and those of a policy that imitated them for a tenth of the steps."""
+    from embodied.command_line.config import compose
+    from train import GROUPS, TrainConfig
+
+    bad = round(FAILED_SHARE * count)
+    options = ["task=libero_pick", "task.assets=stand-in", "policy=flow", f"task.tasks=[{args.tasks}]"]
+    config, _ = compose(TrainConfig, "train", [*options, f"task.episodes={count - bad}"], GROUPS)
+    task = config.task
+    (folder := args.folder / f"{count}_{seed}").mkdir(parents=True, exist_ok=True)
+    good = task.demonstrations(folder, seed).expanded()
+    env = task.environment(bad * len(args.tasks.split(",")), "wide", "train", seed)
+    beginner = learned(SFTConfig(steps=args.steps // 10), config.policy, env, good, seed)
+    poor = recorded(env, beginner, seeding.generator(seed, "logs"))
+    env.close()
+    poor = replace(
+        poor,
+        **{name: getattr(poor, name).select(*good.observation.keys()) for name in ("observation", "final_observation")},
+    )
+    return Logs(
+        lambda number: task.environment(number, "wide", "eval", seed),
+        Episodes.join([good, poor]),
+        {"flow": config.policy},
+    )
+
+
+TASKS = {"reach": reach, "libero_pick": libero_pick}
+
+
+def learned(
+    config: OfflineLearnerConfig, policy: PolicyConfig, env: Environment, episodes: Episodes, seed: int
+) -> TrainablePolicy:
+    """Policy for `env` that learned from `episodes`."""
+    seeding.seed_everything(seed)
+    built = policy.build(env.contract)
+    built.fit(*episodes.by_weight())
+    config.build(built, seeding.generator(seed, "offline")).fit(episodes, config.steps)
+    return built
+
+
+def measured(name: str, logs: Logs, args: argparse.Namespace, seed: int) -> dict[str, Any]:
+    """Learn by the row `name`, and evaluate what was learned."""
+    kind, config = ROWS[name]
+    unknown = torch.full_like(logs.episodes.success, UNKNOWN)
+    episodes = replace(logs.episodes, success=unknown) if name == "imitation of all" else logs.episodes
+    env = logs.environment(args.envs)
+    began_s = time.process_time()
+    policy = learned(config(steps=args.steps, batch=args.batch), logs.policies[kind], env, episodes, seed)
+    cpu_s = time.process_time() - began_s
+    result = evaluate(env, policy, starts_per_task=args.starts)
+    env.close()
+    steps = result.steps[result.success].float()
+    return {
+        "success": float(result.success.float().mean()),
+        "steps": float(steps.mean()) if len(steps) else None,
+        "cpu_s": round(cpu_s, 1),
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure all rows that the task has a policy for, and print the table."""
+    args = _parse(arguments)
+    torch.set_num_threads(1)
+    rows: list[dict[str, Any]] = []
+    for count in args.episodes:
+        for seed in args.seeds:
+            logs = TASKS[args.task](args, count, seed)
+            succeeded = float((logs.episodes.success == SUCCEEDED).float().mean())
+            for name in [each for each in args.rows if ROWS[each][0] in logs.policies]:
+                sizes = {"episodes": count, "seed": seed, "recorded_success": round(succeeded, 3)}
+                rows.append({"row": name, **sizes, **measured(name, logs, args, seed)})
+                sys.stderr.write(f"{rows[-1]}\n")
+                report = {"rows": rows, "steps": args.steps, "batch": args.batch, "task": args.task}
+                report |= {"commit": git_commit(), "versions": versions()}
+                with complete_or_absent(args.output or args.folder / f"{args.task}.json") as temporary:
+                    temporary.write_text(dumps_rows(report))
+    sys.stdout.write(shown(rows) + "\n")
+
+
+def shown(rows: Sequence[dict[str, Any]]) -> str:
+    """Format the rows as a table: mean success over seeds and its range, steps to success and CPU seconds."""
+    lines = []
+    for name, count in dict.fromkeys((row["row"], row["episodes"]) for row in rows):
+        own = [row for row in rows if (row["row"], row["episodes"]) == (name, count)]
+        rates = [100.0 * row["success"] for row in own]
+        steps = [row["steps"] for row in own if row["steps"] is not None]
+        lines.append(
+            {
+                "row": name,
+                "episodes": str(count),
+                "success": f"{sum(rates) / len(rates):.1f}% ({min(rates):.0f} to {max(rates):.0f})",
+                "steps": f"{sum(steps) / len(steps):.1f}" if steps else "-",
+                "CPU s": f"{sum(row['cpu_s'] for row in own) / len(own):.1f}",
+            }
+        )
+    return table(list(lines[0]), [list(line.values()) for line in lines])
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--task", choices=TASKS, default="reach")
+    parser.add_argument("--tasks", default="0,1,2,3,4,5,6,7,8,9", help="of libero_pick")
+    parser.add_argument("--episodes", type=int, nargs="+", default=[60], help="of each task")
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--starts", type=int, default=22, help="of each task in evaluations")
+    parser.add_argument("--envs", type=int, default=44, help="environments of evaluations")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--rows", type=lambda names: names.split(";"), default=list(ROWS))
+    parser.add_argument("--output", type=Path)
+    args = parser.parse_args(arguments)
+    if unknown := [name for name in args.rows if name not in ROWS]:
+        parser.error(f"unknown rows {unknown}; expected some of {'; '.join(ROWS)}")
+    args.folder.mkdir(parents=True, exist_ok=True)
+    return args
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""Values Q(s, a) of executed chunks: an ensemble of critics, its target networks and its optimiser.
+
+Off-policy learners share them. A chunk is one action of K * A dimensions, scaled to [-1, 1] by the contract's limits.
+The critics read `policy.features`, with privileged observations; features that are learned have no target network, as
+in DrQ-v2 (arXiv 2107.09645). Letters: M critics, B rows, H actions of a chunk, K executed ones, A elements of one.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from embodied.algorithms.critics import CriticConfig, Critics, approach
+from embodied.algorithms.finite import check_finite, gradient_norm
+from embodied.algorithms.micro_batch import saved_bytes
+from embodied.algorithms.parts import Composite
+from embodied.algorithms.passes import Passes
+from embodied.errors import UserError
+from embodied.policy import TrainablePolicy
+
+
+class ActionValues(Composite):
+    """Critics of the executed chunks of `policy`, with Adam of `learning_rate`; `trains_features` trains its encoder.
+
+    Raises:
+        UserError: for actions without limits.
+    """
+
+    def __init__(
+        self, policy: TrainablePolicy, config: CriticConfig, learning_rate: float, *, trains_features: bool = True
+    ) -> None:
+        action = policy.contract.action
+        if not action.low:
+            raise UserError("critics of actions need action limits; set low and high in the action spec")
+        self.policy = policy
+        self.executed = policy.contract.executed
+        low = torch.tensor(action.low)
+        high = torch.tensor(action.high)
+        self.centre = ((high + low) / 2).to(policy.device)
+        self.half_range = ((high - low) / 2).to(policy.device)
+        self.critics = Critics(policy.feature_size + self.executed * len(low), config).to(policy.device)
+        self.targets = copy.deepcopy(self.critics)
+        features = policy.critic_parameters() if trains_features else []
+        self.optimiser = torch.optim.Adam([*self.critics.parameters(), *features], learning_rate, fused=True)
+
+    def scaled(self, actions: Tensor) -> Tensor:
+        """Executed actions [B, K, A] of chunks [B, H, A] in robot units, scaled to [-1, 1]."""
+        return (actions[:, : self.executed] - self.centre) / self.half_range
+
+    def inputs(self, observation: TensorDict, scaled: Tensor) -> Tensor:
+        """Inputs of the critics, [B, features + K * A], from `scaled` actions [B, K, A]."""
+        return torch.cat((self.policy.features(observation), scaled.flatten(1)), -1)
+
+    def values(self, observation: TensorDict, scaled: Tensor) -> Tensor:
+        """Values [M, B] of all critics for `scaled` actions [B, K, A]."""
+        return self.critics.values(self.inputs(observation, scaled))
+
+    @torch.no_grad()
+    def target_minimum(self, observation: TensorDict, scaled: Tensor, generator: torch.Generator) -> Tensor:
+        """Smallest value [B] of a subset of the target networks, drawn by `generator`."""
+        return self.targets.minimum(self.inputs(observation, scaled), generator)
+
+    def step(self, batch: TensorDict, target: Tensor, step: int) -> dict[str, Tensor]:
+        """Take gradient step number `step` towards `target` [B] or [M, B]; returns its metrics.
+
+        Raises:
+            DivergedError: before a step whose loss or gradient is not finite.
+        """
+        # L = sum_i mean (Q_i(s, a) - y)^2, or the cross-entropy of categorical critics
+        loss = self.critics.loss(self.inputs(batch["observation"], self.scaled(batch["actions"])), target)
+        self.optimiser.zero_grad()
+        loss.backward()
+        gradient = gradient_norm(self.critics.parameters())
+        check_finite({"value_loss": loss.detach(), "gradient of the critic": gradient}, step)
+        self.optimiser.step()
+        metrics = {"value_loss": loss.detach()}
+        return metrics | ({"clamped_targets": self.critics.clamped(target)} if self.critics.categorical else {})
+
+    def follow(self, share: float) -> None:
+        """Move the target networks towards the critics by `share`."""
+        approach(self.targets.parameters(), self.critics.parameters(), share)
+
+    def stored_bytes(self, passes: Passes, minibatch: int) -> int:
+        """Bytes that the backward pass of a `minibatch` stores."""
+        observation = passes.observation(minibatch)
+        actions = passes.actions(minibatch)[:, : self.executed]
+        return saved_bytes(lambda: self.critics(self.inputs(observation, actions)))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights of critics and target networks, and the optimiser's state."""
+        return {
+            "critics": self.critics.state_dict(),
+            "target_critics": self.targets.state_dict(),
+            "critic_optimiser": self.optimiser.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from the entries of `state_dict` in `state`."""
+        self.critics.load_state_dict(state["critics"])
+        self.targets.load_state_dict(state["target_critics"])
+        self.optimiser.load_state_dict(state["critic_optimiser"])

@@ -1,0 +1,278 @@
+"""Soft actor-critic (arXiv 1801.01290, 1812.05905): off-policy, with the most random policy that still earns.
+
+With demonstrations in every batch, an ensemble of critics and several updates per decision it is RLPD (arXiv
+2302.02948), `algorithm=rlpd`.
+
+Differs from the papers:
+    - many environments: an iteration stores `rollout_length` chunks of each, then takes `updates` steps per decision;
+    - a chunk is one action: its discounted reward, discount^k for what follows after k executed actions, and a target
+    entropy of K * A elements;
+    - the target entropy is that of a normal distribution of deviation `target_std`, as in FlashSAC (arXiv 2604.04539):
+    0.089 is -1 per element (SAC), 0.147 is -1/2 (RLPD);
+    - decisions of the warm-up are the policy's own, which tanh of a unit normal distribution spreads almost uniformly;
+    - targets may be `lookahead`-step returns without off-policy correction and without entropy between, as in TD3 here;
+    - critics have encoders of their own, without target networks, and also read privileged observations.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Annotated, Any, cast
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from embodied.algorithms.action_values import ActionValues
+from embodied.algorithms.critics import CriticConfig
+from embodied.algorithms.finite import check_finite, gradient_norm
+from embodied.algorithms.micro_batch import saved_bytes
+from embodied.algorithms.parts import Composite
+from embodied.algorithms.passes import Passes
+from embodied.configuration import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Range
+from embodied.data.episodes import Episodes
+from embodied.data.store import EpisodeStore
+from embodied.environment import Environment
+from embodied.errors import UserError
+from embodied.policy import Reparameterised, TrainablePolicy
+from embodied.rollout.rollout import Collector, Rollout
+from embodied.world import ALONE, World
+
+
+@dataclass
+class SACConfig(CriticConfig):
+    """Hyper-parameters of SAC; options of the critics are those of CriticConfig.
+
+    After `warmup` decisions the critics take `updates` gradient steps per decision, which may be less than 1, the actor
+    and the temperature one at every `policy_delay`-th. A `demonstration_share` of each batch is drawn from
+    demonstrations. The actor maximises the smallest value of all critics, or their mean (`actor_mean`); without
+    `entropy_in_target` targets are returns of rewards alone. `target_std` is the wished deviation of an action element
+    in half ranges.
+    """
+
+    rollout_length: PositiveInt = 16
+    updates: PositiveFloat = 1.0
+    policy_delay: PositiveInt = 1
+    lookahead: PositiveInt = 1
+    minibatch: PositiveInt = 256
+    demonstration_share: Fraction = 0.0
+    capacity: PositiveInt = 500_000
+    warmup: NonNegativeInt = 5_000
+    learning_rate: NonNegativeFloat = 3e-4
+    value_learning_rate: NonNegativeFloat = 3e-4
+    discount: Fraction = 0.99
+    averaging: Annotated[float, Range(above=0, at_most=1)] = 0.005
+    initial_temperature: PositiveFloat = 1.0
+    target_std: PositiveFloat = 0.089
+    entropy_in_target: bool = True
+    actor_mean: bool = False
+
+    @property
+    def reads_demonstrations(self) -> bool:
+        """Whether demonstrations are read."""
+        return self.demonstration_share > 0
+
+    @property
+    def max_staleness(self) -> int:
+        """Updates that a rollout's policy may be behind: any, because SAC learns off-policy."""
+        return sys.maxsize
+
+    def build(
+        self,
+        policy: TrainablePolicy,
+        demonstrations: Episodes | None,
+        env: Environment,
+        generator: torch.Generator,
+    ) -> SAC:
+        """Build the learner of `policy`; `generator` draws minibatches and the noise of actions.
+
+        Raises:
+            UserError: for a policy without reparameterised samples, actions without limits, and demonstrations that are
+                missing or lack rewards or observations.
+        """
+        if not isinstance(policy, Reparameterised):
+            raise UserError("expected a policy with reparameterised samples for algorithm=sac; use policy=squashed")
+        learner = SAC(policy, self, generator)
+        if self.demonstration_share:
+            learner.add_demonstrations(demonstrations)
+        return learner
+
+
+@dataclass
+class RLPDConfig(SACConfig):
+    """SACConfig with RLPD's defaults: ten critics with layer norm, twenty updates, half of each batch demonstrated."""
+
+    updates: PositiveFloat = 20.0
+    policy_delay: PositiveInt = 20
+    demonstration_share: Fraction = 0.5
+    target_std: PositiveFloat = 0.147
+    actor_mean: bool = True
+    ensemble: PositiveInt = 10
+    subset: PositiveInt | None = 2
+    layer_norm: bool = True
+
+
+class SAC(Composite):
+    """Learner with critics, and a policy that maximises their value and its own entropy at a learned temperature."""
+
+    starts = None
+    collector = Collector
+
+    def __init__(self, policy: Reparameterised, config: SACConfig, generator: torch.Generator) -> None:
+        self.policy = policy
+        self.config = config
+        self.generator = generator
+        self.q = ActionValues(policy, config, config.value_learning_rate)
+        self.actor_parameters = policy.actor_parameters()
+        self.log_temperature = torch.tensor(math.log(config.initial_temperature), device=policy.device).requires_grad_()
+        parameters = [*self.actor_parameters, self.log_temperature]
+        self.actor_optimiser = torch.optim.Adam(parameters, config.learning_rate, fused=True)
+        # H0 = K A log(2 pi e sigma^2) / 2
+        elements = policy.contract.executed * policy.contract.action.shape[-1]
+        self.target_entropy = elements * 0.5 * math.log(2.0 * math.pi * math.e * config.target_std**2)
+        self.replay = EpisodeStore(config.capacity)
+        self.demonstrations = EpisodeStore(1)
+        self.gradient_steps = 0
+
+    @property
+    def temperature(self) -> Tensor:
+        """Weight alpha of the entropy, one scalar."""
+        return self.log_temperature.detach().exp()
+
+    def add_demonstrations(self, episodes: Episodes | None) -> None:
+        """Draw a share of each batch from `episodes` from now on; they are not part of the saved state.
+
+        Raises:
+            UserError: if there are none, or they lack rewards or observations that the critics read.
+        """
+        if episodes is None:
+            raise UserError("expected demonstrations, but this task has none; use algorithm.demonstration_share=0")
+        if bool(episodes.reward.isnan().any()):
+            raise UserError(
+                "rewards of demonstrations are unknown; record them, or use algorithm.demonstration_share=0"
+            )
+        self.demonstrations = EpisodeStore(len(episodes), self.policy.device)
+        self.demonstrations.add_episodes(episodes, self.policy.contract.executed)
+        if not len(episodes):  # of a plan
+            return
+        observation = self.demonstrations.decisions(torch.zeros(1, dtype=torch.int64), "observation")["observation"]
+        try:
+            self.policy.features(observation)
+        except KeyError as error:
+            absent = [key for key in self.policy.contract.observation if key not in observation.keys()]  # noqa: SIM118
+            raise UserError(
+                f"critics read {', '.join(absent)}, which the demonstrations lack; use algorithm.demonstration_share=0"
+            ) from error
+
+    def update(self, rollout: Rollout, progress: float, world: World = ALONE) -> dict[str, float]:
+        """Store one rollout, then take gradient steps; returns mean metrics and the number of rows stored."""
+        before = self.replay.written
+        self.replay.add(rollout)
+        if self.replay.written < self.config.warmup:
+            return {}
+        # differences of rounded totals: fractions of a step add up over iterations
+        steps = int(self.replay.written * self.config.updates) - int(before * self.config.updates)
+        metrics: dict[str, list[Tensor]] = defaultdict(list)
+        for _ in range(steps):
+            for name, value in self._step().items():
+                metrics[name].append(value)
+        means = {name: float(torch.stack(values).mean()) for name, values in metrics.items()}
+        return means | {"temperature": float(self.temperature), "replay": float(len(self.replay))}
+
+    def _step(self) -> dict[str, Tensor]:
+        """Take one step of the critics, and one of actor and temperature at every `policy_delay`-th; returns metrics.
+
+        Raises:
+            DivergedError: before a step whose loss or gradient is not finite.
+        """
+        batch = self._batch()
+        self.gradient_steps += 1
+        metrics = self.q.step(batch, self._target(batch), self.gradient_steps)
+        if self.gradient_steps % self.config.policy_delay == 0:
+            metrics |= self._update_actor(batch["observation"])
+        self.q.follow(self.config.averaging)
+        return metrics
+
+    def _batch(self) -> TensorDict:
+        """Transitions: R = sum of discounted rewards over `lookahead` decisions, carry = gamma^k or 0, and s'."""
+        config = self.config
+        demonstrated = round(config.minibatch * config.demonstration_share)
+        parts = []
+        for store, count in ((self.replay, config.minibatch - demonstrated), (self.demonstrations, demonstrated)):
+            if count:
+                rows = store.draw(count, self.generator)
+                parts.append(store.transitions(rows, config.lookahead, config.discount).to(self.policy.device))
+        return parts[0] if len(parts) == 1 else _joined(parts)
+
+    def _sample(self, observation: TensorDict) -> tuple[Tensor, Tensor]:
+        """Scaled executed actions [B, K, A] of the policy and their log-probability [B], differentiable."""
+        shape = (len(observation), *self.policy.noise_shape)
+        noise = torch.randn(shape, generator=self.generator).to(self.policy.device)
+        actions, log_prob = self.policy.sample(observation, noise)
+        return self.q.scaled(actions), log_prob.sum(-1)
+
+    @torch.no_grad()
+    def _target(self, batch: TensorDict) -> Tensor:
+        """Targets y = R + carry * (min_i Q_i'(s', a') - alpha log pi(a'|s')), a' ~ pi(s'), [B]."""
+        actions, log_prob = self._sample(batch["next_observation"])
+        following = self.q.target_minimum(batch["next_observation"], actions, self.generator)
+        if self.config.entropy_in_target:
+            following = following - self.temperature * log_prob
+        return batch["reward"] + batch["carry"] * following
+
+    def _update_actor(self, observation: TensorDict) -> dict[str, Tensor]:
+        actions, log_prob = self._sample(observation)
+        values = self.q.values(observation, actions)
+        value = values.mean(0) if self.config.actor_mean else values.amin(0)
+        # L = mean (alpha log pi(a|s) - Q(s, a)), a ~ pi(s)
+        loss = (self.temperature * log_prob - value).mean()
+        self.actor_optimiser.zero_grad()
+        loss.backward(inputs=self.actor_parameters)  # not those of the critics, which would be thrown away
+        gradient = gradient_norm(self.actor_parameters)
+        check_finite({"policy_loss": loss.detach(), "gradient of the actor": gradient}, self.gradient_steps)
+        # dL/d log alpha of L = -log alpha mean (log pi(a|s) + H0)
+        entropy = -log_prob.detach().mean()
+        self.log_temperature.grad = entropy - self.target_entropy
+        self.actor_optimiser.step()
+        return {"policy_loss": loss.detach(), "entropy": entropy}
+
+    def largest_pass(self, passes: Passes) -> int | None:
+        """Bytes that the critics' minibatch stores, or the policy's with the critics if that is more."""
+        observation = passes.observation(self.config.minibatch)
+        critics = self.q.stored_bytes(passes, self.config.minibatch)
+        return max(critics, saved_bytes(lambda: self.q.values(observation, self._sample(observation)[0])))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Critics, temperature, optimisers, replay and generator; demonstrations are read from their file."""
+        return {
+            **self.q.state_dict(),
+            **{name: getattr(self, name).state_dict() for name in _PARTS},
+            "log_temperature": self.log_temperature.detach(),
+            "gradient_steps": self.gradient_steps,
+            "generator": self.generator.get_state(),
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict`."""
+        self.q.load_state_dict(state)
+        for name in _PARTS:
+            getattr(self, name).load_state_dict(state[name])
+        self.log_temperature.copy_(state["log_temperature"])
+        self.gradient_steps = state["gradient_steps"]
+        self.generator.set_state(state["generator"])
+
+
+def _joined(parts: list[TensorDict]) -> TensorDict:
+    """Concatenate batches; observations that only some have, such as privileged ones, are left out."""
+    for name in ("observation", "next_observation"):
+        shared = [key for key in parts[0][name].keys() if all(key in part[name].keys() for part in parts)]  # noqa: SIM118
+        for part in parts:
+            part[name] = part[name].select(*shared)
+    return cast(TensorDict, torch.cat(cast(list[Tensor], parts)))
+
+
+_PARTS = ("actor_optimiser", "replay")

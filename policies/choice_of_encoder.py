@@ -1,0 +1,82 @@
+"""Choice of the encoder of a policy's observations, by option and contract."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tensordict import TensorDict
+
+from embodied.configuration import PositiveInt
+from embodied.contract import Contract
+from embodied.errors import UserError
+from embodied.policy import PolicyConfig
+from policies.encoders import Encoder, EncoderKind
+from policies.flat import FlatEncoder, PlainEncoder
+from policies.libero_encoder import OBSERVATIONS, ObjectEncoder, missing
+from policies.vision.backbones import VisionConfig
+from policies.vision.encoder import PictureEncoder, pictures
+
+
+@dataclass
+class EncoderConfig(PolicyConfig):
+    """Options of the encoders of a policy's actor and critic.
+
+    `encoder` reads object tokens, or pictures (by `vision`), the instruction and the robot's state, or all float32
+    fixed-size observations (plain: without layers), of which distances may be `reciprocal` (as for policy=mlp). With
+    pictures, the critic reads object tokens instead where a simulator has them. Layers of the encoders have `width`.
+    """
+
+    encoder: EncoderKind = EncoderKind.AUTO
+    vision: VisionConfig = field(default_factory=VisionConfig)
+    reciprocal: list[str] = field(default_factory=list)
+    width: PositiveInt = 64
+
+
+def observation_encoder(
+    contract: Contract,
+    config: EncoderConfig,
+    *,
+    objects: bool = False,
+    privileged: bool = False,
+    fixed_size: EncoderKind = EncoderKind.FLAT,
+) -> Encoder:
+    """Encoder of the actor's observations.
+
+    With `objects` it reads objects instead of pictures where they are known; with `privileged`, also privileged
+    observations. AUTO is `fixed_size` for a contract without objects and pictures.
+    """
+    kind = config.encoder
+    if kind is EncoderKind.AUTO:
+        fallback = EncoderKind.PICTURES if pictures(contract) else fixed_size
+        kind = fallback if missing(contract) else EncoderKind.OBJECTS
+    if kind not in (EncoderKind.FLAT, EncoderKind.PLAIN) and config.reciprocal:
+        raise UserError(f"expected policy.reciprocal=[] with encoder={kind.value}, got {config.reciprocal}")
+    if kind is EncoderKind.FLAT:
+        return FlatEncoder(contract, config.width, config.reciprocal, privileged=privileged)
+    if kind is EncoderKind.PLAIN:
+        return PlainEncoder(contract, config.reciprocal, privileged=privileged)
+    if kind is EncoderKind.PICTURES:
+        has_objects = objects and all(key in contract.observation for key in OBSERVATIONS)
+        return ObjectEncoder(config.width) if has_objects else PictureEncoder(contract, config.width, config.vision)
+    if names := missing(contract):
+        raise UserError(f"policy.encoder=objects reads {', '.join(names)}, which this task lacks; use encoder=flat")
+    return ObjectEncoder(config.width)
+
+
+def fit_encoders(contract: Contract, encoders: Sequence[Encoder], observation: TensorDict) -> None:
+    """Compute the normalisation statistics of `encoders`, the actor's first, from observations [N] of `contract`.
+
+    Raises:
+        UserError: for observations that lack inputs of the critic; `first_decisions` of a simulator have them.
+    """
+    try:
+        observation = encoders[0].read(observation)
+        for encoder in encoders:
+            encoder.fit(observation)
+    except KeyError as error:
+        absent = [key for key in contract.observation if key not in observation]
+        if not absent:
+            raise
+        needed = "fit needs all observations that actor and critic read"
+        raise UserError(f"{needed}; add {', '.join(absent)}") from error

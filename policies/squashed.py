@@ -1,0 +1,196 @@
+"""Gaussian squashed by tanh, whose deviation depends on the observation: the actor of soft actor-critic.
+
+Source: arXiv 1801.01290, appendix C. The actor and the critic of `value` have an encoder each.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor, nn
+
+from embodied.configuration import PositiveFloat, PositiveInt
+from embodied.contract import Contract
+from embodied.errors import UserError
+from embodied.export.network import Network
+from embodied.policy import Decision, Evaluation, Reparameterised, inference, sum_of_executed, value_if_needed
+from policies.choice_of_encoder import EncoderConfig, fit_encoders, observation_encoder
+from policies.encoders import EncoderKind
+from policies.flat import FlatEncoder, PlainEncoder
+from policies.tanh import tanh
+
+LOG_STD_RANGE = -10.0, 2.0
+"""Bounds of the logarithm of the deviation before tanh."""
+
+
+@dataclass
+class SquashedConfig(EncoderConfig):
+    """Layer widths of actor and critic after their encoders, and the typical initial deviation before tanh.
+
+    An `encoder` of auto is plain where a task has neither objects nor pictures.
+    """
+
+    hidden: list[PositiveInt] = field(default_factory=lambda: [256, 256])
+    initial_std: PositiveFloat = 1.0
+
+    def build(self, contract: Contract) -> SquashedPolicy:
+        """Build the policy for `contract`; only the critic reads privileged observations."""
+        return SquashedPolicy(contract, self)
+
+
+class SquashedPolicy(Reparameterised):
+    """Policy of chunks tanh(u), u ~ N(mean, std^2), scaled to the contract's limits.
+
+    The log-probability (P = 1, summed over the K executed actions) is that of actions scaled to [-1, 1]; `sample` has
+    u, from which it can be computed where tanh is saturated. Entropies are those of u.
+
+    Raises:
+        UserError: if the action has no limits, or the contract lacks observations of the encoder.
+    """
+
+    centre: Tensor
+    half_range: Tensor
+
+    def __init__(self, contract: Contract, config: SquashedConfig) -> None:
+        super().__init__()
+        if not contract.action.low:
+            raise UserError("policy=squashed needs action limits; set low and high in the action spec")
+        self.contract = contract
+        self.config = config
+        self.encoder = observation_encoder(contract, config, fixed_size=EncoderKind.PLAIN)
+        self.value_encoder = observation_encoder(
+            contract, config, objects=True, privileged=True, fixed_size=EncoderKind.PLAIN
+        )
+        self.feature_size = self.value_encoder.out_features
+        # outputs: means, then logarithms of deviations
+        chunk = contract.horizon * contract.action.shape[-1]
+        self.actor = _layers([self.encoder.out_features, *config.hidden, 2 * chunk])
+        with torch.no_grad():
+            self.actor[-1].bias[chunk:] += math.log(config.initial_std)
+        self.critic = _layers([self.feature_size, *config.hidden, 1])
+        low = torch.tensor(contract.action.low)
+        high = torch.tensor(contract.action.high)
+        self.register_buffer("centre", (low + high) / 2)
+        self.register_buffer("half_range", (high - low) / 2)
+
+    @property
+    def actor_keys(self) -> Sequence[str]:
+        """Names of the observations that the actor reads."""
+        return self.encoder.reads
+
+    @property
+    def noise_shape(self) -> tuple[int, int]:
+        """Shape (H, A) of the noise of one observation."""
+        return self.contract.horizon, self.contract.action.shape[-1]
+
+    def critic_parameters(self) -> list[nn.Parameter]:
+        """Parameters that only `value` uses."""
+        return [*self.critic.parameters(), *self.value_encoder.parameters()]
+
+    def start_critic(self) -> None:
+        """Initialise the critic's encoder from the actor's if they are alike."""
+        if type(self.value_encoder) is type(self.encoder):
+            self.value_encoder.begin_like(self.encoder)
+
+    def fit(self, observation: TensorDict, actions: Tensor) -> None:
+        """Compute normalisation statistics from observations [N]; actions are scaled by the contract's limits."""
+        fit_encoders(self.contract, (self.encoder, self.value_encoder), observation)
+
+    @inference
+    def act(
+        self, observation: TensorDict, *, deterministic: bool = False, generator: torch.Generator | None = None
+    ) -> Decision:
+        """Sample chunks [N, H, A]; `sample["raw"]` [N, H, A] is u."""
+        mean, log_std = self._gaussian(observation)
+        drawn = torch.zeros if deterministic else partial(torch.randn, generator=generator)
+        raw, log_prob = self._sample(mean, log_std, drawn(mean.shape, device=mean.device))
+        value = value_if_needed(self, observation, deterministic)
+        return Decision(self._to_robot(raw), TensorDict({"raw": raw}, batch_size=[len(raw)]), log_prob, value)
+
+    def sample(self, observation: TensorDict, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Actions [N, H, A] from standard normal `noise` [N, H, A], and log_prob [N, 1], differentiable."""
+        raw, log_prob = self._sample(*self._gaussian(observation), noise)
+        return self._to_robot(raw), log_prob.sum(-2)
+
+    def evaluate(self, observation: TensorDict, sample: TensorDict) -> Evaluation:
+        """Log-probability of stored chunks; the entropy is that before tanh, which has a closed form."""
+        mean, log_std = self._gaussian(observation)
+        raw = sample["raw"]
+        log_prob = self._log_prob_terms(raw, log_std, (raw - mean) * (-log_std).exp())
+        entropy = self._terms(log_std + 0.5 * math.log(2.0 * math.pi * math.e))
+        return Evaluation(sum_of_executed(log_prob, sample), sum_of_executed(entropy, sample), self.value(observation))
+
+    def value(self, observation: TensorDict) -> Tensor:
+        """Expected discounted return [N]."""
+        return self.critic(self.features(observation)).squeeze(-1)
+
+    def features(self, observation: TensorDict) -> Tensor:
+        """Features [N, feature_size] of the critic's own encoder, which their gradients reach."""
+        return self.value_encoder(observation)
+
+    def loss(self, observation: TensorDict, actions: Tensor, valid: Tensor) -> Tensor:
+        """Behaviour cloning: mean squared error of the deterministic action over valid steps, in half action ranges.
+
+        It leaves the deviations alone: a likelihood would let them collapse on demonstrations that agree.
+        """
+        mean, _ = self._gaussian(observation)
+        error = (tanh(mean) - (actions - self.centre) / self.half_range).square().mean(-1)
+        # L = sum(valid * |tanh(mean) - a|^2) / sum(valid)
+        return (error * valid).sum() / valid.sum().clamp_min(1)
+
+    def deployable(self) -> Network:
+        """Network for export: the deterministic executed actions, including the normaliser.
+
+        Raises:
+            UserError: for an encoder of objects or pictures, or without normalisation statistics.
+        """
+        encoder = self.encoder
+        if not isinstance(encoder, FlatEncoder | PlainEncoder):
+            raise UserError("policy=squashed is exported with encoder=plain or flat; serve this checkpoint instead")
+        if not encoder.fitted:
+            raise UserError("the policy has no normalisation statistics; train it before exporting")
+        distances = [key for key in encoder.reciprocal if key in encoder.actor_keys]
+        mean = encoder.mean[: encoder.observed]
+        scale = encoder.scale[: encoder.observed]
+        layers = [*(encoder.layers if isinstance(encoder, FlatEncoder) else []), *self.actor, nn.Tanh()]
+        return Network.of(self.contract, mean, scale, layers, distances)
+
+    def _gaussian(self, observation: TensorDict) -> tuple[Tensor, Tensor]:
+        """Mean and logarithm of the deviation of u, each [N, H, A]."""
+        mean, log_std = self.actor(self.encoder(observation)).unflatten(-1, (2, *self.noise_shape)).unbind(-3)
+        return mean, log_std.clamp(*LOG_STD_RANGE)
+
+    def _sample(self, mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Samples u [N, H, A] from standard normal `noise` z, and terms of their log-probability [N, K, 1]."""
+        # u = mean + std z
+        raw = torch.addcmul(mean, log_std.exp(), noise)
+        return raw, self._log_prob_terms(raw, log_std, noise)
+
+    def _log_prob_terms(self, raw: Tensor, log_std: Tensor, noise: Tensor) -> Tensor:
+        """Terms [N, K, 1] of the log-probability of tanh(u), from u = `raw` [N, H, A] and its standard normal noise."""
+        # log p(tanh u) = log N(u) - log(1 - tanh^2 u) = -z^2 / 2 - log std - log(2 pi) / 2 - log(1 - tanh^2 u),
+        # log(1 - tanh^2 u) = 2 (log 2 - u - log(1 + exp(-2 u)))
+        constant = 0.5 * math.log(2.0 * math.pi) + 2.0 * math.log(2.0)
+        gaussian = noise.square().mul(-0.5).sub(constant) - log_std
+        return self._terms(gaussian.add(raw + nn.functional.softplus(-2.0 * raw), alpha=2.0))
+
+    def _terms(self, elements: Tensor) -> Tensor:
+        """Sums [N, K, 1] over the elements of each executed action, from elements [N, H, A]."""
+        return elements[:, : self.contract.executed].sum(-1, keepdim=True)
+
+    def _to_robot(self, raw: Tensor) -> Tensor:
+        return tanh(raw) * self.half_range + self.centre
+
+
+def _layers(sizes: Sequence[int]) -> nn.Sequential:
+    """Dense layers of `sizes` with ReLU between them."""
+    layers: list[nn.Module] = []
+    for inputs, outputs in pairwise(sizes):
+        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])

@@ -1,0 +1,36 @@
+"""Recorded episodes of Reach, of which few come to the goal quickly."""
+
+import torch
+from tensordict import TensorDict
+
+from embodied.data.episodes import Episodes
+
+LIMIT = 7
+
+
+def recorded(count: int = 60, seed: int = 0, *, final: bool = True) -> Episodes:
+    """Episodes of random actions towards the goal or away from it, with the reward of Reach, and their endings."""
+    generator = torch.Generator().manual_seed(seed)
+    episodes = []
+    for number in range(count):
+        task = float(number // 2 % 2)
+        position = (1.0 - 2.0 * (number % 2)) * (0.3 + 0.05 * (number % 11))
+        positions, actions = [position], []
+        while abs(position) >= 0.1 and len(actions) < LIMIT:
+            actions.append(0.5 * float(torch.rand((), generator=generator)) - 0.25)
+            position += actions[-1]
+            positions.append(position)
+        seen = TensorDict({"position": torch.tensor(positions)[:, None], "task": torch.full((len(positions), 1), task)})
+        seen = seen.auto_batch_size_(1)
+        reached = abs(position) < 0.1
+        reward = torch.zeros(len(actions))
+        reward[-1] = float(reached)
+        episode = Episodes.of(
+            seen[:-1],
+            torch.tensor(actions)[:, None],
+            success=reached,
+            reward=reward,
+            final_observation=seen[-1] if final else None,
+        )
+        episodes.append(episode)
+    return Episodes.join(episodes)
