@@ -28,8 +28,8 @@ def check_rewards(episodes: Episodes) -> None:
             " 'demonstration_columns={success:NAME}', or {success:true} for all episodes"
         )
     else:
-        advice = "add demonstration_rewards=success, which is 1 at the end of an episode that succeeded"
-    raise UserError(f"rewards are unknown in {' and in '.join(parts)}; {advice}")
+        advice = "add demonstration_rewards=success, 1 at the end of an episode that succeeded"
+    raise UserError(f"rewards are unknown in {' and in '.join(parts)}: {advice}; or use stages=[sft]")
 
 
 def _described(episodes: Episodes, of_dataset: Tensor, unknown: Tensor, number: int) -> str:

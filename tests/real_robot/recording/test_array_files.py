@@ -215,11 +215,11 @@ def test_rewards_follow_from_success(tmp_path: Path, rewards: str, expected: lis
 def test_unknown_rewards_name_the_data_set_and_an_option_that_helps(tmp_path: Path):
     path = minari(tmp_path / "data_set")
     chosen = {"reward": None}
-    with pytest.raises(UserError, match=r"unknown in 2 of 2 episodes of .*data_set; add 'demonstration_columns=\{rew"):
+    with pytest.raises(UserError, match=r"unknown in 2 of 2 episodes of .*data_set: add 'demonstration_columns=\{rew"):
         check_rewards(read(path, columns=chosen))
     check_rewards(read(path, columns={"reward": "rewards"}))
     chosen["success"] = "infos/success"
-    with pytest.raises(UserError, match=r"data_set; add demonstration_rewards=success"):
+    with pytest.raises(UserError, match=r"data_set: add demonstration_rewards=success"):
         check_rewards(read(path, columns=chosen))
 
 
@@ -333,13 +333,17 @@ def test_a_rate_and_units_are_added_to_arrays_once(tmp_path: Path):
     path = ogbench(tmp_path)
 
     def trained(*options: str) -> Completed:
-        chosen = ["task=dataset", f"demonstrations={path}", "policy=mlp", "sft.steps=2", "sft.batch=4", *options]
-        return run_program("train.py", *chosen, f"output={tmp_path / 'run'}")
+        learner = ["policy=mlp", "stages=[offline]", "offline=iql", "offline.steps=2", "offline.batch=4"]
+        chosen = ["task=dataset", f"demonstrations={path}", f"output={tmp_path / 'refused'}", *learner, *options]
+        return run_program("train.py", *chosen)
 
     assert "add demonstration_rate_hz=HZ" in trained().stderr
     rate = "demonstration_rate_hz=20"
     assert "demonstration_units=percent for all of them" in trained(rate).stderr
-    completed = trained(rate, "demonstration_units=1")
+    known = [rate, "demonstration_units=1"]
+    refused = trained(*known, "demonstration_columns={reward:null}")
+    assert "episodes of " + str(path) + ": add 'demonstration_columns={reward:NAME}'" in refused.stderr
+    completed = trained(*known, f"output={tmp_path / 'run'}")
     assert completed.returncode == 0, completed.stderr
     report = json.loads((tmp_path / "run/report.json").read_text())
     assert report["open_loop"]["held_out_episodes"] == 1
