@@ -3,8 +3,8 @@
     python benchmarks/ogbench_data.py NAME... [--episodes 1000] [--output DIR] [--seed 0] [--json FILE]
 
 The published files are these policies' trajectories of 1,001 states: plans between random targets with correlated noise
-of 0.1 (cube, scene), steps towards random goals with noise of 0.5 (pointmaze; arXiv 2410.20092). A file DIR/NAME.npz has
-OGBench's arrays, and the rewards and masks that its own function computes for the single task of the benchmark. Each is
+of 0.1 (cube, scene), steps towards random goals with noise of 0.5 (pointmaze; arXiv 2410.20092). A file DIR/NAME.npz
+has OGBench's arrays, and the rewards and masks that its own function computes for the benchmark's single task. Each is
 read back by our reader. OGBench's packages are not installed with ours:
 
     pip install --no-deps ogbench==1.2.2 dm_control==1.0.50 dm-env dm-tree labmaze lxml absl-py
@@ -43,7 +43,7 @@ Step = tuple[np.ndarray, np.ndarray, dict[str, Any]]
 """Observation, action, and the simulator's state before the action."""
 
 
-def environment(kind: str, **options: Any) -> gymnasium.Env:
+def environment(kind: str, **options: Any) -> gymnasium.Env:  # noqa: ANN401 - as gymnasium.make takes them
     """OGBench's environment of the name `kind`."""
     try:
         import ogbench  # noqa: F401 - registers its environments
