@@ -92,10 +92,10 @@ def _robomimic(path: Path, contents: Contents, read: Read, selection: str | None
         for name, shape in members.items():
             array = f"{group}/{name}"
             if name.startswith("next_obs/"):
-                final[PREFIX + name.removeprefix("next_obs/")] = array, length - 1, length
+                final[_observed(name)] = array, length - 1, length
             elif shape[:1] == (length,):
                 column = ACTION if name == "actions" else name
-                column = PREFIX + name.removeprefix("obs/") if name.startswith("obs/") else column
+                column = _observed(name) if name.startswith("obs/") else column
                 rows[column] = array, 0, length
         trajectories.append(Trajectory(group, length, rows, final))
     rate_hz = 0.0
@@ -123,7 +123,7 @@ def _minari(path: Path, contents: Contents) -> Layout:
         for name, shape in members.items():
             array = f"{group}/{name}"
             if name in observations:
-                column = PREFIX + (name.partition("/")[2].replace("/", ".") or "observation")
+                column = _observed(name)
                 rows[column] = array, 0, length
                 final[column] = array, length, length + 1
             elif shape[:1] == (length,):
@@ -183,6 +183,11 @@ def _flat(path: Path, contents: Contents, read: Read) -> Layout:
             trajectories.append(Trajectory(f"rows {begin} to {stop - 1}", stop - begin, rows, final))
     d4rl = {REWARD: "rewards", TERMINATED: "terminals", TRUNCATED: "timeouts"}
     return Layout(trajectories, d4rl if is_d4rl else {REWARD: "rewards", TERMINATED: f"{NOT}masks"})
+
+
+def _observed(path: str) -> str:
+    """Name of the observation at `path` in a group: what follows obs/, next_obs/ or observations/, if it is a group."""
+    return PREFIX + (path.partition("/")[2].replace("/", ".") or "observation")
 
 
 def _groups(contents: Contents, prefix: str) -> dict[str, dict[str, tuple[int, ...]]]:

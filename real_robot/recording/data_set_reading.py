@@ -91,8 +91,7 @@ def _episodes(
                     omitted += not part.terminated
             if end > part.begin:
                 cells = {key: each[part.begin : end] for key, each in rows.items()}
-                cells = cells if ratio == 1.0 else _resampled(cells, ratio, columns)
-                yield _episode(plan, columns, cells, following, part, task)
+                yield _episode(plan, columns, cells, following, part, task, ratio)
     if omitted:
         notes.append(f"the last step of {omitted:,} episodes is left out: the observation after it is not stored.")
 
@@ -104,8 +103,16 @@ def _episode(
     following: Mapping[str, Any] | None,
     part: Part,
     task: int,
+    ratio: float,
 ) -> Episodes:
-    """The episode with the columns `cells`, and the observation `following` its last step if that is stored."""
+    """The episode with the columns `cells`, and the observation `following` its last step if that is known.
+
+    There is an action for `ratio` rows; rewards and signals keep their sums.
+    """
+    steps = {name: columns.values(name, cells) for name in (REWARD, *columns.signals())}
+    if ratio != 1.0:
+        steps = {name: each if each is None else resampled_reward(each, ratio) for name, each in steps.items()}
+        cells = _resampled(cells, ratio)
     arrays, pictures = plan.take(cells)
     actions = arrays.pop(ACTION)
     final = None
@@ -115,8 +122,8 @@ def _episode(
         last |= {key: torch.from_numpy(decode(each[0]).copy()).unsqueeze(0) for key, each in last_pictures.items()}
         final = TensorDict(last, [1])[0]
     human = columns.values(HUMAN, cells)
-    reward = columns.values(REWARD, cells)
-    signals = {name: torch.from_numpy(columns.values(name, cells)) for name in columns.signals()}
+    reward = steps.pop(REWARD)
+    signals = {name: torch.from_numpy(each) for name, each in steps.items()}
     episode = Episodes.of(
         TensorDict(arrays, [len(actions)]),
         actions,
@@ -131,16 +138,12 @@ def _episode(
     return replace(episode, signals=TensorDict(signals, [len(actions)])) if signals else episode
 
 
-def _resampled(cells: Mapping[str, Any], ratio: float, columns: Columns) -> dict[str, Any]:
-    """Columns of an episode at another rate; rewards and signals keep their sums."""
+def _resampled(cells: Mapping[str, Any], ratio: float) -> dict[str, Any]:
+    """Columns of an episode at another rate."""
     rows = resampled_rows(len(next(iter(cells.values()))), ratio)
-    resampled = {
+    return {
         key: each[rows] if isinstance(each, np.ndarray) else [each[row] for row in rows] for key, each in cells.items()
     }
-    for name in (columns.names.get(meaning) for meaning in (REWARD, *columns.signals())):
-        if name is not None:
-            resampled[name] = resampled_reward(cells[name].flatten(), ratio)
-    return resampled
 
 
 class _Plan(Protocol):

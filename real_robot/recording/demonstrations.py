@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -168,7 +168,7 @@ def demonstrations(
         matches[0].check_names(contract)
         for match in matches:  # all are checked before the first is decoded
             with _errors_of_data_set(paths[0], match.source):
-                readings.append(_read(match, contract, task, alone=len(paths) == 1))
+                readings.append(_begun(_read(match, contract, task, alone=len(paths) == 1)))
         tasks = set()
         notes = []
         for number, (match, episodes) in enumerate(zip(matches, _alike(readings), strict=True)):
@@ -207,22 +207,23 @@ def _rewarded(episodes: Episodes, task: Task | None, rewards: Rewards) -> Episod
     return replace(episodes, reward=task.recorded_rewards(episodes))
 
 
-def _alike(readings: Sequence[Iterator[Episodes]]) -> list[Iterator[Episodes]]:
-    """The `readings` with the same optional parts: final observations and signals only if all have them."""
-    first = [next(each, None) for each in readings]
-    present = [each for each in first if each is not None]
-    has_final = all(each.final_observation is not None for each in present)
-    names = [set(each.signals.keys()) if each.signals is not None else set() for each in present]
-    shared = sorted(set.intersection(*names)) if names else []
+def _begun(reading: Iterator[Episodes]) -> tuple[list[Episodes], Iterator[Episodes]]:
+    """The first episode of a `reading`, if there is one, and the others."""
+    return [*islice(reading, 1)], reading
 
-    def alike(reading: Iterator[Episodes]) -> Iterator[Episodes]:
-        for each in reading:
-            signals = each.signals.select(*shared) if each.signals is not None and shared else None
-            yield replace(each, final_observation=each.final_observation if has_final else None, signals=signals)
 
-    return [
-        alike(chain([] if begin is None else [begin], reading)) for begin, reading in zip(first, readings, strict=True)
-    ]
+def _alike(readings: Sequence[tuple[list[Episodes], Iterator[Episodes]]]) -> Iterator[Iterator[Episodes]]:
+    """All of the `readings` with the same optional parts: final observations and signals only if all have them."""
+    first = [episode for begin, _ in readings for episode in begin]
+    has_final = all(each.final_observation is not None for each in first)
+    names = [set(each.signals.keys()) if each.signals is not None else set() for each in first]
+    shared = sorted(set[str].intersection(*names)) if names else []
+
+    def alike(episode: Episodes) -> Episodes:
+        signals = episode.signals.select(*shared) if episode.signals is not None and shared else None
+        return replace(episode, final_observation=episode.final_observation if has_final else None, signals=signals)
+
+    return (map(alike, chain(begin, others)) for begin, others in readings)
 
 
 def _read(match: Match, contract: Contract, task: Task | None, *, alone: bool) -> Iterator[Episodes]:
@@ -258,7 +259,7 @@ def _data_set(path: Path, contract: Contract) -> DataSet:
     if folder := episode_folder(path):
         return DataSet(path, [folder / RECORD])  # it has the checksums of all others
     if file := array_file(path):
-        return DataSet(path if path.is_dir() else file.parent, array_files.files(file))
+        return DataSet(path, array_files.files(file))
     if recordings := recordings_in(path):
         return DataSet(path, [*recordings, *(file for each in recordings for file in bag_files(each))])
     has_pictures = any(spec.is_picture and not spec.privileged for spec in contract.observation.values())

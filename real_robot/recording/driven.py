@@ -145,13 +145,11 @@ def _episodes(
     for part in columns.parts(rows, len(ticks), success):
         episode = _episode(ticks[part.begin : part.end], contract, success=part.success)
         cells = {key: values[part.begin : part.end] for key, values in rows.items()}
-        changes: dict[str, Any] = {}
+        changes: dict[str, Any] = {"terminated": torch.tensor([part.terminated])}
         if (reward := columns.values(REWARD, cells)) is not None:
             changes["reward"] = torch.from_numpy(reward)
         if (human := columns.values(HUMAN, cells)) is not None:
             changes["human"] = episode.human | torch.from_numpy(human > 0.5)
-        if part.terminated is not None:
-            changes["terminated"] = torch.tensor([part.terminated])
         if names := columns.signals():
             signals = {name: torch.from_numpy(columns.values(name, cells)) for name in names}
             changes["signals"] = TensorDict(signals, [part.end - part.begin])

@@ -40,11 +40,11 @@ class Rewards(Enum):
 
 @dataclass(frozen=True)
 class Part:
-    """Steps [begin, end) of an episode's rows, which end with a termination, an ending by time, or unknown."""
+    """Steps [begin, end) of an episode's rows, which end with a termination, or are cut off."""
 
     begin: int
     end: int
-    terminated: bool | None
+    terminated: bool
     success: bool | None
 
 
@@ -105,9 +105,10 @@ class Columns:
             else:
                 part_success = outcome if end == length or outcome is False else None
             last = end - 1
-            is_terminated = None if terminated is None else bool(terminated[last] > 0.5)
-            if terminated is None and truncated is not None and truncated[last] > 0.5:
-                is_terminated = False
+            if terminated is not None:
+                is_terminated = bool(terminated[last] > 0.5)
+            else:  # a success ends the episode, unless it was cut off
+                is_terminated = bool(part_success) and not (truncated is not None and truncated[last] > 0.5)
             yield Part(begin, end, is_terminated, part_success)
 
     def signals(self) -> list[str]:
@@ -123,7 +124,7 @@ def parse_columns(option: Any) -> dict[str, Any]:  # noqa: ANN401 - as typed
     """
     columns = {} if option is None else option
     valid = isinstance(columns, Mapping) and all(
-        isinstance(name, str | None) or (meaning == SUCCESS and isinstance(name, bool))
+        str(meaning).isidentifier() and (isinstance(name, str | None) or (meaning == SUCCESS and name in (True, False)))
         for meaning, name in columns.items()
     )
     if not valid:

@@ -3,6 +3,7 @@
 import json
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import h5py
@@ -27,6 +28,7 @@ from train import GROUPS, TrainConfig
 
 CONTRACT = Contract({"observation": TensorSpec((2,))}, TensorSpec((1,)), control_dt_s=0.1)
 NAN = float("nan")
+EFFORT = {"demonstration_columns": {"cost": "effort"}}
 IN_CHILD = hdf5.contents, hdf5.arrays
 
 
@@ -160,7 +162,10 @@ def test_filter_keys_choose_demonstrations(tmp_path: Path):
 
 def test_without_the_last_observation_the_last_step_is_left_out(tmp_path: Path):
     pictures = Contract({"agentview_image": TensorSpec((2, 2, 3), "uint8")}, TensorSpec((1,)), 0.1)
-    episodes = read(robomimic(tmp_path, following=False), pictures)
+    path = robomimic(tmp_path, following=False)
+    succeeded = read(path, columns={"terminated": None, "success": True})
+    assert succeeded.ends.tolist() == [4, 7]
+    episodes = read(path, pictures)
     assert episodes.ends.tolist() == [2, 3, 6]  # the second lost its last step; the others terminated
     assert episodes.final_observation["agentview_image"].shape == (3, 2, 2, 3)
     assert episodes.final_observation["agentview_image"][:, 0, 0, 0].tolist() == [2, 2, 10]
@@ -245,16 +250,17 @@ def test_lerobot_columns_have_costs_and_endings(tmp_path: Path):
 
 
 def test_data_sets_are_mixed_with_what_all_of_them_have(tmp_path: Path):
-    (tmp_path / "other").mkdir()
-    paths = [robomimic(tmp_path), ogbench(tmp_path / "other")]
+    paths = [robomimic(tmp_path), ogbench(tmp_path)]
     options = DemonstrationOptions(demonstrations=[*map(str, paths)], demonstration_weights=[1.0, 1.0])
     mixed = reader(options, None)(CONTRACT, tmp_path / "run")
     assert mixed.ends.tolist() == [2, 4, 7, 9, 10, 13]
     assert mixed.final_observation["observation"][:, 0].tolist() == [4, 6, 13, 2, 3, 13]
-    alone = robomimic(tmp_path / "other")
-    again = read(tmp_path / "run")
+    again = read(tmp_path / "run")  # of another run, in its own words
     assert torch.equal(again.final_observation["observation"], mixed.final_observation["observation"])
-    assert alone.exists()
+    with pytest.raises(UserError, match=r"low_dim.hdf5 and .*hopper.hdf5 cannot be mixed: .* has no column effort"):
+        reader(replace(options, demonstrations=[str(paths[0]), str(d4rl(tmp_path))], **EFFORT), None)(
+            CONTRACT, tmp_path
+        )
 
 
 def wrong(kind: str, folder: Path) -> Path:
