@@ -80,10 +80,9 @@ test-stock: $(VENV)/installed-dev
 test-crazyflow: $(VENV)/installed-dev
 	CI_CRAZYFLOW=required $(BIN)/python -m pytest tests/sims/quadrotor/test_crazyflow.py $(ARGS)
 
-# Clusters of processes on one machine: their tests wait on time limits, so that they run alone.
-test-ray: $(VENV)/installed-dev
-	$(PIP) --editable '.[ray]'
-	$(BIN)/python -m pytest tests/placement/test_ray.py $(ARGS)
+# Clusters of processes on one machine: their tests wait on time limits, so that they run alone; `make test` skips them.
+test-ray: $(VENV)/installed-ray
+	CI_RAY=required $(BIN)/python -m pytest tests/placement/test_ray.py $(ARGS)
 
 # Documents lie all over the tree: the site is built from a copy of what they link to. It links to the clone's origin.
 docs: export REPOSITORY := $(shell git remote get-url origin 2>/dev/null | sed -nE 's,^(git@|https://)([^:/]+)[:/](.+),https://\2/\3,p')
@@ -122,6 +121,10 @@ $(VENV)/installed: pyproject.toml constraints.txt | $(BIN)/pip
 $(VENV)/installed-dev: $(VENV)/installed
 	$(PIP) --editable '.[devices,diffusion,gym,libero,maniskill,onnx,rerun,robosuite,robot,rsl-rl,viewer,vla,dev]'
 	$(PIP) --no-deps torchrl
+	@touch $@
+
+$(VENV)/installed-ray: $(VENV)/installed-dev
+	$(PIP) --editable '.[ray]'
 	@touch $@
 
 # Its wheels set LD_LIBRARY_PATH for every Python of their environment, so they have one of their own, which adds the

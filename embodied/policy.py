@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
 
@@ -29,6 +30,8 @@ EXECUTED = "executed"
 """Key of a stored sample: mask of the actions executed before the episode's end, [..., K] bool; absent: all."""
 MEMORY = "memory"
 """Observation key of a recurrent policy's memory [N, M], and key of the next memory in `Decision.sample`."""
+INITIAL_NOISE = "initial_noise"
+"""Key of the initial noise of denoising [N, G, A] in the sample of a steered policy."""
 
 
 @dataclass
@@ -251,6 +254,69 @@ class RankingPolicy(TrainablePolicy):
         """All parameters that neither the value nor the advantage uses alone."""
         critics = {*self.critic_parameters(), *self.advantage_parameters()}
         return [parameter for parameter in self.parameters() if parameter not in critics]
+
+
+class Steering(Enum):
+    """Quantity that a small actor chooses for a policy that generates chunks from noise.
+
+    NOISE is the initial noise of denoising, RESIDUAL a correction of the executed actions, ONE_STEP the chunk itself,
+    in place of denoising. NONE: there is no such actor.
+    """
+
+    NONE = "none"
+    NOISE = "noise"
+    RESIDUAL = "residual"
+    ONE_STEP = "one_step"
+
+
+class SteeredPolicy(TrainablePolicy):
+    """A policy that generates chunks from noise, and may have a small actor that steers it.
+
+    Letters: G generated actions, whose noise is [N, G, A].
+    """
+
+    steering: Steering
+    generated: int
+
+    @property
+    @abstractmethod
+    def noise_bound(self) -> float:
+        """Largest absolute value of the initial noise that the small actor chooses."""
+
+    @abstractmethod
+    def start_steering(self) -> None:
+        """Let `act` use the small actor from now on."""
+
+    @abstractmethod
+    def steering_parameters(self) -> list[nn.Parameter]:
+        """Parameters that only the small actor uses."""
+
+    @abstractmethod
+    def generate(self, observation: TensorDict, noise: Tensor) -> Tensor:
+        """Chunks [N, H, A] in robot units from initial `noise` [N, G, A], without the small actor or exploration."""
+
+    @property
+    @abstractmethod
+    def steering_noise_shape(self) -> tuple[int, int]:
+        """Shape of the noise of one observation in `steered`: (G, A), or (G + K, A) if the actor chooses a residual."""
+
+    @abstractmethod
+    def steered(self, observation: TensorDict, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Chunks [N, H, A] of `act` for standard normal `noise`, their log_prob [N, 1], and initial noise [N, G, A].
+
+        Gradients reach the small actor alone, and from chunks only if it chooses a residual or the chunk itself.
+        """
+
+    @abstractmethod
+    def initial_noise(self, observation: TensorDict, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Initial noise [N, G, A] that the small actor chooses for standard normal `noise`, and its log_prob [N, 1].
+
+        The log-probability is that of the initial noise scaled to [-1, 1].
+        """
+
+    @abstractmethod
+    def distance_of_one_step(self, observation: TensorDict, noise: Tensor) -> Tensor:
+        """Mean squared distance of the chunks of one step from the generated ones, in half ranges; one scalar."""
 
 
 class DeterministicPolicy(TrainablePolicy):

@@ -26,9 +26,9 @@ def generator(seed: int, *purpose: str | int, device: torch.device | str = "cpu"
     return torch.Generator(device=device).manual_seed(derive(seed, *purpose))
 
 
-def child(parent: torch.Generator) -> torch.Generator:
-    """Separate generator on the CPU, seeded by one draw from `parent`: for a part that draws by itself."""
-    return torch.Generator().manual_seed(int(torch.randint(1 << 62, (), generator=parent)))
+def child(parent: torch.Generator, device: torch.device | str = "cpu") -> torch.Generator:
+    """Separate generator on `device`, seeded by one draw from `parent`: for a part that draws by itself."""
+    return torch.Generator(device).manual_seed(int(torch.randint(1 << 62, (), generator=parent)))
 
 
 def fixed_noise(rows: Tensor, shape: torch.Size | tuple[int, ...]) -> Tensor:

@@ -88,10 +88,11 @@ class DiffusionPolicy(GenerativePolicy):
     """
 
     config: DiffusionConfig
-    scores = True
 
     def __init__(self, contract: Contract, config: DiffusionConfig, pretrained: Published | None = None) -> None:
-        super().__init__(contract, config, "diffusion")
+        past = 0 if pretrained is None else pretrained.past
+        length = None if pretrained is None else pretrained.length
+        super().__init__(contract, config, "diffusion", past, length or past + contract.horizon)
         self.noise_table = NoiseTable(config.train_steps, config.denoising_steps, config.schedule)
         self.pretrained, actions, features = pretrained, contract.action.shape[-1], self.encoder.out_features
         if pretrained is None:
@@ -106,8 +107,6 @@ class DiffusionPolicy(GenerativePolicy):
             )
             return
         _check(pretrained, contract, features)
-        self.past = pretrained.past
-        self.generated = pretrained.length or pretrained.past + contract.horizon
         self.network = ChunkUNet(actions, features, pretrained.widths, config.train_steps, pretrained.time_width)
 
     def adopt(self) -> None:

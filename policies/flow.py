@@ -84,7 +84,7 @@ class FlowPolicy(GenerativePolicy):
     config: FlowConfig
 
     def __init__(self, contract: Contract, config: FlowConfig) -> None:
-        super().__init__(contract, config, "flow")
+        super().__init__(contract, config, "flow", past=0, generated=contract.horizon)
         check_delay(config.trained_delay, contract)
         self.grid = TimeGrid(config.denoising_steps)
         self.length = length_of(config.denoising_steps) if config.shortcut else 0
@@ -96,7 +96,7 @@ class FlowPolicy(GenerativePolicy):
     @property
     def scores(self) -> bool:
         """Whether the sampler adds noise, so that a path has a likelihood."""
-        return self.config.sampler is not Sampler.ODE
+        return super().scores and self.config.sampler is not Sampler.ODE
 
     @inference
     def inpaint(
@@ -111,7 +111,12 @@ class FlowPolicy(GenerativePolicy):
 
         Candidates are ranked by their executed part. If training covered as many frozen actions, the chunk is
         continued from them instead (arXiv 2512.05964).
+
+        Raises:
+            UserError: for a policy with a small actor.
         """
+        if self.steers:
+            raise UserError("a policy that a small actor steers cannot inpaint; use execution=blend")
         observation = self.encoder.read(observation)
         x = self._noise(observation, deterministic, generator)
         count = x.shape[1]

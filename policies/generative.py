@@ -2,7 +2,7 @@
 
 An encoder reads the observation, a network denoises the chunk, a critic with its own encoder computes the value. After
 `start_ranking` such a policy draws several candidates for each chunk and executes the one of highest learned advantage
-(IDQL, arXiv 2304.10573; for chunks Q-chunking, arXiv 2507.07969).
+(IDQL, arXiv 2304.10573; for chunks Q-chunking, arXiv 2507.07969); after `start_steering` a small actor steers it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import copy
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Annotated
 
@@ -23,13 +23,15 @@ from embodied.configuration import Fraction, PositiveInt, Range
 from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.export.chunk_network import ChunkNetwork
-from embodied.policy import Decision, RankingPolicy, inference, needs_value, value_if_needed
+from embodied.policy import INITIAL_NOISE, Decision, RankingPolicy, inference, needs_value, value_if_needed
 from embodied.seeding import fixed_noise
 from policies.augmentation import CARTESIAN, Augmentation, AugmentationKind, CartesianScene
 from policies.choice_of_encoder import EncoderConfig, fit_encoders, observation_encoder
 from policies.chunk_networks import NetworkKind
 from policies.encoders import Encoder
+from policies.kernels.sampling import undefined_log_prob
 from policies.libero_encoder import missing
+from policies.steering import Steerable, SteeringConfig
 from policies.vision.augmentation import PictureChanges
 from policies.vision.encoder import PictureEncoder, pictures
 
@@ -64,7 +66,8 @@ class GenerativeConfig(EncoderConfig):
     of words that name no object. When ranking, the best of `candidates` chunks by advantage is executed, of
     `explored_candidates` while exploring. The log-probability of a chunk is an `aggregate` over noisy denoising steps
     and the executed actions' elements: sum, step_mean or mean. The supervised loss is a mean over `draws` noises of
-    each chunk, which cost little where encoding the observation costs much.
+    each chunk, which cost little where encoding the observation costs much. With `steering` a small actor is trained
+    in place of the policy, which stays frozen.
     """
 
     augmentation: AugmentationKind = AugmentationKind.AUTO
@@ -78,9 +81,10 @@ class GenerativeConfig(EncoderConfig):
     explored_candidates: PositiveInt = 8
     aggregate: Aggregate = Aggregate.SUM
     draws: PositiveInt = 1
+    steering: SteeringConfig = field(default_factory=SteeringConfig)
 
 
-class GenerativePolicy(RankingPolicy):
+class GenerativePolicy(Steerable, RankingPolicy):
     """Policy that predicts chunks of H actions from noise.
 
     The advantage that ranks candidates reads objects instead of pictures where a simulator has them: such a policy
@@ -96,15 +100,15 @@ class GenerativePolicy(RankingPolicy):
     action_low: Tensor
     action_high: Tensor
 
-    def __init__(self, contract: Contract, config: GenerativeConfig, kind: str) -> None:
+    def __init__(self, contract: Contract, config: GenerativeConfig, kind: str, past: int, generated: int) -> None:
         super().__init__()
         if not contract.action.low:
             raise UserError(f"policy={kind} needs action limits; set low and high in the action spec")
         self.contract = contract
         self.config = config
         # number of generated actions before the present, and in total
-        self.past = 0
-        self.generated = contract.horizon
+        self.past = past
+        self.generated = generated
         self.encoder = observation_encoder(contract, config)
         self.augment = _augmentation(contract, config, self.encoder)
         self.value_encoder = observation_encoder(contract, config, objects=True, privileged=True)
@@ -114,6 +118,7 @@ class GenerativePolicy(RankingPolicy):
         self.feature_size = self.value_encoder.out_features
         self.critic = head(self.feature_size, hidden)
         self.advantage_head = head(self.advantage_encoder.out_features + contract.executed * actions, hidden)
+        self.add_steering(config.steering)
         self.register_buffer("ranks", torch.zeros((), dtype=torch.bool))
         self.register_buffer("action_mean", torch.zeros(actions))
         self.register_buffer("action_std", torch.ones(actions))
@@ -148,6 +153,11 @@ class GenerativePolicy(RankingPolicy):
         """Execute the candidate of highest advantage from now on; if the policy `teaches`, only while exploring."""
         self.ranks.fill_(True)
 
+    def start_steering(self) -> None:
+        """Act by the small actor from now on, without candidates."""
+        super().start_steering()
+        self.ranks.fill_(False)
+
     @torch.no_grad()
     def fit(self, observation: TensorDict, actions: Tensor) -> None:
         """Compute normalisation statistics from observations [N] and actions [..., A].
@@ -168,21 +178,17 @@ class GenerativePolicy(RankingPolicy):
         """Sample chunks; `sample` has the variables of their log-probability, for the executed candidates."""
         observation = self.encoder.read(observation)
         noise = self._noise(observation, deterministic, generator)
+        if self.steers:
+            actions, _, initial = self.steered(observation, noise[:, 0])
+            sample = TensorDict({INITIAL_NOISE: initial}, batch_size=[len(actions)])
+            terms = undefined_log_prob(len(actions), self.contract, actions.device)
+            return Decision(actions, sample, terms, value_if_needed(self, observation, deterministic))
         count = noise.shape[1]
         features = self.encoder(observation).repeat_interleave(count, 0)
         chunk, sample, log_prob = self._generate(noise.flatten(0, 1), features, deterministic, generator)
-        actions = self.to_robot(chunk[:, self.past : self.past + self.contract.horizon])
+        actions = self.predicted(chunk)
         rows = self._best(observation, actions, count)
         return Decision(actions[rows], sample[rows], log_prob[rows], value_if_needed(self, observation, deterministic))
-
-    @abstractmethod
-    def _generate(
-        self, x: Tensor, features: Tensor, deterministic: bool, generator: torch.Generator | None
-    ) -> tuple[Tensor, TensorDict, Tensor]:
-        """Generate normalised chunks from noise `x` [B, generated, A].
-
-        Also returns the sample [B] and terms of its log_prob [B, K, P].
-        """
 
     @abstractmethod
     def _error(self, target: Tensor, features: Tensor) -> Tensor:
@@ -193,7 +199,8 @@ class GenerativePolicy(RankingPolicy):
         count = 1
         if self.ranks and (not self.teaches or needs_value(self, observation, deterministic)):
             count = self.config.candidates if deterministic else self.config.explored_candidates
-        shape = (count, self.generated, self.contract.action.shape[-1])
+        rows = self.steering_noise_shape[0] if self.steers and not deterministic else self.generated
+        shape = (count, rows, self.contract.action.shape[-1])
         if deterministic:
             # a fixed function of the observation, so that the same observation gives the same chunk
             return fixed_noise(self.encoder.identity(observation), shape).to(self.device)
@@ -201,10 +208,13 @@ class GenerativePolicy(RankingPolicy):
 
     def candidates(self, observation: TensorDict, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Deterministic chunks [N, C, H, A] from `noise` [N, C, generated, A], and their advantage [N, C] if C > 1."""
+        if self.steers:
+            actions, *_ = self.steered(observation, noise[:, 0])
+            return actions.unsqueeze(1), actions.new_zeros(len(actions), 1)
         count = noise.shape[1]
         features = self.encoder(observation).unsqueeze(1).expand(-1, count, -1).flatten(0, 1)
         chunk, _, _ = self._generate(noise.flatten(0, 1), features, True, None)
-        actions = self.to_robot(chunk[:, self.past : self.past + self.contract.horizon]).unflatten(0, (-1, count))
+        actions = self.predicted(chunk).unflatten(0, (-1, count))
         return actions, self.advantage(observation, actions) if count > 1 else actions.new_zeros(len(actions), 1)
 
     def deployable(self) -> ChunkNetwork:
@@ -273,11 +283,6 @@ class GenerativePolicy(RankingPolicy):
     def _augmented(self, observation: TensorDict, actions: Tensor) -> tuple[TensorDict, Tensor]:
         observation = self.encoder.read(observation)
         return self.augment(observation, actions) if self.augment else (observation, actions)
-
-    def to_robot(self, x: Tensor) -> Tensor:
-        """Convert normalised actions to robot units, clamped to the contract's limits."""
-        # x std + mean, clamped
-        return (x * self.action_std + self.action_mean).clamp(self.action_low, self.action_high)
 
     def _aggregated(self, elementwise: Tensor) -> Tensor:
         """Terms [..., K] of the executed actions, from elements [..., generated, A]."""

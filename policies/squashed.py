@@ -70,10 +70,10 @@ class SquashedPolicy(Reparameterised):
         self.feature_size = self.value_encoder.out_features
         # outputs: means, then logarithms of deviations
         chunk = contract.horizon * contract.action.shape[-1]
-        self.actor = _layers([self.encoder.out_features, *config.hidden, 2 * chunk])
+        self.actor = dense_layers([self.encoder.out_features, *config.hidden, 2 * chunk])
         with torch.no_grad():
             self.actor[-1].bias[chunk:] += math.log(config.initial_std)
-        self.critic = _layers([self.feature_size, *config.hidden, 1])
+        self.critic = dense_layers([self.feature_size, *config.hidden, 1])
         low = torch.tensor(contract.action.low)
         high = torch.tensor(contract.action.high)
         self.register_buffer("centre", (low + high) / 2)
@@ -174,11 +174,7 @@ class SquashedPolicy(Reparameterised):
 
     def _log_prob_terms(self, raw: Tensor, log_std: Tensor, noise: Tensor) -> Tensor:
         """Terms [N, K, 1] of the log-probability of tanh(u), from u = `raw` [N, H, A] and its standard normal noise."""
-        # log p(tanh u) = log N(u) - log(1 - tanh^2 u) = -z^2 / 2 - log std - log(2 pi) / 2 - log(1 - tanh^2 u),
-        # log(1 - tanh^2 u) = 2 (log 2 - u - log(1 + exp(-2 u)))
-        constant = 0.5 * math.log(2.0 * math.pi) + 2.0 * math.log(2.0)
-        gaussian = noise.square().mul(-0.5).sub(constant) - log_std
-        return self._terms(gaussian.add(raw + nn.functional.softplus(-2.0 * raw), alpha=2.0))
+        return self._terms(squashed_log_prob(raw, log_std, noise))
 
     def _terms(self, elements: Tensor) -> Tensor:
         """Sums [N, K, 1] over the elements of each executed action, from elements [N, H, A]."""
@@ -188,7 +184,16 @@ class SquashedPolicy(Reparameterised):
         return tanh(raw) * self.half_range + self.centre
 
 
-def _layers(sizes: Sequence[int]) -> nn.Sequential:
+def squashed_log_prob(raw: Tensor, log_std: Tensor, noise: Tensor) -> Tensor:
+    """Elementwise log-probability of tanh(u), from u = `raw` and the standard normal `noise` z that it comes from."""
+    # log p(tanh u) = log N(u) - log(1 - tanh^2 u) = -z^2 / 2 - log std - log(2 pi) / 2 - log(1 - tanh^2 u),
+    # log(1 - tanh^2 u) = 2 (log 2 - u - log(1 + exp(-2 u)))
+    constant = 0.5 * math.log(2.0 * math.pi) + 2.0 * math.log(2.0)
+    gaussian = noise.square().mul(-0.5).sub(constant) - log_std
+    return gaussian.add(raw + nn.functional.softplus(-2.0 * raw), alpha=2.0)
+
+
+def dense_layers(sizes: Sequence[int]) -> nn.Sequential:
     """Dense layers of `sizes` with ReLU between them."""
     layers: list[nn.Module] = []
     for inputs, outputs in pairwise(sizes):

@@ -42,13 +42,13 @@ def composed(task: str, policy: str, algorithm: str) -> TrainConfig:
 
 
 def demonstrations(contract: Contract) -> Episodes:
-    """An episode of two steps, all zeros."""
+    """An episode of two steps, all zeros, with known rewards."""
     specs = {key: spec for key, spec in contract.observation.items() if not spec.privileged}
     observation = {
         key: torch.zeros(2, *(max(1, size) for size in spec.shape), dtype=getattr(torch, spec.dtype))
         for key, spec in specs.items()
     }
-    return Episodes.of(TensorDict(observation, [2]), torch.zeros(2, *contract.action.shape))
+    return Episodes.of(TensorDict(observation, [2]), torch.zeros(2, *contract.action.shape), reward=torch.zeros(2))
 
 
 @pytest.mark.evidence
@@ -71,6 +71,9 @@ def test_what_a_task_takes_builds_and_its_own_comes_first(task: str):
             own, env = config, config.task.environment(4, config.task.distributions[0], "train", 0)
         given = demonstrations(env.contract) if task in DEMONSTRATED else None
         built = config.policy.build(env.contract)
+        # critics read the demonstrations, which are normalised
+        if getattr(config.algorithm, "demonstration_share", 0.0):
+            built.fit(env.reset(), torch.zeros(2, *env.contract.action.shape))
         learner = config.algorithm.build(built, given, env, seeding.generator(0, "learner"))
         learner.collector(env, built, seeding.generator(0, "noise"), learner.starts)
     env.close()

@@ -400,9 +400,9 @@ def test_programs_for_recordings_have_the_flags_too(command: list[str], key: str
 
 
 def test_a_job_of_a_sweep_is_the_run_alone(tmp_path: Path):
-    small = ["task=quadrotor_hover", "env_steps=2000", "evaluation_starts=4", "evaluation_envs=4", "video=false"]
-    small += ["task.step_limit=30", "threads=1"]
-    swept = start("train.py", "-m", *small, "seed=1,2", f"hydra.sweep.dir={tmp_path}")
+    small = ["task=quadrotor_hover", "env_steps=400", "evaluation_starts=4", "evaluation_envs=4", "video=false"]
+    small += ["task.step_limit=20", "threads=1", "num_envs=4", "policy.hidden=[8]", "evaluate_every_steps=null"]
+    swept = run_program("train.py", "-m", *small, "seed=1,2", f"hydra.sweep.dir={tmp_path}")
     assert swept.returncode == 0, swept.stderr
     assert f"compare.py {tmp_path}/0 {tmp_path}/1" in swept.stdout
     assert run_program("train.py", *small, "seed=1", f"output={tmp_path}/alone").returncode == 0

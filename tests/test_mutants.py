@@ -282,9 +282,10 @@ from benchmarks.mutants.coverage import Coverage
 from benchmarks.mutants.operators import generate
 from benchmarks.mutants.workers import Workers
 
-trees.CPU_SLACK_S = 3.0
+trees.CPU_SLACK_S = 1.0
 root, lines = Path(sys.argv[1]), []
 faults = generate("toy/ways.py", (root / "toy/ways.py").read_text())
+faults = [fault for fault in faults if str(fault).endswith(("::arithmetic 1", "count::delete 1"))]
 workers = Workers(root, sys.argv[2], 2)
 records = workers.records(["tests/test_ways.py", "tests/test_wrong.py"], ["toy"], lines.append)
 outcomes = workers.outcomes(faults, Coverage(records), 60.0, time.monotonic() + 300.0)

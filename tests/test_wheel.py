@@ -51,16 +51,22 @@ def embodied(tmp_path_factory):
 
 
 def test_a_run_trains_and_is_evaluated_without_a_clone(embodied):
-    small = ["env_steps=2000", "evaluation_starts=4", "task.step_limit=20", "video=false"]
+    small = [
+        "env_steps=400",
+        "num_envs=4",
+        "evaluation_starts=4",
+        "evaluation_envs=4",
+        "task.step_limit=20",
+        "video=false",
+    ]
     trained = embodied("train", "task=quadrotor_hover", "output=run", *small)
     assert trained.returncode == 0, trained.stderr
     assert "embodied evaluate checkpoint=run" in trained.stdout + trained.stderr
     report = json.loads((embodied.here / "run" / "report.json").read_text())
     assert report["git_commit"] == "unknown"
-    evaluated = embodied("evaluate", "checkpoint=run", "episodes=4")
+    evaluated = embodied("train", "resume=run", "eval_only=true")  # becomes the program evaluate
     assert evaluated.returncode == 0, evaluated.stderr
-    again = embodied("train", "resume=run", "eval_only=true")
-    assert again.returncode == 0, again.stderr
+    assert (embodied.here / "run" / "evaluation.json").exists()
     exported = embodied("export", "checkpoint=run", "target=c")
     assert exported.returncode == 0, exported.stderr
 
@@ -72,14 +78,6 @@ def test_it_says_what_there_is(embodied):
     nothing, wrong = embodied(), embodied("fly")
     assert (nothing.returncode, wrong.returncode) == (0, 1)
     assert all("embodied evaluate --help" in each.stdout for each in (nothing, wrong))
-
-
-def test_it_has_hydras_flags(embodied):
-    job = ["task=quadrotor_hover", "env_steps=1000", "evaluation_starts=2", "evaluation_envs=2", "video=false"]
-    job += ["task.step_limit=20"]
-    swept = embodied("train", "-m", *job, "seed=0,1", "hydra.sweep.dir=swept")
-    assert swept.returncode == 0, swept.stderr
-    assert "embodied compare swept/0 swept/1" in swept.stdout
     assert "name: quadrotor_hover" in embodied("train", "--cfg", "job", "task=quadrotor_hover").stdout
 
 

@@ -31,7 +31,7 @@ EXCHANGED = _both_ways(
 
 UNTOUCHED_CALLS = frozenset(
     {"print", "warn", "debug", "info", "warning", "error", "exception", "critical", "log", "add_argument", "UserError"}
-    | {"sleep", "wait", "cast", "flush", "synchronize", "legend", "grid", "set_title"}
+    | {"simplefilter", "sleep", "wait", "cast", "flush", "synchronize", "legend", "grid", "set_title"}
     | {"kill", "killpg", "terminate", "rmtree", "unlink", "remove", "rmdir"}
 )
 """Calls that only write texts, decorate plots, wait, or are dangerous with a fault: neither changed nor deleted."""
@@ -41,7 +41,7 @@ UNTOUCHED_ARGUMENTS = frozenset(
     | {"encoding", "errors", "name", "stacklevel", "indent", "help", "description", "exist_ok", "parents", "dtype"}
     | {"title", "label", "figsize", "dpi", "alpha", "linewidth", "fontsize", "color"}
     | {"xlabel", "ylabel", "marker", "markersize", "capsize", "linestyle"}
-    | {"fused", "sort_keys", "separators", "thread_name_prefix"}
+    | {"fused", "memory_map", "sort_keys", "separators", "thread_name_prefix"}
 )
 """Keyword arguments that concern speed, layout, texts or devices."""
 

@@ -19,6 +19,7 @@ from embodied.algorithms.finite import check_finite, gradient_norm
 from embodied.algorithms.micro_batch import saved_bytes
 from embodied.algorithms.parts import Composite
 from embodied.algorithms.passes import Passes
+from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.policy import TrainablePolicy
 
@@ -26,23 +27,33 @@ from embodied.policy import TrainablePolicy
 class ActionValues(Composite):
     """Critics of the executed chunks of `policy`, with Adam of `learning_rate`; `trains_features` trains its encoder.
 
+    With a `contract` they are critics of the actions of that contract.
+
     Raises:
         UserError: for actions without limits.
     """
 
     def __init__(
-        self, policy: TrainablePolicy, config: CriticConfig, learning_rate: float, *, trains_features: bool = True
+        self,
+        policy: TrainablePolicy,
+        config: CriticConfig,
+        learning_rate: float,
+        *,
+        trains_features: bool = True,
+        contract: Contract | None = None,
     ) -> None:
-        action = policy.contract.action
+        contract = contract or policy.contract
+        action = contract.action
         if not action.low:
             raise UserError("critics of actions need action limits; set low and high in the action spec")
         self.policy = policy
-        self.executed = policy.contract.executed
+        self.executed = contract.executed
+        self.elements = len(action.low)
         low = torch.tensor(action.low)
         high = torch.tensor(action.high)
         self.centre = ((high + low) / 2).to(policy.device)
         self.half_range = ((high - low) / 2).to(policy.device)
-        self.critics = Critics(policy.feature_size + self.executed * len(low), config).to(policy.device)
+        self.critics = Critics(policy.feature_size + self.executed * self.elements, config).to(policy.device)
         self.targets = copy.deepcopy(self.critics)
         features = policy.critic_parameters() if trains_features else []
         self.optimiser = torch.optim.Adam([*self.critics.parameters(), *features], learning_rate, fused=True)
@@ -87,7 +98,7 @@ class ActionValues(Composite):
     def stored_bytes(self, passes: Passes, minibatch: int) -> int:
         """Bytes that the backward pass of a `minibatch` stores."""
         observation = passes.observation(minibatch)
-        actions = passes.actions(minibatch)[:, : self.executed]
+        actions = passes.actions(minibatch).new_empty(minibatch, self.executed, self.elements)
         return saved_bytes(lambda: self.critics(self.inputs(observation, actions)))
 
     def state_dict(self) -> dict[str, Any]:

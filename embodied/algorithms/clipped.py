@@ -82,7 +82,7 @@ class ClippedConfig(Configuration):
         if not policy.scores:
             raise UserError(
                 f"expected a policy whose samples have a log-probability for algorithm={name};"
-                " use policy.sampler=flow_sde, or for policy=tokens policy.head=bins"
+                " use policy.sampler=flow_sde, for policy=tokens policy.head=bins, and weights before steering"
             )
         if self.bc_coefficient and demonstrations is None:
             raise UserError("algorithm.bc_coefficient needs demonstrations, but this task has none; use 0")

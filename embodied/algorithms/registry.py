@@ -2,11 +2,14 @@
 
 from embodied.algorithms.bptt import BPTTConfig
 from embodied.algorithms.distillation import DistillationConfig
+from embodied.algorithms.dsrl import DSRLConfig
 from embodied.algorithms.grpo import GRPOConfig
 from embodied.algorithms.iql import IQLConfig
 from embodied.algorithms.ppo import PPOConfig
+from embodied.algorithms.qc import QCConfig, QCFQLConfig
 from embodied.algorithms.ranking import RankingConfig
 from embodied.algorithms.rebrac import ReBRACConfig, TD3BCConfig
+from embodied.algorithms.residual import ResidualConfig
 from embodied.algorithms.sac import RLPDConfig, SACConfig
 from embodied.algorithms.self_imitation import SelfImitationConfig
 from embodied.algorithms.td3 import TD3Config
@@ -14,9 +17,13 @@ from embodied.algorithms.td3 import TD3Config
 ALGORITHMS: dict[str, type] = {
     "bptt": BPTTConfig,
     "distillation": DistillationConfig,
+    "dsrl": DSRLConfig,
     "grpo": GRPOConfig,
     "ppo": PPOConfig,
+    "qc": QCConfig,
+    "qc_fql": QCFQLConfig,
     "ranking": RankingConfig,
+    "residual": ResidualConfig,
     "rlpd": RLPDConfig,
     "sac": SACConfig,
     "self_imitation": SelfImitationConfig,

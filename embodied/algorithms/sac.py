@@ -20,11 +20,11 @@ import math
 import sys
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Protocol
 
 import torch
 from tensordict import TensorDict
-from torch import Tensor
+from torch import Tensor, nn
 
 from embodied.algorithms.action_values import ActionValues
 from embodied.algorithms.critics import CriticConfig
@@ -32,9 +32,9 @@ from embodied.algorithms.finite import check_finite, gradient_norm
 from embodied.algorithms.micro_batch import saved_bytes
 from embodied.algorithms.parts import Composite
 from embodied.algorithms.passes import Passes
+from embodied.algorithms.replay import MixedReplay
 from embodied.configuration import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Range
 from embodied.data.episodes import Episodes
-from embodied.data.store import EpisodeStore
 from embodied.environment import Environment
 from embodied.errors import UserError
 from embodied.policy import Reparameterised, TrainablePolicy
@@ -95,10 +95,7 @@ class SACConfig(CriticConfig):
         """
         if not isinstance(policy, Reparameterised):
             raise UserError("expected a policy with reparameterised samples for algorithm=sac; use policy=squashed")
-        learner = SAC(policy, self, generator)
-        if self.demonstration_share:
-            learner.add_demonstrations(demonstrations)
-        return learner
+        return SAC(policy, self, generator, demonstrations, policy)
 
 
 @dataclass
@@ -115,57 +112,57 @@ class RLPDConfig(SACConfig):
     layer_norm: bool = True
 
 
+class Actor(Protocol):
+    """Part of a policy that SAC trains, or the whole of it; see `Reparameterised`."""
+
+    @property
+    def noise_shape(self) -> tuple[int, ...]:
+        """Shape of the noise of one observation."""
+        ...
+
+    def sample(self, observation: TensorDict, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Actions that the critics read, from `noise`, and their log_prob [N, P], differentiable."""
+        ...
+
+    def actor_parameters(self) -> list[nn.Parameter]:
+        """Parameters that are trained."""
+        ...
+
+
 class SAC(Composite):
-    """Learner with critics, and a policy that maximises their value and its own entropy at a learned temperature."""
+    """Learner with critics `q`, and an `actor` that maximises their value and its entropy at a learned temperature."""
 
     starts = None
     collector = Collector
 
-    def __init__(self, policy: Reparameterised, config: SACConfig, generator: torch.Generator) -> None:
+    def __init__(
+        self,
+        policy: TrainablePolicy,
+        config: SACConfig,
+        generator: torch.Generator,
+        demonstrations: Episodes | None,
+        actor: Actor,
+        q: ActionValues | None = None,
+    ) -> None:
         self.policy = policy
         self.config = config
         self.generator = generator
-        self.q = ActionValues(policy, config, config.value_learning_rate)
-        self.actor_parameters = policy.actor_parameters()
+        self.actor = actor
+        self.q = q or ActionValues(policy, config, config.value_learning_rate)
+        self.actor_parameters = actor.actor_parameters()
         self.log_temperature = torch.tensor(math.log(config.initial_temperature), device=policy.device).requires_grad_()
         parameters = [*self.actor_parameters, self.log_temperature]
         self.actor_optimiser = torch.optim.Adam(parameters, config.learning_rate, fused=True)
         # H0 = K A log(2 pi e sigma^2) / 2
-        elements = policy.contract.executed * policy.contract.action.shape[-1]
+        elements = self.q.executed * self.q.elements
         self.target_entropy = elements * 0.5 * math.log(2.0 * math.pi * math.e * config.target_std**2)
-        self.replay = EpisodeStore(config.capacity)
-        self.demonstrations = EpisodeStore(1)
+        self.replay = MixedReplay(policy, config.capacity, config.demonstration_share, demonstrations)
         self.gradient_steps = 0
 
     @property
     def temperature(self) -> Tensor:
         """Weight alpha of the entropy, one scalar."""
         return self.log_temperature.detach().exp()
-
-    def add_demonstrations(self, episodes: Episodes | None) -> None:
-        """Draw a share of each batch from `episodes` from now on; they are not part of the saved state.
-
-        Raises:
-            UserError: if there are none, or they lack rewards or observations that the critics read.
-        """
-        if episodes is None:
-            raise UserError("expected demonstrations, but this task has none; use algorithm.demonstration_share=0")
-        if bool(episodes.reward.isnan().any()):
-            raise UserError(
-                "rewards of demonstrations are unknown; record them, or use algorithm.demonstration_share=0"
-            )
-        self.demonstrations = EpisodeStore(len(episodes), self.policy.device)
-        self.demonstrations.add_episodes(episodes, self.policy.contract.executed)
-        if not len(episodes):  # of a plan
-            return
-        observation = self.demonstrations.decisions(torch.zeros(1, dtype=torch.int64), "observation")["observation"]
-        try:
-            self.policy.features(observation)
-        except KeyError as error:
-            absent = [key for key in self.policy.contract.observation if key not in observation.keys()]  # noqa: SIM118
-            raise UserError(
-                f"critics read {', '.join(absent)}, which the demonstrations lack; use algorithm.demonstration_share=0"
-            ) from error
 
     def update(self, rollout: Rollout, progress: float, world: World = ALONE) -> dict[str, float]:
         """Store one rollout, then take gradient steps; returns mean metrics and the number of rows stored."""
@@ -190,29 +187,28 @@ class SAC(Composite):
         """
         batch = self._batch()
         self.gradient_steps += 1
-        metrics = self.q.step(batch, self._target(batch), self.gradient_steps)
+        metrics = self._update_critics(batch)
         if self.gradient_steps % self.config.policy_delay == 0:
             metrics |= self._update_actor(batch["observation"])
         self.q.follow(self.config.averaging)
         return metrics
 
+    def _update_critics(self, batch: TensorDict) -> dict[str, Tensor]:
+        return self.q.step(batch, self._target(batch), self.gradient_steps)
+
     def _batch(self) -> TensorDict:
         """Transitions: R = sum of discounted rewards over `lookahead` decisions, carry = gamma^k or 0, and s'."""
-        config = self.config
-        demonstrated = round(config.minibatch * config.demonstration_share)
-        parts = []
-        for store, count in ((self.replay, config.minibatch - demonstrated), (self.demonstrations, demonstrated)):
-            if count:
-                rows = store.draw(count, self.generator)
-                parts.append(store.transitions(rows, config.lookahead, config.discount).to(self.policy.device))
-        return parts[0] if len(parts) == 1 else _joined(parts)
+        rows = self.replay.draw(self.config.minibatch, self.generator)
+        return self.replay.transitions(rows, self.config.lookahead, self.config.discount)
 
     def _sample(self, observation: TensorDict) -> tuple[Tensor, Tensor]:
-        """Scaled executed actions [B, K, A] of the policy and their log-probability [B], differentiable."""
-        shape = (len(observation), *self.policy.noise_shape)
-        noise = torch.randn(shape, generator=self.generator).to(self.policy.device)
-        actions, log_prob = self.policy.sample(observation, noise)
+        """Scaled executed actions [B, K, A] of the actor and their log-probability [B], differentiable."""
+        actions, log_prob = self.actor.sample(observation, self._noise(len(observation)))
         return self.q.scaled(actions), log_prob.sum(-1)
+
+    def _noise(self, count: int) -> Tensor:
+        """Standard normal noise of `count` samples of the actor."""
+        return torch.randn((count, *self.actor.noise_shape), generator=self.generator).to(self.policy.device)
 
     @torch.no_grad()
     def _target(self, batch: TensorDict) -> Tensor:
@@ -264,15 +260,6 @@ class SAC(Composite):
         self.log_temperature.copy_(state["log_temperature"])
         self.gradient_steps = state["gradient_steps"]
         self.generator.set_state(state["generator"])
-
-
-def _joined(parts: list[TensorDict]) -> TensorDict:
-    """Concatenate batches; observations that only some have, such as privileged ones, are left out."""
-    for name in ("observation", "next_observation"):
-        shared = [key for key in parts[0][name].keys() if all(key in part[name].keys() for part in parts)]  # noqa: SIM118
-        for part in parts:
-            part[name] = part[name].select(*shared)
-    return cast(TensorDict, torch.cat(cast(list[Tensor], parts)))
 
 
 _PARTS = ("actor_optimiser", "replay")

@@ -12,6 +12,8 @@ from embodied.commands import CONFIGS
 
 PUBLISHED = "published"
 """Owner of the settings for published weights."""
+ALL_TASKS = "all_tasks"
+"""Owner of the settings of algorithms for any task."""
 
 
 def settings(choices: Mapping[str, str], *, published: bool) -> Any:  # noqa: ANN401 - OmegaConf's
@@ -25,6 +27,7 @@ def places(choices: Mapping[str, str], *, published: bool) -> Iterator[tuple[str
     task = choices["task"]
     policy = choices["policy"]
     algorithm = choices["algorithm"]
+    yield ALL_TASKS, algorithm
     yield task, policy
     yield task, algorithm
     yield task, f"{policy}_{algorithm}"
@@ -35,6 +38,6 @@ def places(choices: Mapping[str, str], *, published: bool) -> Iterator[tuple[str
 
 @cache
 def table() -> dict[str, Any]:
-    """Sections of all files by their owner, which is a task, a placement or `PUBLISHED`, and their name."""
+    """Sections of all files by their owner (a task, a placement, `ALL_TASKS` or `PUBLISHED`) and their name."""
     files: list[Any] = [OmegaConf.load(path) for path in sorted((CONFIGS / "settings").glob("*.yaml"))]
     return {owner: sections for file in files for owner, sections in file.items()}

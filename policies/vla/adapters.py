@@ -86,7 +86,8 @@ class AdaptablePolicy(TrainablePolicy):
             raise UserError(
                 f"the adapters were trained on other weights than policy.weights={self.config.weights} now has"
             )
-        base_weights = {name: value for name, value in super().state_dict().items() if name in self._adapted_names()}
+        adapted = self._adapted_names()
+        base_weights = {name: value for name, value in super().state_dict().items() if name in adapted}
         return super().load_state_dict({**state_dict, **base_weights}, strict, assign)
 
     def _adapted_names(self) -> set[str]:

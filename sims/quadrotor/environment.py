@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from embodied.environments.engine import Outcome, RestorableEngine
+from embodied.native import choose
 from embodied.rollout.rollout import Rollout
 from sims.quadrotor.airframes import CRAZYFLIE, PARAMETERS, SCATTERED, Airframe, hover_speed, scatter
 from sims.quadrotor.dynamics import BODY_ROWS, Body, Options, parameters
@@ -30,6 +32,12 @@ from sims.quadrotor.viewing import QuadrotorView
 from sims.tracer.kernels import Kernels, pad
 
 STEP_LIMIT = 500
+
+
+@lru_cache(maxsize=8)
+def _kernels(episode: Episode, device: torch.device, backend: str) -> Kernels:
+    """Kernels of equal episodes, which are traced once: a run makes a dozen environments, each trace takes 0.1 s."""
+    return Kernels(episode.programs(), device, backend=backend, appendix=unroll_source(episode))
 
 
 class QuadrotorEnvironment(RestorableEngine):
@@ -98,8 +106,7 @@ class QuadrotorEnvironment(RestorableEngine):
         self.variation = variation
         randomised = airframe is None or scatter_width > 0.0 or variation is not None
         self.episode = Episode(self.mdp, self.options, randomised=randomised, noise=noise)
-        programs = self.episode.programs()
-        self._kernels = Kernels(programs, self.device, backend=backend, appendix=unroll_source(self.episode))
+        self._kernels = _kernels(self.episode, self.device, choose(backend, self.device))
         self._history = History(history, pad(num_envs), self.device)
         self._allocate()
 

@@ -17,13 +17,15 @@ from tensordict import TensorDict
 from embodied import seeding
 from embodied.algorithms.bptt import BPTTConfig
 from embodied.algorithms.distillation import DistillationConfig
+from embodied.algorithms.dsrl import DSRLConfig
 from embodied.algorithms.ppo import PPOConfig
+from embodied.algorithms.qc import QCConfig, QCFQLConfig
 from embodied.algorithms.ranking import RankingConfig
 from embodied.algorithms.self_imitation import SelfImitationConfig
 from embodied.algorithms.sft import SFTConfig
 from embodied.algorithms.td3 import TD3Config
 from embodied.evaluation.evaluation import evaluate
-from embodied.policy import DeterministicPolicy, RankingPolicy, TrainablePolicy
+from embodied.policy import DeterministicPolicy, RankingPolicy, Steering, TrainablePolicy
 from embodied.rollout.rollout import Collector
 from embodied.rollout.storage import Storage
 from embodied.saving import checkpoint
@@ -33,6 +35,7 @@ from embodied.training.loop import build, train
 from policies.flow import FlowConfig
 from policies.mlp import MLPConfig
 from policies.recurrent import RecurrentConfig
+from policies.steering import SteeringConfig
 from tests.conformance.device_double import DEVICE, DeviceDouble, DoubleTensor, MixedError
 from tests.conformance.test_policies import CONFIGS, CONTRACT, observations
 from tests.embodied.algorithms.test_self_imitation import demonstrations
@@ -159,6 +162,13 @@ PPO = PPOConfig(rollout_length=6, minibatch=16, critic_warmup=0)
 BPTT = BPTTConfig(rollout_length=6, critic=True, discount=0.9)
 SFT = SFTConfig(steps=4, batch=16)
 IMITATION = SelfImitationConfig(rollout_length=6, gradient_steps=2, rounds=2, sft=SFT)
+OFF_POLICY = {"rollout_length": 6, "capacity": 900, "warmup": 20, "minibatch": 16, "hidden": [8]}
+
+
+def steered(kind: Steering) -> FlowConfig:
+    return FlowConfig(width=8, hidden=8, explored_candidates=3, steering=SteeringConfig(kind=kind, hidden=[8]))
+
+
 LEARNERS = {
     "ppo": (Reach, MLP, PPO),
     "ppo, in pieces": (Reach, MLP, replace(PPO, memory_gb=1e-6)),
@@ -173,6 +183,13 @@ LEARNERS = {
         FlowConfig(width=8, hidden=8, explored_candidates=3),
         RankingConfig(IMITATION, gradient_steps=2, warmup=1, minibatch=16, value_minibatch=16),
     ),
+    "qc": (Reach, steered(Steering.NONE), QCConfig(gradient_steps=3, demonstration_share=0.0, sft=SFT, **OFF_POLICY)),
+    "qc_fql": (
+        Reach,
+        steered(Steering.ONE_STEP),
+        QCFQLConfig(gradient_steps=3, demonstration_share=0.0, sft=SFT, **OFF_POLICY),
+    ),
+    "dsrl": (Reach, steered(Steering.NOISE), DSRLConfig(updates=0.02, **OFF_POLICY)),
     "distillation": (
         WindyReach,
         RecurrentConfig(hidden=[8]),

@@ -199,19 +199,34 @@ if os.environ.get("CI_ISAAC") == "required":  # by `make test-isaac`
 
 
 @pytest.fixture(
-    params=[pytest.param(name, marks=pytest.mark.assets) if "libero" in name else name for name in ENVIRONMENTS]
+    scope="module",
+    params=[pytest.param(name, marks=pytest.mark.assets) if "libero" in name else name for name in ENVIRONMENTS],
 )
-def make(request) -> Iterator[Callable[..., NumberedStarts]]:
-    """Makes environments, which are closed after the test."""
+def name(request) -> str:
+    return request.param
+
+
+@pytest.fixture
+def make(name: str) -> Iterator[Callable[..., NumberedStarts]]:
+    """Makes environments, which are closed after the test, as often as one likes."""
     made = []
 
     def keep(**options: int) -> NumberedStarts:
-        made.append(ENVIRONMENTS[request.param](**options))
+        made.append(ENVIRONMENTS[name](**options))
         return made[-1]
 
     yield keep
     for env in made:
         env.close()
+        env.close()
+
+
+@pytest.fixture(scope="module")
+def env(name: str) -> Iterator[NumberedStarts]:
+    """An environment that tests share, as making some takes seconds; each test begins with a reset."""
+    made = ENVIRONMENTS[name]()
+    yield made
+    made.close()
 
 
 def actions(env: NumberedStarts, seed: int) -> torch.Tensor:
@@ -257,7 +272,7 @@ def only(env: NumberedStarts, *rows: int) -> torch.Tensor:
     return mask
 
 
-def test_everything_about_it_is_readable_before_the_first_reset(make):
+def test_everything_about_it_is_readable_before_the_first_reset_and_a_step_is_refused(make):
     env = make()
     assert isinstance(env, NumberedStarts) != isinstance(env, Unnumbered)
     assert len(env.instructions) == len(env.task_names)
@@ -266,10 +281,11 @@ def test_everything_about_it_is_readable_before_the_first_reset(make):
     assert set(env.task_index.tolist()) == set(range(len(env.task_names)))
     if isinstance(env, NumberedStarts):
         assert env.step_limit == LIMIT
+    with pytest.raises(ValueError, match="reset"):
+        env.step(actions(env, 0))
 
 
-def test_observations_fit_the_contract(make):
-    env = make()
+def test_observations_fit_the_contract(env):
     for observation in (env.reset(), env.step(actions(env, 0)).observation, env.step(actions(env, 1)).observation):
         assert set(observation.keys()) == set(env.contract.observation)
         assert observation.batch_size == (4,)
@@ -285,8 +301,7 @@ def test_observations_fit_the_contract(make):
                 assert (observation[key] <= torch.tensor(spec.high) + 1e-6).all(), key
 
 
-def test_transitions_have_their_types_and_lie_on_its_device(make):
-    env = make()
+def test_transitions_have_their_types_and_lie_on_its_device(env):
     env.reset()
     transition = env.step(actions(env, 0))
     assert transition.reward.dtype == torch.float32
@@ -302,18 +317,7 @@ def test_transitions_have_their_types_and_lie_on_its_device(make):
     assert transition.observation.batch_size == (4,)
 
 
-@pytest.mark.parametrize("used", [False, True])
-def test_it_is_closed_as_often_as_one_likes(make, used):
-    env = make()
-    if used:
-        env.reset()
-        env.step(actions(env, 0))
-    env.close()
-    env.close()
-
-
-def test_a_chunk_says_how_much_of_it_ran(make):
-    env = make()
+def test_a_chunk_says_how_much_of_it_ran(env):
     env.reset()
     before = steps(env).clone()
     for seed in range(3):
@@ -342,8 +346,7 @@ def test_the_observation_at_the_end_is_the_true_one_and_chunks_equal_single_step
         assert same(chunked.simulation.state_dict(), single.simulation.state_dict())
 
 
-def test_it_is_frozen_after_the_end_while_others_go_on(make):
-    env = make()
+def test_it_is_frozen_after_the_end_while_others_go_on(env):
     env.reset()
     env.step(actions(env, 0))
     env.reset(mask=only(env, 0))  # now two chunks behind the others
@@ -376,8 +379,7 @@ def test_a_masked_reset_leaves_the_others_untouched(make):
     assert same(env.step(actions(env, 1)).observation[others], undisturbed.step(actions(env, 1)).observation[others])
 
 
-def test_a_named_start_is_the_same_wherever_and_whenever(make):
-    env = make()
+def test_a_named_start_is_the_same_wherever_and_whenever(env, make):
     if not isinstance(env, NumberedStarts):
         pytest.skip("does not claim to have NumberedStarts")
     first = env.reset(starts=torch.tensor([5, 6, 7, 8]))
@@ -419,18 +421,11 @@ def test_a_saved_state_continues_bit_for_bit(make, tmp_path):
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
-def test_an_action_that_is_no_number_is_refused_and_changes_nothing(make, value):
-    env = restorable(make())
-    env.reset()
+def test_an_action_that_is_no_number_is_refused_and_changes_nothing(env, value):
+    restorable(env).reset()
     before = env.state_dict()
     broken = actions(env, 0)
     broken[2, 1, 0] = value
     with pytest.raises(ValueError, match="finite"):
         env.step(broken)
     assert same(env.state_dict(), before)
-
-
-def test_a_step_before_the_first_reset_is_refused(make):
-    env = make()
-    with pytest.raises(ValueError, match="reset"):
-        env.step(actions(env, 0))

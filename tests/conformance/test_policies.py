@@ -17,7 +17,7 @@ from policies.chunk_networks import NetworkKind
 from policies.diffusion import DiffusionConfig, DiffusionPolicy
 from policies.encoders import Encoder, EncoderKind
 from policies.flat import FlatObservations
-from policies.flow import FlowConfig, Sampler
+from policies.flow import FlowConfig, FlowPolicy, Sampler
 from policies.generative import Aggregate
 from policies.libero_encoder import ObjectEncoder
 from policies.mlp import GaussianPolicy, MLPConfig
@@ -398,7 +398,7 @@ def test_the_supervised_loss_falls(make):
     actions[..., 6] = 0.25
     optimiser = torch.optim.Adam(policy.actor_parameters(), 1e-2)
     losses = []
-    for _ in range(200):
+    for _ in range(200 if isinstance(policy, FlowPolicy | DiffusionPolicy) else 80):
         loss = policy.loss(observation, actions, valid)
         optimiser.zero_grad()
         loss.backward()

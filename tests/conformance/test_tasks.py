@@ -26,7 +26,10 @@ NEEDS |= dict.fromkeys(OFFICIAL, os.environ.get("LIBERO_ASSETS"))
 LATE = LatencyConfig(observation_s=[0.0, 0.1], observed=True)
 
 
-@pytest.fixture(params=[pytest.param(name, marks=[pytest.mark.assets] * (name in OFFICIAL)) for name in SIMULATED])
+NAMES = [pytest.param(name, marks=[pytest.mark.assets] * (name in OFFICIAL)) for name in SIMULATED]
+
+
+@pytest.fixture(scope="module", params=NAMES)  # composing all of them takes 8 s
 def task(request) -> Task:
     name = request.param
     if not NEEDS.get(name, True):

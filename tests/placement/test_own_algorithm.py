@@ -36,14 +36,14 @@ def test_train_gives_two_processes_the_same_weights_and_counts_the_steps_of_both
 
 
 def test_a_run_that_two_processes_saved_goes_on_in_one(tmp_path: Path) -> None:
-    together = run_processes(2, main, tmp_path, 480, "a2c")
+    together = run_processes(2, main, tmp_path, 160, "a2c")
     assert together.returncode == 0, together.stderr
     before = checkpoint.load(tmp_path)
-    alone = run_processes(1, main, tmp_path, 640, "a2c")
+    alone = run_processes(1, main, tmp_path, 320, "a2c")
     assert alone.returncode == 0, alone.stderr
     after = checkpoint.load(tmp_path)
     assert (before.counters["processes"], after.counters["processes"]) == (2, 1)
-    assert after.counters["env_steps"] >= 640 > before.counters["env_steps"] >= 480
+    assert after.counters["env_steps"] >= 320 > before.counters["env_steps"] >= 160
     for saved in (before, after):  # one step in each iteration, which the learner that was saved counts on
         assert saved.counters["rl_gradient_steps"] == saved.counters["iteration"]
     assert after.counters["iteration"] > before.counters["iteration"]

@@ -32,7 +32,7 @@ from tests.embodied.reach import Reach
 from tests.embodied.smooth_reach import SmoothReach
 from tests.placement.own_algorithm import documented
 
-UPDATES = 10
+UPDATES = 5
 PPO = {"rollout_length": 6, "epochs": 2, "minibatch": 20, "learning_rate": 1e-3, "critic_warmup": 1, "target_kl": 0.05}
 
 

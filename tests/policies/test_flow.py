@@ -204,13 +204,13 @@ def test_the_loss_is_that_of_flow_matching_at_all_times() -> None:
 
 
 def test_supervised_training_recovers_actions_that_depend_on_the_observation() -> None:
-    policy, observation = make(), observations(256)
+    policy, observation = make(), observations(128)
     actions = 0.8 * torch.tanh(observation["end_effector_position"][:, :2]).unsqueeze(1).expand(-1, 4, -1)
     policy.fit(observation, actions)
     optimiser = torch.optim.Adam(policy.parameters(), 3e-3)
-    for _ in range(400):
+    for _ in range(320):
         optimiser.zero_grad()
-        policy.loss(observation, actions, torch.ones(256, 4, dtype=torch.bool)).backward()
+        policy.loss(observation, actions, torch.ones(128, 4, dtype=torch.bool)).backward()
         optimiser.step()
     error = (policy.act(observation, deterministic=True).actions - actions).abs().mean()
     assert error < 0.1  # the mean action misses by 0.46
@@ -488,13 +488,13 @@ def test_trained_with_given_actions_it_goes_on_with_them_without_guidance(networ
         delay: FlowConfig(
             encoder=EncoderKind.FLAT, network=network, hidden=32, trained_delay=delay, guidance=0.0
         ).build(long)
-        for delay in (0, 2)
+        for delay in ((0, 2) if network is NetworkKind.MLP else (2,))
     }
     for policy in made.values():
         taught_two_ways(policy, driving, 400, 3e-3)
     for frozen in (1, 2):
         assert kept_ways(made[2], driving, frozen) > 0.9
-        assert kept_ways(made[0], driving, frozen) < 0.7
+        assert 0 not in made or kept_ways(made[0], driving, frozen) < 0.7
     assert kept_ways(made[2], driving, 3) < 0.7  # more than were given in training: guided, here by nothing
     alone = made[2].act(driving(60), deterministic=True).actions[:, 0, 1]
     assert 0.2 < float((alone > 0.0).float().mean()) < 0.8  # without given actions it goes both ways still

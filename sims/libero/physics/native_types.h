@@ -23,9 +23,9 @@ typedef struct {  // state between control steps; fresh: none was run yet
   double goal_orientation[9], posture[ARM], gripper[2], fresh;
 } Controller;
 
-typedef struct {  // of two geoms at their last collision test: native_separation.h
+typedef struct {  // of two geoms known to be apart: native_separation.h; in the frame of geom `outer`
   int outer, inner;
-  double rotation[9], position[3], normal[3], gap;  // in the frame of geom `outer`
+  double rotation[9], position[3], normal[3], gap;
 } Separation;
 
 typedef struct {

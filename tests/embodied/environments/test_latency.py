@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from embodied.environment import DifferentiableEnvironment, NumberedStarts, group_size
-from embodied.environments.latency import LatencyConfig, LatencyEnvironment, LatencyTask
+from embodied.environments.latency import LatencyConfig, LatencyEnvironment, LatencyTask, _uniform
 from embodied.saving.tree import load_tree, save_tree
 from embodied.task import Task
 from policies.mlp import MLPConfig
@@ -182,3 +182,26 @@ def test_a_policy_that_knows_latencies_is_filmed_without_any(observed: bool, tmp
     policy.fit(env.reset(), torch.zeros(2, 1))
     LatencyTask(Filmed(), env.config).video(tmp_path / "video.mp4", {"policy": policy}, "cpu", "reach", 3)
     assert (tmp_path / "video.mp4").read_text() == "reach from 3"
+
+
+def test_random_numbers_are_those_of_splitmix64():
+    def mixed(state: int) -> int:
+        """Both multiplications (Steele, Lea and Flood 2014), with unsigned integers of 64 bits."""
+        z = state % 2**64
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+            z = (z ^ z >> shift) * factor % 2**64
+        return z
+
+    keys = [0, 1, 12345, 2**62]
+    states = [key * 0x9E3779B97F4A7C15 + 7 * 6364136223846793005 + 3 * 1442695040888963407 for key in keys]
+    numbers = _uniform(torch.tensor(keys), torch.tensor(7), 3)
+    assert numbers.tolist() == [(mixed(state) >> 11) / 2**53 for state in states]
+
+
+@pytest.mark.parametrize(
+    "latencies",
+    [{"observation_s": [0.0, 0.1]}, {"action_s": [0.0, 0.1]}, {"jitter_s": 0.1}, {"observed": True}],
+)
+def test_latency_is_present_where_something_is_late_or_observed(latencies: dict):
+    assert not LatencyConfig().present
+    assert LatencyConfig(**latencies).present

@@ -152,8 +152,8 @@ def test_commands():
     ahead = WINDOW.command(ranges, row(0.6, 0.0), row(5.0, 0.0))[0].tolist()
     assert ahead == pytest.approx([1.0, 0.0], abs=1e-6)
     for goal, rate in ((1.0, 1.5), (-1.0, -1.5)):
-        beside = WINDOW.command(ranges, row(0.0, 0.0), row(-3.0, goal))[0].tolist()
-        assert beside == pytest.approx([0.0, rate], abs=1e-6)
+        turning = WINDOW.command(ranges, row(0.0, 0.0), row(-3.0, goal))[0].tolist()
+        assert turning == pytest.approx([0.0, rate], abs=1e-6)
     walled = row(0.11, 0.16, 9.0, 0.16)  # neither on nor round: back
     assert WINDOW.command(walled, row(0.0, 0.0), row(3.0, 0.0))[0].tolist() == pytest.approx([-0.3, 0.0])
     stays = DynamicWindow(CONTRACT, DRIVE, WEIGHTS)

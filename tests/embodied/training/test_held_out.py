@@ -78,7 +78,7 @@ def test_evaluations_change_no_bit_of_flying(tmp_path: Path) -> None:
     def weights(every: int | None) -> dict:
         config = ExperimentConfig(4, 256, evaluation_starts=3, evaluation_envs=2, video=False)
         config.evaluate_every_steps = every
-        task = HoverTask(name="quadrotor_hover")
+        task = HoverTask(name="quadrotor_hover", step_limit=40)
         Experiment(config, task, MLPConfig(hidden=[8]), LEARNERS["ppo"], tmp_path / str(every), record={}).run()
         return dict(checkpoint.load(tmp_path / str(every)).policy)
 

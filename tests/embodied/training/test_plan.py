@@ -210,10 +210,11 @@ def test_a_part_that_a_stage_lacks_takes_nothing_there() -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        "policy=pi0 algorithm=ppo",
-        "policy=pi0 algorithm=grpo policy.precision=bfloat16",
+        "policy=pi0 algorithm=ppo policy.denoising_steps=2",
+        "policy=pi0 algorithm=grpo policy.precision=bfloat16 policy.denoising_steps=2",
         "policy=flow",
-        "policy=pi05 task=libero_pick task.images=[agentview] algorithm=ppo policy.gradient_checkpointing=true",
+        "policy=pi05 task=libero_pick task.images=[agentview] algorithm=ppo policy.gradient_checkpointing=true"
+        " policy.denoising_steps=2",
         "policy=tokens algorithm=ppo",
         "policy=diffusion algorithm=ranking",
         "task=libero_pick algorithm=ranking",
@@ -236,8 +237,10 @@ def test_policies_of_pictures_and_words_are_planned(options: str) -> None:
 def test_published_weights_are_planned_by_their_configuration_and_with_adapters(tmp_path: Path) -> None:
     save(tmp_path, "lerobot")
     read = ["task=libero_pictures", "policy=pi0", "algorithm=ppo", f"policy.weights={tmp_path}", "policy.hidden=16"]
-    whole, adapted = (planned_of(read + more).stages["RL"] for more in ([], ["policy.lora_rank=2"]))
-    copies = planned_of([*read, "policy.lora_rank=2"]).stages["SFT"]["copies of weights", "cpu"]
+    read.append("policy.denoising_steps=2")
+    plans = [planned_of(read + more).stages for more in ([], ["policy.lora_rank=2"])]
+    whole, adapted = (stages["RL"] for stages in plans)
+    copies = plans[1]["SFT"]["copies of weights", "cpu"]
     assert copies < 0.5 * adapted["weights", "cpu"]  # SFT's average is on the same base
     assert adapted["weights", "cpu"] > whole["weights", "cpu"]
     assert adapted["optimiser", "cpu"] < 0.5 * whole["optimiser", "cpu"]

@@ -96,12 +96,13 @@ def test_a_person_watches_pauses_chooses_and_pushes(tmp_path):
             browser.click("Push")
             wait(lambda: run.pushed, 30.0)
             viewer._panel._speed.value = "1/10 of real time"  # a step of 0.2 s takes 2 s
-            time.sleep(1.0)
+            time.sleep(0.5)
             before = run.steps
-            time.sleep(5.0)
-            assert 1 <= run.steps - before <= 4
+            time.sleep(3.0)
+            assert 1 <= run.steps - before <= 2
+            viewer._panel._speed.value = "real time"
             browser.click("Pause")
-            wait(lambda: not run.goes_on(3.0), 30.0)
+            wait(lambda: not run.goes_on(), 30.0)
         wait(run.goes_on, 60.0)  # who left does not hold it
         assert not viewer.broken
         errors = [said for said in browser.said if "exceptionDetails" in said or said.get("type") == "error"]

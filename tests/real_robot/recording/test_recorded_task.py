@@ -6,6 +6,7 @@ import shlex
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
@@ -117,6 +118,14 @@ def test_units_are_texts_or_one(option: object, read: object):
             units(option)
     else:
         assert units(option) == read
+
+
+def test_limits_of_actions_are_the_recorded_ones_with_a_margin():
+    actions = np.array([[0.0, 5.0, 200.0, np.nan], [10.0, 5.0, 200.0, 0.5]])
+    low, high = data_contracts._limits(actions)
+    margin = 10.0 * data_contracts.MARGIN
+    assert low == pytest.approx((-margin, 4.995, 199.8, 0.499))
+    assert high == pytest.approx((10.0 + margin, 5.005, 200.2, 0.501))
 
 
 def test_a_run_reports_errors_in_their_units(run: Path):

@@ -51,6 +51,16 @@ def test_the_hand_reaches_the_pose_and_the_joints_are_found_by_name(model):
     np.testing.assert_allclose(other.toward(BENT[::-1], goal, turned, BENT[::-1], 0.05)[::-1], found, atol=1e-6)
 
 
+def test_joints_that_are_not_commanded_do_not_help(model):
+    arm = Kinematics(model, "grip", JOINTS[:6], 3.0)
+    position, rotation = arm.pose(BENT[:6])
+    turned = Rotation.from_rotvec([0.0, 0.05, -0.04]).as_matrix() @ rotation
+    joints = BENT[:6]
+    for _ in range(4):
+        joints = arm.toward(joints, position, turned, joints, 0.05)
+    np.testing.assert_allclose(arm.pose(joints)[1], turned, atol=1e-3)
+
+
 def test_no_joint_moves_faster_than_allowed_or_beyond_its_range(model):
     arm = Kinematics(model, "grip", JOINTS, 0.5)
     position, rotation = arm.pose(BENT)

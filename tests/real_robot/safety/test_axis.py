@@ -111,7 +111,7 @@ def test_a_wall_that_comes_closer_than_braking_needs_is_met_with_all_braking_the
 
 def test_a_stop_stays_inside_all_limits_and_ends_at_rest():
     rng = np.random.default_rng(0)
-    found = periods = 0
+    stops = periods = 0
     for _ in range(3000):
         moved = axis(jerk=rng.choice([200.0, 2000.0]), reach=0.02)
         box = (moved.low, moved.high, moved.slowest, moved.fastest)
@@ -119,7 +119,7 @@ def test_a_stop_stays_inside_all_limits_and_ends_at_rest():
         if (stop := moved._stop_from(p, w, b, box)) is None:
             continue
         changes = [c for c, count in stop for _ in range(count)]
-        found += 1
+        stops += 1
         periods += len(changes)
         for c in changes:
             b += c
@@ -131,7 +131,7 @@ def test_a_stop_stays_inside_all_limits_and_ends_at_rest():
             assert moved.low - 1e-12 <= p <= moved.high + 1e-12
         assert w == pytest.approx(0.0, abs=1e-12)
         assert b == pytest.approx(0.0, abs=1e-12)
-    assert (found, periods) == (2454, 55674)  # neither fewer nor longer ones
+    assert (stops, periods) == (2454, 55674)  # neither fewer nor longer ones
 
 
 @pytest.mark.parametrize(

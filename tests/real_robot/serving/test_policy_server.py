@@ -33,7 +33,7 @@ from policies.recurrent import RecurrentConfig
 from real_robot.robots.robot import Reading
 from real_robot.serving.chunk_executor import ChunkExecutor
 from real_robot.serving.policy_client import PolicyClient
-from real_robot.serving.policy_server import PolicyServer, ServerLimits
+from real_robot.serving.policy_server import PolicyServer, ServerLimits, _Options
 from real_robot.serving.wire import OPTIONS, pack, unpack
 from tests.policies import observations as objects
 
@@ -179,7 +179,29 @@ def test_either_way_to_send_a_token_is_taken(server: PolicyServer):
     with pytest.raises(ConnectionRefusedError, match="401 wrong or missing token"):
         PolicyClient(uri(server), "another token at all")
     with pytest.raises(ValueError, match="at least 16 characters"):
-        PolicyServer(mlp(), "short")
+        PolicyServer(mlp(), 15 * "x")
+    assert PolicyServer(mlp(), 16 * "x").host == "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        *((wrong, "expected deterministic, seed, running and deadline_s") for wrong in ([1], {"code": 1}, None)),
+        *(({name: 1.5}, "expected a bool, a number, a map") for name in ("deterministic", "seed", "running")),
+        *(({"deadline_s": wrong}, "expected a bool, a number, a map") for wrong in ("1", True)),
+        *(({"seed": wrong}, "expected a seed of 0 to 2") for wrong in (-1, 2**63)),
+        *(({"deadline_s": wrong}, "deadline_s above 0") for wrong in (0.0, -1, math.nan)),
+    ],
+)
+def test_wrong_options_of_a_request_are_named(message: object, expected: str):
+    with pytest.raises(UserError, match=expected):
+        _Options.of(message)
+
+
+def test_options_of_a_request():
+    assert _Options.of({}) == _Options(True, 0, None, math.inf)
+    options = {"deterministic": False, "seed": 2**63 - 1, "running": {"a": 1}, "deadline_s": 1}
+    assert _Options.of(options) == _Options(**options)
 
 
 class Evil:

@@ -10,11 +10,14 @@ from tensordict import TensorDict
 
 import evaluate
 import train
+from embodied.errors import UserError
 from embodied.saving import checkpoint
 from policies.registry import trained_policy
 from real_robot.recording.recorder import Recorder
 from real_robot.robots.robot import SimulatedRobot
 from real_robot.safety.safety import State, Verdict
+from real_robot.sim_to_real import report
+from real_robot.sim_to_real.comparison import ComparisonConfig
 from sims.registry import TASKS
 
 FEW = ("episodes=4", "num_envs=4", "threads=1")
@@ -24,7 +27,7 @@ FEW = ("episodes=4", "num_envs=4", "threads=1")
 def hover(tmp_path_factory) -> Path:
     run = tmp_path_factory.mktemp("hover") / "run"
     small = [
-        "env_steps=20000",
+        "env_steps=5000",
         "num_envs=16",
         "control=false",
         "video=false",
@@ -33,6 +36,40 @@ def hover(tmp_path_factory) -> Path:
     ]
     train.run(["task=quadrotor_hover", *small, f"output={run}"])
     return run
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"sim_to_real": ["simulator", "dream"]},
+            "unknown back end 'dream' in sim_to_real; expected some of simulator",
+        ),
+        ({"sim_to_real": ["simulator"], "sim": ["mujoco", "stock"]}, "compares in one simulator"),
+        ({"sim_to_real": ["simulator"], "sim": ["mujoco"]}, ""),
+        ({"sim": ["mujoco", "stock"]}, ""),
+        ({"sim": ["mujoco", "stock"], "baselines": True}, "back ends run a policy alone"),
+        ({"sim": ["mujoco"], "baselines": True}, ""),
+        ({"sim_to_real": ["bag"]}, "bag=FILE.mcap"),
+        ({"sim_to_real": ["bag"], "bag": "a.mcap"}, ""),
+        ({"sim_to_real": ["robot"], "bag": "a.mcap"}, "robot=FILE"),
+        ({"sim_to_real": ["robot"], "robot": "a.yaml"}, ""),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(options: dict, message: str):
+    config = ComparisonConfig(**options)
+    if not message:
+        config.check()
+        return
+    with pytest.raises(UserError, match=message):
+        config.check()
+
+
+def test_first_start_and_name_of_a_comparison():
+    assert [ComparisonConfig(episodes=5, seed=3, first_start=start).first for start in (None, 0, 7)] == [15, 0, 7]
+    assert ComparisonConfig(seed=3).first == 0
+    names = [ComparisonConfig(sim_to_real=back_ends).compared for back_ends in (["simulator"], [])]
+    assert names == [report.SIM_TO_REAL, report.SIM_TO_SIM]
 
 
 @pytest.fixture

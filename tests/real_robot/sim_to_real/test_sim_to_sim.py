@@ -8,6 +8,8 @@ import pytest
 
 import evaluate
 import train
+from embodied.task import check_sims
+from sims.quadrotor.task import HoverTask
 
 FEW = ("episodes=3", "num_envs=3", "threads=1")
 
@@ -17,14 +19,6 @@ def cartpole(tmp_path_factory) -> Path:
     run = tmp_path_factory.mktemp("cartpole") / "run"
     small = ["env_steps=2000", "num_envs=8", "task.step_limit=30", "video=false", "evaluation_starts=2", "threads=1"]
     train.run(["task=mjcf_cartpole", *small, "evaluation_envs=2", f"output={run}"])
-    return run
-
-
-@pytest.fixture(scope="module")
-def hover(tmp_path_factory) -> Path:
-    run = tmp_path_factory.mktemp("hover") / "run"
-    small = ["env_steps=2000", "num_envs=8", "task.step_limit=30", "video=false", "evaluation_starts=2", "threads=1"]
-    train.run(["task=quadrotor_hover", *small, "control=false", "evaluation_envs=2", f"output={run}"])
     return run
 
 
@@ -52,8 +46,6 @@ def test_simulators_are_compared_on_the_same_initial_states(cartpole: Path, tmp_
         (["sim=stock"], "mjcf_cartpole does not run in sim=stock; expected one of mujoco, mjwarp"),
         (["sim=[mujoco,moon]"], "mjcf_cartpole does not run in sim=moon; expected one of mujoco, mjwarp"),
         (["sim=[mujoco,mujoco]"], "expected different simulators in sim, got mujoco, mujoco"),
-        (["sim=[mujoco,mjwarp]", "sim_to_real=[simulator]"], "sim_to_real compares in one simulator"),
-        (["sim=[mujoco,mjwarp]", "baselines=true"], "use baselines=false with sim_to_real and several sim"),
     ],
 )
 def test_what_a_task_does_not_run_in_is_refused(cartpole: Path, options: list[str], expected: str):
@@ -62,6 +54,6 @@ def test_what_a_task_does_not_run_in_is_refused(cartpole: Path, options: list[st
     assert not (cartpole / "sim_to_sim.json").exists()
 
 
-def test_a_quadrotor_is_not_flown_in_stock_libero(hover: Path):
+def test_a_quadrotor_is_not_flown_in_stock_libero():
     with pytest.raises(ValueError, match="quadrotor_hover does not run in sim=stock; expected one of own, crazyflow"):
-        evaluate.run([f"checkpoint={hover}", *FEW, "sim=stock"])
+        check_sims(HoverTask(name="quadrotor_hover"), ["stock"])

@@ -74,19 +74,19 @@ def test_lift():
         assert lift.metrics(now)["height_m"].item() == pytest.approx(height_m - 0.02)
     half = math.pi / 6.0
     qpos = [*[0.0] * 9, math.cos(half), 0.0, 0.0, math.sin(half), 0.0]
-    seen = lift.observe(moment(sensors, qpos=qpos, qvel=[0.0] * 12))
-    assert seen["cube_heading"][0].tolist() == pytest.approx([0.5, math.sqrt(0.75)])
-    assert seen["error"][0].tolist() == pytest.approx([0.03, 0.0, -0.04])
-    assert seen["touch"][0].tolist() == [1.0, 0.5]
+    observation = lift.observe(moment(sensors, qpos=qpos, qvel=[0.0] * 12))
+    assert observation["cube_heading"][0].tolist() == pytest.approx([0.5, math.sqrt(0.75)])
+    assert observation["error"][0].tolist() == pytest.approx([0.03, 0.0, -0.04])
+    assert observation["touch"][0].tolist() == [1.0, 0.5]
 
 
 def walking(steps: int = 60, landed: float = 0.2, torso: float = 0.0) -> SimpleNamespace:
     """Errors of 0.5 m/s and 0.5 rad/s, a tilt with the cosine 0.9, and two feet that land after 0.3 and 0.5 s."""
     sensors = {"linear_velocity": [0.8, -0.3, 0.2], "angular_velocity": [0.3, 0.4, 0.9], "torso": [torso]}
     sensors |= {"FL_foot": [9.0], "FR_foot": [0.1], "RL_foot": [0.0], "RR_foot": [1.0]}
-    told = memory(command=[0.5, 0.1, 0.4], air_s=[0.3, 0.5, 0.1, 0.0], landed=landed, errors=[3.0, 6.0, 10.0])
+    memories = memory(command=[0.5, 0.1, 0.4], air_s=[0.3, 0.5, 0.1, 0.0], landed=landed, errors=[3.0, 6.0, 10.0])
     qpos = [0.0, 0.0, 0.3, 0.0, 0.1, 0.2, 0.0, *[0.0] * 12]
-    return moment(sensors, qpos=qpos, memory=told, steps=torch.tensor([steps]), dt_s=0.02, limit=500)
+    return moment(sensors, qpos=qpos, memory=memories, steps=torch.tensor([steps]), dt_s=0.02, limit=500)
 
 
 def test_quadruped():
@@ -146,8 +146,8 @@ def test_reacher():
     place = {"mocap_pos": torch.tensor([[[0.13, 0.04, 0.0]]]), "site_xpos": torch.tensor([[[0.1, 0.0, 0.0]]])}
     now = moment(**place, qpos=[math.pi / 2.0, 0.7], qvel=[0.0, 0.0])
     assert arm.reward(now).item() == pytest.approx(math.exp(-1.0) - 0.05 - 0.01 * 0.25)
-    seen = arm.observe(now)  # the upper arm points along the world's y
-    assert seen["target"][0].tolist() == pytest.approx([0.04, -0.13])
-    assert seen["error"][0].tolist() == pytest.approx([0.04, -0.03])
+    observation = arm.observe(now)  # the upper arm points along the world's y
+    assert observation["target"][0].tolist() == pytest.approx([0.04, -0.13])
+    assert observation["error"][0].tolist() == pytest.approx([0.04, -0.03])
     assert not arm.success(now).item()
     assert Reacher(reached_m=0.051).success(now).item()

@@ -1,0 +1,105 @@
+"""Replay of a learner's own decisions, and of demonstrations, a fixed share of every batch (RLPD, arXiv 2302.02948)."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from embodied.algorithms.parts import Composite
+from embodied.data.episodes import Episodes
+from embodied.data.store import EpisodeStore
+from embodied.errors import UserError
+from embodied.policy import TrainablePolicy
+from embodied.rollout.rollout import Rollout
+
+
+class MixedReplay(Composite):
+    """Store of the last `capacity` decisions of `policy`, and one of demonstrations, a `share` of each batch.
+
+    Rows of a batch are those of each store. Batches are on the policy's device, and have the observations that both
+    stores have.
+
+    Raises:
+        UserError: for a share of demonstrations that are missing, or lack rewards or observations that critics read.
+    """
+
+    def __init__(
+        self, policy: TrainablePolicy, capacity: int, share: float = 0.0, demonstrations: Episodes | None = None
+    ) -> None:
+        self.policy = policy
+        self.share = share
+        self.own = EpisodeStore(capacity)
+        self.demonstrations = EpisodeStore(1)
+        if share:
+            self._add_demonstrations(demonstrations)
+
+    @property
+    def written(self) -> int:
+        """Number of decisions of the learner added so far."""
+        return self.own.written
+
+    def __len__(self) -> int:
+        """Number of stored decisions of the learner."""
+        return len(self.own)
+
+    def add(self, rollout: Rollout, **values: Tensor) -> None:
+        """See `EpisodeStore.add`."""
+        self.own.add(rollout, **values)
+
+    def draw(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Rows of `count` decisions in all: of the learner and of the demonstrations."""
+        demonstrated = round(count * self.share)
+        own = self.own.draw(count - demonstrated, generator)
+        return own, self.demonstrations.draw(demonstrated, generator) if demonstrated else torch.zeros(0)
+
+    def transitions(self, rows: tuple[Tensor, Tensor], steps: int, discount: float) -> TensorDict:
+        """See `EpisodeStore.transitions`: R = discounted rewards of `steps` decisions, carry = gamma^k or 0, and s'."""
+        return self._joined([store.transitions(part, steps, discount) for store, part in self._parts_of(rows)])
+
+    def chunks(self, rows: tuple[Tensor, Tensor], horizon: int) -> TensorDict:
+        """See `EpisodeStore.chunks`."""
+        return self._joined([store.chunks(part, horizon) for store, part in self._parts_of(rows)])
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of the learner's decisions; demonstrations are read from their file."""
+        return self.own.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict`."""
+        self.own.load_state_dict(state)
+
+    def _parts_of(self, rows: tuple[Tensor, Tensor]) -> list[tuple[EpisodeStore, Tensor]]:
+        return [(store, part) for store, part in zip((self.own, self.demonstrations), rows, strict=True) if len(part)]
+
+    def _joined(self, parts: list[TensorDict]) -> TensorDict:
+        for name in ("observation", "next_observation") if len(parts) > 1 else ():
+            if name not in parts[0]:
+                continue
+            shared = [key for key in parts[0][name].keys() if all(key in part[name].keys() for part in parts)]  # noqa: SIM118
+            for part in parts:
+                part[name] = part[name].select(*shared)
+        device = self.policy.device
+        return cast(TensorDict, torch.cat([cast(Tensor, part.to(device)) for part in parts]))
+
+    def _add_demonstrations(self, episodes: Episodes | None) -> None:
+        if episodes is None:
+            raise UserError("expected demonstrations, but this task has none; use algorithm.demonstration_share=0")
+        if bool(episodes.reward.isnan().any()):
+            raise UserError(
+                "rewards of demonstrations are unknown; record them, or use algorithm.demonstration_share=0"
+            )
+        if not len(episodes):  # of a plan
+            return
+        self.demonstrations = EpisodeStore(len(episodes), self.policy.device)
+        self.demonstrations.add_episodes(episodes, self.policy.contract.executed)
+        observation = self.demonstrations.decisions(torch.zeros(1, dtype=torch.int64), "observation")["observation"]
+        try:
+            self.policy.features(observation)
+        except KeyError as error:
+            absent = [key for key in self.policy.contract.observation if key not in observation.keys()]  # noqa: SIM118
+            raise UserError(
+                f"critics read {', '.join(absent)}, which the demonstrations lack; use algorithm.demonstration_share=0"
+            ) from error

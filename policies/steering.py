@@ -1,0 +1,205 @@
+"""Small actor that steers a policy which generates chunks from noise and stays frozen while the actor learns.
+
+Sources: the initial noise, DSRL (arXiv 2506.15799); a residual, policy decorator (arXiv 2412.13630); one step in place
+of the denoising steps, FQL (arXiv 2502.02538). The actor reads the features of the policy's own encoder.
+
+Letters: N observations, G generated and K executed actions, A action dimension, F features.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass, field
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor, nn
+
+from embodied.configuration import Configuration, PositiveFloat, PositiveInt
+from embodied.policy import SteeredPolicy, Steering
+from policies.encoders import Encoder
+from policies.squashed import LOG_STD_RANGE, dense_layers, squashed_log_prob
+
+
+@dataclass
+class SteeringConfig(Configuration):
+    """Quantity that a small actor with layers `hidden` chooses: the initial noise, a residual, or chunks in one step.
+
+    Initial noise is within `noise_bound`, residuals are within `residual_scale` in half ranges of the action; before
+    tanh both have the `initial_std` at first.
+    """
+
+    kind: Steering = Steering.NONE
+    hidden: list[PositiveInt] = field(default_factory=lambda: [256, 256])
+    noise_bound: PositiveFloat = 1.5
+    residual_scale: PositiveFloat = 0.1
+    initial_std: PositiveFloat = 1.0
+
+
+class SteeringActor(nn.Module):
+    """Network from features [N, F] to what `config.kind` names.
+
+    That are variables [N, G, A] (noise) or [N, K, A] (residual) in (-1, 1), a Gaussian squashed by tanh, or a
+    normalised chunk [N, G, A] from noise. A residual's actor also reads the executed actions of the policy, in half
+    ranges, [N, K, A].
+    """
+
+    def __init__(self, features: int, generated: int, executed: int, actions: int, config: SteeringConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.shape = (executed if config.kind is Steering.RESIDUAL else generated, actions)
+        size = math.prod(self.shape)
+        inputs = features if config.kind is Steering.NOISE else features + size
+        outputs = size if config.kind is Steering.ONE_STEP else 2 * size
+        self.layers = dense_layers([inputs, *config.hidden, outputs])
+        if config.kind is not Steering.ONE_STEP:
+            # at first the policy acts as it would alone, but for exploration
+            nn.init.zeros_(self.layers[-1].weight)
+            nn.init.zeros_(self.layers[-1].bias)
+            with torch.no_grad():
+                self.layers[-1].bias[size:] += math.log(config.initial_std)
+
+    def chunk(self, features: Tensor, noise: Tensor) -> Tensor:
+        """Normalised chunk [N, G, A] from `noise` [N, G, A]."""
+        return self.layers(torch.cat((features, noise.flatten(1)), -1)).unflatten(-1, self.shape)
+
+    def variables(self, features: Tensor, noise: Tensor, base: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Variables in (-1, 1) from standard normal `noise`, both of `shape`, and their log_prob [N, 1]."""
+        inputs = features if base is None else torch.cat((features, base.flatten(1)), -1)
+        mean, log_std = self.layers(inputs).unflatten(-1, (2, *self.shape)).unbind(1)
+        log_std = log_std.clamp(*LOG_STD_RANGE)
+        # u = mean + std z
+        raw = torch.addcmul(mean, log_std.exp(), noise)
+        log_prob = squashed_log_prob(raw, log_std, noise).flatten(1).sum(-1, keepdim=True)
+        return raw.tanh(), log_prob
+
+
+class Steerable(SteeredPolicy):
+    """Base of policies that generate chunks from noise by `_generate`, with or without a small actor."""
+
+    encoder: Encoder
+    past: int
+    steers: Tensor | bool
+    action_mean: Tensor
+    action_std: Tensor
+    action_low: Tensor
+    action_high: Tensor
+
+    def add_steering(self, config: SteeringConfig) -> None:
+        """Add the small actor of `config`, if it names one."""
+        self.steering = config.kind
+        if self.steering is Steering.NONE:
+            self.steers = False
+            return
+        executed = self.contract.executed
+        actions = self.contract.action.shape[-1]
+        self.steering_actor = SteeringActor(self.encoder.out_features, self.generated, executed, actions, config)
+        self.register_buffer("steers", torch.zeros((), dtype=torch.bool))
+        self.register_load_state_dict_pre_hook(_with_own_actor)
+
+    @property
+    def scores(self) -> bool:
+        """Whether samples have a log-probability: not those of the small actor."""
+        return not self.steers
+
+    @property
+    def noise_bound(self) -> float:
+        """See `SteeredPolicy.noise_bound`."""
+        return self.steering_actor.config.noise_bound
+
+    def start_steering(self) -> None:
+        """Act by the small actor from now on."""
+        assert isinstance(self.steers, Tensor)
+        self.steers.fill_(True)
+
+    def steering_parameters(self) -> list[nn.Parameter]:
+        """Parameters that only the small actor uses."""
+        return [] if self.steering is Steering.NONE else list(self.steering_actor.parameters())
+
+    def actor_parameters(self) -> list[nn.Parameter]:
+        """All parameters that neither critics nor the small actor use alone."""
+        steering = set(self.steering_parameters())
+        return [parameter for parameter in super().actor_parameters() if parameter not in steering]
+
+    @property
+    def steering_noise_shape(self) -> tuple[int, int]:
+        """See `SteeredPolicy.steering_noise_shape`."""
+        residual = self.contract.executed if self.steering is Steering.RESIDUAL else 0
+        return self.generated + residual, self.contract.action.shape[-1]
+
+    @abstractmethod
+    def _generate(
+        self, x: Tensor, features: Tensor, deterministic: bool, generator: torch.Generator | None
+    ) -> tuple[Tensor, TensorDict, Tensor]:
+        """Generate normalised chunks from noise `x` [B, generated, A].
+
+        Also returns the sample [B] and terms of its log_prob [B, K, P].
+        """
+
+    def generate(self, observation: TensorDict, noise: Tensor) -> Tensor:
+        """See `SteeredPolicy.generate`."""
+        chunk, _, _ = self._generate(noise, self.encoder(self.encoder.read(observation)), True, None)
+        return self.predicted(chunk)
+
+    def initial_noise(self, observation: TensorDict, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """See `SteeredPolicy.initial_noise`."""
+        variables, log_prob = self.steering_actor.variables(self._frozen_features(observation), noise)
+        return self.noise_bound * variables, log_prob
+
+    def steered(self, observation: TensorDict, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """See `SteeredPolicy.steered`; noise of the residual that is absent is zero."""
+        initial = noise[:, : self.generated]
+        if self.steering is Steering.NOISE:
+            initial, log_prob = self.initial_noise(observation, initial)
+            with torch.no_grad():
+                return self.generate(observation, initial), log_prob, initial
+        features = self._frozen_features(observation)
+        if self.steering is Steering.ONE_STEP:
+            chunk = self.steering_actor.chunk(features, initial)
+            return self.predicted(chunk), chunk.new_full((len(chunk), 1), torch.nan), initial
+        with torch.no_grad():
+            base = self.generate(observation, initial)
+        executed = self.contract.executed
+        scaled = (base[:, :executed] - (self.action_high + self.action_low) / 2) / self.half_range
+        residual_noise = noise[:, self.generated :] if noise.shape[1] > self.generated else torch.zeros_like(scaled)
+        variables, log_prob = self.steering_actor.variables(features, residual_noise, scaled)
+        # a = clip(a_base + s u), s in half ranges
+        residual = self.steering_actor.config.residual_scale * self.half_range * variables
+        corrected = (base[:, :executed] + residual).clamp(self.action_low, self.action_high)
+        return torch.cat((corrected, base[:, executed:]), 1), log_prob, initial
+
+    def distance_of_one_step(self, observation: TensorDict, noise: Tensor) -> Tensor:
+        """See `SteeredPolicy.distance_of_one_step`."""
+        features = self._frozen_features(observation)
+        with torch.no_grad():
+            generated, _, _ = self._generate(noise, features, True, None)
+        # not clamped, so that gradients lead back from beyond the limits
+        difference = (self.steering_actor.chunk(features, noise) - generated) * self.action_std / self.half_range
+        return difference.square().mean()
+
+    @property
+    def half_range(self) -> Tensor:
+        """Half of the range of each action element, [A]."""
+        return (self.action_high - self.action_low) / 2
+
+    def predicted(self, chunk: Tensor) -> Tensor:
+        """Predicted actions [N, H, A] in robot units of normalised chunks [N, G, A]."""
+        return self.to_robot(chunk[:, self.past : self.past + self.contract.horizon])
+
+    def to_robot(self, x: Tensor) -> Tensor:
+        """Convert normalised actions to robot units, clamped to the contract's limits."""
+        # x std + mean, clamped
+        return (x * self.action_std + self.action_mean).clamp(self.action_low, self.action_high)
+
+    def _frozen_features(self, observation: TensorDict) -> Tensor:
+        """Features [N, F] that the small actor reads, which it does not train."""
+        with torch.no_grad():
+            return self.encoder(self.encoder.read(observation))
+
+
+def _with_own_actor(policy: Steerable, state: dict[str, Tensor], prefix: str, *_: object) -> None:
+    """Add the small actor of `policy` to weights of the same policy without one, before they are loaded."""
+    if f"{prefix}steers" not in state:
+        own = {"steers": policy.steers, **policy.steering_actor.state_dict(prefix="steering_actor.")}
+        state.update({prefix + name: value for name, value in own.items()})
