@@ -21,6 +21,7 @@ from embodied.data.store import EpisodeStore
 from embodied.errors import UserError
 from real_robot.recording.data_set_reading import source_of
 from real_robot.recording.demonstrations import DemonstrationOptions, reader
+from real_robot.recording.outcomes import Rewards
 from real_robot.recording.recorded_task import join
 from tests.programs import Completed, run_program
 from tests.real_robot.recording import arm_data
@@ -215,6 +216,10 @@ def test_rewards_follow_from_success(tmp_path: Path, rewards: str, expected: lis
     join(config)
     episodes = reader(config, config.task)(config.task.contract("recorded"), tmp_path / "run")
     assert episodes.reward.tolist() == expected
+
+
+def test_rewards_of_an_unknown_outcome_stay_unknown(tmp_path: Path):
+    assert read(minari(tmp_path / "data_set"), rewards=Rewards.SUCCESS).reward.isnan().all()
 
 
 def test_unknown_rewards_name_the_data_set_and_an_option_that_helps(tmp_path: Path):
