@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any, cast
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from embodied.algorithms.parts import Composite
 from embodied.data.episodes import Episodes
 from embodied.data.store import EpisodeStore
+from embodied.data.transitions import Transitions
 from embodied.errors import UserError
 from embodied.policy import TrainablePolicy
 from embodied.rollout.rollout import Rollout
@@ -75,13 +77,15 @@ class MixedReplay(Composite):
         return [(store, part) for store, part in zip((self.own, self.demonstrations), rows, strict=True) if len(part)]
 
     def _joined(self, parts: list[TensorDict]) -> TensorDict:
-        for name in ("observation", "next_observation") if len(parts) > 1 else ():
+        device = self.policy.device
+        if len(parts) == 1:
+            return parts[0].to(device)
+        for name in ("observation", "next_observation"):
             if name not in parts[0]:
                 continue
             shared = [key for key in parts[0][name].keys() if all(key in part[name].keys() for part in parts)]  # noqa: SIM118
             for part in parts:
                 part[name] = part[name].select(*shared)
-        device = self.policy.device
         return cast(TensorDict, torch.cat([cast(Tensor, part.to(device)) for part in parts]))
 
     def _add_demonstrations(self, episodes: Episodes | None) -> None:
@@ -97,9 +101,28 @@ class MixedReplay(Composite):
         self.demonstrations.add_episodes(episodes, self.policy.contract.executed)
         observation = self.demonstrations.decisions(torch.zeros(1, dtype=torch.int64), "observation")["observation"]
         try:
-            self.policy.features(observation)
+            with suppress(RuntimeError):  # a policy without statistics, which is not fitted yet
+                self.policy.features(observation)
         except KeyError as error:
             absent = [key for key in self.policy.contract.observation if key not in observation.keys()]  # noqa: SIM118
             raise UserError(
                 f"critics read {', '.join(absent)}, which the demonstrations lack; use algorithm.demonstration_share=0"
             ) from error
+
+
+def recorded_transitions(policy: TrainablePolicy, episodes: Episodes, discount: float) -> Transitions:
+    """Transitions of `episodes` over the executed chunks of `policy`, for critics that read its features.
+
+    Raises:
+        UserError: for episodes that lack observations which the critics read, and see `Transitions`.
+    """
+    transitions = Transitions(episodes, policy.contract.executed, discount)
+    observation = transitions.take(torch.zeros(1, dtype=torch.int64), 1)["observation"]
+    try:
+        policy.features(observation.to(policy.device))
+    except KeyError as error:
+        absent = [key for key in policy.contract.observation if key not in observation.keys()]  # noqa: SIM118
+        raise UserError(
+            f"critics of offline learning read {', '.join(absent)}, which the episodes lack; use stages=[sft]"
+        ) from error
+    return transitions

@@ -21,6 +21,7 @@ from embodied.algorithms.dsrl import DSRLConfig
 from embodied.algorithms.ppo import PPOConfig
 from embodied.algorithms.qc import QCConfig, QCFQLConfig
 from embodied.algorithms.ranking import RankingConfig
+from embodied.algorithms.sac import SACConfig
 from embodied.algorithms.self_imitation import SelfImitationConfig
 from embodied.algorithms.sft import SFTConfig
 from embodied.algorithms.td3 import TD3Config
@@ -35,6 +36,7 @@ from embodied.training.loop import build, train
 from policies.flow import FlowConfig
 from policies.mlp import MLPConfig
 from policies.recurrent import RecurrentConfig
+from policies.squashed import SquashedConfig
 from policies.steering import SteeringConfig
 from tests.conformance.device_double import DEVICE, DeviceDouble, DoubleTensor, MixedError
 from tests.conformance.test_policies import CONFIGS, CONTRACT, observations
@@ -158,6 +160,7 @@ def test_policies_stay_where_they_are(
 
 
 MLP = MLPConfig(hidden=[8])
+SQUASHED = SquashedConfig(hidden=[8])
 PPO = PPOConfig(rollout_length=6, minibatch=16, critic_warmup=0)
 BPTT = BPTTConfig(rollout_length=6, critic=True, discount=0.9)
 SFT = SFTConfig(steps=4, batch=16)
@@ -175,6 +178,7 @@ LEARNERS = {
     "ppo, recurrent": (Reach, RecurrentConfig(hidden=[8]), PPO),
     "ppo, flow": (Reach, FlowConfig(width=8, hidden=8), PPO),
     "td3": (Reach, MLP, TD3Config(rollout_length=6, capacity=900, warmup=20, gradient_steps=3, minibatch=16)),
+    "sac": (Reach, SQUASHED, SACConfig(rollout_length=6, capacity=900, warmup=20, updates=0.02, minibatch=16)),
     "bptt": (SmoothReach, MLP, BPTT),
     "bptt, by steps": (SmoothReach, MLP, BPTT),
     "self-imitation": (Reach, MLP, IMITATION),

@@ -11,6 +11,7 @@ from embodied.algorithms.bptt import BPTTConfig
 from embodied.algorithms.distillation import DistillationConfig
 from embodied.algorithms.grpo import GRPOConfig
 from embodied.algorithms.ppo import PPOConfig
+from embodied.algorithms.sac import SACConfig
 from embodied.algorithms.td3 import TD3Config
 from embodied.rollout.starts import RetryStarts
 from embodied.task import Learner, LearnerConfig
@@ -26,6 +27,7 @@ LEARNERS = {
     "ppo with a curriculum": PPOConfig(rollout_length=9, minibatch=16, critic_warmup=0, curriculum=0.5),
     "grpo": GRPOConfig(rollout_length=7, minibatch=16, group=4),
     "td3": TD3Config(rollout_length=8, warmup=1, gradient_steps=2, lookahead=2),
+    "sac": SACConfig(rollout_length=8, warmup=1, updates=0.03, hidden=[8]),
     "bptt": BPTTConfig(rollout_length=4, critic=True, discount=0.9),
     "distillation": DistillationConfig(
         MLPConfig(hidden=[8]), PPO, privileged=["wind"], teacher_steps=100, rollout_length=8, minibatch=4

@@ -11,6 +11,7 @@ from tensordict import TensorDict
 from embodied.algorithms.bptt import BPTTConfig
 from embodied.algorithms.grpo import GRPOConfig
 from embodied.algorithms.ppo import PPOConfig
+from embodied.algorithms.sac import SACConfig
 from embodied.algorithms.td3 import TD3Config
 from embodied.environment import Transition
 from embodied.errors import UserError
@@ -27,6 +28,7 @@ LEARNERS = {
     "ppo": PPOConfig(rollout_length=4, minibatch=8, critic_warmup=0),
     "grpo": GRPOConfig(rollout_length=7, minibatch=8, group=2),
     "td3": TD3Config(rollout_length=4, warmup=1, gradient_steps=2, lookahead=1),
+    "sac": SACConfig(rollout_length=4, warmup=1, updates=0.1, hidden=[8]),
     "bptt": BPTTConfig(rollout_length=4),
 }
 

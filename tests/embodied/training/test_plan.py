@@ -15,6 +15,7 @@ from embodied.algorithms.micro_batch import saved_bytes
 from embodied.algorithms.parts import Composite
 from embodied.algorithms.passes import META, Passes
 from embodied.algorithms.ppo import PPO, PPOConfig
+from embodied.algorithms.sac import SACConfig
 from embodied.algorithms.self_imitation import SelfImitationConfig
 from embodied.algorithms.sft import SFTConfig
 from embodied.algorithms.td3 import TD3Config
@@ -29,6 +30,7 @@ from embodied.training.plan import Plan, plan
 from policies.flow import FlowConfig, FlowPolicy
 from policies.mlp import MLPConfig
 from policies.recurrent import RecurrentConfig
+from policies.squashed import SquashedConfig, SquashedPolicy
 from tests.embodied.reach import Reach
 from tests.embodied.training.test_experiment import ReachTask
 from tests.policies.vla import prismatic
@@ -53,6 +55,10 @@ CASES: dict[str, tuple[PolicyConfig, LearnerConfig]] = {
     "mlp, td3": (
         MLPConfig(hidden=[64, 32]),
         TD3Config(rollout_length=LENGTH, minibatch=ROWS, warmup=100, gradient_steps=4),
+    ),
+    "squashed, sac": (
+        SquashedConfig(hidden=[64, 32]),
+        SACConfig(rollout_length=LENGTH, minibatch=ROWS, warmup=100, updates=0.01),
     ),
 }
 
@@ -90,6 +96,7 @@ def test_weights_gradients_and_moments_are_those_of_a_run(case: str) -> None:
     assert told["gradients", "cpu"] == size(weights)
     assert told["optimiser", "cpu"] == 2 * size(weights)
     unused = size(policy.noise.parameters()) if isinstance(policy, FlowPolicy) else 0  # of Flow-Noise, with Flow-SDE
+    unused += size(policy.critic.parameters()) if isinstance(policy, SquashedPolicy) else 0  # of PPO
     assert size(moments) == told["optimiser", "cpu"] - 2 * unused
 
 
