@@ -152,6 +152,8 @@ class GenerativePolicy(Steerable, RankingPolicy):
     def start_ranking(self) -> None:
         """Execute the candidate of highest advantage from now on; if the policy `teaches`, only while exploring."""
         self.ranks.fill_(True)
+        if isinstance(self.steers, Tensor):
+            self.steers.fill_(False)
 
     def start_steering(self) -> None:
         """Act by the small actor from now on, without candidates."""

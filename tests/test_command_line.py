@@ -305,7 +305,7 @@ def test_eval_only_becomes_evaluate_with_the_options_it_has(finished: Path, monk
 
 
 def test_an_unknown_task_is_one_line_that_lists_the_tasks():
-    completed = start("train.py", "task=nope")
+    completed = run_program("train.py", "task=nope")
     assert completed.returncode == 1
     tasks = ", ".join(sorted(path.stem for path in (ROOT / "configs" / "task").glob("*.yaml")))
     assert "libero_pick, " in tasks

@@ -46,8 +46,9 @@ class QCConfig(CriticConfig):
     """Hyper-parameters of Q-chunking; options of the critics are those of CriticConfig, and `sft` of the behaviour.
 
     A `demonstration_share` of each minibatch is drawn from demonstrations, in which rewards are known. Gradient steps
-    begin after `warmup` decisions, and with the first of them the choice among samples. A one-step actor pays
-    `distillation` for the squared distance from the behaviour, in half ranges, in units of the mean absolute value.
+    begin after `warmup` decisions. The policy acts by values after `critic_warmup` of them; those of new critics choose
+    at random. A one-step actor pays `distillation` for the squared distance from the behaviour, in
+    half ranges, in units of the mean absolute value.
     """
 
     rollout_length: PositiveInt = 20
@@ -57,6 +58,7 @@ class QCConfig(CriticConfig):
     demonstration_share: Fraction = 0.25
     capacity: PositiveInt = 500_000
     warmup: NonNegativeInt = 2_000
+    critic_warmup: NonNegativeInt = 1_000
     learning_rate: NonNegativeFloat = 3e-4
     value_learning_rate: NonNegativeFloat = 3e-4
     discount: Fraction = 0.99
@@ -145,10 +147,11 @@ class QC(Composite):
         if self.replay.written < self.config.warmup:
             return {}
         steps = [self._step(progress) for _ in range(self.config.gradient_steps)]
-        if self.one_step is None:
-            self.policy.start_ranking()
-        else:
-            self.one_step.start_steering()
+        if self.gradient_steps >= self.config.critic_warmup:
+            if self.one_step is None:
+                self.policy.start_ranking()
+            else:
+                self.one_step.start_steering()
         return {name: float(torch.stack([step[name] for step in steps]).mean()) for name in steps[0]}
 
     def _step(self, progress: float) -> dict[str, Tensor]:

@@ -35,6 +35,7 @@ def make(
     policy.start_critic()
     generator = torch.Generator().manual_seed(seed)
     small = {"hidden": [32, 32], "warmup": 300, "discount": 0.9, "minibatch": 64, "gradient_steps": 32}
+    small["critic_warmup"] = 0
     rates = {"learning_rate": 3e-3, "value_learning_rate": 3e-3, "averaging": 0.02, "demonstration_share": 0.0}
     sft = SFTConfig(learning_rate=1e-3, average=0.95)
     learner = replace(CONFIGS[name], sft=sft, **small | rates | settings).build(policy, demonstrations, env, generator)
@@ -97,6 +98,16 @@ def test_learns_to_reach_from_sparse_reward(name: str, iterations: int, warmup: 
 
 
 @pytest.mark.parametrize("name", CONFIGS)
+def test_the_policy_acts_by_values_after_the_warmup_of_the_critics(name: str) -> None:
+    policy, learner, collector = make(name, warmup=1, critic_warmup=4, gradient_steps=2)
+    acts_by_values = []
+    for _ in range(3):
+        learner.update(collector.collect(2), 0.0)
+        acts_by_values.append(bool(policy.ranks or policy.steers))
+    assert acts_by_values == [False, True, True]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
 def test_resumed_updates_equal_uninterrupted_ones(name: str) -> None:
     policy, learner, collector = make(name, gradient_steps=4)
     for _ in range(3):
@@ -119,6 +130,7 @@ def test_the_behaviour_imitates_demonstrations_and_own_episodes() -> None:
     learner.replay.add(collector.collect(8))
     rows = learner.replay.draw(64, learner.generator)
     chunks = learner.replay.chunks(rows, 2)
+    assert len(chunks) == 64
     demonstrated = chunks["observation", "position"][48:, 0].abs()
     assert torch.isin(demonstrated, torch.tensor([0.9, 0.65, 0.4, 0.15])).all()
     assert (chunks["actions"][48:].abs() == 0.25).all()

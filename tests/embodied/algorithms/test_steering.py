@@ -159,7 +159,9 @@ def test_a_steered_policy_acts_exports_and_keeps_what_it_was(kind: Steering, dif
     torch.testing.assert_close(before, alone.act(observation, deterministic=True).actions)
     for parameter in policy.steering_parameters():
         parameter.data += 0.5 * torch.randn_like(parameter)
+    policy.start_ranking()
     policy.start_steering()
+    assert not policy.ranks
     after = policy.act(observation, deterministic=True).actions
     assert ((after - before).abs() > 1e-3).any()
     assert torch.equal(after, policy.act(observation, deterministic=True).actions)
@@ -172,6 +174,9 @@ def test_a_steered_policy_acts_exports_and_keeps_what_it_was(kind: Steering, dif
     with pytest.raises(UserError, match="log-probability"):
         PPOConfig().build(policy, None, Reach(8), torch.Generator())
     if not diffusion:
+        alike = copy.deepcopy(policy)
+        alike.start_ranking()
+        assert not alike.steers
         with pytest.raises(UserError, match="execution=blend"):
             policy.inpaint(observation, Running(after, torch.ones(8), torch.ones(8)))
 

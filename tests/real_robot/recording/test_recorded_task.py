@@ -182,6 +182,12 @@ def test_a_trained_policy_is_for_robots_of_its_names(run: Path, tmp_path: Path):
     assert mapped.differences(robot_table("joint_trajectory", mapped, joints | cameras).served) == []
 
 
+def test_an_offline_learner_needs_rewards(data: Path, tmp_path: Path):
+    options = ["demonstration_units=deg", "stages=[offline]", "offline=iql", *SMALL[1:]]
+    refused = train(data, tmp_path / "run", *options)
+    assert "rewards are unknown in " in refused.stderr
+
+
 @pytest.mark.parametrize("policy", [name for name, _ in combinations.valid_pairs("dataset")])
 def test_its_policies_build_and_learn(policy: str, data: Path):
     chosen = [f"policy={policy}", "demonstration_units=deg", *(["policy.vision.width=4"] if policy != "pi0" else [])]
