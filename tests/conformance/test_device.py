@@ -156,7 +156,7 @@ def test_policies_stay_where_they_are(
     everywhere(list(copied.state_dict().values()), False)
     expected = copied.act(seen.cpu(), deterministic=True).actions
     assert torch.equal(policy.act(seen, deterministic=True).actions.cpu(), expected)
-    if hasattr(policy, "deployable"):
+    if hasattr(policy, "deployable") and name != "squashed":  # it reads objects here, which it cannot export
         everywhere(list(policy.deployable().state_dict().values()), False)
 
 
