@@ -107,6 +107,7 @@ class SquashedPolicy(Reparameterised):
         self, observation: TensorDict, *, deterministic: bool = False, generator: torch.Generator | None = None
     ) -> Decision:
         """Sample chunks [N, H, A]; `sample["raw"]` [N, H, A] is u."""
+        observation = self.encoder.read(observation)
         mean, log_std = self._gaussian(observation)
         drawn = torch.zeros if deterministic else partial(torch.randn, generator=generator)
         raw, log_prob = self._sample(mean, log_std, drawn(mean.shape, device=mean.device))
@@ -120,6 +121,7 @@ class SquashedPolicy(Reparameterised):
 
     def evaluate(self, observation: TensorDict, sample: TensorDict) -> Evaluation:
         """Log-probability of stored chunks; the entropy is that before tanh, which has a closed form."""
+        observation = self.encoder.read(observation)
         mean, log_std = self._gaussian(observation)
         raw = sample["raw"]
         log_prob = self._log_prob_terms(raw, log_std, (raw - mean) * (-log_std).exp())
@@ -163,8 +165,8 @@ class SquashedPolicy(Reparameterised):
 
     def _gaussian(self, observation: TensorDict) -> tuple[Tensor, Tensor]:
         """Mean and logarithm of the deviation of u, each [N, H, A]."""
-        mean, log_std = self.actor(self.encoder(observation)).unflatten(-1, (2, *self.noise_shape)).unbind(-3)
-        return mean, log_std.clamp(*LOG_STD_RANGE)
+        outputs = self.actor(self.encoder(observation)).unflatten(-1, (2, *self.noise_shape))
+        return outputs.select(-3, 0), outputs.select(-3, 1).clamp(*LOG_STD_RANGE)
 
     def _sample(self, mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Samples u [N, H, A] from standard normal `noise` z, and terms of their log-probability [N, K, 1]."""
