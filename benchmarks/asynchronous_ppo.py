@@ -75,7 +75,7 @@ def measured(task: str, row: str, seed: int, folder: Path) -> dict[str, Any]:
         if not (start / "report.json").exists():
             trained([*options, "stages=[sft]"], start)
         options += ["stages=[rl]", f"start_from={start}"]
-    # one start for evaluations that are not used here
+    # one start on other distributions, whose figures are not used here
     quick_options = ["control=false", "comparison_starts=1", "evaluate_every_steps=null", "placement.collectors=2"]
     trained([*options, *quick_options, *ROWS[row]], run)
     report = json.loads((run / "report.json").read_text())

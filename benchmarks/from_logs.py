@@ -232,7 +232,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--task", choices=TASKS, default="reach")
     parser.add_argument("--tasks", default="0,1,2,3,4,5,6,7,8,9", help="of libero_pick")
     parser.add_argument("--episodes", type=int, nargs="+", default=[60], help="of each task")
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--starts", type=int, default=22, help="of each task in evaluations")
     parser.add_argument("--envs", type=int, default=44, help="environments of evaluations")

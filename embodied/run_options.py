@@ -20,14 +20,14 @@ class ExperimentConfig(Configuration):
     """Sizes of a run.
 
     RL takes `env_steps` control steps in `num_envs` environments, saving every `checkpoint_every` iterations.
-    Evaluations run `evaluation_starts` initial states of each task and distribution; evaluations of other stages, and
-    of other wordings, at most the first `comparison_starts` of them (null: all). RL is also evaluated every
-    `evaluate_every_steps` control steps, on other initial states (auto: as often as 5% of the time allow, null: never).
-    `control` and `video` can be turned off. `stages` are some of sft, offline (the learner `offline`) and rl, in this
-    order; if None sft and rl, or rl without demonstrations. `start_from` names a run, a checkpoint or a
-    .safetensors file with the policy's initial weights and statistics. The run computes in `precision` unless the
-    policy has its own; with `overlap` RL collects the next rollout during the update, by the policy from before it;
-    `storage` places rollouts on the simulator's device, in CPU memory or on disk.
+    Evaluations run `evaluation_starts` initial states of each task and distribution; on distributions other than that
+    of training, and with other wordings, at most the first `comparison_starts` of them (null: all). RL is also
+    evaluated every `evaluate_every_steps` control steps, on other initial states (auto: as often as 5% of the time
+    allow, null: never). `control` and `video` can be turned off. `stages` are some of sft, offline (the learner
+    `offline`) and rl, in this order; if None sft and rl, or rl without demonstrations. `start_from` names a run, a
+    checkpoint or a .safetensors file with the policy's initial weights and statistics. The run computes in `precision`
+    unless the policy has its own; with `overlap` RL collects the next rollout during the update, by the policy from
+    before it; `storage` places rollouts on the simulator's device, in CPU memory or on disk.
     """
 
     num_envs: PositiveInt = 100

@@ -10,6 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from embodied.contract import Contract
 from embodied.data.episodes import Episodes
@@ -149,6 +150,14 @@ class Task:
     def recorded_demonstrations(self, source: Path, directory: Path) -> Episodes:
         """Episodes of the `demonstration_files` in `source`; read once, then from `directory`."""
         raise NotImplementedError
+
+    def recorded_rewards(self, episodes: Episodes) -> Tensor:
+        """Rewards [S] of recorded `episodes`, which the task computes from their observations.
+
+        Raises:
+            UserError: if it cannot.
+        """
+        raise UserError(f"{self.name} cannot compute the rewards of recorded episodes; leave out demonstration_rewards")
 
     def convention(self) -> Convention | None:
         """Convention of the benchmark's published LeRobot datasets; None if there are none."""

@@ -22,6 +22,9 @@ def called(tmp_path: Path):
     """Calls the script in a checkout below `tmp_path`; returns its calls of make and docker, with their assets."""
     checkout, commands = tmp_path / "checkout", tmp_path / "commands"
     (checkout / ".ci").mkdir(parents=True)
+    (checkout / "tests").mkdir()
+    (checkout / "tests" / "test_a.py").write_text("pytestmark = pytest.mark.assets")
+    (checkout / "tests" / "test_b.py").write_text("")
     (checkout / ".ci" / "run").write_text(SCRIPT.read_text())
     commands.mkdir()
     for name in COMMANDS:
@@ -43,7 +46,8 @@ def test_official_assets_beside_the_checkout_are_tested_with_too(tmp_path: Path,
     assert called() == [tests, "none check docs", *IMAGE]
     assets = tmp_path / "shared" / "libero_assets"
     assets.mkdir(parents=True)
-    assert called() == [tests, f"{assets} test ARGS=-m assets", f"{assets} test-stock", "none check docs", *IMAGE]
+    again = f"{assets} test ARGS=-m assets tests/test_a.py "
+    assert called() == [tests, again, f"{assets} test-stock", "none check docs", *IMAGE]
 
 
 def test_files_of_tests_that_read_official_assets_are_marked():

@@ -305,7 +305,7 @@ def test_eval_only_becomes_evaluate_with_the_options_it_has(finished: Path, monk
 
 
 def test_an_unknown_task_is_one_line_that_lists_the_tasks():
-    completed = start("train.py", "task=nope")
+    completed = run_program("train.py", "task=nope")
     assert completed.returncode == 1
     tasks = ", ".join(sorted(path.stem for path in (ROOT / "configs" / "task").glob("*.yaml")))
     assert "libero_pick, " in tasks
@@ -320,7 +320,7 @@ def test_help_lists_what_there_is_and_the_options_of_what_is_chosen(capsys):
 
     everything = message("--help=all")
     assert re.search(r"^task: .*\blibero_pick, ", everything, re.MULTILINE)
-    assert "algorithm: bptt, distillation, grpo, ppo, ranking" in everything
+    assert "algorithm: bptt, distillation, dsrl, grpo, ppo, qc" in everything
     assert "num_envs=100 " in everything
     hover = message("--help=all", "task=quadrotor_hover", "algorithm=ppo")
     assert "task=quadrotor_hover takes policy=mlp with algorithm=bptt|ppo|grpo|td3" in hover

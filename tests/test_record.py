@@ -17,7 +17,7 @@ import torch
 
 from embodied.command_line.config import compose
 from embodied.data.episodes import SUCCEEDED
-from real_robot.recording import driven, lerobot_reading
+from real_robot.recording import data_set_reading, driven
 from real_robot.recording.recording import Recording, Tick
 from real_robot.safety.safety import State, Verdict
 from tests.programs import run_program
@@ -166,7 +166,7 @@ def test_the_dataset_is_what_the_recording_is(folder: Path):
     config, _ = compose(TrainConfig, "train", ["task=vehicle_navigate"], GROUPS)
     contract = config.task.contract(config.task.distributions[0])
     recorded_episodes = [episode for _, episode in driven.episodes(Recording(folder / "recording.mcap"))]
-    for written, episode in zip(lerobot_reading.read(folder / "lerobot", contract), recorded_episodes, strict=True):
+    for written, episode in zip(data_set_reading.read(folder / "lerobot", contract), recorded_episodes, strict=True):
         assert torch.equal(written.actions, episode.actions)
         assert torch.equal(written.success, episode.success)
         for key, values in written.observation.items():

@@ -31,7 +31,8 @@ EXCHANGED = _both_ways(
 
 UNTOUCHED_CALLS = frozenset(
     {"print", "warn", "debug", "info", "warning", "error", "exception", "critical", "log", "add_argument", "UserError"}
-    | {"simplefilter", "sleep", "wait", "cast", "flush", "synchronize", "legend", "grid", "set_title"}
+    | {"simplefilter", "sleep", "wait", "cast", "flush", "synchronize"}
+    | {"legend", "grid", "set_title", "rounded_rectangle"}
     | {"kill", "killpg", "terminate", "rmtree", "unlink", "remove", "rmdir"}
 )
 """Calls that only write texts, decorate plots, wait, or are dangerous with a fault: neither changed nor deleted."""
@@ -325,7 +326,9 @@ def _call(node: ast.Call) -> Iterator[tuple[str, ast.expr]]:
     name = _last_name(node.func)
     if name in UNTOUCHED_CALLS:
         return
-    if name in EXCHANGED and isinstance(node.func, ast.Name | ast.Attribute):
+    # zeros(0) and ones(0) have no elements
+    is_empty = name in ("zeros", "ones") and [ast.unparse(each) for each in node.args] == ["0"]
+    if name in EXCHANGED and not is_empty and isinstance(node.func, ast.Name | ast.Attribute):
         other = EXCHANGED[name]
         func = ast.Name(other) if isinstance(node.func, ast.Name) else ast.Attribute(node.func.value, other)
         yield "exchange", ast.Call(func, node.args, node.keywords)

@@ -25,6 +25,7 @@ from embodied.algorithms.action_values import ActionValues
 from embodied.algorithms.critics import CriticConfig, Critics
 from embodied.algorithms.finite import check_finite
 from embodied.algorithms.passes import Passes
+from embodied.algorithms.replay import recorded_transitions
 from embodied.algorithms.sft import SFT, SFTConfig
 from embodied.configuration import Fraction, NonNegativeFloat, PositiveFloat, Range
 from embodied.data.episodes import Episodes
@@ -89,10 +90,10 @@ class IQL(SFT):
         """Take `steps` gradient steps on `episodes`, which the processes of `world` share; returns the last metrics.
 
         Raises:
-            UserError: for episodes with unknown rewards, see `Transitions`.
+            UserError: for episodes with unknown rewards, see `recorded_transitions`.
         """
         if self.transitions is None or self.transitions.episodes is not episodes:
-            self.transitions = Transitions(episodes, self.policy.contract.executed, self.config.discount)
+            self.transitions = recorded_transitions(self.policy, episodes, self.config.discount)
         metrics: dict[str, float] = {}
         for _ in range(steps):
             rows = self.transitions.draw(self.config.batch, self.generator, world)

@@ -25,6 +25,7 @@ from embodied.algorithms.finite import check_finite, gradient_norm
 from embodied.algorithms.micro_batch import saved_bytes
 from embodied.algorithms.parts import Composite
 from embodied.algorithms.passes import Passes
+from embodied.algorithms.replay import recorded_transitions
 from embodied.configuration import INF, Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt, Range
 from embodied.data.episodes import Episodes
 from embodied.data.transitions import Transitions
@@ -100,10 +101,10 @@ class ReBRAC(Composite):
         """Take `steps` gradient steps on `episodes`, which the processes of `world` share; returns the last metrics.
 
         Raises:
-            UserError: for episodes with unknown rewards, see `Transitions`.
+            UserError: for episodes with unknown rewards, see `recorded_transitions`.
         """
         if self.transitions is None or self.transitions.episodes is not episodes:
-            self.transitions = Transitions(episodes, self.policy.contract.executed, self.config.discount)
+            self.transitions = recorded_transitions(self.policy, episodes, self.config.discount)
         metrics: dict[str, Tensor] = {}
         for _ in range(steps):
             rows = self.transitions.draw(self.config.batch, self.generator, world)

@@ -1,6 +1,7 @@
 """Learner configs by the value of the options `algorithm` and `offline`."""
 
 from embodied.algorithms.bptt import BPTTConfig
+from embodied.algorithms.calql import CalQLConfig, CQLConfig
 from embodied.algorithms.distillation import DistillationConfig
 from embodied.algorithms.dsrl import DSRLConfig
 from embodied.algorithms.grpo import GRPOConfig
@@ -30,6 +31,8 @@ ALGORITHMS: dict[str, type] = {
     "td3": TD3Config,
 }
 OFFLINE: dict[str, type] = {
+    "calql": CalQLConfig,
+    "cql": CQLConfig,
     "iql": IQLConfig,
     "rebrac": ReBRACConfig,
     "td3_bc": TD3BCConfig,

@@ -12,6 +12,7 @@ from torch import Tensor
 from embodied.algorithms.parts import Composite
 from embodied.data.episodes import Episodes
 from embodied.data.store import EpisodeStore
+from embodied.data.transitions import Transitions
 from embodied.errors import UserError
 from embodied.policy import TrainablePolicy
 from embodied.rollout.rollout import Rollout
@@ -107,3 +108,21 @@ class MixedReplay(Composite):
             raise UserError(
                 f"critics read {', '.join(absent)}, which the demonstrations lack; use algorithm.demonstration_share=0"
             ) from error
+
+
+def recorded_transitions(policy: TrainablePolicy, episodes: Episodes, discount: float) -> Transitions:
+    """Transitions of `episodes` over the executed chunks of `policy`, for critics that read its features.
+
+    Raises:
+        UserError: for episodes that lack observations which the critics read, and see `Transitions`.
+    """
+    transitions = Transitions(episodes, policy.contract.executed, discount)
+    observation = transitions.take(torch.zeros(1, dtype=torch.int64), 1)["observation"]
+    try:
+        policy.features(observation.to(policy.device))
+    except KeyError as error:
+        absent = [key for key in policy.contract.observation if key not in observation.keys()]  # noqa: SIM118
+        raise UserError(
+            f"critics of offline learning read {', '.join(absent)}, which the episodes lack; use stages=[sft]"
+        ) from error
+    return transitions

@@ -68,6 +68,7 @@ class Episodes:
     weights: Tensor | None = None  # [D] of each dataset in `sample`, not in files; None: its number of observations
     signals: TensorDict | None = None  # [S] further values of steps by name; None: not recorded
     texts: Texts | None = None  # [R]
+    sources: tuple[str, ...] = ()  # [D] names of the datasets, for messages; not in files
 
     @staticmethod
     def of(
@@ -115,7 +116,7 @@ class Episodes:
         missing = [name for name in OPTIONAL if any(getattr(part, name) is None for part in parts)]
         if len({frozenset(part.signals.keys()) for part in parts if part.signals is not None}) > 1:
             missing.append("signals")
-        excluded = {"pictures", "texts", "weights", *missing}
+        excluded = {"pictures", "texts", "weights", "sources", *missing}
         joined = {
             field.name: torch.cat([getattr(part, field.name) for part in shifted])
             for field in fields(Episodes)
@@ -318,6 +319,7 @@ class Episodes:
             pictures=self.pictures and self.pictures.selected(rows),
             texts=self.texts and self.texts.selected(rows),
             weights=self.weights,
+            sources=self.sources,
         )
 
 
@@ -421,7 +423,7 @@ def columns(episodes: Episodes) -> dict[str, Tensor]:
             tensors |= {f"{field.name}.{key}": part for key, part in value.items()}
         elif isinstance(value, Pictures | Texts):
             tensors |= value.columns()
-        elif value is not None and field.name != "weights":
+        elif isinstance(value, Tensor) and field.name != "weights":
             tensors[field.name] = value
     return tensors
 

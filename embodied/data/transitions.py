@@ -13,6 +13,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from embodied.data.episodes import Episodes
+from embodied.data.rewards import check_rewards
 from embodied.errors import UserError
 from embodied.world import ALONE, World
 
@@ -134,22 +135,6 @@ def rewards_to_go(episodes: Episodes, discount: float) -> Tensor:
         following = reward + (0.0 if step in last else discount * following)
         returns.append(following)
     return torch.tensor(returns[::-1])
-
-
-def check_rewards(episodes: Episodes) -> None:
-    """Check that all rewards are known.
-
-    Raises:
-        UserError: with the number of episodes that have unknown ones, and the first of them.
-    """
-    unknown = episodes.reward.isnan().nonzero().squeeze(1)
-    if len(unknown):
-        of = torch.searchsorted(episodes.ends, unknown, right=True).unique()
-        dataset = "" if episodes.dataset_index is None else f" of dataset {int(episodes.dataset_index[of[0]])}"
-        raise UserError(
-            f"offline learning needs rewards, which {len(of)} of {len(episodes.ends)} episodes do not have (the first:"
-            f" episode {int(of[0])}{dataset}); use episodes that were recorded with rewards, or stages=[sft]"
-        )
 
 
 def _check_finite(episodes: Episodes) -> None:

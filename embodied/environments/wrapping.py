@@ -144,6 +144,10 @@ class WrappedTask(Task):
         """See `Task.recorded_demonstrations`."""
         return self.task.recorded_demonstrations(source, directory)
 
+    def recorded_rewards(self, episodes: Episodes) -> Tensor:
+        """See `Task.recorded_rewards`."""
+        return self.task.recorded_rewards(episodes)
+
     def convention(self) -> Convention | None:
         """See `Task.convention`."""
         return self.task.convention()

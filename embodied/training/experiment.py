@@ -141,7 +141,7 @@ class Experiment(BuiltRun):
     def _starts(self, stage: str, distribution: str, last: str) -> int:
         """Number of initial states of each task on which `stage` is evaluated; 0: it is not."""
         starts = self.config.evaluation_starts
-        if stage != last or distribution not in self.task.distributions:
+        if distribution != self.task.distributions[0]:
             starts = min(starts, self.config.comparison_starts or starts)
         if stage != UNTRAINED:
             return starts

@@ -107,6 +107,27 @@ def decode_array(data: bytes, message_type: str, dtype: str) -> np.ndarray:
     return message.data.reshape(shape).astype(dtype)
 
 
+def decode_number(data: bytes, message_type: str, text: str, field: str) -> float:
+    """Number in the `field` of a message; `text` is the ros2msg schema of its type.
+
+    Raises:
+        UserError: for other bytes, types that are not defined, and fields that are no numbers.
+    """
+    from rosbags.typesys import TypesysError, get_types_from_msg
+
+    store = _store()
+    try:
+        if message_type not in store.types:
+            store.register(get_types_from_msg(text, message_type))
+        value = _decode(data, message_type)
+        for name in field.split("."):
+            value = getattr(value, name)
+        return float(value)
+    except (AttributeError, TypeError, ValueError, KeyError, TypesysError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"a {message_type} has no number in its field {field} ({reason}); add TOPIC:FIELD") from error
+
+
 @lru_cache
 def _layout(shape: tuple[int, ...]) -> Any:  # noqa: ANN401 - rosbags' message
     types = _store().types

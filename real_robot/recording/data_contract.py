@@ -25,10 +25,11 @@ from embodied.errors import UserError
 from embodied.saving.files import complete_or_absent
 from embodied.saving.json_text import loads
 from embodied.text import text_spec
+from real_robot.recording.data_set_reading import DataSource, feature_names, source_of
 from real_robot.recording.demonstrations import episode_folder, recordings_in
 from real_robot.recording.lerobot_dataset import ACTION, CAMERA
-from real_robot.recording.lerobot_files import TASK, Source
-from real_robot.recording.lerobot_reading import feature_names
+from real_robot.recording.lerobot_files import TASK
+from real_robot.recording.matching import MatchOptions
 from real_robot.recording.recording import Recording
 from real_robot.robots.robot import Array
 
@@ -43,11 +44,11 @@ Units = str | Mapping[str, str]
 
 
 def data_contract(
-    path: Path, names: Mapping[str, str], units: Units | None, image_size: int, instruction: bool | None
+    path: Path, options: MatchOptions, units: Units | None, image_size: int, instruction: bool | None
 ) -> Contract:
-    """Contract of the data set at `path`: a LeRobot data set, episodes of a run, or recordings.
+    """Contract of the data set at `path`: a LeRobot data set, arrays, episodes of a run, or recordings.
 
-    `names` maps names of the contract to those of a LeRobot data set. Pictures of others' data sets are reduced to at
+    Names of `options` map those of the contract to those of a data set. Pictures of others' data sets are reduced to at
     most `image_size` pixels. The text of their tasks is an `instruction` if that is True; if None, where there are
     several. Actions without limits have those that were recorded, and a margin.
 
@@ -61,9 +62,9 @@ def data_contract(
         contract = Recording(recordings[0]).contract
         actions = None
     else:
-        source = Source(path)
-        actions = source.column(ACTION)
-        contract = source.contract or _derived(source, actions, names, units, image_size, instruction)
+        source = source_of(path, options)
+        actions = source.column(ACTION) if ACTION in source.features else None
+        contract = source.contract or _derived(source, options.names, units, image_size, instruction)
     observation = {key: spec for key, spec in contract.observation.items() if not spec.privileged}
     action = contract.action
     if actions is not None and not action.low:
@@ -73,14 +74,13 @@ def data_contract(
 
 
 def _derived(
-    source: Source,
-    actions: Array,
+    source: DataSource,
     names: Mapping[str, str],
     units: Units | None,
     image_size: int,
     instruction: bool | None,
 ) -> Contract:
-    """Contract of a LeRobot data set of somebody else."""
+    """Contract of a data set of somebody else."""
     own_names = {theirs: ours for ours, theirs in names.items()}
     features = {key: each for key, each in source.features.items() if key.startswith(PREFIX) or key == ACTION}
     numeric = {key: each for key, each in features.items() if each["dtype"].startswith("float")}
@@ -88,7 +88,7 @@ def _derived(
     if ACTION not in flat:
         raise UserError(f"{source.directory} has no feature {ACTION!r} of numbers; it has {', '.join(features)}")
     if not source.rate_hz:
-        raise UserError(f"{source.directory}/meta/info.json does not state fps, the rate of the rows; add it")
+        raise UserError(f"{source.directory} does not state the rate of its rows; add demonstration_rate_hz=HZ")
     element_units = _units(source, {key: _elements(key, each) for key, each in flat.items()}, units)
     specs: dict[str, TensorSpec] = {}
     for feature, each in features.items():
@@ -142,7 +142,7 @@ def _joined(units: list[str]) -> str:
     return units[0] if len(set(units)) == 1 else ", ".join(units)
 
 
-def _units(source: Source, elements: Mapping[str, list[str]], units: Units | None) -> dict[str, list[str]]:
+def _units(source: DataSource, elements: Mapping[str, list[str]], units: Units | None) -> dict[str, list[str]]:
     """Units of the `elements` of each feature: those of the option `units`, else those stored with the data set.
 
     Raises:
@@ -170,7 +170,7 @@ def _unit_of(key: str, name: str, units: Units | None) -> str | None:
     return units[exact[0]] if exact else units[max(matches, key=len)] if matches else None
 
 
-def _request(source: Source, elements: Mapping[str, list[str]], missing: list[str]) -> str:
+def _request(source: DataSource, elements: Mapping[str, list[str]], missing: list[str]) -> str:
     """Error message that asks for the units of the elements `missing`, with their recorded values."""
     ranges: dict[str, str] = {}
     for key, names in elements.items():
@@ -188,9 +188,9 @@ def _request(source: Source, elements: Mapping[str, list[str]], missing: list[st
     )
 
 
-def _stored(source: Source) -> dict[str, str]:
+def _stored(source: DataSource) -> dict[str, str]:
     """Units that an earlier run stored, by feature and element."""
-    for path in (source.directory / UNITS, _cached(source)):
+    for path in (_beside(source), _cached(source)):
         if path.exists():
             try:
                 units = loads(path.read_text(encoding="utf-8"))
@@ -201,9 +201,8 @@ def _stored(source: Source) -> dict[str, str]:
     return {}
 
 
-def _store(source: Source, units: Mapping[str, str | None]) -> None:
-    path = source.directory / UNITS
-    for place in (path, _cached(source)):
+def _store(source: DataSource, units: Mapping[str, str | None]) -> None:
+    for place in (_beside(source), _cached(source)):
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
             with complete_or_absent(place) as temporary:
@@ -215,6 +214,11 @@ def _store(source: Source, units: Mapping[str, str | None]) -> None:
     log.warning(f"the units of {source.directory} could not be stored: the next run needs demonstration_units, too")
 
 
-def _cached(source: Source) -> Path:
-    digest = hashlib.sha256((source.directory / "meta/info.json").read_bytes()).hexdigest()
+def _beside(source: DataSource) -> Path:
+    path = source.directory
+    return path / UNITS if path.is_dir() else path.with_name(f"{path.stem}_{UNITS}")
+
+
+def _cached(source: DataSource) -> Path:
+    digest = hashlib.sha256(source.identity).hexdigest()
     return cache_folder().parent / "units" / f"{digest[:32]}.json"

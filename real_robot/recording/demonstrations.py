@@ -7,8 +7,9 @@ import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,11 @@ from embodied.data.episodes import RECORD, Episodes, EpisodeWriter
 from embodied.data.pictures import Pictures, encode_all
 from embodied.errors import UserError
 from embodied.task import Task
-from real_robot.recording import driven, lerobot_files, lerobot_reading
+from real_robot.recording import array_files, data_set_reading, driven, lerobot_files
+from real_robot.recording.array_files import array_file
 from real_robot.recording.matching import Limits, Match, MatchOptions, match_options
+from real_robot.recording.outcomes import Rewards, rewarded
+from real_robot.recording.topics import bag_files
 
 log = logging.getLogger(__name__)
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
@@ -81,7 +85,12 @@ class DemonstrationOptions(Configuration):
     `demonstration_weights` are their shares in a minibatch, null: proportional to size. For datasets that differ from
     the run, `demonstration_units` adds units that task=dataset lacks, UNIT or {NAME:UNIT}, where * stands for any text;
     `demonstration_names` maps names {OURS:THEIRS}, `demonstration_tasks` maps texts {TASK:[TEXT]}, and
-    `demonstration_resampling` skips or repeats rows of another rate.
+    `demonstration_resampling` skips or repeats rows of another rate. `demonstration_columns` names columns of a data
+    set, or topics, with the reward, success, terminated, truncated, human, or a signal of another name, such as
+    {reward:NAME,cost:NAME}; ~NAME is the negation, null none, and a success of true is that of all episodes.
+    `demonstration_rewards` replaces rewards: by the success at the end of an episode (1, else 0), by steps (-1 each,
+    until the success), or by those that the task computes. `demonstration_rate_hz` is the rate of data sets that state
+    none, and `demonstration_filter` one of robomimic's filter keys, such as train.
     """
 
     demonstrations: Any = None
@@ -90,6 +99,27 @@ class DemonstrationOptions(Configuration):
     demonstration_units: Any = None
     demonstration_tasks: Any = None
     demonstration_resampling: bool = False
+    demonstration_columns: Any = None
+    demonstration_rewards: Rewards = Rewards.RECORDED
+    demonstration_rate_hz: PositiveFloat | None = None
+    demonstration_filter: str | None = None
+
+    @property
+    def matching(self) -> MatchOptions:
+        """The options that match data sets with the run.
+
+        Raises:
+            UserError: for impossible ones.
+        """
+        return match_options(
+            self.demonstration_tasks,
+            self.demonstration_names,
+            self.demonstration_resampling,
+            self.demonstration_columns,
+            self.demonstration_rewards,
+            self.demonstration_rate_hz,
+            self.demonstration_filter,
+        )
 
 
 def reader(options: DemonstrationOptions, task: Task) -> Callable[[Contract, Path], Episodes] | None:
@@ -100,7 +130,7 @@ def reader(options: DemonstrationOptions, task: Task) -> Callable[[Contract, Pat
     """
     weights = options.demonstration_weights
     paths = sources(options.demonstrations, weights)
-    matching = match_options(options.demonstration_tasks, options.demonstration_names, options.demonstration_resampling)
+    matching = options.matching
     return partial(demonstrations, paths, task=task, weights=weights, options=matching) if paths else None
 
 
@@ -124,8 +154,11 @@ def demonstrations(
     """
     paths = [located(each) for each in ([source] if isinstance(source, str | Path) else source)]
     if task and (files := [path for path in paths if task.demonstration_files(path)]):
+        if options and (options.columns or options.filter or options.rate_hz):
+            raise UserError(f"{files[0]} is read by the task: leave out demonstration_columns, _filter and _rate_hz")
         if len(paths) == 1:
-            return task.recorded_demonstrations(paths[0], run)
+            episodes = task.recorded_demonstrations(paths[0], run)
+            return _rewarded(episodes, task, options.rewards if options else Rewards.RECORDED)
         advice = "train on them alone, then use that run's folder in their place"
         raise UserError(f"{files[0]} cannot be mixed with others as it is; {advice}")
 
@@ -135,10 +168,10 @@ def demonstrations(
         matches[0].check_names(contract)
         for match in matches:  # all are checked before the first is decoded
             with _errors_of_data_set(paths[0], match.source):
-                readings.append(_read(match, contract, task, alone=len(paths) == 1))
+                readings.append(_begun(_read(match, contract, task, alone=len(paths) == 1)))
         tasks = set()
         notes = []
-        for number, (match, episodes) in enumerate(zip(matches, readings, strict=True)):
+        for number, (match, episodes) in enumerate(zip(matches, _alike(readings), strict=True)):
             with _errors_of_data_set(paths[0], match.source):
                 tasks |= _write(writer, match, contract, episodes, number if len(paths) > 1 else None)
             notes += [[number, note] for note in match.notes]
@@ -152,25 +185,65 @@ def demonstrations(
 
     origin: dict[str, Any] = {"source": [str(path) for path in paths] if len(paths) > 1 else str(paths[0])}
     if options is not None and options != MatchOptions():
-        origin["options"] = asdict(options)
+        origin["options"] = options.recorded()
     task_names = Match(paths[0], task, options).task_names
     settings = {"options": origin.get("options"), "task": type(task).__qualname__, "names": task_names}
     data_sets = [_data_set(path, contract) for path in paths]
     episodes = decoded_once(run, contract, origin, data_sets, decode, settings)
+    episodes = replace(episodes, sources=tuple(map(str, paths)))
     if weights is None or len(paths) == 1:
         return episodes
     return replace(episodes, weights=torch.tensor([*weights], dtype=torch.float64))
 
 
+def _rewarded(episodes: Episodes, task: Task | None, rewards: Rewards) -> Episodes:
+    """The same episodes, with `rewards` in place of theirs."""
+    if rewards is Rewards.RECORDED:
+        return episodes
+    if rewards is not Rewards.TASK:
+        return rewarded(episodes, rewards)
+    if task is None:
+        raise UserError("demonstration_rewards=task needs a task with a simulator")
+    return replace(episodes, reward=task.recorded_rewards(episodes))
+
+
+def _begun(reading: Iterator[Episodes]) -> tuple[list[Episodes], Iterator[Episodes]]:
+    """The first episode of a `reading`, if there is one, and the others."""
+    return [*islice(reading, 1)], reading
+
+
+def _alike(readings: Sequence[tuple[list[Episodes], Iterator[Episodes]]]) -> Iterator[Iterator[Episodes]]:
+    """All of the `readings` with the same optional parts: final observations and signals only if all have them."""
+    first = [episode for begin, _ in readings for episode in begin]
+    has_final = all(each.final_observation is not None for each in first)
+    names = [set(each.signals.keys()) if each.signals is not None else set() for each in first]
+    shared = sorted(set[str].intersection(*names)) if names else []
+
+    def alike(episode: Episodes) -> Episodes:
+        signals = episode.signals.select(*shared) if episode.signals is not None and shared else None
+        return replace(episode, final_observation=episode.final_observation if has_final else None, signals=signals)
+
+    return (map(alike, chain(begin, others)) for begin, others in readings)
+
+
 def _read(match: Match, contract: Contract, task: Task | None, *, alone: bool) -> Iterator[Episodes]:
-    """Read the episodes of a source: a run's folder, recordings, or a LeRobot dataset."""
+    """Read the episodes of a source: a run's folder, arrays, recordings, or a LeRobot dataset."""
+    rewards = match.options.rewards
+    return (_rewarded(each, task, rewards) for each in _recorded(match, contract, alone=alone))
+
+
+def _recorded(match: Match, contract: Contract, *, alone: bool) -> Iterator[Episodes]:
     path = match.source
     if folder := episode_folder(path):
+        if match.options.columns or match.options.filter:
+            raise UserError(f"{path} has rewards and outcomes of its own: leave out demonstration_columns and _filter")
         return _collected(folder, contract, match, privileged=alone)
     if recordings := recordings_in(path):
+        if match.options.filter:
+            raise UserError(f"{path} has no filter keys: leave out demonstration_filter={match.options.filter}")
         cameras = [key for key, spec in contract.observation.items() if spec.is_picture and not spec.privileged]
         return (_with_encoded(episode, cameras) for episode in driven.read(recordings, contract, match))
-    return lerobot_reading.read(path, contract, match)
+    return data_set_reading.read(path, contract, match)
 
 
 def _with_encoded(episode: Episodes, cameras: Sequence[str]) -> Episodes:
@@ -185,8 +258,10 @@ def _data_set(path: Path, contract: Contract) -> DataSet:
     """The data set at `path`, with the files that its episodes are read from."""
     if folder := episode_folder(path):
         return DataSet(path, [folder / RECORD])  # it has the checksums of all others
+    if file := array_file(path):
+        return DataSet(path, array_files.files(file))
     if recordings := recordings_in(path):
-        return DataSet(path, recordings)
+        return DataSet(path, [*recordings, *(file for each in recordings for file in bag_files(each))])
     has_pictures = any(spec.is_picture and not spec.privileged for spec in contract.observation.values())
     return DataSet(path, lerobot_files.data_files(path, videos=has_pictures))
 
@@ -197,7 +272,9 @@ def episode_folder(path: Path) -> Path | None:
 
 
 def recordings_in(path: Path) -> list[Path]:
-    """The recording at `path`, or all recordings in that folder."""
+    """The recording at `path`, or all recordings in that folder; none if that is a file of arrays."""
+    if path.suffix in array_files.SUFFIXES:
+        return []
     return sorted(path.glob("*.mcap")) if path.is_dir() else [path]
 
 
@@ -228,10 +305,13 @@ def _collected(folder: Path, contract: Contract, match: Match, *, privileged: bo
             episode = episodes.part(number, number + 1).expanded()
             raw = {key: encode_all(episode.observation[key].numpy()) for key in cameras if key in episode.observation}
             pictures = Pictures.of(raw) if raw else episode.pictures and episode.pictures.only(cameras)
+            bound = driven.bound(episode, others, contract.action, binding)
+            final = episode.final_observation
+            if bound.final_observation is not None and final is not None:
+                bound.final_observation.update(final.select(*cameras, strict=False))
             yield replace(
-                driven.bound(episode, others, contract.action, binding),
+                bound,
                 pictures=pictures,
-                final_observation=None,
                 task_index=torch.tensor([task]),
                 dataset_index=None,
             )
@@ -249,7 +329,10 @@ def _write(
     limits = Limits(contract.action)
     tasks = set[int]()
     for episode in episodes:
+        final = {} if episode.final_observation is None else dict(episode.final_observation.items())
         named = {"action": episode.actions, **dict(episode.observation.items())}
+        named |= {f"the last {key}": values for key, values in final.items()}
+        named["reward"] = episode.reward.nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf)  # NaN is unknown
         if wrong := [key for key, values in named.items() if not bool(values.isfinite().all())]:
             message = f"{path} has infinity or not a number in {', '.join(wrong)}"
             raise UserError(f"{message}, from row {count} on; leave out that episode")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
-from typing import TypeGuard
+from types import MappingProxyType
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -16,7 +18,9 @@ from embodied.contract import Binding, Contract, TensorSpec
 from embodied.data.episodes import Episodes
 from embodied.errors import UserError
 from real_robot.recording.matching import Match
+from real_robot.recording.outcomes import HUMAN, REWARD
 from real_robot.recording.recording import Ended, Episode, Gap, Item, Recording, Tick
+from real_robot.recording.topics import Topics
 from real_robot.safety.safety import State
 
 NOTHING = "these recordings have no tick with both a measurement and a written action"
@@ -24,34 +28,34 @@ LATE = 1.5
 """A new episode begins if two ticks are more control periods apart than this."""
 
 
-def episodes(recording: Recording) -> Iterator[tuple[str, Episodes]]:
+def episodes(recording: Recording, chosen: Mapping[str, Any] = MappingProxyType({})) -> Iterator[tuple[str, Episodes]]:
     """Yield each episode with its task's name: an observation before every action written to the robot.
 
     An episode ends where the robot held, where the recording has a gap, and where the loop skipped a period, so that
     its steps are one control period apart. All parts of a failed episode are failures. The last part of a successful
-    episode is a success; the outcome of its other parts is unknown.
+    episode is a success; the outcome of its other parts is unknown. Rewards, signals, successes and endings are those
+    of the `chosen` topics, see `topics.py`.
 
     Raises:
-        UserError: if an observation changes its shape within an episode.
+        UserError: if an observation changes its shape within an episode, and for unknown topics.
     """
     outcomes = recording.outcomes()
+    topics = Topics(recording, chosen)
     number = -1
     task = ""
     ticks: list[Tick] = []
-    for item in recording:
+    for item in chain(recording, [None]):
         # the ticks so far are one episode if this item interrupts them
-        if _breaks(item, ticks, recording.contract.control_dt_s) and ticks:
+        if ticks and _breaks(item, ticks, recording.contract.control_dt_s):
             success = _part_success(outcomes.get(number), last=isinstance(item, Ended))
-            yield task, _episode(ticks, recording.contract, success=success)
+            is_over = item is None or isinstance(item, Episode | Ended)
+            yield from ((task, each) for each in _episodes(ticks, recording, topics, success, is_over=is_over))
             ticks = []
         if _is_driven(item):
             ticks.append(item)
         if isinstance(item, Episode):
             number = number + 1
             task = item.task
-    if ticks:
-        success = _part_success(outcomes.get(number), last=False)
-        yield task, _episode(ticks, recording.contract, success=success)
 
 
 def _part_success(success: bool | None, *, last: bool) -> bool | None:
@@ -75,7 +79,7 @@ def read(paths: Sequence[str | Path], contract: Contract, match: Match) -> Itera
         except UserError as error:
             raise UserError(f"{path} does not serve the contract: {' '.join(str(error).split())}") from error
         needed = {key: spec for key, spec in contract.observation.items() if not spec.privileged}
-        for task, episode in episodes(recording):
+        for task, episode in episodes(recording, match.options.columns):
             count += 1
             if (number := match.task_number(task)) is not None:
                 yield replace(
@@ -95,25 +99,61 @@ def bound(episodes: Episodes, needed: Mapping[str, TensorSpec], action: TensorSp
     # binding.action scatters a policy's action into the robot's order; argsort is its inverse
     order = None if binding.action is None else binding.action.argsort()
     actions = _ordered(episodes.actions, order).to(getattr(torch, action.dtype))
-    return replace(episodes, observation=TensorDict(observation, [len(episodes)]), actions=actions)
+    final = episodes.final_observation
+    if final is not None:
+        final = TensorDict(
+            {
+                key: _ordered(final[key], binding.observation[key]).to(getattr(torch, spec.dtype))
+                for key, spec in needed.items()
+                if key in final
+            },
+            final.batch_size,
+        )
+    bound_observation = TensorDict(observation, [len(episodes)])
+    return replace(episodes, observation=bound_observation, actions=actions, final_observation=final)
 
 
 def _ordered(values: Tensor, order: Tensor | None) -> Tensor:
     return values if order is None else values[..., order]
 
 
-def _is_driven(item: Item) -> TypeGuard[Tick]:
+def _is_driven(item: Item | None) -> TypeGuard[Tick]:
     """Whether an action was executed as it was decided, which excludes the steps of a stop."""
     if not isinstance(item, Tick) or item.reading is None or item.verdict.action is None:
         return False
     return item.verdict.state is State.ACTIVE
 
 
-def _breaks(item: Item, ticks: Sequence[Tick], control_dt_s: float) -> bool:
-    """Whether the current episode ends before `item`."""
+def _breaks(item: Item | None, ticks: Sequence[Tick], control_dt_s: float) -> bool:
+    """Whether the current episode ends before `item`, None at the end of the recording."""
     if _is_driven(item):
-        return bool(ticks) and item.now_s - ticks[-1].now_s > LATE * control_dt_s
-    return isinstance(item, Episode | Ended | Gap | Tick)
+        return item.now_s - ticks[-1].now_s > LATE * control_dt_s
+    return item is None or isinstance(item, Episode | Ended | Gap | Tick)
+
+
+def _episodes(
+    ticks: Sequence[Tick], recording: Recording, topics: Topics, success: bool | None, *, is_over: bool
+) -> Iterator[Episodes]:
+    """Episodes of successive `ticks`, with the `success` that was recorded: one, unless `topics` end it before.
+
+    Messages after the last tick belong to its step, if the episode is over.
+    """
+    contract = recording.contract
+    end = recording.next_begin(ticks[-1].now_s) if is_over else ticks[-1].now_s + LATE * contract.control_dt_s
+    rows = topics.rows([tick.now_s for tick in ticks], end)
+    columns = topics.columns
+    for part in columns.parts(rows, len(ticks), success):
+        episode = _episode(ticks[part.begin : part.end], contract, success=part.success)
+        cells = {key: values[part.begin : part.end] for key, values in rows.items()}
+        changes: dict[str, Any] = {"terminated": torch.tensor([part.terminated])}
+        if (reward := columns.values(REWARD, cells)) is not None:
+            changes["reward"] = torch.from_numpy(reward)
+        if (human := columns.values(HUMAN, cells)) is not None:
+            changes["human"] = episode.human | torch.from_numpy(human > 0.5)
+        if names := columns.signals():
+            signals = {name: torch.from_numpy(columns.values(name, cells)) for name in names}
+            changes["signals"] = TensorDict(signals, [part.end - part.begin])
+        yield replace(episode, **changes)
 
 
 def _episode(ticks: Sequence[Tick], contract: Contract, *, success: bool | None) -> Episodes:

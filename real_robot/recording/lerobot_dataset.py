@@ -5,7 +5,7 @@
 A SOURCE is a recording, or the folder of a run's demonstrations (RUN/demonstrations). Floats become one
 "observation.state" with named elements, cameras become videos (H.264, lossy) or images (PNG within parquet), the
 instruction becomes the frame's task, and every other observation becomes its own feature. Two additions are ours:
-meta/contract.json stores names, units and frames, which `lerobot_reading.py` checks, and a column of meta/episodes
+meta/contract.json stores names, units and frames, which `data_set_reading.py` checks, and a column of meta/episodes
 stores the outcome, empty where it is unknown. Source of the format: github.com/huggingface/lerobot, v0.4.
 """
 
@@ -33,8 +33,8 @@ from embodied.export.network import elements
 from embodied.extras import needs_extra
 from embodied.saving.files import rename
 from embodied.text import decode
-from real_robot.recording import driven
-from real_robot.recording.lerobot_files import OUTCOME
+from real_robot.recording import driven, outcomes
+from real_robot.recording.lerobot_files import COLUMNS, OUTCOME
 from real_robot.recording.recording import Recording
 from real_robot.robots.robot import Array
 
@@ -48,9 +48,7 @@ VIDEO_MB = 200
 STATE = "observation.state"
 ACTION = "action"
 CAMERA = "observation.images."
-INTERVENTION = "complementary_info.is_intervention"
-REWARD = "next.reward"
-SUCCESS = "next.success"
+INTERVENTION, REWARD, SUCCESS = (COLUMNS[meaning] for meaning in (outcomes.HUMAN, outcomes.REWARD, outcomes.SUCCESS))
 QUANTILES = {"q01": 0.01, "q10": 0.1, "q50": 0.5, "q90": 0.9, "q99": 0.99}
 """Quantiles of each element, by name in the statistics."""
 

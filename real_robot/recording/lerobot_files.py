@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -15,12 +16,20 @@ from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.extras import needs_extra
 from embodied.saving.json_text import loads
+from real_robot.recording.outcomes import HUMAN, REWARD, SUCCESS, TRUNCATED, Columns
 from real_robot.robots.robot import Array
 
 VERSIONS = ("v2.0", "v2.1", "v3.0")
 TASK = "task_index"
 OUTCOME = "success"
 """Column of meta/episodes that our datasets add."""
+COLUMNS = {
+    REWARD: "next.reward",
+    SUCCESS: "next.success",
+    TRUNCATED: "next.truncated",
+    HUMAN: "complementary_info.is_intervention",
+}
+"""Features of LeRobot by meaning. Its next.done does not say whether an episode terminated."""
 Cells = list[bytes] | Array
 """Pictures of an episode: encoded as a dataset has them, or frames [L, height, width, 3] of a video."""
 
@@ -34,12 +43,20 @@ def data_files(directory: Path, *, videos: bool) -> list[Path]:
 class Source:
     """A dataset in `directory`; `contract` is None unless our program wrote it.
 
+    `chosen` are columns by meaning, `rate_hz` is its rate if it does not state one.
+
     Raises:
-        UserError: if the folder is no LeRobot dataset, or of an unsupported version.
+        UserError: if the folder is no LeRobot dataset, of an unsupported version, or states another rate.
     """
 
-    def __init__(self, directory: Path) -> None:
+    has_final = False
+    """Whether it has the observation after the last step of every episode."""
+
+    def __init__(
+        self, directory: Path, chosen: Mapping[str, Any] = MappingProxyType({}), rate_hz: float | None = None
+    ) -> None:
         self.directory = directory
+        self._chosen = chosen
         try:
             self.info: dict[str, Any] = loads((directory / "meta/info.json").read_text(encoding="utf-8"))
             self.features: dict[str, Any] = self.info["features"]
@@ -56,11 +73,21 @@ class Source:
         except ValueError as error:
             raise UserError(f"cannot read {path}: {_line(error)}") from error
         self._films: dict[str, _Film] = {}
+        self.rate_hz = float(self.info.get("fps") or rate_hz or 0.0)
+        """Rate of the rows; 0 if it is unknown."""
+        if rate_hz and abs(rate_hz / self.rate_hz - 1.0) > 1e-4:
+            raise UserError(f"{directory} states {self.rate_hz:g} Hz; leave out demonstration_rate_hz={rate_hz:g}")
+
+    @cached_property
+    def columns(self) -> Columns:
+        """Columns with rewards, outcomes and endings; an outcome in meta/episodes replaces the column of successes."""
+        defaults = {key: name for key, name in COLUMNS.items() if key != SUCCESS or not self.success}
+        return Columns(self.directory, self.features, defaults, self._chosen)
 
     @property
-    def rate_hz(self) -> float:
-        """Rate in the dataset's metadata; 0 if it is missing."""
-        return float(self.info.get("fps") or 0.0)
+    def identity(self) -> bytes:
+        """Bytes that identify the data set without reading all of it."""
+        return (self.directory / "meta/info.json").read_bytes()
 
     @cached_property
     def tasks(self) -> dict[int, str]:
@@ -89,8 +116,8 @@ class Source:
 
     def episodes(
         self, features: set[str], tasks: Callable[[str], int | None] | None = None
-    ) -> Iterator[tuple[int, int, dict[str, Any]]]:
-        """Yield number, task and `features` of each episode: arrays [L, ...], or `Cells` for pictures.
+    ) -> Iterator[tuple[int, int, dict[str, Any], None]]:
+        """Yield number, task, `features` and None of each episode: arrays [L, ...], or `Cells` for pictures.
 
         `tasks` returns the number of a text, None for episodes to skip; without it all episodes have number 0.
 
@@ -105,7 +132,7 @@ class Source:
                 raise UserError(f"episode {number} of {self.directory} has rows out of order, or not all of them")
             episode = {key: self._column(key, rows[key]) for key in features - videos}
             episode |= {key: self._frames(key, number, length) for key in videos}
-            yield number, (0 if task_numbers is None else task_numbers[rows[TASK][0].as_py()] or 0), episode
+            yield number, (0 if task_numbers is None else task_numbers[rows[TASK][0].as_py()] or 0), episode, None
 
     def _rows(self, columns: Sequence[str], tasks: dict[int, int | None] | None) -> Iterator[tuple[int, Any]]:
         """Yield number and table of each episode, whose rows may be in several row groups and files."""

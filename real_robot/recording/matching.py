@@ -14,6 +14,7 @@ from torch import Tensor
 from embodied.contract import Contract, TensorSpec
 from embodied.errors import UserError
 from embodied.task import Task
+from real_robot.recording.outcomes import Rewards, parse_columns
 from real_robot.robots.robot import Array
 
 TOLERANCE = 0.01
@@ -26,19 +27,40 @@ LARGEST_SHARE = 0.05
 class MatchOptions:
     """Options of a user: further texts of tasks by the task's name, a data set's names by the contract's names.
 
-    With `resampling`, data sets of another rate are resampled to the contract's rate.
+    With `resampling`, data sets of another rate are resampled to the contract's rate. `columns` are a data set's
+    columns by meaning (`outcomes.Columns`), `rewards` replace its rewards, `rate_hz` is the rate of data sets that do
+    not state one, and `filter` is one of robomimic's filter keys.
     """
 
     tasks: Mapping[str, Sequence[str]] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
     resampling: bool = False
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    rewards: Rewards = Rewards.RECORDED
+    rate_hz: float | None = None
+    filter: str | None = None
+
+    def recorded(self) -> dict[str, Any]:
+        """JSON of the options that are set, and of those of earlier versions."""
+        later = {"columns": dict(self.columns), "rate_hz": self.rate_hz, "filter": self.filter}
+        later |= {} if self.rewards is Rewards.RECORDED else {"rewards": self.rewards.value}
+        recorded = {"tasks": self.tasks, "names": self.names, "resampling": self.resampling}
+        return recorded | {name: value for name, value in later.items() if value}
 
 
-def match_options(tasks: Any, names: Any, resampling: bool) -> MatchOptions:  # noqa: ANN401 - as typed
-    """Options from demonstration_tasks=, `tasks`, demonstration_names=, `names`, and demonstration_resampling=.
+def match_options(
+    tasks: Any,  # noqa: ANN401 - as typed
+    names: Any,  # noqa: ANN401 - as typed
+    resampling: bool,
+    columns: Any = None,  # noqa: ANN401 - as typed
+    rewards: Rewards = Rewards.RECORDED,
+    rate_hz: float | None = None,
+    selection: str | None = None,
+) -> MatchOptions:
+    """Options from demonstration_tasks=, `tasks`, demonstration_names=, `names`, and the others' likewise.
 
     Raises:
-        UserError: for anything but a mapping to lists of texts, and a mapping to names.
+        UserError: for anything but a mapping to lists of texts, and mappings to names.
     """
     tasks, names = ({} if typed is None else typed for typed in (tasks, names))
     texts = list(tasks.values()) if isinstance(tasks, Mapping) else [None]
@@ -48,7 +70,7 @@ def match_options(tasks: Any, names: Any, resampling: bool) -> MatchOptions:  # 
         raise UserError(f"expected demonstration_names={{OURS:THEIRS}}, got {names!r}")
     if twice := [text for text in {*chain(*texts)} if sum(text in each for each in texts) > 1]:
         raise UserError(f"demonstration_tasks has {twice[0]!r} for several tasks")
-    return MatchOptions(tasks, names, resampling)
+    return MatchOptions(tasks, names, resampling, parse_columns(columns), rewards, rate_hz, selection)
 
 
 class Match:

@@ -65,9 +65,8 @@ class RecordedTask(Configuration, Task):
         options = self._options
         if not (paths := sources(options.demonstrations, options.demonstration_weights)):
             raise UserError(f"expected demonstrations=DIR, as task={self.name} learns from recorded episodes alone")
-        names: Mapping[str, str] = options.demonstration_names or {}
         added = units(options.demonstration_units)
-        contract = data_contract(located(paths[0]), names, added, self.image_size, self.instruction)
+        contract = data_contract(located(paths[0]), options.matching, added, self.image_size, self.instruction)
         horizon = self.horizon or min(LONGEST, max(1, round(CHUNK_S / contract.control_dt_s)))
         return replace(contract, horizon=horizon, executed=self.executed or -(-horizon // 2))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -96,6 +97,7 @@ class Recording:
         self.path = Path(path)
         self.complete = False
         self.damage = ""
+        self._begins: list[float] = []  # of the episodes, s, once `outcomes` has read them
         expected = f"expected a recording of format {FORMAT}; other MCAP files hold no contract"
         try:
             header = next((each for each in mcap_file.records(self.path) if _kind(each) == METADATA), None)
@@ -128,8 +130,11 @@ class Recording:
         """Outcomes of episodes, True for success, by the number of the episode from 0; unknown ones are missing."""
         number = -1
         outcomes = {}
+        self._begins = []
         for channel, _, record in self._messages():
-            number += channel.topic == f"{ROOT}/episode"
+            if channel.topic == f"{ROOT}/episode":
+                number += 1
+                self._begins.append(record.log_time / 1e9)
             if channel.topic == f"{ROOT}/end":
                 try:
                     outcomes[number] = bool(json.loads(cdr.decode_string(record.data))["success"])
@@ -138,8 +143,20 @@ class Recording:
                     break
         return outcomes
 
+    def next_begin(self, time_s: float) -> float:
+        """Time at which the first episode after `time_s` begins; infinity if it is the last."""
+        return min((each for each in self._begins if each > time_s), default=math.inf)
+
+    def others(self) -> Iterator[tuple[Any, Any, Any]]:
+        """Yield channel, schema and record of every message of others, on topics that are not below /embodied."""
+        return (each for each in self._all_messages() if not each[0].topic.startswith(f"{ROOT}/"))
+
     def _messages(self) -> Iterator[tuple[Any, Any, Any]]:
-        """Yield channel, schema and record of every message of ours; earlier versions also recorded topics of ROS."""
+        """Yield channel, schema and record of every message of ours."""
+        return (each for each in self._all_messages() if each[0].topic.startswith(f"{ROOT}/"))
+
+    def _all_messages(self) -> Iterator[tuple[Any, Any, Any]]:
+        """Yield channel, schema and record of every message."""
         schemas: dict[int, Any] = {}
         channels: dict[int, Any] = {}
         finished = False
@@ -156,8 +173,7 @@ class Recording:
                 schema = channel and schemas.get(channel.schema_id)
                 if channel is None or schema is None:
                     return self._stop(f"a message on the unknown channel {record.channel_id}")
-                if channel.topic.startswith(f"{ROOT}/"):
-                    yield channel, schema, record
+                yield channel, schema, record
         self.complete = finished and not self.damage
 
     def _records(self) -> Iterator[Any]:

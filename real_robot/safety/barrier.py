@@ -190,9 +190,9 @@ def nearest(velocity: Array, normals: Array, speed: Array) -> Array | None:
     multipliers = np.zeros(0)
     for _ in range(8 * len(velocity)):
         slack = normals @ solution + speed
-        worst = int(slack.argmin()) if len(slack) else 0
-        if not len(slack) or slack[worst] >= -TOLERANCE:
+        if slack.min(initial=0.0) >= -TOLERANCE:
             return solution
+        worst = int(slack.argmin())
         # stationarity: x = velocity + sum over active half-spaces of multiplier * normal
         active, multipliers = _join(velocity, normals, speed, [*active, worst], np.append(multipliers, 0.0))
         if not active:

@@ -75,7 +75,7 @@ class Consistency:
         """
         before = self._newest
         self._newest = reading
-        if self.accepted is None or before is None:
+        if before is None:
             self.accepted = reading
             self._count(reading)
             return reading

@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from embodied.configuration import FiniteFloat, Pixels, PositiveFloat, PositiveInt
 from embodied.contract import Contract
+from embodied.data.episodes import Episodes
 from embodied.errors import UserError
 from embodied.evaluation.video import Frames, film, tile, write_video
 from embodied.policy import Policy
@@ -96,6 +98,31 @@ class GymTask(Task, ProcessOptions):
         """
         self._check(distribution)
         return self._environment(num_envs, split, seed, self.options)
+
+    def recorded_rewards(self, episodes: Episodes) -> Tensor:
+        """Rewards [S] that `compute_reward` of a goal environment gives for the goals in recorded `episodes`.
+
+        Raises:
+            UserError: for other environments, and episodes without an observation after every step.
+        """
+        world = make(self.id, self.step_limit, self.options)
+        compute = getattr(world.unwrapped, "compute_reward", None)
+        if compute is None:
+            raise UserError(
+                f"{self.id} has no compute_reward, as goal environments have; leave out demonstration_rewards"
+            )
+        goals = []
+        for key in ("achieved_goal", "desired_goal"):
+            final = episodes.final_observation
+            if key not in episodes.observation or final is None or len(episodes) != episodes.steps:
+                raise UserError(f"recorded episodes have no {key} after every step; leave out demonstration_rewards")
+            # the goal after each step is that before the next one, or the final one
+            after = episodes.observation[key].roll(-1, 0)
+            after[episodes.ends - 1] = final[key]
+            goals.append(after.numpy())
+        rewards = np.asarray(compute(*goals, {}), np.float32)
+        world.close()
+        return torch.from_numpy(rewards.reshape(episodes.steps))
 
     def video(
         self, path: Path, policies: Mapping[str, Policy], device: str, distribution: str | None = None, first: int = 0

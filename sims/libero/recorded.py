@@ -10,17 +10,17 @@ from __future__ import annotations
 import json
 import logging
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from embodied.data import hdf5
 from embodied.data.episodes import Episodes, EpisodeWriter
 from embodied.errors import UserError
 from embodied.progress import Progress
-from sims.libero import hdf5
 from sims.libero.assets import Assets
 from sims.libero.expert.demonstrations import worded
 from sims.libero.language import Wordings
@@ -33,6 +33,9 @@ from sims.libero.suite import WARM_UP, Task
 
 log = logging.getLogger(__name__)
 SUFFIX = ".hdf5"
+DATA = "data"
+DEMO = f"{DATA}/demo_"
+"""Group of a file, and the begin of the names of its episodes, which numbers follow."""
 CONTROLLER = {"type": "OSC_POSE", "output_max": [0.05, 0.05, 0.05, 0.5, 0.5, 0.5]}
 """Meaning of LIBERO's actions, as given in its files: see `observation.action_spec`."""
 
@@ -146,21 +149,25 @@ def read_file(path: Path, scene: Scene) -> Iterator[Demonstration]:
     Raises:
         UserError: for a damaged or unsuitable episode; the message names file, episode and problem.
     """
-    _check_controller(path, hdf5.read_attributes(path).env_args)
-    for episode in hdf5.read_episodes(path):
-        yield _demonstration(f"{path}, {episode.name}", episode, scene)
+    attributes = hdf5.contents(path).attributes
+    _check_controller(path, _attribute(path, attributes, "env_args"))
+    groups = [name for name in attributes if name.startswith(DEMO) and name.removeprefix(DEMO).isdecimal()]
+    groups.sort(key=lambda name: int(name.removeprefix(DEMO)))
+    arrays = hdf5.arrays(path, [(f"{group}/{name}", None, None) for group in groups for name in ("states", "actions")])
+    for group in groups:
+        states, actions = (np.asarray(next(arrays), np.float64) for _ in range(2))
+        place = f"{path}, {group.removeprefix(DATA)[1:]}"
+        yield _demonstration(place, states, actions, attributes[group].get("model_file", ""), scene)
 
 
-def _demonstration(place: str, episode: hdf5.RawEpisode, scene: Scene) -> Demonstration:
-    states = episode.states
-    actions = episode.actions
+def _demonstration(place: str, states: Array, actions: Array, model_file: str, scene: Scene) -> Demonstration:
     width = 1 + scene.model.nq + scene.model.nv
     if states.ndim != 2 or states.shape[1] != width or actions.shape != (len(states), 7) or not len(states):
         expected = f"states [T, {width}] and actions [T, 7] of {scene.task.name}"
         raise UserError(f"{place}: expected {expected}, got {list(states.shape)} and {list(actions.shape)}")
     if not (np.isfinite(states).all() and np.isfinite(actions).all()):
         raise UserError(f"{place}: expected finite states and actions, got nan or infinity")
-    return Demonstration(states, actions, *_fixtures(place, episode.model_file, scene))
+    return Demonstration(states, actions, *_fixtures(place, model_file, scene))
 
 
 def _fixtures(place: str, model: str, scene: Scene) -> tuple[Array, Array]:
@@ -212,8 +219,16 @@ def _by_task(paths: Sequence[Path], tasks: Sequence[Task]) -> list[list[Path]]:
 
 def _task_of(path: Path) -> tuple[str, str]:
     """Suite and name of the task of a file, from the name of its BDDL file."""
-    bddl = Path(hdf5.read_attributes(path).bddl_file_name)
+    bddl = Path(_attribute(path, hdf5.contents(path).attributes, "bddl_file_name"))
     return bddl.parent.name, bddl.stem
+
+
+def _attribute(path: Path, attributes: Mapping[str, Mapping[str, str]], name: str) -> str:
+    """Attribute `name` of the group that has the episodes of the file at `path`."""
+    try:
+        return attributes[DATA][name]
+    except KeyError as error:
+        raise UserError(f"{path} is no file of LIBERO: it has no group {DATA} with the attribute {name}") from error
 
 
 def _check_controller(path: Path, env_args: str) -> None:

@@ -55,8 +55,8 @@ def test_source_flags_and_headers_each_make_another_library(folder, tmp_path):
 
 def test_processes_that_compile_the_same_at_once_all_get_it(folder):
     program = f"from embodied import native; print(native.load({ANSWER!r}).answer())"
-    runs = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(3)]
-    assert [run.communicate()[0].strip() for run in runs] == ["42"] * 3
+    runs = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    assert [run.communicate()[0].strip() for run in runs] == ["42"] * 2
     (made,) = folder.iterdir()  # nothing temporary stays
     assert ctypes.CDLL(str(made)).answer() == 42
 

@@ -18,7 +18,7 @@ from embodied.saving import checkpoint
 from embodied.saving.checkpoint import Checkpoint
 from embodied.text import decode, encode, encode_as, text_spec
 from policies.mlp import MLPConfig
-from real_robot.recording import lerobot_dataset, lerobot_reading
+from real_robot.recording import data_set_reading, lerobot_dataset
 from real_robot.recording.recorder import Recorder
 from real_robot.recording.recording import Recording, Tick
 from real_robot.robots.robot import Reading
@@ -110,7 +110,7 @@ def test_a_recording_and_a_dataset_keep_what_was_said(tmp_path: Path) -> None:
     assert "observation.things" in info["features"]
     table = pq.read_table(tmp_path / "data/meta/tasks.parquet").to_pydict()
     assert table == {"task_index": [0, 1, 2], "__index_level_0__": list(SAID)}
-    episodes = list(lerobot_reading.read(tmp_path / "data", contract))
+    episodes = list(data_set_reading.read(tmp_path / "data", contract))
     for number, episode in enumerate(episodes):
         first = episode.chunks(torch.zeros(1).long(), 1)["observation"][0]
         found = {key: first[key].numpy() for key in SPECS}
@@ -129,16 +129,16 @@ def test_an_instruction_is_read_from_the_tasks_of_who_has_no_text(tmp_path: Path
     lerobot_dataset.write([Recording(tmp_path / "a.mcap")], tmp_path / "data")
     (tmp_path / "data/meta/contract.json").unlink()  # as others write them
     spoken = replace(silent, observation=silent.observation | {"instruction": text_spec(64)})
-    episodes = lerobot_reading.read(tmp_path / "data", spoken)
+    episodes = data_set_reading.read(tmp_path / "data", spoken)
     assert [decode(episode.observation["instruction"][0].numpy()) for episode in episodes] == list(SAID)
     lines = [json.dumps({"task_index": number, "task": said}) for number, said in enumerate(SAID)]
     (tmp_path / "data/meta/tasks.jsonl").write_text("\n".join(lines) + "\n")  # as before v3
     (tmp_path / "data/meta/tasks.parquet").unlink()
-    again = lerobot_reading.read(tmp_path / "data", spoken)
+    again = data_set_reading.read(tmp_path / "data", spoken)
     assert [decode(episode.observation["instruction"][0].numpy()) for episode in again] == list(SAID)
     short = replace(silent, observation=silent.observation | {"instruction": text_spec(20)})
     with pytest.raises(UserError, match="expected text of at most 20 bytes of UTF-8"):
-        list(lerobot_reading.read(tmp_path / "data", short))
+        list(data_set_reading.read(tmp_path / "data", short))
 
 
 class Listener:

@@ -44,7 +44,7 @@ static int substep(const Simulation* s, const double torques[ARM], double grip) 
 
 // Stock's controller reads the arm's state when a reset creates it, and next at the second substep, whatever state is
 // written in between: an episode's first goal and torques are those of the reset's pose.
-static int control_step(const Simulation* s, const mjOption* air, const double action[7]) {
+static int control_step(const Simulation* s, const mjModel* airless, const double action[7]) {
   double goal_position[3], torques[ARM];
   for (int i = 0; i < SUBSTEPS; i++) {
     int fresh = s->controller->fresh != 0;
@@ -53,8 +53,8 @@ static int control_step(const Simulation* s, const mjOption* air, const double a
     stepped = s;
     mj_fwdPosition(s->model, s->data);
     stepped = NULL;
-    mj_fwdVelocity(s->model, s->data);
-    add_drag(s, air);
+    mj_fwdVelocity(airless, s->data);
+    add_drag(s);
     if (!fresh && i == 0) set_goal(s, action, goal_position);
     if (!fresh && !arm_torques(s, goal_position, torques)) return 0;
     if (!substep(s, torques, action[6])) return 0;
@@ -74,15 +74,12 @@ typedef struct {
 } Job;
 
 static void run_chunk(Job* job, int i) {
-  Simulation simulation = job->simulations[job->ids[i]];
-  const mjOption air = simulation.model->opt;
-  mjModel model = *simulation.model;  // shares all arrays
-  model.opt.density = model.opt.viscosity = 0;  // add_drag computes the drag
-  simulation.model = &model;
-  const Simulation* s = &simulation;
+  const Simulation* s = job->simulations + job->ids[i];
+  mjModel airless = *s->model;  // shares its arrays
+  airless.opt.density = airless.opt.viscosity = 0;
   for (int k = 0; k < job->steps; k++) {
     job->executed[i * job->steps + k] = 1;
-    job->diverged[i] = !control_step(s, &air, job->actions + 7 * ((size_t)i * job->steps + k));
+    job->diverged[i] = !control_step(s, &airless, job->actions + 7 * ((size_t)i * job->steps + k));
     job->success[i] = (unsigned char)(!job->diverged[i] && satisfied(s));
     if (job->diverged[i]) return;
     if (job->success[i] && job->stop_on_success) return;

@@ -1,5 +1,7 @@
-// Drag of the air, MuJoCo's inertia model (its documentation, chapter Computation, Fluid forces), an eighth of the time
-// of a step there. Forces of bodies are summed from the leaves of each tree to its root in place of a Jacobian each.
+// Drag of the air by MuJoCo's inertia model (its documentation, chapter Computation, section Fluid forces).
+//
+// MuJoCo computes a Jacobian over all joints for each body, a tenth of the time of a step; here it is that of the joints
+// between the body and its root. Products and sums are in MuJoCo's order, and the results are the same bits.
 #pragma once
 
 #include <math.h>
@@ -7,58 +9,65 @@
 
 #include "native_types.h"
 
-// Drag [6] on a body with the spatial velocity `velocity`, both torque (or rotation) first and in its inertial frame.
-static void drag(const mjOption* air, const double inertia[3], double mass, const double velocity[6], double force[6]) {
+// Drag [6], torque and force, on a box of sides `a` at the velocity `v` [6], rotation first, in the box's frame.
+static void drag(const mjOption* air, const double a[3], const double v[6], double force[6]) {
   const double rho = air->density, beta = air->viscosity;
-  double r[3];  // half-sizes of the box of this inertia: r_x = sqrt(3 / (2 M) (I_yy + I_zz - I_xx))
-  double sum = inertia[0] + inertia[1] + inertia[2];
-  for (int i = 0; i < 3; i++) r[i] = sqrt(1.5 / mass * fmax(sum - 2 * inertia[i], mjMINVAL));
-  double radius = (r[0] + r[1] + r[2]) / 3;
+  double diameter = (a[0] + a[1] + a[2]) / 3;
   for (int i = 0; i < 3; i++) {
-    double w = velocity[i], v = velocity[3 + i], rj = r[(i + 1) % 3], rk = r[(i + 2) % 3];
-    // g = -8 beta pi r^3 w - rho r_i (r_j^4 + r_k^4) |w| w / 2
-    double fourth = rj * rj * rj * rj + rk * rk * rk * rk;
-    force[i] = -8 * beta * mjPI * radius * radius * radius * w - 0.5 * rho * r[i] * fourth * fabs(w) * w;
-    // f = -6 beta pi r v - 2 rho r_j r_k |v| v
-    force[3 + i] = -6 * beta * mjPI * radius * v - 2 * rho * rj * rk * fabs(v) * v;
+    double aj = a[i == 0], ak = a[i == 2 ? 1 : 2], turning = v[i], moving = v[3 + i];
+    // g = -pi beta d^3 w - rho a_i (a_j^4 + a_k^4) |w| w / 64
+    force[i] = turning * (-mjPI * diameter * diameter * diameter * beta);
+    force[i] -= rho * a[i] * (aj * aj * aj * aj + ak * ak * ak * ak) * fabs(turning) * turning / 64;
+    // f = -3 pi beta d v - rho a_j a_k |v| v / 2
+    force[3 + i] = moving * (-3 * mjPI * diameter * beta);
+    force[3 + i] -= 0.5 * rho * aj * ak * fabs(moving) * moving;
   }
 }
 
-// Torque about the centre of mass of its tree, and force, of the drag on a body [6], world frame.
-static void body_drag(const Simulation* s, const mjOption* air, int body, double force[6]) {
-  const mjModel* m = s->model;
-  const mjData* d = s->data;
-  const double *twist = d->cvel + 6 * body, *frame = d->ximat + 9 * body;
-  double lever[3], moved[3], velocity[6], local[6], torque[3];
-  mju_sub3(lever, d->xipos + 3 * body, d->subtree_com + 3 * m->body_rootid[body]);
-  mju_cross(moved, twist, lever);
-  mju_addTo3(moved, twist + 3);
-  mju_mulMatTVec3(velocity, frame, twist);
-  mju_mulMatTVec3(velocity + 3, frame, moved);
-  drag(air, m->body_inertia + 3 * body, m->body_mass[body], velocity, local);
-  mju_mulMatVec3(force, frame, local);
-  mju_mulMatVec3(force + 3, frame, local + 3);
-  mju_cross(torque, lever, force + 3);
-  mju_addTo3(force, torque);
+// Torque and force [6], world frame, of the drag on a body as on a box of its inertia.
+static void body_drag(const mjModel* m, const mjData* d, int body, double force[6]) {
+  const double* inertia = m->body_inertia + 3 * body;
+  double sides[3], velocity[6], local[6];
+  for (int i = 0; i < 3; i++) {
+    // a_i^2 = 6 / M (I_j + I_k - I_i)
+    double difference = inertia[i == 0] + inertia[i == 2 ? 1 : 2] - inertia[i];
+    sides[i] = sqrt(fmax(mjMINVAL, difference) / m->body_mass[body] * 6);
+  }
+  mj_objectVelocity(m, d, mjOBJ_BODY, body, velocity, 1);
+  drag(&m->opt, sides, velocity, local);
+  mju_mulMatVec3(force, d->ximat + 9 * body, local);
+  mju_mulMatVec3(force + 3, d->ximat + 9 * body, local + 3);
 }
 
-// Adds the drag of the air to the passive forces, which do not have it.
-static void add_drag(const Simulation* s, const mjOption* air) {
+// Adds to `forces` [nv] what a torque and force [6] at a body's centre of mass are to the joints that move it: J' f.
+static void add_joint_forces(const mjModel* m, const mjData* d, int body, const double force[6], double* forces) {
+  double lever[3];
+  mju_sub3(lever, d->xipos + 3 * body, d->subtree_com + 3 * m->body_rootid[body]);
+  while (body && !m->body_dofnum[body]) body = m->body_parentid[body];
+  int dof = body ? m->body_dofadr[body] + m->body_dofnum[body] - 1 : -1;
+  for (; dof >= 0; dof = m->dof_parentid[dof]) {
+    const double* axis = d->cdof + 6 * dof;
+    double moved[3];
+    mju_cross(moved, axis, lever);
+    mju_addTo3(moved, axis + 3);
+    forces[dof] += moved[0] * force[3] + moved[1] * force[4] + moved[2] * force[5];
+    forces[dof] += axis[0] * force[0] + axis[1] * force[1] + axis[2] * force[2];
+  }
+}
+
+// Adds the drag of the air to passive forces that were computed without it.
+static void add_drag(const Simulation* s) {
   const mjModel* m = s->model;
   mjData* d = s->data;
+  double force[6];
   mj_markStack(d);
-  double* totals = mj_stackAllocNum(d, 6 * m->nbody);  // of each body and its descendants
-  memset(totals, 0, sizeof(double) * 6 * m->nbody);
-  for (int i = m->nbody - 1; i > 0; i--) {
-    if (d->body_awake[i] != mjS_AWAKE) continue;
-    double *total = totals + 6 * i, *parent = totals + 6 * m->body_parentid[i], force[6];
-    if (m->body_mass[i] >= mjMINVAL) {
-      body_drag(s, air, i, force);
-      mju_addTo(total, force, 6);
-    }
-    for (int dof = m->body_dofadr[i]; dof < m->body_dofadr[i] + m->body_dofnum[i]; dof++)
-      d->qfrc_passive[dof] += mju_dot(d->cdof + 6 * dof, total, 6);
-    mju_addTo(parent, total, 6);
+  double* forces = mj_stackAllocNum(d, m->nv);
+  memset(forces, 0, sizeof(double) * m->nv);
+  for (int i = 1; i < m->nbody; i++) {
+    if (d->body_awake[i] != mjS_AWAKE || m->body_mass[i] < mjMINVAL) continue;
+    body_drag(m, d, i, force);
+    add_joint_forces(m, d, i, force, forces);
   }
+  mju_addTo(d->qfrc_passive, forces, m->nv);
   mj_freeStack(d);
 }

@@ -246,6 +246,9 @@ class Simulation(HostSimulation):
 
 def _stepping_model(model: mujoco.MjModel, sleep: bool) -> mujoco.MjModel:
     """Copy of the model with the option `sleep` and without sensors, which are unused and take time."""
+    # native_fluid.h computes the drag of still air on bodies, none on ellipsoids
+    assert not model.geom_fluid.any()
+    assert not model.opt.wind.any()
     result = copy.copy(model)
     result.opt.disableflags |= int(mujoco.mjtDisableBit.mjDSBL_SENSOR)
     if sleep:

@@ -1,11 +1,14 @@
 """Offline learners: losses by hand, learning from mostly failed episodes, resumption."""
 
 import copy
+import math
+from dataclasses import replace
 
 import pytest
 import torch
 from tensordict import TensorDict
 
+from embodied.algorithms.calql import CalQL, CalQLConfig
 from embodied.algorithms.critics import CriticConfig
 from embodied.algorithms.iql import IQL, Extraction, IQLConfig
 from embodied.algorithms.rebrac import ReBRAC, ReBRACConfig, TD3BCConfig
@@ -18,6 +21,7 @@ from embodied.task import OfflineLearner, OfflineLearnerConfig
 from embodied.world import ALONE
 from policies.flow import FlowConfig
 from policies.mlp import MLPConfig
+from policies.squashed import SquashedConfig
 from tests.embodied.reach import Reach
 from tests.embodied.recorded_reach import recorded
 from tests.embodied.saving.test_tree import same
@@ -31,7 +35,9 @@ LEARNERS = {
     "iql with ddpg_bc": IQLConfig(**IMPLICIT, extraction=Extraction.DDPG_BC),
     "rebrac": ReBRACConfig(**NEAR),
     "td3_bc": TD3BCConfig(**NEAR),
+    "calql": CalQLConfig(**NEAR, value_learning_rate=3e-3, sampled_actions=4, initial_temperature=0.1),
 }
+POLICIES = {"calql": SquashedConfig(hidden=[32])}
 
 
 def make(config: OfflineLearnerConfig, seed: int = 0, policy: object = None) -> tuple[TrainablePolicy, OfflineLearner]:
@@ -41,7 +47,7 @@ def make(config: OfflineLearnerConfig, seed: int = 0, policy: object = None) -> 
     return built, config.build(built, torch.Generator().manual_seed(seed))
 
 
-def batch_of(learner: IQL | ReBRAC, rows: torch.Tensor) -> TensorDict:
+def batch_of(learner: IQL | ReBRAC | CalQL, rows: torch.Tensor) -> TensorDict:
     contract = learner.policy.contract
     return Transitions(recorded(), contract.executed, learner.config.discount).take(rows, contract.horizon)
 
@@ -50,9 +56,9 @@ def success(policy: TrainablePolicy) -> float:
     return float(evaluate(Reach(44), policy, starts_per_task=22).success.float().mean())
 
 
-@pytest.mark.parametrize("name", LEARNERS)
+@pytest.mark.parametrize("name", ["iql", "iql with ddpg_bc", "rebrac", "calql"])
 def test_learns_from_episodes_of_which_most_failed(name: str) -> None:
-    policy, learner = make(LEARNERS[name])
+    policy, learner = make(LEARNERS[name], policy=POLICIES.get(name))
     learner.fit(recorded(), 300)
     assert learner.gradient_steps == 300
     assert success(policy) > 0.9  # imitation of the successful quarter comes to 0.5
@@ -66,9 +72,9 @@ def test_imitation_does_not() -> None:
 
 @pytest.mark.parametrize("name", LEARNERS)
 def test_a_resumed_learner_has_the_weights_of_an_uninterrupted_one(name: str) -> None:
-    policy, learner = make(LEARNERS[name])
+    policy, learner = make(LEARNERS[name], policy=POLICIES.get(name))
     learner.fit(recorded(), 3)
-    other_policy, other = make(LEARNERS[name], seed=1)
+    other_policy, other = make(LEARNERS[name], seed=1, policy=POLICIES.get(name))
     other_policy.load_state_dict(copy.deepcopy(policy.state_dict()))
     other.load_state_dict(copy.deepcopy(learner.state_dict()))
     assert same(other.state_dict(), learner.state_dict())
@@ -133,7 +139,37 @@ def test_targets_and_actor_loss_of_rebrac_by_hand() -> None:
     assert learner.actor_loss == pytest.approx(float((-q.mean() / q.abs().mean() + 0.3 * error).detach()), rel=1e-4)
 
 
-@pytest.mark.parametrize("config", [ReBRACConfig(), IQLConfig(extraction=Extraction.DDPG_BC)])
-def test_policies_without_deterministic_actions_are_refused(config: OfflineLearnerConfig) -> None:
-    with pytest.raises(UserError, match="deterministic actions; use"):
+def test_the_penalty_of_calql_by_hand() -> None:
+    policy, learner = make(LEARNERS["calql"], policy=POLICIES["calql"])
+    batch, sampled = batch_of(learner, torch.arange(64)), []
+    draw = learner._candidates
+    learner._candidates = lambda *arguments: sampled.append(draw(*arguments)) or sampled[-1]
+    penalty, gap = learner._penalty(batch)
+    features = policy.features(batch["observation"])
+    terms = []
+    for (actions, log_density), floor in zip(sampled, (None, batch["returns"], batch["returns"]), strict=True):
+        for k in range(4):
+            values = learner.q.critics.values(torch.cat((features, actions[k::4].flatten(1)), -1))
+            values = values if floor is None else values.maximum(floor)
+            terms.append((values - log_density[k::4]).exp())
+    assert sampled[0][1].unique().tolist() == pytest.approx([2 * math.log(0.5)])  # two actions of one element
+    data = learner.q.values(batch["observation"], batch["actions"] / 0.25)
+    expected = torch.stack(terms).sum(0).log() - data
+    torch.testing.assert_close(penalty, expected.mean(-1).sum())
+    torch.testing.assert_close(gap, expected.mean().detach())
+    lowered = replace(LEARNERS["calql"], calibrated=False)
+    _, other = make(lowered, policy=POLICIES["calql"])
+    assert other._penalty(batch)[0].item() < penalty.item()
+
+
+@pytest.mark.parametrize("config", [ReBRACConfig(), IQLConfig(extraction=Extraction.DDPG_BC), CalQLConfig()])
+def test_policies_that_a_learner_cannot_train_are_refused(config: OfflineLearnerConfig) -> None:
+    with pytest.raises(UserError, match=r"(deterministic actions|reparameterised samples); use"):
         make(config, policy=FlowConfig(width=8, hidden=8, turn_rad=0.0))
+
+
+def test_episodes_without_what_critics_read_are_refused() -> None:
+    _, learner = make(LEARNERS["iql"])
+    episodes = recorded()
+    with pytest.raises(UserError, match="read task, which the episodes lack"):
+        learner.fit(replace(episodes, observation=episodes.observation.exclude("task")), 1)

@@ -175,7 +175,16 @@ def test_weights_of_a_policy_without_rates_of_its_own_leave_them():
     config, record = composed("policy=diffusion", "algorithm=ppo", "policy.weights=DIR")
     assert config.sft == plain.sft
     assert config.algorithm.learning_rate == plain.algorithm.learning_rate
-    assert record["choices"].keys() == GROUPS.keys()
+    assert record["choices"].keys() == GROUPS.keys() - {"offline"}  # of which none is chosen
+
+
+def test_a_saved_run_has_its_offline_learner():
+    config, record = composed("stages=[offline]", "offline=iql", "offline.expectile=0.8")
+    again, _ = compose(TrainConfig, "train", [], GROUPS, record)
+    assert again.offline == config.offline
+    assert again.offline.expectile == 0.8
+    with pytest.raises(UserError, match="has offline=iql, got offline=rebrac"):
+        compose(TrainConfig, "train", ["offline=rebrac"], GROUPS, record)
 
 
 def test_a_saved_run_keeps_its_rates():

@@ -64,7 +64,7 @@ def test_processes_share_a_draw_in_equal_parts() -> None:
     [
         (
             {"reward": torch.tensor([1.0, 2.0, 3.0, torch.nan, 0.0])},
-            r"1 of 2 episodes do not have .*first: episode 1\)",
+            r"unknown in 1 of 2 episodes of the demonstrations: add demonstration_rewards=success",
         ),
         ({"reward": torch.tensor([1.0, 2.0, 3.0, torch.inf, 0.0])}, "not a number in reward"),
         ({"actions": torch.full((5, 1), torch.nan)}, "not a number in action"),

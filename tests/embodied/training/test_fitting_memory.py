@@ -42,6 +42,16 @@ def test_options_that_are_told_make_it_fit_and_none_of_them_is_too_much() -> Non
         assert planned([each for each in told if each != option]).most("cpu")[1] > memory
 
 
+def test_an_option_that_another_makes_needless_is_dropped() -> None:
+    savings = {"policy.gradient_checkpointing=true": 100, "control=false": 600}
+
+    def again(options: Sequence[str]) -> Plan:
+        return Plan("a run", {"RL": {("rollout", "cpu"): 1000 - sum(savings.get(option, 0) for option in options)}})
+
+    with pytest.raises(UserError, match=r"; with control=false it would be 400 B$"):
+        check(again([]), "cpu", 450.0, again)
+
+
 def test_what_cannot_be_helped_says_so() -> None:
     with pytest.raises(UserError, match=r"still .*; use a smaller model, a larger GPU, or several") as refused:
         run([*RUN, "plan=true", "device_gb=0.001"])

@@ -1,10 +1,9 @@
 """Killed, stopped and extended runs continue with unchanged numbers; other runs are refused."""
 
 import json
+import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,8 +33,6 @@ from tests.embodied.training.test_experiment import PPO as PPO_CONFIG
 from tests.embodied.windy_reach import WindyReach
 from tests.policies.vla import prismatic
 from tests.policies.vla.test_weights import save
-
-ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(autouse=True)
@@ -258,30 +255,21 @@ def test_a_kill_before_the_first_checkpoint_of_rl_changes_no_bit(tmp_path: Path)
     assert left(tmp_path / "parts") == left(tmp_path / "whole")
 
 
-KILLED = """
-import os, signal, sys
-sys.path.insert(0, {root!r})
-from pathlib import Path
-from embodied.training.stages import offline
-from tests.embodied.training.test_experiment import Experiment, trainer
+def run_and_kill(directory: Path) -> None:
+    class KilledInRL(Experiment):
+        def _step(self, stage, parts):
+            if self.counters["iteration"] == 3:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return super()._step(stage, parts)
 
-offline.SEGMENT = 10
-
-class Killed(Experiment):
-    def _step(self, stage, parts):
-        if self.counters["iteration"] == 3:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super()._step(stage, parts)
-
-trainer(Path({directory!r}), "self_imitation", Killed).run()
-"""
+    trainer(directory, "self_imitation", KilledInRL).run()
 
 
 def test_kill_in_the_middle_of_rl_loses_nothing_but_time(tmp_path: Path, whole) -> None:
-    program = KILLED.format(root=str(ROOT), directory=str(tmp_path / "killed"))
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    killed = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False, env=environment)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    process = multiprocessing.get_context("fork").Process(target=run_and_kill, args=(tmp_path / "killed",))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
     trainer(tmp_path / "killed", "self_imitation").run()
     assert left(tmp_path / "killed") == whole("self_imitation")
 

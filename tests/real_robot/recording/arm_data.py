@@ -15,8 +15,11 @@ RATE_HZ, LENGTH = 10, 12
 
 
 def record(directory: Path, episodes: int = 8, *, texts: tuple[str, ...] = ("lift the cube",), **changes: Any) -> Path:
-    """Episodes that sweep each joint to a target that their pictures show; the last one failed with `failed`=True."""
-    random, rows = np.random.default_rng(0), []
+    """Episodes that sweep each joint to a target that their pictures show; the last one failed with `failed`=True.
+
+    Further `columns` have a value by name, next.done the step that is done.
+    """
+    random, rows, columns = np.random.default_rng(0), [], changes.get("columns", {})
     for episode in range(episodes):
         target = random.uniform(-40.0, 40.0)
         for step in range(LENGTH):
@@ -34,6 +37,7 @@ def record(directory: Path, episodes: int = 8, *, texts: tuple[str, ...] = ("lif
                     "task_index": episode % len(texts),
                     "episode_index": episode,
                     "frame_index": step,
+                    **{name: step == value if name == "next.done" else value for name, value in columns.items()},
                 }
             )
     if "nan" in changes:
@@ -50,6 +54,7 @@ def record(directory: Path, episodes: int = 8, *, texts: tuple[str, ...] = ("lif
         },
         "next.success": {"dtype": "bool", "shape": [1], "names": None},
         "task_index": {"dtype": "int64", "shape": [1], "names": None},
+        **{name: {"dtype": "float32", "shape": [1], "names": None} for name in columns},
     }
     if not changes.get("failed"):
         del features["next.success"]

@@ -1,17 +1,21 @@
 """Recordings as episodes for a contract: measured values bit for bit, elements in the contract's order."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from mcap.writer import Writer
+from rosbags.typesys import Stores, get_types_from_msg, get_typestore
 
 from embodied.contract import TensorSpec
-from embodied.data.episodes import FAILED, SUCCEEDED, UNKNOWN
+from embodied.data.episodes import FAILED, SUCCEEDED, UNKNOWN, Episodes
 from embodied.errors import UserError
-from real_robot.recording import driven, lerobot_dataset
+from real_robot.recording import cdr, driven, lerobot_dataset
 from real_robot.recording.demonstrations import demonstrations
+from real_robot.recording.matching import MatchOptions
 from real_robot.recording.recorder import Recorder
 from real_robot.recording.recording import Recording
 from real_robot.robots.robot import Reading
@@ -138,3 +142,61 @@ def test_recordings_of_failures_alone_are_refused(tmp_path: Path):
         with pytest.raises(UserError, match=r"all 2 episodes of .* failed; imitation needs others"):
             demonstrations(tmp_path / source, CONTRACT, tmp_path / "run")
         assert not (tmp_path / "run").exists()
+
+
+def judged(path: Path) -> Path:
+    """Two episodes of three steps, and a bag of scores, efforts as JSON, a mark of failure, and one of the end."""
+    now_s = 0.0
+    with Recorder(path, CONTRACT, clock=lambda: now_s) as recorder:
+        for now_s in (0.0, 1.0):
+            recorder.begin_episode("pick")
+            drive(recorder, range(3), first_s=now_s)
+    bag = path.with_name(f"{path.stem}_bag") / "bag_0.mcap"
+    bag.parent.mkdir()
+    messages = [(time_s, "/judge", SCORE, score) for time_s, score in ((0, 1.0), (0.05, 2.0), (0.5, -1.0), (1.1, 8.0))]
+    messages += [(0.9, "/good", BOOL, False), (1.1, "/good", BOOL, True), (1.1, "/over", BOOL, True)]
+    efforts = zip((0.0, 0.1, 0.2, 1.0, 1.1, 1.2), range(6), strict=True)
+    messages += [(time_s, "/effort", None, effort) for time_s, effort in efforts]
+    with bag.open("wb") as file:
+        writer = Writer(file)
+        writer.start(profile="ros2", library="test")
+        schemas = {
+            SCORE: writer.register_schema(SCORE, "ros2msg", b"float64 points"),
+            BOOL: writer.register_schema(BOOL, "ros2msg", b"bool data"),
+            None: writer.register_schema("effort", "jsonschema", b"{}"),
+        }
+        channels = {
+            topic: writer.register_channel(topic, "cdr" if kind else "json", schemas[kind])
+            for topic, kind in {topic: kind for _, topic, kind, _ in messages}.items()
+        }
+        for time_s, topic, kind, value in messages:
+            data = bytes(cdr._encode(kind, value)) if kind else json.dumps({"data": value}).encode()
+            writer.add_message(channels[topic], int(time_s * 1e9), data, int(time_s * 1e9))
+        writer.finish()
+    return path
+
+
+SCORE, BOOL = "judge/msg/Score", "std_msgs/msg/Bool"
+
+
+def test_topics_of_others_have_rewards_costs_and_marks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    writing, reading = (get_typestore(Stores.ROS2_JAZZY) for _ in range(2))
+    writing.register(get_types_from_msg("float64 points", SCORE))
+    monkeypatch.setattr(cdr, "_store", lambda: writing)
+    path = judged(tmp_path / "arm.mcap")
+    monkeypatch.setattr(cdr, "_store", lambda: reading)
+
+    def read(name: str, **columns: str) -> Episodes:
+        return demonstrations(path, CONTRACT, tmp_path / name, options=MatchOptions(columns=columns))
+
+    episodes = read("run", reward="/judge:points", effort="/effort", success="/good", terminated="/over")
+    assert episodes.ends.tolist() == [3, 5, 6]  # the second ends with its second step
+    assert episodes.terminated.tolist() == [False, True, False]
+    assert episodes.success.tolist() == [FAILED, SUCCEEDED, UNKNOWN]
+    # the sum of the messages of a step; the one from before the next episode is of the last step
+    np.testing.assert_array_equal(episodes.reward, [3.0, np.nan, -1.0, np.nan, 8.0, np.nan])
+    assert episodes.signals["effort"].tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+    with pytest.raises(UserError, match=r"has no column /score .*, for demonstration_columns=reward; it has none"):
+        read("a", reward="/score")
+    with pytest.raises(UserError, match=r"topic /judge: a judge/msg/Score has no number in its field data .*:FIELD"):
+        read("b", reward="/judge")

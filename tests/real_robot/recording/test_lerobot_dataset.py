@@ -22,7 +22,7 @@ from embodied.errors import UserError
 from embodied.evaluation.evaluation import evaluate
 from embodied.evaluation.video import write_video
 from policies.mlp import MLPConfig
-from real_robot.recording import lerobot_dataset, lerobot_reading
+from real_robot.recording import data_set_reading, lerobot_dataset
 from real_robot.recording.demonstrations import demonstrations
 from real_robot.recording.matching import Match
 from real_robot.recording.recorder import Recorder
@@ -96,7 +96,7 @@ def observed(episode: Episodes) -> TensorDict:
 
 def test_what_was_driven_comes_back(recording: Recording, tmp_path: Path):
     assert lerobot_dataset.write([recording], tmp_path / "data", robot="arm") == 5
-    episodes = list(lerobot_reading.read(tmp_path / "data", CONTRACT))
+    episodes = list(data_set_reading.read(tmp_path / "data", CONTRACT))
     assert [len(episode) for episode in episodes] == LENGTHS
     for steps, episode in zip(STEPS, episodes, strict=True):
         observation, actions = observed(episode), episode.actions
@@ -166,14 +166,14 @@ def test_elements_are_bound_by_name_and_units_are_checked(recording: Recording, 
         },
         action=replace(CONTRACT.action, names=("elbow", "shoulder")),
     )
-    episode = next(lerobot_reading.read(tmp_path / "data", turned))
+    episode = next(data_set_reading.read(tmp_path / "data", turned))
     observation, actions = episode.observation, episode.actions
     assert torch.equal(observation["joint_position"][2], torch.from_numpy(seen(2)["joint_position"][[2, 0]]))
     assert torch.equal(observation["objects"][2], torch.from_numpy(seen(2)["objects"][:, [1, 0]]))
     assert torch.allclose(actions[2], torch.tensor([-0.2, 0.2]))
     wrong = replace(CONTRACT, observation={"joint_position": TensorSpec((3,), unit="deg")}, control_dt_s=0.05)
     with pytest.raises(ValueError, match=r"unit: expected 'deg', got 'rad'.*control_dt_s: expected 0\.05, got 0\.1"):
-        list(lerobot_reading.read(tmp_path / "data", wrong))
+        list(data_set_reading.read(tmp_path / "data", wrong))
 
 
 def test_chunks_never_reach_over_the_end_of_an_episode(recording: Recording, tmp_path: Path):
@@ -290,7 +290,7 @@ ACTIONS = [[float(row), -float(row)] for row in range(5)]
 
 def _check(directory: Path, tolerance: int) -> None:
     match = Match(directory)
-    episodes = list(lerobot_reading.read(directory, WANTED, match))
+    episodes = list(data_set_reading.read(directory, WANTED, match))
     units = "joint_position in rad, action in rad"
     assert match.notes == [f"no units and frames; they are assumed to match the contract: {units}."]
     assert all(episode.success.item() == UNKNOWN for episode in episodes)
@@ -342,7 +342,7 @@ def test_what_a_dataset_of_others_tells_beside_is_kept(tmp_path: Path):
     specs = {key: {"dtype": dtype, "shape": [1], "names": None} for key, (dtype, _) in more.items()}
     columns = {"observation.state": STATES, "action": ACTIONS} | {key: values for key, (_, values) in more.items()}
     directory = others(tmp_path / "d", "v3.0", features("video") | specs, columns, [2, 3])
-    first, second = lerobot_reading.read(directory, _without(WANTED, "wrist"))
+    first, second = data_set_reading.read(directory, _without(WANTED, "wrist"))
     assert (first.reward.tolist(), second.reward.tolist()) == ([0.0, 1.0], [0.5, 0.0, 0.25])
     assert (first.human.tolist(), second.human.tolist()) == ([True, False], [False] * 3)
     assert (first.success.item(), second.success.item()) == (SUCCEEDED, FAILED)
@@ -370,7 +370,7 @@ def test_what_does_not_fit_is_reported_with_what_is_there(
     columns = {"observation.state": STATES, "action": ACTIONS}
     directory = others(tmp_path / "d", "v2.1", features("video"), columns, [2, 3])
     with pytest.raises(ValueError, match=message) as refused:
-        list(lerobot_reading.read(directory, change(_without(WANTED, "wrist"))))
+        list(data_set_reading.read(directory, change(_without(WANTED, "wrist"))))
     assert "it has observation.state (3,) ['shoulder', 'elbow', 'gripper']" in str(refused.value)
     assert "\n" not in str(refused.value)
 
@@ -387,10 +387,10 @@ def test_what_is_no_dataset_is_reported(recording: Recording, tmp_path: Path):
     video = tmp_path / "data/videos/observation.images.front/chunk-000/file-001.mp4"
     write_video(video, np.zeros((2, 24, 34, 3), np.uint8), 10)
     with pytest.raises(ValueError, match="expected 5 frames from 0 on"):
-        list(lerobot_reading.read(tmp_path / "data", CONTRACT))
+        list(data_set_reading.read(tmp_path / "data", CONTRACT))
     shutil.rmtree(tmp_path / "data/data")
     with pytest.raises(ValueError, match="cannot read the data"):
-        list(lerobot_reading.read(tmp_path / "data", CONTRACT))
+        list(data_set_reading.read(tmp_path / "data", CONTRACT))
 
 
 @pytest.mark.parametrize("store", list(lerobot_dataset.Store))
@@ -422,7 +422,7 @@ def test_collected_episodes_become_a_dataset_and_come_back(tmp_path: Path, store
         assert np.shape(stats["observation.images.front"]["q99"]) == (3, 1, 1)
         tasks = pq.read_table(directory / "meta/tasks.parquet").to_pydict()["__index_level_0__"]
         assert tasks == (["pick it", "place it"] if turn == 0 else [""])
-        found = list(lerobot_reading.read(directory, contract))
+        found = list(data_set_reading.read(directory, contract))
         for one, other in zip(found, made, strict=True):
             assert torch.equal(one.actions, other.actions)
             assert torch.equal(one.reward, other.reward)
@@ -445,7 +445,7 @@ def test_unknown_rewards_are_no_feature_of_a_dataset(tmp_path: Path):
     features = json.loads((tmp_path / "data/meta/info.json").read_text())["features"]
     assert "action" in features
     assert not {"next.reward", "next.success"} & features.keys()
-    (found,) = lerobot_reading.read(tmp_path / "data", contract)
+    (found,) = data_set_reading.read(tmp_path / "data", contract)
     assert found.reward.isnan().all()
 
 

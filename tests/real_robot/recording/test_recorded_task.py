@@ -25,6 +25,7 @@ from policies.registry import trained_policy
 from real_robot.recording import data_contract as data_contracts
 from real_robot.recording.data_contract import UNITS, data_contract
 from real_robot.recording.demonstrations import reader
+from real_robot.recording.matching import MatchOptions
 from real_robot.recording.recorded_task import join, units
 from real_robot.ros2.robots.registry import robot_table
 from tests.programs import ROOT, Completed, run_program
@@ -103,7 +104,7 @@ def train(data: Path, output: Path, *options: str) -> Completed:
 
 
 def contract_of(data: Path, units: object = "rad", names: dict[str, str] | None = None) -> Contract:
-    return data_contract(data, names or {}, units, 16, None)
+    return data_contract(data, MatchOptions(names=names or {}), units, 16, None)
 
 
 @pytest.mark.parametrize(
@@ -182,9 +183,20 @@ def test_a_trained_policy_is_for_robots_of_its_names(run: Path, tmp_path: Path):
     assert mapped.differences(robot_table("joint_trajectory", mapped, joints | cameras).served) == []
 
 
+def test_an_offline_learner_needs_rewards(data: Path, tmp_path: Path):
+    options = ["demonstration_units=deg", "stages=[offline]", "offline=iql", *SMALL[1:]]
+    refused = train(data, tmp_path / "run", *options)
+    assert "rewards are unknown in " in refused.stderr
+
+
 @pytest.mark.parametrize("policy", [name for name, _ in combinations.valid_pairs("dataset")])
 def test_its_policies_build_and_learn(policy: str, data: Path):
-    chosen = [f"policy={policy}", "demonstration_units=deg", *(["policy.vision.width=4"] if policy != "pi0" else [])]
+    chosen = [
+        f"policy={policy}",
+        "demonstration_units=deg",
+        "task.image_size=16",
+        *(["policy.vision.width=4"] if policy != "pi0" else []),
+    ]
     chosen = [each for each in chosen if policy != "mlp" or "vision" not in each]
     config, _ = compose(TrainConfig, "train", ["task=dataset", f"demonstrations={data}", *chosen], GROUPS)
     join(config)
@@ -241,7 +253,7 @@ def test_a_contract_has_the_names_and_limits_of_the_data(tmp_path: Path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"rate_hz": 0}, "does not state fps"),
+        ({"rate_hz": 0}, "does not state the rate of its rows; add demonstration_rate_hz=HZ"),
         ({"nan": 3}, "has infinity or not a number in action, from row 0 on"),
         ({"episodes": 1}, "expected at least 2 episodes that did not fail"),
     ],

@@ -20,7 +20,7 @@ from embodied.data.episodes import FOLDER, Episodes, EpisodeWriter
 from embodied.errors import UserError
 from embodied.saving import sealed
 from embodied.text import encode, text_spec
-from real_robot.recording import lerobot_dataset, lerobot_reading
+from real_robot.recording import data_set_reading, lerobot_dataset
 from real_robot.recording.demonstrations import demonstrations
 from real_robot.recording.recorder import Recorder
 from real_robot.recording.recording import Recording
@@ -85,11 +85,11 @@ def files(folder: Path) -> list[str]:
 
 def test_minibatches_are_those_of_a_copy_in_the_run(tmp_path: Path, data_set: Path):
     def copy(writer: EpisodeWriter) -> None:
-        for episode in lerobot_reading.read(data_set, CONTRACT):
+        for episode in data_set_reading.read(data_set, CONTRACT):
             writer.add(episode)
 
     copied = record_once(tmp_path / "copy", CONTRACT, {}, copy)
-    plain = Episodes.join([*lerobot_reading.read(data_set, CONTRACT)])
+    plain = Episodes.join([*data_set_reading.read(data_set, CONTRACT)])
     shared = demonstrations(data_set, CONTRACT, tmp_path / "run")
     assert equal(shared, copied)
     assert equal(shared, plain)
@@ -102,7 +102,7 @@ def test_runs_share_one_copy_and_have_an_index_alone(tmp_path: Path, data_set: P
     index = json.loads((tmp_path / "first" / INDEX).read_text())
     assert {*index["content"]} == {str(data_set)}
     assert index["origin"] == {"source": str(data_set)}
-    monkeypatch.setattr(lerobot_reading, "read", None)  # nothing is decoded again
+    monkeypatch.setattr(data_set_reading, "read", None)  # nothing is decoded again
     second = demonstrations(data_set, replace(CONTRACT, horizon=4, executed=2), tmp_path / "second")
     assert equal(first, second)
     data_set.rename(tmp_path / "moved")
@@ -113,14 +113,14 @@ def test_runs_share_one_copy_and_have_an_index_alone(tmp_path: Path, data_set: P
 
 
 def test_runs_that_begin_together_decode_once(tmp_path: Path, cache: Path, monkeypatch):
-    source, read, decoded = write(tmp_path / "data"), lerobot_reading.read, []
+    source, read, decoded = write(tmp_path / "data"), data_set_reading.read, []
 
     def slow(*arguments):
         decoded.append(arguments[0])
         time.sleep(0.2)
         return read(*arguments)
 
-    monkeypatch.setattr(lerobot_reading, "read", slow)
+    monkeypatch.setattr(data_set_reading, "read", slow)
     with ThreadPoolExecutor() as threads:
         runs = [threads.submit(demonstrations, source, CONTRACT, tmp_path / f"run {n}") for n in range(3)]
         first, *others = [run.result() for run in runs]
@@ -205,12 +205,12 @@ def test_decoding_to_other_bytes_is_reported(tmp_path: Path, cache: Path, monkey
     source = write(tmp_path / "data")
     demonstrations(source, CONTRACT, tmp_path / "run")
     monkeypatch.setattr("embodied.data.cache.versions", lambda: {"embodied-rl": "another"})
-    read = lerobot_reading.read
+    read = data_set_reading.read
 
     def reversed_actions(*arguments):
         return (replace(episode, actions=episode.actions.flip(0)) for episode in read(*arguments))
 
-    monkeypatch.setattr(lerobot_reading, "read", reversed_actions)
+    monkeypatch.setattr(data_set_reading, "read", reversed_actions)
     demonstrations(source, CONTRACT, tmp_path / "run")
     assert "run: its data sets were decoded again, not to the same bytes" in caplog.text
     assert len([path for path in cache.iterdir() if path.is_dir()]) == 2
@@ -220,7 +220,7 @@ def test_a_run_of_an_earlier_version_keeps_its_copy(tmp_path: Path, cache: Path)
     source = write(tmp_path / "data")
 
     def copy(writer: EpisodeWriter) -> None:
-        for episode in lerobot_reading.read(source, CONTRACT):
+        for episode in data_set_reading.read(source, CONTRACT):
             writer.add(episode)
 
     copied = record_once(tmp_path / "run", CONTRACT, {"source": str(source)}, copy)

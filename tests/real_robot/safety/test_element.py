@@ -145,13 +145,13 @@ def test_where_commands_may_have_led_since_the_last_measurement(age: float, meas
 def test_a_position_stops_at_its_rest_and_a_velocity_at_zero():
     gripper = element(Kind.POSITION, jerk=INF)
     gripper.start(at(1.0), 1)
-    values = [gripper.stop(0.5) for _ in range(3)]
-    assert values == [0.453125, 0.5, 0.5]
+    values = [gripper.stop(0.5) for _ in range(4)]
+    assert values == [0.453125, 0.5, 0.5, 0.5]
     assert (gripper.stopped(0.5), gripper.stopped(0.6), gripper.stopped(math.nan)) == (True, False, True)
     base = element(Kind.VELOCITY, jerk=INF)
     base.apply(1.0, at(0.0), 0.0)
     assert not base.stopped(0.0)
-    assert [(base.stop(0.0), base.stopped(0.0)) for _ in range(2)] == [(0.5, False), (0.0, True)]
+    assert [(base.stop(0.0), base.stopped(0.0)) for _ in range(3)] == [(0.5, False), (0.0, False), (0.0, True)]
 
 
 def test_the_past_reaches_as_far_back_as_a_measurement_may_lie():

@@ -5,7 +5,7 @@ import pytest
 
 from embodied.contract import Contract, TensorSpec
 from real_robot.robots.robot import Reading
-from real_robot.safety.inputs import Command, Inputs
+from real_robot.safety.inputs import Command, Inputs, _values_fault
 from real_robot.safety.limits import Limits
 
 CONTRACT = Contract({"position": TensorSpec((1,))}, TensorSpec((1,), low=(-1.0,), high=(1.0,)), control_dt_s=0.1)
@@ -37,3 +37,19 @@ def test_a_command_may_not_be_older_than_the_one_before(stamp_s: float, accepted
     fault = inputs.command_fault(Command(np.zeros(1), stamp_s), 5.1)
     assert ("reordered command: 0.05 s older" in fault) != accepted
     assert inputs.command_fault(Command(np.zeros(1), 4.99), 5.1)  # compared with the newest one
+
+
+@pytest.mark.parametrize(
+    ("values", "fault"),
+    [
+        (np.zeros((5, 3)), ""),
+        (np.zeros((0, 3), np.int64), ""),
+        ([[True, False, True]], ""),
+        (np.zeros((5, 2)), "x of shape (5, 2), expected (-1, 3)"),
+        (np.zeros(3), "x of shape (3,), expected (-1, 3)"),
+        (np.array([[0.0, np.inf, 0.0]]), "x is not finite"),
+        (np.array([["a", "b", "c"]]), "x of <U1, expected numbers"),
+    ],
+)
+def test_values_of_any_number_of_rows(values: object, fault: str):
+    assert _values_fault("x", values, TensorSpec((-1, 3))) == fault

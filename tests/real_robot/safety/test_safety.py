@@ -378,6 +378,7 @@ def test_limits_are_one_yaml_file(tmp_path):
         ("observed: {position.a: {low: -1, high: 1, deceleration: 2}}", "expected `rate`"),
         ("commands: [", "is no YAML"),
         ("observed: {position.a: {low: 1, high: 0}}", "low < high"),
+        ("commands: {a: {low: 1, high: 1}}", "low < high"),
     ],
 )
 def test_wrong_files_are_reported_on_one_line(tmp_path, text, message):

@@ -27,7 +27,7 @@ FEW = ("episodes=4", "num_envs=4", "threads=1")
 def hover(tmp_path_factory) -> Path:
     run = tmp_path_factory.mktemp("hover") / "run"
     small = [
-        "env_steps=5000",
+        "env_steps=20000",
         "num_envs=16",
         "control=false",
         "video=false",

@@ -13,6 +13,7 @@ from tensordict import TensorDict
 import sims.gym.task
 from embodied.algorithms.ppo import PPOConfig
 from embodied.command_line.config import compose
+from embodied.data.episodes import Episodes
 from embodied.errors import UserError
 from embodied.evaluation import video
 from embodied.evaluation.evaluation import evaluate
@@ -193,3 +194,20 @@ def test_the_middle_of_a_frame_is_averaged():
     frame = np.zeros((4, 8, 3), np.uint8)
     frame[:2, 2:4] = 200
     assert resized(frame, 2)[..., 0].tolist() == [[200, 0], [0, 0]]
+
+
+def test_a_goal_environment_computes_rewards_of_recorded_episodes(tmp_path):
+    achieved = torch.tensor([[0.0], [1.0], [5.0]])  # before each step of two episodes, of two steps and one
+    goals = {"achieved_goal": achieved, "desired_goal": torch.full((3, 1), 2.0)}
+    final = {"achieved_goal": torch.tensor([[2.0], [7.0]]), "desired_goal": torch.full((2, 1), 2.0)}
+    after = TensorDict(final, [2])
+    parts = [
+        Episodes.of(TensorDict(goals, [3])[rows], torch.zeros(length, 1), final_observation=after[number])
+        for number, (rows, length) in enumerate(((slice(0, 2), 2), (slice(2, 3), 1)))
+    ]
+    assert GymTask(id="Goal-v0").recorded_rewards(Episodes.join(parts)).tolist() == [-1.0, 0.0, -5.0]
+    with pytest.raises(UserError, match="Line-v0 has no compute_reward"):
+        GymTask(id="Line-v0").recorded_rewards(parts[0])
+    without = replace(parts[0], final_observation=None)
+    with pytest.raises(UserError, match="recorded episodes have no achieved_goal after every step"):
+        GymTask(id="Goal-v0").recorded_rewards(without)

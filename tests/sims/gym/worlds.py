@@ -82,5 +82,13 @@ class Choices(gymnasium.Env):
         return np.array([self.count], np.uint8), float(action), False, False, {}
 
 
+class Goal(Choices):
+    """Every goal is rewarded by its distance from what was achieved."""
+
+    def compute_reward(self, achieved_goal: np.ndarray, desired_goal: np.ndarray, info: dict) -> np.ndarray:
+        return -np.abs(achieved_goal - desired_goal).sum(-1)
+
+
+gymnasium.register("Goal-v0", Goal, max_episode_steps=6)
 gymnasium.register("Line-v0", Line, max_episode_steps=6)
 gymnasium.register("Choices-v0", Choices)

@@ -1,8 +1,10 @@
 """Stepping: the compiled path against numpy, resets that leave nothing behind, exact continuation, frozen endings."""
 
+import copy
 import os
 from dataclasses import replace
 
+import mujoco
 import numpy as np
 import pytest
 
@@ -54,6 +56,27 @@ def drop_into_basket(simulation, i, height=0.12):
     qpos[target : target + 2] = qpos[basket : basket + 2]
     qpos[target + 2] = qpos[basket + 2] + height
     simulation.write(i, qpos, np.zeros(scene.model.nv))
+
+
+def test_contacts_are_those_of_mujoco_though_tests_of_geoms_that_are_apart_are_omitted(scenes):
+    scene = scenes[0]
+    simulation = begun([scene])
+    data, model = simulation.data[0], simulation.models[0]
+    qpos, hand = data.qpos.copy(), data.site_xpos[scene.grip_site]
+    target = scene.object_qposadr[scene.objects.index(scene.task.problem.obj_of_interest[0])]
+    qpos[target : target + 3] = hand - (0.0, 0.0, 0.02)  # between the fingers, which close
+    simulation.write(0, qpos, np.zeros(model.nv))
+    robot = model.body_rootid[scene.hand_body]
+    touched = 0
+    for action in chunks(1, 20)[0] + (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0):
+        simulation.step([0], action[None, None], stop_on_success=False)
+        expected = copy.copy(data)
+        mujoco.mj_collision(model, expected)
+        np.testing.assert_array_equal(data.contact.geom, expected.contact.geom)
+        np.testing.assert_array_equal(data.contact.dist, expected.contact.dist)
+        meshes = (model.geom_type[data.contact.geom] == mujoco.mjtGeom.mjGEOM_MESH).any(axis=1)
+        touched += (meshes & (model.body_rootid[model.geom_bodyid[data.contact.geom]] == robot).any(axis=1)).sum()
+    assert touched, "no mesh of the robot touches anything: this test tests nothing"
 
 
 def test_numpy_gives_the_numbers_of_the_compiled_path(scenes, monkeypatch):

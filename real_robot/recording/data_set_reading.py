@@ -1,4 +1,4 @@
-"""Reads LeRobot datasets (v2.0, v2.1, v3.0) as demonstrations for a contract.
+"""Reads LeRobot datasets (v2.0, v2.1, v3.0) and files of arrays (`array_layouts.py`) as demonstrations for a contract.
 
 Our own datasets contain their contract and are checked in full. Other datasets have names at most: their elements are
 looked up by name, and their units and frames are assumed to match, which a note reports; datasets of a task's benchmark
@@ -25,66 +25,125 @@ from embodied.errors import UserError
 from embodied.export.network import elements
 from embodied.task import Convention
 from embodied.text import encode
-from real_robot.recording.lerobot_dataset import ACTION, CAMERA, INTERVENTION, REWARD, STATE, SUCCESS
+from real_robot.recording.array_files import ArraySource, array_file
+from real_robot.recording.lerobot_dataset import ACTION, CAMERA, STATE
 from real_robot.recording.lerobot_files import TASK, Cells, Source
-from real_robot.recording.matching import Match, resampled_reward, resampled_rows
+from real_robot.recording.matching import Match, MatchOptions, resampled_reward, resampled_rows
+from real_robot.recording.outcomes import HUMAN, REWARD, Columns, Part
 from real_robot.robots.robot import Array
 
-OPTIONAL = {"human": (INTERVENTION, torch.bool), "reward": (REWARD, torch.float32)}
-"""Optional features of each step: whether a human acted, and the reward."""
+DataSource = Source | ArraySource
 
 
-def read(directory: str | Path, contract: Contract, match: Match | None = None) -> Iterator[Episodes]:
-    """Yield every episode of a dataset, with the keys and the order of elements of `contract`.
-
-    The contract is checked before the first episode is read. With a `match`, only episodes of the run's tasks are read;
-    `OPTIONAL` features are read if the dataset has them.
+def source_of(path: Path, options: MatchOptions | None = None) -> DataSource:
+    """The data set at `path`: a file of arrays, or a LeRobot dataset.
 
     Raises:
-        UserError: if the folder is no dataset, or does not serve the contract; names missing and existing features.
+        UserError: if it is neither, or `options` do not fit it.
     """
-    source = Source(Path(directory))
-    match = match or Match(Path(directory))
-    convention = match.convention if source.contract is None else None
+    options = options or MatchOptions()
+    if file := array_file(path):
+        return ArraySource(file, options.columns, options.rate_hz, options.filter)
+    if options.filter is not None:
+        raise UserError(f"{path} has no filter keys: leave out demonstration_filter={options.filter}")
+    return Source(path, options.columns, options.rate_hz)
+
+
+def read(path: str | Path, contract: Contract, match: Match | None = None) -> Iterator[Episodes]:
+    """Yield every episode of a data set, with the keys and the order of elements of `contract`.
+
+    The contract is checked before the first episode is read. With a `match`, only episodes of the run's tasks are read.
+    Rewards, outcomes, endings and signals are those of the data set's columns.
+
+    Raises:
+        UserError: if there is no data set, or it does not serve the contract; names missing and existing features.
+    """
+    match = match or Match(Path(path))
+    source = source_of(Path(path), match.options)
+    convention = match.convention if source.contract is None and isinstance(source, Source) else None
     plan: _Plan = _Named(source, contract, match) if convention is None else _Conventional(source, contract, convention)
-    ratio = source.rate_hz * contract.control_dt_s if match.options.resampling and convention is None else 1.0
+    is_resampled = match.options.resampling and convention is None and source.rate_hz
+    ratio = source.rate_hz * contract.control_dt_s if is_resampled else 1.0
     if match.any_text and TASK in source.features:
         for text in source.tasks.values():
             match.task_number(text)
-    return _episodes(source, plan, None if match.any_text else match.task_number, ratio)
+    if not match.any_text and isinstance(source, ArraySource) and len(match.task_names) > 1:
+        raise UserError(f"{path} has no texts, and the run has several tasks; choose one with task.tasks=[...]")
+    return _episodes(source, plan, None if match.any_text else match.task_number, ratio, match.notes)
 
 
 def _episodes(
-    source: Source, plan: _Plan, tasks: Callable[[str], int | None] | None, ratio: float
+    source: DataSource, plan: _Plan, tasks: Callable[[str], int | None] | None, ratio: float, notes: list[str]
 ) -> Iterator[Episodes]:
     """Yield the episodes of the `tasks`, converted by `plan`, with `ratio` rows for each action."""
-    optional = {name: feature for name, feature in OPTIONAL.items() if feature[0] in source.features}
-    features = plan.features | {feature for feature, _ in optional.values()} | ({SUCCESS} & source.features.keys())
-    for number, task, episode in source.episodes(features, tasks):
-        success = source.success.get(number, bool(episode[SUCCESS].any()) if SUCCESS in episode else None)
-        rows = episode if ratio == 1.0 else _resampled(episode, ratio)
-        arrays, pictures = plan.take(rows)
-        actions = arrays.pop(ACTION)
-        optional_values = {
-            name: torch.from_numpy(rows[key]).flatten().to(dtype) for name, (key, dtype) in optional.items()
-        }
-        yield Episodes.of(
-            TensorDict(arrays, [len(actions)]),
-            actions,
-            success=success,
-            task_index=task,
-            pictures=Pictures.of(pictures) if pictures else None,
-            **optional_values,
-        )
+    columns = source.columns
+    omitted = 0
+    for number, task, rows, final in source.episodes(plan.features | columns.features, tasks):
+        length = len(next(iter(rows.values())))
+        for part in columns.parts(rows, length, source.success.get(number)):
+            end = part.end
+            following = None
+            if source.has_final:
+                following = {key: cells[end : end + 1] for key, cells in rows.items()} if end < length else final
+                if following is None:
+                    following = {key: cells[end - 1 : end] for key, cells in rows.items()}
+                    end -= not part.terminated
+                    omitted += not part.terminated
+            if end > part.begin:
+                cells = {key: each[part.begin : end] for key, each in rows.items()}
+                yield _episode(plan, columns, cells, following, part, task, ratio)
+    if omitted:
+        notes.append(f"the last step of {omitted:,} episodes is left out: the observation after it is not stored.")
 
 
-def _resampled(episode: Mapping[str, Any], ratio: float) -> dict[str, Any]:
-    rows = resampled_rows(len(next(iter(episode.values()))), ratio)
-    resampled = {
-        key: cells[rows] if isinstance(cells, np.ndarray) else [cells[row] for row in rows]
-        for key, cells in episode.items()
+def _episode(
+    plan: _Plan,
+    columns: Columns,
+    cells: Mapping[str, Any],
+    following: Mapping[str, Any] | None,
+    part: Part,
+    task: int,
+    ratio: float,
+) -> Episodes:
+    """The episode with the columns `cells`, and the observation `following` its last step if that is known.
+
+    There is an action for `ratio` rows; rewards and signals keep their sums.
+    """
+    steps = {name: columns.values(name, cells) for name in (REWARD, *columns.signals())}
+    if ratio != 1.0:
+        steps = {name: each if each is None else resampled_reward(each, ratio) for name, each in steps.items()}
+        cells = _resampled(cells, ratio)
+    arrays, pictures = plan.take(cells)
+    actions = arrays.pop(ACTION)
+    final = None
+    if following is not None:
+        last, last_pictures = plan.take({key: each[-1:] for key, each in cells.items()} | dict(following))
+        last.pop(ACTION)
+        last |= {key: torch.from_numpy(decode(each[0]).copy()).unsqueeze(0) for key, each in last_pictures.items()}
+        final = TensorDict(last, [1])[0]
+    human = columns.values(HUMAN, cells)
+    reward = steps.pop(REWARD)
+    signals = {name: torch.from_numpy(each) for name, each in steps.items()}
+    episode = Episodes.of(
+        TensorDict(arrays, [len(actions)]),
+        actions,
+        success=part.success,
+        reward=None if reward is None else torch.from_numpy(reward),
+        human=None if human is None else torch.from_numpy(human > 0.5),
+        terminated=part.terminated,
+        task_index=task,
+        final_observation=final,
+        pictures=Pictures.of(pictures) if pictures else None,
+    )
+    return replace(episode, signals=TensorDict(signals, [len(actions)])) if signals else episode
+
+
+def _resampled(cells: Mapping[str, Any], ratio: float) -> dict[str, Any]:
+    """Columns of an episode at another rate."""
+    rows = resampled_rows(len(next(iter(cells.values()))), ratio)
+    return {
+        key: each[rows] if isinstance(each, np.ndarray) else [each[row] for row in rows] for key, each in cells.items()
     }
-    return resampled | ({REWARD: resampled_reward(episode[REWARD].flatten(), ratio)} if REWARD in episode else {})
 
 
 class _Plan(Protocol):
@@ -121,7 +180,7 @@ class _Column:
 class _Named:
     """Plan that looks up elements by name, or by the contract of one of our own datasets."""
 
-    def __init__(self, source: Source, contract: Contract, match: Match) -> None:
+    def __init__(self, source: DataSource, contract: Contract, match: Match) -> None:
         self._source = source
         self._match = match
         self.columns = self.plan(contract)
@@ -161,6 +220,9 @@ class _Named:
         rate = self._source.rate_hz
         target_hz = 1.0 / contract.control_dt_s
         if abs(rate / target_hz - 1.0) <= 1e-4:
+            return ""
+        if not rate and isinstance(self._source, ArraySource):
+            self._match.notes.append(f"no rate; it is assumed to match the contract's, {target_hz:g} Hz.")
             return ""
         if rate and self._match.options.resampling:
             self._match.notes.append(f"{rate:g} Hz; its rows are skipped or repeated for {target_hz:g} Hz.")
@@ -219,7 +281,9 @@ class _Named:
                 return _Column(feature, spec, [names.index(name) for name in element_names])
             if element_names and names and not spec.is_picture:
                 return f"expected elements {', '.join(element_names)}, got {', '.join(names)}"
-            if len(shape) != len(spec.shape) or any(a not in (-1, b) for a, b in zip(spec.shape, shape, strict=True)):
+            # pictures of another size are averaged, see _fitted
+            needed = (-1, -1, *spec.shape[2:]) if spec.is_picture else spec.shape
+            if len(shape) != len(needed) or any(a not in (-1, b) for a, b in zip(needed, shape, strict=True)):
                 return f"expected {spec.shape}, got {shape}"
             return _Column(feature, spec)
         state = feature_names(self._source.features.get(STATE, {}))
@@ -299,7 +363,7 @@ def _fitted(name: str, spec: TensorSpec, cells: Cells, *, mirrored: bool = False
     return encode_all(frames[:, :, ::-1] if mirrored else frames)
 
 
-def _unfit(source: Source, rows: list[str]) -> UserError:
+def _unfit(source: DataSource, rows: list[str]) -> UserError:
     """Error that lists the mismatches `rows` and the dataset's features."""
     features = "; ".join(
         f"{key} {tuple(feature['shape'])} {feature_names(feature) or 'without names'}"
