@@ -71,9 +71,6 @@ def test_what_a_task_takes_builds_and_its_own_comes_first(task: str):
             own, env = config, config.task.environment(4, config.task.distributions[0], "train", 0)
         given = demonstrations(env.contract) if task in DEMONSTRATED else None
         built = config.policy.build(env.contract)
-        # critics read the demonstrations, which are normalised
-        if getattr(config.algorithm, "demonstration_share", 0.0):
-            built.fit(env.reset(), torch.zeros(2, *env.contract.action.shape))
         learner = config.algorithm.build(built, given, env, seeding.generator(0, "learner"))
         learner.collector(env, built, seeding.generator(0, "noise"), learner.starts)
     env.close()
