@@ -100,8 +100,10 @@ static int test_unless_apart(const mjModel* m, mjData* d, mjPreContact* contacts
   return 0;
 }
 
-// Puts these tests in front of MuJoCo's, once.
+// Puts these tests in front of MuJoCo's, once in a process: the library may be loaded several times, and a second time
+// would put them in front of themselves.
 static void install_separation(void) {
+  if (tests[mjGEOM_MESH][mjGEOM_MESH]) return;
   const int types[2] = {mjGEOM_BOX, mjGEOM_MESH};
   for (int i = 0; i < 2; i++) {
     mjfCollision* test = &mjCOLLISIONFUNC[types[i]][mjGEOM_MESH];

@@ -79,6 +79,12 @@ def test_contacts_are_those_of_mujoco_though_tests_of_geoms_that_are_apart_are_o
     assert touched, "no mesh of the robot touches anything: this test tests nothing"
 
 
+def test_the_library_may_be_loaded_twice(scenes):
+    native.library.cache_clear()
+    simulation = begun(scenes)  # endless where its collision tests stood in front of themselves
+    simulation.step([0], chunks(1, 1))
+
+
 def test_numpy_gives_the_numbers_of_the_compiled_path(scenes, monkeypatch):
     compiled = begun(scenes, sleep=False)
     monkeypatch.setattr(native, "library", lambda: None)
