@@ -74,6 +74,7 @@ def compose(
             composed = hydra_compose(name, [*choices, *chosen_now], return_hydra_config=True)
             chosen = composed.hydra.runtime.choices
             choices_now = {group: chosen[group] for group in groups if chosen[group] is not None}
+            _check_chosen(overrides, choices_now, groups)
             overrides = [_member(override, composed) for override in overrides]
             if groups:
                 published = dict(each.split("=", 1) for each in overrides).get("policy.weights", "null") != "null"
@@ -141,6 +142,17 @@ def _check_choices(overrides: Sequence[str], groups: Groups, options: Sequence[s
             raise UserError(_unknown("option", key, options, _nested(groups)))
         if key in groups and value not in names(key, groups):
             raise UserError(_unknown(key, value, names(key, groups)))
+
+
+def _check_chosen(overrides: Sequence[str], choices: Mapping[str, str], groups: Groups) -> None:
+    """Raise UserError for an option of a group of which nothing is chosen."""
+    for override in overrides:
+        name = override.partition("=")[0]
+        group, dot, _ = name.partition(".")
+        if dot and group in groups and group not in choices:
+            raise UserError(
+                f"{name} is an option of {group}=, which is not set; use one of {', '.join(names(group, groups))}"
+            )
 
 
 def _check_saved(group: str, saved: Mapping[str, Any], groups: Groups) -> None:

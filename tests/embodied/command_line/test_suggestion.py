@@ -17,7 +17,7 @@ HOVER = "task=quadrotor_hover"
         ([HOVER, "algorithm=PPO"], "did you mean ppo?"),
         ([HOVER, "algorithm=ppo", "algorithm.lr=1"], "did you mean algorithm.learning_rate"),
         ([HOVER, "algorithm=ppo", "algorithm.learning_rat=1"], "did you mean algorithm.learning_rate"),
-        ([HOVER, "lr=1"], "or algorithm.learning_rate?"),
+        ([HOVER, "lr=1"], "or algorithm.learning_rate or"),
         ([HOVER, "learning_rate=1"], "did you mean algorithm.learning_rate"),
         ([HOVER, "num_env=1"], "did you mean num_envs"),
         (["task=quadrotor_hovr"], "did you mean quadrotor_hover"),
@@ -29,6 +29,11 @@ def test_what_was_meant_is_suggested(arguments: list[str], meant: str):
         train.composed(arguments)
     assert meant in str(caught.value)
     assert str(caught.value).startswith("unknown ")
+
+
+def test_an_option_of_a_group_that_is_not_chosen_says_so():
+    with pytest.raises(UserError, match=r"offline\.expectile is an option of offline=, which is not set; use one of"):
+        train.composed([HOVER, "offline.expectile=0.8"])
 
 
 def test_nothing_is_suggested_for_what_is_like_nothing():

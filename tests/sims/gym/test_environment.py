@@ -16,7 +16,7 @@ from embodied.rollout.rollout import Collector
 from embodied.saving.tree import load_tree, save_tree
 from embodied.seeding import derive
 from policies.mlp import MLPConfig
-from sims.gym.environment import GymEnvironment, make
+from sims.gym.environment import GymEnvironment, _warn_once, make
 from tests.sims.gym import worlds
 
 OPTIONS = "spread", "told", "broken_at", "seeded", "noisy", "modifies", "solved_beyond"
@@ -199,10 +199,11 @@ def test_what_cannot_be_used_says_what_to_do():
 
 
 def test_warnings_about_a_model_are_logged_once(caplog, capfd):
+    _warn_once.cache_clear()
     for _ in range(2):
         make("HalfCheetah-v5").close()
-    assert sum("settotalmass" in each for each in caplog.messages) <= 1  # 0 where another test made one before
-    assert "settotalmass" not in capfd.readouterr().err
+    assert sum("settotalmass" in each for each in caplog.messages) == 1
+    assert capfd.readouterr().err.count("settotalmass") <= 1  # that of logging, without MuJoCo's own
 
 
 def test_a_world_that_resets_itself_is_refused():
