@@ -244,6 +244,19 @@ class Learner(Protocol):
         ...
 
 
+@runtime_checkable
+class ContinuesValues(Protocol):
+    """Reinforcement learner that can begin with the critics of an offline learner."""
+
+    def continue_values(self, values: Mapping[str, Any] | None) -> None:
+        """Begin with the critics `values` of the stage offline; None: without that stage, or of a kind without any.
+
+        Raises:
+            UserError: if it needs them and there are none, or they do not fit.
+        """
+        ...
+
+
 class LearnerConfig(Protocol):
     """Config that builds a learner, which collects `rollout_length` chunks per environment and iteration."""
 
@@ -312,6 +325,15 @@ class OfflineLearner(Protocol):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict`."""
+        ...
+
+
+@runtime_checkable
+class LearnsValues(Protocol):
+    """Offline learner with critics of executed chunks."""
+
+    def values(self) -> dict[str, Any] | None:
+        """Weights of the critics for `ContinuesValues.continue_values`, with values in the unit of rewards."""
         ...
 
 

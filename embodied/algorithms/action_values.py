@@ -8,6 +8,7 @@ in DrQ-v2 (arXiv 2107.09645). Letters: M critics, B rows, H actions of a chunk, 
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -57,6 +58,8 @@ class ActionValues(Composite):
         self.targets = copy.deepcopy(self.critics)
         features = policy.critic_parameters() if trains_features else []
         self.optimiser = torch.optim.Adam([*self.critics.parameters(), *features], learning_rate, fused=True)
+        self.unit = 1.0
+        """Reward that a value of 1 stands for; learners that scale rewards set it."""
 
     def scaled(self, actions: Tensor) -> Tensor:
         """Executed actions [B, K, A] of chunks [B, H, A] in robot units, scaled to [-1, 1]."""
@@ -103,12 +106,44 @@ class ActionValues(Composite):
         actions = passes.actions(minibatch).new_empty(minibatch, self.executed, self.elements)
         return saved_bytes(lambda: self.critics(self.inputs(observation, actions)))
 
+    @torch.no_grad()
+    def in_rewards(self) -> dict[str, Any] | None:
+        """Weights of critics, target networks and features, with values in the unit of rewards; None: categorical."""
+        if self.critics.categorical:
+            return None  # their bins stay those of scaled rewards
+        networks = {"critics": copy.deepcopy(self.critics), "target_critics": copy.deepcopy(self.targets)}
+        for network in networks.values():
+            # unit * Q(s, a): the last layer is linear
+            network.weights[-1].mul_(self.unit)
+            network.biases[-1].mul_(self.unit)
+        features = [each.detach().clone() for each in self.policy.critic_parameters()]
+        return {name: network.state_dict() for name, network in networks.items()} | {"features": features}
+
+    @torch.no_grad()
+    def continue_from(self, values: Mapping[str, Any]) -> None:
+        """Load weights that `in_rewards` returned.
+
+        Raises:
+            UserError: for critics of other layers.
+        """
+        try:
+            self.critics.load_state_dict(values["critics"])
+            self.targets.load_state_dict(values["target_critics"])
+        except RuntimeError as error:
+            raise UserError(
+                "the critics of the stage offline have other layers; use the same hidden, ensemble, layer_norm and head"
+                " in offline= and algorithm="
+            ) from error
+        for own, other in zip(self.policy.critic_parameters(), values["features"], strict=True):
+            own.copy_(other)
+
     def state_dict(self) -> dict[str, Any]:
-        """Weights of critics and target networks, and the optimiser's state."""
+        """Weights of critics and target networks, the optimiser's state, and the unit of values."""
         return {
             "critics": self.critics.state_dict(),
             "target_critics": self.targets.state_dict(),
             "critic_optimiser": self.optimiser.state_dict(),
+            "value_unit": self.unit,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -116,3 +151,4 @@ class ActionValues(Composite):
         self.critics.load_state_dict(state["critics"])
         self.targets.load_state_dict(state["target_critics"])
         self.optimiser.load_state_dict(state["critic_optimiser"])
+        self.unit = state.get("value_unit", 1.0)  # older checkpoints are of unscaled rewards

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from tensordict import TensorDict
@@ -97,6 +97,7 @@ class CalQL(SAC):
             raise UserError("offline=calql and cql learn in one process; use offline=iql in several")
         if self.transitions is None or self.transitions.episodes is not episodes:
             self.transitions = recorded_transitions(self.policy, episodes, self.config.discount)
+            self.q.unit = self.transitions.scale
         metrics: dict[str, Tensor] = {}
         for _ in range(steps):
             metrics = self._step()
@@ -144,6 +145,10 @@ class CalQL(SAC):
         uniform = torch.rand((len(rows), *like.shape[1:]), generator=self.generator).to(like.device)
         # density of the uniform distribution on [-1, 1]^(K A)
         return 2.0 * uniform - 1.0, like.new_full((len(rows),), like[0].numel() * math.log(0.5))
+
+    def values(self) -> dict[str, Any] | None:
+        """Critics with which a learner of the stage rl goes on, see `ActionValues.in_rewards`."""
+        return self.q.in_rewards()
 
     def largest_pass(self, passes: Passes) -> int | None:
         """Bytes that the critics' minibatch with all sampled actions stores."""

@@ -94,6 +94,7 @@ class IQL(SFT):
         """
         if self.transitions is None or self.transitions.episodes is not episodes:
             self.transitions = recorded_transitions(self.policy, episodes, self.config.discount)
+            self.q.unit = self.transitions.scale
         metrics: dict[str, float] = {}
         for _ in range(steps):
             rows = self.transitions.draw(self.config.batch, self.generator, world)
@@ -160,6 +161,10 @@ class IQL(SFT):
             return -values.mean() / (self.config.bc_weight * size)
 
         return loss
+
+    def values(self) -> dict[str, Any] | None:
+        """Critics with which a learner of the stage rl goes on, see `ActionValues.in_rewards`."""
+        return self.q.in_rewards()
 
     def largest_pass(self, passes: Passes) -> int | None:
         """Bytes that the critics' minibatch stores, or the policy's if that is more."""

@@ -105,6 +105,7 @@ class ReBRAC(Composite):
         """
         if self.transitions is None or self.transitions.episodes is not episodes:
             self.transitions = recorded_transitions(self.policy, episodes, self.config.discount)
+            self.q.unit = self.transitions.scale
         metrics: dict[str, Tensor] = {}
         for _ in range(steps):
             rows = self.transitions.draw(self.config.batch, self.generator, world)
@@ -149,6 +150,10 @@ class ReBRAC(Composite):
         self.q.follow(self.config.averaging)
         approach(self.target_policy.mean_parameters(), self.policy.mean_parameters(), self.config.averaging)
         self.actor_loss = float(loss.detach())
+
+    def values(self) -> dict[str, Any] | None:
+        """Critics with which a learner of the stage rl goes on, see `ActionValues.in_rewards`."""
+        return self.q.in_rewards()
 
     def largest_pass(self, passes: Passes) -> int | None:
         """Bytes that the critics' minibatch stores, or the actor's with the critics' if that is more."""

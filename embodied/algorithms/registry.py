@@ -11,7 +11,7 @@ from embodied.algorithms.qc import QCConfig, QCFQLConfig
 from embodied.algorithms.ranking import RankingConfig
 from embodied.algorithms.rebrac import ReBRACConfig, TD3BCConfig
 from embodied.algorithms.residual import ResidualConfig
-from embodied.algorithms.sac import RLPDConfig, SACConfig
+from embodied.algorithms.sac import RLPDConfig, SACConfig, WSRLConfig
 from embodied.algorithms.self_imitation import SelfImitationConfig
 from embodied.algorithms.td3 import TD3Config
 
@@ -29,6 +29,7 @@ ALGORITHMS: dict[str, type] = {
     "sac": SACConfig,
     "self_imitation": SelfImitationConfig,
     "td3": TD3Config,
+    "wsrl": WSRLConfig,
 }
 OFFLINE: dict[str, type] = {
     "calql": CalQLConfig,

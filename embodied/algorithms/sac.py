@@ -1,7 +1,8 @@
 """Soft actor-critic (arXiv 1801.01290, 1812.05905): off-policy, with the most random policy that still earns.
 
 With demonstrations in every batch, an ensemble of critics and several updates per decision it is RLPD (arXiv
-2302.02948), `algorithm=rlpd`.
+2302.02948), `algorithm=rlpd`. Where it goes on with the critics of an offline learner, without its data, it is WSRL
+(arXiv 2412.07762), `algorithm=wsrl`.
 
 Differs from the papers:
     - many environments: an iteration stores `rollout_length` chunks of each, then takes `updates` steps per decision;
@@ -19,6 +20,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Protocol
 
@@ -50,7 +52,7 @@ class SACConfig(CriticConfig):
     and the temperature one at every `policy_delay`-th. A `demonstration_share` of each batch is drawn from
     demonstrations. The actor maximises the smallest value of all critics, or their mean (`actor_mean`); without
     `entropy_in_target` targets are returns of rewards alone. `target_std` is the wished deviation of an action element
-    in half ranges.
+    in half ranges. With `continue_values` the critics are at first those that the stage offline has trained.
     """
 
     rollout_length: PositiveInt = 16
@@ -69,6 +71,7 @@ class SACConfig(CriticConfig):
     target_std: PositiveFloat = 0.089
     entropy_in_target: bool = True
     actor_mean: bool = False
+    continue_values: bool = False
 
     @property
     def reads_demonstrations(self) -> bool:
@@ -110,6 +113,22 @@ class RLPDConfig(SACConfig):
     ensemble: PositiveInt = 10
     subset: PositiveInt | None = 2
     layer_norm: bool = True
+
+
+@dataclass
+class WSRLConfig(SACConfig):
+    """SACConfig with WSRL's defaults: critics of the stage offline, four updates, no entropy in targets.
+
+    The paper has ten critics in both stages; here two, the default of offline learners.
+    """
+
+    updates: PositiveFloat = 4.0
+    policy_delay: PositiveInt = 4
+    target_std: PositiveFloat = 0.242  # a target entropy of 0
+    initial_temperature: PositiveFloat = 0.01
+    entropy_in_target: bool = False
+    layer_norm: bool = True
+    continue_values: bool = True
 
 
 class Actor(Protocol):
@@ -158,6 +177,21 @@ class SAC(Composite):
         self.target_entropy = elements * 0.5 * math.log(2.0 * math.pi * math.e * config.target_std**2)
         self.replay = MixedReplay(policy, config.capacity, config.demonstration_share, demonstrations)
         self.gradient_steps = 0
+
+    def continue_values(self, values: Mapping[str, Any] | None) -> None:
+        """Begin with the critics `values` of an offline learner, if the configuration asks for it.
+
+        Raises:
+            UserError: if there are none, or they have other layers.
+        """
+        if not self.config.continue_values:
+            return
+        if values is None:
+            raise UserError(
+                "algorithm.continue_values=true goes on with scalar critics of the stage offline; use"
+                " stages=[offline,rl] offline=calql"
+            )
+        self.q.continue_from(values)
 
     @property
     def temperature(self) -> Tensor:

@@ -27,7 +27,7 @@ from embodied.rollout.random_play import first_decisions
 from embodied.rollout.rollout import RolloutSource
 from embodied.run_options import ExperimentConfig
 from embodied.saving import checkpoint
-from embodied.task import Learner, LearnerConfig, OfflineLearnerConfig, Task
+from embodied.task import ContinuesValues, Learner, LearnerConfig, LearnsValues, OfflineLearnerConfig, Task
 from embodied.training.held_out import HeldOut
 from embodied.training.logging import Logger, NoLogger
 from embodied.training.loop import build
@@ -190,11 +190,15 @@ class BuiltRun(SavedRun):
     def _try(self, demonstrations: Episodes | None) -> None:
         """Build the learners with a throwaway policy, to report incompatible parts before anything runs."""
         policy = self._policy()
+        values = None
+        if self.offline:
+            offline = self.offline.build(policy, torch.Generator())
+            values = offline.values() if isinstance(offline, LearnsValues) else None
         if self.algorithm:
             env = self.evaluation_envs.get(self.task.distributions[0], self.env)
-            self.learner_and_collector(env, policy, demonstrations)
-        if self.offline:
-            self.offline.build(policy, torch.Generator())
+            learner, _ = self.learner_and_collector(env, policy, demonstrations)
+            if isinstance(learner, ContinuesValues):
+                learner.continue_values(values)
 
     @property
     def learning(self) -> LearnerConfig:

@@ -11,7 +11,7 @@ from embodied.algorithms.parts import check_equal_weights, check_policy_is_liste
 from embodied.data.demonstrations import with_privileged
 from embodied.data.episodes import Episodes
 from embodied.errors import UserError
-from embodied.task import OfflineLearner, OfflineLearnerConfig
+from embodied.task import LearnsValues, OfflineLearner, OfflineLearnerConfig
 from embodied.training.stages.stage import Stage
 
 SEGMENT = 500
@@ -109,10 +109,11 @@ class OfflineStage(Stage[Mapping[str, float]]):
         return note
 
     def finish(self) -> None:
-        """Keep the policy as what later stages are compared with, unless an earlier stage kept its own."""
+        """Keep the policy as what later stages are compared with, unless an earlier stage kept its own, and values."""
         self.run.counters["offline_gradient_steps"] = self.learner.gradient_steps
-        if not self.run.before:
-            self.run.before = self.run.aside({"policy": dict(self.run.policy.state_dict())})
+        before = self.run.before or self.run.aside({"policy": dict(self.run.policy.state_dict())})
+        values = self.learner.values() if isinstance(self.learner, LearnsValues) else None
+        self.run.before = before | {"values": self.run.aside(values) if values else None}
 
 
 class SupervisedStage(OfflineStage):

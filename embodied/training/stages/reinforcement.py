@@ -17,6 +17,7 @@ from embodied.rollout.ahead import CollectorAhead
 from embodied.rollout.rollout import Collector, RolloutSource
 from embodied.saving import checkpoint
 from embodied.saving.checkpoint import Checkpoint
+from embodied.task import ContinuesValues
 from embodied.training.held_out import PHASE
 from embodied.training.loop import Iteration, iterations
 from embodied.training.stages.stage import Stage
@@ -66,6 +67,8 @@ class ReinforcementStage(Stage[Iteration]):
             # only at the beginning of the stage: a resumed run loads the critic's weights
             run.policy.start_critic()
         self.learner, self.collector = run.learner_and_collector(run.env, run.policy, run.demonstrations)
+        if not resumed and isinstance(self.learner, ContinuesValues):
+            self.learner.continue_values(run.before.get("values"))
         if config.overlap:
             assert isinstance(self.collector, Collector)  # collectors in other processes do not allow overlap
             self.collector = CollectorAhead(self.collector, run.policy, config.precision)

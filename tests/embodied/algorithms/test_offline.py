@@ -12,6 +12,7 @@ from embodied.algorithms.calql import CalQL, CalQLConfig
 from embodied.algorithms.critics import CriticConfig
 from embodied.algorithms.iql import IQL, Extraction, IQLConfig
 from embodied.algorithms.rebrac import ReBRAC, ReBRACConfig, TD3BCConfig
+from embodied.algorithms.sac import WSRLConfig
 from embodied.algorithms.sft import SFTConfig
 from embodied.data.transitions import Transitions
 from embodied.errors import UserError
@@ -80,6 +81,33 @@ def test_a_resumed_learner_has_the_weights_of_an_uninterrupted_one(name: str) ->
     assert same(other.state_dict(), learner.state_dict())
     assert learner.fit(recorded(), 3) == other.fit(recorded(), 3)
     assert same(dict(other_policy.state_dict()), dict(policy.state_dict()))
+
+
+@pytest.mark.parametrize("name", ["iql", "calql"])
+def test_critics_go_on_with_values_in_the_unit_of_rewards(name: str) -> None:
+    policy, learner = make(LEARNERS[name], policy=SquashedConfig(hidden=[32]))
+    learner.fit(recorded(), 2)
+    saved = copy.deepcopy(learner.state_dict())
+    _, resumed = make(LEARNERS[name], seed=1, policy=SquashedConfig(hidden=[32]))
+    resumed.load_state_dict(saved)
+    assert resumed.values() is not None
+    critics = {"hidden": [32, 32], "layer_norm": True}
+    online = WSRLConfig(**critics).build(policy, None, Reach(1), torch.Generator())
+    online.continue_values(resumed.values())
+    batch = batch_of(learner, torch.arange(64))
+    actions = learner.q.scaled(batch["actions"])
+    scale = Transitions(recorded(), 2, 0.9).scale
+    assert scale != 1.0
+    for network in ("critics", "targets"):
+        inputs = learner.q.inputs(batch["observation"], actions)
+        expected = getattr(learner.q, network).values(inputs) * scale
+        torch.testing.assert_close(getattr(online.q, network).values(inputs), expected)
+    for change in ({"hidden": [32]}, {"ensemble": 3}, {"layer_norm": False}):
+        other = WSRLConfig(**critics | change).build(policy, None, Reach(1), torch.Generator())
+        with pytest.raises(UserError, match=r"critics of the stage offline have other layers; use the same hidden"):
+            other.continue_values(resumed.values())
+    with pytest.raises(UserError, match=r"use stages=\[offline,rl\] offline=calql"):
+        online.continue_values(None)
 
 
 def test_losses_of_iql_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,9 @@ import pytest
 import torch
 
 import embodied.training.experiment
+from embodied.algorithms.calql import CalQLConfig
 from embodied.algorithms.parts import Composite
+from embodied.algorithms.sac import WSRLConfig
 from embodied.algorithms.sft import SFT, SFTConfig
 from embodied.errors import DivergedError, UserError
 from embodied.saving import checkpoint
@@ -16,6 +18,9 @@ from embodied.training.experiment import Experiment, ExperimentConfig
 from embodied.training.plan import plan
 from embodied.training.stages import offline
 from embodied.training.stages.registry import STAGES
+from policies.squashed import SquashedConfig
+from tests.embodied.recorded_reach import recorded
+from tests.embodied.saving.test_tree import same
 from tests.embodied.training.test_experiment import POLICY, PPO, SFT_CONFIG, ReachTask, ScratchTask, trainer
 
 STEPS = 30
@@ -158,6 +163,39 @@ def test_a_kill_inside_every_stage_changes_no_number(tmp_path: Path, evaluating:
     assert report(tmp_path / "parts")["evaluations"] == report(tmp_path / "whole")["evaluations"]
     first, second = (checkpoint.load(tmp_path / name) for name in ("whole", "parts"))
     assert all(torch.equal(value, second.policy[name]) for name, value in first.policy.items())
+
+
+class RecordedTask(ReachTask):
+    """ReachTask with recorded episodes that have rewards."""
+
+    def demonstrations(self, directory, seed):
+        return recorded()
+
+
+def test_reinforcement_learning_goes_on_with_the_critics_of_an_offline_learner(tmp_path: Path) -> None:
+    config = ExperimentConfig(
+        num_envs=8, env_steps=64, evaluation_starts=4, evaluation_envs=4, video=False, stages=["offline", "rl"]
+    )
+    critics = {"hidden": [16], "layer_norm": True}
+    online = WSRLConfig(warmup=1000, rollout_length=4, **critics)  # no step changes the critics
+    offline_config = CalQLConfig(steps=3, batch=16, sampled_actions=2, **critics)
+    run = Experiment(
+        config, RecordedTask(), SquashedConfig(hidden=[16]), online, tmp_path, record={}, offline=offline_config
+    )
+    run.run()
+    state = checkpoint.load(tmp_path / checkpoint.FOLDER / f"{run.counters['rl_checkpoint']:06d}").state
+    assert same(state["parts"]["learner"]["critics"], state["before"]["values"]["critics"])
+    with pytest.raises(UserError, match="have other layers"):
+        Experiment(
+            config,
+            RecordedTask(),
+            SquashedConfig(hidden=[16]),
+            replace(online, hidden=[8]),
+            tmp_path / "other",
+            record={},
+            offline=offline_config,
+        )
+    assert not (tmp_path / "other").exists()
 
 
 def test_learners_and_stages_must_go_together(tmp_path: Path) -> None:
