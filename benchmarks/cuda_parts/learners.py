@@ -139,6 +139,8 @@ def _compare_rollouts(record: Record, title: str, expected: Rollout, measured: R
     """Compare the policy's decisions and the environment's transitions."""
     for name in ("actions", "reward", "log_prob", "value", "executed"):
         pair = [getattr(rollout, name) for rollout in (expected, measured)]
+        if name == "log_prob" and pair[0].isnan().all() and pair[1].isnan().all():
+            continue  # samples of a small actor that steers a policy have none
         if all(each is not None for each in pair):
             record.agree(f"{title}: {name}", *pair, ROUNDING)
 
