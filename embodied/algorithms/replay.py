@@ -11,6 +11,7 @@ from torch import Tensor
 
 from embodied.algorithms.parts import Composite
 from embodied.data.episodes import Episodes
+from embodied.data.rewards import check_rewards
 from embodied.data.store import EpisodeStore
 from embodied.data.transitions import Transitions
 from embodied.errors import UserError
@@ -91,10 +92,7 @@ class MixedReplay(Composite):
     def _add_demonstrations(self, episodes: Episodes | None) -> None:
         if episodes is None:
             raise UserError("expected demonstrations, but this task has none; use algorithm.demonstration_share=0")
-        if bool(episodes.reward.isnan().any()):
-            raise UserError(
-                "rewards of demonstrations are unknown; record them, or use algorithm.demonstration_share=0"
-            )
+        check_rewards(episodes, "algorithm.demonstration_share=0")
         if not len(episodes):  # of a plan
             return
         self.demonstrations = EpisodeStore(len(episodes), self.policy.device)

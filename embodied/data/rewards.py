@@ -9,8 +9,8 @@ from embodied.data.episodes import UNKNOWN, Episodes
 from embodied.errors import UserError
 
 
-def check_rewards(episodes: Episodes) -> None:
-    """Check that all rewards are known.
+def check_rewards(episodes: Episodes, without: str = "stages=[sft]") -> None:
+    """Check that all rewards are known; the error suggests the option `without`, which does not read them.
 
     Raises:
         UserError: with the data sets that have unknown ones, and an option for them.
@@ -29,7 +29,7 @@ def check_rewards(episodes: Episodes) -> None:
         )
     else:
         advice = "add demonstration_rewards=success, 1 at the end of an episode that succeeded"
-    raise UserError(f"rewards are unknown in {' and in '.join(parts)}: {advice}; or use stages=[sft]")
+    raise UserError(f"rewards are unknown in {' and in '.join(parts)}: {advice}; or use {without}")
 
 
 def _described(episodes: Episodes, of_dataset: Tensor, unknown: Tensor, number: int) -> str:

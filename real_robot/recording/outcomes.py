@@ -100,8 +100,8 @@ class Columns:
             if self.success is not None:
                 part_success = self.success
             elif success is not None:
-                known = not np.isnan(success[begin:end]).any()
-                part_success = bool((success[begin:end] > 0.5).any()) or (False if known else None)
+                is_complete = not np.isnan(success[begin:end]).any()
+                part_success = bool((success[begin:end] > 0.5).any()) or (False if is_complete else None)
             else:
                 part_success = outcome if end == length or outcome is False else None
             last = end - 1

@@ -20,17 +20,19 @@ def recorded(count: int = 60, seed: int = 0, *, final: bool = True) -> Episodes:
             actions.append(0.5 * float(torch.rand((), generator=generator)) - 0.25)
             position += actions[-1]
             positions.append(position)
-        seen = TensorDict({"position": torch.tensor(positions)[:, None], "task": torch.full((len(positions), 1), task)})
-        seen = seen.auto_batch_size_(1)
+        observations = TensorDict(
+            {"position": torch.tensor(positions)[:, None], "task": torch.full((len(positions), 1), task)}
+        )
+        observations = observations.auto_batch_size_(1)
         reached = abs(position) < 0.1
         reward = torch.zeros(len(actions))
         reward[-1] = float(reached)
         episode = Episodes.of(
-            seen[:-1],
+            observations[:-1],
             torch.tensor(actions)[:, None],
             success=reached,
             reward=reward,
-            final_observation=seen[-1] if final else None,
+            final_observation=observations[-1] if final else None,
         )
         episodes.append(episode)
     return Episodes.join(episodes)

@@ -112,8 +112,9 @@ class OfflineStage(Stage[Mapping[str, float]]):
         """Keep the policy as what later stages are compared with, unless an earlier stage kept its own, and values."""
         self.run.counters["offline_gradient_steps"] = self.learner.gradient_steps
         before = self.run.before or self.run.aside({"policy": dict(self.run.policy.state_dict())})
-        values = self.learner.values() if isinstance(self.learner, LearnsValues) else None
-        self.run.before = before | {"values": self.run.aside(values) if values else None}
+        if isinstance(self.learner, LearnsValues) and self.run.algorithm and (values := self.learner.values()):
+            before = before | {"values": self.run.aside(values)}
+        self.run.before = before
 
 
 class SupervisedStage(OfflineStage):

@@ -151,7 +151,9 @@ def test_other_policies_and_unknown_rewards_are_refused_and_the_advice_works() -
     with pytest.raises(UserError, match=r"policy\.steering\.kind=one_step"):
         QCFQLConfig().build(policy, None, env, torch.Generator())
     unknown = replace(episodes(), reward=torch.full((8,), torch.nan))
-    with pytest.raises(UserError, match=r"rewards of demonstrations are unknown.*demonstration_share=0"):
+    with pytest.raises(
+        UserError, match=r"rewards are unknown in 2 of 2 episodes of the demonstrations.*demonstration_share=0"
+    ):
         make(demonstrations=unknown, demonstration_share=0.25)
     make(demonstrations=unknown, demonstration_share=0.0)
 

@@ -18,7 +18,7 @@ FORCE = torch.tensor([[3.0, 4.0, 0.0]])
 
 
 def moment(sensors: dict[str, list[float]] | None = None, **fields: object) -> SimpleNamespace:
-    """What the functions read of one world."""
+    """State of one world that rewards and endings read."""
     readings = {name: torch.tensor([value]) for name, value in (sensors or {}).items()}
     tensors = {name: torch.tensor([value]) if isinstance(value, list) else value for name, value in fields.items()}
     shared = {"action": ACTION, "previous": torch.zeros(1, 3), "actuator_force": FORCE}
