@@ -29,7 +29,7 @@ sys.path.insert(0, str(ROOT))  # also runs from a clone that is not installed
 import torch  # noqa: E402
 from tensordict import TensorDict  # noqa: E402
 
-from embodied.algorithms.ppo import PPOConfig  # noqa: E402
+from embodied.algorithms.on_policy.ppo import PPOConfig  # noqa: E402
 from embodied.contract import Contract, TensorSpec  # noqa: E402
 from embodied.data.store import EpisodeStore  # noqa: E402
 from embodied.environments.engine import EpisodeEngine, Outcome  # noqa: E402

@@ -26,9 +26,9 @@ import torch  # noqa: E402
 from tensordict import TensorDict  # noqa: E402
 
 from embodied import seeding  # noqa: E402
-from embodied.algorithms.iql import Extraction, IQLConfig  # noqa: E402
-from embodied.algorithms.rebrac import ReBRACConfig, TD3BCConfig  # noqa: E402
-from embodied.algorithms.sft import SFTConfig  # noqa: E402
+from embodied.algorithms.imitation.sft import SFTConfig  # noqa: E402
+from embodied.algorithms.offline.iql import Extraction, IQLConfig  # noqa: E402
+from embodied.algorithms.offline.rebrac import ReBRACConfig, TD3BCConfig  # noqa: E402
 from embodied.data.episodes import SUCCEEDED, UNKNOWN, Episodes  # noqa: E402
 from embodied.environment import Environment  # noqa: E402
 from embodied.evaluation.evaluation import evaluate  # noqa: E402

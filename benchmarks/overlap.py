@@ -35,7 +35,7 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # also runs from a clone that is not installed
 
-from embodied.algorithms.ppo import PPOConfig  # noqa: E402
+from embodied.algorithms.on_policy.ppo import PPOConfig  # noqa: E402
 from embodied.environment import Transition  # noqa: E402
 from embodied.environments.wrapping import WrappedEnvironment  # noqa: E402
 from embodied.report.markdown import table  # noqa: E402

@@ -44,8 +44,8 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # also runs from a clone that is not installed
 
-from embodied.algorithms.ppo import PPOConfig  # noqa: E402
-from embodied.algorithms.sac import SACConfig  # noqa: E402
+from embodied.algorithms.off_policy.sac import SACConfig  # noqa: E402
+from embodied.algorithms.on_policy.ppo import PPOConfig  # noqa: E402
 from embodied.environment import NumberedStarts  # noqa: E402
 from embodied.saving.files import complete_or_absent  # noqa: E402
 from embodied.saving.json_text import dumps_rows  # noqa: E402

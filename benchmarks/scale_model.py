@@ -38,7 +38,7 @@ sys.path.insert(0, str(ROOT))  # also runs from a clone that is not installed
 
 from benchmarks.overlap import Spent, timed  # noqa: E402
 from benchmarks.scale_simulation import Costs, Line, Setting, simulate  # noqa: E402
-from embodied.algorithms.ppo import PPOConfig  # noqa: E402
+from embodied.algorithms.on_policy.ppo import PPOConfig  # noqa: E402
 from embodied.environment import Transition  # noqa: E402
 from embodied.environments.wrapping import WrappedEnvironment  # noqa: E402
 from embodied.placement.collectors import RemoteCollectors  # noqa: E402

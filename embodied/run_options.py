@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from embodied.algorithms.sft import SFTConfig
+from embodied.algorithms.imitation.sft import SFTConfig
 from embodied.configuration import Configuration, NonNegativeInt, PositiveInt
 from embodied.errors import UserError
 from embodied.precision import Precision

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from benchmarks.cuda_parts.draws import CpuDraws
 from benchmarks.cuda_parts.record import Options, Record
-from embodied.algorithms.grpo import GRPOConfig
-from embodied.algorithms.ppo import PPOConfig
+from embodied.algorithms.on_policy.grpo import GRPOConfig
+from embodied.algorithms.on_policy.ppo import PPOConfig
 from embodied.evaluation.evaluation import evaluate
 from embodied.precision import Precision
 from embodied.rollout.rollout import Collector, Rollout

@@ -20,9 +20,9 @@ import torch
 
 from benchmarks.cuda_parts.record import Options, Record, seconds_per_call, wait
 from embodied import seeding
-from embodied.algorithms.bptt import BPTTConfig
-from embodied.algorithms.ppo import PPOConfig
-from embodied.algorithms.td3 import TD3Config
+from embodied.algorithms.off_policy.td3 import TD3Config
+from embodied.algorithms.on_policy.bptt import BPTTConfig
+from embodied.algorithms.on_policy.ppo import PPOConfig
 from embodied.rollout.memory import Memory
 from embodied.training.loop import build
 from policies.diffusion import DiffusionConfig

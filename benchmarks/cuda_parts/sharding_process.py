@@ -27,7 +27,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 import embodied.training.experiment  # noqa: E402
 from benchmarks.cuda_parts.record import RECORD, Record  # noqa: E402
 from embodied import seeding  # noqa: E402
-from embodied.algorithms.ppo import PPOConfig  # noqa: E402
+from embodied.algorithms.on_policy.ppo import PPOConfig  # noqa: E402
 from embodied.contract import Contract, TensorSpec  # noqa: E402
 from embodied.placement.local import Local, Processes  # noqa: E402
 from embodied.placement.torchrun import Torchrun  # noqa: E402

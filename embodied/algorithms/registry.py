@@ -1,19 +1,19 @@
 """Learner configs by the value of the options `algorithm` and `offline`."""
 
-from embodied.algorithms.bptt import BPTTConfig
-from embodied.algorithms.calql import CalQLConfig, CQLConfig
-from embodied.algorithms.distillation import DistillationConfig
-from embodied.algorithms.dsrl import DSRLConfig
-from embodied.algorithms.grpo import GRPOConfig
-from embodied.algorithms.iql import IQLConfig
-from embodied.algorithms.ppo import PPOConfig
-from embodied.algorithms.qc import QCConfig, QCFQLConfig
-from embodied.algorithms.ranking import RankingConfig
-from embodied.algorithms.rebrac import ReBRACConfig, TD3BCConfig
-from embodied.algorithms.residual import ResidualConfig
-from embodied.algorithms.sac import RLPDConfig, SACConfig, WSRLConfig
-from embodied.algorithms.self_imitation import SelfImitationConfig
-from embodied.algorithms.td3 import TD3Config
+from embodied.algorithms.imitation.distillation import DistillationConfig
+from embodied.algorithms.imitation.self_imitation import SelfImitationConfig
+from embodied.algorithms.off_policy.dsrl import DSRLConfig
+from embodied.algorithms.off_policy.qc import QCConfig, QCFQLConfig
+from embodied.algorithms.off_policy.residual import ResidualConfig
+from embodied.algorithms.off_policy.sac import RLPDConfig, SACConfig, WSRLConfig
+from embodied.algorithms.off_policy.td3 import TD3Config
+from embodied.algorithms.offline.calql import CalQLConfig, CQLConfig
+from embodied.algorithms.offline.iql import IQLConfig
+from embodied.algorithms.offline.rebrac import ReBRACConfig, TD3BCConfig
+from embodied.algorithms.on_policy.bptt import BPTTConfig
+from embodied.algorithms.on_policy.grpo import GRPOConfig
+from embodied.algorithms.on_policy.ppo import PPOConfig
+from embodied.algorithms.on_policy.ranking import RankingConfig
 
 ALGORITHMS: dict[str, type] = {
     "bptt": BPTTConfig,

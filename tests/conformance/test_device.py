@@ -15,16 +15,16 @@ import torch
 from tensordict import TensorDict
 
 from embodied import seeding
-from embodied.algorithms.bptt import BPTTConfig
-from embodied.algorithms.distillation import DistillationConfig
-from embodied.algorithms.dsrl import DSRLConfig
-from embodied.algorithms.ppo import PPOConfig
-from embodied.algorithms.qc import QCConfig, QCFQLConfig
-from embodied.algorithms.ranking import RankingConfig
-from embodied.algorithms.sac import SACConfig
-from embodied.algorithms.self_imitation import SelfImitationConfig
-from embodied.algorithms.sft import SFTConfig
-from embodied.algorithms.td3 import TD3Config
+from embodied.algorithms.imitation.distillation import DistillationConfig
+from embodied.algorithms.imitation.self_imitation import SelfImitationConfig
+from embodied.algorithms.imitation.sft import SFTConfig
+from embodied.algorithms.off_policy.dsrl import DSRLConfig
+from embodied.algorithms.off_policy.qc import QCConfig, QCFQLConfig
+from embodied.algorithms.off_policy.sac import SACConfig
+from embodied.algorithms.off_policy.td3 import TD3Config
+from embodied.algorithms.on_policy.bptt import BPTTConfig
+from embodied.algorithms.on_policy.ppo import PPOConfig
+from embodied.algorithms.on_policy.ranking import RankingConfig
 from embodied.evaluation.evaluation import evaluate
 from embodied.policy import DeterministicPolicy, RankingPolicy, Steering, TrainablePolicy
 from embodied.rollout.rollout import Collector
@@ -40,7 +40,7 @@ from policies.squashed import SquashedConfig
 from policies.steering import SteeringConfig
 from tests.conformance.device_double import DEVICE, DeviceDouble, DoubleTensor, MixedError
 from tests.conformance.test_policies import CONFIGS, CONTRACT, observations
-from tests.embodied.algorithms.test_self_imitation import demonstrations
+from tests.embodied.algorithms.imitation.test_self_imitation import demonstrations
 from tests.embodied.reach import Reach
 from tests.embodied.smooth_reach import SmoothReach
 from tests.embodied.windy_reach import WindyReach

@@ -12,7 +12,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from embodied.algorithms.ppo import PPOConfig
+from embodied.algorithms.on_policy.ppo import PPOConfig
 from embodied.contract import Contract
 from embodied.data.episodes import Episodes, EpisodeWriter, read
 from embodied.data.store import EpisodeStore

@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 
 import embodied.training.experiment
-from embodied.algorithms.ppo import PPOConfig
-from embodied.algorithms.sft import SFTConfig
+from embodied.algorithms.imitation.sft import SFTConfig
+from embodied.algorithms.on_policy.ppo import PPOConfig
 from embodied.command_line import program
 from embodied.contract import Contract
 from embodied.data.episodes import Episodes

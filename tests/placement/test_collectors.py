@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from embodied import seeding
-from embodied.algorithms.ppo import PPOConfig
+from embodied.algorithms.on_policy.ppo import PPOConfig
 from embodied.placement import worker
 from embodied.placement.collectors import CollectorHandle, CollectorPool, RemoteCollectors
 from embodied.placement.worker import CollectorHost, CollectorRecipe, CollectorSpec, Worker, part_of, software

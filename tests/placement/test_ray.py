@@ -29,8 +29,8 @@ from ray.cluster_utils import Cluster
 
 import embodied.placement.ray
 import embodied.training.experiment
-from embodied.algorithms.grpo import GRPOConfig
-from embodied.algorithms.ppo import PPOConfig
+from embodied.algorithms.on_policy.grpo import GRPOConfig
+from embodied.algorithms.on_policy.ppo import PPOConfig
 from embodied.errors import UserError
 from embodied.placement.collectors import RemoteCollectors
 from embodied.placement.ray import RayCollectors, RayConfig, RayPlacement, cluster

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from embodied.algorithms.td3 import TD3Config
+from embodied.algorithms.off_policy.td3 import TD3Config
 from embodied.command_line.config import compose
 from embodied.errors import UserError
 from embodied.placement.local import Local

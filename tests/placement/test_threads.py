@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import embodied.training.experiment
-from embodied.algorithms.ppo import PPOConfig
+from embodied.algorithms.on_policy.ppo import PPOConfig
 from embodied.errors import UserError
 from embodied.interrupt import Stopped
 from embodied.placement.collectors import RemoteCollectors

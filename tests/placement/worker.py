@@ -15,10 +15,10 @@ import torch
 from safetensors.torch import save_file
 from tensordict import TensorDict
 
-from embodied.algorithms.bptt import BPTTConfig
-from embodied.algorithms.grpo import GRPOConfig
-from embodied.algorithms.ppo import PPOConfig
-from embodied.algorithms.sft import SFTConfig
+from embodied.algorithms.imitation.sft import SFTConfig
+from embodied.algorithms.on_policy.bptt import BPTTConfig
+from embodied.algorithms.on_policy.grpo import GRPOConfig
+from embodied.algorithms.on_policy.ppo import PPOConfig
 from embodied.contract import TensorSpec
 from embodied.data.episodes import Episodes
 from embodied.placement.local import Local, Processes

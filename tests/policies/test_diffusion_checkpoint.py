@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from tensordict import TensorDict
 from torch import Tensor
 
-from embodied.algorithms.sft import SFTConfig
+from embodied.algorithms.imitation.sft import SFTConfig
 from embodied.contract import Contract, TensorSpec
 from embodied.data.episodes import Episodes
 from embodied.errors import UserError

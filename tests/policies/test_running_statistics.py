@@ -7,7 +7,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from embodied.algorithms.ppo import PPOConfig
+from embodied.algorithms.on_policy.ppo import PPOConfig
 from embodied.contract import Contract, TensorSpec
 from embodied.rollout.rollout import Collector
 from embodied.training.loop import train

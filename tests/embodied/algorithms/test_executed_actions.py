@@ -6,9 +6,9 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from embodied.algorithms.clipped import Clipped, ClippedConfig
-from embodied.algorithms.grpo import GRPOConfig
-from embodied.algorithms.ppo import PPOConfig
+from embodied.algorithms.on_policy.clipped import Clipped, ClippedConfig
+from embodied.algorithms.on_policy.grpo import GRPOConfig
+from embodied.algorithms.on_policy.ppo import PPOConfig
 from embodied.policy import EXECUTED
 from embodied.rollout.rollout import Collector, Rollout
 from embodied.rollout.storage import Storage

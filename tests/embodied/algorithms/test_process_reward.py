@@ -7,8 +7,8 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from embodied.algorithms.grpo import GRPOConfig, Outcome
-from embodied.algorithms.ppo import PPOConfig
+from embodied.algorithms.on_policy.grpo import GRPOConfig, Outcome
+from embodied.algorithms.on_policy.ppo import PPOConfig
 from embodied.algorithms.rewards.process_reward import LearnedProgress, grippers, progress, shaped
 from embodied.contract import Contract, TensorSpec
 from embodied.data.episodes import Episodes

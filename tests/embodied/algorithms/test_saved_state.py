@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from embodied import seeding
-from embodied.algorithms.bptt import BPTTConfig
-from embodied.algorithms.distillation import DistillationConfig
-from embodied.algorithms.grpo import GRPOConfig
-from embodied.algorithms.ppo import PPOConfig
-from embodied.algorithms.sac import SACConfig
-from embodied.algorithms.td3 import TD3Config
+from embodied.algorithms.imitation.distillation import DistillationConfig
+from embodied.algorithms.off_policy.sac import SACConfig
+from embodied.algorithms.off_policy.td3 import TD3Config
+from embodied.algorithms.on_policy.bptt import BPTTConfig
+from embodied.algorithms.on_policy.grpo import GRPOConfig
+from embodied.algorithms.on_policy.ppo import PPOConfig
 from embodied.rollout.starts import RetryStarts
 from embodied.task import Learner, LearnerConfig
 from embodied.training.loop import build

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from embodied.algorithms.advantage import values
-from embodied.algorithms.ppo import PPOConfig
+from embodied.algorithms.on_policy.ppo import PPOConfig
 from embodied.errors import UserError
 from embodied.rollout.ahead import CollectorAhead
 from embodied.rollout.rollout import Cancelled, Collector

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from embodied.algorithms.ppo import PPOConfig
+from embodied.algorithms.on_policy.ppo import PPOConfig
 from embodied.errors import UserError
 from embodied.rollout.curriculum import REMEMBERED, CurriculumStarts, weight
 from embodied.rollout.rollout import Collector

@@ -6,7 +6,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from embodied.algorithms.self_imitation import SelfImitationConfig
+from embodied.algorithms.imitation.self_imitation import SelfImitationConfig
 from embodied.errors import UserError
 from embodied.policy import Decision
 from embodied.rollout.exchange import ExchangingCollector

@@ -8,11 +8,11 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from embodied.algorithms.bptt import BPTTConfig
-from embodied.algorithms.grpo import GRPOConfig
-from embodied.algorithms.ppo import PPOConfig
-from embodied.algorithms.sac import SACConfig
-from embodied.algorithms.td3 import TD3Config
+from embodied.algorithms.off_policy.sac import SACConfig
+from embodied.algorithms.off_policy.td3 import TD3Config
+from embodied.algorithms.on_policy.bptt import BPTTConfig
+from embodied.algorithms.on_policy.grpo import GRPOConfig
+from embodied.algorithms.on_policy.ppo import PPOConfig
 from embodied.environment import Transition
 from embodied.errors import UserError
 from embodied.evaluation.evaluation import evaluate

@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from embodied.algorithms.ppo import PPOConfig
+from embodied.algorithms.on_policy.ppo import PPOConfig
 from embodied.contract import Contract, TensorSpec
 from embodied.environments.engine import EpisodeEngine, Outcome
 from embodied.policy import Decision

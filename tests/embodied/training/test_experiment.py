@@ -11,14 +11,14 @@ from tensordict import TensorDict
 
 import embodied.training.experiment
 from embodied import seeding
-from embodied.algorithms import ppo
-from embodied.algorithms.bptt import BPTTConfig
-from embodied.algorithms.distillation import DistillationConfig
-from embodied.algorithms.ppo import PPOConfig
-from embodied.algorithms.ranking import RankingConfig
-from embodied.algorithms.self_imitation import SelfImitationConfig
-from embodied.algorithms.sft import SFTConfig
-from embodied.algorithms.td3 import TD3Config
+from embodied.algorithms.imitation.distillation import DistillationConfig
+from embodied.algorithms.imitation.self_imitation import SelfImitationConfig
+from embodied.algorithms.imitation.sft import SFTConfig
+from embodied.algorithms.off_policy.td3 import TD3Config
+from embodied.algorithms.on_policy import ppo
+from embodied.algorithms.on_policy.bptt import BPTTConfig
+from embodied.algorithms.on_policy.ppo import PPOConfig
+from embodied.algorithms.on_policy.ranking import RankingConfig
 from embodied.contract import Contract, TensorSpec
 from embodied.data.episodes import Episodes
 from embodied.environment import Transition

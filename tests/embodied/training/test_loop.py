@@ -11,9 +11,9 @@ import torch
 from tensordict import TensorDict
 
 import embodied.training.experiment
-from embodied.algorithms.ppo import PPOConfig
-from embodied.algorithms.self_imitation import SelfImitationConfig
-from embodied.algorithms.sft import SFTConfig
+from embodied.algorithms.imitation.self_imitation import SelfImitationConfig
+from embodied.algorithms.imitation.sft import SFTConfig
+from embodied.algorithms.on_policy.ppo import PPOConfig
 from embodied.environment import Environment, NumberedStarts, Restorable, SwitchableEnvironment
 from embodied.errors import DivergedError, UserError
 from embodied.evaluation.evaluation import evaluate

@@ -10,15 +10,15 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from embodied.algorithms.distillation import informed
+from embodied.algorithms.imitation.distillation import informed
+from embodied.algorithms.imitation.self_imitation import SelfImitationConfig
+from embodied.algorithms.imitation.sft import SFTConfig
 from embodied.algorithms.micro_batch import saved_bytes
+from embodied.algorithms.off_policy.sac import SACConfig
+from embodied.algorithms.off_policy.td3 import TD3Config
+from embodied.algorithms.on_policy.ppo import PPO, PPOConfig
 from embodied.algorithms.parts import Composite
 from embodied.algorithms.passes import META, Passes
-from embodied.algorithms.ppo import PPO, PPOConfig
-from embodied.algorithms.sac import SACConfig
-from embodied.algorithms.self_imitation import SelfImitationConfig
-from embodied.algorithms.sft import SFTConfig
-from embodied.algorithms.td3 import TD3Config
 from embodied.command_line.config import compose
 from embodied.contract import Contract
 from embodied.policy import PolicyConfig

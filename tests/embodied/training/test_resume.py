@@ -11,10 +11,10 @@ import pytest
 import torch
 
 import embodied.training.experiment
-from embodied.algorithms.ppo import PPO, PPOConfig
-from embodied.algorithms.ranking import Ranking, RankingConfig
-from embodied.algorithms.self_imitation import SelfImitationConfig
-from embodied.algorithms.sft import SFT, SFTConfig
+from embodied.algorithms.imitation.self_imitation import SelfImitationConfig
+from embodied.algorithms.imitation.sft import SFT, SFTConfig
+from embodied.algorithms.on_policy.ppo import PPO, PPOConfig
+from embodied.algorithms.on_policy.ranking import Ranking, RankingConfig
 from embodied.errors import UserError
 from embodied.evaluation import evaluation
 from embodied.interrupt import Stopped

@@ -9,7 +9,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from embodied.algorithms.ppo import PPOConfig
+from embodied.algorithms.on_policy.ppo import PPOConfig
 from embodied.contract import Contract, TensorSpec
 from embodied.evaluation.evaluation import evaluate
 from embodied.evaluation.video import film

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import embodied.training.experiment
-from embodied.algorithms.calql import CalQLConfig
+from embodied.algorithms.imitation.sft import SFT, SFTConfig
+from embodied.algorithms.off_policy.sac import WSRLConfig
+from embodied.algorithms.offline.calql import CalQLConfig
 from embodied.algorithms.parts import Composite
-from embodied.algorithms.sac import WSRLConfig
-from embodied.algorithms.sft import SFT, SFTConfig
 from embodied.errors import DivergedError, UserError
 from embodied.saving import checkpoint
 from embodied.training.experiment import Experiment, ExperimentConfig

@@ -9,7 +9,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from embodied.algorithms.ppo import PPOConfig
+from embodied.algorithms.on_policy.ppo import PPOConfig
 from embodied.contract import Contract
 from embodied.environment import DifferentiableEnvironment, NumberedStarts, Restorable
 from embodied.errors import UserError

@@ -14,8 +14,8 @@ from tensordict import TensorDict
 from transformers import PI0Config, PI0ForConditionalGeneration
 
 import export
-from embodied.algorithms.ppo import PPOConfig
-from embodied.algorithms.sft import SFT, SFTConfig
+from embodied.algorithms.imitation.sft import SFT, SFTConfig
+from embodied.algorithms.on_policy.ppo import PPOConfig
 from embodied.contract import TensorSpec
 from embodied.errors import UserError
 from embodied.precision import Precision

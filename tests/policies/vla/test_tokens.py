@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from embodied.algorithms.ppo import PPOConfig
+from embodied.algorithms.on_policy.ppo import PPOConfig
 from embodied.contract import TensorSpec
 from embodied.errors import UserError
 from policies.vla.inputs import PAD

@@ -14,7 +14,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from embodied.algorithms.bptt import BPTTConfig
+from embodied.algorithms.on_policy.bptt import BPTTConfig
 from embodied.training.loop import train
 from policies.mlp import MLPConfig
 from real_robot.firmware.exporting import Export, Target, export

@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from tensordict import TensorDict
 
-from embodied.algorithms.sft import SFTConfig
+from embodied.algorithms.imitation.sft import SFTConfig
 from embodied.contract import Contract, TensorSpec
 from embodied.data.episodes import FAILED, SUCCEEDED, UNKNOWN, Episodes, EpisodeWriter
 from embodied.errors import UserError

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from embodied.algorithms.sft import SFTConfig
+from embodied.algorithms.imitation.sft import SFTConfig
 from embodied.command_line.config import compose
 from embodied.contract import Contract
 from embodied.data.demonstrations import folder_of

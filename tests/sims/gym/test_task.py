@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDict
 
 import sims.gym.task
-from embodied.algorithms.ppo import PPOConfig
+from embodied.algorithms.on_policy.ppo import PPOConfig
 from embodied.command_line.config import compose
 from embodied.data.episodes import Episodes
 from embodied.errors import UserError

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from embodied.algorithms.ppo import PPOConfig
+from embodied.algorithms.on_policy.ppo import PPOConfig
 from embodied.errors import UserError
 from embodied.training.loop import train
 from policies.flow import FlowConfig

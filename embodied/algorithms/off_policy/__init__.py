@@ -1,0 +1,1 @@
+"""Learners of values of actions, from stored transitions."""

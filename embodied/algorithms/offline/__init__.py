@@ -1,0 +1,1 @@
+"""Learners of the stage `offline`, from recorded episodes alone."""

@@ -1,0 +1,184 @@
+"""Implicit Q-learning (arXiv 2110.06169): offline, without values of actions that are not in the data.
+
+Differs from the paper:
+    - a chunk is one action: its discounted reward, and discount^k for what follows after k executed actions;
+    - the policy is extracted by supervised fine-tuning with weights, so that it can be any that has a supervised loss
+      (a flow policy's loss is weighted as in arXiv 2304.10573), and acts by its moving average; weights are divided by
+      their mean over a minibatch;
+    - alternatively the policy maximises Q beside its supervised loss (DDPG+BC, arXiv 2406.09329);
+    - rewards are divided by the deviation of the returns, so that one temperature fits many tasks;
+    - features that are learned, as of pictures, are trained by the loss of Q alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Annotated, Any
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from embodied.algorithms.critics import CriticConfig, Critics
+from embodied.algorithms.finite import check_finite
+from embodied.algorithms.imitation.sft import SFT, SFTConfig
+from embodied.algorithms.off_policy.action_values import ActionValues
+from embodied.algorithms.off_policy.replay import recorded_transitions
+from embodied.algorithms.passes import Passes
+from embodied.configuration import Fraction, NonNegativeFloat, PositiveFloat, Range
+from embodied.data.episodes import Episodes
+from embodied.data.transitions import Transitions
+from embodied.errors import UserError
+from embodied.policy import DeterministicPolicy, TrainablePolicy
+from embodied.world import ALONE, World
+
+
+class Extraction(Enum):
+    """Policy extraction: AWR imitates actions by their advantage, DDPG_BC maximises Q and imitates all actions."""
+
+    AWR = "awr"
+    DDPG_BC = "ddpg_bc"
+
+
+@dataclass
+class IQLConfig(SFTConfig):
+    """Hyper-parameters of implicit Q-learning; options of the policy's optimiser are those of SFT.
+
+    V is the `expectile` of Q over the actions of the data. The extraction awr has the weight
+    exp(`inverse_temperature` * advantage), at most `max_weight`; ddpg_bc multiplies the supervised loss by `bc_weight`.
+    """
+
+    expectile: Annotated[float, Range(above=0, below=1)] = 0.9
+    extraction: Extraction = Extraction.AWR
+    inverse_temperature: NonNegativeFloat = 10.0
+    max_weight: PositiveFloat = 100.0
+    bc_weight: PositiveFloat = 0.3
+    discount: Fraction = 0.99
+    averaging: Annotated[float, Range(above=0, at_most=1)] = 0.005
+    value_learning_rate: NonNegativeFloat = 3e-4
+    critics: CriticConfig = field(default_factory=lambda: CriticConfig(layer_norm=True))
+
+    def build(self, policy: TrainablePolicy, generator: torch.Generator) -> IQL:
+        """Build the learner of `policy`; `generator` draws minibatches.
+
+        Raises:
+            UserError: for extraction=ddpg_bc of a policy without deterministic actions, or actions without limits.
+        """
+        if self.extraction is Extraction.DDPG_BC and not isinstance(policy, DeterministicPolicy):
+            raise UserError(
+                "offline.extraction=ddpg_bc needs a policy with deterministic actions; use awr or policy=mlp"
+            )
+        return IQL(policy, self, generator)
+
+
+class IQL(SFT):
+    """Learner of critics Q and V from stored episodes, and of a policy by supervised fine-tuning towards them."""
+
+    config: IQLConfig
+
+    def __init__(self, policy: TrainablePolicy, config: IQLConfig, generator: torch.Generator) -> None:
+        super().__init__(policy, config, generator)
+        self.q = ActionValues(policy, config.critics, config.value_learning_rate)
+        one = replace(config.critics, ensemble=1, subset=None)
+        self.v = Critics(policy.feature_size, one).to(policy.device)
+        self.v_optimiser = torch.optim.Adam(self.v.parameters(), config.value_learning_rate, fused=True)
+        self.transitions: Transitions | None = None
+
+    def fit(self, episodes: Episodes, steps: int, world: World = ALONE) -> dict[str, float]:
+        """Take `steps` gradient steps on `episodes`, which the processes of `world` share; returns the last metrics.
+
+        Raises:
+            UserError: for episodes with unknown rewards, see `recorded_transitions`.
+        """
+        if self.transitions is None or self.transitions.episodes is not episodes:
+            self.transitions = recorded_transitions(self.policy, episodes, self.config.discount)
+            self.q.unit = self.transitions.scale
+        metrics: dict[str, float] = {}
+        for _ in range(steps):
+            rows = self.transitions.draw(self.config.batch, self.generator, world)
+            batch = self.transitions.take(rows, self.policy.contract.horizon).to(self.policy.device)
+            metrics = self._learn(batch, world)
+        return metrics
+
+    def _learn(self, batch: TensorDict, world: World) -> dict[str, float]:
+        """Take one step of V, Q and the policy.
+
+        Raises:
+            DivergedError: before a step whose loss or gradient is not finite.
+        """
+        step = self.gradient_steps + 1
+        scaled = self.q.scaled(batch["actions"])
+        # A = min_j Q_j'(s, a) - V(s)
+        advantage = self.q.target_minimum(batch["observation"], scaled, self.generator) - self._v(batch["observation"])
+        # L_V = mean |tau - 1(A < 0)| A^2
+        expectile = self.config.expectile
+        loss = (torch.where(advantage < 0.0, 1.0 - expectile, expectile) * advantage.square()).mean()
+        check_finite({"state value loss": loss.detach()}, step)
+        target = self._target(batch)
+        self.v_optimiser.zero_grad()
+        loss.backward()
+        self.v_optimiser.step()
+        # L_Q = sum_j mean (Q_j(s, a) - y)^2
+        metrics = self.q.step(batch, target, step)
+        self.q.follow(self.config.averaging)
+        progress = min(1.0, self.gradient_steps / max(1, self.config.steps))
+        self.losses.append(self._extract(batch, advantage.detach(), progress, world))
+        metrics |= {"state_value_loss": loss.detach()}
+        numbers = {name: float(value) for name, value in metrics.items()}
+        return {"actor_loss": sum(self.losses) / len(self.losses), **numbers}
+
+    @torch.no_grad()
+    def _target(self, batch: TensorDict) -> Tensor:
+        """Targets y = R + carry * V(s'), [B]."""
+        return batch["reward"] + batch["carry"] * self._v(batch["next_observation"])
+
+    def _v(self, observation: TensorDict) -> Tensor:
+        """V(s), [B], differentiable in the weights of V only."""
+        with torch.no_grad():
+            features = self.policy.features(observation)
+        return self.v.values(features)[0]
+
+    def _extract(self, batch: TensorDict, advantage: Tensor, progress: float, world: World) -> float:
+        """Take one step of the policy; returns its loss."""
+        config = self.config
+        if config.extraction is Extraction.DDPG_BC:
+            return self.step(batch, progress, world, self._negative_value(batch["observation"], world))
+        # w = min(exp(beta A), max_weight)
+        weight = (config.inverse_temperature * advantage).exp().clamp(max=config.max_weight)
+        weight = weight / (world.sum(weight.mean()) / world.size)
+        # L = sum_b w_b valid_b L_BC(s_b, a_b) / sum_b w_b valid_b
+        return self.step(batch.copy().update({"valid": batch["valid"] * weight.unsqueeze(1)}), progress, world)
+
+    def _negative_value(self, observation: TensorDict, world: World) -> Callable[[TrainablePolicy], Tensor]:
+        """The loss of a policy besides imitation: -mean Q(s, pi(s)) / (bc_weight * mean |Q|)."""
+
+        def loss(policy: TrainablePolicy) -> Tensor:
+            assert isinstance(policy, DeterministicPolicy)
+            values = self.q.values(observation, self.q.scaled(policy.actions(observation))).amin(0)
+            size = world.sum(values.detach().abs().mean()) / world.size
+            return -values.mean() / (self.config.bc_weight * size)
+
+        return loss
+
+    def values(self) -> dict[str, Any] | None:
+        """Critics with which a learner of the stage rl goes on, see `ActionValues.in_rewards`."""
+        return self.q.in_rewards()
+
+    def largest_pass(self, passes: Passes) -> int | None:
+        """Bytes that the critics' minibatch stores, or the policy's if that is more."""
+        rows = passes.share(self.config.batch)
+        return max(self.q.stored_bytes(passes, rows), passes.loss(rows))
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of SFT, critics and optimisers."""
+        own = {"v": self.v.state_dict(), "v_optimiser": self.v_optimiser.state_dict()}
+        return {**super().state_dict(), **self.q.state_dict(), **own}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict`."""
+        super().load_state_dict(state)
+        self.q.load_state_dict(state)
+        self.v.load_state_dict(state["v"])
+        self.v_optimiser.load_state_dict(state["v_optimiser"])

@@ -1,0 +1,1 @@
+"""Learners that train on rollouts of the present policy."""

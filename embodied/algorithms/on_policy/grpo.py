@@ -1,0 +1,262 @@
+"""Group relative policy optimisation (arXiv 2402.03300) over action chunks: no critic.
+
+Several episodes begin in one initial state. The advantage of a decision is its episode's outcome compared with those of
+its group; steps are clipped as in PPO (`clipped.py`). What SimpleVLA-RL (arXiv 2509.09674) takes from DAPO
+(arXiv 2503.14476) is in the defaults: a wider upper clip, groups that almost always or hardly ever succeed are left
+out, every decision weighs the same however long its episode is, no KL divergence from the policy at the start.
+
+Differs from the papers:
+    - a decision is compared with those episodes of its group that had not ended before as many decisions, itself among
+    them (`of_running`), not with all. Successes end early, so that failures have most of the decisions: compared with
+    all of the group, the advantage has a negative mean, and actions taken once only failures continue are blamed as
+    much as those that caused the failure;
+    - groups that are left out are not collected again: an iteration has fewer decisions then, and metrics count them;
+    - all groups of an iteration are whole and collected by the same policy; with a number of environments that groups
+    do not divide, the last group of a task is smaller.
+
+With `outcome=PROGRESS` failures are ranked by how near they came to successes (SRPO, `progress_reward.py`); groups
+without any success are used, too. With `outcome=PROCESS` a failure is worth the progress at its end along the
+milestones of demonstrations (VLA-RL, `process_reward.py`), up to as much as SRPO's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Annotated, Any
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from embodied.algorithms.on_policy.clipped import Clipped, ClippedConfig, ClippedUpdate
+from embodied.algorithms.rewards.process_reward import LearnedProgress
+from embodied.algorithms.rewards.progress_reward import ProgressReward
+from embodied.configuration import Fraction, PositiveFloat, Range
+from embodied.data.episodes import Episodes
+from embodied.environment import Environment, NumberedStarts, group_size
+from embodied.errors import UserError
+from embodied.policy import TrainablePolicy
+from embodied.rollout.groups import GroupStarts, WholeEpisodes, WholeRollout
+from embodied.rollout.rollout import Rollout
+from embodied.world import ALONE, World
+
+
+class Outcome(Enum):
+    """Measure by which the episodes of a group are compared.
+
+    SUCCESS is the success flag, RETURN the sum of rewards. PROGRESS compares failures with the batch's successes,
+    PROCESS with the milestones of demonstrations.
+    """
+
+    SUCCESS = "success"
+    RETURN = "return"
+    PROGRESS = "progress"
+    PROCESS = "process"
+
+
+FAILED = 0.6
+"""Outcome of a failure with full progress; the outcome of a success is 1."""
+
+
+@dataclass
+class GRPOConfig(ClippedConfig):
+    """Hyper-parameters of GRPO: groups of `group` episodes from one initial state are compared by their `outcome`.
+
+    `rollout_length` is rounded down to whole episodes of the longest kind, at least one. A group is left out if all its
+    outcomes are the same, and with outcome=SUCCESS if their mean is below `lowest` or above `highest`. Each decision is
+    compared with the episodes of its group that run that long, if `of_running`, else with all of them. Advantages are
+    divided by the standard deviation of the group's outcomes if `by_deviation`.
+    """
+
+    clip_high: PositiveFloat | None = 0.28
+    group: Annotated[int, Range(at_least=2)] = 8
+    outcome: Outcome = Outcome.SUCCESS
+    lowest: Fraction = 0.1
+    highest: Fraction = 0.9
+    of_running: bool = True
+    by_deviation: bool = True
+
+    def __post_init__(self) -> None:
+        """Raise UserError for numbers that are out of range or do not go together."""
+        super().__post_init__()
+        if self.lowest > self.highest:
+            raise UserError(f"expected lowest <= highest, got {self.lowest} and {self.highest}")
+
+    @property
+    def reads_demonstrations(self) -> bool:
+        """Whether demonstrations are read: for the supervised loss and the process reward."""
+        return super().reads_demonstrations or self.outcome is Outcome.PROCESS
+
+    def remote_starts(self, env: Environment, generator: torch.Generator) -> GroupStarts:
+        """Group starts of a remote collector's environments `env`.
+
+        Raises:
+            UserError: for a simulator that cannot repeat initial states.
+        """
+        if not isinstance(env, NumberedStarts):
+            raise UserError(
+                "algorithm=grpo repeats initial states, which this simulator does not number; use algorithm=ppo"
+            )
+        if group_size(env) > 1:
+            raise UserError("algorithm=grpo needs a world for each environment, and these share one; use algorithm=ppo")
+        return GroupStarts(env.task_index, self.group, generator, env.num_starts)
+
+    def build(
+        self,
+        policy: TrainablePolicy,
+        demonstrations: Episodes | None,
+        env: Environment,
+        generator: torch.Generator,
+    ) -> GRPO:
+        """Build the learner of `policy` in `env`; `generator` draws initial states and minibatches.
+
+        Raises:
+            UserError: for a policy whose samples have no log-probability, a simulator that cannot repeat initial
+                states, or if demonstrations are missing.
+        """
+        self.check("grpo", policy, demonstrations)
+        starts = self.remote_starts(env, generator)
+        process = None
+        if self.outcome is Outcome.PROCESS:
+            process = LearnedProgress(policy, demonstrations, generator, "algorithm.outcome=process")
+        return GRPO(policy, self, demonstrations, starts, generator, process)
+
+
+class GRPO(Clipped):
+    """Learner that updates a policy from groups of whole episodes."""
+
+    collector = WholeEpisodes
+    config: GRPOConfig
+
+    def __init__(
+        self,
+        policy: TrainablePolicy,
+        config: GRPOConfig,
+        demonstrations: Episodes | None,
+        starts: GroupStarts,
+        generator: torch.Generator,
+        process: LearnedProgress | None = None,
+    ) -> None:
+        super().__init__(policy, config, demonstrations, generator, config.learning_rate)
+        self.starts = starts
+        self.progress_reward = ProgressReward()
+        self.process = process
+
+    def update(self, rollout: Rollout, progress: float, world: World = ALONE) -> dict[str, float]:
+        """Run one iteration; returns mean losses, clip fraction and KL, and shares of the groups.
+
+        No step is taken if no group is used.
+        """
+        self._decay(progress)
+        batch, metrics = self._prepare(rollout, world)
+        if not int(world.sum(batch["own"].sum())):
+            return metrics
+        update = ClippedUpdate()
+        for minibatch in self._epochs(batch, update, world, batch["own"]):
+            update.add(self._step(minibatch, world), world)
+        return update.means() | metrics
+
+    def _prepare(self, rollout: Rollout, world: World) -> tuple[TensorDict, dict[str, float]]:
+        """Training batch [T, N], whose `own` decisions are those of used groups; and shares of the groups."""
+        episodes = WholeRollout.of(rollout)
+        outcome = self._outcome(rollout, episodes, world)
+        # An episode whose simulation diverged counts as the worst of the batch.
+        outcome = torch.where(episodes.at_end(rollout.simulated), outcome, outcome.amin() if len(outcome) else 0.0)
+        by_success = rollout.has_success and self.config.outcome is Outcome.SUCCESS
+        comparison = compared(outcome, episodes, self.config.of_running, self.config.by_deviation)
+        is_used = comparison.varied
+        if by_success:
+            is_used = is_used & (comparison.mean >= self.config.lowest) & (comparison.mean <= self.config.highest)
+        own = rollout.own & (episodes.episode >= 0) & episodes.spread(is_used)
+        batch = TensorDict(
+            {
+                "observation": rollout.observation,
+                "sample": rollout.sample,
+                "log_prob": rollout.log_prob,
+                "advantage": comparison.advantage,
+                "own": own,
+            },
+            batch_size=list(own.shape),
+        )
+        return batch, _shares(episodes.group, comparison, is_used, world)
+
+    def _outcome(self, rollout: Rollout, episodes: WholeRollout, world: World) -> Tensor:
+        if rollout.has_success and self.config.outcome is Outcome.SUCCESS:
+            # R = success
+            return episodes.at_end(rollout.success).float()
+        if rollout.has_success and self.config.outcome is Outcome.PROGRESS:
+            return self.progress_reward(rollout.observation, episodes, episodes.at_end(rollout.success))
+        if rollout.has_success and self.process is not None:
+            _, after = self.process(rollout, world)
+            # R = 1 for a success, else 0.6 * progress at the end
+            return torch.where(episodes.at_end(rollout.success), 1.0, FAILED * episodes.at_end(after))
+        assert rollout.episode_return is not None
+        return episodes.at_end(rollout.episode_return)
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of the clipped learner and of the process reward."""
+        process = {} if self.process is None else {"process": self.process.state_dict()}
+        return super().state_dict() | process
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict`."""
+        super().load_state_dict(state)
+        if self.process is not None:
+            self.process.load_state_dict(state["process"])
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Advantages of decisions, and statistics of each episode's group."""
+
+    advantage: Tensor  # [T, N], zero outside of episodes
+    mean: Tensor  # [E], mean outcome of the group
+    varied: Tensor  # [E] bool: the group's outcomes differ
+
+
+def compared(outcome: Tensor, episodes: WholeRollout, of_running: bool, by_deviation: bool) -> Compared:
+    """Compare each decision with its group: A = R - mean(R), or (R - mean(R)) / std(R).
+
+    R is the `outcome` [E] of the decision's episode. The mean is taken over the group's episodes, with `of_running`
+    over those with at least this many decisions.
+    """
+    group = episodes.group
+    size = torch.bincount(group).to(outcome.dtype)
+    # Statistics per group, gathered back to episodes [E]; the deviation divides by n - 1.
+    mean = (torch.bincount(group, outcome).to(outcome.dtype) / size)[group]
+    squares = torch.bincount(group, (outcome - mean).square()).to(outcome.dtype)
+    std = (squares / (size - 1.0).clamp_min(1.0)).sqrt()[group]
+    varied = std > 1e-6
+    result = episodes.spread(outcome)
+    baseline = episodes.spread(mean)
+    within = episodes.episode >= 0
+    if of_running:
+        # one cell for each pair (group, number of the decision), so that the mean covers episodes that still run then
+        cell = (episodes.spread(group) * len(within) + episodes.decision)[within]
+        means = torch.bincount(cell, result[within]) / torch.bincount(cell).clamp_min(1)
+        baseline[within] = means[cell].to(baseline.dtype)
+    # A = R - baseline, [T, N]
+    advantage = result - baseline
+    if by_deviation:
+        # A / std(R); 0 in groups with equal outcomes
+        advantage = torch.where(episodes.spread(varied), advantage / episodes.spread(std).clamp_min(1e-6), 0.0)
+    return Compared(advantage, mean, varied)
+
+
+def _shares(group: Tensor, comparison: Compared, used: Tensor, world: World) -> dict[str, float]:
+    """Number of groups of all processes, and the shares that were used, had equal outcomes, or were filtered out."""
+    # count each group once, by its first episode
+    is_first = torch.zeros(len(group), dtype=torch.bool).scatter(0, _firsts(group).cpu(), True)
+    selections = [torch.ones_like(used), used, ~used & ~comparison.varied, ~used & comparison.varied]
+    counts = world.sum(torch.stack([(flag.cpu() & is_first).sum() for flag in selections])).tolist()
+    names = ("kept_groups", "uniform_groups", "filtered_groups")
+    return {"groups": float(counts[0])} | {
+        name: n / max(1, counts[0]) for name, n in zip(names, counts[1:], strict=True)
+    }
+
+
+def _firsts(group: Tensor) -> Tensor:
+    """Index of the first episode of each group."""
+    firsts = torch.full((int(group.max()) + 1 if len(group) else 0,), len(group), device=group.device)
+    return firsts.scatter_reduce(0, group, torch.arange(len(group), device=group.device), "amin")

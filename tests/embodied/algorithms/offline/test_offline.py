@@ -1,0 +1,203 @@
+"""Offline learners: losses by hand, learning from mostly failed episodes, resumption."""
+
+import copy
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from embodied.algorithms.critics import CriticConfig
+from embodied.algorithms.imitation.sft import SFTConfig
+from embodied.algorithms.off_policy.sac import WSRLConfig
+from embodied.algorithms.offline.calql import CalQL, CalQLConfig
+from embodied.algorithms.offline.iql import IQL, Extraction, IQLConfig
+from embodied.algorithms.offline.rebrac import ReBRAC, ReBRACConfig, TD3BCConfig
+from embodied.data.transitions import Transitions
+from embodied.errors import UserError
+from embodied.evaluation.evaluation import evaluate
+from embodied.policy import TrainablePolicy
+from embodied.task import OfflineLearner, OfflineLearnerConfig
+from embodied.world import ALONE
+from policies.flow import FlowConfig
+from policies.mlp import MLPConfig
+from policies.squashed import SquashedConfig
+from tests.embodied.reach import Reach
+from tests.embodied.recorded_reach import recorded
+from tests.embodied.saving.test_tree import same
+
+CRITICS = CriticConfig(hidden=[32, 32], layer_norm=True)
+SMALL = {"steps": 300, "batch": 64, "discount": 0.9, "averaging": 0.02}
+NEAR = SMALL | {"hidden": [32, 32], "learning_rate": 3e-3}
+IMPLICIT = SMALL | {"critics": CRITICS, "value_learning_rate": 1e-3}
+LEARNERS = {
+    "iql": IQLConfig(**IMPLICIT),
+    "iql with ddpg_bc": IQLConfig(**IMPLICIT, extraction=Extraction.DDPG_BC),
+    "rebrac": ReBRACConfig(**NEAR),
+    "td3_bc": TD3BCConfig(**NEAR),
+    "calql": CalQLConfig(**NEAR, value_learning_rate=3e-3, sampled_actions=4, initial_temperature=0.1),
+}
+POLICIES = {"calql": SquashedConfig(hidden=[32])}
+
+
+def make(config: OfflineLearnerConfig, seed: int = 0, policy: object = None) -> tuple[TrainablePolicy, OfflineLearner]:
+    torch.manual_seed(seed)
+    built = (policy or MLPConfig(hidden=[32])).build(Reach(1).contract)
+    built.fit(*recorded().by_weight())
+    return built, config.build(built, torch.Generator().manual_seed(seed))
+
+
+def batch_of(learner: IQL | ReBRAC | CalQL, rows: torch.Tensor) -> TensorDict:
+    contract = learner.policy.contract
+    return Transitions(recorded(), contract.executed, learner.config.discount).take(rows, contract.horizon)
+
+
+def success(policy: TrainablePolicy) -> float:
+    return float(evaluate(Reach(44), policy, starts_per_task=22).success.float().mean())
+
+
+@pytest.mark.parametrize("name", ["iql", "iql with ddpg_bc", "rebrac", "calql"])
+def test_learns_from_episodes_of_which_most_failed(name: str) -> None:
+    policy, learner = make(LEARNERS[name], policy=POLICIES.get(name))
+    learner.fit(recorded(), 300)
+    assert learner.gradient_steps == 300
+    assert success(policy) > 0.9  # imitation of the successful quarter comes to 0.5
+
+
+def test_imitation_does_not() -> None:
+    policy, learner = make(SFTConfig(steps=300, batch=64))
+    learner.fit(recorded(), 300)
+    assert success(policy) < 0.7
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_a_resumed_learner_has_the_weights_of_an_uninterrupted_one(name: str) -> None:
+    policy, learner = make(LEARNERS[name], policy=POLICIES.get(name))
+    learner.fit(recorded(), 3)
+    other_policy, other = make(LEARNERS[name], seed=1, policy=POLICIES.get(name))
+    other_policy.load_state_dict(copy.deepcopy(policy.state_dict()))
+    other.load_state_dict(copy.deepcopy(learner.state_dict()))
+    assert same(other.state_dict(), learner.state_dict())
+    assert learner.fit(recorded(), 3) == other.fit(recorded(), 3)
+    assert same(dict(other_policy.state_dict()), dict(policy.state_dict()))
+
+
+@pytest.mark.parametrize("name", ["iql", "calql"])
+def test_critics_go_on_with_values_in_the_unit_of_rewards(name: str) -> None:
+    policy, learner = make(LEARNERS[name], policy=SquashedConfig(hidden=[32]))
+    learner.fit(recorded(), 2)
+    saved = copy.deepcopy(learner.state_dict())
+    _, resumed = make(LEARNERS[name], seed=1, policy=SquashedConfig(hidden=[32]))
+    resumed.load_state_dict(saved)
+    assert resumed.values() is not None
+    critics = {"hidden": [32, 32], "layer_norm": True}
+    online = WSRLConfig(**critics).build(policy, None, Reach(1), torch.Generator())
+    online.continue_values(resumed.values())
+    batch = batch_of(learner, torch.arange(64))
+    actions = learner.q.scaled(batch["actions"])
+    scale = Transitions(recorded(), 2, 0.9).scale
+    assert scale != 1.0
+    for network in ("critics", "targets"):
+        inputs = learner.q.inputs(batch["observation"], actions)
+        expected = getattr(learner.q, network).values(inputs) * scale
+        torch.testing.assert_close(getattr(online.q, network).values(inputs), expected)
+    for change in ({"hidden": [32]}, {"ensemble": 3}, {"layer_norm": False}):
+        other = WSRLConfig(**critics | change).build(policy, None, Reach(1), torch.Generator())
+        with pytest.raises(UserError, match=r"critics of the stage offline have other layers; use the same hidden"):
+            other.continue_values(resumed.values())
+    with pytest.raises(UserError, match=r"use stages=\[offline,rl\] offline=calql"):
+        online.continue_values(None)
+
+
+def test_losses_of_iql_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy, learner = make(IQLConfig(**IMPLICIT, max_weight=0.1))
+    batch, imitated = batch_of(learner, torch.arange(64)), []
+    q = learner.q.targets.values(
+        torch.cat((policy.features(batch["observation"]), batch["actions"][..., 0] / 0.25), -1)
+    )
+    v, following = (learner.v.values(policy.features(batch[name]))[0] for name in ("observation", "next_observation"))
+    advantage = q.amin(0) - v
+    target = batch["reward"] + batch["carry"] * following
+    inputs = torch.cat((policy.features(batch["observation"]), batch["actions"][..., 0] / 0.25), -1)
+    q_loss = (learner.q.critics.values(inputs) - target).square().mean(1).sum()
+    monkeypatch.setattr(learner, "step", lambda each, *_: imitated.append(each["valid"]) or 0.0)
+    metrics = learner._learn(batch, ALONE)
+    v_loss = torch.where(advantage > 0, 0.9, 0.1) * advantage.square()
+    assert metrics["state_value_loss"] == pytest.approx(float(v_loss.mean().detach()), rel=1e-5)
+    assert metrics["value_loss"] == pytest.approx(float(q_loss.detach()), rel=1e-5)
+    weight = (10.0 * advantage).exp().clamp(max=0.1)
+    assert 0 < int((weight == 0.1).sum()) < 64
+    torch.testing.assert_close(imitated[0], batch["valid"] * (weight / weight.mean()).unsqueeze(1).detach())
+
+
+def test_iql_with_equal_weights_is_supervised_fine_tuning() -> None:
+    policy, learner = make(
+        IQLConfig(**IMPLICIT, inverse_temperature=0.0), policy=FlowConfig(width=8, hidden=8, turn_rad=0.0)
+    )
+    other, imitation = make(SFTConfig(steps=300, batch=64), policy=FlowConfig(width=8, hidden=8, turn_rad=0.0))
+    batch = batch_of(learner, torch.arange(64))
+    torch.manual_seed(0)
+    learner._learn(batch, ALONE)
+    torch.manual_seed(0)
+    imitation.step(batch, 0.0)
+    for a, b in zip(policy.actor_parameters(), other.actor_parameters(), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_targets_and_actor_loss_of_rebrac_by_hand() -> None:
+    policy, learner = make(ReBRACConfig(**NEAR, actor_bc=0.3, critic_bc=0.7, target_noise=0.5, noise_clip=0.3))
+    for parameter in (*learner.target_policy.parameters(), *learner.q.targets.parameters()):
+        parameter.data += torch.randn_like(parameter)  # the trained networks have moved on
+    batch = batch_of(learner, torch.arange(64))
+    noise = learner._noise(batch, ALONE)
+    assert noise.abs().max() == pytest.approx(0.3)
+    following = batch["next_observation"]
+    actions = (learner.target_policy.actions(following) / 0.25 + noise).clamp(-1.0, 1.0)
+    values = learner.q.targets.values(torch.cat((policy.features(following), actions.flatten(1)), -1)).amin(0)
+    distance = (actions - batch["next_actions"] / 0.25).square().flatten(1).sum(1) * batch["goes_on"]
+    expected = batch["reward"] + batch["carry"] * (values - 0.7 * distance)
+    assert 0 < int(batch["goes_on"].sum()) < 64
+    torch.testing.assert_close(learner._target(batch, noise), expected.detach())
+    own = policy.actions(batch["observation"])
+    inputs = torch.cat((policy.features(batch["observation"]), own.flatten(1) / 0.25), -1)
+    q = learner.q.critics.values(inputs).amin(0)
+    error = (((own - batch["actions"]) / 0.25).square().sum(-1))[batch["valid"]].mean()
+    learner._update_actor(batch, ALONE)
+    assert learner.actor_loss == pytest.approx(float((-q.mean() / q.abs().mean() + 0.3 * error).detach()), rel=1e-4)
+
+
+def test_the_penalty_of_calql_by_hand() -> None:
+    policy, learner = make(LEARNERS["calql"], policy=POLICIES["calql"])
+    batch, sampled = batch_of(learner, torch.arange(64)), []
+    draw = learner._candidates
+    learner._candidates = lambda *arguments: sampled.append(draw(*arguments)) or sampled[-1]
+    penalty, gap = learner._penalty(batch)
+    features = policy.features(batch["observation"])
+    terms = []
+    for (actions, log_density), floor in zip(sampled, (None, batch["returns"], batch["returns"]), strict=True):
+        for k in range(4):
+            values = learner.q.critics.values(torch.cat((features, actions[k::4].flatten(1)), -1))
+            values = values if floor is None else values.maximum(floor)
+            terms.append((values - log_density[k::4]).exp())
+    assert sampled[0][1].unique().tolist() == pytest.approx([2 * math.log(0.5)])  # two actions of one element
+    data = learner.q.values(batch["observation"], batch["actions"] / 0.25)
+    expected = torch.stack(terms).sum(0).log() - data
+    torch.testing.assert_close(penalty, expected.mean(-1).sum())
+    torch.testing.assert_close(gap, expected.mean().detach())
+    lowered = replace(LEARNERS["calql"], calibrated=False)
+    _, other = make(lowered, policy=POLICIES["calql"])
+    assert other._penalty(batch)[0].item() < penalty.item()
+
+
+@pytest.mark.parametrize("config", [ReBRACConfig(), IQLConfig(extraction=Extraction.DDPG_BC), CalQLConfig()])
+def test_policies_that_a_learner_cannot_train_are_refused(config: OfflineLearnerConfig) -> None:
+    with pytest.raises(UserError, match=r"(deterministic actions|reparameterised samples); use"):
+        make(config, policy=FlowConfig(width=8, hidden=8, turn_rad=0.0))
+
+
+def test_episodes_without_what_critics_read_are_refused() -> None:
+    _, learner = make(LEARNERS["iql"])
+    episodes = recorded()
+    with pytest.raises(UserError, match="read task, which the episodes lack"):
+        learner.fit(replace(episodes, observation=episodes.observation.exclude("task")), 1)
