@@ -10,6 +10,7 @@ from embodied.algorithms.off_policy.td3 import TD3Config
 from embodied.algorithms.offline.calql import CalQLConfig, CQLConfig
 from embodied.algorithms.offline.iql import IQLConfig
 from embodied.algorithms.offline.rebrac import ReBRACConfig, TD3BCConfig
+from embodied.algorithms.offline.recap import RECAPConfig
 from embodied.algorithms.on_policy.bptt import BPTTConfig
 from embodied.algorithms.on_policy.grpo import GRPOConfig
 from embodied.algorithms.on_policy.ppo import PPOConfig
@@ -36,5 +37,6 @@ OFFLINE: dict[str, type] = {
     "cql": CQLConfig,
     "iql": IQLConfig,
     "rebrac": ReBRACConfig,
+    "recap": RECAPConfig,
     "td3_bc": TD3BCConfig,
 }

@@ -14,6 +14,7 @@ from embodied.algorithms.off_policy.sac import WSRLConfig
 from embodied.algorithms.offline.calql import CalQL, CalQLConfig
 from embodied.algorithms.offline.iql import IQL, Extraction, IQLConfig
 from embodied.algorithms.offline.rebrac import ReBRAC, ReBRACConfig, TD3BCConfig
+from embodied.algorithms.offline.recap import RECAPConfig
 from embodied.data.transitions import Transitions
 from embodied.errors import UserError
 from embodied.evaluation.evaluation import evaluate
@@ -36,9 +37,13 @@ LEARNERS = {
     "iql with ddpg_bc": IQLConfig(**IMPLICIT, extraction=Extraction.DDPG_BC),
     "rebrac": ReBRACConfig(**NEAR),
     "td3_bc": TD3BCConfig(**NEAR),
+    "recap": RECAPConfig(steps=8, batch=64, hidden=[32]),
     "calql": CalQLConfig(**NEAR, value_learning_rate=3e-3, sampled_actions=4, initial_temperature=0.1),
 }
-POLICIES = {"calql": SquashedConfig(hidden=[32])}
+POLICIES = {
+    "calql": SquashedConfig(hidden=[32]),
+    "recap": FlowConfig(width=8, hidden=8, turn_rad=0.0, advantage_guidance=1.5),
+}
 
 
 def make(config: OfflineLearnerConfig, seed: int = 0, policy: object = None) -> tuple[TrainablePolicy, OfflineLearner]:
@@ -79,7 +84,11 @@ def test_a_resumed_learner_has_the_weights_of_an_uninterrupted_one(name: str) ->
     other_policy.load_state_dict(copy.deepcopy(policy.state_dict()))
     other.load_state_dict(copy.deepcopy(learner.state_dict()))
     assert same(other.state_dict(), learner.state_dict())
-    assert learner.fit(recorded(), 3) == other.fit(recorded(), 3)
+    metrics = []
+    for each in (learner, other):
+        torch.manual_seed(0)  # of the noise in a supervised loss
+        metrics.append(each.fit(recorded(), 3))
+    assert metrics[0] == metrics[1]
     assert same(dict(other_policy.state_dict()), dict(policy.state_dict()))
 
 
