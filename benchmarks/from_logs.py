@@ -32,6 +32,7 @@ from embodied import seeding  # noqa: E402
 from embodied.algorithms.imitation.sft import SFTConfig  # noqa: E402
 from embodied.algorithms.offline.iql import Extraction, IQLConfig  # noqa: E402
 from embodied.algorithms.offline.rebrac import ReBRACConfig, TD3BCConfig  # noqa: E402
+from embodied.algorithms.offline.recap import RECAPConfig  # noqa: E402
 from embodied.data.episodes import SUCCEEDED, UNKNOWN, Episodes  # noqa: E402
 from embodied.environment import Environment  # noqa: E402
 from embodied.evaluation.evaluation import evaluate, rate_over_seeds  # noqa: E402
@@ -48,6 +49,7 @@ ROWS: dict[str, tuple[str, Callable[..., OfflineLearnerConfig]]] = {
     "imitation of all": ("flow", SFTConfig),
     "imitation of successes": ("flow", SFTConfig),
     "IQL": ("flow", IQLConfig),
+    "RECAP": ("conditioned flow", RECAPConfig),
     "mlp, imitation of successes": ("mlp", SFTConfig),
     "mlp, IQL": ("mlp", IQLConfig),
     "mlp, IQL with DDPG+BC": ("mlp", lambda **sizes: IQLConfig(extraction=Extraction.DDPG_BC, **sizes)),
@@ -56,6 +58,8 @@ ROWS: dict[str, tuple[str, Callable[..., OfflineLearnerConfig]]] = {
 }
 """Policy and config of the learner by name; policy=mlp cannot read the objects of `libero_pick`."""
 FAILED_SHARE = 1.0 / 3.0
+GUIDANCE = 1.5
+"""Classifier-free guidance of RECAP's policy."""
 
 
 @dataclass
@@ -127,8 +131,8 @@ def reach(args: argparse.Namespace, count: int, seed: int) -> Logs:
     good, failures = (
         recorded(Reach(size), Controller(share), generator) for size, share in ((count - bad, 0.3), (bad, -0.3))
     )
-    policies = {"mlp": MLPConfig(hidden=[32]), "flow": FlowConfig(width=16, hidden=32, turn_rad=0.0)}
-    return Logs(Reach, Episodes.join([good, failures]), policies)
+    flow = FlowConfig(width=16, hidden=32, turn_rad=0.0)
+    return Logs(Reach, Episodes.join([good, failures]), {"mlp": MLPConfig(hidden=[32]), **flows(flow)})
 
 
 def libero_pick(args: argparse.Namespace, count: int, seed: int) -> Logs:
@@ -153,8 +157,13 @@ def libero_pick(args: argparse.Namespace, count: int, seed: int) -> Logs:
     return Logs(
         lambda number: task.environment(number, "wide", "eval", seed),
         Episodes.join([good, poor]),
-        {"flow": config.policy},
+        flows(config.policy),
     )
+
+
+def flows(policy: FlowConfig) -> dict[str, PolicyConfig]:
+    """The flow `policy` and the one that RECAP trains, by kind."""
+    return {"flow": policy, "conditioned flow": replace(policy, advantage_guidance=GUIDANCE)}
 
 
 TASKS = {"reach": reach, "libero_pick": libero_pick}
