@@ -9,6 +9,7 @@ from embodied.algorithms.off_policy.sac import RLPDConfig, SACConfig, WSRLConfig
 from embodied.algorithms.off_policy.td3 import TD3Config
 from embodied.algorithms.offline.calql import CalQLConfig, CQLConfig
 from embodied.algorithms.offline.iql import IQLConfig
+from embodied.algorithms.offline.mbrcsl import MBRCSLConfig
 from embodied.algorithms.offline.rebrac import ReBRACConfig, TD3BCConfig
 from embodied.algorithms.offline.recap import RECAPConfig
 from embodied.algorithms.on_policy.bptt import BPTTConfig
@@ -36,6 +37,7 @@ OFFLINE: dict[str, type] = {
     "calql": CalQLConfig,
     "cql": CQLConfig,
     "iql": IQLConfig,
+    "mbrcsl": MBRCSLConfig,
     "rebrac": ReBRACConfig,
     "recap": RECAPConfig,
     "td3_bc": TD3BCConfig,
