@@ -71,17 +71,18 @@ class CriticConfig(Configuration):
 class Critics(nn.Module):
     """Ensemble of value networks, computed together by batched matrix products.
 
-    Inputs [B, I] are features of observations for state values V(s), followed by actions for Q(s, a).
+    Inputs [B, I] are features of observations for state values V(s), followed by actions for Q(s, a). A scalar head has
+    one output; with more `outputs` the networks are of another quantity, and only `forward` is of use.
     """
 
     edges: Tensor
 
-    def __init__(self, inputs: int, config: CriticConfig) -> None:
+    def __init__(self, inputs: int, config: CriticConfig, outputs: int = 1) -> None:
         super().__init__()
         self.config = config
         count = config.ensemble
         self.categorical = config.head is CriticHead.HL_GAUSS
-        sizes = [inputs, *config.hidden, config.bins if self.categorical else 1]
+        sizes = [inputs, *config.hidden, config.bins if self.categorical else outputs]
         bounds = [1.0 / math.sqrt(size) for size in sizes[:-1]]  # torch's default for linear layers
         shapes = list(zip(bounds, pairwise(sizes), strict=True))
         self.weights = nn.ParameterList(torch.empty(count, *shape).uniform_(-bound, bound) for bound, shape in shapes)
@@ -98,7 +99,7 @@ class Critics(nn.Module):
             self.register_buffer("edges", edges, persistent=False)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Outputs [M, B, 1] of scalar heads, or logits [M, B, bins]."""
+        """Outputs [M, B, outputs] of scalar heads, or logits [M, B, bins]."""
         activation = torch.tanh if self.config.activation is Activation.TANH else torch.relu
         x = inputs.expand(self.config.ensemble, *inputs.shape)
         for layer in range(len(self.config.hidden)):
