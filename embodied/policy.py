@@ -296,8 +296,11 @@ class SteeredPolicy(TrainablePolicy):
         """Largest absolute value of the initial noise that the small actor chooses."""
 
     @abstractmethod
-    def start_steering(self) -> None:
-        """Let `act` use the small actor from now on."""
+    def start_steering(self, *, keep_ranking: bool = False) -> None:
+        """Let `act` use the small actor from now on.
+
+        Candidates are no longer ranked, unless they are generated in one step and `keep_ranking`.
+        """
 
     @abstractmethod
     def steering_parameters(self) -> list[nn.Parameter]:

@@ -29,6 +29,7 @@ from embodied.policy import (
     Condition,
     Decision,
     RankingPolicy,
+    Steering,
     inference,
     needs_value,
     value_if_needed,
@@ -176,10 +177,11 @@ class GenerativePolicy(Steerable, RankingPolicy):
         if isinstance(self.steers, Tensor):
             self.steers.fill_(False)
 
-    def start_steering(self) -> None:
-        """Act by the small actor from now on, without candidates."""
+    def start_steering(self, *, keep_ranking: bool = False) -> None:
+        """See `SteeredPolicy.start_steering`."""
         super().start_steering()
-        self.ranks.fill_(False)
+        if not (keep_ranking and self.steering is Steering.ONE_STEP):
+            self.ranks.fill_(False)
 
     @torch.no_grad()
     def fit(self, observation: TensorDict, actions: Tensor) -> None:
@@ -201,14 +203,14 @@ class GenerativePolicy(Steerable, RankingPolicy):
         """Sample chunks; `sample` has the variables of their log-probability, for the executed candidates."""
         observation = self.encoder.read(observation)
         noise = self._noise(observation, deterministic, generator)
-        if self.steers:
+        if self.steers and not self.ranks:
             actions, _, initial = self.steered(observation, noise[:, 0])
             sample = TensorDict({INITIAL_NOISE: initial}, batch_size=[len(actions)])
             terms = undefined_log_prob(len(actions), self.contract, actions.device)
             return Decision(actions, sample, terms, value_if_needed(self, observation, deterministic))
         count = noise.shape[1]
         features = self.actor_features(observation).repeat_interleave(count, 0)
-        chunk, sample, log_prob = self._generate(noise.flatten(0, 1), features, deterministic, generator)
+        chunk, sample, log_prob = self._generate_or_map(noise.flatten(0, 1), features, deterministic, generator)
         actions = self.predicted(chunk)
         rows = self._best(observation, actions, count)
         return Decision(actions[rows], sample[rows], log_prob[rows], value_if_needed(self, observation, deterministic))
@@ -249,12 +251,12 @@ class GenerativePolicy(Steerable, RankingPolicy):
 
     def candidates(self, observation: TensorDict, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Deterministic chunks [N, C, H, A] from `noise` [N, C, generated, A], and their advantage [N, C] if C > 1."""
-        if self.steers:
+        if self.steers and not self.ranks:
             actions, *_ = self.steered(observation, noise[:, 0])
             return actions.unsqueeze(1), actions.new_zeros(len(actions), 1)
         count = noise.shape[1]
         features = self.actor_features(observation).unsqueeze(1).expand(-1, count, -1).flatten(0, 1)
-        chunk, _, _ = self._generate(noise.flatten(0, 1), features, True, None)
+        chunk, _, _ = self._generate_or_map(noise.flatten(0, 1), features, True, None)
         actions = self.predicted(chunk).unflatten(0, (-1, count))
         return actions, self.advantage(observation, actions) if count > 1 else actions.new_zeros(len(actions), 1)
 

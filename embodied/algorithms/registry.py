@@ -1,6 +1,7 @@
 """Learner configs by the value of the options `algorithm` and `offline`."""
 
 from embodied.algorithms.imitation.distillation import DistillationConfig
+from embodied.algorithms.imitation.one_step import OfflineOneStepConfig, OnlineOneStepConfig
 from embodied.algorithms.imitation.self_imitation import SelfImitationConfig
 from embodied.algorithms.off_policy.dsrl import DSRLConfig
 from embodied.algorithms.off_policy.qc import QCConfig, QCFQLConfig
@@ -21,6 +22,7 @@ ALGORITHMS: dict[str, type] = {
     "distillation": DistillationConfig,
     "dsrl": DSRLConfig,
     "grpo": GRPOConfig,
+    "one_step": OnlineOneStepConfig,
     "ppo": PPOConfig,
     "qc": QCConfig,
     "qc_fql": QCFQLConfig,
@@ -36,6 +38,7 @@ OFFLINE: dict[str, type] = {
     "calql": CalQLConfig,
     "cql": CQLConfig,
     "iql": IQLConfig,
+    "one_step": OfflineOneStepConfig,
     "rebrac": ReBRACConfig,
     "recap": RECAPConfig,
     "td3_bc": TD3BCConfig,
