@@ -9,6 +9,7 @@ from embodied.algorithms.off_policy.residual import ResidualConfig
 from embodied.algorithms.off_policy.sac import RLPDConfig, SACConfig, WSRLConfig
 from embodied.algorithms.off_policy.td3 import TD3Config
 from embodied.algorithms.offline.calql import CalQLConfig, CQLConfig
+from embodied.algorithms.offline.fql import FQLConfig, OfflineQCConfig
 from embodied.algorithms.offline.iql import IQLConfig
 from embodied.algorithms.offline.rebrac import ReBRACConfig, TD3BCConfig
 from embodied.algorithms.offline.recap import RECAPConfig
@@ -37,8 +38,10 @@ ALGORITHMS: dict[str, type] = {
 OFFLINE: dict[str, type] = {
     "calql": CalQLConfig,
     "cql": CQLConfig,
+    "fql": FQLConfig,
     "iql": IQLConfig,
     "one_step": OfflineOneStepConfig,
+    "qc": OfflineQCConfig,
     "rebrac": ReBRACConfig,
     "recap": RECAPConfig,
     "td3_bc": TD3BCConfig,

@@ -10,20 +10,23 @@ from tensordict import TensorDict
 
 from embodied.algorithms.critics import CriticConfig
 from embodied.algorithms.imitation.sft import SFTConfig
+from embodied.algorithms.off_policy.qc import QCConfig
 from embodied.algorithms.off_policy.sac import WSRLConfig
 from embodied.algorithms.offline.calql import CalQL, CalQLConfig
+from embodied.algorithms.offline.fql import FQLConfig, OfflineQCConfig
 from embodied.algorithms.offline.iql import IQL, Extraction, IQLConfig
 from embodied.algorithms.offline.rebrac import ReBRAC, ReBRACConfig, TD3BCConfig
 from embodied.algorithms.offline.recap import RECAPConfig
 from embodied.data.transitions import Transitions
 from embodied.errors import UserError
 from embodied.evaluation.evaluation import evaluate
-from embodied.policy import TrainablePolicy
+from embodied.policy import Steering, TrainablePolicy
 from embodied.task import OfflineLearner, OfflineLearnerConfig
-from embodied.world import ALONE
+from embodied.world import ALONE, OneProcess
 from policies.flow import FlowConfig
 from policies.mlp import MLPConfig
 from policies.squashed import SquashedConfig
+from policies.steering import SteeringConfig
 from tests.embodied.reach import Reach
 from tests.embodied.recorded_reach import recorded
 from tests.embodied.saving.test_tree import same
@@ -39,10 +42,16 @@ LEARNERS = {
     "td3_bc": TD3BCConfig(**NEAR),
     "recap": RECAPConfig(steps=8, batch=64, hidden=[32]),
     "calql": CalQLConfig(**NEAR, value_learning_rate=3e-3, sampled_actions=4, initial_temperature=0.1),
+    "qc": OfflineQCConfig(**NEAR, value_learning_rate=3e-3),
+    "fql": FQLConfig(**NEAR, value_learning_rate=3e-3, distillation=0.1),
 }
+FLOW = FlowConfig(width=16, hidden=32, turn_rad=0.0, denoising_steps=2)
+ONE_STEP = replace(FLOW, steering=SteeringConfig(kind=Steering.ONE_STEP, hidden=[32]))
 POLICIES = {
     "calql": SquashedConfig(hidden=[32]),
     "recap": FlowConfig(width=8, hidden=8, turn_rad=0.0, advantage_guidance=1.5),
+    "qc": FLOW,
+    "fql": ONE_STEP,
 }
 
 
@@ -62,11 +71,12 @@ def success(policy: TrainablePolicy) -> float:
     return float(evaluate(Reach(44), policy, starts_per_task=22).success.float().mean())
 
 
-@pytest.mark.parametrize("name", ["iql", "iql with ddpg_bc", "rebrac", "calql"])
+@pytest.mark.parametrize("name", ["iql", "iql with ddpg_bc", "rebrac", "calql", "qc", "fql"])
 def test_learns_from_episodes_of_which_most_failed(name: str) -> None:
     policy, learner = make(LEARNERS[name], policy=POLICIES.get(name))
-    learner.fit(recorded(), 300)
-    assert learner.gradient_steps == 300
+    steps = {"fql": 400}.get(name, 300)
+    learner.fit(recorded(), steps)
+    assert learner.gradient_steps == steps
     assert success(policy) > 0.9  # imitation of the successful quarter comes to 0.5
 
 
@@ -117,6 +127,30 @@ def test_critics_go_on_with_values_in_the_unit_of_rewards(name: str) -> None:
             other.continue_values(resumed.values())
     with pytest.raises(UserError, match=r"use stages=\[offline,rl\] offline=calql"):
         online.continue_values(None)
+
+
+def test_qc_goes_on_with_the_critics_and_the_head_of_the_stage_offline() -> None:
+    policy, learner = make(LEARNERS["qc"], policy=FLOW)
+    learner.fit(recorded(), 2)
+    values = learner.values()
+    batch = batch_of(learner, torch.arange(64))
+    expected = learner.q.values(batch["observation"], learner.q.scaled(batch["actions"])) * learner.q.unit
+    advantage = policy.advantage(batch["observation"], batch["actions"].unsqueeze(1))
+    policy.start_critic()  # as the stage rl does, which begins the encoders of critic and head anew
+    online = QCConfig(hidden=[32, 32], demonstration_share=0.0).build(policy, None, Reach(1), torch.Generator())
+    assert not torch.equal(policy.advantage(batch["observation"], batch["actions"].unsqueeze(1)), advantage)
+    online.continue_values(values)
+    scaled = online.q.scaled(batch["actions"])
+    torch.testing.assert_close(online.q.values(batch["observation"], scaled), expected)
+    assert torch.equal(policy.advantage(batch["observation"], batch["actions"].unsqueeze(1)), advantage)
+    online.continue_values(None)  # there was no stage offline
+
+
+def test_learners_of_one_process_are_refused_in_several() -> None:
+    for name in ("calql", "qc"):
+        _, learner = make(LEARNERS[name], policy=POLICIES[name])
+        with pytest.raises(UserError, match="in one process; use offline=iql in several"):
+            learner.fit(recorded(), 1, OneProcess(size=2))
 
 
 def test_losses_of_iql_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,9 +233,12 @@ def test_the_penalty_of_calql_by_hand() -> None:
     assert other._penalty(batch)[0].item() < penalty.item()
 
 
-@pytest.mark.parametrize("config", [ReBRACConfig(), IQLConfig(extraction=Extraction.DDPG_BC), CalQLConfig()])
+UNFIT = [ReBRACConfig(), IQLConfig(extraction=Extraction.DDPG_BC), CalQLConfig(), FQLConfig()]
+
+
+@pytest.mark.parametrize("config", UNFIT)
 def test_policies_that_a_learner_cannot_train_are_refused(config: OfflineLearnerConfig) -> None:
-    with pytest.raises(UserError, match=r"(deterministic actions|reparameterised samples); use"):
+    with pytest.raises(UserError, match=r"(deterministic actions|reparameterised samples|small actor for .*fql); use"):
         make(config, policy=FlowConfig(width=8, hidden=8, turn_rad=0.0))
 
 
