@@ -8,7 +8,7 @@ from embodied.algorithms.off_policy.residual import ResidualConfig
 from embodied.algorithms.off_policy.sac import RLPDConfig, SACConfig, WSRLConfig
 from embodied.algorithms.off_policy.td3 import TD3Config
 from embodied.algorithms.offline.calql import CalQLConfig, CQLConfig
-from embodied.algorithms.offline.iql import IQLConfig
+from embodied.algorithms.offline.iql import FamO2OConfig, FDVLConfig, IQLConfig
 from embodied.algorithms.offline.rebrac import ReBRACConfig, TD3BCConfig
 from embodied.algorithms.on_policy.bptt import BPTTConfig
 from embodied.algorithms.on_policy.grpo import GRPOConfig
@@ -34,6 +34,8 @@ ALGORITHMS: dict[str, type] = {
 OFFLINE: dict[str, type] = {
     "calql": CalQLConfig,
     "cql": CQLConfig,
+    "f_dvl": FDVLConfig,
+    "famo2o": FamO2OConfig,
     "iql": IQLConfig,
     "rebrac": ReBRACConfig,
     "td3_bc": TD3BCConfig,
