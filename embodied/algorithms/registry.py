@@ -3,6 +3,7 @@
 from embodied.algorithms.imitation.distillation import DistillationConfig
 from embodied.algorithms.imitation.self_imitation import SelfImitationConfig
 from embodied.algorithms.off_policy.dsrl import DSRLConfig
+from embodied.algorithms.off_policy.h2o import H2OConfig
 from embodied.algorithms.off_policy.qc import QCConfig, QCFQLConfig
 from embodied.algorithms.off_policy.residual import ResidualConfig
 from embodied.algorithms.off_policy.sac import RLPDConfig, SACConfig, WSRLConfig
@@ -20,6 +21,7 @@ ALGORITHMS: dict[str, type] = {
     "distillation": DistillationConfig,
     "dsrl": DSRLConfig,
     "grpo": GRPOConfig,
+    "h2o": H2OConfig,
     "ppo": PPOConfig,
     "qc": QCConfig,
     "qc_fql": QCFQLConfig,
