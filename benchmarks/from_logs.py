@@ -31,7 +31,7 @@ from tensordict import TensorDict  # noqa: E402
 from embodied import seeding  # noqa: E402
 from embodied.algorithms.imitation.sft import SFTConfig  # noqa: E402
 from embodied.algorithms.offline.fql import FQLConfig, OfflineQCConfig  # noqa: E402
-from embodied.algorithms.offline.iql import Extraction, IQLConfig  # noqa: E402
+from embodied.algorithms.offline.iql import Extraction, FamO2OConfig, FDVLConfig, IQLConfig, ValueLoss  # noqa: E402
 from embodied.algorithms.offline.rebrac import ReBRACConfig, TD3BCConfig  # noqa: E402
 from embodied.data.episodes import SUCCEEDED, UNKNOWN, Episodes  # noqa: E402
 from embodied.environment import Environment  # noqa: E402
@@ -52,8 +52,14 @@ ROWS: dict[str, tuple[str, Callable[..., OfflineLearnerConfig]]] = {
     "IQL": ("flow", IQLConfig),
     "QC": ("flow", OfflineQCConfig),
     "FQL": ("one-step flow", FQLConfig),
+    "f-DVL": ("flow", FDVLConfig),
+    "f-DVL, chi-square": ("flow", lambda **sizes: FDVLConfig(value_loss=ValueLoss.CHI_SQUARE, **sizes)),
+    "FamO2O": ("flow", FamO2OConfig),
     "mlp, imitation of successes": ("mlp", SFTConfig),
     "mlp, IQL": ("mlp", IQLConfig),
+    "mlp, f-DVL": ("mlp", FDVLConfig),
+    "mlp, f-DVL, chi-square": ("mlp", lambda **sizes: FDVLConfig(value_loss=ValueLoss.CHI_SQUARE, **sizes)),
+    "mlp, FamO2O": ("mlp", FamO2OConfig),
     "mlp, IQL with DDPG+BC": ("mlp", lambda **sizes: IQLConfig(extraction=Extraction.DDPG_BC, **sizes)),
     "mlp, TD3+BC": ("mlp", TD3BCConfig),
     "mlp, ReBRAC": ("mlp", ReBRACConfig),

@@ -78,16 +78,24 @@ class ActionValues(Composite):
         """Smallest value [B] of a subset of the target networks, drawn by `generator`."""
         return self.targets.minimum(self.inputs(observation, scaled), generator)
 
-    def step(self, batch: TensorDict, target: Tensor, step: int, penalty: Tensor | float = 0.0) -> dict[str, Tensor]:
+    def step(
+        self,
+        batch: TensorDict,
+        target: Tensor,
+        step: int,
+        penalty: Tensor | float = 0.0,
+        weight: Tensor | float = 1.0,
+    ) -> dict[str, Tensor]:
         """Take gradient step number `step` towards `target` [B] or [M, B]; returns its metrics.
 
-        A differentiable `penalty` is added to the loss.
+        Rows count by their `weight` [B]. A differentiable `penalty` is added to the loss.
 
         Raises:
             DivergedError: before a step whose loss or gradient is not finite.
         """
-        # L = sum_i mean (Q_i(s, a) - y)^2, or the cross-entropy of categorical critics
-        loss = self.critics.loss(self.inputs(batch["observation"], self.scaled(batch["actions"])), target) + penalty
+        # L = sum_i mean w (Q_i(s, a) - y)^2, or the cross-entropy of categorical critics
+        inputs = self.inputs(batch["observation"], self.scaled(batch["actions"]))
+        loss = self.critics.loss(inputs, target, weight) + penalty
         self.optimiser.zero_grad()
         loss.backward()
         gradient = gradient_norm(self.critics.parameters())

@@ -165,7 +165,7 @@ def test_half_of_a_batch_is_demonstrated() -> None:
 @pytest.mark.parametrize(
     ("demonstrations", "message"),
     [
-        (None, "none; use algorithm.demonstration_share=0"),
+        (None, "none; .* or use algorithm.demonstration_share=0"),
         (episodes(math.nan), "are unknown"),
         (replace(episodes(), observation=episodes().observation.exclude("task")), "critics read task"),
     ],
