@@ -94,7 +94,8 @@ class ActionValues(Composite):
         check_finite({"value_loss": loss.detach(), "gradient of the critic": gradient}, step)
         self.optimiser.step()
         metrics = {"value_loss": loss.detach()}
-        return metrics | ({"clamped_targets": self.critics.clamped(target)} if self.critics.categorical else {})
+        head = self.critics.config
+        return metrics | ({"clamped_targets": head.outside(target).mean()} if head.categorical else {})
 
     def follow(self, share: float) -> None:
         """Move the target networks towards the critics by `share`."""
@@ -109,7 +110,7 @@ class ActionValues(Composite):
     @torch.no_grad()
     def in_rewards(self) -> dict[str, Any] | None:
         """Weights of critics, target networks and features, with values in the unit of rewards; None: categorical."""
-        if self.critics.categorical:
+        if self.critics.config.categorical:
             return None  # their bins stay those of scaled rewards
         networks = {"critics": copy.deepcopy(self.critics), "target_critics": copy.deepcopy(self.targets)}
         for network in networks.values():

@@ -10,11 +10,11 @@ from tensordict import TensorDict
 from torch.distributions import Independent, Normal, TransformedDistribution
 from torch.distributions.transforms import TanhTransform
 
-from embodied.algorithms.critics import CriticHead
 from embodied.algorithms.off_policy.sac import SAC, RLPDConfig, SACConfig
 from embodied.data.episodes import Episodes
 from embodied.errors import DivergedError, UserError
 from embodied.rollout.rollout import Collector
+from embodied.value_head import CriticHead
 from policies.flow import FlowConfig
 from policies.squashed import SquashedConfig, SquashedPolicy
 from tests.embodied.reach import Reach
