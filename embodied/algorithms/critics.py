@@ -85,16 +85,25 @@ class Critics(nn.Module):
 
     def minimum(self, inputs: Tensor, generator: torch.Generator) -> Tensor:
         """Smallest value [B] of `config.subset` networks, drawn by `generator` for the whole batch."""
-        values = self.values(inputs)
+        return self._subset(self.values(inputs), generator).amin(0)
+
+    def lowest(self, inputs: Tensor, generator: torch.Generator) -> Tensor:
+        """Outputs [B, O] of the network of the smallest value among such a subset."""
+        outputs = self._subset(self(inputs), generator)
+        network = self.config.values(outputs).argmin(0)
+        return outputs[network, torch.arange(len(network), device=network.device)]
+
+    def _subset(self, parts: Tensor, generator: torch.Generator) -> Tensor:
+        """`parts` [M, ...] of `config.subset` networks."""
         if self.config.subset in (None, self.config.ensemble):
-            return values.amin(0)
+            return parts
         rows = torch.randperm(self.config.ensemble, generator=generator)[: self.config.subset]
-        return values[rows.to(values.device)].amin(0)
+        return parts[rows.to(parts.device)]
 
     def loss(self, inputs: Tensor, target: Tensor, weight: Tensor | float = 1.0) -> Tensor:
         """Sum over the networks of the mean loss from `target`, one scalar.
 
-        `target` and `weight` are [B], or [M, B] for each network its own.
+        `target` and `weight` are [B], or [M, B] for each network its own; distributions are [1, B, bins].
         """
         # L_i = mean weight * error of Q_i from y
         return (weight * self.config.errors(self(inputs), target)).mean(-1).sum()

@@ -23,6 +23,7 @@ from embodied.algorithms.passes import Passes
 from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.policy import TrainablePolicy
+from embodied.value_head import CriticHead
 
 
 class ActionValues(Composite):
@@ -78,8 +79,30 @@ class ActionValues(Composite):
         """Smallest value [B] of a subset of the target networks, drawn by `generator`."""
         return self.targets.minimum(self.inputs(observation, scaled), generator)
 
+    @torch.no_grad()
+    def target(
+        self, batch: TensorDict, scaled: Tensor, generator: torch.Generator, bonus: Tensor | None = None
+    ) -> Tensor:
+        """Targets R + carry * (min_i Q_i'(s', a') + `bonus`), [B], with actions a' `scaled`; or their distribution.
+
+        Critics with a C51 head have targets [1, B, bins]: the distribution of the target network of smallest value, all
+        of whose atoms move.
+        """
+        inputs = self.inputs(batch["next_observation"], scaled)
+        reward = batch["reward"]
+        head = self.critics.config
+        if head.head is not CriticHead.C51:
+            following = self.targets.minimum(inputs, generator)
+            return reward + batch["carry"] * (following if bonus is None else following + bonus)
+        atoms = head.centres(reward.device)
+        if bonus is not None:
+            atoms = atoms + bonus.unsqueeze(-1)
+        # z -> clip(R + carry * (z + bonus)), whose mass is split between two neighbours
+        moved = reward.unsqueeze(-1) + batch["carry"].unsqueeze(-1) * atoms
+        return head.projected(moved, self.targets.lowest(inputs, generator).float().softmax(-1)).unsqueeze(0)
+
     def step(self, batch: TensorDict, target: Tensor, step: int, penalty: Tensor | float = 0.0) -> dict[str, Tensor]:
-        """Take gradient step number `step` towards `target` [B] or [M, B]; returns its metrics.
+        """Take gradient step number `step` towards `target` [B], [M, B] or [1, B, bins]; returns its metrics.
 
         A differentiable `penalty` is added to the loss.
 
@@ -94,8 +117,16 @@ class ActionValues(Composite):
         check_finite({"value_loss": loss.detach(), "gradient of the critic": gradient}, step)
         self.optimiser.step()
         metrics = {"value_loss": loss.detach()}
+        return metrics | self._saturation(target)
+
+    def _saturation(self, target: Tensor) -> dict[str, Tensor]:
+        """Metric of categorical critics: share of values out of their range, or mass of distributions at its ends."""
         head = self.critics.config
-        return metrics | ({"clamped_targets": head.outside(target).mean()} if head.categorical else {})
+        if not head.categorical:
+            return {}
+        if target.ndim == 3:
+            return {"clamped_targets": (target[..., 0] + target[..., -1]).mean()}
+        return {"clamped_targets": head.outside(target).mean()}
 
     def follow(self, share: float) -> None:
         """Move the target networks towards the critics by `share`."""

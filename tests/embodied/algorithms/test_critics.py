@@ -124,6 +124,22 @@ def test_histograms_are_those_of_a_normal_distribution_within_the_range() -> Non
     assert head.outside(torch.tensor([-4.0, -1.0, 1.2, 1.6])).tolist() == [1.0, 0.0, 0.0, 1.0]
 
 
+def test_distributions_are_projected_onto_two_neighbours() -> None:
+    head = CriticConfig(head=CriticHead.C51, bins=5, value_low=-1.0, value_high=1.0)
+    atoms, shares = torch.tensor([[-3.0, -0.6, 0.1, 1.0, 7.0]]), torch.tensor([[0.1, 0.2, 0.3, 0.3, 0.1]])
+    # atoms -1, -0.5, 0, 0.5, 1: -0.6 is 0.2 widths from -0.5, 0.1 is 0.2 widths from 0, the ends take what is outside
+    expected = torch.tensor([[0.1 + 0.2 * 0.2, 0.2 * 0.8, 0.3 * 0.8, 0.3 * 0.2, 0.3 + 0.1]])
+    torch.testing.assert_close(head.projected(atoms, shares), expected)
+    torch.testing.assert_close(
+        head.histogram(torch.tensor([0.1, 4.0])), torch.eye(5)[[2, 4]].lerp(torch.eye(5)[[3, 4]], 0.2)
+    )
+    assert head.values(expected.log()).item() == pytest.approx(-0.14 - 0.08 + 0.03 + 0.4)
+    assert head.projected(torch.tensor([[torch.nan]]), torch.ones(1, 1)).isnan().any()
+    outputs = torch.randn(2, 1, 5)
+    cross_entropy = [nn.functional.cross_entropy(each, expected) for each in outputs]
+    torch.testing.assert_close(head.errors(outputs, expected.unsqueeze(0)).squeeze(-1), torch.stack(cross_entropy))
+
+
 def test_the_categorical_loss_is_a_cross_entropy_and_the_value_an_expectation() -> None:
     critics = moved(make(**CATEGORICAL))
     inputs, target = torch.randn(7, 4), torch.linspace(-2.0, 2.0, 7)
@@ -178,6 +194,14 @@ def test_a_minimum_over_all_draws_nothing(subset: int | None) -> None:
     before = generator.get_state()
     assert torch.equal(critics.minimum(inputs, generator), critics.values(inputs).min(0).values)
     assert torch.equal(generator.get_state(), before)
+
+
+def test_outputs_of_the_lowest_network_are_those_of_each_row() -> None:
+    critics, inputs = moved(make(**CATEGORICAL)), torch.randn(50, 4)
+    network = critics.values(inputs).argmin(0)
+    assert len(network.unique()) == 3
+    expected = torch.stack([critics(inputs)[number, row] for row, number in enumerate(network.tolist())])
+    assert torch.equal(critics.lowest(inputs, torch.Generator()), expected)
 
 
 def test_targets_approach_their_sources() -> None:
