@@ -133,8 +133,12 @@ class GenerativePolicy(Steerable, RankingPolicy):
         actions = contract.action.shape[-1]
         hidden = config.hidden
         self.feature_size = self.value_encoder.out_features
-        self.critic = head(self.feature_size, hidden)
-        self.advantage_head = head(self.advantage_encoder.out_features + contract.executed * actions, hidden)
+        self.value_head = config.values
+        # A = Q - V of values in [low, high] lies in [low - high, high - low]
+        self.advantage_values = config.values.of_differences()
+        self.critic = head(self.feature_size, hidden, self.value_head.outputs)
+        inputs = self.advantage_encoder.out_features + contract.executed * actions
+        self.advantage_head = head(inputs, hidden, self.advantage_values.outputs)
         if config.advantage_guidance is not None:
             self.conditioned = True
             self.condition = nn.Embedding(len(Condition), self.encoder.out_features, padding_idx=Condition.NONE)
@@ -295,18 +299,27 @@ class GenerativePolicy(Steerable, RankingPolicy):
 
     def advantage(self, observation: TensorDict, actions: Tensor) -> Tensor:
         """Advantage of each of C candidates [N, C, H, A] over the policy's average, in units of the return, [N, C]."""
+        return self.advantage_values.values(self._advantage_outputs(observation, actions))
+
+    def _advantage_outputs(self, observation: TensorDict, actions: Tensor) -> Tensor:
+        """Outputs [N, C, O] of the advantage's network for candidates [N, C, H, A]."""
         executed = ((actions - self.action_mean) / self.action_std)[:, :, : self.contract.executed]
         features = self.advantage_encoder(observation).unsqueeze(1).expand(-1, actions.shape[1], -1)
-        return self.advantage_head(torch.cat((features, executed.flatten(2)), -1)).squeeze(-1)
+        return self.advantage_head(torch.cat((features, executed.flatten(2)), -1))
 
     def advantage_loss(self, observation: TensorDict, actions: Tensor, target: Tensor) -> Tensor:
-        """Mean squared error of the advantage of executed `actions` [N, H, A] against `target` [N], one scalar."""
+        """Mean error of the advantage of executed `actions` [N, H, A] from `target` [N], one scalar."""
         observation, actions = self._augmented(observation, actions)
-        return (self.advantage(observation, actions.unsqueeze(1)).squeeze(1) - target).square().mean()
+        outputs = self._advantage_outputs(observation, actions.unsqueeze(1)).squeeze(1)
+        return self.advantage_values.errors(outputs, target).mean()
 
     def value(self, observation: TensorDict) -> Tensor:
         """Expected discounted return, [N]."""
-        return self.critic(self.features(observation)).squeeze(-1)
+        return self.value_head.values(self.value_outputs(observation))
+
+    def value_outputs(self, observation: TensorDict) -> Tensor:
+        """Outputs [N, O] of the critic."""
+        return self.critic(self.features(observation))
 
     def features(self, observation: TensorDict) -> Tensor:
         """Features [N, feature_size] of the critic's own encoder, which their gradients reach."""
@@ -340,8 +353,8 @@ def _with_own_condition(policy: GenerativePolicy, state: dict[str, Tensor], pref
     state.setdefault(f"{prefix}condition.weight", policy.condition.weight.detach())
 
 
-def head(inputs: int, hidden: int) -> nn.Sequential:
-    """Network with two hidden layers from features [N, inputs] to one number [N, 1], such as a value."""
+def head(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
+    """Network with two hidden layers from features [N, inputs] to the outputs [N, outputs] of a value."""
     return nn.Sequential(
         nn.Linear(inputs, hidden),
         nn.LayerNorm(hidden),
@@ -349,7 +362,7 @@ def head(inputs: int, hidden: int) -> nn.Sequential:
         nn.Linear(hidden, hidden),
         nn.LayerNorm(hidden),
         nn.ReLU(),
-        nn.Linear(hidden, 1),
+        nn.Linear(hidden, outputs),
     )
 
 

@@ -253,10 +253,8 @@ class SAC(Composite):
     def _target(self, batch: TensorDict) -> Tensor:
         """Targets y = R + carry * (min_i Q_i'(s', a') - alpha log pi(a'|s')), a' ~ pi(s'), [B]."""
         actions, log_prob = self._sample(batch["next_observation"])
-        following = self.q.target_minimum(batch["next_observation"], actions, self.generator)
-        if self.config.entropy_in_target:
-            following = following - self.temperature * log_prob
-        return batch["reward"] + batch["carry"] * following
+        bonus = -self.temperature * log_prob if self.config.entropy_in_target else None
+        return self.q.target(batch, actions, self.generator, bonus)
 
     def _update_actor(self, observation: TensorDict) -> dict[str, Tensor]:
         actions, log_prob = self._sample(observation)
