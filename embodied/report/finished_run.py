@@ -124,6 +124,7 @@ def _result(row: Mapping[str, Any]) -> EvaluationResult:
         row["step_limit"],
         repeatable=has_outcomes and row.get("repeatable", True),
         returns=None if "success" in row else outcomes,
+        first_start=row.get("first_start", 0),
     )
 
 
