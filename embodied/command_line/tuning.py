@@ -11,13 +11,14 @@ import math
 import shlex
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from embodied.command_line.multirun import run_job
+from embodied.command_line.program import Composed
 from embodied.commands import command, option
 from embodied.configuration import Configuration, PositiveInt
 from embodied.console import LOG
@@ -46,8 +47,6 @@ DECADE = 10.0
 """Ratio of a range's bounds from which on its values are drawn on a logarithmic scale."""
 FORCED = "seed", "output", "resume", "plan", "eval_only"
 """Options of train.py that the search sets, or that are no training."""
-Composed = Callable[[list[str]], tuple[Any, Mapping[str, Any]]]
-"""Function that composes the configuration of a run from its arguments: an object, and its record with "values"."""
 
 
 @dataclass
@@ -155,11 +154,12 @@ class Search:
         number, best = rows[0]
         if best.score is None:
             return f"{table(header, lines)}\n\nNo try has ended with a score."
+        arguments = [each for each in self.arguments if each.partition("=")[0] not in self.distributions or not number]
         options = self._typed(best) if number else []
         return (
             f"{table(header, lines)}\n\nThe best of {len(rows)} tries is try {number}. Its score is biased upwards, as "
             "it chose the try: measure these options with other seeds, from the starts of usual evaluations:\n\n"
-            f"  {command('train')} {shlex.join([*self.arguments, *options])}\n\nwrote {self.name}/{NAME}"
+            f"  {command('train')} {shlex.join([*arguments, *options])}\n\nwrote {self.name}/{NAME}"
         )
 
     def _check(self, composed: Composed) -> tuple[Any, dict[str, Any]]:
@@ -170,8 +170,8 @@ class Search:
         """
         if not self.distributions:
             raise UserError("expected options to choose: 'tune.options={algorithm.learning_rate: [1e-4, 1e-3]}'")
-        if set_twice := [each for each in self.arguments if each.partition("=")[0] in (*FORCED, *self.distributions)]:
-            raise UserError(f"{set_twice[0]} is set by the search itself; leave it out")
+        if forced := [each for each in self.arguments if each.partition("=")[0] in FORCED]:
+            raise UserError(f"{forced[0]} is set by the search itself; leave it out")
         config, record = composed(self.arguments)
         for name, values in self.options.options.items():
             for value in values:

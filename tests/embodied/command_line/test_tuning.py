@@ -53,7 +53,7 @@ class Runs:
         every = 10 if "evaluate_every_steps" in options else None
         task = SimpleNamespace(held_out_share=None, name="a")
         config = SimpleNamespace(task=task, evaluation_first_start=0, evaluation_starts=50, evaluate_every_steps=every)
-        return config, {"values": {"rate": 0.5}}
+        return config, {"values": {"rate": float(options.get("rate", "0.5"))}}
 
 
 @pytest.fixture
@@ -119,8 +119,8 @@ def test_hopeless_tries_end_early(runs: Runs) -> None:
 
 
 def test_all_listed_values_are_tried_once(runs: Runs) -> None:
-    search = runs.search(9, rates=(0.2, 0.4, 0.6))
-    search.run()
+    search = runs.search(9, "rate=0.5", rates=(0.2, 0.4, 0.6))
+    assert search.run().splitlines()[-3] == "  python train.py rate=0.6"
     assert [search.tries[0].options["rate"], *sorted(each.options["rate"] for each in search.tries[1:])] == [
         0.5,
         0.2,
@@ -133,7 +133,6 @@ def test_all_listed_values_are_tried_once(runs: Runs) -> None:
     ("arguments", "rates", "message"),
     [
         (["seed=3"], (0.1, 0.2), "seed=3 is set by the search itself"),
-        (["rate=0.3"], (0.1, 0.2), "rate=0.3 is set by the search itself"),
         ([], (0.1, 1.0), "expected a number below 1"),
         ([], (0.2, 0.1), "expected the lower bound"),
         ([], (0.2,), "expected two numbers"),
