@@ -27,6 +27,7 @@ from tensordict import TensorDict  # noqa: E402
 
 from embodied import seeding  # noqa: E402
 from embodied.algorithms.imitation.sft import SFTConfig  # noqa: E402
+from embodied.algorithms.offline.co_rft import CoRFTConfig  # noqa: E402
 from embodied.algorithms.offline.fql import FQLConfig, OfflineQCConfig  # noqa: E402
 from embodied.algorithms.offline.iql import Extraction, IQLConfig  # noqa: E402
 from embodied.algorithms.offline.rebrac import ReBRACConfig, TD3BCConfig  # noqa: E402
@@ -49,6 +50,7 @@ ROWS: dict[str, tuple[str, Callable[..., OfflineLearnerConfig]]] = {
     "IQL": ("flow", IQLConfig),
     "QC": ("flow", OfflineQCConfig),
     "FQL": ("one-step flow", FQLConfig),
+    "CO-RFT": ("one-step flow", CoRFTConfig),
     "mlp, imitation of successes": ("mlp", SFTConfig),
     "mlp, IQL": ("mlp", IQLConfig),
     "mlp, IQL with DDPG+BC": ("mlp", lambda **sizes: IQLConfig(extraction=Extraction.DDPG_BC, **sizes)),

@@ -73,6 +73,11 @@ class ActionValues(Composite):
         """Values [M, B] of all critics for `scaled` actions [B, K, A]."""
         return self.critics.values(self.inputs(observation, scaled))
 
+    def loss(self, batch: TensorDict, target: Tensor) -> Tensor:
+        """Sum over the critics of the mean loss from `target` [B] or [M, B], one scalar."""
+        # L = sum_i mean (Q_i(s, a) - y)^2, or the cross-entropy of categorical critics
+        return self.critics.loss(self.inputs(batch["observation"], self.scaled(batch["actions"])), target)
+
     @torch.no_grad()
     def target_minimum(self, observation: TensorDict, scaled: Tensor, generator: torch.Generator) -> Tensor:
         """Smallest value [B] of a subset of the target networks, drawn by `generator`."""
@@ -86,8 +91,7 @@ class ActionValues(Composite):
         Raises:
             DivergedError: before a step whose loss or gradient is not finite.
         """
-        # L = sum_i mean (Q_i(s, a) - y)^2, or the cross-entropy of categorical critics
-        loss = self.critics.loss(self.inputs(batch["observation"], self.scaled(batch["actions"])), target) + penalty
+        loss = self.loss(batch, target) + penalty
         self.optimiser.zero_grad()
         loss.backward()
         gradient = gradient_norm(self.critics.parameters())
