@@ -101,7 +101,7 @@ class PrefixValues(ActionValues):
         """Executed actions [B, K, A + 1] of whole chunks [B, H, A], scaled to [-1, 1], with their marks."""
         return super().scaled(nn.functional.pad(actions, (0, 1), value=1.0))
 
-    def loss(self, batch: TensorDict, target: Tensor) -> Tensor:
+    def loss(self, batch: TensorDict, target: Tensor, weight: Tensor | float = 1.0) -> Tensor:
         """Sum over the critics of the mean loss of the known prefixes from `target`, one scalar."""
         known = batch["prefixes", "known"]
         lengths = torch.arange(self.executed, device=known.device)
@@ -110,8 +110,9 @@ class PrefixValues(ActionValues):
         chunks = self.scaled(batch["actions"]).unsqueeze(1) * is_in.unsqueeze(-1)
         rows, _ = known.nonzero(as_tuple=True)
         features = self.policy.features(batch["observation"])
-        # L = sum_i mean_(b, h) (Q_i(s_b, a_b[:h]) - y_bh)^2
-        return self.critics.loss(torch.cat((features[rows], chunks[known].flatten(1)), -1), target)
+        weight = weight[rows] if isinstance(weight, Tensor) else weight
+        # L = sum_i mean_(b, h) w_b (Q_i(s_b, a_b[:h]) - y_bh)^2
+        return self.critics.loss(torch.cat((features[rows], chunks[known].flatten(1)), -1), target, weight)
 
     def stored_bytes(self, passes: Passes, minibatch: int) -> int:
         """Bytes that the backward pass of all prefixes of a `minibatch` stores."""

@@ -16,8 +16,9 @@ from embodied.algorithms.off_policy.sac import WSRLConfig
 from embodied.algorithms.offline.calql import CalQL, CalQLConfig
 from embodied.algorithms.offline.co_rft import CoRFTConfig
 from embodied.algorithms.offline.fql import FQLConfig, OfflineQCConfig
-from embodied.algorithms.offline.iql import IQL, Extraction, IQLConfig
+from embodied.algorithms.offline.iql import IQL, Extraction, FamO2OConfig, FDVLConfig, IQLConfig, ValueLoss
 from embodied.algorithms.offline.rebrac import ReBRAC, ReBRACConfig, TD3BCConfig
+from embodied.algorithms.offline.recap import RECAPConfig
 from embodied.data.transitions import Transitions
 from embodied.errors import UserError
 from embodied.evaluation.evaluation import evaluate
@@ -39,8 +40,11 @@ IMPLICIT = SMALL | {"critics": CRITICS, "value_learning_rate": 1e-3}
 LEARNERS = {
     "iql": IQLConfig(**IMPLICIT),
     "iql with ddpg_bc": IQLConfig(**IMPLICIT, extraction=Extraction.DDPG_BC),
+    "f_dvl": FDVLConfig(**IMPLICIT),
+    "famo2o with chi_square": FamO2OConfig(**IMPLICIT, value_loss=ValueLoss.CHI_SQUARE),
     "rebrac": ReBRACConfig(**NEAR),
     "td3_bc": TD3BCConfig(**NEAR),
+    "recap": RECAPConfig(steps=8, batch=64, hidden=[32]),
     "calql": CalQLConfig(**NEAR, value_learning_rate=3e-3, sampled_actions=4, initial_temperature=0.1),
     "qc": OfflineQCConfig(**NEAR, value_learning_rate=3e-3),
     "fql": FQLConfig(**NEAR, value_learning_rate=3e-3, distillation=0.1),
@@ -48,7 +52,13 @@ LEARNERS = {
 }
 FLOW = FlowConfig(width=16, hidden=32, turn_rad=0.0, denoising_steps=2)
 ONE_STEP = replace(FLOW, steering=SteeringConfig(kind=Steering.ONE_STEP, hidden=[32]))
-POLICIES = {"calql": SquashedConfig(hidden=[32]), "qc": FLOW, "fql": ONE_STEP, "co_rft": ONE_STEP}
+POLICIES = {
+    "calql": SquashedConfig(hidden=[32]),
+    "recap": FlowConfig(width=8, hidden=8, turn_rad=0.0, advantage_guidance=1.5),
+    "qc": FLOW,
+    "fql": ONE_STEP,
+    "co_rft": ONE_STEP,
+}
 
 
 def make(config: OfflineLearnerConfig, seed: int = 0, policy: object = None) -> tuple[TrainablePolicy, OfflineLearner]:
@@ -67,7 +77,9 @@ def success(policy: TrainablePolicy) -> float:
     return float(evaluate(Reach(44), policy, starts_per_task=22).success.float().mean())
 
 
-@pytest.mark.parametrize("name", ["iql", "iql with ddpg_bc", "rebrac", "calql", "qc", "co_rft"])
+@pytest.mark.parametrize(
+    "name", ["iql", "iql with ddpg_bc", "famo2o with chi_square", "rebrac", "calql", "qc", "co_rft"]
+)
 def test_learns_from_episodes_of_which_most_failed(name: str) -> None:
     policy, learner = make(LEARNERS[name], policy=POLICIES.get(name))
     steps = {"co_rft": 500}.get(name, 300)
@@ -90,11 +102,11 @@ def test_a_resumed_learner_has_the_weights_of_an_uninterrupted_one(name: str) ->
     other_policy.load_state_dict(copy.deepcopy(policy.state_dict()))
     other.load_state_dict(copy.deepcopy(learner.state_dict()))
     assert same(other.state_dict(), learner.state_dict())
-    results = []
+    metrics = []
     for each in (learner, other):
-        torch.manual_seed(0)  # a flow's supervised loss draws from the global generator, whose state a run saves
-        results.append(each.fit(recorded(), 3))
-    assert results[0] == results[1]
+        torch.manual_seed(0)  # of the noise in a supervised loss
+        metrics.append(each.fit(recorded(), 3))
+    assert metrics[0] == metrics[1]
     assert same(dict(other_policy.state_dict()), dict(policy.state_dict()))
 
 
@@ -206,6 +218,58 @@ def test_losses_of_iql_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = (10.0 * advantage).exp().clamp(max=0.1)
     assert 0 < int((weight == 0.1).sum()) < 64
     torch.testing.assert_close(imitated[0], batch["valid"] * (weight / weight.mean()).unsqueeze(1).detach())
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        (ValueLoss.TOTAL_VARIATION, (0.75 * (1.0 + 4.0) - 0.25 * (1.0 + 4.0 - 6.0)) / 3),
+        (ValueLoss.CHI_SQUARE, (0.75 * (1.0 + 0.25 + 4.0 + 4.0) - 0.25 * (1.0 + 4.0 - 6.0)) / 3),
+    ],
+)
+def test_conjugates_of_f_divergences_by_hand(kind: ValueLoss, expected: float) -> None:
+    _, learner = make(FDVLConfig(**IMPLICIT, value_loss=kind, conjugate_weight=0.75))
+    assert float(learner._value_loss(torch.tensor([1.0, 4.0, -6.0]))) == pytest.approx(expected)
+    # V of equal actions is their Q: the loss grows to both sides of it
+    at, above, below = (float(learner._value_loss(torch.tensor([x]))) for x in (0.0, -0.1, 0.1))
+    assert at == 0.0
+    assert min(above, below) > 0.0
+
+
+def test_the_family_of_famo2o_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy, learner = make(FamO2OConfig(**IMPLICIT, max_weight=3.0))
+    family = learner.family
+    batch, advantage, drawn = batch_of(learner, torch.arange(64)), torch.linspace(-1, 1, 64), torch.linspace(-1, 1, 64)
+    features = policy.features(batch["observation"])
+    actions = family.members(torch.cat((features, drawn[:, None]), 1)).unflatten(1, (2, 1))
+    weight = ((11.0 + 3.0 * drawn) * advantage).exp().clamp(max=3.0)
+    error = (actions - batch["actions"] / 0.25).square()[..., 0] * batch["valid"]
+    imitation = torch.autograd.grad((weight[:, None] * error).mean(), list(family.members.parameters()))
+    place = family.choice(features)
+    best = family.members(torch.cat((features, place), 1))
+    values = learner.q.critics.values(torch.cat((features, best), 1)).amin(0)
+    choice = torch.autograd.grad(-values.mean(), list(family.choice.parameters()))
+    monkeypatch.setattr(family.optimiser, "step", lambda: None)  # leaves the gradients
+    temperature = family.step(batch, advantage, drawn, 1)
+    torch.testing.assert_close(temperature, (11.0 + 3.0 * place.squeeze(1)).detach())
+    parameters = [*family.members.parameters(), *family.choice.parameters()]
+    for parameter, own in zip(parameters, (*imitation, *choice), strict=True):
+        torch.testing.assert_close(parameter.grad, own)
+    assert all(parameter.grad is None for parameter in learner.q.critics.parameters())
+    # the policy imitates with the temperature of each state
+    imitated = []
+    monkeypatch.setattr(learner, "step", lambda each, *_: imitated.append(each["valid"]) or 0.0)
+    learner._extract(batch, advantage, temperature, 0.0, ALONE)
+    weight = (temperature * advantage).exp().clamp(max=3.0)
+    torch.testing.assert_close(imitated[0], batch["valid"] * (weight / weight.mean()).unsqueeze(1))
+
+
+def test_temperatures_that_do_not_go_together_are_refused() -> None:
+    with pytest.raises(UserError, match=r"highest_inverse_temperature > inverse_temperature, got 14 and 20"):
+        FamO2OConfig(inverse_temperature=20.0)
+    with pytest.raises(UserError, match=r"option of offline\.extraction=awr; leave it out"):
+        IQLConfig(highest_inverse_temperature=20.0, extraction=Extraction.DDPG_BC)
+    IQLConfig(extraction=Extraction.DDPG_BC)  # the advice
 
 
 def test_iql_with_equal_weights_is_supervised_fine_tuning() -> None:
