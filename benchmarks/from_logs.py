@@ -30,6 +30,7 @@ from tensordict import TensorDict  # noqa: E402
 
 from embodied import seeding  # noqa: E402
 from embodied.algorithms.imitation.sft import SFTConfig  # noqa: E402
+from embodied.algorithms.offline.co_rft import CoRFTConfig  # noqa: E402
 from embodied.algorithms.offline.fql import FQLConfig, OfflineQCConfig  # noqa: E402
 from embodied.algorithms.offline.iql import Extraction, FamO2OConfig, FDVLConfig, IQLConfig, ValueLoss  # noqa: E402
 from embodied.algorithms.offline.rebrac import ReBRACConfig, TD3BCConfig  # noqa: E402
@@ -52,6 +53,7 @@ ROWS: dict[str, tuple[str, Callable[..., OfflineLearnerConfig]]] = {
     "IQL": ("flow", IQLConfig),
     "QC": ("flow", OfflineQCConfig),
     "FQL": ("one-step flow", FQLConfig),
+    "CO-RFT": ("one-step flow", CoRFTConfig),
     "f-DVL": ("flow", FDVLConfig),
     "f-DVL, chi-square": ("flow", lambda **sizes: FDVLConfig(value_loss=ValueLoss.CHI_SQUARE, **sizes)),
     "FamO2O": ("flow", FamO2OConfig),

@@ -8,17 +8,22 @@ import pytest
 import torch
 
 import embodied.training.experiment
+from embodied.algorithms.imitation.self_imitation import SelfImitationConfig
 from embodied.algorithms.imitation.sft import SFT, SFTConfig
+from embodied.algorithms.off_policy.residual import ResidualConfig
 from embodied.algorithms.off_policy.sac import WSRLConfig
 from embodied.algorithms.offline.calql import CalQLConfig
 from embodied.algorithms.parts import Composite
 from embodied.errors import DivergedError, UserError
+from embodied.policy import Steering
 from embodied.saving import checkpoint
 from embodied.training.experiment import Experiment, ExperimentConfig
 from embodied.training.plan import plan
 from embodied.training.stages import offline
 from embodied.training.stages.registry import STAGES
+from policies.flow import FlowConfig
 from policies.squashed import SquashedConfig
+from policies.steering import SteeringConfig
 from tests.embodied.recorded_reach import recorded
 from tests.embodied.saving.test_tree import same
 from tests.embodied.training.test_experiment import POLICY, PPO, SFT_CONFIG, ReachTask, ScratchTask, trainer
@@ -104,6 +109,25 @@ def test_three_stages_follow_each_other_and_the_control_takes_the_steps_of_both_
     assert [gain["over"] for gain in made["gains"]] == ["sft", "sft_control", "offline"]
     assert {each["over"] for each in made["regressions"]} <= {"offline"}
     assert saved["rl_gradient_steps"] > 0
+
+
+def test_a_second_run_distils_the_small_actor_of_the_first_one(tmp_path: Path) -> None:
+    config = make(tmp_path / "other", ["rl"]).config
+    policy = FlowConfig(
+        width=8, hidden=8, turn_rad=0.0, denoising_steps=1, steering=SteeringConfig(Steering.RESIDUAL, hidden=[8])
+    )
+    learners = {
+        "residual": ResidualConfig(rollout_length=8, warmup=1, hidden=[8], updates=0.1),
+        "distilled": SelfImitationConfig(rollout_length=8, rounds=1, gradient_steps=2, sft=SFTConfig(batch=8)),
+    }
+    steers = []
+    for name, learner in learners.items():
+        run = Experiment(config, ReachTask(), policy, learner, tmp_path / name, record={"values": {}})
+        run.run()
+        steers.append(bool(run.policy.steers))
+        config = replace(config, start_from=str(tmp_path / name))
+    assert steers == [True, False]
+    assert [row["stage"] for row in report(tmp_path / "distilled")["evaluations"]] == ["start", "rl"]
 
 
 def test_offline_learning_is_compared_with_sft_and_its_control(tmp_path: Path) -> None:
