@@ -190,10 +190,14 @@ def test_a_kill_inside_every_stage_changes_no_number(tmp_path: Path, evaluating:
 
 
 class RecordedTask(ReachTask):
-    """ReachTask with recorded episodes that have rewards."""
+    """ReachTask with recorded episodes that have rewards, of which the last have `unknown` actions."""
+
+    unknown = 0
 
     def demonstrations(self, directory, seed):
-        return recorded()
+        episodes = recorded()
+        episodes.actions[episodes.steps - self.unknown :] = torch.nan
+        return episodes
 
 
 def test_reinforcement_learning_goes_on_with_the_critics_of_an_offline_learner(tmp_path: Path) -> None:
@@ -220,6 +224,19 @@ def test_reinforcement_learning_goes_on_with_the_critics_of_an_offline_learner(t
             offline=offline_config,
         )
     assert not (tmp_path / "other").exists()
+
+
+def test_unknown_actions_of_demonstrations_are_predicted_once_or_refused(tmp_path: Path) -> None:
+    task = RecordedTask()
+    task.unknown = 30
+    config = ExperimentConfig(num_envs=8, evaluation_envs=4, stages=["sft"], label_actions=5)
+    made = [Experiment(config, task, POLICY, None, tmp_path / "run", record={}) for _ in range(2)]
+    actions = [each.demonstrations.actions for each in made if each.demonstrations is not None]
+    assert actions[0].isfinite().all()
+    assert torch.equal(*actions)
+    assert any("Actions of 30 of" in note for note in made[1].report.notes)
+    with pytest.raises(UserError, match="actions are unknown in 5 of 60 episodes: add label_actions"):
+        Experiment(replace(config, label_actions=0), task, POLICY, None, tmp_path / "other", record={})
 
 
 def test_learners_and_stages_must_go_together(tmp_path: Path) -> None:
