@@ -130,6 +130,10 @@ class Steerable(SteeredPolicy):
         return self.generated + residual, self.contract.action.shape[-1]
 
     @abstractmethod
+    def actor_features(self, observation: TensorDict) -> Tensor:
+        """Features [N, F] of observations after `encoder.read`, from which chunks are generated."""
+
+    @abstractmethod
     def _generate(
         self, x: Tensor, features: Tensor, deterministic: bool, generator: torch.Generator | None
     ) -> tuple[Tensor, TensorDict, Tensor]:
@@ -149,7 +153,7 @@ class Steerable(SteeredPolicy):
 
     def generate(self, observation: TensorDict, noise: Tensor) -> Tensor:
         """See `SteeredPolicy.generate`."""
-        chunk, _, _ = self._generate(noise, self.encoder(self.encoder.read(observation)), True, None)
+        chunk, _, _ = self._generate(noise, self.actor_features(self.encoder.read(observation)), True, None)
         return self.predicted(chunk)
 
     def initial_noise(self, observation: TensorDict, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -205,7 +209,7 @@ class Steerable(SteeredPolicy):
     def _frozen_features(self, observation: TensorDict) -> Tensor:
         """Features [N, F] that the small actor reads, which it does not train."""
         with torch.no_grad():
-            return self.encoder(self.encoder.read(observation))
+            return self.actor_features(self.encoder.read(observation))
 
 
 def _with_own_actor(policy: Steerable, state: dict[str, Tensor], prefix: str, *_: object) -> None:
