@@ -29,8 +29,8 @@ from embodied import seeding  # noqa: E402
 from embodied.algorithms.offline.dynamics import DynamicsConfig  # noqa: E402
 from embodied.algorithms.offline.off_policy_evaluation import (  # noqa: E402
     Estimator,
-    EvaluationConfig,
     OffPolicyEvaluation,
+    OffPolicyEvaluationConfig,
     initial_rows,
 )
 from embodied.data.recording import record_episodes  # noqa: E402
@@ -95,7 +95,9 @@ def wrong_decisions(estimate: Tensor, truth: Tensor) -> tuple[float, float]:
 
 def measured(kind: Estimator, policies: list[TrainablePolicy], truth: Tensor, logs: Logs, seed: int) -> dict[str, Any]:
     """Estimate all `policies`; for AM-Q the present policy, whose critics estimate, is the one in the middle."""
-    evaluation = OffPolicyEvaluation(kind, EvaluationConfig(), DynamicsConfig(), seeding.generator(seed, kind.value))
+    evaluation = OffPolicyEvaluation(
+        kind, OffPolicyEvaluationConfig(), DynamicsConfig(), seeding.generator(seed, kind.value)
+    )
     middle = len(policies) // 2
     order = [middle, *(index for index in range(len(policies)) if index != middle)]
     began_s = time.process_time()
@@ -123,7 +125,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for seed in args.seeds:
         logs = TASKS[args.task](args, args.episodes, seed)
         policies = checkpoints(logs, args, seed)
-        discount = EvaluationConfig().discount
+        discount = OffPolicyEvaluationConfig().discount
         truth = torch.tensor([true_return(policy, logs, args, discount) for policy in policies])
         for kind in args.estimators:
             rows.append(measured(Estimator(kind), policies, truth, logs, seed))

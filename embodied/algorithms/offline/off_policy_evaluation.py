@@ -34,7 +34,6 @@ from embodied.algorithms.offline.dynamics import Dynamics, DynamicsConfig
 from embodied.algorithms.parts import Composite
 from embodied.configuration import Fraction, NonNegativeFloat, PositiveInt, Range
 from embodied.data.episodes import Episodes
-from embodied.data.rewards import check_rewards
 from embodied.data.transitions import Transitions, held_out_episodes
 from embodied.policy import TrainablePolicy
 
@@ -53,7 +52,7 @@ class Estimator(Enum):
 
 
 @dataclass
-class EvaluationConfig(CriticConfig):
+class OffPolicyEvaluationConfig(CriticConfig):
     """Hyper-parameters of an estimate: of its critics and, for am_q, of rollouts of `horizon` decisions in a model.
 
     The critics take `steps` gradient steps, and the model `model_steps`.
@@ -91,7 +90,11 @@ class FittedQ(Composite):
     """Critics of `policy`, which does not change, on `transitions`; `generator` draws weights and minibatches."""
 
     def __init__(
-        self, policy: TrainablePolicy, transitions: Transitions, config: EvaluationConfig, generator: torch.Generator
+        self,
+        policy: TrainablePolicy,
+        transitions: Transitions,
+        config: OffPolicyEvaluationConfig,
+        generator: torch.Generator,
     ) -> None:
         self.config = config
         self.transitions = transitions
@@ -144,7 +147,7 @@ class ModelRollouts(Composite):
         self,
         policy: TrainablePolicy,
         transitions: Transitions,
-        config: EvaluationConfig,
+        config: OffPolicyEvaluationConfig,
         dynamics: DynamicsConfig,
         generator: torch.Generator,
     ) -> None:
@@ -188,7 +191,7 @@ class OffPolicyEvaluation(Composite):
     """Estimates of policies on the same episodes, by the same draws of `generator`."""
 
     def __init__(
-        self, kind: Estimator, config: EvaluationConfig, dynamics: DynamicsConfig, generator: torch.Generator
+        self, kind: Estimator, config: OffPolicyEvaluationConfig, dynamics: DynamicsConfig, generator: torch.Generator
     ) -> None:
         self.kind = kind
         self.config = config
@@ -202,7 +205,6 @@ class OffPolicyEvaluation(Composite):
         Raises:
             UserError: for episodes with unknown rewards, see `recorded_transitions`.
         """
-        check_rewards(episodes, "rounds.gate=none")
         transitions = recorded_transitions(policies[0], episodes, self.config.discount)
         if self.kind is Estimator.AM_Q:
             model = ModelRollouts(policies[0], transitions, self.config, self.dynamics, self.generator)

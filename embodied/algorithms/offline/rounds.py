@@ -19,13 +19,15 @@ from typing import Any
 import torch
 
 from embodied import seeding
-from embodied.algorithms.offline.dynamics import DynamicsConfig
-from embodied.algorithms.offline.off_policy_evaluation import Estimator, EvaluationConfig, OffPolicyEvaluation
+from embodied.algorithms.offline.dynamics import Dynamics, DynamicsConfig
+from embodied.algorithms.offline.off_policy_evaluation import Estimator, OffPolicyEvaluation, OffPolicyEvaluationConfig
 from embodied.algorithms.parts import Composite
 from embodied.configuration import Configuration, NonNegativeFloat, NonNegativeInt, PositiveInt
 from embodied.data.episodes import Episodes, columns, from_columns
+from embodied.data.rewards import check_rewards
 from embodied.errors import UserError
 from embodied.policy import TrainablePolicy
+from embodied.rollout.memory import RecurrentPolicy
 from embodied.saving.tree import copy_tree
 from embodied.task import LearnsValues, OfflineLearner, OfflineLearnerConfig
 from embodied.world import ALONE, World
@@ -47,7 +49,7 @@ class RoundsConfig(Configuration):
     gate: Estimator = Estimator.NONE
     margin: NonNegativeFloat = 0.05
     collected: NonNegativeInt = 0
-    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    evaluation: OffPolicyEvaluationConfig = field(default_factory=OffPolicyEvaluationConfig)
     dynamics: DynamicsConfig = field(default_factory=DynamicsConfig)
 
     @property
@@ -55,15 +57,34 @@ class RoundsConfig(Configuration):
         """Whether there is more than one round without a gate."""
         return self.count > 1 or self.gate is not Estimator.NONE
 
+    def check(self, policy: TrainablePolicy, processes: int, *, has_simulator: bool) -> None:
+        """Check that rounds of `policy` are possible.
+
+        Raises:
+            UserError: in several processes, for a policy with memory, if episodes are to be collected without a
+                simulator, and for observations that a model of the dynamics cannot predict.
+        """
+        if not self.are_used:
+            return
+        alone = "use rounds.count=1 rounds.gate=none"
+        if processes > 1:
+            raise UserError(f"rounds of offline learning need one process; {alone}")
+        if isinstance(policy, RecurrentPolicy):
+            raise UserError(f"rounds do not evaluate policies with a memory yet; {alone}, or policy=mlp")
+        if self.collected and not has_simulator:
+            raise UserError("there is no simulator to collect episodes in; use rounds.collected=0")
+        if self.gate is Estimator.AM_Q:
+            try:
+                Dynamics(policy.contract, self.dynamics)
+            except UserError as error:
+                raise UserError(f"rounds.gate=am_q is not possible, use rounds.gate=fqe: {error}") from error
+
 
 class Rounds(Composite):
     """Offline learner that takes the steps of several learners of `learning`, one after another.
 
     If there `is_present` a trained policy, the first round has to improve on it, too. `collect` is None without a
     simulator.
-
-    Raises:
-        UserError: if episodes are to be collected without a simulator.
     """
 
     def __init__(
@@ -76,8 +97,6 @@ class Rounds(Composite):
         *,
         is_present: bool,
     ) -> None:
-        if config.collected and collect is None:
-            raise UserError("there is no simulator to collect episodes in; use rounds.collected=0")
         self.policy = policy
         self.config = config
         self.learning = learning
@@ -101,20 +120,20 @@ class Rounds(Composite):
         """Take `steps` gradient steps on `episodes` and those collected; returns the last metrics.
 
         Raises:
-            UserError: in several processes.
+            UserError: for unknown rewards, if there is a gate.
         """
-        if world.size > 1:
-            raise UserError("rounds of offline learning need one process; use rounds.count=1 rounds.gate=none")
+        if not self.gradient_steps and self.config.gate is not Estimator.NONE:
+            check_rewards(episodes, "rounds.gate=none")
         metrics: dict[str, float] = {}
         for _ in range(steps):
             if self.learner.gradient_steps == self.learning.steps:
-                self._begin(episodes)
+                self._begin()
             metrics = dict(self.learner.fit(self._all(episodes), 1, world))
             if self.learner.gradient_steps == self.learning.steps:
                 self._end(self._all(episodes))
         return metrics
 
-    def _begin(self, episodes: Episodes) -> None:
+    def _begin(self) -> None:
         """Begin a round that is not the first."""
         for number in range(self.config.collected):
             assert self.collect is not None

@@ -11,7 +11,7 @@ import embodied.training.experiment
 from embodied.algorithms.imitation.sft import SFT, SFTConfig
 from embodied.algorithms.off_policy.sac import WSRLConfig
 from embodied.algorithms.offline.calql import CalQLConfig
-from embodied.algorithms.offline.off_policy_evaluation import Estimator, EvaluationConfig
+from embodied.algorithms.offline.off_policy_evaluation import Estimator, OffPolicyEvaluationConfig
 from embodied.algorithms.offline.rebrac import ReBRACConfig
 from embodied.algorithms.offline.rounds import RoundsConfig
 from embodied.algorithms.parts import Composite
@@ -217,7 +217,7 @@ def test_gated_rounds_are_reported_and_resumed(tmp_path: Path) -> None:
             super()._keep(parts, due)
 
     died = []
-    evaluation = EvaluationConfig(hidden=[16], steps=5, batch=16)
+    evaluation = OffPolicyEvaluationConfig(hidden=[16], steps=5, batch=16)
     rounds = RoundsConfig(count=2, gate=Estimator.FQE, collected=1, evaluation=evaluation)
     learner = ReBRACConfig(steps=20, batch=16, hidden=[16])
     for name, kind in (("whole", Experiment), ("parts", Dies), ("parts", Dies)):

@@ -11,26 +11,27 @@ from embodied.algorithms.offline.dynamics import DynamicsConfig
 from embodied.algorithms.offline.off_policy_evaluation import (
     Estimate,
     Estimator,
-    EvaluationConfig,
     FittedQ,
     ModelRollouts,
+    OffPolicyEvaluationConfig,
     initial_rows,
 )
 from embodied.algorithms.offline.rebrac import ReBRAC, ReBRACConfig
 from embodied.algorithms.offline.rounds import Rounds, RoundsConfig
 from embodied.algorithms.parts import only_listed_optimisers
+from embodied.contract import TensorSpec
 from embodied.data.recording import record_episodes
 from embodied.data.transitions import Transitions
 from embodied.errors import UserError
 from embodied.policy import TrainablePolicy
-from embodied.world import OneProcess
 from policies.mlp import MLPConfig
+from policies.recurrent import RecurrentConfig
 from tests.embodied.algorithms.offline.test_offline import NEAR, make, success
 from tests.embodied.reach import Reach
 from tests.embodied.recorded_reach import recorded
 from tests.embodied.saving.test_tree import same
 
-EVALUATION = EvaluationConfig(
+EVALUATION = OffPolicyEvaluationConfig(
     hidden=[32, 32], steps=150, batch=64, learning_rate=3e-3, discount=0.9, averaging=0.05, model_steps=150, horizon=4
 )
 DYNAMICS = DynamicsConfig(models=3, elites=2, hidden=[32, 32])
@@ -182,10 +183,19 @@ def test_recorded_episodes_are_those_of_the_environment() -> None:
 
 def test_what_rounds_cannot_do_is_refused_in_one_line() -> None:
     policy = trained()
+    gated = RoundsConfig(gate=Estimator.AM_Q, collected=1)
     with pytest.raises(UserError, match=r"no simulator .*; use rounds\.collected=0"):
-        rounds(policy, Estimator.FQE, collected=1)
+        gated.check(policy, 1, has_simulator=False)
     with pytest.raises(UserError, match=r"one process; use rounds\.count=1 rounds\.gate=none"):
-        rounds(policy, Estimator.FQE).fit(recorded(), 1, OneProcess(1, 2))
+        gated.check(policy, 2, has_simulator=True)
+    contract = Reach(1).contract
+    with pytest.raises(UserError, match=r"a memory yet; use rounds\.count=1 rounds\.gate=none"):
+        gated.check(RecurrentConfig(hidden=[8]).build(contract), 1, has_simulator=True)
+    policy.contract = replace(contract, observation=contract.observation | {"rows": TensorSpec((-1, 2))})
+    with pytest.raises(UserError, match=r"use rounds\.gate=fqe: .* observations of fixed size, not rows"):
+        gated.check(policy, 1, has_simulator=True)
+    policy.contract = contract
+    RoundsConfig().check(policy, 2, has_simulator=False)
     unknown = replace(recorded(), reward=torch.full_like(recorded().reward, torch.nan))
     gated = Rounds(
         policy,
