@@ -208,6 +208,8 @@ class BuiltRun(SavedRun):
         policy = self._policy()
         values = None
         if self.offline:
+            has_simulator = self.task.held_out_share is None
+            self.config.rounds.check(policy, self.world.size, has_simulator=has_simulator)
             offline = self.offline.build(policy, torch.Generator())
             values = offline.values() if isinstance(offline, LearnsValues) else None
         if self.algorithm:
