@@ -3,6 +3,7 @@
 from embodied.algorithms.imitation.distillation import DistillationConfig
 from embodied.algorithms.imitation.self_imitation import SelfImitationConfig
 from embodied.algorithms.off_policy.dsrl import DSRLConfig
+from embodied.algorithms.off_policy.flash_sac import FlashSACConfig
 from embodied.algorithms.off_policy.qc import QCConfig, QCFQLConfig
 from embodied.algorithms.off_policy.residual import ResidualConfig
 from embodied.algorithms.off_policy.sac import RLPDConfig, SACConfig, WSRLConfig
@@ -19,6 +20,7 @@ ALGORITHMS: dict[str, type] = {
     "bptt": BPTTConfig,
     "distillation": DistillationConfig,
     "dsrl": DSRLConfig,
+    "flash_sac": FlashSACConfig,
     "grpo": GRPOConfig,
     "ppo": PPOConfig,
     "qc": QCConfig,

@@ -65,7 +65,9 @@ def test_distributions_of_targets_by_hand() -> None:
     assert (rows["carry"] == 0).any()
     following = rows["next_observation"]
     actions = (learner.target_policy.actions(following)[:, :2] / 0.25).clamp(-1.0, 1.0)
-    probabilities = learner.q.targets(torch.cat((policy.features(following), actions.flatten(1)), -1)).softmax(-1).detach()
+    probabilities = (
+        learner.q.targets(torch.cat((policy.features(following), actions.flatten(1)), -1)).softmax(-1).detach()
+    )
     atoms = [-1.0 + 0.5 * number for number in range(7)]
     expected = torch.zeros(len(rows), 7)
     for row in range(len(rows)):
