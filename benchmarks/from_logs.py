@@ -30,12 +30,13 @@ from tensordict import TensorDict  # noqa: E402
 
 from embodied import seeding  # noqa: E402
 from embodied.algorithms.imitation.sft import SFTConfig  # noqa: E402
-from embodied.algorithms.offline.iql import Extraction, IQLConfig  # noqa: E402
+from embodied.algorithms.offline.fql import FQLConfig, OfflineQCConfig  # noqa: E402
+from embodied.algorithms.offline.iql import Extraction, FamO2OConfig, FDVLConfig, IQLConfig, ValueLoss  # noqa: E402
 from embodied.algorithms.offline.rebrac import ReBRACConfig, TD3BCConfig  # noqa: E402
 from embodied.data.episodes import SUCCEEDED, UNKNOWN, Episodes  # noqa: E402
 from embodied.environment import Environment  # noqa: E402
 from embodied.evaluation.evaluation import evaluate, rate_over_seeds  # noqa: E402
-from embodied.policy import Decision, PolicyConfig, TrainablePolicy  # noqa: E402
+from embodied.policy import Decision, PolicyConfig, Steering, TrainablePolicy  # noqa: E402
 from embodied.report.markdown import table  # noqa: E402
 from embodied.saving.files import complete_or_absent  # noqa: E402
 from embodied.saving.json_text import dumps_rows  # noqa: E402
@@ -43,13 +44,22 @@ from embodied.saving.versions import git_commit, versions  # noqa: E402
 from embodied.task import OfflineLearnerConfig  # noqa: E402
 from policies.flow import FlowConfig  # noqa: E402
 from policies.mlp import MLPConfig  # noqa: E402
+from policies.steering import SteeringConfig  # noqa: E402
 
 ROWS: dict[str, tuple[str, Callable[..., OfflineLearnerConfig]]] = {
     "imitation of all": ("flow", SFTConfig),
     "imitation of successes": ("flow", SFTConfig),
     "IQL": ("flow", IQLConfig),
+    "QC": ("flow", OfflineQCConfig),
+    "FQL": ("one-step flow", FQLConfig),
+    "f-DVL": ("flow", FDVLConfig),
+    "f-DVL, chi-square": ("flow", lambda **sizes: FDVLConfig(value_loss=ValueLoss.CHI_SQUARE, **sizes)),
+    "FamO2O": ("flow", FamO2OConfig),
     "mlp, imitation of successes": ("mlp", SFTConfig),
     "mlp, IQL": ("mlp", IQLConfig),
+    "mlp, f-DVL": ("mlp", FDVLConfig),
+    "mlp, f-DVL, chi-square": ("mlp", lambda **sizes: FDVLConfig(value_loss=ValueLoss.CHI_SQUARE, **sizes)),
+    "mlp, FamO2O": ("mlp", FamO2OConfig),
     "mlp, IQL with DDPG+BC": ("mlp", lambda **sizes: IQLConfig(extraction=Extraction.DDPG_BC, **sizes)),
     "mlp, TD3+BC": ("mlp", TD3BCConfig),
     "mlp, ReBRAC": ("mlp", ReBRACConfig),
@@ -127,8 +137,13 @@ def reach(args: argparse.Namespace, count: int, seed: int) -> Logs:
     good, failures = (
         recorded(Reach(size), Controller(share), generator) for size, share in ((count - bad, 0.3), (bad, -0.3))
     )
-    policies = {"mlp": MLPConfig(hidden=[32]), "flow": FlowConfig(width=16, hidden=32, turn_rad=0.0)}
+    policies = {"mlp": MLPConfig(hidden=[32]), **flows(FlowConfig(width=16, hidden=32, turn_rad=0.0))}
     return Logs(Reach, Episodes.join([good, failures]), policies)
+
+
+def flows(policy: FlowConfig) -> dict[str, PolicyConfig]:
+    """The flow policy, with and without a one-step actor."""
+    return {"flow": policy, "one-step flow": replace(policy, steering=SteeringConfig(kind=Steering.ONE_STEP))}
 
 
 def libero_pick(args: argparse.Namespace, count: int, seed: int) -> Logs:
@@ -153,7 +168,7 @@ def libero_pick(args: argparse.Namespace, count: int, seed: int) -> Logs:
     return Logs(
         lambda number: task.environment(number, "wide", "eval", seed),
         Episodes.join([good, poor]),
-        {"flow": config.policy},
+        flows(config.policy),
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, IntEnum
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
 
@@ -33,6 +33,16 @@ MEMORY = "memory"
 """Observation key of a recurrent policy's memory [N, M], and key of the next memory in `Decision.sample`."""
 INITIAL_NOISE = "initial_noise"
 """Key of the initial noise of denoising [N, G, A] in the sample of a steered policy."""
+CONDITION = "condition"
+"""Observation key of the `Condition` [N] of a supervised loss, int64; absent: NONE of all."""
+
+
+class Condition(IntEnum):
+    """Whether an action has a large advantage, as a policy may be conditioned on it; NONE: it does not say."""
+
+    NONE = 0
+    NEGATIVE = 1
+    POSITIVE = 2
 
 
 @dataclass
@@ -101,6 +111,8 @@ class TrainablePolicy(nn.Module, ABC):
     """Number of `features`."""
     scores: bool = True
     """Whether samples have a log-probability."""
+    conditioned: bool = False
+    """Whether `loss` reads `CONDITION`; `act` then samples under the condition POSITIVE."""
     value_head: ValueHead = ValueHead()
     """Kind of values: scalars, trained by the squared error, or categorical ones."""
     lacks_statistics: str = ""
@@ -292,8 +304,11 @@ class SteeredPolicy(TrainablePolicy):
         """Largest absolute value of the initial noise that the small actor chooses."""
 
     @abstractmethod
-    def start_steering(self) -> None:
-        """Let `act` use the small actor from now on."""
+    def start_steering(self, *, keep_ranking: bool = False) -> None:
+        """Let `act` use the small actor from now on.
+
+        Candidates are no longer ranked, unless they are generated in one step and `keep_ranking`.
+        """
 
     @abstractmethod
     def steering_parameters(self) -> list[nn.Parameter]:

@@ -171,7 +171,7 @@ class DiffusionPolicy(GenerativePolicy):
         observation = self.encoder.read(observation)
         count = len(sample)
         steps = self.config.tuned_steps
-        features = self.encoder(observation).repeat_interleave(steps, 0)
+        features = self.actor_features(observation).repeat_interleave(steps, 0)
         # pairs (x_s, x_{s+1}) of all steps, [B * P, H, A]
         x, following = (sample["path"][:, part].flatten(0, 1) for part in (slice(None, -1), slice(1, None)))
         first = self.config.denoising_steps - steps
@@ -209,7 +209,7 @@ class DiffusionPolicy(GenerativePolicy):
         table = self.noise_table
         before = table.before[index]
         after = table.after[index]
-        predicted = self._predict(x, table.times[index], features)
+        predicted = self.guided(lambda each: self._predict(x, table.times[index], each), features)
         low, high = ((limit - self.action_mean) / self.action_std for limit in (self.action_low, self.action_high))
         if self.pretrained is not None and self.pretrained.settings.get("clip_sample", True):
             low = low.clamp_min(-1.0)

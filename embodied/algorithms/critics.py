@@ -54,22 +54,23 @@ class CriticConfig(ValueHead):
 class Critics(nn.Module):
     """Ensemble of value networks, computed together by batched matrix products.
 
-    Inputs [B, I] are features of observations for state values V(s), followed by actions for Q(s, a).
+    Inputs [B, I] are features of observations for state values V(s), followed by actions for Q(s, a). A scalar head has
+    one output; with more `outputs` the networks are of another quantity, and only `forward` is of use.
     """
 
     normalises_batches = False
     """Whether passes for learning need companions: rows that are normalised together with the inputs."""
 
-    def __init__(self, inputs: int, config: CriticConfig) -> None:
+    def __init__(self, inputs: int, config: CriticConfig, outputs: int | None = None) -> None:
         super().__init__()
         self.config = config
-        self.add_layers(inputs)
+        self.add_layers(inputs, outputs or config.outputs)
 
-    def add_layers(self, inputs: int) -> None:
+    def add_layers(self, inputs: int, outputs: int) -> None:
         """Add the parameters, drawn from torch's global generator."""
         config = self.config
         count = config.ensemble
-        sizes = [inputs, *config.hidden, config.outputs]
+        sizes = [inputs, *config.hidden, outputs]
         bounds = [1.0 / math.sqrt(size) for size in sizes[:-1]]  # torch's default for linear layers
         shapes = list(zip(bounds, pairwise(sizes), strict=True))
         self.weights = nn.ParameterList(torch.empty(count, *shape).uniform_(-bound, bound) for bound, shape in shapes)
@@ -84,7 +85,7 @@ class Critics(nn.Module):
         """Restore what holds for the parameters, after a gradient step: nothing."""
 
     def forward(self, inputs: Tensor, companions: Tensor | None = None) -> Tensor:
-        """Outputs [M, B, 1] of scalar heads, or logits [M, B, bins]; `companions` [B, I] are not read."""
+        """Outputs [M, B, outputs] of scalar heads, or logits [M, B, bins]; `companions` [B, I] are not read."""
         activation = torch.tanh if self.config.activation is Activation.TANH else torch.relu
         x = inputs.expand(self.config.ensemble, *inputs.shape)
         for layer in range(len(self.config.hidden)):

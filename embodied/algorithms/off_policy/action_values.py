@@ -102,9 +102,8 @@ class ActionValues(Composite):
             atoms = atoms + bonus.unsqueeze(-1)
         # z -> clip(R + carry * (z + bonus)), whose mass is split between two neighbours
         moved = reward.unsqueeze(-1) + batch["carry"].unsqueeze(-1) * atoms
-        return head.projected(moved, self.targets.lowest(inputs, generator, companions).float().softmax(-1)).unsqueeze(
-            0
-        )
+        logits = self.targets.lowest(inputs, generator, companions)
+        return head.projected(moved, logits.float().softmax(-1)).unsqueeze(0)
 
     def step(
         self,
@@ -112,23 +111,24 @@ class ActionValues(Composite):
         target: Tensor,
         step: int,
         penalty: Tensor | float = 0.0,
+        weight: Tensor | float = 1.0,
         following: Tensor | None = None,
     ) -> dict[str, Tensor]:
         """Take gradient step number `step` towards `target` [B], [M, B] or [1, B, bins]; returns its metrics.
 
-        A differentiable `penalty` is added to the loss. Critics that normalise batches need the `following` scaled
-        actions [B, K, A].
+        Rows count by their `weight` [B]. A differentiable `penalty` is added to the loss. Critics that normalise
+        batches need the `following` scaled actions [B, K, A].
 
         Raises:
             DivergedError: before a step whose loss or gradient is not finite.
         """
-        # L = sum_i mean (Q_i(s, a) - y)^2, or the cross-entropy of categorical critics
+        # L = sum_i mean w (Q_i(s, a) - y)^2, or the cross-entropy of categorical critics
         inputs = self.inputs(batch["observation"], self.scaled(batch["actions"]))
         companions = None
         if self.critics.normalises_batches:
             assert following is not None
             companions = self.inputs(batch["next_observation"], following).detach()
-        loss = self.critics.loss(inputs, target, companions=companions) + penalty
+        loss = self.critics.loss(inputs, target, weight, companions) + penalty
         self.optimiser.zero_grad()
         loss.backward()
         gradient = gradient_norm(self.critics.parameters())

@@ -8,6 +8,8 @@ Letters: M networks, B rows, I inputs.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -29,12 +31,12 @@ class NormalisedCritics(Critics):
 
     normalises_batches = True
 
-    def add_layers(self, inputs: int) -> None:
+    def add_layers(self, inputs: int, outputs: int) -> None:
         """Add weights [M, in, out], orthogonal at first, and the scales and shifts of normalisations."""
         width, *_ = self.config.hidden
         count = self.config.ensemble
         pairs = [(width, EXPANSION * width), (EXPANSION * width, width)] * len(self.config.hidden)
-        shapes = [(inputs, width), *pairs, (width, self.config.outputs)]
+        shapes = [(inputs, width), *pairs, (width, outputs)]
         self.weights = nn.ParameterList(
             torch.stack([nn.init.orthogonal_(torch.empty(*shape)) for _ in range(count)]) for shape in shapes
         )
@@ -42,7 +44,7 @@ class NormalisedCritics(Critics):
             nn.BatchNorm1d(count * size, momentum=MOMENTUM) for size in (inputs, *(pair[1] for pair in pairs))
         )
         self.scale = nn.Parameter(torch.ones(count, 1, width))
-        self.bias = nn.Parameter(torch.zeros(count, 1, self.config.outputs))
+        self.bias = nn.Parameter(torch.zeros(count, 1, outputs))
         self.constrain()
 
     def forward(self, inputs: Tensor, companions: Tensor | None = None) -> Tensor:
@@ -63,7 +65,7 @@ class NormalisedCritics(Critics):
         """Give the weights of every unit norm 1, and the scales and shifts of a layer the root mean square 1."""
         for weight in self.weights:
             weight.copy_(nn.functional.normalize(weight, dim=1))
-        for norm in self.norms:
+        for norm in cast(Iterable[nn.BatchNorm1d], self.norms):
             scale, shift = (part.unflatten(0, (self.config.ensemble, -1)) for part in (norm.weight, norm.bias))
             # |(scale, shift)|^2 = width
             factor = math.sqrt(scale.shape[-1]) / torch.cat((scale, shift), -1).norm(dim=-1, keepdim=True)
@@ -73,7 +75,7 @@ class NormalisedCritics(Critics):
 
     def _normalised(self, layer: int, x: Tensor, together: bool) -> Tensor:
         """Normalise x [M, B, W] over the rows of each network, by the running statistics unless `together`."""
-        norm = self.norms[layer]
+        norm = cast(nn.BatchNorm1d, self.norms[layer])
         flat = x.transpose(0, 1).flatten(1)
         statistics = norm.running_mean, norm.running_var, norm.weight, norm.bias
         flat = nn.functional.batch_norm(flat, *statistics, training=together, momentum=MOMENTUM, eps=norm.eps)
