@@ -182,7 +182,8 @@ class DiffusionPolicy(GenerativePolicy):
         log_prob, entropy = (
             sum_of_executed(terms.view(count, steps, -1).transpose(1, 2), sample) for terms in (log_prob, entropy)
         )
-        return Evaluation(log_prob, entropy, self.value(observation))
+        outputs = self.value_outputs(observation)
+        return Evaluation(log_prob, entropy, self.value_head.values(outputs), outputs)
 
     def _error(self, target_chunk: Tensor, features: Tensor) -> Tensor:
         """Squared error |network(x_t, t) - target|^2, mean over the action's elements, at random noise levels.

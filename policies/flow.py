@@ -154,7 +154,8 @@ class FlowPolicy(GenerativePolicy):
         field = self._field(self.actor_features(observation))
         log_prob, entropy = self.sampling.score(sample["path"], sample["noisy"], field)
         log_prob, entropy = (sum_of_executed(terms, sample) for terms in (log_prob, entropy))
-        return Evaluation(log_prob, entropy, self.value(observation))
+        outputs = self.value_outputs(observation)
+        return Evaluation(log_prob, entropy, self.value_head.values(outputs), outputs)
 
     @property
     def sampling(self) -> FlowSampling:

@@ -23,12 +23,14 @@ from embodied.configuration import Fraction, NonNegativeFloat, PositiveInt, Rang
 from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.export.chunk_network import ChunkNetwork
+from embodied.export.network import Network
 from embodied.policy import (
     CONDITION,
     INITIAL_NOISE,
     Condition,
     Decision,
     RankingPolicy,
+    Steering,
     inference,
     needs_value,
     value_if_needed,
@@ -38,6 +40,7 @@ from policies.augmentation import CARTESIAN, Augmentation, AugmentationKind, Car
 from policies.choice_of_encoder import EncoderConfig, fit_encoders, observation_encoder
 from policies.chunk_networks import NetworkKind
 from policies.encoders import Encoder
+from policies.flat import FlatEncoder, PlainEncoder
 from policies.kernels.sampling import undefined_log_prob
 from policies.libero_encoder import missing
 from policies.steering import Steerable, SteeringConfig
@@ -132,8 +135,12 @@ class GenerativePolicy(Steerable, RankingPolicy):
         actions = contract.action.shape[-1]
         hidden = config.hidden
         self.feature_size = self.value_encoder.out_features
-        self.critic = head(self.feature_size, hidden)
-        self.advantage_head = head(self.advantage_encoder.out_features + contract.executed * actions, hidden)
+        self.value_head = config.values
+        # A = Q - V of values in [low, high] lies in [low - high, high - low]
+        self.advantage_values = config.values.of_differences()
+        self.critic = head(self.feature_size, hidden, self.value_head.outputs)
+        inputs = self.advantage_encoder.out_features + contract.executed * actions
+        self.advantage_head = head(inputs, hidden, self.advantage_values.outputs)
         if config.advantage_guidance is not None:
             self.conditioned = True
             self.condition = nn.Embedding(len(Condition), self.encoder.out_features, padding_idx=Condition.NONE)
@@ -173,13 +180,13 @@ class GenerativePolicy(Steerable, RankingPolicy):
     def start_ranking(self) -> None:
         """Execute the candidate of highest advantage from now on; if the policy `teaches`, only while exploring."""
         self.ranks.fill_(True)
-        if isinstance(self.steers, Tensor):
-            self.steers.fill_(False)
+        self.stop_steering()
 
-    def start_steering(self) -> None:
-        """Act by the small actor from now on, without candidates."""
+    def start_steering(self, *, keep_ranking: bool = False) -> None:
+        """See `SteeredPolicy.start_steering`."""
         super().start_steering()
-        self.ranks.fill_(False)
+        if not (keep_ranking and self.steering is Steering.ONE_STEP):
+            self.ranks.fill_(False)
 
     @torch.no_grad()
     def fit(self, observation: TensorDict, actions: Tensor) -> None:
@@ -201,14 +208,14 @@ class GenerativePolicy(Steerable, RankingPolicy):
         """Sample chunks; `sample` has the variables of their log-probability, for the executed candidates."""
         observation = self.encoder.read(observation)
         noise = self._noise(observation, deterministic, generator)
-        if self.steers:
+        if self.steers and not self.ranks:
             actions, _, initial = self.steered(observation, noise[:, 0])
             sample = TensorDict({INITIAL_NOISE: initial}, batch_size=[len(actions)])
             terms = undefined_log_prob(len(actions), self.contract, actions.device)
             return Decision(actions, sample, terms, value_if_needed(self, observation, deterministic))
         count = noise.shape[1]
         features = self.actor_features(observation).repeat_interleave(count, 0)
-        chunk, sample, log_prob = self._generate(noise.flatten(0, 1), features, deterministic, generator)
+        chunk, sample, log_prob = self._generate_or_map(noise.flatten(0, 1), features, deterministic, generator)
         actions = self.predicted(chunk)
         rows = self._best(observation, actions, count)
         return Decision(actions[rows], sample[rows], log_prob[rows], value_if_needed(self, observation, deterministic))
@@ -244,28 +251,35 @@ class GenerativePolicy(Steerable, RankingPolicy):
         shape = (count, rows, self.contract.action.shape[-1])
         if deterministic:
             # a fixed function of the observation, so that the same observation gives the same chunk
-            return fixed_noise(self.encoder.identity(observation), shape).to(self.device)
+            shared = self.steers and self.config.steering.shared_noise
+            identity = torch.zeros(len(observation), 0) if shared else self.encoder.identity(observation)
+            return fixed_noise(identity, shape).to(self.device)
         return torch.randn(observation.batch_size[0], *shape, device=self.device, generator=generator)
 
     def candidates(self, observation: TensorDict, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Deterministic chunks [N, C, H, A] from `noise` [N, C, generated, A], and their advantage [N, C] if C > 1."""
-        if self.steers:
+        if self.steers and not self.ranks:
             actions, *_ = self.steered(observation, noise[:, 0])
             return actions.unsqueeze(1), actions.new_zeros(len(actions), 1)
         count = noise.shape[1]
         features = self.actor_features(observation).unsqueeze(1).expand(-1, count, -1).flatten(0, 1)
-        chunk, _, _ = self._generate(noise.flatten(0, 1), features, True, None)
+        chunk, _, _ = self._generate_or_map(noise.flatten(0, 1), features, True, None)
         actions = self.predicted(chunk).unflatten(0, (-1, count))
         return actions, self.advantage(observation, actions) if count > 1 else actions.new_zeros(len(actions), 1)
 
-    def deployable(self) -> ChunkNetwork:
+    def deployable(self) -> ChunkNetwork | Network:
         """Network for export: candidates from noise, of which the best is executed as in `act`.
+
+        A one-step actor that ranks no candidates, with shared noise, is a network of dense layers.
 
         Raises:
             UserError: without normalisation statistics.
         """
         if not all(flag for name, flag in self.encoder.named_buffers() if name.split(".")[-1] == "fitted"):
             raise UserError("the policy has no normalisation statistics; train it before exporting")
+        shared = bool(self.steers) and self.config.steering.shared_noise
+        if shared and not self.ranks and isinstance(self.encoder, FlatEncoder | PlainEncoder):
+            return self._dense(self.encoder)
         policy = copy.deepcopy(self).cpu().requires_grad_(False).eval()
         del policy.critic, policy.value_encoder
         encoder = policy.encoder
@@ -276,9 +290,17 @@ class GenerativePolicy(Steerable, RankingPolicy):
             replace(self.contract, observation={key: self.contract.observation[key] for key in encoder.reads}),
             {key: table.words for key, table in encoder.tables.items()},
             (count, self.generated, self.contract.action.shape[-1]),
-            encoder.seeds,
+            () if shared else encoder.seeds,
             policy,
         )
+
+    def _dense(self, encoder: FlatEncoder | PlainEncoder) -> Network:
+        """Network of the encoder and the one-step actor."""
+        layers = list(encoder.layers) if isinstance(encoder, FlatEncoder) else []
+        added = self._positive if self.conditioned else encoder.mean.new_zeros(encoder.out_features)
+        distances = [key for key in encoder.reciprocal if key in encoder.actor_keys]
+        mean, scale = encoder.mean[: encoder.observed], encoder.scale[: encoder.observed]
+        return Network.of(self.contract, mean, scale, [*layers, *self.layers_of_one_step(added)], distances)
 
     def example(self, count: int, rows: int, generator: torch.Generator) -> TensorDict:
         """Random observations [count], see `Encoder.example`."""
@@ -293,18 +315,27 @@ class GenerativePolicy(Steerable, RankingPolicy):
 
     def advantage(self, observation: TensorDict, actions: Tensor) -> Tensor:
         """Advantage of each of C candidates [N, C, H, A] over the policy's average, in units of the return, [N, C]."""
+        return self.advantage_values.values(self._advantage_outputs(observation, actions))
+
+    def _advantage_outputs(self, observation: TensorDict, actions: Tensor) -> Tensor:
+        """Outputs [N, C, O] of the advantage's network for candidates [N, C, H, A]."""
         executed = ((actions - self.action_mean) / self.action_std)[:, :, : self.contract.executed]
         features = self.advantage_encoder(observation).unsqueeze(1).expand(-1, actions.shape[1], -1)
-        return self.advantage_head(torch.cat((features, executed.flatten(2)), -1)).squeeze(-1)
+        return self.advantage_head(torch.cat((features, executed.flatten(2)), -1))
 
     def advantage_loss(self, observation: TensorDict, actions: Tensor, target: Tensor) -> Tensor:
-        """Mean squared error of the advantage of executed `actions` [N, H, A] against `target` [N], one scalar."""
+        """Mean error of the advantage of executed `actions` [N, H, A] from `target` [N], one scalar."""
         observation, actions = self._augmented(observation, actions)
-        return (self.advantage(observation, actions.unsqueeze(1)).squeeze(1) - target).square().mean()
+        outputs = self._advantage_outputs(observation, actions.unsqueeze(1)).squeeze(1)
+        return self.advantage_values.errors(outputs, target).mean()
 
     def value(self, observation: TensorDict) -> Tensor:
         """Expected discounted return, [N]."""
-        return self.critic(self.features(observation)).squeeze(-1)
+        return self.value_head.values(self.value_outputs(observation))
+
+    def value_outputs(self, observation: TensorDict) -> Tensor:
+        """Outputs [N, O] of the critic."""
+        return self.critic(self.features(observation))
 
     def features(self, observation: TensorDict) -> Tensor:
         """Features [N, feature_size] of the critic's own encoder, which their gradients reach."""
@@ -338,8 +369,8 @@ def _with_own_condition(policy: GenerativePolicy, state: dict[str, Tensor], pref
     state.setdefault(f"{prefix}condition.weight", policy.condition.weight.detach())
 
 
-def head(inputs: int, hidden: int) -> nn.Sequential:
-    """Network with two hidden layers from features [N, inputs] to one number [N, 1], such as a value."""
+def head(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
+    """Network with two hidden layers from features [N, inputs] to the outputs [N, outputs] of a value."""
     return nn.Sequential(
         nn.Linear(inputs, hidden),
         nn.LayerNorm(hidden),
@@ -347,7 +378,7 @@ def head(inputs: int, hidden: int) -> nn.Sequential:
         nn.Linear(hidden, hidden),
         nn.LayerNorm(hidden),
         nn.ReLU(),
-        nn.Linear(hidden, 1),
+        nn.Linear(hidden, outputs),
     )
 
 

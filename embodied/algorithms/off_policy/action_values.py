@@ -15,7 +15,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from embodied.algorithms.critics import CriticConfig, Critics, approach
+from embodied.algorithms.critics import CriticConfig, approach
 from embodied.algorithms.finite import check_finite, gradient_norm
 from embodied.algorithms.micro_batch import saved_bytes
 from embodied.algorithms.parts import Composite
@@ -23,6 +23,7 @@ from embodied.algorithms.passes import Passes
 from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.policy import TrainablePolicy
+from embodied.value_head import CriticHead
 
 
 class ActionValues(Composite):
@@ -54,7 +55,7 @@ class ActionValues(Composite):
         high = torch.tensor(action.high)
         self.centre = ((high + low) / 2).to(policy.device)
         self.half_range = ((high - low) / 2).to(policy.device)
-        self.critics = Critics(policy.feature_size + self.executed * self.elements, config).to(policy.device)
+        self.critics = config.critics(policy.feature_size + self.executed * self.elements).to(policy.device)
         self.targets = copy.deepcopy(self.critics)
         features = policy.critic_parameters() if trains_features else []
         self.optimiser = torch.optim.Adam([*self.critics.parameters(), *features], learning_rate, fused=True)
@@ -73,28 +74,84 @@ class ActionValues(Composite):
         """Values [M, B] of all critics for `scaled` actions [B, K, A]."""
         return self.critics.values(self.inputs(observation, scaled))
 
+    def loss(
+        self, batch: TensorDict, target: Tensor, weight: Tensor | float = 1.0, following: Tensor | None = None
+    ) -> Tensor:
+        """Loss of `step`, one scalar."""
+        # L = sum_i mean w (Q_i(s, a) - y)^2, or the cross-entropy of categorical critics
+        inputs = self.inputs(batch["observation"], self.scaled(batch["actions"]))
+        companions = None
+        if self.critics.normalises_batches:
+            assert following is not None
+            companions = self.inputs(batch["next_observation"], following).detach()
+        return self.critics.loss(inputs, target, weight, companions)
+
     @torch.no_grad()
     def target_minimum(self, observation: TensorDict, scaled: Tensor, generator: torch.Generator) -> Tensor:
         """Smallest value [B] of a subset of the target networks, drawn by `generator`."""
         return self.targets.minimum(self.inputs(observation, scaled), generator)
 
-    def step(self, batch: TensorDict, target: Tensor, step: int, penalty: Tensor | float = 0.0) -> dict[str, Tensor]:
-        """Take gradient step number `step` towards `target` [B] or [M, B]; returns its metrics.
+    @torch.no_grad()
+    def target(
+        self, batch: TensorDict, scaled: Tensor, generator: torch.Generator, bonus: Tensor | None = None
+    ) -> Tensor:
+        """Targets R + carry * (min_i Q_i'(s', a') + `bonus`), [B], with actions a' `scaled`; or their distribution.
 
-        A differentiable `penalty` is added to the loss.
+        Critics with a C51 head have targets [1, B, bins]: the distribution of the target network of smallest value, all
+        of whose atoms move.
+        """
+        inputs = self.inputs(batch["next_observation"], scaled)
+        companions = None
+        if self.critics.normalises_batches:
+            companions = self.inputs(batch["observation"], self.scaled(batch["actions"]))
+        reward = batch["reward"]
+        head = self.critics.config
+        if head.head is not CriticHead.C51:
+            following = self.targets.minimum(inputs, generator, companions)
+            return reward + batch["carry"] * (following if bonus is None else following + bonus)
+        atoms = head.centres(reward.device)
+        if bonus is not None:
+            atoms = atoms + bonus.unsqueeze(-1)
+        # z -> clip(R + carry * (z + bonus)), whose mass is split between two neighbours
+        moved = reward.unsqueeze(-1) + batch["carry"].unsqueeze(-1) * atoms
+        logits = self.targets.lowest(inputs, generator, companions)
+        return head.projected(moved, logits.float().softmax(-1)).unsqueeze(0)
+
+    def step(
+        self,
+        batch: TensorDict,
+        target: Tensor,
+        step: int,
+        penalty: Tensor | float = 0.0,
+        weight: Tensor | float = 1.0,
+        following: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        """Take gradient step number `step` towards `target` [B], [M, B] or [1, B, bins]; returns its metrics.
+
+        Rows count by their `weight` [B]. A differentiable `penalty` is added to the loss. Critics that normalise
+        batches need the `following` scaled actions [B, K, A].
 
         Raises:
             DivergedError: before a step whose loss or gradient is not finite.
         """
-        # L = sum_i mean (Q_i(s, a) - y)^2, or the cross-entropy of categorical critics
-        loss = self.critics.loss(self.inputs(batch["observation"], self.scaled(batch["actions"])), target) + penalty
+        loss = self.loss(batch, target, weight, following) + penalty
         self.optimiser.zero_grad()
         loss.backward()
         gradient = gradient_norm(self.critics.parameters())
         check_finite({"value_loss": loss.detach(), "gradient of the critic": gradient}, step)
         self.optimiser.step()
+        self.critics.constrain()
         metrics = {"value_loss": loss.detach()}
-        return metrics | ({"clamped_targets": self.critics.clamped(target)} if self.critics.categorical else {})
+        return metrics | self._saturation(target)
+
+    def _saturation(self, target: Tensor) -> dict[str, Tensor]:
+        """Metric of categorical critics: share of values out of their range, or mass of distributions at its ends."""
+        head = self.critics.config
+        if not head.categorical:
+            return {}
+        if target.ndim == 3:
+            return {"clamped_targets": (target[..., 0] + target[..., -1]).mean()}
+        return {"clamped_targets": head.outside(target).mean()}
 
     def follow(self, share: float) -> None:
         """Move the target networks towards the critics by `share`."""
@@ -104,12 +161,17 @@ class ActionValues(Composite):
         """Bytes that the backward pass of a `minibatch` stores."""
         observation = passes.observation(minibatch)
         actions = passes.actions(minibatch).new_empty(minibatch, self.executed, self.elements)
-        return saved_bytes(lambda: self.critics(self.inputs(observation, actions)))
+
+        def outputs() -> Tensor:
+            inputs = self.inputs(observation, actions)
+            return self.critics(inputs, inputs.detach() if self.critics.normalises_batches else None)
+
+        return saved_bytes(outputs)
 
     @torch.no_grad()
     def in_rewards(self) -> dict[str, Any] | None:
         """Weights of critics, target networks and features, with values in the unit of rewards; None: categorical."""
-        if self.critics.categorical:
+        if self.critics.config.categorical:
             return None  # their bins stay those of scaled rewards
         networks = {"critics": copy.deepcopy(self.critics), "target_critics": copy.deepcopy(self.targets)}
         for network in networks.values():

@@ -21,7 +21,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from embodied.algorithms.critics import CriticConfig, CriticHead, Critics
+from embodied.algorithms.critics import CriticConfig, Critics
 from embodied.algorithms.finite import check_finite
 from embodied.algorithms.imitation.sft import SFT, SFTConfig
 from embodied.algorithms.micro_batch import saved_bytes
@@ -32,6 +32,7 @@ from embodied.data.episodes import Episodes
 from embodied.data.transitions import Transitions
 from embodied.errors import UserError
 from embodied.policy import CONDITION, Condition, TrainablePolicy
+from embodied.value_head import CriticHead
 from embodied.world import ALONE, World
 
 PIECE = 4096
