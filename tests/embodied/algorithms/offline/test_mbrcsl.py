@@ -76,6 +76,8 @@ def test_the_best_rollouts_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     best = returns.argmax(1)
     is_kept = returns.amax(1) > learner.transitions.returns[begin].mean()
     assert 0 < int(is_kept.sum()) < 3
+    mean = float(returns.amax(1)[is_kept].mean()) * learner.transitions.scale
+    assert learner.metrics["kept_return"] == pytest.approx(mean, rel=1e-5)
     # a rollout goes on with probability 0.6, then 0.36: two decisions of two steps
     assert kept.ends.tolist() == [4 * (number + 1) for number in range(int(is_kept.sum()))]
     expected = torch.stack([chunks.view(3, 2)[row, best[row]] for row in is_kept.nonzero().squeeze(1)])
