@@ -74,6 +74,18 @@ class ActionValues(Composite):
         """Values [M, B] of all critics for `scaled` actions [B, K, A]."""
         return self.critics.values(self.inputs(observation, scaled))
 
+    def loss(
+        self, batch: TensorDict, target: Tensor, weight: Tensor | float = 1.0, following: Tensor | None = None
+    ) -> Tensor:
+        """Loss of `step`, one scalar."""
+        inputs = self.inputs(batch["observation"], self.scaled(batch["actions"]))
+        companions = None
+        if self.critics.normalises_batches:
+            assert following is not None
+            companions = self.inputs(batch["next_observation"], following).detach()
+        # L = sum_i mean w (Q_i(s, a) - y)^2, or the cross-entropy of categorical critics
+        return self.critics.loss(inputs, target, weight, companions)
+
     @torch.no_grad()
     def target_minimum(self, observation: TensorDict, scaled: Tensor, generator: torch.Generator) -> Tensor:
         """Smallest value [B] of a subset of the target networks, drawn by `generator`."""
@@ -122,13 +134,7 @@ class ActionValues(Composite):
         Raises:
             DivergedError: before a step whose loss or gradient is not finite.
         """
-        # L = sum_i mean w (Q_i(s, a) - y)^2, or the cross-entropy of categorical critics
-        inputs = self.inputs(batch["observation"], self.scaled(batch["actions"]))
-        companions = None
-        if self.critics.normalises_batches:
-            assert following is not None
-            companions = self.inputs(batch["next_observation"], following).detach()
-        loss = self.critics.loss(inputs, target, weight, companions) + penalty
+        loss = self.loss(batch, target, weight, following) + penalty
         self.optimiser.zero_grad()
         loss.backward()
         gradient = gradient_norm(self.critics.parameters())
