@@ -74,15 +74,12 @@ class ActionValues(Composite):
         """Values [M, B] of all critics for `scaled` actions [B, K, A]."""
         return self.critics.values(self.inputs(observation, scaled))
 
-    def loss(
-        self, batch: TensorDict, target: Tensor, weight: Tensor | float = 1.0, following: Tensor | None = None
-    ) -> Tensor:
+    def loss(self, batch: TensorDict, target: Tensor, weight: Tensor | float = 1.0) -> Tensor:
         """Loss of `step`, one scalar."""
         inputs = self.inputs(batch["observation"], self.scaled(batch["actions"]))
         companions = None
         if self.critics.normalises_batches:
-            assert following is not None
-            companions = self.inputs(batch["next_observation"], following).detach()
+            companions = self.inputs(batch["next_observation"], batch["following"]).detach()
         # L = sum_i mean w (Q_i(s, a) - y)^2, or the cross-entropy of categorical critics
         return self.critics.loss(inputs, target, weight, companions)
 
@@ -124,17 +121,16 @@ class ActionValues(Composite):
         step: int,
         penalty: Tensor | float = 0.0,
         weight: Tensor | float = 1.0,
-        following: Tensor | None = None,
     ) -> dict[str, Tensor]:
         """Take gradient step number `step` towards `target` [B], [M, B] or [1, B, bins]; returns its metrics.
 
-        Rows count by their `weight` [B]. A differentiable `penalty` is added to the loss. Critics that normalise
-        batches need the `following` scaled actions [B, K, A].
+        Rows count by their `weight` [B]. A differentiable `penalty` is added to the loss. For critics that normalise
+        batches `batch` has the scaled actions `following` [B, K, A].
 
         Raises:
             DivergedError: before a step whose loss or gradient is not finite.
         """
-        loss = self.loss(batch, target, weight, following) + penalty
+        loss = self.loss(batch, target, weight) + penalty
         self.optimiser.zero_grad()
         loss.backward()
         gradient = gradient_norm(self.critics.parameters())
