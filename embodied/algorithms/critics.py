@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from embodied.configuration import Configuration, FiniteFloat, PositiveFloat, PositiveInt, Range
 from embodied.errors import UserError
+from embodied.products import product
 
 
 class CriticHead(Enum):
@@ -97,20 +98,22 @@ class Critics(nn.Module):
             edges = torch.linspace(config.value_low, config.value_high, config.bins + 1)
             self.register_buffer("edges", edges, persistent=False)
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Outputs [M, B, 1] of scalar heads, or logits [M, B, bins]."""
+    def forward(self, inputs: Tensor, *, frozen: bool = False) -> Tensor:
+        """Outputs [M, B, 1] of scalar heads, or logits [M, B, bins]; `frozen` weights get no gradients."""
         activation = torch.tanh if self.config.activation is Activation.TANH else torch.relu
+        groups = self.biases, self.weights, self.scales, self.shifts
+        biases, weights, scales, shifts = ([each.detach() if frozen else each for each in group] for group in groups)
         x = inputs.expand(self.config.ensemble, *inputs.shape)
         for layer in range(len(self.config.hidden)):
-            x = torch.baddbmm(self.biases[layer], x, self.weights[layer])
+            x = product(biases[layer], x, weights[layer])
             if self.config.layer_norm:
-                x = nn.functional.layer_norm(x, x.shape[-1:]) * self.scales[layer] + self.shifts[layer]
+                x = nn.functional.layer_norm(x, x.shape[-1:]) * scales[layer] + shifts[layer]
             x = activation(x)
-        return torch.baddbmm(self.biases[-1], x, self.weights[-1])
+        return product(biases[-1], x, weights[-1])
 
-    def values(self, inputs: Tensor) -> Tensor:
-        """Values [M, B] of all networks."""
-        outputs = self(inputs)
+    def values(self, inputs: Tensor, *, frozen: bool = False) -> Tensor:
+        """Values [M, B] of all networks; `frozen` weights get no gradients."""
+        outputs = self(inputs, frozen=frozen)
         if not self.categorical:
             return outputs.squeeze(-1)
         # V = sum_k p_k c_k over the centres of the bins

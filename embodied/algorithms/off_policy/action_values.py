@@ -70,8 +70,10 @@ class ActionValues(Composite):
         return torch.cat((self.policy.features(observation), scaled.flatten(1)), -1)
 
     def values(self, observation: TensorDict, scaled: Tensor) -> Tensor:
-        """Values [M, B] of all critics for `scaled` actions [B, K, A]."""
-        return self.critics.values(self.inputs(observation, scaled))
+        """Values [M, B] of all critics for `scaled` actions [B, K, A]; their gradients reach the actions alone."""
+        with torch.no_grad():
+            features = self.policy.features(observation)
+        return self.critics.values(torch.cat((features, scaled.flatten(1)), -1), frozen=True)
 
     @torch.no_grad()
     def target_minimum(self, observation: TensorDict, scaled: Tensor, generator: torch.Generator) -> Tensor:

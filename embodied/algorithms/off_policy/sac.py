@@ -260,7 +260,7 @@ class SAC(Composite):
         # L = mean (alpha log pi(a|s) - Q(s, a)), a ~ pi(s)
         loss = (self.temperature * log_prob - value).mean()
         self.actor_optimiser.zero_grad()
-        loss.backward(inputs=self.actor_parameters)  # not those of the critics, which would be thrown away
+        loss.backward()
         gradient = gradient_norm(self.actor_parameters)
         check_finite({"policy_loss": loss.detach(), "gradient of the actor": gradient}, self.gradient_steps)
         # dL/d log alpha of L = -log alpha mean (log pi(a|s) + H0)
