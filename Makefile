@@ -119,7 +119,7 @@ $(VENV)/installed: pyproject.toml constraints.txt | $(BIN)/pip
 	@touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed
-	$(PIP) --editable '.[devices,diffusion,gym,libero,maniskill,onnx,rerun,robosuite,robot,rsl-rl,viewer,vla,dev]'
+	$(PIP) --editable '.[devices,diffusion,gym,libero,maniskill,onnx,rerun,robosuite,robot,rsl-rl,tune,viewer,vla,dev]'
 	$(PIP) --no-deps torchrl
 	@touch $@
 

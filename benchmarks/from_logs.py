@@ -6,12 +6,15 @@ Logs of a task are two thirds of good episodes and one third of a policy that mo
 `libero_pick` the scripted expert's, and those of a policy after a tenth of the gradient steps; of `reach`, a point on a
 line, those of a slow controller, and of one that moves away from the goal. Every row learns from the same logs by as
 many gradient steps of the same batch, and is evaluated on the same starts. Imitation of all ignores which episodes
-failed. Rows have success, mean steps of the episodes that succeeded, and CPU seconds of learning.
+failed. Rows have success, mean steps of the episodes that succeeded, and CPU seconds of learning. Every row is written
+as soon as it is measured, with its commit; a command that is repeated measures the missing rows only. Intervals of
+success are for other seeds and other starts.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -27,12 +30,13 @@ from tensordict import TensorDict  # noqa: E402
 
 from embodied import seeding  # noqa: E402
 from embodied.algorithms.imitation.sft import SFTConfig  # noqa: E402
-from embodied.algorithms.offline.iql import Extraction, IQLConfig  # noqa: E402
+from embodied.algorithms.offline.fql import FQLConfig, OfflineQCConfig  # noqa: E402
+from embodied.algorithms.offline.iql import Extraction, FamO2OConfig, FDVLConfig, IQLConfig, ValueLoss  # noqa: E402
 from embodied.algorithms.offline.rebrac import ReBRACConfig, TD3BCConfig  # noqa: E402
 from embodied.data.episodes import SUCCEEDED, UNKNOWN, Episodes  # noqa: E402
 from embodied.environment import Environment  # noqa: E402
-from embodied.evaluation.evaluation import evaluate  # noqa: E402
-from embodied.policy import Decision, PolicyConfig, TrainablePolicy  # noqa: E402
+from embodied.evaluation.evaluation import evaluate, rate_over_seeds  # noqa: E402
+from embodied.policy import Decision, PolicyConfig, Steering, TrainablePolicy  # noqa: E402
 from embodied.report.markdown import table  # noqa: E402
 from embodied.saving.files import complete_or_absent  # noqa: E402
 from embodied.saving.json_text import dumps_rows  # noqa: E402
@@ -40,13 +44,22 @@ from embodied.saving.versions import git_commit, versions  # noqa: E402
 from embodied.task import OfflineLearnerConfig  # noqa: E402
 from policies.flow import FlowConfig  # noqa: E402
 from policies.mlp import MLPConfig  # noqa: E402
+from policies.steering import SteeringConfig  # noqa: E402
 
 ROWS: dict[str, tuple[str, Callable[..., OfflineLearnerConfig]]] = {
     "imitation of all": ("flow", SFTConfig),
     "imitation of successes": ("flow", SFTConfig),
     "IQL": ("flow", IQLConfig),
+    "QC": ("flow", OfflineQCConfig),
+    "FQL": ("one-step flow", FQLConfig),
+    "f-DVL": ("flow", FDVLConfig),
+    "f-DVL, chi-square": ("flow", lambda **sizes: FDVLConfig(value_loss=ValueLoss.CHI_SQUARE, **sizes)),
+    "FamO2O": ("flow", FamO2OConfig),
     "mlp, imitation of successes": ("mlp", SFTConfig),
     "mlp, IQL": ("mlp", IQLConfig),
+    "mlp, f-DVL": ("mlp", FDVLConfig),
+    "mlp, f-DVL, chi-square": ("mlp", lambda **sizes: FDVLConfig(value_loss=ValueLoss.CHI_SQUARE, **sizes)),
+    "mlp, FamO2O": ("mlp", FamO2OConfig),
     "mlp, IQL with DDPG+BC": ("mlp", lambda **sizes: IQLConfig(extraction=Extraction.DDPG_BC, **sizes)),
     "mlp, TD3+BC": ("mlp", TD3BCConfig),
     "mlp, ReBRAC": ("mlp", ReBRACConfig),
@@ -124,8 +137,13 @@ def reach(args: argparse.Namespace, count: int, seed: int) -> Logs:
     good, failures = (
         recorded(Reach(size), Controller(share), generator) for size, share in ((count - bad, 0.3), (bad, -0.3))
     )
-    policies = {"mlp": MLPConfig(hidden=[32]), "flow": FlowConfig(width=16, hidden=32, turn_rad=0.0)}
+    policies = {"mlp": MLPConfig(hidden=[32]), **flows(FlowConfig(width=16, hidden=32, turn_rad=0.0))}
     return Logs(Reach, Episodes.join([good, failures]), policies)
+
+
+def flows(policy: FlowConfig) -> dict[str, PolicyConfig]:
+    """The flow policy, with and without a one-step actor."""
+    return {"flow": policy, "one-step flow": replace(policy, steering=SteeringConfig(kind=Steering.ONE_STEP))}
 
 
 def libero_pick(args: argparse.Namespace, count: int, seed: int) -> Logs:
@@ -150,7 +168,7 @@ def libero_pick(args: argparse.Namespace, count: int, seed: int) -> Logs:
     return Logs(
         lambda number: task.environment(number, "wide", "eval", seed),
         Episodes.join([good, poor]),
-        {"flow": config.policy},
+        flows(config.policy),
     )
 
 
@@ -182,6 +200,7 @@ def measured(name: str, logs: Logs, args: argparse.Namespace, seed: int) -> dict
     steps = result.steps[result.success].float()
     return {
         "success": float(result.success.float().mean()),
+        "evaluated": result.success.numel(),
         "steps": float(steps.mean()) if len(steps) else None,
         "cpu_s": round(cpu_s, 1),
     }
@@ -191,34 +210,48 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure all rows that the task has a policy for, and print the table."""
     args = _parse(arguments)
     torch.set_num_threads(1)
-    rows: list[dict[str, Any]] = []
+    output = args.output or args.folder / f"{args.task}.json"
+    sizes = {name: getattr(args, name) for name in ("task", "tasks", "steps", "batch", "starts")}
+    rows = _earlier_rows(output, sizes)
     for count in args.episodes:
         for seed in args.seeds:
+            done = [row["row"] for row in rows if (row["episodes"], row["seed"]) == (count, seed)]
+            if not (missing := [name for name in args.rows if name not in done]):
+                continue
             logs = TASKS[args.task](args, count, seed)
             succeeded = float((logs.episodes.success == SUCCEEDED).float().mean())
-            for name in [each for each in args.rows if ROWS[each][0] in logs.policies]:
-                sizes = {"episodes": count, "seed": seed, "recorded_success": round(succeeded, 3)}
-                rows.append({"row": name, **sizes, **measured(name, logs, args, seed)})
+            for name in [each for each in missing if ROWS[each][0] in logs.policies]:
+                origin = {"episodes": count, "seed": seed, "recorded_success": round(succeeded, 3)}
+                rows.append({"row": name, **origin, **measured(name, logs, args, seed), "commit": git_commit()})
                 sys.stderr.write(f"{rows[-1]}\n")
-                report = {"rows": rows, "steps": args.steps, "batch": args.batch, "task": args.task}
-                report |= {"commit": git_commit(), "versions": versions()}
-                with complete_or_absent(args.output or args.folder / f"{args.task}.json") as temporary:
-                    temporary.write_text(dumps_rows(report))
+                with complete_or_absent(output) as temporary:
+                    temporary.write_text(dumps_rows({"rows": rows, **sizes, "versions": versions()}))
     sys.stdout.write(shown(rows) + "\n")
 
 
+def _earlier_rows(output: Path, sizes: dict[str, Any]) -> list[dict[str, Any]]:
+    """Rows in the file `output`, which were measured with the same `sizes`."""
+    if not output.exists():
+        return []
+    report = json.loads(output.read_text())
+    if other := {name: report.get(name) for name, value in sizes.items() if report.get(name) != value}:
+        raise SystemExit(f"{output} was measured with {other}; use --output with another file")
+    return report["rows"]
+
+
 def shown(rows: Sequence[dict[str, Any]]) -> str:
-    """Format the rows as a table: mean success over seeds and its range, steps to success and CPU seconds."""
+    """Format the rows as a table: success over seeds with its interval, steps to success and CPU seconds."""
     lines = []
     for name, count in dict.fromkeys((row["row"], row["episodes"]) for row in rows):
         own = [row for row in rows if (row["row"], row["episodes"]) == (name, count)]
-        rates = [100.0 * row["success"] for row in own]
+        rate, low, high = rate_over_seeds([row["success"] for row in own], own[0]["evaluated"])
         steps = [row["steps"] for row in own if row["steps"] is not None]
         lines.append(
             {
                 "row": name,
                 "episodes": str(count),
-                "success": f"{sum(rates) / len(rates):.1f}% ({min(rates):.0f} to {max(rates):.0f})",
+                "success": f"{100 * rate:.1f}% [{100 * low:.1f}, {100 * high:.1f}]",
+                "seeds": str(len(own)),
                 "steps": f"{sum(steps) / len(steps):.1f}" if steps else "-",
                 "CPU s": f"{sum(row['cpu_s'] for row in own) / len(own):.1f}",
             }

@@ -4,13 +4,14 @@
     [--output FILE] [--show]
 
 All rows fine-tune on `libero_pick` (state observations, stand-in assets, two demonstrations of each task) by the same
-number of environment steps, from the same supervised policy; policy=diffusion is another network and has a start of its
-own. Settings are the task's for each algorithm (`configs/settings`) and those of ROWS: not tuned any further. Every run
-is `python train.py ...` in its own process, one after the other. A row is written to the JSON file as soon as it is
-done, with its commit; rows that are there are not measured again, and a run that was interrupted goes on from its last
-checkpoint. Intervals of success are Wilson's, those of gains are paired: the same episodes before and after. CPU
-seconds are those of collection and updates, wall seconds of the whole command with its evaluations, null if it was
-interrupted.
+number of environment steps, from the same supervised policy; policy=diffusion and policy=squashed are other networks
+with starts of their own. The last row is the control: supervised training goes on from the start, at its final learning
+rate, for as many gradient steps as the row of that seed with the most of them. Settings are the task's for each
+algorithm (`configs/settings`) and those of ROWS: not tuned any further. Every run is `python train.py ...` in its own
+process, one after the other. A row is written to the JSON file as soon as it is done, with its commit; rows that are
+there are not measured again, and a run that was interrupted goes on from its last checkpoint. Intervals of success are
+Wilson's, those of gains are paired: the same episodes before and after. CPU seconds are those of collection and updates
+(of the control: none), wall seconds of the whole command with its evaluations, null if it was interrupted.
 """
 
 from __future__ import annotations
@@ -30,12 +31,15 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # also runs from a clone that is not installed
 
+from embodied.report.finished_run import evaluation_result  # noqa: E402
 from embodied.report.markdown import table  # noqa: E402
+from embodied.saving import checkpoint  # noqa: E402
 from embodied.saving.files import complete_or_absent  # noqa: E402
 from embodied.saving.json_text import dumps_rows  # noqa: E402
 from embodied.saving.versions import git_commit, versions  # noqa: E402
 
 FLOW_SDE = ("algorithm=ppo",)
+CONTROL = "SFT control"
 ROWS: dict[str, tuple[str, ...]] = {
     "ppo, Flow-SDE": FLOW_SDE,
     "grpo, Flow-SDE": ("algorithm=grpo", "policy.noise_level=1.0"),
@@ -58,8 +62,16 @@ ROWS: dict[str, tuple[str, ...]] = {
     ),
     "grpo, SRPO's reward": ("algorithm=grpo", "policy.noise_level=1.0", "algorithm.outcome=PROGRESS"),
     "ppo, DPPO": ("policy=diffusion", "algorithm=ppo"),
+    "rlpd": ("policy=squashed", "algorithm=rlpd"),
+    "qc": ("algorithm=qc",),
+    "qc_fql": ("algorithm=qc_fql",),
+    "dsrl": ("algorithm=dsrl",),
+    "residual": ("algorithm=residual",),
+    "wsrl": ("policy=squashed", "algorithm=wsrl", "offline=calql"),
+    "iql, then online": ("policy=squashed", "algorithm=wsrl", "offline=iql"),
+    CONTROL: ("algorithm=self_imitation", "sft.learning_rate=1e-4"),
 }
-"""Options of train.py by name; more important rows first. Noise, clip and entropy follow the papers."""
+"""Options of train.py by name; more important rows first, the control last. Noise, clip and entropy follow papers."""
 COMMON = (
     "task=libero_pick",
     "task.assets=stand-in",
@@ -69,6 +81,7 @@ COMMON = (
     "comparison_starts=null",
     "task.areas_share=0",
 )
+RATE = "success", "low", "high", "episodes", "step_limit"
 RESULT = ROOT / "benchmarks" / "results" / "rl_algorithms.json"
 
 
@@ -85,13 +98,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for seed in [] if args.show else args.seeds:
         for name in args.rows:
             options = (*COMMON, *sizes, *ROWS[name], f"seed={seed}")
-            measured_rows = [row for row in report["rows"] if (row["name"], row["seed"]) == (name, seed)]
-            if measured_rows:
+            rows = {row["name"]: row for row in report["rows"] if row["seed"] == seed}
+            if name in rows:
                 continue
             start = _start(args.folder, options, seed)
-            row = _measured(
-                name, (*options, f"env_steps={args.env_steps}"), start, args.folder / f"{_plain(name)}_{seed}"
-            )
+            if name == CONTROL:
+                steps = max((row.get("gradient_steps", 0) for row in rows.values()), default=0)
+                if not steps:
+                    sys.exit(f"seed {seed} has no row whose gradient steps the {CONTROL} could take; measure one first")
+                options = (*options, f"sft.steps={steps}")
+            run = args.folder / f"{_plain(name)}_{seed}"
+            row = _measured(name, (*options, f"env_steps={args.env_steps}"), start, run)
             report["rows"].append({"name": name, "seed": seed, **row})
             report |= {
                 "command": f"python benchmarks/rl_algorithms.py {' '.join(sys.argv[1:])}",
@@ -132,43 +149,54 @@ def _plain(name: str) -> str:
 
 def _start(folder: Path, options: Sequence[str], seed: int) -> Path:
     """Train, once, the supervised run from which rows with the policy of `options` begin; returns its folder."""
-    policy = "diffusion" if "policy=diffusion" in options else "flow"
+    policy = next((option.partition("=")[2] for option in options if option.startswith("policy=")), "flow")
     run = folder / f"start_{policy}_{seed}"
     if not (run / "report.json").exists():
-        policy_options = [option for option in options if not option.startswith(("algorithm", "policy."))]
-        _train([*policy_options, "algorithm=self_imitation", "stages=[sft]"], run)
+        parts = ("algorithm", "offline", "policy.", "sft.learning_rate")
+        policy_options = [option for option in options if not option.startswith(parts)]
+        algorithm = "ppo" if policy == "squashed" else "self_imitation"
+        _train([*policy_options, f"algorithm={algorithm}", "stages=[sft]"], run)
     return run
+
+
+def _stages(name: str) -> list[str]:
+    """Stages of a row after its start."""
+    if name == CONTROL:
+        return ["sft"]
+    return ["offline", "rl"] if any(option.startswith("offline=") for option in ROWS[name]) else ["rl"]
 
 
 def _measured(name: str, options: Sequence[str], start: Path, run: Path) -> dict[str, Any]:
     """Measure one row: success before and after, gain by distribution, steps, seconds, commit and options."""
     start_s, uninterrupted = time.perf_counter(), not _saved(run)
-    _train([*options, "stages=[rl]", f"start_from={start}"], run)
+    stages = _stages(name)
+    _train([*options, f"stages=[{','.join(stages)}]", f"start_from={start}"], run)
     wall_s = time.perf_counter() - start_s
     report = json.loads((run / "report.json").read_text())
     sys.stderr.write(f"{name}: {wall_s:.0f} s\n")
-    stages = {"before": "start", "after": "rl"}
-    rates = {
-        time_name: {
-            each["distribution"]: {key: each[key] for key in ("success", "low", "high", "episodes", "step_limit")}
-            for each in report["evaluations"]
-            if each["stage"] == stage
-        }
-        for time_name, stage in stages.items()
-    }
-    gains = {
-        gain["distribution"]: {key: gain[key] for key in ("difference", "low", "high")}
-        for gain in report["gains"]
-        if gain["over"] == "start"
-    }
-    return rates | {
-        "gain": gains,
+    before, after = (
+        {each["distribution"]: each for each in report["evaluations"] if each["stage"] == stage}
+        for stage in ("start", stages[-1])
+    )
+    gains = {each: vars(evaluation_result(after[each]).gain_over(evaluation_result(before[each]))) for each in after}
+    saved = checkpoint.newest(run)
+    assert saved is not None
+    counters = json.loads((saved / "checkpoint.json").read_text())["counters"]
+    return {
+        "before": {each: _facts(row, *RATE) for each, row in before.items()},
+        "after": {each: _facts(row, *RATE) for each, row in after.items()},
+        "gain": {each: _facts(row, "difference", "low", "high") for each, row in gains.items()},
         "env_steps": report["env_steps"],
+        "gradient_steps": counters["offline_gradient_steps"] + counters["rl_gradient_steps"],
         "cpu_s": report["cpu_s"],
         "wall_s": wall_s if uninterrupted else None,
         "git_commit": git_commit(),
         "options": list(options),
     }
+
+
+def _facts(row: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: row[name] for name in names}
 
 
 def _saved(run: Path) -> bool:

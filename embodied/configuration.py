@@ -75,6 +75,12 @@ class Configuration:
         return {}
 
 
+def common_options(config: object, kind: type) -> dict[str, Any]:
+    """Options of the dataclass `config` by name, without those that the dataclass `kind` lacks."""
+    names = {field.name for field in fields(kind)}
+    return {field.name: getattr(config, field.name) for field in fields(config) if field.name in names}  # type: ignore[arg-type]
+
+
 @cache
 def type_hints(kind: type) -> dict[str, Any]:
     """Types of the fields of a dataclass by name, with their ranges."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, IntEnum
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
 
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from embodied.configuration import Configuration
 from embodied.contract import Contract, TensorSpec
 from embodied.precision import Precision
+from embodied.value_head import ValueHead
 from embodied.world import World
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -32,6 +33,16 @@ MEMORY = "memory"
 """Observation key of a recurrent policy's memory [N, M], and key of the next memory in `Decision.sample`."""
 INITIAL_NOISE = "initial_noise"
 """Key of the initial noise of denoising [N, G, A] in the sample of a steered policy."""
+CONDITION = "condition"
+"""Observation key of the `Condition` [N] of a supervised loss, int64; absent: NONE of all."""
+
+
+class Condition(IntEnum):
+    """Whether an action has a large advantage, as a policy may be conditioned on it; NONE: it does not say."""
+
+    NONE = 0
+    NEGATIVE = 1
+    POSITIVE = 2
 
 
 @dataclass
@@ -71,6 +82,7 @@ class Evaluation:
     log_prob: Tensor  # [..., P]
     entropy: Tensor  # [..., P]
     value: Tensor  # [...]
+    value_outputs: Tensor | None = None  # [..., O], from which `value_head` read the value; None of scalar values
 
 
 class Policy(Protocol):
@@ -99,6 +111,10 @@ class TrainablePolicy(nn.Module, ABC):
     """Number of `features`."""
     scores: bool = True
     """Whether samples have a log-probability."""
+    conditioned: bool = False
+    """Whether `loss` reads `CONDITION`; `act` then samples under the condition POSITIVE."""
+    value_head: ValueHead = ValueHead()
+    """Kind of values: scalars, trained by the squared error, or categorical ones."""
     lacks_statistics: str = ""
     """Message if pretrained weights have no normalisation statistics, so that `fit` needs demonstrations."""
 
@@ -120,6 +136,10 @@ class TrainablePolicy(nn.Module, ABC):
     @abstractmethod
     def value(self, observation: TensorDict) -> Tensor:
         """Expected discounted return [N]; for observations without a sample, such as after the last decision."""
+
+    def value_outputs(self, observation: TensorDict) -> Tensor:
+        """Outputs [N, O] of the value network, from which `value_head` reads the value."""
+        return self.value(observation).unsqueeze(-1)
 
     @abstractmethod
     def features(self, observation: TensorDict) -> Tensor:
@@ -284,8 +304,11 @@ class SteeredPolicy(TrainablePolicy):
         """Largest absolute value of the initial noise that the small actor chooses."""
 
     @abstractmethod
-    def start_steering(self) -> None:
-        """Let `act` use the small actor from now on."""
+    def start_steering(self, *, keep_ranking: bool = False) -> None:
+        """Let `act` use the small actor from now on.
+
+        Candidates are no longer ranked, unless they are generated in one step and `keep_ranking`.
+        """
 
     @abstractmethod
     def steering_parameters(self) -> list[nn.Parameter]:

@@ -13,6 +13,8 @@ from embodied.rollout.storage import Storage
 AUTO = "auto"
 STAGES = "sft", "offline", "rl"
 """Stages that may be requested, in their order."""
+FIRST_START = 1 << 23
+"""First initial state of evaluations during RL, where the simulator does not limit them."""
 
 
 @dataclass
@@ -20,21 +22,22 @@ class ExperimentConfig(Configuration):
     """Sizes of a run.
 
     RL takes `env_steps` control steps in `num_envs` environments, saving every `checkpoint_every` iterations.
-    Evaluations run `evaluation_starts` initial states of each task and distribution; on distributions other than that
-    of training, and with other wordings, at most the first `comparison_starts` of them (null: all). RL is also
-    evaluated every `evaluate_every_steps` control steps, on other initial states (auto: as often as 5% of the time
-    allow, null: never). `control` and `video` can be turned off. `stages` are some of sft, offline (the learner
-    `offline`) and rl, in this order; if None sft and rl, or rl without demonstrations. `start_from` names a run, a
-    checkpoint or a .safetensors file with the policy's initial weights and statistics. The run computes in `precision`
-    unless the policy has its own; with `overlap` RL collects the next rollout during the update, by the policy from
-    before it; `storage` places rollouts on the simulator's device, in CPU memory or on disk.
+    Evaluations run `evaluation_starts` initial states of each task and distribution, from `evaluation_first_start` on;
+    on distributions other than that of training, and with other wordings, at most the first `comparison_starts` of them
+    (null: all, 0: none). RL is also evaluated every `evaluate_every_steps` control steps, on other initial states
+    (auto: as often as 5% of the time allow, null: never). `control` and `video` can be turned off. `stages` are some of
+    sft, offline (the learner `offline`) and rl, in this order; if None sft and rl, or rl without demonstrations.
+    `start_from` names a run, a checkpoint or a .safetensors file with the policy's initial weights and statistics. The
+    run computes in `precision` unless the policy has its own; with `overlap` RL collects the next rollout during the
+    update, by the policy from before it; `storage` places rollouts on the simulator's device, in CPU memory or on disk.
     """
 
     num_envs: PositiveInt = 100
     env_steps: NonNegativeInt = 1_050_000
     checkpoint_every: PositiveInt = 10
     evaluation_starts: PositiveInt = 50
-    comparison_starts: PositiveInt | None = None
+    evaluation_first_start: NonNegativeInt = 0
+    comparison_starts: NonNegativeInt | None = None
     evaluation_envs: PositiveInt = 100
     evaluate_every_steps: NonNegativeInt | str | None = AUTO
     control: bool = True
@@ -52,6 +55,11 @@ class ExperimentConfig(Configuration):
         if self.stages is not None and self.stages != ([name for name in STAGES if name in self.stages] or None):
             raise UserError(
                 f"expected stages of {', '.join(STAGES)} in this order, such as [sft,rl], got {self.stages}"
+            )
+        if self.evaluation_first_start + self.evaluation_starts > FIRST_START:
+            raise UserError(
+                f"evaluation_first_start={self.evaluation_first_start}: expected at most "
+                f"{FIRST_START - self.evaluation_starts}, as later initial states are those of evaluations during RL"
             )
         every = self.evaluate_every_steps
         if isinstance(every, str) and every != AUTO:

@@ -11,6 +11,7 @@ from embodied.configuration import PositiveInt
 from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.policy import PolicyConfig
+from embodied.value_head import ValueHead
 from policies.encoders import Encoder, EncoderKind
 from policies.flat import FlatEncoder, PlainEncoder
 from policies.libero_encoder import OBSERVATIONS, ObjectEncoder, missing
@@ -25,12 +26,14 @@ class EncoderConfig(PolicyConfig):
     `encoder` reads object tokens, or pictures (by `vision`), the instruction and the robot's state, or all float32
     fixed-size observations (plain: without layers), of which distances may be `reciprocal` (as for policy=mlp). With
     pictures, the critic reads object tokens instead where a simulator has them. Layers of the encoders have `width`.
+    The critic has a head of `values`.
     """
 
     encoder: EncoderKind = EncoderKind.AUTO
     vision: VisionConfig = field(default_factory=VisionConfig)
     reciprocal: list[str] = field(default_factory=list)
     width: PositiveInt = 64
+    values: ValueHead = field(default_factory=ValueHead)
 
 
 def observation_encoder(

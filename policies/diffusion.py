@@ -171,7 +171,7 @@ class DiffusionPolicy(GenerativePolicy):
         observation = self.encoder.read(observation)
         count = len(sample)
         steps = self.config.tuned_steps
-        features = self.encoder(observation).repeat_interleave(steps, 0)
+        features = self.actor_features(observation).repeat_interleave(steps, 0)
         # pairs (x_s, x_{s+1}) of all steps, [B * P, H, A]
         x, following = (sample["path"][:, part].flatten(0, 1) for part in (slice(None, -1), slice(1, None)))
         first = self.config.denoising_steps - steps
@@ -182,7 +182,8 @@ class DiffusionPolicy(GenerativePolicy):
         log_prob, entropy = (
             sum_of_executed(terms.view(count, steps, -1).transpose(1, 2), sample) for terms in (log_prob, entropy)
         )
-        return Evaluation(log_prob, entropy, self.value(observation))
+        outputs = self.value_outputs(observation)
+        return Evaluation(log_prob, entropy, self.value_head.values(outputs), outputs)
 
     def _error(self, target_chunk: Tensor, features: Tensor) -> Tensor:
         """Squared error |network(x_t, t) - target|^2, mean over the action's elements, at random noise levels.
@@ -208,7 +209,7 @@ class DiffusionPolicy(GenerativePolicy):
         table = self.noise_table
         before = table.before[index]
         after = table.after[index]
-        predicted = self._predict(x, table.times[index], features)
+        predicted = self.guided(lambda each: self._predict(x, table.times[index], each), features)
         low, high = ((limit - self.action_mean) / self.action_std for limit in (self.action_low, self.action_high))
         if self.pretrained is not None and self.pretrained.settings.get("clip_sample", True):
             low = low.clamp_min(-1.0)

@@ -125,9 +125,10 @@ class FlowPolicy(GenerativePolicy):
         )
         x = x.flatten(0, 1)
         target = (running_actions - self.action_mean) / self.action_std
-        features = self.encoder(observation).repeat_interleave(count, 0)
+        features = self.actor_features(observation).repeat_interleave(count, 0)
         if trained_for(running, self.config.trained_delay):
-            x = self.sampling.continued(x, lambda x, times: self.velocity(x, times, features), target, keeps)
+            velocity = lambda x, times: self.guided(lambda each: self.velocity(x, times, each), features)  # noqa: E731
+            x = self.sampling.continued(x, velocity, target, keeps)
         else:
             x = self.sampling.inpaint(x, self._field(features), target, mask.unsqueeze(-1), self.config.guidance)
         actions = torch.where(keeps.unsqueeze(-1), running_actions, self.to_robot(x))
@@ -150,10 +151,11 @@ class FlowPolicy(GenerativePolicy):
     def evaluate(self, observation: TensorDict, sample: TensorDict) -> Evaluation:
         """Log-probability of stored denoising paths: one velocity evaluation for Flow-SDE, S for learned noise."""
         observation = self.encoder.read(observation)
-        field = self._field(self.encoder(observation))
+        field = self._field(self.actor_features(observation))
         log_prob, entropy = self.sampling.score(sample["path"], sample["noisy"], field)
         log_prob, entropy = (sum_of_executed(terms, sample) for terms in (log_prob, entropy))
-        return Evaluation(log_prob, entropy, self.value(observation))
+        outputs = self.value_outputs(observation)
+        return Evaluation(log_prob, entropy, self.value_head.values(outputs), outputs)
 
     @property
     def sampling(self) -> FlowSampling:
@@ -171,10 +173,12 @@ class FlowPolicy(GenerativePolicy):
         )
 
     def _field(self, features: Tensor) -> Field:
-        return lambda x, index: (
-            self.velocity(x, self.grid.times(index), features, torch.full_like(index, self.length)),
-            features,
-        )
+        def field(x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+            times = self.grid.times(index)
+            length = torch.full_like(index, self.length)
+            return self.guided(lambda each: self.velocity(x, times, each, length), features), features
+
+        return field
 
     def _spread(self, features: Tensor, index: Tensor) -> Tensor:
         raw = self.noise(torch.cat((features, self.grid.times(index).unsqueeze(-1)), -1))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Annotated
@@ -19,11 +19,21 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from embodied.configuration import Fraction, PositiveInt, Range
+from embodied.configuration import Fraction, NonNegativeFloat, PositiveInt, Range
 from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.export.chunk_network import ChunkNetwork
-from embodied.policy import INITIAL_NOISE, Decision, RankingPolicy, inference, needs_value, value_if_needed
+from embodied.policy import (
+    CONDITION,
+    INITIAL_NOISE,
+    Condition,
+    Decision,
+    RankingPolicy,
+    Steering,
+    inference,
+    needs_value,
+    value_if_needed,
+)
 from embodied.seeding import fixed_noise
 from policies.augmentation import CARTESIAN, Augmentation, AugmentationKind, CartesianScene
 from policies.choice_of_encoder import EncoderConfig, fit_encoders, observation_encoder
@@ -37,6 +47,8 @@ from policies.vision.encoder import PictureEncoder, pictures
 
 SMALLEST_STD = 0.2
 """Smallest deviation for normalising actions, in half ranges, so that unseen actions stay possible."""
+CONDITION_SCALE = 4.0
+"""Factor of the learned condition relative to the features, so that training learns it early."""
 
 
 class Aggregate(Enum):
@@ -68,6 +80,10 @@ class GenerativeConfig(EncoderConfig):
     and the executed actions' elements: sum, step_mean or mean. The supervised loss is a mean over `draws` noises of
     each chunk, which cost little where encoding the observation costs much. With `steering` a small actor is trained
     in place of the policy, which stays frozen.
+
+    With an `advantage_guidance` the network also reads whether an action is among the better ones, which
+    offline=recap trains, and chunks are generated under that condition, by classifier-free guidance with this weight:
+    0 ignores the condition, 1 samples from the conditional policy, and more leads further away from the average one.
     """
 
     augmentation: AugmentationKind = AugmentationKind.AUTO
@@ -81,6 +97,7 @@ class GenerativeConfig(EncoderConfig):
     explored_candidates: PositiveInt = 8
     aggregate: Aggregate = Aggregate.SUM
     draws: PositiveInt = 1
+    advantage_guidance: NonNegativeFloat | None = None
     steering: SteeringConfig = field(default_factory=SteeringConfig)
 
 
@@ -116,8 +133,17 @@ class GenerativePolicy(Steerable, RankingPolicy):
         actions = contract.action.shape[-1]
         hidden = config.hidden
         self.feature_size = self.value_encoder.out_features
-        self.critic = head(self.feature_size, hidden)
-        self.advantage_head = head(self.advantage_encoder.out_features + contract.executed * actions, hidden)
+        self.value_head = config.values
+        # A = Q - V of values in [low, high] lies in [low - high, high - low]
+        self.advantage_values = config.values.of_differences()
+        self.critic = head(self.feature_size, hidden, self.value_head.outputs)
+        inputs = self.advantage_encoder.out_features + contract.executed * actions
+        self.advantage_head = head(inputs, hidden, self.advantage_values.outputs)
+        if config.advantage_guidance is not None:
+            self.conditioned = True
+            self.condition = nn.Embedding(len(Condition), self.encoder.out_features, padding_idx=Condition.NONE)
+            nn.init.zeros_(self.condition.weight)  # at first no condition makes a difference
+            self.register_load_state_dict_pre_hook(_with_own_condition)
         self.add_steering(config.steering)
         self.register_buffer("ranks", torch.zeros((), dtype=torch.bool))
         self.register_buffer("action_mean", torch.zeros(actions))
@@ -155,10 +181,11 @@ class GenerativePolicy(Steerable, RankingPolicy):
         if isinstance(self.steers, Tensor):
             self.steers.fill_(False)
 
-    def start_steering(self) -> None:
-        """Act by the small actor from now on, without candidates."""
+    def start_steering(self, *, keep_ranking: bool = False) -> None:
+        """See `SteeredPolicy.start_steering`."""
         super().start_steering()
-        self.ranks.fill_(False)
+        if not (keep_ranking and self.steering is Steering.ONE_STEP):
+            self.ranks.fill_(False)
 
     @torch.no_grad()
     def fit(self, observation: TensorDict, actions: Tensor) -> None:
@@ -180,17 +207,35 @@ class GenerativePolicy(Steerable, RankingPolicy):
         """Sample chunks; `sample` has the variables of their log-probability, for the executed candidates."""
         observation = self.encoder.read(observation)
         noise = self._noise(observation, deterministic, generator)
-        if self.steers:
+        if self.steers and not self.ranks:
             actions, _, initial = self.steered(observation, noise[:, 0])
             sample = TensorDict({INITIAL_NOISE: initial}, batch_size=[len(actions)])
             terms = undefined_log_prob(len(actions), self.contract, actions.device)
             return Decision(actions, sample, terms, value_if_needed(self, observation, deterministic))
         count = noise.shape[1]
-        features = self.encoder(observation).repeat_interleave(count, 0)
-        chunk, sample, log_prob = self._generate(noise.flatten(0, 1), features, deterministic, generator)
+        features = self.actor_features(observation).repeat_interleave(count, 0)
+        chunk, sample, log_prob = self._generate_or_map(noise.flatten(0, 1), features, deterministic, generator)
         actions = self.predicted(chunk)
         rows = self._best(observation, actions, count)
         return Decision(actions[rows], sample[rows], log_prob[rows], value_if_needed(self, observation, deterministic))
+
+    def actor_features(self, observation: TensorDict) -> Tensor:
+        """Features [N, F] from which chunks are generated, with the condition POSITIVE if the policy is conditioned."""
+        features = self.encoder(observation)
+        return features + self._positive if self.conditioned else features
+
+    def guided(self, predict: Callable[[Tensor], Tensor], features: Tensor) -> Tensor:
+        """Prediction, from `actor_features`, of a network that generates chunks, with classifier-free guidance."""
+        weight = self.config.advantage_guidance
+        if weight is None or weight == 1.0:
+            return predict(features)
+        # v = (1 - w) v(none) + w v(positive)
+        return torch.lerp(predict(features - self._positive), predict(features), weight)
+
+    @property
+    def _positive(self) -> Tensor:
+        """Difference of features under the condition POSITIVE and under none, [F]."""
+        return CONDITION_SCALE * self.condition.weight[Condition.POSITIVE]
 
     @abstractmethod
     def _error(self, target: Tensor, features: Tensor) -> Tensor:
@@ -210,12 +255,12 @@ class GenerativePolicy(Steerable, RankingPolicy):
 
     def candidates(self, observation: TensorDict, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Deterministic chunks [N, C, H, A] from `noise` [N, C, generated, A], and their advantage [N, C] if C > 1."""
-        if self.steers:
+        if self.steers and not self.ranks:
             actions, *_ = self.steered(observation, noise[:, 0])
             return actions.unsqueeze(1), actions.new_zeros(len(actions), 1)
         count = noise.shape[1]
-        features = self.encoder(observation).unsqueeze(1).expand(-1, count, -1).flatten(0, 1)
-        chunk, _, _ = self._generate(noise.flatten(0, 1), features, True, None)
+        features = self.actor_features(observation).unsqueeze(1).expand(-1, count, -1).flatten(0, 1)
+        chunk, _, _ = self._generate_or_map(noise.flatten(0, 1), features, True, None)
         actions = self.predicted(chunk).unflatten(0, (-1, count))
         return actions, self.advantage(observation, actions) if count > 1 else actions.new_zeros(len(actions), 1)
 
@@ -254,18 +299,27 @@ class GenerativePolicy(Steerable, RankingPolicy):
 
     def advantage(self, observation: TensorDict, actions: Tensor) -> Tensor:
         """Advantage of each of C candidates [N, C, H, A] over the policy's average, in units of the return, [N, C]."""
+        return self.advantage_values.values(self._advantage_outputs(observation, actions))
+
+    def _advantage_outputs(self, observation: TensorDict, actions: Tensor) -> Tensor:
+        """Outputs [N, C, O] of the advantage's network for candidates [N, C, H, A]."""
         executed = ((actions - self.action_mean) / self.action_std)[:, :, : self.contract.executed]
         features = self.advantage_encoder(observation).unsqueeze(1).expand(-1, actions.shape[1], -1)
-        return self.advantage_head(torch.cat((features, executed.flatten(2)), -1)).squeeze(-1)
+        return self.advantage_head(torch.cat((features, executed.flatten(2)), -1))
 
     def advantage_loss(self, observation: TensorDict, actions: Tensor, target: Tensor) -> Tensor:
-        """Mean squared error of the advantage of executed `actions` [N, H, A] against `target` [N], one scalar."""
+        """Mean error of the advantage of executed `actions` [N, H, A] from `target` [N], one scalar."""
         observation, actions = self._augmented(observation, actions)
-        return (self.advantage(observation, actions.unsqueeze(1)).squeeze(1) - target).square().mean()
+        outputs = self._advantage_outputs(observation, actions.unsqueeze(1)).squeeze(1)
+        return self.advantage_values.errors(outputs, target).mean()
 
     def value(self, observation: TensorDict) -> Tensor:
         """Expected discounted return, [N]."""
-        return self.critic(self.features(observation)).squeeze(-1)
+        return self.value_head.values(self.value_outputs(observation))
+
+    def value_outputs(self, observation: TensorDict) -> Tensor:
+        """Outputs [N, O] of the critic."""
+        return self.critic(self.features(observation))
 
     def features(self, observation: TensorDict) -> Tensor:
         """Features [N, feature_size] of the critic's own encoder, which their gradients reach."""
@@ -273,10 +327,13 @@ class GenerativePolicy(Steerable, RankingPolicy):
 
     def loss(self, observation: TensorDict, actions: Tensor, valid: Tensor) -> Tensor:
         """Denoising error, averaged over actions with weights `valid` [N, H]; one scalar."""
+        condition = observation.get(CONDITION, None) if self.conditioned else None
         observation, actions = self._augmented(observation, actions)
         target = (actions - self.action_mean) / self.action_std
         draws = self.config.draws
         features = self.encoder(observation)
+        if condition is not None:
+            features = features + CONDITION_SCALE * self.condition(condition)
         # encoding costs much, noise little: each encoded observation is used for `draws` noises
         error = self._error(*(each.repeat_interleave(draws, 0) for each in (target, features)))
         # L = sum(valid * mean over draws of the error) / sum(valid)
@@ -291,8 +348,13 @@ class GenerativePolicy(Steerable, RankingPolicy):
         return self.config.aggregate.of_actions(elementwise[..., self.past : self.past + self.contract.executed, :])
 
 
-def head(inputs: int, hidden: int) -> nn.Sequential:
-    """Network with two hidden layers from features [N, inputs] to one number [N, 1], such as a value."""
+def _with_own_condition(policy: GenerativePolicy, state: dict[str, Tensor], prefix: str, *_: object) -> None:
+    """Add the condition of `policy` to weights of the same policy without one, before they are loaded."""
+    state.setdefault(f"{prefix}condition.weight", policy.condition.weight.detach())
+
+
+def head(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
+    """Network with two hidden layers from features [N, inputs] to the outputs [N, outputs] of a value."""
     return nn.Sequential(
         nn.Linear(inputs, hidden),
         nn.LayerNorm(hidden),
@@ -300,7 +362,7 @@ def head(inputs: int, hidden: int) -> nn.Sequential:
         nn.Linear(hidden, hidden),
         nn.LayerNorm(hidden),
         nn.ReLU(),
-        nn.Linear(hidden, 1),
+        nn.Linear(hidden, outputs),
     )
 
 

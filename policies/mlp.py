@@ -24,6 +24,7 @@ from embodied.policy import (
     needs_value,
     sum_of_executed,
 )
+from embodied.value_head import ValueHead
 from embodied.world import ALONE, World
 from policies.flat import FlatObservations
 from policies.kernels.flow import gaussian_entropy, gaussian_log_prob
@@ -36,13 +37,15 @@ class MLPConfig(PolicyConfig):
 
     `reciprocal` observations are distances, read as `network.reciprocal`, which resolves near distances to the
     centimetre. With `running_statistics` observations are normalised by all observations since training began instead
-    of the first ones, for tasks whose observations change as the policy learns (locomotion).
+    of the first ones, for tasks whose observations change as the policy learns (locomotion). The critic has a head of
+    `values`.
     """
 
     hidden: list[PositiveInt] = field(default_factory=lambda: [256, 256])
     initial_std: PositiveFloat = 0.5
     reciprocal: list[str] = field(default_factory=list)
     running_statistics: bool = False
+    values: ValueHead = field(default_factory=ValueHead)
 
     def build(self, contract: Contract) -> MLPPolicy:
         """Build the policy for `contract`; only the critic reads privileged observations."""
@@ -68,7 +71,8 @@ class GaussianPolicy(FlatObservations, Reparameterised):
             raise UserError("MLPPolicy needs action limits; set low and high in the action spec")
         chunk = contract.horizon * contract.action.shape[-1]
         self.actor = _layers(self.observed, config.hidden, chunk).append(nn.Tanh())
-        self.critic = _layers(self.feature_size, config.hidden, 1)
+        self.value_head = config.values
+        self.critic = _layers(self.feature_size, config.hidden, self.value_head.outputs)
         self.log_std = nn.Parameter(torch.full((chunk,), math.log(config.initial_std)))
         low = torch.tensor(contract.action.low)
         high = torch.tensor(contract.action.high)
@@ -94,7 +98,8 @@ class GaussianPolicy(FlatObservations, Reparameterised):
     ) -> Decision:
         """Sample chunks [N, H, A]; `sample["raw"]` is [N, H * A]."""
         if needs_value(self, observation, deterministic):
-            mean, value = self._means_and_value(observation)
+            mean, outputs = self._means_and_value_outputs(observation)
+            value = self.value_head.values(outputs)
         else:
             mean = self._means(observation)
             value = None
@@ -116,15 +121,20 @@ class GaussianPolicy(FlatObservations, Reparameterised):
 
     def evaluate(self, observation: TensorDict, sample: TensorDict) -> Evaluation:
         """Log-probability of stored raw actions."""
-        mean, value = self._means_and_value(observation)
+        mean, outputs = self._means_and_value_outputs(observation)
         std = self.log_std.exp()
         log_prob = self._terms(gaussian_log_prob(sample["raw"], mean, std))
         entropy = self._terms(gaussian_entropy(std).expand_as(mean))
-        return Evaluation(sum_of_executed(log_prob, sample), sum_of_executed(entropy, sample), value)
+        terms = (sum_of_executed(each, sample) for each in (log_prob, entropy))
+        return Evaluation(*terms, self.value_head.values(outputs), outputs)
 
     def value(self, observation: TensorDict) -> Tensor:
         """Expected discounted return [N]; for sequences [T, N], [T, N]."""
-        return _run(self.critic, self.standardised(observation, self.keys)).squeeze(-1)
+        return self.value_head.values(self.value_outputs(observation))
+
+    def value_outputs(self, observation: TensorDict) -> Tensor:
+        """Outputs [..., O] of the critic."""
+        return _run(self.critic, self.standardised(observation, self.keys))
 
     def deployable(self) -> Network:
         """Network for export: the mean of the executed actions, including the normaliser."""
@@ -161,10 +171,10 @@ class GaussianPolicy(FlatObservations, Reparameterised):
         """Means of raw actions [N, H * A]."""
         return _run(self.actor, self._inputs(observation))
 
-    def _means_and_value(self, observation: TensorDict) -> tuple[Tensor, Tensor]:
-        """Means [..., H * A] and values [...], whose standardised observations are computed once."""
+    def _means_and_value_outputs(self, observation: TensorDict) -> tuple[Tensor, Tensor]:
+        """Means [..., H * A] and the critic's outputs [..., O], whose standardised observations are computed once."""
         inputs = self.standardised(observation, self.keys)
-        return _run(self.actor, inputs[..., : self.observed]), _run(self.critic, inputs).squeeze(-1)
+        return _run(self.actor, inputs[..., : self.observed]), _run(self.critic, inputs)
 
     def _inputs(self, observation: TensorDict) -> Tensor:
         return self.standardised(observation, self.actor_keys)

@@ -105,8 +105,8 @@ class RecurrentPolicy(GaussianPolicy):
         memory = observation.get(MEMORY)
         return self._unroll(observation, None if memory is None else memory[0])[0]
 
-    def _means_and_value(self, observation: TensorDict) -> tuple[Tensor, Tensor]:
-        return self._means(observation), self.value(observation)
+    def _means_and_value_outputs(self, observation: TensorDict) -> tuple[Tensor, Tensor]:
+        return self._means(observation), self.value_outputs(observation)
 
     def _step(self, observation: TensorDict) -> tuple[Tensor, Tensor]:
         """Mean of the raw action [N, H * A] and next memory [N, M]."""

@@ -74,7 +74,8 @@ class SquashedPolicy(Reparameterised):
         self.actor = dense_layers([self.encoder.out_features, *config.hidden, 2 * chunk])
         with torch.no_grad():
             self.actor[-1].bias[chunk:] += math.log(config.initial_std)
-        self.critic = dense_layers([self.feature_size, *config.hidden, 1])
+        self.value_head = config.values
+        self.critic = dense_layers([self.feature_size, *config.hidden, self.value_head.outputs])
         low = torch.tensor(contract.action.low)
         high = torch.tensor(contract.action.high)
         self.register_buffer("centre", (low + high) / 2)
@@ -127,11 +128,17 @@ class SquashedPolicy(Reparameterised):
         raw = sample["raw"]
         log_prob = self._log_prob_terms(raw, log_std, (raw - mean) * (-log_std).exp())
         entropy = self._terms(log_std + 0.5 * math.log(2.0 * math.pi * math.e))
-        return Evaluation(sum_of_executed(log_prob, sample), sum_of_executed(entropy, sample), self.value(observation))
+        terms = (sum_of_executed(each, sample) for each in (log_prob, entropy))
+        outputs = self.value_outputs(observation)
+        return Evaluation(*terms, self.value_head.values(outputs), outputs)
 
     def value(self, observation: TensorDict) -> Tensor:
         """Expected discounted return [N]."""
-        return self.critic(self.features(observation)).squeeze(-1)
+        return self.value_head.values(self.value_outputs(observation))
+
+    def value_outputs(self, observation: TensorDict) -> Tensor:
+        """Outputs [N, O] of the critic."""
+        return self.critic(self.features(observation))
 
     def features(self, observation: TensorDict) -> Tensor:
         """Features [N, feature_size] of the critic's own encoder, which their gradients reach."""

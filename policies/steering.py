@@ -17,8 +17,9 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from embodied.configuration import Configuration, PositiveFloat, PositiveInt
-from embodied.policy import SteeredPolicy, Steering
+from embodied.policy import INITIAL_NOISE, SteeredPolicy, Steering
 from policies.encoders import Encoder
+from policies.kernels.sampling import undefined_log_prob
 from policies.squashed import LOG_STD_RANGE, dense_layers, squashed_log_prob
 
 
@@ -108,8 +109,8 @@ class Steerable(SteeredPolicy):
         """See `SteeredPolicy.noise_bound`."""
         return self.steering_actor.config.noise_bound
 
-    def start_steering(self) -> None:
-        """Act by the small actor from now on."""
+    def start_steering(self, *, keep_ranking: bool = False) -> None:
+        """See `SteeredPolicy.start_steering`."""
         assert isinstance(self.steers, Tensor)
         self.steers.fill_(True)
 
@@ -129,6 +130,10 @@ class Steerable(SteeredPolicy):
         return self.generated + residual, self.contract.action.shape[-1]
 
     @abstractmethod
+    def actor_features(self, observation: TensorDict) -> Tensor:
+        """Features [N, F] of observations after `encoder.read`, from which chunks are generated."""
+
+    @abstractmethod
     def _generate(
         self, x: Tensor, features: Tensor, deterministic: bool, generator: torch.Generator | None
     ) -> tuple[Tensor, TensorDict, Tensor]:
@@ -137,9 +142,18 @@ class Steerable(SteeredPolicy):
         Also returns the sample [B] and terms of its log_prob [B, K, P].
         """
 
+    def _generate_or_map(
+        self, x: Tensor, features: Tensor, deterministic: bool, generator: torch.Generator | None
+    ) -> tuple[Tensor, TensorDict, Tensor]:
+        """Chunks as of `_generate`, or in one step from `x` if a small actor generates them."""
+        if not self.steers:
+            return self._generate(x, features, deterministic, generator)
+        sample = TensorDict({INITIAL_NOISE: x}, batch_size=[len(x)])
+        return self.steering_actor.chunk(features, x), sample, undefined_log_prob(len(x), self.contract, x.device)
+
     def generate(self, observation: TensorDict, noise: Tensor) -> Tensor:
         """See `SteeredPolicy.generate`."""
-        chunk, _, _ = self._generate(noise, self.encoder(self.encoder.read(observation)), True, None)
+        chunk, _, _ = self._generate(noise, self.actor_features(self.encoder.read(observation)), True, None)
         return self.predicted(chunk)
 
     def initial_noise(self, observation: TensorDict, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -195,7 +209,7 @@ class Steerable(SteeredPolicy):
     def _frozen_features(self, observation: TensorDict) -> Tensor:
         """Features [N, F] that the small actor reads, which it does not train."""
         with torch.no_grad():
-            return self.encoder(self.encoder.read(observation))
+            return self.actor_features(self.encoder.read(observation))
 
 
 def _with_own_actor(policy: Steerable, state: dict[str, Tensor], prefix: str, *_: object) -> None:

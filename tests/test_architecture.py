@@ -132,7 +132,7 @@ STOREYS = (
     ("native", "environment"),
     ("export", "saving"),
     ("policy", "text", "words"),
-    ("contract", "precision"),
+    ("contract", "precision", "value_head"),
     ("configuration", "extras", "foreign_code", "resume", "start_up"),
     ("console", "interrupt", "progress", "world"),
     ("commands", "errors", "scene", "seeding", "streams", "without_dynamo"),

@@ -27,10 +27,11 @@ from sims.quadrotor.episode import weights
 from sims.registry import TASKS
 from sims.vehicle.task import NavigateTask, RaceTask
 from train import GROUPS, TrainConfig
+from tune import TuneConfig
 
 PROGRAMS = (
     *(CompareConfig, EvaluateConfig, ExportConfig, IdentifyConfig, RecordConfig, ReplayConfig, ServeConfig),
-    *(Episodes, TrainConfig),
+    *(Episodes, TrainConfig, TuneConfig),
 )
 NONSENSE = (math.nan, math.inf, -math.inf, -1, 0)
 

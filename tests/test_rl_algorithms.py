@@ -14,7 +14,8 @@ from train import GROUPS, TrainConfig
 def test_a_row_is_a_valid_configuration(name: str) -> None:
     config, record = compose(TrainConfig, "train", [*rl_algorithms.COMMON, *rl_algorithms.ROWS[name]], GROUPS)
     assert config.task.name == "libero_pick"
-    assert record["choices"]["policy"] == ("diffusion" if "DPPO" in name else "flow")
+    squashed = name in ("rlpd", "wsrl", "iql, then online")
+    assert record["choices"]["policy"] == ("diffusion" if "DPPO" in name else "squashed" if squashed else "flow")
 
 
 def test_an_interrupted_run_goes_on_or_begins_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,5 +39,5 @@ def test_rows_of_one_policy_have_one_start(tmp_path: Path, monkeypatch: pytest.M
     for options in rl_algorithms.ROWS.values():
         rl_algorithms._start(tmp_path, (*rl_algorithms.COMMON, *options), 0)
     starts = {run: options for run, options in trained}
-    assert sorted(run.name for run in starts) == ["start_diffusion_0", "start_flow_0"]
+    assert sorted(run.name for run in starts) == ["start_diffusion_0", "start_flow_0", "start_squashed_0"]
     assert all(options == starts[run] for run, options in trained)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from embodied.policy import TrainablePolicy
 from embodied.rollout.rollout import Rollout
+from embodied.value_head import ValueHead
 from embodied.world import ALONE, World, of_each
 
 
@@ -106,6 +107,11 @@ def next_values(policy: TrainablePolicy, rollout: Rollout, value: Tensor, world:
         if count:
             following.view(-1)[rollout.final_rows] = final.to(value.device)
     return following
+
+
+def clamped_targets(head: ValueHead, target: Tensor, world: World = ALONE) -> dict[str, float]:
+    """Metric of a categorical `head`: share of `target` [B] of all processes outside its range."""
+    return {"clamped_targets": float(moments(head.outside(target), world)[0])} if head.categorical else {}
 
 
 def explained_variance(value: Tensor, returns: Tensor, world: World = ALONE) -> float:

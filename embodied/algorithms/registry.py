@@ -1,15 +1,19 @@
 """Learner configs by the value of the options `algorithm` and `offline`."""
 
 from embodied.algorithms.imitation.distillation import DistillationConfig
+from embodied.algorithms.imitation.one_step import OfflineOneStepConfig, OnlineOneStepConfig
 from embodied.algorithms.imitation.self_imitation import SelfImitationConfig
 from embodied.algorithms.off_policy.dsrl import DSRLConfig
+from embodied.algorithms.off_policy.h2o import H2OConfig
 from embodied.algorithms.off_policy.qc import QCConfig, QCFQLConfig
 from embodied.algorithms.off_policy.residual import ResidualConfig
 from embodied.algorithms.off_policy.sac import RLPDConfig, SACConfig, WSRLConfig
 from embodied.algorithms.off_policy.td3 import TD3Config
 from embodied.algorithms.offline.calql import CalQLConfig, CQLConfig
-from embodied.algorithms.offline.iql import IQLConfig
+from embodied.algorithms.offline.fql import FQLConfig, OfflineQCConfig
+from embodied.algorithms.offline.iql import FamO2OConfig, FDVLConfig, IQLConfig
 from embodied.algorithms.offline.rebrac import ReBRACConfig, TD3BCConfig
+from embodied.algorithms.offline.recap import RECAPConfig
 from embodied.algorithms.on_policy.bptt import BPTTConfig
 from embodied.algorithms.on_policy.grpo import GRPOConfig
 from embodied.algorithms.on_policy.ppo import PPOConfig
@@ -20,6 +24,8 @@ ALGORITHMS: dict[str, type] = {
     "distillation": DistillationConfig,
     "dsrl": DSRLConfig,
     "grpo": GRPOConfig,
+    "h2o": H2OConfig,
+    "one_step": OnlineOneStepConfig,
     "ppo": PPOConfig,
     "qc": QCConfig,
     "qc_fql": QCFQLConfig,
@@ -34,7 +40,13 @@ ALGORITHMS: dict[str, type] = {
 OFFLINE: dict[str, type] = {
     "calql": CalQLConfig,
     "cql": CQLConfig,
+    "f_dvl": FDVLConfig,
+    "famo2o": FamO2OConfig,
+    "fql": FQLConfig,
     "iql": IQLConfig,
+    "one_step": OfflineOneStepConfig,
+    "qc": OfflineQCConfig,
     "rebrac": ReBRACConfig,
+    "recap": RECAPConfig,
     "td3_bc": TD3BCConfig,
 }

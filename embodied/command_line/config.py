@@ -24,7 +24,7 @@ WHOLE = re.compile(r"(?<![^\[,:])\d+(\.\d+)?[eE]\+?\d{1,2}(?![^\],}])")
 NUMBERS = "task.numbers"
 AIRFRAMES = "task.airframes"
 """Options with numbers of a task by name; the task itself checks the names."""
-NAMED = (NUMBERS, AIRFRAMES, "options", "axes")
+NAMED = (NUMBERS, AIRFRAMES, "options", "axes", "tune.options")
 """Options with entries by name, whose owner checks the names."""
 C = TypeVar("C")
 Groups = Mapping[str, Mapping[str, type]]
@@ -198,7 +198,7 @@ def _member(override: str, config: Any) -> str:  # noqa: ANN401 - OmegaConf's
 
 def _addable(override: str) -> str:
     """Mark `override` for Hydra as an addition where needed."""
-    return f"++{override}" if override.startswith(tuple(f"{each}." for each in NAMED)) else override
+    return f"++{override}" if override.startswith(tuple(f"{each}{end}" for each in NAMED for end in ".=")) else override
 
 
 def _written_out(number: str) -> str:

@@ -165,18 +165,32 @@ def _job(_: Any, program: Path, swept: list[str], own: bool) -> Job:  # noqa: AN
     swept_options = ", ".join(each for each in arguments if each.partition("=")[0] in swept)
     log.info(f"job {hydra.job.num}: {swept_options}, in {typed_path(directory)}")
     arguments += [option("output", directory)] if own else []
-    with GracefulStop("Stopping the sweep") as stop:
+    status = run_job(program, arguments, "Stopping the sweep")
+    return Job(directory, swept_options, status)
+
+
+def run_job(program: Path, arguments: Sequence[str], message: str, ends: Callable[[], bool] = lambda: False) -> int:
+    """Run `program` in a process of its own; returns its exit status. It is stopped where `ends` returns True.
+
+    A signal to this process prints `message`, and stops the other one, too.
+
+    Raises:
+        KeyboardInterrupt: after such a signal, once the other process has ended.
+    """
+    with GracefulStop(message) as stop:
         process = subprocess.Popen([sys.executable, str(program), *arguments], process_group=0)
         while process.poll() is None and not stop.requested:
             try:
                 process.wait(0.2)
             except subprocess.TimeoutExpired:
-                continue
-        if stop.requested:
+                if ends():
+                    break
+        if process.poll() is None:
             process.terminate()
             process.wait()
+        if stop.requested:
             raise KeyboardInterrupt
-    return Job(directory, swept_options, process.returncode)
+    return process.returncode
 
 
 def _achieved(job: Job, own: bool) -> str:

@@ -28,6 +28,7 @@ def places(choices: Mapping[str, str], *, published: bool) -> Iterator[tuple[str
     policy = choices["policy"]
     algorithm = choices["algorithm"]
     yield ALL_TASKS, algorithm
+    yield ALL_TASKS, f"{policy}_{choices.get('offline')}"
     yield task, policy
     yield task, algorithm
     yield task, f"{policy}_{algorithm}"

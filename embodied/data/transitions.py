@@ -6,6 +6,7 @@ B sampled rows.
 
 from __future__ import annotations
 
+import copy
 from typing import cast
 
 import torch
@@ -28,6 +29,7 @@ class Transitions:
     Attributes:
         returns: discounted sum of the scaled rewards from each observation to the end of its episode, [R].
         scale: deviation of the returns before scaling.
+        terminated: whether a transition terminates its episode, [R] bool.
 
     Raises:
         UserError: for unknown or equal rewards, numbers that are not finite, and if an episode has no observation where
@@ -53,7 +55,7 @@ class Transitions:
             raise UserError(
                 f"expected an observation after every {executed} steps of episodes; set task.executed to their number"
             )
-        terminated = ended & episodes.terminated[episode]
+        self.terminated = terminated = ended & episodes.terminated[episode]
         returns = rewards_to_go(episodes, discount)[first]
         if not (scale := float(returns.std())) > 0.0:
             raise UserError("the rewards of all episodes are the same: there is nothing to prefer; use stages=[sft]")
@@ -71,6 +73,23 @@ class Transitions:
         self._known = (self.goes_on | terminated | self._final).nonzero().squeeze(1)
         if not len(self._known):
             raise UserError("no observation of the episodes has a known successor; record longer episodes")
+
+    def of_episodes(self, chosen: Tensor) -> Transitions:
+        """The same transitions, of which only those of the episodes `chosen` [E] bool are drawn.
+
+        Raises:
+            UserError: if there are none.
+        """
+        part = copy.copy(self)
+        part._known = self._known[chosen[self.episodes.episode[self._known]]]
+        if not len(part._known):
+            raise UserError("no observation of a part of the episodes has a known successor; record more episodes")
+        return part
+
+    def spaced(self, count: int) -> Tensor:
+        """Up to `count` evenly spaced rows among those that are drawn."""
+        known = self._known
+        return known[torch.arange(min(count, len(known))) * len(known) // min(count, len(known))]
 
     def draw(self, count: int, generator: torch.Generator, world: World = ALONE) -> Tensor:
         """Rows of this process among `count` observations, drawn uniformly, or from each dataset by its weight.
@@ -123,6 +142,19 @@ class Transitions:
                     raise UserError(f"final observations of episodes have no {key}; leave them out of the data set")
                 observation[key][chosen] = after[key]
         return observation
+
+
+def held_out_episodes(count: int, share: float) -> Tensor:
+    """Random episodes, a `share` of `count` but at least one, the same in every run, [count] bool.
+
+    Raises:
+        UserError: for a single episode.
+    """
+    if count < 2:
+        raise UserError("expected at least 2 episodes, one of them to be held out; record more")
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(0))
+    number = min(count - 1, max(1, round(share * count)))
+    return torch.zeros(count, dtype=torch.bool).index_fill(0, order[:number], True)
 
 
 def rewards_to_go(episodes: Episodes, discount: float) -> Tensor:

@@ -162,6 +162,7 @@ class EvaluationResult:
         counts = {name: self.count(name) for name in ODD_EVENTS} | {"immediate": self.immediate}
         extra: dict[str, Any] = {name: count for name, count in counts.items() if count}
         extra |= {} if self.repeatable else {"repeatable": False}
+        extra |= {"first_start": self.first_start} if self.first_start else {}
         return {
             **self._measured(slice(None)),
             **self._means(slice(None)),

@@ -228,6 +228,7 @@ def _protocol(run: Run, shared: Sequence[str]) -> dict[str, Any]:
         facts[f"list of tasks on {name}"] = ", ".join(result.tasks)
         facts[f"number of episodes of each task on {name}"] = result.outcomes.shape[1]
         facts[f"step limit on {name}"] = result.step_limit
+        facts[f"first initial state on {name}"] = result.first_start
     return facts if shared else facts | {"list of distributions": ", ".join(run.results)}
 
 

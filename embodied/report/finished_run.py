@@ -88,7 +88,9 @@ def read(path: str | Path) -> Run:
     try:
         record = loads(report.read_text(encoding="utf-8"))
         final = next(stage for stage in FINAL if any(row["stage"] == stage for row in record["evaluations"]))
-        results = {row["distribution"]: _result(row) for row in record["evaluations"] if row["stage"] == final}
+        results = {
+            row["distribution"]: evaluation_result(row) for row in record["evaluations"] if row["stage"] == final
+        }
         record = {name: record[name] for name in REQUIRED} | {"cpu_s": record.get("cpu_s")}
     except StopIteration:
         raise UserError(f"{report} has no evaluation of a policy after training: nothing to compare") from None
@@ -97,8 +99,8 @@ def read(path: str | Path) -> Run:
     return Run(report, read_options(report.parent) if report.name == REPORT else {}, record, results)
 
 
-def _result(row: Mapping[str, Any]) -> EvaluationResult:
-    """Build an evaluation from its summary.
+def evaluation_result(row: Mapping[str, Any]) -> EvaluationResult:
+    """Build an evaluation from its summary in a report.
 
     Reports of earlier versions count successes without their starts: they are treated as if no other evaluation had the
     same episodes.
@@ -124,6 +126,7 @@ def _result(row: Mapping[str, Any]) -> EvaluationResult:
         row["step_limit"],
         repeatable=has_outcomes and row.get("repeatable", True),
         returns=None if "success" in row else outcomes,
+        first_start=row.get("first_start", 0),
     )
 
 

@@ -15,7 +15,8 @@ from embodied import seeding
 from embodied.contract import Contract
 from embodied.data.demonstrations import report_notes
 from embodied.data.episodes import Episodes
-from embodied.environment import Environment, SwitchableEnvironment, capability_notes
+from embodied.environment import Environment, NumberedStarts, SwitchableEnvironment, capability_notes
+from embodied.environments.engine import check_starts
 from embodied.errors import UserError
 from embodied.evaluation.in_training import InTraining
 from embodied.evaluation.open_loop import OpenLoop, split
@@ -98,7 +99,8 @@ class BuiltRun(SavedRun):
             self.evaluation_envs: dict[str, Environment] = {}
             own = task.held_out_share is None and not isinstance(self.env, SwitchableEnvironment)
             if own and not self.world.rank:
-                self.evaluation_envs = {name: self.environment("eval", name) for name in task.distributions}
+                names = task.distributions[:1] if config.comparison_starts == 0 else task.distributions
+                self.evaluation_envs = {name: self.environment("eval", name) for name in names}
             # An empty set of demonstrations suffices to check the parts, before a long recording of demonstrations.
             self._try(Episodes.of(TensorDict({}, [0]), torch.zeros(0, *self.contract.action.shape)))
             self.held_out = self._held_out()
@@ -139,6 +141,7 @@ class BuiltRun(SavedRun):
             self.evaluation_envs.get(trained_on),
             self.report.in_training,
             final=config.evaluation_starts,
+            first=config.evaluation_first_start,
             device=self.device,
             precision=config.precision,
         )
@@ -161,6 +164,8 @@ class BuiltRun(SavedRun):
             count = self.world.own_envs(self.config.num_envs)
             seed = self.own_seed
         env = self.task.environment(count, distribution, split, seed, self.device)
+        if split == "eval":
+            check_first_start(env, self.config.evaluation_first_start)
         if count < len(env.task_names):
             scope = f" in each of {self.world.size} processes" if self.world.size > 1 else ""
             raise UserError(f"expected num_envs of at least {len(env.task_names)}, one per task{scope}; got {count}")
@@ -231,3 +236,13 @@ class BuiltRun(SavedRun):
         if not shared:
             env.close()
         return samples
+
+
+def check_first_start(env: Environment, first: int) -> None:
+    """Raise UserError unless evaluations in `env` can begin with the initial state `first`."""
+    if first and not isinstance(env, NumberedStarts):
+        raise UserError(
+            f"evaluation_first_start={first} needs numbered initial states, which the simulator lacks; leave it out"
+        )
+    if isinstance(env, NumberedStarts) and env.num_starts:
+        check_starts(first, env.num_starts)

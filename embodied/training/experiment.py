@@ -134,15 +134,22 @@ class Experiment(BuiltRun):
                 self._evaluation_env(distribution, parts) as env,
                 self.config.precision.on(self.device),
             ):
-                result = evaluate(env, policy, starts_per_task=starts, device=self.device, progress=label)
+                result = evaluate(
+                    env,
+                    policy,
+                    starts_per_task=starts,
+                    first_start=self.config.evaluation_first_start,
+                    device=self.device,
+                    progress=label,
+                )
             self.report.add(stage, distribution, result)
             log.info(f"{label}: {result_text(result.summary())}")
 
     def _starts(self, stage: str, distribution: str, last: str) -> int:
         """Number of initial states of each task on which `stage` is evaluated; 0: it is not."""
         starts = self.config.evaluation_starts
-        if distribution != self.task.distributions[0]:
-            starts = min(starts, self.config.comparison_starts or starts)
+        if distribution != self.task.distributions[0] and self.config.comparison_starts is not None:
+            starts = min(starts, self.config.comparison_starts)
         if stage != UNTRAINED:
             return starts
         if distribution != self.task.distributions[0]:

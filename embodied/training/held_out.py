@@ -16,7 +16,7 @@ from embodied.evaluation.evaluation import evaluate
 from embodied.evaluation.in_training import InTraining, Point
 from embodied.policy import Policy
 from embodied.precision import Precision
-from embodied.run_options import AUTO
+from embodied.run_options import AUTO, FIRST_START
 
 SHARE = 0.05
 """Largest share of a run's time for automatic evaluations."""
@@ -28,7 +28,6 @@ EPISODES = 20, 100
 """Least and largest number of episodes of an evaluation."""
 SHORTEST_S = 20.0
 """Shortest run with automatic evaluations, s; shorter ones end before a curve is useful."""
-FIRST_START = 1 << 23
 PHASE = "evaluation in training"
 RL_PHASES = "simulation", "policy", "update"
 
@@ -38,7 +37,8 @@ class HeldOut:
 
     "auto" chooses the number of episodes and, again after each evaluation, the time of the next one, from their cost
     if each episode took all of its steps: episodes become longer where policies learn not to fail. Points are added to
-    `in_training`, which the report shows. `final` initial states of each task are left to evaluations after training.
+    `in_training`, which the report shows. `final` initial states of each task, from `first` on, are left to evaluations
+    after training.
 
     Raises:
         UserError: if evaluations were requested but are impossible in `env`, which is None if only training has one.
@@ -51,6 +51,7 @@ class HeldOut:
         in_training: InTraining,
         *,
         final: int,
+        first: int = 0,
         device: str = "cpu",
         precision: Precision = Precision.FLOAT32,
     ) -> None:
@@ -68,7 +69,7 @@ class HeldOut:
             # the held-out starts are the last ones of a limited number, else far above those of other evaluations
             limit = env.num_starts if isinstance(env, NumberedStarts) else None
             max_starts = min(final, -(-EPISODES[1] // len(env.task_names)))
-            self.starts = max_starts if limit is None else max(0, min(max_starts, limit - final))
+            self.starts = max_starts if limit is None else max(0, min(max_starts, limit - first - final))
             in_training.first_start = FIRST_START if limit is None else limit - self.starts
             self.refused = "" if self.starts else f"each of the {limit} initial states is one of the final evaluation"
         if self.refused and self.every:

@@ -35,7 +35,7 @@ class Critic(nn.Module):
         UserError: if objects are requested and the contract lacks them.
     """
 
-    def __init__(self, contract: Contract, reads: Reads, hidden_size: int, width: int) -> None:
+    def __init__(self, contract: Contract, reads: Reads, hidden_size: int, width: int, outputs: int) -> None:
         super().__init__()
         missing = [key for key in OBSERVATIONS if key not in contract.observation]
         if reads is Reads.OBJECTS and missing:
@@ -44,7 +44,7 @@ class Critic(nn.Module):
             )
         self.objects = None if missing or reads is Reads.HIDDEN else ObjectEncoder(WIDTH)
         self.feature_size = self.objects.out_features if self.objects else hidden_size
-        self.out = head(self.feature_size, width)
+        self.out = head(self.feature_size, width, outputs)
 
     def fit(self, observation: TensorDict) -> None:
         """Compute statistics of its inputs from observations [N].
@@ -59,8 +59,8 @@ class Critic(nn.Module):
         self.objects.fit(observation)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Expected discounted return [N] from `features` [N, feature_size]."""
-        return self.out(features).squeeze(-1)
+        """Outputs [N, outputs] of the value from `features` [N, feature_size]."""
+        return self.out(features)
 
     def features(self, observation: TensorDict, hidden: Callable[[], Tensor]) -> Tensor:
         """Encoded objects, or `hidden` states [N, hidden_size] without gradients, computed only if they are read."""

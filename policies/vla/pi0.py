@@ -8,7 +8,7 @@ mean hidden state of the vision-language model and the robot's state.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 
 import torch
@@ -21,6 +21,7 @@ from embodied.errors import UserError
 from embodied.execution.chunking import Running
 from embodied.policy import Decision, Evaluation, PolicyConfig, inference, needs_value, sum_of_executed
 from embodied.seeding import fixed_noise
+from embodied.value_head import ValueHead
 from policies.generative import SMALLEST_STD, Aggregate
 from policies.kernels.flow import TimeGrid, prefix_mask
 from policies.kernels.sampling import Field, FlowSampling, Sampler, check_delay, trained_for, undefined_log_prob
@@ -59,7 +60,7 @@ class Pi0Config(Computing, PolicyConfig):
     in units of the normalised action. `guidance` bounds the pull towards a running chunk (arXiv 2506.07339's beta). The
     log-probability of a chunk is an `aggregate` over noisy denoising steps and the executed actions' elements: sum,
     step_mean or mean. The supervised loss is a mean over `draws` noises of each chunk, which cost little compared with
-    encoding pictures. The inputs of the `critic` pass layers of width `hidden`.
+    encoding pictures. The inputs of the `critic` pass layers of width `hidden` to a head of `values`.
 
     With a `trained_delay` supervised training conditions on up to that number of first actions of a chunk and predicts
     the rest (arXiv 2512.05964); running chunks with at most that delay are then continued so, instead of guided.
@@ -82,6 +83,7 @@ class Pi0Config(Computing, PolicyConfig):
     draws: PositiveInt = 1
     critic: Reads = Reads.AUTO
     hidden: PositiveInt = 256
+    values: ValueHead = field(default_factory=ValueHead)
 
     def __post_init__(self) -> None:
         """Raise UserError for numbers out of range, and for options that exclude each other."""
@@ -139,7 +141,9 @@ class Pi0Policy(adapters.AdaptablePolicy):
         self.noise = nn.Sequential(
             nn.Linear(self.model.expert_width, 64), nn.Tanh(), nn.Linear(64, self.model.action_size)
         )
-        self.critic = Critic(contract, config.critic, self.model.width + self.inputs.state_size, config.hidden)
+        self.value_head = config.values
+        inputs = self.model.width + self.inputs.state_size
+        self.critic = Critic(contract, config.critic, inputs, config.hidden, self.value_head.outputs)
         self.feature_size = self.critic.feature_size
         self.register_buffer("action_mean", torch.zeros(self.actions))
         self.register_buffer("action_std", torch.ones(self.actions))
@@ -211,7 +215,7 @@ class Pi0Policy(adapters.AdaptablePolicy):
         path, noisy, log_prob = self.sampling.denoise(x, self._field(state, prefix), deterministic, generator)
         sample = TensorDict({"path": path, "noisy": noisy}, batch_size=[len(path)])
         has_value = needs_value(self, observation, deterministic)
-        value = self._value(observation, state, prefix) if has_value else None
+        value = self.value_head.values(self._value_outputs(observation, state, prefix)) if has_value else None
         return Decision(self.to_robot(path[:, -1]), sample, log_prob, value)
 
     @inference
@@ -247,10 +251,15 @@ class Pi0Policy(adapters.AdaptablePolicy):
         prefix = self._prefix(observation)
         log_prob, entropy = self.sampling.score(sample["path"], sample["noisy"], self._field(state, prefix))
         log_prob, entropy = (sum_of_executed(terms, sample) for terms in (log_prob, entropy))
-        return Evaluation(log_prob, entropy, self._value(observation, state, prefix))
+        outputs = self._value_outputs(observation, state, prefix)
+        return Evaluation(log_prob, entropy, self.value_head.values(outputs), outputs)
 
     def value(self, observation: TensorDict) -> Tensor:
         """Expected discounted return, [N]."""
+        return self.value_head.values(self.value_outputs(observation))
+
+    def value_outputs(self, observation: TensorDict) -> Tensor:
+        """Outputs [N, O] of the critic."""
         return self.critic(self.features(observation))
 
     def features(self, observation: TensorDict) -> Tensor:
@@ -370,7 +379,7 @@ class Pi0Policy(adapters.AdaptablePolicy):
     def _spread(self, hidden: Tensor, index: Tensor) -> Tensor:
         return self.noise(hidden)
 
-    def _value(self, observation: TensorDict, state: Tensor, prefix: Prefix) -> Tensor:
+    def _value_outputs(self, observation: TensorDict, state: Tensor, prefix: Prefix) -> Tensor:
         return self.critic(self.critic.features(observation, lambda: self._hidden(state, prefix)))
 
     def _hidden(self, state: Tensor, prefix: Prefix) -> Tensor:

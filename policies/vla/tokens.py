@@ -10,7 +10,7 @@ Letters as in `policies.vla.parallel`; K executed actions, P parts of a log-prob
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated
 
@@ -23,6 +23,7 @@ from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.policy import Decision, Evaluation, PolicyConfig, inference, needs_value, sum_of_executed
 from embodied.seeding import fixed_noise
+from embodied.value_head import ValueHead
 from policies.vla import adapters
 from policies.vla.computing import Computing, layers, prepare
 from policies.vla.critic import Critic, Reads
@@ -85,7 +86,8 @@ class TokensConfig(Computing, PolicyConfig):
 
     An element is one of `bins` values: OpenVLA's 256 of published weights, 32 from scratch (None). Sampled tokens are
     drawn and scored at `temperature`, deterministic ones read by `reading`. A `part` of the
-    log-probability is the sum over its tokens. The critic has layers of width `hidden`.
+    log-probability is the sum over its tokens. The critic has layers of width `hidden` and a
+    head of `values`.
 
     `precision`, `gradient_checkpointing` and `compile` configure the computation (`policies.vla.computing`).
     """
@@ -101,6 +103,7 @@ class TokensConfig(Computing, PolicyConfig):
     part: Part = Part.TOKEN
     critic: Reads = Reads.AUTO
     hidden: PositiveInt = 256
+    values: ValueHead = field(default_factory=ValueHead)
 
     def __post_init__(self) -> None:
         """Raise UserError for numbers out of range, and for options that exclude each other."""
@@ -148,7 +151,9 @@ class TokensPolicy(adapters.AdaptablePolicy):
             config.head is Head.AUTO and checkpoint is not None and checkpoint.head is not None
         )
         self.regression = Regression(self.model.width, self.actions) if regresses else None
-        self.critic = Critic(contract, config.critic, self.model.width + self.inputs.state_size, config.hidden)
+        self.value_head = config.values
+        inputs = self.model.width + self.inputs.state_size
+        self.critic = Critic(contract, config.critic, inputs, config.hidden, self.value_head.outputs)
         self.feature_size = self.critic.feature_size
         low = torch.tensor(contract.action.low)
         high = torch.tensor(contract.action.high)
@@ -205,7 +210,8 @@ class TokensPolicy(adapters.AdaptablePolicy):
     ) -> Decision:
         """Draw chunks; the sample has the bins of their elements [N, H, A], uint8 (with L1 regression, nothing)."""
         state, hidden = self._read(observation)
-        value = self._value(observation, state, hidden) if needs_value(self, observation, deterministic) else None
+        has_value = needs_value(self, observation, deterministic)
+        value = self.value_head.values(self._value_outputs(observation, state, hidden)) if has_value else None
         if self.regression:
             no_sample = TensorDict({}, batch_size=[len(state)], device=self.device)
             return Decision(
@@ -238,10 +244,15 @@ class TokensPolicy(adapters.AdaptablePolicy):
         entropy = -(log_probs.exp() * log_probs).sum(-1)
         terms = self._terms(chosen(log_probs, sample["bins"].long())), self._terms(entropy)
         log_prob, entropy = (sum_of_executed(each, sample) for each in terms)
-        return Evaluation(log_prob, entropy, self._value(observation, state, hidden))
+        outputs = self._value_outputs(observation, state, hidden)
+        return Evaluation(log_prob, entropy, self.value_head.values(outputs), outputs)
 
     def value(self, observation: TensorDict) -> Tensor:
         """Expected discounted return, [N]."""
+        return self.value_head.values(self.value_outputs(observation))
+
+    def value_outputs(self, observation: TensorDict) -> Tensor:
+        """Outputs [N, O] of the critic."""
         return self.critic(self.features(observation))
 
     def features(self, observation: TensorDict) -> Tensor:
@@ -338,7 +349,7 @@ class TokensPolicy(adapters.AdaptablePolicy):
         share = (chosen(cumulative, bins) - 0.5) / chosen(log_probs, bins).exp()  # share of the bin that is smaller
         return bins, centres(bins, self.bins) + (2.0 * share.clamp(0.0, 1.0) - 1.0) / (self.bins - 1)
 
-    def _value(self, observation: TensorDict, state: Tensor, hidden: Tensor) -> Tensor:
+    def _value_outputs(self, observation: TensorDict, state: Tensor, hidden: Tensor) -> Tensor:
         return self.critic(self.critic.features(observation, lambda: self._summary(state, hidden)))
 
     def _summary(self, state: Tensor, hidden: Tensor) -> Tensor:

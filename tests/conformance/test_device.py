@@ -16,6 +16,7 @@ from tensordict import TensorDict
 
 from embodied import seeding
 from embodied.algorithms.imitation.distillation import DistillationConfig
+from embodied.algorithms.imitation.one_step import OnlineOneStepConfig
 from embodied.algorithms.imitation.self_imitation import SelfImitationConfig
 from embodied.algorithms.imitation.sft import SFTConfig
 from embodied.algorithms.off_policy.dsrl import DSRLConfig
@@ -193,6 +194,11 @@ LEARNERS = {
         Reach,
         steered(Steering.ONE_STEP),
         QCFQLConfig(gradient_steps=3, demonstration_share=0.0, sft=SFT, **OFF_POLICY),
+    ),
+    "one_step": (
+        Reach,
+        steered(Steering.ONE_STEP),
+        OnlineOneStepConfig(16, rollout_length=6, gradient_steps=3, warmup=1),
     ),
     "dsrl": (Reach, steered(Steering.NOISE), DSRLConfig(updates=0.02, **OFF_POLICY)),
     "distillation": (

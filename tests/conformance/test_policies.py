@@ -12,6 +12,7 @@ from embodied.contract import Contract, TensorSpec
 from embodied.evaluation.evaluation import act
 from embodied.policy import EXECUTED, MEMORY, RankingPolicy, Reparameterised, unread_observations
 from embodied.rollout.memory import Memory
+from embodied.value_head import CriticHead, ValueHead
 from policies.attention import AttentionConfig
 from policies.chunk_networks import NetworkKind
 from policies.diffusion import DiffusionConfig, DiffusionPolicy
@@ -39,24 +40,25 @@ CONTRACT = Contract(
     horizon=4,
     executed=3,
 )
+CLASSES = ValueHead(head=CriticHead.HL_GAUSS, value_low=-1.0, value_high=2.0)
 CONFIGS = {
     "flow, flow_sde": FlowConfig(width=32, hidden=32, sampler=Sampler.FLOW_SDE),
     "flow, flow_noise": FlowConfig(width=32, hidden=32, sampler=Sampler.FLOW_NOISE),
     "flow, reinflow": FlowConfig(width=32, hidden=32, sampler=Sampler.REINFLOW, aggregate=Aggregate.MEAN),
     "flow, shortcut": FlowConfig(width=32, hidden=32, sampler=Sampler.FLOW_NOISE, shortcut=0.25),
-    "flow, ranking": FlowConfig(width=32, hidden=32, candidates=5, explored_candidates=3),
+    "flow, ranking": FlowConfig(width=32, hidden=32, candidates=5, explored_candidates=3, values=CLASSES),
     "flow, flat": FlowConfig(width=32, hidden=32, encoder=EncoderKind.FLAT, reciprocal=["gripper_command"]),
     "diffusion, mlp": DiffusionConfig(width=32, hidden=32, tuned_steps=3),
     "diffusion, unet": DiffusionConfig(width=32, network=NetworkKind.UNET, hidden=16, depth=2, tuned_steps=3),
     "diffusion, dit": DiffusionConfig(width=32, network=NetworkKind.DIT, hidden=32, tuned_steps=3),
     "mlp": MLPConfig(hidden=[32]),
-    "attention": AttentionConfig(hidden=[32]),
+    "attention": AttentionConfig(hidden=[32], values=CLASSES),
     "pi0": Pi0Config(hidden=32),
     "pi05": Pi05Config(hidden=32, frozen=True),
     "recurrent": RecurrentConfig(hidden=[32]),
-    "squashed": SquashedConfig(width=32, hidden=[32]),
+    "squashed": SquashedConfig(width=32, hidden=[32], values=CLASSES),
     "squashed, plain": SquashedConfig(encoder=EncoderKind.PLAIN, hidden=[32], reciprocal=["gripper_command"]),
-    "tokens": TokensConfig(temperature=1.6, hidden=32),
+    "tokens": TokensConfig(temperature=1.6, hidden=32, values=CLASSES),
 }
 GAUSSIAN = ("mlp", "attention", "recurrent")
 
@@ -111,6 +113,10 @@ def test_one_forward_gives_the_value_too(make):
     assert decision.value.std() > 0
     torch.testing.assert_close(decision.value, policy.value(observation), atol=0.0, rtol=0.0)
     torch.testing.assert_close(evaluation.value, decision.value, atol=0.0, rtol=0.0)
+    # the learner's loss has the gradient of all outputs
+    outputs = policy.value_outputs(observation)
+    assert outputs.shape == (40, policy.config.values.outputs)
+    torch.testing.assert_close(evaluation.value_outputs, outputs, atol=0.0, rtol=0.0)
 
 
 def test_a_fresh_policy_has_other_weights_and_the_same_statistics(make):

@@ -23,6 +23,7 @@ from embodied.algorithms.passes import Passes
 from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.policy import TrainablePolicy
+from embodied.value_head import CriticHead
 
 
 class ActionValues(Composite):
@@ -80,23 +81,62 @@ class ActionValues(Composite):
         """Smallest value [B] of a subset of the target networks, drawn by `generator`."""
         return self.targets.minimum(self.inputs(observation, scaled), generator)
 
-    def step(self, batch: TensorDict, target: Tensor, step: int, penalty: Tensor | float = 0.0) -> dict[str, Tensor]:
-        """Take gradient step number `step` towards `target` [B] or [M, B]; returns its metrics.
+    @torch.no_grad()
+    def target(
+        self, batch: TensorDict, scaled: Tensor, generator: torch.Generator, bonus: Tensor | None = None
+    ) -> Tensor:
+        """Targets R + carry * (min_i Q_i'(s', a') + `bonus`), [B], with actions a' `scaled`; or their distribution.
 
-        A differentiable `penalty` is added to the loss.
+        Critics with a C51 head have targets [1, B, bins]: the distribution of the target network of smallest value, all
+        of whose atoms move.
+        """
+        inputs = self.inputs(batch["next_observation"], scaled)
+        reward = batch["reward"]
+        head = self.critics.config
+        if head.head is not CriticHead.C51:
+            following = self.targets.minimum(inputs, generator)
+            return reward + batch["carry"] * (following if bonus is None else following + bonus)
+        atoms = head.centres(reward.device)
+        if bonus is not None:
+            atoms = atoms + bonus.unsqueeze(-1)
+        # z -> clip(R + carry * (z + bonus)), whose mass is split between two neighbours
+        moved = reward.unsqueeze(-1) + batch["carry"].unsqueeze(-1) * atoms
+        return head.projected(moved, self.targets.lowest(inputs, generator).float().softmax(-1)).unsqueeze(0)
+
+    def step(
+        self,
+        batch: TensorDict,
+        target: Tensor,
+        step: int,
+        penalty: Tensor | float = 0.0,
+        weight: Tensor | float = 1.0,
+    ) -> dict[str, Tensor]:
+        """Take gradient step number `step` towards `target` [B], [M, B] or [1, B, bins]; returns its metrics.
+
+        Rows count by their `weight` [B]. A differentiable `penalty` is added to the loss.
 
         Raises:
             DivergedError: before a step whose loss or gradient is not finite.
         """
-        # L = sum_i mean (Q_i(s, a) - y)^2, or the cross-entropy of categorical critics
-        loss = self.critics.loss(self.inputs(batch["observation"], self.scaled(batch["actions"])), target) + penalty
+        # L = sum_i mean w (Q_i(s, a) - y)^2, or the cross-entropy of categorical critics
+        inputs = self.inputs(batch["observation"], self.scaled(batch["actions"]))
+        loss = self.critics.loss(inputs, target, weight) + penalty
         self.optimiser.zero_grad()
         loss.backward()
         gradient = gradient_norm(self.critics.parameters())
         check_finite({"value_loss": loss.detach(), "gradient of the critic": gradient}, step)
         self.optimiser.step()
         metrics = {"value_loss": loss.detach()}
-        return metrics | ({"clamped_targets": self.critics.clamped(target)} if self.critics.categorical else {})
+        return metrics | self._saturation(target)
+
+    def _saturation(self, target: Tensor) -> dict[str, Tensor]:
+        """Metric of categorical critics: share of values out of their range, or mass of distributions at its ends."""
+        head = self.critics.config
+        if not head.categorical:
+            return {}
+        if target.ndim == 3:
+            return {"clamped_targets": (target[..., 0] + target[..., -1]).mean()}
+        return {"clamped_targets": head.outside(target).mean()}
 
     def follow(self, share: float) -> None:
         """Move the target networks towards the critics by `share`."""
@@ -111,7 +151,7 @@ class ActionValues(Composite):
     @torch.no_grad()
     def in_rewards(self) -> dict[str, Any] | None:
         """Weights of critics, target networks and features, with values in the unit of rewards; None: categorical."""
-        if self.critics.categorical:
+        if self.critics.config.categorical:
             return None  # their bins stay those of scaled rewards
         networks = {"critics": copy.deepcopy(self.critics), "target_critics": copy.deepcopy(self.targets)}
         for network in networks.values():

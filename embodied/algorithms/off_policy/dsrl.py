@@ -57,7 +57,7 @@ class DSRLConfig(SACConfig):
             UserError: for a policy whose noise cannot be chosen, and demonstrations that have no noise, are missing or
                 lack rewards.
         """
-        steered = with_small_actor(policy, Steering.NOISE, "dsrl")
+        steered = with_small_actor(policy, Steering.NOISE, "algorithm=dsrl")
         if self.demonstration_share and not self.aliasing:
             raise UserError("demonstrations have no noise; use algorithm.aliasing=true or demonstration_share=0")
         learner = DSRL(steered, self, generator, demonstrations)

@@ -11,11 +11,13 @@ Differs from the papers:
     - the behaviour acts with averaged weights, as after supervised fine-tuning, and the one-step actor imitates those;
     - many environments: an iteration stores `rollout_length` chunks of each, then takes `gradient_steps` steps;
     - features of the critics are learned and have no target network.
+Recorded episodes alone are learned from by the same losses in `offline.fql`.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -30,6 +32,7 @@ from embodied.algorithms.imitation.sft import SFT, SFTConfig
 from embodied.algorithms.micro_batch import saved_bytes
 from embodied.algorithms.off_policy.action_values import ActionValues
 from embodied.algorithms.off_policy.replay import MixedReplay
+from embodied.algorithms.off_policy.residual import with_small_actor
 from embodied.algorithms.parts import Composite
 from embodied.algorithms.passes import Passes
 from embodied.configuration import Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt, Range
@@ -89,9 +92,7 @@ class QCConfig(CriticConfig):
         Raises:
             UserError: for a policy that cannot rank candidates, and demonstrations that are missing or lack rewards.
         """
-        if not isinstance(policy, RankingPolicy):
-            raise UserError("expected a policy that ranks candidates for algorithm=qc; use policy=flow")
-        return QC(policy, self, demonstrations, generator)
+        return QC(ranking_policy(policy, "algorithm=qc"), self, demonstrations, generator)
 
 
 @dataclass
@@ -110,11 +111,7 @@ class QCFQLConfig(QCConfig):
         Raises:
             UserError: for a policy without a one-step actor, too.
         """
-        if not (isinstance(policy, SteeredPolicy) and policy.steering is Steering.ONE_STEP):
-            raise UserError(
-                "expected a policy with a one-step actor for algorithm=qc_fql; use policy=flow"
-                " policy.steering.kind=one_step"
-            )
+        with_small_actor(policy, Steering.ONE_STEP, "algorithm=qc_fql")
         return super().build(policy, demonstrations, env, generator)
 
 
@@ -141,6 +138,19 @@ class QC(Composite):
         self.replay = MixedReplay(policy, config.capacity, config.demonstration_share, demonstrations)
         self.gradient_steps = 0
 
+    @torch.no_grad()
+    def continue_values(self, values: Mapping[str, Any] | None) -> None:
+        """Begin with the critics `values` of the stage offline, if it has some, and the head that it trained.
+
+        Raises:
+            UserError: if they have other layers.
+        """
+        if values is None:
+            return
+        self.q.continue_from(values)
+        for own, other in zip(self.policy.advantage_parameters(), values.get("advantage", ()), strict=False):
+            own.copy_(other)
+
     def update(self, rollout: Rollout, progress: float, world: World = ALONE) -> dict[str, float]:
         """Store one rollout, then take gradient steps; returns mean losses and the number of rows stored."""
         self.replay.add(rollout)
@@ -148,26 +158,32 @@ class QC(Composite):
             return {}
         steps = [self._step(progress) for _ in range(self.config.gradient_steps)]
         if self.gradient_steps >= self.config.critic_warmup:
-            if self.one_step is None:
-                self.policy.start_ranking()
-            else:
-                self.one_step.start_steering()
+            self._act_by_values()
         return {name: float(torch.stack([step[name] for step in steps]).mean()) for name in steps[0]}
 
+    def _act_by_values(self) -> None:
+        """Let the policy act by the best of several samples, or by the one-step actor, from now on."""
+        if self.one_step is None:
+            self.policy.start_ranking()
+        else:
+            self.one_step.start_steering()
+
     def _step(self, progress: float) -> dict[str, Tensor]:
-        """Take one step of critics, behaviour and actor; returns metrics.
+        config = self.config
+        rows = self.replay.draw(config.minibatch, self.generator)
+        batch = self.replay.transitions(rows, config.lookahead, config.discount)
+        return self._learn(batch, self.replay.chunks(rows, self.policy.contract.horizon), progress)
+
+    def _learn(self, batch: TensorDict, chunks: TensorDict, progress: float) -> dict[str, Tensor]:
+        """Take one step of critics and actor on the transitions `batch`, and of the behaviour; returns metrics.
 
         Raises:
             DivergedError: before a step whose loss or gradient is not finite.
         """
-        config = self.config
-        rows = self.replay.draw(config.minibatch, self.generator)
-        batch = self.replay.transitions(rows, config.lookahead, config.discount)
         self.gradient_steps += 1
         target = self._target(batch)
-        metrics = self.q.step(batch, target, self.gradient_steps)
-        self.q.follow(config.averaging)
-        chunks = self.replay.chunks(rows, self.policy.contract.horizon)
+        metrics = self._update_critics(batch, target)
+        self.q.follow(self.config.averaging)
         metrics["behaviour_loss"] = torch.tensor(self.behaviour.step(chunks, progress))
         observation = batch["observation"]
         if self.one_step is None:
@@ -181,6 +197,9 @@ class QC(Composite):
         check_finite({"policy_loss": loss.detach(), "gradient of the actor": gradient}, self.gradient_steps)
         self.actor_optimiser.step()
         return metrics | {"policy_loss": loss.detach(), "target": target.mean()}
+
+    def _update_critics(self, batch: TensorDict, target: Tensor) -> dict[str, Tensor]:
+        return self.q.step(batch, target, self.gradient_steps)
 
     @torch.no_grad()
     def _target(self, batch: TensorDict) -> Tensor:
@@ -225,6 +244,17 @@ class QC(Composite):
         for name in _PARTS:
             getattr(self, name).load_state_dict(state[name])
         self.gradient_steps = state["gradient_steps"]
+
+
+def ranking_policy(policy: TrainablePolicy, option: str) -> RankingPolicy:
+    """The `policy`, which ranks candidates.
+
+    Raises:
+        UserError: for another policy.
+    """
+    if isinstance(policy, RankingPolicy):
+        return policy
+    raise UserError(f"expected a policy that ranks candidates for {option}; use policy=flow")
 
 
 _PARTS = ("behaviour", "actor_optimiser", "replay")

@@ -23,21 +23,26 @@ class MixedReplay(Composite):
     """Store of the last `capacity` decisions of `policy`, and one of demonstrations, a `share` of each batch.
 
     Rows of a batch are those of each store. Batches are on the policy's device, and have the observations that both
-    stores have.
+    stores have. Errors suggest the option `without` to learn without demonstrations.
 
     Raises:
         UserError: for a share of demonstrations that are missing, or lack rewards or observations that critics read.
     """
 
     def __init__(
-        self, policy: TrainablePolicy, capacity: int, share: float = 0.0, demonstrations: Episodes | None = None
+        self,
+        policy: TrainablePolicy,
+        capacity: int,
+        share: float = 0.0,
+        demonstrations: Episodes | None = None,
+        without: str = "algorithm.demonstration_share=0",
     ) -> None:
         self.policy = policy
         self.share = share
         self.own = EpisodeStore(capacity)
         self.demonstrations = EpisodeStore(1)
         if share:
-            self._add_demonstrations(demonstrations)
+            self._add_demonstrations(demonstrations, without)
 
     @property
     def written(self) -> int:
@@ -89,10 +94,12 @@ class MixedReplay(Composite):
                 part[name] = part[name].select(*shared)
         return cast(TensorDict, torch.cat([cast(Tensor, part.to(device)) for part in parts]))
 
-    def _add_demonstrations(self, episodes: Episodes | None) -> None:
+    def _add_demonstrations(self, episodes: Episodes | None, without: str) -> None:
         if episodes is None:
-            raise UserError("expected demonstrations, but this task has none; use algorithm.demonstration_share=0")
-        check_rewards(episodes, "algorithm.demonstration_share=0")
+            raise UserError(
+                f"expected demonstrations, but this task has none; add demonstrations=DIR, or use {without}"
+            )
+        check_rewards(episodes, without)
         if not len(episodes):  # of a plan
             return
         self.demonstrations = EpisodeStore(len(episodes), self.policy.device)
@@ -104,7 +111,7 @@ class MixedReplay(Composite):
         except KeyError as error:
             absent = [key for key in self.policy.contract.observation if key not in observation.keys()]  # noqa: SIM118
             raise UserError(
-                f"critics read {', '.join(absent)}, which the demonstrations lack; use algorithm.demonstration_share=0"
+                f"critics read {', '.join(absent)}, which the demonstrations lack; use {without}"
             ) from error
 
 

@@ -47,7 +47,7 @@ class ResidualConfig(SACConfig):
         Raises:
             UserError: for a policy without a residual, and demonstrations that are missing or lack rewards.
         """
-        steered = with_small_actor(policy, Steering.RESIDUAL, "residual")
+        steered = with_small_actor(policy, Steering.RESIDUAL, "algorithm=residual")
         learner = SAC(policy, self, generator, demonstrations, SmallActor(steered))
         steered.start_steering()
         return learner
@@ -74,7 +74,7 @@ class SmallActor:
         return self.policy.steering_parameters()
 
 
-def with_small_actor(policy: TrainablePolicy, kind: Steering, algorithm: str) -> SteeredPolicy:
+def with_small_actor(policy: TrainablePolicy, kind: Steering, option: str) -> SteeredPolicy:
     """The `policy`, whose small actor is of `kind`.
 
     Raises:
@@ -83,6 +83,5 @@ def with_small_actor(policy: TrainablePolicy, kind: Steering, algorithm: str) ->
     if isinstance(policy, SteeredPolicy) and policy.steering is kind:
         return policy
     raise UserError(
-        f"expected a policy with a small actor for algorithm={algorithm}; use policy=flow"
-        f" policy.steering.kind={kind.value}"
+        f"expected a policy with a small actor for {option}; use policy=flow policy.steering.kind={kind.value}"
     )

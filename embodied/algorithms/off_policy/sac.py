@@ -22,7 +22,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, ClassVar, Protocol
 
 import torch
 from tensordict import TensorDict
@@ -72,6 +72,9 @@ class SACConfig(CriticConfig):
     entropy_in_target: bool = True
     actor_mean: bool = False
     continue_values: bool = False
+
+    without_demonstrations: ClassVar[str] = "algorithm.demonstration_share=0"
+    """Option to learn without demonstrations, for errors."""
 
     @property
     def reads_demonstrations(self) -> bool:
@@ -175,7 +178,9 @@ class SAC(Composite):
         # H0 = K A log(2 pi e sigma^2) / 2
         elements = self.q.executed * self.q.elements
         self.target_entropy = elements * 0.5 * math.log(2.0 * math.pi * math.e * config.target_std**2)
-        self.replay = MixedReplay(policy, config.capacity, config.demonstration_share, demonstrations)
+        self.replay = MixedReplay(
+            policy, config.capacity, config.demonstration_share, demonstrations, config.without_demonstrations
+        )
         self.gradient_steps = 0
 
     def continue_values(self, values: Mapping[str, Any] | None) -> None:
@@ -248,10 +253,8 @@ class SAC(Composite):
     def _target(self, batch: TensorDict) -> Tensor:
         """Targets y = R + carry * (min_i Q_i'(s', a') - alpha log pi(a'|s')), a' ~ pi(s'), [B]."""
         actions, log_prob = self._sample(batch["next_observation"])
-        following = self.q.target_minimum(batch["next_observation"], actions, self.generator)
-        if self.config.entropy_in_target:
-            following = following - self.temperature * log_prob
-        return batch["reward"] + batch["carry"] * following
+        bonus = -self.temperature * log_prob if self.config.entropy_in_target else None
+        return self.q.target(batch, actions, self.generator, bonus)
 
     def _update_actor(self, observation: TensorDict) -> dict[str, Tensor]:
         actions, log_prob = self._sample(observation)

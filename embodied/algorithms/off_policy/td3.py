@@ -143,8 +143,7 @@ class TD3(Composite):
         noise = torch.randn(actions.shape, generator=self.generator).to(actions.device) * self.config.target_noise
         # target policy smoothing: clip(pi'(s') + clip(noise, -c, c), -1, 1)
         smoothed = (actions + noise.clamp(-self.config.noise_clip, self.config.noise_clip)).clamp(-1.0, 1.0)
-        following = self.q.target_minimum(batch["next_observation"], smoothed, self.generator)
-        return batch["reward"] + batch["carry"] * following
+        return self.q.target(batch, smoothed, self.generator)
 
     def _update_actor(self, observation: TensorDict) -> None:
         actions = self.q.scaled(self.policy.actions(observation))

@@ -12,7 +12,7 @@ Differs from the papers:
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import torch
@@ -23,7 +23,15 @@ from embodied.algorithms.critics import CriticConfig
 from embodied.algorithms.off_policy.replay import recorded_transitions
 from embodied.algorithms.off_policy.sac import SAC, SACConfig
 from embodied.algorithms.passes import Passes
-from embodied.configuration import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Range
+from embodied.configuration import (
+    Fraction,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Range,
+    common_options,
+)
 from embodied.data.episodes import Episodes
 from embodied.data.transitions import Transitions
 from embodied.errors import UserError
@@ -56,8 +64,7 @@ class CalQLConfig(CriticConfig):
     @property
     def sac(self) -> SACConfig:
         """Options of SAC with the same names."""
-        shared = {field.name for field in fields(SACConfig)} & {field.name for field in fields(self)}
-        options = {name: getattr(self, name) for name in shared}
+        options = common_options(self, SACConfig)
         return SACConfig(minibatch=self.batch, capacity=1, entropy_in_target=False, **options)
 
     def build(self, policy: TrainablePolicy, generator: torch.Generator) -> CalQL:

@@ -177,8 +177,10 @@ class BPTT(Composite):
         for _ in range(self.config.value_epochs):
             for rows, counted in minibatches.draw(self.config.value_minibatch, self.generator):
                 minibatch = batch[rows.to(returns.device)].to(self.policy.device)
-                # L_V = mean (V(s) - G^lambda)^2 over the decisions that were executed, averaged over processes
-                error = (self.policy.value(minibatch["observation"]) - minibatch["return"]).square()
+                # L_V = mean (V(s) - G^lambda)^2 over the decisions that were executed, averaged over processes;
+                # or of the cross-entropy of categorical values
+                outputs = self.policy.value_outputs(minibatch["observation"])
+                error = self.policy.value_head.errors(outputs, minibatch["return"])
                 counted = counted.to(error.device)
                 count = float(world.sum(counted.sum())) / world.size
                 loss = torch.where(counted, error, 0.0).sum() / count

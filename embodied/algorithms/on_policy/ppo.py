@@ -9,8 +9,8 @@ Differs from the papers:
     - an iteration stops early once the approximate KL divergence passes `target_kl`;
     - the critic's returns may use another lambda: a small one gives advantages less noise, a large one gives the
     critic less bias;
-    - the critic's loss is a plain squared error, and only the critic is trained during the first `critic_warmup`
-    iterations;
+    - the critic's loss is a plain squared error, or the cross-entropy of categorical `policy.values` (Stop Regressing,
+    arXiv 2403.03950), and only the critic is trained during the first `critic_warmup` iterations;
     - rewards are divided by the running standard deviation of their returns (`reward_scale.py`), and the gradients of
     actor and critic are clipped separately: neither the reward's scale nor large initial errors of the critic slow the
     actor down;
@@ -32,7 +32,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from embodied.algorithms.advantage import explained_variance, gae, moments, next_values, normalise
+from embodied.algorithms.advantage import clamped_targets, explained_variance, gae, moments, next_values, normalise
 from embodied.algorithms.on_policy.clipped import Clipped, ClippedConfig, ClippedUpdate
 from embodied.algorithms.rewards.process_reward import LearnedProgress, shaped
 from embodied.algorithms.rewards.reward_scale import RewardScale
@@ -193,6 +193,7 @@ class PPO(Clipped):
             "advantage_std": float(moments(advantage[own], world)[1]),
             "explained_variance": explained_variance(value, returns, world),
             "reward_scale": self.reward_scale(),
+            **clamped_targets(self.policy.value_head, returns[own], world),
         }
 
     def _gae(self, rollout: Rollout, value: Tensor, next_value: Tensor) -> tuple[Tensor, Tensor]:
@@ -237,8 +238,10 @@ class PPO(Clipped):
         """Mean losses of actor and critic over `count` decisions, and sums of the metrics."""
         evaluation = self.policy.evaluate(batch["observation"], batch["sample"])
         policy_loss, sums = self._policy_loss(batch, evaluation)
-        # L_V = (V(s) - G)^2; during warm-up the actor's loss is left out
-        value_loss = torch.where(batch["own"], (evaluation.value - batch["return"]).square(), 0.0).sum()
+        head = self.policy.value_head
+        outputs = evaluation.value.unsqueeze(-1) if evaluation.value_outputs is None else evaluation.value_outputs
+        # L_V = (V(s) - G)^2, or the cross-entropy of categorical values; during warm-up the actor's loss is left out
+        value_loss = torch.where(batch["own"], head.errors(outputs, batch["return"]), 0.0).sum()
         loss = value_loss if self.warm else value_loss + policy_loss
         return loss / count, sums | {"value_loss": value_loss.detach()}
 

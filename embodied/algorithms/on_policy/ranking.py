@@ -24,7 +24,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from embodied.algorithms.advantage import explained_variance, gae, next_values
+from embodied.algorithms.advantage import clamped_targets, explained_variance, gae, next_values
 from embodied.algorithms.finite import check_finite
 from embodied.algorithms.imitation.self_imitation import SelfImitation, SelfImitationConfig
 from embodied.algorithms.micro_batch import saved_bytes
@@ -152,6 +152,7 @@ class Ranking(Composite):
             "value_loss": self._fit_value(*_simulated(rollout, rollout.observation, returns)),
             "advantage_std": float(advantage.std()),
             "explained_variance": explained_variance(value, returns, world),
+            **clamped_targets(self.policy.value_head, returns.flatten(), world),
         }
         # In the first third of the warm-up only the value is trained: advantages of an untrained value are noise.
         if self.iterations >= self.config.warmup // 3:
@@ -182,8 +183,8 @@ class Ranking(Composite):
             for rows in order.split(self.config.value_minibatch):
                 rows = rows.to(returns.device)
                 minibatch, target = (part[rows].to(self.policy.device) for part in (observation, returns))
-                # L_V = mean (V(s) - G)^2
-                loss = (self.policy.value(minibatch) - target).square().mean()
+                # L_V = mean (V(s) - G)^2, or of the cross-entropy of categorical values
+                loss = self.policy.value_head.errors(self.policy.value_outputs(minibatch), target).mean()
                 losses.append(self._step(self.value_optimiser, loss))
         return sum(losses) / len(losses)
 

@@ -52,6 +52,8 @@ class LearnedProgress:
             raise UserError(f"{option} learns progress from demonstrations, but this task has none")
         if isinstance(policy, RecurrentPolicy):
             raise UserError(f"{option} tells progress from one observation: use a policy without memory")
+        if policy.value_head.categorical and policy.value_head.outside(torch.tensor([0.0, 1.0])).any():
+            raise UserError(f"{option} learns progress from 0 to 1: let policy.values cover value_low=0 value_high=1")
         self.grippers = grippers(policy.contract, option)
         self.policy = policy
         self.demonstrations = demonstrations
@@ -76,8 +78,9 @@ class LearnedProgress:
         optimiser = torch.optim.Adam(parameters, LEARNING_RATE)
         for step in range(STEPS):
             minibatch = torch.randint(len(rows), (BATCH,), generator=self.generator)
-            # L = mean (V(o) - progress)^2
-            loss = (self._predicted(rows[minibatch]) - label[minibatch].to(self.policy.device)).square().mean()
+            # L = mean (V(o) - progress)^2, or of the cross-entropy of categorical values
+            outputs = self._predicted(rows[minibatch])
+            loss = self.model.value_head.errors(outputs, label[minibatch].to(self.policy.device)).mean()
             optimiser.zero_grad()
             loss.backward()
             check_finite({"loss of the process reward": loss.detach()}, step + 1)
@@ -86,10 +89,10 @@ class LearnedProgress:
         self.fitted = True
 
     def _predicted(self, rows: Tensor) -> Tensor:
-        """Predicted progress [B] of the observations `rows` of demonstrations."""
+        """Outputs [B, O] of the critic for the observations `rows` of demonstrations."""
         observation = self.demonstrations.chunks(rows, 1)["observation"].to(self.policy.device)
         try:
-            return self.model.value(observation)
+            return self.model.value_outputs(observation)
         except KeyError as error:
             missing = ", ".join(key for key in self.policy.contract.observation if key not in observation)
             if not missing:

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from embodied import products
-from embodied.algorithms.critics import Activation, CriticConfig, CriticHead, Critics, approach
+from embodied.algorithms.critics import Activation, CriticConfig, Critics, approach
 from embodied.errors import UserError
+from embodied.value_head import CriticHead
 
 CATEGORICAL = {"head": CriticHead.HL_GAUSS, "bins": 5, "value_low": -1.0, "value_high": 1.5}
 
@@ -113,22 +114,38 @@ def test_a_state_value_follows_an_expectile_by_its_weights() -> None:
 
 
 def test_histograms_are_those_of_a_normal_distribution_within_the_range() -> None:
-    critics = make(**CATEGORICAL, smoothing=0.8)
+    head = CriticConfig(**CATEGORICAL, smoothing=0.8)
     sigma = 0.8 * 0.5
     edges = [-1.0, -0.5, 0.0, 0.5, 1.0, 1.5]
     for y in (-1.0, -0.3, 0.25, 1.4):
         mass = [phi((b - y) / sigma) - phi((a - y) / sigma) for a, b in pairwise(edges)]
         expected = torch.tensor(mass) / sum(mass)
-        torch.testing.assert_close(critics.histogram(torch.tensor(y)), expected)
-    assert torch.equal(critics.histogram(torch.tensor([-4.0, 9.0])), critics.histogram(torch.tensor([-1.0, 1.5])))
-    assert float(critics.clamped(torch.tensor([-4.0, -1.0, 1.2, 1.6]))) == 0.5
+        torch.testing.assert_close(head.histogram(torch.tensor(y)), expected)
+    assert torch.equal(head.histogram(torch.tensor([-4.0, 9.0])), head.histogram(torch.tensor([-1.0, 1.5])))
+    assert head.outside(torch.tensor([-4.0, -1.0, 1.2, 1.6])).tolist() == [1.0, 0.0, 0.0, 1.0]
+
+
+def test_distributions_are_projected_onto_two_neighbours() -> None:
+    head = CriticConfig(head=CriticHead.C51, bins=5, value_low=-1.0, value_high=1.0)
+    atoms, shares = torch.tensor([[-3.0, -0.6, 0.1, 1.0, 7.0]]), torch.tensor([[0.1, 0.2, 0.3, 0.3, 0.1]])
+    # atoms -1, -0.5, 0, 0.5, 1: -0.6 is 0.2 widths from -0.5, 0.1 is 0.2 widths from 0, the ends take what is outside
+    expected = torch.tensor([[0.1 + 0.2 * 0.2, 0.2 * 0.8, 0.3 * 0.8, 0.3 * 0.2, 0.3 + 0.1]])
+    torch.testing.assert_close(head.projected(atoms, shares), expected)
+    torch.testing.assert_close(
+        head.histogram(torch.tensor([0.1, 4.0])), torch.eye(5)[[2, 4]].lerp(torch.eye(5)[[3, 4]], 0.2)
+    )
+    assert head.values(expected.log()).item() == pytest.approx(-0.14 - 0.08 + 0.03 + 0.4)
+    assert head.projected(torch.tensor([[torch.nan]]), torch.ones(1, 1)).isnan().any()
+    outputs = torch.randn(2, 1, 5)
+    cross_entropy = [nn.functional.cross_entropy(each, expected) for each in outputs]
+    torch.testing.assert_close(head.errors(outputs, expected.unsqueeze(0)).squeeze(-1), torch.stack(cross_entropy))
 
 
 def test_the_categorical_loss_is_a_cross_entropy_and_the_value_an_expectation() -> None:
     critics = moved(make(**CATEGORICAL))
     inputs, target = torch.randn(7, 4), torch.linspace(-2.0, 2.0, 7)
     logits = critics(inputs).detach()
-    probabilities = critics.histogram(target)
+    probabilities = critics.config.histogram(target)
     total = 0.0
     for network in range(3):
         total += nn.functional.cross_entropy(logits[network], probabilities).item()
@@ -180,6 +197,14 @@ def test_a_minimum_over_all_draws_nothing(subset: int | None) -> None:
     assert torch.equal(generator.get_state(), before)
 
 
+def test_outputs_of_the_lowest_network_are_those_of_each_row() -> None:
+    critics, inputs = moved(make(**CATEGORICAL)), torch.randn(50, 4)
+    network = critics.values(inputs).argmin(0)
+    assert len(network.unique()) == 3
+    expected = torch.stack([critics(inputs)[number, row] for row, number in enumerate(network.tolist())])
+    assert torch.equal(critics.lowest(inputs, torch.Generator()), expected)
+
+
 def test_targets_approach_their_sources() -> None:
     sources = make(layer_norm=True, **CATEGORICAL)
     targets = moved(copy.deepcopy(sources))
@@ -191,11 +216,9 @@ def test_targets_approach_their_sources() -> None:
         assert torch.equal(source, same)
 
 
-def test_edges_of_bins_follow_the_options_and_not_the_checkpoint() -> None:
-    wide = make(**CATEGORICAL | {"value_high": 9.0})
-    wide.load_state_dict(make(**CATEGORICAL).state_dict())
-    assert float(wide.edges[-1]) == 9.0
-    assert make().state_dict().keys() == {f"{name}.{layer}" for name in ("weights", "biases") for layer in range(3)}
+def test_a_checkpoint_has_weights_and_biases_only() -> None:
+    names = {f"{name}.{layer}" for name in ("weights", "biases") for layer in range(3)}
+    assert make().state_dict().keys() == make(**CATEGORICAL).state_dict().keys() == names
 
 
 @pytest.mark.parametrize(

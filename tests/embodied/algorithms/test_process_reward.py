@@ -15,6 +15,7 @@ from embodied.data.episodes import Episodes
 from embodied.errors import UserError
 from embodied.rollout.groups import WholeEpisodes, WholeRollout
 from embodied.rollout.rollout import Collector, Rollout
+from embodied.value_head import CriticHead, ValueHead
 from embodied.world import ALONE, World
 from policies.mlp import MLPConfig, MLPPolicy
 from policies.recurrent import RecurrentConfig
@@ -175,6 +176,9 @@ def test_what_it_needs_is_one_line() -> None:
         GRPOConfig(outcome=Outcome.PROCESS).build(policy, None, Reach(2), torch.Generator())
     with pytest.raises(UserError, match="action elements named gripper, which this task lacks"):
         grippers(replace(CONTRACT, action=replace(ACTION, names=("x", "y"))), "option")
+    narrow = MLPConfig(hidden=[8], values=ValueHead(CriticHead.HL_GAUSS, value_low=0.0, value_high=0.9)).build(CONTRACT)
+    with pytest.raises(UserError, match="value_low=0 value_high=1"):
+        LearnedProgress(narrow, model.demonstrations, torch.Generator(), "option")
     memory = RecurrentConfig(hidden=[8]).build(CONTRACT)
     with pytest.raises(UserError, match="use a policy without memory"):
         LearnedProgress(memory, model.demonstrations, torch.Generator(), "option")

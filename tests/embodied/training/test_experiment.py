@@ -26,12 +26,14 @@ from embodied.errors import UserError
 from embodied.rollout.random_play import first_decisions
 from embodied.saving import checkpoint
 from embodied.task import Task
+from embodied.training.built_run import check_first_start
 from embodied.training.experiment import Experiment, ExperimentConfig
 from policies.encoders import EncoderKind
 from policies.flow import FlowConfig, Sampler
 from policies.mlp import MLPConfig
 from policies.recurrent import RecurrentConfig
 from sims.libero.task import LiberoTask
+from tests.embodied.counter import Counter
 from tests.embodied.ranking_mlp import RankingMLPConfig
 from tests.embodied.reach import Reach
 from tests.embodied.smooth_reach import SmoothReach
@@ -189,9 +191,29 @@ def test_distributions_other_than_that_of_training_may_run_fewer_starts(tmp_path
     assert run._starts("rl", "wide:held_out", "rl") == run.config.evaluation_starts == 6
 
 
-def test_a_comparison_without_starts_is_refused() -> None:
-    with pytest.raises(UserError, match="comparison_starts"):
-        ExperimentConfig(comparison_starts=0)
+def test_evaluations_may_begin_with_another_start_on_one_distribution(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(ReachTask, "variants", ("wide:held_out",), raising=False)
+    usual = trainer(tmp_path / "usual", "ppo").run().results
+    run = trainer(tmp_path / "later", "ppo")
+    run.config.evaluation_first_start = 3
+    run.config.comparison_starts = 0
+    report = run.run()
+    assert {distribution for _, distribution in report.results} == {"wide"}
+    later = report.results["rl", "wide"]
+    assert (later.first_start, later.summary()["first_start"]) == (3, 3)
+    # the first three of them are the last three of six
+    assert torch.equal(later.steps[:, :3], usual["rl", "wide"].steps[:, 3:])
+    assert not torch.equal(later.steps, usual["rl", "wide"].steps)
+
+
+def test_a_first_start_that_does_not_exist_is_refused_before_training() -> None:
+    with pytest.raises(UserError, match="each task has 60, numbered 0 to 59"):
+        check_first_start(Counter(num_envs=4, num_starts=60), 60)
+    check_first_start(Counter(num_envs=4, num_starts=61), 60)
+    with pytest.raises(UserError, match="needs numbered initial states"):
+        check_first_start(object(), 60)
+    with pytest.raises(UserError, match="expected at most 8388558"):
+        ExperimentConfig(evaluation_first_start=1 << 23)
 
 
 def test_a_run_that_diverges_is_one_line_that_names_its_last_good_checkpoint(tmp_path: Path, monkeypatch) -> None:

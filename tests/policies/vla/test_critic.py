@@ -95,7 +95,7 @@ def test_features_are_the_pooled_hidden_states_or_the_objects_that_the_value_hea
         features = made.features(seen)
         assert features.shape == (3, made.feature_size)
         assert features.requires_grad == (reads is Reads.OBJECTS)  # by the encoder that belongs to the critic
-        torch.testing.assert_close(made.critic(features), made.value(seen))
+        torch.testing.assert_close(made.critic(features).squeeze(-1), made.value(seen))
         if reads is Reads.HIDDEN:
             state = made.inputs.standardised_state(seen)
             torch.testing.assert_close(features[:, -state.shape[1] :], state)

@@ -10,11 +10,11 @@ from tensordict import TensorDict
 from torch.distributions import Independent, Normal, TransformedDistribution
 from torch.distributions.transforms import TanhTransform
 
-from embodied.algorithms.critics import CriticHead
 from embodied.algorithms.off_policy.sac import SAC, RLPDConfig, SACConfig
 from embodied.data.episodes import Episodes
 from embodied.errors import DivergedError, UserError
 from embodied.rollout.rollout import Collector
+from embodied.value_head import CriticHead
 from policies.flow import FlowConfig
 from policies.squashed import SquashedConfig, SquashedPolicy
 from tests.embodied.reach import Reach
@@ -68,6 +68,17 @@ def test_targets_by_hand(entropy_in_target: bool) -> None:
     torch.testing.assert_close(
         learner._target(batch), (batch["reward"] + batch["carry"] * soft).detach(), rtol=1e-4, atol=1e-4
     )
+
+
+def test_entropy_moves_the_atoms_of_distributions() -> None:
+    _, learner, _ = make(head=CriticHead.C51, bins=3, value_low=-1.0, value_high=1.0)
+    batch = TensorDict({"reward": torch.tensor([0.25]), "carry": torch.tensor([0.5])}, [1])
+    batch["next_observation"] = Reach(1).reset()
+    learner.q.targets.lowest = lambda inputs, generator: torch.tensor([[0.5, 0.0, 0.5]]).log()
+    target = learner.q.target(batch, torch.zeros(1, 2, 1), learner.generator, torch.tensor([0.2]))
+    # -1 -> 0.25 + 0.5 (-1 + 0.2) = -0.15, 1 -> 0.25 + 0.5 (1 + 0.2) = 0.85
+    expected = torch.tensor([[[0.5 * 0.15, 0.5 * 0.85 + 0.5 * 0.15, 0.5 * 0.85]]])
+    torch.testing.assert_close(target, expected)
 
 
 @pytest.mark.parametrize("actor_mean", [True, False])
@@ -165,7 +176,7 @@ def test_half_of_a_batch_is_demonstrated() -> None:
 @pytest.mark.parametrize(
     ("demonstrations", "message"),
     [
-        (None, "none; use algorithm.demonstration_share=0"),
+        (None, "none; .* or use algorithm.demonstration_share=0"),
         (episodes(math.nan), "are unknown"),
         (replace(episodes(), observation=episodes().observation.exclude("task")), "critics read task"),
     ],
@@ -176,8 +187,9 @@ def test_demonstrations_that_cannot_be_learned_from_are_refused(demonstrations, 
     make(0, RLPDConfig(), demonstrations, demonstration_share=0.0)  # the advice
 
 
-def test_categorical_critics_learn_and_report_targets_out_of_their_range() -> None:
-    head = {"head": CriticHead.HL_GAUSS, "value_low": 0.0, "value_high": 0.6}
+@pytest.mark.parametrize("kind", [CriticHead.HL_GAUSS, CriticHead.C51])
+def test_categorical_critics_learn_and_report_targets_out_of_their_range(kind: CriticHead) -> None:
+    head = {"head": kind, "value_low": 0.0, "value_high": 0.6}
     _, learner, collector = make(**head, initial_temperature=0.01)
     first, *_, last = [learner.update(collector.collect(8), 0.0) for _ in range(4)]
     assert last["value_loss"] < first["value_loss"]

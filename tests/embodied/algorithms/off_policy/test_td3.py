@@ -7,11 +7,11 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from embodied.algorithms.critics import CriticHead
 from embodied.algorithms.off_policy.td3 import TD3, TD3Config
 from embodied.data.store import EpisodeStore
 from embodied.errors import DivergedError
 from embodied.rollout.rollout import Collector, Rollout
+from embodied.value_head import CriticHead
 from policies.flow import FlowConfig
 from policies.mlp import MLPConfig, MLPPolicy
 from tests.embodied.reach import Reach
@@ -54,6 +54,35 @@ def test_targets_by_hand() -> None:
     expected = torch.where(ended, rows["reward"], rows["reward"] + 0.9**2 * both.min(0).values)
     limit = (rows["carry"] - 0.9).abs() < 1e-6  # a chunk of which the time limit left one action
     torch.testing.assert_close(learner._target(rows)[~limit], expected.detach()[~limit])
+
+
+def test_distributions_of_targets_by_hand() -> None:
+    head = {"head": CriticHead.C51, "bins": 7, "value_low": -1.0, "value_high": 2.0}
+    policy, learner, collector = make(target_noise=0.0, lookahead=1, **head)
+    for parameter in learner.q.targets.parameters():
+        parameter.data += torch.randn_like(parameter)
+    rows = transitions(learner, collector.collect(4))
+    assert (rows["carry"] == 0).any()
+    following = rows["next_observation"]
+    actions = (learner.target_policy.actions(following)[:, :2] / 0.25).clamp(-1.0, 1.0)
+    probabilities = (
+        learner.q.targets(torch.cat((policy.features(following), actions.flatten(1)), -1)).softmax(-1).detach()
+    )
+    atoms = [-1.0 + 0.5 * number for number in range(7)]
+    expected = torch.zeros(len(rows), 7)
+    for row in range(len(rows)):
+        network = min((0, 1), key=lambda each: float(probabilities[each, row] @ torch.tensor(atoms)))
+        for atom, mass in zip(atoms, probabilities[network, row].tolist(), strict=True):
+            value = min(max(float(rows["reward"][row] + rows["carry"][row] * atom), -1.0), 2.0)
+            for number, other in enumerate(atoms):
+                expected[row, number] += mass * max(0.0, 1.0 - abs(value - other) / 0.5)
+    target = learner._target(rows)
+    torch.testing.assert_close(target, expected.unsqueeze(0), atol=1e-5, rtol=1e-4)
+    outputs = learner.q.critics(learner.q.inputs(rows["observation"], learner.q.scaled(rows["actions"])))
+    loss = sum(torch.nn.functional.cross_entropy(each, expected) for each in outputs)
+    metrics = learner.q.step(rows, target, 1)
+    assert metrics["value_loss"].item() == pytest.approx(loss.item(), rel=1e-4)
+    assert metrics["clamped_targets"].item() == pytest.approx(expected[:, [0, 6]].sum(1).mean().item(), rel=1e-4)
 
 
 def test_further_targets_are_asked_for_where_they_end() -> None:

@@ -11,6 +11,7 @@ from embodied.algorithms.minibatches import Minibatches
 from embodied.algorithms.on_policy.ppo import PPO, PPOConfig
 from embodied.errors import UserError
 from embodied.rollout.rollout import Collector, Rollout
+from embodied.value_head import CriticHead, ValueHead
 from embodied.world import ALONE
 from policies.mlp import MLPConfig, MLPPolicy
 from tests.embodied.reach import Reach
@@ -18,10 +19,10 @@ from tests.embodied.reach import Reach
 ROWS = 6
 
 
-def make(envs: int = ROWS, **settings: float) -> tuple[MLPPolicy, PPO, Collector]:
+def make(envs: int = ROWS, head: ValueHead | None = None, **settings: float) -> tuple[MLPPolicy, PPO, Collector]:
     torch.manual_seed(0)
     env = Reach(envs)
-    policy = MLPConfig(hidden=[8]).build(env.contract)
+    policy = MLPConfig(hidden=[8], values=head or ValueHead()).build(env.contract)
     policy.fit(Reach(32).reset(starts=torch.arange(32)), torch.zeros(1, 1))
     values = {"minibatch": 10**6, "epochs": 1, "critic_warmup": 0, "max_gradient_norm": math.inf} | settings
     learner = PPOConfig(**values).build(policy, None, env, torch.Generator().manual_seed(0))
@@ -72,6 +73,25 @@ def test_ratios_are_clipped_where_they_went_too_far_already(
     assert metrics["clip_fraction"] == float(abs(ratio - 1.0) > 0.2)
     expected = torch.cat([each.flatten() for each in expected])
     torch.testing.assert_close(gradients(policy.actor_parameters()), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_categorical_values_learn_the_distribution_of_returns_by_cross_entropy() -> None:
+    head = ValueHead(CriticHead.HL_GAUSS, bins=21, value_low=-1.0, value_high=4.0)
+    policy, learner, _ = make(head=head, value_learning_rate=0.03)
+    batch = minibatch(policy, 1.0, 0.0)
+    logits = policy.critic(policy.features(batch["observation"]))
+    expected = torch.nn.functional.cross_entropy(logits, head.histogram(torch.tensor(2.0)).expand(ROWS, -1))
+    slope = torch.autograd.grad(expected, policy.critic_parameters())
+    assert learner._step(batch)["value_loss"] == pytest.approx(expected.item(), rel=1e-5)
+    slope = torch.cat([each.flatten() for each in slope])
+    torch.testing.assert_close(gradients(policy.critic_parameters()), slope, rtol=1e-4, atol=1e-6)
+    for _ in range(100):
+        learner._step(batch)
+    torch.testing.assert_close(policy.value(batch["observation"]), torch.full((ROWS,), 2.0), atol=0.05, rtol=0.0)
+    rollout = Collector(Reach(ROWS), policy, torch.Generator()).collect(20)
+    rollout.reward[:, 0] = 20.0
+    metrics = learner.update(rollout, 0.0)
+    assert 0.0 < metrics["clamped_targets"] < 1.0
 
 
 def test_entropy_is_worth_something() -> None:

@@ -1,6 +1,7 @@
 """Ranking learns from executed chunks which of its candidates are better, and resumes exactly."""
 
 import copy
+import math
 from dataclasses import replace
 
 import pytest
@@ -11,15 +12,21 @@ from embodied.algorithms.imitation.self_imitation import SelfImitationConfig
 from embodied.algorithms.imitation.sft import SFTConfig
 from embodied.algorithms.on_policy.ranking import Ranking, RankingConfig
 from embodied.rollout.rollout import Collector
+from embodied.value_head import CriticHead, ValueHead
+from policies.encoders import EncoderKind
+from policies.flow import FlowConfig
 from policies.mlp import MLPConfig
 from tests.embodied.algorithms.imitation.test_self_imitation import demonstrations
 from tests.embodied.ranking_mlp import RankingMLP, RankingMLPConfig
 from tests.embodied.reach import Reach
 
 
-def make(seed: int = 0, rounds: int = 1, **settings) -> tuple[RankingMLP, Ranking, Collector]:
+def make(
+    seed: int = 0, rounds: int = 1, values: ValueHead | None = None, **settings
+) -> tuple[RankingMLP, Ranking, Collector]:
     torch.manual_seed(seed)
-    policy = RankingMLPConfig(hidden=[32], initial_std=0.8).build(Reach(1).contract)
+    config = RankingMLPConfig(hidden=[32], initial_std=0.8, values=values or ValueHead())
+    policy = config.build(Reach(1).contract)
     policy.fit(Reach(32).reset(starts=torch.arange(32)), torch.zeros(1, 1))
     sft = SFTConfig(steps=400, batch=64, learning_rate=5e-3, final_learning_rate=5e-3, average=0.9)
     imitation = SelfImitationConfig(rollout_length=8, gradient_steps=10, capacity=5000, rounds=rounds, sft=sft)
@@ -69,6 +76,29 @@ def test_targets_are_advantages_under_the_policy_that_collected():
     torch.testing.assert_close(rows["advantage"], advantage.flatten())
     assert torch.equal(rows["chunk"], rollout.actions.flatten(0, 1))
     assert torch.equal(rows["observation", "position"], rollout.observation["position"].flatten(0, 1))
+
+
+def test_categorical_values_and_advantages_have_ranges_that_belong_together():
+    head = ValueHead(CriticHead.HL_GAUSS, bins=11, value_low=-0.25, value_high=1.0)
+    _, learner, collector = make(values=head, value_learning_rate=1e-2)
+    rollout = collector.collect(4)
+    metrics = learner.update(rollout, 0.1)
+    assert metrics["value_loss"] == pytest.approx(math.log(11), abs=0.3)
+    assert metrics["clamped_targets"] == 0.0
+    observation, returns = rollout.observation.flatten(0, 1), torch.full((4 * 64,), 0.7)
+    losses = [learner._fit_value(observation, returns) for _ in range(8)]
+    assert losses[-1] < losses[0]
+    torch.testing.assert_close(learner.policy.value(observation), returns, atol=0.05, rtol=0.0)
+    flow = FlowConfig(width=8, hidden=8, values=head, encoder=EncoderKind.FLAT).build(Reach(1).contract)
+    assert (flow.critic[-1].out_features, flow.advantage_head[-1].out_features) == (11, 11)
+    observation, actions = Reach(4).reset(starts=torch.arange(4)), torch.zeros(4, 2, 1)
+    flow.fit(observation, actions)
+    # A = Q - V lies in [low - high, high - low]
+    assert flow.advantage_values == replace(head, value_low=-1.25, value_high=1.25)
+    features = torch.cat((flow.advantage_encoder(observation), torch.zeros(4, 2)), -1)
+    target = flow.advantage_values.histogram(torch.full((4,), 0.5))
+    expected = torch.nn.functional.cross_entropy(flow.advantage_head(features), target)
+    torch.testing.assert_close(flow.advantage_loss(observation, actions, torch.full((4,), 0.5)), expected)
 
 
 def test_what_a_person_achieves_is_no_merit_of_the_chunk_before():
