@@ -70,11 +70,9 @@ class ActionValues(Composite):
         """Inputs of the critics, [B, features + K * A], from `scaled` actions [B, K, A]."""
         return torch.cat((self.policy.features(observation), scaled.flatten(1)), -1)
 
-    def values(self, observation: TensorDict, scaled: Tensor) -> Tensor:
-        """Values [M, B] of all critics for `scaled` actions [B, K, A]; their gradients reach the actions alone."""
-        with torch.no_grad():
-            features = self.policy.features(observation)
-        return self.critics.values(torch.cat((features, scaled.flatten(1)), -1), frozen=True)
+    def values(self, observation: TensorDict, scaled: Tensor, *, frozen: bool = False) -> Tensor:
+        """Values [M, B] of all critics for `scaled` actions [B, K, A]; `frozen` critics get no gradients."""
+        return self.critics.values(self.inputs(observation, scaled), frozen=frozen)
 
     @torch.no_grad()
     def target_minimum(self, observation: TensorDict, scaled: Tensor, generator: torch.Generator) -> Tensor:

@@ -20,6 +20,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from embodied.algorithms.critics import CriticConfig
+from embodied.algorithms.micro_batch import saved_bytes
 from embodied.algorithms.off_policy.replay import recorded_transitions
 from embodied.algorithms.off_policy.sac import SAC, SACConfig
 from embodied.algorithms.passes import Passes
@@ -158,4 +159,6 @@ class CalQL(SAC):
 
     def largest_pass(self, passes: Passes) -> int | None:
         """Bytes that the critics' minibatch with all sampled actions stores."""
-        return self.q.stored_bytes(passes, self.config.minibatch * (1 + 3 * self.options.sampled_actions))
+        observation = passes.observation(self.config.minibatch * (1 + 3 * self.options.sampled_actions))
+        actions = passes.actions(len(observation))[:, : self.policy.contract.executed]
+        return saved_bytes(lambda: self.q.values(observation, actions))

@@ -195,8 +195,9 @@ def test_no_weight_changes_by_what_is_not_finite(fault: str) -> None:
     if fault == "reward":
         rollout.reward[:] = torch.nan
     else:
-        values = learner.q.values
-        learner.q.values = lambda observation, actions: values(observation, actions + (0.0 * actions.square()).sqrt())
+        learner.q.inputs = lambda observation, actions: torch.cat(
+            (policy.features(observation), (actions + (0.0 * actions.square()).sqrt()).flatten(1)), -1
+        )
     before = [part.clone() for part in policy.mean_parameters()]
     with pytest.raises(DivergedError, match="value loss became nan" if fault == "reward" else "the actor became nan"):
         learner.update(rollout, 0.0)
