@@ -72,7 +72,8 @@ class Critics(nn.Module):
 
     def forward(self, inputs: Tensor, *, frozen: bool = False) -> Tensor:
         """Outputs [M, B, outputs] of scalar heads, or logits [M, B, bins]; `frozen` weights get no gradients."""
-        activation = torch.tanh if self.config.activation is Activation.TANH else torch.relu
+        # in place: no derivative reads their argument
+        activation = torch.tanh_ if self.config.activation is Activation.TANH else torch.relu_
         groups = self.biases, self.weights, self.scales, self.shifts
         biases, weights, scales, shifts = ([each.detach() if frozen else each for each in group] for group in groups)
         x = inputs.expand(self.config.ensemble, *inputs.shape)
