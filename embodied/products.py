@@ -1,22 +1,30 @@
 """Matrix products of wide layers on a CPU, by faster kernels than those that torch chooses.
 
-Torch multiplies float32 matrices by MKL, which on AMD's processors uses half the width of their vector units; oneDNN
-uses it all. Letters: M networks, B rows, I inputs, O outputs.
+Torch multiplies float32 matrices by MKL, which on AMD's processors with AVX-512 uses half the width of their vector
+units; oneDNN, which is a part of torch, uses it all. Letters: M networks, B rows, I inputs, O outputs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 WIDE = 128
-"""Width of layers from which on a kernel is chosen; narrower ones take little time."""
+"""Inputs and outputs of the smallest layer for which a kernel is chosen."""
 LARGE = 1 << 22
 """Multiplications from which on oneDNN's gain exceeds the time of a call from Python."""
+CPU_INFO = Path("/proc/cpuinfo")
 HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+PREFERS_ONEDNN = (
+    HAS_ONEDNN
+    and torch.backends.cpu.get_cpu_capability() == "AVX512"
+    and CPU_INFO.exists()
+    and "AuthenticAMD" in CPU_INFO.read_text()
+)
 
 
 def product(bias: Tensor, x: Tensor, weight: Tensor) -> Tensor:
@@ -41,8 +49,9 @@ class Dense(nn.Linear):
 
 def _is_faster(x: Tensor, weights: int) -> bool:
     """Whether oneDNN is faster for rows `x` [..., B, I] and a matrix of `weights`."""
-    is_large = x.shape[-2] * weights >= LARGE and weights >= WIDE * WIDE
-    return is_large and HAS_ONEDNN and x.is_cpu and x.dtype is torch.float32 and not torch.is_autocast_enabled("cpu")
+    if not PREFERS_ONEDNN or weights < WIDE * WIDE or x.shape[-2] * weights < LARGE:
+        return False
+    return x.is_cpu and x.dtype is torch.float32 and not torch.is_autocast_enabled("cpu")
 
 
 class _Product(torch.autograd.Function):

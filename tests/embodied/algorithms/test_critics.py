@@ -253,8 +253,10 @@ def test_wide_layers_equal_narrow_ones_in_values_and_gradients(monkeypatch: pyte
         loss.backward()
         return [loss.detach(), *(each.grad.clone() for each in (*critics.parameters(), *layers.parameters(), inputs))]
 
+    monkeypatch.setattr(products, "PREFERS_ONEDNN", True)
     assert _names(critics.loss(layers(inputs), target).grad_fn).count("_ProductBackward") == 2
     fast = results()
+    monkeypatch.setattr(products, "PREFERS_ONEDNN", False)
     monkeypatch.setattr(products, "WIDE", 1 << 20)
     assert "_ProductBackward" not in _names(critics.loss(layers(inputs), target).grad_fn)
     torch.testing.assert_close(fast, results())
