@@ -29,7 +29,7 @@ PREFERS_ONEDNN = (
 
 def product(bias: Tensor, x: Tensor, weight: Tensor) -> Tensor:
     """`bias` [M, 1, O] + `x` [M, B, I] @ `weight` [M, I, O]: `torch.baddbmm` up to rounding."""
-    if _is_faster(x, weight[0].numel()):
+    if _is_faster(x, weight.shape[1:].numel()):
         return _Product.apply(bias, x, weight)
     if x.is_cpu and weight.shape[1] >= WIDE and weight.shape[2] == 1:
         # elementwise: several times as fast as by matrices with one column
@@ -51,7 +51,8 @@ def _is_faster(x: Tensor, weights: int) -> bool:
     """Whether oneDNN is faster for rows `x` [..., B, I] and a matrix of `weights`."""
     if not PREFERS_ONEDNN or weights < WIDE * WIDE or x.shape[-2] * weights < LARGE:
         return False
-    return x.is_cpu and x.dtype is torch.float32 and not torch.is_autocast_enabled("cpu")
+    is_repeated = x.stride(-2) == 0  # one row in place of many, for which oneDNN is very slow
+    return x.is_cpu and x.dtype is torch.float32 and not is_repeated and not torch.is_autocast_enabled("cpu")
 
 
 class _Product(torch.autograd.Function):
@@ -61,10 +62,10 @@ class _Product(torch.autograd.Function):
         return _products(x, weight, bias.squeeze(1))
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401 - torch's context
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401 - torch's context
         x, weight = ctx.saved_tensors
         needs_bias, needs_x, needs_weight = ctx.needs_input_grad
-        gradient = gradient.contiguous()  # oneDNN is very slow where rows or columns are repeated
+        gradient = grad_outputs[0].contiguous()  # that of a sum repeats a number, too
         none = [None] * len(x)
         # y = b + x W: dL/db = sum of g over the rows, dL/dx = g W^T, dL/dW = x^T g
         return (
