@@ -57,7 +57,7 @@ class Family(Composite):
         place = self.choice(features).squeeze(1)
         inputs = torch.cat((features, self._actions(features, place).flatten(1)), -1)
         # L_b = -mean min_j Q_j(s, pi(s, b(s)))
-        choice = -self.q.critics.values(inputs, frozen=True).amin(0).mean()
+        choice = -self.q.critics.values(inputs).amin(0).mean()
         check_finite({"loss of the family": imitation.detach(), "loss of the temperatures": choice.detach()}, step)
         self.optimiser.zero_grad()
         imitation.backward()
