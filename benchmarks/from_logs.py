@@ -30,9 +30,11 @@ from tensordict import TensorDict  # noqa: E402
 
 from embodied import seeding  # noqa: E402
 from embodied.algorithms.imitation.sft import SFTConfig  # noqa: E402
+from embodied.algorithms.offline.co_rft import CoRFTConfig  # noqa: E402
 from embodied.algorithms.offline.fql import FQLConfig, OfflineQCConfig  # noqa: E402
 from embodied.algorithms.offline.iql import Extraction, FamO2OConfig, FDVLConfig, IQLConfig, ValueLoss  # noqa: E402
 from embodied.algorithms.offline.rebrac import ReBRACConfig, TD3BCConfig  # noqa: E402
+from embodied.algorithms.offline.recap import RECAPConfig  # noqa: E402
 from embodied.data.episodes import SUCCEEDED, UNKNOWN, Episodes  # noqa: E402
 from embodied.data.recording import record_episodes  # noqa: E402
 from embodied.environment import Environment  # noqa: E402
@@ -53,9 +55,11 @@ ROWS: dict[str, tuple[str, Callable[..., OfflineLearnerConfig]]] = {
     "IQL": ("flow", IQLConfig),
     "QC": ("flow", OfflineQCConfig),
     "FQL": ("one-step flow", FQLConfig),
+    "CO-RFT": ("one-step flow", CoRFTConfig),
     "f-DVL": ("flow", FDVLConfig),
     "f-DVL, chi-square": ("flow", lambda **sizes: FDVLConfig(value_loss=ValueLoss.CHI_SQUARE, **sizes)),
     "FamO2O": ("flow", FamO2OConfig),
+    "RECAP": ("conditioned flow", RECAPConfig),
     "mlp, imitation of successes": ("mlp", SFTConfig),
     "mlp, IQL": ("mlp", IQLConfig),
     "mlp, f-DVL": ("mlp", FDVLConfig),
@@ -67,6 +71,8 @@ ROWS: dict[str, tuple[str, Callable[..., OfflineLearnerConfig]]] = {
 }
 """Policy and config of the learner by name; policy=mlp cannot read the objects of `libero_pick`."""
 FAILED_SHARE = 1.0 / 3.0
+GUIDANCE = 1.5
+"""Classifier-free guidance of RECAP's policy."""
 
 
 @dataclass
@@ -99,13 +105,17 @@ def reach(args: argparse.Namespace, count: int, seed: int) -> Logs:
     good, failures = (
         record_episodes(Reach(size), Controller(share), generator) for size, share in ((count - bad, 0.3), (bad, -0.3))
     )
-    policies = {"mlp": MLPConfig(hidden=[32]), **flows(FlowConfig(width=16, hidden=32, turn_rad=0.0))}
-    return Logs(Reach, Episodes.join([good, failures]), policies)
+    flow = FlowConfig(width=16, hidden=32, turn_rad=0.0)
+    return Logs(Reach, Episodes.join([good, failures]), {"mlp": MLPConfig(hidden=[32]), **flows(flow)})
 
 
 def flows(policy: FlowConfig) -> dict[str, PolicyConfig]:
-    """The flow policy, with and without a one-step actor."""
-    return {"flow": policy, "one-step flow": replace(policy, steering=SteeringConfig(kind=Steering.ONE_STEP))}
+    """The flow `policy`, and those with a one-step actor and with a condition for RECAP, by kind."""
+    return {
+        "flow": policy,
+        "one-step flow": replace(policy, steering=SteeringConfig(kind=Steering.ONE_STEP)),
+        "conditioned flow": replace(policy, advantage_guidance=GUIDANCE),
+    }
 
 
 def libero_pick(args: argparse.Namespace, count: int, seed: int) -> Logs:

@@ -31,6 +31,8 @@ class ExperimentConfig(Configuration):
     `start_from` names a run, a checkpoint or a .safetensors file with the policy's initial weights and statistics. The
     run computes in `precision` unless the policy has its own; with `overlap` RL collects the next rollout during the
     update, by the policy from before it; `storage` places rollouts on the simulator's device, in CPU memory or on disk.
+    Unknown actions of demonstrations are predicted by an inverse-dynamics model with `label_actions` gradient steps (0:
+    such demonstrations are refused).
     `rounds` are those of the stage offline.
     """
 
@@ -49,6 +51,7 @@ class ExperimentConfig(Configuration):
     precision: Precision = Precision.FLOAT32
     overlap: bool = False
     storage: Storage = Storage.DEVICE
+    label_actions: NonNegativeInt = 0
     sft: SFTConfig = field(default_factory=SFTConfig)
     rounds: RoundsConfig = field(default_factory=RoundsConfig)
 

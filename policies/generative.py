@@ -180,8 +180,7 @@ class GenerativePolicy(Steerable, RankingPolicy):
     def start_ranking(self) -> None:
         """Execute the candidate of highest advantage from now on; if the policy `teaches`, only while exploring."""
         self.ranks.fill_(True)
-        if isinstance(self.steers, Tensor):
-            self.steers.fill_(False)
+        self.stop_steering()
 
     def start_steering(self, *, keep_ranking: bool = False) -> None:
         """See `SteeredPolicy.start_steering`."""

@@ -125,6 +125,11 @@ class Steerable(SteeredPolicy):
         assert isinstance(self.steers, Tensor)
         self.steers.fill_(True)
 
+    def stop_steering(self) -> None:
+        """Act without the small actor from now on."""
+        if isinstance(self.steers, Tensor):
+            self.steers.fill_(False)
+
     def steering_parameters(self) -> list[nn.Parameter]:
         """Parameters that only the small actor uses."""
         return [] if self.steering is Steering.NONE else list(self.steering_actor.parameters())

@@ -4,12 +4,14 @@ from embodied.algorithms.imitation.distillation import DistillationConfig
 from embodied.algorithms.imitation.one_step import OfflineOneStepConfig, OnlineOneStepConfig
 from embodied.algorithms.imitation.self_imitation import SelfImitationConfig
 from embodied.algorithms.off_policy.dsrl import DSRLConfig
+from embodied.algorithms.off_policy.flash_sac import FlashSACConfig
 from embodied.algorithms.off_policy.h2o import H2OConfig
 from embodied.algorithms.off_policy.qc import QCConfig, QCFQLConfig
 from embodied.algorithms.off_policy.residual import ResidualConfig
 from embodied.algorithms.off_policy.sac import RLPDConfig, SACConfig, WSRLConfig
 from embodied.algorithms.off_policy.td3 import TD3Config
 from embodied.algorithms.offline.calql import CalQLConfig, CQLConfig
+from embodied.algorithms.offline.co_rft import CoRFTConfig
 from embodied.algorithms.offline.fql import FQLConfig, OfflineQCConfig
 from embodied.algorithms.offline.iql import FamO2OConfig, FDVLConfig, IQLConfig
 from embodied.algorithms.offline.rebrac import ReBRACConfig, TD3BCConfig
@@ -23,6 +25,7 @@ ALGORITHMS: dict[str, type] = {
     "bptt": BPTTConfig,
     "distillation": DistillationConfig,
     "dsrl": DSRLConfig,
+    "flash_sac": FlashSACConfig,
     "grpo": GRPOConfig,
     "h2o": H2OConfig,
     "one_step": OnlineOneStepConfig,
@@ -39,6 +42,7 @@ ALGORITHMS: dict[str, type] = {
 }
 OFFLINE: dict[str, type] = {
     "calql": CalQLConfig,
+    "co_rft": CoRFTConfig,
     "cql": CQLConfig,
     "f_dvl": FDVLConfig,
     "famo2o": FamO2OConfig,
