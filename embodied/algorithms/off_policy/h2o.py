@@ -92,7 +92,7 @@ class DynamicsGap(Composite):
     def __init__(self, q: ActionValues, config: H2OConfig) -> None:
         self.q = q
         self.noise = config.discriminator_noise
-        one = CriticConfig(config.hidden, ensemble=1, activation=config.activation)
+        one = CriticConfig(hidden=config.hidden, ensemble=1, activation=config.activation)
         features = q.policy.feature_size
         size = features + q.executed * q.elements
         self.of_actions, self.of_transitions = (

@@ -13,6 +13,9 @@ from embodied.algorithms.imitation.sft import SFT, SFTConfig
 from embodied.algorithms.off_policy.residual import ResidualConfig
 from embodied.algorithms.off_policy.sac import WSRLConfig
 from embodied.algorithms.offline.calql import CalQLConfig
+from embodied.algorithms.offline.off_policy_evaluation import Estimator, OffPolicyEvaluationConfig
+from embodied.algorithms.offline.rebrac import ReBRACConfig
+from embodied.algorithms.offline.rounds import RoundsConfig
 from embodied.algorithms.parts import Composite
 from embodied.errors import DivergedError, UserError
 from embodied.policy import Steering
@@ -58,7 +61,12 @@ def small(monkeypatch):
 
 
 def make(
-    directory: Path, stages: list[str], kind: type[Experiment] = Experiment, learner: object = None, **options
+    directory: Path,
+    stages: list[str],
+    kind: type[Experiment] = Experiment,
+    learner: object = None,
+    task: ReachTask | None = None,
+    **options,
 ) -> Experiment:
     config = ExperimentConfig(
         num_envs=8,
@@ -73,7 +81,7 @@ def make(
     )
     learner = learner or ImitationConfig() if "offline" in stages else None
     algorithm = PPO if "rl" in stages else None
-    return kind(config, ReachTask(), POLICY, algorithm, directory, record={"values": {}}, offline=learner)
+    return kind(config, task or ReachTask(), POLICY, algorithm, directory, record={"values": {}}, offline=learner)
 
 
 def rows(directory: Path) -> list[dict]:
@@ -190,10 +198,14 @@ def test_a_kill_inside_every_stage_changes_no_number(tmp_path: Path, evaluating:
 
 
 class RecordedTask(ReachTask):
-    """ReachTask with recorded episodes that have rewards."""
+    """ReachTask with recorded episodes that have rewards, of which the last have `unknown` actions."""
+
+    unknown = 0
 
     def demonstrations(self, directory, seed):
-        return recorded()
+        episodes = recorded()
+        episodes.actions[episodes.steps - self.unknown :] = torch.nan
+        return episodes
 
 
 def test_reinforcement_learning_goes_on_with_the_critics_of_an_offline_learner(tmp_path: Path) -> None:
@@ -220,6 +232,52 @@ def test_reinforcement_learning_goes_on_with_the_critics_of_an_offline_learner(t
             offline=offline_config,
         )
     assert not (tmp_path / "other").exists()
+
+
+def test_unknown_actions_of_demonstrations_are_predicted_once_or_refused(tmp_path: Path) -> None:
+    task = RecordedTask()
+    task.unknown = 30
+    config = ExperimentConfig(num_envs=8, evaluation_envs=4, stages=["sft"], label_actions=5)
+    made = [Experiment(config, task, POLICY, None, tmp_path / "run", record={}) for _ in range(2)]
+    actions = [each.demonstrations.actions for each in made if each.demonstrations is not None]
+    assert actions[0].isfinite().all()
+    assert torch.equal(*actions)
+    assert any("Actions of 30 of" in note for note in made[1].report.notes)
+    with pytest.raises(UserError, match="actions are unknown in 5 of 60 episodes: add label_actions"):
+        Experiment(replace(config, label_actions=0), task, POLICY, None, tmp_path / "other", record={})
+
+
+def test_gated_rounds_are_reported_and_resumed(tmp_path: Path) -> None:
+    class Dies(Experiment):
+        """Dies once, in the second round."""
+
+        def _keep(self, parts, due):
+            if not died and parts["learner"].gradient_steps == 27:
+                died.append(True)
+                raise Killed
+            super()._keep(parts, due)
+
+    died = []
+    evaluation = OffPolicyEvaluationConfig(hidden=[16], steps=5, batch=16)
+    rounds = RoundsConfig(count=2, gate=Estimator.FQE, collected=1, evaluation=evaluation)
+    learner = ReBRACConfig(steps=20, batch=16, hidden=[16])
+    for name, kind in (("whole", Experiment), ("parts", Dies), ("parts", Dies)):
+        try:
+            make(tmp_path / name, ["offline"], kind, learner, rounds=rounds, task=RecordedTask()).run()
+        except Killed:
+            continue
+    made = report(tmp_path / "whole")
+    assert [(each["round"], each["episodes"]) for each in made["rounds"]] == [(1, 60), (2, 68)]
+    assert "present" not in made["rounds"][0]
+    assert made["rounds"][1]["present"] != made["rounds"][1]["estimate"]
+    sentences = [each["sentence"] for each in made["rounds"]]
+    assert sentences == [note for note in made["notes"] if note.startswith("Offline round")]
+    assert all(each in (tmp_path / "whole" / "report.html").read_text() for each in sentences)
+    assert report(tmp_path / "parts")["rounds"] == made["rounds"]
+    assert report(tmp_path / "parts")["evaluations"] == made["evaluations"]
+    assert checkpoint.load(tmp_path / "whole").counters["offline_gradient_steps"] == 40
+    with pytest.raises(UserError, match=r"rounds are those of the stage offline.*stages=\[sft,offline\]"):
+        make(tmp_path / "other", ["sft"], rounds=rounds)
 
 
 def test_learners_and_stages_must_go_together(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def steered(
     kind: Steering, seed: int = 0, *, horizon: int = 2, diffusion: bool = False, **steering
 ) -> GenerativePolicy:
     torch.manual_seed(seed)
-    actor = SteeringConfig(kind=kind, hidden=[32], **steering)
+    actor = SteeringConfig(kind=kind, **{"hidden": [32]} | steering)
     sizes = {"width": 16, "hidden": 32, "turn_rad": 0.0, "denoising_steps": 2, "steering": actor}
     config = DiffusionConfig(tuned_steps=1, **sizes) if diffusion else FlowConfig(**sizes)
     policy = config.build(Reach(1, horizon=horizon).contract)
