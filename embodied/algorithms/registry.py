@@ -4,6 +4,7 @@ from embodied.algorithms.imitation.distillation import DistillationConfig
 from embodied.algorithms.imitation.one_step import OfflineOneStepConfig, OnlineOneStepConfig
 from embodied.algorithms.imitation.self_imitation import SelfImitationConfig
 from embodied.algorithms.off_policy.dsrl import DSRLConfig
+from embodied.algorithms.off_policy.flash_sac import FlashSACConfig
 from embodied.algorithms.off_policy.h2o import H2OConfig
 from embodied.algorithms.off_policy.qc import QCConfig, QCFQLConfig
 from embodied.algorithms.off_policy.residual import ResidualConfig
@@ -24,6 +25,7 @@ ALGORITHMS: dict[str, type] = {
     "bptt": BPTTConfig,
     "distillation": DistillationConfig,
     "dsrl": DSRLConfig,
+    "flash_sac": FlashSACConfig,
     "grpo": GRPOConfig,
     "h2o": H2OConfig,
     "one_step": OnlineOneStepConfig,
