@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from embodied.algorithms.offline.inverse_dynamics import labelled
 from embodied.command_line import program
 from embodied.command_line.config import compose
 from embodied.command_line.train_options import GROUPS, TrainConfig
@@ -105,7 +106,9 @@ def on_recordings(config: EvaluateConfig, saved: checkpoint.Checkpoint, trained:
     path = Path(saved.path or "")
     demonstrations = reader(trained, trained.task)
     assert demonstrations is not None
-    learned, held_out = split(demonstrations(contract, path.parent.parent), trained.task.held_out_share)
+    directory = path.parent.parent
+    learned, held_out = split(demonstrations(contract, directory), trained.task.held_out_share)
+    learned, _ = labelled(learned, contract, trained.label_actions, trained.seed, directory)
     saved.restore(policy := trained.policy.build(saved.contract).to(config.device))
     result = OpenLoop(held_out, learned, contract, config.device).evaluate(policy)
     record = {"checkpoint": str(path), "weights_sha256": saved.weights_sha256}

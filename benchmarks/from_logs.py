@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # also runs from a clone that is not installed
@@ -30,13 +30,16 @@ from tensordict import TensorDict  # noqa: E402
 
 from embodied import seeding  # noqa: E402
 from embodied.algorithms.imitation.sft import SFTConfig  # noqa: E402
+from embodied.algorithms.offline.co_rft import CoRFTConfig  # noqa: E402
 from embodied.algorithms.offline.fql import FQLConfig, OfflineQCConfig  # noqa: E402
 from embodied.algorithms.offline.iql import Extraction, FamO2OConfig, FDVLConfig, IQLConfig, ValueLoss  # noqa: E402
 from embodied.algorithms.offline.rebrac import ReBRACConfig, TD3BCConfig  # noqa: E402
+from embodied.algorithms.offline.recap import RECAPConfig  # noqa: E402
 from embodied.data.episodes import SUCCEEDED, UNKNOWN, Episodes  # noqa: E402
+from embodied.data.recording import record_episodes  # noqa: E402
 from embodied.environment import Environment  # noqa: E402
 from embodied.evaluation.evaluation import evaluate, rate_over_seeds  # noqa: E402
-from embodied.policy import Decision, PolicyConfig, Steering, TrainablePolicy  # noqa: E402
+from embodied.policy import PolicyConfig, Steering, TrainablePolicy  # noqa: E402
 from embodied.report.markdown import table  # noqa: E402
 from embodied.saving.files import complete_or_absent  # noqa: E402
 from embodied.saving.json_text import dumps_rows  # noqa: E402
@@ -52,9 +55,11 @@ ROWS: dict[str, tuple[str, Callable[..., OfflineLearnerConfig]]] = {
     "IQL": ("flow", IQLConfig),
     "QC": ("flow", OfflineQCConfig),
     "FQL": ("one-step flow", FQLConfig),
+    "CO-RFT": ("one-step flow", CoRFTConfig),
     "f-DVL": ("flow", FDVLConfig),
     "f-DVL, chi-square": ("flow", lambda **sizes: FDVLConfig(value_loss=ValueLoss.CHI_SQUARE, **sizes)),
     "FamO2O": ("flow", FamO2OConfig),
+    "RECAP": ("conditioned flow", RECAPConfig),
     "mlp, imitation of successes": ("mlp", SFTConfig),
     "mlp, IQL": ("mlp", IQLConfig),
     "mlp, f-DVL": ("mlp", FDVLConfig),
@@ -66,6 +71,8 @@ ROWS: dict[str, tuple[str, Callable[..., OfflineLearnerConfig]]] = {
 }
 """Policy and config of the learner by name; policy=mlp cannot read the objects of `libero_pick`."""
 FAILED_SHARE = 1.0 / 3.0
+GUIDANCE = 1.5
+"""Classifier-free guidance of RECAP's policy."""
 
 
 @dataclass
@@ -75,45 +82,6 @@ class Logs:
     environment: Callable[[int], Environment]
     episodes: Episodes
     policies: dict[str, PolicyConfig]
-
-
-class Actor(Protocol):
-    """Source of actions."""
-
-    def act(self, observation: TensorDict, *, generator: torch.Generator) -> Decision | argparse.Namespace:
-        """Decision with `actions` [N, H, A]."""
-        ...
-
-
-def recorded(env: Environment, policy: Actor, generator: torch.Generator) -> Episodes:
-    """One episode of `policy` in each environment, with its outcome."""
-    observation = env.reset(starts=torch.arange(env.num_envs) // len(env.task_names))
-    decisions = []
-    done = torch.zeros(env.num_envs, dtype=torch.bool)
-    while not done.all():
-        actions = policy.act(observation, generator=generator).actions[:, : env.contract.executed]
-        transition = env.step(actions)
-        decisions.append((observation.clone(), actions, transition, done))
-        observation = transition.observation
-        done = done | transition.done
-    return Episodes.join([_episode(decisions, index, int(env.task_index[index])) for index in range(env.num_envs)])
-
-
-def _episode(decisions: Sequence[tuple], index: int, task: int) -> Episodes:
-    """The episode of environment `index`, with an observation before each of its decisions."""
-    own = [(each, actions, transition) for each, actions, transition, done in decisions if not done[index]]
-    counts = torch.tensor([int(transition.executed[index].sum()) for *_, transition in own])
-    last = own[-1][2]
-    episode = Episodes.of(
-        torch.stack([each[index] for each, *_ in own]),
-        torch.cat([actions[index, :count] for (_, actions, _), count in zip(own, counts.tolist(), strict=True)]),
-        success=bool(last.success[index]),
-        reward=torch.cat([each.reward[index, :count] for (*_, each), count in zip(own, counts.tolist(), strict=True)]),
-        terminated=bool(last.terminated[index]),
-        task_index=task,
-        final_observation=last.observation[index].clone(),
-    )
-    return replace(episode, first=counts.cumsum(0) - counts)
 
 
 def reach(args: argparse.Namespace, count: int, seed: int) -> Logs:
@@ -135,15 +103,19 @@ def reach(args: argparse.Namespace, count: int, seed: int) -> Logs:
     generator = seeding.generator(seed, "logs")
     bad = round(FAILED_SHARE * count)
     good, failures = (
-        recorded(Reach(size), Controller(share), generator) for size, share in ((count - bad, 0.3), (bad, -0.3))
+        record_episodes(Reach(size), Controller(share), generator) for size, share in ((count - bad, 0.3), (bad, -0.3))
     )
-    policies = {"mlp": MLPConfig(hidden=[32]), **flows(FlowConfig(width=16, hidden=32, turn_rad=0.0))}
-    return Logs(Reach, Episodes.join([good, failures]), policies)
+    flow = FlowConfig(width=16, hidden=32, turn_rad=0.0)
+    return Logs(Reach, Episodes.join([good, failures]), {"mlp": MLPConfig(hidden=[32]), **flows(flow)})
 
 
 def flows(policy: FlowConfig) -> dict[str, PolicyConfig]:
-    """The flow policy, with and without a one-step actor."""
-    return {"flow": policy, "one-step flow": replace(policy, steering=SteeringConfig(kind=Steering.ONE_STEP))}
+    """The flow `policy`, and those with a one-step actor and with a condition for RECAP, by kind."""
+    return {
+        "flow": policy,
+        "one-step flow": replace(policy, steering=SteeringConfig(kind=Steering.ONE_STEP)),
+        "conditioned flow": replace(policy, advantage_guidance=GUIDANCE),
+    }
 
 
 def libero_pick(args: argparse.Namespace, count: int, seed: int) -> Logs:
@@ -159,7 +131,7 @@ def libero_pick(args: argparse.Namespace, count: int, seed: int) -> Logs:
     good = task.demonstrations(folder, seed).expanded()
     env = task.environment(bad * len(args.tasks.split(",")), "wide", "train", seed)
     beginner = learned(SFTConfig(steps=args.steps // 10), config.policy, env, good, seed)
-    poor = recorded(env, beginner, seeding.generator(seed, "logs"))
+    poor = record_episodes(env, beginner, seeding.generator(seed, "logs"))
     env.close()
     poor = replace(
         poor,

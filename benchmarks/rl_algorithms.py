@@ -101,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             rows = {row["name"]: row for row in report["rows"] if row["seed"] == seed}
             if name in rows:
                 continue
-            start = _start(args.folder, options, seed)
+            start = supervised_start(args.folder, options, seed)
             if name == CONTROL:
                 steps = max((row.get("gradient_steps", 0) for row in rows.values()), default=0)
                 if not steps:
@@ -147,7 +147,7 @@ def _plain(name: str) -> str:
     return re.sub(r"\W+", "_", name)
 
 
-def _start(folder: Path, options: Sequence[str], seed: int) -> Path:
+def supervised_start(folder: Path, options: Sequence[str], seed: int) -> Path:
     """Train, once, the supervised run from which rows with the policy of `options` begin; returns its folder."""
     policy = next((option.partition("=")[2] for option in options if option.startswith("policy=")), "flow")
     run = folder / f"start_{policy}_{seed}"
@@ -211,8 +211,13 @@ def _train(options: Sequence[str], run: Path) -> None:
     else:
         shutil.rmtree(run, ignore_errors=True)
         options = [*options, f"output={run}"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, "train.py", *options], cwd=ROOT, env=environment, check=True)
+    subprocess.run([sys.executable, "train.py", *options], cwd=ROOT, env=child_environment(), check=True)
+
+
+def child_environment() -> dict[str, str]:
+    """Environment of a program of this clone on one core, with the other paths of this process."""
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

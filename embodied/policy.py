@@ -311,6 +311,10 @@ class SteeredPolicy(TrainablePolicy):
         """
 
     @abstractmethod
+    def stop_steering(self) -> None:
+        """Let `act` generate chunks without the small actor from now on."""
+
+    @abstractmethod
     def steering_parameters(self) -> list[nn.Parameter]:
         """Parameters that only the small actor uses."""
 

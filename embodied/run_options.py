@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from embodied.algorithms.imitation.sft import SFTConfig
+from embodied.algorithms.offline.rounds import RoundsConfig
 from embodied.configuration import Configuration, NonNegativeInt, PositiveInt
 from embodied.errors import UserError
 from embodied.precision import Precision
@@ -30,6 +31,9 @@ class ExperimentConfig(Configuration):
     `start_from` names a run, a checkpoint or a .safetensors file with the policy's initial weights and statistics. The
     run computes in `precision` unless the policy has its own; with `overlap` RL collects the next rollout during the
     update, by the policy from before it; `storage` places rollouts on the simulator's device, in CPU memory or on disk.
+    Unknown actions of demonstrations are predicted by an inverse-dynamics model with `label_actions` gradient steps (0:
+    such demonstrations are refused).
+    `rounds` are those of the stage offline.
     """
 
     num_envs: PositiveInt = 100
@@ -47,7 +51,9 @@ class ExperimentConfig(Configuration):
     precision: Precision = Precision.FLOAT32
     overlap: bool = False
     storage: Storage = Storage.DEVICE
+    label_actions: NonNegativeInt = 0
     sft: SFTConfig = field(default_factory=SFTConfig)
+    rounds: RoundsConfig = field(default_factory=RoundsConfig)
 
     def __post_init__(self) -> None:
         """Raise UserError for numbers out of range, and for unknown stages or evaluation intervals."""
@@ -77,5 +83,7 @@ class ExperimentConfig(Configuration):
                 raise UserError(
                     f"stages={stages} has no learner for {stage}; set {argument}=NAME, or pass its config to Experiment"
                 )
+        if self.rounds.are_used and "offline" not in stages:
+            raise UserError(f"rounds are those of the stage offline, not of stages={stages}; use stages=[sft,offline]")
         if offline is not None and "offline" not in stages:
             raise UserError(f"the learner offline= is not used by stages={stages}; use stages=[offline]")

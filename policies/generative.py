@@ -23,6 +23,7 @@ from embodied.configuration import Fraction, NonNegativeFloat, PositiveInt, Rang
 from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.export.chunk_network import ChunkNetwork
+from embodied.export.network import Network
 from embodied.policy import (
     CONDITION,
     INITIAL_NOISE,
@@ -39,6 +40,7 @@ from policies.augmentation import CARTESIAN, Augmentation, AugmentationKind, Car
 from policies.choice_of_encoder import EncoderConfig, fit_encoders, observation_encoder
 from policies.chunk_networks import NetworkKind
 from policies.encoders import Encoder
+from policies.flat import FlatEncoder, PlainEncoder
 from policies.kernels.sampling import undefined_log_prob
 from policies.libero_encoder import missing
 from policies.steering import Steerable, SteeringConfig
@@ -178,8 +180,7 @@ class GenerativePolicy(Steerable, RankingPolicy):
     def start_ranking(self) -> None:
         """Execute the candidate of highest advantage from now on; if the policy `teaches`, only while exploring."""
         self.ranks.fill_(True)
-        if isinstance(self.steers, Tensor):
-            self.steers.fill_(False)
+        self.stop_steering()
 
     def start_steering(self, *, keep_ranking: bool = False) -> None:
         """See `SteeredPolicy.start_steering`."""
@@ -250,7 +251,9 @@ class GenerativePolicy(Steerable, RankingPolicy):
         shape = (count, rows, self.contract.action.shape[-1])
         if deterministic:
             # a fixed function of the observation, so that the same observation gives the same chunk
-            return fixed_noise(self.encoder.identity(observation), shape).to(self.device)
+            shared = self.steers and self.config.steering.shared_noise
+            identity = torch.zeros(len(observation), 0) if shared else self.encoder.identity(observation)
+            return fixed_noise(identity, shape).to(self.device)
         return torch.randn(observation.batch_size[0], *shape, device=self.device, generator=generator)
 
     def candidates(self, observation: TensorDict, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -264,14 +267,19 @@ class GenerativePolicy(Steerable, RankingPolicy):
         actions = self.predicted(chunk).unflatten(0, (-1, count))
         return actions, self.advantage(observation, actions) if count > 1 else actions.new_zeros(len(actions), 1)
 
-    def deployable(self) -> ChunkNetwork:
+    def deployable(self) -> ChunkNetwork | Network:
         """Network for export: candidates from noise, of which the best is executed as in `act`.
+
+        A one-step actor that ranks no candidates, with shared noise, is a network of dense layers.
 
         Raises:
             UserError: without normalisation statistics.
         """
         if not all(flag for name, flag in self.encoder.named_buffers() if name.split(".")[-1] == "fitted"):
             raise UserError("the policy has no normalisation statistics; train it before exporting")
+        shared = bool(self.steers) and self.config.steering.shared_noise
+        if shared and not self.ranks and isinstance(self.encoder, FlatEncoder | PlainEncoder):
+            return self._dense(self.encoder)
         policy = copy.deepcopy(self).cpu().requires_grad_(False).eval()
         del policy.critic, policy.value_encoder
         encoder = policy.encoder
@@ -282,9 +290,17 @@ class GenerativePolicy(Steerable, RankingPolicy):
             replace(self.contract, observation={key: self.contract.observation[key] for key in encoder.reads}),
             {key: table.words for key, table in encoder.tables.items()},
             (count, self.generated, self.contract.action.shape[-1]),
-            encoder.seeds,
+            () if shared else encoder.seeds,
             policy,
         )
+
+    def _dense(self, encoder: FlatEncoder | PlainEncoder) -> Network:
+        """Network of the encoder and the one-step actor."""
+        layers = list(encoder.layers) if isinstance(encoder, FlatEncoder) else []
+        added = self._positive if self.conditioned else encoder.mean.new_zeros(encoder.out_features)
+        distances = [key for key in encoder.reciprocal if key in encoder.actor_keys]
+        mean, scale = encoder.mean[: encoder.observed], encoder.scale[: encoder.observed]
+        return Network.of(self.contract, mean, scale, [*layers, *self.layers_of_one_step(added)], distances)
 
     def example(self, count: int, rows: int, generator: torch.Generator) -> TensorDict:
         """Random observations [count], see `Encoder.example`."""

@@ -8,6 +8,7 @@ Letters: N observations, G generated and K executed actions, A action dimension,
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import abstractmethod
 from dataclasses import dataclass, field
@@ -17,7 +18,9 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from embodied.configuration import Configuration, PositiveFloat, PositiveInt
+from embodied.errors import UserError
 from embodied.policy import INITIAL_NOISE, SteeredPolicy, Steering
+from embodied.seeding import fixed_noise
 from policies.encoders import Encoder
 from policies.kernels.sampling import undefined_log_prob
 from policies.squashed import LOG_STD_RANGE, dense_layers, squashed_log_prob
@@ -28,7 +31,8 @@ class SteeringConfig(Configuration):
     """Quantity that a small actor with layers `hidden` chooses: the initial noise, a residual, or chunks in one step.
 
     Initial noise is within `noise_bound`, residuals are within `residual_scale` in half ranges of the action; before
-    tanh both have the `initial_std` at first.
+    tanh both have the `initial_std` at first. With `shared_noise` a one-step actor that acts deterministically has the
+    same noise in all observations, so that it is a network of dense layers.
     """
 
     kind: Steering = Steering.NONE
@@ -36,6 +40,13 @@ class SteeringConfig(Configuration):
     noise_bound: PositiveFloat = 1.5
     residual_scale: PositiveFloat = 0.1
     initial_std: PositiveFloat = 1.0
+    shared_noise: bool = False
+
+    def __post_init__(self) -> None:
+        """Raise UserError for numbers out of range, and for options that do not go together."""
+        super().__post_init__()
+        if self.shared_noise and self.kind is not Steering.ONE_STEP:
+            raise UserError("policy.steering.shared_noise needs policy.steering.kind=one_step")
 
 
 class SteeringActor(nn.Module):
@@ -113,6 +124,11 @@ class Steerable(SteeredPolicy):
         """See `SteeredPolicy.start_steering`."""
         assert isinstance(self.steers, Tensor)
         self.steers.fill_(True)
+
+    def stop_steering(self) -> None:
+        """Act without the small actor from now on."""
+        if isinstance(self.steers, Tensor):
+            self.steers.fill_(False)
 
     def steering_parameters(self) -> list[nn.Parameter]:
         """Parameters that only the small actor uses."""
@@ -192,6 +208,31 @@ class Steerable(SteeredPolicy):
         difference = (self.steering_actor.chunk(features, noise) - generated) * self.action_std / self.half_range
         return difference.square().mean()
 
+    @torch.no_grad()
+    def layers_of_one_step(self, added: Tensor) -> list[nn.Module]:
+        """Layers on the CPU from features [N, F] to H actions in half ranges, for noise that all observations share.
+
+        The features `added` [F] are the same in all observations, too.
+        """
+        layers = list(copy.deepcopy(self.steering_actor.layers).cpu())
+        first = layers[0]
+        assert isinstance(first, nn.Linear)
+        shape = (1, self.generated, self.contract.action.shape[-1])
+        constant = torch.cat((added.cpu(), fixed_noise(torch.zeros(1, 0), shape).flatten()))
+        # W (f + p, z) + b = W_f f + (W (p, z) + b)
+        layers[0] = _linear(first.weight[:, : len(added)], first.bias + first.weight @ constant)
+        last = layers[-1]
+        assert isinstance(last, nn.Linear)
+        predicted = slice(self.past, self.past + self.contract.horizon)
+        half_range = self.half_range.cpu()
+        scale = self.action_std.cpu() / half_range
+        centre = (self.action_high + self.action_low).cpu() / 2
+        # (x std + mean - centre) / half range
+        weight = last.weight.unflatten(0, self.steering_actor.shape)[predicted] * scale.unsqueeze(1)
+        bias = last.bias.unflatten(0, self.steering_actor.shape)[predicted] * scale
+        layers[-1] = _linear(weight.flatten(0, 1), (bias + (self.action_mean.cpu() - centre) / half_range).flatten())
+        return layers
+
     @property
     def half_range(self) -> Tensor:
         """Half of the range of each action element, [A]."""
@@ -210,6 +251,14 @@ class Steerable(SteeredPolicy):
         """Features [N, F] that the small actor reads, which it does not train."""
         with torch.no_grad():
             return self.actor_features(self.encoder.read(observation))
+
+
+def _linear(weight: Tensor, bias: Tensor) -> nn.Linear:
+    """Dense layer with these weights."""
+    layer = nn.Linear(weight.shape[1], weight.shape[0])
+    layer.weight.copy_(weight)
+    layer.bias.copy_(bias)
+    return layer
 
 
 def _with_own_actor(policy: Steerable, state: dict[str, Tensor], prefix: str, *_: object) -> None:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import rl_algorithms
-from embodied.command_line.config import compose
+from benchmarks import rl_algorithms, tuning
+from embodied.command_line.config import compose, parsed
 from train import GROUPS, TrainConfig
 
 
@@ -16,6 +16,15 @@ def test_a_row_is_a_valid_configuration(name: str) -> None:
     assert config.task.name == "libero_pick"
     squashed = name in ("rlpd", "wsrl", "iql, then online")
     assert record["choices"]["policy"] == ("diffusion" if "DPPO" in name else "squashed" if squashed else "flow")
+
+
+@pytest.mark.parametrize("name", tuning.SPACES)
+def test_a_search_chooses_three_options_that_exist(name: str) -> None:
+    options = parsed([f"tune.options={{{', '.join(tuning.SPACES[name])}}}"])["tune.options"]
+    assert len(options) == 3
+    for bound in (0, 1):
+        values = [f"{option}={bounds[bound]}" for option, bounds in options.items()]
+        compose(TrainConfig, "train", [*rl_algorithms.COMMON, *rl_algorithms.ROWS[name], *values], GROUPS)
 
 
 def test_an_interrupted_run_goes_on_or_begins_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,7 +46,7 @@ def test_rows_of_one_policy_have_one_start(tmp_path: Path, monkeypatch: pytest.M
     trained = []
     monkeypatch.setattr(rl_algorithms, "_train", lambda options, run: trained.append((run, options)))
     for options in rl_algorithms.ROWS.values():
-        rl_algorithms._start(tmp_path, (*rl_algorithms.COMMON, *options), 0)
+        rl_algorithms.supervised_start(tmp_path, (*rl_algorithms.COMMON, *options), 0)
     starts = {run: options for run, options in trained}
     assert sorted(run.name for run in starts) == ["start_diffusion_0", "start_flow_0", "start_squashed_0"]
     assert all(options == starts[run] for run, options in trained)

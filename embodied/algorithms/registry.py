@@ -10,6 +10,7 @@ from embodied.algorithms.off_policy.residual import ResidualConfig
 from embodied.algorithms.off_policy.sac import RLPDConfig, SACConfig, WSRLConfig
 from embodied.algorithms.off_policy.td3 import TD3Config
 from embodied.algorithms.offline.calql import CalQLConfig, CQLConfig
+from embodied.algorithms.offline.co_rft import CoRFTConfig
 from embodied.algorithms.offline.fql import FQLConfig, OfflineQCConfig
 from embodied.algorithms.offline.iql import FamO2OConfig, FDVLConfig, IQLConfig
 from embodied.algorithms.offline.rebrac import ReBRACConfig, TD3BCConfig
@@ -39,6 +40,7 @@ ALGORITHMS: dict[str, type] = {
 }
 OFFLINE: dict[str, type] = {
     "calql": CalQLConfig,
+    "co_rft": CoRFTConfig,
     "cql": CQLConfig,
     "f_dvl": FDVLConfig,
     "famo2o": FamO2OConfig,

@@ -48,14 +48,14 @@ class Episodes:
     """E complete episodes, concatenated.
 
     There is an observation before every control step, or only before every decision: `first` [R] is the index of the
-    step after each. Unknown rewards are NaN. `pictures` and `texts` are further observations, which stay encoded and
-    numbers of a table until they are sampled. Episodes of D datasets can be drawn by `weights`. Failed episodes are
-    stored, but `sample` draws none.
+    step after each. Unknown rewards and actions are NaN. `pictures` and `texts` are further observations, which stay
+    encoded and numbers of a table until they are sampled. Episodes of D datasets can be drawn by `weights`. Failed
+    episodes are stored, but `sample` draws none.
     """
 
     observation: TensorDict  # [R]
     first: Tensor  # [R] int64, ascending
-    actions: Tensor  # [S, A], as executed
+    actions: Tensor  # [S, A], as executed; NaN where they are unknown
     reward: Tensor  # [S] NaN where it is unknown
     human: Tensor  # [S] bool, a person acted instead of the policy
     ends: Tensor  # [E] int64, the step after the last of each episode
@@ -165,6 +165,13 @@ class Episodes:
     def failed(self) -> Tensor:
         """Whether each episode is known to have failed, [E] bool."""
         return self.success == FAILED
+
+    @property
+    def unlabelled(self) -> Tensor:
+        """Whether each episode has unknown actions, [E] bool."""
+        steps = self.actions.isnan().any(1).nonzero().squeeze(1)
+        own = torch.searchsorted(self.ends, steps, right=True)
+        return torch.zeros(len(self.ends), dtype=torch.bool).index_fill(0, own, True)
 
     def chunks(self, rows: Tensor, horizon: int) -> TensorDict:
         """Chunks that begin at the observations `rows` [B].

@@ -41,36 +41,24 @@ class Transitions:
         _check_finite(episodes)
         self.episodes = episodes
         self.executed = executed
-        first = episodes.first
-        episode = episodes.episode
-        end = episodes.ends[episode]
-        # steps of each transition, [R, K]
-        index = first.unsqueeze(1) + torch.arange(executed)
-        valid = index < end.unsqueeze(1)
-        stop = first + valid.sum(1)
-        ended = stop == end
-        # the observation after each transition; its own where its episode ends
-        self._following = torch.where(ended, torch.arange(len(first)), torch.searchsorted(first, stop))
-        if not bool((first[self._following.clamp_max(len(first) - 1)] == stop)[~ended].all()):
+        self.discount = discount
+        after = self._after(torch.arange(len(episodes)), executed)
+        if not bool(after["observed"].all()):
             raise UserError(
                 f"expected an observation after every {executed} steps of episodes; set task.executed to their number"
             )
-        self.terminated = terminated = ended & episodes.terminated[episode]
-        returns = rewards_to_go(episodes, discount)[first]
+        self.terminated = after["terminated"]
+        returns = rewards_to_go(episodes, discount)[episodes.first]
         if not (scale := float(returns.std())) > 0.0:
             raise UserError("the rewards of all episodes are the same: there is nothing to prefer; use stages=[sft]")
         self.scale = scale
         self.returns = returns / scale
-        # R = sum_i gamma^i r_(t+i)
-        powers = discount ** torch.arange(executed)
-        rewards = episodes.reward[torch.minimum(index, end.unsqueeze(1) - 1)]
-        self.reward = (rewards * valid * powers).sum(1) / scale
-        # gamma^k of the value that follows k steps, zero after a termination
-        self.carry = discount ** valid.sum(1).float() * ~terminated
-        self.goes_on = ~ended
-        has_final = episodes.final_observation is not None
-        self._final = ended & ~terminated if has_final else torch.zeros_like(ended)
-        self._known = (self.goes_on | terminated | self._final).nonzero().squeeze(1)
+        self.reward = after["reward"] / scale
+        self.carry = after["carry"]
+        self.goes_on = ~after["ended"]
+        self._following = after["following"]
+        self._final = after["final"]
+        self._known = (self.goes_on | after["terminated"] | self._final).nonzero().squeeze(1)
         if not len(self._known):
             raise UserError("no observation of the episodes has a known successor; record longer episodes")
 
@@ -125,15 +113,75 @@ class Transitions:
             {
                 **{name: chunks[name] for name in ("observation", "actions", "valid")},
                 **{name: getattr(self, name)[rows] for name in ("reward", "carry", "returns", "goes_on")},
-                "next_observation": self._with_final(following["observation"], rows),
+                "next_observation": self._with_final(following["observation"], rows, self._final[rows]),
                 "next_actions": following["actions"],
             },
             batch_size=[len(rows)],
         )
 
-    def _with_final(self, observation: TensorDict, rows: Tensor) -> TensorDict:
-        """The `observation` after the transitions `rows`, which is the final one where a time limit ended them."""
-        chosen = self._final[rows].nonzero().squeeze(1)
+    def prefixes(self, rows: Tensor) -> TensorDict:
+        """Transitions of the first 1 to K actions from the observations `rows`, [B, K].
+
+        Returns {reward, carry, next_observation, known}: `known` is False where the data do not show what follows, as
+        after a time limit, or between two observations. After a termination nothing follows, whatever the actions.
+        """
+        return torch.stack([self._prefix(rows, steps + 1) for steps in range(self.executed)], 1)  # type: ignore[arg-type]
+
+    def _prefix(self, rows: Tensor, steps: int) -> TensorDict:
+        after = self._after(rows, steps)
+        observation = self.episodes.chunks(after["following"], 1)["observation"]
+        follows = torch.where(after["ended"], after["final"], after["observed"])
+        return TensorDict(
+            {
+                "reward": after["reward"] / self.scale,
+                "carry": after["carry"],
+                "next_observation": self._with_final(observation, rows, after["final"]),
+                "known": after["terminated"] | follows & (after["steps"] == steps),
+            },
+            batch_size=[len(rows)],
+        )
+
+    def _after(self, rows: Tensor, steps: int) -> TensorDict:
+        """What follows `steps` control steps from the observations `rows`, [B]; fewer where their episode ends.
+
+        Returns {steps, reward, carry, following, observed, ended, terminated, final}: `following` is the observation
+        after them if it is `observed`, where the episode `ended` their own; `final` is True where it was truncated and
+        its final observation is known. Rewards are not scaled.
+        """
+        episodes = self.episodes
+        first = episodes.first[rows]
+        episode = torch.searchsorted(episodes.ends, first, right=True)
+        end = episodes.ends[episode]
+        # control steps, [B, K]
+        index = first.unsqueeze(1) + torch.arange(steps)
+        valid = index < end.unsqueeze(1)
+        stop = first + valid.sum(1)
+        ended = stop == end
+        following = torch.searchsorted(episodes.first, stop).clamp_max(len(episodes) - 1)
+        observed = ended | (episodes.first[following] == stop)
+        terminated = ended & episodes.terminated[episode]
+        has_final = episodes.final_observation is not None
+        # R = sum_i gamma^i r_(t+i)
+        rewards = episodes.reward[torch.minimum(index, end.unsqueeze(1) - 1)]
+        reward = (rewards * valid * self.discount ** torch.arange(steps)).sum(1)
+        return TensorDict(
+            {
+                "steps": valid.sum(1),
+                "reward": reward,
+                # gamma^k of the value that follows k steps, zero after a termination
+                "carry": self.discount ** valid.sum(1).float() * ~terminated,
+                "following": torch.where(ended | ~observed, rows, following),
+                "observed": observed,
+                "ended": ended,
+                "terminated": terminated,
+                "final": ended & ~terminated if has_final else torch.zeros_like(ended),
+            },
+            batch_size=[len(rows)],
+        )
+
+    def _with_final(self, observation: TensorDict, rows: Tensor, at_final: Tensor) -> TensorDict:
+        """The `observation` after transitions from `rows`, which is the final one where a time limit ended them."""
+        chosen = at_final.nonzero().squeeze(1)
         final = self.episodes.final_observation
         if final is not None and len(chosen):
             after = cast(TensorDict, final[self.episodes.episode[rows[chosen]]])

@@ -34,12 +34,13 @@ PREDICTORS = "policy", "hold", "mean"
 def split(episodes: Episodes, share: float) -> tuple[Episodes, Episodes]:
     """Divide `episodes` into those to train on, and a `share` that is held out, the same in every run.
 
-    Only episodes that did not fail are held out, two or more where at least four remain, and never all of a data set.
+    Only episodes that did not fail and have known actions are held out, two or more where at least four remain, and
+    never all of a data set.
 
     Raises:
-        UserError: if there are fewer than two that did not fail.
+        UserError: if there are fewer than two of these.
     """
-    imitated = (~episodes.failed).nonzero().squeeze(1)
+    imitated = (~episodes.failed & ~episodes.unlabelled).nonzero().squeeze(1)
     if len(imitated) < 2:
         raise UserError(
             f"expected at least 2 episodes that did not fail, one of them to be held out, got {len(imitated)};"

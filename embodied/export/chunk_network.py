@@ -29,7 +29,7 @@ class ChunkInputs:
     """Conversion of observations of `contract` to a network's inputs, as in the policy itself.
 
     `words` is the number of word ids of each text, `noise` the shape [C, G, A] of an observation's noise, whose seed is
-    the CRC-32 of the float32 bytes of the observations `seeds`.
+    the CRC-32 of the float32 bytes of the observations `seeds`, of none of them if all observations share their noise.
     """
 
     def __init__(
@@ -64,7 +64,8 @@ class ChunkInputs:
 
     def with_noise(self, read: TensorDict) -> dict[str, Tensor]:
         """Inputs for observations [N] with word ids instead of text."""
-        identity = torch.cat([read[key].flatten(1) for key in self.seeds], -1)
+        # without seeds the noise is the same for all observations
+        identity = torch.cat([torch.zeros(len(read), 0), *(read[key].flatten(1) for key in self.seeds)], -1)
         return {key: read[key] for key in self.contract.observation} | {NOISE: fixed_noise(identity, self.noise)}
 
 

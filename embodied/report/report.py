@@ -54,9 +54,9 @@ class Report:
     of the run, None if a program passed objects. `export_target` is the format into which export.py converts the
     policy, None if there is none. `meanings` are sentences on distributions (`Task.meanings`). `notes` list missing
     capabilities of the simulator; `in_training` are evaluations during reinforcement learning; `open_loop` that of a
-    run without a simulator. Of the `episodes` of training, `lost` ended because a process of the simulator died, and in
-    `pushed` a person pushed a robot or object. `lost_collectors` died and were replaced; `dropped_rollouts` were too
-    old to use.
+    run without a simulator; `rounds` are those of offline learning. Of the `episodes` of training, `lost` ended because
+    a process of the simulator died, and in `pushed` a person pushed a robot or object. `lost_collectors` died and were
+    replaced; `dropped_rollouts` were too old to use.
     """
 
     task: str
@@ -79,6 +79,7 @@ class Report:
     notes: list[str] = field(default_factory=list)
     in_training: InTraining = field(default_factory=InTraining)
     open_loop: OpenLoopResult | None = None
+    rounds: list[dict[str, Any]] = field(default_factory=list)
 
     def add(self, stage: str, distribution: str, result: EvaluationResult) -> None:
         """Add one evaluation.
@@ -146,6 +147,7 @@ class Report:
             ],
             "in_training": self.in_training.record(),
             **({"open_loop": self.open_loop.summary()} if self.open_loop else {}),
+            **({"rounds": self.rounds} if self.rounds else {}),
             "notes": self._notes(),
             "env_steps": self.env_steps,
             "episodes": self.episodes,
@@ -171,7 +173,13 @@ class Report:
         remarks = (
             f"{title(key[0])} on {key[1]}: {text}" for key, each in self._ordered().items() for text in each.remarks()
         )
-        return [*self.notes, *(open_loop.remarks(self.open_loop.summary()) if self.open_loop else []), *remarks]
+        rounds = [each["sentence"] for each in self.rounds]
+        return [
+            *self.notes,
+            *rounds,
+            *(open_loop.remarks(self.open_loop.summary()) if self.open_loop else []),
+            *remarks,
+        ]
 
     def _by_task(self, stage: str, distribution: str) -> list[dict[str, Any]]:
         after = self.results[self._last, distribution]
@@ -237,13 +245,14 @@ class Report:
         """Evaluations so far, as a tree for the checkpoint."""
         results = [[*key, vars(result)] for key, result in self.results.items()]
         measured = {"open_loop": vars(self.open_loop)} if self.open_loop else {}
-        return {"results": results, "in_training": list(self.in_training.points), **measured}
+        return {"results": results, "in_training": list(self.in_training.points), "rounds": self.rounds, **measured}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the evaluations of a checkpoint."""
         for stage, distribution, result in state["results"]:
             self.add(stage, distribution, _result(result))
         self.in_training.points = list(state.get("in_training", []))
+        self.rounds = list(state.get("rounds", []))
         self.open_loop = OpenLoopResult(**state["open_loop"]) if "open_loop" in state else None
 
     def _ordered(self) -> dict[tuple[str, str], EvaluationResult]:

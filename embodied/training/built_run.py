@@ -12,6 +12,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from embodied import seeding
+from embodied.algorithms.offline.inverse_dynamics import labelled
 from embodied.contract import Contract
 from embodied.data.demonstrations import report_notes
 from embodied.data.episodes import Episodes
@@ -189,7 +190,17 @@ class BuiltRun(SavedRun):
         self.report.notes += report_notes(demonstrations, self.directory, offline=self.offline is not None)
         if self.task.held_out_share is not None:
             demonstrations, held_out = split(demonstrations, self.task.held_out_share)
+            demonstrations = self._with_known_actions(demonstrations)
             self.open_loop = OpenLoop(held_out, demonstrations, self.contract, self.device)
+            return demonstrations
+        return self._with_known_actions(demonstrations)
+
+    def _with_known_actions(self, demonstrations: Episodes) -> Episodes:
+        """The `demonstrations` with predictions of unknown actions, which the first process makes and stores."""
+        steps = self.config.label_actions
+        with self.timer("demonstrations"), one_after_another(self.world):
+            demonstrations, note = labelled(demonstrations, self.contract, steps, self.seed, self.directory)
+        self.report.notes += [note] if note else []
         return demonstrations
 
     def _try(self, demonstrations: Episodes | None) -> None:
@@ -197,6 +208,8 @@ class BuiltRun(SavedRun):
         policy = self._policy()
         values = None
         if self.offline:
+            has_simulator = self.task.held_out_share is None
+            self.config.rounds.check(policy, self.world.size, has_simulator=has_simulator)
             offline = self.offline.build(policy, torch.Generator())
             values = offline.values() if isinstance(offline, LearnsValues) else None
         if self.algorithm:

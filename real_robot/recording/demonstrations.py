@@ -330,7 +330,8 @@ def _write(
     tasks = set[int]()
     for episode in episodes:
         final = {} if episode.final_observation is None else dict(episode.final_observation.items())
-        named = {"action": episode.actions, **dict(episode.observation.items())}
+        known = not bool(episode.actions.isnan().all())  # else all actions of the episode are unknown
+        named = ({"action": episode.actions} if known else {}) | dict(episode.observation.items())
         named |= {f"the last {key}": values for key, values in final.items()}
         named["reward"] = episode.reward.nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf)  # NaN is unknown
         if wrong := [key for key, values in named.items() if not bool(values.isfinite().all())]:
@@ -340,7 +341,8 @@ def _write(
         writer.add(replace(episode, dataset_index=index))
         count += len(episode)
         failed += episode.failed.tolist()
-        limits.add(episode.actions)
+        if known:
+            limits.add(episode.actions)
         tasks |= {*episode.task_index.tolist()}
     match.conclude(contract)
     if not count:

@@ -11,6 +11,9 @@ A network that has converged on little data learns less from additional data tha
 successes so far, and replaces it at the end of the round. With `warm_start` it continues the last round's instead,
 because picture encoders take long to learn from scratch.
 
+If a small actor steers the policy, it collects in the first round, and the policy that has learned from its successes
+acts alone from then on: the distillation of Probe, Learn, Distill (arXiv 2511.00091).
+
 Differs from the paper: success alone selects what is imitated; there is no advantage weight and no policy gradient.
 """
 
@@ -36,7 +39,7 @@ from embodied.data.episodes import Episodes
 from embodied.data.store import EpisodeStore
 from embodied.environment import Environment, NumberedStarts
 from embodied.errors import UserError
-from embodied.policy import TrainablePolicy
+from embodied.policy import SteeredPolicy, TrainablePolicy
 from embodied.rollout.exchange import ExchangingCollector
 from embodied.rollout.rollout import Rollout
 from embodied.rollout.starts import RetryStarts
@@ -142,6 +145,8 @@ class SelfImitation(Composite):
             with torch.no_grad():
                 for old, new in pairs:
                     old.copy_(new)
+            if isinstance(self.policy, SteeredPolicy):
+                self.policy.stop_steering()
             if progress < 1.0:
                 self.sft = self._begin()
         return {"loss": sum(losses) / len(losses), "imitated_chunks": float(sum(map(len, self.by_task.values())))}

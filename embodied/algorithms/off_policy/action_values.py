@@ -74,6 +74,12 @@ class ActionValues(Composite):
         """Values [M, B] of all critics for `scaled` actions [B, K, A]."""
         return self.critics.values(self.inputs(observation, scaled))
 
+    def loss(self, batch: TensorDict, target: Tensor, weight: Tensor | float = 1.0) -> Tensor:
+        """Loss of `step`, one scalar."""
+        # L = sum_i mean w (Q_i(s, a) - y)^2, or the cross-entropy of categorical critics
+        inputs = self.inputs(batch["observation"], self.scaled(batch["actions"]))
+        return self.critics.loss(inputs, target, weight)
+
     @torch.no_grad()
     def target_minimum(self, observation: TensorDict, scaled: Tensor, generator: torch.Generator) -> Tensor:
         """Smallest value [B] of a subset of the target networks, drawn by `generator`."""
@@ -116,9 +122,7 @@ class ActionValues(Composite):
         Raises:
             DivergedError: before a step whose loss or gradient is not finite.
         """
-        # L = sum_i mean w (Q_i(s, a) - y)^2, or the cross-entropy of categorical critics
-        inputs = self.inputs(batch["observation"], self.scaled(batch["actions"]))
-        loss = self.critics.loss(inputs, target, weight) + penalty
+        loss = self.loss(batch, target, weight) + penalty
         self.optimiser.zero_grad()
         loss.backward()
         gradient = gradient_norm(self.critics.parameters())

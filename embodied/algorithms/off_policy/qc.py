@@ -122,12 +122,17 @@ class QC(Composite):
     collector = Collector
 
     def __init__(
-        self, policy: RankingPolicy, config: QCConfig, demonstrations: Episodes | None, generator: torch.Generator
+        self,
+        policy: RankingPolicy,
+        config: QCConfig,
+        demonstrations: Episodes | None,
+        generator: torch.Generator,
+        q: ActionValues | None = None,
     ) -> None:
         self.policy: RankingPolicy = policy
         self.config = config
         self.generator = generator
-        self.q = ActionValues(policy, config, config.value_learning_rate)
+        self.q = q or ActionValues(policy, config, config.value_learning_rate)
         self.behaviour = SFT(policy, config.sft, generator)
         self.one_step: SteeredPolicy | None = None
         self.actor_parameters = policy.advantage_parameters()

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from embodied.algorithms.critics import CriticConfig
 from embodied.algorithms.imitation.sft import SFTConfig
+from embodied.algorithms.off_policy.action_values import ActionValues
 from embodied.algorithms.off_policy.qc import QC, QCConfig, ranking_policy
 from embodied.algorithms.off_policy.replay import recorded_transitions
 from embodied.algorithms.off_policy.residual import with_small_actor
@@ -80,8 +81,10 @@ class FQLConfig(OfflineQCConfig):
 class OfflineQC(QC):
     """Q-chunking on stored episodes."""
 
-    def __init__(self, policy: RankingPolicy, config: OfflineQCConfig, generator: torch.Generator) -> None:
-        super().__init__(policy, config.qc, None, generator)
+    def __init__(
+        self, policy: RankingPolicy, config: OfflineQCConfig, generator: torch.Generator, q: ActionValues | None = None
+    ) -> None:
+        super().__init__(policy, config.qc, None, generator, q)
         self.steps = config.steps
         self.transitions: Transitions | None = None
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
+
 from embodied import seeding
 from embodied.algorithms.finite import check_finite, losses
+from embodied.algorithms.offline.rounds import Collect, Rounds
 from embodied.algorithms.parts import check_equal_weights, check_policy_is_listed, name_of, only_listed_optimisers
 from embodied.data.demonstrations import with_privileged
 from embodied.data.episodes import Episodes
+from embodied.data.recording import record_episodes
 from embodied.errors import UserError
 from embodied.task import LearnsValues, OfflineLearner, OfflineLearnerConfig
 from embodied.training.stages.stage import Stage
@@ -42,7 +46,7 @@ class OfflineStage(Stage[Mapping[str, float]]):
     @property
     def total(self) -> int:
         """Gradient steps of this stage."""
-        return self.config.steps - self.first
+        return self.config.steps * self.run.config.rounds.count - self.first
 
     @property
     def done(self) -> int:
@@ -59,10 +63,31 @@ class OfflineStage(Stage[Mapping[str, float]]):
         run = self.run
         if not (resumed or run.before or run.config.start_from):
             self._fit_statistics()
-        self.learner = self.config.build(run.policy, seeding.generator(run.seed, self.name))
+        self.learner = self._build_learner(seeding.generator(run.seed, self.name))
         if run.world.size > 1:
             check_policy_is_listed(self.learner, run.policy)
         return {"learner": self.learner}
+
+    def _build_learner(self, generator: torch.Generator) -> OfflineLearner:
+        run = self.run
+        rounds = run.config.rounds
+        if not rounds.are_used:
+            return self.config.build(run.policy, generator)
+        is_present = bool(run.before or run.config.start_from)
+        return Rounds(run.policy, rounds, self.config, generator, self._collector(), is_present=is_present)
+
+    def _collector(self) -> Collect | None:
+        """Function that collects episodes of the policy while it explores; None without a simulator."""
+        run = self.run
+        if run.task.held_out_share is not None:
+            return None
+
+        def collect(number: int) -> Episodes:
+            generator = seeding.generator(run.seed, "collected", number, device=run.device)
+            with run.timer("simulation"):
+                return record_episodes(run.env, run.policy, generator, number, run.device)
+
+        return collect
 
     def _fit_statistics(self) -> None:
         run = self.run
@@ -111,6 +136,8 @@ class OfflineStage(Stage[Mapping[str, float]]):
     def finish(self) -> None:
         """Keep the policy as what later stages are compared with, unless an earlier stage kept its own, and values."""
         self.run.counters["offline_gradient_steps"] = self.learner.gradient_steps
+        if isinstance(self.learner, Rounds):
+            self.run.report.rounds = list(self.learner.results)
         before = self.run.before or self.run.aside({"policy": dict(self.run.policy.state_dict())})
         if isinstance(self.learner, LearnsValues) and self.run.algorithm and (values := self.learner.values()):
             before = before | {"values": self.run.aside(values)}
@@ -127,6 +154,14 @@ class SupervisedStage(OfflineStage):
     def config(self) -> OfflineLearnerConfig:
         """Options of SFT."""
         return self.run.config.sft
+
+    @property
+    def total(self) -> int:
+        """Gradient steps of this stage."""
+        return self.config.steps - self.first
+
+    def _build_learner(self, generator: torch.Generator) -> OfflineLearner:
+        return self.config.build(self.run.policy, generator)
 
     def finish(self) -> None:
         """Keep the learner, from which the control continues."""

@@ -8,17 +8,25 @@ import pytest
 import torch
 
 import embodied.training.experiment
+from embodied.algorithms.imitation.self_imitation import SelfImitationConfig
 from embodied.algorithms.imitation.sft import SFT, SFTConfig
+from embodied.algorithms.off_policy.residual import ResidualConfig
 from embodied.algorithms.off_policy.sac import WSRLConfig
 from embodied.algorithms.offline.calql import CalQLConfig
+from embodied.algorithms.offline.off_policy_evaluation import Estimator, OffPolicyEvaluationConfig
+from embodied.algorithms.offline.rebrac import ReBRACConfig
+from embodied.algorithms.offline.rounds import RoundsConfig
 from embodied.algorithms.parts import Composite
 from embodied.errors import DivergedError, UserError
+from embodied.policy import Steering
 from embodied.saving import checkpoint
 from embodied.training.experiment import Experiment, ExperimentConfig
 from embodied.training.plan import plan
 from embodied.training.stages import offline
 from embodied.training.stages.registry import STAGES
+from policies.flow import FlowConfig
 from policies.squashed import SquashedConfig
+from policies.steering import SteeringConfig
 from tests.embodied.recorded_reach import recorded
 from tests.embodied.saving.test_tree import same
 from tests.embodied.training.test_experiment import POLICY, PPO, SFT_CONFIG, ReachTask, ScratchTask, trainer
@@ -53,7 +61,12 @@ def small(monkeypatch):
 
 
 def make(
-    directory: Path, stages: list[str], kind: type[Experiment] = Experiment, learner: object = None, **options
+    directory: Path,
+    stages: list[str],
+    kind: type[Experiment] = Experiment,
+    learner: object = None,
+    task: ReachTask | None = None,
+    **options,
 ) -> Experiment:
     config = ExperimentConfig(
         num_envs=8,
@@ -68,7 +81,7 @@ def make(
     )
     learner = learner or ImitationConfig() if "offline" in stages else None
     algorithm = PPO if "rl" in stages else None
-    return kind(config, ReachTask(), POLICY, algorithm, directory, record={"values": {}}, offline=learner)
+    return kind(config, task or ReachTask(), POLICY, algorithm, directory, record={"values": {}}, offline=learner)
 
 
 def rows(directory: Path) -> list[dict]:
@@ -104,6 +117,25 @@ def test_three_stages_follow_each_other_and_the_control_takes_the_steps_of_both_
     assert [gain["over"] for gain in made["gains"]] == ["sft", "sft_control", "offline"]
     assert {each["over"] for each in made["regressions"]} <= {"offline"}
     assert saved["rl_gradient_steps"] > 0
+
+
+def test_a_second_run_distils_the_small_actor_of_the_first_one(tmp_path: Path) -> None:
+    config = make(tmp_path / "other", ["rl"]).config
+    policy = FlowConfig(
+        width=8, hidden=8, turn_rad=0.0, denoising_steps=1, steering=SteeringConfig(Steering.RESIDUAL, hidden=[8])
+    )
+    learners = {
+        "residual": ResidualConfig(rollout_length=8, warmup=1, hidden=[8], updates=0.1),
+        "distilled": SelfImitationConfig(rollout_length=8, rounds=1, gradient_steps=2, sft=SFTConfig(batch=8)),
+    }
+    steers = []
+    for name, learner in learners.items():
+        run = Experiment(config, ReachTask(), policy, learner, tmp_path / name, record={"values": {}})
+        run.run()
+        steers.append(bool(run.policy.steers))
+        config = replace(config, start_from=str(tmp_path / name))
+    assert steers == [True, False]
+    assert [row["stage"] for row in report(tmp_path / "distilled")["evaluations"]] == ["start", "rl"]
 
 
 def test_offline_learning_is_compared_with_sft_and_its_control(tmp_path: Path) -> None:
@@ -166,10 +198,14 @@ def test_a_kill_inside_every_stage_changes_no_number(tmp_path: Path, evaluating:
 
 
 class RecordedTask(ReachTask):
-    """ReachTask with recorded episodes that have rewards."""
+    """ReachTask with recorded episodes that have rewards, of which the last have `unknown` actions."""
+
+    unknown = 0
 
     def demonstrations(self, directory, seed):
-        return recorded()
+        episodes = recorded()
+        episodes.actions[episodes.steps - self.unknown :] = torch.nan
+        return episodes
 
 
 def test_reinforcement_learning_goes_on_with_the_critics_of_an_offline_learner(tmp_path: Path) -> None:
@@ -196,6 +232,52 @@ def test_reinforcement_learning_goes_on_with_the_critics_of_an_offline_learner(t
             offline=offline_config,
         )
     assert not (tmp_path / "other").exists()
+
+
+def test_unknown_actions_of_demonstrations_are_predicted_once_or_refused(tmp_path: Path) -> None:
+    task = RecordedTask()
+    task.unknown = 30
+    config = ExperimentConfig(num_envs=8, evaluation_envs=4, stages=["sft"], label_actions=5)
+    made = [Experiment(config, task, POLICY, None, tmp_path / "run", record={}) for _ in range(2)]
+    actions = [each.demonstrations.actions for each in made if each.demonstrations is not None]
+    assert actions[0].isfinite().all()
+    assert torch.equal(*actions)
+    assert any("Actions of 30 of" in note for note in made[1].report.notes)
+    with pytest.raises(UserError, match="actions are unknown in 5 of 60 episodes: add label_actions"):
+        Experiment(replace(config, label_actions=0), task, POLICY, None, tmp_path / "other", record={})
+
+
+def test_gated_rounds_are_reported_and_resumed(tmp_path: Path) -> None:
+    class Dies(Experiment):
+        """Dies once, in the second round."""
+
+        def _keep(self, parts, due):
+            if not died and parts["learner"].gradient_steps == 27:
+                died.append(True)
+                raise Killed
+            super()._keep(parts, due)
+
+    died = []
+    evaluation = OffPolicyEvaluationConfig(hidden=[16], steps=5, batch=16)
+    rounds = RoundsConfig(count=2, gate=Estimator.FQE, collected=1, evaluation=evaluation)
+    learner = ReBRACConfig(steps=20, batch=16, hidden=[16])
+    for name, kind in (("whole", Experiment), ("parts", Dies), ("parts", Dies)):
+        try:
+            make(tmp_path / name, ["offline"], kind, learner, rounds=rounds, task=RecordedTask()).run()
+        except Killed:
+            continue
+    made = report(tmp_path / "whole")
+    assert [(each["round"], each["episodes"]) for each in made["rounds"]] == [(1, 60), (2, 68)]
+    assert "present" not in made["rounds"][0]
+    assert made["rounds"][1]["present"] != made["rounds"][1]["estimate"]
+    sentences = [each["sentence"] for each in made["rounds"]]
+    assert sentences == [note for note in made["notes"] if note.startswith("Offline round")]
+    assert all(each in (tmp_path / "whole" / "report.html").read_text() for each in sentences)
+    assert report(tmp_path / "parts")["rounds"] == made["rounds"]
+    assert report(tmp_path / "parts")["evaluations"] == made["evaluations"]
+    assert checkpoint.load(tmp_path / "whole").counters["offline_gradient_steps"] == 40
+    with pytest.raises(UserError, match=r"rounds are those of the stage offline.*stages=\[sft,offline\]"):
+        make(tmp_path / "other", ["sft"], rounds=rounds)
 
 
 def test_learners_and_stages_must_go_together(tmp_path: Path) -> None:

@@ -7,10 +7,12 @@ import torch
 from tensordict import TensorDict
 
 from embodied.contract import Contract, TensorSpec
+from embodied.policy import Steering
 from embodied.text import encode, text_spec
 from policies.diffusion import DiffusionConfig
 from policies.flow import FlowConfig
 from policies.generative import GenerativeConfig, GenerativePolicy
+from policies.steering import SteeringConfig
 from policies.vision.backbones import VisionConfig
 
 LENGTH = 48
@@ -37,12 +39,13 @@ CAMERA = {"agentview_image": TensorSpec((32, 32, 3), "uint8", camera="agentview"
 UNREAD = {"joint_position": TensorSpec((7,), unit="rad")}
 SPECS = {"objects": HAND | OBJECTS | WORDS | UNREAD, "pictures": HAND | CAMERA | WORDS | KNOWN, "flat": HAND | UNREAD}
 SMALL = {"width": 16, "hidden": 32, "candidates": 8, "turn_rad": 0.0, "vision": VisionConfig(width=8, features=16)}
+ONE_STEP = SteeringConfig(kind=Steering.ONE_STEP, hidden=[32])
 CONFIGS: dict[str, tuple[str, GenerativeConfig]] = {
     "objects": ("objects", FlowConfig(**SMALL)),
     "one_step": ("objects", FlowConfig(**SMALL, denoising_steps=1, shortcut=0.25)),
     "diffusion": ("objects", DiffusionConfig(**SMALL, train_steps=20, denoising_steps=3, tuned_steps=2)),
     "pictures": ("pictures", FlowConfig(**SMALL)),
-    "flat": ("flat", FlowConfig(**SMALL, reciprocal=["gripper_position"])),
+    "flat": ("flat", FlowConfig(**SMALL, reciprocal=["gripper_position"], steering=ONE_STEP)),
 }
 
 
@@ -77,7 +80,7 @@ def observations(kind: str, count: int, seed: int, rows: int = 5) -> TensorDict:
 
 @cache
 def make(kind: str, steps: int = 60) -> GenerativePolicy:
-    """A policy that was trained to follow a function of the hand's pose, and ranks."""
+    """A policy that was trained to follow a function of the hand's pose, and ranks; some have a one-step actor."""
     torch.manual_seed(0)
     policy = CONFIGS[kind][1].build(contract(kind))
     seen = observations(kind, 256, 0)
@@ -87,9 +90,13 @@ def make(kind: str, steps: int = 60) -> GenerativePolicy:
     optimizer = torch.optim.Adam(policy.parameters(), 3e-3)
     for _ in range(steps):
         loss = policy.loss(seen, actions, torch.ones(256, HORIZON))
+        if policy.steering is Steering.ONE_STEP:
+            loss = loss + policy.distance_of_one_step(seen, torch.randn(256, *policy.steering_noise_shape))
         loss = loss + policy.advantage_loss(seen, actions, actions.mean((1, 2)))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
     policy.start_ranking()
+    if policy.steering is Steering.ONE_STEP:
+        policy.start_steering(keep_ranking=True)
     return policy

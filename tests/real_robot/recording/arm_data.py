@@ -17,6 +17,8 @@ RATE_HZ, LENGTH = 10, 12
 def record(directory: Path, episodes: int = 8, *, texts: tuple[str, ...] = ("lift the cube",), **changes: Any) -> Path:
     """Episodes that sweep each joint to a target that their pictures show; the last one failed with `failed`=True.
 
+    The actions of the last `unlabelled` ones are unknown.
+
     Further `columns` have a value by name, next.done the step that is done.
     """
     random, rows, columns = np.random.default_rng(0), [], changes.get("columns", {})
@@ -42,6 +44,8 @@ def record(directory: Path, episodes: int = 8, *, texts: tuple[str, ...] = ("lif
             )
     if "nan" in changes:
         rows[changes["nan"]]["action"] = [float("nan")] * 3
+    for row in rows[LENGTH * (episodes - changes.get("unlabelled", 0)) :]:
+        row["action"] = [float("nan")] * len(row["action"])
     for folder in ("meta/episodes/chunk-000", "data/chunk-000"):
         (directory / folder).mkdir(parents=True)
     action_names = MOTORS[: changes.get("actions", 3)]

@@ -11,6 +11,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from embodied.algorithms.offline.inverse_dynamics import labelled
 from embodied.command_line import combinations
 from embodied.command_line.config import compose
 from embodied.contract import Contract, TensorSpec
@@ -24,7 +25,7 @@ from embodied.training.stages import offline
 from policies.registry import trained_policy
 from real_robot.recording import data_contract as data_contracts
 from real_robot.recording.data_contract import UNITS, data_contract
-from real_robot.recording.demonstrations import reader
+from real_robot.recording.demonstrations import demonstrations, reader
 from real_robot.recording.matching import MatchOptions
 from real_robot.recording.recorded_task import join, units
 from real_robot.ros2.robots.registry import robot_table
@@ -248,6 +249,16 @@ def test_a_contract_has_the_names_and_limits_of_the_data(tmp_path: Path):
     assert "instruction" not in contract_of(record(tmp_path / "one", 2)).observation
     assert contract.control_dt_s == pytest.approx(0.1)
     assert all(low < 0 < high for low, high in zip(contract.action.low, contract.action.high, strict=True))
+
+
+def test_episodes_may_have_unknown_actions(tmp_path: Path):
+    data = record(tmp_path / "data", 3, unlabelled=1)
+    contract = contract_of(data)
+    assert all(low < high for low, high in zip(contract.action.low, contract.action.high, strict=True))
+    read = demonstrations(data, contract, tmp_path / "run")
+    assert read.unlabelled.tolist() == [False, False, True]
+    made, _ = labelled(read, contract, 5, 0, tmp_path / "run")
+    assert not made.unlabelled.any()
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,11 @@ import torch
 
 from embodied.algorithms.imitation.one_step import OfflineOneStepConfig, OnlineOneStep, OnlineOneStepConfig
 from embodied.errors import DivergedError, UserError
+from embodied.export.network import Network
 from embodied.policy import Steering
 from embodied.rollout.rollout import Collector
 from policies.generative import GenerativePolicy
+from policies.steering import SteeringConfig
 from tests.embodied.algorithms.off_policy.test_steering import steered
 from tests.embodied.reach import Reach
 from tests.embodied.recorded_reach import recorded
@@ -34,7 +36,7 @@ def distance(policy: GenerativePolicy) -> float:
     noise = torch.randn(64, 2, 1)
     with torch.no_grad():
         chunks = policy.steered(observation, noise)[0]
-    return float(((chunks - policy.generate(observation, noise)) / 0.25).square().mean())
+    return float(((chunks - policy.generate(observation, noise).detach()) / 0.25).square().mean())
 
 
 @pytest.mark.parametrize("diffusion", [False, True])
@@ -81,6 +83,32 @@ def test_a_policy_that_ranks_ranks_the_chunks_of_one_step() -> None:
     network = policy.deployable()
     torch.testing.assert_close(network(*network.inputs.of(observation).values()), expected)
     assert not policy.scores
+
+
+@pytest.mark.parametrize("hidden", [[32], []])
+def test_with_shared_noise_it_is_a_network_of_dense_layers(hidden: list[int]) -> None:
+    policy = steered(Steering.ONE_STEP, hidden=hidden, shared_noise=True, horizon=3)
+    policy.fit(Reach(32).reset(starts=torch.arange(32)), torch.tensor([[-0.2], [0.1], [0.25]]))
+    for parameter in policy.steering_parameters():
+        parameter.data += 0.3 * torch.randn_like(parameter)
+    policy.start_steering()
+    observation = Reach(8).reset(starts=torch.arange(8))
+    expected = policy.act(observation, deterministic=True).actions[:, :2]
+    assert (expected.abs() < 0.25).any()
+    noise = torch.randn(1, 3, 1, generator=torch.Generator().manual_seed(0)).expand(8, -1, -1)
+    torch.testing.assert_close(policy.steered(observation, noise)[0][:, :2], expected)
+    network = policy.deployable()
+    assert isinstance(network, Network)
+    flat = torch.cat([observation[key] for key in network.contract.observation], -1)
+    torch.testing.assert_close(network(flat).view(8, 2, 1), expected)
+    policy.start_ranking()
+    policy.start_steering(keep_ranking=True)
+    ranked = policy.deployable()
+    torch.testing.assert_close(
+        ranked(*ranked.inputs.of(observation).values()), policy.act(observation, deterministic=True).actions[:, :2]
+    )
+    with pytest.raises(UserError, match=r"shared_noise needs policy\.steering\.kind=one_step"):
+        SteeringConfig(kind=Steering.NOISE, shared_noise=True)
 
 
 def test_recorded_episodes_are_states_too() -> None:

@@ -6,11 +6,14 @@ from dataclasses import replace
 import pytest
 import torch
 
+from embodied.algorithms.imitation.self_imitation import SelfImitationConfig
+from embodied.algorithms.imitation.sft import SFTConfig
 from embodied.algorithms.off_policy.dsrl import DSRL, DSRLConfig
 from embodied.algorithms.off_policy.residual import ResidualConfig
 from embodied.algorithms.off_policy.sac import SAC, SACConfig
 from embodied.algorithms.on_policy.ppo import PPOConfig
 from embodied.errors import UserError
+from embodied.evaluation.evaluation import evaluate
 from embodied.execution.chunking import Running
 from embodied.policy import INITIAL_NOISE, Steering
 from embodied.rollout.rollout import Collector
@@ -18,6 +21,7 @@ from policies.diffusion import DiffusionConfig
 from policies.flow import FlowConfig
 from policies.generative import GenerativePolicy
 from policies.steering import SteeringConfig
+from tests.embodied.algorithms.off_policy.test_sac import episodes
 from tests.embodied.reach import Reach
 
 CONFIGS: dict[str, tuple[Steering, SACConfig]] = {
@@ -26,12 +30,14 @@ CONFIGS: dict[str, tuple[Steering, SACConfig]] = {
     "residual": (Steering.RESIDUAL, ResidualConfig()),
 }
 
+IMITATION = SFTConfig(batch=64, learning_rate=3e-3, average=0.95)
+
 
 def steered(
     kind: Steering, seed: int = 0, *, horizon: int = 2, diffusion: bool = False, **steering
 ) -> GenerativePolicy:
     torch.manual_seed(seed)
-    actor = SteeringConfig(kind=kind, hidden=[32], **steering)
+    actor = SteeringConfig(kind=kind, **{"hidden": [32]} | steering)
     sizes = {"width": 16, "hidden": 32, "turn_rad": 0.0, "denoising_steps": 2, "steering": actor}
     config = DiffusionConfig(tuned_steps=1, **sizes) if diffusion else FlowConfig(**sizes)
     policy = config.build(Reach(1, horizon=horizon).contract)
@@ -63,6 +69,21 @@ def test_the_small_actor_learns_to_reach_beside_a_frozen_policy(name: str) -> No
     assert sum(rates[:2]) / 2 < 0.65
     assert sum(rates[-4:]) / 4 > 0.85
     assert all(torch.equal(old, new) for old, new in zip(frozen, policy.actor_parameters(), strict=True))
+    # Probe, Learn, Distill: imitation of the steered policy's successes
+    alone = copy.deepcopy(policy)
+    alone.stop_steering()
+    assert success(alone) < 0.5
+    imitation = SelfImitationConfig(rounds=1, gradient_steps=150, demonstration_share=0.0, sft=IMITATION)
+    distilled = imitation.build(policy, episodes(), Reach(32), learner.generator)
+    for progress in (0.5, 1.0):
+        assert policy.steers
+        distilled.update(collector.collect(8), progress)
+    assert not policy.steers
+    assert success(policy) > 0.85
+
+
+def success(policy: GenerativePolicy) -> float:
+    return float(evaluate(Reach(44), policy, starts_per_task=22).success.float().mean())
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -8,11 +8,13 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from embodied import seeding
 from embodied.algorithms.critics import CriticConfig
 from embodied.algorithms.imitation.sft import SFTConfig
 from embodied.algorithms.off_policy.qc import QCConfig
 from embodied.algorithms.off_policy.sac import WSRLConfig
 from embodied.algorithms.offline.calql import CalQL, CalQLConfig
+from embodied.algorithms.offline.co_rft import CoRFTConfig
 from embodied.algorithms.offline.fql import FQLConfig, OfflineQCConfig
 from embodied.algorithms.offline.iql import IQL, Extraction, FamO2OConfig, FDVLConfig, IQLConfig, ValueLoss
 from embodied.algorithms.offline.rebrac import ReBRAC, ReBRACConfig, TD3BCConfig
@@ -46,6 +48,7 @@ LEARNERS = {
     "calql": CalQLConfig(**NEAR, value_learning_rate=3e-3, sampled_actions=4, initial_temperature=0.1),
     "qc": OfflineQCConfig(**NEAR, value_learning_rate=3e-3),
     "fql": FQLConfig(**NEAR, value_learning_rate=3e-3, distillation=0.1),
+    "co_rft": CoRFTConfig(**NEAR, value_learning_rate=3e-3, distillation=0.1, conservatism=0.01),
 }
 FLOW = FlowConfig(width=16, hidden=32, turn_rad=0.0, denoising_steps=2)
 ONE_STEP = replace(FLOW, steering=SteeringConfig(kind=Steering.ONE_STEP, hidden=[32]))
@@ -54,6 +57,7 @@ POLICIES = {
     "recap": FlowConfig(width=8, hidden=8, turn_rad=0.0, advantage_guidance=1.5),
     "qc": FLOW,
     "fql": ONE_STEP,
+    "co_rft": ONE_STEP,
 }
 
 
@@ -73,10 +77,12 @@ def success(policy: TrainablePolicy) -> float:
     return float(evaluate(Reach(44), policy, starts_per_task=22).success.float().mean())
 
 
-@pytest.mark.parametrize("name", ["iql", "iql with ddpg_bc", "famo2o with chi_square", "rebrac", "calql", "qc", "fql"])
+@pytest.mark.parametrize(
+    "name", ["iql", "iql with ddpg_bc", "famo2o with chi_square", "rebrac", "calql", "qc", "co_rft"]
+)
 def test_learns_from_episodes_of_which_most_failed(name: str) -> None:
     policy, learner = make(LEARNERS[name], policy=POLICIES.get(name))
-    steps = {"fql": 400}.get(name, 300)
+    steps = {"co_rft": 500}.get(name, 300)
     learner.fit(recorded(), steps)
     assert learner.gradient_steps == steps
     assert success(policy) > 0.9  # imitation of the successful quarter comes to 0.5
@@ -102,6 +108,44 @@ def test_a_resumed_learner_has_the_weights_of_an_uninterrupted_one(name: str) ->
         metrics.append(each.fit(recorded(), 3))
     assert metrics[0] == metrics[1]
     assert same(dict(other_policy.state_dict()), dict(policy.state_dict()))
+
+
+def test_targets_and_losses_of_co_rft_by_hand() -> None:
+    policy, learner = make(LEARNERS["co_rft"], policy=ONE_STEP)
+    for parameter in learner.q.targets.parameters():
+        parameter.data += torch.randn_like(parameter)  # the trained networks have moved on
+    learner.fit(recorded(), 0)
+    batch = learner._batch(learner.transitions)
+    observation, actions, prefixes = batch["observation"], batch["actions"] / 0.25, batch["prefixes"]
+    one, ones = torch.zeros(64, 2, 1), torch.ones(64, 2, 1)
+    one[:, 0] = 1.0
+    inputs = [torch.cat((actions * marks, marks), -1).flatten(1) for marks in (one, ones)]
+    inputs = [torch.cat((policy.features(observation), each), -1) for each in inputs]
+    known, draws = prefixes["known"], torch.Generator()
+    draws.set_state(learner.generator.get_state())
+    noise = torch.randn(int(known.sum()), 1, 2, 1, generator=seeding.child(draws))
+    following = prefixes["next_observation"][known]
+    expected = torch.zeros(64, 2)
+    with torch.no_grad():
+        own, *_ = policy.steered(following, noise[:, 0])
+        own = torch.cat((own / 0.25, torch.ones(len(own), 2, 1)), -1).flatten(1)
+        values = learner.q.targets.values(torch.cat((policy.features(following), own), -1)).mean(0)
+    expected[known] = prefixes["reward"][known] + prefixes["carry"][known] * values
+    target = learner._target(batch)
+    assert 64 < int(known.sum()) < 128
+    torch.testing.assert_close(target, expected[known])
+    errors = torch.stack([learner.q.critics.values(each) for each in inputs], -1) - expected
+    torch.testing.assert_close(learner.q.loss(batch, target), errors.square()[:, known].mean(-1).sum())
+    draws.set_state(learner.generator.get_state())
+    whole = known[:, 1]
+    own, *_ = policy.steered(observation[whole], torch.randn(int(whole.sum()), 2, 1, generator=draws))
+    own = torch.cat((policy.features(observation[whole]), own.flatten(1) / 0.25), -1)
+    own = torch.stack((own[:, -2], torch.ones(len(own)), own[:, -1], torch.ones(len(own))), -1)
+    own = learner.q.critics.values(torch.cat((policy.features(observation[whole]), own), -1))
+    data = learner.q.critics.values(inputs[1][whole])
+    gap = (own.maximum(batch["returns"][whole]) - data).mean(-1).sum()
+    torch.testing.assert_close(learner._penalty(batch), gap)
+    assert learner.values() is None
 
 
 @pytest.mark.parametrize("name", ["iql", "calql"])

@@ -1,0 +1,209 @@
+"""Off-policy evaluation and rounds that it gates: targets by hand, worse and better policies, resumption, refusals."""
+
+import copy
+from dataclasses import dataclass, field, replace
+
+import pytest
+import torch
+
+from embodied.algorithms.imitation.sft import SFTConfig
+from embodied.algorithms.offline.dynamics import DynamicsConfig
+from embodied.algorithms.offline.off_policy_evaluation import (
+    Estimate,
+    Estimator,
+    FittedQ,
+    ModelRollouts,
+    OffPolicyEvaluationConfig,
+    initial_rows,
+)
+from embodied.algorithms.offline.rebrac import ReBRAC, ReBRACConfig
+from embodied.algorithms.offline.rounds import Rounds, RoundsConfig
+from embodied.algorithms.parts import only_listed_optimisers
+from embodied.contract import TensorSpec
+from embodied.data.recording import record_episodes
+from embodied.data.transitions import Transitions
+from embodied.errors import UserError
+from embodied.policy import TrainablePolicy
+from policies.mlp import MLPConfig
+from policies.recurrent import RecurrentConfig
+from tests.embodied.algorithms.offline.test_offline import NEAR, make, success
+from tests.embodied.reach import Reach
+from tests.embodied.recorded_reach import recorded
+from tests.embodied.saving.test_tree import same
+
+EVALUATION = OffPolicyEvaluationConfig(
+    hidden=[32, 32], steps=150, batch=64, learning_rate=3e-3, discount=0.9, averaging=0.05, model_steps=150, horizon=4
+)
+DYNAMICS = DynamicsConfig(models=3, elites=2, hidden=[32, 32])
+
+
+class Misled(ReBRAC):
+    """ReBRAC of negative rewards: it learns to move away from the goal."""
+
+    def fit(self, episodes, steps, world=None):
+        if self.transitions is None:
+            episodes = replace(episodes, reward=-episodes.reward)
+            super().fit(episodes, 0)
+        return super().fit(self.transitions.episodes, steps)
+
+
+@dataclass
+class LearnerConfig(ReBRACConfig):
+    """A learner that improves the policy, or a `misled` one."""
+
+    misled: bool = field(default=False)
+
+    def build(self, policy, generator):
+        return (Misled if self.misled else ReBRAC)(policy, self, generator)
+
+
+def trained(seed: int = 0) -> TrainablePolicy:
+    """A policy that comes to a part of the goals."""
+    policy, learner = make(SFTConfig(steps=100, batch=64), seed=seed)
+    learner.fit(recorded(), 100)
+    return policy
+
+
+def rounds(policy: TrainablePolicy, gate: Estimator, collect=None, *, is_present=True, misled=False, **options):
+    config = RoundsConfig(gate=gate, evaluation=EVALUATION, dynamics=DYNAMICS, **options)
+    learning = LearnerConfig(**NEAR, misled=misled)
+    learning.steps = 150
+    generator = torch.Generator().manual_seed(0)
+    return Rounds(policy, config, learning, generator, collect, is_present=is_present)
+
+
+def test_targets_and_estimate_of_fitted_q_evaluation_by_hand() -> None:
+    policy = trained()
+    transitions = Transitions(recorded(), 2, 0.9)
+    fitted = FittedQ(policy, transitions, EVALUATION, torch.Generator().manual_seed(0))
+    for parameter in fitted.q.targets.parameters():
+        parameter.data += 0.3 * torch.randn_like(parameter)
+    rows = torch.arange(64)
+    batch = transitions.take(rows, 2)
+    following = policy.act(batch["next_observation"], deterministic=True).actions / 0.25
+    inputs = torch.cat((policy.features(batch["next_observation"]), following.flatten(1)), -1)
+    expected = batch["reward"] + batch["carry"] * fitted.q.targets.values(inputs).mean(0)
+    torch.testing.assert_close(fitted._target(batch, rows), expected)
+    begins = initial_rows(recorded())
+    assert recorded().first[begins].tolist() == [0, *recorded().ends[:-1].tolist()]
+    initial = transitions.take(begins, 1)["observation"]
+    inputs = torch.cat(
+        (policy.features(initial), policy.act(initial, deterministic=True).actions.flatten(1) / 0.25), -1
+    )
+    values = fitted.q.critics.values(inputs).mean(0) * transitions.scale
+    torch.testing.assert_close(fitted.estimate().values, values.detach())
+    low, high = Estimate(torch.arange(100.0)).interval(torch.Generator().manual_seed(0))
+    assert low == pytest.approx(49.5 - 1.96 * 2.887, abs=0.7)  # deviation of the mean of 100 numbers 0 .. 99
+    assert high == pytest.approx(49.5 + 1.96 * 2.887, abs=0.7)
+
+
+def test_a_rollout_in_the_model_weighs_values_by_what_goes_on_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = trained()
+    transitions = Transitions(recorded(), 2, 0.9)
+    config = replace(EVALUATION, horizon=2)
+    model = ModelRollouts(policy, transitions, config, DYNAMICS, torch.Generator().manual_seed(0))
+    start = transitions.take(initial_rows(recorded()), 1)["observation"]
+    moved = start.clone().update({"position": start["position"] * 0.5})
+    share = torch.linspace(0.0, 1.0, len(start))
+    monkeypatch.setattr(model.dynamics, "step", lambda observation, actions, generator: (moved, None, share))
+    first, second = (
+        model.critics.q.values(each, policy.act(each, deterministic=True).actions / 0.25).mean(0).detach()
+        for each in (start, moved)
+    )
+    expected = (first + (1.0 - share) * second) / (2.0 - share) * transitions.scale
+    torch.testing.assert_close(model.estimate(policy).values, expected)
+
+
+@pytest.mark.parametrize("gate", [Estimator.FQE, Estimator.AM_Q])
+def test_a_better_policy_replaces_the_present_one_and_a_worse_one_does_not(gate: Estimator) -> None:
+    policy = trained()
+    before = success(policy)
+    better = rounds(policy, gate)
+    with only_listed_optimisers(better):
+        better.fit(recorded(), 150)
+    assert better.results[0]["accepted"]
+    assert better.results[0]["estimate"] > 1.05 * better.results[0]["present"]
+    assert success(policy) > max(0.9, before)
+    weights = copy.deepcopy(dict(policy.state_dict()))
+    worse = rounds(policy, gate, misled=True)
+    worse.fit(recorded(), 149)
+    assert success(policy) < 0.3
+    worse.fit(recorded(), 1)
+    assert not worse.results[0]["accepted"]
+    assert worse.results[0]["sentence"].startswith("Offline round 1 on 60 episodes: refused")
+    assert same(dict(policy.state_dict()), weights)
+
+
+def test_resumed_rounds_equal_uninterrupted_ones_across_a_collection() -> None:
+    def made(seed: int) -> Rounds:
+        policy = trained(seed)
+        env = Reach(4)
+        config = replace(EVALUATION, steps=3)
+        options = {"count": 2, "collected": 2}
+        built = rounds(
+            policy,
+            Estimator.FQE,
+            lambda number: record_episodes(env, policy, torch.Generator().manual_seed(number), number),
+            **options,
+        )
+        built.learning.steps = 3
+        built.evaluation.config = config
+        return built
+
+    learner, other = made(0), made(1)
+    learner.fit(recorded(), 2)
+    other.fit(recorded(), 1)
+    for steps, count in ((0, 2), (3, 5)):
+        learner.fit(recorded(), steps)
+        assert learner.gradient_steps == count
+        other.policy.load_state_dict(copy.deepcopy(learner.policy.state_dict()))
+        other.load_state_dict(copy.deepcopy(learner.state_dict()))
+        assert same(other.state_dict(), learner.state_dict())
+    assert learner.fit(recorded(), 1) == other.fit(recorded(), 1)
+    assert learner.gradient_steps == other.gradient_steps == 6
+    assert [each["episodes"] for each in learner.results] == [60, 68]
+    assert learner.results == other.results
+    assert same(dict(other.policy.state_dict()), dict(learner.policy.state_dict()))
+
+
+def test_recorded_episodes_are_those_of_the_environment() -> None:
+    policy = MLPConfig(hidden=[8]).build(Reach(1).contract)
+    policy.fit(*recorded().by_weight())
+    episodes = record_episodes(Reach(4), policy, torch.Generator().manual_seed(0), number=3)
+    assert len(episodes.ends) == 4
+    begins = episodes.observation["position"][initial_rows(episodes), 0]
+    assert begins.tolist() == pytest.approx([0.6, 0.6, -0.65, -0.65])  # starts 6, 6, 7, 7 of tasks 0, 1, 0, 1
+    for end, begin, final, succeeded in zip(
+        episodes.ends, begins, episodes.final_observation["position"], episodes.success, strict=True
+    ):
+        start = 0 if end == episodes.ends[0] else int(episodes.ends[episodes.ends < end][-1])
+        assert float(begin + episodes.actions[start:end].sum()) == pytest.approx(float(final), abs=1e-6)
+        assert bool(succeeded) == (abs(float(final)) < 0.1) == bool(episodes.reward[start:end].sum() == 1.0)
+
+
+def test_what_rounds_cannot_do_is_refused_in_one_line() -> None:
+    policy = trained()
+    gated = RoundsConfig(gate=Estimator.AM_Q, collected=1)
+    with pytest.raises(UserError, match=r"no simulator .*; use rounds\.collected=0"):
+        gated.check(policy, 1, has_simulator=False)
+    with pytest.raises(UserError, match=r"one process; use rounds\.count=1 rounds\.gate=none"):
+        gated.check(policy, 2, has_simulator=True)
+    contract = Reach(1).contract
+    with pytest.raises(UserError, match=r"a memory yet; use rounds\.count=1 rounds\.gate=none"):
+        gated.check(RecurrentConfig(hidden=[8]).build(contract), 1, has_simulator=True)
+    policy.contract = replace(contract, observation=contract.observation | {"rows": TensorSpec((-1, 2))})
+    with pytest.raises(UserError, match=r"use rounds\.gate=fqe: .* observations of fixed size, not rows"):
+        gated.check(policy, 1, has_simulator=True)
+    policy.contract = contract
+    RoundsConfig().check(policy, 2, has_simulator=False)
+    unknown = replace(recorded(), reward=torch.full_like(recorded().reward, torch.nan))
+    gated = Rounds(
+        policy,
+        RoundsConfig(gate=Estimator.FQE),
+        SFTConfig(steps=1, batch=8),
+        torch.Generator(),
+        None,
+        is_present=True,
+    )
+    with pytest.raises(UserError, match=r"rewards are unknown .*rounds\.gate=none"):
+        gated.fit(unknown, 1)
