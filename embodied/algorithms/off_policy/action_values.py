@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from embodied.algorithms.critics import CriticConfig, approach
+from embodied.algorithms.critics import CriticConfig, approach, frozen_weights
 from embodied.algorithms.finite import check_finite, gradient_norm
 from embodied.algorithms.micro_batch import saved_bytes
 from embodied.algorithms.parts import Composite
@@ -70,9 +71,10 @@ class ActionValues(Composite):
         """Inputs of the critics, [B, features + K * A], from `scaled` actions [B, K, A]."""
         return torch.cat((self.policy.features(observation), scaled.flatten(1)), -1)
 
-    def values(self, observation: TensorDict, scaled: Tensor) -> Tensor:
-        """Values [M, B] of all critics for `scaled` actions [B, K, A]."""
-        return self.critics.values(self.inputs(observation, scaled))
+    def values(self, observation: TensorDict, scaled: Tensor, *, frozen: bool = False) -> Tensor:
+        """Values [M, B] of all critics for `scaled` actions [B, K, A]; `frozen` critics get no gradients."""
+        with frozen_weights(self.critics) if frozen else nullcontext():
+            return self.critics.values(self.inputs(observation, scaled))
 
     def loss(self, batch: TensorDict, target: Tensor, weight: Tensor | float = 1.0) -> Tensor:
         """Loss of `step`, one scalar."""
