@@ -23,7 +23,7 @@ PREFERS_ONEDNN = (
     HAS_ONEDNN
     and torch.backends.cpu.get_cpu_capability() == "AVX512"
     and CPU_INFO.exists()
-    and "AuthenticAMD" in CPU_INFO.read_text()
+    and "AuthenticAMD" in CPU_INFO.read_text(encoding="utf-8")
 )
 
 
