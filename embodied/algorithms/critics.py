@@ -6,7 +6,8 @@ The minimum over a random subset of an ensemble is REDQ's (arXiv 2101.05982). Le
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import pairwise
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from embodied.configuration import PositiveInt
 from embodied.errors import UserError
+from embodied.products import product
 from embodied.value_head import ValueHead
 
 
@@ -46,6 +48,10 @@ class CriticConfig(ValueHead):
         if self.subset is not None and self.subset > self.ensemble:
             raise UserError(f"expected subset <= ensemble, got {self.subset} and {self.ensemble}")
 
+    def critics(self, inputs: int) -> Critics:
+        """Networks of critics that read `inputs` numbers."""
+        return Critics(inputs, self)
+
 
 class Critics(nn.Module):
     """Ensemble of value networks, computed together by batched matrix products.
@@ -54,11 +60,19 @@ class Critics(nn.Module):
     one output; with more `outputs` the networks are of another quantity, and only `forward` is of use.
     """
 
+    normalises_batches = False
+    """Whether passes for learning need companions: rows that are normalised together with the inputs."""
+
     def __init__(self, inputs: int, config: CriticConfig, outputs: int | None = None) -> None:
         super().__init__()
         self.config = config
+        self.add_layers(inputs, outputs or config.outputs)
+
+    def add_layers(self, inputs: int, outputs: int) -> None:
+        """Add the parameters, drawn from torch's global generator."""
+        config = self.config
         count = config.ensemble
-        sizes = [inputs, *config.hidden, outputs or config.outputs]
+        sizes = [inputs, *config.hidden, outputs]
         bounds = [1.0 / math.sqrt(size) for size in sizes[:-1]]  # torch's default for linear layers
         shapes = list(zip(bounds, pairwise(sizes), strict=True))
         self.weights = nn.ParameterList(torch.empty(count, *shape).uniform_(-bound, bound) for bound, shape in shapes)
@@ -69,28 +83,32 @@ class Critics(nn.Module):
         self.scales = nn.ParameterList(torch.ones(count, 1, width) for width in normalised)
         self.shifts = nn.ParameterList(torch.zeros(count, 1, width) for width in normalised)
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Outputs [M, B, outputs] of scalar heads, or logits [M, B, bins]."""
-        activation = torch.tanh if self.config.activation is Activation.TANH else torch.relu
+    def constrain(self) -> None:
+        """Restore what holds for the parameters, after a gradient step: nothing."""
+
+    def forward(self, inputs: Tensor, companions: Tensor | None = None) -> Tensor:
+        """Outputs [M, B, outputs] of scalar heads, or logits [M, B, bins]; `companions` [B, I] are not read."""
+        # in place: no derivative reads their argument
+        activation = torch.tanh_ if self.config.activation is Activation.TANH else torch.relu_
         x = inputs.expand(self.config.ensemble, *inputs.shape)
         for layer in range(len(self.config.hidden)):
-            x = torch.baddbmm(self.biases[layer], x, self.weights[layer])
+            x = product(self.biases[layer], x, self.weights[layer])
             if self.config.layer_norm:
                 x = nn.functional.layer_norm(x, x.shape[-1:]) * self.scales[layer] + self.shifts[layer]
             x = activation(x)
-        return torch.baddbmm(self.biases[-1], x, self.weights[-1])
+        return product(self.biases[-1], x, self.weights[-1])
 
-    def values(self, inputs: Tensor) -> Tensor:
+    def values(self, inputs: Tensor, companions: Tensor | None = None) -> Tensor:
         """Values [M, B] of all networks."""
-        return self.config.values(self(inputs))
+        return self.config.values(self(inputs, companions))
 
-    def minimum(self, inputs: Tensor, generator: torch.Generator) -> Tensor:
+    def minimum(self, inputs: Tensor, generator: torch.Generator, companions: Tensor | None = None) -> Tensor:
         """Smallest value [B] of `config.subset` networks, drawn by `generator` for the whole batch."""
-        return self._subset(self.values(inputs), generator).amin(0)
+        return self._subset(self.values(inputs, companions), generator).amin(0)
 
-    def lowest(self, inputs: Tensor, generator: torch.Generator) -> Tensor:
+    def lowest(self, inputs: Tensor, generator: torch.Generator, companions: Tensor | None = None) -> Tensor:
         """Outputs [B, O] of the network of the smallest value among such a subset."""
-        outputs = self._subset(self(inputs), generator)
+        outputs = self._subset(self(inputs, companions), generator)
         network = self.config.values(outputs).argmin(0)
         return outputs[network, torch.arange(len(network), device=network.device)]
 
@@ -101,13 +119,25 @@ class Critics(nn.Module):
         rows = torch.randperm(self.config.ensemble, generator=generator)[: self.config.subset]
         return parts[rows.to(parts.device)]
 
-    def loss(self, inputs: Tensor, target: Tensor, weight: Tensor | float = 1.0) -> Tensor:
+    def loss(
+        self, inputs: Tensor, target: Tensor, weight: Tensor | float = 1.0, companions: Tensor | None = None
+    ) -> Tensor:
         """Sum over the networks of the mean loss from `target`, one scalar.
 
         `target` and `weight` are [B], or [M, B] for each network its own; distributions are [1, B, bins].
         """
         # L_i = mean weight * error of Q_i from y
-        return (weight * self.config.errors(self(inputs), target)).mean(-1).sum()
+        return (weight * self.config.errors(self(inputs, companions), target)).mean(-1).sum()
+
+
+@contextmanager
+def frozen_weights(network: nn.Module) -> Iterator[None]:
+    """Context in which passes of `network` compute no gradients of its weights, only of its inputs."""
+    network.requires_grad_(False)
+    try:
+        yield
+    finally:
+        network.requires_grad_(True)
 
 
 @torch.no_grad()

@@ -4,6 +4,7 @@ from embodied.algorithms.imitation.distillation import DistillationConfig
 from embodied.algorithms.imitation.one_step import OfflineOneStepConfig, OnlineOneStepConfig
 from embodied.algorithms.imitation.self_imitation import SelfImitationConfig
 from embodied.algorithms.off_policy.dsrl import DSRLConfig
+from embodied.algorithms.off_policy.flash_sac import FlashSACConfig
 from embodied.algorithms.off_policy.h2o import H2OConfig
 from embodied.algorithms.off_policy.qc import QCConfig, QCFQLConfig
 from embodied.algorithms.off_policy.residual import ResidualConfig
@@ -13,6 +14,7 @@ from embodied.algorithms.offline.calql import CalQLConfig, CQLConfig
 from embodied.algorithms.offline.co_rft import CoRFTConfig
 from embodied.algorithms.offline.fql import FQLConfig, OfflineQCConfig
 from embodied.algorithms.offline.iql import FamO2OConfig, FDVLConfig, IQLConfig
+from embodied.algorithms.offline.mbrcsl import MBRCSLConfig
 from embodied.algorithms.offline.rebrac import ReBRACConfig, TD3BCConfig
 from embodied.algorithms.offline.recap import RECAPConfig
 from embodied.algorithms.on_policy.bptt import BPTTConfig
@@ -24,6 +26,7 @@ ALGORITHMS: dict[str, type] = {
     "bptt": BPTTConfig,
     "distillation": DistillationConfig,
     "dsrl": DSRLConfig,
+    "flash_sac": FlashSACConfig,
     "grpo": GRPOConfig,
     "h2o": H2OConfig,
     "one_step": OnlineOneStepConfig,
@@ -46,6 +49,7 @@ OFFLINE: dict[str, type] = {
     "famo2o": FamO2OConfig,
     "fql": FQLConfig,
     "iql": IQLConfig,
+    "mbrcsl": MBRCSLConfig,
     "one_step": OfflineOneStepConfig,
     "qc": OfflineQCConfig,
     "rebrac": ReBRACConfig,

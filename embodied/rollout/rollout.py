@@ -293,10 +293,14 @@ class Collector:
         env_device = self.env.device
         if policy_device != env_device:
             observation = observation.to(policy_device)
-        decision = self.policy.act(observation, generator=self.generator)
+        decision = self._decide(observation)
         sample = decision.sample if policy_device == env_device else decision.sample.to(env_device)
         value = None if decision.value is None else decision.value.to(env_device, torch.float32)
         return Decision(decision.actions.to(env_device), sample, decision.log_prob_terms.to(env_device), value)
+
+    def _decide(self, observation: TensorDict) -> Decision:
+        """Decision of the policy on its own device."""
+        return self.policy.act(observation, generator=self.generator)
 
     def _due(self) -> Tensor:
         """Environments that begin a new episode before the next chunk, [N] bool."""

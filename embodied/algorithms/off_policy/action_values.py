@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from embodied.algorithms.critics import CriticConfig, Critics, approach
+from embodied.algorithms.critics import CriticConfig, approach, frozen_weights
 from embodied.algorithms.finite import check_finite, gradient_norm
 from embodied.algorithms.micro_batch import saved_bytes
 from embodied.algorithms.parts import Composite
@@ -55,7 +56,7 @@ class ActionValues(Composite):
         high = torch.tensor(action.high)
         self.centre = ((high + low) / 2).to(policy.device)
         self.half_range = ((high - low) / 2).to(policy.device)
-        self.critics = Critics(policy.feature_size + self.executed * self.elements, config).to(policy.device)
+        self.critics = config.critics(policy.feature_size + self.executed * self.elements).to(policy.device)
         self.targets = copy.deepcopy(self.critics)
         features = policy.critic_parameters() if trains_features else []
         self.optimiser = torch.optim.Adam([*self.critics.parameters(), *features], learning_rate, fused=True)
@@ -70,15 +71,22 @@ class ActionValues(Composite):
         """Inputs of the critics, [B, features + K * A], from `scaled` actions [B, K, A]."""
         return torch.cat((self.policy.features(observation), scaled.flatten(1)), -1)
 
-    def values(self, observation: TensorDict, scaled: Tensor) -> Tensor:
-        """Values [M, B] of all critics for `scaled` actions [B, K, A]."""
-        return self.critics.values(self.inputs(observation, scaled))
+    def values(self, observation: TensorDict, scaled: Tensor, *, frozen: bool = False) -> Tensor:
+        """Values [M, B] of all critics for `scaled` actions [B, K, A]; `frozen` critics get no gradients."""
+        with frozen_weights(self.critics) if frozen else nullcontext():
+            return self.critics.values(self.inputs(observation, scaled))
 
-    def loss(self, batch: TensorDict, target: Tensor, weight: Tensor | float = 1.0) -> Tensor:
+    def loss(
+        self, batch: TensorDict, target: Tensor, weight: Tensor | float = 1.0, following: Tensor | None = None
+    ) -> Tensor:
         """Loss of `step`, one scalar."""
         # L = sum_i mean w (Q_i(s, a) - y)^2, or the cross-entropy of categorical critics
         inputs = self.inputs(batch["observation"], self.scaled(batch["actions"]))
-        return self.critics.loss(inputs, target, weight)
+        companions = None
+        if self.critics.normalises_batches:
+            assert following is not None
+            companions = self.inputs(batch["next_observation"], following).detach()
+        return self.critics.loss(inputs, target, weight, companions)
 
     @torch.no_grad()
     def target_minimum(self, observation: TensorDict, scaled: Tensor, generator: torch.Generator) -> Tensor:
@@ -95,17 +103,21 @@ class ActionValues(Composite):
         of whose atoms move.
         """
         inputs = self.inputs(batch["next_observation"], scaled)
+        companions = None
+        if self.critics.normalises_batches:
+            companions = self.inputs(batch["observation"], self.scaled(batch["actions"]))
         reward = batch["reward"]
         head = self.critics.config
         if head.head is not CriticHead.C51:
-            following = self.targets.minimum(inputs, generator)
+            following = self.targets.minimum(inputs, generator, companions)
             return reward + batch["carry"] * (following if bonus is None else following + bonus)
         atoms = head.centres(reward.device)
         if bonus is not None:
             atoms = atoms + bonus.unsqueeze(-1)
         # z -> clip(R + carry * (z + bonus)), whose mass is split between two neighbours
         moved = reward.unsqueeze(-1) + batch["carry"].unsqueeze(-1) * atoms
-        return head.projected(moved, self.targets.lowest(inputs, generator).float().softmax(-1)).unsqueeze(0)
+        logits = self.targets.lowest(inputs, generator, companions)
+        return head.projected(moved, logits.float().softmax(-1)).unsqueeze(0)
 
     def step(
         self,
@@ -114,20 +126,23 @@ class ActionValues(Composite):
         step: int,
         penalty: Tensor | float = 0.0,
         weight: Tensor | float = 1.0,
+        following: Tensor | None = None,
     ) -> dict[str, Tensor]:
         """Take gradient step number `step` towards `target` [B], [M, B] or [1, B, bins]; returns its metrics.
 
-        Rows count by their `weight` [B]. A differentiable `penalty` is added to the loss.
+        Rows count by their `weight` [B]. A differentiable `penalty` is added to the loss. Critics that normalise
+        batches need the `following` scaled actions [B, K, A].
 
         Raises:
             DivergedError: before a step whose loss or gradient is not finite.
         """
-        loss = self.loss(batch, target, weight) + penalty
+        loss = self.loss(batch, target, weight, following) + penalty
         self.optimiser.zero_grad()
         loss.backward()
         gradient = gradient_norm(self.critics.parameters())
         check_finite({"value_loss": loss.detach(), "gradient of the critic": gradient}, step)
         self.optimiser.step()
+        self.critics.constrain()
         metrics = {"value_loss": loss.detach()}
         return metrics | self._saturation(target)
 
@@ -148,7 +163,12 @@ class ActionValues(Composite):
         """Bytes that the backward pass of a `minibatch` stores."""
         observation = passes.observation(minibatch)
         actions = passes.actions(minibatch).new_empty(minibatch, self.executed, self.elements)
-        return saved_bytes(lambda: self.critics(self.inputs(observation, actions)))
+
+        def outputs() -> Tensor:
+            inputs = self.inputs(observation, actions)
+            return self.critics(inputs, inputs.detach() if self.critics.normalises_batches else None)
+
+        return saved_bytes(outputs)
 
     @torch.no_grad()
     def in_rewards(self) -> dict[str, Any] | None:

@@ -1,8 +1,12 @@
 """Twin delayed deep deterministic policy gradient (arXiv 1802.09477): off-policy, without analytic gradients.
 
+With `head=c51`, `exploration_low` and `exploration_high`, fast `averaging` and large minibatches of a thousand
+environments it has the ingredients of FastTD3 (arXiv 2505.22642).
+
 Differs from the paper:
     - many environments: an iteration stores `rollout_length` chunks of each, then takes `gradient_steps` steps;
-    - exploration noise is the policy's own sampling, whose standard deviation is not trained;
+    - exploration noise is the policy's own sampling, whose standard deviation is not trained; or its deviations are
+    spread evenly over the environments, where FastTD3 draws one for each episode;
     - targets are `lookahead`-step returns without off-policy correction, as in D4PG (arXiv 1804.08617): with control at
     100 Hz a single action has almost no effect;
     - a chunk is one action: its discounted reward, and discount^k for what follows after k executed actions;
@@ -13,7 +17,9 @@ Differs from the paper:
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Annotated, Any
 
 import torch
@@ -33,8 +39,9 @@ from embodied.data.episodes import Episodes
 from embodied.data.store import EpisodeStore
 from embodied.environment import Environment
 from embodied.errors import UserError
-from embodied.policy import DeterministicPolicy, TrainablePolicy
+from embodied.policy import Decision, DeterministicPolicy, Policy, TrainablePolicy
 from embodied.rollout.rollout import Collector, Rollout
+from embodied.rollout.starts import Starts
 from embodied.world import ALONE, World
 
 
@@ -42,7 +49,9 @@ from embodied.world import ALONE, World
 class TD3Config(CriticConfig):
     """Hyper-parameters of TD3; noise is in half ranges of the actions, gradient steps begin after `warmup` rows.
 
-    Learning rates decay linearly to their `final_lr_share`. Options of the critics are those of CriticConfig.
+    Learning rates decay linearly to their `final_lr_share`. Options of the critics are those of CriticConfig. The noise
+    of the first environment has the deviation `exploration_low`, that of the last one `exploration_high` (None: the
+    policy's own noise everywhere).
     """
 
     rollout_length: PositiveInt = 16
@@ -59,8 +68,18 @@ class TD3Config(CriticConfig):
     target_noise: NonNegativeFloat = 0.2
     noise_clip: Annotated[float, Range(at_least=0, at_most=INF)] = 0.5
     policy_delay: PositiveInt = 2
+    exploration_low: NonNegativeFloat | None = None
+    exploration_high: NonNegativeFloat | None = None
     hidden: list[PositiveInt] = field(default_factory=lambda: [64, 64])
     activation: Activation = Activation.TANH
+
+    def __post_init__(self) -> None:
+        """Raise UserError for numbers that are out of range or do not go together."""
+        super().__post_init__()
+        low = self.exploration_low
+        high = self.exploration_high
+        if (low is None) != (high is None) or (low is not None and high is not None and low > high):
+            raise UserError(f"expected exploration_low <= exploration_high, or none of them, got {low} and {high}")
 
     @property
     def reads_demonstrations(self) -> bool:
@@ -95,7 +114,6 @@ class TD3(Composite):
     """Learner with critics, whose minimum is the target, and a policy that maximises the first."""
 
     starts = None
-    collector = Collector
 
     def __init__(self, policy: DeterministicPolicy, config: TD3Config, generator: torch.Generator) -> None:
         self.policy = policy
@@ -108,6 +126,13 @@ class TD3(Composite):
         self.actor_optimiser = torch.optim.Adam(policy.mean_parameters(), config.learning_rate, fused=True)
         self.replay = EpisodeStore(config.capacity)
         self.gradient_steps = 0
+
+    @property
+    def collector(self) -> Callable[..., Collector]:
+        """Factory of the collector, with the policy's noise or with that of the configuration."""
+        low = self.config.exploration_low
+        high = self.config.exploration_high
+        return Collector if low is None or high is None else partial(SpreadNoise, low=low, high=high)
 
     def update(self, rollout: Rollout, progress: float, world: World = ALONE) -> dict[str, float]:
         """Store one rollout, then take gradient steps; returns the critics' mean metrics and the rows stored."""
@@ -148,7 +173,7 @@ class TD3(Composite):
     def _update_actor(self, observation: TensorDict) -> None:
         actions = self.q.scaled(self.policy.actions(observation))
         # L = -mean Q_1(s, pi(s)); delayed, with the targets, to every policy_delay-th step
-        loss = -self.q.values(observation, actions)[0].mean()
+        loss = -self.q.values(observation, actions, frozen=True)[0].mean()
         self.actor_optimiser.zero_grad()
         loss.backward()
         gradient = gradient_norm(self.policy.mean_parameters())
@@ -179,6 +204,37 @@ class TD3(Composite):
             getattr(self, name).load_state_dict(state[name])
         self.gradient_steps = state["gradient_steps"]
         self.generator.set_state(state["generator"])
+
+
+class SpreadNoise(Collector):
+    """Collector that adds normal noise to the policy's mean actions, of another deviation in each environment.
+
+    Deviations rise evenly from `low` to `high`, in half ranges of the actions; a single environment has `high`.
+    """
+
+    def __init__(
+        self,
+        env: Environment,
+        policy: Policy,
+        generator: torch.Generator,
+        starts: Starts | None = None,
+        *,
+        low: float,
+        high: float,
+    ) -> None:
+        super().__init__(env, policy, generator, starts)
+        action = policy.contract.action
+        self.low = torch.tensor(action.low, device=generator.device)
+        self.high = torch.tensor(action.high, device=generator.device)
+        # linspace of one element is its first argument
+        self.deviations = torch.linspace(high, low, env.num_envs, device=generator.device).flip(0).view(-1, 1, 1)
+
+    def _decide(self, observation: TensorDict) -> Decision:
+        decision = self.policy.act(observation, deterministic=True)
+        noise = torch.randn(decision.actions.shape, generator=self.generator, device=self.generator.device)
+        # a = clip(pi(s) + sigma_n z)
+        actions = decision.actions + self.deviations * (self.high - self.low) / 2 * noise
+        return replace(decision, actions=actions.clamp(self.low, self.high))
 
 
 _PARTS = ("target_policy", "actor_optimiser", "replay")

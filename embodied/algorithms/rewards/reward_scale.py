@@ -1,4 +1,4 @@
-"""Scale of rewards, so that one learning rate of the critic suits every task."""
+"""Scales of rewards, so that one learning rate of the critic, or one range of its values, suits every task."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from embodied.algorithms.advantage import chunk_reward, gae
 from embodied.rollout.rollout import Rollout
@@ -57,6 +58,57 @@ class RewardScale:
     def state_dict(self) -> dict[str, Any]:
         """Counts and sums so far."""
         return {name: value for name, value in vars(self).items() if name != "discount"}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict`."""
+        vars(self).update(state)
+
+
+class RunningReturnScale:
+    """Factor of rewards, so that returns are in [-bound, bound]: 1 / max(std, largest / bound) (arXiv 2604.04539).
+
+    `std` is the standard deviation of running returns G <- discount G + r, which begin at 0 with each episode, and
+    `largest` their largest amount so far; 1 until there is a reward.
+    """
+
+    def __init__(self, discount: float, bound: float) -> None:
+        self.discount = discount
+        self.bound = bound
+        self.running: Tensor | None = None  # [N]
+        # count, sum and sum of squares of running returns, their largest amount
+        self.steps = 0
+        self.total = 0.0
+        self.squares = 0.0
+        self.largest = 0.0
+
+    def __call__(self) -> float:
+        """Current factor."""
+        if self.largest == 0.0:
+            return 1.0
+        variance = self.squares / self.steps - (self.total / self.steps) ** 2
+        return 1.0 / max(math.sqrt(max(variance, 0.0)), self.largest / self.bound)
+
+    def add(self, rollout: Rollout) -> None:
+        """Add the rewards of one rollout."""
+        rewards = rollout.reward.double()
+        running = torch.zeros_like(rewards[0, :, 0]) if self.running is None else self.running
+        returns = []
+        for reward, executed, done in zip(rewards, rollout.executed, rollout.done, strict=True):
+            for action in range(reward.shape[-1]):
+                # G <- discount G + r, of executed actions
+                running = torch.where(executed[:, action], self.discount * running + reward[:, action], running)
+                returns.append(running[executed[:, action]])
+            running = torch.where(done, 0.0, running)
+        self.running = running
+        added = torch.cat(returns)
+        self.steps += added.numel()
+        self.total += float(added.sum())
+        self.squares += float(added.square().sum())
+        self.largest = max(self.largest, float(added.abs().amax())) if added.numel() else self.largest
+
+    def state_dict(self) -> dict[str, Any]:
+        """Running returns, counts and sums so far."""
+        return {name: value for name, value in vars(self).items() if name not in ("discount", "bound")}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict`."""

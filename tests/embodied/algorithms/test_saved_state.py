@@ -8,6 +8,7 @@ import torch
 
 from embodied import seeding
 from embodied.algorithms.imitation.distillation import DistillationConfig
+from embodied.algorithms.off_policy.flash_sac import FlashSACConfig
 from embodied.algorithms.off_policy.sac import SACConfig
 from embodied.algorithms.off_policy.td3 import TD3Config
 from embodied.algorithms.on_policy.bptt import BPTTConfig
@@ -28,6 +29,7 @@ LEARNERS = {
     "grpo": GRPOConfig(rollout_length=7, minibatch=16, group=4),
     "td3": TD3Config(rollout_length=8, warmup=1, gradient_steps=2, lookahead=2),
     "sac": SACConfig(rollout_length=8, warmup=1, updates=0.03, hidden=[8]),
+    "flash_sac": FlashSACConfig(rollout_length=8, warmup=1, updates=0.03, hidden=[8], minibatch=32),
     "bptt": BPTTConfig(rollout_length=4, critic=True, discount=0.9),
     "distillation": DistillationConfig(
         MLPConfig(hidden=[8]), PPO, privileged=["wind"], teacher_steps=100, rollout_length=8, minibatch=4

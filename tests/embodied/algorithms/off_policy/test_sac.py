@@ -74,7 +74,7 @@ def test_entropy_moves_the_atoms_of_distributions() -> None:
     _, learner, _ = make(head=CriticHead.C51, bins=3, value_low=-1.0, value_high=1.0)
     batch = TensorDict({"reward": torch.tensor([0.25]), "carry": torch.tensor([0.5])}, [1])
     batch["next_observation"] = Reach(1).reset()
-    learner.q.targets.lowest = lambda inputs, generator: torch.tensor([[0.5, 0.0, 0.5]]).log()
+    learner.q.targets.lowest = lambda *_: torch.tensor([[0.5, 0.0, 0.5]]).log()
     target = learner.q.target(batch, torch.zeros(1, 2, 1), learner.generator, torch.tensor([0.2]))
     # -1 -> 0.25 + 0.5 (-1 + 0.2) = -0.15, 1 -> 0.25 + 0.5 (1 + 0.2) = 0.85
     expected = torch.tensor([[[0.5 * 0.15, 0.5 * 0.85 + 0.5 * 0.15, 0.5 * 0.85]]])

@@ -9,7 +9,7 @@ from tensordict import TensorDict
 
 from embodied.algorithms.off_policy.td3 import TD3, TD3Config
 from embodied.data.store import EpisodeStore
-from embodied.errors import DivergedError
+from embodied.errors import DivergedError, UserError
 from embodied.rollout.rollout import Collector, Rollout
 from embodied.value_head import CriticHead
 from policies.flow import FlowConfig
@@ -134,6 +134,23 @@ def test_other_critics_learn_and_report_targets_out_of_their_range() -> None:
     assert 0.0 < last["clamped_targets"] < 1.0  # the reward of a success is 1
     inputs = learner.q.inputs(collector.observation, torch.zeros(32, 2, 1))
     assert learner.q.critics.values(inputs).shape == (5, 32)
+
+
+def test_noise_is_spread_over_the_environments() -> None:
+    policy, learner, _ = make(exploration_low=0.0, exploration_high=0.6)
+    collector = learner.collector(Reach(4), policy, torch.Generator().manual_seed(0))
+    rollout = collector.collect(400)
+    mean = policy.actions(rollout.observation.flatten(0, 1)).view(rollout.actions.shape)
+    assert torch.equal(rollout.actions[:, 0], mean[:, 0])
+    assert rollout.actions.abs().max() == 0.25
+    for env, deviation in enumerate((0.0, 0.2, 0.4)):
+        noise = (rollout.actions - mean)[:, env] / 0.25
+        assert noise.std().item() == pytest.approx(deviation, rel=0.15)
+    alone = learner.collector(Reach(1), policy, torch.Generator())
+    assert alone.deviations.item() == pytest.approx(0.6)
+    for low, high in ((None, 0.1), (0.1, None), (0.2, 0.1)):
+        with pytest.raises(UserError, match="exploration_low <= exploration_high"):
+            TD3Config(exploration_low=low, exploration_high=high)
 
 
 def test_rates_fall_to_their_final_share() -> None:
