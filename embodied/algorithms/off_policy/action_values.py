@@ -80,12 +80,12 @@ class ActionValues(Composite):
         self, batch: TensorDict, target: Tensor, weight: Tensor | float = 1.0, following: Tensor | None = None
     ) -> Tensor:
         """Loss of `step`, one scalar."""
-        # L = sum_i mean w (Q_i(s, a) - y)^2, or the cross-entropy of categorical critics
         inputs = self.inputs(batch["observation"], self.scaled(batch["actions"]))
         companions = None
         if self.critics.normalises_batches:
             assert following is not None
             companions = self.inputs(batch["next_observation"], following).detach()
+        # L = sum_i mean w (Q_i(s, a) - y)^2, or the cross-entropy of categorical critics
         return self.critics.loss(inputs, target, weight, companions)
 
     @torch.no_grad()
