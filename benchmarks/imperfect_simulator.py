@@ -26,13 +26,13 @@ sys.path.insert(0, str(ROOT))  # also runs from a clone that is not installed
 import torch  # noqa: E402
 from tensordict import TensorDict  # noqa: E402
 
-from benchmarks.from_logs import recorded  # noqa: E402
 from embodied import seeding  # noqa: E402
 from embodied.algorithms.off_policy.h2o import H2OConfig  # noqa: E402
 from embodied.algorithms.off_policy.sac import SACConfig  # noqa: E402
 from embodied.algorithms.offline.calql import CalQLConfig  # noqa: E402
 from embodied.algorithms.on_policy.bptt import BPTTConfig  # noqa: E402
 from embodied.data.episodes import Episodes  # noqa: E402
+from embodied.data.recording import record_episodes  # noqa: E402
 from embodied.environment import Environment  # noqa: E402
 from embodied.evaluation.evaluation import evaluate  # noqa: E402
 from embodied.policy import TrainablePolicy  # noqa: E402
@@ -106,7 +106,7 @@ def track(args: argparse.Namespace, seed: int) -> Problem:
     parts: list[Episodes] = []
     while (steps := sum(part.steps for part in parts)) < args.log_steps:
         count = max(1, min(64, (args.log_steps - steps) // 300))
-        parts.append(recorded(environment(count, heavier, "train"), Noisy(), generator))
+        parts.append(record_episodes(environment(count, heavier, "train"), Noisy(), generator))
     options = {"hidden": [128, 128], "minibatch": 256, "discount": 0.97, "averaging": 0.01, "initial_temperature": 0.1}
     options |= {"learning_rate": 1e-3, "value_learning_rate": 1e-3, "warmup": 5_000, "updates": 0.1}
     system = environment(128, heavier, "eval")
@@ -166,6 +166,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for seed in args.seeds:
         seeding.seed_everything(seed)
         problem = TASKS[args.task](args, seed)
+        problem.log.check_imitable()  # statistics are of episodes that did not fail
         for name in args.rows:
             rows.append({"row": name, "seed": seed, **measured(name, problem, args.updates, args.share, seed)})
             sys.stderr.write(f"{rows[-1]}\n")
