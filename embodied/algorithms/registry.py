@@ -14,6 +14,7 @@ from embodied.algorithms.offline.calql import CalQLConfig, CQLConfig
 from embodied.algorithms.offline.co_rft import CoRFTConfig
 from embodied.algorithms.offline.fql import FQLConfig, OfflineQCConfig
 from embodied.algorithms.offline.iql import FamO2OConfig, FDVLConfig, IQLConfig
+from embodied.algorithms.offline.mbrcsl import MBRCSLConfig
 from embodied.algorithms.offline.rebrac import ReBRACConfig, TD3BCConfig
 from embodied.algorithms.offline.recap import RECAPConfig
 from embodied.algorithms.on_policy.bptt import BPTTConfig
@@ -48,6 +49,7 @@ OFFLINE: dict[str, type] = {
     "famo2o": FamO2OConfig,
     "fql": FQLConfig,
     "iql": IQLConfig,
+    "mbrcsl": MBRCSLConfig,
     "one_step": OfflineOneStepConfig,
     "qc": OfflineQCConfig,
     "rebrac": ReBRACConfig,
