@@ -80,9 +80,13 @@ def true_return(policy: TrainablePolicy, logs: Logs, args: argparse.Namespace, d
 
 
 def spearman(a: Tensor, b: Tensor) -> float:
-    """Rank correlation of `a` and `b`, which have no equal entries."""
-    ranks = torch.stack([each.argsort().argsort().double() for each in (a, b)])
-    return float(torch.corrcoef(ranks)[0, 1])
+    """Rank correlation of `a` and `b`; equal entries share their mean rank."""
+
+    def ranks(values: Tensor) -> Tensor:
+        others = values.unsqueeze(1)
+        return (values < others).sum(1) + 0.5 * (values == others).sum(1)
+
+    return float(torch.corrcoef(torch.stack([ranks(a), ranks(b)]))[0, 1])
 
 
 def wrong_decisions(estimate: Tensor, truth: Tensor) -> tuple[float, float]:

@@ -216,7 +216,8 @@ def sb3(seed: int, clock: Clock) -> Iterations:
 class SACPair:
     """SAC of both libraries on `num_envs` of Gymnasium's `id`, with two layers of `hidden`.
 
-    Each iteration takes `length` steps of each environment and as many gradient steps as steps.
+    Each iteration takes `length` steps of each environment and as many gradient steps as steps; those of the `warmup`,
+    which take none, are not counted.
     """
 
     id: str
@@ -236,7 +237,8 @@ class SACPair:
         clock.watch(env, "step", "reset")
         env_steps = 0
         for each in train(env, policy, settings, env_steps=1 << 40, seed=seed):
-            yield each.env_steps - env_steps, each.ended.get("episode_return")
+            if each.env_steps > self.warmup:
+                yield each.env_steps - env_steps, each.ended.get("episode_return")
             env_steps = each.env_steps
 
     def sb3(self, seed: int, clock: Clock) -> Iterations:
@@ -264,7 +266,8 @@ class SACPair:
             first = False
             returns = [each["r"] for each in model.ep_info_buffer or ()]
             model.ep_info_buffer.clear()
-            yield steps, statistics.fmean(returns) if returns else None
+            if model.num_timesteps > self.warmup:
+                yield steps, statistics.fmean(returns) if returns else None
 
 
 CHEETAH_SAC = SACPair("HalfCheetah-v5", CHEETAHS, length=4, hidden=256)

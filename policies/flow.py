@@ -115,8 +115,7 @@ class FlowPolicy(GenerativePolicy):
         Raises:
             UserError: for a policy with a small actor.
         """
-        if self.steers:
-            raise UserError("a policy that a small actor steers cannot inpaint; use execution=blend")
+        self.check_inpaints()
         observation = self.encoder.read(observation)
         x = self._noise(observation, deterministic, generator)
         count = x.shape[1]

@@ -26,7 +26,6 @@ from embodied.export.chunk_network import ChunkNetwork
 from embodied.export.network import Network
 from embodied.policy import (
     CONDITION,
-    INITIAL_NOISE,
     Condition,
     Decision,
     RankingPolicy,
@@ -41,7 +40,6 @@ from policies.choice_of_encoder import EncoderConfig, fit_encoders, observation_
 from policies.chunk_networks import NetworkKind
 from policies.encoders import Encoder
 from policies.flat import FlatEncoder, PlainEncoder
-from policies.kernels.sampling import undefined_log_prob
 from policies.libero_encoder import missing
 from policies.steering import Steerable, SteeringConfig
 from policies.vision.augmentation import PictureChanges
@@ -146,7 +144,7 @@ class GenerativePolicy(Steerable, RankingPolicy):
             self.condition = nn.Embedding(len(Condition), self.encoder.out_features, padding_idx=Condition.NONE)
             nn.init.zeros_(self.condition.weight)  # at first no condition makes a difference
             self.register_load_state_dict_pre_hook(_with_own_condition)
-        self.add_steering(config.steering)
+        self.add_steering(config.steering, self.encoder.out_features, actions)
         self.register_buffer("ranks", torch.zeros((), dtype=torch.bool))
         self.register_buffer("action_mean", torch.zeros(actions))
         self.register_buffer("action_std", torch.ones(actions))
@@ -209,10 +207,7 @@ class GenerativePolicy(Steerable, RankingPolicy):
         observation = self.encoder.read(observation)
         noise = self._noise(observation, deterministic, generator)
         if self.steers and not self.ranks:
-            actions, _, initial = self.steered(observation, noise[:, 0])
-            sample = TensorDict({INITIAL_NOISE: initial}, batch_size=[len(actions)])
-            terms = undefined_log_prob(len(actions), self.contract, actions.device)
-            return Decision(actions, sample, terms, value_if_needed(self, observation, deterministic))
+            return self.steered_decision(observation, noise[:, 0], deterministic)
         count = noise.shape[1]
         features = self.actor_features(observation).repeat_interleave(count, 0)
         chunk, sample, log_prob = self._generate_or_map(noise.flatten(0, 1), features, deterministic, generator)
@@ -224,6 +219,9 @@ class GenerativePolicy(Steerable, RankingPolicy):
         """Features [N, F] from which chunks are generated, with the condition POSITIVE if the policy is conditioned."""
         features = self.encoder(observation)
         return features + self._positive if self.conditioned else features
+
+    def _inputs_of(self, observation: TensorDict) -> Tensor:
+        return self.actor_features(self.encoder.read(observation))
 
     def guided(self, predict: Callable[[Tensor], Tensor], features: Tensor) -> Tensor:
         """Prediction, from `actor_features`, of a network that generates chunks, with classifier-free guidance."""

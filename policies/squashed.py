@@ -20,6 +20,7 @@ from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.export.network import Network
 from embodied.policy import Decision, Evaluation, Reparameterised, inference, sum_of_executed, value_if_needed
+from embodied.products import Dense
 from policies.choice_of_encoder import EncoderConfig, fit_encoders, observation_encoder
 from policies.encoders import EncoderKind
 from policies.flat import FlatEncoder, PlainEncoder
@@ -206,5 +207,5 @@ def dense_layers(sizes: Sequence[int]) -> nn.Sequential:
     """Dense layers of `sizes` with ReLU between them."""
     layers: list[nn.Module] = []
     for inputs, outputs in pairwise(sizes):
-        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+        layers += [Dense(inputs, outputs), nn.ReLU()]
     return nn.Sequential(*layers[:-1])

@@ -12,6 +12,7 @@ import copy
 import math
 from abc import abstractmethod
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from tensordict import TensorDict
@@ -19,9 +20,8 @@ from torch import Tensor, nn
 
 from embodied.configuration import Configuration, PositiveFloat, PositiveInt
 from embodied.errors import UserError
-from embodied.policy import INITIAL_NOISE, SteeredPolicy, Steering
+from embodied.policy import INITIAL_NOISE, Decision, SteeredPolicy, Steering, value_if_needed
 from embodied.seeding import fixed_noise
-from policies.encoders import Encoder
 from policies.kernels.sampling import undefined_log_prob
 from policies.squashed import LOG_STD_RANGE, dense_layers, squashed_log_prob
 
@@ -90,7 +90,6 @@ class SteeringActor(nn.Module):
 class Steerable(SteeredPolicy):
     """Base of policies that generate chunks from noise by `_generate`, with or without a small actor."""
 
-    encoder: Encoder
     past: int
     steers: Tensor | bool
     action_mean: Tensor
@@ -98,15 +97,14 @@ class Steerable(SteeredPolicy):
     action_low: Tensor
     action_high: Tensor
 
-    def add_steering(self, config: SteeringConfig) -> None:
-        """Add the small actor of `config`, if it names one."""
+    def add_steering(self, config: SteeringConfig, features: int, elements: int) -> None:
+        """Add the small actor of `config`, if it names one; it reads `features`, a generated action has `elements`."""
         self.steering = config.kind
+        self.elements = elements
         if self.steering is Steering.NONE:
             self.steers = False
             return
-        executed = self.contract.executed
-        actions = self.contract.action.shape[-1]
-        self.steering_actor = SteeringActor(self.encoder.out_features, self.generated, executed, actions, config)
+        self.steering_actor = SteeringActor(features, self.generated, self.contract.executed, elements, config)
         self.register_buffer("steers", torch.zeros((), dtype=torch.bool))
         self.register_load_state_dict_pre_hook(_with_own_actor)
 
@@ -130,6 +128,11 @@ class Steerable(SteeredPolicy):
         if isinstance(self.steers, Tensor):
             self.steers.fill_(False)
 
+    def check_inpaints(self) -> None:
+        """Raise UserError if a small actor steers the policy, which then cannot continue running chunks."""
+        if self.steers:
+            raise UserError("a policy that a small actor steers cannot inpaint; use execution=blend")
+
     def steering_parameters(self) -> list[nn.Parameter]:
         """Parameters that only the small actor uses."""
         return [] if self.steering is Steering.NONE else list(self.steering_actor.parameters())
@@ -143,15 +146,23 @@ class Steerable(SteeredPolicy):
     def steering_noise_shape(self) -> tuple[int, int]:
         """See `SteeredPolicy.steering_noise_shape`."""
         residual = self.contract.executed if self.steering is Steering.RESIDUAL else 0
-        return self.generated + residual, self.contract.action.shape[-1]
+        return self.generated + residual, self.elements
 
     @abstractmethod
-    def actor_features(self, observation: TensorDict) -> Tensor:
-        """Features [N, F] of observations after `encoder.read`, from which chunks are generated."""
+    def _inputs_of(self, observation: TensorDict) -> Any:  # noqa: ANN401 - of the policy
+        """Inputs from which chunks are generated, such as features [N, F]."""
+
+    def _features_of(self, inputs: Any) -> Tensor:  # noqa: ANN401 - of the policy
+        """Features [N, F] that the small actor reads, from those `inputs`."""
+        return inputs
 
     @abstractmethod
     def _generate(
-        self, x: Tensor, features: Tensor, deterministic: bool, generator: torch.Generator | None
+        self,
+        x: Tensor,
+        inputs: Any,  # noqa: ANN401 - of the policy
+        deterministic: bool,
+        generator: torch.Generator | None,
     ) -> tuple[Tensor, TensorDict, Tensor]:
         """Generate normalised chunks from noise `x` [B, generated, A].
 
@@ -169,27 +180,32 @@ class Steerable(SteeredPolicy):
 
     def generate(self, observation: TensorDict, noise: Tensor) -> Tensor:
         """See `SteeredPolicy.generate`."""
-        chunk, _, _ = self._generate(noise, self.actor_features(self.encoder.read(observation)), True, None)
+        chunk, _, _ = self._generate(noise, self._inputs_of(observation), True, None)
         return self.predicted(chunk)
 
     def initial_noise(self, observation: TensorDict, noise: Tensor) -> tuple[Tensor, Tensor]:
         """See `SteeredPolicy.initial_noise`."""
-        variables, log_prob = self.steering_actor.variables(self._frozen_features(observation), noise)
+        return self._initial_noise(self._features_of(self._frozen_inputs(observation)), noise)
+
+    def _initial_noise(self, features: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        variables, log_prob = self.steering_actor.variables(features, noise)
         return self.noise_bound * variables, log_prob
 
     def steered(self, observation: TensorDict, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """See `SteeredPolicy.steered`; noise of the residual that is absent is zero."""
         initial = noise[:, : self.generated]
+        inputs = self._frozen_inputs(observation)
+        features = self._features_of(inputs)
         if self.steering is Steering.NOISE:
-            initial, log_prob = self.initial_noise(observation, initial)
+            initial, log_prob = self._initial_noise(features, initial)
             with torch.no_grad():
-                return self.generate(observation, initial), log_prob, initial
-        features = self._frozen_features(observation)
+                chunk, _, _ = self._generate(initial, inputs, True, None)
+            return self.predicted(chunk), log_prob, initial
         if self.steering is Steering.ONE_STEP:
             chunk = self.steering_actor.chunk(features, initial)
             return self.predicted(chunk), chunk.new_full((len(chunk), 1), torch.nan), initial
         with torch.no_grad():
-            base = self.generate(observation, initial)
+            base = self.predicted(self._generate(initial, inputs, True, None)[0])
         executed = self.contract.executed
         scaled = (base[:, :executed] - (self.action_high + self.action_low) / 2) / self.half_range
         residual_noise = noise[:, self.generated :] if noise.shape[1] > self.generated else torch.zeros_like(scaled)
@@ -199,13 +215,21 @@ class Steerable(SteeredPolicy):
         corrected = (base[:, :executed] + residual).clamp(self.action_low, self.action_high)
         return torch.cat((corrected, base[:, executed:]), 1), log_prob, initial
 
+    def steered_decision(self, observation: TensorDict, noise: Tensor, deterministic: bool) -> Decision:
+        """Decision of the small actor for standard normal `noise`, see `steered`."""
+        actions, _, initial = self.steered(observation, noise)
+        sample = TensorDict({INITIAL_NOISE: initial}, batch_size=[len(actions)])
+        terms = undefined_log_prob(len(actions), self.contract, actions.device)
+        return Decision(actions, sample, terms, value_if_needed(self, observation, deterministic))
+
     def distance_of_one_step(self, observation: TensorDict, noise: Tensor) -> Tensor:
         """See `SteeredPolicy.distance_of_one_step`."""
-        features = self._frozen_features(observation)
+        inputs = self._frozen_inputs(observation)
         with torch.no_grad():
-            generated, _, _ = self._generate(noise, features, True, None)
+            generated, _, _ = self._generate(noise, inputs, True, None)
         # not clamped, so that gradients lead back from beyond the limits
-        difference = (self.steering_actor.chunk(features, noise) - generated) * self.action_std / self.half_range
+        chunk = self.steering_actor.chunk(self._features_of(inputs), noise)
+        difference = (chunk - generated) * self.action_std / self.half_range
         return difference.square().mean()
 
     @torch.no_grad()
@@ -247,10 +271,10 @@ class Steerable(SteeredPolicy):
         # x std + mean, clamped
         return (x * self.action_std + self.action_mean).clamp(self.action_low, self.action_high)
 
-    def _frozen_features(self, observation: TensorDict) -> Tensor:
-        """Features [N, F] that the small actor reads, which it does not train."""
+    def _frozen_inputs(self, observation: TensorDict) -> Any:  # noqa: ANN401 - of the policy
+        """Inputs of the policy, which the small actor does not train."""
         with torch.no_grad():
-            return self.actor_features(self.encoder.read(observation))
+            return self._inputs_of(observation)
 
 
 def _linear(weight: Tensor, bias: Tensor) -> nn.Linear:

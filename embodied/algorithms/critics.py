@@ -6,7 +6,8 @@ The minimum over a random subset of an ensemble is REDQ's (arXiv 2101.05982). Le
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import pairwise
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from embodied.configuration import PositiveInt
 from embodied.errors import UserError
+from embodied.products import product
 from embodied.value_head import ValueHead
 
 
@@ -86,14 +88,15 @@ class Critics(nn.Module):
 
     def forward(self, inputs: Tensor, companions: Tensor | None = None) -> Tensor:
         """Outputs [M, B, outputs] of scalar heads, or logits [M, B, bins]; `companions` [B, I] are not read."""
-        activation = torch.tanh if self.config.activation is Activation.TANH else torch.relu
+        # in place: no derivative reads their argument
+        activation = torch.tanh_ if self.config.activation is Activation.TANH else torch.relu_
         x = inputs.expand(self.config.ensemble, *inputs.shape)
         for layer in range(len(self.config.hidden)):
-            x = torch.baddbmm(self.biases[layer], x, self.weights[layer])
+            x = product(self.biases[layer], x, self.weights[layer])
             if self.config.layer_norm:
                 x = nn.functional.layer_norm(x, x.shape[-1:]) * self.scales[layer] + self.shifts[layer]
             x = activation(x)
-        return torch.baddbmm(self.biases[-1], x, self.weights[-1])
+        return product(self.biases[-1], x, self.weights[-1])
 
     def values(self, inputs: Tensor, companions: Tensor | None = None) -> Tensor:
         """Values [M, B] of all networks."""
@@ -125,6 +128,16 @@ class Critics(nn.Module):
         """
         # L_i = mean weight * error of Q_i from y
         return (weight * self.config.errors(self(inputs, companions), target)).mean(-1).sum()
+
+
+@contextmanager
+def frozen_weights(network: nn.Module) -> Iterator[None]:
+    """Context in which passes of `network` compute no gradients of its weights, only of its inputs."""
+    network.requires_grad_(False)
+    try:
+        yield
+    finally:
+        network.requires_grad_(True)
 
 
 @torch.no_grad()

@@ -19,12 +19,21 @@ from embodied.configuration import NonNegativeFloat, NonNegativeInt, PositiveFlo
 from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.execution.chunking import Running
-from embodied.policy import Decision, Evaluation, PolicyConfig, inference, needs_value, sum_of_executed
+from embodied.policy import (
+    Decision,
+    Evaluation,
+    PolicyConfig,
+    Steering,
+    inference,
+    needs_value,
+    sum_of_executed,
+)
 from embodied.seeding import fixed_noise
 from embodied.value_head import ValueHead
 from policies.generative import SMALLEST_STD, Aggregate
 from policies.kernels.flow import TimeGrid, prefix_mask
 from policies.kernels.sampling import Field, FlowSampling, Sampler, check_delay, trained_for, undefined_log_prob
+from policies.steering import Steerable, SteeringConfig
 from policies.vla import adapters
 from policies.vla.computing import Computing, layers, prepare
 from policies.vla.critic import Critic, Reads
@@ -64,6 +73,8 @@ class Pi0Config(Computing, PolicyConfig):
 
     With a `trained_delay` supervised training conditions on up to that number of first actions of a chunk and predicts
     the rest (arXiv 2512.05964); running chunks with at most that delay are then continued so, instead of guided.
+    With `steering` by noise a small actor is trained in place of the model, which stays frozen; it reads the mean
+    hidden state and the robot's state.
     `precision`, `gradient_checkpointing` and `compile` configure the computation (`policies.vla.computing`).
     """
 
@@ -84,6 +95,7 @@ class Pi0Config(Computing, PolicyConfig):
     critic: Reads = Reads.AUTO
     hidden: PositiveInt = 256
     values: ValueHead = field(default_factory=ValueHead)
+    steering: SteeringConfig = field(default_factory=SteeringConfig)
 
     def __post_init__(self) -> None:
         """Raise UserError for numbers out of range, and for options that exclude each other."""
@@ -100,7 +112,7 @@ class Pi0Config(Computing, PolicyConfig):
         return Pi0Policy(contract, self)
 
 
-class Pi0Policy(adapters.AdaptablePolicy):
+class Pi0Policy(Steerable, adapters.AdaptablePolicy):
     """Policy that predicts chunks of H actions by integrating a velocity field; pictures are encoded once a chunk.
 
     Actions are normalised and padded with zeros to the model's D elements; padding is neither scored nor in the loss.
@@ -145,6 +157,11 @@ class Pi0Policy(adapters.AdaptablePolicy):
         inputs = self.model.width + self.inputs.state_size
         self.critic = Critic(contract, config.critic, inputs, config.hidden, self.value_head.outputs)
         self.feature_size = self.critic.feature_size
+        if config.steering.kind not in (Steering.NONE, Steering.NOISE):
+            raise UserError(f"policy={self.kind} is steered by its noise alone; use policy.steering.kind=noise")
+        self.past = 0
+        self.generated = contract.horizon
+        self.add_steering(config.steering, inputs, self.model.action_size)
         self.register_buffer("action_mean", torch.zeros(self.actions))
         self.register_buffer("action_std", torch.ones(self.actions))
         self.register_buffer("action_low", torch.tensor(contract.action.low))
@@ -163,7 +180,7 @@ class Pi0Policy(adapters.AdaptablePolicy):
     @property
     def scores(self) -> bool:
         """Whether the sampler adds noise, so that a path has a likelihood."""
-        return self.config.sampler is not Sampler.ODE
+        return super().scores and self.config.sampler is not Sampler.ODE
 
     @property
     def sampling(self) -> FlowSampling:
@@ -208,15 +225,30 @@ class Pi0Policy(adapters.AdaptablePolicy):
     def act(
         self, observation: TensorDict, *, deterministic: bool = False, generator: torch.Generator | None = None
     ) -> Decision:
-        """Sample chunks; the denoising path [N, S+1, H, D] and its noisy step's index [N] are the sample."""
-        state = self._state(observation)
-        prefix = self._prefix(observation)
+        """Sample chunks; the denoising path [N, S+1, H, D] and its noisy step's index [N] are the sample.
+
+        If a small actor steers the policy, the sample is the initial noise [N, H, D].
+        """
         x = self._noise(observation, deterministic, generator)
-        path, noisy, log_prob = self.sampling.denoise(x, self._field(state, prefix), deterministic, generator)
-        sample = TensorDict({"path": path, "noisy": noisy}, batch_size=[len(path)])
+        if self.steers:
+            return self.steered_decision(observation, x, deterministic)
+        state, prefix = inputs = self._inputs_of(observation)
+        chunk, sample, log_prob = self._generate(x, inputs, deterministic, generator)
         has_value = needs_value(self, observation, deterministic)
         value = self.value_head.values(self._value_outputs(observation, state, prefix)) if has_value else None
-        return Decision(self.to_robot(path[:, -1]), sample, log_prob, value)
+        return Decision(self.to_robot(chunk), sample, log_prob, value)
+
+    def _inputs_of(self, observation: TensorDict) -> tuple[Tensor, Prefix]:
+        return self._state(observation), self._prefix(observation)
+
+    def _features_of(self, inputs: tuple[Tensor, Prefix]) -> Tensor:
+        return self._hidden(*inputs)
+
+    def _generate(
+        self, x: Tensor, inputs: tuple[Tensor, Prefix], deterministic: bool, generator: torch.Generator | None
+    ) -> tuple[Tensor, TensorDict, Tensor]:
+        path, noisy, log_prob = self.sampling.denoise(x, self._field(*inputs), deterministic, generator)
+        return path[:, -1], TensorDict({"path": path, "noisy": noisy}, batch_size=[len(path)]), log_prob
 
     @inference
     def inpaint(
@@ -230,7 +262,11 @@ class Pi0Policy(adapters.AdaptablePolicy):
         """Act like `act`, guided to `running` (arXiv 2506.07339); padding of actions is not guided.
 
         If training covered as many frozen actions, the chunk is continued from them instead (arXiv 2512.05964).
+
+        Raises:
+            UserError: for a policy that a small actor steers.
         """
+        self.check_inpaints()
         state = self._state(observation)
         prefix = self._prefix(observation)
         x = self._noise(observation, deterministic, generator)

@@ -28,6 +28,8 @@ def publish(policy: TrainablePolicy, folder: Path, run: Path, *, peft: bool) -> 
     if not isinstance(policy, Pi0Policy):
         target = "peft" if peft else "transformers"
         raise UserError(f"target={target} is for policy=pi0, got {type(policy).__name__}; use target=hub")
+    if policy.steers:
+        raise UserError("published weights have no small actor; use algorithm=self_imitation to distil it, or serve.py")
     native = policy.model.native
     if folder.exists():
         raise UserError(f"{folder} exists; choose another output")

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from embodied.algorithms.critics import CriticConfig, approach
+from embodied.algorithms.critics import CriticConfig, approach, frozen_weights
 from embodied.algorithms.finite import check_finite, gradient_norm
 from embodied.algorithms.micro_batch import saved_bytes
 from embodied.algorithms.parts import Composite
@@ -70,20 +71,18 @@ class ActionValues(Composite):
         """Inputs of the critics, [B, features + K * A], from `scaled` actions [B, K, A]."""
         return torch.cat((self.policy.features(observation), scaled.flatten(1)), -1)
 
-    def values(self, observation: TensorDict, scaled: Tensor) -> Tensor:
-        """Values [M, B] of all critics for `scaled` actions [B, K, A]."""
-        return self.critics.values(self.inputs(observation, scaled))
+    def values(self, observation: TensorDict, scaled: Tensor, *, frozen: bool = False) -> Tensor:
+        """Values [M, B] of all critics for `scaled` actions [B, K, A]; `frozen` critics get no gradients."""
+        with frozen_weights(self.critics) if frozen else nullcontext():
+            return self.critics.values(self.inputs(observation, scaled))
 
-    def loss(
-        self, batch: TensorDict, target: Tensor, weight: Tensor | float = 1.0, following: Tensor | None = None
-    ) -> Tensor:
+    def loss(self, batch: TensorDict, target: Tensor, weight: Tensor | float = 1.0) -> Tensor:
         """Loss of `step`, one scalar."""
-        # L = sum_i mean w (Q_i(s, a) - y)^2, or the cross-entropy of categorical critics
         inputs = self.inputs(batch["observation"], self.scaled(batch["actions"]))
         companions = None
         if self.critics.normalises_batches:
-            assert following is not None
-            companions = self.inputs(batch["next_observation"], following).detach()
+            companions = self.inputs(batch["next_observation"], batch["following"]).detach()
+        # L = sum_i mean w (Q_i(s, a) - y)^2, or the cross-entropy of categorical critics
         return self.critics.loss(inputs, target, weight, companions)
 
     @torch.no_grad()
@@ -124,17 +123,16 @@ class ActionValues(Composite):
         step: int,
         penalty: Tensor | float = 0.0,
         weight: Tensor | float = 1.0,
-        following: Tensor | None = None,
     ) -> dict[str, Tensor]:
         """Take gradient step number `step` towards `target` [B], [M, B] or [1, B, bins]; returns its metrics.
 
-        Rows count by their `weight` [B]. A differentiable `penalty` is added to the loss. Critics that normalise
-        batches need the `following` scaled actions [B, K, A].
+        Rows count by their `weight` [B]. A differentiable `penalty` is added to the loss. For critics that normalise
+        batches `batch` has the scaled actions `following` [B, K, A].
 
         Raises:
             DivergedError: before a step whose loss or gradient is not finite.
         """
-        loss = self.loss(batch, target, weight, following) + penalty
+        loss = self.loss(batch, target, weight) + penalty
         self.optimiser.zero_grad()
         loss.backward()
         gradient = gradient_norm(self.critics.parameters())

@@ -112,7 +112,8 @@ class FlashSAC(SAC):
         bonus = -self.temperature * log_prob if self.config.entropy_in_target else None
         target = self.q.target(batch, actions, self.generator, bonus)
         # (s, a) and (s', a') have the same statistics in critics and target networks
-        return self.q.step(batch, target, self.gradient_steps, following=actions)
+        batch["following"] = actions
+        return self.q.step(batch, target, self.gradient_steps)
 
     def state_dict(self) -> dict[str, Any]:
         """See SAC.state_dict, with the scale of rewards."""

@@ -27,6 +27,7 @@ from embodied.algorithms.finite import check_finite
 from embodied.algorithms.off_policy.action_values import ActionValues
 from embodied.algorithms.off_policy.sac import SAC, SACConfig
 from embodied.algorithms.parts import Composite
+from embodied.algorithms.passes import Passes
 from embodied.configuration import Fraction, NonNegativeFloat
 from embodied.data.episodes import Episodes
 from embodied.environment import Environment
@@ -194,6 +195,10 @@ class H2O(SAC):
         omega = gap[:simulated].clamp(*GAP_RANGE)
         log_omega = (omega / omega.sum()).log()
         return ((values[:, :simulated] + log_omega).logsumexp(-1) - values[:, simulated:].mean(-1)).sum()
+
+    def largest_pass(self, passes: Passes) -> int | None:
+        """Bytes of the largest pass: that of SAC, or that of the critics, which loss and penalty store once each."""
+        return max(super().largest_pass(passes) or 0, 2 * self.q.stored_bytes(passes, self.config.minibatch))
 
     def state_dict(self) -> dict[str, Any]:
         """State of SAC, and the discriminators."""

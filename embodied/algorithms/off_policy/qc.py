@@ -220,7 +220,7 @@ class QC(Composite):
         shape = (len(observation), *policy.steering_noise_shape)
         noise = torch.randn(shape, generator=self.generator).to(policy.device)
         actions, *_ = policy.steered(observation, noise)
-        value = self.q.values(observation, self.q.scaled(actions)).mean(0)
+        value = self.q.values(observation, self.q.scaled(actions), frozen=True).mean(0)
         # L = alpha |mu(s, z) - behaviour(s, z)|^2 - lambda Q(s, mu(s, z)), lambda = 1 / mean |Q|
         scale = 1.0 / value.detach().abs().mean().clamp_min(1e-6)
         return self.config.distillation * policy.distance_of_one_step(observation, noise) - scale * value.mean()

@@ -258,12 +258,12 @@ class SAC(Composite):
 
     def _update_actor(self, observation: TensorDict) -> dict[str, Tensor]:
         actions, log_prob = self._sample(observation)
-        values = self.q.values(observation, actions)
+        values = self.q.values(observation, actions, frozen=True)
         value = values.mean(0) if self.config.actor_mean else values.amin(0)
         # L = mean (alpha log pi(a|s) - Q(s, a)), a ~ pi(s)
         loss = (self.temperature * log_prob - value).mean()
         self.actor_optimiser.zero_grad()
-        loss.backward(inputs=self.actor_parameters)  # not those of the critics, which would be thrown away
+        loss.backward(inputs=self.actor_parameters)
         gradient = gradient_norm(self.actor_parameters)
         check_finite({"policy_loss": loss.detach(), "gradient of the actor": gradient}, self.gradient_steps)
         # dL/d log alpha of L = -log alpha mean (log pi(a|s) + H0)

@@ -173,7 +173,7 @@ class TD3(Composite):
     def _update_actor(self, observation: TensorDict) -> None:
         actions = self.q.scaled(self.policy.actions(observation))
         # L = -mean Q_1(s, pi(s)); delayed, with the targets, to every policy_delay-th step
-        loss = -self.q.values(observation, actions)[0].mean()
+        loss = -self.q.values(observation, actions, frozen=True)[0].mean()
         self.actor_optimiser.zero_grad()
         loss.backward()
         gradient = gradient_norm(self.policy.mean_parameters())

@@ -226,7 +226,7 @@ class IQL(SFT):
 
         def loss(policy: TrainablePolicy) -> Tensor:
             assert isinstance(policy, DeterministicPolicy)
-            values = self.q.values(observation, self.q.scaled(policy.actions(observation))).amin(0)
+            values = self.q.values(observation, self.q.scaled(policy.actions(observation)), frozen=True).amin(0)
             size = world.sum(values.detach().abs().mean()) / world.size
             return -values.mean() / (self.config.bc_weight * size)
 

@@ -136,7 +136,7 @@ class ReBRAC(Composite):
 
     def _update_actor(self, batch: TensorDict, world: World) -> None:
         actions = self.policy.actions(batch["observation"])
-        values = self.q.values(batch["observation"], self.q.scaled(actions)).amin(0)
+        values = self.q.values(batch["observation"], self.q.scaled(actions), frozen=True).amin(0)
         error = ((actions - batch["actions"]) / self.q.half_range).square().sum(-1)
         size, valid = ((world.sum(each) / world.size) for each in (values.detach().abs().mean(), batch["valid"].sum()))
         distance = (error * batch["valid"]).sum() / valid

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from embodied.algorithms.critics import Activation, CriticConfig, Critics, approach
+from embodied import products
+from embodied.algorithms.critics import Activation, CriticConfig, Critics, approach, frozen_weights
 from embodied.errors import UserError
 from embodied.value_head import CriticHead
 
@@ -235,3 +236,51 @@ def test_a_checkpoint_has_weights_and_biases_only() -> None:
 def test_options_that_do_not_go_together_are_refused(options: dict, words: str) -> None:
     with pytest.raises(UserError, match=words):
         CriticConfig(**options)
+
+
+@pytest.mark.skipif(not products.HAS_ONEDNN, reason="torch without oneDNN")
+def test_wide_layers_equal_narrow_ones_in_values_and_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    critics = moved(make(inputs=5, hidden=[128, 128], ensemble=2))
+    layers = nn.Sequential(products.Dense(128, 130), nn.Tanh(), products.Dense(130, 5))
+    inputs = torch.randn(256, 128, requires_grad=True)
+    target = torch.rand(256)
+
+    def results() -> list[Tensor]:
+        critics.zero_grad()
+        layers.zero_grad()
+        inputs.grad = None
+        loss = critics.loss(layers(inputs), target)
+        loss.backward()
+        return [loss.detach(), *(each.grad.clone() for each in (*critics.parameters(), *layers.parameters(), inputs))]
+
+    monkeypatch.setattr(products, "PREFERS_ONEDNN", True)
+    assert _names(critics.loss(layers(inputs), target).grad_fn).count("_ProductBackward") == 2
+    fast = results()
+    monkeypatch.setattr(products, "PREFERS_ONEDNN", False)
+    monkeypatch.setattr(products, "WIDE", 1 << 20)
+    assert "_ProductBackward" not in _names(critics.loss(layers(inputs), target).grad_fn)
+    torch.testing.assert_close(fast, results())
+
+
+def _names(node: object) -> list[str]:
+    """Names of the functions in the graph of `node`, each once."""
+    nodes, stack = {}, [node]
+    while stack:
+        node = stack.pop()
+        if node is not None and node not in nodes:
+            nodes[node] = type(node).__name__
+            stack += [each for each, _ in node.next_functions]
+    return list(nodes.values())
+
+
+def test_values_of_frozen_weights_have_gradients_of_inputs_alone() -> None:
+    critics = make(layer_norm=True)
+    inputs = torch.randn(7, 4, requires_grad=True)
+    with frozen_weights(critics):
+        values = critics.values(inputs)
+    values.sum().backward()
+    gradient = inputs.grad.clone()
+    assert all(each.grad is None for each in critics.parameters())
+    critics.values(inputs).sum().backward()
+    assert torch.equal(inputs.grad, 2.0 * gradient)
+    assert all(each.grad is not None for each in critics.parameters())

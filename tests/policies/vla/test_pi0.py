@@ -11,10 +11,13 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from embodied.algorithms.off_policy.dsrl import DSRLConfig
 from embodied.contract import Contract, TensorSpec
 from embodied.errors import UserError
+from embodied.policy import INITIAL_NOISE, Steering
 from embodied.text import encode, text_spec
 from policies.generative import Aggregate
+from policies.steering import SteeringConfig
 from policies.vla.inputs import VOCABULARY, squared
 from policies.vla.model import untrained
 from policies.vla.pi0 import Pi0Config, Pi0Policy, Sampler
@@ -114,6 +117,40 @@ def test_what_acted_is_scored_the_same_and_padding_is_not_scored(sampler: Sample
         before = made.evaluate(observation, moved).log_prob
         moved["path"][(slice(None), -1, *place)] += 0.1
         assert bool((made.evaluate(observation, moved).log_prob != before).any()) == counts
+
+
+def test_a_small_actor_chooses_the_noise_of_a_frozen_model() -> None:
+    torch.manual_seed(0)
+    steering = SteeringConfig(Steering.NOISE, hidden=[8])
+    alone, made, observation = policy(denoising_steps=2), policy(denoising_steps=2, steering=steering), seen(4)
+    made.load_state_dict(alone.state_dict())  # weights from before there was a small actor
+    torch.testing.assert_close(
+        made.act(observation, deterministic=True).actions, alone.act(observation, deterministic=True).actions
+    )
+    config = DSRLConfig(hidden=[8], capacity=8, learning_rate=0.1)
+    learner = config.build(made, None, None, torch.Generator())
+    decision = made.act(observation)
+    initial = decision.sample[INITIAL_NOISE]
+    assert initial.shape == (4, 4, 32)
+    assert initial.abs().max() <= 1.5
+    state, prefix = alone._state(observation), alone._prefix(observation)
+    path, *_ = alone.sampling.denoise(initial, alone._field(state, prefix), True, None)
+    torch.testing.assert_close(decision.actions, alone.to_robot(path[:, -1]))
+    assert not made.scores
+    hidden = torch.cat((prefix.mean(), state), -1)
+    expected, _ = made.steering_actor.variables(hidden, initial)
+    torch.testing.assert_close(made.initial_noise(observation, initial)[0], 1.5 * expected)
+    before = [weight.clone() for weight in made.parameters()]
+    transitions = {"observation": observation, "actions": decision.actions, "next_observation": seen(4, seed=1)}
+    transitions |= {"reward": torch.ones(4), "carry": torch.full((4,), 0.9)}
+    learner._update_critics(TensorDict(transitions, [4]))
+    learner._update_actor(observation)
+    changed = {id(weight) for weight, old in zip(made.parameters(), before, strict=True) if not weight.equal(old)}
+    assert changed == {id(weight) for weight in made.steering_parameters()}
+    with pytest.raises(UserError, match=r"cannot inpaint; use execution=blend"):
+        made.inpaint(observation, None)
+    with pytest.raises(UserError, match=r"policy\.steering\.kind=noise"):
+        policy(steering=SteeringConfig(Steering.RESIDUAL))
 
 
 def test_the_mean_log_probability_is_that_of_two_actions_of_three_elements() -> None:
