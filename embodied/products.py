@@ -79,4 +79,7 @@ def _products(left: Tensor, right: Tensor, biases: Iterable[Tensor | None]) -> T
     """`left` [M, B, I] @ `right` [M, I, O] + `biases` [M][O]."""
     multiply = torch.ops.mkldnn._linear_pointwise
     products = [multiply(a, b.t(), bias, "none", [], "") for a, b, bias in zip(left, right, biases, strict=True)]
-    return products[0].unsqueeze(0) if len(products) == 1 else torch.stack(products)
+    if len(products) > 1:
+        return torch.stack(products)
+    # no view, so that an activation may work in place on the output of a custom function
+    return torch.ops.aten._unsafe_view(products[0], [1, *products[0].shape])
