@@ -132,9 +132,12 @@ class Search:
             self._announce(unfinished)
             self._write()
             began = time.perf_counter()
-            self._train(unfinished)
-            unfinished.wall_s = (unfinished.wall_s or 0.0) + time.perf_counter() - began
-            self._write()
+            try:
+                self._train(unfinished)
+            except KeyboardInterrupt:
+                self._write_time(unfinished, began)
+                raise
+            self._write_time(unfinished, began)
         return self.summary()
 
     def summary(self) -> str:
@@ -200,6 +203,11 @@ class Search:
         record |= {"git_commit": git_commit(), "versions": versions()}
         with complete_or_absent(self.directory / NAME) as temporary:
             temporary.write_text(dumps_rows(record), encoding="utf-8")
+
+    def _write_time(self, each: Try, began: float) -> None:
+        """Add the time since `began` to that of a try, which may have been interrupted before, and write all tries."""
+        each.wall_s = (each.wall_s or 0.0) + time.perf_counter() - began
+        self._write()
 
     def _following(self) -> Try | None:
         """Try that was interrupted, or a new one; None after the last one."""
