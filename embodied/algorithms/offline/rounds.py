@@ -52,9 +52,17 @@ class RoundsConfig(Configuration):
     evaluation: OffPolicyEvaluationConfig = field(default_factory=OffPolicyEvaluationConfig)
     dynamics: DynamicsConfig = field(default_factory=DynamicsConfig)
 
+    def __post_init__(self) -> None:
+        """Raise UserError for numbers that are out of range or do not go together."""
+        super().__post_init__()
+        if self.collected and self.count == 1:
+            raise UserError(
+                "rounds.collected is of episodes between rounds; use rounds.count=2 or more, or collected=0"
+            )
+
     @property
     def are_used(self) -> bool:
-        """Whether there is more than one round without a gate."""
+        """Whether there is more than one round, or a gate."""
         return self.count > 1 or self.gate is not Estimator.NONE
 
     def check(self, policy: TrainablePolicy, processes: int, *, has_simulator: bool) -> None:
@@ -102,9 +110,9 @@ class Rounds(Composite):
         self.learning = learning
         self.generator = generator
         self.collect = collect
+        self.present = self._weights() if is_present else None  # a learner may change how the policy acts
         self.learner: OfflineLearner = learning.build(policy, generator)
         self.evaluation = OffPolicyEvaluation(config.gate, config.evaluation, config.dynamics, seeding.child(generator))
-        self.present = self._weights() if is_present else None
         self.collected: Episodes | None = None
         self.results: list[dict[str, Any]] = []
         """Estimates of each round: [low, high] are intervals of 95%."""
@@ -120,10 +128,13 @@ class Rounds(Composite):
         """Take `steps` gradient steps on `episodes` and those collected; returns the last metrics.
 
         Raises:
-            UserError: for unknown rewards, if there is a gate.
+            UserError: for unknown rewards, if there is a gate, and for episodes that collected ones cannot join.
         """
-        if not self.gradient_steps and self.config.gate is not Estimator.NONE:
-            check_rewards(episodes, "rounds.gate=none")
+        if not self.gradient_steps:
+            if self.config.gate is not Estimator.NONE:
+                check_rewards(episodes, "rounds.gate=none")
+            if self.config.collected:
+                check_joins(episodes, self.policy)
         metrics: dict[str, float] = {}
         for _ in range(steps):
             if self.learner.gradient_steps == self.learning.steps:
@@ -168,7 +179,12 @@ class Rounds(Composite):
                 result |= {"present_interval": present.interval(generator)}
         if not result["accepted"]:
             assert self.present is not None
+            features = [each.detach().clone() for each in self.policy.critic_parameters()]
             self.policy.load_state_dict(self.present)
+            # the critics, with which the stage rl may go on, read their own features; the policy acts without these
+            with torch.no_grad():
+                for own, other in zip(self.policy.critic_parameters(), features, strict=True):
+                    own.copy_(other)
         self.present = self._weights()
         result["sentence"] = sentence(result)
         self.results.append(result)
@@ -200,8 +216,8 @@ class Rounds(Composite):
         self.results = list(state["results"])
 
 
-def merged(recorded: Episodes, collected: Episodes, policy: TrainablePolicy) -> Episodes:
-    """Join `recorded` and `collected` episodes with the observations that both have.
+def check_joins(recorded: Episodes, policy: TrainablePolicy) -> None:
+    """Check that episodes of `policy` can join the `recorded` ones.
 
     Raises:
         UserError: for pictures and weighted data sets.
@@ -210,6 +226,10 @@ def merged(recorded: Episodes, collected: Episodes, policy: TrainablePolicy) -> 
         raise UserError("episodes with pictures are not collected between rounds yet; use rounds.collected=0")
     if recorded.weights is not None:
         raise UserError("collected episodes have no weight among weighted data sets; use rounds.collected=0")
+
+
+def merged(recorded: Episodes, collected: Episodes, policy: TrainablePolicy) -> Episodes:
+    """Join `recorded` and `collected` episodes with the observations that both have."""
     parts = [recorded.expanded(), collected.expanded()]
     for name in ("observation", "final_observation"):
         named = [getattr(part, name) for part in parts]

@@ -6,8 +6,11 @@ from dataclasses import dataclass, field, replace
 import pytest
 import torch
 
+from embodied.algorithms.critics import CriticConfig
+from embodied.algorithms.imitation.one_step import OfflineOneStepConfig
 from embodied.algorithms.imitation.sft import SFTConfig
 from embodied.algorithms.offline.dynamics import DynamicsConfig
+from embodied.algorithms.offline.iql import IQLConfig
 from embodied.algorithms.offline.off_policy_evaluation import (
     Estimate,
     Estimator,
@@ -23,9 +26,10 @@ from embodied.contract import TensorSpec
 from embodied.data.recording import record_episodes
 from embodied.data.transitions import Transitions
 from embodied.errors import UserError
-from embodied.policy import TrainablePolicy
+from embodied.policy import Steering, TrainablePolicy
 from policies.mlp import MLPConfig
 from policies.recurrent import RecurrentConfig
+from tests.embodied.algorithms.off_policy.test_steering import steered
 from tests.embodied.algorithms.offline.test_offline import NEAR, make, success
 from tests.embodied.reach import Reach
 from tests.embodied.recorded_reach import recorded
@@ -134,6 +138,26 @@ def test_a_better_policy_replaces_the_present_one_and_a_worse_one_does_not(gate:
     assert same(dict(policy.state_dict()), weights)
 
 
+def test_the_present_policy_acts_as_before_the_learner_was_built() -> None:
+    policy = steered(Steering.ONE_STEP)
+    config = RoundsConfig(gate=Estimator.FQE, evaluation=replace(EVALUATION, steps=1))
+    learner = Rounds(policy, config, OfflineOneStepConfig(steps=1), torch.Generator(), None, is_present=True)
+    assert policy.steers
+    assert not learner.present["steers"]
+
+
+def test_after_a_refusal_critics_keep_the_features_that_they_read() -> None:
+    policy = steered(Steering.NONE)
+    actor, critic = ([each.clone() for each in part()] for part in (policy.actor_parameters, policy.critic_parameters))
+    config = RoundsConfig(gate=Estimator.FQE, margin=1e9, evaluation=replace(EVALUATION, steps=1))
+    learning = IQLConfig(steps=1, batch=16, critics=CriticConfig(hidden=[8]))
+    learner = Rounds(policy, config, learning, torch.Generator(), None, is_present=True)
+    learner.fit(recorded(), 1)
+    assert not learner.results[0]["accepted"]
+    assert all(map(torch.equal, actor, policy.actor_parameters()))
+    assert not all(map(torch.equal, critic, learner.values()["features"]))
+
+
 def test_resumed_rounds_equal_uninterrupted_ones_across_a_collection() -> None:
     def made(seed: int) -> Rounds:
         policy = trained(seed)
@@ -183,7 +207,9 @@ def test_recorded_episodes_are_those_of_the_environment() -> None:
 
 def test_what_rounds_cannot_do_is_refused_in_one_line() -> None:
     policy = trained()
-    gated = RoundsConfig(gate=Estimator.AM_Q, collected=1)
+    with pytest.raises(UserError, match=r"use rounds\.count=2 or more, or collected=0"):
+        RoundsConfig(gate=Estimator.AM_Q, collected=1)
+    gated = RoundsConfig(count=2, gate=Estimator.AM_Q, collected=1)
     with pytest.raises(UserError, match=r"no simulator .*; use rounds\.collected=0"):
         gated.check(policy, 1, has_simulator=False)
     with pytest.raises(UserError, match=r"one process; use rounds\.count=1 rounds\.gate=none"):
@@ -207,3 +233,6 @@ def test_what_rounds_cannot_do_is_refused_in_one_line() -> None:
     )
     with pytest.raises(UserError, match=r"rewards are unknown .*rounds\.gate=none"):
         gated.fit(unknown, 1)
+    weighted = replace(recorded(), weights=torch.ones(1))
+    with pytest.raises(UserError, match=r"no weight among weighted data sets; use rounds\.collected=0"):
+        rounds(policy, Estimator.NONE, count=2, collected=1).fit(weighted, 1)  # before the first round
