@@ -55,6 +55,9 @@ class SFTConfig(Configuration):
 class SFT(Composite):
     """Learner that trains a copy of `policy`; `policy` itself is the moving average of that copy."""
 
+    begins = 0
+    """Gradient steps before the first of imitation, in learners that take other steps first."""
+
     def __init__(self, policy: TrainablePolicy, config: SFTConfig, generator: torch.Generator) -> None:
         self.policy = policy
         self.config = config
@@ -126,7 +129,7 @@ class SFT(Composite):
         high = self.config.learning_rate
         low = self.config.final_learning_rate
         warmup = min(self.config.warmup, self.config.steps // 10)
-        rise = min(1.0, (self.gradient_steps + 1) / (warmup + 1))
+        rise = min(1.0, (self.gradient_steps - self.begins + 1) / (warmup + 1))
         # linear warm-up, then cosine: low + (high - low) (1 + cos(pi p)) / 2
         return rise * (low + (high - low) * 0.5 * (1.0 + math.cos(math.pi * min(1.0, progress))))
 

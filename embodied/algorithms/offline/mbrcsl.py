@@ -79,7 +79,7 @@ class MBRCSL(SFT):
     def __init__(self, policy: SteeredPolicy, config: MBRCSLConfig, generator: torch.Generator) -> None:
         super().__init__(policy, config, generator)
         self.dynamics = Dynamics(policy.contract, config.dynamics, policy.device)
-        self.model_steps = round(config.model_share * config.steps)
+        self.begins = self.model_steps = round(config.model_share * config.steps)
         self.behaviour_steps = round(config.behaviour_share * config.steps)
         self.transitions: Transitions | None = None
         self.kept: Episodes | None = None

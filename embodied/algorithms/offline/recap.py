@@ -94,6 +94,7 @@ class RECAP(SFT):
         weights = [*self.v.parameters(), *policy.critic_parameters()]
         self.v_optimiser = torch.optim.Adam(weights, config.value_learning_rate, fused=True)
         self.value_loss = self.held_out_value_loss = 0.0
+        self.begins = self.value_steps
         self.transitions: Transitions | None = None
         self.conditions: Tensor | None = None  # [R] of the observations, once the values are learned
 

@@ -51,7 +51,9 @@ def test_imitates_the_best_rollouts_of_a_behaviour_that_fails() -> None:
 
 
 def test_the_best_rollouts_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, learner = make(rollouts=2, starts=3)
+    _, learner = make(rollouts=2, starts=3, warmup=4)
+    learner.gradient_steps = learner.model_steps
+    assert learner._learning_rate(0.0) == pytest.approx(3e-3 / 5)  # the first step of imitation
     chunks, calls = torch.tensor([0.1, -0.2, 0.2, -0.1, 0.05, 0.1]), []
     monkeypatch.setattr(learner.policy, "generate", lambda observation, noise: chunks.view(6, 1, 1).repeat(1, 2, 1))
 

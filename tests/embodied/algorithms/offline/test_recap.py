@@ -38,6 +38,12 @@ def test_learns_under_the_condition_of_large_advantages() -> None:
     assert success(policy) < 0.5  # the average of all episodes
 
 
+def test_the_learning_rate_rises_in_the_first_steps_of_imitation() -> None:
+    _, learner = make(steps=40, warmup=4)
+    learner.fit(recorded(), learner.value_steps + 1)
+    assert learner.optimiser.param_groups[0]["lr"] == pytest.approx(3e-3 / 5)
+
+
 def test_conditions_by_hand() -> None:
     policy, learner = make(lookahead=3, folds=2)
     episodes = recorded()
