@@ -119,12 +119,9 @@ class DSRL(SAC):
         executed = self.executed
         if executed is None:
             return super()._target(batch)
-        observation = batch["next_observation"]
-        actions, log_prob, _ = self.steered.steered(observation, self._noise(len(batch)))
-        following = executed.target_minimum(observation, executed.scaled(actions), self.generator)
-        if self.config.entropy_in_target:
-            following = following - self.temperature * log_prob.sum(-1)
-        return batch["reward"] + batch["carry"] * following
+        actions, log_prob, _ = self.steered.steered(batch["next_observation"], self._noise(len(batch)))
+        bonus = -self.temperature * log_prob.sum(-1) if self.config.entropy_in_target else None
+        return executed.target(batch, executed.scaled(actions), self.generator, bonus)
 
     def state_dict(self) -> dict[str, Any]:
         """See `SAC.state_dict`, with the critics of executed actions."""

@@ -17,6 +17,7 @@ from embodied.evaluation.evaluation import evaluate
 from embodied.execution.chunking import Running
 from embodied.policy import INITIAL_NOISE, Steering
 from embodied.rollout.rollout import Collector
+from embodied.value_head import CriticHead
 from policies.diffusion import DiffusionConfig
 from policies.flow import FlowConfig
 from policies.generative import GenerativePolicy
@@ -133,6 +134,8 @@ def test_values_of_noise_are_those_of_its_actions_by_hand() -> None:
     actions = policy.generate(batch["observation"], noise)
     inputs = torch.cat((policy.features(batch["observation"]), (actions / 0.25).flatten(1)), -1)
     torch.testing.assert_close(seen["target"], learner.executed.critics.values(inputs).detach())
+    _, learner, _ = make("dsrl", head=CriticHead.C51, bins=11, value_low=0.0, value_high=1.0)
+    assert learner._target(batch).shape == (1, 64, 11)  # distributions of returns
 
 
 def test_without_aliasing_noise_is_the_action_and_a_person_has_none() -> None:
