@@ -218,7 +218,11 @@ def rewards_to_go(episodes: Episodes, discount: float) -> Tensor:
 
 
 def _check_finite(episodes: Episodes) -> None:
-    named = {"reward": episodes.reward, "action": episodes.actions, **dict(episodes.observation.items())}
-    for name, values in named.items():
+    named = [("reward", episodes.reward), ("action", episodes.actions), *episodes.observation.items()]
+    if episodes.final_observation is not None:
+        # nothing is read after a termination
+        final = cast(TensorDict, episodes.final_observation[~episodes.terminated])
+        named += [(f"the final {name}", values) for name, values in final.items()]
+    for name, values in named:
         if values.is_floating_point() and not bool(values.isfinite().all()):
             raise UserError(f"episodes have infinity or not a number in {name}; leave these episodes out")

@@ -87,6 +87,10 @@ def test_processes_share_a_draw_in_equal_parts() -> None:
         ({"reward": torch.tensor([1.0, 2.0, 3.0, torch.inf, 0.0])}, "not a number in reward"),
         ({"actions": torch.full((5, 1), torch.nan)}, "not a number in action"),
         ({"observation": TensorDict({"x": torch.full((5, 1), torch.inf)}, [5])}, "not a number in x"),
+        (
+            {"final_observation": TensorDict({"x": torch.full((2, 1), torch.nan)}, [2])},
+            "not a number in the final x",
+        ),
         ({"reward": torch.zeros(5)}, "nothing to prefer"),
         (
             {"first": torch.tensor([0, 2, 3, 4]), "observation": TensorDict({"x": torch.zeros(4, 1)}, [4])},
