@@ -22,7 +22,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from embodied.algorithms.advantage import chunk_reward, gae, next_values, values
+from embodied.algorithms.advantage import chunk_reward, clamped_targets, gae, next_values, values
 from embodied.algorithms.finite import check_finite, gradient_norm
 from embodied.algorithms.micro_batch import saved_bytes
 from embodied.algorithms.minibatches import Minibatches
@@ -136,7 +136,7 @@ class BPTT(Composite):
         self.optimiser.step()
         self.gradient_steps += 1
         metrics = {"objective": float(objective.detach()), "gradient_norm": float(norm)}
-        return metrics | ({"value_loss": self._fit_value(rollout, world)} if self.config.critic else {})
+        return metrics | (self._fit_value(rollout, world) if self.config.critic else {})
 
     def _objective(self, rollout: Rollout) -> Tensor:
         """Objective to maximise: mean discounted return per decision.
@@ -157,8 +157,8 @@ class BPTT(Composite):
             rest = (self.config.terminal_weight - 1.0) * reward[-1]
         return (total + rest).mean() / len(reward)
 
-    def _fit_value(self, rollout: Rollout, world: World = ALONE) -> float:
-        """Regress the critic on TD(lambda) returns; returns the mean squared error."""
+    def _fit_value(self, rollout: Rollout, world: World = ALONE) -> dict[str, float]:
+        """Regress the critic on TD(lambda) returns; returns the mean loss as "value_loss", and `clamped_targets`."""
         observation = rollout.observation.detach()
         value = values(self.policy, rollout.observation)
         _, returns = gae(
@@ -190,7 +190,8 @@ class BPTT(Composite):
                 check_finite({"value_loss": loss.detach(), "gradient of the critic": gradient}, self.gradient_steps)
                 self.value_optimiser.step()
                 losses.append(loss.detach())
-        return float(torch.stack(losses).mean())
+        clamped = clamped_targets(self.policy.value_head, returns[rollout.executed.any(-1)], world)
+        return {"value_loss": float(torch.stack(losses).mean()), **clamped}
 
     def largest_pass(self, passes: Passes) -> int | None:
         """Bytes that all actions of a horizon store, without the simulator."""

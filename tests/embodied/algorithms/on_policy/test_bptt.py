@@ -9,16 +9,19 @@ from embodied.algorithms.advantage import values
 from embodied.algorithms.on_policy.bptt import BPTT, BPTTConfig
 from embodied.errors import DivergedError
 from embodied.rollout.differentiable import DifferentiableCollector
+from embodied.value_head import CriticHead, ValueHead
 from policies.flow import FlowConfig
 from policies.mlp import MLPConfig, MLPPolicy
 from tests.embodied.reach import Reach
 from tests.embodied.smooth_reach import SmoothReach
 
 
-def make(seed: int = 0, envs: int = 16, **settings) -> tuple[MLPPolicy, BPTT, DifferentiableCollector]:
+def make(
+    seed: int = 0, envs: int = 16, values: ValueHead | None = None, **settings
+) -> tuple[MLPPolicy, BPTT, DifferentiableCollector]:
     torch.manual_seed(seed)
     env = SmoothReach(envs)
-    policy = MLPConfig(hidden=[16]).build(env.contract)
+    policy = MLPConfig(hidden=[16], values=values or ValueHead()).build(env.contract)
     policy.fit(env.reset(starts=torch.arange(envs)), torch.zeros(1, 1))
     generator = torch.Generator().manual_seed(seed)
     learner = BPTTConfig(rollout_length=5, **settings).build(policy, None, env, generator)
@@ -57,7 +60,10 @@ def test_the_critic_learns_from_what_was_executed_alone() -> None:
     returns = torch.stack((-x[0].square() + 0.5 * (-x[1].square() + 0.5 * final), -x[1].square() + 0.5 * final))
     returns[0] += 0.5 * 0.05 * (value[1] - returns[1])  # lambda is 0.95
     expected = float((value - returns).square().mean())
-    assert learner._fit_value(rollout) == pytest.approx(expected, rel=1e-4)
+    assert learner._fit_value(rollout) == {"value_loss": pytest.approx(expected, rel=1e-4)}
+    head = ValueHead(CriticHead.HL_GAUSS, value_low=float(returns.median()), value_high=1.0)
+    _, learner, _ = make(envs=4, critic=True, discount=0.5, value_epochs=1, values=head)
+    assert learner._fit_value(rollout)["clamped_targets"] > 0.0
 
 
 def test_gradients_are_clipped() -> None:
