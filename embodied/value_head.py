@@ -73,11 +73,11 @@ class ValueHead(Configuration):
         return self.bins if self.categorical else 1
 
     def of_differences(self) -> ValueHead:
-        """Head for differences of two such values, as advantages are."""
+        """Head for differences of two such values, as advantages are, and for the values themselves, as qc ranks by."""
         if not self.categorical:
             return self
         low, high = self.limits
-        return replace(self, value_low=low - high, value_high=high - low)
+        return replace(self, value_low=min(low, low - high), value_high=max(high, high - low))
 
     def values(self, outputs: Tensor) -> Tensor:
         """Values [...] from `outputs` [..., O]."""

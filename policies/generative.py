@@ -134,7 +134,7 @@ class GenerativePolicy(Steerable, RankingPolicy):
         hidden = config.hidden
         self.feature_size = self.value_encoder.out_features
         self.value_head = config.values
-        # A = Q - V of values in [low, high] lies in [low - high, high - low]
+        # A = Q - V of values in [low, high] lies in [low - high, high - low], for learners of Q in their union
         self.advantage_values = config.values.of_differences()
         self.critic = head(self.feature_size, hidden, self.value_head.outputs)
         inputs = self.advantage_encoder.out_features + contract.executed * actions

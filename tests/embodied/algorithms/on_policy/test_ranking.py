@@ -89,6 +89,8 @@ def test_categorical_values_and_advantages_have_ranges_that_belong_together():
     losses = [learner._fit_value(observation, returns) for _ in range(8)]
     assert losses[-1] < losses[0]
     torch.testing.assert_close(learner.policy.value(observation), returns, atol=0.05, rtol=0.0)
+    # learners of Q rank by values themselves
+    assert ValueHead(CriticHead.HL_GAUSS, value_low=5.0, value_high=7.0).of_differences().limits == (-2.0, 7.0)
     flow = FlowConfig(width=8, hidden=8, values=head, encoder=EncoderKind.FLAT).build(Reach(1).contract)
     assert (flow.critic[-1].out_features, flow.advantage_head[-1].out_features) == (11, 11)
     observation, actions = Reach(4).reset(starts=torch.arange(4)), torch.zeros(4, 2, 1)
