@@ -181,6 +181,10 @@ class Search:
                 composed([*self.arguments, f"{name}={written(value)}"])
         if config.task.held_out_share is not None:
             raise UserError(f"task={config.task.name} has no simulator in which tries could be scored")
+        if self.options.env_steps is not None and "rl" not in (config.stages or ["rl"]):
+            raise UserError(
+                f"tune.env_steps is the length of the stage rl, not of stages={config.stages}; leave it out"
+            )
         reported = config.evaluation_first_start + config.evaluation_starts
         if self.options.first_start < reported:
             raise UserError(

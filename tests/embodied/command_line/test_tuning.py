@@ -53,6 +53,7 @@ class Runs:
         every = 10 if "evaluate_every_steps" in options else None
         task = SimpleNamespace(held_out_share=None, name="a")
         config = SimpleNamespace(task=task, evaluation_first_start=0, evaluation_starts=50, evaluate_every_steps=every)
+        config.stages = ["offline"] if "stages" in options else None
         return config, {"values": {"rate": float(options.get("rate", "0.5"))}}
 
 
@@ -133,6 +134,7 @@ def test_all_listed_values_are_tried_once(runs: Runs) -> None:
     ("arguments", "rates", "message"),
     [
         (["seed=3"], (0.1, 0.2), "seed=3 is set by the search itself"),
+        (["stages=[offline]"], (0.1, 0.2), "tune.env_steps is the length of the stage rl"),
         ([], (0.1, 1.0), "expected a number below 1"),
         ([], (0.2, 0.1), "expected the lower bound"),
         ([], (0.2,), "expected two numbers"),
