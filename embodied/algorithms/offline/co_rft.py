@@ -101,9 +101,7 @@ class PrefixValues(ActionValues):
         """Executed actions [B, K, A + 1] of whole chunks [B, H, A], scaled to [-1, 1], with their marks."""
         return super().scaled(nn.functional.pad(actions, (0, 1), value=1.0))
 
-    def loss(
-        self, batch: TensorDict, target: Tensor, weight: Tensor | float = 1.0, following: Tensor | None = None
-    ) -> Tensor:
+    def loss(self, batch: TensorDict, target: Tensor, weight: Tensor | float = 1.0) -> Tensor:
         """Sum over the critics of the mean loss of the known prefixes from `target`, one scalar."""
         known = batch["prefixes", "known"]
         lengths = torch.arange(self.executed, device=known.device)
