@@ -91,7 +91,7 @@ class RunningReturnScale:
     def add(self, rollout: Rollout) -> None:
         """Add the rewards of one rollout."""
         rewards = rollout.reward.double()
-        running = torch.zeros_like(rewards[0, :, 0]) if self.running is None else self.running
+        running = torch.zeros_like(rewards[0, :, 0]) if self.running is None else self.running.to(rewards)
         returns = []
         for reward, executed, done in zip(rewards, rollout.executed, rollout.done, strict=True):
             for action in range(reward.shape[-1]):
