@@ -17,7 +17,6 @@ from typing import Annotated, Any
 
 import torch
 from tensordict import TensorDict
-from torch import Tensor
 
 from embodied.algorithms.critics import Activation, Critics
 from embodied.algorithms.off_policy.normalised_critics import NormalisedCritics
@@ -105,15 +104,6 @@ class FlashSAC(SAC):
         """Transitions with scaled rewards."""
         batch = super()._batch()
         return batch.set("reward", batch["reward"] * self.reward_scale())
-
-    def _update_critics(self, batch: TensorDict) -> dict[str, Tensor]:
-        with torch.no_grad():
-            actions, log_prob = self._sample(batch["next_observation"])
-        bonus = -self.temperature * log_prob if self.config.entropy_in_target else None
-        target = self.q.target(batch, actions, self.generator, bonus)
-        # (s, a) and (s', a') have the same statistics in critics and target networks
-        batch["following"] = actions
-        return self.q.step(batch, target, self.gradient_steps)
 
     def state_dict(self) -> dict[str, Any]:
         """See SAC.state_dict, with the scale of rewards."""

@@ -251,8 +251,13 @@ class SAC(Composite):
 
     @torch.no_grad()
     def _target(self, batch: TensorDict) -> Tensor:
-        """Targets y = R + carry * (min_i Q_i'(s', a') - alpha log pi(a'|s')), a' ~ pi(s'), [B]."""
+        """Targets y = R + carry * (min_i Q_i'(s', a') - alpha log pi(a'|s')), a' ~ pi(s'), see `ActionValues.target`.
+
+        The scaled actions a' are added to the `batch` as "following".
+        """
         actions, log_prob = self._sample(batch["next_observation"])
+        # critics that normalise batches read (s, a) and (s', a') together, in training as in targets
+        batch["following"] = actions
         bonus = -self.temperature * log_prob if self.config.entropy_in_target else None
         return self.q.target(batch, actions, self.generator, bonus)
 

@@ -26,6 +26,7 @@ from torch import Tensor
 from embodied.algorithms.imitation.sft import SFT, SFTConfig
 from embodied.algorithms.off_policy.replay import recorded_transitions
 from embodied.algorithms.offline.dynamics import Dynamics, DynamicsConfig
+from embodied.algorithms.offline.off_policy_evaluation import initial_rows
 from embodied.configuration import Fraction, PositiveInt, Range
 from embodied.data.episodes import Episodes, columns, from_columns
 from embodied.data.transitions import Transitions, held_out_episodes
@@ -133,8 +134,7 @@ class MBRCSL(SFT):
         # rows of initial observations, evenly spaced over the episodes
         count = min(self.config.starts, len(episodes.ends))
         chosen = torch.arange(count) * len(episodes.ends) // count
-        begin = torch.cat((episodes.ends.new_zeros(1), episodes.ends[:-1]))
-        initial = torch.searchsorted(episodes.first, begin)
+        initial = initial_rows(episodes)
         first = episodes.chunks(initial[chosen], 1)["observation"]
         lengths = episodes.ends.diff(prepend=episodes.ends.new_zeros(1))
         decisions = -(-int(lengths.max()) // self.policy.contract.executed)
