@@ -170,8 +170,8 @@ class GenerativePolicy(Steerable, RankingPolicy):
         return [*self.advantage_head.parameters(), *self.advantage_encoder.parameters()]
 
     def start_critic(self) -> None:
-        """Initialise the critics' encoders from the actor's where they are alike."""
-        for critic in (self.value_encoder, self.advantage_encoder):
+        """Initialise the critics' encoders from the actor's where they are alike; not that of a ranking advantage."""
+        for critic in (self.value_encoder,) if self.ranks else (self.value_encoder, self.advantage_encoder):
             if type(critic) is type(self.encoder):
                 critic.begin_like(self.encoder)
 

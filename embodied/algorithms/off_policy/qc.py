@@ -143,18 +143,14 @@ class QC(Composite):
         self.replay = MixedReplay(policy, config.capacity, config.demonstration_share, demonstrations)
         self.gradient_steps = 0
 
-    @torch.no_grad()
     def continue_values(self, values: Mapping[str, Any] | None) -> None:
-        """Begin with the critics `values` of the stage offline, if it has some, and the head that it trained.
+        """Begin with the critics `values` of the stage offline, if it has some.
 
         Raises:
             UserError: if they have other layers.
         """
-        if values is None:
-            return
-        self.q.continue_from(values)
-        for own, other in zip(self.policy.advantage_parameters(), values.get("advantage", ()), strict=False):
-            own.copy_(other)
+        if values is not None:
+            self.q.continue_from(values)
 
     def update(self, rollout: Rollout, progress: float, world: World = ALONE) -> dict[str, float]:
         """Store one rollout, then take gradient steps; returns mean losses and the number of rows stored."""

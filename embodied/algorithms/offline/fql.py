@@ -112,7 +112,5 @@ class OfflineQC(QC):
         return transitions.take(rows, self.policy.contract.horizon)
 
     def values(self) -> dict[str, Any] | None:
-        """Critics with which the stage rl goes on, see `ActionValues.in_rewards`, and weights of the policy's head."""
-        if (values := self.q.in_rewards()) is None:
-            return None
-        return values | {"advantage": [each.detach().clone() for each in self.policy.advantage_parameters()]}
+        """Critics with which the stage rl goes on, see `ActionValues.in_rewards`."""
+        return self.q.in_rewards()

@@ -71,6 +71,9 @@ def test_a_policy_that_ranks_ranks_the_chunks_of_one_step() -> None:
     policy.start_ranking()
     policy.start_steering(keep_ranking=True)
     assert policy.ranks
+    encoder = copy.deepcopy(policy.advantage_encoder)
+    policy.start_critic()  # as the stage rl does
+    assert all(map(torch.equal, policy.advantage_encoder.parameters(), encoder.parameters()))
     observation = Reach(8).reset(starts=torch.arange(8))
     noise = policy._noise(observation, True, None)
     features = policy.encoder(observation).repeat_interleave(32, 0)
