@@ -87,6 +87,7 @@ class OfflineQC(QC):
         super().__init__(policy, config.qc, None, generator, q)
         self.steps = config.steps
         self.transitions: Transitions | None = None
+        self._act_by_values()  # from the first step on, so that learners of the stage rl can refuse it before
 
     def fit(self, episodes: Episodes, steps: int, world: World = ALONE) -> dict[str, float]:
         """Take `steps` gradient steps on `episodes`; returns the last metrics.
@@ -99,7 +100,6 @@ class OfflineQC(QC):
         if self.transitions is None or self.transitions.episodes is not episodes:
             self.transitions = recorded_transitions(self.policy, episodes, self.config.discount)
             self.q.unit = self.transitions.scale
-        self._act_by_values()
         metrics: dict[str, Tensor] = {}
         for _ in range(steps):
             batch = self._batch(self.transitions).to(self.policy.device)

@@ -189,6 +189,8 @@ def test_qc_goes_on_with_the_critics_and_the_head_of_the_stage_offline() -> None
     torch.testing.assert_close(online.q.values(batch["observation"], scaled), expected)
     assert torch.equal(policy.advantage(batch["observation"], batch["actions"].unsqueeze(1)), advantage)
     online.continue_values(None)  # there was no stage offline
+    one_step, _ = make(LEARNERS["fql"], policy=ONE_STEP)
+    assert not one_step.scores  # so that stages=[offline,rl] algorithm=ppo are refused before the stage offline
 
 
 def test_learners_of_one_process_are_refused_in_several() -> None:
