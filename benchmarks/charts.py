@@ -27,8 +27,8 @@ DARK = {INK: "#e3e6ea", PAPER: "#1e2129", FAINT: "#565c66"}
 """Colours in the dark scheme, by those in the light one."""
 STAGES = {"sft": ("imitation (SFT)", "#9a7b2f"), "sft_control": ("control", "#4c86c6"), "rl": ("after RL", "#d2552b")}
 LIBERO = {
-    "pick, wide": ("libero_pick_seed{}", "wide"),
-    "pick, official": ("libero_pick_seed{}", "official"),
+    "pick, wide": ("libero_pick_seed2{}", "wide"),
+    "pick, official": ("libero_pick_seed2{}", "official"),
     "pick (2 demos), wide": ("libero_pick_two_seed{}", "wide"),
     "pick (2 demos), official": ("libero_pick_two_seed{}", "official"),
     "pictures, near": ("libero_pictures_ppo_lambda_seed{}", "areas"),
@@ -64,7 +64,7 @@ def result(name: str) -> dict[str, Any]:
 def libero() -> Figure:
     """Success of SFT, control and RL for each LIBERO task, kind of initial states and seed."""
     rows = [
-        (f"{title}, seed {path.stem[-1]}", evaluations_of(path.stem), distribution)
+        (f"{title}, seed {path.stem.rpartition('seed')[2]}", evaluations_of(path.stem), distribution)
         for title, (pattern, distribution) in LIBERO.items()
         for path in sorted(RESULTS.glob(pattern.format("[0-9]") + ".json"))
     ]

@@ -8,18 +8,16 @@ An encoder reads the observation, a network denoises the chunk, a critic with it
 from __future__ import annotations
 
 import copy
-import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Annotated
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from embodied.configuration import Fraction, NonNegativeFloat, PositiveInt, Range
+from embodied.configuration import NonNegativeFloat, PositiveInt
 from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.export.chunk_network import ChunkNetwork
@@ -35,15 +33,11 @@ from embodied.policy import (
     value_if_needed,
 )
 from embodied.seeding import fixed_noise
-from policies.augmentation import CARTESIAN, Augmentation, AugmentationKind, CartesianScene
-from policies.choice_of_encoder import EncoderConfig, fit_encoders, observation_encoder
+from policies.choice_of_augmentation import AugmentedConfig, augmentation
+from policies.choice_of_encoder import fit_encoders, observation_encoder
 from policies.chunk_networks import NetworkKind
-from policies.encoders import Encoder
 from policies.flat import FlatEncoder, PlainEncoder
-from policies.libero_encoder import missing
 from policies.steering import Steerable, SteeringConfig
-from policies.vision.augmentation import PictureChanges
-from policies.vision.encoder import PictureEncoder, pictures
 
 SMALLEST_STD = 0.2
 """Smallest deviation for normalising actions, in half ranges, so that unseen actions stay possible."""
@@ -69,16 +63,14 @@ class Aggregate(Enum):
 
 
 @dataclass
-class GenerativeConfig(EncoderConfig):
-    """Networks and augmentations of a policy that generates chunks; for those of its encoders see EncoderConfig.
+class GenerativeConfig(AugmentedConfig):
+    """Networks of a policy that generates chunks; for its encoders and augmentations see AugmentedConfig.
 
-    The `network` has layers of width `hidden` and `depth` residual blocks, a UNet as many levels. With `augmentation`
-    of Cartesian scenes, the supervised loss and the advantage's loss use scenes mirrored and rotated by up to
-    `turn_rad` (0: unchanged), without a share `hidden_distractors` of unmentioned objects and a share `hidden_words`
-    of words that name no object. When ranking, the best of `candidates` chunks by advantage is executed, of
-    `explored_candidates` while exploring. The log-probability of a chunk is an `aggregate` over noisy denoising steps
-    and the executed actions' elements: sum, step_mean or mean. The supervised loss is a mean over `draws` noises of
-    each chunk, which cost little where encoding the observation costs much. With `steering` a small actor is trained
+    The `network` has layers of width `hidden` and `depth` residual blocks, a UNet as many levels. Augmentations also
+    change the samples of the advantage's loss. When ranking, the best of `candidates` chunks by advantage is executed,
+    of `explored_candidates` while exploring. The log-probability of a chunk is an `aggregate` over noisy denoising
+    steps and the executed actions' elements: sum, step_mean or mean. The supervised loss is a mean over `draws` noises
+    of each chunk, which cost little where encoding the observation costs much. With `steering` a small actor is trained
     in place of the policy, which stays frozen.
 
     With an `advantage_guidance` the network also reads whether an action is among the better ones, which
@@ -86,13 +78,9 @@ class GenerativeConfig(EncoderConfig):
     0 ignores the condition, 1 samples from the conditional policy, and more leads further away from the average one.
     """
 
-    augmentation: AugmentationKind = AugmentationKind.AUTO
     network: NetworkKind = NetworkKind.MLP
     hidden: PositiveInt = 256
     depth: PositiveInt = 1
-    turn_rad: Annotated[float, Range(at_least=0, at_most=math.pi)] = 0.8
-    hidden_distractors: Fraction = 0.5
-    hidden_words: Fraction = 0.3
     candidates: PositiveInt = 32
     explored_candidates: PositiveInt = 8
     aggregate: Aggregate = Aggregate.SUM
@@ -127,7 +115,7 @@ class GenerativePolicy(Steerable, RankingPolicy):
         self.past = past
         self.generated = generated
         self.encoder = observation_encoder(contract, config)
-        self.augment = _augmentation(contract, config, self.encoder)
+        self.augment = augmentation(contract, config, self.encoder)
         self.value_encoder = observation_encoder(contract, config, objects=True, privileged=True)
         self.advantage_encoder = observation_encoder(contract, config, objects=True)
         actions = contract.action.shape[-1]
@@ -378,22 +366,3 @@ def head(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
         nn.ReLU(),
         nn.Linear(hidden, outputs),
     )
-
-
-def _augmentation(contract: Contract, config: GenerativeConfig, encoder: Encoder) -> Augmentation | None:
-    kind = config.augmentation
-    can_turn = contract.action.names[:6] == CARTESIAN
-    if kind is AugmentationKind.AUTO:
-        scene = can_turn and not missing(contract)
-        changes_pictures = isinstance(encoder, PictureEncoder) and (config.vision.shift or config.vision.colour)
-        other = AugmentationKind.PICTURES if changes_pictures else AugmentationKind.NONE
-        kind = AugmentationKind.CARTESIAN_SCENE if scene else other
-    if kind is AugmentationKind.NONE:
-        return None
-    if kind is AugmentationKind.PICTURES:
-        return PictureChanges(pictures(contract), config.vision.shift, config.vision.colour)
-    if names := missing(contract):
-        raise UserError(f"policy.augmentation=cartesian_scene needs {', '.join(names)}; use augmentation=none")
-    if config.turn_rad and not can_turn:
-        raise UserError(f"expected actions {CARTESIAN} to turn scenes, got {contract.action.names}; set turn_rad=0")
-    return CartesianScene(config.turn_rad, config.hidden_distractors, config.hidden_words)

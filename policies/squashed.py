@@ -21,7 +21,8 @@ from embodied.errors import UserError
 from embodied.export.network import Network
 from embodied.policy import Decision, Evaluation, Reparameterised, inference, sum_of_executed, value_if_needed
 from embodied.products import Dense
-from policies.choice_of_encoder import EncoderConfig, fit_encoders, observation_encoder
+from policies.choice_of_augmentation import AugmentedConfig, augmentation
+from policies.choice_of_encoder import fit_encoders, observation_encoder
 from policies.encoders import EncoderKind
 from policies.flat import FlatEncoder, PlainEncoder
 from policies.tanh import tanh
@@ -31,10 +32,11 @@ LOG_STD_RANGE = -10.0, 2.0
 
 
 @dataclass
-class SquashedConfig(EncoderConfig):
+class SquashedConfig(AugmentedConfig):
     """Layer widths of actor and critic after their encoders, and the typical initial deviation before tanh.
 
-    An `encoder` of auto is plain where a task has neither objects nor pictures.
+    For encoders and augmentations of the supervised loss see AugmentedConfig. An `encoder` of auto is plain where a
+    task has neither objects nor pictures.
     """
 
     hidden: list[PositiveInt] = field(default_factory=lambda: [256, 256])
@@ -65,6 +67,7 @@ class SquashedPolicy(Reparameterised):
         self.contract = contract
         self.config = config
         self.encoder = observation_encoder(contract, config, fixed_size=EncoderKind.PLAIN)
+        self.augment = augmentation(contract, config, self.encoder)
         self.value_encoder = observation_encoder(
             contract, config, objects=True, privileged=True, fixed_size=EncoderKind.PLAIN
         )
@@ -149,6 +152,9 @@ class SquashedPolicy(Reparameterised):
 
         It leaves the deviations alone: a likelihood would let them collapse on demonstrations that agree.
         """
+        observation = self.encoder.read(observation)
+        if self.augment:
+            observation, actions = self.augment(observation, actions)
         mean, _ = self._gaussian(observation)
         error = (tanh(mean) - (actions - self.centre) / self.half_range).square().mean(-1)
         # L = sum(valid * |tanh(mean) - a|^2) / sum(valid)

@@ -1,13 +1,16 @@
 """A rotated or mirrored scene has the rotated or mirrored action."""
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import nn
 
+from embodied.contract import TensorSpec
 from embodied.words import hash_words
-from policies.augmentation import hide, image, random_image
+from policies.augmentation import CARTESIAN, hide, image, random_image
 from policies.libero_encoder import INSTRUCTION_WORDS, NAME_WORDS, ObjectEncoder, mention, rotation_matrix
+from policies.squashed import SquashedConfig
 from tests.policies import observations as given
 
 
@@ -125,3 +128,17 @@ def test_ids_without_padding_are_hidden_and_encoded_as_those_with_it():
     assert torch.equal(hidden[0]["instruction"], hidden[1]["instruction"][:, : said.shape[-1]])
     assert not torch.equal(hidden[0]["instruction"], said)
     torch.testing.assert_close(encoder(hidden[0]), encoder(hidden[1]))
+
+
+def test_the_supervised_loss_of_a_squashed_policy_changes_scenes() -> None:
+    spec = TensorSpec((7,), names=(*CARTESIAN, "gripper"), low=(-1.0,) * 7, high=(1.0,) * 7)
+    contract = replace(given.contract(), action=spec)
+    observation, actions = given.observations(4), torch.rand(4, 4, 7) - 0.5
+    losses = {}
+    for turn_rad in (0.0, 0.8):
+        config = SquashedConfig(width=16, turn_rad=turn_rad, hidden_distractors=0.0, hidden_words=0.0)
+        policy = config.build(contract)
+        policy.fit(observation, actions)
+        losses[turn_rad] = [float(policy.loss(observation, actions, torch.ones(4, 4))) for _ in range(2)]
+    assert losses[0.0][0] == losses[0.0][1]
+    assert losses[0.8][0] != losses[0.8][1]
