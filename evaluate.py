@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from embodied import without_dynamo  # noqa: F401 - before PyTorch
 from embodied.algorithms.offline.inverse_dynamics import labelled
 from embodied.command_line import program
 from embodied.command_line.config import compose

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from embodied.command_line.tuning import Search, SearchOptions, Try
+from embodied.commands import command
 from embodied.errors import UserError
 from tests.programs import run_program
 
@@ -121,7 +122,7 @@ def test_hopeless_tries_end_early(runs: Runs) -> None:
 
 def test_all_listed_values_are_tried_once(runs: Runs) -> None:
     search = runs.search(9, "rate=0.5", rates=(0.2, 0.4, 0.6))
-    assert search.run().splitlines()[-3] == "  python train.py rate=0.6"
+    assert search.run().splitlines()[-3] == f"  {command('train')} rate=0.6"
     assert [search.tries[0].options["rate"], *sorted(each.options["rate"] for each in search.tries[1:])] == [
         0.5,
         0.2,
