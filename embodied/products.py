@@ -49,8 +49,8 @@ class Dense(nn.Linear):
 
 def _is_faster(x: Tensor, weights: int) -> bool:
     """Whether oneDNN is faster for rows `x` [..., B, I] and a matrix of `weights`."""
-    if not PREFERS_ONEDNN or torch.jit.is_tracing():  # ONNX has no operator for oneDNN's
-        return False
+    if not PREFERS_ONEDNN or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
+        return False  # ONNX has no operator for oneDNN's
     if weights < WIDE * WIDE or x.shape[-2] * weights < LARGE:
         return False
     is_repeated = x.stride(-2) == 0  # one row in place of many, for which oneDNN is very slow
