@@ -49,7 +49,9 @@ class Dense(nn.Linear):
 
 def _is_faster(x: Tensor, weights: int) -> bool:
     """Whether oneDNN is faster for rows `x` [..., B, I] and a matrix of `weights`."""
-    if not PREFERS_ONEDNN or weights < WIDE * WIDE or x.shape[-2] * weights < LARGE:
+    if not PREFERS_ONEDNN or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
+        return False  # ONNX has no operator for oneDNN's
+    if weights < WIDE * WIDE or x.shape[-2] * weights < LARGE:
         return False
     is_repeated = x.stride(-2) == 0  # one row in place of many, for which oneDNN is very slow
     return x.is_cpu and x.dtype is torch.float32 and not is_repeated and not torch.is_autocast_enabled("cpu")

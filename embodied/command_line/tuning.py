@@ -47,6 +47,8 @@ DECADE = 10.0
 """Ratio of a range's bounds from which on its values are drawn on a logarithmic scale."""
 FORCED = "seed", "output", "resume", "plan", "eval_only"
 """Options of train.py that the search sets, or that are no training."""
+SCORING = "evaluation_first_start", "evaluation_starts", "comparison_starts", "control", "video"
+"""Options of train.py that every try overrides, so that its score is comparable."""
 
 
 @dataclass
@@ -175,6 +177,8 @@ class Search:
             raise UserError("expected options to choose: 'tune.options={algorithm.learning_rate: [1e-4, 1e-3]}'")
         if forced := [each for each in self.arguments if each.partition("=")[0] in FORCED]:
             raise UserError(f"{forced[0]} is set by the search itself; leave it out")
+        if fixed := [name for name in self.distributions if name in (*FORCED, *SCORING)]:
+            raise UserError(f"tune.options.{fixed[0]} is set by the search itself; leave it out")
         config, record = composed(self.arguments)
         for name, values in self.options.options.items():
             for value in values:

@@ -40,6 +40,7 @@ OPTIONAL = "final_observation", "dataset_index", "signals"
 SUCCEEDED = 1
 FAILED = 0
 UNKNOWN = -1
+ALL_FAILED = "imitation needs others, and so do the statistics of an offline learner"
 """Values of `Episodes.success`."""
 
 
@@ -266,7 +267,7 @@ class Episodes:
         for number in dataset[self.failed].unique():
             if bool(self.failed[dataset == number].all()):
                 scope = "" if self.weights is None else f" of dataset {int(number)}"
-                raise UserError(f"all {int((dataset == number).sum())} episodes{scope} failed; imitation needs others")
+                raise UserError(f"all {int((dataset == number).sum())} episodes{scope} failed; {ALL_FAILED}")
 
     def _imitated(self) -> Tensor:
         """Number of observations up to the end of each episode, [E], without those of failed episodes."""

@@ -43,8 +43,8 @@ def split(episodes: Episodes, share: float) -> tuple[Episodes, Episodes]:
     imitated = (~episodes.failed & ~episodes.unlabelled).nonzero().squeeze(1)
     if len(imitated) < 2:
         raise UserError(
-            f"expected at least 2 episodes that did not fail, one of them to be held out, got {len(imitated)};"
-            " record more"
+            "expected at least 2 episodes that did not fail and have known actions, one of them to be held out, got"
+            f" {len(imitated)}; record more"
         )
     count = max(round(share * len(imitated)), 2 if len(imitated) >= 4 else 1)
     order = imitated[torch.randperm(len(imitated), generator=torch.Generator().manual_seed(0))]

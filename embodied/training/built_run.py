@@ -12,6 +12,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from embodied import seeding
+from embodied.algorithms.imitation.one_step import OneStepConfig
 from embodied.algorithms.offline.inverse_dynamics import labelled
 from embodied.contract import Contract
 from embodied.data.demonstrations import report_notes
@@ -128,6 +129,11 @@ class BuiltRun(SavedRun):
         first = ["start"] if self.config.start_from else []
         if requested == ["rl"] and not first and self.policy.lacks_statistics:
             raise UserError(f"{self.policy.lacks_statistics}; stages=[sft,rl] computes them from demonstrations")
+        learning = {"offline": self.offline, "rl": self.algorithm}.get(requested[0])
+        if isinstance(learning, OneStepConfig) and not first:
+            note = "No stage trains the policy that one_step distils: use start_from=RUN, or the stage sft before."
+            log.warning(note)
+            self.report.notes.append(note)
         # the control is compared with what follows SFT
         control = ["sft_control"] if self.config.control and "sft" in requested and len(requested) > 1 else []
         return [*first, *requested, *control, DONE]

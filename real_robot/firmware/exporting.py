@@ -124,7 +124,8 @@ def export(policy: Policy, options: Export, directory: Path) -> dict[str, Any]:
 def _export_chunks(policy: Policy, network: ChunkNetwork, options: Export, directory: Path) -> dict[str, Any]:
     """Export a policy that generates chunks from noise, as ONNX or TorchScript."""
     if options.target is Target.c:
-        advice = "expected target=onnx or torchscript"
+        one_step = "a one-step actor with policy.steering.shared_noise=true, fixed-size observations and no ranking"
+        advice = f"expected target=onnx or torchscript, or {one_step} (algorithm=one_step, offline=one_step)"
         raise UserError(f"{type(policy).__name__} generates chunks from noise, which target=c cannot express; {advice}")
     samples = draw_chunks(policy, network)
     tolerance = CHUNK_TOLERANCE + network.limits.rounding

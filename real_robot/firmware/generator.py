@@ -8,6 +8,7 @@ from torch import nn
 
 from embodied.errors import UserError
 from embodied.export.network import GRU, SOFTENING, Network, Normalise, Reciprocal, TokenAttention, ToRange
+from embodied.products import Dense
 from real_robot.firmware.constants import Constants, literal, whole_blocks
 from real_robot.firmware.quantization import QuantizedLinear
 
@@ -37,6 +38,7 @@ class Generator:
         writers = {
             Normalise: self._normalise,
             nn.Linear: self._linear,
+            Dense: self._linear,
             QuantizedLinear: self._linear,
             nn.Tanh: self._tanh,
             nn.ReLU: self._relu,

@@ -20,7 +20,7 @@ from embodied.contract import Contract
 from embodied.data import episodes as stored
 from embodied.data.cache import DataSet
 from embodied.data.demonstrations import NOTES, decoded_once, folder_of
-from embodied.data.episodes import RECORD, Episodes, EpisodeWriter
+from embodied.data.episodes import ALL_FAILED, RECORD, Episodes, EpisodeWriter
 from embodied.data.pictures import Pictures, encode_all
 from embodied.errors import UserError
 from embodied.task import Task
@@ -348,7 +348,7 @@ def _write(
     if not count:
         raise UserError(f"{path} has no episodes")
     if all(failed):
-        raise UserError(f"all {len(failed)} episodes of {path} failed; imitation needs others")
+        raise UserError(f"all {len(failed)} episodes of {path} failed; {ALL_FAILED}")
     match.notes += limits.note(path)
     return tasks
 

@@ -62,6 +62,8 @@ class Source:
             self.features: dict[str, Any] = self.info["features"]
             version = self.info["codebase_version"]
         except (OSError, json.JSONDecodeError, KeyError, TypeError) as error:
+            if (directory / "report.json").exists():
+                raise UserError(f"{directory} is a run without demonstrations; use one that has some") from error
             raise UserError(f"{directory} is no LeRobot dataset: {type(error).__name__}: {error}") from error
         if version not in VERSIONS:
             raise UserError(f"{directory} has format {version}; expected one of {', '.join(VERSIONS)}")

@@ -51,7 +51,7 @@ def labelled(episodes: Episodes, contract: Contract, steps: int, seed: int, run:
     """
     unknown = episodes.actions.isnan().any(1)
     if not bool(unknown.any()):
-        return episodes, ""
+        return episodes, "All recorded actions are known, so that label_actions predicts none." if steps else ""
     if not steps:
         raise UserError(
             f"actions are unknown in {int(episodes.unlabelled.sum()):,} of {len(episodes.ends):,} episodes: add"

@@ -256,6 +256,9 @@ def test_wide_layers_equal_narrow_ones_in_values_and_gradients(monkeypatch: pyte
     monkeypatch.setattr(products, "PREFERS_ONEDNN", True)
     assert _names(critics.loss(layers(inputs), target).grad_fn).count("_ProductBackward") == 2
     fast = results()
+    traced = torch.jit.trace(layers, inputs.detach())  # as an export to ONNX
+    assert "Python" not in str(traced.inlined_graph)
+    assert "linear_pointwise" not in str(traced.inlined_graph)
     monkeypatch.setattr(products, "PREFERS_ONEDNN", False)
     monkeypatch.setattr(products, "WIDE", 1 << 20)
     assert "_ProductBackward" not in _names(critics.loss(layers(inputs), target).grad_fn)

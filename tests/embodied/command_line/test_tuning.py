@@ -147,6 +147,11 @@ def test_mistakes_are_one_line_before_the_first_try(runs: Runs, arguments, rates
     assert not (runs.path.parent / "out").exists()
 
 
+def test_options_that_the_search_sets_cannot_be_chosen(runs: Runs) -> None:
+    with pytest.raises(UserError, match=r"tune\.options\.seed is set by the search itself"):
+        Search(runs.path, [], SearchOptions({"seed": [1, 2]}), runs.path.parent / "out", runs.composed)
+
+
 def test_tries_of_another_command_are_not_continued(runs: Runs) -> None:
     runs.search(1, "task=a").run()
     with pytest.raises(UserError, match="has tries with other arguments; choose another output"):

@@ -13,6 +13,7 @@ from embodied.policy import Steering
 from embodied.rollout.rollout import Collector
 from policies.generative import GenerativePolicy
 from policies.steering import SteeringConfig
+from real_robot.firmware.generator import Generator
 from tests.embodied.algorithms.off_policy.test_steering import steered
 from tests.embodied.reach import Reach
 from tests.embodied.recorded_reach import recorded
@@ -88,7 +89,7 @@ def test_a_policy_that_ranks_ranks_the_chunks_of_one_step() -> None:
     assert not policy.scores
 
 
-@pytest.mark.parametrize("hidden", [[32], []])
+@pytest.mark.parametrize("hidden", [[32, 16], []])
 def test_with_shared_noise_it_is_a_network_of_dense_layers(hidden: list[int]) -> None:
     policy = steered(Steering.ONE_STEP, hidden=hidden, shared_noise=True, horizon=3)
     policy.fit(Reach(32).reset(starts=torch.arange(32)), torch.tensor([[-0.2], [0.1], [0.25]]))
@@ -104,6 +105,7 @@ def test_with_shared_noise_it_is_a_network_of_dense_layers(hidden: list[int]) ->
     assert isinstance(network, Network)
     flat = torch.cat([observation[key] for key in network.contract.observation], -1)
     torch.testing.assert_close(network(flat).view(8, 2, 1), expected)
+    Generator(network)  # C has a kernel for each layer
     policy.start_ranking()
     policy.start_steering(keep_ranking=True)
     ranked = policy.deployable()
