@@ -39,7 +39,7 @@ Collect = Callable[[int], Episodes]
 
 @dataclass
 class RoundsConfig(Configuration):
-    """Number of rounds of the stage offline, the `gate` that a round's policy has to pass, and what it collects.
+    """Number `count` of rounds of the stage offline, the `gate` that a round's policy must pass, and what it collects.
 
     A policy passes if its estimate exceeds that of the present policy by the share `margin` of the latter's size.
     Before each round but the first the present policy collects `collected` episodes in each environment of training.
