@@ -58,8 +58,8 @@ class Transitions:
         self.goes_on = ~after["ended"]
         self._following = after["following"]
         self._final = after["final"]
-        self._known = (self.goes_on | after["terminated"] | self._final).nonzero().squeeze(1)
-        if not len(self._known):
+        self._usable_rows = (self.goes_on | after["terminated"] | self._final).nonzero().squeeze(1)
+        if not len(self._usable_rows):
             raise UserError("no observation of the episodes has a known successor; record longer episodes")
 
     def of_episodes(self, chosen: Tensor) -> Transitions:
@@ -69,15 +69,16 @@ class Transitions:
             UserError: if there are none.
         """
         part = copy.copy(self)
-        part._known = self._known[chosen[self.episodes.episode[self._known]]]
-        if not len(part._known):
+        part._usable_rows = self._usable_rows[chosen[self.episodes.episode[self._usable_rows]]]
+        if not len(part._usable_rows):
             raise UserError("no observation of a part of the episodes has a known successor; record more episodes")
         return part
 
     def spaced(self, count: int) -> Tensor:
         """Up to `count` evenly spaced rows among those that are drawn."""
-        known = self._known
-        return known[torch.arange(min(count, len(known))) * len(known) // min(count, len(known))]
+        rows = self._usable_rows
+        count = min(count, len(rows))
+        return rows[torch.arange(count) * len(rows) // count]
 
     def draw(self, count: int, generator: torch.Generator, world: World = ALONE) -> Tensor:
         """Rows of this process among `count` observations, drawn uniformly, or from each dataset by its weight.
@@ -89,15 +90,15 @@ class Transitions:
             raise UserError(f"batch={count} is shared by {world.size} processes; use a multiple of {world.size}")
         weights = self.episodes.weights
         if weights is None:
-            rows = self._known[torch.randint(len(self._known), (count,), generator=generator)]
+            rows = self._usable_rows[torch.randint(len(self._usable_rows), (count,), generator=generator)]
         else:
             assert self.episodes.dataset_index is not None
-            datasets = self.episodes.dataset_index[self.episodes.episode[self._known]]
+            datasets = self.episodes.dataset_index[self.episodes.episode[self._usable_rows]]
             size = torch.bincount(datasets, minlength=len(weights))
             dataset = torch.multinomial(weights * (size > 0), count, replacement=True, generator=generator)
             # a dataset by its weight, then one of its observations uniformly
             position = torch.rand(count, dtype=torch.float64, generator=generator)
-            rows = self._known[(size.cumsum(0) - size)[dataset] + (position * size[dataset]).long()]
+            rows = self._usable_rows[(size.cumsum(0) - size)[dataset] + (position * size[dataset]).long()]
         return rows[world.rank :: world.size]
 
     def take(self, rows: Tensor, horizon: int) -> TensorDict:
@@ -122,8 +123,9 @@ class Transitions:
     def prefixes(self, rows: Tensor) -> TensorDict:
         """Transitions of the first 1 to K actions from the observations `rows`, [B, K].
 
-        Returns {reward, carry, next_observation, known}: `known` is False where the data do not show what follows, as
-        after a time limit, or between two observations. After a termination nothing follows, whatever the actions.
+        Returns {reward, carry, next_observation, is_known}: `is_known` is False where the data do not show what
+        follows, as after a time limit, or between two observations. After a termination nothing follows, whatever the
+        actions.
         """
         return torch.stack([self._prefix(rows, steps + 1) for steps in range(self.executed)], 1)  # type: ignore[arg-type]
 
@@ -136,13 +138,13 @@ class Transitions:
                 "reward": after["reward"] / self.scale,
                 "carry": after["carry"],
                 "next_observation": self._with_final(observation, rows, after["final"]),
-                "known": after["terminated"] | follows & (after["steps"] == steps),
+                "is_known": after["terminated"] | follows & (after["steps"] == steps),
             },
             batch_size=[len(rows)],
         )
 
     def _after(self, rows: Tensor, steps: int) -> TensorDict:
-        """What follows `steps` control steps from the observations `rows`, [B]; fewer where their episode ends.
+        """Transitions over `steps` control steps from the observations `rows`, [B]; fewer where their episode ends.
 
         Returns {steps, reward, carry, following, observed, ended, terminated, final}: `following` is the observation
         after them if it is `observed`, where the episode `ended` their own; `final` is True where it was truncated and

@@ -330,8 +330,8 @@ def _write(
     tasks = set[int]()
     for episode in episodes:
         final = {} if episode.final_observation is None else dict(episode.final_observation.items())
-        known = not bool(episode.actions.isnan().all())  # else all actions of the episode are unknown
-        named = ({"action": episode.actions} if known else {}) | dict(episode.observation.items())
+        has_actions = not bool(episode.actions.isnan().all())  # else all actions of the episode are unknown
+        named = ({"action": episode.actions} if has_actions else {}) | dict(episode.observation.items())
         named |= {f"the last {key}": values for key, values in final.items()}
         named["reward"] = episode.reward.nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf)  # NaN is unknown
         if wrong := [key for key, values in named.items() if not bool(values.isfinite().all())]:
@@ -341,7 +341,7 @@ def _write(
         writer.add(replace(episode, dataset_index=index))
         count += len(episode)
         failed += episode.failed.tolist()
-        if known:
+        if has_actions:
             limits.add(episode.actions)
         tasks |= {*episode.task_index.tolist()}
     match.conclude(contract)

@@ -66,7 +66,7 @@ class CoRFT(OfflineQC):
     def _target(self, batch: TensorDict) -> Tensor:
         """Targets y_h = R_h + carry_h * mean_i Q_i'(s_(t+h), a') of the known prefixes, by row, then length."""
         prefixes = batch["prefixes"]
-        return super()._target(prefixes[prefixes["known"]])
+        return super()._target(prefixes[prefixes["is_known"]])
 
     def _update_critics(self, batch: TensorDict, target: Tensor) -> dict[str, Tensor]:
         penalty = self._penalty(batch)
@@ -75,14 +75,15 @@ class CoRFT(OfflineQC):
 
     def _penalty(self, batch: TensorDict) -> Tensor:
         """Sum over the critics of the mean of max(Q(s, mu(s, z)), G) - Q(s, a), for chunks with a known end."""
-        rows = batch[batch["prefixes", "known"][:, -1]]
+        rows = batch[batch["prefixes", "is_known"][:, -1]]
         observation = rows["observation"]
         noise = torch.randn((len(rows), *self.steered.steering_noise_shape), generator=self.generator)
         with torch.no_grad():
             actions, *_ = self.steered.steered(observation, noise.to(self.policy.device))
         # Cal-QL: max(Q(s, a), G), G the return of the episode
         own = self.q.values(observation, self.q.scaled(actions)).maximum(rows["returns"])
-        return (own - self.q.values(observation, self.q.scaled(rows["actions"]))).mean(-1).sum()
+        gap = own - self.q.values(observation, self.q.scaled(rows["actions"]))
+        return gap.sum() / max(1, len(rows))  # a batch may have no such chunk
 
     def values(self) -> None:
         """No critics to go on with: those of prefixes have further inputs."""
@@ -103,16 +104,16 @@ class PrefixValues(ActionValues):
 
     def loss(self, batch: TensorDict, target: Tensor, weight: Tensor | float = 1.0) -> Tensor:
         """Sum over the critics of the mean loss of the known prefixes from `target`, one scalar."""
-        known = batch["prefixes", "known"]
-        lengths = torch.arange(self.executed, device=known.device)
+        is_known = batch["prefixes", "is_known"]
+        lengths = torch.arange(self.executed, device=is_known.device)
         # is_in[h, k]: the prefix of length h + 1 has action k
         is_in = lengths <= lengths.unsqueeze(1)
         chunks = self.scaled(batch["actions"]).unsqueeze(1) * is_in.unsqueeze(-1)
-        rows, _ = known.nonzero(as_tuple=True)
+        rows, _ = is_known.nonzero(as_tuple=True)
         features = self.policy.features(batch["observation"])
         weight = weight[rows] if isinstance(weight, Tensor) else weight
         # L = sum_i mean_(b, h) w_b (Q_i(s_b, a_b[:h]) - y_bh)^2
-        return self.critics.loss(torch.cat((features[rows], chunks[known].flatten(1)), -1), target, weight)
+        return self.critics.loss(torch.cat((features[rows], chunks[is_known].flatten(1)), -1), target, weight)
 
     def stored_bytes(self, passes: Passes, minibatch: int) -> int:
         """Bytes that the backward pass of all prefixes of a `minibatch` stores."""

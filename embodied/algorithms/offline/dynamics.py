@@ -231,8 +231,8 @@ class Dynamics(Composite):
         terminated = transitions.terminated[rows].to(self._device)
         whole = batch["valid"].all(1)
         # the observation after a termination need not be recorded, and a time limit cuts chunks short
-        known = torch.stack((whole & ~terminated, whole | terminated), 1).float()
-        weight = known.repeat_interleave(torch.tensor([self.size, 2], device=known.device), 1)
+        is_known = torch.stack((whole & ~terminated, whole | terminated), 1).float()
+        weight = is_known.repeat_interleave(torch.tensor([self.size, 2], device=is_known.device), 1)
         change = self.flat(batch["next_observation"]) - flat
         targets = torch.cat((change, batch["reward"].unsqueeze(1), terminated.float().unsqueeze(1)), 1)
         return self._inputs(flat, batch["actions"]), targets, weight

@@ -79,15 +79,15 @@ def _predictions(episodes: Episodes, contract: Contract, steps: int, seed: int) 
     """Unknown actions [U, A], and the model's error in deviations of the actions."""
     inputs = _windows(episodes, contract)
     unknown = episodes.actions.isnan().any(1)
-    known = (~unknown).nonzero().squeeze(1)
+    labelled_steps = (~unknown).nonzero().squeeze(1)
     owner = _episode_of_steps(episodes)
-    labelled_episodes = owner[known].unique()
+    labelled_episodes = owner[labelled_steps].unique()
     if len(labelled_episodes) < 2:
         raise UserError("label_actions needs at least 2 episodes with known actions; add some to demonstrations=")
     is_held_out = torch.zeros(len(episodes.ends), dtype=torch.bool)
     is_held_out[labelled_episodes] = held_out_episodes(len(labelled_episodes), HELD_OUT)
-    train = known[~is_held_out[owner[known]]]
-    test = known[is_held_out[owner[known]]]
+    train = labelled_steps[~is_held_out[owner[labelled_steps]]]
+    test = labelled_steps[is_held_out[owner[labelled_steps]]]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = GaussianEnsemble(inputs.shape[1], episodes.actions.shape[1], 1, HIDDEN)

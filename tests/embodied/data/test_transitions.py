@@ -46,7 +46,7 @@ def test_prefixes_by_hand() -> None:
     reward = [[1.0, 2.0], [2.0, 3.5], [3.0, 3.0], [0.0, 2.0], [4.0, 4.0]]
     torch.testing.assert_close(prefixes["reward"], torch.tensor(reward) / view.scale)
     # nothing follows the termination; whatever follows the time limit is not in the data
-    assert prefixes["known"].tolist() == [[True, True]] * 4 + [[True, False]]
+    assert prefixes["is_known"].tolist() == [[True, True]] * 4 + [[True, False]]
     assert prefixes["carry"].tolist()[:4] == [[0.5, 0.25], [0.5, 0.0], [0.0, 0.0], [0.5, 0.25]]
     assert prefixes["next_observation", "x"][[0, 3], :, 0].tolist() == [[1.0, 2.0], [11.0, 12.0]]
     assert prefixes["next_observation", "x"][4, 0].tolist() == [12.0]
@@ -54,8 +54,8 @@ def test_prefixes_by_hand() -> None:
     whole = episodes()
     kept = torch.tensor([0, 2, 3])
     sparse = replace(whole, observation=whole.observation[kept], first=whole.first[kept])
-    known = Transitions(sparse, executed=2, discount=0.5).prefixes(torch.arange(3))["known"]
-    assert known.tolist() == [[False, True], [True, True], [False, True]]
+    is_known = Transitions(sparse, executed=2, discount=0.5).prefixes(torch.arange(3))["is_known"]
+    assert is_known.tolist() == [[False, True], [True, True], [False, True]]
 
 
 def test_rows_without_a_known_successor_are_not_drawn() -> None:

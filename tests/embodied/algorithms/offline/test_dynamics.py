@@ -65,12 +65,12 @@ def test_the_loss_by_hand() -> None:
     predicted, log_std = model.ensemble(inputs)
     loss = 0.0
     for target in range(4):
-        known = weight[:, target] > 0
-        own = targets[known, target]
+        has_target = weight[:, target] > 0
+        own = targets[has_target, target]
         spread = own.std(correction=0) if target != 1 else torch.tensor(1.0)  # the task never changes
-        error = predicted[:, known, target] - (own - own.mean()) / spread
-        variance = (2 * log_std[:, known, target]).exp()
-        loss = loss + (variance.detach() * (log_std[:, known, target] + error.square() / 2 / variance)).sum()
+        error = predicted[:, has_target, target] - (own - own.mean()) / spread
+        variance = (2 * log_std[:, has_target, target]).exp()
+        loss = loss + (variance.detach() * (log_std[:, has_target, target] + error.square() / 2 / variance)).sum()
     torch.testing.assert_close(model.ensemble.loss(inputs, targets, weight), loss / weight.sum())
     torch.testing.assert_close(model.ensemble.predicted(inputs)[0][..., 0], mean + std * predicted[..., 0])
 

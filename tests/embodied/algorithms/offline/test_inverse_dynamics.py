@@ -68,9 +68,9 @@ def test_episodes_with_unknown_actions_are_not_held_out_and_refused_without_labe
     assert int(trained.unlabelled.sum()) == 20
     with pytest.raises(UserError, match=r"actions are unknown in 20 of 60 episodes: add label_actions=2000"):
         labelled(episodes, CONTRACT, 0, 0, tmp_path)
-    known = recorded()
-    assert labelled(known, CONTRACT, 0, 0, tmp_path) == (known, "")
-    assert "label_actions predicts none" in labelled(known, CONTRACT, 5, 0, tmp_path)[1]
+    whole = recorded()
+    assert labelled(whole, CONTRACT, 0, 0, tmp_path) == (whole, "")
+    assert "label_actions predicts none" in labelled(whole, CONTRACT, 5, 0, tmp_path)[1]
     with pytest.raises(UserError, match="at least 2 episodes with known actions"):
         labelled(without_actions(episodes, 1), CONTRACT, 5, 0, tmp_path)
     sparse = replace(episodes, observation=episodes.observation[::2], first=episodes.first[::2])

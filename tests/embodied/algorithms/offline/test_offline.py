@@ -121,23 +121,23 @@ def test_targets_and_losses_of_co_rft_by_hand() -> None:
     one[:, 0] = 1.0
     inputs = [torch.cat((actions * marks, marks), -1).flatten(1) for marks in (one, ones)]
     inputs = [torch.cat((policy.features(observation), each), -1) for each in inputs]
-    known, draws = prefixes["known"], torch.Generator()
+    is_known, draws = prefixes["is_known"], torch.Generator()
     draws.set_state(learner.generator.get_state())
-    noise = torch.randn(int(known.sum()), 1, 2, 1, generator=seeding.child(draws))
-    following = prefixes["next_observation"][known]
+    noise = torch.randn(int(is_known.sum()), 1, 2, 1, generator=seeding.child(draws))
+    following = prefixes["next_observation"][is_known]
     expected = torch.zeros(64, 2)
     with torch.no_grad():
         own, *_ = policy.steered(following, noise[:, 0])
         own = torch.cat((own / 0.25, torch.ones(len(own), 2, 1)), -1).flatten(1)
         values = learner.q.targets.values(torch.cat((policy.features(following), own), -1)).mean(0)
-    expected[known] = prefixes["reward"][known] + prefixes["carry"][known] * values
+    expected[is_known] = prefixes["reward"][is_known] + prefixes["carry"][is_known] * values
     target = learner._target(batch)
-    assert 64 < int(known.sum()) < 128
-    torch.testing.assert_close(target, expected[known])
+    assert 64 < int(is_known.sum()) < 128
+    torch.testing.assert_close(target, expected[is_known])
     errors = torch.stack([learner.q.critics.values(each) for each in inputs], -1) - expected
-    torch.testing.assert_close(learner.q.loss(batch, target), errors.square()[:, known].mean(-1).sum())
+    torch.testing.assert_close(learner.q.loss(batch, target), errors.square()[:, is_known].mean(-1).sum())
     draws.set_state(learner.generator.get_state())
-    whole = known[:, 1]
+    whole = is_known[:, 1]
     own, *_ = policy.steered(observation[whole], torch.randn(int(whole.sum()), 2, 1, generator=draws))
     own = torch.cat((policy.features(observation[whole]), own.flatten(1) / 0.25), -1)
     own = torch.stack((own[:, -2], torch.ones(len(own)), own[:, -1], torch.ones(len(own))), -1)
