@@ -145,6 +145,7 @@ def test_targets_and_losses_of_co_rft_by_hand() -> None:
     data = learner.q.critics.values(inputs[1][whole])
     gap = (own.maximum(batch["returns"][whole]) - data).mean(-1).sum()
     torch.testing.assert_close(learner._penalty(batch), gap)
+    assert float(learner._penalty(batch[~whole]).detach()) == 0.0  # no chunk is whole
     assert learner.values() is None
 
 
