@@ -379,3 +379,18 @@ class Reparameterised(TrainablePolicy):
 
         They are those of `act` for the same noise. The log-probability is that of all K executed actions.
         """
+
+
+class DiscretePolicy(TrainablePolicy):
+    """A policy whose actions are points of a grid, coded by successive choices among bins.
+
+    Letters: k actions of a chunk, k <= H, L levels of choices for each element of an action, G bins of each choice.
+    """
+
+    @abstractmethod
+    def code(self, actions: Tensor) -> Tensor:
+        """Choices [N, k, L, A], int64, whose actions are nearest to `actions` [N, k, A] in robot units."""
+
+    @abstractmethod
+    def log_probs(self, observation: TensorDict, code: Tensor) -> Tensor:
+        """Log-probabilities [N, k, L, A, G] of all bins, each given the choices of `code` [N, k, L, A] before it."""

@@ -9,6 +9,7 @@ from embodied.errors import UserError
 from embodied.policy import PolicyConfig, TrainablePolicy
 from embodied.saving.checkpoint import Checkpoint
 from policies.attention import AttentionConfig
+from policies.coarse_to_fine import CoarseToFineConfig
 from policies.diffusion import DiffusionConfig
 from policies.flow import FlowConfig
 from policies.mlp import MLPConfig
@@ -20,6 +21,7 @@ from policies.vla.tokens import TokensConfig
 
 POLICIES: dict[str, type] = {
     "attention": AttentionConfig,
+    "coarse_to_fine": CoarseToFineConfig,
     "diffusion": DiffusionConfig,
     "flow": FlowConfig,
     "mlp": MLPConfig,

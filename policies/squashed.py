@@ -6,24 +6,19 @@ Source: arXiv 1801.01290, appendix C. The actor and the critic of `value` have a
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from embodied.configuration import PositiveFloat, PositiveInt
+from embodied.configuration import PositiveFloat
 from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.export.network import Network
 from embodied.policy import Decision, Evaluation, Reparameterised, inference, sum_of_executed, value_if_needed
-from embodied.products import Dense
-from policies.choice_of_augmentation import AugmentedConfig, augmentation
-from policies.choice_of_encoder import fit_encoders, observation_encoder
-from policies.encoders import EncoderKind
+from policies.actor_critic import ActorCritic, ActorCriticConfig, dense_layers
 from policies.flat import FlatEncoder, PlainEncoder
 from policies.tanh import tanh
 
@@ -32,14 +27,9 @@ LOG_STD_RANGE = -10.0, 2.0
 
 
 @dataclass
-class SquashedConfig(AugmentedConfig):
-    """Layer widths of actor and critic after their encoders, and the typical initial deviation before tanh.
+class SquashedConfig(ActorCriticConfig):
+    """Options of ActorCriticConfig, and the typical initial deviation before tanh."""
 
-    For encoders and augmentations of the supervised loss see AugmentedConfig. An `encoder` of auto is plain where a
-    task has neither objects nor pictures.
-    """
-
-    hidden: list[PositiveInt] = field(default_factory=lambda: [256, 256])
     initial_std: PositiveFloat = 1.0
 
     def build(self, contract: Contract) -> SquashedPolicy:
@@ -47,7 +37,7 @@ class SquashedConfig(AugmentedConfig):
         return SquashedPolicy(contract, self)
 
 
-class SquashedPolicy(Reparameterised):
+class SquashedPolicy(ActorCritic, Reparameterised):
     """Policy of chunks tanh(u), u ~ N(mean, std^2), scaled to the contract's limits.
 
     The log-probability (P = 1, summed over the K executed actions) is that of actions scaled to [-1, 1]; `sample` has
@@ -57,55 +47,23 @@ class SquashedPolicy(Reparameterised):
         UserError: if the action has no limits, or the contract lacks observations of the encoder.
     """
 
-    centre: Tensor
-    half_range: Tensor
+    actor: nn.Sequential
 
     def __init__(self, contract: Contract, config: SquashedConfig) -> None:
-        super().__init__()
-        if not contract.action.low:
-            raise UserError("policy=squashed needs action limits; set low and high in the action spec")
-        self.contract = contract
-        self.config = config
-        self.encoder = observation_encoder(contract, config, fixed_size=EncoderKind.PLAIN)
-        self.augment = augmentation(contract, config, self.encoder)
-        self.value_encoder = observation_encoder(
-            contract, config, objects=True, privileged=True, fixed_size=EncoderKind.PLAIN
-        )
-        self.feature_size = self.value_encoder.out_features
-        # outputs: means, then logarithms of deviations
-        chunk = contract.horizon * contract.action.shape[-1]
-        self.actor = dense_layers([self.encoder.out_features, *config.hidden, 2 * chunk])
-        with torch.no_grad():
-            self.actor[-1].bias[chunk:] += math.log(config.initial_std)
-        self.value_head = config.values
-        self.critic = dense_layers([self.feature_size, *config.hidden, self.value_head.outputs])
-        low = torch.tensor(contract.action.low)
-        high = torch.tensor(contract.action.high)
-        self.register_buffer("centre", (low + high) / 2)
-        self.register_buffer("half_range", (high - low) / 2)
+        super().__init__(contract, config, "policy=squashed")
 
-    @property
-    def actor_keys(self) -> Sequence[str]:
-        """Names of the observations that the actor reads."""
-        return self.encoder.reads
+    def new_actor(self) -> nn.Sequential:
+        """Layers whose outputs are means, then logarithms of deviations."""
+        chunk = self.contract.horizon * self.contract.action.shape[-1]
+        layers = dense_layers([self.encoder.out_features, *self.config.hidden, 2 * chunk])
+        with torch.no_grad():
+            layers[-1].bias[chunk:] += math.log(self.config.initial_std)
+        return layers
 
     @property
     def noise_shape(self) -> tuple[int, int]:
         """Shape (H, A) of the noise of one observation."""
         return self.contract.horizon, self.contract.action.shape[-1]
-
-    def critic_parameters(self) -> list[nn.Parameter]:
-        """Parameters that only `value` uses."""
-        return [*self.critic.parameters(), *self.value_encoder.parameters()]
-
-    def start_critic(self) -> None:
-        """Initialise the critic's encoder from the actor's if they are alike."""
-        if type(self.value_encoder) is type(self.encoder):
-            self.value_encoder.begin_like(self.encoder)
-
-    def fit(self, observation: TensorDict, actions: Tensor) -> None:
-        """Compute normalisation statistics from observations [N]; actions are scaled by the contract's limits."""
-        fit_encoders(self.contract, (self.encoder, self.value_encoder), observation)
 
     @inference
     def act(
@@ -117,12 +75,12 @@ class SquashedPolicy(Reparameterised):
         drawn = torch.zeros if deterministic else partial(torch.randn, generator=generator)
         raw, log_prob = self._sample(mean, log_std, drawn(mean.shape, device=mean.device))
         value = value_if_needed(self, observation, deterministic)
-        return Decision(self._to_robot(raw), TensorDict({"raw": raw}, batch_size=[len(raw)]), log_prob, value)
+        return Decision(self.to_robot(tanh(raw)), TensorDict({"raw": raw}, batch_size=[len(raw)]), log_prob, value)
 
     def sample(self, observation: TensorDict, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Actions [N, H, A] from standard normal `noise` [N, H, A], and log_prob [N, 1], differentiable."""
         raw, log_prob = self._sample(*self._gaussian(observation), noise)
-        return self._to_robot(raw), log_prob.sum(-2)
+        return self.to_robot(tanh(raw)), log_prob.sum(-2)
 
     def evaluate(self, observation: TensorDict, sample: TensorDict) -> Evaluation:
         """Log-probability of stored chunks; the entropy is that before tanh, which has a closed form."""
@@ -135,28 +93,14 @@ class SquashedPolicy(Reparameterised):
         outputs = self.value_outputs(observation)
         return Evaluation(*terms, self.value_head.values(outputs), outputs)
 
-    def value(self, observation: TensorDict) -> Tensor:
-        """Expected discounted return [N]."""
-        return self.value_head.values(self.value_outputs(observation))
-
-    def value_outputs(self, observation: TensorDict) -> Tensor:
-        """Outputs [N, O] of the critic."""
-        return self.critic(self.features(observation))
-
-    def features(self, observation: TensorDict) -> Tensor:
-        """Features [N, feature_size] of the critic's own encoder, which their gradients reach."""
-        return self.value_encoder(observation)
-
     def loss(self, observation: TensorDict, actions: Tensor, valid: Tensor) -> Tensor:
         """Behaviour cloning: mean squared error of the deterministic action over valid steps, in half action ranges.
 
         It leaves the deviations alone: a likelihood would let them collapse on demonstrations that agree.
         """
-        observation = self.encoder.read(observation)
-        if self.augment:
-            observation, actions = self.augment(observation, actions)
+        observation, actions = self.augmented(observation, actions)
         mean, _ = self._gaussian(observation)
-        error = (tanh(mean) - (actions - self.centre) / self.half_range).square().mean(-1)
+        error = (tanh(mean) - self.normalised(actions)).square().mean(-1)
         # L = sum(valid * |tanh(mean) - a|^2) / sum(valid)
         return (error * valid).sum() / valid.sum().clamp_min(1)
 
@@ -196,9 +140,6 @@ class SquashedPolicy(Reparameterised):
         """Sums [N, K, 1] over the elements of each executed action, from elements [N, H, A]."""
         return elements[:, : self.contract.executed].sum(-1, keepdim=True)
 
-    def _to_robot(self, raw: Tensor) -> Tensor:
-        return tanh(raw) * self.half_range + self.centre
-
 
 def squashed_log_prob(raw: Tensor, log_std: Tensor, noise: Tensor) -> Tensor:
     """Elementwise log-probability of tanh(u), from u = `raw` and the standard normal `noise` z that it comes from."""
@@ -208,10 +149,3 @@ def squashed_log_prob(raw: Tensor, log_std: Tensor, noise: Tensor) -> Tensor:
     gaussian = noise.square().mul(-0.5).sub(constant) - log_std
     return gaussian.add(raw + nn.functional.softplus(-2.0 * raw), alpha=2.0)
 
-
-def dense_layers(sizes: Sequence[int]) -> nn.Sequential:
-    """Dense layers of `sizes` with ReLU between them."""
-    layers: list[nn.Module] = []
-    for inputs, outputs in pairwise(sizes):
-        layers += [Dense(inputs, outputs), nn.ReLU()]
-    return nn.Sequential(*layers[:-1])

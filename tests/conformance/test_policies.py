@@ -15,6 +15,7 @@ from embodied.rollout.memory import Memory
 from embodied.value_head import CriticHead, ValueHead
 from policies.attention import AttentionConfig
 from policies.chunk_networks import NetworkKind
+from policies.coarse_to_fine import CoarseToFineConfig
 from policies.diffusion import DiffusionConfig, DiffusionPolicy
 from policies.encoders import Encoder, EncoderKind
 from policies.flat import FlatObservations
@@ -48,6 +49,8 @@ CONFIGS = {
     "flow, shortcut": FlowConfig(width=32, hidden=32, sampler=Sampler.FLOW_NOISE, shortcut=0.25),
     "flow, ranking": FlowConfig(width=32, hidden=32, candidates=5, explored_candidates=3, values=CLASSES),
     "flow, flat": FlowConfig(width=32, hidden=32, encoder=EncoderKind.FLAT, reciprocal=["gripper_command"]),
+    "coarse_to_fine": CoarseToFineConfig(width=32, hidden=[32]),
+    "coarse_to_fine, plain": CoarseToFineConfig(encoder=EncoderKind.PLAIN, hidden=[32], autoregressive=False),
     "diffusion, mlp": DiffusionConfig(width=32, hidden=32, tuned_steps=3),
     "diffusion, unet": DiffusionConfig(width=32, network=NetworkKind.UNET, hidden=16, depth=2, tuned_steps=3),
     "diffusion, dit": DiffusionConfig(width=32, network=NetworkKind.DIT, hidden=32, tuned_steps=3),
