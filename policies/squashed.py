@@ -148,4 +148,3 @@ def squashed_log_prob(raw: Tensor, log_std: Tensor, noise: Tensor) -> Tensor:
     constant = 0.5 * math.log(2.0 * math.pi) + 2.0 * math.log(2.0)
     gaussian = noise.square().mul(-0.5).sub(constant) - log_std
     return gaussian.add(raw + nn.functional.softplus(-2.0 * raw), alpha=2.0)
-

@@ -3,6 +3,7 @@
 from embodied.algorithms.imitation.distillation import DistillationConfig
 from embodied.algorithms.imitation.one_step import OfflineOneStepConfig, OnlineOneStepConfig
 from embodied.algorithms.imitation.self_imitation import SelfImitationConfig
+from embodied.algorithms.off_policy.arsq import ARSQConfig
 from embodied.algorithms.off_policy.dsrl import DSRLConfig
 from embodied.algorithms.off_policy.flash_sac import FlashSACConfig
 from embodied.algorithms.off_policy.h2o import H2OConfig
@@ -23,6 +24,7 @@ from embodied.algorithms.on_policy.ppo import PPOConfig
 from embodied.algorithms.on_policy.ranking import RankingConfig
 
 ALGORITHMS: dict[str, type] = {
+    "arsq": ARSQConfig,
     "bptt": BPTTConfig,
     "distillation": DistillationConfig,
     "dsrl": DSRLConfig,
