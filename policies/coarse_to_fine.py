@@ -5,7 +5,7 @@ element is divided into bins, of which one is the interval of the next level. Di
     - actions of a chunk are chosen one after another, so that the log-probability of those that were executed does not
     depend on the others;
     - outputs are logarithms of probabilities; a learner of values scales them to advantages by its temperature;
-    - the outermost points of the grid are the limits of the actions, not centres of intervals, so that a gripper closes;
+    - the outermost points of the grid are the limits of the actions, not centres of intervals: a gripper closes;
     - one network for all choices: it reads the features, an embedding of the choice, and the centres of the intervals.
 Letters: G bins, L levels, D choices of a chunk, W width of a layer, k <= H first actions of a chunk.
 """
@@ -83,8 +83,8 @@ class CoarseToFinePolicy(ActorCritic, DiscretePolicy):
         choices = contract.horizon * self.config.levels * elements
         if choices > MAX_CHOICES:
             raise UserError(
-                f"policy=coarse_to_fine makes horizon x levels x elements = {contract.horizon} x {self.config.levels} x"
-                f" {elements} = {choices} choices one after another, at most {MAX_CHOICES}; predict shorter chunks, such"
+                f"policy=coarse_to_fine makes {contract.horizon} actions x {self.config.levels} levels x {elements}"
+                f" elements = {choices} choices one after another, at most {MAX_CHOICES}: predict shorter chunks, such"
                 " as task.horizon=1 task.executed=1, or use fewer policy.levels"
             )
         sizes = self.config.hidden, contract.horizon * elements, choices, self.config.bins

@@ -22,8 +22,8 @@ from embodied.configuration import Configuration, PositiveFloat, PositiveInt
 from embodied.errors import UserError
 from embodied.policy import INITIAL_NOISE, Decision, SteeredPolicy, Steering, value_if_needed
 from embodied.seeding import fixed_noise
-from policies.kernels.sampling import undefined_log_prob
 from policies.actor_critic import dense_layers
+from policies.kernels.sampling import undefined_log_prob
 from policies.squashed import LOG_STD_RANGE, squashed_log_prob
 
 

@@ -11,8 +11,8 @@ Differs from the papers:
     - a chunk is one action: its discounted reward, and discount^k for what follows after k executed actions; choices of
     actions that an episode's end left out do not count;
     - V is the critic of the policy, which also reads privileged observations; it is scalar, CQN has distributions;
-    - without `entropy_in_target`, the default, values are those of rewards alone: over dozens of choices the entropy of a
-    decision is worth more than a success, unless the temperature is tiny;
+    - without `entropy_in_target`, the default, values are those of rewards alone: the entropy of dozens of choices in
+    every decision would soon be worth more than a success;
     - failed demonstrations teach values, and are not imitated.
 """
 
