@@ -19,6 +19,7 @@ from embodied.algorithms.imitation.distillation import DistillationConfig
 from embodied.algorithms.imitation.one_step import OnlineOneStepConfig
 from embodied.algorithms.imitation.self_imitation import SelfImitationConfig
 from embodied.algorithms.imitation.sft import SFTConfig
+from embodied.algorithms.off_policy.arsq import ARSQConfig
 from embodied.algorithms.off_policy.dsrl import DSRLConfig
 from embodied.algorithms.off_policy.qc import QCConfig, QCFQLConfig
 from embodied.algorithms.off_policy.sac import SACConfig
@@ -34,6 +35,7 @@ from embodied.saving import checkpoint
 from embodied.saving.tree import load_tree, save_tree
 from embodied.task import Learner
 from embodied.training.loop import build, train
+from policies.coarse_to_fine import CoarseToFineConfig
 from policies.flow import FlowConfig
 from policies.mlp import MLPConfig
 from policies.recurrent import RecurrentConfig
@@ -181,6 +183,11 @@ LEARNERS = {
     "ppo, flow": (Reach, FlowConfig(width=8, hidden=8), PPO),
     "td3": (Reach, MLP, TD3Config(rollout_length=6, capacity=900, warmup=20, gradient_steps=3, minibatch=16)),
     "sac": (Reach, SQUASHED, SACConfig(rollout_length=6, capacity=900, warmup=20, updates=0.02, minibatch=16)),
+    "arsq": (
+        Reach,
+        CoarseToFineConfig(hidden=[8]),
+        ARSQConfig(6, gradient_steps=3, minibatch=16, demonstration_share=0.0, capacity=900, warmup=20),
+    ),
     "bptt": (SmoothReach, MLP, BPTT),
     "bptt, by steps": (SmoothReach, MLP, BPTT),
     "self-imitation": (Reach, MLP, IMITATION),

@@ -14,6 +14,7 @@ from embodied.algorithms.imitation.distillation import informed
 from embodied.algorithms.imitation.self_imitation import SelfImitationConfig
 from embodied.algorithms.imitation.sft import SFTConfig
 from embodied.algorithms.micro_batch import saved_bytes
+from embodied.algorithms.off_policy.arsq import ARSQConfig
 from embodied.algorithms.off_policy.sac import SACConfig
 from embodied.algorithms.off_policy.td3 import TD3Config
 from embodied.algorithms.on_policy.ppo import PPO, PPOConfig
@@ -27,6 +28,7 @@ from embodied.task import LearnerConfig
 from embodied.training.experiment import ExperimentConfig
 from embodied.training.loop import build
 from embodied.training.plan import Plan, plan
+from policies.coarse_to_fine import CoarseToFineConfig
 from policies.flow import FlowConfig, FlowPolicy
 from policies.mlp import MLPConfig
 from policies.recurrent import RecurrentConfig
@@ -59,6 +61,10 @@ CASES: dict[str, tuple[PolicyConfig, LearnerConfig]] = {
     "squashed, sac": (
         SquashedConfig(hidden=[64, 32]),
         SACConfig(rollout_length=LENGTH, minibatch=ROWS, warmup=100, updates=0.01),
+    ),
+    "coarse_to_fine, arsq": (
+        CoarseToFineConfig(hidden=[64, 32]),
+        ARSQConfig(rollout_length=LENGTH, minibatch=ROWS, warmup=100, gradient_steps=4),
     ),
 }
 
