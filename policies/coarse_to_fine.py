@@ -131,8 +131,7 @@ class CoarseToFinePolicy(ActorCritic, DiscretePolicy):
         """Log-probabilities [N, k, L, A, G] of all bins, each given the choices of `code` [N, k, L, A] before it."""
         features = self.actor.of_features(self.encoder(self.encoder.read(observation)))
         intervals = self._intervals(code).flatten(-2).flatten(1, -2)
-        choices = torch.arange(intervals.shape[1], device=code.device)
-        logits = self.actor(features.unsqueeze(1), intervals, choices)
+        logits = self.actor(features.unsqueeze(1), intervals, slice(intervals.shape[1]))
         return logits.view(*code.shape, -1).log_softmax(-1)
 
     def _draw(
@@ -148,8 +147,7 @@ class CoarseToFinePolicy(ActorCritic, DiscretePolicy):
             first = torch.zeros_like(intervals[:, action], dtype=torch.int64)
             for size in self.points[1:]:
                 for element in range(elements):
-                    choice = torch.tensor(len(codes), device=features.device)
-                    log_probs = self.actor(hidden, intervals.flatten(1), choice).log_softmax(-1)
+                    log_probs = self.actor(hidden, intervals.flatten(1), len(codes)).log_softmax(-1)
                     if deterministic:
                         bins = log_probs.argmax(-1)
                     else:
@@ -203,16 +201,16 @@ class ChoiceNetwork(nn.Module):
         super().__init__()
         self.of_features = Dense(features, hidden[0])
         self.of_intervals = nn.Linear(elements, hidden[0], bias=False)
-        self.of_choice = nn.Embedding(choices, hidden[0])
+        self.of_choice = nn.Parameter(torch.randn(choices, hidden[0]))
         self.layers = dense_layers([*hidden, bins])
         last = self.layers[-1]
         nn.init.zeros_(last.weight)
         nn.init.zeros_(last.bias)
 
-    def forward(self, features: Tensor, intervals: Tensor, choices: Tensor) -> Tensor:
-        """Logits [..., G] from `of_features` [..., W], `intervals` [..., H * A] and numbers of `choices`."""
+    def forward(self, features: Tensor, intervals: Tensor, choices: int | slice) -> Tensor:
+        """Logits [..., G] from `of_features` [..., W], `intervals` [..., H * A] and the numbers of `choices`."""
         # one dense layer of all three, with one-hot choices
-        x = features + self.of_intervals(intervals) + self.of_choice(choices)
+        x = features + self.of_intervals(intervals) + self.of_choice[choices]
         return self.layers(x.relu().flatten(0, -2)).unflatten(0, x.shape[:-1])
 
 

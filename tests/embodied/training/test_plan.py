@@ -64,7 +64,7 @@ CASES: dict[str, tuple[PolicyConfig, LearnerConfig]] = {
     ),
     "coarse_to_fine, arsq": (
         CoarseToFineConfig(hidden=[64, 32]),
-        ARSQConfig(rollout_length=LENGTH, minibatch=ROWS, warmup=100, gradient_steps=4),
+        ARSQConfig(LENGTH, minibatch=ROWS, warmup=100, gradient_steps=4, demonstration_share=0.0),
     ),
 }
 
