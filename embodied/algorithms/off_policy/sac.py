@@ -48,12 +48,12 @@ from embodied.world import ALONE, World
 class SACConfig(CriticConfig):
     """Hyper-parameters of SAC; options of the critics are those of CriticConfig.
 
-    After `warmup` decisions the critics take `updates` gradient steps per decision, which may be less than 1, the actor
-    and the temperature one at every `policy_delay`-th after the first `critic_warmup`: new critics lead a trained policy
-    astray. A `demonstration_share` of each batch is drawn from demonstrations. The actor maximises the smallest value of
-    all critics, or their mean (`actor_mean`); without `entropy_in_target` targets are returns of rewards alone.
-    `target_std` is the wished deviation of an action element in half ranges. With `continue_values` the critics are at
-    first those that the stage offline has trained.
+    After `warmup` decisions the critics take `updates` gradient steps per decision, which may be less than 1, the
+    actor and the temperature one at every `policy_delay`-th after the first `critic_warmup`: new critics lead a
+    trained policy astray. A `demonstration_share` of each batch is drawn from demonstrations. The actor maximises the
+    smallest value of all critics, or their mean (`actor_mean`); without `entropy_in_target` targets are returns of
+    rewards alone. `target_std` is the wished deviation of an action element in half ranges. With `continue_values` the
+    critics are at first those that the stage offline has trained.
     """
 
     rollout_length: PositiveInt = 16
