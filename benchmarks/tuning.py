@@ -36,7 +36,7 @@ SPACES = {
         "algorithm.initial_temperature: [0.001, 0.03]",
         "algorithm.target_std: [0.03, 0.3]",
     ),
-    "qc": (DEMONSTRATED, "policy.candidates: [4, 32]", "algorithm.sft.learning_rate: [3e-5, 1e-3]"),
+    "qc": (DEMONSTRATED, "policy.candidates: [4, 16]", "algorithm.sft.learning_rate: [3e-5, 1e-3]"),
     "qc_fql": (DEMONSTRATED, "algorithm.distillation: [1.0, 100.0]", RATE),
     "dsrl": (RATE, "policy.steering.noise_bound: [0.5, 2.5]", "algorithm.target_std: [0.05, 0.4]"),
     "residual": (RATE, "policy.steering.residual_scale: [0.03, 0.3]", "policy.steering.initial_std: [0.1, 1.0]"),

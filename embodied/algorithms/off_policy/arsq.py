@@ -52,7 +52,7 @@ from embodied.world import ALONE, World
 
 @dataclass
 class ARSQConfig(Configuration):
-    """Hyper-parameters of ARSQ; gradient steps begin after `warmup` decisions.
+    """Hyper-parameters of ARSQ; gradient steps begin after `warmup` decisions, the first `critic_warmup` for V alone.
 
     A `demonstration_share` of each batch is drawn from demonstrations with known rewards. `imitation` is the weight of
     the loss by which a demonstrated choice gets an advantage that is larger than that of others by a `margin`, in units
@@ -66,6 +66,7 @@ class ARSQConfig(Configuration):
     demonstration_share: Fraction = 0.5
     capacity: PositiveInt = 500_000
     warmup: NonNegativeInt = 5_000
+    critic_warmup: NonNegativeInt = 0
     learning_rate: NonNegativeFloat = 3e-4
     value_learning_rate: NonNegativeFloat = 3e-4
     discount: Fraction = 0.99
@@ -150,6 +151,9 @@ class ARSQ(Composite):
         self.optimiser.zero_grad()
         loss.backward()
         losses = {name: each.detach() for name, each in losses.items()}
+        if self.gradient_steps <= self.config.critic_warmup:
+            for parameter in self.policy.actor_parameters():  # a new critic would lead a trained policy astray
+                parameter.grad = None
         gradient = gradient_norm(self.policy.parameters())
         check_finite(losses | {"gradient": gradient}, self.gradient_steps)
         self.optimiser.step()

@@ -48,11 +48,12 @@ from embodied.world import ALONE, World
 class SACConfig(CriticConfig):
     """Hyper-parameters of SAC; options of the critics are those of CriticConfig.
 
-    After `warmup` decisions the critics take `updates` gradient steps per decision, which may be less than 1, the actor
-    and the temperature one at every `policy_delay`-th. A `demonstration_share` of each batch is drawn from
-    demonstrations. The actor maximises the smallest value of all critics, or their mean (`actor_mean`); without
-    `entropy_in_target` targets are returns of rewards alone. `target_std` is the wished deviation of an action element
-    in half ranges. With `continue_values` the critics are at first those that the stage offline has trained.
+    After `warmup` decisions the critics take `updates` gradient steps per decision, which may be less than 1, the
+    actor and the temperature one at every `policy_delay`-th after the first `critic_warmup`: new critics lead a
+    trained policy astray. A `demonstration_share` of each batch is drawn from demonstrations. The actor maximises the
+    smallest value of all critics, or their mean (`actor_mean`); without `entropy_in_target` targets are returns of
+    rewards alone. `target_std` is the wished deviation of an action element in half ranges. With `continue_values` the
+    critics are at first those that the stage offline has trained.
     """
 
     rollout_length: PositiveInt = 16
@@ -63,6 +64,7 @@ class SACConfig(CriticConfig):
     demonstration_share: Fraction = 0.0
     capacity: PositiveInt = 500_000
     warmup: NonNegativeInt = 5_000
+    critic_warmup: NonNegativeInt = 0
     learning_rate: NonNegativeFloat = 3e-4
     value_learning_rate: NonNegativeFloat = 3e-4
     discount: Fraction = 0.99
@@ -219,7 +221,7 @@ class SAC(Composite):
         return means | {"temperature": float(self.temperature), "replay": float(len(self.replay))}
 
     def _step(self) -> dict[str, Tensor]:
-        """Take one step of the critics, and one of actor and temperature at every `policy_delay`-th; returns metrics.
+        """Take one step of the critics, and one of actor and temperature where they are due; returns metrics.
 
         Raises:
             DivergedError: before a step whose loss or gradient is not finite.
@@ -227,7 +229,8 @@ class SAC(Composite):
         batch = self._batch()
         self.gradient_steps += 1
         metrics = self._update_critics(batch)
-        if self.gradient_steps % self.config.policy_delay == 0:
+        actor_steps = self.gradient_steps - self.config.critic_warmup
+        if actor_steps > 0 and actor_steps % self.config.policy_delay == 0:
             metrics |= self._update_actor(batch["observation"])
         self.q.follow(self.config.averaging)
         return metrics

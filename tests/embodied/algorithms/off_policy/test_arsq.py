@@ -156,6 +156,18 @@ def test_imitation_of_two_ways_mixes_them_only_if_dimensions_are_independent(aut
     assert 0.3 < float((draws[:, 0] > 0).float().mean()) < 0.7  # both ways
 
 
+def test_choices_wait_for_the_critic() -> None:
+    policy, learner, collector = make(warmup=0, gradient_steps=2, critic_warmup=3)
+    for steps in (2, 4):
+        before = copy.deepcopy(policy)
+        learner.update(collector.collect(2), 0.0)
+        assert learner.gradient_steps == steps
+        changes = zip(policy.actor_parameters(), before.actor_parameters(), strict=True)
+        assert any(not torch.equal(new, old) for new, old in changes) == (steps > 3)
+        changes = zip(policy.critic_parameters(), before.critic_parameters(), strict=True)
+        assert all(not torch.equal(new, old) for new, old in changes)
+
+
 def test_learns_to_reach_from_sparse_reward() -> None:
     _, learner, collector = make()
     rates = []

@@ -132,6 +132,19 @@ def test_steps_follow_the_number_of_decisions() -> None:
     assert float(learner.actor_optimiser.state[learner.actor_parameters[0]]["step"]) == 2
 
 
+def test_actor_waits_for_its_critics() -> None:
+    _, learner, collector = make(updates=0.04, warmup=0, critic_warmup=3)
+    before = [each.clone() for each in learner.actor_parameters]
+    actor_steps = []
+    for _ in range(4):
+        learner.update(collector.collect(1), 0.0)
+        state = learner.actor_optimiser.state.get(learner.actor_parameters[0], {"step": 0})
+        actor_steps.append(int(state["step"]))
+        unchanged = all(torch.equal(old, new) for old, new in zip(before, learner.actor_parameters, strict=True))
+        assert unchanged == (learner.gradient_steps <= 3)
+    assert actor_steps == [0, 0, 0, 2]  # after 1, 2, 3 and 5 steps of the critics
+
+
 def test_learns_to_reach_from_sparse_reward() -> None:
     _, learner, collector = make(learning_rate=3e-3, value_learning_rate=3e-3, averaging=0.02, initial_temperature=0.05)
     rates = []
