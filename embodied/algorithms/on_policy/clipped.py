@@ -77,11 +77,11 @@ class ClippedConfig(Configuration):
         """Updates that a rollout's policy may be behind; 0: each rollout is used before the next one is collected."""
         return 0
 
-    def check(self, name: str, policy: TrainablePolicy, demonstrations: Episodes | None) -> None:
+    def check(self, option: str, policy: TrainablePolicy, demonstrations: Episodes | None) -> None:
         """Raise UserError for a policy whose samples have no log-probability, or if demonstrations are missing."""
         if not policy.scores:
             raise UserError(
-                f"expected a policy whose samples have a log-probability for algorithm={name};"
+                f"expected a policy whose samples have a log-probability for {option};"
                 " use policy.sampler=flow_sde, for policy=tokens policy.head=bins, and weights before steering"
             )
         if self.bc_coefficient and demonstrations is None:
@@ -132,7 +132,7 @@ class Clipped(Composite):
         self.parameters = (policy.actor_parameters(), policy.critic_parameters())[: len(rates)]
         groups = [{"params": params, "lr": rate} for params, rate in zip(self.parameters, rates, strict=True)]
         self.optimiser = torch.optim.AdamW(groups, weight_decay=0.0, fused=True)
-        self.reference = _copy(policy) if config.kl_coefficient else None
+        self.reference = copied(policy) if config.kl_coefficient else None
         self.iterations = 0
         self.gradient_steps = 0
         self.piece: int | None = None  # rows scored together; None: not measured yet
@@ -315,7 +315,8 @@ def select(batch: TensorDict, rows: Tensor, dim: int) -> TensorDict:
     return cast(TensorDict, batch.apply(lambda part: part.index_select(dim, rows.to(part.device)), batch_size=size))
 
 
-def _copy(policy: TrainablePolicy) -> TrainablePolicy:
+def copied(policy: TrainablePolicy) -> TrainablePolicy:
+    """Copy of `policy`."""
     with seeding.undisturbed():
         copy = policy.with_new_weights()
     copy.load_state_dict(policy.state_dict())

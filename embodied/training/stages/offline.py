@@ -46,7 +46,7 @@ class OfflineStage(Stage[Mapping[str, float]]):
     @property
     def total(self) -> int:
         """Gradient steps of this stage."""
-        return self.config.steps * self.run.config.rounds.count - self.first
+        return self.run.config.rounds.steps(self.config.steps, self.run.config.sft.steps) - self.first
 
     @property
     def done(self) -> int:
@@ -74,7 +74,8 @@ class OfflineStage(Stage[Mapping[str, float]]):
         if not rounds.are_used:
             return self.config.build(run.policy, generator)
         is_present = bool(run.before or run.config.start_from)
-        return Rounds(run.policy, rounds, self.config, generator, self._collector(), is_present=is_present)
+        options = {"is_present": is_present, "imitation": run.config.sft}
+        return Rounds(run.policy, rounds, self.config, generator, self._collector(), **options)
 
     def _collector(self) -> Collect | None:
         """Function that collects episodes of the policy while it explores; None without a simulator."""
