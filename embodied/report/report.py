@@ -21,6 +21,7 @@ from embodied.report.curves import plot_curves
 from embodied.report.headline import (
     BASELINE,
     LEARNING,
+    ONE_STEP,
     UNTRAINED,
     headline,
     intervals,
@@ -38,7 +39,7 @@ from embodied.saving.json_text import dumps_rows
 from embodied.saving.versions import git_commit, versions
 
 STAGES = {"start": "start", UNTRAINED: "untrained", "sft": "SFT", "sft_control": "SFT control"}
-STAGES |= {"offline": "offline", "rl": "RL"}
+STAGES |= {"offline": "offline", "rl": "RL", ONE_STEP: "one-step actor"}
 """Evaluated stages, in the order of a report, and their titles."""
 POLICY = "policy"
 """Name of the evaluated policy among baselines."""
@@ -116,7 +117,7 @@ class Report:
         for (stage, distribution), gain in self.gains().items():
             both = {("sft", distribution), ("sft_control", distribution)} <= self.results.keys()
             better = distribution not in gains or gain.difference <= gains[distribution][1].difference
-            if both and better and not stage.startswith(BASELINE):
+            if both and better and stage != ONE_STEP and not stage.startswith(BASELINE):
                 gains[distribution] = (stage, gain)
         return gains
 
@@ -263,7 +264,7 @@ class Report:
 
     def _ordered(self) -> dict[tuple[str, str], EvaluationResult]:
         """Evaluations, those on the training distribution first, of each distribution in the order of stages."""
-        order = ["start", UNTRAINED, "sft", "sft_control", BASELINE, "offline", "rl"]
+        order = ["start", UNTRAINED, "sft", "sft_control", BASELINE, "offline", "rl", ONE_STEP]
         position = {stage: order.index(BASELINE if stage.startswith(BASELINE) else stage) for stage, _ in self.results}
         distributions = list(dict.fromkeys(distribution for _, distribution in self.results))
         places = lambda key: (distributions.index(key[1]), position[key[0]])  # noqa: E731

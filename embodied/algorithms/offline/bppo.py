@@ -59,7 +59,8 @@ class BPPOConfig(ImplicitValuesConfig):
     The first `value_share` of the `steps` train the critics, the others the policy, in `batch` recorded states each.
     The policy becomes the behaviour after every `behaviour_steps` of its own. The `clip` range and the learning rate
     fall linearly to their `final_clip_share` and `final_lr_share`. Minibatches are scored in pieces that keep at most
-    `memory_gb` for the backward pass; whole if None.
+    `memory_gb` for the backward pass; whole if None. With `one_step` every step of the policy is followed by one of its
+    one-step actor, which imitates it and does not act yet.
     """
 
     steps: NonNegativeInt = 10_000
@@ -72,6 +73,7 @@ class BPPOConfig(ImplicitValuesConfig):
     final_clip_share: Fraction = 0.1
     max_gradient_norm: Limit = 1.0
     memory_gb: PositiveFloat | None = None
+    one_step: bool = False
 
     @property
     def clipped(self) -> ClippedConfig:
@@ -105,12 +107,6 @@ class BPPO(Clipped):
         """Gradient steps of the critics, which come first."""
         return round(self.options.value_share * self.options.steps)
 
-    @property
-    def progress(self) -> float:
-        """Share of the policy's steps that are done, from 0 to 1."""
-        steps = self.options.steps - self.value_steps
-        return min(1.0, max(0, self.gradient_steps - self.value_steps) / max(1, steps))
-
     def fit(self, episodes: Episodes, steps: int, world: World = ALONE) -> dict[str, float]:
         """Take `steps` gradient steps on `episodes`, which the processes of `world` share; returns the last metrics.
 
@@ -134,7 +130,8 @@ class BPPO(Clipped):
 
     def _improve(self, observation: TensorDict, world: World) -> dict[str, float]:
         """Take one clipped step of the policy in states [B], which may make it the next behaviour; returns metrics."""
-        self._decay(self.progress)
+        steps = max(1, self.options.steps - self.value_steps)
+        self._decay(min(1.0, (self.gradient_steps - self.value_steps) / steps))
         batch, metrics = self._sample(observation, world)
         metrics |= self._step(batch, world)
         if (self.gradient_steps - self.value_steps) % self.options.behaviour_steps == 0:

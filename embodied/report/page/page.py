@@ -15,7 +15,17 @@ from embodied.algorithms.offline.rounds import collected
 from embodied.environment import ODD_EVENTS
 from embodied.evaluation.in_training import measure as _measure
 from embodied.evaluation.in_training import odd_episodes
-from embodied.report.headline import BASELINE, TRAINED, UNTRAINED, Record, points, selection, significant, trained
+from embodied.report.headline import (
+    BASELINE,
+    ONE_STEP,
+    TRAINED,
+    UNTRAINED,
+    Record,
+    points,
+    selection,
+    significant,
+    trained,
+)
 from embodied.report.page.charts import Mark, bar, curves, stages, ticks
 from embodied.report.page.open_loop import open_loop
 from embodied.report.page.parts import chart, costs, files, listed, repeat
@@ -27,6 +37,7 @@ VIDEO_BYTES = 8_000_000
 LISTED = 60
 """Number of failed starts listed per task and reason; report.json has all."""
 KINDS = {"start": "start", UNTRAINED: "start", "sft": "sft", "sft_control": "control", "offline": "offline", "rl": "rl"}
+KINDS |= {ONE_STEP: "control"}
 TRAINING = {
     "rollout/success": (
         "all episodes",

@@ -101,7 +101,8 @@ def test_the_clip_range_and_the_learning_rate_fall_and_the_policy_becomes_the_be
         assert low == high
         ranges.append(low)
         is_behaviour.append(all(map(torch.equal, policy.actor_parameters(), learner.behaviour.actor_parameters())))
-    assert ranges[19::5] == pytest.approx([0.2, 0.175, 0.15, 0.125, 0.1])
+    assert ranges[20::5] == pytest.approx([0.2, 0.175, 0.15, 0.125])
+    assert ranges[-1] == pytest.approx(0.105)
     assert learner.optimiser.param_groups[0]["lr"] == pytest.approx(1e-3 * (1.0 - 0.9 * 19 / 20))
     assert [index for index, flag in enumerate(is_behaviour[20:], 1) if flag] == [5, 10, 15, 20]
 
