@@ -113,7 +113,7 @@ class OneStep(Composite):
     def step(self, observation: TensorDict, progress: float, world: World = ALONE) -> Tensor:
         """Take one gradient step on observations [B], this process's part of a minibatch; returns the loss.
 
-        They are at most this process's share of `config.batch`.
+        Of more than this process's share of `config.batch` only the first ones are used.
 
         Raises:
             DivergedError: before a step whose loss or gradient is not finite.
@@ -122,6 +122,7 @@ class OneStep(Composite):
         # each process draws the noise of all rows
         shape = (self.config.batch, *self.policy.steering_noise_shape)
         noise = torch.randn(shape, generator=self.generator)[world.rank :: world.size][: len(observation)]
+        observation = observation[: len(noise)]
         # L = mean |mu(s, z) - sg(generate(s, z))|^2, z ~ N(0, I)
         loss = self.policy.distance_of_one_step(observation.to(self.policy.device), noise.to(self.policy.device))
         self.optimiser.zero_grad()

@@ -8,6 +8,7 @@ present weights stay. Where there is a simulator, the present policy collects fu
 Differs from the paper:
     - any offline learner; PPO on denoising steps is `offline=bppo`;
     - there is one estimate at the end of a round, instead of one every 100 steps;
+    - encoders are not regularised by reconstruction and a variational bottleneck;
     - collected episodes that failed are not imitated, as in supervised fine-tuning; critics learn from all.
 """
 

@@ -235,8 +235,7 @@ class Clipped(Composite):
         self.optimiser.step()
         self.gradient_steps += 1
         if self.one_step is not None:
-            states = batch["observation"][: -(-self.one_step.config.batch // world.size)]
-            means["one_step_distance"] = float(self.one_step.step(states, self.progress, world))
+            means["one_step_distance"] = float(self.one_step.step(batch["observation"], self.progress, world))
         return means
 
     def _imitate(self) -> float:

@@ -122,14 +122,14 @@ def test_rl_100_is_one_run_that_is_resumed_in_imitation_anew(tmp_path: Path) -> 
 def test_the_one_step_actor_follows_a_policy_that_ppo_trains_and_is_resumed() -> None:
     def made(seed: int) -> tuple[PPO, Collector]:
         policy = steered(Steering.ONE_STEP, seed, diffusion=True)
-        config = replace(ONLINE, minibatch=16, epochs=4, target_kl=100.0)
+        config = replace(ONLINE, minibatch=300, epochs=20, target_kl=100.0)
         generator = torch.Generator().manual_seed(seed)
         return config.build(policy, None, Reach(16), generator), Collector(Reach(16), policy, generator)
 
     learner, collector = made(0)
     before = distance(learner.policy)
     for progress in (0.0, 0.2, 0.4, 0.6):
-        metrics = learner.update(collector.collect(16), progress)
+        metrics = learner.update(collector.collect(24), progress)
     assert metrics["one_step_distance"] < 0.2 * before
     assert distance(learner.policy) < 0.2 * before
     assert not learner.policy.steers

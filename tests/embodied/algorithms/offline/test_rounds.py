@@ -210,7 +210,7 @@ def test_a_round_begins_with_imitation_by_new_weights_of_all_episodes() -> None:
         policy,
         Estimator.NONE,
         lambda number: record_episodes(env, policy, torch.Generator().manual_seed(number), number),
-        count=2,
+        count=3,
         collected=2,
         imitate_anew=True,
     )
@@ -226,8 +226,10 @@ def test_a_round_begins_with_imitation_by_new_weights_of_all_episodes() -> None:
     learner.fit(recorded(), 19)
     assert all(map(torch.equal, policy.actor_parameters(), expected.averaged))
     assert learner.learner.gradient_steps == 0
-    learner.fit(recorded(), 2)
-    assert [each["round"] for each in learner.results] == [1, 2]
+    learner.fit(recorded(), 2 + 20 + 2)
+    assert learner.gradient_steps == learner.config.steps(2, 20) == 3 * 2 + 2 * 20
+    assert [each["episodes"] for each in learner.results] == [60, 68, 76]
+    assert [each["collected"]["episodes"] for each in learner.results[1:]] == [8, 8]  # of each round
 
 
 def test_recorded_episodes_are_those_of_the_environment() -> None:
