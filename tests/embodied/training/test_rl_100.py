@@ -130,8 +130,8 @@ def test_the_one_step_actor_follows_a_policy_that_ppo_trains_and_is_resumed() ->
     before = distance(learner.policy)
     for progress in (0.0, 0.2, 0.4, 0.6):
         metrics = learner.update(collector.collect(24), progress)
-    assert metrics["one_step_distance"] < 0.2 * before
-    assert distance(learner.policy) < 0.2 * before
+    assert metrics["one_step_distance"] < 0.3 * before
+    assert distance(learner.policy) < 0.3 * before
     assert not learner.policy.steers
     rollout = collector.collect(8)
     other, _ = made(1)
