@@ -297,6 +297,8 @@ class SteeredPolicy(TrainablePolicy):
 
     steering: Steering
     generated: int
+    steers: Tensor | bool
+    """Whether `act` uses the small actor."""
 
     @property
     @abstractmethod

@@ -85,5 +85,7 @@ class ExperimentConfig(Configuration):
                 )
         if self.rounds.are_used and "offline" not in stages:
             raise UserError(f"rounds are those of the stage offline, not of stages={stages}; use stages=[sft,offline]")
+        if self.rounds.imitate_anew and not self.sft.steps:
+            raise UserError("rounds.imitate_anew takes sft.steps gradient steps, which are 0; use more, or false")
         if offline is not None and "offline" not in stages:
             raise UserError(f"the learner offline= is not used by stages={stages}; use stages=[offline]")

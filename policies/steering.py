@@ -92,7 +92,6 @@ class Steerable(SteeredPolicy):
     """Base of policies that generate chunks from noise by `_generate`, with or without a small actor."""
 
     past: int
-    steers: Tensor | bool
     action_mean: Tensor
     action_std: Tensor
     action_low: Tensor

@@ -11,6 +11,7 @@ from embodied.algorithms.off_policy.qc import QCConfig, QCFQLConfig
 from embodied.algorithms.off_policy.residual import ResidualConfig
 from embodied.algorithms.off_policy.sac import RLPDConfig, SACConfig, WSRLConfig
 from embodied.algorithms.off_policy.td3 import TD3Config
+from embodied.algorithms.offline.bppo import BPPOConfig
 from embodied.algorithms.offline.calql import CalQLConfig, CQLConfig
 from embodied.algorithms.offline.co_rft import CoRFTConfig
 from embodied.algorithms.offline.fql import FQLConfig, OfflineQCConfig
@@ -44,6 +45,7 @@ ALGORITHMS: dict[str, type] = {
     "wsrl": WSRLConfig,
 }
 OFFLINE: dict[str, type] = {
+    "bppo": BPPOConfig,
     "calql": CalQLConfig,
     "co_rft": CoRFTConfig,
     "cql": CQLConfig,

@@ -12,6 +12,8 @@ BASELINE = "baseline "
 """Prefix of a baseline's stage; the baseline's name follows."""
 UNTRAINED = "untrained"
 """Stage of the policy before reinforcement learning from scratch."""
+ONE_STEP = "one_step"
+"""Stage of the one-step actor that has learned beside the run's policy, which acts in its place in this evaluation."""
 TRAINED = {"start": "the initial policy", UNTRAINED: "the untrained policy", "sft": "supervised training"}
 TRAINED |= {"offline": "offline learning", "rl": "reinforcement learning"}
 """Stages with the run's policy, in their order, and their names in a sentence; a control and baselines have others."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from embodied.algorithms.offline.rounds import collected
 from embodied.environment import ODD_EVENTS
 from embodied.evaluation.evaluation import EvaluationResult, Gain
 from embodied.evaluation.in_training import InTraining, measure, odd_episodes
@@ -20,6 +21,7 @@ from embodied.report.curves import plot_curves
 from embodied.report.headline import (
     BASELINE,
     LEARNING,
+    ONE_STEP,
     UNTRAINED,
     headline,
     intervals,
@@ -37,7 +39,7 @@ from embodied.saving.json_text import dumps_rows
 from embodied.saving.versions import git_commit, versions
 
 STAGES = {"start": "start", UNTRAINED: "untrained", "sft": "SFT", "sft_control": "SFT control"}
-STAGES |= {"offline": "offline", "rl": "RL"}
+STAGES |= {"offline": "offline", "rl": "RL", ONE_STEP: "one-step actor"}
 """Evaluated stages, in the order of a report, and their titles."""
 POLICY = "policy"
 """Name of the evaluated policy among baselines."""
@@ -54,9 +56,10 @@ class Report:
     of the run, None if a program passed objects. `export_target` is the format into which export.py converts the
     policy, None if there is none. `meanings` are sentences on distributions (`Task.meanings`). `notes` list missing
     capabilities of the simulator; `in_training` are evaluations during reinforcement learning; `open_loop` that of a
-    run without a simulator; `rounds` are those of offline learning. Of the `episodes` of training, `lost` ended because
-    a process of the simulator died, and in `pushed` a person pushed a robot or object. `lost_collectors` died and were
-    replaced; `dropped_rollouts` were too old to use.
+    run without a simulator; `rounds` are those of offline learning. `env_steps` and `episodes` are those of
+    reinforcement learning; the record adds those that were collected between offline rounds. Of the `episodes` of
+    training, `lost` ended because a process of the simulator died, and in `pushed` a person pushed a robot or object.
+    `lost_collectors` died and were replaced; `dropped_rollouts` were too old to use.
     """
 
     task: str
@@ -114,7 +117,7 @@ class Report:
         for (stage, distribution), gain in self.gains().items():
             both = {("sft", distribution), ("sft_control", distribution)} <= self.results.keys()
             better = distribution not in gains or gain.difference <= gains[distribution][1].difference
-            if both and better and not stage.startswith(BASELINE):
+            if both and better and stage != ONE_STEP and not stage.startswith(BASELINE):
                 gains[distribution] = (stage, gain)
         return gains
 
@@ -149,8 +152,8 @@ class Report:
             **({"open_loop": self.open_loop.summary()} if self.open_loop else {}),
             **({"rounds": self.rounds} if self.rounds else {}),
             "notes": self._notes(),
-            "env_steps": self.env_steps,
-            "episodes": self.episodes,
+            "env_steps": self._with_collected("env_steps"),
+            "episodes": self._with_collected("episodes"),
             "lost": self.lost,
             "pushed": self.pushed,
             "lost_collectors": self.lost_collectors,
@@ -161,6 +164,10 @@ class Report:
         }
         sentences = {"headline": headline(record), "headline_intervals": intervals(record)}
         return {**sentences, **record, "regressions": regressions(record)}
+
+    def _with_collected(self, quantity: str) -> int:
+        """Number of env_steps or episodes of training, with those that were collected between offline rounds."""
+        return getattr(self, quantity) + collected(self.rounds, quantity)
 
     def _next(self, directory: Path) -> list[str]:
         """Commands to run after this one in `directory`."""
@@ -257,7 +264,7 @@ class Report:
 
     def _ordered(self) -> dict[tuple[str, str], EvaluationResult]:
         """Evaluations, those on the training distribution first, of each distribution in the order of stages."""
-        order = ["start", UNTRAINED, "sft", "sft_control", BASELINE, "offline", "rl"]
+        order = ["start", UNTRAINED, "sft", "sft_control", BASELINE, "offline", "rl", ONE_STEP]
         position = {stage: order.index(BASELINE if stage.startswith(BASELINE) else stage) for stage, _ in self.results}
         distributions = list(dict.fromkeys(distribution for _, distribution in self.results))
         places = lambda key: (distributions.index(key[1]), position[key[0]])  # noqa: E731
@@ -338,7 +345,8 @@ class Report:
     def _cost(self) -> str:
         rows = [[phase, f"{seconds:.0f}"] for phase, seconds in self.wall_s.items()]
         total = [["total", f"{sum(self.wall_s.values()):.0f}"]]
-        count = f"{self.env_steps:,} environment steps in {self.episodes:,} episodes of training"
+        steps, episodes = (self._with_collected(name) for name in ("env_steps", "episodes"))
+        count = f"{steps:,} environment steps in {episodes:,} episodes of training"
         count += f", {self.cpu_s:.1f} CPU seconds."
         if self.lost:
             count += f" {self.lost:,} of the episodes were lost with processes of the simulator that died."

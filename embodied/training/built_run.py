@@ -13,6 +13,7 @@ from torch import Tensor
 
 from embodied import seeding
 from embodied.algorithms.imitation.one_step import OneStepConfig
+from embodied.algorithms.offline.bppo import BPPOConfig
 from embodied.algorithms.offline.inverse_dynamics import labelled
 from embodied.contract import Contract
 from embodied.data.demonstrations import report_notes
@@ -130,8 +131,9 @@ class BuiltRun(SavedRun):
         if requested == ["rl"] and not first and self.policy.lacks_statistics:
             raise UserError(f"{self.policy.lacks_statistics}; stages=[sft,rl] computes them from demonstrations")
         learning = {"offline": self.offline, "rl": self.algorithm}.get(requested[0])
-        if isinstance(learning, OneStepConfig) and not first:
-            note = "No stage trains the policy that one_step distils: use start_from=RUN, or the stage sft before."
+        if isinstance(learning, OneStepConfig | BPPOConfig) and not first:
+            verb = "one_step distils" if isinstance(learning, OneStepConfig) else "bppo improves"
+            note = f"No stage trains the policy that {verb}: use start_from=RUN, or the stage sft before."
             log.warning(note)
             self.report.notes.append(note)
         # the control is compared with what follows SFT

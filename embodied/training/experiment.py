@@ -14,15 +14,17 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from embodied import seeding
+from embodied.algorithms.offline.bppo import BPPOConfig
+from embodied.algorithms.on_policy.clipped import ClippedConfig
 from embodied.environment import Environment, SwitchableEnvironment
 from embodied.errors import UserError
 from embodied.evaluation.evaluation import evaluate
 from embodied.export.network import export_target
 from embodied.interrupt import GracefulStop
-from embodied.policy import Policy, TrainablePolicy
+from embodied.policy import Policy, SteeredPolicy, TrainablePolicy
 from embodied.progress import Progress
 from embodied.report.curves import CURVES
-from embodied.report.headline import BASELINE, UNTRAINED
+from embodied.report.headline import BASELINE, ONE_STEP, UNTRAINED
 from embodied.report.report import Report, result_text, title
 from embodied.run_options import ExperimentConfig
 from embodied.task import evaluation_distributions
@@ -102,6 +104,9 @@ class Experiment(BuiltRun):
         if stage.name == self.stages[0] == "rl":  # no earlier stage has figures to compare with
             untrained = self.world.whole(self._policy_before())
             self.world.lead(lambda: self._evaluate_in_first_process(untrained, parts, UNTRAINED))
+        if stage.name == self._training[-1] and self.open_loop is None and self._has_one_step:
+            actor = self.world.whole(self._one_step_actor())
+            self.world.lead(lambda: self._evaluate_in_first_process(actor, parts, ONE_STEP))
 
     def _evaluate_baselines(self, parts: dict[str, Any]) -> None:
         with self.abandonable(parts), self.timer("evaluation"):
@@ -199,6 +204,21 @@ class Experiment(BuiltRun):
             return after
         start = title(first) if first != last else "as it started" if self.config.start_from else "untrained"
         return {f"before: {start}": self.world.whole(self._policy_before()), **after}
+
+    @property
+    def _has_one_step(self) -> bool:
+        """Whether the last stage that trains the policy also trains a one-step actor beside it."""
+        learning = {"offline": self.offline, "rl": self.algorithm}.get(self._training[-1])
+        return isinstance(learning, ClippedConfig | BPPOConfig) and learning.one_step
+
+    def _one_step_actor(self) -> TrainablePolicy:
+        """Copy of the policy that acts by its one-step actor."""
+        with seeding.undisturbed():
+            policy = self._policy()
+        assert isinstance(policy, SteeredPolicy)
+        policy.load_state_dict(self.policy.state_dict())
+        policy.start_steering(keep_ranking=True)
+        return policy
 
     def _policy_before(self) -> TrainablePolicy:
         """Policy with the weights from before the last stages."""

@@ -1,11 +1,12 @@
 """One-step actor: generates a chunk in one pass in place of the denoising steps of a policy, which it imitates.
 
 The actor maps the noise from which the policy denoises a chunk to that chunk, as the consistency head of RL-100
-(arXiv 2510.14830). It imitates the policy in states that it visits itself (`algorithm=one_step`), or in those of
-recorded episodes (`offline=one_step`). A policy that ranks candidates goes on ranking those of the actor.
+(arXiv 2510.14830). It imitates a trained policy, which stays frozen, in states that it visits itself
+(`algorithm=one_step`), or in those of recorded episodes (`offline=one_step`). Beside a policy that still learns it is
+trained by the options `algorithm.one_step` and `offline.one_step` of learners with clipped steps. A policy that ranks
+candidates goes on ranking those of the actor.
 
-Differs from the paper: the policy is trained before and stays frozen; the target is the end of the denoising steps, and
-no intermediate noise level is distilled.
+Differs from the paper: the target is the end of the denoising steps, and no intermediate noise level is distilled.
 """
 
 from __future__ import annotations
@@ -112,13 +113,16 @@ class OneStep(Composite):
     def step(self, observation: TensorDict, progress: float, world: World = ALONE) -> Tensor:
         """Take one gradient step on observations [B], this process's part of a minibatch; returns the loss.
 
+        Of more than this process's share of `config.batch` only the first ones are used.
+
         Raises:
             DivergedError: before a step whose loss or gradient is not finite.
         """
         linear_decay(self.optimiser, progress, self.config.final_lr_share, self.config.learning_rate)
         # each process draws the noise of all rows
         shape = (self.config.batch, *self.policy.steering_noise_shape)
-        noise = torch.randn(shape, generator=self.generator)[world.rank :: world.size]
+        noise = torch.randn(shape, generator=self.generator)[world.rank :: world.size][: len(observation)]
+        observation = observation[: len(noise)]
         # L = mean |mu(s, z) - sg(generate(s, z))|^2, z ~ N(0, I)
         loss = self.policy.distance_of_one_step(observation.to(self.policy.device), noise.to(self.policy.device))
         self.optimiser.zero_grad()

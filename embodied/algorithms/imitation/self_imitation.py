@@ -30,8 +30,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from embodied import seeding
-from embodied.algorithms.imitation.sft import SFT, SFTConfig
+from embodied.algorithms.imitation.sft import SFT, SFTConfig, replace_actor, with_drawn_weights
 from embodied.algorithms.parts import Composite
 from embodied.algorithms.passes import Passes
 from embodied.configuration import Configuration, Fraction, PositiveInt
@@ -39,7 +38,7 @@ from embodied.data.episodes import Episodes
 from embodied.data.store import EpisodeStore
 from embodied.environment import Environment, NumberedStarts
 from embodied.errors import UserError
-from embodied.policy import SteeredPolicy, TrainablePolicy
+from embodied.policy import TrainablePolicy
 from embodied.rollout.exchange import ExchangingCollector
 from embodied.rollout.rollout import Rollout
 from embodied.rollout.starts import RetryStarts
@@ -141,12 +140,7 @@ class SelfImitation(Composite):
         self.progress, self.gradient_steps = progress, self.gradient_steps + steps
         # End of the round: the new network replaces the one that collected.
         if progress * rounds >= done + 1:
-            pairs = zip(self.policy.actor_parameters(), self.sft.policy.actor_parameters(), strict=True)
-            with torch.no_grad():
-                for old, new in pairs:
-                    old.copy_(new)
-            if isinstance(self.policy, SteeredPolicy):
-                self.policy.stop_steering()
+            replace_actor(self.policy, self.sft.policy)
             if progress < 1.0:
                 self.sft = self._begin()
         return {"loss": sum(losses) / len(losses), "imitated_chunks": float(sum(map(len, self.by_task.values())))}
@@ -154,9 +148,7 @@ class SelfImitation(Composite):
     def _begin(self) -> SFT:
         """Start a learner of the next round's network, with the policy's normalisation statistics."""
         # a seed from the learner's generator, so that a resumed run begins the same network
-        with seeding.undisturbed():
-            torch.manual_seed(int(torch.randint(1 << 40, (), generator=self.generator)))
-            policy = self.policy.with_new_weights()
+        policy = with_drawn_weights(self.policy, self.generator)
         if self.config.warm_start:
             policy.load_state_dict(self.policy.state_dict())
         return SFT(policy, self.config.sft, self.generator)

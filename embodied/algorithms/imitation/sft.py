@@ -24,7 +24,7 @@ from embodied.algorithms.passes import Passes
 from embodied.configuration import Configuration, Limit, NonNegativeFloat, NonNegativeInt, PositiveInt, Range
 from embodied.data.episodes import Episodes
 from embodied.errors import UserError
-from embodied.policy import TrainablePolicy
+from embodied.policy import SteeredPolicy, TrainablePolicy
 from embodied.world import ALONE, World
 
 RECENT = 50
@@ -162,3 +162,19 @@ class SFT(Composite):
         self.optimiser.load_state_dict(state["optimiser"])
         self.gradient_steps = state["gradient_steps"]
         self.losses = deque(state["losses"], maxlen=RECENT)
+
+
+def with_drawn_weights(policy: TrainablePolicy, generator: torch.Generator) -> TrainablePolicy:
+    """Policy like `policy`, with its statistics and new weights, of which `generator` draws the seed."""
+    with seeding.undisturbed():
+        torch.manual_seed(int(torch.randint(1 << 40, (), generator=generator)))
+        return policy.with_new_weights()
+
+
+@torch.no_grad()
+def replace_actor(policy: TrainablePolicy, other: TrainablePolicy) -> None:
+    """Copy the weights by which `other` acts into `policy`, which then acts without a small actor."""
+    for old, new in zip(policy.actor_parameters(), other.actor_parameters(), strict=True):
+        old.copy_(new)
+    if isinstance(policy, SteeredPolicy):
+        policy.stop_steering()

@@ -115,12 +115,18 @@ class MixedReplay(Composite):
             ) from error
 
 
-def recorded_transitions(policy: TrainablePolicy, episodes: Episodes, discount: float) -> Transitions:
+def recorded_transitions(
+    policy: TrainablePolicy, episodes: Episodes, discount: float, last: Transitions | None = None
+) -> Transitions:
     """Transitions of `episodes` over the executed chunks of `policy`, for critics that read its features.
+
+    They are the `last` ones if those are of the same episodes.
 
     Raises:
         UserError: for episodes that lack observations which the critics read, and see `Transitions`.
     """
+    if last is not None and last.episodes is episodes:
+        return last
     transitions = Transitions(episodes, policy.contract.executed, discount)
     observation = transitions.take(torch.zeros(1, dtype=torch.int64), 1)["observation"]
     try:

@@ -102,9 +102,8 @@ class CalQL(SAC):
         """
         if world.size > 1:
             raise UserError("offline=calql and cql learn in one process; use offline=iql in several")
-        if self.transitions is None or self.transitions.episodes is not episodes:
-            self.transitions = recorded_transitions(self.policy, episodes, self.config.discount)
-            self.q.unit = self.transitions.scale
+        self.transitions = recorded_transitions(self.policy, episodes, self.config.discount, self.transitions)
+        self.q.unit = self.transitions.scale
         metrics: dict[str, Tensor] = {}
         for _ in range(steps):
             metrics = self._step()

@@ -32,8 +32,9 @@ from embodied.algorithms.imitation.sft import SFT, SFTConfig
 from embodied.algorithms.off_policy.action_values import ActionValues
 from embodied.algorithms.off_policy.replay import recorded_transitions
 from embodied.algorithms.offline.family import Family
+from embodied.algorithms.parts import Composite
 from embodied.algorithms.passes import Passes
-from embodied.configuration import Fraction, NonNegativeFloat, PositiveFloat, Range
+from embodied.configuration import Configuration, Fraction, NonNegativeFloat, PositiveFloat, Range
 from embodied.data.episodes import Episodes
 from embodied.data.transitions import Transitions
 from embodied.errors import UserError
@@ -57,27 +58,35 @@ class ValueLoss(Enum):
 
 
 @dataclass
-class IQLConfig(SFTConfig):
-    """Hyper-parameters of implicit Q-learning; options of the policy's optimiser are those of SFT.
+class ImplicitValuesConfig(Configuration):
+    """Hyper-parameters of the critics Q and V of implicit Q-learning.
 
     V is the `expectile` of Q over the actions of the data; with another `value_loss` it comes the nearer to the largest
-    Q, the nearer `conjugate_weight` is to 1. The extraction awr has the weight
-    exp(`inverse_temperature` * advantage), at most `max_weight`; ddpg_bc multiplies the supervised loss by `bc_weight`.
-    With a `highest_inverse_temperature` each state has its own between the two.
+    Q, the nearer `conjugate_weight` is to 1.
     """
 
     value_loss: ValueLoss = ValueLoss.EXPECTILE
     expectile: Annotated[float, Range(above=0, below=1)] = 0.9
     conjugate_weight: Annotated[float, Range(above=0.5, below=1)] = 0.8
+    discount: Fraction = 0.99
+    averaging: Annotated[float, Range(above=0, at_most=1)] = 0.005
+    value_learning_rate: NonNegativeFloat = 3e-4
+    critics: CriticConfig = field(default_factory=lambda: CriticConfig(layer_norm=True))
+
+
+@dataclass
+class IQLConfig(SFTConfig, ImplicitValuesConfig):
+    """Hyper-parameters of implicit Q-learning; options of the policy's optimiser are those of SFT.
+
+    The extraction awr has the weight exp(`inverse_temperature` * advantage), at most `max_weight`; ddpg_bc multiplies
+    the supervised loss by `bc_weight`. With a `highest_inverse_temperature` each state has its own between the two.
+    """
+
     extraction: Extraction = Extraction.AWR
     inverse_temperature: NonNegativeFloat = 10.0
     highest_inverse_temperature: PositiveFloat | None = None
     max_weight: PositiveFloat = 100.0
     bc_weight: PositiveFloat = 0.3
-    discount: Fraction = 0.99
-    averaging: Annotated[float, Range(above=0, at_most=1)] = 0.005
-    value_learning_rate: NonNegativeFloat = 3e-4
-    critics: CriticConfig = field(default_factory=lambda: CriticConfig(layer_norm=True))
 
     def __post_init__(self) -> None:
         """Raise UserError for numbers that are out of range or do not go together."""
@@ -117,52 +126,29 @@ class FamO2OConfig(IQLConfig):
     highest_inverse_temperature: PositiveFloat | None = 14.0
 
 
-class IQL(SFT):
-    """Learner of critics Q and V from stored episodes, and of a policy by supervised fine-tuning towards them."""
+class ImplicitValues(Composite):
+    """Critics Q and V of recorded chunks, and their optimisers; they read the features of `policy`."""
 
-    config: IQLConfig
-
-    def __init__(self, policy: TrainablePolicy, config: IQLConfig, generator: torch.Generator) -> None:
-        super().__init__(policy, config, generator)
+    def __init__(self, policy: TrainablePolicy, config: ImplicitValuesConfig) -> None:
+        self.policy = policy
+        self.config = config
         self.q = ActionValues(policy, config.critics, config.value_learning_rate)
         one = replace(config.critics, ensemble=1, subset=None)
         self.v = Critics(policy.feature_size, one).to(policy.device)
         self.v_optimiser = torch.optim.Adam(self.v.parameters(), config.value_learning_rate, fused=True)
-        self.family: Family | None = None
-        if (high := config.highest_inverse_temperature) is not None:
-            low = config.inverse_temperature
-            self.family = Family(
-                self.q, config.critics.hidden, config.value_learning_rate, low, high, config.max_weight
-            )
-        self.transitions: Transitions | None = None
 
-    def fit(self, episodes: Episodes, steps: int, world: World = ALONE) -> dict[str, float]:
-        """Take `steps` gradient steps on `episodes`, which the processes of `world` share; returns the last metrics.
+    def advantage(self, observation: TensorDict, scaled: Tensor, generator: torch.Generator) -> Tensor:
+        """Advantage A = min_j Q_j'(s, a) - V(s) of actions `scaled` [B, K, A], [B], differentiable in V only."""
+        return self.q.target_minimum(observation, scaled, generator) - self.state_value(observation)
 
-        Raises:
-            UserError: for episodes with unknown rewards, see `recorded_transitions`.
-        """
-        if self.transitions is None or self.transitions.episodes is not episodes:
-            self.transitions = recorded_transitions(self.policy, episodes, self.config.discount)
-            self.q.unit = self.transitions.scale
-        metrics: dict[str, float] = {}
-        for _ in range(steps):
-            rows = self.transitions.draw(self.config.batch, self.generator, world)
-            batch = self.transitions.take(rows, self.policy.contract.horizon).to(self.policy.device)
-            metrics = self._learn(batch, world)
-        return metrics
-
-    def _learn(self, batch: TensorDict, world: World) -> dict[str, float]:
-        """Take one step of V, Q and the policy.
+    def step(self, batch: TensorDict, generator: torch.Generator, step: int) -> tuple[Tensor, dict[str, Tensor]]:
+        """Take gradient step number `step` of V and Q; returns A of the chunks of `batch` before it [B], and metrics.
 
         Raises:
             DivergedError: before a step whose loss or gradient is not finite.
         """
-        step = self.gradient_steps + 1
-        scaled = self.q.scaled(batch["actions"])
-        # A = min_j Q_j'(s, a) - V(s)
-        advantage = self.q.target_minimum(batch["observation"], scaled, self.generator) - self._v(batch["observation"])
-        loss = self._value_loss(advantage)
+        advantage = self.advantage(batch["observation"], self.q.scaled(batch["actions"]), generator)
+        loss = self.state_value_loss(advantage)
         check_finite({"state value loss": loss.detach()}, step)
         target = self._target(batch)
         self.v_optimiser.zero_grad()
@@ -171,19 +157,9 @@ class IQL(SFT):
         # L_Q = sum_j mean (Q_j(s, a) - y)^2
         metrics = self.q.step(batch, target, step)
         self.q.follow(self.config.averaging)
-        progress = min(1.0, self.gradient_steps / max(1, self.config.steps))
-        metrics |= {"state_value_loss": loss.detach()}
-        temperature: Tensor | float = self.config.inverse_temperature
-        if self.family is not None:
-            # each process draws the places of all rows
-            places = 2.0 * torch.rand(self.config.batch, generator=self.generator)[world.rank :: world.size] - 1.0
-            temperature = self.family.step(batch, advantage.detach(), places.to(self.policy.device), step)
-            metrics |= {"inverse_temperature": temperature.mean(), "inverse_temperature_std": temperature.std()}
-        self.losses.append(self._extract(batch, advantage.detach(), temperature, progress, world))
-        numbers = {name: float(value) for name, value in metrics.items()}
-        return {"actor_loss": sum(self.losses) / len(self.losses), **numbers}
+        return advantage.detach(), metrics | {"state_value_loss": loss.detach()}
 
-    def _value_loss(self, advantage: Tensor) -> Tensor:
+    def state_value_loss(self, advantage: Tensor) -> Tensor:
         """Loss of V from A = Q(s, a) - V(s), [B], one scalar."""
         config = self.config
         if config.value_loss is ValueLoss.EXPECTILE:
@@ -200,13 +176,75 @@ class IQL(SFT):
     @torch.no_grad()
     def _target(self, batch: TensorDict) -> Tensor:
         """Targets y = R + carry * V(s'), [B]."""
-        return batch["reward"] + batch["carry"] * self._v(batch["next_observation"])
+        return batch["reward"] + batch["carry"] * self.state_value(batch["next_observation"])
 
-    def _v(self, observation: TensorDict) -> Tensor:
+    def state_value(self, observation: TensorDict) -> Tensor:
         """V(s), [B], differentiable in the weights of V only."""
         with torch.no_grad():
             features = self.policy.features(observation)
         return self.v.values(features)[0]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Critics and optimisers."""
+        return {**self.q.state_dict(), "v": self.v.state_dict(), "v_optimiser": self.v_optimiser.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict`."""
+        self.q.load_state_dict(state)
+        self.v.load_state_dict(state["v"])
+        self.v_optimiser.load_state_dict(state["v_optimiser"])
+
+
+class IQL(SFT):
+    """Learner of critics Q and V from stored episodes, and of a policy by supervised fine-tuning towards them."""
+
+    config: IQLConfig
+
+    def __init__(self, policy: TrainablePolicy, config: IQLConfig, generator: torch.Generator) -> None:
+        super().__init__(policy, config, generator)
+        self.critics = ImplicitValues(policy, config)
+        self.q = self.critics.q
+        self.family: Family | None = None
+        if (high := config.highest_inverse_temperature) is not None:
+            low = config.inverse_temperature
+            self.family = Family(
+                self.q, config.critics.hidden, config.value_learning_rate, low, high, config.max_weight
+            )
+        self.transitions: Transitions | None = None
+
+    def fit(self, episodes: Episodes, steps: int, world: World = ALONE) -> dict[str, float]:
+        """Take `steps` gradient steps on `episodes`, which the processes of `world` share; returns the last metrics.
+
+        Raises:
+            UserError: for episodes with unknown rewards, see `recorded_transitions`.
+        """
+        self.transitions = recorded_transitions(self.policy, episodes, self.config.discount, self.transitions)
+        self.q.unit = self.transitions.scale
+        metrics: dict[str, float] = {}
+        for _ in range(steps):
+            rows = self.transitions.draw(self.config.batch, self.generator, world)
+            batch = self.transitions.take(rows, self.policy.contract.horizon).to(self.policy.device)
+            metrics = self._learn(batch, world)
+        return metrics
+
+    def _learn(self, batch: TensorDict, world: World) -> dict[str, float]:
+        """Take one step of V, Q and the policy.
+
+        Raises:
+            DivergedError: before a step whose loss or gradient is not finite.
+        """
+        step = self.gradient_steps + 1
+        advantage, metrics = self.critics.step(batch, self.generator, step)
+        progress = min(1.0, self.gradient_steps / max(1, self.config.steps))
+        temperature: Tensor | float = self.config.inverse_temperature
+        if self.family is not None:
+            # each process draws the places of all rows
+            places = 2.0 * torch.rand(self.config.batch, generator=self.generator)[world.rank :: world.size] - 1.0
+            temperature = self.family.step(batch, advantage, places.to(self.policy.device), step)
+            metrics |= {"inverse_temperature": temperature.mean(), "inverse_temperature_std": temperature.std()}
+        self.losses.append(self._extract(batch, advantage, temperature, progress, world))
+        numbers = {name: float(value) for name, value in metrics.items()}
+        return {"actor_loss": sum(self.losses) / len(self.losses), **numbers}
 
     def _extract(
         self, batch: TensorDict, advantage: Tensor, temperature: Tensor | float, progress: float, world: World
@@ -243,16 +281,12 @@ class IQL(SFT):
 
     def state_dict(self) -> dict[str, Any]:
         """State of SFT, critics and optimisers."""
-        own = {"v": self.v.state_dict(), "v_optimiser": self.v_optimiser.state_dict()}
-        if self.family is not None:
-            own["family"] = self.family.state_dict()
-        return {**super().state_dict(), **self.q.state_dict(), **own}
+        family = {} if self.family is None else {"family": self.family.state_dict()}
+        return {**super().state_dict(), **self.critics.state_dict(), **family}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict`."""
         super().load_state_dict(state)
-        self.q.load_state_dict(state)
-        self.v.load_state_dict(state["v"])
-        self.v_optimiser.load_state_dict(state["v_optimiser"])
+        self.critics.load_state_dict(state)
         if self.family is not None:
             self.family.load_state_dict(state["family"])

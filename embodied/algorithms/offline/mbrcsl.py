@@ -95,8 +95,7 @@ class MBRCSL(SFT):
         """
         if world.size > 1:
             raise UserError("offline=mbrcsl learns in one process; leave out torchrun, or use offline=iql")
-        if self.transitions is None or self.transitions.episodes is not episodes:
-            self.transitions = recorded_transitions(self.policy, episodes, self.config.discount)
+        self.transitions = recorded_transitions(self.policy, episodes, self.config.discount, self.transitions)
         for _ in range(steps):
             if self.gradient_steps < self.model_steps:
                 self._learn_model(self.transitions)

@@ -35,6 +35,7 @@ from embodied.algorithms.parts import Composite
 from embodied.configuration import Fraction, NonNegativeFloat, PositiveInt, Range
 from embodied.data.episodes import Episodes
 from embodied.data.transitions import Transitions, held_out_episodes
+from embodied.errors import UserError
 from embodied.policy import TrainablePolicy
 
 ROWS = 4096
@@ -80,7 +81,13 @@ class Estimate:
         return float(self.values.mean())
 
     def interval(self, generator: torch.Generator) -> tuple[float, float]:
-        """Interval of 95% by bootstrap over the episodes, drawn by `generator`."""
+        """Interval of 95% by bootstrap over the episodes, drawn by `generator`.
+
+        Raises:
+            UserError: for a single episode, whose spread is unknown.
+        """
+        if len(self.values) < 2:
+            raise UserError("an estimate from a single episode has no interval; record more, or use rounds.gate=none")
         rows = torch.randint(len(self.values), (RESAMPLES, len(self.values)), generator=generator)
         low, high = self.values.cpu()[rows].mean(1).quantile(torch.tensor([0.025, 0.975])).tolist()
         return low, high

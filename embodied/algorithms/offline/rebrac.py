@@ -103,9 +103,8 @@ class ReBRAC(Composite):
         Raises:
             UserError: for episodes with unknown rewards, see `recorded_transitions`.
         """
-        if self.transitions is None or self.transitions.episodes is not episodes:
-            self.transitions = recorded_transitions(self.policy, episodes, self.config.discount)
-            self.q.unit = self.transitions.scale
+        self.transitions = recorded_transitions(self.policy, episodes, self.config.discount, self.transitions)
+        self.q.unit = self.transitions.scale
         metrics: dict[str, Tensor] = {}
         for _ in range(steps):
             rows = self.transitions.draw(self.config.batch, self.generator, world)

@@ -109,11 +109,11 @@ class RECAP(SFT):
         Raises:
             UserError: for fewer episodes than folds, and episodes with unknown rewards, see `recorded_transitions`.
         """
-        if self.transitions is None or self.transitions.episodes is not episodes:
-            self._read(episodes)
-        assert self.transitions is not None
+        transitions = recorded_transitions(self.policy, episodes, self.config.discount, self.transitions)
+        if transitions is not self.transitions:
+            self._read(transitions)
         for _ in range(steps):
-            rows = self.transitions.draw(self.config.batch, self.generator, world)
+            rows = transitions.draw(self.config.batch, self.generator, world)
             if self.gradient_steps < self.value_steps:
                 self._learn_values(rows)
             else:
@@ -125,18 +125,19 @@ class RECAP(SFT):
             metrics |= {"actor_loss": sum(self.losses) / max(1, len(self.losses))}
         return metrics
 
-    def _read(self, episodes: Episodes) -> None:
-        """Compute the returns of `episodes`, scaled to [-1, 0] in each task, and divide the episodes into folds."""
+    def _read(self, transitions: Transitions) -> None:
+        """Scale the returns of `transitions` to [-1, 0] in each task, and divide their episodes into folds."""
+        episodes = transitions.episodes
         count = len(episodes.ends)
         folds = self.config.folds
         if count < folds:
             raise UserError(f"expected at least offline.folds={folds} episodes, got {count}; use fewer folds")
-        self.transitions = recorded_transitions(self.policy, episodes, self.config.discount)
+        self.transitions = transitions
         self.conditions = None
         order = torch.randperm(count, generator=torch.Generator().manual_seed(0))
         self.fold = (order.argsort() % folds)[episodes.episode]
         self.task = episodes.task_index[episodes.episode]
-        returns = self.transitions.returns
+        returns = transitions.returns
         self.target = torch.zeros_like(returns)
         for task in self.task.unique():
             rows = self.task == task

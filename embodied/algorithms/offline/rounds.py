@@ -2,23 +2,28 @@
 
 A round is all steps of an offline learner, which begins with the weights of the present policy. The new policy replaces
 the present one only if its estimated value exceeds that of the present one by a margin; else it is refused and the
-present weights stay. Where there is a simulator, the present policy collects further episodes between rounds.
+present weights stay. Where there is a simulator, the present policy collects further episodes between rounds. With
+`imitate_anew` a round but the first begins with a policy of new weights, which imitates all episodes so far.
 
-Differs from the paper: any offline learner, instead of PPO on denoising steps; weights go on from round to round,
-without imitation anew; there is one estimate at the end of a round, instead of one every 100 steps.
+Differs from the paper:
+    - any offline learner; PPO on denoising steps is `offline=bppo`;
+    - there is one estimate at the end of a round, instead of one every 100 steps;
+    - encoders are not regularised by reconstruction and a variational bottleneck;
+    - collected episodes that failed are not imitated, as in supervised fine-tuning; critics learn from all.
 """
 
 from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from embodied import seeding
+from embodied.algorithms.imitation.sft import SFT, SFTConfig, replace_actor, with_drawn_weights
 from embodied.algorithms.offline.dynamics import Dynamics, DynamicsConfig
 from embodied.algorithms.offline.off_policy_evaluation import Estimator, OffPolicyEvaluation, OffPolicyEvaluationConfig
 from embodied.algorithms.parts import Composite
@@ -43,12 +48,15 @@ class RoundsConfig(Configuration):
 
     A policy passes if its estimate exceeds that of the present policy by the share `margin` of the latter's size.
     Before each round but the first the present policy collects `collected` episodes in each environment of training.
+    With `imitate_anew` a policy of new weights then imitates the episodes, by the options of SFT, and learns in its
+    place.
     """
 
     count: PositiveInt = 1
     gate: Estimator = Estimator.NONE
     margin: NonNegativeFloat = 0.05
     collected: NonNegativeInt = 0
+    imitate_anew: bool = False
     evaluation: OffPolicyEvaluationConfig = field(default_factory=OffPolicyEvaluationConfig)
     dynamics: DynamicsConfig = field(default_factory=DynamicsConfig)
 
@@ -59,11 +67,23 @@ class RoundsConfig(Configuration):
             raise UserError(
                 "rounds.collected is of episodes between rounds; use rounds.count=2 or more, or collected=0"
             )
+        if self.imitate_anew and self.count == 1:
+            raise UserError(
+                "rounds.imitate_anew is of rounds after the first; use rounds.count=2 or more, or imitate_anew=false"
+            )
 
     @property
     def are_used(self) -> bool:
         """Whether there is more than one round, or a gate."""
         return self.count > 1 or self.gate is not Estimator.NONE
+
+    def steps(self, learning: int, imitation: int, rounds: int | None = None) -> int:
+        """Gradient steps of the first `rounds` (None: of all), of which each has `learning` steps.
+
+        Those of `imitation` come before each but the first, if the policy imitates anew.
+        """
+        rounds = self.count if rounds is None else rounds
+        return rounds * learning + max(0, rounds - 1) * imitation * self.imitate_anew
 
     def check(self, policy: TrainablePolicy, processes: int, *, has_simulator: bool) -> None:
         """Check that rounds of `policy` are possible.
@@ -92,7 +112,7 @@ class Rounds(Composite):
     """Offline learner that takes the steps of several learners of `learning`, one after another.
 
     If there `is_present` a trained policy, the first round has to improve on it, too. `collect` is None without a
-    simulator.
+    simulator. `imitation` has the options of imitation anew.
     """
 
     def __init__(
@@ -104,6 +124,7 @@ class Rounds(Composite):
         collect: Collect | None,
         *,
         is_present: bool,
+        imitation: SFTConfig | None = None,
     ) -> None:
         self.policy = policy
         self.config = config
@@ -112,6 +133,9 @@ class Rounds(Composite):
         self.collect = collect
         self.present = self._weights() if is_present else None  # a learner may change how the policy acts
         self.learner: OfflineLearner = learning.build(policy, generator)
+        self.imitation_config = imitation or SFTConfig()
+        self.imitation: SFT | None = None
+        """Learner of the policy of new weights with which this round begins; None unless it is still learning."""
         self.evaluation = OffPolicyEvaluation(config.gate, config.evaluation, config.dynamics, seeding.child(generator))
         self.collected: Episodes | None = None
         self.results: list[dict[str, Any]] = []
@@ -121,24 +145,37 @@ class Rounds(Composite):
     @property
     def gradient_steps(self) -> int:
         """Gradient steps of all rounds."""
-        finished = len(self.results) - (self.learner.gradient_steps == self.learning.steps)
-        return finished * self.learning.steps + self.learner.gradient_steps
+        learning = self.learning.steps
+        imitation = self.imitation_config.steps
+        finished = len(self.results)
+        before = self.config.steps(learning, imitation, finished)
+        if self.imitation is not None:
+            return before + self.imitation.gradient_steps
+        if finished and self.learner.gradient_steps == learning:
+            return before  # the next round has not begun
+        return self.config.steps(learning, imitation, finished + 1) - learning + self.learner.gradient_steps
 
     def fit(self, episodes: Episodes, steps: int, world: World = ALONE) -> dict[str, float]:
         """Take `steps` gradient steps on `episodes` and those collected; returns the last metrics.
 
         Raises:
-            UserError: for unknown rewards, if there is a gate, and for episodes that collected ones cannot join.
+            UserError: for unknown rewards or a single episode, if there is a gate, and for episodes that collected
+                ones cannot join.
         """
         if not self.gradient_steps:
             if self.config.gate is not Estimator.NONE:
                 check_rewards(episodes, "rounds.gate=none")
+                if len(episodes.ends) < 2:
+                    raise UserError("rounds.gate compares means of at least 2 episodes; record more, or use gate=none")
             if self.config.collected:
                 check_joins(episodes, self.policy)
         metrics: dict[str, float] = {}
         for _ in range(steps):
-            if self.learner.gradient_steps == self.learning.steps:
+            if self.imitation is None and self.learner.gradient_steps == self.learning.steps:
                 self._begin()
+            if self.imitation is not None:
+                metrics = self._imitate(self.imitation, self._all(episodes))
+                continue
             metrics = dict(self.learner.fit(self._all(episodes), 1, world))
             if self.learner.gradient_steps == self.learning.steps:
                 self._end(self._all(episodes))
@@ -150,7 +187,22 @@ class Rounds(Composite):
             assert self.collect is not None
             more = self.collect((len(self.results) - 1) * self.config.collected + number)
             self.collected = more if self.collected is None else Episodes.join([self.collected, more])
-        self.learner = self.learning.build(self.policy, self.generator)
+        if self.config.imitate_anew:
+            self.imitation = self._imitation()
+        else:
+            self.learner = self.learning.build(self.policy, self.generator)
+
+    def _imitation(self) -> SFT:
+        return SFT(with_drawn_weights(self.policy, self.generator), self.imitation_config, self.generator)
+
+    def _imitate(self, imitation: SFT, episodes: Episodes) -> dict[str, float]:
+        """Take one step of imitation anew; after the last one the policy goes on with its weights."""
+        metrics = imitation.fit(episodes, 1)
+        if imitation.gradient_steps == self.imitation_config.steps:
+            replace_actor(self.policy, imitation.policy)
+            self.imitation = None
+            self.learner = self.learning.build(self.policy, self.generator)
+        return metrics
 
     def _all(self, episodes: Episodes) -> Episodes:
         """The `episodes` and those collected."""
@@ -163,6 +215,9 @@ class Rounds(Composite):
     def _end(self, episodes: Episodes) -> None:
         """Accept or refuse the policy of the round that is complete."""
         result: dict[str, Any] = {"round": len(self.results) + 1, "episodes": len(episodes.ends), "accepted": True}
+        if self.collected is not None:
+            total = {"episodes": len(self.collected.ends), "env_steps": self.collected.steps}
+            result["collected"] = {name: each - collected(self.results, name) for name, each in total.items()}
         if self.config.gate is not Estimator.NONE:
             policies = [self.policy]
             if self.present is not None:
@@ -198,12 +253,13 @@ class Rounds(Composite):
         return self.learner.values() if isinstance(self.learner, LearnsValues) else None
 
     def state_dict(self) -> dict[str, Any]:
-        """The round's learner, the present weights, the collected episodes and the results."""
+        """The round's learner or imitation, the present weights, the collected episodes and the results."""
         return {
             "learner": self.learner.state_dict(),
             "present": self.present,
             "evaluation": self.evaluation.generator.get_state(),
             "collected": None if self.collected is None else columns(self.collected),
+            "imitation": None if self.imitation is None else self.imitation.state_dict(),
             "results": list(self.results),
         }
 
@@ -214,6 +270,10 @@ class Rounds(Composite):
         self.evaluation.generator.set_state(state["evaluation"])
         self.collected = None if state["collected"] is None else from_columns(state["collected"])
         self.results = list(state["results"])
+        self.imitation = None
+        if (imitation := state.get("imitation")) is not None:
+            self.imitation = self._imitation()
+            self.imitation.load_state_dict(imitation)
 
 
 def check_joins(recorded: Episodes, policy: TrainablePolicy) -> None:
@@ -237,6 +297,11 @@ def merged(recorded: Episodes, collected: Episodes, policy: TrainablePolicy) -> 
             shared = [key for key in named[0].keys() if key in named[1].keys()]  # noqa: SIM118 - of a TensorDict
             parts = [replace(part, **{name: each.select(*shared)}) for part, each in zip(parts, named, strict=True)]
     return Episodes.join(parts).indexed(policy.contract)
+
+
+def collected(rounds: Iterable[Mapping[str, Any]], quantity: str) -> int:
+    """Sum over the results of `rounds` of a `quantity` of the episodes that they collected: episodes or env_steps."""
+    return sum(each.get("collected", {}).get(quantity, 0) for each in rounds)
 
 
 def sentence(result: dict[str, Any]) -> str:

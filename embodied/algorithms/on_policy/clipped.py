@@ -20,15 +20,17 @@ from torch import Tensor, nn
 
 from embodied import seeding
 from embodied.algorithms.finite import check_finite, losses
+from embodied.algorithms.imitation.one_step import OneStep, OneStepConfig
 from embodied.algorithms.micro_batch import rows_within
 from embodied.algorithms.minibatches import Minibatches
+from embodied.algorithms.off_policy.residual import with_small_actor
 from embodied.algorithms.parts import Composite
 from embodied.algorithms.passes import Passes
 from embodied.algorithms.schedule import linear_decay
 from embodied.configuration import Configuration, Fraction, Limit, NonNegativeFloat, PositiveFloat, PositiveInt
 from embodied.data.episodes import Episodes
 from embodied.errors import UserError
-from embodied.policy import Evaluation, TrainablePolicy
+from embodied.policy import Evaluation, SteeredPolicy, Steering, TrainablePolicy
 from embodied.rollout.memory import RecurrentPolicy
 from embodied.world import ALONE, World, of_each
 
@@ -47,7 +49,8 @@ class ClippedConfig(Configuration):
     that follows. An iteration ends once the approximate KL
     divergence from the policy that collected passes `target_kl`. `kl_coefficient` weighs the KL divergence from the
     policy that reinforcement learning started with, as SFT left it (0: not computed). `bc_coefficient` weighs the
-    supervised loss on `bc_batch` chunks of the demonstrations, drawn for every step (0: none).
+    supervised loss on `bc_batch` chunks of the demonstrations, drawn for every step (0: none). With `one_step` every
+    step is followed by one of the policy's one-step actor, which imitates it and does not act yet.
     """
 
     rollout_length: PositiveInt = 35
@@ -66,6 +69,7 @@ class ClippedConfig(Configuration):
     max_gradient_norm: Limit = 1.0
     final_lr_share: Fraction = 1.0
     memory_gb: PositiveFloat | None = None
+    one_step: bool = False
 
     @property
     def reads_demonstrations(self) -> bool:
@@ -77,15 +81,22 @@ class ClippedConfig(Configuration):
         """Updates that a rollout's policy may be behind; 0: each rollout is used before the next one is collected."""
         return 0
 
-    def check(self, name: str, policy: TrainablePolicy, demonstrations: Episodes | None) -> None:
-        """Raise UserError for a policy whose samples have no log-probability, or if demonstrations are missing."""
+    def check(self, option: str, policy: TrainablePolicy, demonstrations: Episodes | None) -> None:
+        """Check that `policy` can be trained by the learner of `option`, such as algorithm=ppo.
+
+        Raises:
+            UserError: for a policy whose samples have no log-probability, or without a one-step actor that is to
+                learn, or if demonstrations are missing.
+        """
         if not policy.scores:
             raise UserError(
-                f"expected a policy whose samples have a log-probability for algorithm={name};"
+                f"expected a policy whose samples have a log-probability for {option};"
                 " use policy.sampler=flow_sde, for policy=tokens policy.head=bins, and weights before steering"
             )
         if self.bc_coefficient and demonstrations is None:
             raise UserError("algorithm.bc_coefficient needs demonstrations, but this task has none; use 0")
+        if self.one_step:
+            with_small_actor(policy, Steering.ONE_STEP, f"{option.partition('=')[0]}.one_step=true")
 
 
 class ClippedUpdate:
@@ -132,7 +143,12 @@ class Clipped(Composite):
         self.parameters = (policy.actor_parameters(), policy.critic_parameters())[: len(rates)]
         groups = [{"params": params, "lr": rate} for params, rate in zip(self.parameters, rates, strict=True)]
         self.optimiser = torch.optim.AdamW(groups, weight_decay=0.0, fused=True)
-        self.reference = _copy(policy) if config.kl_coefficient else None
+        self.reference = copied(policy) if config.kl_coefficient else None
+        self.one_step: OneStep | None = None
+        if config.one_step:
+            assert isinstance(policy, SteeredPolicy)
+            self.one_step = OneStep(policy, OneStepConfig(), seeding.child(generator))
+        self.progress = 0.0
         self.iterations = 0
         self.gradient_steps = 0
         self.piece: int | None = None  # rows scored together; None: not measured yet
@@ -143,6 +159,7 @@ class Clipped(Composite):
         return False
 
     def _decay(self, progress: float) -> None:
+        self.progress = progress
         linear_decay(self.optimiser, progress, self.config.final_lr_share, *self.rates)
 
     def _epochs(
@@ -217,6 +234,8 @@ class Clipped(Composite):
         check_finite(losses(means) | dict(zip(GRADIENTS, norms, strict=False)), self.gradient_steps + 1)
         self.optimiser.step()
         self.gradient_steps += 1
+        if self.one_step is not None:
+            means["one_step_distance"] = float(self.one_step.step(batch["observation"], self.progress, world))
         return means
 
     def _imitate(self) -> float:
@@ -287,17 +306,19 @@ class Clipped(Composite):
     def largest_pass(self, passes: Passes) -> int | None:
         """Bytes that scoring a piece of a minibatch stores, or the supervised loss if that is more."""
         imitated = passes.loss(passes.share(self.config.bc_batch)) if self.config.bc_coefficient else 0
-        return max(imitated, passes.evaluate(self.config.minibatch, self.config.memory_gb))
+        distilled = 0 if self.one_step is None else self.one_step.largest_pass(passes) or 0
+        return max(imitated, distilled, passes.evaluate(self.config.minibatch, self.config.memory_gb))
 
     def state_dict(self) -> dict[str, Any]:
-        """Optimiser, counters, minibatch generator, and the reference policy if there is one."""
+        """Optimiser, counters, minibatch generator, and the reference policy and one-step actor's if there are any."""
         state = {
             "optimiser": self.optimiser.state_dict(),
             "iterations": self.iterations,
             "gradient_steps": self.gradient_steps,
             "generator": self.generator.get_state(),
         }
-        return state | ({"reference": self.reference.state_dict()} if self.reference is not None else {})
+        others = {"reference": self.reference, "one_step": self.one_step}
+        return state | {name: each.state_dict() for name, each in others.items() if each is not None}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict`."""
@@ -307,6 +328,8 @@ class Clipped(Composite):
         self.generator.set_state(state["generator"])
         if self.reference is not None:
             self.reference.load_state_dict(state["reference"])
+        if self.one_step is not None:
+            self.one_step.load_state_dict(state["one_step"])
 
 
 def select(batch: TensorDict, rows: Tensor, dim: int) -> TensorDict:
@@ -315,7 +338,8 @@ def select(batch: TensorDict, rows: Tensor, dim: int) -> TensorDict:
     return cast(TensorDict, batch.apply(lambda part: part.index_select(dim, rows.to(part.device)), batch_size=size))
 
 
-def _copy(policy: TrainablePolicy) -> TrainablePolicy:
+def copied(policy: TrainablePolicy) -> TrainablePolicy:
+    """Copy of `policy`."""
     with seeding.undisturbed():
         copy = policy.with_new_weights()
     copy.load_state_dict(policy.state_dict())

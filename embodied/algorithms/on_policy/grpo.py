@@ -115,7 +115,7 @@ class GRPOConfig(ClippedConfig):
             UserError: for a policy whose samples have no log-probability, a simulator that cannot repeat initial
                 states, or if demonstrations are missing.
         """
-        self.check("grpo", policy, demonstrations)
+        self.check("algorithm=grpo", policy, demonstrations)
         starts = self.remote_starts(env, generator)
         process = None
         if self.outcome is Outcome.PROCESS:

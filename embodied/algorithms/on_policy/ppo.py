@@ -107,7 +107,7 @@ class PPOConfig(ClippedConfig):
             UserError: for a policy whose samples have no log-probability, a curriculum where initial states are not
                 numbered, or if demonstrations are missing.
         """
-        self.check("ppo", policy, demonstrations)
+        self.check("algorithm=ppo", policy, demonstrations)
         starts = None
         if self.curriculum:
             if not isinstance(env, NumberedStarts) or group_size(env) > 1:

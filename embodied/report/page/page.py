@@ -11,10 +11,21 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
+from embodied.algorithms.offline.rounds import collected
 from embodied.environment import ODD_EVENTS
 from embodied.evaluation.in_training import measure as _measure
 from embodied.evaluation.in_training import odd_episodes
-from embodied.report.headline import BASELINE, TRAINED, UNTRAINED, Record, points, selection, significant, trained
+from embodied.report.headline import (
+    BASELINE,
+    ONE_STEP,
+    TRAINED,
+    UNTRAINED,
+    Record,
+    points,
+    selection,
+    significant,
+    trained,
+)
 from embodied.report.page.charts import Mark, bar, curves, stages, ticks
 from embodied.report.page.open_loop import open_loop
 from embodied.report.page.parts import chart, costs, files, listed, repeat
@@ -26,6 +37,7 @@ VIDEO_BYTES = 8_000_000
 LISTED = 60
 """Number of failed starts listed per task and reason; report.json has all."""
 KINDS = {"start": "start", UNTRAINED: "start", "sft": "sft", "sft_control": "control", "offline": "offline", "rl": "rl"}
+KINDS |= {ONE_STEP: "control"}
 TRAINING = {
     "rollout/success": (
         "all episodes",
@@ -127,7 +139,7 @@ def _results(record: Record, directory: Path) -> str:
     rows = record["evaluations"]
     if not rows:
         return ""
-    steps = record["env_steps"]
+    steps = _steps_of_rl(record)
     between = _between(record)
     on = record["distributions"][0]
     figure = ""
@@ -144,7 +156,7 @@ def _results(record: Record, directory: Path) -> str:
 def _rows(record: Record, directory: Path) -> str:
     """Table of evaluations, a row each; columns without a value are left out."""
     rows = record["evaluations"]
-    steps = record["env_steps"]
+    steps = _steps_of_rl(record)
     measure = _measure(rows[0])
     last = trained({row["stage"] for row in rows})[-1:]
     gains = {(gain["over"], gain["distribution"]): gain for gain in record["gains"]}
@@ -353,6 +365,11 @@ def _gain(gain: Record | None) -> str:
         return ""
     note = "" if significant(gain) else '<br><span class="interval-text">not significant</span>'
     return f'<span class="nowrap">{points(gain)}</span>{note}'
+
+
+def _steps_of_rl(record: Record) -> int:
+    """Environment steps of reinforcement learning, without those between rounds of offline learning."""
+    return record["env_steps"] - collected(record.get("rounds", ()), "env_steps")
 
 
 def _mark(row: Record, steps: int) -> Mark:

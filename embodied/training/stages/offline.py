@@ -9,12 +9,14 @@ import torch
 
 from embodied import seeding
 from embodied.algorithms.finite import check_finite, losses
+from embodied.algorithms.imitation.sft import SFT
 from embodied.algorithms.offline.rounds import Collect, Rounds
 from embodied.algorithms.parts import check_equal_weights, check_policy_is_listed, name_of, only_listed_optimisers
 from embodied.data.demonstrations import with_privileged
 from embodied.data.episodes import Episodes
 from embodied.data.recording import record_episodes
 from embodied.errors import UserError
+from embodied.policy import SteeredPolicy, TrainablePolicy
 from embodied.task import LearnsValues, OfflineLearner, OfflineLearnerConfig
 from embodied.training.stages.stage import Stage
 
@@ -46,7 +48,7 @@ class OfflineStage(Stage[Mapping[str, float]]):
     @property
     def total(self) -> int:
         """Gradient steps of this stage."""
-        return self.config.steps * self.run.config.rounds.count - self.first
+        return self.run.config.rounds.steps(self.config.steps, self.run.config.sft.steps) - self.first
 
     @property
     def done(self) -> int:
@@ -59,11 +61,16 @@ class OfflineStage(Stage[Mapping[str, float]]):
         return self.learner.gradient_steps % SEGMENT == 0 or self.done == self.total
 
     def build(self, resumed: bool) -> dict[str, Any]:
-        """Build the learner; the policy's statistics are those of the demonstrations, unless it has some."""
+        """Build the learner; the policy's statistics are those of the demonstrations, unless it has some.
+
+        Raises:
+            UserError: if imitation trains a policy in whose place a small actor acts.
+        """
         run = self.run
         if not (resumed or run.before or run.config.start_from):
             self._fit_statistics()
         self.learner = self._build_learner(seeding.generator(run.seed, self.name))
+        check_acts_alone(self.learner, run.policy)
         if run.world.size > 1:
             check_policy_is_listed(self.learner, run.policy)
         return {"learner": self.learner}
@@ -74,7 +81,8 @@ class OfflineStage(Stage[Mapping[str, float]]):
         if not rounds.are_used:
             return self.config.build(run.policy, generator)
         is_present = bool(run.before or run.config.start_from)
-        return Rounds(run.policy, rounds, self.config, generator, self._collector(), is_present=is_present)
+        options = {"is_present": is_present, "imitation": run.config.sft}
+        return Rounds(run.policy, rounds, self.config, generator, self._collector(), **options)
 
     def _collector(self) -> Collect | None:
         """Function that collects episodes of the policy while it explores; None without a simulator."""
@@ -166,3 +174,17 @@ class SupervisedStage(OfflineStage):
     def finish(self) -> None:
         """Keep the learner, from which the control continues."""
         self.run.before = self.run.aside(self.learner.state_dict())
+
+
+def check_acts_alone(learner: OfflineLearner, policy: TrainablePolicy) -> None:
+    """Check that no small actor acts in place of `policy` while a `learner` that imitates trains it.
+
+    Raises:
+        UserError: if one does.
+    """
+    learner = learner.learner if isinstance(learner, Rounds) else learner
+    if isinstance(learner, SFT) and isinstance(policy, SteeredPolicy) and policy.steers:
+        raise UserError(
+            "a small actor acts in place of the policy that this stage would train; start_from weights before steering,"
+            " or make one policy of both by stages=[rl] algorithm=self_imitation"
+        )

@@ -268,6 +268,9 @@ def test_gated_rounds_are_reported_and_resumed(tmp_path: Path) -> None:
             continue
     made = report(tmp_path / "whole")
     assert [(each["round"], each["episodes"]) for each in made["rounds"]] == [(1, 60), (2, 68)]
+    assert made["rounds"][1]["collected"] == {"episodes": 8, "env_steps": made["env_steps"]}
+    assert made["episodes"] == 8 < made["env_steps"]
+    assert f"{made['env_steps']:,} environment steps in 8 episodes" in (tmp_path / "whole" / "report.md").read_text()
     assert "present" not in made["rounds"][0]
     assert made["rounds"][1]["present"] != made["rounds"][1]["estimate"]
     sentences = [each["sentence"] for each in made["rounds"]]

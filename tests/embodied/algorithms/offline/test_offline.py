@@ -207,7 +207,9 @@ def test_losses_of_iql_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     q = learner.q.targets.values(
         torch.cat((policy.features(batch["observation"]), batch["actions"][..., 0] / 0.25), -1)
     )
-    v, following = (learner.v.values(policy.features(batch[name]))[0] for name in ("observation", "next_observation"))
+    v, following = (
+        learner.critics.v.values(policy.features(batch[name]))[0] for name in ("observation", "next_observation")
+    )
     advantage = q.amin(0) - v
     target = batch["reward"] + batch["carry"] * following
     inputs = torch.cat((policy.features(batch["observation"]), batch["actions"][..., 0] / 0.25), -1)
@@ -231,9 +233,9 @@ def test_losses_of_iql_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_conjugates_of_f_divergences_by_hand(kind: ValueLoss, expected: float) -> None:
     _, learner = make(FDVLConfig(**IMPLICIT, value_loss=kind, conjugate_weight=0.75))
-    assert float(learner._value_loss(torch.tensor([1.0, 4.0, -6.0]))) == pytest.approx(expected)
+    assert float(learner.critics.state_value_loss(torch.tensor([1.0, 4.0, -6.0]))) == pytest.approx(expected)
     # V of equal actions is their Q: the loss grows to both sides of it
-    at, above, below = (float(learner._value_loss(torch.tensor([x]))) for x in (0.0, -0.1, 0.1))
+    at, above, below = (float(learner.critics.state_value_loss(torch.tensor([x]))) for x in (0.0, -0.1, 0.1))
     assert at == 0.0
     assert min(above, below) > 0.0
 

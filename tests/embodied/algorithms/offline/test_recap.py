@@ -84,7 +84,7 @@ def test_conditions_by_hand() -> None:
 
 def test_values_learn_without_their_fold() -> None:
     _, learner = make(folds=2)
-    learner._read(recorded())
+    learner.fit(recorded(), 0)
     rows = (learner.fold == 0).nonzero().squeeze(1)
     learner._learn_values(rows)
     gradients = [weight.grad for weight in learner.v.weights]

@@ -8,7 +8,7 @@ import torch
 
 from embodied.algorithms.critics import CriticConfig
 from embodied.algorithms.imitation.one_step import OfflineOneStepConfig
-from embodied.algorithms.imitation.sft import SFTConfig
+from embodied.algorithms.imitation.sft import SFT, SFTConfig, with_drawn_weights
 from embodied.algorithms.offline.dynamics import DynamicsConfig
 from embodied.algorithms.offline.iql import IQLConfig
 from embodied.algorithms.offline.off_policy_evaluation import (
@@ -20,13 +20,14 @@ from embodied.algorithms.offline.off_policy_evaluation import (
     initial_rows,
 )
 from embodied.algorithms.offline.rebrac import ReBRAC, ReBRACConfig
-from embodied.algorithms.offline.rounds import Rounds, RoundsConfig
+from embodied.algorithms.offline.rounds import Rounds, RoundsConfig, collected
 from embodied.algorithms.parts import only_listed_optimisers
 from embodied.contract import TensorSpec
 from embodied.data.recording import record_episodes
 from embodied.data.transitions import Transitions
 from embodied.errors import UserError
 from embodied.policy import Steering, TrainablePolicy
+from embodied.run_options import ExperimentConfig
 from policies.mlp import MLPConfig
 from policies.recurrent import RecurrentConfig
 from tests.embodied.algorithms.off_policy.test_steering import steered
@@ -158,12 +159,13 @@ def test_after_a_refusal_critics_keep_the_features_that_they_read() -> None:
     assert not all(map(torch.equal, critic, learner.values()["features"]))
 
 
-def test_resumed_rounds_equal_uninterrupted_ones_across_a_collection() -> None:
+@pytest.mark.parametrize("imitate_anew", [False, True])
+def test_resumed_rounds_equal_uninterrupted_ones_across_a_collection(imitate_anew: bool) -> None:
     def made(seed: int) -> Rounds:
         policy = trained(seed)
         env = Reach(4)
         config = replace(EVALUATION, steps=3)
-        options = {"count": 2, "collected": 2}
+        options = {"count": 2, "collected": 2, "imitate_anew": imitate_anew}
         built = rounds(
             policy,
             Estimator.FQE,
@@ -171,23 +173,63 @@ def test_resumed_rounds_equal_uninterrupted_ones_across_a_collection() -> None:
             **options,
         )
         built.learning.steps = 3
+        built.imitation_config = SFTConfig(steps=4, batch=64)
         built.evaluation.config = config
         return built
 
     learner, other = made(0), made(1)
     learner.fit(recorded(), 2)
     other.fit(recorded(), 1)
-    for steps, count in ((0, 2), (3, 5)):
+    total = 2 * 3 + 4 * imitate_anew
+    for steps, count in ((0, 2), (3, 5), (total - 6, total - 1)):
         learner.fit(recorded(), steps)
         assert learner.gradient_steps == count
+        assert (learner.imitation is not None) == (imitate_anew and count == 5)
         other.policy.load_state_dict(copy.deepcopy(learner.policy.state_dict()))
         other.load_state_dict(copy.deepcopy(learner.state_dict()))
         assert same(other.state_dict(), learner.state_dict())
+        assert other.gradient_steps == count
+        if count < total - 1:  # a resumed round takes the same steps
+            torch.manual_seed(0)
+            expected = copy.deepcopy(learner)
+            assert other.fit(recorded(), 1) == expected.fit(recorded(), 1)
     assert learner.fit(recorded(), 1) == other.fit(recorded(), 1)
-    assert learner.gradient_steps == other.gradient_steps == 6
+    assert learner.gradient_steps == other.gradient_steps == total
+    assert learner.config.steps(3, 4) == total
     assert [each["episodes"] for each in learner.results] == [60, 68]
+    steps = learner.collected.steps
+    assert [each.get("collected") for each in learner.results] == [None, {"episodes": 8, "env_steps": steps}]
+    assert collected(learner.results, "env_steps") == steps > 8
     assert learner.results == other.results
     assert same(dict(other.policy.state_dict()), dict(learner.policy.state_dict()))
+
+
+def test_a_round_begins_with_imitation_by_new_weights_of_all_episodes() -> None:
+    policy, env = trained(), Reach(4)
+    learner = rounds(
+        policy,
+        Estimator.NONE,
+        lambda number: record_episodes(env, policy, torch.Generator().manual_seed(number), number),
+        count=3,
+        collected=2,
+        imitate_anew=True,
+    )
+    learner.imitation_config = SFTConfig(steps=20, batch=64)
+    learner.learning.steps = 2
+    learner.fit(recorded(), 2)
+    generator = torch.Generator()
+    generator.set_state(learner.generator.get_state())
+    learner.fit(recorded(), 1)
+    expected = SFT(with_drawn_weights(policy, generator), learner.imitation_config, generator)
+    expected.fit(learner._all(recorded()), 20)
+    assert not all(map(torch.equal, policy.actor_parameters(), expected.averaged))
+    learner.fit(recorded(), 19)
+    assert all(map(torch.equal, policy.actor_parameters(), expected.averaged))
+    assert learner.learner.gradient_steps == 0
+    learner.fit(recorded(), 2 + 20 + 2)
+    assert learner.gradient_steps == learner.config.steps(2, 20) == 3 * 2 + 2 * 20
+    assert [each["episodes"] for each in learner.results] == [60, 68, 76]
+    assert [each["collected"]["episodes"] for each in learner.results[1:]] == [8, 8]  # of each round
 
 
 def test_recorded_episodes_are_those_of_the_environment() -> None:
@@ -209,6 +251,11 @@ def test_what_rounds_cannot_do_is_refused_in_one_line() -> None:
     policy = trained()
     with pytest.raises(UserError, match=r"use rounds\.count=2 or more, or collected=0"):
         RoundsConfig(gate=Estimator.AM_Q, collected=1)
+    with pytest.raises(UserError, match=r"use rounds\.count=2 or more, or imitate_anew=false"):
+        RoundsConfig(imitate_anew=True)
+    anew = ExperimentConfig(stages=["offline"], rounds=RoundsConfig(count=2, imitate_anew=True), sft=SFTConfig(steps=0))
+    with pytest.raises(UserError, match=r"imitate_anew takes sft\.steps gradient steps, which are 0"):
+        anew.check_learners(None, ReBRACConfig())
     gated = RoundsConfig(count=2, gate=Estimator.AM_Q, collected=1)
     with pytest.raises(UserError, match=r"no simulator .*; use rounds\.collected=0"):
         gated.check(policy, 1, has_simulator=False)
@@ -233,6 +280,10 @@ def test_what_rounds_cannot_do_is_refused_in_one_line() -> None:
     )
     with pytest.raises(UserError, match=r"rewards are unknown .*rounds\.gate=none"):
         gated.fit(unknown, 1)
+    with pytest.raises(UserError, match=r"at least 2 episodes; record more, or use gate=none"):
+        gated.fit(recorded(1), 1)
+    with pytest.raises(UserError, match=r"single episode has no interval"):
+        Estimate(torch.ones(1)).interval(torch.Generator())
     weighted = replace(recorded(), weights=torch.ones(1))
     with pytest.raises(UserError, match=r"no weight among weighted data sets; use rounds\.collected=0"):
         rounds(policy, Estimator.NONE, count=2, collected=1).fit(weighted, 1)  # before the first round
