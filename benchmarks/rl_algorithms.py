@@ -178,7 +178,7 @@ def _measured(name: str, options: Sequence[str], start: Path, run: Path) -> dict
         {each["distribution"]: each for each in report["evaluations"] if each["stage"] == stage}
         for stage in ("start", stages[-1])
     )
-    gains = {each: vars(evaluation_result(after[each]).gain_over(evaluation_result(before[each]))) for each in after}
+    gains = {each: vars(evaluation_result(after[each]).gain_over(evaluation_result(before[each]))) for each in before}
     saved = checkpoint.newest(run)
     assert saved is not None
     counters = json.loads((saved / "checkpoint.json").read_text())["counters"]
