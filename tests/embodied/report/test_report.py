@@ -164,7 +164,7 @@ def test_gains_on_other_episodes_are_not_called_paired(tmp_path, caplog):
 
 
 def test_an_unknown_stage_is_refused():
-    expected = "unknown stage 'bc'; expected one of start, untrained, sft, sft_control, offline, rl, or baseline NAME"
+    expected = "unknown stage 'bc'; expected one of start, untrained, sft, sft_control, offline, rl, one_step, or baseline NAME"
     with pytest.raises(ValueError, match=expected):
         report().add("bc", "wide", outcome(1))
 
