@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -35,6 +36,13 @@ if TYPE_CHECKING:
 FILMED = 5
 
 
+class Observations(Enum):
+    """Convention of observations: our NATIVE one, or the PUBLISHED one of openpi, LeRobot and OpenVLA-OFT."""
+
+    NATIVE = "native"
+    PUBLISHED = "published"
+
+
 @dataclass
 class LiberoTask(Task, ProcessOptions):
     """`tasks` (names or numbers; all if empty) of one LIBERO suite, for one policy.
@@ -51,7 +59,8 @@ class LiberoTask(Task, ProcessOptions):
     initial states, under the interpreter `python`, or one that is created for it.
     `images` names cameras (agentview, robot0_eye_in_hand) whose pictures of `image_size` pixels a side are observed,
     rendered once a chunk; poses and names of objects are then privileged. Without `joints` actors observe no joint
-    angles, which LIBERO's published LeRobot datasets lack. `randomisation` varies friction, masses, lights and cameras
+    angles, which LIBERO's published LeRobot datasets lack. `observations` are ours, or those of published checkpoints
+    (`sims.libero.published`), which `policy.weights` choose by their files. `randomisation` varies friction, masses, lights and cameras
     between training episodes (`friction`, `mass`, `light`, `light_m`, `light_colour`, `camera_m`, `camera_rad`);
     demonstrations have none, and evaluations only with `evaluation`.
     """
@@ -72,6 +81,7 @@ class LiberoTask(Task, ProcessOptions):
     images: list[str] = field(default_factory=list)
     image_size: Pixels = 128
     joints: bool = True
+    observations: Observations = Observations.NATIVE
     randomisation: Randomisation = field(default_factory=Randomisation)
 
     meanings: ClassVar[Mapping[str, str]] = {
@@ -147,7 +157,7 @@ class LiberoTask(Task, ProcessOptions):
             from sims.libero.scene.placement import check_names
 
         check_names(distribution.partition(":")[0], "eval")
-        return contract(self.horizon, self.executed, joints=self.joints, **self._pictures())
+        return contract(self.horizon, self.executed, joints=self.joints, **self._observed())
 
     def environment(
         self, num_envs: int, distribution: str, split: str, seed: int = 0, device: str = "cpu"
@@ -187,7 +197,7 @@ class LiberoTask(Task, ProcessOptions):
             sim=self.sim,
             device=device,
             randomisation=self.randomisation,
-            **self._pictures(),
+            **self._observed(),
         )
 
     @property
@@ -226,7 +236,7 @@ class LiberoTask(Task, ProcessOptions):
             directory,
             contract,
             origin,
-            lambda writer: collect(writer, tasks, self.episodes, stride=self.executed, **options, **self._pictures()),
+            lambda writer: collect(writer, tasks, self.episodes, stride=self.executed, **options, **self._observed()),
         )
 
     def demonstration_files(self, source: Path) -> list[Path]:
@@ -253,15 +263,15 @@ class LiberoTask(Task, ProcessOptions):
             self.contract(self.starts),
             {"source": str(source), **settings},
             [DataSet(source, files(source))],
-            lambda writer: collect(writer, files(source), tasks, assets, **self._pictures()),
+            lambda writer: collect(writer, files(source), tasks, assets, **self._observed()),
             settings,
         )
 
     def convention(self) -> Published:
-        """Convention of LIBERO's published LeRobot datasets."""
+        """Convention of LIBERO's published LeRobot datasets and checkpoints."""
         from sims.libero.published import Published
 
-        return Published(self._tasks())
+        return Published(self._tasks(), mirrored=self.observations is Observations.NATIVE)
 
     def video(
         self, path: Path, policies: Mapping[str, Policy], device: str, distribution: str | None = None, first: int = 0
@@ -283,7 +293,7 @@ class LiberoTask(Task, ProcessOptions):
             step_limit=self.step_limit,
             assets=self._assets(),
             joints=self.joints,
-            **self._pictures(),
+            **self._observed(),
         )
         cameras = Cameras(env.simulation, [AGENT_VIEW], 256, 256, film=True)
         starts = torch.full((len(tasks),), first)
@@ -294,8 +304,9 @@ class LiberoTask(Task, ProcessOptions):
         frames_per_s = round(1.0 / (env.contract.control_dt_s * env.contract.executed))
         write_video(path, tile(films, [task.language for task in tasks]), 2 * frames_per_s)
 
-    def _pictures(self) -> dict[str, Any]:
-        return {"image_size": self.image_size, "images": tuple(self.images)} if self.images else {}
+    def _observed(self) -> dict[str, Any]:
+        pictures = {"image_size": self.image_size, "images": tuple(self.images)} if self.images else {}
+        return pictures | ({} if self.observations is Observations.NATIVE else {"convention": self.convention()})
 
     def _assets(self) -> Assets:
         return find_assets(self.assets)
