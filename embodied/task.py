@@ -21,6 +21,7 @@ from embodied.export.conditions import Conditions
 from embodied.policy import Policy, TrainablePolicy
 from embodied.rollout.rollout import Collector, Rollout
 from embodied.rollout.starts import Starts
+from embodied.starting_point import StartingPoint
 from embodied.world import World
 
 STARTS = 50
@@ -97,6 +98,8 @@ class Task:
     """Meanings of distributions and variants, one sentence each; without one the name has to explain itself."""
     held_out_share: float | None = None
     """Share of the recorded episodes that is held out, if there is no simulator; None: there is one."""
+    published_distribution: str | None = None
+    """Distribution of published evaluations; None if there are none."""
 
     def contract(self, distribution: str) -> Contract:
         """Contract of environments of `distribution`, without creating one."""
@@ -172,6 +175,13 @@ class Task:
             UserError: if it cannot.
         """
         raise UserError(f"{self.name} cannot compute the rewards of recorded episodes; leave out demonstration_rewards")
+
+    def published_options(self, start: StartingPoint) -> list[str]:
+        """Options of train.py and evaluate.py with which `start` acts as in its authors' evaluation of this task.
+
+        [] if the task has none for it.
+        """
+        return []
 
     def convention(self) -> Convention | None:
         """Convention of the benchmark's published LeRobot datasets; None if there are none."""

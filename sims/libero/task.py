@@ -21,6 +21,7 @@ from embodied.errors import UserError
 from embodied.evaluation.video import film, tile, write_video
 from embodied.extras import needs_extra
 from embodied.policy import Policy
+from embodied.starting_point import StartingPoint
 from embodied.task import Task
 from sims.libero.assets import HOW_TO_GET, Assets, find_assets
 from sims.libero.physics.backend import LiberoSim
@@ -34,6 +35,10 @@ if TYPE_CHECKING:
     from sims.libero.published import Published
 
 FILMED = 5
+PUBLISHED_CAMERAS = "agentview", "robot0_eye_in_hand"
+"""Cameras of published policies, the first of which all of them read."""
+PUBLISHED_PIXELS = 256
+"""Side of the pictures in published evaluations, which policies resize."""
 
 
 class Observations(Enum):
@@ -84,6 +89,7 @@ class LiberoTask(Task, ProcessOptions):
     observations: Observations = Observations.NATIVE
     randomisation: Randomisation = field(default_factory=Randomisation)
 
+    published_distribution: ClassVar[str | None] = "official"
     meanings: ClassVar[Mapping[str, str]] = {
         "wide": "Any object anywhere, at any yaw.",
         "areas": "Objects in the areas from which LIBERO's own resets draw.",
@@ -266,6 +272,21 @@ class LiberoTask(Task, ProcessOptions):
             lambda writer: collect(writer, files(source), tasks, assets, **self._observed()),
             settings,
         )
+
+    def published_options(self, start: StartingPoint) -> list[str]:
+        """Observations, chunks and step limits of the evaluations of openpi, LeRobot and OpenVLA-OFT."""
+        if start.benchmark != "libero":
+            return []
+        statistics = [name for name in (self.suite, f"{self.suite}_no_noops") if name in start.data_sets]
+        return [
+            f"task.observations={Observations.PUBLISHED.value}",
+            f"task.images=[{','.join(PUBLISHED_CAMERAS[: start.cameras])}]",
+            f"task.image_size={PUBLISHED_PIXELS}",
+            f"task.horizon={start.horizon}",
+            f"task.executed={start.executed}",
+            *([f"policy.unnorm_key={statistics[0]}"] if statistics and len(start.data_sets) > 1 else []),
+            *(["task.step_limit=280"] if (start.program, self.suite) == ("LeRobot", "libero_spatial") else []),
+        ]
 
     def convention(self) -> Published:
         """Convention of LIBERO's published LeRobot datasets and checkpoints."""

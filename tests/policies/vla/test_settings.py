@@ -85,7 +85,6 @@ def test_each_part_has_its_own_normalisation_and_the_processor_comes_first(tmp_p
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"use_relative_actions": True}, "use_relative_actions is true, and only false is supported"),
         ({"adapt_to_pi_aloha": True}, "adapt_to_pi_aloha is true"),
         ({"use_delta_joint_actions_aloha": True}, "use_delta_joint_actions_aloha is true"),
         ({"n_obs_steps": 2}, "n_obs_steps is 2, and only 1 is supported"),
@@ -100,11 +99,11 @@ def test_what_is_not_supported_is_refused_by_its_field(tmp_path: Path, fields: d
     assert f"cannot read config.json as that of a pi0 ({message}" in refused(tmp_path)
 
 
-def test_a_processor_of_relative_actions_is_refused(tmp_path: Path) -> None:
-    lerobot(tmp_path, "pi0", use_relative_actions=False)
-    step = {"registry_name": "relative_actions_processor", "config": {"enabled": True}}
+def test_an_unknown_processor_of_relative_actions_is_refused(tmp_path: Path) -> None:
+    lerobot(tmp_path, "pi0")
+    step = {"registry_name": "map_delta_action", "config": {"enabled": True}}
     (tmp_path / "policy_preprocessor.json").write_text(json.dumps({"steps": [step]}))
-    assert "policy_preprocessor.json has the step relative_actions_processor" in refused(tmp_path)
+    assert "policy_preprocessor.json has the step map_delta_action" in refused(tmp_path)
     step["config"]["enabled"] = False
     (tmp_path / "policy_preprocessor.json").write_text(json.dumps({"steps": [step]}))
     built(tmp_path)
