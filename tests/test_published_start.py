@@ -227,6 +227,6 @@ def test_openvla_oft_is_evaluated_as_its_authors_do(
         logits = prismatic.scores(prismatic.weights(), hidden)[:, prismatic.TOKENS - 256 : prismatic.TOKENS]
         normalised = prismatic.from_tokens(logits.argmax(-1).numpy() + prismatic.TOKENS - 256)
     expected = prismatic.to_robot(normalised).clip(-1.0, 1.0)
-    expected[:, 6] = -np.sign(2.0 * np.clip(normalised[:, 6], -9.0, 9.0) - 1.0)  # binarised, and turned
     assert executed[0].shape[1:] == (8, 7)
-    np.testing.assert_allclose(executed[0][0].numpy(), expected, atol=2e-3)
+    assert set(expected[:, 6]) <= {-1.0, 1.0}
+    np.testing.assert_allclose(executed[0][0].numpy(), expected, atol=1e-3)
