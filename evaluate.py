@@ -51,6 +51,9 @@ def run(arguments: list[str]) -> None:
     train_options, (config, own_record) = [each for each in arguments if late(arguments).match(each)], own(arguments)
     config.check()
     if start := published(arguments):
+        if not any(each.startswith("task=") for each in arguments):
+            named = f"checkpoint={config.checkpoint} names published weights"
+            raise UserError(f"{named}: add a task, such as task=libero_goal")
         train_options = with_starting_point([*starting_options(config.checkpoint), *train_options])
     saved = None if start else checkpoint.load(config.checkpoint)
     overrides = {name: getattr(config, name) for name in ("suite", "assets", "executed")}
@@ -73,6 +76,7 @@ def run(arguments: list[str]) -> None:
     if saved is None:
         saved = published_checkpoint(trained)
         policy = published_policy(trained, saved.contract).to(config.device)
+        make_folder(Path(saved.path or ""))
     else:
         saved.restore(policy := trained.policy.build(saved.contract).to(config.device))
     robot = delayed(policy, config.delay_s, config.execution, executed=config.executed, device=config.device)
@@ -147,11 +151,9 @@ def late(arguments: Sequence[str]) -> re.Pattern[str]:
 
 
 def published_checkpoint(trained: TrainConfig) -> checkpoint.Checkpoint:
-    """Checkpoint without weights for the task of `trained`; its path is a new folder, for results."""
+    """Checkpoint without weights for the task of `trained`; its path is that of a new folder for results."""
     contract = trained.task.contract(trained.task.published_distribution or trained.task.distributions[0])
-    results = new_directory(trained.task.name, "_published")
-    make_folder(results)
-    return checkpoint.Checkpoint({}, contract, path=results)
+    return checkpoint.Checkpoint({}, contract, path=new_directory(trained.task.name, "_published"))
 
 
 def published_policy(trained: TrainConfig, contract: Contract) -> TrainablePolicy:

@@ -7,6 +7,7 @@ from our own observations here: pictures upside down, MuJoCo's quaternion of the
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import mujoco
@@ -19,10 +20,12 @@ from safetensors.torch import save_file
 import evaluate
 import train
 from embodied.errors import UserError
+from policies.vla import starting_points
 from policies.vla.model import untrained
 from policies.vla.sizes import Size
 from sims.libero.environment import LiberoEnvironment
 from sims.libero.suite import load_tasks
+from sims.libero.task import LiberoTask
 from tests.policies.vla import prismatic
 from tests.policies.vla.test_weights import changed, old, save
 
@@ -103,7 +106,9 @@ def pi0(folder: Path, naming: str) -> Path:
     pairs = (("observation.state", STATE), ("action", ACTION))
     if naming == "lerobot":
         changed(folder, "config.json", **LEROBOT, n_action_steps=3, num_inference_steps=2)
-        statistics = {f"{key}.{name}": value for key, pair in pairs for name, value in zip(("mean", "std"), pair)}
+        statistics = {
+            f"{key}.{name}": value for key, pair in pairs for name, value in zip(("mean", "std"), pair, strict=True)
+        }
         save_file(statistics, folder / "policy_preprocessor_step_5_normalizer_processor.safetensors")
     else:
         changed(folder, "config.json", num_inference_steps=2)
@@ -202,7 +207,8 @@ def openvla(folder: Path, monkeypatch: pytest.MonkeyPatch, *, head: bool) -> Pat
     monkeypatch.setattr(prismatic, "CHUNK", 8)
     prismatic.save(folder, head=head)
     other = {"action": action | {"q99": [9.0] * 7}, "proprio": {"q01": [0.0] * 8, "q99": [1.0] * 8}}
-    statistics = {"libero_object_no_noops": {"action": action, "proprio": prismatic.PROPRIO}, "libero_10_no_noops": other}
+    own = {"action": action, "proprio": prismatic.PROPRIO}
+    statistics = {"libero_10_no_noops": other, "libero_object_no_noops": own}
     (folder / "dataset_statistics.json").write_text(json.dumps(statistics))
     return folder
 
@@ -230,3 +236,73 @@ def test_openvla_oft_is_evaluated_as_its_authors_do(
     assert executed[0].shape[1:] == (8, 7)
     assert set(expected[:, 6]) <= {-1.0, 1.0}
     np.testing.assert_allclose(executed[0][0].numpy(), expected, atol=1e-3)
+
+
+def refused(arguments: list[str]) -> str:
+    with pytest.raises(UserError) as caught:
+        evaluate.run(arguments)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_weights_that_cannot_be_evaluated_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    folder = pi0(tmp_path / "weights", "lerobot")
+    assert "checkpoint=weights names published weights: add a task, such as task=libero_goal" in refused(
+        ["checkpoint=weights"]
+    )
+    assert "no checkpoint in lerobot/nothing" in refused(["checkpoint=lerobot/nothing"])
+    assert "expected a folder or a name on the hub" in refused(["checkpoint=lerobot/nothing", *ARGUMENTS])
+    assert "has no simulator for published weights" in refused(["checkpoint=weights", "task=dataset"])
+    native = [f"checkpoint={folder}", *ARGUMENTS, "task.observations=native"]
+    assert "has statistics of 8 and 7 elements of state and action, not of 19 and 7" in refused(native)
+    changed(folder, "config.json", type="act")
+    assert "config.json is of type act; expected pi0, pi05 or openvla" in refused([f"checkpoint={folder}", *ARGUMENTS])
+    (folder / "config.json").write_text("[")
+    assert "cannot read config.json as that of published weights" in refused([f"checkpoint={folder}", *ARGUMENTS])
+    assert not list(tmp_path.glob("outputs/libero_pick/*_published/*"))
+
+
+def test_files_show_the_policy_the_data_and_the_chunks(tmp_path: Path) -> None:
+    lerobot, openpi = pi0(tmp_path / "lerobot", "lerobot"), pi0(tmp_path / "openpi", "openpi")
+    start = starting_points.read(str(openpi))
+    assert start is not None
+    assert (start.policy, start.program, start.benchmark) == ("pi0", "openpi", "libero")
+    assert (start.horizon, start.executed, start.cameras) == (4, 4, 2)
+    changed(openpi, "config.json", action_horizon=50, pi05=True)
+    start = starting_points.read(str(openpi))
+    assert start is not None
+    assert (start.policy, start.horizon, start.executed) == ("pi05", 50, 5)  # openpi executes five
+    (openpi / "assets" / "physical-intelligence" / "libero").rename(
+        openpi / "assets" / "physical-intelligence" / "droid"
+    )
+    start = starting_points.read(str(openpi))
+    assert start is not None
+    assert start.benchmark is None
+    empty = {"observation.images.empty_camera_0": {"type": "VISUAL", "shape": [3, 224, 224]}}
+    for features, benchmark in (
+        (ON_LIBERO | empty, "libero"),
+        (ON_LIBERO | {"observation.state": {"type": "STATE", "shape": [7]}}, None),
+        (ON_LIBERO | {"observation.images.left": {"type": "VISUAL", "shape": [3, 224, 224]}}, None),
+    ):
+        changed(lerobot, "config.json", input_features=features)
+        start = starting_points.read(str(lerobot))
+        assert start is not None
+        assert start.benchmark == benchmark
+    one = {key: feature for key, feature in ON_LIBERO.items() if not key.endswith("image2")}
+    changed(lerobot, "config.json", input_features=one)
+    start = starting_points.read(str(lerobot))
+    assert start is not None
+    assert (start.benchmark, start.cameras) == ("libero", 1)
+
+
+def test_spatial_has_lerobot_s_step_limit(tmp_path: Path) -> None:
+    folder = pi0(tmp_path / "weights", "lerobot")
+    start = starting_points.read(str(folder))
+    assert start is not None
+    assert "task.step_limit=280" in LiberoTask(suite="libero_spatial").published_options(start)
+    assert "task.step_limit=280" not in LiberoTask(suite="libero_goal").published_options(start)
+    other = replace(start, program="openpi", data_sets=("libero_10", "libero_goal_no_noops"))
+    assert "policy.unnorm_key=libero_goal_no_noops" in LiberoTask(suite="libero_goal").published_options(other)
+    assert LiberoTask().published_options(replace(start, benchmark=None)) == []

@@ -76,7 +76,7 @@ def starting_options(weights: str) -> list[str]:
     """
     start = starting_points.read(weights)
     if start is None:
-        raise UserError(f"checkpoint={weights} has no config.json of published weights; merge adapters into theirs first")
+        raise UserError(f"checkpoint={weights} has no config.json; of adapters merge them into their weights first")
     return [f"policy={start.policy}", "algorithm=ppo", option("policy.weights", weights)]
 
 

@@ -392,6 +392,9 @@ class Pi0Policy(Steerable, adapters.AdaptablePolicy):
         self.inputs.antialias = pretrained.settings.antialias
         weights = f"policy.weights={self.config.weights}"
         sizes = (self.inputs.state_size, self.actions)
+        if self.has_relative:
+            elements = " ".join(map(str, self.relative.nonzero().flatten().tolist()))
+            _warn(f"{weights} has actions whose elements {elements} are relative to the state", logging.INFO)
         trained_horizon = pretrained.settings.model.chunk_size
         cameras = pretrained.settings.cameras
         if trained_horizon != (horizon := self.contract.horizon):
@@ -466,6 +469,6 @@ class Pi0Policy(Steerable, adapters.AdaptablePolicy):
 
 
 @cache
-def _warn(message: str) -> None:
-    """Warn once: a run builds several policies of the same weights."""
-    log.warning(message)
+def _warn(message: str, level: int = logging.WARNING) -> None:
+    """Log `message` once: a run builds several policies of the same weights."""
+    log.log(level, message)

@@ -47,10 +47,9 @@ class Settings:
     """Configuration `model` (transformers' PI0Config), and further settings.
 
     `cameras` are names of the pictures that the model was trained with, if the configuration has them. `modes` are
-    normalisations of state and action. `states_in_prompt` is openpi's discrete_state_input. `relative` lists
-    which elements of the action are relative to the state at the chunk's beginning: further elements are, too, and none
-    if it is empty. `antialias` is whether pictures are resized without aliasing, as by openpi's client;
-    LeRobot does not.
+    normalisations of state and action. `states_in_prompt` is openpi's discrete_state_input. `relative` lists which
+    elements of the action are relative to the state at the chunk's beginning: further elements are, too, and none if it
+    is empty. `antialias` is whether pictures are resized without aliasing, as by openpi's client; LeRobot does not.
     """
 
     model: Any
@@ -116,14 +115,15 @@ def learned_libero(folder: Path, fields: Mapping[str, Any]) -> bool:
 
 def _states_in_prompt(folder: Path, fields: Mapping[str, Any]) -> bool:
     """Whether pi0.5 reads the state, which openpi's converter does not write: that of its pi05_libero does not."""
-    return bool(fields.get("discrete_state_input", not learned_libero(folder, fields)))
+    field = fields.get("discrete_state_input")
+    return not learned_libero(folder, fields) if field is None else field is not False
 
 
 def _relative(folder: Path, fields: Mapping[str, Any], kind: str) -> tuple[bool, ...]:
     """Mask of relative actions: LeRobot's processor or configuration, or openpi's extra_delta_transform.
 
-    Elements whose name contains an excluded one are absolute; without names none is, as in LeRobot. openpi's converter writes no field: its pi0_libero has
-    relative poses, and its pi05_libero has not.
+    Elements whose name contains an excluded one are absolute; without names none is, as in LeRobot. openpi's converter
+    writes no field: its pi0_libero has relative poses, and its pi05_libero has not.
     """
     if "action_horizon" in fields:
         relative = fields.get("extra_delta_transform", kind == "pi0" and learned_libero(folder, fields))

@@ -15,7 +15,7 @@ from embodied.saving.json_text import loads
 from embodied.starting_point import StartingPoint
 from policies.vla.settings import CONFIG, LIBERO, learned_libero
 from policies.vla.statistics import UNREADABLE, reason
-from policies.vla.weights import has_adaptive_norms, folder_of
+from policies.vla.weights import folder_of, has_adaptive_norms
 
 REPLANNED = 5
 """Number of actions that openpi's evaluation on LIBERO executes of each chunk."""

@@ -65,9 +65,9 @@ class LiberoTask(Task, ProcessOptions):
     `images` names cameras (agentview, robot0_eye_in_hand) whose pictures of `image_size` pixels a side are observed,
     rendered once a chunk; poses and names of objects are then privileged. Without `joints` actors observe no joint
     angles, which LIBERO's published LeRobot datasets lack. `observations` are ours, or those of published checkpoints
-    (`sims.libero.published`), which `policy.weights` choose by their files. `randomisation` varies friction, masses, lights and cameras
-    between training episodes (`friction`, `mass`, `light`, `light_m`, `light_colour`, `camera_m`, `camera_rad`);
-    demonstrations have none, and evaluations only with `evaluation`.
+    (`sims.libero.published`), which `policy.weights` choose by their files. `randomisation` varies friction, masses,
+    lights and cameras between training episodes (`friction`, `mass`, `light`, `light_m`, `light_colour`, `camera_m`,
+    `camera_rad`); demonstrations have none, and evaluations only with `evaluation`.
     """
 
     name: str = "libero"

@@ -183,7 +183,7 @@ def test_the_contract_of_published_checkpoints_differs_and_lets_critics_alone_re
 
 
 def test_a_dataset_and_the_expert_serve_a_run_with_published_observations(tmp_path: Path, seen):
-    observation, actions, hands = seen
+    observation, _, hands = seen
     folder = publish(tmp_path / "d", seen)
     rows = read(folder, PUBLISHED).chunks(torch.arange(LONG), 1)["observation"]
     state = np.stack([axis_angle(hand) for hand in hands])
@@ -192,7 +192,6 @@ def test_a_dataset_and_the_expert_serve_a_run_with_published_observations(tmp_pa
     torch.testing.assert_close(rows["agentview_image"], observation["agentview_image"].flip(2))
     task = replace(PUBLISHED, step_limit=280)
     expert = task.demonstrations(tmp_path / "run", 0).chunks(torch.arange(3), 1)["observation"]
-    task.contract("wide").check(task.contract("wide"))
     assert expert["state"].shape == (3, 8)
     assert expert["state"][:, 3].min() > 0.0
 
