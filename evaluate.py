@@ -50,14 +50,14 @@ def run(arguments: list[str]) -> None:
     """Evaluate, print the table, and write it into the run, or next to the evaluated checkpoint."""
     train_options, (config, own_record) = [each for each in arguments if late(arguments).match(each)], own(arguments)
     config.check()
-    if start := published(arguments):
-        if not any(each.startswith("task=") for each in arguments):
-            named = f"checkpoint={config.checkpoint} names published weights"
-            raise UserError(f"{named}: add a task, such as task=libero_goal")
-        train_options = with_starting_point([*starting_options(config.checkpoint), *train_options])
+    start = published(arguments)
+    if start:
+        check_published(config, train_options)
     saved = None if start else checkpoint.load(config.checkpoint)
     overrides = {name: getattr(config, name) for name in ("suite", "assets", "executed")}
     common = [f"task.{name}={value}" for name, value in overrides.items() if value is not None] + train_options
+    if start:
+        common = with_starting_point([*starting_options(config.checkpoint), *common])
 
     def composed(changes: Sequence[str] = ()) -> tuple[TrainConfig, dict[str, Any]]:
         return compose(TrainConfig, "train", [*common, *changes], GROUPS, saved.config if saved else None)
@@ -148,6 +148,15 @@ def published(arguments: Sequence[str]) -> bool:
 def late(arguments: Sequence[str]) -> re.Pattern[str]:
     """Options of train.py that may be set here: of published weights all of task and policy."""
     return re.compile(rf"{LATE.pattern}|task[.=]|policy\.") if published(arguments) else LATE
+
+
+def check_published(config: EvaluateConfig, train_options: Sequence[str]) -> None:
+    """Raise UserError for published weights without a task, and for back ends, which need a run's checkpoint."""
+    named = f"checkpoint={config.checkpoint} names published weights"
+    if not any(each.startswith("task=") for each in train_options):
+        raise UserError(f"{named}: add a task, such as task=libero_goal")
+    if config.sim_to_real:
+        raise UserError(f"{named}, and sim_to_real needs a run's checkpoint: fine-tune them first")
 
 
 def published_checkpoint(trained: TrainConfig) -> checkpoint.Checkpoint:
