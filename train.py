@@ -16,7 +16,7 @@ from embodied import start_up  # noqa: F401 - before PyTorch
 from embodied.command_line import listing, program
 from embodied.command_line.config import compose
 from embodied.command_line.summary import summary
-from embodied.command_line.train_options import GROUPS, TrainConfig
+from embodied.command_line.train_options import GROUPS, TrainConfig, with_starting_point
 from embodied.environments.latency import with_latency
 from embodied.placement.registry import with_placement
 from embodied.training.compute import prepare
@@ -68,7 +68,8 @@ def run(arguments: list[str]) -> None:
 def composed(arguments: list[str]) -> tuple[TrainConfig, dict[str, Any]]:
     """Compose the configuration and its record; a resumed run starts from its own configuration."""
     saved = program.check_start("train", arguments)
-    config, record = compose(TrainConfig, "train", with_placement(arguments, saved), GROUPS, saved)
+    options = with_placement(arguments if saved else with_starting_point(arguments), saved)
+    config, record = compose(TrainConfig, "train", options, GROUPS, saved)
     join(config)
     return config, record
 

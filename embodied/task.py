@@ -10,6 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from numpy.typing import NDArray
+from tensordict import TensorDict
 from torch import Tensor
 
 from embodied.contract import Contract
@@ -20,6 +21,7 @@ from embodied.export.conditions import Conditions
 from embodied.policy import Policy, TrainablePolicy
 from embodied.rollout.rollout import Collector, Rollout
 from embodied.rollout.starts import Starts
+from embodied.starting_point import StartingPoint
 from embodied.world import World
 
 STARTS = 50
@@ -27,14 +29,18 @@ STARTS = 50
 
 
 class Convention:
-    """Meaning of a benchmark's published LeRobot datasets; ours contain their contract instead.
+    """Meaning of a benchmark's published LeRobot datasets and checkpoints; ours contain their contract instead.
+
+    Datasets are converted to the contract of the run, and observations to the contract of checkpoints, which policies
+    then have. Actions of both have the same meaning.
 
     Attributes:
-        rates_hz: rates that they declare, which may differ from the rate of the actions.
+        rates_hz: rates that datasets declare, which may differ from the rate of the actions.
         cameras: names of the features by picture of the contract.
-        mirrored: whether left and right are exchanged in their pictures.
+        mirrored: whether left and right of their pictures are exchanged in comparison with the run's.
         features: optional features that `convert` reads, in addition to the state and the action.
         absent: advice about observations that they lack, by name.
+        settling_steps: control steps that published evaluations wait before the first observation.
     """
 
     rates_hz: Sequence[float]
@@ -42,6 +48,7 @@ class Convention:
     mirrored: bool = False
     features: Sequence[str] = ()
     absent: Mapping[str, str] = MappingProxyType({})
+    settling_steps: int = 0
 
     @property
     def names(self) -> Sequence[str]:
@@ -58,6 +65,14 @@ class Convention:
         Raises:
             UserError: for features of other sizes or meanings.
         """
+        raise NotImplementedError
+
+    def contract(self, own: Contract) -> Contract:
+        """Contract of published checkpoints for the environment with the contract `own`."""
+        raise NotImplementedError
+
+    def observation(self, own: TensorDict) -> TensorDict:
+        """Observations [N] of `contract` from those of the environment, `own` [N]."""
         raise NotImplementedError
 
 
@@ -83,6 +98,8 @@ class Task:
     """Meanings of distributions and variants, one sentence each; without one the name has to explain itself."""
     held_out_share: float | None = None
     """Share of the recorded episodes that is held out, if there is no simulator; None: there is one."""
+    published_distribution: str | None = None
+    """Distribution of published evaluations; None if there are none."""
 
     def contract(self, distribution: str) -> Contract:
         """Contract of environments of `distribution`, without creating one."""
@@ -158,6 +175,13 @@ class Task:
             UserError: if it cannot.
         """
         raise UserError(f"{self.name} cannot compute the rewards of recorded episodes; leave out demonstration_rewards")
+
+    def published_options(self, start: StartingPoint) -> list[str]:
+        """Options of train.py and evaluate.py with which `start` acts as in its authors' evaluation of this task.
+
+        [] if the task has none for it.
+        """
+        return []
 
     def convention(self) -> Convention | None:
         """Convention of the benchmark's published LeRobot datasets; None if there are none."""

@@ -135,7 +135,7 @@ STOREYS = (
     ("contract", "precision", "value_head"),
     ("configuration", "extras", "foreign_code", "resume", "start_up"),
     ("console", "interrupt", "progress", "world"),
-    ("commands", "errors", "products", "scene", "seeding", "streams", "without_dynamo"),
+    ("commands", "errors", "products", "scene", "seeding", "starting_point", "streams", "without_dynamo"),
 )
 """Folders and modules of embodied/, from the top: each imports only what lies below it."""
 

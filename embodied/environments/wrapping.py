@@ -18,6 +18,7 @@ from embodied.data.episodes import Episodes
 from embodied.environment import Environment, NumberedStarts, Transition
 from embodied.export.conditions import Conditions
 from embodied.policy import Policy
+from embodied.starting_point import StartingPoint
 from embodied.task import Convention, Sweep, Task
 
 OPTIONAL_MEMBERS = ("state_dict", "load_state_dict", "switch", "detach", "group", "show_values", "view")
@@ -82,6 +83,7 @@ class WrappedTask(Task):
         self.distributions = task.distributions
         self.meanings = task.meanings
         self.held_out_share = task.held_out_share
+        self.published_distribution = task.published_distribution
 
     def contract(self, distribution: str) -> Contract:
         """See `Task.contract`."""
@@ -147,6 +149,10 @@ class WrappedTask(Task):
     def recorded_rewards(self, episodes: Episodes) -> Tensor:
         """See `Task.recorded_rewards`."""
         return self.task.recorded_rewards(episodes)
+
+    def published_options(self, start: StartingPoint) -> list[str]:
+        """See `Task.published_options`."""
+        return self.task.published_options(start)
 
     def convention(self) -> Convention | None:
         """See `Task.convention`."""

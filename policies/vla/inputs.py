@@ -34,7 +34,8 @@ class Inputs(nn.Module):
     """Inputs of a model: pictures that actors may read, the instruction, and float32 observations of fixed size.
 
     A camera that the contract lacks has no tokens, which is equivalent to masking its tokens. The statistics of the
-    state are buffers. Privileged observations are not read. Tokens are words until `tokenizer` is set.
+    state are buffers. Privileged observations are not read. Tokens are words until `tokenizer` is set; `antialias` is
+    that of `squared`.
 
     Raises:
         UserError: if the contract has no pictures or no state that actors may read.
@@ -53,6 +54,7 @@ class Inputs(nn.Module):
         self.state_size = self.state.observed
         self.keys = [*self.cameras, *texts[:1], *self.state.actor_keys]
         self.tokenizer: Tokenizer | None = None
+        self.antialias = True
         self.words = WordTable(INSTRUCTION_WORDS)
 
     def fit(self, observation: TensorDict) -> None:
@@ -69,7 +71,7 @@ class Inputs(nn.Module):
 
     def pictures(self, observation: TensorDict, size: int) -> Tensor:
         """Pictures [N, C, 3, size, size] in [-1, 1]."""
-        return torch.stack([squared(observation[key], size) for key in self.cameras], 1)
+        return torch.stack([squared(observation[key], size, antialias=self.antialias) for key in self.cameras], 1)
 
     def tokens(self, observation: TensorDict) -> tuple[Tensor, Tensor]:
         """Tokens [N, L] of the instruction and where they are real, both int64."""
@@ -83,14 +85,17 @@ class Inputs(nn.Module):
         return words, (words != PAD).long()
 
 
-def squared(images: Tensor, size: int) -> Tensor:
-    """Fit images [N, height, width, 3], uint8, centred into black squares: [N, 3, size, size] in [-1, 1]."""
+def squared(images: Tensor, size: int, *, antialias: bool = True) -> Tensor:
+    """Fit images [N, height, width, 3], uint8, centred into black squares: [N, 3, size, size] in [-1, 1].
+
+    Pixels are interpolated linearly, with `antialias` as in openpi's client, without as in LeRobot.
+    """
     scaled = images.movedim(-1, 1).float() / 127.5 - 1.0
     height, width = scaled.shape[-2:]
     share = size / max(height, width)
     inner = max(1, round(height * share)), max(1, round(width * share))
     if inner != (height, width):
-        scaled = nn.functional.interpolate(scaled, inner, mode="bilinear", antialias=True).clamp(-1.0, 1.0)
+        scaled = nn.functional.interpolate(scaled, inner, mode="bilinear", antialias=antialias).clamp(-1.0, 1.0)
     top = (size - inner[0]) // 2
     left = (size - inner[1]) // 2
     margins = (left, size - inner[1] - left, top, size - inner[0] - top)

@@ -124,6 +124,11 @@ def action_range(of: dict[str, Any], low: Sequence[float]) -> tuple[list[float],
     return [begin for begin, _ in ends], [end for _, end in ends]
 
 
+def two_valued(of: dict[str, Any], low: Sequence[float]) -> list[bool]:
+    """Which elements are the gripper's of robosuite, of which the published evaluation sends the sign alone."""
+    return [not normalised and lowest < 0.0 for normalised, lowest in zip(_mask(of), low, strict=True)]
+
+
 def state_range(of: dict[str, Any]) -> tuple[list[float], list[float]]:
     """Beginnings and lengths of the ranges of the state's elements, from a data set's statistics."""
     ends = [

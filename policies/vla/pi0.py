@@ -126,6 +126,7 @@ class Pi0Policy(Steerable, adapters.AdaptablePolicy):
     action_std: Tensor
     action_low: Tensor
     action_high: Tensor
+    relative: Tensor
     kind = "pi0"
     reads = Inputs
 
@@ -166,6 +167,7 @@ class Pi0Policy(Steerable, adapters.AdaptablePolicy):
         self.register_buffer("action_std", torch.ones(self.actions))
         self.register_buffer("action_low", torch.tensor(contract.action.low))
         self.register_buffer("action_high", torch.tensor(contract.action.high))
+        self.register_buffer("relative", self._relative(checkpoint), persistent=False)
         self.brought_statistics = False
         self.lacks_statistics = ""
         self.weights_of = checkpoint.base if checkpoint else None
@@ -236,7 +238,7 @@ class Pi0Policy(Steerable, adapters.AdaptablePolicy):
         chunk, sample, log_prob = self._generate(x, inputs, deterministic, generator)
         has_value = needs_value(self, observation, deterministic)
         value = self.value_head.values(self._value_outputs(observation, state, prefix)) if has_value else None
-        return Decision(self.to_robot(chunk), sample, log_prob, value)
+        return Decision(self.to_robot(chunk, self._offset(observation)), sample, log_prob, value)
 
     def _inputs_of(self, observation: TensorDict) -> tuple[Tensor, Prefix]:
         return self._state(observation), self._prefix(observation)
@@ -270,14 +272,15 @@ class Pi0Policy(Steerable, adapters.AdaptablePolicy):
         state = self._state(observation)
         prefix = self._prefix(observation)
         x = self._noise(observation, deterministic, generator)
-        target = self._padded((running.actions - self.action_mean) / self.action_std)
+        offset = self._offset(observation)
+        target = self._padded((running.actions - offset - self.action_mean) / self.action_std)
         if trained_for(running, self.config.trained_delay):
             velocity = lambda x, times: self._velocity(state, prefix, x, times)[0]  # noqa: E731 - of this prefix
             x = self.sampling.continued(x, velocity, target, running.keeps())
         else:
             mask = self._padded(running.soft_mask().unsqueeze(-1).expand_as(running.actions))
             x = self.sampling.inpaint(x, self._field(state, prefix), target, mask, self.config.guidance)
-        actions = torch.where(running.keeps().unsqueeze(-1), running.actions, self.to_robot(x))
+        actions = torch.where(running.keeps().unsqueeze(-1), running.actions, self.to_robot(x, offset))
         no_sample = TensorDict({}, batch_size=list(observation.batch_size))
         return Decision(actions, no_sample, undefined_log_prob(len(actions), self.contract, x.device))
 
@@ -308,7 +311,7 @@ class Pi0Policy(Steerable, adapters.AdaptablePolicy):
         """|v(x_t, t) - (noise - action)|^2 over actions that are `valid` [N, H], at pi0's times; one scalar."""
         draws = self.config.draws
         prefix = self._prefix(observation).repeated(self.config.draws)
-        target = self._padded((actions - self.action_mean) / self.action_std)
+        target = self._padded((actions - self._offset(observation) - self.action_mean) / self.action_std)
         state, target, valid = (x.repeat_interleave(draws, 0) for x in (self._state(observation), target, valid))
         noise = torch.randn_like(target)
         time = 0.999 * torch.rand(len(target), device=target.device) ** (1.0 / 1.5) + 0.001  # Beta(1.5, 1), scaled
@@ -322,10 +325,20 @@ class Pi0Policy(Steerable, adapters.AdaptablePolicy):
         error = (velocity - (noise - target))[..., : self.actions].square().mean(-1)
         return (error * valid).sum() / valid.sum().clamp_min(1)
 
-    def to_robot(self, x: Tensor) -> Tensor:
-        """Convert normalised, padded actions [..., D] to robot units, clamped to the contract's limits, [..., A]."""
-        actions = x[..., : self.actions] * self.action_std + self.action_mean
+    def to_robot(self, x: Tensor, offset: Tensor | float = 0.0) -> Tensor:
+        """Convert normalised, padded actions [..., D] to robot units, clamped to the contract's limits, [..., A].
+
+        The `offset` [..., A] is added to relative actions.
+        """
+        actions = x[..., : self.actions] * self.action_std + self.action_mean + offset
         return actions.clamp(self.action_low, self.action_high)
+
+    def _offset(self, observation: TensorDict) -> Tensor | float:
+        """State [N, 1, A] to which the `relative` elements of actions refer, 0 for the others."""
+        if not self.has_relative:
+            return 0.0
+        state = nn.functional.pad(self.inputs.identity(observation), (0, self.actions))[:, : self.actions]
+        return (state * self.relative).unsqueeze(1)
 
     def _new(self) -> Pi0Model:
         return untrained(self.config.size, self.contract.horizon, self.inputs.state_size, self.actions)
@@ -352,13 +365,36 @@ class Pi0Policy(Steerable, adapters.AdaptablePolicy):
                     f"policy.weights={self.config.weights} take {name}s of up to {limit} elements, got {size}"
                 )
 
+    def _relative(self, pretrained: Published | None) -> Tensor:
+        """Mask [A] of actions that are relative to the state, 1 or 0, from the settings of published weights.
+
+        Raises:
+            UserError: if the state lacks elements to which they refer, or a small actor is to steer the policy.
+        """
+        listed = pretrained.settings.relative if pretrained else ()
+        further = [bool(listed)] * (self.actions - len(listed))
+        mask = torch.tensor([*listed[: self.actions], *further], dtype=torch.float32)
+        self.has_relative = bool(mask.any())
+        if self.has_relative and self.config.steering.kind is not Steering.NONE:
+            raise UserError("weights with actions relative to the state cannot be steered; leave out policy.steering")
+        if bool(mask[self.inputs.state_size :].any()):
+            raise UserError(
+                f"policy.weights={self.config.weights} have {int(mask.sum())} actions relative to the state, "
+                f"which has {self.inputs.state_size} elements in this task"
+            )
+        return mask
+
     @torch.no_grad()
     def _take(self, pretrained: Published) -> None:
         """Use the tokenizer and, if they have as many elements, the statistics of a published model."""
         vocabulary = self.model.native.config.vlm_config.text_config.vocab_size
         self.inputs.tokenizer = Tokenizer(pretrained.tokenizer, vocabulary)
+        self.inputs.antialias = pretrained.settings.antialias
         weights = f"policy.weights={self.config.weights}"
         sizes = (self.inputs.state_size, self.actions)
+        if self.has_relative:
+            elements = " ".join(map(str, self.relative.nonzero().flatten().tolist()))
+            _warn(f"{weights} has actions whose elements {elements} are relative to the state", logging.INFO)
         trained_horizon = pretrained.settings.model.chunk_size
         cameras = pretrained.settings.cameras
         if trained_horizon != (horizon := self.contract.horizon):
@@ -368,6 +404,8 @@ class Pi0Policy(Steerable, adapters.AdaptablePolicy):
         self.lacks_statistics = "" if pretrained.statistics else f"{weights} has no statistics of state and action"
         if self.config.unnorm_key == DEMONSTRATIONS:
             self.lacks_statistics = f"policy.unnorm_key={DEMONSTRATIONS} leaves the statistics of weights out"
+        if self.has_relative and self.lacks_statistics:
+            raise UserError(f"{self.lacks_statistics}, and those of relative actions cannot be computed here")
         if not pretrained.statistics:
             return
         pairs = [(pretrained.statistics[f"{part}_mean"], pretrained.statistics[f"{part}_std"]) for part in PARTS]
@@ -379,6 +417,8 @@ class Pi0Policy(Steerable, adapters.AdaptablePolicy):
             self.lacks_statistics = (
                 f"{weights} has statistics of {published_sizes} elements of state and action, not of {own_sizes}"
             )
+            if self.has_relative:
+                raise UserError(f"{self.lacks_statistics}; those of relative actions cannot be computed here")
             return _warn(f"{self.lacks_statistics}: they are not used")
         self.inputs.state.mean.copy_(state[0])
         self.inputs.state.std.copy_(state[1])
@@ -429,6 +469,6 @@ class Pi0Policy(Steerable, adapters.AdaptablePolicy):
 
 
 @cache
-def _warn(message: str) -> None:
-    """Warn once: a run builds several policies of the same weights."""
-    log.warning(message)
+def _warn(message: str, level: int = logging.WARNING) -> None:
+    """Log `message` once: a run builds several policies of the same weights."""
+    log.log(level, message)

@@ -35,6 +35,8 @@ def publish(policy: TrainablePolicy, folder: Path, run: Path, *, peft: bool) -> 
         raise UserError(f"{folder} exists; choose another output")
     if peft and not adapters.rank_of(native):
         raise UserError("target=peft writes adapters, which this policy has none of; use target=transformers")
+    if not peft and policy.has_relative:
+        raise UserError("transformers' format has no actions relative to the state; use target=peft, or serve.py")
     if not peft and policy.kind != "pi0":
         raise UserError("transformers has no pi0.5; use target=peft, or serve the checkpoint")
     folder.mkdir(parents=True)

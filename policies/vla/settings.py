@@ -21,7 +21,6 @@ PREPROCESSOR = "policy_preprocessor.json"
 SIZES = {"paligemma_variant": "gemma_2b", "action_expert_variant": "gemma_300m"}
 """LeRobot's and openpi's names of pi0's sizes."""
 REQUIRED = {
-    "use_relative_actions": False,
     "use_delta_joint_actions_aloha": False,
     "adapt_to_pi_aloha": False,
     "n_obs_steps": 1,
@@ -31,6 +30,12 @@ REQUIRED = {
     "time_sampling_offset": 0.001,
 }
 """Fields with their only supported value, which is also that of absent fields."""
+RELATIVE_STEP = "relative_actions_processor"
+"""Name of the step of LeRobot's processor that makes actions relative."""
+OPENPI_RELATIVE = (True,) * 6 + (False,)
+"""Mask of openpi's extra_delta_transform: a pose, then a gripper."""
+LIBERO = "libero"
+"""Name of openpi's data set of LIBERO, and of the folder of its statistics."""
 STEPS = 10
 """Denoising steps of LeRobot, transformers and openpi where a configuration does not name their number."""
 MODES = {"pi0": Mode.MEAN_STD, "pi05": Mode.QUANTILES}
@@ -42,7 +47,9 @@ class Settings:
     """Configuration `model` (transformers' PI0Config), and further settings.
 
     `cameras` are names of the pictures that the model was trained with, if the configuration has them. `modes` are
-    normalisations of state and action. `states_in_prompt` is openpi's discrete_state_input.
+    normalisations of state and action. `states_in_prompt` is openpi's discrete_state_input. `relative` lists which
+    elements of the action are relative to the state at the chunk's beginning: further elements are, too, and none if it
+    is empty. `antialias` is whether pictures are resized without aliasing, as by openpi's client; LeRobot does not.
     """
 
     model: Any
@@ -50,6 +57,8 @@ class Settings:
     denoising_steps: int
     modes: tuple[Mode, Mode]
     states_in_prompt: bool
+    relative: tuple[bool, ...] = ()
+    antialias: bool = True
 
 
 def read(folder: Path, expected_kind: str, *, adaptive: bool | None) -> Settings:
@@ -82,7 +91,9 @@ def read(folder: Path, expected_kind: str, *, adaptive: bool | None) -> Settings
         [name for name, feature in inputs.items() if feature["type"] == "VISUAL"],
         fields.get("num_inference_steps", STEPS),
         _modes(folder, fields, expected_kind),
-        fields.get("discrete_state_input") is not False,
+        _states_in_prompt(folder, fields),
+        _relative(folder, fields, expected_kind),
+        antialias="type" not in fields,
     )
 
 
@@ -94,6 +105,46 @@ def _check_kind(fields: Mapping[str, Any], expected_kind: str, adaptive: bool | 
     kind = fields.get("type", fields.get("model_type", openpi))
     if kind != expected_kind:
         raise ValueError(f"it is of type {kind}")
+
+
+def learned_libero(folder: Path, fields: Mapping[str, Any]) -> bool:
+    """Whether openpi's configurations pi0_libero or pi05_libero left the files, by the folder of their statistics."""
+    names = (path.parent.name for path in folder.rglob("norm_stats.json"))
+    return "action_horizon" in fields and LIBERO in names
+
+
+def _states_in_prompt(folder: Path, fields: Mapping[str, Any]) -> bool:
+    """Whether pi0.5 reads the state, which openpi's converter does not write: that of its pi05_libero does not."""
+    field = fields.get("discrete_state_input")
+    return not learned_libero(folder, fields) if field is None else field is not False
+
+
+def _relative(folder: Path, fields: Mapping[str, Any], kind: str) -> tuple[bool, ...]:
+    """Mask of relative actions: LeRobot's processor or configuration, or openpi's extra_delta_transform.
+
+    Elements whose name contains an excluded one are absolute; without names none is, as in LeRobot. openpi's converter
+    writes no field: its pi0_libero has relative poses, and its pi05_libero has not.
+    """
+    if "action_horizon" in fields:
+        relative = fields.get("extra_delta_transform", kind == "pi0" and learned_libero(folder, fields))
+        return OPENPI_RELATIVE if relative else ()
+    steps = [options for name, options in _steps(folder) if name == RELATIVE_STEP]
+    enabled = steps[0].get("enabled", False) if steps else fields.get("use_relative_actions", False)
+    if not enabled:
+        return ()
+    options = steps[0] if steps else fields
+    excluded = options.get("exclude_joints", fields.get("relative_exclude_joints", ["gripper"]))
+    names = options.get("action_names", fields.get("action_feature_names"))
+    lower = [str(each).lower() for each in excluded]
+    return tuple(not any(each in str(name).lower() for each in lower) for name in names or [""])
+
+
+def _steps(folder: Path) -> list[tuple[str, dict[str, Any]]]:
+    """Names and options of the steps of LeRobot's processor; [] without one."""
+    if not (folder / PREPROCESSOR).exists():
+        return []
+    steps = loads((folder / PREPROCESSOR).read_text(encoding="utf-8")).get("steps", [])
+    return [(str(step.get("registry_name", step.get("class", ""))), step.get("config") or {}) for step in steps]
 
 
 def _check_values(fields: Mapping[str, Any]) -> None:
@@ -126,13 +177,11 @@ def _model_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
 def _modes(folder: Path, fields: Mapping[str, Any], kind: str) -> tuple[Mode, Mode]:
     """Normalisations of state and action: LeRobot's processor, which it runs, or else its configuration."""
     mapping = dict(fields.get("normalization_mapping") or {})
-    if (folder / PREPROCESSOR).exists():
-        for step in loads((folder / PREPROCESSOR).read_text(encoding="utf-8")).get("steps", []):
-            name = str(step.get("registry_name", step.get("class", "")))
-            options = step.get("config") or {}
-            if ("relative" in name.lower() or "delta" in name.lower()) and options.get("enabled", True):
-                raise ValueError(f"{PREPROCESSOR} has the step {name}, which is not supported")
-            mapping |= options.get("norm_map") or {}
+    for name, options in _steps(folder):
+        unknown = ("relative" in name.lower() or "delta" in name.lower()) and name != RELATIVE_STEP
+        if unknown and options.get("enabled", True):
+            raise ValueError(f"{PREPROCESSOR} has the step {name}, which is not supported")
+        mapping |= options.get("norm_map") or {}
     if (visual := mapping.get("VISUAL", "IDENTITY")) != "IDENTITY":
         raise ValueError(f"the normalisation of VISUAL is {visual}, and only IDENTITY is supported")
     modes = [mapping.get(part, MODES[kind].value) for part in ("STATE", "ACTION")]

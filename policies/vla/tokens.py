@@ -29,7 +29,7 @@ from policies.vla.computing import Computing, layers, prepare
 from policies.vla.critic import Critic, Reads
 from policies.vla.inputs import Inputs, quantile
 from policies.vla.openvla import OpenVLAModel, PromptedInputs, PromptTokenizer
-from policies.vla.openvla_weights import Published, action_range, fill, published, state_range
+from policies.vla.openvla_weights import Published, action_range, fill, published, state_range, two_valued
 from policies.vla.parallel import BINS, ParallelModel, Regression, untrained
 from policies.vla.sizes import Size
 
@@ -133,6 +133,7 @@ class TokensPolicy(adapters.AdaptablePolicy):
     action_to: Tensor
     action_low: Tensor
     action_high: Tensor
+    two_valued: Tensor
 
     def __init__(self, contract: Contract, config: TokensConfig) -> None:
         super().__init__()
@@ -161,6 +162,7 @@ class TokensPolicy(adapters.AdaptablePolicy):
         self.register_buffer("action_high", high)
         self.register_buffer("action_from", low.clone())
         self.register_buffer("action_to", high.clone())
+        self.register_buffer("two_valued", torch.zeros(self.actions, dtype=torch.bool), persistent=False)
         self.brought_actions = self.brought_state = False
         self.lacks_statistics = ""
         if checkpoint:
@@ -275,8 +277,12 @@ class TokensPolicy(adapters.AdaptablePolicy):
         return 2.0 * (actions - self.action_from) / (self.action_to - self.action_from) - 1.0
 
     def to_robot(self, x: Tensor) -> Tensor:
-        """Convert normalised actions [..., A] to robot units, clamped to the contract's limits."""
+        """Convert normalised actions [..., A] to robot units, clamped to the contract's limits.
+
+        Of the gripper of published weights only the sign is left, as in their evaluation.
+        """
         actions = self.action_from + (x + 1.0) / 2.0 * (self.action_to - self.action_from)
+        actions = torch.where(self.two_valued, actions.sign(), actions)
         return actions.clamp(self.action_low, self.action_high)
 
     def _model(self, pretrained: Published | None) -> ParallelModel | OpenVLAModel:
@@ -316,6 +322,7 @@ class TokensPolicy(adapters.AdaptablePolicy):
         begin, end = action_range(pretrained.statistics["action"], self.contract.action.low)
         self.action_from.copy_(torch.tensor(begin))
         self.action_to.copy_(torch.tensor(end))
+        self.two_valued.copy_(torch.tensor(two_valued(pretrained.statistics["action"], self.contract.action.low)))
         self.brought_actions = True
         if isinstance(self.model, OpenVLAModel) and self.model.state and isinstance(self.inputs, PromptedInputs):
             self._check_size("a state", len(pretrained.statistics["proprio"]["q01"]), self.inputs.state_size)

@@ -147,6 +147,11 @@ def _check_files(option: str, folder: Path) -> set[str]:
     return names
 
 
+def has_adaptive_norms(folder: Path) -> bool:
+    """Whether the weights in `folder` have pi0.5's adaptive norms, by the names of their tensors."""
+    return bool(_check_files(str(folder), folder) & ADAPTIVE)
+
+
 def _finite(weight: Tensor) -> bool:
     return bool(weight.sum().isfinite())
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict import TensorDict
 from torch import Tensor
@@ -22,6 +23,7 @@ from sims.libero.failures import Handling
 from sims.libero.language import Wordings
 from sims.libero.observation import CAMERAS, Observer, contract
 from sims.libero.physics.backend import LiberoSim, simulate
+from sims.libero.published import Published
 from sims.libero.randomisation import Draws, Randomisation
 from sims.libero.scene.placement import InitialState, Placement, check_names
 from sims.libero.scene.scene import build_scene
@@ -50,6 +52,8 @@ class LiberoEnvironment(RestorableEngine):
         image_size: side of images in the observation, pixels, rendered once per chunk; no images if None.
         images: cameras of these images.
         joints: whether actors observe joint angles.
+        convention: the convention of published checkpoints, whose observations and number of steps before the first
+            observation are then used; ours if None.
         sim: the physics library: MuJoCo on the CPU, or mujoco_warp on `device`, where everything stays.
         randomisation: differences between worlds, drawn by the number of the start; none if None.
     """
@@ -72,6 +76,7 @@ class LiberoEnvironment(RestorableEngine):
         image_size: int | None = None,
         images: Sequence[str] = CAMERAS,
         joints: bool = True,
+        convention: Published | None = None,
         sim: LiberoSim = LiberoSim.mujoco,
         device: torch.device | str = "cpu",
         randomisation: Randomisation | None = None,
@@ -82,7 +87,7 @@ class LiberoEnvironment(RestorableEngine):
         self.assets = assets if isinstance(assets, Assets) else find_assets(assets)
         self.scenes = [build_scene(task, self.assets) for task in tasks]
         super().__init__(
-            contract(horizon, executed, image_size, images, joints),
+            contract(horizon, executed, image_size, images, joints, convention),
             num_envs,
             step_limit_of(tasks) if step_limit is None else step_limit,
             task_names=tuple(task.name for task in tasks),
@@ -96,7 +101,8 @@ class LiberoEnvironment(RestorableEngine):
         self._draws = [Draws(scene, options, split) for scene in self.scenes]
         env_scenes = [self.scenes[index] for index in self._scene_of]
         self.simulation = simulate(sim, env_scenes, threads, self.device, options.fields(split))
-        self._observer = Observer(self.simulation, image_size, images)
+        self._observer = Observer(self.simulation, image_size, images, convention)
+        self._warm_up = np.tile(WARM_UP[:1], (convention.settling_steps if convention else len(WARM_UP), 1))
         self._handling = Handling(env_scenes, self._observer.most, self.device)
         self._wordings = [Wordings(task, wording) for task in tasks]
         self._placements = [Placement(scene, distribution, split, areas_share) for scene in self.scenes]
@@ -107,8 +113,8 @@ class LiberoEnvironment(RestorableEngine):
         self.simulation.begin(ids, starts, self._initial)
         self._instruct(ids, starts)
         self._moved = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device).index_fill(0, ids, True)
-        warm_up = torch.from_numpy(WARM_UP).to(self.device).expand(self.num_envs, -1, -1)
-        self.simulation.run(warm_up, len(WARM_UP) * self._moved, stop_on_success=False)
+        warm_up = torch.from_numpy(self._warm_up).to(self.device).expand(self.num_envs, -1, -1)
+        self.simulation.run(warm_up, len(self._warm_up) * self._moved, stop_on_success=False)
 
     def advance(self, actions: Tensor, remaining_steps: Tensor) -> Outcome:
         """Execute the chunk; where the physics diverges, the observation remains the one before the chunk."""

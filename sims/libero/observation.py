@@ -18,6 +18,7 @@ from embodied.errors import UserError
 from embodied.text import encode, text_spec
 from sims.libero.language import INSTRUCTION_BYTES
 from sims.libero.physics.backend import Physics
+from sims.libero.published import Published
 from sims.libero.rendering.cameras import AGENT_VIEW, WRIST, cameras_of
 from sims.libero.scene.geometry import ArmKinematics, rotation
 from sims.libero.scene.parts import Parts
@@ -38,9 +39,14 @@ TWO_COLUMNS = ("r11", "r21", "r31", "r12", "r22", "r32")
 
 
 def contract(
-    horizon: int, executed: int, image_size: int | None = None, images: Sequence[str] = CAMERAS, joints: bool = True
+    horizon: int,
+    executed: int,
+    image_size: int | None = None,
+    images: Sequence[str] = CAMERAS,
+    joints: bool = True,
+    convention: Published | None = None,
 ) -> Contract:
-    """The contract of every LIBERO task: H actions are predicted, K executed.
+    """The contract of every LIBERO task: H actions are predicted, K executed; in the `convention` if there is one.
 
     Positions are in the world frame, rotations are the first two columns of a matrix. The cameras `images` are observed
     if `image_size`, pixels, is given; poses and names of objects are then privileged. Joint angles are privileged
@@ -57,7 +63,8 @@ def contract(
     observed = _observation_specs(image_size, images)
     if not joints:
         observed["joint_position"] = replace(observed["joint_position"], privileged=True)
-    return Contract(observed, action_spec(), CONTROL_DT_S, horizon=horizon, executed=executed)
+    own = Contract(observed, action_spec(), CONTROL_DT_S, horizon=horizon, executed=executed)
+    return convention.contract(own) if convention else own
 
 
 def _observation_specs(image_size: int | None, cameras: Sequence[str]) -> dict[str, TensorSpec]:
@@ -110,12 +117,19 @@ class Observer:
 
     Observations are on the simulation's device. There are up to `most` objects in a task: the movable ones, then the
     fixtures that tasks name, then the moving parts of these fixtures. With `image_size`, pixels, there are pictures of
-    the cameras `images`.
+    the cameras `images`. Observations are in the `convention` if there is one.
     """
 
-    def __init__(self, simulation: Physics, image_size: int | None = None, images: Sequence[str] = CAMERAS) -> None:
+    def __init__(
+        self,
+        simulation: Physics,
+        image_size: int | None = None,
+        images: Sequence[str] = CAMERAS,
+        convention: Published | None = None,
+    ) -> None:
         self.num = simulation.num
         self._simulation = simulation
+        self._convention = convention
         self._groups = _groups(simulation)
         self._device = simulation.torch_device
         self._arm = ArmKinematics(simulation.scenes, self._device)
@@ -161,7 +175,8 @@ class Observer:
         }
         poses_now = {key: value.float() for key, value in values.items()}
         texts = {key: value.clone() for key, value in self._texts.items()}
-        return TensorDict(poses_now | texts | self._images(moved), batch_size=[self.num])
+        observation = TensorDict(poses_now | texts | self._images(moved), batch_size=[self.num])
+        return self._convention.observation(observation) if self._convention else observation
 
     def instruct(self, ids: Tensor, instructions: Sequence[str]) -> None:
         """Set the instructions of environments `ids` [M] from now on."""
@@ -180,7 +195,8 @@ class Observer:
 
     def pictures(self, ids: Tensor) -> dict[str, Tensor]:
         """Present pictures of environments `ids` [M], by name [M, height, width, 3]; {} without cameras."""
-        return self._named(self._cameras.pictures(ids)) if self._cameras and len(ids) else {}
+        own = self._named(self._cameras.pictures(ids)) if self._cameras and len(ids) else {}
+        return self._convention.pictures(own) if self._convention else own
 
     def _named(self, pictures: Tensor) -> dict[str, Tensor]:
         return {name: pictures[:, camera] for camera, name in enumerate(self._picture_names)}

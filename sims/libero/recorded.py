@@ -27,6 +27,7 @@ from sims.libero.language import Wordings
 from sims.libero.observation import Observer
 from sims.libero.physics import controller
 from sims.libero.physics.simulation import Simulation
+from sims.libero.published import Published
 from sims.libero.scene.geometry import Array
 from sims.libero.scene.scene import Scene, build_scene
 from sims.libero.suite import WARM_UP, Task
@@ -64,6 +65,7 @@ def collect(
     assets: Assets,
     image_size: int | None = None,
     images: Sequence[str] = (),
+    convention: Published | None = None,
 ) -> None:
     """Write every successful episode of `tasks` in the files `paths`; instructions vary over the training wordings.
 
@@ -74,7 +76,7 @@ def collect(
         UserError: for a file that is damaged or does not fit, or a task without a successful episode.
     """
     task_files = _by_task(paths, tasks)
-    replay = Replay([build_scene(task, assets) for task in tasks], image_size, images)
+    replay = Replay([build_scene(task, assets) for task in tasks], image_size, images, convention)
     instruction = 0
     omitted = []
     with Progress("demonstrations", len(tasks), "task") as bar:
@@ -101,10 +103,16 @@ def collect(
 class Replay:
     """Computes our observations from recorded states; `scenes` are the scenes of a run's tasks, in order."""
 
-    def __init__(self, scenes: Sequence[Scene], image_size: int | None = None, images: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        scenes: Sequence[Scene],
+        image_size: int | None = None,
+        images: Sequence[str] = (),
+        convention: Published | None = None,
+    ) -> None:
         self.scenes = list(scenes)
         self._simulation = Simulation(self.scenes, threads=1, sleep=False)
-        self._observer = Observer(self._simulation, image_size, images)
+        self._observer = Observer(self._simulation, image_size, images, convention)
 
     def __call__(self, index: int, recorded: Demonstration) -> Episodes | None:
         """Episode of task `index` up to its goal; None if it does not reach the goal."""

@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -20,6 +21,7 @@ from embodied.errors import UserError
 from embodied.evaluation.video import film, tile, write_video
 from embodied.extras import needs_extra
 from embodied.policy import Policy
+from embodied.starting_point import StartingPoint
 from embodied.task import Task
 from sims.libero.assets import HOW_TO_GET, Assets, find_assets
 from sims.libero.physics.backend import LiberoSim
@@ -33,6 +35,17 @@ if TYPE_CHECKING:
     from sims.libero.published import Published
 
 FILMED = 5
+PUBLISHED_CAMERAS = "agentview", "robot0_eye_in_hand"
+"""Cameras of published policies, the first of which all of them read."""
+PUBLISHED_PIXELS = 256
+"""Side of the pictures in published evaluations, which policies resize."""
+
+
+class Observations(Enum):
+    """Convention of observations: our NATIVE one, or the PUBLISHED one of openpi, LeRobot and OpenVLA-OFT."""
+
+    NATIVE = "native"
+    PUBLISHED = "published"
 
 
 @dataclass
@@ -51,9 +64,10 @@ class LiberoTask(Task, ProcessOptions):
     initial states, under the interpreter `python`, or one that is created for it.
     `images` names cameras (agentview, robot0_eye_in_hand) whose pictures of `image_size` pixels a side are observed,
     rendered once a chunk; poses and names of objects are then privileged. Without `joints` actors observe no joint
-    angles, which LIBERO's published LeRobot datasets lack. `randomisation` varies friction, masses, lights and cameras
-    between training episodes (`friction`, `mass`, `light`, `light_m`, `light_colour`, `camera_m`, `camera_rad`);
-    demonstrations have none, and evaluations only with `evaluation`.
+    angles, which LIBERO's published LeRobot datasets lack. `observations` are ours, or those of published checkpoints
+    (`sims.libero.published`), which `policy.weights` choose by their files. `randomisation` varies friction, masses,
+    lights and cameras between training episodes (`friction`, `mass`, `light`, `light_m`, `light_colour`, `camera_m`,
+    `camera_rad`); demonstrations have none, and evaluations only with `evaluation`.
     """
 
     name: str = "libero"
@@ -72,8 +86,10 @@ class LiberoTask(Task, ProcessOptions):
     images: list[str] = field(default_factory=list)
     image_size: Pixels = 128
     joints: bool = True
+    observations: Observations = Observations.NATIVE
     randomisation: Randomisation = field(default_factory=Randomisation)
 
+    published_distribution: ClassVar[str | None] = "official"
     meanings: ClassVar[Mapping[str, str]] = {
         "wide": "Any object anywhere, at any yaw.",
         "areas": "Objects in the areas from which LIBERO's own resets draw.",
@@ -147,7 +163,7 @@ class LiberoTask(Task, ProcessOptions):
             from sims.libero.scene.placement import check_names
 
         check_names(distribution.partition(":")[0], "eval")
-        return contract(self.horizon, self.executed, joints=self.joints, **self._pictures())
+        return contract(self.horizon, self.executed, joints=self.joints, **self._observed())
 
     def environment(
         self, num_envs: int, distribution: str, split: str, seed: int = 0, device: str = "cpu"
@@ -187,7 +203,7 @@ class LiberoTask(Task, ProcessOptions):
             sim=self.sim,
             device=device,
             randomisation=self.randomisation,
-            **self._pictures(),
+            **self._observed(),
         )
 
     @property
@@ -226,7 +242,7 @@ class LiberoTask(Task, ProcessOptions):
             directory,
             contract,
             origin,
-            lambda writer: collect(writer, tasks, self.episodes, stride=self.executed, **options, **self._pictures()),
+            lambda writer: collect(writer, tasks, self.episodes, stride=self.executed, **options, **self._observed()),
         )
 
     def demonstration_files(self, source: Path) -> list[Path]:
@@ -253,15 +269,30 @@ class LiberoTask(Task, ProcessOptions):
             self.contract(self.starts),
             {"source": str(source), **settings},
             [DataSet(source, files(source))],
-            lambda writer: collect(writer, files(source), tasks, assets, **self._pictures()),
+            lambda writer: collect(writer, files(source), tasks, assets, **self._observed()),
             settings,
         )
 
+    def published_options(self, start: StartingPoint) -> list[str]:
+        """Observations, chunks and step limits of the evaluations of openpi, LeRobot and OpenVLA-OFT."""
+        if start.benchmark != "libero":
+            return []
+        statistics = [name for name in (self.suite, f"{self.suite}_no_noops") if name in start.data_sets]
+        return [
+            f"task.observations={Observations.PUBLISHED.value}",
+            f"task.images=[{','.join(PUBLISHED_CAMERAS[: start.cameras])}]",
+            f"task.image_size={PUBLISHED_PIXELS}",
+            f"task.horizon={start.horizon}",
+            f"task.executed={start.executed}",
+            *([f"policy.unnorm_key={statistics[0]}"] if statistics and len(start.data_sets) > 1 else []),
+            *(["task.step_limit=280"] if (start.program, self.suite) == ("LeRobot", "libero_spatial") else []),
+        ]
+
     def convention(self) -> Published:
-        """Convention of LIBERO's published LeRobot datasets."""
+        """Convention of LIBERO's published LeRobot datasets and checkpoints."""
         from sims.libero.published import Published
 
-        return Published(self._tasks())
+        return Published(self._tasks(), mirrored=self.observations is Observations.NATIVE)
 
     def video(
         self, path: Path, policies: Mapping[str, Policy], device: str, distribution: str | None = None, first: int = 0
@@ -283,7 +314,7 @@ class LiberoTask(Task, ProcessOptions):
             step_limit=self.step_limit,
             assets=self._assets(),
             joints=self.joints,
-            **self._pictures(),
+            **self._observed(),
         )
         cameras = Cameras(env.simulation, [AGENT_VIEW], 256, 256, film=True)
         starts = torch.full((len(tasks),), first)
@@ -294,8 +325,9 @@ class LiberoTask(Task, ProcessOptions):
         frames_per_s = round(1.0 / (env.contract.control_dt_s * env.contract.executed))
         write_video(path, tile(films, [task.language for task in tasks]), 2 * frames_per_s)
 
-    def _pictures(self) -> dict[str, Any]:
-        return {"image_size": self.image_size, "images": tuple(self.images)} if self.images else {}
+    def _observed(self) -> dict[str, Any]:
+        pictures = {"image_size": self.image_size, "images": tuple(self.images)} if self.images else {}
+        return pictures | ({} if self.observations is Observations.NATIVE else {"convention": self.convention()})
 
     def _assets(self) -> Assets:
         return find_assets(self.assets)

@@ -25,6 +25,7 @@ from sims.libero.environment import LiberoEnvironment
 from sims.libero.expert.expert import Expert
 from sims.libero.language import INSTRUCTION_BYTES, Wordings
 from sims.libero.observation import Observer
+from sims.libero.published import Published
 from sims.libero.suite import Task
 
 AT_ONCE = 8
@@ -46,6 +47,7 @@ def collect(
     progress: bool = True,
     image_size: int | None = None,
     images: Sequence[str] = (),
+    convention: Published | None = None,
     stride: int = 1,
     starts: str = "wide",
     areas_share: float = 0.0,
@@ -66,6 +68,7 @@ def collect(
         progress: whether to show a progress bar.
         image_size: pixels a side of pictures, if any.
         images: cameras of the pictures.
+        convention: see `LiberoEnvironment`.
         stride: control steps from one observation to the next if there are pictures.
         starts: distribution of initial states.
         areas_share: see `LiberoEnvironment`.
@@ -88,8 +91,9 @@ def collect(
         assets=assets,
         seed=seed,
         threads=threads,
+        convention=convention,
     )
-    eyes = Observer(env.simulation, image_size, images)
+    eyes = Observer(env.simulation, image_size, images, convention)
     expert = Expert(env.simulation, noise=noise, seed=seed)
     recorder = _Recorder(env, expert, episodes, eyes, stride if image_size and images else 1)
     with Progress("demonstrations", len(tasks) * episodes, "episode", visible=progress) as bar:

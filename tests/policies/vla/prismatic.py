@@ -218,7 +218,7 @@ def to_robot(normalised: np.ndarray) -> np.ndarray:
     """Actions [CHUNK, ACTIONS] as the published evaluation sends them to LIBERO, whose gripper opens at -1."""
     low, high = np.array(ACTION["q01"]), np.array(ACTION["q99"])
     found = np.where(ACTION["mask"], 0.5 * (normalised + 1) * (high - low + 1e-8) + low, normalised)
-    found[:, -1] = -(2.0 * found[:, -1] - 1.0)
+    found[:, -1] = -np.sign(2.0 * found[:, -1] - 1.0)
     return found
 
 
@@ -235,7 +235,10 @@ def prepared(picture: np.ndarray) -> np.ndarray:
 
 
 def _resized(picture: np.ndarray) -> np.ndarray:
-    return np.asarray(Image.fromarray(picture).resize((SIDE, SIDE), Image.Resampling.LANCZOS)).astype(float)
+    """By real numbers, rounded at the end, as TensorFlow does; PIL rounds pictures of integers in between, too."""
+    channels = [Image.fromarray(channel.astype(np.float32)) for channel in picture.transpose(2, 0, 1)]
+    resized = [np.asarray(channel.resize((SIDE, SIDE), Image.Resampling.LANCZOS)) for channel in channels]
+    return np.stack(resized, -1).astype(float).round().clip(0.0, 255.0)
 
 
 def _seen(given: Weights, picture: torch.Tensor) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from embodied.errors import UserError
+from embodied.execution.chunking import Running
+from embodied.policy import Steering
+from policies.steering import SteeringConfig
+from policies.vla import settings
 from policies.vla.pi0 import Pi0Config, Pi0Policy
 from policies.vla.pi05 import Pi05Config
+from policies.vla.publishing import publish
 from tests.policies.vla.test_pi0 import SEEING, seen
 from tests.policies.vla.test_pi05 import named
 from tests.policies.vla.test_weights import changed, save
@@ -85,7 +91,6 @@ def test_each_part_has_its_own_normalisation_and_the_processor_comes_first(tmp_p
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"use_relative_actions": True}, "use_relative_actions is true, and only false is supported"),
         ({"adapt_to_pi_aloha": True}, "adapt_to_pi_aloha is true"),
         ({"use_delta_joint_actions_aloha": True}, "use_delta_joint_actions_aloha is true"),
         ({"n_obs_steps": 2}, "n_obs_steps is 2, and only 1 is supported"),
@@ -100,11 +105,91 @@ def test_what_is_not_supported_is_refused_by_its_field(tmp_path: Path, fields: d
     assert f"cannot read config.json as that of a pi0 ({message}" in refused(tmp_path)
 
 
-def test_a_processor_of_relative_actions_is_refused(tmp_path: Path) -> None:
-    lerobot(tmp_path, "pi0", use_relative_actions=False)
-    step = {"registry_name": "relative_actions_processor", "config": {"enabled": True}}
+NAMES = ["shoulder.pos", "elbow.pos", "Gripper_left.pos"]
+RELATIVE = {"use_relative_actions": True, "relative_exclude_joints": ["gripper"], "action_feature_names": NAMES}
+
+
+@pytest.mark.parametrize("processor", [False, True])
+@pytest.mark.parametrize("kind", ["pi0", "pi05"])
+def test_relative_actions_are_added_to_the_state_but_the_gripper(tmp_path: Path, kind: str, processor: bool) -> None:
+    """LeRobot: action - state before normalisation; elements whose name contains an excluded one are absolute."""
+    config = lerobot(tmp_path, kind)
+    absolute, observation = built(tmp_path, config), seen(3)
+    if processor:
+        options = {"enabled": True, "exclude_joints": ["gripper"], "action_names": NAMES}
+        step = {"registry_name": "relative_actions_processor", "config": options}
+        (tmp_path / "policy_preprocessor.json").write_text(json.dumps({"steps": [step]}))
+    else:
+        changed(tmp_path, "config.json", **RELATIVE)
+    relative = built(tmp_path, config)
+    for policy in (absolute, relative):
+        policy.action_low.fill_(-100.0)  # nothing is clamped
+        policy.action_high.fill_(100.0)
+    offset = torch.nn.functional.pad(observation["fingers"], (0, 1))[:, None]
+    actions = absolute.act(observation, deterministic=True).actions
+    torch.testing.assert_close(relative.act(observation, deterministic=True).actions, actions + offset)
+    target, valid = torch.rand(3, 4, 3), torch.ones(3, 4)
+    losses = []
+    for policy, chunk in ((absolute, target), (relative, target + offset)):
+        torch.manual_seed(7)
+        losses.append(float(policy.loss(observation, chunk, valid).detach()))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    running = Running(target + offset, torch.ones(3).long(), torch.full((3,), 2))
+    torch.testing.assert_close(
+        relative.inpaint(observation, running, deterministic=True).actions,
+        absolute.inpaint(observation, replace(running, actions=target), deterministic=True).actions + offset,
+        atol=1e-4,
+        rtol=1e-4,
+    )
+
+
+def test_relative_actions_that_cannot_be_computed_are_refused(tmp_path: Path) -> None:
+    config = lerobot(tmp_path, "pi0", **RELATIVE)
+    changed(tmp_path, "config.json", action_feature_names=None)  # LeRobot: all are relative without names
+    assert "have 3 actions relative to the state, which has 2 elements in this task" in refused(tmp_path)
+    changed(tmp_path, "config.json", **RELATIVE)
+    with pytest.raises(UserError, match="relative actions cannot be computed here"):
+        built(tmp_path, config, unnorm_key="demonstrations")
+    with pytest.raises(UserError, match=r"leave out policy\.steering"):
+        built(tmp_path, config, steering=SteeringConfig(Steering.NOISE, hidden=[8]))
+    with pytest.raises(UserError, match="transformers' format has no actions relative to the state"):
+        publish(built(tmp_path, config), tmp_path / "out", tmp_path, peft=False)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("data_set", ["libero", "droid"])
+def test_openpi_s_weights_of_libero_are_known_by_their_statistics(tmp_path: Path, data_set: str) -> None:
+    """openpi/training/config.py: pi0_libero has extra_delta_transform, pi05_libero no discrete_state_input."""
+    save(tmp_path, "openpi")
+    (tmp_path / "assets" / "robot").rename(tmp_path / "assets" / data_set)
+    libero = data_set == "libero"
+    assert settings.read(tmp_path, "pi0", adaptive=False).relative == ((True,) * 6 + (False,) if libero else ())
+    pi05 = settings.read(tmp_path, "pi05", adaptive=True)
+    assert pi05.relative == ()
+    assert pi05.states_in_prompt == (not libero)
+    changed(tmp_path, "config.json", extra_delta_transform=not libero, discrete_state_input=libero)
+    assert bool(settings.read(tmp_path, "pi0", adaptive=False).relative) == (not libero)
+    assert settings.read(tmp_path, "pi05", adaptive=True).states_in_prompt == libero
+
+
+def test_lerobot_s_pictures_are_resized_without_antialiasing(tmp_path: Path) -> None:
+    pictures = torch.randint(256, (2, 64, 64, 3), dtype=torch.uint8)
+    whole = pictures.movedim(-1, 1) / 255.0
+    for naming, antialias in (("lerobot", False), ("openpi", True)):
+        folder = tmp_path / naming
+        folder.mkdir()
+        save(folder, naming)
+        inputs = built(folder).inputs
+        expected = torch.nn.functional.interpolate(whole, (32, 32), mode="bilinear", antialias=antialias)
+        found = inputs.pictures({"front": pictures, "wrist": pictures}, 32)  # type: ignore[arg-type]
+        torch.testing.assert_close(found[:, 0], 2.0 * expected - 1.0, atol=1e-5, rtol=0.0)
+
+
+def test_an_unknown_processor_of_relative_actions_is_refused(tmp_path: Path) -> None:
+    lerobot(tmp_path, "pi0")
+    step = {"registry_name": "map_delta_action", "config": {"enabled": True}}
     (tmp_path / "policy_preprocessor.json").write_text(json.dumps({"steps": [step]}))
-    assert "policy_preprocessor.json has the step relative_actions_processor" in refused(tmp_path)
+    assert "policy_preprocessor.json has the step map_delta_action" in refused(tmp_path)
     step["config"]["enabled"] = False
     (tmp_path / "policy_preprocessor.json").write_text(json.dumps({"steps": [step]}))
     built(tmp_path)

@@ -21,7 +21,7 @@ from real_robot.recording.demonstrations import demonstrations
 from sims.libero.environment import LiberoEnvironment
 from sims.libero.expert.expert import Expert
 from sims.libero.suite import load_tasks
-from sims.libero.task import LiberoTask
+from sims.libero.task import LiberoTask, Observations
 
 SIZE, LONG = 16, 6
 IMAGE, WRIST, STATE = "observation.images.image", "observation.images.image2", "observation.state"
@@ -29,6 +29,7 @@ CAMERAS = {IMAGE: "agentview_image", WRIST: "wrist_image"}
 TASK = LiberoTask(
     tasks=["6"], assets="stand-in", images=["agentview", "robot0_eye_in_hand"], image_size=SIZE, joints=False
 )
+PUBLISHED = replace(TASK, observations=Observations.PUBLISHED)
 TEXT = load_tasks("libero_object", [6])[0].language
 OTHER = "open the middle drawer of the cabinet"
 
@@ -110,6 +111,89 @@ def publish(folder: Path, seen, *, videos=False, rate=10, texts=(TEXT, OTHER), *
     }
     (folder / "meta/info.json").write_text(json.dumps(info))
     return folder
+
+
+def published_env(**changes) -> LiberoEnvironment:
+    """The environment of `seen` with observations as openpi, LeRobot and OpenVLA-OFT evaluate with."""
+    return LiberoEnvironment(
+        load_tasks("libero_object", [6]),
+        1,
+        distribution="official",
+        horizon=1,
+        executed=1,
+        assets="stand-in",
+        threads=1,
+        **{"image_size": SIZE, "convention": PUBLISHED.convention()} | changes,
+    )
+
+
+def test_observations_at_run_time_are_those_of_the_published_evaluations():
+    """The state by robosuite's formula, from MuJoCo's quaternion of the hand as it is, after ten steps."""
+    env, ours = published_env(), published_env(convention=None)
+    start = torch.zeros(1).long()
+    observation, model = env.reset(starts=start), env.scenes[0].model
+    ours.reset(starts=start)
+    no_operation = torch.tensor([[[0.0] * 6 + [-1.0]]])
+    for _ in range(10 - 5):  # ours waits for five steps, these evaluations for ten
+        native = ours.step(no_operation).observation
+    assert not torch.equal(env.step(no_operation).observation["state"], observation["state"])
+    torch.testing.assert_close(native["gripper_position"], observation["gripper_position"])
+    data, angles = mujoco.MjData(model), []
+    observation = env.reset(starts=start)
+    turn = torch.tensor([[[0.0, 0.2, -0.1, 0.4, -0.3, 0.7, 1.0]]])
+    for step in range(40):
+        data.qpos[:] = env.simulation.data[0].qpos
+        mujoco.mj_kinematics(model, data)
+        quaternion = data.body("robot0_right_hand").xquat
+        arm = [data.joint(f"robot0_joint{number}").qpos[0] for number in range(1, 8)]
+        np.testing.assert_allclose(observation["joint_position"][0].numpy(), arm, atol=1e-6)
+        fingers = [data.joint(f"gripper0_finger_joint{number}").qpos[0] for number in (1, 2)]
+        hand = data.site("gripper0_grip_site").xpos
+        expected = np.concatenate((hand, axis_angle(quaternion), fingers))
+        np.testing.assert_allclose(observation["state"][0].numpy(), expected, atol=2e-5)
+        angles.append(np.linalg.norm(expected[3:6]))
+        observation = env.step(turn * (1.0 if step < 20 else -1.0)).observation
+    assert min(angles) < np.pi < max(angles)  # the sign of the quaternion does not change where the angle passes pi
+    env.close()
+    ours.close()
+
+
+def test_pictures_at_run_time_are_stock_s_turned_by_half_a_turn():
+    env, native = published_env(), published_env(convention=None)
+    start = torch.zeros(1).long()
+    turned = env.reset(starts=start)
+    native.reset(starts=start)
+    for _ in range(5):
+        upright = native.step(torch.tensor([[[0.0] * 6 + [-1.0]]])).observation
+    for key in CAMERAS.values():
+        stock = upright[key][0].numpy()[::-1]  # stock's first row is the bottom
+        np.testing.assert_array_equal(turned[key][0].numpy(), stock[::-1, ::-1])
+    env.close()
+    native.close()
+
+
+def test_the_contract_of_published_checkpoints_differs_and_lets_critics_alone_read_our_poses():
+    own, published = TASK.contract("wide"), PUBLISHED.contract("wide")
+    actors = [key for key, spec in published.observation.items() if not spec.privileged]
+    assert actors == ["agentview_image", "wrist_image", "state", "instruction"]
+    assert published.observation["state"].shape == (8,)
+    assert own.observation.keys() <= published.observation.keys()
+    assert any("camera" in row for row in own.differences(published))  # mirrored pictures are not taken for ours
+    assert published.action == own.action
+
+
+def test_a_dataset_and_the_expert_serve_a_run_with_published_observations(tmp_path: Path, seen):
+    observation, _, hands = seen
+    folder = publish(tmp_path / "d", seen)
+    rows = read(folder, PUBLISHED).chunks(torch.arange(LONG), 1)["observation"]
+    state = np.stack([axis_angle(hand) for hand in hands])
+    torch.testing.assert_close(rows["state"][:, 3:6], torch.from_numpy(state).float())
+    torch.testing.assert_close(rows["state"][:, :3], observation["end_effector_position"])
+    torch.testing.assert_close(rows["agentview_image"], observation["agentview_image"].flip(2))
+    task = replace(PUBLISHED, step_limit=280)
+    expert = task.demonstrations(tmp_path / "run", 0).chunks(torch.arange(3), 1)["observation"]
+    assert expert["state"].shape == (3, 8)
+    assert expert["state"][:, 3].min() > 0.0
 
 
 def read(folder: Path, task: LiberoTask = TASK):
