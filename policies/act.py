@@ -1,7 +1,7 @@
 """ACT (arXiv 2304.13705): action chunking with transformers, a policy of pictures for imitation.
 
-The policy is the decoder of a conditional variational auto-encoder: it predicts a chunk from the observation and a latent
-variable z, which stands for the style of a demonstration. In training an encoder reads the demonstrated chunk:
+The policy is the decoder of a conditional variational auto-encoder: it predicts a chunk from the observation and a
+latent variable z, which stands for the style of a demonstration. In training an encoder reads the demonstrated chunk:
 
     z ~ q(z | s, a_1..H) = N(mu, sigma^2),   L = |a - decoder(o, z)| + kl_weight KL(q || N(0, 1))
 
@@ -9,26 +9,33 @@ When the policy acts z is 0, so that it is deterministic and its chunks have no 
 
 Differs from the paper: one decoder layer, as in its code and in LeRobot; no temporal ensemble; padded actions leave the
 mean of the loss, and the KL divergence has the weight of the sample's valid actions; a critic for weighted imitation
-(offline=iql) reads encoded tokens, which it does not train, or the objects of a simulator. Without pictures the networks
-read the state alone. Letters as in `policies.act_network`; K executed actions.
+(offline=iql) reads encoded tokens, which it does not train, or the objects of a simulator. Without pictures the
+networks read the state alone. Letters as in `policies.act_network`; K executed actions.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
-from enum import Enum
-from typing import Annotated, Self
+from typing import Self
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from embodied.configuration import NonNegativeFloat, NonNegativeInt, PositiveInt, Range
+from embodied.configuration import NonNegativeFloat, PositiveInt
 from embodied.contract import Contract
 from embodied.errors import UserError
-from embodied.policy import Decision, Evaluation, PolicyConfig, TrainablePolicy, copy_statistics, inference, value_if_needed
+from embodied.policy import (
+    Decision,
+    Evaluation,
+    PolicyConfig,
+    TrainablePolicy,
+    copy_statistics,
+    inference,
+    value_if_needed,
+)
 from embodied.value_head import ValueHead
-from policies.act_network import ACTNetwork, ACTSizes
+from policies.act_network import ACTNetwork, ACTSizes, VisionBackbone
 from policies.flat import FlatObservations, divisor
 from policies.kernels.sampling import undefined_log_prob
 from policies.lerobot_checkpoint import (
@@ -51,15 +58,8 @@ REQUIRED = {"n_obs_steps": 1, "feedforward_activation": "relu", "replace_final_s
 """Fields of LeRobot's config.json with their only supported value."""
 
 
-class VisionBackbone(Enum):
-    """Network that reads pictures, by torchvision's names."""
-
-    RESNET18 = "resnet18"
-    RESNET34 = "resnet34"
-
-
 @dataclass
-class ACTConfig(PolicyConfig):
+class ACTConfig(ACTSizes, PolicyConfig):
     """Sizes of an ACTPolicy, by LeRobot's names, and its training.
 
     `weights` is a policy that LeRobot has saved, a folder `pretrained_model` or a name on the hub: its sizes and its
@@ -74,29 +74,14 @@ class ACTConfig(PolicyConfig):
 
     weights: str | None = None
     backbone_weights: str | None = None
-    vision_backbone: VisionBackbone = VisionBackbone.RESNET18
-    dim_model: PositiveInt = 512
-    n_heads: PositiveInt = 8
-    dim_feedforward: PositiveInt = 3200
-    n_encoder_layers: PositiveInt = 4
-    n_decoder_layers: PositiveInt = 1
-    n_vae_encoder_layers: PositiveInt = 4
-    latent_dim: PositiveInt = 32
-    use_vae: bool = True
-    pre_norm: bool = False
-    dropout: Annotated[float, Range(at_least=0, below=1)] = 0.1
     kl_weight: NonNegativeFloat = 10.0
     critic: Reads = Reads.AUTO
     hidden: PositiveInt = 256
     values: ValueHead = field(default_factory=ValueHead)
 
     def __post_init__(self) -> None:
-        """Raise UserError for numbers that are out of range or do not go together."""
+        """Raise UserError for options that are out of range or exclude each other."""
         super().__post_init__()
-        if self.dim_model % self.n_heads or self.dim_model % 4:
-            raise UserError(
-                f"expected policy.dim_model={self.dim_model} in multiples of policy.n_heads={self.n_heads} and of 4"
-            )
         if self.weights and self.backbone_weights:
             raise UserError("policy.weights have a backbone: leave policy.backbone_weights out")
 
@@ -105,23 +90,20 @@ class ACTConfig(PolicyConfig):
         if self.weights is None:
             return ACTPolicy(contract, self)
         checkpoint = read(self.weights, "act", "chunk_size")
-        policy = ACTPolicy(contract, _with_sizes(self, checkpoint), checkpoint.layout, matched_cameras(checkpoint, contract))
+        policy = ACTPolicy(
+            contract, _with_sizes(self, checkpoint), checkpoint.layout, matched_cameras(checkpoint, contract)
+        )
         check_sizes(checkpoint, policy.state.observed, contract)
         if not planned():
             policy.adopt(checkpoint)
         return policy
 
-    @property
-    def sizes(self) -> ACTSizes:
-        """Sizes of the networks."""
-        names = [each.name for each in fields(ACTSizes)]
-        return ACTSizes(**{name: getattr(self, name) for name in names} | {"vision_backbone": self.vision_backbone.value})
-
 
 class ACTPolicy(TrainablePolicy):
     """Policy that predicts chunks of H actions by a transformer over the state and the patches of all pictures.
 
-    It reads float32 observations of fixed size as the robot's state, and no texts. A `layout` of a checkpoint has its
+    It reads float32 observations of fixed size as the robot's state, and no texts. `actor_keys` are the names of all
+    observations that chunks are predicted from. A `layout` of a checkpoint has its
     own length of chunks, and names its own cameras, which are the pictures `cameras`; the first elements of the state
     are the robot's, the rest are the environment's.
 
@@ -150,6 +132,7 @@ class ACTPolicy(TrainablePolicy):
         self.state = FlatObservations(
             replace(contract, observation=specs), [], "policy=act", "another policy", required=not self.cameras
         )
+        self.actor_keys = [*self.cameras, *self.state.actor_keys]
         actions = contract.action.shape[-1]
         self.layout = layout or Layout(
             {name: contract.observation[name].shape[:2] for name in self.cameras},  # pyright: ignore[reportArgumentType]
@@ -163,7 +146,7 @@ class ACTPolicy(TrainablePolicy):
                 f"policy.weights={config.weights} predicts {self.layout.chunk} actions, the task asks for "
                 f"{contract.horizon}: set a smaller task.horizon or executed"
             )
-        self.network = ACTNetwork(self.layout, config.sizes)
+        self.network = ACTNetwork(self.layout, config)
         if config.backbone_weights and self.cameras and not planned():
             self.network.backbone.adopt(config.backbone_weights)
         self.value_head = config.values
@@ -178,11 +161,6 @@ class ACTPolicy(TrainablePolicy):
         count = len(self.cameras)
         self.register_buffer("picture_mean", torch.tensor(MEAN).expand(count, 3).clone())
         self.register_buffer("picture_std", torch.tensor(STD).expand(count, 3).clone())
-
-    @property
-    def actor_keys(self) -> list[str]:
-        """Names of the observations that chunks are predicted from."""
-        return [*self.cameras, *self.state.actor_keys]
 
     def critic_parameters(self) -> list[nn.Parameter]:
         """Parameters that only `value` uses."""

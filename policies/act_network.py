@@ -12,29 +12,48 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
+from embodied.configuration import Configuration, PositiveInt, Range
+from embodied.errors import UserError
 from policies.lerobot_checkpoint import Layout
 from policies.vision.resnet import FrozenBatchNorm, ResNet
 
 
-@dataclass(frozen=True)
-class ACTSizes:
+class VisionBackbone(Enum):
+    """Network that reads pictures, by torchvision's names."""
+
+    RESNET18 = "resnet18"
+    RESNET34 = "resnet34"
+
+
+@dataclass
+class ACTSizes(Configuration):
     """Sizes of the networks, by LeRobot's names. With `pre_norm` layers normalise inputs, otherwise outputs."""
 
-    vision_backbone: str
-    dim_model: int
-    n_heads: int
-    dim_feedforward: int
-    n_encoder_layers: int
-    n_decoder_layers: int
-    n_vae_encoder_layers: int
-    latent_dim: int
-    use_vae: bool
-    pre_norm: bool
-    dropout: float
+    vision_backbone: VisionBackbone = VisionBackbone.RESNET18
+    dim_model: PositiveInt = 512
+    n_heads: PositiveInt = 8
+    dim_feedforward: PositiveInt = 3200
+    n_encoder_layers: PositiveInt = 4
+    n_decoder_layers: PositiveInt = 1
+    n_vae_encoder_layers: PositiveInt = 4
+    latent_dim: PositiveInt = 32
+    use_vae: bool = True
+    pre_norm: bool = False
+    dropout: Annotated[float, Range(at_least=0, below=1)] = 0.1
+
+    def __post_init__(self) -> None:
+        """Raise UserError for numbers that are out of range or do not go together."""
+        super().__post_init__()
+        if self.dim_model % self.n_heads or self.dim_model % 4:
+            raise UserError(
+                f"expected policy.dim_model={self.dim_model} in multiples of policy.n_heads={self.n_heads} and of 4"
+            )
 
 
 class ACTNetwork(nn.Module):
@@ -57,7 +76,7 @@ class ACTNetwork(nn.Module):
             places = torch.arange(1 + bool(layout.state) + layout.chunk)
             self.register_buffer("vae_encoder_pos_enc", interleaved(places.float(), width).unsqueeze(0))
         if layout.cameras:
-            self.backbone = ResNet(sizes.vision_backbone, FrozenBatchNorm)
+            self.backbone = ResNet(sizes.vision_backbone.value, FrozenBatchNorm)
             self.encoder_img_feat_input_proj = nn.Conv2d(self.backbone.out_channels, width, 1)
         self.encoder = _Encoder(sizes, sizes.n_encoder_layers)
         self.decoder = _Decoder(sizes)
@@ -83,13 +102,12 @@ class ACTNetwork(nn.Module):
         # padded actions are masked
         masked = nn.functional.pad(~valid, (len(tokens) - 1, 0), value=False)
         encoded = self.vae_encoder(torch.cat(tokens, 1), self.vae_encoder_pos_enc, masked)
-        mean, log_variance = self.vae_encoder_latent_output_proj(encoded[:, 0]).chunk(2, -1)
-        return mean, log_variance
+        return self.vae_encoder_latent_output_proj(encoded[:, 0]).chunk(2, -1)
 
     def encoded(
         self, latent: Tensor, state: Tensor, environment: Tensor, pictures: Sequence[Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """Encoded tokens [N, L, D] and their positions [1 or N, L, D].
+        """Encoded tokens [N, L, D] and their positions [1, L, D].
 
         Inputs are normalised: latent [N, Z], state [N, S], environment [N, E], pictures [N, 3, height, width].
         """
@@ -102,7 +120,8 @@ class ACTNetwork(nn.Module):
         for picture in pictures:
             features = self.encoder_img_feat_input_proj(self.backbone(picture))
             tokens.append(features.flatten(2).transpose(1, 2))
-            places.append(grid_places(*features.shape[-2:], features.shape[1]).to(features))
+            height, width = features.shape[-2:]
+            places.append(grid_places(height, width, features.shape[1]).to(features))
         position = torch.cat(places).unsqueeze(0)
         return self.encoder(torch.cat(tokens, 1), position), position
 
@@ -128,7 +147,7 @@ class _Layer(nn.Module):
         self.dropout = nn.Dropout(sizes.dropout)
 
     def residual(self, norm: nn.Module, x: Tensor, branch: Callable[[Tensor], Tensor]) -> Tensor:
-        """x + f(norm(x)), or norm(x + f(x)), for the `branch` f."""
+        """X + f(norm(x)), or norm(x + f(x)), for the `branch` f."""
         if self.pre_norm:
             return x + self.dropout(branch(norm(x)))
         return norm(x + self.dropout(branch(x)))

@@ -100,7 +100,9 @@ def read(weights: str, kind: str, chunk: str) -> Checkpoint:
     statistics = _Statistics(folder, option, config, tensors)
     prefix = PREFIXES[kind]
     network = {name.removeprefix(prefix): value for name, value in tensors.items() if not name.startswith(EARLIER)}
-    return Checkpoint(weights, config, layout, network, {name: statistics.of(name, features[name]) for name in features})
+    return Checkpoint(
+        weights, config, layout, network, {name: statistics.of(name, features[name]) for name in features}
+    )
 
 
 def fill(module: nn.Module, tensors: Mapping[str, Tensor], option: str) -> None:
@@ -134,7 +136,9 @@ def matched_cameras(checkpoint: Checkpoint, contract: Contract) -> list[str]:
     names = {name.rpartition(".")[-1]: size for name, size in checkpoint.layout.cameras.items()}
     if len(own) != len(names):
         learned = ", ".join(names) or "no cameras"
-        raise UserError(f"{option} has learned with {learned}; the task has {', '.join(own) or 'none'}: set task.images")
+        raise UserError(
+            f"{option} has learned with {learned}; the task has {', '.join(own) or 'none'}: set task.images"
+        )
     if set(own) == set(names):
         own = list(names)
     else:
@@ -178,15 +182,17 @@ class _Statistics:
         size = shape[0] if feature["type"] == "VISUAL" else shape[-1]
         if mode is Mode.IDENTITY:
             return torch.zeros(size), torch.ones(size)
-        values = []
+        values: list[Tensor] = []
         for statistic in mode.names:
             if (value := self.tensors.get(_key(name, statistic))) is None:
-                raise UserError(f"{self.option} has no statistics {name}.{statistic} for its normalisation {mode.value}")
+                raise UserError(
+                    f"{self.option} has no statistics {name}.{statistic} for its normalisation {mode.value}"
+                )
             if value.numel() != size or not bool(value.isfinite().all()):
                 found = "infinity or not a number" if value.numel() == size else f"{value.numel()} elements"
                 raise UserError(f"{self.option} has {found} in {name}.{statistic}; expected {size} finite elements")
             values.append(value.float().flatten())
-        return _normaliser(mode, *values, self.epsilon, undone=name == ACTION)
+        return _normaliser(mode, values[0], values[1], self.epsilon, undone=name == ACTION)
 
     def _mode(self, name: str, kind: str) -> Mode:
         skipped = self.normalised is not None and name != ACTION and name not in self.normalised
@@ -228,9 +234,7 @@ def _layout(features: Mapping[str, Any], chunk: int) -> Layout:
     return Layout(heights_and_widths, sizes[STATE], sizes[ENVIRONMENT], sizes[ACTION], int(chunk))
 
 
-def _normaliser(
-    mode: Mode, first: Tensor, second: Tensor, epsilon: float, *, undone: bool
-) -> tuple[Tensor, Tensor]:
+def _normaliser(mode: Mode, first: Tensor, second: Tensor, epsilon: float, *, undone: bool) -> tuple[Tensor, Tensor]:
     """Offset and divisor, as LeRobot computes them; if `undone`, of the way back from normalised values.
 
     Constant elements of a range are -1 in the network. Their divisor is 1, where LeRobot's amplifies rounding by 1e8;

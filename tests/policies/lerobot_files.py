@@ -67,7 +67,9 @@ class Tensors(dict[str, Tensor]):
 
     def resnet18(self, name: str) -> None:
         def convolution(part: str, norm: str, outputs: int, inputs: int, kernel: int) -> None:
-            self.add(f"{name}.{part}.weight", outputs, inputs, kernel, kernel, scale=(2.0 / (outputs * kernel**2)) ** 0.5)
+            self.add(
+                f"{name}.{part}.weight", outputs, inputs, kernel, kernel, scale=(2.0 / (outputs * kernel**2)) ** 0.5
+            )
             self.batch_norm(f"{name}.{norm}", outputs)
 
         convolution("conv1", "bn1", 64, 3, 7)
