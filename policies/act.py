@@ -91,7 +91,10 @@ class ACTConfig(ACTSizes, PolicyConfig):
             return ACTPolicy(contract, self)
         checkpoint = read(self.weights, "act", "chunk_size")
         policy = ACTPolicy(
-            contract, _with_sizes(self, checkpoint), checkpoint.layout, matched_cameras(checkpoint, contract)
+            contract,
+            _with_sizes(self, checkpoint),
+            checkpoint.layout,
+            matched_cameras(checkpoint, contract, pictures(contract)),
         )
         check_sizes(checkpoint, policy.state.observed, contract)
         if not planned():

@@ -8,7 +8,7 @@ Files that LeRobot 0.4.4 itself wrote were read; no published weights have been 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.saving.json_text import loads
-from policies.vision.encoder import pictures
 from policies.vla.statistics import Mode
 from policies.vla.weights import folder_of, planned, reading
 
@@ -105,13 +104,13 @@ def read(weights: str, kind: str, chunk: str) -> Checkpoint:
     )
 
 
-def fill(module: nn.Module, tensors: Mapping[str, Tensor], option: str) -> None:
-    """Load `tensors` into `module`, which has exactly these.
+def fill(module: nn.Module, tensors: Mapping[str, Tensor], option: str, published: Callable[[str], str] = str) -> None:
+    """Load `tensors` into `module`, which has exactly these; `published` is the name in a file of each of our names.
 
     Raises:
         UserError: that names the first tensor which is missing, misshapen, not finite or unknown.
     """
-    own = module.state_dict()
+    own = {published(name): value for name, value in module.state_dict().items()}
     for name, value in own.items():
         if name not in tensors:
             raise UserError(f"{option} lacks the tensor {name}")
@@ -122,17 +121,16 @@ def fill(module: nn.Module, tensors: Mapping[str, Tensor], option: str) -> None:
             raise UserError(f"{option} has infinity or not a number in {name}; download or export the weights again")
     if unknown := sorted(tensors.keys() - own.keys()):
         raise UserError(f"{option} has the tensor {unknown[0]}, which this network does not have")
-    module.load_state_dict(tensors)
+    module.load_state_dict({name: tensors[published(name)] for name in module.state_dict()})
 
 
-def matched_cameras(checkpoint: Checkpoint, contract: Contract) -> list[str]:
-    """Pictures of `contract` in the order of the checkpoint's: by name, or with a warning in the contract's order.
+def matched_cameras(checkpoint: Checkpoint, contract: Contract, own: list[str]) -> list[str]:
+    """Pictures `own` of `contract` in the order of the checkpoint's: by name, or with a warning as they are.
 
     Raises:
         UserError: for another number of cameras, or pictures of another size.
     """
     option = f"policy.weights={checkpoint.source}"
-    own = pictures(contract)
     names = {name.rpartition(".")[-1]: size for name, size in checkpoint.layout.cameras.items()}
     if len(own) != len(names):
         learned = ", ".join(names) or "no cameras"
@@ -151,7 +149,7 @@ def matched_cameras(checkpoint: Checkpoint, contract: Contract) -> list[str]:
 
 
 def check_sizes(checkpoint: Checkpoint, state: int, contract: Contract) -> None:
-    """Raise UserError unless the task has `state` elements and an action as the checkpoint, and its chunks suffice."""
+    """Raise UserError unless the task's `state` and action have as many elements as those of the checkpoint."""
     layout = checkpoint.layout
     option = f"policy.weights={checkpoint.source}"
     if state != layout.state + layout.environment:
