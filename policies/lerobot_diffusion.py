@@ -198,11 +198,10 @@ class LeRobotEncoder(Encoder):
             for key, spec in specs.items()
             if spec.dtype == "uint8" and self._stacked(spec, 3) and spec.shape[-1] == 3
         ]
-        if self.count > 1 and not self.states:
-            raise UserError(
-                f"policy.weights={checkpoint.source} reads {self.count} observations, oldest first: expected observations "
-                f"with a first axis of {self.count}"
-            )
+        if not self.states:
+            axis = f" with a first axis of {self.count}, oldest first" if self.count > 1 else ""
+            option = f"policy.weights={checkpoint.source}"
+            raise UserError(f"{option} reads {self.count} observations at once: expected float32 ones{axis}")
         self.cameras = matched_cameras(checkpoint, contract, own)
         sizes = [math.prod(specs[key].shape) // self.count for key in self.states]
         check_sizes(checkpoint, sum(sizes), contract)
