@@ -202,7 +202,9 @@ class ACTPolicy(TrainablePolicy):
         self.critic.fit(observation)
         if self.pretrained:
             return
-        self.state.fit_statistics(observation)
+        if self.state.actor_keys:
+            self.state.fit_statistics(observation)
+        self.state.fitted.fill_(True)
         flat = actions.reshape(-1, actions.shape[-1])
         self.action_offset.copy_(flat.mean(0))
         self.action_scale.copy_(flat.std(0))

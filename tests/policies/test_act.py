@@ -460,6 +460,6 @@ def test_it_learns_from_pictures_where_a_light_is() -> None:
     ]
     shown = Episodes.join(parts)
     policy.fit(*shown.by_weight())
-    SFTConfig(steps=60, batch=24, learning_rate=1e-3, average=0.9).build(policy, files.generator()).fit(shown, 60)
+    SFTConfig(steps=30, batch=24, learning_rate=3e-4, average=0.9).build(policy, files.generator()).fit(shown, 30)
     found = policy.act(TensorDict({"camera": pictures[48:]}, [16])).actions[:, 0]
     assert (found - actions[48:]).abs().mean() < 0.2

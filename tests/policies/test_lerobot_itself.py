@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from diffusers import DDIMScheduler
 from tensordict import TensorDict
 from torch import Tensor
 
@@ -13,21 +14,17 @@ from embodied.contract import Contract, TensorSpec
 from policies.act import ACTConfig
 from policies.diffusion import DiffusionConfig
 
-for needed in ("torchvision", "lerobot", "lerobot.policies.act.modeling_act"):
-    pytest.importorskip(needed, exc_type=ImportError)
-
-from diffusers import DDIMScheduler
-from lerobot.configs.types import FeatureType, PolicyFeature
-from lerobot.policies.act import modeling_act
-from lerobot.policies.act.configuration_act import ACTConfig as TheirACT
-from lerobot.policies.act.processor_act import make_act_pre_post_processors
-from lerobot.policies.diffusion import modeling_diffusion
-from lerobot.policies.diffusion.configuration_diffusion import DiffusionConfig as TheirDiffusion
-from lerobot.policies.diffusion.processor_diffusion import make_diffusion_pre_post_processors
+pytest.importorskip("torchvision")
+types = pytest.importorskip("lerobot.configs.types", exc_type=ImportError)
+act = [pytest.importorskip(f"lerobot.policies.act.{part}_act") for part in ("modeling", "configuration", "processor")]
+diffusion = [
+    pytest.importorskip(f"lerobot.policies.diffusion.{part}_diffusion")
+    for part in ("modeling", "configuration", "processor")
+]
 
 SIZES = {"observation.images.top": (3, 64, 48), "observation.images.wrist": (3, 64, 48), "observation.state": (7,)}
 KINDS = {"observation.images.top": "VISUAL", "observation.images.wrist": "VISUAL", "observation.state": "STATE"}
-OUTPUT = {"action": PolicyFeature(FeatureType.ACTION, (6,))}
+OUTPUT = {"action": types.PolicyFeature(types.FeatureType.ACTION, (6,))}
 CHUNK = 16
 
 
@@ -39,7 +36,7 @@ class Clipped(DDIMScheduler):
 
 
 def inputs() -> dict[str, Any]:
-    return {name: PolicyFeature(FeatureType[KINDS[name]], size) for name, size in SIZES.items()}
+    return {name: types.PolicyFeature(types.FeatureType[KINDS[name]], size) for name, size in SIZES.items()}
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -96,8 +93,10 @@ def test_act(tmp_path: Path, pre_norm: bool) -> None:
     sizes = {"dim_model": 32, "n_heads": 4, "dim_feedforward": 64, "n_encoder_layers": 2, "n_vae_encoder_layers": 2}
     sizes |= {"n_decoder_layers": 2, "chunk_size": CHUNK, "n_action_steps": CHUNK, "latent_dim": 8, "dropout": 0.0}
     sizes |= {"pretrained_backbone_weights": None, "device": "cpu", "pre_norm": pre_norm}
-    policy: Any = randomised(modeling_act.ACTPolicy(TheirACT(input_features=inputs(), output_features=OUTPUT, **sizes)))
-    pre, post = saved(tmp_path, policy, make_act_pre_post_processors)
+    policy: Any = randomised(
+        act[0].ACTPolicy(act[1].ACTConfig(input_features=inputs(), output_features=OUTPUT, **sizes))
+    )
+    pre, post = saved(tmp_path, policy, act[2].make_act_pre_post_processors)
     own, observation = ACTConfig(weights=str(tmp_path), dropout=0.0).build(contract()), seen()
     expected = post(policy.predict_action_chunk(pre(theirs(observation))))[:, :8]
     torch.testing.assert_close(own.act(observation).actions, expected, atol=2e-5, rtol=1e-4)
@@ -116,12 +115,14 @@ def test_act(tmp_path: Path, pre_norm: bool) -> None:
     [{"crop_shape": (56, 40)}, {"use_separate_rgb_encoder_per_camera": True}, {"use_group_norm": False}],
 )
 def test_diffusion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
-    monkeypatch.setattr(modeling_diffusion, "DDIMScheduler", Clipped)
+    monkeypatch.setattr(diffusion[0], "DDIMScheduler", Clipped)
     sizes = {"horizon": CHUNK, "n_action_steps": 8, "down_dims": (16, 32), "diffusion_step_embed_dim": 16}
     sizes |= {"spatial_softmax_num_keypoints": 8, "num_inference_steps": 10, "noise_scheduler_type": "DDIM"}
-    settings = TheirDiffusion(input_features=inputs(), output_features=OUTPUT, device="cpu", **sizes, **options)
-    policy: Any = randomised(modeling_diffusion.DiffusionPolicy(settings))
-    pre, post = saved(tmp_path, policy, make_diffusion_pre_post_processors)
+    settings = diffusion[1].DiffusionConfig(
+        input_features=inputs(), output_features=OUTPUT, device="cpu", **sizes, **options
+    )
+    policy: Any = randomised(diffusion[0].DiffusionPolicy(settings))
+    pre, post = saved(tmp_path, policy, diffusion[2].make_diffusion_pre_post_processors)
     assert json.loads((tmp_path / "config.json").read_text())["type"] == "diffusion"
     own, observation = DiffusionConfig(weights=str(tmp_path), hidden=16).build(contract(2)), seen(2)
     noise = torch.randn(3, CHUNK, 6, generator=generator(6))
