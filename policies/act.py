@@ -52,7 +52,7 @@ from policies.lerobot_checkpoint import (
 from policies.vision.encoder import pictures
 from policies.vision.resnet import MEAN, STD
 from policies.vla.critic import Critic, Reads
-from policies.vla.weights import planned
+from policies.vla.weights import planned, reading
 
 REQUIRED = {"n_obs_steps": 1, "feedforward_activation": "relu", "replace_final_stride_with_dilation": False}
 """Fields of LeRobot's config.json with their only supported value."""
@@ -106,9 +106,9 @@ class ACTPolicy(TrainablePolicy):
     """Policy that predicts chunks of H actions by a transformer over the state and the patches of all pictures.
 
     It reads float32 observations of fixed size as the robot's state, and no texts. `actor_keys` are the names of all
-    observations that chunks are predicted from. A `layout` of a checkpoint has its
-    own length of chunks, and names its own cameras, which are the pictures `cameras`; the first elements of the state
-    are the robot's, the rest are the environment's.
+    observations that chunks are predicted from. A `layout` of a checkpoint has its own length of chunks and names its own
+    cameras, which are the pictures `cameras`; the first elements of the state are the robot's, the rest are the
+    environment's.
 
     Raises:
         UserError: if the contract has neither pictures nor a state that actors may read.
@@ -300,4 +300,5 @@ def _with_sizes(config: ACTConfig, checkpoint: Checkpoint) -> ACTConfig:
         raise UserError(f"{option} has vision_backbone={kind}; expected one of {', '.join(backbones)}")
     names = {each.name for each in fields(ACTSizes)} - {"vision_backbone", "dropout"}
     sizes = {name: published[name] for name in names if name in published}
-    return replace(config, **sizes, vision_backbone=backbones[kind])
+    with reading(f"{option}: cannot read config.json"):
+        return replace(config, **sizes, vision_backbone=backbones[kind])

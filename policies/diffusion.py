@@ -8,6 +8,7 @@ network and not of a frozen copy, and their noise is not scored; the networks ar
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Self
 
 import torch
@@ -32,7 +33,7 @@ from policies.vla.weights import planned
 SETTINGS = {"train_steps": "num_train_timesteps", "schedule": "beta_schedule", "prediction": "prediction_type"}
 """Names of options in diffusion_policy and LeRobot."""
 FILES = ".ckpt", ".safetensors"
-"""Ends of the names of diffusion_policy's files; other weights are LeRobot's."""
+"""Ends of the names of diffusion_policy's files; folders and names on the hub are LeRobot's."""
 
 
 @dataclass
@@ -69,7 +70,7 @@ class DiffusionConfig(GenerativeConfig):
         """Build the policy for `contract`; only the critic reads privileged observations."""
         if self.weights is None:
             return DiffusionPolicy(contract, self)
-        from_file = self.weights.endswith(FILES)
+        from_file = self.weights.endswith(FILES) or Path(self.weights).is_file()
         published = diffusion_checkpoint.read(self.weights) if from_file else lerobot_diffusion.published(self.weights)
         trained_with = {name: published.settings.get(setting) for name, setting in SETTINGS.items()}
         configured = {"train_steps": self.train_steps, "schedule": self.schedule, "prediction": self.prediction.value}

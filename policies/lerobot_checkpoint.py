@@ -131,7 +131,10 @@ def matched_cameras(checkpoint: Checkpoint, contract: Contract, own: list[str]) 
         UserError: for another number of cameras, or pictures of another size.
     """
     option = f"policy.weights={checkpoint.source}"
-    names = {name.rpartition(".")[-1]: size for name, size in checkpoint.layout.cameras.items()}
+    names = {
+        name.removeprefix("observation.").removeprefix("images."): size
+        for name, size in checkpoint.layout.cameras.items()
+    }
     if len(own) != len(names):
         learned = ", ".join(names) or "no cameras"
         raise UserError(

@@ -99,10 +99,9 @@ class _Block(nn.Module):
         self.bn1 = norm(width)
         self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
         self.bn2 = norm(width)
-        resized = stride != 1 or before != width
-        self.downsample = (
-            nn.Sequential(nn.Conv2d(before, width, 1, stride, bias=False), norm(width)) if resized else None
-        )
+        # the width changes with the resolution
+        resized = nn.Sequential(nn.Conv2d(before, width, 1, stride, bias=False), norm(width)) if stride != 1 else None
+        self.downsample = resized
 
     def forward(self, x: Tensor) -> Tensor:
         # y = relu(F(x) + shortcut(x))

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-PICTURE = (40, 56)
+PICTURE = (40, 72)
 STATE, ENVIRONMENT, ACTIONS, CHUNK = 5, 3, 4, 6
 WIDTH, HEADS, FEED, LATENT = 16, 2, 24, 3
 CAMERAS = ("observation.images.wrist", "observation.images.top")

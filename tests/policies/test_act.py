@@ -329,7 +329,7 @@ def test_what_is_no_such_policy_is_refused_in_one_line(tmp_path: Path) -> None:
     refused("reads 5 elements of the robot's state and 3 of the environment's; the task has 5", task(goal=None))
     refused("has learned with wrist, top; the task has top: set task.images", task(wrist=None))
     large = TensorSpec((64, 64, 3), "uint8", camera="wrist")
-    refused("pictures of 40 x 56 pixels, the task's wrist has 64 x 64: set task.image_size", task(wrist=large))
+    refused("pictures of 40 x 72 pixels, the task's wrist has 64 x 64: set task.image_size", task(wrist=large))
     one = TensorSpec((1,), low=(-1.0,), high=(1.0,))
     refused("has actions of 4 elements, the task of 1", Contract(CONTRACT.observation, one, 0.1, horizon=3))
     refused("predicts 6 actions, the task asks for 9", Contract(CONTRACT.observation, CONTRACT.action, 0.1, horizon=9))
