@@ -106,8 +106,8 @@ class ACTPolicy(TrainablePolicy):
     """Policy that predicts chunks of H actions by a transformer over the state and the patches of all pictures.
 
     It reads float32 observations of fixed size as the robot's state, and no texts. `actor_keys` are the names of all
-    observations that chunks are predicted from. A `layout` of a checkpoint has its own length of chunks and names its own
-    cameras, which are the pictures `cameras`; the first elements of the state are the robot's, the rest are the
+    observations that chunks are predicted from. A `layout` of a checkpoint has its own length of chunks and names its
+    own cameras, which are the pictures `cameras`; the first elements of the state are the robot's, the rest are the
     environment's.
 
     Raises:
