@@ -117,10 +117,10 @@ class ChunkUNet(nn.Module):
                 [
                     _Residual(before, after, conditions),
                     _Residual(after, after, conditions),
-                    nn.Identity() if after == widths[-1] else _Resample(nn.Conv1d(after, after, 3, 2, 1)),
+                    nn.Identity() if level == len(pairs) else _Resample(nn.Conv1d(after, after, 3, 2, 1)),
                 ]
             )
-            for before, after in pairs
+            for level, (before, after) in enumerate(pairs, 1)
         )
         self.mid_modules = nn.ModuleList(_Residual(widths[-1], widths[-1], conditions) for _ in range(2))
         self.up_modules = nn.ModuleList(

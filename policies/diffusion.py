@@ -8,6 +8,7 @@ network and not of a frozen copy, and their noise is not scored; the networks ar
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Self
 
 import torch
@@ -18,7 +19,7 @@ from embodied.configuration import Fraction, PositiveFloat, PositiveInt
 from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.policy import Evaluation, copy_statistics, sum_of_executed
-from policies import diffusion_checkpoint
+from policies import diffusion_checkpoint, lerobot_diffusion
 from policies.chunk_networks import ChunkUNet, NetworkKind, chunk_network
 from policies.diffusion_checkpoint import Published
 from policies.encoders import EncoderKind
@@ -26,9 +27,13 @@ from policies.flat import PlainEncoder
 from policies.generative import GenerativeConfig, GenerativePolicy
 from policies.kernels.diffusion import NoiseTable, Prediction, ddim_step, denoised, noised, target
 from policies.kernels.flow import gaussian_entropy, gaussian_log_prob
+from policies.lerobot_diffusion import LeRobotDiffusion
+from policies.vla.weights import planned
 
 SETTINGS = {"train_steps": "num_train_timesteps", "schedule": "beta_schedule", "prediction": "prediction_type"}
-"""Names of options in diffusion_policy."""
+"""Names of options in diffusion_policy and LeRobot."""
+FILES = ".ckpt", ".safetensors"
+"""Ends of the names of diffusion_policy's files; folders and names on the hub are LeRobot's."""
 
 
 @dataclass
@@ -39,7 +44,8 @@ class DiffusionConfig(GenerativeConfig):
     (all: DDPM with eta 1; fewer: DDIM). While exploring, the noise of a step has `eta` times DDPM's deviation, but at
     least `smallest_std` in the last `tuned_steps`, whose probabilities reinforcement learning scores; deterministic
     acting has none. The network predicts the quantity `prediction`. `weights` is a checkpoint of
-    diffusion_policy for states, with statistics: its sizes replace those of encoder and network.
+    diffusion_policy for states (a file), or of LeRobot's diffusion policy (a folder `pretrained_model`, or a name on
+    the hub), with statistics: its sizes replace those of encoder and network.
     """
 
     train_steps: PositiveInt = 100
@@ -64,7 +70,8 @@ class DiffusionConfig(GenerativeConfig):
         """Build the policy for `contract`; only the critic reads privileged observations."""
         if self.weights is None:
             return DiffusionPolicy(contract, self)
-        published = diffusion_checkpoint.read(self.weights)
+        from_file = self.weights.endswith(FILES) or Path(self.weights).is_file()
+        published = diffusion_checkpoint.read(self.weights) if from_file else lerobot_diffusion.published(self.weights)
         trained_with = {name: published.settings.get(setting) for name, setting in SETTINGS.items()}
         configured = {"train_steps": self.train_steps, "schedule": self.schedule, "prediction": self.prediction.value}
         if options := [
@@ -73,7 +80,8 @@ class DiffusionConfig(GenerativeConfig):
             raise UserError(f"policy.weights={self.weights} has learned with other noise: set {' '.join(options)}")
         config = replace(self, encoder=EncoderKind.PLAIN, network=NetworkKind.UNET)
         policy = DiffusionPolicy(contract, config, published)
-        policy.adopt()
+        if not planned():
+            policy.adopt()
         return policy
 
 
@@ -92,7 +100,8 @@ class DiffusionPolicy(GenerativePolicy):
     def __init__(self, contract: Contract, config: DiffusionConfig, pretrained: Published | None = None) -> None:
         past = 0 if pretrained is None else pretrained.past
         length = None if pretrained is None else pretrained.length
-        super().__init__(contract, config, "diffusion", past, length or past + contract.horizon)
+        own = pretrained.encoder(contract) if isinstance(pretrained, LeRobotDiffusion) else None
+        super().__init__(contract, config, "diffusion", past, length or past + contract.horizon, own)
         self.noise_table = NoiseTable(config.train_steps, config.denoising_steps, config.schedule)
         self.pretrained, actions, features = pretrained, contract.action.shape[-1], self.encoder.out_features
         if pretrained is None:
@@ -106,7 +115,7 @@ class DiffusionPolicy(GenerativePolicy):
                 ticks=config.train_steps,
             )
             return
-        _check(pretrained, contract, features)
+        _check(pretrained, contract, None if own else features)
         self.network = ChunkUNet(actions, features, pretrained.widths, config.train_steps, pretrained.time_width)
 
     def adopt(self) -> None:
@@ -116,23 +125,26 @@ class DiffusionPolicy(GenerativePolicy):
             UserError: for weights of another network.
         """
         assert self.pretrained is not None
+        if isinstance(self.pretrained, LeRobotDiffusion):
+            self.pretrained.fill(self.network, self.encoder)
+            return self._adopt_statistics()
         try:
             self.network.load_state_dict(self.pretrained.network)
         except RuntimeError as error:
             reason = " ".join(str(error).split())[:200]
             raise UserError(f"policy.weights={self.pretrained.source} is of another network ({reason}...)") from error
-        self._adopt_statistics()
+        return self._adopt_statistics()
 
     @torch.no_grad()
     def _adopt_statistics(self) -> None:
         assert self.pretrained is not None
-        assert isinstance(self.encoder, PlainEncoder)
         # y = scale x + offset, so that mean = -offset / scale and deviation = 1 / scale
         (scale, offset), (action_scale, action_offset) = self.pretrained.state, self.pretrained.action
-        count = self.pretrained.observations
-        self.encoder.mean[: self.pretrained.features].copy_((-offset / scale).repeat(count))
-        self.encoder.std[: self.pretrained.features].copy_((1.0 / scale).repeat(count))
-        self.encoder.fitted.fill_(True)
+        if isinstance(self.encoder, PlainEncoder):
+            count = self.pretrained.observations
+            self.encoder.mean[: self.pretrained.features].copy_((-offset / scale).repeat(count))
+            self.encoder.std[: self.pretrained.features].copy_((1.0 / scale).repeat(count))
+            self.encoder.fitted.fill_(True)
         self.action_mean.copy_(-action_offset / action_scale)
         self.action_std.copy_(1.0 / action_scale)
 
@@ -224,16 +236,19 @@ class DiffusionPolicy(GenerativePolicy):
         return mean, torch.where(tuned, std.clamp_min(self.config.smallest_std), std)
 
 
-def _check(pretrained: Published, contract: Contract, features: int) -> None:
-    """Raise UserError unless `pretrained` reads `features` inputs, and predicts the actions of `contract`."""
+def _check(pretrained: Published, contract: Contract, features: int | None) -> None:
+    """Raise UserError unless `pretrained` reads `features` inputs, and predicts the actions of `contract`.
+
+    With `features` of None the inputs have been checked.
+    """
     name = f"policy.weights={pretrained.source}"
     actions = contract.action.shape[-1]
     state = len(pretrained.state[0])
     count = pretrained.observations
-    if features != count * state or pretrained.features != count * state:
+    if features is not None and (features != count * state or pretrained.features != count * state):
         reads = f"{count} observations, oldest first, of {state} elements"
         raise UserError(f"{name} reads {reads}: {pretrained.features} in all; the task has {features}")
-    if len(pretrained.action[0]) != actions:
+    if features is not None and len(pretrained.action[0]) != actions:
         raise UserError(f"{name} has actions of {len(pretrained.action[0])} elements, the task of {actions}")
     if pretrained.length is not None and pretrained.length < pretrained.past + contract.horizon:
         ahead = f"predicts {pretrained.length - pretrained.past} actions ahead"

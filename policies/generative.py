@@ -36,6 +36,7 @@ from embodied.seeding import fixed_noise
 from policies.choice_of_augmentation import AugmentedConfig, augmentation
 from policies.choice_of_encoder import fit_encoders, observation_encoder
 from policies.chunk_networks import NetworkKind
+from policies.encoders import Encoder
 from policies.flat import FlatEncoder, PlainEncoder
 from policies.steering import Steerable, SteeringConfig
 
@@ -105,7 +106,15 @@ class GenerativePolicy(Steerable, RankingPolicy):
     action_low: Tensor
     action_high: Tensor
 
-    def __init__(self, contract: Contract, config: GenerativeConfig, kind: str, past: int, generated: int) -> None:
+    def __init__(
+        self,
+        contract: Contract,
+        config: GenerativeConfig,
+        kind: str,
+        past: int,
+        generated: int,
+        encoder: Encoder | None = None,
+    ) -> None:
         super().__init__()
         if not contract.action.low:
             raise UserError(f"policy={kind} needs action limits; set low and high in the action spec")
@@ -114,7 +123,7 @@ class GenerativePolicy(Steerable, RankingPolicy):
         # number of generated actions before the present, and in total
         self.past = past
         self.generated = generated
-        self.encoder = observation_encoder(contract, config)
+        self.encoder = observation_encoder(contract, config) if encoder is None else encoder
         self.augment = augmentation(contract, config, self.encoder)
         self.value_encoder = observation_encoder(contract, config, objects=True, privileged=True)
         self.advantage_encoder = observation_encoder(contract, config, objects=True)

@@ -8,6 +8,7 @@ from omegaconf.errors import OmegaConfBaseException
 from embodied.errors import UserError
 from embodied.policy import PolicyConfig, TrainablePolicy
 from embodied.saving.checkpoint import Checkpoint
+from policies.act import ACTConfig
 from policies.attention import AttentionConfig
 from policies.coarse_to_fine import CoarseToFineConfig
 from policies.diffusion import DiffusionConfig
@@ -20,6 +21,7 @@ from policies.vla.pi05 import Pi05Config
 from policies.vla.tokens import TokensConfig
 
 POLICIES: dict[str, type] = {
+    "act": ACTConfig,
     "attention": AttentionConfig,
     "coarse_to_fine": CoarseToFineConfig,
     "diffusion": DiffusionConfig,

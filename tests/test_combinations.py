@@ -69,7 +69,8 @@ def test_what_a_task_takes_builds_and_its_own_comes_first(task: str):
         if config.task != own.task:  # such as with pictures, for policies that see
             env.close()
             own, env = config, config.task.environment(4, config.task.distributions[0], "train", 0)
-        recorded = demonstrations(env.contract) if task in DEMONSTRATED or algorithm == "h2o" else None
+        needed = task in DEMONSTRATED or algorithm in ("h2o", "self_imitation")
+        recorded = demonstrations(env.contract) if needed else None
         built = config.policy.build(env.contract)
         learner = config.algorithm.build(built, recorded, env, seeding.generator(0, "learner"))
         learner.collector(env, built, seeding.generator(0, "noise"), learner.starts)

@@ -13,7 +13,7 @@ from embodied.commands import CONFIGS
 PUBLISHED = "published"
 """Owner of the settings for published weights."""
 ALL_TASKS = "all_tasks"
-"""Owner of the settings of algorithms for any task."""
+"""Owner of the settings of policies and algorithms for any task."""
 
 
 def settings(choices: Mapping[str, str], *, published: bool) -> Any:  # noqa: ANN401 - OmegaConf's
@@ -27,6 +27,7 @@ def places(choices: Mapping[str, str], *, published: bool) -> Iterator[tuple[str
     task = choices["task"]
     policy = choices["policy"]
     algorithm = choices["algorithm"]
+    yield ALL_TASKS, policy
     yield ALL_TASKS, algorithm
     yield ALL_TASKS, f"{policy}_{choices.get('offline')}"
     yield task, policy

@@ -77,7 +77,7 @@ def published(weights: str, kind: str = "pi0", key: str | None = None) -> Publis
     folder = folder_of(weights, kind)
     if not (folder / adapters.CONFIG).exists():
         return _model(weights, folder, kind, key)
-    with _reading(f"{option}: cannot read {adapters.CONFIG}"):
+    with reading(f"{option}: cannot read {adapters.CONFIG}"):
         base = str(loads((folder / adapters.CONFIG).read_text(encoding="utf-8"))["base_model_name_or_path"])
     statistics_files = list(folder.rglob("norm_stats.json"))  # the key then refers to these
     checkpoint = _model(base, folder_of(base, kind), kind, statistics.DEMONSTRATIONS if statistics_files else key)
@@ -98,11 +98,11 @@ def _model(weights: str, folder: Path, kind: str, key: str | None) -> Published:
         raise UserError(f"{option}: cannot read {CONFIG} as that of a {kind} (No such file or directory)")
     names = None if planned() else _check_files(option, folder)
     adaptive = None if names is None else bool(names & ADAPTIVE)
-    with _reading(f"{option}: cannot read {CONFIG} as that of a {kind}"):
+    with reading(f"{option}: cannot read {CONFIG} as that of a {kind}"):
         options = settings.read(folder, kind, adaptive=adaptive)
     norm_statistics = statistics.read(folder, options.modes, key)
     tokenizer = _tokenizer(option, folder)
-    with _reading(f"{option}: cannot read the weights"):
+    with reading(f"{option}: cannot read the weights"):
         model, missing_names, others = _loaded(folder, options.model, Pi05Model if kind == "pi05" else Pi0Model)
     if missing := sorted(missing_names):
         raise UserError(f"{option} lacks {len(missing)} tensors of {kind}, such as {missing[0]}")
@@ -120,7 +120,7 @@ def _tokenizer(option: str, folder: Path) -> Any:  # noqa: ANN401 - of transform
     has_tokenizer = (folder / "tokenizer.json").exists() or (folder / "tokenizer.model").exists()
     problem = "a tokenizer that cannot be read" if has_tokenizer else f"no tokenizer, and {TOKENIZER} is not here"
     advice = "put pi0's tokenizer.json and tokenizer_config.json there"
-    with _reading(f"{option} has {problem}; {advice}"):
+    with reading(f"{option} has {problem}; {advice}"):
         tokenizer = AutoTokenizer.from_pretrained(folder if has_tokenizer else TOKENIZER, trust_remote_code=False)
     if tokenizer.bos_token_id is None:
         raise UserError(f"{option} has a tokenizer without a token for the beginning; {advice}")
@@ -135,7 +135,7 @@ def _check_files(option: str, folder: Path) -> set[str]:
         raise UserError(f"{option} has no model.safetensors")
     for file in files:
         with (
-            _reading(f"{file} is damaged, or not whole: download or export it again"),
+            reading(f"{file} is damaged, or not whole: download or export it again"),
             safe_open(file, "pt") as tensors,
         ):
             types = {tensors.get_slice(name).get_dtype() for name in tensors.keys()}  # noqa: SIM118 - not a dict
@@ -200,7 +200,7 @@ def _renamed(name: str, *, adaptive: bool) -> str:
 
 
 @contextmanager
-def _reading(option: str) -> Iterator[None]:
+def reading(option: str) -> Iterator[None]:
     """Context that reports errors of the body, except a lack of memory, as `option` with the reason."""
     try:
         with enough_memory():
@@ -230,5 +230,5 @@ def folder_of(weights: str, kind: str, *also: str) -> Path:
         from huggingface_hub import snapshot_download
 
     patterns = ["*.json", "tokenizer*", *([] if planned() else ["*.safetensors", *also])]
-    with _reading(f"policy.weights={weights}: expected a folder or a name on the hub of {kind}"):
+    with reading(f"policy.weights={weights}: expected a folder or a name on the hub of {kind}"):
         return Path(snapshot_download(weights, allow_patterns=patterns))

@@ -170,6 +170,14 @@ def test_published_weights_are_trained_at_the_rates_of_the_field(policy: str, ta
     assert scratch[2] == 0
 
 
+def test_act_has_rates_of_its_own():
+    options = ("task=libero_pictures", "policy=act", "algorithm=self_imitation")
+    config, _ = composed(*options)
+    assert (config.sft.learning_rate, config.algorithm.sft.learning_rate) == (1e-4, 1e-4)
+    config, _ = composed(*options, "policy.weights=DIR")
+    assert (config.sft.learning_rate, config.sft.final_learning_rate) == (1e-5, 1e-5)
+
+
 def test_weights_of_a_policy_without_rates_of_its_own_leave_them():
     plain, _ = composed("policy=diffusion", "algorithm=ppo")
     config, record = composed("policy=diffusion", "algorithm=ppo", "policy.weights=DIR")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +36,7 @@ from policies.recurrent import RecurrentConfig
 from policies.squashed import SquashedConfig, SquashedPolicy
 from tests.embodied.reach import Reach
 from tests.embodied.training.test_experiment import ReachTask
+from tests.policies import lerobot_files
 from tests.policies.vla import prismatic
 from tests.policies.vla.test_weights import save
 from tests.programs import run_program
@@ -230,6 +232,7 @@ def test_a_part_that_a_stage_lacks_takes_nothing_there() -> None:
         " policy.denoising_steps=2",
         "policy=tokens algorithm=ppo",
         "policy=diffusion algorithm=ranking",
+        "policy=act algorithm=self_imitation policy.dim_model=16 policy.n_heads=2",
         "task=libero_pick algorithm=ranking",
     ],
 )
@@ -273,6 +276,25 @@ def test_openvla_is_planned_by_the_sizes_in_its_files(tmp_path: Path) -> None:
     config = compose(TrainConfig, "train", read, GROUPS)[0]
     policy = config.policy.build(config.task.contract("areas"))
     assert whole["weights", "cpu"] == size([*policy.parameters(), *policy.buffers()])
+
+
+def test_policies_of_lerobot_are_planned_by_their_configuration(tmp_path: Path) -> None:
+    config = lerobot_files.act_config()
+    task = ["task=libero_pictures", "policy=act", "algorithm=self_imitation", f"policy.weights={tmp_path}"]
+    contract = compose(TrainConfig, "train", task[:3], GROUPS)[0].task.contract("areas")
+    seen = [key for key, spec in contract.observation.items() if spec.is_picture]
+    side = contract.observation[seen[0]].shape[0]
+    state = sum(
+        spec.shape[0] for spec in contract.observation.values() if spec.dtype == "float32" and not spec.privileged
+    )
+    config["input_features"] = {
+        f"observation.images.{name}": {"type": "VISUAL", "shape": [3, side, side]} for name in seen
+    }
+    config["input_features"]["observation.state"] = {"type": "STATE", "shape": [state]}
+    config["output_features"]["action"]["shape"] = [contract.action.shape[0]]
+    config["chunk_size"] = contract.horizon
+    (tmp_path / "config.json").write_text(json.dumps(config))  # there are no weights
+    assert planned_of(task).stages["SFT"]["weights", "cpu"] > 4 * 11_000_000
 
 
 def test_distillation_counts_the_teacher() -> None:

@@ -24,6 +24,7 @@ from embodied.rollout.rollout import Collector
 from embodied.saving import checkpoint
 from embodied.training.experiment import Experiment, ExperimentConfig
 from embodied.training.stages import offline, reinforcement
+from policies.act import ACTConfig
 from policies.flow import FlowConfig
 from policies.vla.pi0 import Pi0Config
 from policies.vla.tokens import TokensConfig
@@ -200,6 +201,29 @@ def test_a_kill_in_every_stage_changes_no_bit_of_models_on_libero_pictures(tmp_p
         )
         ppo = PPOConfig(rollout_length=3, epochs=1, minibatch=4, critic_warmup=0)
         return kind(config, task, policy, ppo, directory, record={})
+
+    make(tmp_path / "whole", Experiment).run()
+    killed_and_continued(lambda: make(tmp_path / "parts", DiesInEveryStage))
+    assert left(tmp_path / "parts") == left(tmp_path / "whole")
+
+
+def test_a_kill_in_every_stage_changes_no_bit_of_act(tmp_path: Path) -> None:
+    """It draws dropout and a latent variable."""
+    sizes = {"dim_model": 8, "n_heads": 2, "dim_feedforward": 8, "latent_dim": 2, "n_vae_encoder_layers": 1}
+
+    def make(directory: Path, kind: type[Experiment]) -> Experiment:
+        config = ExperimentConfig(
+            num_envs=4,
+            env_steps=ITERATIONS * 40,
+            checkpoint_every=2,
+            evaluation_starts=2,
+            evaluation_envs=2,
+            video=False,
+            sft=SFTConfig(steps=24, batch=8),
+        )
+        algorithm = replace(LEARNERS["self_imitation"], gradient_steps=4, sft=SFTConfig(batch=8))
+        policy = ACTConfig(**sizes, n_encoder_layers=1)
+        return kind(config, ReachTask(), policy, algorithm, directory, record={})
 
     make(tmp_path / "whole", Experiment).run()
     killed_and_continued(lambda: make(tmp_path / "parts", DiesInEveryStage))

@@ -36,6 +36,7 @@ from train import GROUPS, TrainConfig
 BLOCK = re.compile(r"^```(\w+)(?: title=\"(\S+)\")?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 ASKED = {"*": "deg", "gripper.pos": "percent"}
 SMALL = ["sft.batch=4", "threads=1", "policy.draws=1", "policy.hidden=16", "policy.vision.width=4"]
+SMALL_ACT = ["policy.dim_model=16", "policy.n_heads=2", "policy.latent_dim=2"]
 
 
 STAND_IN = """
@@ -196,9 +197,8 @@ def test_its_policies_build_and_learn(policy: str, data: Path):
         f"policy={policy}",
         "demonstration_units=deg",
         "task.image_size=16",
-        *(["policy.vision.width=4"] if policy != "pi0" else []),
+        *{"flow": ["policy.vision.width=4"], "diffusion": ["policy.vision.width=4"], "act": SMALL_ACT}.get(policy, []),
     ]
-    chosen = [each for each in chosen if policy != "mlp" or "vision" not in each]
     config, _ = compose(TrainConfig, "train", ["task=dataset", f"demonstrations={data}", *chosen], GROUPS)
     join(config)
     contract = config.task.contract("recorded")
