@@ -1,5 +1,5 @@
 # make pick    install, then train the LIBERO pick policy; options follow in ARGS, e.g. make pick ARGS="device=cuda seed=1"
-# make assets  install, then fetch LIBERO's official objects and textures (355 MB); make pick uses them from then on
+# make assets  install, then fetch LIBERO's official objects and textures (360 MB); make pick uses them from then on
 # make hover   install, then train a quadrotor to hover
 # make vla     install, then train a policy from pictures and words: demonstrations, SFT, RL (a short run)
 # make navigate   install, then train a vehicle to find its way among obstacles

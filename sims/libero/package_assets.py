@@ -21,7 +21,7 @@ from sims.libero.assets import package_folder
 REQUIREMENTS = Path(__file__).with_name("assets_requirements.txt")
 LICENCE = (
     "Licence: the packages' field says MIT, and their text that ownership and licence of the files remain upstream's "
-    "(LIBERO, LIBERO-PRO and the makers of the models); do not pass them on without that."
+    "(LIBERO, LIBERO-PRO and the makers of the models; data CC BY 4.0); do not pass them on without that."
 )
 OPTIONS = ("--no-deps", "--only-binary=:all:", "--no-compile", "--require-hashes", "--requirement", str(REQUIREMENTS))
 
