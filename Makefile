@@ -1,4 +1,5 @@
 # make pick    install, then train the LIBERO pick policy; options follow in ARGS, e.g. make pick ARGS="device=cuda seed=1"
+# make assets  install, then fetch LIBERO's official objects and textures (360 MB); make pick uses them from then on
 # make hover   install, then train a quadrotor to hover
 # make vla     install, then train a policy from pictures and words: demonstrations, SFT, RL (a short run)
 # make navigate   install, then train a vehicle to find its way among obstacles
@@ -33,10 +34,14 @@ PYTEST := $(BIN)/python -m pytest $(PARALLEL)
 # Empty is as if it was not set: with a value, every program that a test starts would compile all that it imports anew.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: pick hover vla navigate test test-evidence test-changed ros test-ros isaac test-isaac test-stock test-crazyflow test-ray docs check mutants install clean
+.PHONY: pick assets hover vla navigate test test-evidence test-changed ros test-ros isaac test-isaac test-stock test-crazyflow test-ray docs check mutants install clean
 
 pick: $(VENV)/installed
 	$(BIN)/python train.py task=libero_pick $(ARGS)
+
+# Into the user's cache, whose place is $XDG_CACHE_HOME.
+assets: $(VENV)/installed
+	$(BIN)/python -m sims.libero.package_assets
 
 hover: $(VENV)/installed
 	$(BIN)/python train.py task=quadrotor_hover $(ARGS)

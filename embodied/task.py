@@ -120,6 +120,11 @@ class Task:
         return None
 
     @property
+    def asset_source(self) -> str | None:
+        """Where the objects' assets come from, as a sentence for the user; None without a choice of assets."""
+        return None
+
+    @property
     def variants(self) -> tuple[str, ...]:
         """Distributions for the final policy only, such as other wordings of instructions."""
         return ()

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,11 +17,14 @@ from tensordict import TensorDict
 
 import serve
 from embodied.command_line import program
+from embodied.command_line.config import compose
+from embodied.command_line.train_options import GROUPS, TrainConfig
 from embodied.errors import UserError
 from embodied.saving.checkpoint import Checkpoint
 from policies.registry import trained_policy
 from real_robot.firmware.exporting import Export, Target, export
 from real_robot.serving.policy_client import PolicyClient
+from sims.libero.published import Published
 from tests.policies.test_registry import saved
 from tests.real_robot.firmware.chunk_policies import EXECUTED, make, observations
 
@@ -88,6 +92,12 @@ def test_a_token_is_kept_and_not_shared(tmp_path: Path):
     (tmp_path / "token").chmod(0o644)
     with pytest.raises(ValueError, match="chmod 600"):
         serve.token(tmp_path / "token")
+
+
+@pytest.mark.parametrize(("task", "expected"), [("libero_pictures", Published), ("quadrotor_hover", type(None))])
+def test_vla_evals_observations_have_the_convention_of_the_checkpoints_task(run: Checkpoint, task: str, expected: type):
+    config = compose(TrainConfig, "train", [f"task={task}"], GROUPS)[1]
+    assert type(serve._convention(replace(run, config=config))) is expected
 
 
 def test_help_lists_the_options():

@@ -179,6 +179,20 @@ def decode(data: bytes | Frames) -> Frames:
         raise UserError(f"cannot decode a picture: {reason}; it is damaged, or no PNG or JPEG") from error
 
 
+def averaged(frames: Frames, height: int, width: int) -> Frames:
+    """Pictures [L, f height, f width, 3] reduced by the whole factor f: the mean of each block of pixels.
+
+    Raises:
+        UserError: for sizes that are no multiple.
+    """
+    size = frames.shape[1:3]
+    if (factor := size[0] // height) < 1 or size != (factor * height, factor * width):
+        raise UserError(f"expected pictures of {height}x{width}, or of a multiple, got {size[0]}x{size[1]}")
+    # [L, f H, f W, 3] -> [L, H, f, W, f, 3], averaged over both f, rounded to the nearest integer
+    blocks = frames.reshape(len(frames), height, factor, width, factor, 3)
+    return (blocks.mean((2, 4), dtype=np.float32) + 0.5).astype(np.uint8)
+
+
 def encode(picture: Frames) -> bytes:
     """Encode `picture` [height, width, 3] as PNG, which is lossless."""
     file = io.BytesIO()

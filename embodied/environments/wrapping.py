@@ -101,6 +101,11 @@ class WrappedTask(Task):
         return self.task.asset_kind
 
     @property
+    def asset_source(self) -> str | None:
+        """See `Task.asset_source`."""
+        return self.task.asset_source
+
+    @property
     def variants(self) -> tuple[str, ...]:
         """See `Task.variants`."""
         return self.task.variants

@@ -84,6 +84,8 @@ class BuiltRun(SavedRun):
         self.device = device
         self._build_policy, saved = policy.build, self.saved(directory, record, config.env_steps)
         seeding.seed_everything(seed)
+        if task.asset_source and not self.world.rank:
+            log.info(task.asset_source)
         self.contract = task.contract(task.distributions[0])
         if saved:
             saved.check(self.contract)

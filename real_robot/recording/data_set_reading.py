@@ -20,7 +20,7 @@ from torch import Tensor
 
 from embodied.contract import Contract, TensorSpec
 from embodied.data.episodes import Episodes
-from embodied.data.pictures import Pictures, decode, encode_all
+from embodied.data.pictures import Pictures, averaged, decode, encode_all
 from embodied.errors import UserError
 from embodied.export.network import elements
 from embodied.task import Convention
@@ -353,13 +353,11 @@ def _fitted(name: str, spec: TensorSpec, cells: Cells, *, mirrored: bool = False
         return cells
     if isinstance(cells, np.ndarray) and size == (height + height % 2, width + width % 2):
         frames = frames[:, :height, :width]  # videos have even sizes
-    elif (factor := size[0] // height) < 1 or size != (factor * height, factor * width):
-        expectation = f"expected pictures of {height}x{width}, or of a multiple"
-        raise UserError(f"{name}: {expectation}, got {size[0]}x{size[1]}; choose another image_size")
     else:
-        # [L, f H, f W, 3] -> [L, H, f, W, f, 3], averaged over both f, rounded to the nearest integer
-        blocks = frames.reshape(len(frames), height, factor, width, factor, 3)
-        frames = (blocks.mean((2, 4), dtype=np.float32) + 0.5).astype(np.uint8)
+        try:
+            frames = averaged(frames, height, width)
+        except UserError as error:
+            raise UserError(f"{name}: {error}; choose another image_size") from error
     return encode_all(frames[:, :, ::-1] if mirrored else frames)
 
 

@@ -14,6 +14,7 @@ for the answer. Other clients and servers ignore or omit these.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -30,8 +31,8 @@ CLOSE_LATER = 1013
 """Close codes (RFC 6455): after an error response; if there are too many clients."""
 
 
-def pack(message: dict[str, Any]) -> bytes:
-    """Encode `message`, which consists of arrays, numbers, text, lists and maps.
+def pack(message: dict[str, Any], encode: Callable[[object], Any] | None = None) -> bytes:
+    """Encode `message`, which consists of arrays, numbers, text, lists and maps; `encode` replaces openpi's encoding.
 
     Raises:
         UserError: if it contains anything else.
@@ -39,13 +40,13 @@ def pack(message: dict[str, Any]) -> bytes:
     with needs_extra("robot"):
         import msgpack
     try:
-        return bytes(msgpack.Packer(default=_encode).pack(message))
+        return bytes(msgpack.Packer(default=encode or _encode).pack(message))
     except TypeError as error:
         raise UserError(f"cannot send this: {error}") from error
 
 
-def unpack(data: bytes) -> dict[str, Any]:
-    """Decode bytes of `pack`; arrays are writable copies.
+def unpack(data: bytes, decode: Callable[[dict[Any, Any]], Any] | None = None) -> dict[str, Any]:
+    """Decode bytes of `pack`; arrays are writable copies. `decode` reads maps in place of openpi's encoding.
 
     Raises:
         UserError: for invalid bytes. Their content is never executed.
@@ -53,7 +54,7 @@ def unpack(data: bytes) -> dict[str, Any]:
     with needs_extra("robot"):
         import msgpack
     try:
-        message = msgpack.unpackb(data, object_hook=_decode, ext_hook=_refuse_extension)
+        message = msgpack.unpackb(data, object_hook=decode or _decode, ext_hook=_refuse_extension)
     except (
         ValueError,
         TypeError,
@@ -70,6 +71,20 @@ def unpack(data: bytes) -> dict[str, Any]:
     return message
 
 
+def array(dtype: object, shape: object, data: object) -> np.ndarray:
+    """Array of a client's or server's message, a writable copy.
+
+    Raises:
+        UserError: for other dtypes than numbers, and for shapes that do not fit the data.
+    """
+    kind = _dtype(dtype)
+    if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
+        raise UserError(f"an array of shape {shape!r}")
+    if not isinstance(data, bytes) or len(data) != math.prod(shape) * kind.itemsize:
+        raise UserError(f"an array of {kind} and shape {shape} with other data")
+    return np.frombuffer(data, kind).reshape(shape).copy()  # frombuffer is read-only
+
+
 def _encode(value: object) -> Any:  # noqa: ANN401 - what msgpack takes
     if isinstance(value, np.ndarray | np.generic):
         _check_dtype(value.dtype)
@@ -82,14 +97,7 @@ def _encode(value: object) -> Any:  # noqa: ANN401 - what msgpack takes
 
 def _decode(fields: dict[Any, Any]) -> Any:  # noqa: ANN401 - any message
     if b"__ndarray__" in fields:
-        dtype = _dtype(fields[b"dtype"])
-        shape = fields[b"shape"]
-        data = fields[b"data"]
-        if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
-            raise UserError(f"an array of shape {shape!r}")
-        if not isinstance(data, bytes) or len(data) != math.prod(shape) * dtype.itemsize:
-            raise UserError(f"an array of {dtype} and shape {shape} with other data")
-        return np.frombuffer(data, dtype).reshape(shape).copy()  # frombuffer is read-only
+        return array(fields[b"dtype"], fields[b"shape"], fields[b"data"])
     if b"__npgeneric__" in fields:
         return _dtype(fields[b"dtype"]).type(fields[b"data"])
     return fields

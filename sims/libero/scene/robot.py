@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from sims.libero.scene import mjcf
-from sims.libero.suite import package_folder
+from sims.libero.suite import installed_folder
 
 INITIAL_ARM = np.array([0.0, -0.161037389, 0.0, -2.44459747, 0.0, 2.22675220, np.pi / 4])
 """Joint positions, rad, to which LIBERO resets the arm, and the target in the null space."""
@@ -24,7 +24,7 @@ PEDESTAL_HEIGHT = 0.922  # m: from the floor to the pedestal's frame
 
 def panda(base: tuple[float, float, float], pedestal: bool) -> ET.Element:
     """The robot at `base`, m in the world frame: at the foot of a pedestal, or without one."""
-    folder = package_folder("robosuite") / "models" / "assets"
+    folder = installed_folder("robosuite") / "models" / "assets"
     arm = _model(folder / "robots" / "panda" / "robot.xml", "robot0_")
     _as_robosuite_1_4(arm)
     gripper = _model(folder / "grippers" / "panda_gripper.xml", "gripper0_")

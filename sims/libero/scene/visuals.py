@@ -20,7 +20,7 @@ COLOURS = {
 }
 """Category -> colour if the texture is missing."""
 PLAIN = "0.75 0.75 0.75 1"
-MISSING = (  # the same text for every scene, so that Python shows it once
+MISSING = (
     "visual files of the LIBERO assets are missing: plain colours and collision shapes are shown instead, "
     "so images differ from the benchmark's; the physics does not"
 )
@@ -46,7 +46,8 @@ def repair_visuals(root: ET.Element, categories: dict[str, str]) -> None:
             _show_collision_shapes(body, _colour(body.get("name"), categories))
     mjcf.remove_geoms(root, lambda geom: geom.get("mesh") in meshes and mjcf.is_visual(geom))
     if missing:
-        warnings.warn(MISSING, stacklevel=3)
+        files = sorted({"/".join(Path(asset.get("file")).parts[-2:]) for asset in missing})
+        warnings.warn(f"{MISSING} ({', '.join(files)})", stacklevel=3)
 
 
 def _colour(name: str, categories: dict[str, str]) -> str:

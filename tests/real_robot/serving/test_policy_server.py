@@ -31,9 +31,10 @@ from policies.flow import FlowConfig
 from policies.mlp import MLPConfig, MLPPolicy
 from policies.recurrent import RecurrentConfig
 from real_robot.robots.robot import Reading
+from real_robot.serving.answerer import Options
 from real_robot.serving.chunk_executor import ChunkExecutor
 from real_robot.serving.policy_client import PolicyClient
-from real_robot.serving.policy_server import PolicyServer, ServerLimits, _Options
+from real_robot.serving.policy_server import PolicyServer, ServerLimits
 from real_robot.serving.wire import OPTIONS, pack, unpack
 from tests.policies import observations as objects
 
@@ -195,13 +196,13 @@ def test_either_way_to_send_a_token_is_taken(server: PolicyServer):
 )
 def test_wrong_options_of_a_request_are_named(message: object, expected: str):
     with pytest.raises(UserError, match=expected):
-        _Options.of(message)
+        Options.parse(message)
 
 
 def test_options_of_a_request():
-    assert _Options.of({}) == _Options(True, 0, None, math.inf)
+    assert Options.parse({}) == Options(True, 0, None, math.inf)
     options = {"deterministic": False, "seed": 2**63 - 1, "running": {"a": 1}, "deadline_s": 1}
-    assert _Options.of(options) == _Options(**options)
+    assert Options.parse(options) == Options(**options)
 
 
 class Evil:
@@ -503,7 +504,7 @@ def test_a_flood_of_bad_clients_is_one_line_of_each_kind(caplog: pytest.LogCaptu
         started = time.monotonic()
         while time.monotonic() < started + 0.5:
             bad()
-        told = [record for record in caplog.records if "policy_server" in record.name]
+        told = [record for record in caplog.records if record.name.startswith("real_robot.serving")]
         assert sum("refused ('127.0.0.1'" in record.getMessage() for record in told) == 1
         assert len(told) < 10
         time.sleep(1.0)

@@ -1,11 +1,15 @@
 import pickle
+import shutil
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from sims.libero import suite as suite_module
-from sims.libero.suite import SUITES, initial_states, load_tasks, package_folder, step_limit_of
+from sims.libero.assets import STAND_IN, package_folder
+from sims.libero.environment import LiberoEnvironment
+from sims.libero.scene.scene import build_scene
+from sims.libero.suite import PERTURBED, SUITES, initial_states, installed_folder, load_tasks, step_limit_of
 
 
 def test_order_and_instructions_are_the_benchmarks():
@@ -52,7 +56,7 @@ def test_step_limits_are_those_of_each_suite_and_the_longest_where_they_mix():
 
 def test_missing_package_says_how_to_install_it():
     with pytest.raises(ValueError, match="pip install --no-deps hf-libero"):
-        package_folder("a_package_that_is_not_there")
+        installed_folder("a_package_that_is_not_there")
 
 
 def test_every_task_has_fifty_initial_states():
@@ -77,7 +81,69 @@ def test_initial_states_run_no_code_from_the_file(tmp_path, monkeypatch):
     folder = tmp_path / "libero" / "init_files" / task.suite
     folder.mkdir(parents=True)
     (folder / "evil.pruned_init").write_bytes(pickle.dumps(Bomb(tmp_path / "ran"), protocol=2))
-    monkeypatch.setattr(suite_module, "package_folder", lambda package: tmp_path)
+    monkeypatch.setattr(suite_module, "installed_folder", lambda package: tmp_path)
     with pytest.raises(pickle.UnpicklingError):
         initial_states(replace(task, name="evil"))
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.fixture
+def perturbed(monkeypatch, tmp_path):
+    """Task descriptions and states of one suite of LIBERO-PRO, made from LIBERO's, where `make assets` puts them."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    suite_module._load.cache_clear()
+    folder = package_folder().parents[1] / "libero" / "libero"
+    base = load_tasks("libero_object")
+    descriptions, states = folder / "bddl_files" / "libero_object_lan", folder / "init_files" / "libero_object_lan"
+    states.mkdir(parents=True)
+    shutil.copytree(base[0].bddl.parent, descriptions)
+    soup = descriptions / base[0].bddl.name
+    text = soup.read_text()
+    assert "Pick the alphabet soup and place it in the basket" in text
+    soup.write_text(text.replace("Pick the alphabet soup and place it in the basket", "grab the soup"))
+    for task in base[:2]:
+        np.savez_compressed(states / f"{task.name}.pruned_init.npz", states=initial_states(task) + 0.001)
+    yield base
+    suite_module._load.cache_clear()
+
+
+def test_a_perturbed_suite_has_its_own_words_and_states_and_its_suites_order(perturbed):
+    tasks = load_tasks("libero_object_lan")
+    assert [task.name for task in tasks] == [task.name for task in perturbed]
+    assert [tasks[0].language, tasks[1].language] == ["grab the soup", perturbed[1].language]
+    np.testing.assert_array_equal(initial_states(tasks[1]), initial_states(perturbed[1]) + 0.001)
+    assert step_limit_of(tasks) == 280
+    env, before = (
+        LiberoEnvironment(each[:1], 1, distribution="official", assets=STAND_IN, threads=1)
+        for each in (tasks, perturbed)
+    )
+    difference = env.reset()["object_position"] - before.reset()["object_position"]
+    assert difference.abs().max() > 5e-4
+
+
+def test_a_perturbed_suite_that_is_not_there_names_the_command(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    suite_module._load.cache_clear()
+    with pytest.raises(ValueError, match=r"libero_goal_swap needs LIBERO-PRO's tasks in .*; run `make assets`$"):
+        load_tasks("libero_goal_swap")
+    with pytest.raises(ValueError, match=r"unknown LIBERO suite 'libero_goal_object'; expected .*libero_goal_swap"):
+        load_tasks("libero_goal_object")
+
+
+@pytest.mark.skipif(not package_folder().exists(), reason="`make assets` has not run here")
+def test_all_perturbed_suites_are_complete():
+    assert len(PERTURBED) == 21
+    for name, base in PERTURBED.items():
+        for task, original in zip(load_tasks(name), load_tasks(base), strict=True):
+            states = initial_states(task)
+            assert states.shape[1] == initial_states(original).shape[1], (name, task.name)
+            assert task.problem.objects == original.problem.objects
+            assert task.problem.fixtures == original.problem.fixtures
+            if name.endswith(("_lan", "_task")):
+                assert task.language != original.language
+            else:
+                assert task.language == original.language, name
+    soup = load_tasks("libero_object_temp_x0.5", [0])[0]
+    scene = build_scene(soup, STAND_IN)
+    shift = initial_states(soup)[:, 1:] - initial_states(load_tasks("libero_object", [0])[0])[:, 1:]
+    assert shift[:, scene.object_qposadr[0]].mean() == pytest.approx(0.35, abs=0.02)
