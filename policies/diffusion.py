@@ -7,6 +7,7 @@ network and not of a frozen copy, and their noise is not scored; the networks ar
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
@@ -27,7 +28,7 @@ from policies.flat import PlainEncoder
 from policies.generative import GenerativeConfig, GenerativePolicy
 from policies.kernels.diffusion import NoiseTable, Prediction, ddim_step, denoised, noised, target
 from policies.kernels.flow import gaussian_entropy, gaussian_log_prob
-from policies.lerobot_diffusion import LeRobotDiffusion
+from policies.lerobot_diffusion import LeRobotDiffusion, LeRobotEncoder
 from policies.vla.weights import planned
 
 SETTINGS = {"train_steps": "num_train_timesteps", "schedule": "beta_schedule", "prediction": "prediction_type"}
@@ -126,7 +127,7 @@ class DiffusionPolicy(GenerativePolicy):
         """
         assert self.pretrained is not None
         if isinstance(self.pretrained, LeRobotDiffusion):
-            self.pretrained.fill(self.network, self.encoder)
+            self.pretrained.load_into(self.network, self.encoder)
             return self._adopt_statistics()
         try:
             self.network.load_state_dict(self.pretrained.network)
@@ -196,6 +197,12 @@ class DiffusionPolicy(GenerativePolicy):
         )
         outputs = self.value_outputs(observation)
         return Evaluation(log_prob, entropy, self.value_head.values(outputs), outputs)
+
+    def loss(self, observation: TensorDict, actions: Tensor, valid: Tensor) -> Tensor:
+        """See `GenerativePolicy.loss`; LeRobot's policies crop pictures at random places."""
+        crops = self.encoder.random_crops() if isinstance(self.encoder, LeRobotEncoder) else nullcontext()
+        with crops:
+            return super().loss(observation, actions, valid)
 
     def _error(self, target_chunk: Tensor, features: Tensor) -> Tensor:
         """Squared error |network(x_t, t) - target|^2, mean over the action's elements, at random noise levels.

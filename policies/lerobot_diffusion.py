@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -75,7 +77,7 @@ class LeRobotDiffusion(Published):
         """
         return LeRobotEncoder(contract, self.checkpoint)
 
-    def fill(self, network: nn.Module, encoder: nn.Module) -> None:
+    def load_into(self, network: nn.Module, encoder: nn.Module) -> None:
         """Load the weights into the UNet `network` and the LeRobotEncoder `encoder`.
 
         Raises:
@@ -136,6 +138,7 @@ class Keypoints(nn.Module):
         self.resized: list[int] | None = config.get("resize_shape")
         self.cropped: list[int] | None = config.get("crop_shape")
         self.random = config.get("crop_is_random", True)
+        self.draws = False  # crops at random places; else in the middle
         self.backbone = ResNet(config["vision_backbone"], norm)
         count = config["spatial_softmax_num_keypoints"]
         rows, columns = (-(-side // 32) for side in self.cropped or self.resized or (height, width))
@@ -149,7 +152,7 @@ class Keypoints(nn.Module):
             pictures = nn.functional.interpolate(pictures, tuple(self.resized), mode="bilinear", antialias=True)
         if self.cropped:
             spare = [have - want for have, want in zip(pictures.shape[-2:], self.cropped, strict=True)]
-            drawn = self.training and self.random
+            drawn = self.training and self.random and self.draws
             top, left = (int(torch.randint(extra + 1, ())) if drawn else round(extra / 2) for extra in spare)
             pictures = pictures[..., top : top + self.cropped[0], left : left + self.cropped[1]]
         return torch.relu(self.out(self.pool(self.backbone(pictures)).flatten(1)))
@@ -243,6 +246,18 @@ class LeRobotEncoder(Encoder):
             parts.append(eye((picture - offset) / scale).unflatten(0, (count, self.count)))
         parts.append(states[..., self.robot :])
         return torch.cat(parts, -1).flatten(1)
+
+    @contextmanager
+    def random_crops(self) -> Iterator[None]:
+        """Context of a supervised loss in training, in which pictures are cropped at random places."""
+        eyes = [module for module in self.modules() if isinstance(module, Keypoints)]
+        try:
+            for eye in eyes:
+                eye.draws = True
+            yield
+        finally:
+            for eye in eyes:
+                eye.draws = False
 
     def begin_like(self, other: Self) -> None:
         """Copy the weights and statistics of `other`."""

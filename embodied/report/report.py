@@ -214,7 +214,7 @@ class Report:
         """Lines for the console: results, files, and commands to run next."""
         width = max((len(distribution) for _, distribution in self.results), default=0)
         rows = [
-            f"  {title(stage):<12} {distribution:<{width}} {_rate(result.summary())}, {result.success.numel()} episodes"
+            f"  {title(stage):<14} {distribution:<{width}} {_rate(result.summary())}, {result.success.numel()} episodes"
             f"{_metrics(result)}"
             for (stage, distribution), result in self._ordered().items()
         ]

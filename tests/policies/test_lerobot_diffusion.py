@@ -203,7 +203,7 @@ def test_what_was_loaded_is_scored_trained_and_restored(tmp_path: Path) -> None:
     assert all(torch.equal(before[name], value) for name, value in policy.encoder.named_buffers())
     torch.testing.assert_close(policy.action_std, (statistics()["action.max"] - statistics()["action.min"]) / 2)
     decision = policy.act(observation, generator=files.generator())
-    policy.eval()
+    assert policy.training  # random crops are for the supervised loss alone
     torch.testing.assert_close(policy.evaluate(observation, decision.sample).log_prob, decision.log_prob)
     same = build(folder)
     same.load_state_dict(policy.state_dict())
@@ -216,6 +216,20 @@ def test_what_was_loaded_is_scored_trained_and_restored(tmp_path: Path) -> None:
     learner.fit(shown, 4)
     moved = dict(learner.trained.named_parameters())
     assert not torch.equal(moved["encoder.eyes.0.backbone.conv1.weight"], eye_tensors(0)["backbone.conv1.weight"])
+
+
+def test_the_supervised_loss_alone_crops_at_random_places(tmp_path: Path) -> None:
+    policy, observation, seen_pictures = build(save(tmp_path / "pretrained_model")), seen(2), []
+    policy.encoder.eyes[0].backbone.register_forward_pre_hook(lambda _, inputs: seen_pictures.append(inputs[0]))
+    actions, valid = torch.zeros(2, 4, ACTIONS), torch.ones(2, 4)
+    for _ in range(6):
+        policy.loss(observation, actions, valid)
+    assert len({picture.sum().item() for picture in seen_pictures}) > 2
+    seen_pictures.clear()
+    policy.act(observation)
+    policy.eval().loss(observation, actions, valid)  # held out
+    assert all(torch.equal(picture, seen_pictures[0]) for picture in seen_pictures)
+    assert seen_pictures[0].shape[-2:] == CROP
 
 
 def test_what_is_no_such_policy_is_refused_in_one_line(tmp_path: Path) -> None:

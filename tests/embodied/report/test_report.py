@@ -164,7 +164,8 @@ def test_gains_on_other_episodes_are_not_called_paired(tmp_path, caplog):
 
 
 def test_an_unknown_stage_is_refused():
-    expected = "unknown stage 'bc'; expected one of start, untrained, sft, sft_control, offline, rl, one_step, or baseline NAME"
+    stages = "start, untrained, sft, sft_control, offline, rl, one_step"
+    expected = f"unknown stage 'bc'; expected one of {stages}, or baseline NAME"
     with pytest.raises(ValueError, match=expected):
         report().add("bc", "wide", outcome(1))
 
