@@ -226,7 +226,7 @@ def test_the_supervised_loss_alone_crops_at_random_places(tmp_path: Path) -> Non
         policy.loss(observation, actions, valid)
     assert len({picture.sum().item() for picture in seen_pictures}) > 2
     seen_pictures.clear()
-    policy.act(observation)
+    policy.act(observation, deterministic=True)
     policy.eval().loss(observation, actions, valid)  # held out
     assert all(torch.equal(picture, seen_pictures[0]) for picture in seen_pictures)
     assert seen_pictures[0].shape[-2:] == CROP
