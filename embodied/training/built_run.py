@@ -84,8 +84,6 @@ class BuiltRun(SavedRun):
         self.device = device
         self._build_policy, saved = policy.build, self.saved(directory, record, config.env_steps)
         seeding.seed_everything(seed)
-        if task.asset_source and not self.world.rank:
-            log.info(task.asset_source)
         self.contract = task.contract(task.distributions[0])
         if saved:
             saved.check(self.contract)
@@ -109,6 +107,8 @@ class BuiltRun(SavedRun):
             # An empty set of demonstrations suffices to check the parts, before a long recording of demonstrations.
             self._try(Episodes.of(TensorDict({}, [0]), torch.zeros(0, *self.contract.action.shape)))
             self.held_out = self._held_out()
+        if task.asset_source and not self.world.rank:
+            log.info(task.asset_source)
         self.demonstrations = self._demonstrate(demonstrations)
         if self.own_seed != seed:
             seeding.seed_everything(self.own_seed)

@@ -372,17 +372,16 @@ class Pi0Policy(Steerable, adapters.AdaptablePolicy):
             UserError: if the state lacks elements to which they refer, or a small actor is to steer the policy.
         """
         listed = pretrained.settings.relative if pretrained else ()
-        further = [bool(listed)] * (self.actions - len(listed))
-        mask = torch.tensor([*listed[: self.actions], *further], dtype=torch.float32)
-        self.has_relative = bool(mask.any())
+        mask = [*listed[: self.actions], *[bool(listed)] * (self.actions - len(listed))]
+        self.has_relative = any(mask)
         if self.has_relative and self.config.steering.kind is not Steering.NONE:
             raise UserError("weights with actions relative to the state cannot be steered; leave out policy.steering")
-        if bool(mask[self.inputs.state_size :].any()):
+        if any(mask[self.inputs.state_size :]):
             raise UserError(
-                f"policy.weights={self.config.weights} have {int(mask.sum())} actions relative to the state, "
+                f"policy.weights={self.config.weights} have {sum(mask)} actions relative to the state, "
                 f"which has {self.inputs.state_size} elements in this task"
             )
-        return mask
+        return torch.tensor(mask, dtype=torch.float32)
 
     @torch.no_grad()
     def _take(self, pretrained: Published) -> None:
