@@ -48,6 +48,7 @@ from policies.lerobot_checkpoint import (
     fill,
     matched_cameras,
     read,
+    warn,
 )
 from policies.vision.encoder import pictures
 from policies.vision.resnet import MEAN, STD
@@ -295,6 +296,8 @@ def _with_sizes(config: ACTConfig, checkpoint: Checkpoint) -> ACTConfig:
     for name, expected in REQUIRED.items():
         if (value := published.get(name, expected)) != expected:
             raise UserError(f"{option} has {name}={value}, and only {expected} is supported")
+    if published.get("temporal_ensemble_coeff") is not None:
+        warn(f"{option} was evaluated with averages of overlapping chunks (temporal_ensemble_coeff), not computed here")
     backbones = {backbone.value: backbone for backbone in VisionBackbone}
     if (kind := published.get("vision_backbone", VisionBackbone.RESNET18.value)) not in backbones:
         raise UserError(f"{option} has vision_backbone={kind}; expected one of {', '.join(backbones)}")

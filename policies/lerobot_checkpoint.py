@@ -143,7 +143,7 @@ def matched_cameras(checkpoint: Checkpoint, contract: Contract, own: list[str]) 
     if set(own) == set(names):
         own = list(names)
     else:
-        _warn(f"{option} has learned with {', '.join(names)}, and sees {', '.join(own)}")
+        warn(f"{option} has learned with {', '.join(names)}, and sees {', '.join(own)}")
     for name, size in zip(own, names.values(), strict=True):
         if (shape := contract.observation[name].shape[-3:-1]) != size:
             sizes = f"{size[0]} x {size[1]} pixels, the task's {name} has {shape[0]} x {shape[1]}"
@@ -261,6 +261,6 @@ def _later(name: str) -> str:
 
 
 @cache
-def _warn(message: str) -> None:
+def warn(message: str) -> None:
     """Warn once: a run builds several policies of the same weights."""
     log.warning(message)

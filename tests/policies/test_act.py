@@ -335,6 +335,11 @@ def test_what_is_no_such_policy_is_refused_in_one_line(tmp_path: Path) -> None:
     refused("predicts 6 actions, the task asks for 9", Contract(CONTRACT.observation, CONTRACT.action, 0.1, horizon=9))
 
 
+def test_temporal_ensembles_are_left_out_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    build(files.save(tmp_path / "act", files.act_config(temporal_ensemble_coeff=0.01), files.act_tensors()))
+    assert "averages of overlapping chunks (temporal_ensemble_coeff)" in caplog.text
+
+
 def test_cameras_are_matched_by_name_and_else_by_order_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
