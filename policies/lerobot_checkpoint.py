@@ -190,8 +190,8 @@ class _Statistics:
                     f"{self.option} has no statistics {name}.{statistic} for its normalisation {mode.value}"
                 )
             if value.numel() != size or not bool(value.isfinite().all()):
-                found = "infinity or not a number" if value.numel() == size else f"{value.numel()} elements"
-                raise UserError(f"{self.option} has {found} in {name}.{statistic}; expected {size} finite elements")
+                problem = "infinity or not a number" if value.numel() == size else f"{value.numel()} elements"
+                raise UserError(f"{self.option} has {problem} in {name}.{statistic}; expected {size} finite elements")
             values.append(value.float().flatten())
         return _normaliser(mode, values[0], values[1], self.epsilon, undone=name == ACTION)
 
@@ -225,12 +225,12 @@ class _Statistics:
 
 def _layout(features: Mapping[str, Any], chunk: int) -> Layout:
     cameras = {name: feature["shape"] for name, feature in features.items() if feature["type"] == "VISUAL"}
-    known = {STATE, ENVIRONMENT, ACTION, *cameras}
-    if other := sorted(features.keys() - known):
+    supported = {STATE, ENVIRONMENT, ACTION, *cameras}
+    if other := sorted(features.keys() - supported):
         raise ValueError(f"it has the feature {other[0]}, which is not supported")
     if other := sorted(name for name, shape in cameras.items() if len(shape) != 3 or shape[0] != 3):
         raise ValueError(f"{other[0]} is of shape {cameras[other[0]]}, expected [3, height, width]")
-    sizes = {name: int(features[name]["shape"][-1]) if name in features else 0 for name in known - cameras.keys()}
+    sizes = {name: int(features[name]["shape"][-1]) if name in features else 0 for name in supported - cameras.keys()}
     heights_and_widths = {name: (int(shape[1]), int(shape[2])) for name, shape in cameras.items()}
     return Layout(heights_and_widths, sizes[STATE], sizes[ENVIRONMENT], sizes[ACTION], int(chunk))
 

@@ -116,7 +116,7 @@ def published(weights: str) -> LeRobotDiffusion:
 
 def network_name(name: str) -> str:
     """LeRobot's name of a tensor of our UNet."""
-    name = re.sub(r"blocks\.(\d)\.block", lambda found: f"conv{int(found[1]) + 1}.block", name)
+    name = re.sub(r"blocks\.(\d)\.block", lambda number: f"conv{int(number[1]) + 1}.block", name)
     return UNET + name.replace(".2.conv.", ".2.")
 
 
@@ -224,8 +224,8 @@ class LeRobotEncoder(Encoder):
         offset, scale = (torch.cat(values) for values in zip(*states, strict=True)) if states else empty
         self.register_buffer("offset", offset)
         self.register_buffer("scale", scale)
-        seen = [normalisers.get(name, (torch.zeros(3), torch.ones(3))) for name in layout.cameras]
-        for name, values in zip(("picture_offset", "picture_scale"), zip(*seen, strict=True), strict=False):
+        pictures = [normalisers.get(name, (torch.zeros(3), torch.ones(3))) for name in layout.cameras]
+        for name, values in zip(("picture_offset", "picture_scale"), zip(*pictures, strict=True), strict=False):
             self.register_buffer(name, torch.stack(values))
 
     def fit(self, observation: TensorDict) -> None:

@@ -82,8 +82,8 @@ def _lerobot(weights: str, fields: Mapping[str, Any]) -> StartingPoint:
         if feature["type"] == "VISUAL" and "empty_camera" not in name
     }
     names = [next((name for name in group if name in pictures), None) for group in CAMERAS]
-    seen = [name for name in names if name]
-    learned = sizes == [(STATE,), (ACTION,)] and names[0] is not None and len(seen) == len(pictures)
+    cameras = [name for name in names if name]
+    learned = sizes == [(STATE,), (ACTION,)] and names[0] is not None and len(cameras) == len(pictures)
     horizon = fields.get("chunk_size", STEPS)
     return StartingPoint(
         weights,
@@ -91,9 +91,9 @@ def _lerobot(weights: str, fields: Mapping[str, Any]) -> StartingPoint:
         "LeRobot",
         horizon,
         min(horizon, fields.get("n_action_steps", horizon)),
-        len(seen),
+        len(cameras),
         benchmark=LIBERO if learned else None,
-        evidence=f"it reads a state of {STATE} elements and {' and '.join(seen)}" if learned else "",
+        evidence=f"it reads a state of {STATE} elements and {' and '.join(cameras)}" if learned else "",
     )
 
 

@@ -204,7 +204,7 @@ class PolicyServer:
             self._idle_since.pop(connection, None)
 
     def _answerer_of(self, connection: ServerConnection) -> Answerer | vla_eval.VlaEvalSession:
-        """What answers this client: openpi's clients wait for a greeting, vla-eval's name a path."""
+        """Answerer or session of this client: openpi's clients wait for a greeting, vla-eval's name a path."""
         if connection.request is not None and connection.request.path.rstrip("/") == vla_eval.PATH:
             return vla_eval.VlaEvalSession(self._answerer, self._convention)
         return self._answerer

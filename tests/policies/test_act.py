@@ -62,7 +62,7 @@ def build(folder: Path, contract: Contract = CONTRACT, **settings: Any) -> ACTPo
 
 
 class Plain:
-    """What LeRobot's network computes, from the paper and in plain functions; pictures by transformers' ResNet."""
+    """Actions of LeRobot's network, from the paper and in plain functions; pictures by transformers' ResNet."""
 
     def __init__(self, tensors: dict[str, Tensor], pre_norm: bool) -> None:
         self.given = {name.removeprefix("model."): value for name, value in tensors.items()}
