@@ -22,15 +22,15 @@ def generator(seed: int = 0) -> torch.Generator:
 
 def features() -> dict[str, dict[str, Any]]:
     """Features by LeRobot's names."""
-    found = {camera: {"type": "VISUAL", "shape": [3, *PICTURE]} for camera in CAMERAS}
-    found["observation.state"] = {"type": "STATE", "shape": [STATE]}
-    found["observation.environment_state"] = {"type": "ENV", "shape": [ENVIRONMENT]}
-    return found | {"action": {"type": "ACTION", "shape": [ACTIONS]}}
+    entries = {camera: {"type": "VISUAL", "shape": [3, *PICTURE]} for camera in CAMERAS}
+    entries["observation.state"] = {"type": "STATE", "shape": [STATE]}
+    entries["observation.environment_state"] = {"type": "ENV", "shape": [ENVIRONMENT]}
+    return entries | {"action": {"type": "ACTION", "shape": [ACTIONS]}}
 
 
 def statistics() -> dict[str, Tensor]:
     """Statistics of all features, with a constant element of the state and of the action."""
-    found, noise = {}, generator(7)
+    tensors, noise = {}, generator(7)
     for name, feature in features().items():
         shape = (3, 1, 1) if feature["type"] == "VISUAL" else feature["shape"]
         low = torch.rand(*shape, generator=noise) - 1.0
@@ -41,8 +41,8 @@ def statistics() -> dict[str, Tensor]:
         if name == "action":
             std[1] = 0.0
         values = {"min": low, "max": high, "mean": (low + high) / 2, "std": std, "q01": low + 0.1, "q99": high - 0.1}
-        found |= {f"{name}.{statistic}": value for statistic, value in values.items()}
-    return found
+        tensors |= {f"{name}.{statistic}": value for statistic, value in values.items()}
+    return tensors
 
 
 class Tensors(dict[str, Tensor]):
@@ -104,13 +104,13 @@ class Tensors(dict[str, Tensor]):
 
 def act_tensors(*, pre_norm: bool = False) -> Tensors:
     """Weights of an ACT with two encoder layers and one decoder layer."""
-    found = Tensors("model.")
+    tensors = Tensors("model.")
     for part, depth in (("vae_encoder", 1), ("encoder", 2), ("decoder", 1)):
         for index in range(depth):
-            found.layer(f"{part}.layers.{index}", decoder=part == "decoder")
+            tensors.layer(f"{part}.layers.{index}", decoder=part == "decoder")
         if part == "decoder" or pre_norm:
-            found.norm(f"{part}.norm")
-    found.add("vae_encoder_cls_embed.weight", 1, WIDTH)
+            tensors.norm(f"{part}.norm")
+    tensors.add("vae_encoder_cls_embed.weight", 1, WIDTH)
     for name, size in (
         ("vae_encoder_robot_state", STATE),
         ("vae_encoder_action", ACTIONS),
@@ -118,15 +118,15 @@ def act_tensors(*, pre_norm: bool = False) -> Tensors:
         ("encoder_env_state", ENVIRONMENT),
         ("encoder_latent", LATENT),
     ):
-        found.dense(f"{name}_input_proj", WIDTH, size)
-    found.dense("vae_encoder_latent_output_proj", 2 * LATENT, WIDTH)
-    found["model.vae_encoder_pos_enc"] = sinusoids(torch.arange(CHUNK + 2).double())[None]
-    found.resnet18("backbone")
-    found.dense("encoder_img_feat_input_proj", WIDTH, 512, 1, 1)
-    found.add("encoder_1d_feature_pos_embed.weight", 3, WIDTH)
-    found.add("decoder_pos_embed.weight", CHUNK, WIDTH)
-    found.dense("action_head", ACTIONS, WIDTH)
-    return found
+        tensors.dense(f"{name}_input_proj", WIDTH, size)
+    tensors.dense("vae_encoder_latent_output_proj", 2 * LATENT, WIDTH)
+    tensors["model.vae_encoder_pos_enc"] = sinusoids(torch.arange(CHUNK + 2).double())[None]
+    tensors.resnet18("backbone")
+    tensors.dense("encoder_img_feat_input_proj", WIDTH, 512, 1, 1)
+    tensors.add("encoder_1d_feature_pos_embed.weight", 3, WIDTH)
+    tensors.add("decoder_pos_embed.weight", CHUNK, WIDTH)
+    tensors.dense("action_head", ACTIONS, WIDTH)
+    return tensors
 
 
 def sinusoids(places: Tensor, size: int = WIDTH) -> Tensor:
@@ -175,19 +175,19 @@ def save(
     config: dict[str, Any],
     tensors: dict[str, Tensor],
     modes: dict[str, str] = MODES,
-    given: dict[str, Tensor] | None = None,
+    values: dict[str, Tensor] | None = None,
 ) -> Path:
     """Write a folder `pretrained_model`."""
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     save_file(dict(tensors), folder / "model.safetensors")
-    given = statistics() if given is None else given
+    values = statistics() if values is None else values
     pre, post = (
         f"policy_{part}processor_step_{step}_{kind}_processor.safetensors"
         for part, step, kind in (("pre", 3, "normalizer"), ("post", 0, "unnormalizer"))
     )
-    save_file({name: value for name, value in given.items() if not name.startswith("action.")}, folder / pre)
-    save_file(given, folder / post)
+    save_file({name: value for name, value in values.items() if not name.startswith("action.")}, folder / pre)
+    save_file(values, folder / post)
     normalizer = {"eps": 1e-8, "features": features(), "norm_map": modes}
     steps = [
         {"registry_name": "rename_observations_processor", "config": {"rename_map": {}}},

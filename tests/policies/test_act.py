@@ -308,9 +308,9 @@ def test_what_is_no_such_policy_is_refused_in_one_line(tmp_path: Path) -> None:
     for option in ({"feedforward_activation": "gelu"}, {"vision_backbone": "resnet50"}, {"n_obs_steps": 2}):
         saved(files.act_config(**option))
         refused(f"has {next(iter(option))}={next(iter(option.values()))}")
-    saved(given={name: value for name, value in files.statistics().items() if name != "observation.state.max"})
+    saved(values={name: value for name, value in files.statistics().items() if name != "observation.state.max"})
     refused(r"has no statistics observation.state.max for its normalisation MIN_MAX")
-    saved(given=files.statistics() | {"action.std": torch.full((ACTIONS,), torch.inf)})
+    saved(values=files.statistics() | {"action.std": torch.full((ACTIONS,), torch.inf)})
     refused("infinity or not a number in action.std")
     saved(modes=files.MODES | {"STATE": "MEDIAN"})
     refused("has the normalisation MEDIAN of observation.state")

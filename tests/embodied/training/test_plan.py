@@ -282,13 +282,13 @@ def test_policies_of_lerobot_are_planned_by_their_configuration(tmp_path: Path) 
     config = lerobot_files.act_config()
     task = ["task=libero_pictures", "policy=act", "algorithm=self_imitation", f"policy.weights={tmp_path}"]
     contract = compose(TrainConfig, "train", task[:3], GROUPS)[0].task.contract("areas")
-    seen = [key for key, spec in contract.observation.items() if spec.is_picture]
-    side = contract.observation[seen[0]].shape[0]
+    cameras = [key for key, spec in contract.observation.items() if spec.is_picture]
+    side = contract.observation[cameras[0]].shape[0]
     state = sum(
         spec.shape[0] for spec in contract.observation.values() if spec.dtype == "float32" and not spec.privileged
     )
     config["input_features"] = {
-        f"observation.images.{name}": {"type": "VISUAL", "shape": [3, side, side]} for name in seen
+        f"observation.images.{name}": {"type": "VISUAL", "shape": [3, side, side]} for name in cameras
     }
     config["input_features"]["observation.state"] = {"type": "STATE", "shape": [state]}
     config["output_features"]["action"]["shape"] = [contract.action.shape[0]]
