@@ -1,5 +1,7 @@
 """Learn from logs alone: `python benchmarks/from_logs.py FOLDER [--rows "NAME;NAME"] [--seeds 0 1 2] [--output FILE]`.
 
+    [--tries]
+
     FOLDER --task libero_pick --episodes 30 60 --steps 4000 --batch 256 --starts 20 --envs 100
 
 Logs of a task are two thirds of good episodes and one third of a policy that mostly fails, with rewards: of
@@ -9,6 +11,9 @@ many gradient steps of the same batch, and is evaluated on the same starts. Imit
 failed. Rows have success, mean steps of the episodes that succeeded, and CPU seconds of learning. Every row is written
 as soon as it is measured, with its commit; a command that is repeated measures the missing rows only. Intervals of
 success are for other seeds and other starts.
+
+Options of rows are the learners' defaults and those of CHOSEN: on `libero_pick` the best of TRIES, as many for each
+row, which `--tries` measures with a seed (`--seeds 100`) and initial states of no reported row.
 """
 
 from __future__ import annotations
@@ -20,7 +25,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # also runs from a clone that is not installed
@@ -35,6 +40,7 @@ from embodied.algorithms.offline.fql import FQLConfig, OfflineQCConfig  # noqa: 
 from embodied.algorithms.offline.iql import Extraction, FamO2OConfig, FDVLConfig, IQLConfig, ValueLoss  # noqa: E402
 from embodied.algorithms.offline.rebrac import ReBRACConfig, TD3BCConfig  # noqa: E402
 from embodied.algorithms.offline.recap import RECAPConfig  # noqa: E402
+from embodied.command_line.tuning import SearchOptions  # noqa: E402
 from embodied.data.episodes import SUCCEEDED, UNKNOWN, Episodes  # noqa: E402
 from embodied.data.recording import record_episodes  # noqa: E402
 from embodied.environment import Environment  # noqa: E402
@@ -70,9 +76,33 @@ ROWS: dict[str, tuple[str, Callable[..., OfflineLearnerConfig]]] = {
     "mlp, ReBRAC": ("mlp", ReBRACConfig),
 }
 """Policy and config of the learner by name; policy=mlp cannot read the objects of `libero_pick`."""
+CHOSEN: dict[str, dict[str, Any]] = {}
+"""Options of the learner, and of its policy ("policy.NAME"), by row."""
+TRIES: dict[str, list[dict[str, Any]]] = {
+    "imitation of all": [{}, {"learning_rate": 3e-4}, {"weight_decay": 1e-2}],
+    "imitation of successes": [{}, {"learning_rate": 3e-4}, {"weight_decay": 1e-2}],
+    "IQL": [{}, {"inverse_temperature": 3.0, "expectile": 0.7}, {"inverse_temperature": 1.0, "expectile": 0.7}],
+    "RECAP": [{}, {"positive_share": 0.6}, {"positive_share": 0.6, "policy.advantage_guidance": 1.0}],
+    "FQL": [
+        {},
+        {"distillation": 100.0, "sft.learning_rate": 1e-3},
+        {"distillation": 1000.0, "sft.learning_rate": 1e-3},
+    ],
+    "CO-RFT": [
+        {},
+        {"distillation": 100.0, "sft.learning_rate": 1e-3},
+        {"distillation": 1000.0, "sft.learning_rate": 1e-3},
+    ],
+    "QC": [{}, {"sft.learning_rate": 1e-3}, {"sft.learning_rate": 1e-3, "policy.candidates": 8}],
+}
+"""Options that were tried on `libero_pick`, by row."""
 FAILED_SHARE = 1.0 / 3.0
 GUIDANCE = 1.5
 """Classifier-free guidance of RECAP's policy."""
+
+
+Config = TypeVar("Config")
+"""A dataclass."""
 
 
 @dataclass
@@ -158,19 +188,32 @@ def learned(
     return built
 
 
-def measured(name: str, logs: Logs, args: argparse.Namespace, seed: int) -> dict[str, Any]:
-    """Learn by the row `name`, and evaluate what was learned."""
+def with_options(config: Config, options: dict[str, Any]) -> Config:
+    """Copy of a dataclass with `options` by name; "a.b" is the option b of the dataclass a."""
+    for name, value in options.items():
+        first, _, rest = name.partition(".")
+        config = replace(config, **{first: with_options(getattr(config, first), {rest: value}) if rest else value})
+    return config
+
+
+def measured(name: str, options: dict[str, Any], logs: Logs, args: argparse.Namespace, seed: int) -> dict[str, Any]:
+    """Learn by the row `name` with `options`, and evaluate what was learned."""
     kind, config = ROWS[name]
+    of_policy = {option.removeprefix("policy."): options[option] for option in options if option.startswith("policy.")}
+    of_learner = {option: value for option, value in options.items() if not option.startswith("policy.")}
+    learner = with_options(config(steps=args.steps, batch=args.batch), of_learner)
     unknown = torch.full_like(logs.episodes.success, UNKNOWN)
     episodes = replace(logs.episodes, success=unknown) if name == "imitation of all" else logs.episodes
     env = logs.environment(args.envs)
     began_s = time.process_time()
-    policy = learned(config(steps=args.steps, batch=args.batch), logs.policies[kind], env, episodes, seed)
+    policy = learned(learner, with_options(logs.policies[kind], of_policy), env, episodes, seed)
     cpu_s = time.process_time() - began_s
-    result = evaluate(env, policy, starts_per_task=args.starts)
+    first_start = SearchOptions().first_start if args.tries else 0
+    result = evaluate(env, policy, starts_per_task=args.starts, first_start=first_start)
     env.close()
     steps = result.steps[result.success].float()
     return {
+        "options": options,
         "success": float(result.success.float().mean()),
         "evaluated": result.success.numel(),
         "steps": float(steps.mean()) if len(steps) else None,
@@ -187,18 +230,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rows = _earlier_rows(output, sizes)
     for count in args.episodes:
         for seed in args.seeds:
-            done = [row["row"] for row in rows if (row["episodes"], row["seed"]) == (count, seed)]
-            if not (missing := [name for name in args.rows if name not in done]):
+            done = [(row["row"], row["options"]) for row in rows if (row["episodes"], row["seed"]) == (count, seed)]
+            planned = [(name, options) for name in args.rows for options in _options(name, args.tries)]
+            if not (missing := [row for row in planned if row not in done]):
                 continue
             logs = TASKS[args.task](args, count, seed)
             succeeded = float((logs.episodes.success == SUCCEEDED).float().mean())
-            for name in [each for each in missing if ROWS[each][0] in logs.policies]:
+            for name, options in [row for row in missing if ROWS[row[0]][0] in logs.policies]:
                 origin = {"episodes": count, "seed": seed, "recorded_success": round(succeeded, 3)}
-                rows.append({"row": name, **origin, **measured(name, logs, args, seed), "commit": git_commit()})
+                figures = measured(name, options, logs, args, seed)
+                rows.append({"row": name, **origin, **figures, "commit": git_commit()})
                 sys.stderr.write(f"{rows[-1]}\n")
                 with complete_or_absent(output) as temporary:
                     temporary.write_text(dumps_rows({"rows": rows, **sizes, "versions": versions()}))
     sys.stdout.write(shown(rows) + "\n")
+
+
+def _options(name: str, tries: bool) -> list[dict[str, Any]]:
+    """Options to measure the row `name` with."""
+    return TRIES.get(name, []) if tries else [CHOSEN.get(name, {})]
 
 
 def _earlier_rows(output: Path, sizes: dict[str, Any]) -> list[dict[str, Any]]:
@@ -214,13 +264,14 @@ def _earlier_rows(output: Path, sizes: dict[str, Any]) -> list[dict[str, Any]]:
 def shown(rows: Sequence[dict[str, Any]]) -> str:
     """Format the rows as a table: success over seeds with its interval, steps to success and CPU seconds."""
     lines = []
-    for name, count in dict.fromkeys((row["row"], row["episodes"]) for row in rows):
-        own = [row for row in rows if (row["row"], row["episodes"]) == (name, count)]
+    for name, count, options in dict.fromkeys(_key(row) for row in rows):
+        own = [row for row in rows if _key(row) == (name, count, options)]
         rate, low, high = rate_over_seeds([row["success"] for row in own], own[0]["evaluated"])
         steps = [row["steps"] for row in own if row["steps"] is not None]
         lines.append(
             {
                 "row": name,
+                "options": options,
                 "episodes": str(count),
                 "success": f"{100 * rate:.1f}% [{100 * low:.1f}, {100 * high:.1f}]",
                 "seeds": str(len(own)),
@@ -229,6 +280,11 @@ def shown(rows: Sequence[dict[str, Any]]) -> str:
             }
         )
     return table(list(lines[0]), [list(line.values()) for line in lines])
+
+
+def _key(row: dict[str, Any]) -> tuple[str, int, str]:
+    """Row, episodes of each task, and options."""
+    return row["row"], row["episodes"], " ".join(f"{name}={value:g}" for name, value in row["options"].items())
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -243,6 +299,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--envs", type=int, default=44, help="environments of evaluations")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--rows", type=lambda names: names.split(";"), default=list(ROWS))
+    parser.add_argument("--tries", action="store_true", help="measure TRIES")
     parser.add_argument("--output", type=Path)
     args = parser.parse_args(arguments)
     if unknown := [name for name in args.rows if name not in ROWS]:
