@@ -76,7 +76,10 @@ ROWS: dict[str, tuple[str, Callable[..., OfflineLearnerConfig]]] = {
     "mlp, ReBRAC": ("mlp", ReBRACConfig),
 }
 """Policy and config of the learner by name; policy=mlp cannot read the objects of `libero_pick`."""
-CHOSEN: dict[str, dict[str, Any]] = {}
+CHOSEN: dict[str, dict[str, Any]] = {
+    "IQL": {"inverse_temperature": 1.0, "expectile": 0.7},
+    "RECAP": {"positive_share": 0.6, "policy.advantage_guidance": 1.0},
+}
 """Options of the learner, and of its policy ("policy.NAME"), by row."""
 TRIES: dict[str, list[dict[str, Any]]] = {
     "imitation of all": [{}, {"learning_rate": 3e-4}, {"weight_decay": 1e-2}],
