@@ -33,6 +33,8 @@ MEMORY = "memory"
 """Observation key of a recurrent policy's memory [N, M], and key of the next memory in `Decision.sample`."""
 INITIAL_NOISE = "initial_noise"
 """Key of the initial noise of denoising [N, G, A] in the sample of a steered policy."""
+BASE = "base"
+"""Key of the executed actions [N, K, A] that a residual corrects, in robot units, in the sample of a steered policy."""
 CONDITION = "condition"
 """Observation key of the `Condition` [N] of a supervised loss, int64; absent: NONE of all."""
 
