@@ -114,7 +114,7 @@ class TrainablePolicy(nn.Module, ABC):
     scores: bool = True
     """Whether samples have a log-probability."""
     conditioned: bool = False
-    """Whether `loss` reads `CONDITION`; `act` then samples under the condition POSITIVE."""
+    """Whether `loss` reads `CONDITION`; `act` then samples under the condition POSITIVE, after `start_conditioning`."""
     value_head: ValueHead = ValueHead()
     """Kind of values: scalars, trained by the squared error, or categorical ones."""
     lacks_statistics: str = ""
@@ -169,6 +169,12 @@ class TrainablePolicy(nn.Module, ABC):
 
     def start_critic(self) -> None:
         """Prepare `value` for reinforcement learning, after supervised training of the actor."""
+
+    def start_conditioning(self) -> None:
+        """Let `act` sample under the condition POSITIVE from now on, which `loss` learns.
+
+        Nothing to do for a policy in which a condition makes no difference before it is learned.
+        """
 
     def renormalise(self, observation: TensorDict, world: World) -> None:
         """Update running statistics with observations [...] of all processes of `world`, between update and rollout."""
