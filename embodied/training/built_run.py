@@ -97,6 +97,8 @@ class BuiltRun(SavedRun):
         if isinstance(offline, OERConfig):
             if config.rounds.are_used:
                 raise UserError("offline=oer learns one task, without rounds; use rounds.count=1 rounds.gate=none")
+            if config.start_from and config.stages != ["offline"]:
+                raise UserError("offline=oer start_from=RUN takes stages=[offline]; others would forget RUN's tasks")
             if config.start_from and not saved:
                 self.kept = read_kept(config.start_from, self.contract)
         self.open_loop: OpenLoop | None = None

@@ -76,8 +76,10 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(tmp_path: Path)
         make(tmp_path / "second", tmp_path / "iql")
     with pytest.raises(UserError, match=r"rounds\.count=1 rounds\.gate=none"):
         make(tmp_path / "rounds", rounds=RoundsConfig(count=2))
-    assert not (tmp_path / "second").exists()
     make(tmp_path / "first").run()
+    with pytest.raises(UserError, match=r"takes stages=\[offline\]"):
+        make(tmp_path / "second", tmp_path / "first", stages=["sft", "offline"])
+    assert not (tmp_path / "second").exists()
     contract = Reach(1).contract
     other = replace(contract, action=TensorSpec((1,), low=(-1.0,), high=(1.0,)))
     with pytest.raises(UserError, match="of other observations or actions"):
