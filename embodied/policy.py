@@ -33,6 +33,8 @@ MEMORY = "memory"
 """Observation key of a recurrent policy's memory [N, M], and key of the next memory in `Decision.sample`."""
 INITIAL_NOISE = "initial_noise"
 """Key of the initial noise of denoising [N, G, A] in the sample of a steered policy."""
+BASE = "base"
+"""Key of the executed actions [N, K, A] that a residual corrects, in robot units, in the sample of a steered policy."""
 CONDITION = "condition"
 """Observation key of the `Condition` [N] of a supervised loss, int64; absent: NONE of all."""
 
@@ -112,7 +114,7 @@ class TrainablePolicy(nn.Module, ABC):
     scores: bool = True
     """Whether samples have a log-probability."""
     conditioned: bool = False
-    """Whether `loss` reads `CONDITION`; `act` then samples under the condition POSITIVE."""
+    """Whether `loss` reads `CONDITION`; `act` then samples under the condition POSITIVE, after `start_conditioning`."""
     value_head: ValueHead = ValueHead()
     """Kind of values: scalars, trained by the squared error, or categorical ones."""
     lacks_statistics: str = ""
@@ -167,6 +169,12 @@ class TrainablePolicy(nn.Module, ABC):
 
     def start_critic(self) -> None:
         """Prepare `value` for reinforcement learning, after supervised training of the actor."""
+
+    def start_conditioning(self) -> None:
+        """Let `act` sample under the condition POSITIVE from now on, which `loss` learns.
+
+        Nothing to do for a policy in which a condition makes no difference before it is learned.
+        """
 
     def renormalise(self, observation: TensorDict, world: World) -> None:
         """Update running statistics with observations [...] of all processes of `world`, between update and rollout."""

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from embodied.configuration import Configuration, PositiveFloat, PositiveInt
 from embodied.errors import UserError
-from embodied.policy import INITIAL_NOISE, Decision, SteeredPolicy, Steering, value_if_needed
+from embodied.policy import BASE, INITIAL_NOISE, Decision, SteeredPolicy, Steering, value_if_needed
 from embodied.seeding import fixed_noise
 from policies.actor_critic import dense_layers
 from policies.kernels.sampling import undefined_log_prob
@@ -193,6 +193,11 @@ class Steerable(SteeredPolicy):
 
     def steered(self, observation: TensorDict, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """See `SteeredPolicy.steered`; noise of the residual that is absent is zero."""
+        actions, log_prob, initial, _ = self._steered(observation, noise)
+        return actions, log_prob, initial
+
+    def _steered(self, observation: TensorDict, noise: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """See `steered`, with the executed actions [N, K, A] that a residual corrects."""
         initial = noise[:, : self.generated]
         inputs = self._frozen_inputs(observation)
         features = self._features_of(inputs)
@@ -200,10 +205,10 @@ class Steerable(SteeredPolicy):
             initial, log_prob = self._initial_noise(features, initial)
             with torch.no_grad():
                 chunk, _, _ = self._generate(initial, inputs, True, None)
-            return self.predicted(chunk), log_prob, initial
+            return self.predicted(chunk), log_prob, initial, None
         if self.steering is Steering.ONE_STEP:
             chunk = self.steering_actor.chunk(features, initial)
-            return self.predicted(chunk), chunk.new_full((len(chunk), 1), torch.nan), initial
+            return self.predicted(chunk), chunk.new_full((len(chunk), 1), torch.nan), initial, None
         with torch.no_grad():
             base = self.predicted(self._generate(initial, inputs, True, None)[0])
         executed = self.contract.executed
@@ -213,12 +218,14 @@ class Steerable(SteeredPolicy):
         # a = clip(a_base + s u), s in half ranges
         residual = self.steering_actor.config.residual_scale * self.half_range * variables
         corrected = (base[:, :executed] + residual).clamp(self.action_low, self.action_high)
-        return torch.cat((corrected, base[:, executed:]), 1), log_prob, initial
+        return torch.cat((corrected, base[:, executed:]), 1), log_prob, initial, base[:, :executed]
 
     def steered_decision(self, observation: TensorDict, noise: Tensor, deterministic: bool) -> Decision:
         """Decision of the small actor for standard normal `noise`, see `steered`."""
-        actions, _, initial = self.steered(observation, noise)
+        actions, _, initial, base = self._steered(observation, noise)
         sample = TensorDict({INITIAL_NOISE: initial}, batch_size=[len(actions)])
+        if base is not None:
+            sample[BASE] = base
         terms = undefined_log_prob(len(actions), self.contract, actions.device)
         return Decision(actions, sample, terms, value_if_needed(self, observation, deterministic))
 

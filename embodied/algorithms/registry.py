@@ -17,6 +17,7 @@ from embodied.algorithms.offline.co_rft import CoRFTConfig
 from embodied.algorithms.offline.fql import FQLConfig, OfflineQCConfig
 from embodied.algorithms.offline.iql import FamO2OConfig, FDVLConfig, IQLConfig
 from embodied.algorithms.offline.mbrcsl import MBRCSLConfig
+from embodied.algorithms.offline.oer import OERConfig
 from embodied.algorithms.offline.rebrac import ReBRACConfig, TD3BCConfig
 from embodied.algorithms.offline.recap import RECAPConfig
 from embodied.algorithms.on_policy.bptt import BPTTConfig
@@ -54,6 +55,7 @@ OFFLINE: dict[str, type] = {
     "fql": FQLConfig,
     "iql": IQLConfig,
     "mbrcsl": MBRCSLConfig,
+    "oer": OERConfig,
     "one_step": OfflineOneStepConfig,
     "qc": OfflineQCConfig,
     "rebrac": ReBRACConfig,

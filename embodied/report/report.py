@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from embodied.algorithms.offline.rounds import collected
+from embodied.data.round_results import collected_total
 from embodied.environment import ODD_EVENTS
 from embodied.evaluation.evaluation import EvaluationResult, Gain
 from embodied.evaluation.in_training import InTraining, measure, odd_episodes
@@ -167,7 +167,7 @@ class Report:
 
     def _with_collected(self, quantity: str) -> int:
         """Number of env_steps or episodes of training, with those that were collected between offline rounds."""
-        return getattr(self, quantity) + collected(self.rounds, quantity)
+        return getattr(self, quantity) + collected_total(self.rounds, quantity)
 
     def _next(self, directory: Path) -> list[str]:
         """Commands to run after this one in `directory`."""

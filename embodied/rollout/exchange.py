@@ -12,11 +12,11 @@ from tensordict import TensorDict
 
 from embodied.environment import Environment
 from embodied.policy import Decision, Policy
-from embodied.rollout.rollout import Collector
+from embodied.rollout.hand_over import HandOverCollector
 from embodied.rollout.starts import Starts
 
 
-class ExchangingCollector(Collector):
+class ExchangingCollector(HandOverCollector):
     """Collector that executes in a share `exchange` of decisions a chunk that was decided for another environment.
 
     Imitating successes alone never teaches the policy to leave states in which it always fails, as when a hand has
@@ -31,8 +31,9 @@ class ExchangingCollector(Collector):
         generator: torch.Generator,
         starts: Starts | None = None,
         exchange: float = 0.0,
+        base_decisions_high: int = 0,
     ) -> None:
-        super().__init__(env, policy, generator, starts)
+        super().__init__(env, policy, generator, starts, base_decisions_high)
         self.exchange = exchange
 
     def _act(self, observation: TensorDict) -> Decision:

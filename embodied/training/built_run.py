@@ -15,6 +15,7 @@ from embodied import seeding
 from embodied.algorithms.imitation.one_step import OneStepConfig
 from embodied.algorithms.offline.bppo import BPPOConfig
 from embodied.algorithms.offline.inverse_dynamics import labelled
+from embodied.algorithms.offline.oer import OERConfig
 from embodied.contract import Contract
 from embodied.data.demonstrations import report_notes
 from embodied.data.episodes import Episodes
@@ -33,6 +34,7 @@ from embodied.run_options import ExperimentConfig
 from embodied.saving import checkpoint
 from embodied.task import ContinuesValues, Learner, LearnerConfig, LearnsValues, OfflineLearnerConfig, Task
 from embodied.training.held_out import HeldOut
+from embodied.training.kept_episodes import read_kept
 from embodied.training.logging import Logger, NoLogger
 from embodied.training.loop import build
 from embodied.training.own_state import own_seed
@@ -90,6 +92,15 @@ class BuiltRun(SavedRun):
         # Each process has its own environments and noise; the learner's generators are the same in all of them.
         self.own_seed = own_seed(seed, self.world, saved)
         self.policy = self._policy(None if saved else config.start_from)
+        self.kept: Episodes | None = None
+        """Kept observations of the tasks before; None without, and in a resumed run, whose learner has them."""
+        if isinstance(offline, OERConfig):
+            if config.rounds.are_used:
+                raise UserError("offline=oer learns one task, without rounds; use rounds.count=1 rounds.gate=none")
+            if config.start_from and config.stages != ["offline"]:
+                raise UserError("offline=oer start_from=RUN takes stages=[offline]; others would forget RUN's tasks")
+            if config.start_from and not saved:
+                self.kept = read_kept(config.start_from, self.contract)
         self.open_loop: OpenLoop | None = None
         capabilities: list[str] = []
         if task.held_out_share is None:

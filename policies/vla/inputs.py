@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from embodied.contract import Contract
 from embodied.errors import UserError
+from embodied.policy import Condition
 from embodied.text import decode
-from embodied.words import WORD_BUCKETS, WordTable
+from embodied.words import WORD_BUCKETS, WordTable, hash_words
 from policies.flat import FlatObservations
 from policies.vision.encoder import INSTRUCTION_WORDS, pictures
 
@@ -28,6 +29,13 @@ VOCABULARY = WORD_BUCKETS
 
 LONGEST = 48
 """Number of tokens of an instruction of published models, with padding."""
+
+LABELS = {
+    Condition.NONE: "",
+    Condition.NEGATIVE: "Advantage: negative",
+    Condition.POSITIVE: "Advantage: positive",
+}
+"""Text of each condition at the end of a prompt (pi*0.6, arXiv 2511.14759)."""
 
 
 class Inputs(nn.Module):
@@ -73,7 +81,35 @@ class Inputs(nn.Module):
         """Pictures [N, C, 3, size, size] in [-1, 1]."""
         return torch.stack([squared(observation[key], size, antialias=self.antialias) for key in self.cameras], 1)
 
-    def tokens(self, observation: TensorDict) -> tuple[Tensor, Tensor]:
+    def tokens(self, observation: TensorDict, condition: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Tokens [N, L] of the instruction and where they are real, both int64.
+
+        The label of the `condition` [N] follows the instruction; without conditions there are no labels.
+        """
+        tokens, real = self._instruction_tokens(observation)
+        if condition is None:
+            return tokens, real
+        labels, of_label = (each[condition] for each in self._label_tokens(tokens.device))
+        tokens, real = torch.cat((tokens, labels), 1), torch.cat((real, of_label), 1)
+        # padding comes last
+        order = real.argsort(dim=1, descending=True, stable=True)
+        return tokens.gather(1, order), real.gather(1, order)
+
+    def _label_tokens(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Tokens [3, S] of the label of each condition, and where they are real."""
+        rows = [self._label_ids(LABELS[each]) for each in Condition]
+        length = max(map(len, rows))
+        tokens = torch.tensor([row + [PAD] * (length - len(row)) for row in rows], device=device)
+        return tokens, (
+            torch.arange(length, device=device) < torch.tensor([[len(row)] for row in rows], device=device)
+        ).long()
+
+    def _label_ids(self, label: str) -> list[int]:
+        if not label:
+            return []
+        return self.tokenizer.following(f"{label}\n") if self.tokenizer else hash_words(label, len(label.split()))
+
+    def _instruction_tokens(self, observation: TensorDict) -> tuple[Tensor, Tensor]:
         """Tokens [N, L] of the instruction and where they are real, both int64."""
         empty = torch.zeros(*observation.batch_size, 0, dtype=torch.uint8, device=self.state.mean.device)
         text = observation[self.instruction] if self.instruction else empty
@@ -150,6 +186,14 @@ class Tokenizer:
                 f"{self.vocabulary}: put pi0's tokenizer.json and tokenizer_config.json there"
             )
         return tokens
+
+    def following(self, text: str) -> list[int]:
+        """Encode `text` that follows another one.
+
+        Raises:
+            UserError: for tokens that the model does not have.
+        """
+        return self.encode(text)[1:]
 
     def _ids(self, instruction: str) -> list[int]:
         return self.encode(f"{instruction}\n")

@@ -37,6 +37,11 @@ class Prefix:
     hidden: Tensor
     real: Tensor
 
+    def __getitem__(self, rows: slice) -> Prefix:
+        """Prefixes `rows` of N."""
+        keys_values = tuple((keys[rows], values[rows]) for keys, values in self.keys_values)
+        return Prefix(keys_values, self.hidden[rows], self.real[rows])
+
     def mean(self) -> Tensor:
         """Mean hidden state of real tokens, [N, W]."""
         weight = self.real.unsqueeze(-1).float()

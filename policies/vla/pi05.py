@@ -15,16 +15,18 @@ from torch import Tensor
 
 from embodied.contract import Contract
 from embodied.errors import UserError
+from embodied.policy import Condition
 from embodied.text import decode
 from policies.vla.adaptive import Pi05Model
-from policies.vla.inputs import BOS, FIRST_BYTE, PAD, Inputs, quantile
+from policies.vla.inputs import BOS, FIRST_BYTE, LABELS, PAD, Inputs, quantile
 from policies.vla.pi0 import Pi0Config, Pi0Policy
 from policies.vla.weights import Published
 
 BINS = 256
 LONGEST = 200
 """Number of tokens of a prompt of published models, with padding."""
-FRAME = "Task: {}, State: {};\nAction: "
+FRAME = "Task: {}, State: {};\n"
+ACTION = "Action: "
 
 
 @dataclass
@@ -54,19 +56,27 @@ class StatedInputs(Inputs):
         self.state.mean.copy_((low + high) / 2.0)
         self.state.std.copy_((high - low) / 2.0)
 
-    def prompts(self, observation: TensorDict) -> list[str]:
-        """Prompts of the observations [N]."""
+    def prompts(self, observation: TensorDict, condition: Tensor | None = None) -> list[str]:
+        """Prompts of the observations [N], with the label of the `condition` [N] before the action."""
+        labels = [LABELS[Condition(each)] for each in condition.tolist()] if condition is not None else []
+        labels = labels or [""] * len(observation)
         texts = observation[self.instruction].cpu().numpy() if self.instruction else [None] * len(observation)
         instructions = ["" if text is None else " ".join(decode(text).replace("_", " ").split()) for text in texts]
         if not self.states_in_prompt:
-            return [f"{words}\n" for words in instructions]
+            lines = [f"{label}\n" if label else "" for label in labels]
+            return [f"{words}\n{line}" for words, line in zip(instructions, lines, strict=True)]
         edges = torch.linspace(-1.0, 1.0, BINS + 1, device=self.state.mean.device)[:-1]
         state = self.standardised_state(observation).contiguous()
         bins = (torch.bucketize(state, edges, right=True) - 1).tolist()
-        return [FRAME.format(words, " ".join(map(str, row))) for words, row in zip(instructions, bins, strict=True)]
+        lines = [f"{label};\n" if label else "" for label in labels]
+        states = [" ".join(map(str, row)) for row in bins]
+        return [
+            f"{FRAME.format(words, state)}{line}{ACTION}"
+            for words, state, line in zip(instructions, states, lines, strict=True)
+        ]
 
-    def tokens(self, observation: TensorDict) -> tuple[Tensor, Tensor]:
-        """Tokens [N, L] of the prompt and where they are real, both int64.
+    def tokens(self, observation: TensorDict, condition: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Tokens [N, L] of the prompt, with the label of the `condition` [N], and where they are real, both int64.
 
         Raises:
             UserError: for a prompt of more than `LONGEST` tokens of a published model.
@@ -74,8 +84,9 @@ class StatedInputs(Inputs):
         longest = LONGEST
         if self.tokenizer is None:  # at most four letters per element
             text = observation[self.instruction].shape[-1] if self.instruction else 0
-            longest = 1 + len(FRAME) + text + 4 * self.state_size
-        rows = [self._ids(prompt) for prompt in self.prompts(observation)]
+            longest = 1 + len(FRAME + ACTION) + text + 4 * self.state_size
+            longest += 0 if condition is None else 2 + max(map(len, LABELS.values()))
+        rows = [self._ids(prompt) for prompt in self.prompts(observation, condition)]
         if too_long := max(0, *map(len, rows), longest) - longest:
             raise UserError(f"expected a prompt of at most {longest} tokens, got {longest + too_long}")
         device = self.state.mean.device

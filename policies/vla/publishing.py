@@ -30,6 +30,8 @@ def publish(policy: TrainablePolicy, folder: Path, run: Path, *, peft: bool) -> 
         raise UserError(f"target={target} is for policy=pi0, got {type(policy).__name__}; use target=hub")
     if policy.steers:
         raise UserError("published weights have no small actor; use algorithm=self_imitation to distil it, or serve.py")
+    if policy.is_guided:
+        raise UserError("published weights do not name the label of their prompt (offline=recap); use serve.py")
     native = policy.model.native
     if folder.exists():
         raise UserError(f"{folder} exists; choose another output")

@@ -21,10 +21,10 @@ from torch import Tensor
 
 from embodied.algorithms.finite import check_finite, gradient_norm
 from embodied.algorithms.micro_batch import saved_bytes
-from embodied.algorithms.off_policy.residual import with_small_actor
 from embodied.algorithms.parts import Composite
 from embodied.algorithms.passes import Passes
 from embodied.algorithms.schedule import linear_decay
+from embodied.algorithms.small_actor import with_small_actor
 from embodied.configuration import Configuration, Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt
 from embodied.data.episodes import Episodes
 from embodied.data.store import EpisodeStore

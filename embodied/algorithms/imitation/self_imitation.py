@@ -12,7 +12,8 @@ successes so far, and replaces it at the end of the round. With `warm_start` it 
 because picture encoders take long to learn from scratch.
 
 If a small actor steers the policy, it collects in the first round, and the policy that has learned from its successes
-acts alone from then on: the distillation of Probe, Learn, Distill (arXiv 2511.00091).
+acts alone from then on: the distillation of Probe, Learn, Distill (arXiv 2511.00091). If it is a residual, the frozen
+policy may act alone in the first `base_decisions_high` decisions or fewer, and the residual from the states reached.
 
 Differs from the paper: success alone selects what is imitated; there is no advantage weight and no policy gradient.
 """
@@ -33,12 +34,13 @@ from torch import Tensor
 from embodied.algorithms.imitation.sft import SFT, SFTConfig, replace_actor, with_drawn_weights
 from embodied.algorithms.parts import Composite
 from embodied.algorithms.passes import Passes
-from embodied.configuration import Configuration, Fraction, PositiveInt
+from embodied.algorithms.small_actor import with_small_actor
+from embodied.configuration import Configuration, Fraction, NonNegativeInt, PositiveInt
 from embodied.data.episodes import Episodes
 from embodied.data.store import EpisodeStore
 from embodied.environment import Environment, NumberedStarts
 from embodied.errors import UserError
-from embodied.policy import TrainablePolicy
+from embodied.policy import Steering, TrainablePolicy
 from embodied.rollout.exchange import ExchangingCollector
 from embodied.rollout.rollout import Rollout
 from embodied.rollout.starts import RetryStarts
@@ -54,7 +56,9 @@ class SelfImitationConfig(Configuration):
     A share `demonstration_share` of each minibatch is demonstrations; the rest is divided equally among the tasks, with
     demonstrations of those that have no success yet, which new networks would otherwise forget. A share `retry` of
     restarts goes to states where the policy has failed, at most `attempts` times each. A share `exchange` of decisions
-    is another environment's. Rounds begin with new networks, or with the last round's if `warm_start`.
+    is another environment's. While a residual steers the policy, the frozen policy acts alone in the first 0 to
+    `base_decisions_high` decisions of an episode. Rounds begin with new networks, or with the last round's if
+    `warm_start`.
     """
 
     rollout_length: PositiveInt = 35
@@ -65,6 +69,7 @@ class SelfImitationConfig(Configuration):
     retry: Fraction = 0.5
     attempts: PositiveInt = 4
     exchange: Fraction = 0.0
+    base_decisions_high: NonNegativeInt = 0
     warm_start: bool = False
     sft: SFTConfig = field(default_factory=SFTConfig)
 
@@ -88,8 +93,10 @@ class SelfImitationConfig(Configuration):
         """Build the learner of `policy` in `env`, with `demonstrations`; `generator` draws minibatches.
 
         Raises:
-            UserError: without demonstrations.
+            UserError: without demonstrations, and for decisions of the base of a policy without a residual.
         """
+        if self.base_decisions_high:
+            with_small_actor(policy, Steering.RESIDUAL, "base_decisions_high")
         if demonstrations is None:
             raise UserError("imitation needs demonstrations, but this task has none; use algorithm=ppo")
         return SelfImitation(policy, self, demonstrations, env, generator)
@@ -123,8 +130,9 @@ class SelfImitation(Composite):
 
     @property
     def collector(self) -> Callable[..., ExchangingCollector]:
-        """Factory of the collector, which exchanges chunks between environments."""
-        return partial(ExchangingCollector, exchange=self.config.exchange)
+        """Factory of the collector, which exchanges chunks between environments and hands over to a residual."""
+        config = self.config
+        return partial(ExchangingCollector, exchange=config.exchange, base_decisions_high=config.base_decisions_high)
 
     def update(self, rollout: Rollout, progress: float, world: World = ALONE) -> dict[str, float]:
         """Add the rollout's successes, then take gradient steps; returns the mean loss and the size of the set."""

@@ -22,8 +22,8 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from embodied.algorithms.off_policy.action_values import ActionValues
-from embodied.algorithms.off_policy.residual import SmallActor, with_small_actor
 from embodied.algorithms.off_policy.sac import SAC, SACConfig
+from embodied.algorithms.small_actor import SmallActor, with_small_actor
 from embodied.configuration import NonNegativeInt, PositiveFloat
 from embodied.contract import Contract, TensorSpec
 from embodied.data.episodes import Episodes

@@ -32,9 +32,9 @@ from embodied.algorithms.imitation.sft import SFT, SFTConfig
 from embodied.algorithms.micro_batch import saved_bytes
 from embodied.algorithms.off_policy.action_values import ActionValues
 from embodied.algorithms.off_policy.replay import MixedReplay
-from embodied.algorithms.off_policy.residual import with_small_actor
 from embodied.algorithms.parts import Composite
 from embodied.algorithms.passes import Passes
+from embodied.algorithms.small_actor import with_small_actor
 from embodied.configuration import Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt, Range
 from embodied.data.episodes import Episodes
 from embodied.environment import Environment

@@ -2,38 +2,48 @@
 
 The corrected action is a = clip(a_base + s u), u in [-1, 1], learned by soft actor-critic; critics read a. With
 demonstrations in every batch and more critics it resembles ResFiT (arXiv 2509.19301), which has TD3 in place of SAC.
+Where the base acts alone in the first decisions of episodes, the residual learns from the states that the base reaches
+(Probe, Learn, Distill, arXiv 2511.00091).
 
 Differs from the papers:
     - the actor corrects the K executed actions of a chunk at once, from the observation and the base chunk;
-    - exploration begins with residuals of mean zero in all decisions, not in a share of them that grows;
+    - `progressive_steps` of policy decorator are 0 by default: exploration begins with residuals of mean zero in all
+      decisions, not in a share of them that grows;
+    - the decisions of a hand-over are drawn, not the seconds, and the critics are not initialised by Cal-QL as in PLD;
     - base chunks of targets and of the actor's loss are generated anew, with new noise, in every gradient step.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
-from tensordict import TensorDict
-from torch import Tensor, nn
 
 from embodied.algorithms.off_policy.sac import SAC, SACConfig
+from embodied.algorithms.small_actor import SmallActor, with_small_actor
 from embodied.configuration import NonNegativeInt, PositiveFloat
 from embodied.data.episodes import Episodes
 from embodied.environment import Environment
-from embodied.errors import UserError
-from embodied.policy import SteeredPolicy, Steering, TrainablePolicy
+from embodied.policy import Steering, TrainablePolicy
+from embodied.rollout.hand_over import HandOverCollector
 
 
 @dataclass
 class ResidualConfig(SACConfig):
-    """SACConfig of the residual; its range is `policy.steering.residual_scale`."""
+    """SACConfig of the residual; its range is `policy.steering.residual_scale`.
+
+    The base acts alone in the first 0 to `base_decisions_high` decisions of an episode, and in a share of the others
+    that falls from 1 to 0 over the first `progressive_steps` control steps.
+    """
 
     updates: PositiveFloat = 0.25
     warmup: NonNegativeInt = 2_000
     layer_norm: bool = True
     initial_temperature: PositiveFloat = 0.01
     entropy_in_target: bool = False
+    base_decisions_high: NonNegativeInt = 0
+    progressive_steps: NonNegativeInt = 0
 
     def build(
         self,
@@ -49,39 +59,10 @@ class ResidualConfig(SACConfig):
         """
         steered = with_small_actor(policy, Steering.RESIDUAL, "algorithm=residual")
         learner = SAC(policy, self, generator, demonstrations, SmallActor(steered))
+        learner.collector = partial(
+            HandOverCollector,
+            base_decisions_high=self.base_decisions_high,
+            progressive_steps=self.progressive_steps,
+        )
         steered.start_steering()
         return learner
-
-
-class SmallActor:
-    """The small actor of `policy`, as soft actor-critic reads it."""
-
-    def __init__(self, policy: SteeredPolicy) -> None:
-        self.policy = policy
-
-    @property
-    def noise_shape(self) -> tuple[int, ...]:
-        """Shape of the noise of one observation."""
-        return self.policy.steering_noise_shape
-
-    def sample(self, observation: TensorDict, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Actions [N, H, A] in robot units from standard normal `noise`, and their log_prob [N, 1]."""
-        actions, log_prob, _ = self.policy.steered(observation, noise)
-        return actions, log_prob
-
-    def actor_parameters(self) -> list[nn.Parameter]:
-        """Parameters of the small actor alone."""
-        return self.policy.steering_parameters()
-
-
-def with_small_actor(policy: TrainablePolicy, kind: Steering, option: str) -> SteeredPolicy:
-    """The `policy`, whose small actor is of `kind`.
-
-    Raises:
-        UserError: for another policy.
-    """
-    if isinstance(policy, SteeredPolicy) and policy.steering is kind:
-        return policy
-    raise UserError(
-        f"expected a policy with a small actor for {option}; use policy=flow policy.steering.kind={kind.value}"
-    )

@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Protocol
 
@@ -157,7 +157,7 @@ class SAC(Composite):
     """Learner with critics `q`, and an `actor` that maximises their value and its entropy at a learned temperature."""
 
     starts = None
-    collector = Collector
+    collector: Callable[..., Collector] = Collector
 
     def __init__(
         self,

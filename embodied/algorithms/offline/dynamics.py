@@ -25,7 +25,7 @@ from embodied.algorithms.finite import check_finite, gradient_norm
 from embodied.algorithms.parts import Composite
 from embodied.configuration import Configuration, NonNegativeFloat, PositiveInt, Range
 from embodied.contract import Contract
-from embodied.data.transitions import Transitions
+from embodied.data.transitions import Transitions, held_out_episodes
 from embodied.errors import UserError
 from embodied.world import ALONE, World
 
@@ -163,6 +163,14 @@ class Dynamics(Composite):
             self.optimiser.step()
             self.gradient_steps = step
             metrics = {"model_loss": float(loss.detach())}
+        return metrics
+
+    def learn(self, transitions: Transitions, generator: torch.Generator, *, is_last: bool) -> dict[str, float]:
+        """Take one gradient step on all but the held-out episodes; choose the elites by these if it `is_last`."""
+        held_out = held_out_episodes(len(transitions.episodes.ends), self.config.held_out)
+        metrics = self.fit(transitions.of_episodes(~held_out), 1, generator)
+        if is_last:
+            metrics["held_out_model_error"] = self.choose_elites(transitions.of_episodes(held_out))
         return metrics
 
     @torch.no_grad()

@@ -98,17 +98,21 @@ class IQLConfig(SFTConfig, ImplicitValuesConfig):
         if high is not None and self.extraction is not Extraction.AWR:
             raise UserError("highest_inverse_temperature is an option of offline.extraction=awr; leave it out")
 
-    def build(self, policy: TrainablePolicy, generator: torch.Generator) -> IQL:
-        """Build the learner of `policy`; `generator` draws minibatches.
+    def build(self, policy: TrainablePolicy, generator: torch.Generator) -> SFT:
+        """Build the learner of `policy`, an `IQL`; `generator` draws minibatches.
 
         Raises:
             UserError: for extraction=ddpg_bc of a policy without deterministic actions, or actions without limits.
         """
+        self.check_extraction(policy)
+        return IQL(policy, self, generator)
+
+    def check_extraction(self, policy: TrainablePolicy) -> None:
+        """Raise UserError for extraction=ddpg_bc of a policy without deterministic actions."""
         if self.extraction is Extraction.DDPG_BC and not isinstance(policy, DeterministicPolicy):
             raise UserError(
                 "offline.extraction=ddpg_bc needs a policy with deterministic actions; use awr or policy=mlp"
             )
-        return IQL(policy, self, generator)
 
 
 @dataclass

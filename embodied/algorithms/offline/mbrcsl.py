@@ -29,7 +29,7 @@ from embodied.algorithms.offline.dynamics import Dynamics, DynamicsConfig
 from embodied.algorithms.offline.off_policy_evaluation import initial_rows
 from embodied.configuration import Fraction, PositiveInt, Range
 from embodied.data.episodes import Episodes, columns, from_columns
-from embodied.data.transitions import Transitions, held_out_episodes
+from embodied.data.transitions import Transitions
 from embodied.errors import UserError
 from embodied.policy import SteeredPolicy, TrainablePolicy
 from embodied.world import ALONE, World
@@ -105,11 +105,9 @@ class MBRCSL(SFT):
 
     def _learn_model(self, transitions: Transitions) -> None:
         """Take one step of the model, and choose its elites after the last one."""
-        held_out = held_out_episodes(len(transitions.episodes.ends), self.config.dynamics.held_out)
-        self.metrics |= self.dynamics.fit(transitions.of_episodes(~held_out), 1, self.generator)
         self.gradient_steps += 1
-        if self.gradient_steps == self.model_steps:
-            self.metrics["held_out_model_error"] = self.dynamics.choose_elites(transitions.of_episodes(held_out))
+        is_last = self.gradient_steps == self.model_steps
+        self.metrics |= self.dynamics.learn(transitions, self.generator, is_last=is_last)
 
     def _learn_policy(self, transitions: Transitions) -> None:
         """Take one step of imitation: of all episodes first, then of the best rollouts."""

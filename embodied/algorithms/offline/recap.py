@@ -5,7 +5,8 @@ policy imitates all of them under the condition of their label. It acts under th
 classifier-free guidance (arXiv 2505.23458).
 
 Differs from the paper:
-    - the condition is a learned vector that is added to the features of the observation, in place of a text;
+    - of small policies the condition is a learned vector that is added to the features of the observation; the prompts
+      of pi0 and pi0.5 have the paper's text (`policies/vla/conditioning.py`);
     - the value function reads the policy's features for critics. It is an ensemble, each network of which learns
       without one part of the episodes and values these alone: no label depends on a value that has learned its return;
     - the rewards are those of the data, in place of one for each step and for failure; values of each task are scaled
@@ -34,9 +35,6 @@ from embodied.errors import UserError
 from embodied.policy import CONDITION, Condition, TrainablePolicy
 from embodied.value_head import CriticHead
 from embodied.world import ALONE, World
-
-PIECE = 4096
-"""Observations that are valued together."""
 
 
 @dataclass
@@ -68,7 +66,7 @@ class RECAPConfig(SFTConfig):
         """
         if not policy.conditioned:
             raise UserError(
-                "offline=recap needs a policy that reads a condition; use policy=flow or diffusion with"
+                "offline=recap needs a policy that reads a condition; use policy=flow, diffusion, pi0 or pi05 with"
                 " policy.advantage_guidance=1.5"
             )
         return RECAP(policy, self, generator)
@@ -132,8 +130,9 @@ class RECAP(SFT):
         folds = self.config.folds
         if count < folds:
             raise UserError(f"expected at least offline.folds={folds} episodes, got {count}; use fewer folds")
+        if self.transitions is not None:  # other episodes than before
+            self.conditions = None
         self.transitions = transitions
-        self.conditions = None
         order = torch.randperm(count, generator=torch.Generator().manual_seed(0))
         self.fold = (order.argsort() % folds)[episodes.episode]
         self.task = episodes.task_index[episodes.episode]
@@ -177,6 +176,8 @@ class RECAP(SFT):
         assert self.transitions is not None
         if self.conditions is None:
             self.conditions = self._labels(self.transitions)
+        for policy in (self.policy, self.trained):
+            policy.start_conditioning()
         batch = self.transitions.episodes.chunks(rows, self.policy.contract.horizon)
         dropped = torch.rand(self.config.batch, generator=self.generator)[world.rank :: world.size]
         condition = self.conditions[rows].masked_fill(dropped < self.config.dropout, Condition.NONE)
@@ -216,7 +217,7 @@ class RECAP(SFT):
     def _values(self, episodes: Episodes) -> Tensor:
         """Value of each observation by the network that has not learned its episode, scaled as the returns, [R]."""
         values = []
-        for rows in torch.arange(len(episodes)).split(PIECE):
+        for rows in torch.arange(len(episodes)).split(self.config.batch):
             observation = episodes.chunks(rows, 1)["observation"].to(self.policy.device)
             each = self.v.values(self.policy.features(observation)).cpu()
             values.append(each.gather(0, self.fold[rows].unsqueeze(0)).squeeze(0))
@@ -229,11 +230,12 @@ class RECAP(SFT):
         return max(saved_bytes(lambda: self.v(self.policy.features(observation))), passes.loss(rows))
 
     def state_dict(self) -> dict[str, Any]:
-        """State of SFT, values, their optimiser and last losses; conditions follow from the values."""
+        """State of SFT, values, their optimiser and last losses, and the conditions, which features decided then."""
         return super().state_dict() | {
             "v": self.v.state_dict(),
             "v_optimiser": self.v_optimiser.state_dict(),
             "value_losses": [self.value_loss, self.held_out_value_loss],
+            "conditions": self.conditions,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -242,4 +244,5 @@ class RECAP(SFT):
         self.v.load_state_dict(state["v"])
         self.v_optimiser.load_state_dict(state["v_optimiser"])
         self.value_loss, self.held_out_value_loss = state["value_losses"]
-        self.conditions = None
+        self.transitions = None
+        self.conditions = state.get("conditions")  # None in states of earlier releases: it follows from the values

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -30,6 +30,7 @@ from embodied.algorithms.parts import Composite
 from embodied.configuration import Configuration, NonNegativeFloat, NonNegativeInt, PositiveInt
 from embodied.data.episodes import Episodes, columns, from_columns
 from embodied.data.rewards import check_rewards
+from embodied.data.round_results import collected_total
 from embodied.errors import UserError
 from embodied.policy import TrainablePolicy
 from embodied.rollout.memory import RecurrentPolicy
@@ -217,7 +218,7 @@ class Rounds(Composite):
         result: dict[str, Any] = {"round": len(self.results) + 1, "episodes": len(episodes.ends), "accepted": True}
         if self.collected is not None:
             total = {"episodes": len(self.collected.ends), "env_steps": self.collected.steps}
-            result["collected"] = {name: each - collected(self.results, name) for name, each in total.items()}
+            result["collected"] = {name: each - collected_total(self.results, name) for name, each in total.items()}
         if self.config.gate is not Estimator.NONE:
             policies = [self.policy]
             if self.present is not None:
@@ -297,11 +298,6 @@ def merged(recorded: Episodes, collected: Episodes, policy: TrainablePolicy) -> 
             shared = [key for key in named[0].keys() if key in named[1].keys()]  # noqa: SIM118 - of a TensorDict
             parts = [replace(part, **{name: each.select(*shared)}) for part, each in zip(parts, named, strict=True)]
     return Episodes.join(parts).indexed(policy.contract)
-
-
-def collected(rounds: Iterable[Mapping[str, Any]], quantity: str) -> int:
-    """Sum over the results of `rounds` of a `quantity` of the episodes that they collected: episodes or env_steps."""
-    return sum(each.get("collected", {}).get(quantity, 0) for each in rounds)
 
 
 def sentence(result: dict[str, Any]) -> str:

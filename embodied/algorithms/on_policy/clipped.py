@@ -23,10 +23,10 @@ from embodied.algorithms.finite import check_finite, losses
 from embodied.algorithms.imitation.one_step import OneStep, OneStepConfig
 from embodied.algorithms.micro_batch import rows_within
 from embodied.algorithms.minibatches import Minibatches
-from embodied.algorithms.off_policy.residual import with_small_actor
 from embodied.algorithms.parts import Composite
 from embodied.algorithms.passes import Passes
 from embodied.algorithms.schedule import linear_decay
+from embodied.algorithms.small_actor import with_small_actor
 from embodied.configuration import Configuration, Fraction, Limit, NonNegativeFloat, PositiveFloat, PositiveInt
 from embodied.data.episodes import Episodes
 from embodied.errors import UserError

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from embodied.algorithms.offline.rounds import collected
+from embodied.data.round_results import collected_total
 from embodied.environment import ODD_EVENTS
 from embodied.evaluation.in_training import measure as _measure
 from embodied.evaluation.in_training import odd_episodes
@@ -369,7 +369,7 @@ def _gain(gain: Record | None) -> str:
 
 def _steps_of_rl(record: Record) -> int:
     """Environment steps of reinforcement learning, without those between rounds of offline learning."""
-    return record["env_steps"] - collected(record.get("rounds", ()), "env_steps")
+    return record["env_steps"] - collected_total(record.get("rounds", ()), "env_steps")
 
 
 def _mark(row: Record, steps: int) -> Mark:

@@ -10,6 +10,7 @@ import torch
 from embodied import seeding
 from embodied.algorithms.finite import check_finite, losses
 from embodied.algorithms.imitation.sft import SFT
+from embodied.algorithms.offline.oer import OER
 from embodied.algorithms.offline.rounds import Collect, Rounds
 from embodied.algorithms.parts import check_equal_weights, check_policy_is_listed, name_of, only_listed_optimisers
 from embodied.data.demonstrations import with_privileged
@@ -18,6 +19,7 @@ from embodied.data.recording import record_episodes
 from embodied.errors import UserError
 from embodied.policy import SteeredPolicy, TrainablePolicy
 from embodied.task import LearnsValues, OfflineLearner, OfflineLearnerConfig
+from embodied.training.kept_episodes import write_kept
 from embodied.training.stages.stage import Stage
 
 SEGMENT = 500
@@ -70,6 +72,8 @@ class OfflineStage(Stage[Mapping[str, float]]):
         if not (resumed or run.before or run.config.start_from):
             self._fit_statistics()
         self.learner = self._build_learner(seeding.generator(run.seed, self.name))
+        if isinstance(self.learner, OER):
+            self.learner.remember(run.kept)
         check_acts_alone(self.learner, run.policy)
         if run.world.size > 1:
             check_policy_is_listed(self.learner, run.policy)
@@ -142,10 +146,15 @@ class OfflineStage(Stage[Mapping[str, float]]):
         return note
 
     def finish(self) -> None:
-        """Keep the policy as what later stages are compared with, unless an earlier stage kept its own, and values."""
+        """Keep the policy as what later stages are compared with, unless an earlier stage kept its own, and values.
+
+        The observations that OER keeps are written into the run's directory.
+        """
         self.run.counters["offline_gradient_steps"] = self.learner.gradient_steps
         if isinstance(self.learner, Rounds):
             self.run.report.rounds = list(self.learner.results)
+        if isinstance(self.learner, OER):
+            write_kept(self.run.directory, self.learner.kept(self.demonstrations), self.run.contract)
         before = self.run.before or self.run.aside({"policy": dict(self.run.policy.state_dict())})
         if isinstance(self.learner, LearnsValues) and self.run.algorithm and (values := self.learner.values()):
             before = before | {"values": self.run.aside(values)}

@@ -20,10 +20,11 @@ from embodied.algorithms.offline.off_policy_evaluation import (
     initial_rows,
 )
 from embodied.algorithms.offline.rebrac import ReBRAC, ReBRACConfig
-from embodied.algorithms.offline.rounds import Rounds, RoundsConfig, collected
+from embodied.algorithms.offline.rounds import Rounds, RoundsConfig
 from embodied.algorithms.parts import only_listed_optimisers
 from embodied.contract import TensorSpec
 from embodied.data.recording import record_episodes
+from embodied.data.round_results import collected_total
 from embodied.data.transitions import Transitions
 from embodied.errors import UserError
 from embodied.policy import Steering, TrainablePolicy
@@ -199,7 +200,7 @@ def test_resumed_rounds_equal_uninterrupted_ones_across_a_collection(imitate_ane
     assert [each["episodes"] for each in learner.results] == [60, 68]
     steps = learner.collected.steps
     assert [each.get("collected") for each in learner.results] == [None, {"episodes": 8, "env_steps": steps}]
-    assert collected(learner.results, "env_steps") == steps > 8
+    assert collected_total(learner.results, "env_steps") == steps > 8
     assert learner.results == other.results
     assert same(dict(other.policy.state_dict()), dict(learner.policy.state_dict()))
 
