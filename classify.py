@@ -2,7 +2,8 @@
 
 DIR is any data set that train.py reads, with successful and failed episodes. The classifier replaces a reward that
 nobody measures: train.py ... success_classifier=DIR. A policy exploits what is a success by mistake; its own failures
-continue the training: classify.py classifier=DIR negatives=RECORDINGS. task.* and demonstration_* are as in train.py.
+continue the training: classify.py classifier=DIR negatives=RECORDINGS. And classify.py classifier=DIR label=LOGS
+output=FOLDER writes logs with known rewards. task.* and demonstration_* are as in train.py.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from __future__ import annotations
 import logging
 import shlex
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import torch
@@ -24,22 +26,13 @@ from embodied.command_line.train_options import GROUPS, TrainConfig
 from embodied.commands import command
 from embodied.configuration import Fraction, PositiveInt, Range, Seed
 from embodied.contract import Contract
-from embodied.data.success_frames import (
-    TEST,
-    TRAIN,
-    VALIDATION,
-    Frames,
-    LabelConfig,
-    check_parts,
-    counts,
-    labelled_frames,
-    split,
-)
+from embodied.data.episodes import FAILED, SUCCEEDED, UNKNOWN, EpisodeWriter
+from embodied.data.judging import judged
+from embodied.data.success_frames import PARTS, Frames, LabelConfig, check_parts, labelled_frames, split
 from embodied.errors import UserError
-from embodied.evaluation.detection import Detection, choose_threshold, sustained
+from embodied.evaluation.detection import choose_threshold
 from embodied.report import success_classifier as report
 from embodied.saving.files import complete_or_absent_folder
-from embodied.saving.versions import git_commit, versions
 from embodied.task import Task
 from embodied.training.compute import prepare
 from embodied.training.run_directory import new_directory
@@ -58,8 +51,9 @@ class ClassifyConfig(NetworkConfig, FitConfig, LabelConfig, DemonstrationOptions
     success is `frames` consecutive ones with a probability of the `threshold`; null: the smallest of at least 0.5 by
     which at most a share `false_positives` of the validation episodes ends wrongly. `classifier` continues the training
     of an earlier one, with its options and data, and `negatives` adds data sets of which the episodes that a person
-    marked as failures are used. `seed` determines all random numbers. PyTorch uses `threads` cores and the `device`.
-    `output` is the classifier's folder; null: outputs/classifiers/<time>.
+    marked as failures are used. With `label`, a data set, the `classifier` is not trained: it decides episodes of
+    unknown outcome. `seed` determines all random numbers. PyTorch uses `threads` cores and the `device`. `output` is
+    the classifier's folder, or that of the labelled episodes; null: outputs/classifiers/<time>.
     """
 
     observations: list[str] | None = None
@@ -68,6 +62,7 @@ class ClassifyConfig(NetworkConfig, FitConfig, LabelConfig, DemonstrationOptions
     false_positives: Fraction = 0.0
     classifier: str | None = None
     negatives: Any = None
+    label: str | None = None
     seed: Seed = 0
     device: str = "cpu"
     threads: PositiveInt | None = None
@@ -75,30 +70,54 @@ class ClassifyConfig(NetworkConfig, FitConfig, LabelConfig, DemonstrationOptions
 
 
 def run(arguments: list[str]) -> None:
-    """Train the classifier, choose its threshold, and write it with its report."""
+    """Train the classifier, choose its threshold, and write it with its report; or label a data set."""
     (config, task), record = composed(arguments)
     prepare(config.device, config.threads)
     seeding.seed_everything(config.seed)
     classifier = begun(config, task)
     output = Path(config.output or new_directory("classifiers", f"_seed{config.seed}"))
+    if config.label is not None:
+        return label(config, task, classifier, output)
     with complete_or_absent_folder(output) as folder:
         frames, part, notes = labelled_data(config, task, classifier.contract, folder)
-        train, validation, test = (frames.of_part(part, number) for number in (TRAIN, VALIDATION, TEST))
+        train, validation, test = (frames.of_part(part, number) for number in PARTS)
         fit(classifier, frames, train, config, seeding.generator(config.seed, "batches"))
         score = classifier.scores(frames)
-        classifier.threshold = config.threshold or chosen_threshold(config, frames, score, validation)
-        typed = shlex.join(record["arguments"])
-        results = {"threshold": classifier.threshold, "frames": config.frames, "parts": counts(frames, part)}
-        results |= {"observations": [*classifier.contract.observation], "notes": notes, "seed": config.seed}
-        results |= {"command": f"{command('classify')} {typed}", "git_commit": git_commit(), "versions": versions()}
-        detection = Detection.of(*labels(frames, score, test), frames.success, classifier.threshold, config.frames)
-        results["held_out"] = detection.summary()
-        drawn = frames, score, test, classifier.threshold
+        own = score[validation], frames.label[validation], frames.episode[validation]
+        threshold = config.threshold or choose_threshold(*own, config.frames, config.false_positives)
+        results = report.measured(frames, part, score, threshold, config.frames)
+        results |= {"notes": notes, "observations": [*classifier.contract.observation], "seed": config.seed}
+        results |= {"command": f"{command('classify')} {shlex.join(record['arguments'])}"}
+        drawn = frames, score, test, threshold
         report.plot_scores(folder / report.SCORES, *drawn, classifier.contract.control_dt_s)
         report.write(folder, results, report.worst_errors(*drawn, classifier.contract))
+        classifier.threshold = threshold
         classifier.save(folder, record)
     log.info(f"{report.headline(results)}\nwrote {output}: look at {output / 'report.html'}")
     log.info(f"Next: {command('train')} task=NAME success_classifier={shlex.quote(str(output))}")
+
+
+def label(config: ClassifyConfig, task: Task, classifier: SuccessClassifier, output: Path) -> None:
+    """Write the episodes of the data set `label` into `output`, with known rewards and outcomes.
+
+    Raises:
+        UserError: without a trained classifier, or if the data set lacks what it reads.
+    """
+    if config.classifier is None:
+        raise UserError(f"label={config.label} needs a trained classifier: add classifier=DIR")
+    contract = replace(task.contract(task.distributions[0]), horizon=1, executed=1)
+    counted = dict.fromkeys((SUCCEEDED, FAILED), 0)
+    origin = {"labelled": config.label, "classifier": config.classifier}
+    with TemporaryDirectory() as index, EpisodeWriter(output, contract, origin) as writer:
+        options = {"options": config.matching, "imitated": False}
+        episodes = demonstrations(str(config.label), contract, Path(index), task, **options)
+        for before, episode in zip(episodes.success.tolist(), judged(episodes, classifier.detect), strict=True):
+            writer.add(episode)
+            counted[int(episode.success[0])] += before == UNKNOWN
+    log.info(
+        f"of {len(episodes.ends):,} episodes {sum(counted.values()):,} had an unknown outcome: {counted[SUCCEEDED]:,}"
+        f" are successes, {counted[FAILED]:,} failures\nwrote {output}: {command('train')} demonstrations={output}"
+    )
 
 
 def begun(config: ClassifyConfig, task: Task) -> SuccessClassifier:
@@ -134,6 +153,8 @@ def labelled_data(
         parts.append(split(frames.success, config, seeding.generator(config.seed, "split", number)))
         labelled.append(frames)
         notes += own_notes
+    if not labelled:
+        raise UserError("expected demonstrations=DIR, recorded episodes with their outcomes")
     frames, part = Frames.join(labelled), torch.cat(parts)
     check_parts(frames, part)
     if not bool((frames.success == 0).any()):
@@ -143,36 +164,28 @@ def labelled_data(
     return frames, part, notes
 
 
-def labels(frames: Frames, score: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Scores, labels and episodes of the frames `index`."""
-    return score[index], frames.label[index], frames.episode[index]
-
-
-def chosen_threshold(config: ClassifyConfig, frames: Frames, score: Tensor, index: Tensor) -> float:
-    """Threshold for the validation frames `index`."""
-    own, label, episode = labels(frames, score, index)
-    return choose_threshold(sustained(own, episode, config.frames), label, episode, config.false_positives)
-
-
 def composed(arguments: list[str]) -> tuple[tuple[ClassifyConfig, Task], dict[str, Any]]:
-    """The options, the task of train.py from which the contract is derived, and the record of both."""
-    is_task = lambda each: each.startswith(("task=", "task."))  # noqa: E731
-    own = [each for each in arguments if not is_task(each)]
+    """The options, the task of train.py from which the contract is derived, and the record of both.
+
+    An earlier classifier's record has both, too, which `arguments` replace.
+    """
+    own = [each for each in arguments if not each.startswith(("task=", "task."))]
+    read = [each for each in arguments if each not in own or each.startswith("demonstration")]
     folder = parsed([each for each in own if each.startswith("classifier=")]).get("classifier")
-    saved = dict(SuccessClassifier.record(str(folder))) if folder else None
-    if saved:
+    saved = SuccessClassifier.record(str(folder)) if folder else None
+    if saved is None:
+        config, record = compose(ClassifyConfig, "classify", own, {})
+        is_named = any(each.startswith("task=") for each in read)
+        trained, train_record = compose(TrainConfig, "train", [*["task=dataset"][is_named:], *read], GROUPS)
+    else:
         before = sources(saved["values"]["negatives"], None, "negatives") or []
-        saved["values"] = saved["values"] | {"output": None, "negatives": None}
-    config, record = compose(ClassifyConfig, "classify", own, {}, saved)
-    if saved:
+        values = saved["values"] | {"output": None, "negatives": None}
+        config, record = compose(ClassifyConfig, "classify", own, {}, saved | {"values": values})
         config.negatives = [*before, *(sources(config.negatives, None, "negatives") or [])] or None
         record["values"]["negatives"] = config.negatives
-    every = [*(saved["arguments"] if saved else ()), *arguments]
-    # of an option that was typed twice the last value
-    options = {each.partition("=")[0]: each for each in every if is_task(each) or each.startswith("demonstration")}
-    trained, train_record = compose(TrainConfig, "train", [*({"task": "task=dataset"} | options).values()], GROUPS)
+        trained, train_record = compose(TrainConfig, "train", read, GROUPS, saved["train"])
     join(trained)
-    record |= {"arguments": every, "task": train_record["values"]["task"]}
+    record["train"] = train_record
     return (config, trained.task), record
 
 

@@ -24,6 +24,7 @@ from embodied.configuration import Configuration, NonNegativeFloat, PositiveFloa
 from embodied.contract import Contract
 from embodied.data.success_frames import NEGATIVE, POSITIVE, Frames
 from embodied.errors import DivergedError, UserError
+from embodied.evaluation.detection import sustained
 from embodied.progress import Progress
 from embodied.saving import checkpoint
 from embodied.saving.checkpoint import Checkpoint
@@ -122,6 +123,13 @@ class SuccessClassifier:
         blocks = torch.arange(len(frames)).split(BLOCK)
         self.network.eval()
         return torch.cat([self.probability(frames.take(block)).cpu() for block in blocks])
+
+    @torch.no_grad()
+    def detect(self, observation: TensorDict) -> int | None:
+        """First detected success among the observations [L] of an episode; None without one."""
+        score = self.probability(observation)
+        reached = sustained(score, torch.zeros(len(score)), self.frames) >= self.threshold
+        return int(reached.long().argmax()) if bool(reached.any()) else None
 
     def to(self, device: torch.device | str) -> Self:
         """Move the network to `device`."""

@@ -14,9 +14,11 @@ import torch
 from tensordict import TensorDict
 
 from embodied.algorithms.on_policy.ppo import PPOConfig
-from embodied.data.episodes import Episodes, EpisodeWriter
+from embodied.data.episodes import FAILED, SUCCEEDED, UNKNOWN, Episodes, EpisodeWriter, read
+from embodied.data.rewards import check_rewards
 from embodied.environments.classified import FALSE_NEGATIVE, FALSE_POSITIVE, SUCCESS, ClassifiedEnvironment
 from embodied.evaluation.evaluation import evaluate
+from embodied.saving import checkpoint
 from embodied.training.loop import train
 from policies.mlp import MLPConfig, MLPPolicy
 from policies.success_classifier import SuccessClassifier
@@ -238,3 +240,34 @@ def test_a_run_by_a_classifier_reports_the_true_success_beside_it(tmp_path: Path
     done = run_program("evaluate.py", f"checkpoint={run}", "episodes=4", "num_envs=4", "success_classifier=null")
     assert done.returncode == 0, done.stderr
     assert SUCCESS not in (run / "evaluation.json").read_text()
+
+
+def test_logs_of_unknown_outcome_are_labelled_and_trained_on(classifier: Path, tmp_path: Path):
+    with EpisodeWriter(tmp_path / "logs", CONTRACT) as writer:
+        for number in range(6):
+            last = 1.1 if number % 2 else 0.4
+            positions = torch.stack((torch.linspace(0, last, 12), torch.zeros(12)), 1)
+            recorded = episode(positions, torch.full((11, 2), 0.01))
+            unknown = torch.tensor([UNKNOWN if number < 4 else FAILED], dtype=torch.int8)
+            writer.add(replace(recorded, success=unknown, terminated=torch.tensor([False])))
+    output = tmp_path / "labelled"
+    done = run_program("classify.py", f"classifier={classifier}", f"label={tmp_path / 'logs'}", f"output={output}")
+    assert done.returncode == 0, done.stderr
+    assert "of 6 episodes 4 had an unknown outcome: 2 are successes, 2 failures" in done.stdout
+    labelled, contract, _ = read(output)
+    assert contract.observation == CONTRACT.observation
+    assert labelled.success.tolist() == [FAILED, SUCCEEDED] * 2 + [FAILED] * 2  # the person's verdict remains
+    assert labelled.reward.sum() == 2.0
+    assert labelled.steps < 66
+    check_rewards(labelled)
+    done = run_program("classify.py", f"label={tmp_path / 'logs'}", f"output={tmp_path / 'other'}")
+    assert done.returncode == 1
+
+
+def test_code_that_a_classifier_names_is_not_run(classifier: Path, tmp_path: Path):
+    saved = checkpoint.load(classifier)
+    saved.config["train"]["values"]["task"]["name"] = "evil.py"
+    checkpoint.save(tmp_path / "other", saved)
+    done = run_program("classify.py", f"classifier={tmp_path / 'other'}", f"output={tmp_path / 'out'}")
+    assert done.returncode == 1
+    assert "names code or files outside the run" in done.stderr

@@ -23,7 +23,7 @@ POSITIVE = 1
 NEGATIVE = 0
 FINAL = -1
 """Value of `Frames.row` for the observation after the last step of an episode."""
-TRAIN, VALIDATION, TEST = range(3)
+PARTS = TRAIN, VALIDATION, TEST = range(3)
 """Parts of a split."""
 JOINED = "success", "row", "source_episode", "label"
 """Columns of `Frames` that are concatenated as they are."""

@@ -36,16 +36,17 @@ def sustained(score: Tensor, episode: Tensor, frames: int) -> Tensor:
     return result
 
 
-def choose_threshold(score: Tensor, label: Tensor, episode: Tensor, most: float) -> float:
-    """Smallest threshold of sustained scores with false positives in at most a share `most` of the episodes.
+def choose_threshold(score: Tensor, label: Tensor, episode: Tensor, frames: int, most: float) -> float:
+    """Smallest threshold with false positives in at most a share `most` of the episodes.
 
-    It is the mean of the largest score that must be rejected and the smallest positive one above it, and at least
-    `LEAST_THRESHOLD`. All arguments are [F] and of validation episodes.
+    It is the mean of the largest sustained score that must be rejected and the smallest positive one above it, and at
+    least `LEAST_THRESHOLD`. All arguments are [F] and of validation episodes.
 
     Raises:
         UserError: if no positive frame has a score above those that must be rejected.
     """
     numbers = episode.unique()
+    score = sustained(score, episode, frames)
     # largest score of each episode's negative frames; an episode is a false positive if it reaches the threshold
     negative = torch.where(label == NEGATIVE, score, 0.0)
     highest = torch.stack([negative[episode == number].max() for number in numbers]).sort(descending=True).values

@@ -21,14 +21,15 @@ from torch import Tensor
 from embodied.contract import Contract
 from embodied.data.episodes import SUCCEEDED
 from embodied.data.pictures import encode
-from embodied.data.success_frames import Frames
-from embodied.evaluation.detection import worst
+from embodied.data.success_frames import TEST, Frames, counts
+from embodied.evaluation.detection import Detection, worst
 from embodied.report.markdown import markdown
 from embodied.report.markdown import table as markdown_table
 from embodied.report.page.page import POLICY
 from embodied.report.page.parts import facts, listed, table
 from embodied.saving.files import complete_or_absent
 from embodied.saving.json_text import dumps_rows
+from embodied.saving.versions import git_commit, versions
 
 HEADER = ["on held-out episodes", "rate", "95% interval", "count"]
 ROWS = {
@@ -123,6 +124,23 @@ def worst_errors(
                 )
             )
     return errors
+
+
+def measured(frames: Frames, part: Tensor, score: Tensor, threshold: float, consecutive: int) -> dict[str, Any]:
+    """Record of a classifier's errors on the held-out episodes, JSON, with the size of each part of the data.
+
+    `score` [F] is that of all `frames`, `part` [E] the part of each episode, and a success is `consecutive` frames.
+    """
+    index = frames.of_part(part, TEST)
+    own = score[index], frames.label[index], frames.episode[index]
+    return {
+        "threshold": threshold,
+        "frames": consecutive,
+        "held_out": Detection.of(*own, frames.success, threshold, consecutive).summary(),
+        "parts": counts(frames, part),
+        "git_commit": git_commit(),
+        "versions": versions(),
+    }
 
 
 def write(folder: Path, record: Mapping[str, Any], errors: Sequence[Error]) -> None:

@@ -35,17 +35,17 @@ SCORE = torch.tensor([0.1, 0.95, 0.2, 0.75, 0.6, 0.3, 0.8, 0.4])
     ],
 )
 def test_the_smallest_threshold_with_few_enough_false_positives(most: float, threshold: float):
-    assert choose_threshold(SCORE, LABEL, EPISODE, most) == pytest.approx(threshold)
+    assert choose_threshold(SCORE, LABEL, EPISODE, 1, most) == pytest.approx(threshold)
 
 
 def test_no_threshold_is_better_than_one_that_detects_nothing():
     with pytest.raises(UserError, match=r"a negative frame has the score 0\.990"):
-        choose_threshold(SCORE.index_fill(0, torch.tensor(6), 0.99), LABEL, EPISODE, 0.0)
+        choose_threshold(SCORE.index_fill(0, torch.tensor(6), 0.99), LABEL, EPISODE, 1, 0.0)
 
 
 def test_an_unknown_frame_is_neither_right_nor_wrong():
     label = LABEL.index_fill(0, torch.tensor(6), U)
-    assert choose_threshold(SCORE, label, EPISODE, 0.0) == pytest.approx((0.6 + 0.75) / 2)
+    assert choose_threshold(SCORE, label, EPISODE, 1, 0.0) == pytest.approx((0.6 + 0.75) / 2)
 
 
 def test_errors_by_frame_and_by_episode_by_hand():
@@ -81,6 +81,16 @@ def test_two_consecutive_frames_are_required():
     negative = torch.zeros(8, dtype=torch.int64)
     detection = Detection.of(SCORE, negative, EPISODE, success, 0.3, 2)
     assert detection.false_positive.tolist() == [False, False, True, True]  # 0.6, 0.3 and 0.8, 0.4
+
+
+def test_a_threshold_for_two_consecutive_frames():
+    score = torch.tensor([0.9, 0.6, 0.9, 0.2, 0.8, 0.9, 0.95])
+    label = torch.tensor([N, N, N, N, N, P, P])
+    episode = torch.tensor([0, 0, 0, 0, 1, 1, 1])
+    # sustained: 0, 0.6, 0.6, 0.2 and 0, 0.8, 0.9: the single peaks of 0.9 are no detections
+    assert choose_threshold(score, label, episode, 2, 0.0) == pytest.approx(0.7)
+    with pytest.raises(UserError, match=r"the score 0\.900"):
+        choose_threshold(score.index_fill(0, torch.tensor(6), 0.9), label, episode, 1, 0.0)
 
 
 def test_the_worst_frames_one_of_each_episode():
