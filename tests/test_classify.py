@@ -9,12 +9,15 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
 
 from embodied.algorithms.on_policy.ppo import PPOConfig
+from embodied.contract import Contract, TensorSpec
 from embodied.data.episodes import FAILED, SUCCEEDED, UNKNOWN, Episodes, EpisodeWriter, read
+from embodied.data.pictures import Pictures, decode, encode_all
 from embodied.data.rewards import check_rewards
 from embodied.environments.classified import FALSE_NEGATIVE, FALSE_POSITIVE, SUCCESS, ClassifiedEnvironment
 from embodied.evaluation.evaluation import evaluate
@@ -95,6 +98,7 @@ def played(policy: MLPPolicy, classifier: Path, folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.evidence
 def test_a_policy_exploits_the_classifier_until_its_failures_are_negatives(classifier: Path, tmp_path: Path):
     # The person's failures stop too early, so that the classifier reads how far the point is, and not how far aside.
     policy, before = learned(classifier)
@@ -271,3 +275,31 @@ def test_code_that_a_classifier_names_is_not_run(classifier: Path, tmp_path: Pat
     done = run_program("classify.py", f"classifier={tmp_path / 'other'}", f"output={tmp_path / 'out'}")
     assert done.returncode == 1
     assert "names code or files outside the run" in done.stderr
+
+
+def test_the_report_shows_pictures_of_the_worst_errors(tmp_path: Path):
+    contract = Contract({"front": TensorSpec((16, 24, 3), "uint8")}, CONTRACT.action, 0.1)
+    with EpisodeWriter(tmp_path / "logs", contract) as writer:
+        for number in range(9):
+            pictures = np.zeros((12, 16, 24, 3), np.uint8)
+            pictures[:, :, : 2 * number + 2, 0] = 200
+            pictures[10:, 4:12, 4:12] = 255 if number % 3 else 0
+            encoded = Pictures.of({"front": encode_all(pictures)})
+            success = bool(number % 3)
+            writer.add(Episodes.of(TensorDict({}, [12]), torch.zeros(12, 2), success=success, pictures=encoded))
+    output = tmp_path / "out"
+    options = ["positive_last=2", "gap=2", "steps=4", "batch=8", "threshold=0.9999", "vision.width=4", "threads=1"]
+    done = run_program("classify.py", f"demonstrations={tmp_path / 'logs'}", f"output={output}", *options)
+    assert done.returncode == 0, done.stderr
+    record = results(output)
+    assert record["held_out"]["missed_successes"]["rate"] == 1.0
+    assert record["observations"] == ["front"]
+    shown = sorted(output.glob("error_*.png"))
+    assert shown
+    picture = decode(shown[0].read_bytes())
+    assert picture.shape == (256, 384, 3)  # enlarged, with its proportions
+    assert (255, 255, 255) in {tuple(colour) for colour in picture.reshape(-1, 3).tolist()}  # the square of a success
+    page = (output / "report.md").read_text()
+    assert "missed success: episode" in page
+    assert shown[0].name in page
+    assert (output / "report.html").read_text().count("data:image/png") == 1 + len(shown)
