@@ -24,12 +24,11 @@ from embodied.command_line.train_options import (
     GROUPS,
     TrainConfig,
     starting_options,
+    with_conditions,
     with_starting_point,
-    with_success_classifier,
 )
 from embodied.contract import Contract
 from embodied.environment import Environment
-from embodied.environments.latency import with_latency
 from embodied.errors import UserError
 from embodied.evaluation.evaluation import compare
 from embodied.evaluation.open_loop import OpenLoop, split
@@ -98,8 +97,7 @@ def run(arguments: list[str]) -> None:
 
     def environment(distribution: str, num_envs: int, changes: Sequence[str] = ()) -> Environment:
         changed = composed(changes)[0] if changes else trained
-        task = with_success_classifier(in_processes(changed.task), replace(changed, device=config.device))
-        task = viewed(with_latency(task, changed.latency))
+        task = viewed(with_conditions(in_processes(changed.task), changed, config.device))
         contract = task.contract(distribution)
         saved.check(replace(contract, executed=saved.contract.executed) if config.executed else contract)
         return task.environment(num_envs, distribution, "eval", device=config.device)

@@ -18,7 +18,7 @@ from embodied.command_line.config import compose
 from embodied.commands import option
 from embodied.configuration import PositiveFloat, PositiveInt, Seed
 from embodied.environments.classified import ClassifiedTask
-from embodied.environments.latency import LatencyConfig
+from embodied.environments.latency import LatencyConfig, with_latency
 from embodied.errors import UserError
 from embodied.placement.registry import PLACEMENTS, PlacementOptions
 from embodied.starting_point import StartingPoint
@@ -73,15 +73,15 @@ class TrainConfig(ViewerOptions, DemonstrationOptions, PlacementOptions, Experim
     plan: bool = False
 
 
-def with_success_classifier(task: Task, config: TrainConfig) -> Task:
-    """Task with the rewards of the option `success_classifier`; unchanged without it.
+def with_conditions(task: Task, config: TrainConfig, device: str) -> Task:
+    """Task with the latencies and the success classifier of `config`, which computes on `device`.
 
     Raises:
         UserError: see `SuccessClassifier.load`.
     """
-    if config.success_classifier is None:
-        return task
-    return ClassifiedTask(task, SuccessClassifier.load(config.success_classifier).to(config.device))
+    if config.success_classifier is not None:
+        task = ClassifiedTask(task, SuccessClassifier.load(config.success_classifier).to(device))
+    return with_latency(task, config.latency)
 
 
 def starting_options(weights: str) -> list[str]:
