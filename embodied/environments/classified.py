@@ -104,7 +104,7 @@ class ClassifiedEnvironment(WrappedEnvironment):
         result = replace(
             transition,
             observation=observation,
-            reward=_at_last(executed, positive & ~frozen).to(transition.reward.dtype),
+            reward=_at_last(executed, positive).to(transition.reward.dtype),
             executed=executed,
             terminated=positive | (transition.terminated & ~transition.success),
             truncated=~positive & (transition.truncated | stays),

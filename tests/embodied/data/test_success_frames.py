@@ -67,12 +67,14 @@ def test_marks_replace_the_last_frames_and_what_follows_them_is_unknown():
             episode(0, 6, True, marks=marks),
             episode(10, 3, False, marks=[0.0, 1.0, nan]),
             episode(20, 2, True, marks=[0.0, 0.0]),
+            episode(30, 4, True, marks=[nan, 0.0, 0.0, 1.0]),
         ]
     )
     frames, notes = labelled_frames(data, config, "logs")
     assert frames.label[:7].tolist() == [N, N, U, P, U, P, P]
     assert frames.label[7:11].tolist() == [N, U, U, U]
-    assert frames.label[11:].tolist() == [U, U, U]
+    assert frames.label[11:14].tolist() == [U, U, U]
+    assert frames.label[14:].tolist() == [U, N, U, P, P]
     assert "no frame of the successful episodes 2" in notes[0]
     with pytest.raises(UserError, match="no signal other for positive_key; it has mark"):
         labelled_frames(data, replace(config, positive_key="other"), "logs")

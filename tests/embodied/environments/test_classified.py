@@ -146,7 +146,8 @@ def test_a_restored_environment_goes_on_in_the_same_way(tmp_path):
         assert torch.equal(first.observation["position"], second.observation["position"])
     save_tree(tmp_path / "later", one.state_dict())  # with an episode that has ended
     again = make(0.5, frames=2)
-    again.load_state_dict(load_tree(tmp_path / "later"))
+    later = again.load_state_dict(load_tree(tmp_path / "later"))
+    assert later["position"][0].item() == first.observation["position"][0].item()  # of the end, not the simulator's
     last = again.step(torch.zeros(2, 1, 1))
     assert last.terminated[0]
     assert last.events[SUCCESS][0]
@@ -184,6 +185,11 @@ def test_what_it_cannot_wrap_is_refused():
     other.contract = replace(other.contract, observation={"position": TensorSpec((1,), unit="cm")})
     with pytest.raises(UserError, match="observation 'position' unit"):
         ClassifiedEnvironment(Reach(2), other, true_success=False)
+    env = Reach(2)
+    named = TensorSpec((1,), unit="m", names=("x",))
+    env.contract = replace(env.contract, observation=env.contract.observation | {"position": named})
+    with pytest.raises(UserError, match="observation 'position' order"):
+        ClassifiedEnvironment(env, Above(0.5), true_success=False)
     shared = Reach(4)
     shared.group = 2
     with pytest.raises(UserError, match="share a world"):
