@@ -68,6 +68,14 @@ class ClassifyConfig(NetworkConfig, FitConfig, LabelConfig, DemonstrationOptions
     threads: PositiveInt | None = None
     output: str | None = None
 
+    def __post_init__(self) -> None:
+        """Raise UserError for numbers out of range, and for options that do not go together."""
+        super().__post_init__()
+        if self.demonstration_weights is not None:
+            raise UserError("batches are balanced by label: leave out demonstration_weights")
+        if self.label is not None and self.classifier is None:
+            raise UserError(f"label={self.label} needs a trained classifier: add classifier=DIR")
+
 
 def run(arguments: list[str]) -> None:
     """Train the classifier, choose its threshold, and write it with its report; or label a data set."""
@@ -98,13 +106,7 @@ def run(arguments: list[str]) -> None:
 
 
 def label(config: ClassifyConfig, task: Task, classifier: SuccessClassifier, output: Path) -> None:
-    """Write the episodes of the data set `label` into `output`, with known rewards and outcomes.
-
-    Raises:
-        UserError: without a trained classifier, or if the data set lacks what it reads.
-    """
-    if config.classifier is None:
-        raise UserError(f"label={config.label} needs a trained classifier: add classifier=DIR")
+    """Write the episodes of the data set `label` into `output`, with known rewards and outcomes."""
     contract = replace(task.contract(task.distributions[0]), horizon=1, executed=1)
     counted = dict.fromkeys((SUCCEEDED, FAILED), 0)
     origin = {"labelled": config.label, "classifier": config.classifier}
@@ -157,7 +159,7 @@ def labelled_data(
         raise UserError("expected demonstrations=DIR, recorded episodes with their outcomes")
     frames, part = Frames.join(labelled), torch.cat(parts)
     check_parts(frames, part)
-    if not bool((frames.success == 0).any()):
+    if not bool((frames.success == FAILED).any()):
         notes.append("No episode failed: what the classifier answers to a failure is unknown. Record some.")
     for note in notes:
         log.warning(note)

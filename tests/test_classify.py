@@ -149,6 +149,7 @@ def test_the_same_command_gives_the_same_bits(classifier: Path, demonstrations: 
         (["observations=[wrist]"], "observations=wrist: expected some of position"),
         (["positive_key=mark"], "has no signal mark for positive_key; it has none"),
         (["negatives=nowhere"], "nowhere"),
+        (["demonstration_weights=[1.0]"], "batches are balanced by label: leave out demonstration_weights"),
         (["stepps=3"], "unknown option 'stepps'"),
     ],
 )

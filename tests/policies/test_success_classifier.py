@@ -17,7 +17,8 @@ from embodied.errors import DivergedError, UserError
 from embodied.saving import checkpoint
 from embodied.saving.checkpoint import Checkpoint
 from policies.success_classifier import FitConfig, NetworkConfig, SuccessClassifier, fit, readable
-from policies.vision.backbones import VisionConfig
+from policies.vision.backbones import Backbone, VisionConfig, backbone
+from policies.vision.encoder import WORD_WIDTH
 
 CONTRACT = Contract(
     {
@@ -160,6 +161,27 @@ def test_batches_are_balanced_and_unknown_frames_are_in_none(monkeypatch: pytest
     fit(classifier, data, torch.arange(len(data)), FitConfig(steps=10, batch=16), seeding.generator(0, "batches"))
     assert seen == [0.5] * 10
     assert (data.label[torch.cat(taken[1:])] != -1).all()  # the first measures the size of a frame
+
+
+def test_a_pretrained_encoder_stays_frozen_and_the_head_learns(tmp_path: Path):
+    torch.manual_seed(0)
+    small = VisionConfig(Backbone.DINOV2, width=32, features=16)
+    backbone(small, 16, 16, WORD_WIDTH).model.save_pretrained(tmp_path / "dinov2")
+    (tmp_path / "dinov2" / "preprocessor_config.json").write_text(
+        '{"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}'
+    )
+    vision = replace(small, weights=str(tmp_path / "dinov2"), frozen=True)
+    classifier = SuccessClassifier.build(readable(CONTRACT, ["front"]), NetworkConfig(vision, 16), 1)
+    frozen = {name: each.clone() for name, each in classifier.network.encoder.eyes["front"].model.state_dict().items()}
+    data = frames()
+    config = FitConfig(steps=20, batch=16, learning_rate=1e-2)
+    losses = fit(classifier, data, torch.arange(len(data)), config, seeding.generator(0, "batches"))
+    assert losses[-1] < losses[0]
+    after = classifier.network.encoder.eyes["front"].model.state_dict()
+    assert all(torch.equal(each, after[name]) for name, each in frozen.items())
+    classifier.save(tmp_path / "classifier", {"choices": {}, "values": {}})
+    picture = {"front": np.full((16, 16, 3), 90, np.uint8)}
+    assert SuccessClassifier.load(tmp_path / "classifier")(picture) == classifier(picture)
 
 
 def test_continuing_keeps_the_statistics_of_measurements():
