@@ -16,8 +16,7 @@ from embodied import start_up  # noqa: F401 - before PyTorch
 from embodied.command_line import listing, program
 from embodied.command_line.config import compose
 from embodied.command_line.summary import summary
-from embodied.command_line.train_options import GROUPS, TrainConfig, with_starting_point
-from embodied.environments.latency import with_latency
+from embodied.command_line.train_options import GROUPS, TrainConfig, with_conditions, with_starting_point
 from embodied.placement.registry import with_placement
 from embodied.training.compute import prepare
 from embodied.training.experiment import Experiment
@@ -48,7 +47,7 @@ def run(arguments: list[str]) -> None:
     with place as world, viewing(config, VIEWABLE) as viewed, shared_run(world, *folders) as directory:
         trainer = Experiment(
             config,
-            viewed(with_latency(in_processes(config.task), config.latency)),
+            viewed(with_conditions(in_processes(config.task), config, config.device)),
             config.policy,
             config.algorithm,
             directory,

@@ -3,7 +3,7 @@
 An `Environment` has Gymnasium's vocabulary with torch tensors; a step executes a whole action chunk. Optional
 capabilities are separate protocols: `NumberedStarts` makes evaluations repeatable, `Restorable` lets a run continue bit
 for bit. They are used where available; reports list missing ones. Some environments have further members, which
-functions look up: `group_size`, `show_values`, `embodied.scene.viewable.view`, and `unroll` of
+functions look up: `group_size`, `show_values`, `notes` for the report, `embodied.scene.viewable.view`, and `unroll` of
 `embodied.rollout.differentiable`. Letters in shape comments: N environments, K executed actions of a chunk, A action
 dimension.
 """
@@ -170,7 +170,7 @@ def clip_gradient(actions: Tensor, most: float) -> None:
 
 
 def capability_notes(env: Environment) -> list[str]:
-    """Notes for a report on the capabilities that `env` lacks."""
+    """Notes for a report on the capabilities that `env` lacks, and its own `notes`."""
     notes = []
     if not isinstance(env, NumberedStarts):
         notes.append(
@@ -179,4 +179,4 @@ def capability_notes(env: Environment) -> list[str]:
         )
     if not isinstance(env, Restorable):
         notes.append("The simulator's state cannot be restored: a resumed run begins new episodes.")
-    return notes
+    return notes + list(getattr(env, "notes", ()))

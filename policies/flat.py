@@ -66,8 +66,9 @@ class FlatObservations(nn.Module):
     def fit_statistics(self, observation: TensorDict) -> None:
         """Compute mean and standard deviation of every element from observations [N]."""
         inputs = self.concatenated(observation, self.keys)
-        self.mean.copy_(inputs.mean(0))
-        self.std.copy_(inputs.std(0))
+        if self.feature_size:
+            self.mean.copy_(inputs.mean(0))
+            self.std.copy_(inputs.std(0))
         self.count.fill_(len(inputs))
         self.fitted.fill_(True)
 

@@ -8,6 +8,7 @@ import pytest
 from omegaconf import OmegaConf
 from omegaconf.errors import ValidationError
 
+from classify import ClassifyConfig
 from compare import CompareConfig
 from embodied.command_line.config import compose
 from embodied.configuration import INF, Configuration, Range, check_ranges, type_hints
@@ -30,7 +31,16 @@ from train import GROUPS, TrainConfig
 from tune import TuneConfig
 
 PROGRAMS = (
-    *(CompareConfig, EvaluateConfig, ExportConfig, IdentifyConfig, RecordConfig, ReplayConfig, ServeConfig),
+    *(
+        ClassifyConfig,
+        CompareConfig,
+        EvaluateConfig,
+        ExportConfig,
+        IdentifyConfig,
+        RecordConfig,
+        ReplayConfig,
+        ServeConfig,
+    ),
     *(Episodes, TrainConfig, TuneConfig),
 )
 NONSENSE = (math.nan, math.inf, -math.inf, -1, 0)

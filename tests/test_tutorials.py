@@ -109,6 +109,15 @@ def test_logs_with_failures_teach_more_than_imitation_of_their_successes(
     assert float(offline[1]) < float(imitation[1]) - 1.0
 
 
+@pytest.mark.evidence
+def test_a_camera_learns_what_a_success_looks_like(tmp_path: Path):
+    answers = walk("rewards_from_a_camera.md", tmp_path)
+    assert first(answers, "report.html") <= MOST_COMMANDS
+    results = json.loads((tmp_path / "classifier" / "results.json").read_text())["held_out"]
+    assert results["episode_accuracy"]["rate"] > 0.9
+    assert "of 60 episodes 60 had an unknown outcome: 30 are successes, 30 failures" in answers[-1].stdout
+
+
 def cells(name: str) -> list[dict]:
     """Cells with code of a notebook."""
     every = json.loads((NOTEBOOKS / name).read_text())["cells"]

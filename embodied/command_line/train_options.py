@@ -17,13 +17,16 @@ from embodied.algorithms.registry import ALGORITHMS, OFFLINE
 from embodied.command_line.config import compose
 from embodied.commands import option
 from embodied.configuration import PositiveFloat, PositiveInt, Seed
-from embodied.environments.latency import LatencyConfig
+from embodied.environments.classified import ClassifiedTask
+from embodied.environments.latency import LatencyConfig, with_latency
 from embodied.errors import UserError
 from embodied.placement.registry import PLACEMENTS, PlacementOptions
 from embodied.starting_point import StartingPoint
+from embodied.task import Task
 from embodied.training.experiment import ExperimentConfig
 from embodied.viewer.options import ViewerOptions
 from policies.registry import POLICIES
+from policies.success_classifier import SuccessClassifier
 from policies.vla import starting_points
 from policies.vla.pi0 import Pi0Config
 from policies.vla.tokens import TokensConfig
@@ -49,7 +52,8 @@ class TrainConfig(ViewerOptions, DemonstrationOptions, PlacementOptions, Experim
     `offline` is the learner of the stage offline. `seed` determines all random numbers. `device` is for policy and
     learner; PyTorch uses `threads` cores. `wandb` names a project, `output` a new run's directory. `resume` continues a
     run, or a checkpoint of it, unchanged; `eval_only` evaluates it. `plan` checks whether the run fits into `device_gb`
-    of memory.
+    of memory. Rewards and ends of episodes are those of the `success_classifier`, a folder that classify.py wrote, in
+    place of the simulator's; evaluations count the simulator's own success.
     """
 
     task: Any = MISSING
@@ -57,6 +61,7 @@ class TrainConfig(ViewerOptions, DemonstrationOptions, PlacementOptions, Experim
     algorithm: Any = MISSING
     offline: Any = None
     latency: LatencyConfig = field(default_factory=LatencyConfig)
+    success_classifier: str | None = None
     seed: Seed = 0
     device: str = "cpu"
     device_gb: PositiveFloat | None = None
@@ -66,6 +71,17 @@ class TrainConfig(ViewerOptions, DemonstrationOptions, PlacementOptions, Experim
     resume: str | None = None
     eval_only: bool = False
     plan: bool = False
+
+
+def with_conditions(task: Task, config: TrainConfig, device: str) -> Task:
+    """Task with the latencies and the success classifier of `config`, which computes on `device`.
+
+    Raises:
+        UserError: see `SuccessClassifier.load`.
+    """
+    if config.success_classifier is not None:
+        task = ClassifiedTask(task, SuccessClassifier.load(config.success_classifier).to(device))
+    return with_latency(task, config.latency)
 
 
 def starting_options(weights: str) -> list[str]:

@@ -21,7 +21,7 @@ from embodied.policy import Policy
 from embodied.starting_point import StartingPoint
 from embodied.task import Convention, Sweep, Task
 
-OPTIONAL_MEMBERS = ("state_dict", "load_state_dict", "switch", "detach", "group", "show_values", "view")
+OPTIONAL_MEMBERS = ("state_dict", "load_state_dict", "switch", "detach", "group", "show_values", "view", "notes")
 """Members of environments with further capabilities, except numbered initial states, which `reset` takes."""
 
 

@@ -24,7 +24,7 @@ from embodied.evaluation.means import (
 )
 from embodied.report.finished_run import Run, RunOptions, read
 
-SURROUNDINGS = "task.", "latency."
+SURROUNDINGS = "task.", "latency.", "success_classifier"
 """Beginnings of options that may change evaluations as well as training."""
 CHOICES = "task", "policy", "algorithm", "run"
 """Options that choose a part, and the name of a run whose options are unknown."""

@@ -1,9 +1,10 @@
-"""Files that are either complete or absent."""
+"""Files and folders that are either complete or absent."""
 
 from __future__ import annotations
 
 import errno
 import os
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,6 +31,27 @@ def complete_or_absent(path: Path) -> Iterator[Path]:
             flush(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def complete_or_absent_folder(path: Path) -> Iterator[Path]:
+    """Context with a temporary folder to fill, which is then renamed to `path`, or deleted on an error.
+
+    Raises:
+        UserError: if `path` exists.
+    """
+    if path.exists():
+        raise UserError(f"{path} exists; choose another output")
+    temporary = path.with_name(f".{path.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)  # left by a killed process
+    try:
+        make_folder(temporary)
+        yield temporary
+        flush(temporary)
+        rename(temporary, path)
+        flush(path.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def rename(source: Path, target: Path) -> None:

@@ -12,7 +12,7 @@ import yaml
 from embodied.errors import UserError
 from embodied.extras import needs_extra
 from embodied.saving.checkpoint import Checkpoint, save
-from embodied.saving.files import flush, rename
+from embodied.saving.files import complete_or_absent_folder
 
 REPORT_FILES = "report.md", "report.html", "report.json", "curves.png", "trajectories.png", "video.mp4"
 """Files of a run that the card shows or links."""
@@ -27,11 +27,7 @@ def publish(saved: Checkpoint, run: Path, folder: Path) -> None:
     Raises:
         UserError: for a folder that exists.
     """
-    if folder.exists():
-        raise UserError(f"{folder} exists; choose another output")
-    temporary = folder.with_name(f".{folder.name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)  # left by a killed process
-    try:
+    with complete_or_absent_folder(folder) as temporary:
         save(temporary, replace(saved, state={}))
         for name in REPORT_FILES:
             if (run / name).is_file():
@@ -40,11 +36,6 @@ def publish(saved: Checkpoint, run: Path, folder: Path) -> None:
         (temporary / "README.md").write_text(
             card(saved, report.read_text(encoding="utf-8") if report.is_file() else ""), encoding="utf-8"
         )
-        flush(temporary)
-        rename(temporary, folder)
-        flush(folder.parent)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def card(saved: Checkpoint, report: str) -> str:

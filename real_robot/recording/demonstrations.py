@@ -35,8 +35,12 @@ HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 """Pattern of a data set's name on the hub: owner/name."""
 
 
-def sources(option: Any, weights: Sequence[float] | None) -> list[str] | None:  # noqa: ANN401 - as typed
-    """Paths in `option`, the value of demonstrations=; `weights` are their shares in a minibatch.
+def sources(
+    option: Any,  # noqa: ANN401 - as typed
+    weights: Sequence[float] | None,
+    name: str = "demonstrations",
+) -> list[str] | None:
+    """Paths in `option`, the value of `name`; `weights` are their shares in a minibatch.
 
     Raises:
         UserError: for anything but a path or a list of paths, and unless there is a weight above 0 for each.
@@ -44,9 +48,9 @@ def sources(option: Any, weights: Sequence[float] | None) -> list[str] | None:  
     paths = [option] if isinstance(option, str) else option
     valid = isinstance(paths, list) and all(isinstance(path, str) for path in paths)
     if not (paths is None or (paths and valid)):
-        raise UserError(f"expected demonstrations=DIR or 'demonstrations=[DIR1,DIR2]', got {option!r}")
+        raise UserError(f"expected {name}=DIR or '{name}=[DIR1,DIR2]', got {option!r}")
     if len(set(paths or ())) < len(paths or ()):
-        raise UserError(f"demonstrations={option} names a folder twice; use demonstration_weights")
+        raise UserError(f"{name}={option} names a folder twice; use demonstration_weights")
     if weights is None:
         return paths
     if len(weights) != len(paths or ()) or not all(weight > 0 and math.isfinite(weight) for weight in weights):
@@ -141,12 +145,15 @@ def demonstrations(
     task: Task | None = None,
     weights: Sequence[float] | None = None,
     options: MatchOptions | None = None,
+    *,
+    imitated: bool = True,
 ) -> Episodes:
     """All episodes of `source` as `contract` reads them, decoded unless the cache has them; `run` keeps an index.
 
     Each of several sources has its share of `weights` in samples, by default in proportion to its observations. Files
     in the format of the `task`'s benchmark are read by the task, LeRobot datasets of it by the task's convention.
-    `options` match names, tasks and rates of datasets with the run's.
+    `options` match names, tasks and rates of datasets with the run's. Episodes that are not `imitated` may all be
+    failures.
 
     Raises:
         UserError: if a source is no dataset, does not serve the contract, or cannot be mixed with the others; if a task
@@ -173,7 +180,8 @@ def demonstrations(
         notes = []
         for number, (match, episodes) in enumerate(zip(matches, _alike(readings), strict=True)):
             with _errors_of_data_set(paths[0], match.source):
-                tasks |= _write(writer, match, contract, episodes, number if len(paths) > 1 else None)
+                own_number = number if len(paths) > 1 else None
+                tasks |= _write(writer, match, contract, episodes, own_number, imitated=imitated)
             notes += [[number, note] for note in match.notes]
         names = list(matches[0].task_names) if matches[0].convention else []
         if missing_tasks := [name for index, name in enumerate(names) if index not in tasks]:
@@ -320,7 +328,13 @@ def _collected(folder: Path, contract: Contract, match: Match, *, privileged: bo
 
 
 def _write(
-    writer: EpisodeWriter, match: Match, contract: Contract, episodes: Iterator[Episodes], number: int | None
+    writer: EpisodeWriter,
+    match: Match,
+    contract: Contract,
+    episodes: Iterator[Episodes],
+    number: int | None,
+    *,
+    imitated: bool,
 ) -> set[int]:
     """Write the `episodes` of a source, dataset `number` of several; return the set of their tasks."""
     path = match.source
@@ -347,7 +361,7 @@ def _write(
     match.conclude(contract)
     if not count:
         raise UserError(f"{path} has no episodes")
-    if all(failed):
+    if imitated and all(failed):
         raise UserError(f"all {len(failed)} episodes of {path} failed; {ALL_FAILED}")
     match.notes += limits.note(path)
     return tasks

@@ -14,6 +14,7 @@ import torch
 import embodied.environment
 import embodied.task
 from embodied.environment import Environment, NumberedStarts, group_size
+from embodied.environments.classified import ClassifiedEnvironment, ClassifiedTask
 from embodied.environments.engine import Unnumbered
 from embodied.environments.latency import LatencyConfig, LatencyEnvironment, LatencyTask, with_latency
 from embodied.environments.wrapping import OPTIONAL_MEMBERS, WrappedEnvironment, WrappedTask
@@ -22,12 +23,14 @@ from embodied.viewer.watching import WatchedEnvironment, WatchedTask
 from sims.libero.task import LiberoTask
 from sims.quadrotor.task import HoverTask
 from sims.remote.task import RemoteTask
+from tests.embodied.environments.test_classified import Above
 from tests.embodied.nameless import Nameless
 from tests.embodied.reach import Reach
 
 LATENCY = LatencyConfig(action_s=[0.0, 0.1])
 TASKS: dict[str, Callable[[Any], Any]] = {
     "WrappedTask": WrappedTask,
+    "ClassifiedTask": lambda task: ClassifiedTask(task, Above(0.5)),
     "LatencyTask": lambda task: LatencyTask(task, LATENCY),
     "WatchedTask": lambda task: WatchedTask(task, None, "none"),
     "RemoteTask": lambda task: RemoteTask(task, task),
@@ -45,6 +48,7 @@ class Screen:
 
 ENVIRONMENTS: dict[str, Callable[[Any], Any]] = {
     "WrappedEnvironment": WrappedEnvironment,
+    "ClassifiedEnvironment": lambda env: ClassifiedEnvironment(env, Above(0.5), true_success=False),
     "LatencyEnvironment": lambda env: LatencyEnvironment(env, LATENCY),
     "WatchedEnvironment": lambda env: WatchedEnvironment(env, None, Screen(), "train"),
     "Unnumbered": Unnumbered,
@@ -65,7 +69,7 @@ def names(wrapper: type) -> set[str]:
 
 def capable(base: type) -> type:
     """`base` with every optional member that it lacks."""
-    added = {name: len(name) for name in OPTIONAL_MEMBERS if not hasattr(base, name)}
+    added = {name: len(name) for name in OPTIONAL_MEMBERS if not hasattr(base, name)} | {"notes": ["a note"]}
     return type(f"Capable{base.__name__}", (base,), added)
 
 
@@ -76,7 +80,7 @@ def members(kind: type) -> set[str]:
 def test_every_capability_is_listed_and_every_wrapper_is_tested() -> None:
     kinds = capabilities(embodied.environment, Environment) - {NumberedStarts}
     assert {"state_dict", "load_state_dict", "switch", "detach"} == set().union(*map(members, kinds))
-    assert set().union(*map(members, kinds)) | {"group", "show_values", "view"} == set(OPTIONAL_MEMBERS)
+    assert set().union(*map(members, kinds)) | {"group", "show_values", "view", "notes"} == set(OPTIONAL_MEMBERS)
     assert names(WrappedTask) == TASKS.keys()
     assert names(WrappedEnvironment) | {"Unnumbered"} == ENVIRONMENTS.keys()
 
@@ -119,13 +123,17 @@ def test_latency_leaves_libero_its_files_its_datasets_and_its_simulators(tmp_pat
 def test_wrapped_environments_have_every_capability_of_the_environment(wrapper: str, base: type) -> None:
     for kind in (base, capable(base)):
         env = kind(4)
+        if wrapper == "ClassifiedEnvironment":
+            env.group = 1  # it ends each episode by itself
         wrapped = ENVIRONMENTS[wrapper](env)
         numbered = isinstance(env, NumberedStarts) and wrapper != "Unnumbered"  # that is what it takes away
         assert isinstance(wrapped, NumberedStarts) == numbered
         for name in OPTIONAL_MEMBERS:
-            adds = wrapper == "WatchedEnvironment" and name == "show_values"
-            assert hasattr(wrapped, name) == (hasattr(env, name) or adds), name
-    assert group_size(wrapped) == group_size(env) == len("group")
+            adds = (wrapper, name) in (("WatchedEnvironment", "show_values"), ("ClassifiedEnvironment", "notes"))
+            takes = (wrapper, name) == ("ClassifiedEnvironment", "detach")  # a classified reward has no gradient
+            assert hasattr(wrapped, name) == ((hasattr(env, name) or adds) and not takes), name
+    assert group_size(wrapped) == group_size(env)
+    assert wrapped.notes[:1] == ["a note"]
     assert callable(wrapped.show_values) == (wrapper == "WatchedEnvironment")  # which takes it for itself
     if numbered:
         starts = torch.arange(4)
