@@ -2,8 +2,8 @@
 
 In pi0 and SmolVLA attention and feed-forward layers of language model and expert are adapted, as in openpi; the
 projections of state, time and actions are trained in full. Differs from openpi: pictures are encoded by frozen weights,
-which openpi trains in full. In OpenVLA all dense layers are adapted except the vocabulary's, as in OpenVLA-OFT; the state's projection and
-the regression are trained in full.
+which openpi trains in full. In OpenVLA all dense layers are adapted except the vocabulary's, as in OpenVLA-OFT; the
+state's projection and the regression are trained in full.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Published weights of SmolVLA in LeRobot's layout: its configuration, its tensors, its tokenizer and its statistics.
 
 The sizes of the vision-language model and its tokenizer are in no file of LeRobot's: they are those of its field
-`vlm_model_name`, a folder or a name on the hub, whose config.json is read, but no weights. A field of LeRobot's config.json that changes
-the computation is read, or raises an error unless its value is supported; fields about training are options of ours.
-`prefix_length`, `pad_language_to` and `empty_cameras` add tokens to which nothing attends, and are not read.
-All was tested with small models; no published weights have been loaded yet.
+`vlm_model_name`, a folder or a name on the hub, whose config.json is read, but no weights. A field of LeRobot's
+config.json that changes the computation is read, or raises an error unless its value is supported; fields about
+training are options of ours. `prefix_length`, `pad_language_to` and `empty_cameras` add tokens to which nothing
+attends, and are not read. All was tested with small models; no published weights have been loaded yet.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """SmolVLA as LeRobot publishes it: small files with its names of tensors, and its velocity in plain torch.
 
-Names and shapes of the tensors are those of VLAFlowMatching and SmolVLMWithExpertModel in LeRobot 0.6.2 (commit 7427f31;
-src/lerobot/policies/smolvla), with SmolVLMForConditionalGeneration of transformers. tests/policies/test_lerobot_itself.py
-compares with LeRobot's own class, where LeRobot is installed.
+Names and shapes of the tensors are those of VLAFlowMatching and SmolVLMWithExpertModel in LeRobot 0.6.2 (commit
+7427f31; src/lerobot/policies/smolvla), with SmolVLMForConditionalGeneration of transformers.
+tests/policies/test_lerobot_itself.py compares with LeRobot's own class, where LeRobot is installed.
 """
 
 import json
