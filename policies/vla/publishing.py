@@ -38,7 +38,8 @@ def publish(policy: TrainablePolicy, folder: Path, run: Path, *, peft: bool) -> 
     if not peft and policy.has_relative:
         raise UserError("transformers' format has no actions relative to the state; use target=peft, or serve.py")
     if not peft and policy.kind != "pi0":
-        raise UserError("transformers has no pi0.5; use target=peft, or serve the checkpoint")
+        name = {"pi05": "pi0.5", "smolvla": "SmolVLA"}[policy.kind]
+        raise UserError(f"transformers has no {name}; use target=peft, or serve the checkpoint")
     folder.mkdir(parents=True)
     if peft:
         adapters.write(native, folder, str(policy.weights_of), policy.base)

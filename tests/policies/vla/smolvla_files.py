@@ -27,7 +27,7 @@ ACTING, ACTING_INNER = 24, 256
 """0.75 of the language model's width, and four times two thirds of that, rounded up to 256."""
 PADDED, CHUNK, STEPS = 32, 4, 3
 STATE, ACTION = ([0.1, 0.2], [0.3, 0.5]), ([1.0, 2.0, 3.0], [0.5, 0.6, 0.7])
-WORDS = {"<pad>": 0, "<unk>": 1, "pick": 2, "the": 3, "milk": 4, "open": 5}
+WORDS = {"<pad>": 0, "<unk>": 1, "pick": 2, "the": 3, "milk\n": 4, "open\n": 5}
 VLM = "vlm"
 """Folder of the vision-language model's configuration, in the policy's folder."""
 
@@ -156,7 +156,8 @@ def save(folder: Path, *, earlier: bool = False, **changes: Any) -> Path:
             stored[f"normalize_inputs.buffer_observation_state.{name}"] = value
         for part in ("normalize_targets", "unnormalize_outputs"):
             stored |= {
-                f"{part}.buffer_action.{name}": value for name, value in zip(("mean", "std"), action, strict=True)
+                f"{part}.buffer_action.{name}": value.clone()
+                for name, value in zip(("mean", "std"), action, strict=True)
             }
     else:
         save_file(statistics(), folder / "policy_preprocessor_step_5_normalizer_processor.safetensors")
