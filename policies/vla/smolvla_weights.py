@@ -59,9 +59,13 @@ def load(weights: str, folder: Path, kind: str, key: str | None) -> Published:
     tokenizer = load_tokenizer(option, folder, vlm, "SmolVLM2")
     with reading(f"{option}: cannot read the weights"):
         model = SmolVLAModel(Network(options.model))
-    # torch.compile, with which LeRobot trained its first weights, adds a beginning
-    fill(model.native, option, folder, kind, lambda name: name.removeprefix("model.").removeprefix("_orig_mod."))
+    fill(model.native, option, folder, kind, own_name)
     return Published(model, tokenizer, options, norm_statistics, weights, adapters.fingerprint(model.native))
+
+
+def own_name(name: str) -> str:
+    """Our name of a tensor; torch.compile, with which LeRobot trained its first weights, has added a beginning."""
+    return name.removeprefix("model.").removeprefix("_orig_mod.")
 
 
 def vlm_of(folder: Path, fields: Mapping[str, Any]) -> str:
@@ -99,7 +103,7 @@ def _settings(folder: Path, fields: Mapping[str, Any], backbone: Any) -> Setting
     )
     return Settings(
         architecture,
-        [name.removeprefix("observation.").removeprefix("images.") for name in pictures(fields)],
+        [name.removeprefix("observation.images.") for name in pictures(fields)],
         int(fields.get("num_steps", STEPS)),
         modes(folder, fields, "smolvla"),
         states_in_prompt=False,

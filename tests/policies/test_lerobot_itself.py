@@ -17,6 +17,7 @@ from embodied.text import encode, text_spec
 from policies.act import ACTConfig
 from policies.diffusion import DiffusionConfig
 from policies.vla.smolvla import SmolVLAConfig
+from policies.vla.smolvla_publishing import publish
 from tests.policies.vla import smolvla_files
 
 pytest.importorskip("torchvision")
@@ -178,6 +179,13 @@ def test_smolvla(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[
     difference = ((chunks - expected).abs() / own.action_std).max()
     print(f"SmolVLA's actions differ by at most {difference:.1e} standard deviations from LeRobot's")
     assert difference < 2e-5
+    publish(own, tmp_path / "out", tmp_path)
+    again = modules[0].SmolVLAPolicy.from_pretrained(tmp_path / "out").float()
+    pipeline = pytest.importorskip("lerobot.processor").PolicyProcessorPipeline
+    before = pipeline.from_pretrained(tmp_path / "out", config_filename="policy_preprocessor.json")
+    batch = before(theirs(observation) | {"task": tasks})
+    chunks = again.predict_action_chunk(dict(batch), noise=noise[:, :8].clone())
+    assert (chunks - (expected - own.action_mean) / own.action_std).abs().max() < 2e-5
     actions = torch.randn(3, CHUNK, 6, generator=generator(4))
     batch = pre(theirs(observation) | {"task": tasks, "action": actions})
     time = torch.tensor([0.2, 0.5, 0.9])

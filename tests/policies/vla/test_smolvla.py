@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +16,11 @@ from embodied.algorithms.on_policy.ppo import PPOConfig
 from embodied.errors import UserError
 from policies.vla import adapters
 from policies.vla.inputs import squared
-from policies.vla.pi0 import Sampler
+from policies.vla.pi0 import Pi0Config, Sampler
 from policies.vla.publishing import publish
 from policies.vla.smolvla import SmolVLAConfig, SmolVLAPolicy
 from policies.vla.smolvla_model import action_attention, prefix_attention
+from policies.vla.smolvla_publishing import publish as publish_lerobot
 from tests.policies.vla import smolvla_files as files
 from tests.policies.vla.test_pi0 import SEEING, seen
 from tests.policies.vla.test_weights import changed
@@ -325,6 +327,35 @@ def test_adapters_are_trained_on_frozen_weights_and_merged(folder: Path, tmp_pat
     again.load_state_dict({**again.state_dict(), **{"noise.0.weight": made.noise[0].weight}})
     found = again.act(seen(2), generator=torch.Generator().manual_seed(0)).actions
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_published_folder_of_lerobot_s_acts_the_same(folder: Path, tmp_path: Path, rank: int) -> None:
+    made = policy(folder, lora_rank=rank, unnorm_key="demonstrations", denoising_steps=2)
+    made.fit(seen(32), torch.rand(32, 4, 3) * torch.tensor([1.0, 2.0, 3.0]))
+    for weight in made.actor_parameters():
+        weight.data += 0.02 * torch.randn_like(weight)
+    expected = made.act(seen(2), deterministic=True).actions
+    out = tmp_path / "out"
+    publish_lerobot(made, out, tmp_path)
+    again = policy(out)
+    torch.testing.assert_close(again.act(seen(2), deterministic=True).actions, expected, atol=1e-4, rtol=1e-4)
+    config = json.loads((out / "config.json").read_text())
+    assert config["vlm_model_name"] == str(folder / "vlm")
+    assert list(config["input_features"]) == [*(f"observation.images.{name}" for name in ORDER), "observation.state"]
+    assert (config["num_steps"], config["chunk_size"], config["n_action_steps"]) == (2, 4, 2)
+    assert load_file(out / "model.safetensors").keys() == files.tensors().keys()
+    assert (out / "README.md").read_text().startswith("---\nbase_model: ")
+    with pytest.raises(UserError, match="exists; choose another output"):
+        publish_lerobot(made, out, tmp_path)
+
+
+def test_lerobot_s_layout_needs_published_weights(tmp_path: Path) -> None:
+    made = SmolVLAConfig(hidden=16).build(SEEING)
+    with pytest.raises(UserError, match=r"names the vision-language model of policy\.weights"):
+        publish_lerobot(made, tmp_path / "out", tmp_path)
+    with pytest.raises(UserError, match="target=lerobot is for policy=smolvla, got Pi0Policy"):
+        publish_lerobot(Pi0Config(hidden=16).build(SEEING), tmp_path / "out", tmp_path)
 
 
 def test_transformers_has_no_smolvla(folder: Path, tmp_path: Path) -> None:
