@@ -1,9 +1,11 @@
-"""Export a policy: python export.py checkpoint=DIR target=c|onnx|torchscript|hub|transformers|peft|lerobot [key=value ...].
+"""Export a policy: python export.py checkpoint=DIR target=TARGET [key=value ...].
 
-DIR is a run, such as outputs/quadrotor_hover/<run>, or one of its checkpoints. The exported policy includes
-normalisation; contract.json describes inputs and outputs. `python -m real_robot.firmware.verify OUTPUT` verifies C on
-an emulated microcontroller. For policy=pi0: transformers writes the weights, adapters merged into them, and peft the
-adapters alone. For policy=smolvla: lerobot writes LeRobot's folder. For any policy, hub writes the checkpoint without its training state. --help lists the options.
+TARGET is c, onnx, torchscript, hub, transformers, peft or lerobot. DIR is a run, such as
+outputs/quadrotor_hover/<run>, or one of its checkpoints. The exported policy includes normalisation; contract.json
+describes inputs and outputs. `python -m real_robot.firmware.verify OUTPUT` verifies C on an emulated microcontroller.
+For policy=pi0: transformers writes the weights, adapters merged into them, and peft the adapters alone. For
+policy=smolvla: lerobot writes LeRobot's folder pretrained_model, and peft adapters. For any policy, hub writes the
+checkpoint without its training state. --help lists the options.
 """
 
 from __future__ import annotations
