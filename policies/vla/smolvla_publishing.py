@@ -76,7 +76,7 @@ def _fields(policy: SmolVLAPolicy, learned: list[str]) -> dict[str, Any]:
     Cameras of the task keep their names if the published ones include them all, and otherwise get those by order.
     """
     own = [f"{PICTURE}{camera}" for camera in policy.inputs.cameras]
-    names = own if set(own) <= set(learned) or len(learned) < len(own) else learned[: len(own)]
+    names = learned[: len(own)] if learned and not set(own) <= set(learned) else own
     inputs = {
         name: {"type": "VISUAL", "shape": [3, *policy.contract.observation[camera].shape[:2]]}
         for name, camera in zip(names, policy.inputs.cameras, strict=True)

@@ -125,7 +125,8 @@ def vlm_config() -> SmolVLMConfig:
     text |= {"rope_parameters": {"rope_type": "default", "rope_theta": 100_000.0}}
     seeing = {"hidden_size": SEEING, "intermediate_size": SEEING_INNER, "num_hidden_layers": SEEING_LAYERS}
     seeing |= {"num_attention_heads": SEEING_HEADS, "image_size": SIDE, "patch_size": PATCH}
-    return SmolVLMConfig(text_config=text, vision_config=seeing, scale_factor=SHUFFLE, dtype="bfloat16")
+    stored = {"dtype": "bfloat16"}  # as SmolVLM2's
+    return SmolVLMConfig(text_config=text | stored, vision_config=seeing | stored, scale_factor=SHUFFLE, **stored)
 
 
 def tokenizer() -> PreTrainedTokenizerFast:

@@ -117,16 +117,25 @@ def test_padding_of_words_changes_nothing(folder: Path) -> None:
     torch.testing.assert_close(velocity(made, x, torch.tensor([0.5, 0.5])), before)
 
 
-def test_an_instruction_ends_with_a_new_line_and_has_no_beginning(folder: Path) -> None:
+def test_pictures_of_the_weights_are_resized_as_lerobot_does(folder: Path) -> None:
+    made, observation = policy(folder), seen(2)
+    observation["front"] = torch.randint(256, (2, 64, 128, 3), dtype=torch.uint8)
+    observation["wrist"] = observation["front"]
+    whole = observation["front"].movedim(-1, 1).float() / 255.0
+    expected = torch.nn.functional.interpolate(whole, (16, 32), mode="bilinear", align_corners=False)
+    expected = 2.0 * torch.nn.functional.pad(expected, (0, 0, 16, 0)) - 1.0
+    torch.testing.assert_close(made.inputs.pictures(observation, 32)[:, 1], expected, atol=1e-5, rtol=0.0)
+
+
+def test_an_instruction_ends_with_a_new_line_and_has_no_beginning(folder: Path, tmp_path: Path) -> None:
     made = policy(folder)
     tokens, real = made.inputs.tokens(seen(2))  # "pick the milk", "open"
     assert tokens.shape == (2, 48)
     assert real.sum(1).tolist() == [3, 1]
     assert tokens[:, :3].tolist() == [[2, 3, 4], [5, 0, 0]]
-    made.inputs.tokenizer.longest = 2
-    made.inputs.tokenizer.cache.clear()
+    short = policy(files.save(tmp_path, tokenizer_max_length=2))
     with pytest.raises(UserError, match=r"at most 2 tokens, got 3: 'pick the milk'"):
-        made.inputs.tokens(seen(2))
+        short.inputs.tokens(seen(2))
 
 
 def test_pictures_lie_at_the_bottom_right_without_antialiasing() -> None:
@@ -174,8 +183,10 @@ def test_cameras_are_read_in_the_order_of_the_weights(folder: Path, tmp_path: Pa
     files.save(tmp_path, input_features=inputs | top)
     assert policy(tmp_path).inputs.cameras == ["front", "wrist"]
     assert caplog.messages == [f"policy.weights={tmp_path} has learned with front, top, and sees front, wrist"]
+    caplog.clear()
     fewer = replace(SEEING, observation={key: spec for key, spec in SEEING.observation.items() if key != "wrist"})
     assert SmolVLAConfig(weights=str(folder)).build(fewer).inputs.cameras == ["front"]
+    assert caplog.messages == []
 
 
 def without(path: Path, name: str) -> None:
@@ -348,6 +359,18 @@ def test_a_published_folder_of_lerobot_s_acts_the_same(folder: Path, tmp_path: P
     assert (out / "README.md").read_text().startswith("---\nbase_model: ")
     with pytest.raises(UserError, match="exists; choose another output"):
         publish_lerobot(made, out, tmp_path)
+
+
+def test_other_names_of_cameras_are_replaced_by_the_published_ones(tmp_path: Path) -> None:
+    pictures = {f"observation.images.camera{n}": {"type": "VISUAL", "shape": [3, 16, 24]} for n in (1, 2, 3)}
+    made = policy(files.save(tmp_path / "weights", input_features=pictures))
+    publish_lerobot(made, tmp_path / "out", tmp_path)
+    inputs = json.loads((tmp_path / "out" / "config.json").read_text())["input_features"]
+    assert inputs == {
+        "observation.images.camera1": {"type": "VISUAL", "shape": [3, 16, 24]},  # front
+        "observation.images.camera2": {"type": "VISUAL", "shape": [3, 16, 16]},  # wrist
+        "observation.state": {"type": "STATE", "shape": [2]},
+    }
 
 
 def test_lerobot_s_layout_needs_published_weights(tmp_path: Path) -> None:
