@@ -151,7 +151,7 @@ def test_smolvla(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[
         for name in ("modeling_smolvla", "configuration_smolvla", "processor_smolvla", "smolvlm_with_expert")
     ]
     vlm = tmp_path / "vlm"
-    smolvla_files.vlm_config().save_pretrained(vlm)
+    smolvla_files.vlm_config("float32").save_pretrained(vlm)  # in which LeRobot then stores weights
     smolvla_files.tokenizer().save_pretrained(vlm)
     special = SimpleNamespace(fake_image_token_id=6, global_image_token_id=7)  # of its processor it reads only these
     monkeypatch.setattr(

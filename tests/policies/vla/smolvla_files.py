@@ -117,7 +117,7 @@ def config(**changes: Any) -> dict[str, Any]:
     } | changes
 
 
-def vlm_config() -> SmolVLMConfig:
+def vlm_config(dtype: str = "bfloat16") -> SmolVLMConfig:
     """A small SmolVLM2, whose rotary embedding has another wavelength than SmolVLA's."""
     text = {"model_type": "llama", "hidden_size": READING, "intermediate_size": READING_INNER, "head_dim": HEAD}
     text |= {"num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "num_key_value_heads": GROUPS}
@@ -125,7 +125,7 @@ def vlm_config() -> SmolVLMConfig:
     text |= {"rope_parameters": {"rope_type": "default", "rope_theta": 100_000.0}}
     seeing = {"hidden_size": SEEING, "intermediate_size": SEEING_INNER, "num_hidden_layers": SEEING_LAYERS}
     seeing |= {"num_attention_heads": SEEING_HEADS, "image_size": SIDE, "patch_size": PATCH}
-    stored = {"dtype": "bfloat16"}  # as SmolVLM2's
+    stored = {"dtype": dtype}  # bfloat16 is SmolVLM2's
     return SmolVLMConfig(text_config=text | stored, vision_config=seeing | stored, scale_factor=SHUFFLE, **stored)
 
 

@@ -14,6 +14,7 @@ from transformers import LlamaConfig
 
 from embodied.algorithms.on_policy.ppo import PPOConfig
 from embodied.errors import UserError
+from embodied.precision import Precision
 from policies.vla import adapters
 from policies.vla.inputs import squared
 from policies.vla.pi0 import Pi0Config, Sampler
@@ -393,3 +394,18 @@ def test_ppo_builds_and_its_default_model_is_small() -> None:
     assert sum(weight.numel() for weight in made.model.parameters()) < 1_000_000
     assert PPOConfig().build(made, None, None, torch.Generator())
     assert made.act(seen(2)).actions.shape == (2, 4, 3)
+
+
+@pytest.mark.parametrize("adapted", [False, True])
+def test_recomputed_activations_change_no_gradient_and_bfloat16_little(folder: Path, adapted: bool) -> None:
+    ways = {"plain": {}, "recomputed": {"gradient_checkpointing": True}, "halved": {"precision": Precision.BFLOAT16}}
+    gradients, losses = {}, {}
+    for way, options in ways.items():
+        made = policy(folder, lora_rank=2 if adapted else 0, **options)
+        torch.manual_seed(5)
+        losses[way] = made.loss(seen(4), torch.rand(4, 4, 3), torch.ones(4, 4))
+        losses[way].backward()
+        gradients[way] = torch.cat([w.grad.flatten() for w in made.actor_parameters() if w.grad is not None])
+    torch.testing.assert_close(gradients["recomputed"], gradients["plain"], atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(losses["halved"], losses["plain"], atol=0.0, rtol=0.05)
+    assert torch.cosine_similarity(gradients["halved"], gradients["plain"], 0) > 0.99
