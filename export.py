@@ -73,8 +73,8 @@ def run(arguments: list[str]) -> None:
     if config.target in FOLDERS:
         return _publish(config)
     if config.hub:
-        names = ", ".join(each.value for each in FOLDERS)
-        raise UserError(f"hub={config.hub} is for target={names}, got target={config.target.value}")
+        *names, last = (each.value for each in FOLDERS)
+        raise UserError(f"hub={config.hub} is for target={', '.join(names)} or {last}, got {config.target.value}")
     target, saved = Target(config.target.value), checkpoint.load(config.checkpoint)
     results = checkpoint.results_folder(Path(saved.path or ""))
     provenance = {

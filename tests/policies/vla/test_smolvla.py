@@ -10,11 +10,15 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tensordict import TensorDict
 from transformers import LlamaConfig
 
+from embodied.algorithms.off_policy.dsrl import DSRLConfig
 from embodied.algorithms.on_policy.ppo import PPOConfig
 from embodied.errors import UserError
+from embodied.policy import INITIAL_NOISE, Steering
 from embodied.precision import Precision
+from policies.steering import SteeringConfig
 from policies.vla import adapters
 from policies.vla.inputs import squared
 from policies.vla.pi0 import Pi0Config, Sampler
@@ -409,3 +413,21 @@ def test_recomputed_activations_change_no_gradient_and_bfloat16_little(folder: P
     torch.testing.assert_close(gradients["recomputed"], gradients["plain"], atol=1e-6, rtol=1e-5)
     torch.testing.assert_close(losses["halved"], losses["plain"], atol=0.0, rtol=0.05)
     assert torch.cosine_similarity(gradients["halved"], gradients["plain"], 0) > 0.99
+
+
+def test_a_small_actor_of_dsrl_chooses_the_noise_and_the_model_stays(folder: Path) -> None:
+    made = policy(folder, denoising_steps=2, steering=SteeringConfig(Steering.NOISE, hidden=[8]))
+    observation = seen(4)
+    for weight in made.steering_parameters():  # whose last layer begins with zeros
+        weight.data += 0.05 * torch.randn_like(weight)
+    learner = DSRLConfig(hidden=[8], capacity=8, learning_rate=0.1).build(made, None, None, torch.Generator())
+    decision = made.act(observation)
+    assert decision.sample[INITIAL_NOISE].shape == (4, 4, 32)
+    before = [weight.clone() for weight in made.parameters()]
+    transitions = {"observation": observation, "actions": decision.actions, "next_observation": seen(4, seed=1)}
+    transitions |= {"reward": torch.ones(4), "carry": torch.full((4,), 0.9)}
+    learner._update_critics(TensorDict(transitions, [4]))
+    learner._update_actor(observation)
+    moved = {id(weight) for weight, old in zip(made.parameters(), before, strict=True) if not weight.equal(old)}
+    assert moved == {id(weight) for weight in made.steering_parameters()}
+    assert (made.act(observation).actions != decision.actions).any()
