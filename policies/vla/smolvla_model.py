@@ -128,15 +128,15 @@ class Network(nn.Module):
         backbone.text_config.rope_parameters = ROPE
         text = backbone.text_config
         width = int(text.hidden_size * architecture.width_multiplier)
-        both: Any = nn.Module()
-        both.vlm = nn.Module()
-        both.vlm.model = SmolVLMModel(backbone)
-        both.lm_expert = LlamaModel(expert_config(text, width))
-        both.lm_expert.embed_tokens = None  # the expert reads no words
-        for index, layer in enumerate(both.lm_expert.layers):
+        joint: Any = nn.Module()
+        joint.vlm = nn.Module()
+        joint.vlm.model = SmolVLMModel(backbone)
+        joint.lm_expert = LlamaModel(expert_config(text, width))
+        joint.lm_expert.embed_tokens = None  # the expert reads no words
+        for index, layer in enumerate(joint.lm_expert.layers):
             if not architecture.attends_to_actions(index):
-                layer.self_attn = CrossAttention(layer.self_attn, index, both.lm_expert.config)
-        self.vlm_with_expert = both
+                layer.self_attn = CrossAttention(layer.self_attn, index, joint.lm_expert.config)
+        self.vlm_with_expert = joint
         self.state_proj = nn.Linear(architecture.max_state_dim, text.hidden_size)
         self.action_in_proj = nn.Linear(architecture.max_action_dim, width)
         self.action_out_proj = nn.Linear(width, architecture.max_action_dim)
@@ -228,11 +228,11 @@ class SmolVLAModel(FlowModel):
         model = self.native.vlm_with_expert.vlm.model
         scale = math.sqrt(self.width)
         patches = model.vision_model(pixel_values=pictures.flatten(0, 1)).last_hidden_state
-        seen = model.connector(patches).reshape(len(pictures), -1, self.width) * scale
-        words = model.text_model.embed_tokens(tokens) * scale
-        embedded = torch.cat((seen, words, self.native.state_proj(state).unsqueeze(1)), 1)
+        picture_tokens = model.connector(patches).reshape(len(pictures), -1, self.width) * scale
+        word_tokens = model.text_model.embed_tokens(tokens) * scale
+        embedded = torch.cat((picture_tokens, word_tokens, self.native.state_proj(state).unsqueeze(1)), 1)
         # tokens of pictures come first, the state last, and all of both are real
-        real = torch.cat((real.new_ones(seen.shape[:2]), real, real.new_ones(len(real), 1)), 1)
+        real = torch.cat((real.new_ones(picture_tokens.shape[:2]), real, real.new_ones(len(real), 1)), 1)
         cache = Cache()
         output = model.text_model(
             inputs_embeds=embedded,

@@ -60,7 +60,7 @@ def publish(policy: TrainablePolicy, folder: Path, run: Path) -> None:
     if adapters.rank_of(policy.model.native):
         adapters.merge(policy.model)
     own = {f"model.{name}": value for name, value in policy.model.native.state_dict().items()}
-    save_file(_others(source, own) | _stored(own), folder / "model.safetensors", {"format": "pt"})
+    save_file(_unread_tensors(source, own) | _stored(own), folder / "model.safetensors", {"format": "pt"})
     _write_processors(policy, folder, config)
     if policy.inputs.tokenizer:
         policy.inputs.tokenizer.tokenizer.save_pretrained(folder)
@@ -92,15 +92,15 @@ def _fields(policy: SmolVLAPolicy, learned: list[str]) -> dict[str, Any]:
     }
 
 
-def _others(source: Path, own: dict[str, Tensor]) -> dict[str, Tensor]:
+def _unread_tensors(source: Path, own: dict[str, Tensor]) -> dict[str, Tensor]:
     """Tensors of the published files that are neither ours nor statistics: the head of the vocabulary."""
-    others = {}
+    tensors_left = {}
     for file in sorted(source.glob("model*.safetensors")):
         with safe_open(file, "pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118 - not a dict
                 if f"model.{own_name(name)}" not in own and ".buffer_" not in name:
-                    others[name] = tensors.get_tensor(name)
-    return others
+                    tensors_left[name] = tensors.get_tensor(name)
+    return tensors_left
 
 
 def _stored(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
