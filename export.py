@@ -1,9 +1,11 @@
-"""Export a policy: python export.py checkpoint=DIR target=c|onnx|torchscript|hub|transformers|peft [key=value ...].
+"""Export a policy: python export.py checkpoint=DIR target=TARGET [key=value ...].
 
-DIR is a run, such as outputs/quadrotor_hover/<run>, or one of its checkpoints. The exported policy includes
-normalisation; contract.json describes inputs and outputs. `python -m real_robot.firmware.verify OUTPUT` verifies C on
-an emulated microcontroller. For policy=pi0: transformers writes the weights, adapters merged into them, and peft the
-adapters alone; for any policy, hub writes the checkpoint without its training state. --help lists the options.
+TARGET is c, onnx, torchscript, hub, transformers, peft or lerobot. DIR is a run, such as
+outputs/quadrotor_hover/<run>, or one of its checkpoints. The exported policy includes normalisation; contract.json
+describes inputs and outputs. `python -m real_robot.firmware.verify OUTPUT` verifies C on an emulated microcontroller.
+For policy=pi0: transformers writes the weights, adapters merged into them, and peft the adapters alone. For
+policy=smolvla: lerobot writes LeRobot's folder pretrained_model, and peft adapters. For any policy, hub writes the
+checkpoint without its training state. --help lists the options.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from embodied.saving import checkpoint
 from embodied.saving.publishing import publish, push
 from policies.registry import trained_policy
 from policies.vla.publishing import publish as publish_vla
+from policies.vla.smolvla_publishing import publish as publish_smolvla
 from real_robot.firmware.exporting import Export, Target, Weights, export, strictness, summary
 from sims.registry import conditions
 
@@ -41,6 +44,11 @@ class Format(Enum):
     hub = "hub"
     transformers = "transformers"
     peft = "peft"
+    lerobot = "lerobot"
+
+
+FOLDERS = (Format.hub, Format.transformers, Format.peft, Format.lerobot)
+"""Formats of a folder with a model card."""
 
 
 @dataclass
@@ -48,7 +56,7 @@ class ExportConfig(Configuration):
     """`weights=int16` and `int8` are for target=c, `opset` (17 to 20) is for target=onnx.
 
     `output` defaults to a folder in the run.
-    `hub=OWNER/NAME` uploads the folder written by target=hub, transformers or peft.
+    `hub=OWNER/NAME` uploads the folder written by target=hub, transformers, peft or lerobot.
     """
 
     checkpoint: str = MISSING
@@ -62,10 +70,11 @@ class ExportConfig(Configuration):
 def run(arguments: list[str]) -> None:
     """Rebuild the policy from its checkpoint, without its task, and write it."""
     config, _ = compose(ExportConfig, "export", arguments, {})
-    if config.target in (Format.hub, Format.transformers, Format.peft):
+    if config.target in FOLDERS:
         return _publish(config)
     if config.hub:
-        raise UserError(f"hub={config.hub} is for target=hub, transformers or peft, got target={config.target.value}")
+        *names, last = (each.value for each in FOLDERS)
+        raise UserError(f"hub={config.hub} is for target={', '.join(names)} or {last}, got {config.target.value}")
     target, saved = Target(config.target.value), checkpoint.load(config.checkpoint)
     results = checkpoint.results_folder(Path(saved.path or ""))
     provenance = {
@@ -87,6 +96,8 @@ def _publish(config: ExportConfig) -> None:
     output = Path(config.output or checkpoint.results_folder(path) / "export" / config.target.value)
     if config.target is Format.hub:
         publish(saved, directory, output)
+    elif config.target is Format.lerobot:
+        publish_smolvla(trained_policy(saved), output, directory)
     else:
         publish_vla(trained_policy(saved), output, directory, peft=config.target is Format.peft)
     option = "checkpoint" if config.target is Format.hub else "policy.weights"

@@ -18,6 +18,7 @@ from policies.recurrent import RecurrentConfig
 from policies.squashed import SquashedConfig
 from policies.vla.pi0 import Pi0Config
 from policies.vla.pi05 import Pi05Config
+from policies.vla.smolvla import SmolVLAConfig
 from policies.vla.tokens import TokensConfig
 
 POLICIES: dict[str, type] = {
@@ -30,6 +31,7 @@ POLICIES: dict[str, type] = {
     "pi0": Pi0Config,
     "pi05": Pi05Config,
     "recurrent": RecurrentConfig,
+    "smolvla": SmolVLAConfig,
     "squashed": SquashedConfig,
     "tokens": TokensConfig,
 }

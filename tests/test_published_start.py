@@ -26,7 +26,7 @@ from policies.vla.sizes import Size
 from sims.libero.environment import LiberoEnvironment
 from sims.libero.suite import load_tasks
 from sims.libero.task import LiberoTask
-from tests.policies.vla import prismatic
+from tests.policies.vla import prismatic, smolvla_files
 from tests.policies.vla.test_weights import changed, old, save
 
 TASK = load_tasks("libero_object", [6])
@@ -181,6 +181,39 @@ def test_pi0_is_evaluated_as_its_authors_do(
     assert [each["distribution"] for each in record["evaluations"]] == ["official"]
 
 
+def smolvla(folder: Path) -> Path:
+    """A folder of SmolVLA on LIBERO as LeRobot publishes it."""
+    smolvla_files.save(folder, **LEROBOT, n_action_steps=3, num_steps=2)
+    pairs = (("observation.state", STATE), ("action", ACTION))
+    values = {f"{key}.{name}": value for key, pair in pairs for name, value in zip(("mean", "std"), pair, strict=True)}
+    save_file(values, folder / "policy_preprocessor_step_5_normalizer_processor.safetensors")
+    return folder
+
+
+def test_smolvla_is_evaluated_as_lerobot_does(
+    tmp_path: Path, stock, executed: list[torch.Tensor], caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = smolvla(tmp_path / "weights")
+    with caplog.at_level("INFO", "embodied"):
+        evaluate.run([f"checkpoint={folder}", *ARGUMENTS])
+    pictures = []
+    for camera in ("agentview_image", "robot0_eye_in_hand_image"):
+        turned = torch.from_numpy(stock[camera][::-1, ::-1].copy()).movedim(-1, 0)[None].float() / 255.0
+        scaled = torch.nn.functional.interpolate(turned, (PIXELS, PIXELS), mode="bilinear", align_corners=False)[0]
+        pictures.append(2.0 * scaled - 1.0)
+    state = torch.nn.functional.pad((state_of(stock) - STATE[0]) / STATE[1], (0, 24))[0]
+    words = [*TASK[0].language.split()[:-1], TASK[0].language.split()[-1] + "\n"]
+    tokens, x = [smolvla_files.WORDS.get(word, 1) for word in words], NOISE[0]
+    for time in (1.0, 0.5):
+        x = x - 0.5 * smolvla_files.velocity(smolvla_files.tensors(), torch.stack(pictures), tokens, state, x, time)
+    expected = (x[:, :7] * ACTION[1] + ACTION[0]).clamp(-1.0, 1.0)
+    assert (expected.abs() < 1.0).sum() > 7 * HORIZON // 2  # few at the limits
+    torch.testing.assert_close(executed[0][0], expected[:3], atol=1e-4, rtol=0.0)
+    line = next(message for message in caplog.messages if "as its authors do" in message)
+    assert "smolvla as written by LeRobot" in line
+    assert "a state of 8 elements and image and image2" in line
+
+
 def test_options_that_are_set_win(tmp_path: Path) -> None:
     folder = pi0(tmp_path / "weights", "lerobot")
     options = [*ARGUMENTS[:2], "policy=pi0", "algorithm=ppo", f"policy.weights={folder}"]
@@ -262,7 +295,9 @@ def test_weights_that_cannot_be_evaluated_are_one_line(tmp_path: Path, monkeypat
     native = [f"checkpoint={folder}", *ARGUMENTS, "task.observations=native"]
     assert "has statistics of 8 and 7 elements of state and action, not of 19 and 7" in refused(native)
     changed(folder, "config.json", type="act")
-    assert "config.json is of type act; expected pi0, pi05 or openvla" in refused([f"checkpoint={folder}", *ARGUMENTS])
+    assert "config.json is of type act; expected pi0, pi05, smolvla or openvla" in refused(
+        [f"checkpoint={folder}", *ARGUMENTS]
+    )
     (folder / "config.json").write_text("[")
     assert "cannot read config.json as that of published weights" in refused([f"checkpoint={folder}", *ARGUMENTS])
     assert not list(tmp_path.glob("outputs/libero_pick/*_published/*"))

@@ -1,9 +1,9 @@
 """Low-rank adapters (LoRA, arXiv 2106.09685) on a frozen model, by peft, which are stored without the base weights.
 
-In pi0 attention and feed-forward layers of both language models are adapted, as in openpi; the projections of state,
-time and actions are trained in full. Differs from openpi: pictures are encoded by frozen weights, which openpi trains
-in full. In OpenVLA all dense layers are adapted except the vocabulary's, as in OpenVLA-OFT; the state's projection and
-the regression are trained in full.
+In pi0 and SmolVLA attention and feed-forward layers of language model and expert are adapted, as in openpi; the
+projections of state, time and actions are trained in full. Differs from openpi: pictures are encoded by frozen weights,
+which openpi trains in full. In OpenVLA all dense layers are adapted except the vocabulary's, as in OpenVLA-OFT; the
+state's projection and the regression are trained in full.
 """
 
 from __future__ import annotations
@@ -22,11 +22,14 @@ from torch import Tensor, nn
 from embodied.errors import UserError
 from embodied.extras import needs_extra
 from embodied.policy import TrainablePolicy, copy_statistics
-from policies.vla.model import Pi0Model
+from policies.vla.model import FlowModel
 from policies.vla.openvla import OpenVLAModel
 
-TRAINED = ("embed_action_time", "action_out_proj")
-"""Modules of pi0 that are trained in full, in addition to adapters."""
+TRAINED = (
+    *("embed_action_time", "action_out_proj"),
+    *("state_proj", "action_in_proj", "action_time_mlp_in", "action_time_mlp_out"),
+)
+"""Modules of pi0 and SmolVLA that are trained in full, in addition to adapters."""
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 """Files in peft's format."""
@@ -107,7 +110,7 @@ def fingerprint(native: nn.Module) -> Tensor:
     return torch.tensor(list(digest.digest()), dtype=torch.uint8)
 
 
-def adapt(model: Pi0Model | OpenVLAModel, rank: int) -> None:
+def adapt(model: FlowModel | OpenVLAModel, rank: int) -> None:
     """Freeze the published weights of `model` save for `TRAINED`, and add adapters of `rank`, without effect at first.
 
     Raises:
@@ -121,7 +124,7 @@ def adapt(model: Pi0Model | OpenVLAModel, rank: int) -> None:
     _inject(model.native, config)
 
 
-def read(model: Pi0Model, folder: Path, base: Tensor) -> None:
+def read(model: FlowModel, folder: Path, base: Tensor) -> None:
     """Adapt `model`, whose fingerprint is `base`, by the adapters that peft or `write` stored in `folder`.
 
     Raises:
@@ -166,7 +169,8 @@ def write(native: nn.Module, folder: Path, weights: str, base: Tensor) -> None:
     stored = LoraConfig(
         **{key: getattr(config, key) for key in ("r", "lora_alpha", "target_modules", "exclude_modules", "use_rslora")}
     )
-    stored.base_model_name_or_path, stored.inference_mode, stored.modules_to_save = weights, True, list(TRAINED)
+    stored.base_model_name_or_path, stored.inference_mode = weights, True
+    stored.modules_to_save = [name for name in TRAINED if hasattr(native, name)]
     folder.mkdir(parents=True, exist_ok=True)
     stored.save_pretrained(str(folder))
     tensors = {name: weight.detach().cpu().contiguous() for name, weight in _named(native).items()}
@@ -180,7 +184,7 @@ def rank_of(native: nn.Module) -> int:
 
 
 @torch.no_grad()
-def merge(model: Pi0Model) -> None:
+def merge(model: FlowModel) -> None:
     """Add the adapters of `model` to its weights and remove them, so that it has the published structure."""
     from peft.tuners.lora import LoraLayer
 

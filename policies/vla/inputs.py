@@ -42,12 +42,14 @@ class Inputs(nn.Module):
     """Inputs of a model: pictures that actors may read, the instruction, and float32 observations of fixed size.
 
     A camera that the contract lacks has no tokens, which is equivalent to masking its tokens. The statistics of the
-    state are buffers. Privileged observations are not read. Tokens are words until `tokenizer` is set; `antialias` is
-    that of `squared`.
+    state are buffers. Privileged observations are not read. Tokens are words until `tokenizer` is set; `antialias` and
+    `centred` are those of `squared`.
 
     Raises:
         UserError: if the contract has no pictures or no state that actors may read.
     """
+
+    centred = True
 
     def __init__(self, contract: Contract, reader: str = "policy=pi0") -> None:
         super().__init__()
@@ -79,7 +81,8 @@ class Inputs(nn.Module):
 
     def pictures(self, observation: TensorDict, size: int) -> Tensor:
         """Pictures [N, C, 3, size, size] in [-1, 1]."""
-        return torch.stack([squared(observation[key], size, antialias=self.antialias) for key in self.cameras], 1)
+        options = {"antialias": self.antialias, "centred": self.centred}
+        return torch.stack([squared(observation[key], size, **options) for key in self.cameras], 1)
 
     def tokens(self, observation: TensorDict, condition: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Tokens [N, L] of the instruction and where they are real, both int64.
@@ -121,19 +124,25 @@ class Inputs(nn.Module):
         return words, (words != PAD).long()
 
 
-def squared(images: Tensor, size: int, *, antialias: bool = True) -> Tensor:
-    """Fit images [N, height, width, 3], uint8, centred into black squares: [N, 3, size, size] in [-1, 1].
+def squared(images: Tensor, size: int, *, antialias: bool = True, centred: bool = True) -> Tensor:
+    """Fit images [N, height, width, 3], uint8, into black squares: [N, 3, size, size] in [-1, 1].
 
-    Pixels are interpolated linearly, with `antialias` as in openpi's client, without as in LeRobot.
+    Pixels are interpolated linearly, with `antialias` as in openpi's client, without as in LeRobot. Pictures are
+    `centred`, or at the bottom right with sides rounded down, as in LeRobot's SmolVLA.
     """
     scaled = images.movedim(-1, 1).float() / 127.5 - 1.0
     height, width = scaled.shape[-2:]
-    share = size / max(height, width)
-    inner = max(1, round(height * share)), max(1, round(width * share))
+    if centred:
+        share = size / max(height, width)
+        inner = max(1, round(height * share)), max(1, round(width * share))
+    else:
+        ratio = max(height, width) / size  # divided in LeRobot's order, which decides how sides are rounded down
+        inner = max(1, int(height / ratio)), max(1, int(width / ratio))
     if inner != (height, width):
         scaled = nn.functional.interpolate(scaled, inner, mode="bilinear", antialias=antialias).clamp(-1.0, 1.0)
-    top = (size - inner[0]) // 2
-    left = (size - inner[1]) // 2
+    top, left = size - inner[0], size - inner[1]
+    if centred:
+        top, left = top // 2, left // 2
     margins = (left, size - inner[1] - left, top, size - inner[0] - top)
     return nn.functional.pad(scaled, margins, value=-1.0)
 
@@ -145,6 +154,8 @@ class Tokenizer:
     """
 
     longest = LONGEST
+    kind = "pi0"
+    has_beginning = True
 
     def __init__(self, tokenizer: Any, vocabulary: int) -> None:  # noqa: ANN401 - of transformers
         self.tokenizer = tokenizer
@@ -174,18 +185,13 @@ class Tokenizer:
         return self.cache[key]
 
     def encode(self, text: str) -> list[int]:
-        """Encode a beginning and the tokens of `text`.
+        """Encode a text, after the token of a beginning if the model has one.
 
         Raises:
             UserError: for tokens that the model does not have.
         """
-        tokens = [self.tokenizer.bos_token_id, *self.tokenizer(text, add_special_tokens=False)["input_ids"]]
-        if max(tokens) >= self.vocabulary:
-            raise UserError(
-                f"the tokenizer beside the weights has number {max(tokens)} in {text!r}, they know those below "
-                f"{self.vocabulary}: put pi0's tokenizer.json and tokenizer_config.json there"
-            )
-        return tokens
+        beginning = [self.tokenizer.bos_token_id] if self.has_beginning else []
+        return [*beginning, *self.following(text)]
 
     def following(self, text: str) -> list[int]:
         """Encode `text` that follows another one.
@@ -193,7 +199,13 @@ class Tokenizer:
         Raises:
             UserError: for tokens that the model does not have.
         """
-        return self.encode(text)[1:]
+        tokens = list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        if max(tokens) >= self.vocabulary:
+            raise UserError(
+                f"the tokenizer beside the weights has number {max(tokens)} in {text!r}, they know those below "
+                f"{self.vocabulary}: put {self.kind}'s tokenizer.json and tokenizer_config.json there"
+            )
+        return tokens
 
     def _ids(self, instruction: str) -> list[int]:
         return self.encode(f"{instruction}\n")

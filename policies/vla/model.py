@@ -91,44 +91,43 @@ class Cache:
         return torch.cat((cached[0], keys), -2), torch.cat((cached[1], values), -2)
 
 
-class Pi0Model(nn.Module):
-    """Network of pi0: `prefix` of an observation, then `velocity` for each denoising step.
+class FlowModel(nn.Module):
+    """Network of a vision-language-action model: a prefix of each observation, `velocity` for each denoising step.
 
-    `native` is transformers' PI0ForConditionalGeneration. The expert reads keys and values of the last layer of the
-    vision-language model, not the dense layers after them, which are frozen, as they get no gradient; `unread` are
-    their names. `computing` has the precision; outputs are float32. Adapters are on layers with names like `adapted`.
+    `native` is the published network. The expert reads keys and values of the last layer of the vision-language model,
+    not the dense layers after them, which are frozen, as they get no gradient; `unread` are their names. `computing`
+    has the precision; outputs are float32. Adapters are on layers with names like `adapted`.
     """
 
-    adapted = r".*(language_model|dit)\.layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj)"
+    adapted: str
+    width: int
+    expert_width: int
+    picture_size: int
+    tokens_of_picture: int
+    state_size: int
+    action_size: int
+    vocabulary: int
 
-    def __init__(self, native: nn.Module) -> None:
+    def __init__(self, native: nn.Module, layers: str, count: int) -> None:
+        """`layers` is the name of the language model's stack of `count` layers."""
         super().__init__()
         self.native: Any = native
         self.computing = Computing()
-        self.native.model.dit.embed_tokens = None  # a vocabulary that the action expert never reads
-        settings = native.config
-        self.picture_size: int = settings.vlm_config.vision_config.image_size
-        self.width: int = settings.vlm_config.text_config.hidden_size
-        self.expert_width: int = settings.dit_config.hidden_size
-        self.state_size = settings.max_state_dim
-        self.action_size = settings.max_action_dim
-        patches = self.picture_size // settings.vlm_config.vision_config.patch_size
-        self.tokens_of_picture = patches**2
-        self.image_token: int = settings.vlm_config.image_token_id
-        last = f"model.vlm.language_model.layers.{settings.vlm_config.text_config.num_hidden_layers - 1}"
+        last = f"{layers}.{count - 1}"
         self.unread = [f"{last}.{name}" for name in UNREAD]
-        self._norms = [f"{last}.post_attention_layernorm", "model.vlm.language_model.norm"]
+        self._norms = [f"{last}.post_attention_layernorm", f"{layers.rpartition('.')[0]}.norm"]
         self.train_all()
+
+    @property
+    def vision_language(self) -> nn.Module:
+        """Vision-language model, without the action expert."""
+        raise NotImplementedError
 
     def train_all(self) -> None:
         """Make all weights trainable that get a gradient."""
         self.native.requires_grad_(True)
         for name in [*self.unread, *self._norms]:
             self.native.get_submodule(name).requires_grad_(False)
-
-    def prefix(self, pictures: Tensor, tokens: Tensor, real: Tensor) -> Prefix:
-        """Read pictures [N, C, 3, S, S] in [-1, 1] and tokens [N, L], which are `real` [N, L] or padding."""
-        return Prefix(*self.computing.run(Pi0Model._read, self, tokens, real, pictures))
 
     def velocity(self, prefix: Prefix, state: Tensor, x: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
         """Velocity [N, H, D] and the expert's hidden state [N, H, W] at noisy chunks `x` [N, H, D] and times.
@@ -140,6 +139,43 @@ class Pi0Model(nn.Module):
             type(self)._denoise, self, prefix.keys_values, prefix.real, state, time, x
         )
         return velocity.float(), hidden.float()
+
+    def _denoise(
+        self, keys_values: KeysValues, real: Tensor, state: Tensor, time: Tensor, x: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        raise NotImplementedError
+
+
+class Pi0Model(FlowModel):
+    """Network of pi0: `prefix` of an observation, then `velocity` for each denoising step.
+
+    `native` is transformers' PI0ForConditionalGeneration.
+    """
+
+    adapted = r".*(language_model|dit)\.layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj)"
+
+    def __init__(self, native: nn.Module) -> None:
+        settings: Any = native.config
+        super().__init__(native, "model.vlm.language_model.layers", settings.vlm_config.text_config.num_hidden_layers)
+        self.native.model.dit.embed_tokens = None  # a vocabulary that the action expert never reads
+        self.picture_size = settings.vlm_config.vision_config.image_size
+        self.width = settings.vlm_config.text_config.hidden_size
+        self.expert_width = settings.dit_config.hidden_size
+        self.state_size = settings.max_state_dim
+        self.action_size = settings.max_action_dim
+        patches = self.picture_size // settings.vlm_config.vision_config.patch_size
+        self.tokens_of_picture = patches**2
+        self.image_token: int = settings.vlm_config.image_token_id
+        self.vocabulary = settings.vlm_config.text_config.vocab_size
+
+    @property
+    def vision_language(self) -> nn.Module:
+        """PaliGemma."""
+        return self.native.model.vlm
+
+    def prefix(self, pictures: Tensor, tokens: Tensor, real: Tensor) -> Prefix:
+        """Read pictures [N, C, 3, S, S] in [-1, 1] and tokens [N, L], which are `real` [N, L] or padding."""
+        return Prefix(*self.computing.run(Pi0Model._read, self, tokens, real, pictures))
 
     def _read(self, tokens: Tensor, real: Tensor, pictures: Tensor) -> tuple[KeysValues, Tensor, Tensor]:
         count, cameras = pictures.shape[:2]

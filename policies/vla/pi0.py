@@ -134,6 +134,7 @@ class Pi0Policy(Conditioned, Steerable, adapters.AdaptablePolicy):
     relative: Tensor
     kind = "pi0"
     reads = Inputs
+    tokenizes = Tokenizer
 
     def __init__(self, contract: Contract, config: Pi0Config) -> None:
         super().__init__()
@@ -144,7 +145,7 @@ class Pi0Policy(Conditioned, Steerable, adapters.AdaptablePolicy):
         self.config = config
         self.actions = contract.action.shape[-1]
         self.inputs = self.reads(contract, f"policy={self.kind}")
-        checkpoint = published(config.weights, self.kind, config.unnorm_key) if config.weights else None
+        checkpoint = self._published(config.weights) if config.weights else None
         self.model = checkpoint.model if checkpoint else self._new()
         self.grid = TimeGrid(
             config.denoising_steps or (checkpoint.settings.denoising_steps if checkpoint else NEW_STEPS)
@@ -153,7 +154,7 @@ class Pi0Policy(Conditioned, Steerable, adapters.AdaptablePolicy):
         if checkpoint:
             self._adapt(checkpoint)
         if config.frozen:
-            self.model.native.model.vlm.requires_grad_(False)
+            self.model.vision_language.requires_grad_(False)
         self.model.computing = config
         prepare(self.model, config)
         self.noise = nn.Sequential(
@@ -348,6 +349,9 @@ class Pi0Policy(Conditioned, Steerable, adapters.AdaptablePolicy):
         state = nn.functional.pad(self.inputs.identity(observation), (0, self.actions))[:, : self.actions]
         return (state * self.relative).unsqueeze(1)
 
+    def _published(self, weights: str) -> Published:
+        return published(weights, self.kind, self.config.unnorm_key)
+
     def _new(self) -> Pi0Model:
         return untrained(self.config.size, self.contract.horizon, self.inputs.state_size, self.actions)
 
@@ -394,8 +398,7 @@ class Pi0Policy(Conditioned, Steerable, adapters.AdaptablePolicy):
     @torch.no_grad()
     def _take(self, pretrained: Published) -> None:
         """Use the tokenizer and, if they have as many elements, the statistics of a published model."""
-        vocabulary = self.model.native.config.vlm_config.text_config.vocab_size
-        self.inputs.tokenizer = Tokenizer(pretrained.tokenizer, vocabulary)
+        self.inputs.tokenizer = self.tokenizes(pretrained.tokenizer, self.model.vocabulary)
         self.inputs.antialias = pretrained.settings.antialias
         weights = f"policy.weights={self.config.weights}"
         sizes = (self.inputs.state_size, self.actions)
@@ -403,11 +406,9 @@ class Pi0Policy(Conditioned, Steerable, adapters.AdaptablePolicy):
             elements = " ".join(map(str, self.relative.nonzero().flatten().tolist()))
             _warn(f"{weights} has actions whose elements {elements} are relative to the state", logging.INFO)
         trained_horizon = pretrained.settings.model.chunk_size
-        cameras = pretrained.settings.cameras
         if trained_horizon != (horizon := self.contract.horizon):
             _warn(f"{weights} has learned chunks of {trained_horizon} actions, task.horizon={horizon}")
-        if cameras and cameras != self.inputs.cameras:
-            _warn(f"{weights} has learned with {', '.join(cameras)}, and sees {', '.join(self.inputs.cameras)}")
+        self._match_cameras(pretrained.settings.cameras)
         self.lacks_statistics = "" if pretrained.statistics else f"{weights} has no statistics of state and action"
         if self.config.unnorm_key == DEMONSTRATIONS:
             self.lacks_statistics = f"policy.unnorm_key={DEMONSTRATIONS} leaves the statistics of weights out"
@@ -433,6 +434,12 @@ class Pi0Policy(Conditioned, Steerable, adapters.AdaptablePolicy):
         self.action_mean.copy_(action[0])
         self.action_std.copy_(action[1])
         self.brought_statistics = True
+
+    def _match_cameras(self, learned: list[str]) -> None:
+        """Warn if the weights were trained with the cameras `learned`, and the task has others."""
+        if learned and learned != self.inputs.cameras:
+            names = ", ".join(learned), ", ".join(self.inputs.cameras)
+            _warn(f"policy.weights={self.config.weights} has learned with {names[0]}, and sees {names[1]}")
 
     def _noise(self, observation: TensorDict, deterministic: bool, generator: torch.Generator | None) -> Tensor:
         """Initial noise [N, H, D] of chunks."""

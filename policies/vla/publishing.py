@@ -40,7 +40,8 @@ def publish(policy: TrainablePolicy, folder: Path, run: Path, *, peft: bool) -> 
     if not peft and policy.has_relative:
         raise UserError("transformers' format has no actions relative to the state; use target=peft, or serve.py")
     if not peft and policy.kind != "pi0":
-        raise UserError("transformers has no pi0.5; use target=peft, or serve the checkpoint")
+        name, other = {"pi05": ("pi0.5", "peft"), "smolvla": ("SmolVLA", "lerobot")}[policy.kind]
+        raise UserError(f"transformers has no {name}; use target={other}, or serve the checkpoint")
     folder.mkdir(parents=True)
     if peft:
         adapters.write(native, folder, str(policy.weights_of), policy.base)
@@ -55,18 +56,18 @@ def publish(policy: TrainablePolicy, folder: Path, run: Path, *, peft: bool) -> 
     (folder / STATISTICS).write_text(json.dumps(_statistics(policy), indent=2) + "\n", encoding="utf-8")
     (folder / CONTRACT).write_text(policy.contract.to_json() + "\n", encoding="utf-8")
     report = run / "report.md"
-    (folder / CARD).write_text(
-        card(policy, peft=peft, report=report.read_text(encoding="utf-8") if report.exists() else ""), encoding="utf-8"
-    )
+    text = report.read_text(encoding="utf-8") if report.exists() else ""
+    (folder / CARD).write_text(card(policy, "peft" if peft else "transformers", text), encoding="utf-8")
 
 
-def card(policy: Pi0Policy, *, peft: bool, report: str) -> str:
-    """Model card in Markdown; pictures of the `report` are left out."""
+def card(policy: Pi0Policy, library: str, report: str) -> str:
+    """Model card in Markdown for a folder that `library` reads; pictures of the `report` are left out."""
     from huggingface_hub import ModelCardData
 
+    peft = library == "peft"
     data = ModelCardData(
         base_model=policy.weights_of,
-        library_name="peft" if peft else "transformers",
+        library_name=library,
         pipeline_tag="robotics",
         tags=[policy.kind, "vision-language-action", *(["lora"] if peft else [])],
     )

@@ -14,6 +14,7 @@ from typing import Any
 
 from embodied.extras import needs_extra
 from embodied.saving.json_text import loads
+from policies.vla.inputs import LONGEST
 from policies.vla.statistics import Mode
 
 CONFIG = "config.json"
@@ -38,18 +39,19 @@ LIBERO = "libero"
 """Name of openpi's data set of LIBERO, and of the folder of its statistics."""
 STEPS = 10
 """Denoising steps of LeRobot, transformers and openpi where a configuration does not name their number."""
-MODES = {"pi0": Mode.MEAN_STD, "pi05": Mode.QUANTILES}
+MODES = {"pi0": Mode.MEAN_STD, "pi05": Mode.QUANTILES, "smolvla": Mode.MEAN_STD}
 """Normalisation of state and action where a configuration does not name it."""
 
 
 @dataclass
 class Settings:
-    """Configuration `model` (transformers' PI0Config), and further settings.
+    """Configuration `model` (transformers' PI0Config, or an Architecture of SmolVLA), and further settings.
 
     `cameras` are names of the pictures that the model was trained with, if the configuration has them. `modes` are
     normalisations of state and action. `states_in_prompt` is openpi's discrete_state_input. `relative` lists which
     elements of the action are relative to the state at the chunk's beginning: further elements are, too, and none if it
     is empty. `antialias` is whether pictures are resized without aliasing, as by openpi's client; LeRobot does not.
+    An instruction has at most `longest` tokens.
     """
 
     model: Any
@@ -59,6 +61,7 @@ class Settings:
     states_in_prompt: bool
     relative: tuple[bool, ...] = ()
     antialias: bool = True
+    longest: int = LONGEST
 
 
 def read(folder: Path, expected_kind: str, *, adaptive: bool | None) -> Settings:
@@ -85,16 +88,21 @@ def read(folder: Path, expected_kind: str, *, adaptive: bool | None) -> Settings
     except StrictDataclassError as error:
         raise ValueError(" ".join(str(error).split())) from error
     _check_pictures(fields, model.vlm_config.vision_config.image_size)
-    inputs = fields.get("input_features") or {}
     return Settings(
         model,
-        [name for name, feature in inputs.items() if feature["type"] == "VISUAL"],
+        pictures(fields),
         fields.get("num_inference_steps", STEPS),
-        _modes(folder, fields, expected_kind),
+        modes(folder, fields, expected_kind),
         _states_in_prompt(folder, fields),
         _relative(folder, fields, expected_kind),
         antialias="type" not in fields,
     )
+
+
+def pictures(fields: Mapping[str, Any]) -> list[str]:
+    """LeRobot's names of the pictures that a model reads; [] if its configuration has none."""
+    inputs = fields.get("input_features") or {}
+    return [name for name, feature in inputs.items() if feature["type"] == "VISUAL"]
 
 
 def _check_kind(fields: Mapping[str, Any], expected_kind: str, adaptive: bool | None) -> None:
@@ -151,7 +159,12 @@ def _check_values(fields: Mapping[str, Any]) -> None:
     for key, expected in SIZES.items():
         if fields.get(key, expected) != expected:
             raise ValueError(f"{key} is {fields[key]}, which is not {expected}")
-    for key, expected in REQUIRED.items():
+    check_required(fields, {})
+
+
+def check_required(fields: Mapping[str, Any], further: Mapping[str, Any]) -> None:
+    """Raise ValueError unless `fields` have the values of `REQUIRED` and of the `further` ones, or lack them."""
+    for key, expected in {**REQUIRED, **further}.items():
         if (value := fields.get(key, expected)) != expected:
             raise ValueError(f"{key} is {json.dumps(value)}, and only {json.dumps(expected)} is supported")
 
@@ -174,8 +187,12 @@ def _model_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     return sizes | {key: fields[key] for key in same if key in fields}
 
 
-def _modes(folder: Path, fields: Mapping[str, Any], kind: str) -> tuple[Mode, Mode]:
-    """Normalisations of state and action: LeRobot's processor, which it runs, or else its configuration."""
+def modes(folder: Path, fields: Mapping[str, Any], kind: str) -> tuple[Mode, Mode]:
+    """Normalisations of state and action: LeRobot's processor, which it runs, or else its configuration.
+
+    Raises:
+        ValueError: for a normalisation, or a step of the processor, that is not supported.
+    """
     mapping = dict(fields.get("normalization_mapping") or {})
     for name, options in _steps(folder):
         unknown = ("relative" in name.lower() or "delta" in name.lower()) and name != RELATIVE_STEP
@@ -184,7 +201,7 @@ def _modes(folder: Path, fields: Mapping[str, Any], kind: str) -> tuple[Mode, Mo
         mapping |= options.get("norm_map") or {}
     if (visual := mapping.get("VISUAL", "IDENTITY")) != "IDENTITY":
         raise ValueError(f"the normalisation of VISUAL is {visual}, and only IDENTITY is supported")
-    modes = [mapping.get(part, MODES[kind].value) for part in ("STATE", "ACTION")]
-    if unknown := [mode for mode in modes if mode not in {mode.value for mode in Mode}]:
+    names = [mapping.get(part, MODES[kind].value) for part in ("STATE", "ACTION")]
+    if unknown := [name for name in names if name not in {mode.value for mode in Mode}]:
         raise ValueError(f"the normalisation is {unknown[0]}, expected one of {', '.join(mode.value for mode in Mode)}")
-    return Mode(modes[0]), Mode(modes[1])
+    return Mode(names[0]), Mode(names[1])

@@ -45,7 +45,7 @@ def read(weights: str) -> StartingPoint | None:
         kind = fields.get("type", fields.get("model_type"))
         if kind == "openvla":
             return _openvla(weights, folder, fields)
-        if "type" in fields and kind in ("pi0", "pi05"):
+        if "type" in fields and kind in ("pi0", "pi05", "smolvla"):
             return _lerobot(weights, fields)
         if "action_horizon" in fields:
             return _openpi(weights, folder, fields)
@@ -54,7 +54,7 @@ def read(weights: str) -> StartingPoint | None:
             return StartingPoint(weights, kind, "transformers", size, size, len(CAMERAS))
     except UNREADABLE as error:
         raise UserError(f"{weights}: cannot read {CONFIG} as that of published weights ({reason(error)})") from error
-    raise UserError(f"{weights}: {CONFIG} is of type {kind or 'unknown'}; expected pi0, pi05 or openvla")
+    raise UserError(f"{weights}: {CONFIG} is of type {kind or 'unknown'}; expected pi0, pi05, smolvla or openvla")
 
 
 def _openpi(weights: str, folder: Path, fields: Mapping[str, Any]) -> StartingPoint:

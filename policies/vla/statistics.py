@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -20,6 +20,8 @@ PARTS = ("state", "action")
 MEANS = ("mean", "std")
 NORMALIZER = "policy_preprocessor_step_*_normalizer_processor.safetensors"
 ADVICE = "mend this file, or remove it to take those of demonstrations"
+BUFFERS = "normalize_inputs.buffer_observation_state.{}", "unnormalize_outputs.buffer_action.{}"
+"""LeRobot's names of statistics of state and action in model.safetensors, before its release 0.4."""
 DEMONSTRATIONS = "demonstrations"
 """Value of `unnorm_key` with which published statistics are not read."""
 Pairs = list[list[Any]]
@@ -70,6 +72,7 @@ def read(folder: Path, modes: Modes, key: str | None = None) -> dict[str, Tensor
     sources: list[tuple[Path, Callable[[Path, Sequence[Sequence[str]]], Pairs], Modes]] = [
         *((path, _transformers, means) for path in sorted(folder.glob("*processor_config.json"))),
         *((path, _lerobot, modes) for path in sorted(folder.glob(NORMALIZER))),
+        *((path, _buffers, modes) for path in sorted(folder.glob("model*.safetensors"))),
         *((path, _openpi, modes) for path in _chosen(folder, key)),
     ]
     for path, reader, source_modes in sources:
@@ -139,6 +142,15 @@ def _lerobot(path: Path, names: Sequence[Sequence[str]]) -> Pairs:
     if not any(name.startswith(("observation.state.", "action.")) for name in tensors):
         return []  # other contents
     return _pairs(tensors, keys, names)
+
+
+def _buffers(path: Path, names: Sequence[Sequence[str]]) -> Pairs:
+    with safe_open(path, "pt") as tensors:
+        entries = {name: tensors.get_tensor(name) for name in tensors.keys() if ".buffer_" in name}  # noqa: SIM118
+    wanted = [key.format(statistic) for key, pair in zip(BUFFERS, names, strict=True) for statistic in pair]
+    if not any(name in entries and bool(entries[name].isfinite().any()) for name in wanted):
+        return []  # without statistics LeRobot filled them with infinity
+    return _pairs(entries, BUFFERS, names)
 
 
 def _openpi(path: Path, names: Sequence[Sequence[str]]) -> Pairs:

@@ -5,7 +5,7 @@ All was tested with small models; no published weights have been loaded yet.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from torch import Tensor
+from torch import Tensor, nn
 
 from embodied.errors import UserError
 from embodied.extras import needs_extra
@@ -65,22 +65,28 @@ class Published:
     fingerprint: Tensor
 
 
-def published(weights: str, kind: str = "pi0", key: str | None = None) -> Published:
+Loader = Callable[[str, Path, str, str | None], Published]
+"""Function that loads a model from `weights`, their folder, its kind, and the data set of its statistics."""
+
+
+def published(weights: str, kind: str = "pi0", key: str | None = None, load: Loader | None = None) -> Published:
     """Load a model of a `kind` (pi0 or pi05) from a folder or a name on the hub; or adapters and their base model.
 
-    Adapters are in peft's format. `key` names one of several data sets with statistics (`statistics.read`).
+    Adapters are in peft's format. `key` names one of several data sets with statistics (`statistics.read`). Models of
+    other kinds are read by `load`.
 
     Raises:
         UserError: on one line, if there is none, it is of another kind or incomplete, or transformers is missing.
     """
     option = f"policy.weights={weights}"
+    load = load or _model
     folder = folder_of(weights, kind)
     if not (folder / adapters.CONFIG).exists():
-        return _model(weights, folder, kind, key)
+        return load(weights, folder, kind, key)
     with reading(f"{option}: cannot read {adapters.CONFIG}"):
         base = str(loads((folder / adapters.CONFIG).read_text(encoding="utf-8"))["base_model_name_or_path"])
     statistics_files = list(folder.rglob("norm_stats.json"))  # the key then refers to these
-    checkpoint = _model(base, folder_of(base, kind), kind, statistics.DEMONSTRATIONS if statistics_files else key)
+    checkpoint = load(base, folder_of(base, kind), kind, statistics.DEMONSTRATIONS if statistics_files else key)
     adapters.read(checkpoint.model, folder, checkpoint.fingerprint)
     checkpoint.statistics = (
         statistics.read(folder, checkpoint.settings.modes, key if statistics_files else None) or checkpoint.statistics
@@ -89,42 +95,57 @@ def published(weights: str, kind: str = "pi0", key: str | None = None) -> Publis
 
 
 def _model(weights: str, folder: Path, kind: str, key: str | None) -> Published:
-    with needs_extra("vla"):
-        from transformers.utils import logging as messages
-    messages.set_verbosity_error()  # missing tensors are reported below
-    messages.disable_progress_bar()
     option = f"policy.weights={weights}"
-    if not (folder / CONFIG).exists():
-        raise UserError(f"{option}: cannot read {CONFIG} as that of a {kind} (No such file or directory)")
-    names = None if planned() else _check_files(option, folder)
-    adaptive = None if names is None else bool(names & ADAPTIVE)
+    names = check_files(option, folder, kind)
+    adaptive = None if planned() else bool(names & ADAPTIVE)
     with reading(f"{option}: cannot read {CONFIG} as that of a {kind}"):
         options = settings.read(folder, kind, adaptive=adaptive)
     norm_statistics = statistics.read(folder, options.modes, key)
-    tokenizer = _tokenizer(option, folder)
+    tokenizer = load_tokenizer(option, folder, TOKENIZER, "pi0")
+    if tokenizer.bos_token_id is None:
+        raise UserError(f"{option} has a tokenizer without a token for the beginning; {advice('pi0')}")
     with reading(f"{option}: cannot read the weights"):
-        model, missing_names, others = _loaded(folder, options.model, Pi05Model if kind == "pi05" else Pi0Model)
-    if missing := sorted(missing_names):
-        raise UserError(f"{option} lacks {len(missing)} tensors of {kind}, such as {missing[0]}")
-    if others:
-        name, got, expected = min(others)
-        raise UserError(f"{option}: expected {name} of shape {expected} after {CONFIG}, got {got}")
-    if not planned() and (broken := [name for name, weight in model.native.named_parameters() if not _finite(weight)]):
-        raise UserError(f"{option} has infinity or not a number in {broken[0]}; download or export the weights again")
+        from transformers import PI0ForConditionalGeneration
+
+        model = (Pi05Model if kind == "pi05" else Pi0Model)(PI0ForConditionalGeneration(options.model))
+    fill(model.native, option, folder, kind, lambda name: _renamed(name, adaptive=kind == "pi05"))
     return Published(model, tokenizer, options, norm_statistics, weights, adapters.fingerprint(model.native))
 
 
-def _tokenizer(option: str, folder: Path) -> Any:  # noqa: ANN401 - of transformers
+def advice(kind: str) -> str:
+    """Advice for a folder without the tokenizer of a `kind` of model."""
+    return f"put {kind}'s tokenizer.json and tokenizer_config.json there"
+
+
+def load_tokenizer(option: str, folder: Path, elsewhere: str, kind: str) -> Any:  # noqa: ANN401 - of transformers
+    """Load the tokenizer in `folder`, or if it has none, the one of the folder or the name on the hub `elsewhere`.
+
+    Raises:
+        UserError: if neither can be read.
+    """
     from transformers import AutoTokenizer
 
     has_tokenizer = (folder / "tokenizer.json").exists() or (folder / "tokenizer.model").exists()
-    problem = "a tokenizer that cannot be read" if has_tokenizer else f"no tokenizer, and {TOKENIZER} is not here"
-    advice = "put pi0's tokenizer.json and tokenizer_config.json there"
-    with reading(f"{option} has {problem}; {advice}"):
-        tokenizer = AutoTokenizer.from_pretrained(folder if has_tokenizer else TOKENIZER, trust_remote_code=False)
-    if tokenizer.bos_token_id is None:
-        raise UserError(f"{option} has a tokenizer without a token for the beginning; {advice}")
-    return tokenizer
+    problem = "a tokenizer that cannot be read" if has_tokenizer else f"no tokenizer, and {elsewhere} is not here"
+    with reading(f"{option} has {problem}; {advice(kind)}"):
+        return AutoTokenizer.from_pretrained(folder if has_tokenizer else elsewhere, trust_remote_code=False)
+
+
+def check_files(option: str, folder: Path, kind: str) -> set[str]:
+    """Check that there is a configuration, and that the weights are complete; returns the tensors' names.
+
+    While a run is only planned, weights are not looked for, and there are no names.
+
+    Raises:
+        UserError: for missing or damaged files, and where transformers is missing.
+    """
+    with needs_extra("vla"):
+        from transformers.utils import logging as messages
+    messages.set_verbosity_error()  # missing tensors are reported by `fill`
+    messages.disable_progress_bar()
+    if not (folder / CONFIG).exists():
+        raise UserError(f"{option}: cannot read {CONFIG} as that of a {kind} (No such file or directory)")
+    return set() if planned() else _check_files(option, folder)
 
 
 def _check_files(option: str, folder: Path) -> set[str]:
@@ -156,36 +177,41 @@ def _finite(weight: Tensor) -> bool:
     return bool(weight.sum().isfinite())
 
 
-LoadedModel = tuple[Pi0Model, set[str], list[tuple[str, list[int], list[int]]]]
-"""Model, names of missing tensors, and tensors of another shape: name, actual shape, expected shape."""
-
-
 @torch.no_grad()
-def _loaded(folder: Path, config: Any, kind: type[Pi0Model]) -> LoadedModel:  # noqa: ANN401 - of transformers
-    from transformers import PI0ForConditionalGeneration
+def fill(native: nn.Module, option: str, folder: Path, kind: str, renamed: Callable[[str], str]) -> None:
+    """Fill `native` with the weights in `folder`, by our names (`renamed`), unless a run is only planned.
 
-    model = kind(PI0ForConditionalGeneration(config))
+    Raises:
+        UserError: for tensors of a `kind` of model that are missing, of another shape, or not finite.
+    """
     if planned():
-        return model, set(), []
-    weights: dict[str, Tensor] = dict(model.native.state_dict())
+        return
+    weights: dict[str, Tensor] = dict(native.state_dict())
     missing_names = set(weights)
     others = []
-    for file in sorted(folder.glob("model*.safetensors")):
-        with safe_open(file, "pt") as tensors:
-            for name in tensors.keys():  # noqa: SIM118 - not a dict
-                own_name = _renamed(name, adaptive=kind is Pi05Model)
-                if own_name in HEADS:  # if both exist, LeRobot and openpi read the embedding
-                    own_name = EMBEDDING if EMBEDDING in missing_names else ""
-                if own_name not in weights:
-                    continue
-                value = tensors.get_tensor(name)
-                expected = weights[own_name].shape
-                if value.shape != expected:
-                    others.append((own_name, list(value.shape), list(expected)))
-                else:
-                    weights[own_name].copy_(value)
-                missing_names.discard(own_name)
-    return model, missing_names, others
+    with reading(f"{option}: cannot read the weights"):
+        for file in sorted(folder.glob("model*.safetensors")):
+            with safe_open(file, "pt") as tensors:
+                for name in tensors.keys():  # noqa: SIM118 - not a dict
+                    own_name = renamed(name)
+                    if own_name in HEADS:  # if both exist, LeRobot and openpi read the embedding
+                        own_name = EMBEDDING if EMBEDDING in missing_names else ""
+                    if own_name not in weights:
+                        continue
+                    value = tensors.get_tensor(name)
+                    expected = weights[own_name].shape
+                    if value.shape != expected:
+                        others.append((own_name, list(value.shape), list(expected)))
+                    else:
+                        weights[own_name].copy_(value)
+                    missing_names.discard(own_name)
+    if missing := sorted(missing_names):
+        raise UserError(f"{option} lacks {len(missing)} tensors of {kind}, such as {missing[0]}")
+    if others:
+        name, got, expected = min(others)
+        raise UserError(f"{option}: expected {name} of shape {expected} after {CONFIG}, got {got}")
+    if broken := [name for name, weight in native.named_parameters() if not _finite(weight)]:
+        raise UserError(f"{option} has infinity or not a number in {broken[0]}; download or export the weights again")
 
 
 def _renamed(name: str, *, adaptive: bool) -> str:

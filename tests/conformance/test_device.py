@@ -132,7 +132,10 @@ def test_policies_stay_where_they_are(
         decision = policy.act(seen, deterministic=deterministic, generator=generator)
         everywhere(decision, True)
     # Fixed noise is drawn on the CPU, and words are looked up there.
-    if not name.startswith(("flow", "diffusion", "pi0", "tokens")) and name not in ("squashed", "coarse_to_fine"):
+    if not name.startswith(("flow", "diffusion", "pi0", "smolvla", "tokens")) and name not in (
+        "squashed",
+        "coarse_to_fine",
+    ):
         assert not (double.transfers - before).keys() - {"number"}
     decision = policy.act(seen, generator=generator)
     evaluation = policy.evaluate(seen, decision.sample)

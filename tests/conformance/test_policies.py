@@ -27,6 +27,7 @@ from policies.recurrent import RecurrentConfig, RecurrentPolicy
 from policies.squashed import SquashedConfig, SquashedPolicy
 from policies.vla.pi0 import Pi0Config, Pi0Policy
 from policies.vla.pi05 import Pi05Config
+from policies.vla.smolvla import SmolVLAConfig
 from policies.vla.tokens import TokensConfig, TokensPolicy
 from sims.libero.observation import action_spec
 from tests.policies import observations as given
@@ -58,6 +59,7 @@ CONFIGS = {
     "attention": AttentionConfig(hidden=[32], values=CLASSES),
     "pi0": Pi0Config(hidden=32),
     "pi05": Pi05Config(hidden=32, frozen=True),
+    "smolvla": SmolVLAConfig(hidden=32),
     "recurrent": RecurrentConfig(hidden=[32]),
     "squashed": SquashedConfig(width=32, hidden=[32], values=CLASSES),
     "squashed, plain": SquashedConfig(encoder=EncoderKind.PLAIN, hidden=[32], reciprocal=["gripper_command"]),

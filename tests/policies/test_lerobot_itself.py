@@ -1,7 +1,9 @@
 """Checkpoints that LeRobot itself writes, where it is installed: chunks and losses are its own."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,8 +13,12 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from embodied.contract import Contract, TensorSpec
+from embodied.text import encode, text_spec
 from policies.act import ACTConfig
 from policies.diffusion import DiffusionConfig
+from policies.vla.smolvla import SmolVLAConfig
+from policies.vla.smolvla_publishing import publish
+from tests.policies.vla import smolvla_files
 
 pytest.importorskip("torchvision")
 types = pytest.importorskip("lerobot.configs.types", exc_type=ImportError)
@@ -136,3 +142,60 @@ def test_diffusion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dic
     expected = post(torch.stack([first, *policy._queues["action"]], 1))
     found = own.act(observation, deterministic=True).actions
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("options", [{}, {"prefix_length": 40, "pad_language_to": "max_length", "empty_cameras": 1}])
+def test_smolvla(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
+    modules = [
+        pytest.importorskip(f"lerobot.policies.smolvla.{name}")
+        for name in ("modeling_smolvla", "configuration_smolvla", "processor_smolvla", "smolvlm_with_expert")
+    ]
+    vlm = tmp_path / "vlm"
+    smolvla_files.vlm_config("float32").save_pretrained(vlm)  # in which LeRobot then stores weights
+    smolvla_files.tokenizer().save_pretrained(vlm)
+    special = SimpleNamespace(fake_image_token_id=6, global_image_token_id=7)  # of its processor it reads only these
+    monkeypatch.setattr(
+        modules[3],
+        "AutoProcessor",
+        SimpleNamespace(from_pretrained=lambda _: SimpleNamespace(tokenizer=special)),
+    )
+    sizes = {"chunk_size": CHUNK, "n_action_steps": CHUNK, "num_vlm_layers": 4, "num_steps": 3}
+    sizes |= {"resize_imgs_with_padding": (32, 32), "vlm_model_name": str(vlm), "device": "cpu"}
+    settings = modules[1].SmolVLAConfig(input_features=inputs(), output_features=OUTPUT, **sizes, **options)
+    policy: Any = randomised(modules[0].SmolVLAPolicy(settings).float())
+    pre, post = saved(tmp_path, policy, modules[2].make_smolvla_pre_post_processors)
+    specs = contract().observation | {"instruction": text_spec(32)}
+    own = SmolVLAConfig(weights=str(tmp_path), hidden=16).build(replace(contract(), observation=specs))
+    published = {name.removeprefix("model.") for name in policy.state_dict()} - {"vlm_with_expert.vlm.lm_head.weight"}
+    assert own.model.native.state_dict().keys() == published
+    tasks = ["pick the milk", "open", "the milk"]
+    observation = seen()
+    observation["instruction"] = torch.stack([torch.from_numpy(encode(task, 32)) for task in tasks])
+    noise = torch.randn(3, CHUNK, 32, generator=generator(6))
+    monkeypatch.setattr(own, "_noise", lambda *_: noise[:, :8])
+    batch = pre(theirs(observation) | {"task": tasks})
+    expected = post(policy.predict_action_chunk(dict(batch), noise=noise.clone()))[:, :8]
+    chunks = own.act(observation, deterministic=True).actions
+    difference = ((chunks - expected).abs() / own.action_std).max()
+    print(f"SmolVLA's actions differ by at most {difference:.1e} standard deviations from LeRobot's")
+    assert difference < 2e-5
+    publish(own, tmp_path / "out", tmp_path)
+    again = modules[0].SmolVLAPolicy.from_pretrained(tmp_path / "out").float()
+    pipeline = pytest.importorskip("lerobot.processor").PolicyProcessorPipeline
+    before = pipeline.from_pretrained(tmp_path / "out", config_filename="policy_preprocessor.json")
+    batch = before(theirs(observation) | {"task": tasks})
+    chunks = again.predict_action_chunk(dict(batch), noise=noise[:, :8].clone())
+    assert (chunks - (expected - own.action_mean) / own.action_std).abs().max() < 2e-5
+    actions = torch.randn(3, CHUNK, 6, generator=generator(4))
+    batch = pre(theirs(observation) | {"task": tasks, "action": actions})
+    time = torch.tensor([0.2, 0.5, 0.9])
+    words = batch["observation.language.tokens"], batch["observation.language.attention_mask"].bool()
+    parts = *policy.prepare_images(batch), *words, policy.prepare_state(batch), policy.prepare_action(batch)
+    losses = policy.model(*parts, noise, time)[..., :6]  # 0.4.4 averages over padding, too, and 0.6 does not
+    target = own._padded((actions - own.action_mean) / own.action_std)
+    t = time.view(-1, 1, 1)
+    with torch.no_grad():
+        velocity, _ = own._velocity(
+            own._state(observation), own._prefix(observation), t * noise + (1.0 - t) * target, time
+        )
+    torch.testing.assert_close((velocity - noise + target)[..., :6].square(), losses, atol=1e-4, rtol=1e-4)

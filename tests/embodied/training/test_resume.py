@@ -27,12 +27,13 @@ from embodied.training.stages import offline, reinforcement
 from policies.act import ACTConfig
 from policies.flow import FlowConfig
 from policies.vla.pi0 import Pi0Config
+from policies.vla.smolvla import SmolVLAConfig
 from policies.vla.tokens import TokensConfig
 from sims.libero.task import LiberoTask
 from tests.embodied.training.test_experiment import ITERATIONS, LEARNERS, POLICY, SCRATCH, ReachTask, trainer
 from tests.embodied.training.test_experiment import PPO as PPO_CONFIG
 from tests.embodied.windy_reach import WindyReach
-from tests.policies.vla import prismatic
+from tests.policies.vla import prismatic, smolvla_files
 from tests.policies.vla.test_weights import save
 
 
@@ -173,12 +174,15 @@ def test_a_kill_in_every_stage_changes_no_bit_of_a_ranked_flow_on_libero(tmp_pat
     assert left(tmp_path / "parts") == left(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("kind", ["pi0 with adapters", "tokens with adapters"])
+@pytest.mark.parametrize("kind", ["pi0 with adapters", "tokens with adapters", "smolvla"])
 def test_a_kill_in_every_stage_changes_no_bit_of_models_on_libero_pictures(tmp_path: Path, wide, kind: str) -> None:
     if kind == "tokens with adapters":
         prismatic.save(tmp_path, proprio=False)
         given = {"weights": str(tmp_path), "unnorm_key": "demonstrations", "lora_rank": 2}
         policy: PolicyConfig = TokensConfig(temperature=1.6, hidden=16, **given)
+    elif kind == "smolvla":
+        files = smolvla_files.save(tmp_path / "published")
+        policy = SmolVLAConfig(weights=str(files), unnorm_key="demonstrations", denoising_steps=2, hidden=16)
     else:
         (tmp_path / "base").mkdir()
         save(tmp_path / "base", "transformers")
