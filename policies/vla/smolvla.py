@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 from tensordict import TensorDict
-from torch import nn
+from torch import Tensor, nn
 
 from embodied.contract import Contract
 from embodied.errors import UserError
@@ -44,7 +44,6 @@ class SmolVLATokenizer(Tokenizer):
     """Tokenizer of SmolVLM2, which adds no token for the beginning."""
 
     kind = "SmolVLM2"
-
     has_beginning = False
 
 
@@ -86,8 +85,8 @@ class SmolVLAPolicy(Pi0Policy):
         else:
             super()._match_cameras(learned)
 
-    def _prefix(self, observation: TensorDict) -> Prefix:
+    def _prefix(self, observation: TensorDict, condition: Tensor | None = None) -> Prefix:
         state = self._state(observation)
         padded = nn.functional.pad(state, (0, self.model.state_size - state.shape[-1]))
         pictures = self.inputs.pictures(observation, self.model.picture_size)
-        return self.model.prefix(pictures, *self.inputs.tokens(observation), padded)
+        return self.model.prefix(pictures, *self.inputs.tokens(observation, condition), padded)

@@ -16,7 +16,7 @@ from transformers import LlamaConfig
 from embodied.algorithms.off_policy.dsrl import DSRLConfig
 from embodied.algorithms.on_policy.ppo import PPOConfig
 from embodied.errors import UserError
-from embodied.policy import INITIAL_NOISE, Steering
+from embodied.policy import INITIAL_NOISE, Condition, Steering
 from embodied.precision import Precision
 from policies.steering import SteeringConfig
 from policies.vla import adapters
@@ -141,6 +141,21 @@ def test_an_instruction_ends_with_a_new_line_and_has_no_beginning(folder: Path, 
     short = policy(files.save(tmp_path, tokenizer_max_length=2))
     with pytest.raises(UserError, match=r"at most 2 tokens, got 3: 'pick the milk'"):
         short.inputs.tokens(seen(2))
+
+
+def test_chunks_are_guided_by_the_label_of_a_large_advantage(folder: Path) -> None:
+    made, observation = policy(folder, advantage_guidance=2.0), seen(2)
+    made.start_conditioning()
+    state, prefix = made._inputs_of(observation)
+    x, index = torch.randn(2, 4, 32), torch.zeros(2, dtype=torch.int64)
+    none, positive = (
+        made._velocity(state, made._prefix(observation, torch.full((2,), each)), x, made.grid.times(index))[0]
+        for each in (Condition.NONE, Condition.POSITIVE)
+    )
+    assert (none - positive).abs().max() > 1e-5
+    torch.testing.assert_close(
+        made._field(state, prefix)(x, index)[0], none + 2.0 * (positive - none), atol=1e-4, rtol=1e-4
+    )
 
 
 def test_pictures_lie_at_the_bottom_right_without_antialiasing() -> None:
