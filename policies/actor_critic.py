@@ -73,6 +73,11 @@ class ActorCritic(TrainablePolicy):
         """Names of the observations that the actor reads."""
         return self.encoder.reads
 
+    @property
+    def remarks(self) -> Sequence[str]:
+        """Sentences for reports on how the actor reads observations."""
+        return self.encoder.remarks
+
     def critic_parameters(self) -> list[nn.Parameter]:
         """Parameters that only `value` uses."""
         return [*self.critic.parameters(), *self.value_encoder.parameters()]

@@ -154,6 +154,11 @@ class GenerativePolicy(Steerable, RankingPolicy):
         return self.encoder.reads
 
     @property
+    def remarks(self) -> Sequence[str]:
+        """Sentences for reports on how the actor reads observations."""
+        return self.encoder.remarks
+
+    @property
     def teaches(self) -> bool:
         """Whether the advantage reads observations that the actor does not."""
         return type(self.advantage_encoder) is not type(self.encoder)
@@ -272,6 +277,7 @@ class GenerativePolicy(Steerable, RankingPolicy):
         """
         if not all(flag for name, flag in self.encoder.named_buffers() if name.split(".")[-1] == "fitted"):
             raise UserError("the policy has no normalisation statistics; train it before exporting")
+        self.encoder.check_export()
         shared = bool(self.steers) and self.config.steering.shared_noise
         if shared and not self.ranks and isinstance(self.encoder, FlatEncoder | PlainEncoder):
             return self._dense(self.encoder)

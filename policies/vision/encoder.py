@@ -14,12 +14,19 @@ from embodied.errors import UserError
 from embodied.words import WORD_BUCKETS, WordTable
 from policies.encoders import Encoder
 from policies.flat import FlatObservations
+from policies.sentences import FEATURES, HUB_NAME, SentenceTable
 from policies.vision.backbones import VisionConfig, backbone
-from policies.words import summed, word_features
+from policies.words import Reading, Words, summed, word_features
 
 INSTRUCTION_WORDS = 20
 WORD_WIDTH = 32
 """Largest number of words of an instruction, more raise an error; and the width of a word's vector."""
+SENTENCE_WIDTH = 64
+"""Width of the trained projection of a sentence's features."""
+SENTENCE = "sentence_features"
+"""Key of the features of the instruction [N, FEATURES] in what `read` returns."""
+SMALLEST_STD = 0.01
+"""Smallest deviation of sentences' features, which are about 0.05 each: one instruction alone has none."""
 
 
 def pictures(contract: Contract) -> list[str]:
@@ -31,13 +38,23 @@ class PictureEncoder(Encoder):
     """Encoder of a contract's pictures, its float32 observations of fixed size, and one instruction if there is one.
 
     Each camera has a network of its own. Instructions are sums of fixed word vectors; words that were not in `fit` are
-    ignored, because their meaning was never learned. Privileged observations are not read.
+    ignored, because their meaning was never learned. Or they are a trained projection of frozen features of the whole
+    sentence, as `reading` chooses. Privileged observations are not read.
 
     Raises:
         UserError: if the contract has no pictures that actors may read.
     """
 
-    def __init__(self, contract: Contract, width: int, config: VisionConfig) -> None:
+    sentence_mean: Tensor
+    sentence_std: Tensor
+
+    def __init__(
+        self,
+        contract: Contract,
+        width: int,
+        config: VisionConfig,
+        reading: Reading = Reading(),  # noqa: B008 - frozen
+    ) -> None:
         super().__init__()
         self.cameras = pictures(contract)
         if not self.cameras:
@@ -49,23 +66,55 @@ class PictureEncoder(Encoder):
         self.instruction = texts[0] if texts else None
         own = replace(contract, observation=specs)
         self.state = FlatObservations(own, [], "policy.encoder=pictures", "flat", required=False)
-        self.tables = {key: WordTable(INSTRUCTION_WORDS) for key in texts[:1]}
+        self.sentences = self._sentence_table(reading) if texts else None
+        self.tables = {} if self.sentences else {key: WordTable(INSTRUCTION_WORDS) for key in texts[:1]}
         self.reads, self.seeds = (
             [*self.cameras, *self.state.actor_keys, *texts[:1]],
             self.state.actor_keys or self.cameras,
         )
-        self.register_buffer("words", word_features(WORD_WIDTH))
-        self.register_buffer("known", torch.zeros(WORD_BUCKETS, dtype=torch.bool))
+        inner = SENTENCE_WIDTH if self.sentences else WORD_WIDTH
+        if not self.sentences:
+            self.register_buffer("words", word_features(WORD_WIDTH))
+            self.register_buffer("known", torch.zeros(WORD_BUCKETS, dtype=torch.bool))
         self.eyes = nn.ModuleDict(
-            {key: backbone(config, *contract.observation[key].shape[:2], WORD_WIDTH) for key in self.cameras}
+            {key: backbone(config, *contract.observation[key].shape[:2], inner) for key in self.cameras}
         )
-        self.proprioception = nn.Sequential(nn.Linear(WORD_WIDTH + self.state.observed, width), nn.ReLU())
+        self.proprioception = nn.Sequential(nn.Linear(inner + self.state.observed, width), nn.ReLU())
         self.out_features = width + len(self.cameras) * config.features
+
+    @property
+    def remarks(self) -> list[str]:
+        """Sentence for reports on how instructions are read."""
+        if not self.instruction:
+            return []
+        if self.sentences:
+            return [f"Instructions are read as frozen features of sentences by {self.sentences.model or HUB_NAME}."]
+        return ["Instructions are read as fixed random vectors of words; words that training did not have are ignored."]
+
+    def check_export(self) -> None:
+        """Raise UserError for features of sentences, which exported networks do not compute."""
+        if self.sentences:
+            raise UserError(
+                "policy.words=minilm cannot be exported yet; serve the checkpoint, or train with words=hashed"
+            )
+
+    def read(self, observation: TensorDict) -> TensorDict:
+        """See `Encoder.read`; features of sentences are added under SENTENCE, and critics still find the text."""
+        if not self.sentences or SENTENCE in observation.keys():
+            return super().read(observation)
+        assert self.instruction
+        return observation.copy().update({SENTENCE: self.sentences(observation[self.instruction])})
 
     @torch.no_grad()
     def fit(self, observation: TensorDict) -> None:
-        """Compute mean and deviation of the float32 observations, and collect the known words, from [N]."""
+        """Compute mean and deviation of the float32 observations and of sentences; collect the known words, of [N]."""
         self.state.fit_statistics(observation)
+        if self.sentences:
+            features = self.read(observation)[SENTENCE]
+            self.sentence_mean.copy_(features.mean(0))
+            # one scale for all: a feature that hardly varies in training says little
+            self.sentence_std.copy_((features - self.sentence_mean).square().mean().sqrt().clamp_min(SMALLEST_STD))
+            return
         self.known.fill_(False)
         if self.instruction:
             self.known[self.read(observation)[self.instruction].unique()] = True
@@ -90,14 +139,28 @@ class PictureEncoder(Encoder):
         for key in self.cameras:
             shape = (count, *contract.observation[key].shape)
             observation[key] = torch.randint(256, shape, dtype=torch.uint8, generator=generator)
-        if self.instruction:
+        if self.sentences:
+            noise = torch.randn(count, FEATURES, generator=generator)
+            observation[SENTENCE] = self.sentence_mean + self.sentence_std * noise
+        elif self.instruction:
             word_ids = self.known.nonzero().squeeze(1)
             observation[self.instruction] = word_ids[
                 torch.randint(len(word_ids), (count, INSTRUCTION_WORDS), generator=generator)
             ]
         return observation
 
+    def _sentence_table(self, reading: Reading) -> SentenceTable | None:
+        """Table of sentences and the projection of their features; None if words are hashed."""
+        if reading.words is not Words.MINILM:
+            return None
+        self.register_buffer("sentence_mean", torch.zeros(FEATURES))
+        self.register_buffer("sentence_std", torch.ones(()))
+        self.projection = nn.Linear(FEATURES, SENTENCE_WIDTH)
+        return SentenceTable(reading.model)
+
     def _instruction_features(self, observation: TensorDict) -> Tensor:
+        if self.sentences:
+            return self.projection((observation[SENTENCE] - self.sentence_mean) / self.sentence_std)
         if not self.instruction:
             return self.words.new_zeros(*observation.batch_size, WORD_WIDTH)
         return summed(observation[self.instruction], self.known, self.words)
