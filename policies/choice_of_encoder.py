@@ -29,8 +29,8 @@ class EncoderConfig(PolicyConfig):
     `encoder` reads object tokens, or pictures (by `vision`), the instruction and the robot's state, or all float32
     fixed-size observations (plain: without layers), of which distances may be `reciprocal` (as for policy=mlp). With
     pictures, the critic reads object tokens instead where a simulator has them. Layers of the encoders have `width`.
-    The critic has a head of `values`. With pictures, instructions are read as `words`: fixed random vectors, or features
-    of whole sentences by all-MiniLM-L6-v2 of `words_model`, a folder or a name on the hub (None: on this machine).
+    The critic has a head of `values`. With pictures, instructions are read as `words`: fixed random vectors, or
+    features of sentences by all-MiniLM-L6-v2 in `words_model`, a folder or a hub name (None: one on this machine).
     """
 
     encoder: EncoderKind = EncoderKind.AUTO

@@ -147,7 +147,7 @@ class SentenceTable(nn.Module):
         self.rows.update(zip(texts, range(len(self.rows), len(self.rows) + len(texts)), strict=True))
         self.features = torch.cat((self.features, features))
 
-    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:  # noqa: FBT001 - torch's
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         length = max(map(len, self.rows), default=1)
         padded = b"".join(text.ljust(length, b"\0") for text in self.rows)
@@ -160,7 +160,7 @@ class SentenceTable(nn.Module):
         state_dict: Mapping[str, Any],
         prefix: str,
         local_metadata: dict[str, Any],
-        strict: bool,  # noqa: FBT001 - torch's
+        strict: bool,
         missing_keys: list[str],
         unexpected_keys: list[str],
         error_msgs: list[str],

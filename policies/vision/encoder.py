@@ -100,7 +100,7 @@ class PictureEncoder(Encoder):
 
     def read(self, observation: TensorDict) -> TensorDict:
         """See `Encoder.read`; features of sentences are added under SENTENCE, and critics still find the text."""
-        if not self.sentences or SENTENCE in observation.keys():
+        if not self.sentences or SENTENCE in observation:
             return super().read(observation)
         assert self.instruction
         return observation.copy().update({SENTENCE: self.sentences(observation[self.instruction])})

@@ -78,7 +78,13 @@ def test_pictures_are_of_the_contract_and_hide_where_objects_are():
 
 def test_with_latency_a_task_is_measured_in_the_same_words():
     late = with_latency(task(), LatencyConfig(observation_s=[0.0, 0.1]))
-    assert evaluation_distributions(late) == ("wide", "official", "official:bddl", "official:held_out")
+    assert evaluation_distributions(late) == (
+        "wide",
+        "official",
+        "official:bddl",
+        "official:held_out",
+        "official:held_out_words",
+    )
 
 
 def test_demonstrations_are_made_once(tmp_path: Path):
