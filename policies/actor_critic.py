@@ -53,7 +53,7 @@ class ActorCritic(TrainablePolicy):
         self.encoder = observation_encoder(contract, config, fixed_size=EncoderKind.PLAIN)
         self.augment = augmentation(contract, config, self.encoder)
         self.value_encoder = observation_encoder(
-            contract, config, objects=True, privileged=True, fixed_size=EncoderKind.PLAIN
+            contract, config, objects=True, privileged=True, fixed_size=EncoderKind.PLAIN, lender=self.encoder
         )
         self.feature_size = self.value_encoder.out_features
         self.actor = self.new_actor()

@@ -60,8 +60,9 @@ def observation_encoder(
     objects: bool = False,
     privileged: bool = False,
     fixed_size: EncoderKind = EncoderKind.FLAT,
+    lender: Encoder | None = None,
 ) -> Encoder:
-    """Encoder of the actor's observations.
+    """Encoder of the actor's observations, or with the actor's as `lender` of a critic's, which shares what is frozen.
 
     With `objects` it reads objects instead of pictures where they are known; with `privileged`, also privileged
     observations. AUTO is `fixed_size` for a contract without objects and pictures.
@@ -82,7 +83,9 @@ def observation_encoder(
         has_objects = objects and all(key in contract.observation for key in OBSERVATIONS)
         if has_objects:
             return ObjectEncoder(config.width)
-        return PictureEncoder(contract, config.width, config.vision, Reading(config.words, config.words_model))
+        reading = Reading(config.words, config.words_model)
+        lender = lender if isinstance(lender, PictureEncoder) else None
+        return PictureEncoder(contract, config.width, config.vision, reading, lender)
     if names := missing(contract):
         raise UserError(f"policy.encoder=objects reads {', '.join(names)}, which this task lacks; use encoder=flat")
     return ObjectEncoder(config.width)

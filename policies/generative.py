@@ -125,8 +125,8 @@ class GenerativePolicy(Steerable, RankingPolicy):
         self.generated = generated
         self.encoder = observation_encoder(contract, config) if encoder is None else encoder
         self.augment = augmentation(contract, config, self.encoder)
-        self.value_encoder = observation_encoder(contract, config, objects=True, privileged=True)
-        self.advantage_encoder = observation_encoder(contract, config, objects=True)
+        self.value_encoder = observation_encoder(contract, config, objects=True, privileged=True, lender=self.encoder)
+        self.advantage_encoder = observation_encoder(contract, config, objects=True, lender=self.encoder)
         actions = contract.action.shape[-1]
         hidden = config.hidden
         self.feature_size = self.value_encoder.out_features
