@@ -120,11 +120,12 @@ def main() -> None:
     rows = measure(tasks, policy, task, options.starts, all_objects=options.all_objects)
     print(report(rows))
     if options.output:
+        words = getattr(trained.policy, "words", None)
         record = {
             "commit": git_commit(),
             "versions": versions(),
             "starts": task.starts,
-            "remarks": list(policy.remarks),
+            "words": words and words.value,
         }
         with complete_or_absent(options.output) as temporary:
             temporary.write_text(dumps_rows(record | {"rows": rows}))
