@@ -230,7 +230,7 @@ def test_evaluation_is_the_same_number_every_time(copied: Path):
     found = json.loads(once)
     assert found["assets"] == "stand-in"
     assert found["task"]["suite"] == "libero_object"
-    measured_on = ["wide", "official", "official:bddl", "official:held_out", "official:held_out_words"]
+    measured_on = ["wide", "official", "official:bddl", "official:held_out"]
     assert [row["distribution"] for row in found["evaluations"]] == measured_on
 
 
