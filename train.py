@@ -16,7 +16,13 @@ from embodied import start_up  # noqa: F401 - before PyTorch
 from embodied.command_line import listing, program
 from embodied.command_line.config import compose
 from embodied.command_line.summary import summary
-from embodied.command_line.train_options import GROUPS, TrainConfig, with_conditions, with_starting_point
+from embodied.command_line.train_options import (
+    GROUPS,
+    TrainConfig,
+    with_conditions,
+    with_starting_point,
+    words_option,
+)
 from embodied.placement.registry import with_placement
 from embodied.training.compute import prepare
 from embodied.training.experiment import Experiment
@@ -69,6 +75,8 @@ def composed(arguments: list[str]) -> tuple[TrainConfig, dict[str, Any]]:
     saved = program.check_start("train", arguments)
     options = with_placement(arguments if saved else with_starting_point(arguments), saved)
     config, record = compose(TrainConfig, "train", options, GROUPS, saved)
+    if not saved and (words := words_option(config.policy)):
+        config, record = compose(TrainConfig, "train", [*options, words], GROUPS)
     join(config)
     return config, record
 

@@ -121,6 +121,11 @@ class TrainablePolicy(nn.Module, ABC):
     """Message if pretrained weights have no normalisation statistics, so that `fit` needs demonstrations."""
 
     @property
+    def remarks(self) -> Sequence[str]:
+        """Sentences for reports on how the policy reads observations."""
+        return ()
+
+    @property
     def device(self) -> torch.device:
         """Device of the weights."""
         return next(self.parameters()).device

@@ -53,7 +53,7 @@ class ActorCritic(TrainablePolicy):
         self.encoder = observation_encoder(contract, config, fixed_size=EncoderKind.PLAIN)
         self.augment = augmentation(contract, config, self.encoder)
         self.value_encoder = observation_encoder(
-            contract, config, objects=True, privileged=True, fixed_size=EncoderKind.PLAIN
+            contract, config, objects=True, privileged=True, fixed_size=EncoderKind.PLAIN, lender=self.encoder
         )
         self.feature_size = self.value_encoder.out_features
         self.actor = self.new_actor()
@@ -72,6 +72,11 @@ class ActorCritic(TrainablePolicy):
     def actor_keys(self) -> Sequence[str]:
         """Names of the observations that the actor reads."""
         return self.encoder.reads
+
+    @property
+    def remarks(self) -> Sequence[str]:
+        """Sentences for reports on how the actor reads observations."""
+        return self.encoder.remarks
 
     def critic_parameters(self) -> list[nn.Parameter]:
         """Parameters that only `value` uses."""

@@ -44,6 +44,11 @@ class Encoder(nn.Module, ABC):
         super().__init__()
         self.tables: dict[str, WordTable] = {}
 
+    @property
+    def remarks(self) -> list[str]:
+        """Sentences for reports on how observations are read."""
+        return []
+
     def read(self, observation: TensorDict) -> TensorDict:
         """Copy of `observation` with word ids [..., L] instead of texts, as `forward` and augmentations use it.
 
@@ -52,6 +57,9 @@ class Encoder(nn.Module, ABC):
         texts = {key: table for key, table in self.tables.items() if observation[key].dtype != torch.int64}
         words = {key: table(observation[key])[..., : max(1, table.longest)] for key, table in texts.items()}
         return observation.copy().update(words) if words else observation
+
+    def check_export(self) -> None:
+        """Raise UserError if exported networks cannot read the same observations."""
 
     @abstractmethod
     def fit(self, observation: TensorDict) -> None:

@@ -125,8 +125,8 @@ class GenerativePolicy(Steerable, RankingPolicy):
         self.generated = generated
         self.encoder = observation_encoder(contract, config) if encoder is None else encoder
         self.augment = augmentation(contract, config, self.encoder)
-        self.value_encoder = observation_encoder(contract, config, objects=True, privileged=True)
-        self.advantage_encoder = observation_encoder(contract, config, objects=True)
+        self.value_encoder = observation_encoder(contract, config, objects=True, privileged=True, lender=self.encoder)
+        self.advantage_encoder = observation_encoder(contract, config, objects=True, lender=self.encoder)
         actions = contract.action.shape[-1]
         hidden = config.hidden
         self.feature_size = self.value_encoder.out_features
@@ -152,6 +152,11 @@ class GenerativePolicy(Steerable, RankingPolicy):
     def actor_keys(self) -> Sequence[str]:
         """Names of the observations that chunks are generated from."""
         return self.encoder.reads
+
+    @property
+    def remarks(self) -> Sequence[str]:
+        """Sentences for reports on how the actor reads observations."""
+        return self.encoder.remarks
 
     @property
     def teaches(self) -> bool:
@@ -272,6 +277,7 @@ class GenerativePolicy(Steerable, RankingPolicy):
         """
         if not all(flag for name, flag in self.encoder.named_buffers() if name.split(".")[-1] == "fitted"):
             raise UserError("the policy has no normalisation statistics; train it before exporting")
+        self.encoder.check_export()
         shared = bool(self.steers) and self.config.steering.shared_noise
         if shared and not self.ranks and isinstance(self.encoder, FlatEncoder | PlainEncoder):
             return self._dense(self.encoder)

@@ -1,11 +1,35 @@
-"""Fixed random vectors of words, by the hashes of `embodied.words`."""
+"""Fixed random vectors of words, by the hashes of `embodied.words`, and the choice between words and sentences."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
 
 import torch
 from torch import Tensor, nn
 
 from embodied.words import WORD_BUCKETS
+
+
+class Words(Enum):
+    """Value of the option `words` of a policy.
+
+    HASHED are fixed random vectors of the training's words; others are ignored. MINILM are features of the whole
+    sentence by a frozen encoder (`policies.sentences`). AUTO is MINILM for a new run of train.py where the model is at
+    hand, else HASHED; the run records which one.
+    """
+
+    AUTO = "auto"
+    HASHED = "hashed"
+    MINILM = "minilm"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How instructions are read: the kind of `words`, and the `model` of sentences, if one is named."""
+
+    words: Words = Words.HASHED
+    model: str | None = None
 
 
 def word_features(width: int) -> Tensor:

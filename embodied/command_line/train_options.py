@@ -21,15 +21,19 @@ from embodied.environments.classified import ClassifiedTask
 from embodied.environments.latency import LatencyConfig, with_latency
 from embodied.errors import UserError
 from embodied.placement.registry import PLACEMENTS, PlacementOptions
+from embodied.policy import PolicyConfig
 from embodied.starting_point import StartingPoint
 from embodied.task import Task
 from embodied.training.experiment import ExperimentConfig
 from embodied.viewer.options import ViewerOptions
+from policies import sentences
+from policies.choice_of_encoder import EncoderConfig
 from policies.registry import POLICIES
 from policies.success_classifier import SuccessClassifier
 from policies.vla import starting_points
 from policies.vla.pi0 import Pi0Config
 from policies.vla.tokens import TokensConfig
+from policies.words import Words
 from real_robot.recording.demonstrations import DemonstrationOptions
 from real_robot.recording.recorded_task import RecordedTask
 from sims.registry import TASKS
@@ -114,6 +118,27 @@ def with_starting_point(arguments: Sequence[str]) -> list[str]:
     if start:
         report(start, config.task.name, tuple(options))
     return [*options, *arguments]
+
+
+def words_option(policy: PolicyConfig) -> str | None:
+    """Option that replaces policy.words=auto of a new run, so that the run records its choice; None without it.
+
+    A line in the log names the choice and the reason.
+    """
+    if not isinstance(policy, EncoderConfig) or policy.words is not Words.AUTO:
+        return None
+    model = policy.words_model or sentences.local_model()
+    report_words(model)
+    return option("policy.words", (Words.MINILM if model else Words.HASHED).value)
+
+
+@cache
+def report_words(model: str | None) -> None:
+    """Log how instructions are read with policy.words=auto, by the sentence encoder `model` if there is one, once."""
+    if model:
+        log.info(f"policy.words=minilm: instructions are read as whole sentences by {model}")
+    else:
+        log.info(f"policy.words=hashed: no {sentences.HUB_NAME} on this machine reads sentences; {sentences.INSTALL}")
 
 
 @cache

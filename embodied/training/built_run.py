@@ -109,6 +109,7 @@ class BuiltRun(SavedRun):
         if unread := unread_observations(self.policy):
             self.report.notes.append(f"The policy does not read these observations: {', '.join(unread)}.")
         self.report.notes += capabilities + ([self.world.remark] if self.world.remark else [])
+        self.report.notes += self.policy.remarks
         with seeding.undisturbed():
             self.evaluation_envs: dict[str, Environment] = {}
             own = task.held_out_share is None and not isinstance(self.env, SwitchableEnvironment)

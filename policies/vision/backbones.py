@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor, nn
 
-from embodied.configuration import Configuration, NonNegativeInt, PositiveInt, Range
+from embodied.configuration import Configuration, NonNegativeInt, Pixels, PositiveInt, Range
 from embodied.errors import UserError
 from embodied.extras import needs_extra
 
@@ -29,14 +29,17 @@ class Backbone(Enum):
 class VisionConfig(Configuration):
     """Vision of a policy: `backbone` of `width` channels computes `features` per camera, given the instruction.
 
-    A transformer starts from published `weights`, a folder or a name on the hub, and is trained unless `frozen`;
-    without weights a small one of `width` starts from random ones. For a supervised loss, pictures are shifted by up to
-    `shift` pixels, and their brightness, contrast and saturation vary by up to a share `colour`.
+    A transformer starts from published `weights`, a folder or a name on the hub, and is trained unless `frozen`: all
+    cameras and critics then share one. It sees pictures of `size` pixels a side (None: as in its own training), which
+    decides what it costs. Without weights a small one of `width` starts from random ones. For a supervised loss,
+    pictures are shifted by up to `shift` pixels, and their brightness, contrast and saturation vary by up to a share
+    `colour`.
     """
 
     backbone: Backbone = Backbone.CNN
     weights: str | None = None
     frozen: bool = False
+    size: Pixels | None = None
     width: PositiveInt = 16
     features: PositiveInt = 128
     shift: NonNegativeInt = 0
@@ -47,8 +50,9 @@ class VisionConfig(Configuration):
         super().__post_init__()
         if self.backbone is Backbone.CNN and self.weights:
             raise UserError("policy.vision.weights are of a transformer; use vision.backbone=siglip or dinov2")
-        if self.frozen and not self.weights:
-            raise UserError("policy.vision.frozen=true needs policy.vision.weights")
+        if not self.weights and (self.frozen or self.size):
+            option = "frozen=true" if self.frozen else f"size={self.size}"
+            raise UserError(f"policy.vision.{option} needs policy.vision.weights")
 
 
 def backbone(config: VisionConfig, height: int, width: int, instruction_width: int) -> nn.Module:
@@ -91,10 +95,11 @@ class SpatialCNN(nn.Module):
         return self.out(torch.cat((positions.flatten(1), self.coarse(channels)), -1))
 
 
-class VisionTransformer(nn.Module):
-    """Vision transformer (SigLIP or DINOv2) over whose patches the instruction attends.
+class Transformer(nn.Module):
+    """Vision transformer (SigLIP or DINOv2) from pictures to patches.
 
-    Pictures are resized to squares of the transformer's size and standardised by its own mean and deviation.
+    Pictures are resized to squares, of `size` pixels without weights, and standardised by the transformer's own mean
+    and deviation.
 
     Raises:
         UserError: where transformers is not installed, or the weights are missing or of another kind.
@@ -103,29 +108,67 @@ class VisionTransformer(nn.Module):
     mean: Tensor
     std: Tensor
 
-    def __init__(self, config: VisionConfig, size: int, instruction_width: int) -> None:
+    def __init__(self, config: VisionConfig, size: int) -> None:
         super().__init__()
         self.frozen = config.frozen
         self.model, mean, std = _transformer(config, size)
-        self.size = self.model.config.image_size if config.weights else size
-        inner = self.model.config.hidden_size
-        self.query = nn.Linear(instruction_width, inner)
-        self.key = nn.Linear(inner, inner)
-        self.out = nn.Sequential(nn.Linear(2 * inner, config.features), nn.ReLU())
+        self.size = (config.size or self.model.config.image_size) if config.weights else size
+        if config.size and config.size % self.model.config.patch_size:
+            raise UserError(
+                f"policy.vision.size={config.size}: expected a multiple of {self.model.config.patch_size} pixels, "
+                "the side of a patch of these weights"
+            )
+        self.inner = self.model.config.hidden_size
+        self.resized = {"interpolate_pos_encoding": True} if config.size and config.backbone is Backbone.SIGLIP else {}
         self.register_buffer("mean", torch.tensor(mean).view(3, 1, 1))
         self.register_buffer("std", torch.tensor(std).view(3, 1, 1))
         if self.frozen:
             self.model.requires_grad_(False)
 
-    def forward(self, pictures: Tensor, instruction: Tensor) -> Tensor:
-        """Features [N, F]: the instruction's attention over patches, and the mean of all patches."""
+    def patches(self, pictures: Tensor) -> Tensor:
+        """Patches [N, P, inner] of pictures [N, 3, height, width] in [0, 1]."""
         if pictures.shape[-2:] != (self.size, self.size):
             pictures = nn.functional.interpolate(pictures, (self.size, self.size), mode="bilinear", antialias=True)
-        patches = self.model(pixel_values=(pictures - self.mean) / self.std).last_hidden_state  # [N, P, inner]
-        # softmax(q k / sqrt(d)) patches
-        score = (self.key(patches) @ self.query(instruction).unsqueeze(-1)).squeeze(-1) / patches.shape[-1] ** 0.5
-        answer = (score.softmax(-1).unsqueeze(1) @ patches).squeeze(1)
-        return self.out(torch.cat((answer, patches.mean(1)), -1))
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
+            return self.model(pixel_values=(pictures - self.mean) / self.std, **self.resized).last_hidden_state
+
+
+class PatchAttention(nn.Module):
+    """Features [N, F] of patches [N, P, inner]: the instruction's [N, W] attention over them, and their mean."""
+
+    def __init__(self, inner: int, instruction_width: int, features: int) -> None:
+        super().__init__()
+        _add_attention(self, inner, instruction_width, features)
+
+    def forward(self, patches: Tensor, instruction: Tensor) -> Tensor:
+        """Features [N, F]."""
+        return _attended(self, patches, instruction)
+
+
+class VisionTransformer(Transformer):
+    """Vision transformer of one camera over whose patches the instruction attends."""
+
+    def __init__(self, config: VisionConfig, size: int, instruction_width: int) -> None:
+        super().__init__(config, size)
+        _add_attention(self, self.inner, instruction_width, config.features)
+
+    def forward(self, pictures: Tensor, instruction: Tensor) -> Tensor:
+        """Features [N, F]."""
+        return _attended(self, self.patches(pictures), instruction)
+
+
+def _add_attention(module: nn.Module, inner: int, instruction_width: int, features: int) -> None:
+    """Give `module` the layers of `_attended`."""
+    module.query = nn.Linear(instruction_width, inner)
+    module.key = nn.Linear(inner, inner)
+    module.out = nn.Sequential(nn.Linear(2 * inner, features), nn.ReLU())
+
+
+def _attended(module: Any, patches: Tensor, instruction: Tensor) -> Tensor:  # noqa: ANN401 - with the layers above
+    # softmax(q k / sqrt(d)) patches
+    score = (module.key(patches) @ module.query(instruction).unsqueeze(-1)).squeeze(-1) / patches.shape[-1] ** 0.5
+    answer = (score.softmax(-1).unsqueeze(1) @ patches).squeeze(1)
+    return module.out(torch.cat((answer, patches.mean(1)), -1))
 
 
 class _Film(nn.Linear):

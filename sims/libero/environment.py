@@ -19,8 +19,8 @@ from embodied.environment import Transition
 from embodied.environments.engine import Outcome, RestorableEngine
 from embodied.errors import UserError
 from sims.libero.assets import Assets, find_assets
+from sims.libero.counterfactual import Aims
 from sims.libero.failures import Handling
-from sims.libero.language import Wordings
 from sims.libero.observation import CAMERAS, Observer, contract
 from sims.libero.physics.backend import LiberoSim, simulate
 from sims.libero.published import Published
@@ -43,6 +43,8 @@ class LiberoEnvironment(RestorableEngine):
         distribution: "official" (LIBERO's 50 initial states), "wide" or "areas", see `placement`.
         split: "train" or "eval": disjoint initial states of the wide distribution.
         areas_share: share of initial states of "areas" in the training split of "wide".
+        counterfactual_share: share of training episodes that ask for another object of the scene, see `counterfactual`;
+            the initial states remain the same.
         wording: one of `language.WORDINGS`; if it has several texts, the number of the initial state selects one.
         horizon: H, actions a policy predicts; `executed`: K, actions run between observations.
         step_limit: control steps after which an episode is truncated; the suite's own (`STEP_LIMITS`) if None.
@@ -66,6 +68,7 @@ class LiberoEnvironment(RestorableEngine):
         distribution: str = "wide",
         split: str = "train",
         areas_share: float = 0.0,
+        counterfactual_share: float = 0.0,
         wording: str = "name",
         horizon: int = 8,
         executed: int = 8,
@@ -104,14 +107,17 @@ class LiberoEnvironment(RestorableEngine):
         self._observer = Observer(self.simulation, image_size, images, convention)
         self._warm_up = np.tile(WARM_UP[:1], (convention.settling_steps if convention else len(WARM_UP), 1))
         self._handling = Handling(env_scenes, self._observer.most, self.device)
-        self._wordings = [Wordings(task, wording) for task in tasks]
+        share = counterfactual_share if split == "train" else 0.0
+        if share and sim is not LiberoSim.mujoco:
+            raise UserError(f"task.counterfactual_share={share:g} needs task.sim=mujoco, got {sim.value}")
+        self.aims = [Aims(scene, wording, share) for scene in self.scenes]
         self._placements = [Placement(scene, distribution, split, areas_share) for scene in self.scenes]
         self._moved: Tensor | None = None  # [N] bool, since the last observation; None: all
 
     def begin(self, ids: Tensor, starts: Tensor) -> None:
-        """Place the objects, set the instruction, and run LIBERO's warm-up steps."""
+        """Place the objects, set goal and instruction, and run LIBERO's warm-up steps."""
         self.simulation.begin(ids, starts, self._initial)
-        self._instruct(ids, starts)
+        self._aim(ids, starts)
         self._moved = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device).index_fill(0, ids, True)
         warm_up = torch.from_numpy(self._warm_up).to(self.device).expand(self.num_envs, -1, -1)
         self.simulation.run(warm_up, len(self._warm_up) * self._moved, stop_on_success=False)
@@ -149,10 +155,10 @@ class LiberoEnvironment(RestorableEngine):
         return super().load_state_dict(state | {"simulator": self._handling.state_dict() | state["simulator"]})
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore the result of `save` and set the instructions."""
+        """Restore the result of `save`, and set goals and instructions."""
         self.simulation.load_state_dict(state)
         self._handling.load_state_dict(state)
-        self._instruct(torch.arange(self.num_envs, device=self.device), self.start)
+        self._aim(torch.arange(self.num_envs, device=self.device), self.start)
         self._moved = None
 
     def view(self) -> LiberoView:
@@ -167,6 +173,14 @@ class LiberoEnvironment(RestorableEngine):
         scene = self._scene_of[env]
         return self._placements[scene](start)._replace(model_fields=self._draws[scene](start))
 
-    def _instruct(self, ids: Tensor, starts: Tensor) -> None:
-        numbered = zip(ids.tolist(), starts.tolist(), strict=True)
-        self._observer.instruct(ids, [self._wordings[self._scene_of[env]](start) for env, start in numbered])
+    def _aim(self, ids: Tensor, starts: Tensor) -> None:
+        """Set the goals and instructions of the episodes of environments `ids` [M] from `starts` [M]."""
+        instructions = []
+        for env, start in zip(ids.tolist(), starts.tolist(), strict=True):
+            aims = self.aims[self._scene_of[env]]
+            aim = aims(start)
+            instructions.append(aim.wordings(start))
+            if aims.share:
+                self.simulation.aim(env, aim.goal)
+                self._handling.aim(env, aim.goal)
+        self._observer.instruct(ids, instructions)

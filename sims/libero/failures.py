@@ -12,6 +12,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from sims.libero.scene.predicates import Predicate
 from sims.libero.scene.scene import Scene
 
 LIFTED_M = 0.02
@@ -34,12 +35,18 @@ class Handling:
     def __init__(self, scenes: Sequence[Scene], most: int, device: torch.device) -> None:
         self._movable = [len(scene.objects) for scene in scenes]
         numbers = [{int(body): number for number, body in enumerate(scene.object_body)} for scene in scenes]
-        self._goals = [  # the object of each part of a goal; None for a drawer or a knob
-            [of.get(part.a) for part in scene.goal] for of, scene in zip(numbers, scenes, strict=True)
-        ]
+        self._numbers = numbers
+        self._goals: list[list[int | None]] = [[] for _ in scenes]
+        for env, scene in enumerate(scenes):
+            self.aim(env, scene.goal)
         self.start_m = torch.zeros(len(scenes), most, device=device)
         self.in_hand, self.grasped = torch.zeros(2, len(scenes), most, dtype=torch.bool, device=device)
         self.reason = torch.full((len(scenes),), NONE, device=device)
+
+    def aim(self, env: int, goal: Sequence[Predicate]) -> None:
+        """Judge the episodes of `env` by `goal` from now on."""
+        # the object of each part; None for a drawer or a knob
+        self._goals[env] = [self._numbers[env].get(part.a) for part in goal]
 
     def see(self, observation: TensorDict, steps: Tensor) -> None:
         """Update from `observation` [N] after `steps` [N] control steps; episodes with 0 steps begin."""

@@ -1,8 +1,10 @@
 """Instructions: LIBERO's two wordings for each task, and paraphrases.
 
 LIBERO's evaluation uses the task's name ("pick up the milk and place it in the basket"), its BDDL files have another
-wording ("pick the milk ..."). Paraphrases come from a small grammar. Held-out paraphrases use verbs or orders of
-clauses that do not occur in training: they measure generalisation to other wordings.
+wording ("pick the milk ..."). Paraphrases come from a small grammar, and measure generalisation to other wordings where
+training never has them. Some are held out by sentence: verbs or orders of clauses do not occur in training, but
+objects have their names. Others are held out by words: neither do the nouns and prepositions ("deliver the vinaigrette
+within the hamper"), so that only a policy with words from elsewhere can follow.
 """
 
 from __future__ import annotations
@@ -18,12 +20,18 @@ from sims.libero.suite import Task
 INSTRUCTION_BYTES = 128
 """Bytes; the longest wording of the 130 tasks has 109."""
 
-WORDINGS = ("name", "bddl", "held_out", "training")
-"""The task's name, the BDDL file's text, held-out paraphrases, and training's (LIBERO's two and paraphrases)."""
+WORDINGS = ("name", "bddl", "held_out", "held_out_words", "training")
+"""The task's name, the BDDL file's text, paraphrases held out by sentence and by words, and training's (LIBERO's two
+and paraphrases)."""
 
-TRAINING, HELD_OUT = range(2)
-LIFT = (("pick up", "pick", "take", "get", "lift up"), ("grab", "grasp", "fetch", "collect"))
-PUT = (("place", "put", "set", "leave"), ("drop", "deposit", "lay"))
+SPLITS = {"training": 0, "held_out": 1, "held_out_words": 2}
+"""Column of the grammar by wording."""
+LIFT = (
+    ("pick up", "pick", "take", "get", "lift up"),
+    ("grab", "grasp", "fetch", "collect"),
+    ("retrieve", "seize"),
+)
+PUT = (("place", "put", "set", "leave"), ("drop", "deposit", "lay"), ("transfer", "deliver", "bring"))
 ORDERS = (
     (
         "{lift} {object} and {put} it {place}",
@@ -37,10 +45,19 @@ ORDERS = (
         "{place} goes {object}",
         "after you {lift} {object} {put} it {place}",
     ),
+    (
+        "{lift} {object} and {put} it {place}",
+        "{put} {object} {place}",
+        "{object} belongs {place}",
+        "i want {object} {place}",
+    ),
 )
-COURTESIES = (("", "please"), ("", "kindly"))
-ARTICLES = (("the", ""), ("the", "that"))
-PREPOSITIONS = {"in": (("in", "into"), ("in", "inside")), "on": (("on", "onto"), ("on", "upon"))}
+COURTESIES = (("", "please"), ("", "kindly"), ("", "quickly"))
+ARTICLES = (("the", ""), ("the", "that"), ("the", "this"))
+PREPOSITIONS = {
+    "in": (("in", "into"), ("in", "inside"), ("within",)),
+    "on": (("on", "onto"), ("on", "upon"), ("atop",)),
+}
 CONTAINERS = {
     "alphabet soup": ("can", "tin"),
     "bbq sauce": ("bottle", "flask"),
@@ -53,16 +70,43 @@ CONTAINERS = {
     "salad dressing": ("bottle", "flask"),
     "tomato sauce": ("can", "tin"),
 }
+SYNONYMS = {
+    "alphabet soup": "letter noodle broth",
+    "bbq sauce": "barbecue marinade",
+    "butter": "margarine",
+    "chocolate pudding": "cocoa dessert",
+    "cream cheese": "mascarpone",
+    "ketchup": "catsup",
+    "milk": "dairy drink",
+    "orange juice": "citrus drink",
+    "salad dressing": "vinaigrette",
+    "tomato sauce": "marinara",
+    "basket": "hamper",
+    "book": "novel",
+    "bowl": "dish",
+    "cabinet": "cupboard",
+    "caddy": "organizer",
+    "cookie": "biscuit",
+    "frying pan": "skillet",
+    "microwave": "oven",
+    "mug": "cup",
+    "plate": "platter",
+    "stove": "cooker",
+    "tray": "salver",
+    "wine bottle": "carafe",
+}
+"""Other nouns, which no text of training has; nouns that are missing here keep their names in all paraphrases."""
 VERBS = {
     "put": PUT,
     "place": PUT,
-    "open": (("open", "pull open"), ("slide open",)),
-    "close": (("close", "shut"), ("push shut",)),
-    "turn on": (("turn on", "switch on"), ("activate",)),
-    "turn off": (("turn off", "switch off"), ("deactivate",)),
-    "push": (("push", "move"), ("shove",)),
-    "stack": (("stack", "pile"), ("heap",)),
+    "open": (("open", "pull open"), ("slide open",), ("unseal",)),
+    "close": (("close", "shut"), ("push shut",), ("fasten",)),
+    "turn on": (("turn on", "switch on"), ("activate",), ("ignite",)),
+    "turn off": (("turn off", "switch off"), ("deactivate",), ("extinguish",)),
+    "push": (("push", "move"), ("shove",), ("nudge",)),
+    "stack": (("stack", "pile"), ("heap",), ("superimpose",)),
 }
+NOUN = re.compile(rf"\b({'|'.join(SYNONYMS)})\b")
 THE = re.compile(r"\bthe\b")
 VERB = re.compile(rf"\b({'|'.join(VERBS)})\b")
 PICK_AND_PLACE = re.compile(r"pick up the (?P<object>.+) and (?:place|put) it (?P<preposition>\w+) (?P<place>.+)")
@@ -95,11 +139,10 @@ class Wordings:
 
 
 def paraphrases(task: Task, wording: str) -> list[str]:
-    """All paraphrases of `task`, "training" or "held_out"; the two sets are disjoint."""
-    split = (TRAINING, HELD_OUT)[wording == "held_out"]
-    texts = dict.fromkeys(_paraphrases(task.language, split))
-    if split == HELD_OUT:
-        training_texts = {task.language, task.problem.language, *_paraphrases(task.language, TRAINING)}
+    """All paraphrases of `task` in a wording of `SPLITS`; those held out are disjoint from training's."""
+    texts = dict.fromkeys(_paraphrases(task.language, SPLITS[wording]))
+    if wording != "training":
+        training_texts = {task.language, task.problem.language, *_paraphrases(task.language, SPLITS["training"])}
         texts = {text: None for text in texts if text not in training_texts}
     return list(texts)
 
@@ -107,6 +150,8 @@ def paraphrases(task: Task, wording: str) -> list[str]:
 def _paraphrases(text: str, split: int) -> list[str]:
     parts = PICK_AND_PLACE.fullmatch(text)
     bodies = _verbs(text, split) if parts is None else _clauses(parts.groupdict(), split)
+    if split == SPLITS["held_out_words"]:
+        bodies = [NOUN.sub(lambda match: SYNONYMS[match[0]], body) for body in bodies]
     choices = product(bodies, COURTESIES[split], ARTICLES[split])
     return [" ".join([courtesy, *THE.sub(article, body).split()]).strip() for body, courtesy, article in choices]
 
@@ -116,8 +161,8 @@ def _clauses(parts: dict[str, str], split: int) -> list[str]:
     thing = parts["object"]
     preposition = parts["preposition"]
     things = [thing]
-    prepositions = PREPOSITIONS.get(preposition, ((preposition,),) * 2)[split]
-    if thing in CONTAINERS:
+    prepositions = PREPOSITIONS.get(preposition, ((preposition,),) * len(SPLITS))[split]
+    if thing in CONTAINERS and split != SPLITS["held_out_words"]:
         container = CONTAINERS[thing][split]
         things.append((f"{container} of {thing}", f"{thing} {container}")[split])
     return [

@@ -54,7 +54,9 @@ class LiberoTask(Task, ProcessOptions):
 
     Training and evaluation start from the distribution `starts`: wide (any object anywhere, at any yaw) or areas (the
     areas of LIBERO's own resets); evaluations start from LIBERO's official initial states, too. With wide, a share
-    `areas_share` of training episodes, and the first demonstration of each task, begin in areas.
+    `areas_share` of training episodes, and the first demonstration of each task, begin in areas. In a share
+    `counterfactual_share` of training episodes and demonstrations, instruction, goal and reward are of another object
+    of the scene.
     `horizon` actions are predicted and `executed` run between observations. `episodes` demonstrations of each task with
     action noise `noise` come from the scripted expert. Evaluation episodes are truncated at `step_limit` control steps
     (None: the suite's, `suite.STEP_LIMITS`), training episodes at `train_step_limit` (None: half of that), because
@@ -74,6 +76,7 @@ class LiberoTask(Task, ProcessOptions):
     name: str = "libero"
     starts: str = "wide"
     areas_share: Fraction = 0.0
+    counterfactual_share: Fraction = 0.0
     suite: str = "libero_object"
     tasks: list[str] = field(default_factory=list)
     assets: str | None = None
@@ -96,7 +99,9 @@ class LiberoTask(Task, ProcessOptions):
         "areas": "Objects in the areas from which LIBERO's own resets draw.",
         "official": "LIBERO's 50 official initial states of each task, as in published results.",
         "official:bddl": "The same states; instructions are worded as in the task's BDDL file.",
-        "official:held_out": "The same states; instructions are worded as never in training.",
+        "official:held_out": "The same states; paraphrases held out by sentence: other verbs or orders of clauses.",
+        "official:held_out_words": "The same states; paraphrases held out by words: no verb, noun or preposition of "
+        "training where there is another one.",
     }
 
     def __post_init__(self) -> None:
@@ -155,8 +160,12 @@ class LiberoTask(Task, ProcessOptions):
 
     @property
     def variants(self) -> tuple[str, ...]:
-        """Distributions with LIBERO's own initial states and other wordings of the instructions."""
-        return ("official:bddl", "official:held_out")
+        """Distributions with LIBERO's own initial states and other wordings of the instructions.
+
+        Paraphrases held out by words are for policies that see: others find the objects' names in the instruction.
+        """
+        words = ("official:held_out_words",) if self.images else ()
+        return ("official:bddl", "official:held_out", *words)
 
     def contract(self, distribution: str) -> Contract:
         """The contract, which is the same for every distribution and suite.
@@ -199,6 +208,7 @@ class LiberoTask(Task, ProcessOptions):
             distribution=start,
             split=split,
             areas_share=self.areas_share,
+            counterfactual_share=self.counterfactual_share,
             wording=wording,
             horizon=self.horizon,
             executed=self.executed,
@@ -238,6 +248,8 @@ class LiberoTask(Task, ProcessOptions):
         }
         if self.areas_share:
             options["areas_share"] = self.areas_share
+        if self.counterfactual_share:
+            options["counterfactual_share"] = self.counterfactual_share
         origin = {
             **options,
             "tasks": [task.name for task in tasks],

@@ -51,6 +51,7 @@ def collect(
     stride: int = 1,
     starts: str = "wide",
     areas_share: float = 0.0,
+    counterfactual_share: float = 0.0,
 ) -> None:
     """Run the expert until it has succeeded in `episodes` episodes of each task.
 
@@ -72,6 +73,7 @@ def collect(
         stride: control steps from one observation to the next if there are pictures.
         starts: distribution of initial states.
         areas_share: see `LiberoEnvironment`.
+        counterfactual_share: see `LiberoEnvironment`.
 
     Raises:
         UserError: if the expert cannot do a task.
@@ -85,6 +87,8 @@ def collect(
         distribution=starts,
         split="train",
         areas_share=areas_share,
+        counterfactual_share=counterfactual_share,
+        wording="training",
         horizon=1,
         executed=1,
         step_limit=step_limit,
@@ -100,10 +104,9 @@ def collect(
         while recorder.running.any():
             bar.update(recorder.step())
     starts, recorded = recorder.result()
-    wordings = [Wordings(task, "training") for task in tasks]
     instruction = 0
-    for episode in recorded:
-        writer.add(worded(episode, wordings[int(episode.task_index)], instruction))
+    for start, episode in zip(starts, recorded, strict=True):
+        writer.add(worded(episode, env.aims[int(episode.task_index)](start).wordings, instruction))
         instruction += len(episode)
     writer.origin |= {"start": starts, "failed": recorder.failed}
 

@@ -55,6 +55,7 @@ class Expert:
     def __init__(self, simulation: Simulation, *, noise: float = 0.0, seed: int = 0) -> None:
         self.simulation = simulation
         self.noise = noise
+        self.goals = simulation.goals  # those of the present episodes
         self._planners = {scene: Planner(scene) for scene in dict.fromkeys(simulation.scenes)}
         self._rng = np.random.default_rng(seed)
         pairs = list(zip(simulation.data, simulation.scenes, strict=True))
@@ -112,7 +113,7 @@ class Expert:
         if self.phase[env] == Phase.PLAN:
             planner = self._planners[self.simulation.scenes[env]]
             data = self.simulation.data[env]
-            plan = self._plans[env] = planner.plan(data, planner.next(data))
+            plan = self._plans[env] = planner.plan(data, planner.next(data, self.goals[env]))
             self._planned[env] = data.xpos[plan.body]
             self.phase[env] = Phase.REACH
             self._timer[env] = 0

@@ -115,17 +115,17 @@ class Planner:
         self._root, self._body = self._cloud.root[self._select], self._cloud.body[self._select]
         self._loose = np.isin(self._root, scene.object_body)
 
-    def next(self, data: mujoco.MjData) -> Predicate:
-        """Next part of the goal: openings first, then placements (lower objects of a stack first), then closings."""
+    def next(self, data: mujoco.MjData, goal: tuple[Predicate, ...]) -> Predicate:
+        """Next part of the `goal`: openings first, then placements (lower objects of a stack first), then closings."""
         scene = self._scene
-        waiting = [goal for goal in scene.goal if not holds(goal, scene.geom_owner, data)] or list(scene.goal[:1])
-        moving = {goal.a for goal in waiting if goal.kind != "joint"}
+        waiting = [part for part in goal if not holds(part, scene.geom_owner, data)] or list(goal[:1])
+        moving = {part.a for part in waiting if part.kind != "joint"}
         first = min(
             waiting,
-            key=lambda goal: (
-                goal.kind == "joint" and not goal.any_joint,
-                goal.kind != "joint",
-                goal.kind == "on_object" and goal.b in moving,
+            key=lambda part: (
+                part.kind == "joint" and not part.any_joint,
+                part.kind != "joint",
+                part.kind == "on_object" and part.b in moving,
             ),
         )
         opening = scene.openings.get(first.b) if first.kind == "in" else None

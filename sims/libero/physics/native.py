@@ -58,7 +58,7 @@ class NativePredicate(Structure):
 
 
 class NativeScene(Structure):
-    """Layout of the addresses and the goal of a `Scene` in native.c."""
+    """Layout of the addresses of a `Scene` and of a goal in native.c."""
 
     _fields_ = (
         ("arm_qpos", c_int * 7),
@@ -72,10 +72,10 @@ class NativeScene(Structure):
     )
 
     @classmethod
-    def of(cls, scene: Scene) -> NativeScene:
-        """Convert one scene; the result keeps referenced arrays alive."""
+    def of(cls, scene: Scene, aim: tuple[Predicate, ...]) -> NativeScene:
+        """Convert one scene with the goal `aim`; the result keeps referenced arrays alive."""
         owner = np.ascontiguousarray(scene.geom_owner, dtype=np.int32)
-        goal = (NativePredicate * len(scene.goal))(*map(NativePredicate.of, scene.goal))
+        goal = (NativePredicate * len(aim))(*map(NativePredicate.of, aim))
         native = cls(
             *((c_int * 7)(*a) for a in (scene.arm_qposadr, scene.arm_dofadr, scene.arm_actuator)),
             *((c_int * 2)(*scene.gripper_actuator), scene.grip_site, len(goal)),

@@ -13,8 +13,8 @@ from numpy.typing import ArrayLike, NDArray
 from embodied.errors import UserError
 from sims.libero.physics import controller, native
 from sims.libero.physics.host import HostSimulation
-from sims.libero.scene.predicates import holds
-from sims.libero.scene.scene import Scene, satisfied
+from sims.libero.scene.predicates import Predicate, holds
+from sims.libero.scene.scene import Scene
 
 STATE = int(mujoco.mjtState.mjSTATE_INTEGRATION)
 PLACES = ("body_pos", "body_quat")
@@ -28,6 +28,8 @@ class Simulation(HostSimulation):
     before the integration of the last physics step; `qpos` and `qvel` are from after it. Without the compiled library
     numpy gives the same numbers, more slowly, with one warning.
 
+    `aim` gives a simulation another goal than its scene's.
+
     Simulations share the model of their scene. A simulation with other poses of fixtures, or other values of the fields
     `varied` of the model, has a copy of 3 MB.
     """
@@ -38,6 +40,7 @@ class Simulation(HostSimulation):
         self._own = (*PLACES, *varied)
         self.scenes = list(scenes)
         self.num = len(self.scenes)
+        self.goals = [scene.goal for scene in self.scenes]
         self._shared = {scene: _stepping_model(scene.model, sleep) for scene in dict.fromkeys(self.scenes)}
         self.models = [self._shared[scene] for scene in self.scenes]
         self.data = [mujoco.MjData(model) for model in self.models]
@@ -47,6 +50,7 @@ class Simulation(HostSimulation):
         if library is not None:
             self._pool = native.Pool(library, threads or len(os.sched_getaffinity(0)))
             self._separations = np.zeros((self.num, library.native_separations_bytes()), dtype=np.uint8)
+            self._native_scenes: dict[tuple[Scene, tuple[Predicate, ...]], native.NativeScene] = {}
             self._native = self._pointers()
         for i, data in enumerate(self.data):
             self.write(i, data.qpos, data.qvel)
@@ -104,6 +108,12 @@ class Simulation(HostSimulation):
             self._rest(ids[row], before[row])
         return executed, success, diverged
 
+    def aim(self, i: int, goal: tuple[Predicate, ...]) -> None:
+        """Give simulation `i` another goal in its scene from now on."""
+        self.goals[i] = goal
+        if self._native is not None:
+            self._native[i].scene = native.ctypes.pointer(self._native_scene(i))
+
     def kick(self, i: int, change: ArrayLike) -> None:
         """Add `change` [nv] to the velocities of simulation `i`, and wake up all of its bodies."""
         model = self.models[i]
@@ -133,14 +143,14 @@ class Simulation(HostSimulation):
     def satisfied(self, i: int) -> bool:
         """Whether simulation `i` satisfies its goal."""
         if self._pool is None:
-            return satisfied(self.scenes[i], self.data[i])
+            return all(self.achieved(i))
         return self._pool.satisfied(self._native, i)
 
     def achieved(self, i: int) -> list[bool]:
         """Whether simulation `i` satisfies each part of its goal, in their order."""
         scene = self.scenes[i]
         data = self.data[i]
-        return [holds(part, scene.geom_owner, data) for part in scene.goal]
+        return [holds(part, scene.geom_owner, data) for part in self.goals[i]]
 
     def state_dict(self) -> dict[str, NDArray]:
         """State to continue bit for bit: arrays of the simulations' concatenated rows."""
@@ -234,14 +244,20 @@ class Simulation(HostSimulation):
 
     def _pointers(self) -> object:
         """Array of structs for native.c."""
-        scenes = {scene: native.NativeScene.of(scene) for scene in self._shared}
         rows = (native.NativeSimulation * self.num)()
-        for i, scene in enumerate(self.scenes):
+        for i in range(self.num):
             memory = self.memory.ctypes.data + i * self.memory.itemsize
             separations = self._separations[i].ctypes.data
             addresses = self.models[i]._address, self.data[i]._address
-            rows[i] = (*addresses, native.ctypes.pointer(scenes[scene]), memory, separations)
+            rows[i] = (*addresses, native.ctypes.pointer(self._native_scene(i)), memory, separations)
         return rows
+
+    def _native_scene(self, i: int) -> native.NativeScene:
+        """Struct of the scene and goal of simulation `i`, which stays in memory."""
+        key = self.scenes[i], self.goals[i]
+        if key not in self._native_scenes:
+            self._native_scenes[key] = native.NativeScene.of(*key)
+        return self._native_scenes[key]
 
 
 def _stepping_model(model: mujoco.MjModel, sleep: bool) -> mujoco.MjModel:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 
 import numpy as np
@@ -248,9 +249,83 @@ def test_vision_transformers_start_small_or_from_a_folder(kind: Backbone, tmp_pa
             backbone(VisionConfig(what, str(path), features=16), 16, 24, 5)
 
 
+def dino(folder, **sizes: int) -> str:
+    """Write a random DINOv2 in the layout of transformers, trained with pictures of 70 pixels, patches of 14."""
+    from transformers import Dinov2Config, Dinov2Model
+
+    torch.manual_seed(3)
+    own = {
+        "hidden_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "image_size": 70,
+        "patch_size": 14,
+    } | sizes
+    Dinov2Model(Dinov2Config(**own)).save_pretrained(folder)
+    (folder / "preprocessor_config.json").write_text('{"image_mean": [0.4, 0.5, 0.6], "image_std": [0.2, 0.3, 0.4]}')
+    return str(folder)
+
+
+def test_a_frozen_transformer_is_one_for_all_cameras_and_critics(tmp_path) -> None:
+    frozen = VisionConfig(Backbone.DINOV2, dino(tmp_path), frozen=True, size=28, features=16)
+    policy = FlowConfig(width=8, hidden=16, vision=frozen).build(SEEING)
+    transformer = policy.encoder.transformer
+    one = sum(parameter.numel() for parameter in transformer.parameters())
+    in_all = sum(parameter.numel() for name, parameter in policy.named_parameters() if "transformer" in name)
+    assert in_all == one
+    assert isinstance(policy.value_encoder, PictureEncoder)
+    assert all(each._source.transformer is transformer for each in (policy.value_encoder, policy.advantage_encoder))
+    assert not any(parameter.requires_grad for parameter in transformer.parameters())
+    observation = seen(4)
+    policy.fit(observation, torch.rand(4, 4, 2))
+    # 28 pixels are four patches and the class token, of both cameras
+    assert transformer.patches(torch.rand(2, 3, 16, 24)).shape == (2, 5, 24)
+    decision = policy.act(observation)
+    policy.start_critic()  # the critics begin with the actor's weights, of which the frozen ones are not copied
+    torch.testing.assert_close(policy.value_encoder(observation), policy.encoder(observation))
+    policy.loss(observation, torch.rand(4, 4, 2), torch.ones(4, 4)).backward()
+    assert policy.encoder.eyes["front"].query.weight.grad is not None
+    other = FlowConfig(width=8, hidden=16, vision=frozen).build(SEEING)
+    other.load_state_dict(policy.state_dict())
+    torch.testing.assert_close(
+        other.act(observation, deterministic=True).actions, policy.act(observation, deterministic=True).actions
+    )
+    copied = copy.deepcopy(policy)
+    assert copied.value_encoder._source is copied.encoder
+    assert decision.actions.shape == (4, 4, 2)
+
+
+def test_pictures_of_another_size_are_read_as_transformers_itself_reads_them(tmp_path) -> None:
+    from transformers import Dinov2Model
+
+    loaded = backbone(VisionConfig(Backbone.DINOV2, dino(tmp_path), size=42, features=16), 42, 42, 5)
+    pictures = torch.rand(2, 3, 42, 42)
+    standardised = (pictures - torch.tensor([0.4, 0.5, 0.6]).view(3, 1, 1)) / torch.tensor([0.2, 0.3, 0.4]).view(
+        3, 1, 1
+    )
+    expected = Dinov2Model.from_pretrained(tmp_path)(pixel_values=standardised).last_hidden_state
+    torch.testing.assert_close(loaded.patches(pictures), expected, rtol=1e-4, atol=1e-5)
+    assert expected.shape == (2, 10, 24)
+    with pytest.raises(UserError, match=r"vision\.size=40: expected a multiple of 14 pixels"):
+        backbone(VisionConfig(Backbone.DINOV2, str(tmp_path), size=40, features=16), 42, 42, 5)
+
+
+def test_dinov2_small_is_22_million_parameters_for_two_cameras_and_all_critics(tmp_path) -> None:
+    from transformers import Dinov2Config
+
+    Dinov2Config(
+        hidden_size=384, num_hidden_layers=12, num_attention_heads=6, image_size=518, patch_size=14
+    ).save_pretrained(tmp_path)
+    vision = VisionConfig(Backbone.DINOV2, str(tmp_path), frozen=True, size=98)
+    with torch.device("meta"):
+        policy = FlowConfig(vision=vision).build(SEEING)
+    assert 22e6 < sum(parameter.numel() for parameter in policy.parameters()) < 30e6
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        ({"backbone": Backbone.DINOV2, "size": 98}, "size=98 needs policy.vision.weights"),
         ({"weights": "somewhere"}, "vision.backbone=siglip or dinov2"),
         ({"backbone": Backbone.SIGLIP, "frozen": True}, "needs policy.vision.weights"),
         ({"colour": 1.0}, "colour=1: expected a number of at least 0 and below 1"),

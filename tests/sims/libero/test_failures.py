@@ -13,7 +13,6 @@ from embodied.policy import Decision
 from sims.libero.assets import STAND_IN, find_assets
 from sims.libero.environment import LiberoEnvironment
 from sims.libero.expert.expert import Expert
-from sims.libero.expert.planning import Planner
 from sims.libero.failures import STATE
 from sims.libero.physics.backend import LiberoSim
 from sims.libero.suite import load_tasks
@@ -43,7 +42,7 @@ class Hands:
         for body in self.bodies:
             goal = tuple(replace(part, a=body) for part in scene.goal)
             expert = Expert(env.simulation)
-            expert._planners = {scene: Planner(replace(scene, goal=goal))}
+            expert.goals = [goal] * 4
             self.experts.append(expert)
         self.start = None
 

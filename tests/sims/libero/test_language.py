@@ -9,7 +9,7 @@ import torch
 from embodied.text import decode
 from sims.libero.assets import find_assets
 from sims.libero.environment import LiberoEnvironment
-from sims.libero.language import INSTRUCTION_BYTES, Wordings, paraphrases
+from sims.libero.language import INSTRUCTION_BYTES, LIFT, PUT, SYNONYMS, VERBS, Wordings, paraphrases
 from sims.libero.suite import SUITES, load_tasks
 from sims.libero.task import LiberoTask
 
@@ -26,7 +26,9 @@ def texts(instructions: torch.Tensor) -> list[str]:
 def test_wordings_are_those_of_libero() -> None:
     assert Wordings(MILK, "name")(7) == "pick up the milk and place it in the basket"
     assert Wordings(MILK, "bddl")(7) == "pick the milk and place it in the basket"
-    with pytest.raises(ValueError, match="unknown wording 'nope'; expected one of name, bddl, held_out, training"):
+    with pytest.raises(
+        ValueError, match="unknown wording 'nope'; expected one of name, bddl, held_out, held_out_words, training"
+    ):
         Wordings(MILK, "nope")
 
 
@@ -37,6 +39,8 @@ def test_paraphrases_by_hand() -> None:
     sauce = load_tasks("libero_90", ["KITCHEN_SCENE3_turn_on_the_stove_and_put_the_frying_pan_on_it"])[0]
     assert "switch on the stove and set the frying pan on it" in paraphrases(sauce, "training")
     assert "kindly activate that stove and lay that frying pan on it" in paraphrases(sauce, "held_out")
+    assert "quickly deliver this dairy drink within this hamper" in paraphrases(MILK, "held_out_words")
+    assert "ignite the cooker and bring the skillet on it" in paraphrases(sauce, "held_out_words")
 
 
 @pytest.mark.parametrize("task", ALL, ids=[f"{task.suite} {task.index}" for task in ALL])
@@ -49,6 +53,46 @@ def test_every_task_has_paraphrases_that_training_never_says(task) -> None:
     # all of them name object and target
     said = re.findall("milk|soup|sauce|bowl|plate|stove|drawer|mug|book|microwave|pot", task.language)
     assert all(word in text for word in said for text in (*training, *held_out))
+
+
+WORD = re.compile(r"[a-z]+")
+
+
+def test_words_that_are_held_out_occur_in_no_text_of_training() -> None:
+    """Names, files' texts and training's paraphrases of all 130 tasks, as a policy of any of them reads them."""
+    training = {task.language for task in ALL} | {task.problem.language.lower() for task in ALL}
+    training.update(text for task in ALL for text in paraphrases(task, "training"))
+    known = {word for text in training for word in WORD.findall(text)}
+    assert {"pick", "up", "milk", "basket", "into", "please"} <= known
+    nouns = {word for noun in SYNONYMS.values() for word in noun.split()}
+    verbs = {
+        word for verb in (*LIFT[2], *PUT[2], *(column[2][0] for column in VERBS.values())) for word in verb.split()
+    }
+    assert not known & (nouns | verbs | {"belongs", "want", "quickly", "this", "within", "atop"})
+    # of libero_object, nothing but words without a meaning of their own is left
+    for task in load_tasks("libero_object"):
+        words = {word for text in paraphrases(task, "held_out_words") for word in WORD.findall(text)}
+        assert words & known <= {"the", "it", "and"}
+    # elsewhere no verb of training is, and no noun that has another one
+    for task in ALL:
+        texts = paraphrases(task, "held_out_words")
+        assert len(texts) >= 4
+        assert max(len(text.encode()) for text in texts) <= INSTRUCTION_BYTES
+        words = {word for text in texts for word in WORD.findall(text)}
+        assert not words & {
+            "pick",
+            "put",
+            "place",
+            "open",
+            "close",
+            "turn",
+            "push",
+            "milk",
+            "bowl",
+            "plate",
+            "stove",
+            "mug",
+        }
 
 
 def test_training_says_everything_and_a_number_always_says_the_same() -> None:
@@ -83,7 +127,8 @@ def test_training_varies_the_words_and_evaluation_says_the_tasks_name_unless_ano
     assert said("wide", "train") == [Wordings(MILK, "training")(start) for start in (3, 4)]
     assert said("official", "eval") == [MILK.language] * 2
     assert said("official:bddl", "eval") == [MILK.problem.language] * 2
-    assert said("official:held_out", "eval") == [Wordings(MILK, "held_out")(start) for start in (3, 4)]
+    for held_out in ("held_out", "held_out_words"):
+        assert said(f"official:{held_out}", "eval") == [Wordings(MILK, held_out)(start) for start in (3, 4)]
     with pytest.raises(ValueError, match="unknown wording 'nope'"):
         said("official:nope", "eval")
 

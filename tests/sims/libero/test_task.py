@@ -81,6 +81,10 @@ def test_with_latency_a_task_is_measured_in_the_same_words():
     assert evaluation_distributions(late) == ("wide", "official", "official:bddl", "official:held_out")
 
 
+def test_only_policies_that_see_are_measured_by_words_that_are_held_out():
+    assert task(images=["agentview"]).variants == ("official:bddl", "official:held_out", "official:held_out_words")
+
+
 def test_demonstrations_are_made_once(tmp_path: Path):
     made = task().demonstrations(tmp_path, 0)
     written = (tmp_path / FOLDER).stat().st_mtime_ns
