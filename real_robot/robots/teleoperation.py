@@ -87,6 +87,7 @@ class Station:
         sleep: waits, in real time, and processes incoming messages meanwhile.
         begin: called before every episode; it may move a simulated robot to a start.
         over: outcome of an episode that has ended by itself: True is success; None: it has not ended.
+        out_of_time: whether such an episode ended at a time limit.
         has_subscriber: whether commands have a subscriber.
         alive: called in every period in which commands are sent.
         leader: positions [A] of a second arm; None without new ones.
@@ -99,6 +100,7 @@ class Station:
     sleep: Callable[[float], None]
     begin: Callable[[], None]
     over: Callable[[], bool | None] = lambda: None
+    out_of_time: Callable[[], bool] = lambda: False
     has_subscriber: Callable[[], bool] = lambda: True
     alive: Callable[[], None] = lambda: None
     leader: Callable[[], Array | None] = lambda: None
@@ -258,7 +260,11 @@ def simulated(environment: Environment) -> Station:
         transition = robot.transition
         return None if transition is None or not bool(transition.done[0]) else bool(transition.success[0])
 
-    return Station(robot, robot.contract, robot.clock, time.sleep, lambda: robot.reset() and None, over)
+    def out_of_time() -> bool:
+        return robot.transition is not None and bool(robot.transition.truncated[0])
+
+    begin = lambda: robot.reset() and None  # noqa: E731
+    return Station(robot, robot.contract, robot.clock, time.sleep, begin, over, out_of_time)
 
 
 def limits(path: str | None, control_dt_s: float) -> Limits:
