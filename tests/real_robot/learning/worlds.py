@@ -1,0 +1,85 @@
+"""Robots for tests of learning on a robot: the `reach` toy behind the interface of a robot, and an exact plant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from real_robot.learning.environment import RobotEnvironment, Rules
+from real_robot.robots.intervention import Person
+from real_robot.robots.teleoperation import Station, limits, simulated
+from real_robot.safety.limits import ElementLimits, Kind, Limits
+from real_robot.safety.safety import Safety
+from tests.embodied.reach import Reach
+from tests.real_robot.plant import Plant
+
+LIMITED = ElementLimits(Kind.POSITION, low=-1.0, high=1.0, velocity=2.0, measured="position.a")
+
+
+class ReachExpert:
+    """Moves the point of `env` to the origin as fast as it can."""
+
+    def __init__(self, env: Reach) -> None:
+        self.env = env
+
+    def reset(self) -> None: ...
+
+    def action(self) -> np.ndarray:
+        return np.clip(-self.env.position.numpy(), -0.25, 0.25).astype(np.float64)
+
+    def progress(self) -> float:
+        return -abs(float(self.env.position[0]))
+
+
+def reaching(
+    person: Callable[[Reach], Person] | None = None, *, executed: int = 1, steps: int = 20, **options: Any
+) -> tuple[RobotEnvironment, Reach]:
+    """The toy as a robot, in simulated time, with chunks of `executed` actions; the toy itself never runs out of time."""
+    toy = Reach(1, executed=1, horizon=1, tasks=1, step_limit=10_000)
+    station = simulated(toy)
+    safety = Safety(station.robot, limits(None, 0.1), station.clock, relocates=True)
+    contract = replace(toy.contract, horizon=executed, executed=executed)
+    opened = person(toy) if person else None
+    env = RobotEnvironment(
+        replace(station, sleep=lambda seconds: None),
+        safety,
+        contract,
+        ("reach", "reach the origin"),
+        Rules(steps, waits=False),
+        (lambda: opened) if opened else None,
+        **options,
+    )
+    return env, toy
+
+
+class Arm(Plant):
+    """A plant commanded by positions, in [-1, 1] m, whose time passes in sleep; `fault` may change what it measures."""
+
+    def __init__(self, start: float = 0.0) -> None:
+        super().__init__(Kind.POSITION, np.array([start]))
+        action = replace(self.contract.action, low=(-1.0,), high=(1.0,))
+        self.contract = replace(self.contract, action=action)
+        self.fault: Callable[[Any], Any] = lambda reading: reading
+        self.slept = 0.0
+
+    def read(self):
+        return self.fault(super().read())
+
+    def sleep(self, seconds: float) -> None:
+        self.slept += seconds
+        self.ticks += max(1, round(seconds / self.contract.control_dt_s))
+
+
+def arm_environment(
+    arm: Arm, person: Callable[[], Person] | None = None, *, executed: int = 4, rules: Rules | None = None, **options: Any
+) -> RobotEnvironment:
+    """`arm` as an environment, which may move at 2 m/s: 0.02 m in a period."""
+    station = Station(arm, arm.contract, arm.clock, arm.sleep, lambda: None)
+    safety = Safety(arm, Limits({"a": LIMITED}, observation_timeout_s=0.05, recovery_s=0.1), arm.clock)
+    contract = replace(arm.contract, horizon=executed, executed=executed)
+    return RobotEnvironment(
+        station, safety, contract, ("hold", "hold"), rules or Rules(50, waits=False), person, **options
+    )
