@@ -79,6 +79,8 @@ class EpisodeStore:
             UserError: for other columns than those stored.
         """
         acted = rollout.executed.any(-1)  # a frozen environment decides nothing
+        if not bool(acted.any()):
+            return
         rollout = _ended_by_faults(rollout, acted)
         chosen = acted.flatten().nonzero().squeeze(1)
         position = torch.full_like(acted, NONE, dtype=torch.int64)
@@ -153,7 +155,8 @@ class EpisodeStore:
         """Executed actions from the decisions `rows` on, as in `Episodes.chunks`.
 
         Returns {observation, actions [B, H, A], valid [B, H], task_index [B]}. Chunks that extend beyond their episode,
-        or what is stored of it, repeat the last action; `valid` is False there.
+        or what is stored of it, or beyond ceil(H / K) decisions where some are short, repeat the last action; `valid` is
+        False there.
         """
         executed = self._rows["reward"].shape[1]
         walk, reached = self._walk(rows, -(-horizon // executed), across=False)
