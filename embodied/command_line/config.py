@@ -24,7 +24,7 @@ WHOLE = re.compile(r"(?<![^\[,:])\d+(\.\d+)?[eE]\+?\d{1,2}(?![^\],}])")
 NUMBERS = "task.numbers"
 AIRFRAMES = "task.airframes"
 """Options with numbers of a task by name; the task itself checks the names."""
-NAMED = (NUMBERS, AIRFRAMES, "options", "axes", "tune.options")
+NAMED = (NUMBERS, AIRFRAMES, "options", "axes", "tune.options", "robot.options", "robot.axes")
 """Options with entries by name, whose owner checks the names."""
 C = TypeVar("C")
 Groups = Mapping[str, Mapping[str, type]]

@@ -6,7 +6,8 @@ This is where policies, simulators and robots are joined: the only module of the
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -17,19 +18,21 @@ from embodied.algorithms.registry import ALGORITHMS, OFFLINE
 from embodied.command_line.config import compose
 from embodied.commands import option
 from embodied.configuration import PositiveFloat, PositiveInt, Seed
-from embodied.environments.latency import LatencyConfig
+from embodied.environments.latency import LatencyConfig, with_latency
 from embodied.errors import UserError
 from embodied.placement.registry import PLACEMENTS, PlacementOptions
 from embodied.starting_point import StartingPoint
+from embodied.task import Task
 from embodied.training.experiment import ExperimentConfig
 from embodied.viewer.options import ViewerOptions
 from policies.registry import POLICIES
 from policies.vla import starting_points
 from policies.vla.pi0 import Pi0Config
 from policies.vla.tokens import TokensConfig
+from real_robot.learning.task import RobotConfig, RobotTask, with_single_actions
 from real_robot.recording.demonstrations import DemonstrationOptions
 from real_robot.recording.recorded_task import RecordedTask
-from sims.registry import TASKS
+from sims.registry import TASKS, in_processes
 
 log = logging.getLogger("embodied")
 GROUPS = {
@@ -38,6 +41,7 @@ GROUPS = {
     "algorithm": ALGORITHMS,
     "offline": OFFLINE,
     "placement": PLACEMENTS,
+    "robot": {"robot_schema": RobotConfig},
 }
 """Config classes by name, for each part of a run that is chosen by name."""
 
@@ -46,7 +50,7 @@ GROUPS = {
 class TrainConfig(ViewerOptions, DemonstrationOptions, PlacementOptions, ExperimentConfig):
     """Options of train.py: options of a run and of its parts.
 
-    `offline` is the learner of the stage offline. `seed` determines all random numbers. `device` is for policy and
+    `offline` is the learner of the stage offline. `robot` is where the task is learned, null: in its simulator. `seed` determines all random numbers. `device` is for policy and
     learner; PyTorch uses `threads` cores. `wandb` names a project, `output` a new run's directory. `resume` continues a
     run, or a checkpoint of it, unchanged; `eval_only` evaluates it. `plan` checks whether the run fits into `device_gb`
     of memory.
@@ -56,6 +60,7 @@ class TrainConfig(ViewerOptions, DemonstrationOptions, PlacementOptions, Experim
     policy: Any = MISSING
     algorithm: Any = MISSING
     offline: Any = None
+    robot: Any = None
     latency: LatencyConfig = field(default_factory=LatencyConfig)
     seed: Seed = 0
     device: str = "cpu"
@@ -66,6 +71,23 @@ class TrainConfig(ViewerOptions, DemonstrationOptions, PlacementOptions, Experim
     resume: str | None = None
     eval_only: bool = False
     plan: bool = False
+
+
+@contextmanager
+def opened_task(config: TrainConfig, viewed: Callable[[Task], Task]) -> Iterator[Task]:
+    """Context of the task of `config`, `viewed` in its simulator, or on its robot, which is held and released at the end.
+
+    Raises:
+        UserError: for options of simulators with a robot.
+    """
+    if config.robot is None:
+        yield viewed(with_latency(in_processes(config.task), config.latency))
+        return
+    if config.viewer or config.latency.present:
+        raise UserError("viewer and latency.* are of simulators; with robot= use robot.disturbances.latency_s")
+    task = RobotTask(config.task, in_processes(with_single_actions(config.task)), config.robot)
+    with closing(task):
+        yield task
 
 
 def starting_options(weights: str) -> list[str]:
