@@ -18,7 +18,7 @@ from embodied.algorithms.offline.inverse_dynamics import labelled
 from embodied.contract import Contract
 from embodied.data.demonstrations import report_notes
 from embodied.data.episodes import Episodes
-from embodied.environment import Environment, NumberedStarts, SwitchableEnvironment, capability_notes, in_real_time
+from embodied.environment import Environment, NumberedStarts, SwitchableEnvironment, capability_notes
 from embodied.environments.engine import check_starts
 from embodied.errors import UserError
 from embodied.evaluation.in_training import InTraining
@@ -39,10 +39,6 @@ from embodied.training.own_state import own_seed
 from embodied.training.saved_run import DONE, SavedRun
 
 log = logging.getLogger(__name__)
-
-
-REAL_OBSERVATIONS = 128
-"""Number of observations of random play where a person resets a robot after every eighth."""
 
 
 class BuiltRun(SavedRun):
@@ -259,8 +255,7 @@ class BuiltRun(SavedRun):
         """Run `first_decisions` in separate environments, or in the shared one before its collector begins."""
         shared = isinstance(self.env, SwitchableEnvironment)
         env = self.env if shared else self.environment("train", self.task.distributions[0])
-        count = {"count": REAL_OBSERVATIONS} if in_real_time(env) else {}
-        samples = first_decisions(env, generator, **count)
+        samples = first_decisions(env, generator)
         if not shared:
             env.close()
         return samples

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from real_robot.learning.environment import RobotEnvironment, Rules
+from real_robot.learning.scripted import ScriptedPerson
 from real_robot.robots.intervention import Person
 from real_robot.robots.teleoperation import Station, limits, simulated
 from real_robot.safety.limits import ElementLimits, Kind, Limits
@@ -28,17 +29,19 @@ class ReachExpert:
     def reset(self) -> None: ...
 
     def action(self) -> np.ndarray:
-        return np.clip(-self.env.position.numpy(), -0.25, 0.25).astype(np.float64)
+        most = self.env.contract.action.high[0]
+        return np.clip(-self.env.position.numpy(), -most, most).astype(np.float64)
 
     def progress(self) -> float:
         return -abs(float(self.env.position[0]))
 
 
 def reaching(
-    person: Callable[[Reach], Person] | None = None, *, executed: int = 1, steps: int = 20, **options: Any
+    person: Callable[[Reach], Person] | None = None, *, executed: int = 1, steps: int = 20, speed: float = 0.25, **options: Any
 ) -> tuple[RobotEnvironment, Reach]:
-    """The toy as a robot, in simulated time, with chunks of `executed` actions; the toy itself never runs out of time."""
+    """The toy as a robot that moves by `speed` a step, with chunks of `executed` actions; it never runs out of time."""
     toy = Reach(1, executed=1, horizon=1, tasks=1, step_limit=10_000)
+    toy.contract = replace(toy.contract, action=replace(toy.contract.action, low=(-speed,), high=(speed,)))
     station = simulated(toy)
     safety = Safety(station.robot, limits(None, 0.1), station.clock, relocates=True)
     contract = replace(toy.contract, horizon=executed, executed=executed)
@@ -50,6 +53,7 @@ def reaching(
         ("reach", "reach the origin"),
         Rules(steps, waits=False),
         (lambda: opened) if opened else None,
+        begins=opened.begin if isinstance(opened, ScriptedPerson) else lambda training: None,
         **options,
     )
     return env, toy
