@@ -44,6 +44,6 @@ def places(choices: Mapping[str, str], *, published: bool) -> Iterator[tuple[str
 
 @cache
 def table() -> dict[str, Any]:
-    """Sections of all files by their owner (a task, a placement, `ALL_TASKS`, `ROBOTS` or `PUBLISHED`) and their name."""
+    """Sections of all files by owner (a task, a placement, `ALL_TASKS`, `ROBOTS` or `PUBLISHED`) and by name."""
     files: list[Any] = [OmegaConf.load(path) for path in sorted((CONFIGS / "settings").glob("*.yaml"))]
     return {owner: sections for file in files for owner, sections in file.items()}

@@ -50,10 +50,10 @@ GROUPS = {
 class TrainConfig(ViewerOptions, DemonstrationOptions, PlacementOptions, ExperimentConfig):
     """Options of train.py: options of a run and of its parts.
 
-    `offline` is the learner of the stage offline. `robot` is where the task is learned, null: in its simulator. `seed` determines all random numbers. `device` is for policy and
-    learner; PyTorch uses `threads` cores. `wandb` names a project, `output` a new run's directory. `resume` continues a
-    run, or a checkpoint of it, unchanged; `eval_only` evaluates it. `plan` checks whether the run fits into `device_gb`
-    of memory.
+    `offline` is the learner of the stage offline. `robot` is where the task is learned, null: in its simulator. `seed`
+    determines all random numbers. `device` is for policy and learner; PyTorch uses `threads` cores. `wandb` names a
+    project, `output` a new run's directory. `resume` continues a run, or a checkpoint of it, unchanged; `eval_only`
+    evaluates it. `plan` checks whether the run fits into `device_gb` of memory.
     """
 
     task: Any = MISSING
@@ -75,7 +75,7 @@ class TrainConfig(ViewerOptions, DemonstrationOptions, PlacementOptions, Experim
 
 @contextmanager
 def opened_task(config: TrainConfig, viewed: Callable[[Task], Task]) -> Iterator[Task]:
-    """Context of the task of `config`, `viewed` in its simulator, or on its robot, which is held and released at the end.
+    """Context of the task of `config`, `viewed` in its simulator, or on its robot, which is released at the end.
 
     Raises:
         UserError: for options of simulators with a robot.

@@ -35,9 +35,10 @@ class EpisodeStore:
     """Ring of the last `capacity` decisions, each with its episode, whatever its outcome; observations are stored once.
 
     An episode may span several rollouts; its decisions can be drawn before it ends. The last decision of an episode may
-    execute fewer than K actions, and so may one after which a person hands a robot back. A row is the place of a decision in the ring, in order of arrival: by time,
-    then by environment. Returns of `transitions` are bootstrapped at the end of each rollout, before decisions of which
-    the policy was not the author, and before decisions with unknown consequences.
+    execute fewer than K actions, and so may one after which a person hands a robot back. A row is the place of a
+    decision in the ring, in order of arrival: by time, then by environment. Returns of `transitions` are bootstrapped
+    at the end of each rollout, before decisions of which the policy was not the author, and before decisions with
+    unknown consequences.
 
     The decisions are stored on `device`, if None on that of the first addition.
     """
@@ -155,8 +156,8 @@ class EpisodeStore:
         """Executed actions from the decisions `rows` on, as in `Episodes.chunks`.
 
         Returns {observation, actions [B, H, A], valid [B, H], task_index [B]}. Chunks that extend beyond their episode,
-        or what is stored of it, or beyond ceil(H / K) decisions where some are short, repeat the last action; `valid` is
-        False there.
+        or what is stored of it, or beyond ceil(H / K) decisions where some are short, repeat the last action; `valid`
+        is False there.
         """
         executed = self._rows["reward"].shape[1]
         walk, reached = self._walk(rows, -(-horizon // executed), across=False)
@@ -452,7 +453,7 @@ class EpisodeStore:
 
 
 def _ended_by_faults(rollout: Rollout, acted: Tensor) -> Rollout:
-    """Copy of `rollout` in which decisions are truncated after which a fault ended the episode before another action."""
+    """Copy of `rollout` in which decisions are truncated if a fault ended the episode before the next action."""
     before_fault = acted[:-1] & ~rollout.done[:-1] & rollout.done[1:] & ~acted[1:]
     if not bool(before_fault.any()):
         return rollout

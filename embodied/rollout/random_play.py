@@ -16,12 +16,14 @@ REAL_OBSERVATIONS = 128
 """Number of observations, and that of a robot, which a person may have to reset after every eighth."""
 
 
-def first_decisions(env: Environment, generator: torch.Generator, count: int | None = None) -> tuple[TensorDict, Tensor]:
+def first_decisions(
+    env: Environment, generator: torch.Generator, count: int | None = None
+) -> tuple[TensorDict, Tensor]:
     """At least `count` observations [B] from the first decisions of episodes, and uniformly random actions [B, K, A].
 
-    By default they are `OBSERVATIONS`, of a robot `REAL_OBSERVATIONS`. A policy without demonstrations computes its normalisation statistics from them. Each episode runs for
-    `RANDOM_DECISIONS`: initial states alone may have constant elements, and longer random play leads far from the
-    states that a policy will visit.
+    By default they are `OBSERVATIONS`, of a robot `REAL_OBSERVATIONS`. A policy without demonstrations computes its
+    normalisation statistics from them. Each episode runs for `RANDOM_DECISIONS`: initial states alone may have constant
+    elements, and longer random play leads far from the states that a policy will visit.
 
     Raises:
         UserError: if actions have no limits, or an observation is not finite.

@@ -29,7 +29,6 @@ from embodied.rollout.memory import Memory
 from embodied.rollout.starts import Starts
 from embodied.rollout.storage import Rows, Storage
 
-
 INTERVENTIONS = {"takeovers": "takeovers", "human_steps": "human"}
 """Signals of a person's interventions, by the names of their sums."""
 

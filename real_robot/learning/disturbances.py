@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import numpy as np
 
 from embodied.configuration import Configuration, NonNegativeFloat, Range
 from real_robot.robots.robot import Array, Clock, Reading, Robot
-from typing import Annotated
 
 
 @dataclass
 class DisturbanceConfig(Configuration):
     """Disturbances of a robot's measurements.
 
-    They arrive `latency_s` after their stamp, with normal noise of deviation `noise` on every number, in its unit, and a
-    share `lost` never arrives.
+    They arrive `latency_s` after their stamp, with normal noise of deviation `noise` on every number, in its unit, and
+    a share `lost` never arrives.
     """
 
     latency_s: NonNegativeFloat = 0.0

@@ -1,19 +1,18 @@
 """A robot with a person as an `Environment` of one world: interventions, judged episodes, faults, resets.
 
-Actions go through `Safety`, the only caller of `Robot.write`, once per control period. A transition has the actions that
-were really written, by the policy or the person, as safety has limited them; a period in which the robot holds is no
-step. Where a robot's commands are translated (`Station.translate`) the stored action is the one before translation.
+Actions go through `Safety`, the only caller of `Robot.write`, once per control period. A transition has the actions
+that were really written, by the policy or the person, as safety has limited them; a period in which the robot holds is
+no step. Where a robot's commands are translated (`Station.translate`) the stored action is the one before translation.
 
-A person takes over at any step of a chunk. When they hand back, the chunk is cut there: the rest of it was decided from an
-old observation. A fault (no, old or invalid measurements, the robot's refusal or failure, a person's stop, a device that
-is gone) holds the robot and truncates the episode; the next one begins once robot and person are ready again.
+A person takes over at any step of a chunk. When they hand back, the chunk is cut there: the rest of it was decided from
+an old observation. A fault (no, old or invalid measurements, the robot's refusal or failure, a person's stop, a device
+that is gone) holds the robot and truncates the episode; the next one begins once robot and person are ready again.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -26,27 +25,25 @@ from embodied.contract import Contract
 from embodied.environment import Transition
 from embodied.errors import UserError
 from embodied.interrupt import STOPPING
+from real_robot.learning.control import Control, StopRequestedError
 from real_robot.learning.homing import Homing
-from real_robot.robots.control_loop import Controller
-from real_robot.robots.intervention import Person
-from real_robot.robots.robot import Array, Clock, Reading
-from real_robot.robots.teleoperation import FIRST_READING_S, Driver, Station
+from real_robot.robots.robot import Array, Reading
+from real_robot.robots.teleoperation import FIRST_READING_S
 from real_robot.safety.consistency import START_READINGS
-from real_robot.safety.safety import EARLY, UNSETTLED, Safety, State, Verdict
+from real_robot.safety.safety import State
 
 log = logging.getLogger(__name__)
 Success = Callable[[dict[str, Array]], float]
 """Probability, 0 to 1, that the task is solved where a robot measures these observations (arrays by key)."""
 RETRY_S = 1.0
 """Pause, s, before robot and person are tried again after a fault."""
-SLACK_S = 1e-6
 
 
 @dataclass(frozen=True)
 class Rules:
     """Rules by which episodes begin and end.
 
-    An episode ends as a success or a failure by a person's buttons, as a success where `success` exceeds `threshold`
+    An episode ends as a success or a failure by a person's buttons, as a success where `success` reaches `threshold`
     (HIL-SERL, arXiv 2410.21845, has 0.85), and is truncated after `step_limit` control steps. With `waits` it begins
     when the person presses a button, after `homing`.
     """
@@ -59,44 +56,7 @@ class Rules:
 
 
 class _FaultError(Exception):
-    """Raised when the robot cannot be moved: the message is the reason."""
-
-
-class _StopRequestedError(Exception):
-    """Raised while waiting, when a stop of the run is requested."""
-
-
-class _Latest:
-    """An executor of the action that `driver` has decided on."""
-
-    def __init__(self, driver: Driver) -> None:
-        self.driver = driver
-
-    def reset(self) -> None:
-        """No-op."""
-
-    def observe(self, reading: Reading) -> None:
-        """No-op: a chunk does not depend on later measurements."""
-
-    def action(self, now_s: float) -> Array | None:
-        """The decided action [A]."""
-        return self.driver.proposed_action
-
-
-class _Next:
-    """An executor of the chunk's next action, which the environment sets."""
-
-    next: Array | None = None
-
-    def reset(self) -> None:
-        """No-op."""
-
-    def observe(self, reading: Reading) -> None:
-        """No-op."""
-
-    def action(self, now_s: float) -> Array | None:
-        """The next action [A]."""
-        return self.next
+    """Raised when the robot cannot be moved home: the message is the reason."""
 
 
 @dataclass
@@ -111,25 +71,22 @@ class _Steps:
 
 
 class RobotEnvironment:
-    """The robot at `station` as an Environment with N = 1, whose chunks have the size of `contract`.
+    """The robot that `control` drives as an Environment with N = 1, whose chunks have the size of `contract`.
 
     The reward is 1 at the step at which the task is solved, else 0. Signals: "human" marks a person's actions,
     "takeovers" the first of each sequence of them, "limited" those that safety has changed. Events: "fault", and
     "stopped" by the person. In the split "eval" an episode in which a person takes over has failed.
 
     Args:
-        station: the robot, its clock, and how an episode begins.
-        safety: safety of the station's robot; it only writes.
+        control: drives the robot.
         contract: contract of the policy.
         task: name of the task, and its instruction.
         rules: how episodes begin and end.
-        open_person: opens the person's device; called again after it was lost. None: nobody is there.
         begins: called when an episode begins, with whether the policy trains in it.
-        pace: clock by which control periods pass; None: the station's. Its `sleep` waits for them.
         close: releases the robot.
 
     Raises:
-        UserError: if the contract differs from the station's.
+        UserError: if the contract differs from the robot's.
     """
 
     real_time = True
@@ -137,37 +94,27 @@ class RobotEnvironment:
 
     def __init__(
         self,
-        station: Station,
-        safety: Safety,
+        control: Control,
         contract: Contract,
         task: tuple[str, str],
         rules: Rules,
-        open_person: Callable[[], Person] | None = None,
         *,
         begins: Callable[[bool], None] = lambda training: None,
-        pace: Clock | None = None,
         close: Callable[[], None] = lambda: None,
     ) -> None:
         specs = {key: spec for key, spec in contract.observation.items() if not spec.privileged}
         self.contract = replace(contract, observation=specs)
-        self.contract.check(replace(station.contract, horizon=contract.horizon, executed=contract.executed))
+        own = control.station.contract
+        self.contract.check(replace(own, horizon=contract.horizon, executed=contract.executed))
         self.device = torch.device("cpu")
         self.task_names, self.instructions = (task[0],), (task[1],)
         self.task_index = torch.zeros(1, dtype=torch.int64)
+        self.control = control
         self.rules = rules
-        self._station = station
-        self._safety = safety
-        self._open_person = open_person
         self._begins = begins
-        self._pace = pace or station.clock
         self._close = close
-        self._period_s = contract.control_dt_s
-        self._translated = station.contract.action != station.robot.contract.action
-        self._chunk = _Next()
-        self._meet(open_person() if open_person else _Nobody())
         self._training = True
         self._reading: Reading | None = None  # newest valid one
-        self._deadline = -math.inf  # end of the running control period, s
         self._ready = False  # whether robot and person have once been ready
         self._reason = ""  # of the last fault, which the next episode waits for
         self._clear()
@@ -184,7 +131,7 @@ class RobotEnvironment:
             try:
                 self._begin()
             except BaseException:  # also where the run is interrupted
-                self._settle("the program was interrupted")
+                self.control.settle("the program was interrupted")
                 raise
         return self._observed()
 
@@ -196,7 +143,7 @@ class RobotEnvironment:
             if not self._ended:
                 self._execute(chunk, steps)
         except BaseException:  # also where the run is interrupted
-            self._settle("the program was interrupted")
+            self.control.settle("the program was interrupted")
             self._ended = True
             raise
         return self._transition(chunk, steps)
@@ -208,22 +155,14 @@ class RobotEnvironment:
 
     def close(self) -> None:
         """Hold the robot, and release it and the person's device."""
-        self._settle("the run has ended")
-        with suppress(OSError):
-            self._driver.person.close()
+        self.control.close()
         self._close()
-
-    def _meet(self, person: Person) -> None:
-        """Let `person` drive."""
-        self._driver = Driver(person, self._chunk, self._safety.trip)
-        executor = self._station.translate(_Latest(self._driver))
-        self._controller = Controller(self._station.robot, executor, self._safety, self._station.clock)
 
     def _clear(self) -> None:
         """Forget the last episode."""
         self._steps = 0
         self._human = False  # whether a person has acted last
-        self._pressed: frozenset[str] = frozenset()
+        self.control.pressed = frozenset()
         self._terminated = self._truncated = self._success = False
         self._events = {"fault": False, "stopped": False}
         self._ended = False
@@ -238,7 +177,7 @@ class RobotEnvironment:
                 self._prepare()
                 self._ready = True
                 return
-            except _StopRequestedError:
+            except StopRequestedError:
                 self._ended = True
                 return
             except (UserError, OSError, _FaultError) as error:
@@ -248,53 +187,31 @@ class RobotEnvironment:
                     problem = str(error)
                     log.warning(f"waiting for robot and person: {problem}")
                 self._reason = self._reason or problem
-                self._settle(problem)
-                self._sleep_unless_stopped(RETRY_S)
-
-    def _sleep_unless_stopped(self, seconds: float) -> None:
-        with suppress(_StopRequestedError):  # the next attempt notices it
-            self._pause(seconds)
+                self.control.settle(problem)
+                with suppress(StopRequestedError):  # the next attempt notices it
+                    self.control.pause(RETRY_S)
 
     def _prepare(self) -> None:
         """Bring the robot to the beginning of an episode."""
         if STOPPING.is_set():
-            raise _StopRequestedError
-        if self._driver.lost and self._open_person:
-            with suppress(OSError):
-                self._driver.person.close()
-            self._meet(self._open_person())
+            raise StopRequestedError
+        control = self.control
+        control.reopen_if_lost()
         if self._reason:
-            self._wait_for_person(f"the robot stopped ({self._reason})")
-        self._station.begin()
+            control.wait_for_person(f"the robot stopped ({self._reason})")
+        control.station.begin()
         self._await_measurements()
-        self._safety.reset()
+        control.safety.reset()
         if self.rules.homing.waypoints:
             if not self._ready:
-                self._wait_for_person("the robot will move home")
+                control.wait_for_person("the robot will move home")
             self._home()
         if self.rules.waits:
-            self._wait_for_person("put the scene back")
+            control.wait_for_person("put the scene back")
             self._await_measurements()
         self._reason = ""
-        self._deadline = -math.inf
-        self._driver.reset()
+        control.restart()
         self._begins(self._training)
-
-    def _wait_for_person(self, why: str) -> None:
-        if not self._open_person:
-            return
-        log.info(f"{why}: success or go continues")
-        try:
-            self._driver.person.wait_for("success", "go", sleep=self._pause)
-        except OSError as error:
-            self._driver.lost = error
-            raise
-
-    def _pause(self, seconds: float) -> None:
-        """Sleep, or end the waiting if a stop of the run is requested."""
-        if STOPPING.is_set():
-            raise _StopRequestedError
-        self._station.sleep(seconds)
 
     def _await_measurements(self) -> None:
         """Wait for valid measurements: after a fault as many in a row as `recovery_s` asks for.
@@ -302,158 +219,105 @@ class RobotEnvironment:
         Raises:
             UserError: without them, or without a subscriber of commands.
         """
-        recovery = math.ceil(self._safety.limits.recovery_s / self._period_s)
+        period_s = self.control.period_s
+        recovery = math.ceil(self.control.safety.limits.recovery_s / period_s)
         needed = max(START_READINGS, recovery) if self._reason else 1
         good = 0
         fault = ""
-        for _ in range(math.ceil(FIRST_READING_S / self._period_s) + needed):
-            reading = self._station.robot.read()
-            fault = self._fault_of(reading)
+        for _ in range(math.ceil(FIRST_READING_S / period_s) + needed):
+            reading, fault = self.control.measure()
             good = 0 if fault else good + 1
             if reading is not None and not fault:
                 self._reading = reading
-                self._safety.observe(reading)
-                fault = "" if self._station.has_subscriber() else "nobody listens to its commands"
+                self.control.safety.observe(reading)
+                fault = "" if self.control.station.has_subscriber() else "nobody listens to its commands"
                 if good >= needed and not fault:
                     return
-            self._pause(self._period_s)
-        raise UserError(f"the robot was not ready in {FIRST_READING_S:g} s: {fault or 'measurements fail now and then'}")
+            self.control.pause(period_s)
+        raise UserError(
+            f"the robot was not ready in {FIRST_READING_S:g} s: {fault or 'measurements fail now and then'}"
+        )
 
     def _home(self) -> None:
         """Move the robot home."""
-        for waypoint, periods in self.rules.homing.commands(self._period_s):
-            self._chunk.next = waypoint
+        control = self.control
+        control.restart()
+        for waypoint, periods in self.rules.homing.commands(control.period_s):
             for _ in range(periods):
                 if STOPPING.is_set():
-                    raise _StopRequestedError
-                self._decide()
-                verdict = self._tick()
+                    raise StopRequestedError
+                control.decide(waypoint)
+                verdict = control.tick()
                 if verdict.action is None:
                     raise _FaultError(verdict.reason)
-                self._wait()
-        self._settle("the robot is home")
+                control.wait()
+        control.settle("the robot is home")
 
     # Steps.
 
     def _execute(self, chunk: Array, steps: _Steps) -> None:
         """Execute `chunk` [K, A] until it or the episode ends, or until the person hands back."""
-        for index, self._chunk.next in enumerate(chunk):
+        control = self.control
+        for index, proposed in enumerate(chunk):
             if STOPPING.is_set():
                 return self._end(truncated=True)
-            self._decide()
-            human = self._driver.human
-            if human and not self._training:
+            control.decide(proposed)
+            if control.human and not self._training:
                 log.info("a person took over: the evaluated episode has failed")
                 return self._end(truncated=True)
-            if index and self._human and not human and self._safety.state is not State.STOPPED:
+            if index and self._human and not control.human and control.safety.state is not State.STOPPED:
                 self._human = False  # handed back: the next decision is from the present observation
                 return None
-            self._step(steps, human)
+            self._step(steps)
             if self._ended:
                 return None
         return None
 
-    def _decide(self) -> None:
-        """Ask the person, whose action replaces the chunk's, and note their buttons."""
-        self._driver.action(self._station.clock())
-        self._pressed |= self._driver.person.pressed if self._driver.lost is None else frozenset()
-
-    def _step(self, steps: _Steps, human: bool) -> None:
+    def _step(self, steps: _Steps) -> None:
         """Take one control step, and judge what it led to."""
-        verdict = self._tick()
+        control = self.control
+        verdict = control.tick()
         if verdict.state is not State.ACTIVE or verdict.action is None:
             return self._fault(verdict.reason)
-        proposed = self._driver.proposed_action
-        assert proposed is not None
-        steps.actions.append(proposed if self._translated else verdict.action)
+        steps.actions.append(control.executed(verdict))
         steps.limited.append(verdict.limited)
-        steps.human.append(human)
-        steps.takeovers.append(human and not self._human)
-        self._human = human
+        steps.human.append(control.human)
+        steps.takeovers.append(control.human and not self._human)
+        self._human = control.human
         self._steps += 1
-        self._wait()
+        control.wait()
         steps.solved = self._judge()
         return None
 
-    def _tick(self) -> Verdict:
-        """Let safety write the decided action, in a later period if it is not due yet."""
-        for _ in range(math.ceil(FIRST_READING_S / self._period_s)):
-            self._station.alive()
-            began = self._pace()
-            try:
-                verdict = self._controller.tick()
-            except Exception as error:
-                if self._safety.state is not State.STOPPED and not isinstance(error, OSError):
-                    raise
-                verdict = self._failed(error)
-            if began - self._deadline > self._period_s:
-                self._deadline = began  # the policy or the learner took longer than a period
-            self._deadline += self._period_s
-            if verdict.action is not None or verdict.reason not in (UNSETTLED, EARLY):
-                return verdict
-            self._wait()
-        return verdict
-
-    def _failed(self, error: Exception) -> Verdict:
-        """Stop after an error of the robot's driver."""
-        reason = self._safety.reason or f"the robot failed: {error}"
-        with suppress(Exception):  # the driver may be gone
-            self._safety.trip(reason)
-        return Verdict(State.STOPPED, None, reason)
-
-    def _wait(self) -> None:
-        """Wait for the end of the control period."""
-        while (remaining_s := self._deadline - self._pace()) > SLACK_S and not STOPPING.is_set():
-            self._station.sleep(remaining_s)
-
     def _judge(self) -> bool:
         """End the episode if it is over; returns whether the task is solved."""
-        reading = self._newest()
-        fault = self._fault_of(reading)
-        if not fault:
-            self._reading = reading
-        over = self._station.over()
-        pressed, self._pressed = self._pressed, frozenset()
-        solved = "success" in pressed or over is True or (not fault and self._looks_solved())
-        if solved and "failure" not in pressed:
+        reading, fault = self.control.measure()
+        self._reading = self._reading if fault else reading
+        pressed, self.control.pressed = self.control.pressed, frozenset()
+        over = self.control.station.over()
+        failed = "failure" in pressed
+        if not failed and ("success" in pressed or over is True or (not fault and self._looks_solved())):
             self._end(terminated=True, success=True)
             return True
         if fault:
             self._fault(fault)
-        elif "failure" in pressed or (over is False and not self._station.out_of_time()):
+        elif failed or (over is False and not self.control.station.out_of_time()):
             self._end(terminated=True)
         elif over is False or self._steps >= self.rules.step_limit:
             self._end(truncated=True)
         return False
-
-    def _newest(self) -> Reading | None:
-        try:
-            return self._station.robot.read()
-        except OSError as error:
-            self._failed(error)
-            return None
 
     def _looks_solved(self) -> bool:
         assert self._reading is not None
         solves = self.rules.success
         return solves is not None and solves(self._reading.observation) >= self.rules.threshold
 
-    def _fault_of(self, reading: Reading | None) -> str:
-        """Why the robot cannot go on from `reading`; "" if it can."""
-        if reading is None:
-            return self._safety.reason or "no measurement"
-        age_s = self._station.clock() - reading.stamp_s
-        if age_s > self._safety.limits.observation_timeout_s:
-            return f"the newest measurement is {age_s:.3g} s old"
-        return reading.fault or reading.refusal
-
     # Ends.
 
     def _fault(self, reason: str) -> None:
         """End the episode because the robot or the person has stopped it."""
         self._reason = reason or "no reason"
-        self._events["fault"] = True
-        self._events["stopped"] = "stop" in self._driver.person.pressed and self._driver.lost is None
+        self._events = {"fault": True, "stopped": self.control.stopped_by_person}
         log.warning(f"the episode ends after {self._steps} steps: {self._reason}")
         self._end(truncated=True)
 
@@ -461,14 +325,7 @@ class RobotEnvironment:
         """End the episode; the robot holds."""
         self._terminated, self._truncated, self._success = terminated, truncated, success
         self._ended = True
-        self._settle(self._reason or "the episode is over")
-
-    def _settle(self, reason: str) -> None:
-        """Let the robot stop; an error of its driver is logged, as there is nothing to be done."""
-        try:
-            self._safety.settle(reason, self._station.sleep)
-        except Exception as error:
-            log.warning(f"the robot's driver failed while it was stopped: {error}")
+        self.control.settle(self._reason or "the episode is over")
 
     # Tensors.
 
@@ -511,20 +368,3 @@ class RobotEnvironment:
             },
             events={name: one(happened) for name, happened in self._events.items()},
         )
-
-
-class _Nobody:
-    """No person: nothing is changed, and nothing is waited for."""
-
-    pressed: frozenset[str] = frozenset()
-
-    def action(self, proposed: Array | None) -> Array | None:
-        """See `Person.action`."""
-        return None
-
-    def wait_for(self, *buttons: str, sleep: Callable[[float], None] = time.sleep) -> str:
-        """See `Person.wait_for`: returns at once."""
-        return buttons[0]
-
-    def close(self) -> None:
-        """No-op."""

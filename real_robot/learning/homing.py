@@ -29,7 +29,8 @@ class Homing:
         """Check that the robot of `contract` can be moved home within its `limits`.
 
         Raises:
-            UserError: for waypoints of another size or outside the action's limits, and for positions without a limit of
+            UserError: for waypoints of another size or outside the action's limits, and for positions without a limit
+            of
                 velocity, to which the robot would jump.
         """
         names = action_names(contract)

@@ -17,6 +17,7 @@ from embodied.environments.wrapping import WrappedTask
 from embodied.errors import UserError
 from embodied.policy import Policy
 from embodied.task import Task
+from real_robot.learning.control import Control
 from real_robot.learning.disturbances import DisturbanceConfig, DisturbedRobot
 from real_robot.learning.environment import RobotEnvironment, Rules
 from real_robot.learning.homing import Homing
@@ -30,7 +31,7 @@ from real_robot.safety.safety import Safety
 
 
 class Helper(Enum):
-    """Who stands beside a robot: a person with a device, a scripted one where the simulator has an expert, or nobody."""
+    """Who helps a robot: a person with a device, a scripted one where the simulator has an expert, or nobody."""
 
     OPERATOR = "operator"
     SCRIPTED = "scripted"
@@ -131,15 +132,13 @@ class RobotTask(WrappedTask):
             if not simulated:  # a simulator's time stands still while the program learns
                 stack.callback(Watchdog(safety, contract.control_dt_s).close)
             by_hand = simulated and self.config.person is Helper.OPERATOR
+            pace = time.monotonic if by_hand else None
             self._open = RobotEnvironment(
-                station,
-                safety,
+                Control(station, safety, self._person(station, helps), pace),
                 contract,
                 name,
                 Rules(self.config.step_limit, waits=self.config.waits, homing=homing),
-                self._person(station, helps),
                 begins=helps.begin if helps else lambda training: None,
-                pace=time.monotonic if by_hand else None,
                 close=stack.pop_all().close,
             )
         return self._open

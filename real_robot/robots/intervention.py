@@ -178,7 +178,7 @@ class Leader:
 
 
 class Engaging:
-    """A `Person` who drives only between two presses of the button gripper or engage, for a leader arm beside a policy."""
+    """A `Person` who drives only between two presses of gripper or engage, for a leader arm beside a policy."""
 
     def __init__(self, person: Person) -> None:
         self._person = person

@@ -48,11 +48,11 @@ from embodied.world import ALONE, World
 class QCConfig(CriticConfig):
     """Hyper-parameters of Q-chunking; options of the critics are those of CriticConfig, and `sft` of the behaviour.
 
-    A `demonstration_share` of each minibatch is drawn from demonstrations, in which rewards are known, and to which with
-    `keep_interventions` a person's actions on a robot belong, too. Gradient steps
-    begin after `warmup` decisions. The policy acts by values after `critic_warmup` of them; those of new critics choose
-    at random. A one-step actor pays `distillation` for the squared distance from the behaviour, in
-    half ranges, in units of the mean absolute value.
+    A `demonstration_share` of each minibatch is drawn from demonstrations, in which rewards are known, and to which
+    with `keep_interventions` a person's actions on a robot belong, too. Gradient steps begin after `warmup` decisions.
+    The policy acts by values after `critic_warmup` of them; those of new critics choose at random. A one-step actor
+    pays `distillation` for the squared distance from the behaviour, in half ranges, in units of the mean absolute
+    value.
     """
 
     rollout_length: PositiveInt = 20

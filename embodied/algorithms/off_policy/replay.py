@@ -25,8 +25,8 @@ class MixedReplay(Composite):
 
     With `keep_interventions` the decisions in which a person acted also count as demonstrations, as in HIL-SERL (arXiv
     2410.21845): the demonstrated part of a batch is drawn from both, uniformly; while there are neither, batches have
-    the learner's decisions alone. Rows of a batch are those of each store. Batches are on the policy's device, and have the observations that both
-    stores have. Errors suggest the option `without` to learn without demonstrations.
+    the learner's decisions alone. Rows of a batch are those of each store. Batches are on the policy's device, and have
+    the observations that both stores have. Errors suggest the option `without` to learn without demonstrations.
 
     Raises:
         UserError: for a share of demonstrations that are missing, or lack rewards or observations that critics read.

@@ -1,4 +1,4 @@
-"""A robot as an environment: what is executed is what was written, whoever acts; faults end episodes and nothing else."""
+"""A robot as an environment: executed actions are those written, whoever acts; faults end episodes alone."""
 
 from __future__ import annotations
 
@@ -138,7 +138,8 @@ def test_a_button_ends_the_episode_with_the_step_at_which_it_was_pressed(button,
     frozen = env.step(chunk(0.5, 0.5, 0.5, 0.5))
     assert not frozen.executed.any()
     assert not frozen.reward.any()
-    assert bool(frozen.terminated) and bool(frozen.success) is success
+    assert bool(frozen.terminated)
+    assert bool(frozen.success) is success
     assert arm.position == near([0.02])
 
 
@@ -184,7 +185,9 @@ def test_a_measurement_that_fails_ends_the_episode_and_waits_until_it_is_good_ag
     arm.fault = later
     transition = env.step(chunk(0.01, 0.02, 0.03, 0.04))
     assert executed(transition) == near([0.01, 0.02])
-    assert bool(transition.truncated) and bool(transition.events["fault"]) and not bool(transition.events["stopped"])
+    assert bool(transition.truncated)
+    assert bool(transition.events["fault"])
+    assert not bool(transition.events["stopped"])
     assert transition.observation["position"].item() == near(0.01)  # the newest valid one
     observation = env.reset()
     assert arm.position == near([0.02])
@@ -218,7 +221,9 @@ def test_a_device_that_is_unplugged_during_a_take_over_holds_the_robot_until_it_
     transition = env.step(chunk(-0.5, -0.5, -0.5, -0.5))
     assert executed(transition) == near([0.01, 0.02])
     assert flags(transition, "human") == [True, True, False, False]
-    assert bool(transition.truncated) and bool(transition.events["fault"]) and not bool(transition.events["stopped"])
+    assert bool(transition.truncated)
+    assert bool(transition.events["fault"])
+    assert not bool(transition.events["stopped"])
     env.reset()
     assert lost.closed
     assert back.waited == [("success", "go")]
@@ -238,7 +243,8 @@ def test_a_robot_whose_driver_fails_ends_the_episode():
     arm.write = broken
     transition = env.step(chunk(0.01, 0.02, 0.03, 0.04))
     assert executed(transition) == near([0.01, 0.02])
-    assert bool(transition.truncated) and bool(transition.events["fault"])
+    assert bool(transition.truncated)
+    assert bool(transition.events["fault"])
     arm.write = write
     env.reset()
     assert env.step(chunk(0.01, 0.02, 0.03, 0.04)).executed.all()
@@ -259,7 +265,8 @@ def test_an_episode_ends_at_its_time_limit_and_where_the_scene_looks_solved():
     _, env, _ = driven(rules=solved)
     transition = env.step(chunk(0.01, 0.02, 0.03, 0.04))
     assert transition.reward[0].tolist() == [0, 1, 0, 0]
-    assert bool(transition.terminated) and bool(transition.success)
+    assert bool(transition.terminated)
+    assert bool(transition.success)
 
 
 def test_a_probability_that_is_not_a_number_is_no_success():
@@ -274,7 +281,8 @@ def test_an_evaluated_episode_in_which_a_person_takes_over_has_failed():
     env.reset()
     transition = env.step(chunk(0.01, 0.02, 0.03, 0.04))
     assert executed(transition) == near([0.01])
-    assert bool(transition.truncated) and not bool(transition.success)
+    assert bool(transition.truncated)
+    assert not bool(transition.success)
 
 
 def test_the_robot_moves_home_within_its_limits_before_the_person_puts_the_scene_back():
@@ -321,10 +329,12 @@ def test_a_requested_stop_of_the_run_ends_the_episode_and_keeps_its_steps():
     try:
         transition = env.step(chunk(0.01, 0.02, 0.03, 0.04))
         assert executed(transition) == near([0.01, 0.02])
-        assert bool(transition.truncated) and not bool(transition.events["fault"])
+        assert bool(transition.truncated)
+        assert not bool(transition.events["fault"])
         env.reset()
         after = env.step(chunk(0.5, 0.5, 0.5, 0.5))
-        assert not after.executed.any() and not after.done.any()
+        assert not after.executed.any()
+        assert not after.done.any()
         assert arm.position == near([0.02])
     finally:
         STOPPING.clear()
@@ -336,11 +346,11 @@ def test_an_interruption_in_the_middle_of_a_step_holds_the_robot():
 
     def interrupted(seconds):
         sleep(seconds)
-        if arm.position >= 0.019 and env._safety.state is State.ACTIVE:
+        if arm.position >= 0.019 and env.control.safety.state is State.ACTIVE:
             raise KeyboardInterrupt
 
-    env._station = replace(env._station, sleep=interrupted)
+    env.control.station = replace(env.control.station, sleep=interrupted)
     with pytest.raises(KeyboardInterrupt):
         env.step(chunk(0.01, 0.02, 0.03, 0.04))
     assert arm.commands[-1] is None
-    assert env._safety.state.value == "holding"
+    assert env.control.safety.state.value == "holding"

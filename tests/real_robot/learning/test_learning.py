@@ -71,7 +71,7 @@ def test_what_was_written_is_what_is_learned_from_and_a_person_counts_twice() ->
     env.reset()
     learner = replace(LEARNER, warmup=10_000).build(policy, None, env, torch.Generator())
     collector = Collector(env, policy, torch.Generator().manual_seed(0))
-    env._driver.person.script = [None, None, 0.02, 0.04, None, "stop"]
+    env.control.person.script = [None, None, 0.02, 0.04, None, "stop"]
     written = len(arm.commands)
     rollout = collector.collect(3)
     learner.update(rollout, 0.0)
@@ -124,10 +124,18 @@ class ArmTask(Task):
 
 def experiment(task: ArmTask, directory: Path) -> Experiment:
     config = ExperimentConfig(
-        num_envs=1, env_steps=200, evaluation_envs=1, evaluation_starts=2, stages=["rl"], video=False, checkpoint_every=100
+        num_envs=1,
+        env_steps=200,
+        evaluation_envs=1,
+        evaluation_starts=2,
+        stages=["rl"],
+        video=False,
+        checkpoint_every=100,
     )
     record = {"choices": {}, "values": {}, "arguments": []}
-    return Experiment(config, task, SquashedConfig(hidden=[8]), replace(LEARNER, warmup=100_000), directory, record=record)
+    return Experiment(
+        config, task, SquashedConfig(hidden=[8]), replace(LEARNER, warmup=100_000), directory, record=record
+    )
 
 
 def replay(directory: Path) -> EpisodeStore:
@@ -144,7 +152,7 @@ def test_a_stopped_run_holds_the_robot_and_goes_on_with_every_step_that_it_took(
     task = ArmTask(stop_after=401)
     with pytest.raises(Stopped):
         experiment(task, tmp_path).run()
-    assert task.env._safety.state.value == "holding"
+    assert task.env.control.safety.state.value == "holding"
     stored = replay(tmp_path)
     # after random play of 128 decisions; the last one was cut by the stop
     assert int(stored.decisions(torch.arange(stored.written))["executed"].sum()) == sum(task.steps[128:]) > 100

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from real_robot.learning.control import Control
 from real_robot.learning.environment import RobotEnvironment, Rules
 from real_robot.learning.scripted import ScriptedPerson
 from real_robot.robots.intervention import Person
@@ -37,7 +38,12 @@ class ReachExpert:
 
 
 def reaching(
-    person: Callable[[Reach], Person] | None = None, *, executed: int = 1, steps: int = 20, speed: float = 0.25, **options: Any
+    person: Callable[[Reach], Person] | None = None,
+    *,
+    executed: int = 1,
+    steps: int = 20,
+    speed: float = 0.25,
+    **options: Any,
 ) -> tuple[RobotEnvironment, Reach]:
     """The toy as a robot that moves by `speed` a step, with chunks of `executed` actions; it never runs out of time."""
     toy = Reach(1, executed=1, horizon=1, tasks=1, step_limit=10_000)
@@ -47,12 +53,10 @@ def reaching(
     contract = replace(toy.contract, horizon=executed, executed=executed)
     opened = person(toy) if person else None
     env = RobotEnvironment(
-        replace(station, sleep=lambda seconds: None),
-        safety,
+        Control(replace(station, sleep=lambda seconds: None), safety, (lambda: opened) if opened else None),
         contract,
         ("reach", "reach the origin"),
         Rules(steps, waits=False),
-        (lambda: opened) if opened else None,
         begins=opened.begin if isinstance(opened, ScriptedPerson) else lambda training: None,
         **options,
     )
@@ -78,12 +82,16 @@ class Arm(Plant):
 
 
 def arm_environment(
-    arm: Arm, person: Callable[[], Person] | None = None, *, executed: int = 4, rules: Rules | None = None, **options: Any
+    arm: Arm,
+    person: Callable[[], Person] | None = None,
+    *,
+    executed: int = 4,
+    rules: Rules | None = None,
+    **options: Any,
 ) -> RobotEnvironment:
     """`arm` as an environment, which may move at 2 m/s: 0.02 m in a period."""
     station = Station(arm, arm.contract, arm.clock, arm.sleep, lambda: None)
     safety = Safety(arm, Limits({"a": LIMITED}, observation_timeout_s=0.05, recovery_s=0.1), arm.clock)
     contract = replace(arm.contract, horizon=executed, executed=executed)
-    return RobotEnvironment(
-        station, safety, contract, ("hold", "hold"), rules or Rules(50, waits=False), person, **options
-    )
+    control = Control(station, safety, person)
+    return RobotEnvironment(control, contract, ("hold", "hold"), rules or Rules(50, waits=False), **options)

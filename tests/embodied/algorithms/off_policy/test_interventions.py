@@ -33,7 +33,9 @@ def test_they_are_drawn_with_the_demonstrations_in_proportion_to_their_number() 
     assert (own == 3).sum() == pytest.approx(4000 / 9 + 4000 / len(learner.replay), rel=0.15)
     assert len(recorded) == pytest.approx(4000 * 8 / 9, rel=0.02)
     batch = learner.replay.transitions((own[-1:], recorded[:0]), 1, 0.9)
-    assert torch.equal(batch["observation", "position"], learner.replay.own.decisions(own[-1:])["observation"]["position"])
+    assert torch.equal(
+        batch["observation", "position"], learner.replay.own.decisions(own[-1:])["observation"]["position"]
+    )
 
 
 def test_without_a_person_batches_are_those_of_before() -> None:
