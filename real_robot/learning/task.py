@@ -88,6 +88,10 @@ class RobotTask(WrappedTask):
         self.config = config
         self._open: RobotEnvironment | None = None
 
+    def __reduce__(self) -> tuple[()]:
+        """Raise UserError: only the run's own process drives the robot."""
+        raise UserError("a robot is driven by the run's own process; use placement=local")
+
     @property
     def variants(self) -> tuple[str, ...]:
         """None: a robot's scene does not vary by name."""

@@ -15,7 +15,7 @@ from real_robot.learning.environment import Rules
 from real_robot.learning.homing import Homing
 from real_robot.robots.robot import Reading
 from real_robot.safety.consistency import START_READINGS
-from real_robot.safety.limits import ElementLimits, Limits
+from real_robot.safety.limits import ElementLimits, Kind, Limits
 from real_robot.safety.safety import State
 from tests.real_robot.learning.worlds import LIMITED, Arm, arm_environment, reaching
 
@@ -203,6 +203,27 @@ def test_silence_within_the_timeout_is_no_fault():
     before = arm.read()
     arm.fault = lambda reading: before if reading.sequence < before.sequence + 4 else reading
     assert env.step(chunk(0.01, 0.02, 0.03, 0.04)).executed.all()
+
+
+@pytest.mark.parametrize("kind", [Kind.POSITION, Kind.VELOCITY])
+def test_while_the_learner_takes_its_time_the_robot_rests_and_then_goes_on(kind: Kind):
+    arm = Arm(kind=kind)
+    env = arm_environment(arm)
+    env.reset()
+    assert env.step(chunk(0.01, 0.02, 0.03, 0.04)).executed.all()
+    count = len(arm.commands)
+    for _ in range(100):  # the watchdog's calls
+        arm.ticks += 1
+        env.control.safety.watch()
+    if kind is Kind.VELOCITY:
+        assert any(command is not None and command[0] == 0.0 for command in arm.commands[count:])
+    rested = float(arm.position[0])
+    transition = env.step(chunk(0.03, 0.03, 0.03, 0.03))
+    assert transition.executed.all()
+    assert not bool(transition.events["fault"])
+    if kind is Kind.POSITION:
+        assert executed(transition)[0] == near(0.03)
+        assert rested == near(0.04)
 
 
 def test_a_device_that_is_unplugged_during_a_take_over_holds_the_robot_until_it_is_back():

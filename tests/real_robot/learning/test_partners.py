@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -14,6 +16,7 @@ from real_robot.robots.devices import Device
 from real_robot.robots.intervention import Engaging
 from real_robot.robots.robot import SimulatedRobot
 from tests.embodied.reach import Reach
+from tests.programs import run_program
 from tests.real_robot.learning.test_environment import Script
 
 
@@ -181,3 +184,20 @@ def test_a_task_that_no_robot_can_learn_is_refused(tasks: int, num_envs: int, pe
     with pytest.raises(UserError, match=message):
         task.environment(num_envs, "all", "train")
     assert single.closed == (num_envs == 1)
+
+
+def test_a_run_on_a_simulated_robot_is_trained_resumed_and_evaluated_in_its_simulator(tmp_path: Path) -> None:
+    run = str(tmp_path / "run")
+    options = ["task=quadrotor_hover", "robot=simulation", "robot.person=nobody", "robot.step_limit=40"]
+    options += ["robot.disturbances.noise=0.01", "robot.disturbances.lost=0.1", "policy=squashed", "algorithm=sac"]
+    options += ["algorithm.updates=0.1", "env_steps=64", "evaluation_starts=2", "threads=1"]
+    answer = run_program("train.py", *options, f"output={run}")
+    assert answer.returncode == 0, answer.stderr
+    answer = run_program("train.py", f"resume={run}", "env_steps=96")
+    assert answer.returncode == 0, answer.stderr
+    assert "64 environment steps" not in (tmp_path / "run" / "report.md").read_text()
+    answer = run_program("evaluate.py", f"checkpoint={run}", "episodes=2", "num_envs=2", "distributions=[robust]")
+    assert answer.returncode == 0, answer.stderr
+    answer = run_program("train.py", *options, "num_envs=2")
+    assert answer.returncode != 0
+    assert "num_envs=1" in answer.stderr + answer.stdout

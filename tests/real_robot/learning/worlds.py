@@ -64,10 +64,10 @@ def reaching(
 
 
 class Arm(Plant):
-    """A plant commanded by positions, in [-1, 1] m, whose time passes in sleep; `fault` may change what it measures."""
+    """A plant with commands in [-1, 1], whose time passes in sleep; `fault` may change what it measures."""
 
-    def __init__(self, start: float = 0.0) -> None:
-        super().__init__(Kind.POSITION, np.array([start]))
+    def __init__(self, start: float = 0.0, kind: Kind = Kind.POSITION) -> None:
+        super().__init__(kind, np.array([start]))
         action = replace(self.contract.action, low=(-1.0,), high=(1.0,))
         self.contract = replace(self.contract, action=action)
         self.fault: Callable[[Any], Any] = lambda reading: reading
@@ -91,7 +91,8 @@ def arm_environment(
 ) -> RobotEnvironment:
     """`arm` as an environment, which may move at 2 m/s: 0.02 m in a period."""
     station = Station(arm, arm.contract, arm.clock, arm.sleep, lambda: None)
-    safety = Safety(arm, Limits({"a": LIMITED}, observation_timeout_s=0.05, recovery_s=0.1), arm.clock)
+    limited = replace(LIMITED, kind=arm.kind)
+    safety = Safety(arm, Limits({"a": limited}, observation_timeout_s=0.05, recovery_s=0.1), arm.clock)
     contract = replace(arm.contract, horizon=executed, executed=executed)
     control = Control(station, safety, person)
     return RobotEnvironment(control, contract, ("hold", "hold"), rules or Rules(50, waits=False), **options)
