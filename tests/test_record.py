@@ -28,12 +28,12 @@ WAIT_S = 120
 
 
 class Program:
-    """record.py in a terminal of its own."""
+    """A program of the repository in a terminal of its own."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, name: str = "record.py") -> None:
         self.keys, theirs = pty.openpty()
         self.process = subprocess.Popen(
-            [sys.executable, "record.py", *arguments],
+            [sys.executable, name, *arguments],
             cwd=ROOT,
             stdin=theirs,
             stdout=subprocess.PIPE,
@@ -67,8 +67,8 @@ class Program:
 
 
 @contextmanager
-def program(*arguments: str) -> Iterator[Program]:
-    running = Program(*arguments)
+def program(*arguments: str, name: str = "record.py") -> Iterator[Program]:
+    running = Program(*arguments, name=name)
     try:
         yield running
     finally:
