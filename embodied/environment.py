@@ -185,8 +185,8 @@ def capability_notes(env: Environment) -> list[str]:
     """Notes for a report on the capabilities that `env` lacks."""
     if in_real_time(env):
         return [
-            "A robot's initial states are neither numbered nor restored: evaluations do not run the same episodes, gains"
-            " are not paired, and a resumed run begins new episodes."
+            "A robot's initial states are neither numbered nor restored: evaluations do not run the same episodes,"
+            " gains are not paired, and a resumed run begins new episodes."
         ]
     notes = []
     if not isinstance(env, NumberedStarts):

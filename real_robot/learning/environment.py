@@ -197,6 +197,8 @@ class RobotEnvironment:
             raise StopRequestedError
         control = self.control
         control.reopen_if_lost()
+        if control.safety.state is State.STOPPED:  # also where it was stopped between two episodes
+            self._reason = self._reason or control.safety.reason
         if self._reason:
             control.wait_for_person(f"the robot stopped ({self._reason})")
         control.station.begin()

@@ -167,6 +167,15 @@ def test_a_stop_before_the_first_action_of_a_chunk_executes_nothing():
     assert transition.observation["position"].item() == near(0.04)
 
 
+def test_a_robot_that_was_stopped_between_two_episodes_waits_for_the_person_too():
+    _, env, person = driven(None, "failure")
+    env.step(chunk(0.01, 0.02, 0.03, 0.04))
+    env.control.safety.trip("somebody leaned on it")
+    env.reset()
+    assert person.waited == [("success", "go")]
+    assert env.step(chunk(0.01, 0.02, 0.03, 0.04)).executed.all()
+
+
 FAULTS = {
     "not finite": lambda reading: replace(reading, observation={"position": np.array([np.nan])}),
     "late": lambda reading: replace(reading, stamp_s=reading.stamp_s - 1.0),
