@@ -178,6 +178,7 @@ class RobotEnvironment:
                 self._ready = True
                 return
             except StopRequestedError:
+                self.control.settle("a stop of the run was requested")
                 self._ended = True
                 return
             except (UserError, OSError, _FaultError) as error:

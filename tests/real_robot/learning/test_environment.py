@@ -340,6 +340,19 @@ def test_a_stop_on_the_way_home_is_waited_for():
     assert arm.position == near([0.1])
 
 
+def test_a_requested_stop_on_the_way_home_stops_the_robot():
+    arm = Arm(kind=Kind.VELOCITY)
+    env = arm_environment(arm, rules=Rules(50, waits=False, homing=Homing([[0.5]], waypoint_s=1.0)))
+    arm.fault = lambda reading: (STOPPING.set() if arm.position >= 0.02 else None) or reading
+    try:
+        env.reset()
+        assert env.control.safety.state is State.HOLDING
+        assert [command[0] for command in arm.commands if command is not None][-1] == 0.0
+        assert arm.position < 0.05
+    finally:
+        STOPPING.clear()
+
+
 @pytest.mark.parametrize(
     ("waypoints", "limits", "message"),
     [
