@@ -10,7 +10,7 @@ from enum import Enum
 from functools import partial
 from pathlib import Path
 
-from embodied.configuration import PositiveFloat, PositiveInt
+from embodied.configuration import FiniteFloat, PositiveFloat, PositiveInt
 from embodied.contract import Contract
 from embodied.environment import Environment
 from embodied.environments.wrapping import WrappedTask
@@ -51,7 +51,7 @@ class RobotConfig(DriveOptions):
     row: str = SIMULATION
     person: Helper = Helper.OPERATOR
     step_limit: PositiveInt = 200
-    home: list[list[float]] = field(default_factory=list)
+    home: list[list[FiniteFloat]] = field(default_factory=list)
     waypoint_s: PositiveFloat = 3.0
     waits: bool = True
     help: HelpConfig = field(default_factory=HelpConfig)
