@@ -43,7 +43,7 @@ def run(arguments: list[str]) -> None:
         log.warning(refusal)
     with GracefulStop() as stop, ExitStack() as stack:
         station = stack.enter_context(_station(config, task, stack))
-        person = stack.enter_context(closing(teleoperation.person(config, station)))
+        person = stack.enter_context(closing(teleoperation.person(config, station, alone=not config.checkpoint)))
         contract, clock = station.contract, station.clock
         limits = teleoperation.limits(config.limits, contract.control_dt_s)
         safety = Safety(station.robot, limits, clock, relocates=config.robot == SIMULATION or config.simulated_time)

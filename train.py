@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,7 @@ from embodied import start_up  # noqa: F401 - before PyTorch
 from embodied.command_line import listing, program
 from embodied.command_line.config import compose
 from embodied.command_line.summary import summary
-from embodied.command_line.train_options import (
-    GROUPS,
-    TrainConfig,
-    with_conditions,
-    with_starting_point,
-    words_option,
-)
+from embodied.command_line.train_options import GROUPS, TrainConfig, opened_task, with_starting_point, words_option
 from embodied.placement.registry import with_placement
 from embodied.training.compute import prepare
 from embodied.training.experiment import Experiment
@@ -31,7 +26,7 @@ from embodied.training.run_directory import new_directory, shared_run
 from embodied.viewer.options import viewing
 from real_robot.recording.demonstrations import reader, sources
 from real_robot.recording.recorded_task import join
-from sims.registry import NEEDS, VIEWABLE, in_processes
+from sims.registry import NEEDS, VIEWABLE
 
 log = logging.getLogger("embodied")
 
@@ -50,10 +45,13 @@ def run(arguments: list[str]) -> None:
     record["values"]["resume"] = None  # not part of the run, which may be resumed several times
     name = new_directory(config.task.name, f"_seed{config.seed}")
     place, folders = config.placement.start(config.device), (config.resume, config.output, name)
-    with place as world, viewing(config, VIEWABLE) as viewed, shared_run(world, *folders) as directory:
+    with ExitStack() as stack:
+        world = stack.enter_context(place)
+        viewed = stack.enter_context(viewing(config, VIEWABLE))
+        directory = stack.enter_context(shared_run(world, *folders))
         trainer = Experiment(
             config,
-            viewed(with_conditions(in_processes(config.task), config, config.device)),
+            stack.enter_context(opened_task(config, viewed)),
             config.policy,
             config.algorithm,
             directory,

@@ -3,9 +3,9 @@
 An `Environment` has Gymnasium's vocabulary with torch tensors; a step executes a whole action chunk. Optional
 capabilities are separate protocols: `NumberedStarts` makes evaluations repeatable, `Restorable` lets a run continue bit
 for bit. They are used where available; reports list missing ones. Some environments have further members, which
-functions look up: `group_size`, `show_values`, `notes` for the report, `embodied.scene.viewable.view`, and `unroll` of
-`embodied.rollout.differentiable`. Letters in shape comments: N environments, K executed actions of a chunk, A action
-dimension.
+functions look up: `group_size`, `show_values`, `in_real_time`, `notes` for the report, `embodied.scene.viewable.view`,
+and `unroll` of `embodied.rollout.differentiable`. Letters in shape comments: N environments, K executed actions of a
+chunk, A action dimension.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ class Transition:
 
     A finished environment freezes until its reset: `executed` is False after the step at which its episode ended,
     `reward` is zero there, and `observation` is the true observation after the last executed step, never that of the
-    next episode. `terminated`, `truncated` and `success` keep their values from its end. `metrics` are quantities of
+    next episode. `terminated`, `truncated` and `success` keep their values from its end. A chunk may be cut short in
+    the middle of an episode, where a person hands a robot back: `executed` is False from there on, and `actions` repeat
+    the last executed one. An episode may also end before the first action of a chunk, by a robot's fault: nothing is
+    executed, and `truncated` is True. `metrics` are quantities of
     the episode so far, with the unit in their names; NaN where undefined. `failures` are flags by reason, where the
     simulator knows one: for an episode that ends without success the first that is True is reported, else whether it
     ended early or its time was over. Without `has_success` the environment does not define
@@ -45,7 +48,7 @@ class Transition:
     `signals` are values by name in addition to the reward, such as costs or energy; `events` are flags by name of the
     chunk, or of the episode so far. Reports give the mean over episodes of a signal's sum, and the share of
     episodes with an event (`ODD_EVENTS`: their number). An environment has the same names in every step. The signal
-    "human" marks actions of a person.
+    "human" marks actions of a person, "takeovers" the first of each sequence of them.
     """
 
     observation: TensorDict  # [N]
@@ -154,6 +157,15 @@ def group_size(env: Environment) -> int:
     return getattr(env, "group", 1)
 
 
+def in_real_time(env: Environment) -> bool:
+    """Whether `env` is a robot with a person: attribute `real_time` of `env`, False without.
+
+    Its steps cannot be repeated. Once a stop of the run is requested (`embodied.interrupt.STOPPING`) it ends its
+    episode and returns at once from then on, without executing anything.
+    """
+    return getattr(env, "real_time", False)
+
+
 def show_values(env: Environment, value: Tensor | None, counts: Tensor | None) -> None:
     """Before a step, show people who watch `env` the policy's `value` [N], and which episodes count, [N] bool.
 
@@ -171,6 +183,11 @@ def clip_gradient(actions: Tensor, most: float) -> None:
 
 def capability_notes(env: Environment) -> list[str]:
     """Notes for a report on the capabilities that `env` lacks, and its own `notes`."""
+    if in_real_time(env):
+        return [
+            "A robot's initial states are neither numbered nor restored: evaluations do not run the same episodes,"
+            " gains are not paired, and a resumed run begins new episodes."
+        ]
     notes = []
     if not isinstance(env, NumberedStarts):
         notes.append(

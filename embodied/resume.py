@@ -27,6 +27,9 @@ FREE = {
     "policy.compile",
     "policy.gradient_checkpointing",
     "device_gb",
+    "robot.device",
+    "robot.event",
+    "robot.prefix",
 }
 """Options that may change when a run is resumed: results depend on them by rounding at most."""
 LOCATED = ("task.mdp", "task.id")

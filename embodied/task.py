@@ -76,6 +76,22 @@ class Convention:
         raise NotImplementedError
 
 
+class Expert(Protocol):
+    """Scripted expert of a simulator with one environment, which it may look into."""
+
+    def reset(self) -> None:
+        """Begin an episode."""
+        ...
+
+    def action(self) -> NDArray[Any]:
+        """Action [A] for the present state; called once per control step, whoever acts."""
+        ...
+
+    def progress(self) -> float:
+        """Measure of the progress in this episode, which rises towards success."""
+        ...
+
+
 @dataclass(frozen=True)
 class Sweep:
     """Values of one condition, ascending, in `unit`; `means` describes their meaning."""
@@ -152,6 +168,10 @@ class Task:
     def baselines(self) -> Mapping[str, Policy]:
         """Planners and controllers, by name, tuned on training episodes only; evaluated on the same episodes."""
         return {}
+
+    def expert(self, env: Environment) -> Expert | None:
+        """Scripted expert of `env`, an environment (N = 1) of this task; None if the task has none."""
+        return None
 
     def demonstrations(self, directory: Path, seed: int) -> Episodes | None:
         """Episodes with an observation before every step; recorded once, then read from `directory`.

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import record
 from embodied.command_line.config import compose
 from embodied.data.episodes import SUCCEEDED
 from real_robot.recording import data_set_reading, driven
@@ -28,12 +29,12 @@ WAIT_S = 120
 
 
 class Program:
-    """record.py in a terminal of its own."""
+    """A program of the repository in a terminal of its own."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, name: str = "record.py") -> None:
         self.keys, theirs = pty.openpty()
         self.process = subprocess.Popen(
-            [sys.executable, "record.py", *arguments],
+            [sys.executable, name, *arguments],
             cwd=ROOT,
             stdin=theirs,
             stdout=subprocess.PIPE,
@@ -67,8 +68,8 @@ class Program:
 
 
 @contextmanager
-def program(*arguments: str) -> Iterator[Program]:
-    running = Program(*arguments)
+def program(*arguments: str, name: str = "record.py") -> Iterator[Program]:
+    running = Program(*arguments, name=name)
     try:
         yield running
     finally:
@@ -129,6 +130,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert "episode 2: ended: stopped by a person; " in running.said
         assert f"recorded 3 episodes, 1 of them successes: {folder / 'recording.mcap'}" in running.said
     return folder
+
+
+def test_the_robot_is_an_option_here_and_a_group_of_train() -> None:
+    (config, _), values = record.composed(["task=vehicle_navigate", "robot=diff_drive", "options.rate_hz=10"])
+    assert (config.robot, values["values"]["robot"]) == ("diff_drive", "diff_drive")
 
 
 def drive(driven: Program, path: Path, count: int) -> None:

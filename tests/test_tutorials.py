@@ -13,6 +13,8 @@ from pathlib import Path
 import matplotlib as mpl
 import pytest
 
+import record
+import train
 from tests.programs import ROOT, Completed, restored_process, run_program
 
 FOLDER = ROOT / "docs" / "tutorials"
@@ -154,3 +156,13 @@ def test_the_second_notebook_has_a_narrower_interval_where_starts_are_paired():
     assert width["paired"] < width["unpaired"]
     assert variables["paired"][0] == pytest.approx(variables["unpaired"][0])
     assert all(0.5 < rate < 1.0 for rates in variables["rates"].values() for rate in rates.tolist())
+
+
+def test_commands_that_teach_a_robot_are_valid():
+    programs = {"train.py": train.composed, "record.py": record.composed}
+    names = []
+    for _, _, text in BLOCK.findall((FOLDER / "teach_a_robot.md").read_text()):
+        _, name, *options = shlex.split(text)
+        programs[name](options)
+        names.append(name)
+    assert names == ["train.py", "train.py", "record.py", "train.py"]

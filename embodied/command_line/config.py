@@ -24,7 +24,7 @@ WHOLE = re.compile(r"(?<![^\[,:])\d+(\.\d+)?[eE]\+?\d{1,2}(?![^\],}])")
 NUMBERS = "task.numbers"
 AIRFRAMES = "task.airframes"
 """Options with numbers of a task by name; the task itself checks the names."""
-NAMED = (NUMBERS, AIRFRAMES, "options", "axes", "tune.options")
+NAMED = (NUMBERS, AIRFRAMES, "options", "axes", "tune.options", "robot.options", "robot.axes")
 """Options with entries by name, whose owner checks the names."""
 C = TypeVar("C")
 Groups = Mapping[str, Mapping[str, type]]
@@ -79,7 +79,11 @@ def compose(
             if groups:
                 published = dict(each.split("=", 1) for each in overrides).get("policy.weights", "null") != "null"
                 _store("settings", settings(choices_now, published=published), package="_global_")
-            config = hydra_compose(name, [*choices, *map(_addable, overrides)])
+            plain = [override for override in overrides if _names_folder(override, groups)]
+            others = [override for override in overrides if override not in plain]
+            config = hydra_compose(name, [*choices, *map(_addable, others)])
+            for key, value in parsed(plain).items():
+                OmegaConf.update(config, key, value)
         if saved:
             _check_same({group: choices_now[group] for group in unchanged_groups}, before)
             value_overrides = [override for override in overrides if override.split("=")[0] not in groups]
@@ -194,6 +198,12 @@ def _member(override: str, config: Any) -> str:  # noqa: ANN401 - OmegaConf's
         return override
     names = {name.lower(): name for name in kind.__members__}
     return f"{key}={names.get(value.lower(), value)}"
+
+
+def _names_folder(override: str, groups: Groups) -> bool:
+    """Whether `override` sets an option with the name of another program's group, which Hydra would look for."""
+    key = override.partition("=")[0]
+    return key not in groups and (CONFIGS / key).is_dir()
 
 
 def _addable(override: str) -> str:

@@ -14,6 +14,8 @@ PUBLISHED = "published"
 """Owner of the settings for published weights."""
 ALL_TASKS = "all_tasks"
 """Owner of the settings of policies and algorithms for any task."""
+ROBOTS = "robots"
+"""Owner of the settings of algorithms on any robot."""
 
 
 def settings(choices: Mapping[str, str], *, published: bool) -> Any:  # noqa: ANN401 - OmegaConf's
@@ -33,6 +35,8 @@ def places(choices: Mapping[str, str], *, published: bool) -> Iterator[tuple[str
     yield task, policy
     yield task, algorithm
     yield task, f"{policy}_{algorithm}"
+    if "robot" in choices:
+        yield ROBOTS, algorithm
     yield choices["placement"], policy
     if published:
         yield PUBLISHED, policy
@@ -40,6 +44,6 @@ def places(choices: Mapping[str, str], *, published: bool) -> Iterator[tuple[str
 
 @cache
 def table() -> dict[str, Any]:
-    """Sections of all files by their owner (a task, a placement, `ALL_TASKS` or `PUBLISHED`) and their name."""
+    """Sections of all files by owner (a task, a placement, `ALL_TASKS`, `ROBOTS` or `PUBLISHED`) and by name."""
     files: list[Any] = [OmegaConf.load(path) for path in sorted((CONFIGS / "settings").glob("*.yaml"))]
     return {owner: sections for file in files for owner, sections in file.items()}

@@ -6,7 +6,8 @@ This is where policies, simulators and robots are joined: the only module of the
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -34,9 +35,11 @@ from policies.vla import starting_points
 from policies.vla.pi0 import Pi0Config
 from policies.vla.tokens import TokensConfig
 from policies.words import Words
+from real_robot.learning.environment import Judge
+from real_robot.learning.task import RobotConfig, RobotTask, with_single_actions
 from real_robot.recording.demonstrations import DemonstrationOptions
 from real_robot.recording.recorded_task import RecordedTask
-from sims.registry import TASKS
+from sims.registry import TASKS, in_processes
 
 log = logging.getLogger("embodied")
 GROUPS = {
@@ -45,6 +48,7 @@ GROUPS = {
     "algorithm": ALGORITHMS,
     "offline": OFFLINE,
     "placement": PLACEMENTS,
+    "robot": {"robot_schema": RobotConfig},
 }
 """Config classes by name, for each part of a run that is chosen by name."""
 
@@ -53,17 +57,19 @@ GROUPS = {
 class TrainConfig(ViewerOptions, DemonstrationOptions, PlacementOptions, ExperimentConfig):
     """Options of train.py: options of a run and of its parts.
 
-    `offline` is the learner of the stage offline. `seed` determines all random numbers. `device` is for policy and
-    learner; PyTorch uses `threads` cores. `wandb` names a project, `output` a new run's directory. `resume` continues a
-    run, or a checkpoint of it, unchanged; `eval_only` evaluates it. `plan` checks whether the run fits into `device_gb`
-    of memory. Rewards and ends of episodes are those of the `success_classifier`, a folder that classify.py wrote, in
-    place of the simulator's; evaluations count the simulator's own success.
+    `offline` is the learner of the stage offline. `robot` is where the task is learned, null: in its simulator. `seed`
+    determines all random numbers. `device` is for policy and learner; PyTorch uses `threads` cores. `wandb` names a
+    project, `output` a new run's directory. `resume` continues a run, or a checkpoint of it, unchanged; `eval_only`
+    evaluates it. `plan` checks whether the run fits into `device_gb` of memory. Rewards and ends of episodes are those
+    of the `success_classifier`, a folder that classify.py wrote, in place of a simulator's, whose own success
+    evaluations count; on a robot it judges beside the person.
     """
 
     task: Any = MISSING
     policy: Any = MISSING
     algorithm: Any = MISSING
     offline: Any = None
+    robot: Any = None
     latency: LatencyConfig = field(default_factory=LatencyConfig)
     success_classifier: str | None = None
     seed: Seed = 0
@@ -86,6 +92,32 @@ def with_conditions(task: Task, config: TrainConfig, device: str) -> Task:
     if config.success_classifier is not None:
         task = ClassifiedTask(task, SuccessClassifier.load(config.success_classifier).to(device))
     return with_latency(task, config.latency)
+
+
+@contextmanager
+def opened_task(config: TrainConfig, viewed: Callable[[Task], Task]) -> Iterator[Task]:
+    """Context of the task of `config`, `viewed` in its simulator, or on its robot, which is released at the end.
+
+    Raises:
+        UserError: for options of simulators with a robot.
+    """
+    if config.robot is None:
+        yield viewed(with_conditions(in_processes(config.task), config, config.device))
+        return
+    if config.viewer or config.latency.present:
+        raise UserError("viewer and latency.* are of simulators; with robot= use robot.disturbances.latency_s")
+    single = in_processes(with_single_actions(config.task))
+    task = RobotTask(config.task, single, config.robot, _judge(config))
+    with closing(task):
+        yield task
+
+
+def _judge(config: TrainConfig) -> Judge | None:
+    """Judge of episodes on a robot, None without a success classifier."""
+    if config.success_classifier is None:
+        return None
+    classifier = SuccessClassifier.load(config.success_classifier).to(config.device)
+    return Judge(classifier, classifier.threshold, classifier.frames)
 
 
 def starting_options(weights: str) -> list[str]:

@@ -6,6 +6,7 @@ episodes, B sampled rows, H actions of a chunk, L decisions of a sequence.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -33,10 +34,11 @@ class _Links(NamedTuple):
 class EpisodeStore:
     """Ring of the last `capacity` decisions, each with its episode, whatever its outcome; observations are stored once.
 
-    An episode may span several rollouts; its decisions can be drawn before it ends. Only the last decision of an
-    episode executes fewer than K actions. A row is the place of a decision in the ring, in order of arrival: by time,
-    then by environment. Returns of `transitions` are bootstrapped at the end of each rollout, before decisions of which
-    the policy was not the author, and before decisions with unknown consequences.
+    An episode may span several rollouts; its decisions can be drawn before it ends. The last decision of an episode may
+    execute fewer than K actions, and so may one after which a person hands a robot back. A row is the place of a
+    decision in the ring, in order of arrival: by time, then by environment. Returns of `transitions` are bootstrapped
+    at the end of each rollout, before decisions of which the policy was not the author, and before decisions with
+    unknown consequences.
 
     The decisions are stored on `device`, if None on that of the first addition.
     """
@@ -56,6 +58,7 @@ class EpisodeStore:
         self._rewards_missing = False
         self._complete_rows: Tensor | None = None  # rows with known consequences; None: all
         self._cached_links: _Links | None = None
+        self._cached_intervened: Tensor | None = None  # rows of `intervened`
         self._returns = TensorDict({}, [0])  # [capacity] returns of `transitions`, by row
         self._returns_of: tuple[int, float, int] = (0, 0.0, 0)  # their steps, discount, and the number after the last
 
@@ -77,6 +80,9 @@ class EpisodeStore:
             UserError: for other columns than those stored.
         """
         acted = rollout.executed.any(-1)  # a frozen environment decides nothing
+        if not bool(acted.any()):
+            return
+        rollout = _ended_by_faults(rollout, acted)
         chosen = acted.flatten().nonzero().squeeze(1)
         position = torch.full_like(acted, NONE, dtype=torch.int64)
         position.view(-1)[chosen] = torch.arange(len(chosen), device=chosen.device)
@@ -125,6 +131,14 @@ class EpisodeStore:
         indices = torch.randint(len(self), (count,), generator=generator).to(self.device)
         return indices if self._complete_rows is None else self._complete_rows[indices]
 
+    def intervened(self) -> Tensor:
+        """Rows of decisions with known consequences in which a person acted."""
+        if self._cached_intervened is None:
+            none = torch.zeros(0, dtype=torch.int64)
+            by_person = self._column("human").any(-1) & self._column("known") if self.written else none
+            self._cached_intervened = by_person.nonzero().squeeze(1)
+        return self._cached_intervened
+
     def succeeded(self) -> Tensor:
         """Rows of successful episodes, in the order in which these ended: by rollout, environment, then time."""
         rows = self._in_order(self._column("success") == SUCCEEDED)
@@ -142,19 +156,23 @@ class EpisodeStore:
         """Executed actions from the decisions `rows` on, as in `Episodes.chunks`.
 
         Returns {observation, actions [B, H, A], valid [B, H], task_index [B]}. Chunks that extend beyond their episode,
-        or what is stored of it, repeat the last action; `valid` is False there.
+        or what is stored of it, or beyond ceil(H / K) decisions where some are short, repeat the last action; `valid`
+        is False there.
         """
         executed = self._rows["reward"].shape[1]
         walk, reached = self._walk(rows, -(-horizon // executed), across=False)
-        # [B, 1] number of actions to the end of the episode or of the walk
-        count = (self._links().executed[walk] * reached).sum(0).unsqueeze(1)
+        # [B, W] numbers of actions up to and including each decision of the walk; the last is that of all
+        length = (self._links().executed[walk] * reached).t()
+        until = length.cumsum(1)
+        count = until[:, -1:]
         step = torch.arange(horizon, device=rows.device)
         index = torch.minimum(step, count - 1)
-        decision = walk.t().gather(1, index // executed)
+        place = torch.searchsorted(until, index, right=True)
+        decision = walk.t().gather(1, place)
         return TensorDict(
             {
                 "observation": _picked(self._rows["observation"], rows),
-                "actions": self._rows["actions"][decision, index % executed],
+                "actions": self._rows["actions"][decision, index - (until - length).gather(1, place)],
                 "valid": step < count,
                 "task_index": self._rows["task_index"].index_select(0, rows),
             },
@@ -250,7 +268,9 @@ class EpisodeStore:
         if rollout.episode_steps is None:
             return running
         before = rollout.episode_steps[0] - rollout.executed[0].sum(-1)
-        return running & (before.to(steps.device) == steps)
+        # a fault may have ended it before the first action of this rollout
+        ended = rollout.done[0] & ~rollout.executed[0].any(-1)
+        return running & (before.to(steps.device) == steps) & ~ended.to(steps.device)
 
     def _append(self, rows: TensorDict, ends: Tensor, after: TensorDict | None) -> Tensor:
         """Write `rows` [M], of which `ends` are followed by the observations `after`, unknown if None.
@@ -414,6 +434,7 @@ class EpisodeStore:
     def _refresh(self) -> None:
         """Compute which decisions have known consequences, and forget the links."""
         self._cached_links = None
+        self._cached_intervened = None
         is_complete = self._column("known") if self.written else torch.ones(0, dtype=torch.bool)
         self._complete_rows = None if bool(is_complete.all()) else is_complete.nonzero().squeeze(1)
 
@@ -429,6 +450,16 @@ class EpisodeStore:
     def _number(self, rows: Tensor) -> Tensor:
         """Numbers of the decisions at `rows`."""
         return self.written - 1 - (self.written - 1 - rows) % self.capacity
+
+
+def _ended_by_faults(rollout: Rollout, acted: Tensor) -> Rollout:
+    """Copy of `rollout` in which decisions are truncated if a fault ended the episode before the next action."""
+    before_fault = acted[:-1] & ~rollout.done[:-1] & rollout.done[1:] & ~acted[1:]
+    if not bool(before_fault.any()):
+        return rollout
+    truncated = rollout.truncated.clone()
+    truncated[:-1] |= before_fault
+    return replace(rollout, truncated=truncated)
 
 
 def _at(values: Tensor, index: Tensor) -> Tensor:

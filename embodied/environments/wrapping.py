@@ -19,7 +19,7 @@ from embodied.environment import Environment, NumberedStarts, Transition
 from embodied.export.conditions import Conditions
 from embodied.policy import Policy
 from embodied.starting_point import StartingPoint
-from embodied.task import Convention, Sweep, Task
+from embodied.task import Convention, Expert, Sweep, Task
 
 OPTIONAL_MEMBERS = ("state_dict", "load_state_dict", "switch", "detach", "group", "show_values", "view", "notes")
 """Members of environments with further capabilities, except numbered initial states, which `reset` takes."""
@@ -133,6 +133,10 @@ class WrappedTask(Task):
     def baselines(self) -> Mapping[str, Policy]:
         """See `Task.baselines`."""
         return self.task.baselines()
+
+    def expert(self, env: Environment) -> Expert | None:
+        """See `Task.expert`."""
+        return self.task.expert(env)
 
     def demonstrations(self, directory: Path, seed: int) -> Episodes | None:
         """See `Task.demonstrations`."""

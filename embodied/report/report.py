@@ -59,6 +59,7 @@ class Report:
     run without a simulator; `rounds` are those of offline learning. `env_steps` and `episodes` are those of
     reinforcement learning; the record adds those that were collected between offline rounds. Of the `episodes` of
     training, `lost` ended because a process of the simulator died, and in `pushed` a person pushed a robot or object.
+    In `human_steps` of the environment steps a person acted, who took over `takeovers` times.
     `lost_collectors` died and were replaced; `dropped_rollouts` were too old to use.
     """
 
@@ -70,6 +71,8 @@ class Report:
     episodes: int = 0
     lost: int = 0
     pushed: int = 0
+    takeovers: int = 0
+    human_steps: int = 0
     lost_collectors: int = 0
     dropped_rollouts: int = 0
     wall_s: dict[str, float] = field(default_factory=dict)
@@ -156,6 +159,8 @@ class Report:
             "episodes": self._with_collected("episodes"),
             "lost": self.lost,
             "pushed": self.pushed,
+            "takeovers": self.takeovers,
+            "human_steps": self.human_steps,
             "lost_collectors": self.lost_collectors,
             "dropped_rollouts": self.dropped_rollouts,
             "wall_s": {phase: round(seconds, 2) for phase, seconds in self.wall_s.items()},
@@ -356,6 +361,11 @@ class Report:
             count += f" {self.dropped_rollouts:,} rollouts were too old to learn from."
         if self.pushed:
             count += f" In {self.pushed:,} of the episodes a person pushed something."
+        if self.takeovers:
+            share = self.human_steps / max(1, self.env_steps)
+            length = self.human_steps / self.takeovers
+            count += f" A person took over {self.takeovers:,} times, for {length:.1f} steps each:"
+            count += f" {share:.1%} of the environment steps."
         return f"## Cost\n\n{count}\n\n" + table(["phase", "wall s"], rows + total)
 
 

@@ -29,6 +29,9 @@ from embodied.rollout.memory import Memory
 from embodied.rollout.starts import Starts
 from embodied.rollout.storage import Rows, Storage
 
+INTERVENTIONS = {"takeovers": "takeovers", "human_steps": "human"}
+"""Signals of a person's interventions, by the names of their sums."""
+
 
 @dataclass
 class Rollout:
@@ -135,6 +138,12 @@ class Rollout:
             elif name not in ODD_EVENTS:
                 ended[name] = totals[~totals.isnan()].clamp(max=1.0)
         return ended
+
+    def intervention_counts(self) -> dict[str, int]:
+        """Number of take-overs by a person, and of control steps that a person acted; empty where nobody can."""
+        if "takeovers" not in self.signals:
+            return {}
+        return {name: int(self.signals[signal].sum()) for name, signal in INTERVENTIONS.items()}
 
     def odd_episodes(self) -> dict[str, int]:
         """Number of episodes that ended here with each of `ODD_EVENTS`, and of those that vanished."""

@@ -35,6 +35,11 @@ from embodied.training.stages.stage import Stage
 
 __all__ = ["Experiment", "ExperimentConfig"]
 log = logging.getLogger(__name__)
+REPORTED = (
+    *("env_steps", "episodes", "lost", "pushed", "takeovers", "human_steps"),
+    *("lost_collectors", "dropped_rollouts", "cpu_s"),
+)
+"""Counters of a run that its report has."""
 UNTRAINED_STARTS = range(5, 51)
 """Least and largest number of initial states of each task on which the untrained policy is evaluated."""
 UNTRAINED_SHARE = 0.05
@@ -237,7 +242,7 @@ class Experiment(BuiltRun):
                 self.report.notes.append(f"No video: {error}.")
 
     def _write(self) -> None:
-        for name in ("env_steps", "episodes", "lost", "pushed", "lost_collectors", "dropped_rollouts", "cpu_s"):
+        for name in REPORTED:
             setattr(self.report, name, self.counters[name])
         self.report.wall_s, self.report.phase_cpu_s = self.timer.seconds, self.timer.cpu
         self.report.write(self.directory, CURVES)

@@ -48,6 +48,8 @@ class Iteration:
     simulation_s: float
     policy_s: float
     placement_metrics: dict[str, float] = field(default_factory=dict)  # metrics of the collectors' placement
+    interventions: dict[str, int] = field(default_factory=dict)  # see `Rollout.intervention_counts`
+    human_share: float | None = None  # share of the control steps in which a person acted; None where nobody can
 
     @property
     def cpu_s(self) -> float:
@@ -69,14 +71,17 @@ class Iteration:
         """Metrics of the iteration by name."""
         ended_means = self.ended | {name: float(count) for name, count in self.odd_episodes.items() if count}
         rollout = {f"rollout/{name}": value for name, value in ended_means.items()}
+        if self.human_share is not None:
+            rollout["rollout/human_share"] = self.human_share
         placement = {f"placement/{name}": value for name, value in self.placement_metrics.items()}
         return rollout | {f"rl/{name}": value for name, value in self.metrics.items()} | placement
 
     @property
     def note(self) -> str:
-        """Text for a progress bar: success or return of the episodes that ended."""
+        """Text for a progress bar: success or return of the episodes that ended, and the share of a person's steps."""
         formats = {"success": "success {:.0%}", "episode_return": "return {:.4g}"}
-        return next((text.format(self.ended[name]) for name, text in formats.items() if name in self.ended), "")
+        outcome = [text.format(self.ended[name]) for name, text in formats.items() if name in self.ended][:1]
+        return ", ".join([*outcome, *([] if self.human_share is None else [f"person {self.human_share:.0%}"])])
 
 
 def train(
@@ -161,6 +166,8 @@ def iterations(
     while done < env_steps:
         with precision.on(collector.generator.device):
             rollout = collector.collect(rollout_length)
+            interventions = rollout.intervention_counts()
+            share = interventions["human_steps"] / max(1, rollout.env_steps) if interventions else None
             counts = _mean_counts(rollout, world)
             done += counts.pop("env_steps")
             # the next collection runs during this update, by the policy from before it
@@ -184,6 +191,8 @@ def iterations(
             done,
             metrics=metrics,
             placement_metrics=rollout.placement_metrics,
+            interventions=interventions,
+            human_share=share,
             simulation_s=rollout.simulation_s,
             policy_s=rollout.policy_s,
             **counts,

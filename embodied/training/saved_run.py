@@ -42,6 +42,8 @@ COUNTERS = (
     "cpu_s",
     "lost",
     "pushed",
+    "takeovers",
+    "human_steps",
     "lost_collectors",
     "dropped_rollouts",
 )

@@ -177,6 +177,32 @@ class Leader:
         self._buttons.close()
 
 
+class Engaging:
+    """A `Person` who drives only between two presses of gripper or engage, for a leader arm beside a policy."""
+
+    def __init__(self, person: Person) -> None:
+        self._person = person
+        self._drives = False
+        self.pressed: frozenset[str] = frozenset()
+
+    def action(self, proposed: Array | None) -> Array | None:
+        """See `Person.action`."""
+        command = self._person.action(proposed)
+        self.pressed = self._person.pressed
+        if self.pressed & {"gripper", "engage"}:
+            self._drives = not self._drives
+        return command if self._drives else None
+
+    def wait_for(self, *buttons: str, sleep: Callable[[float], None] = time.sleep) -> str:
+        """See `Person.wait_for`; they do not drive afterwards."""
+        self._drives = False
+        return self._person.wait_for(*buttons, sleep=sleep)
+
+    def close(self) -> None:
+        """Release the device."""
+        self._person.close()
+
+
 def wait_for(channel: Channel, buttons: tuple[str, ...], sleep: Callable[[float], None]) -> str:
     """Block until one of `buttons` is pressed; returns it."""
     while True:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from embodied.configuration import PositiveInt, Range
+from embodied.configuration import Configuration, PositiveInt, Range
 from embodied.contract import Contract
 from embodied.environment import Environment
 from embodied.errors import UserError
@@ -38,20 +38,16 @@ PATIENCE = 2.5
 
 
 @dataclass
-class RecordConfig(ViewerOptions):
-    """Options of record.py; `task` and task.* are the same as in train.py.
+class DriveOptions(Configuration):
+    """Options of a person who drives a robot.
 
-    `robot` is simulation, or a row of the tables with its `options`. `device` drives it; `event` is the device's path
-    if there are several. `axes` maps action elements to the device's axes; elements with names such as x, yaw and speed
-    have defaults. Full deflection is the share `speed` of the action's limit. `leader` is the topic of a second arm's
-    joint states; `leader_joints` are its joints in the action's order. The policy in `checkpoint` acts while the person
-    does not. `episodes` is the number of episodes after which the program ends. `limits` is a YAML file of the robot's
-    limits. Commands are published with the `prefix` to which safety_node subscribes. `simulated_time` uses the time of
-    /clock. `real_time` requests real-time scheduling. `lerobot` also writes a dataset, with `pictures` as videos or
-    images; `output` is a new folder.
+    `device` drives it; `event` is the device's path if there are several. `axes` maps action elements to the device's
+    axes; elements with names such as x, yaw and speed have defaults. Full deflection is the share `speed` of the
+    action's limit. `leader` is the topic of a second arm's joint states; `leader_joints` are its joints in the action's
+    order. `limits` is a YAML file of the robot's limits. `options` are those of the robot's row. Commands are published
+    with the `prefix` to which safety_node subscribes. `simulated_time` uses the time of /clock.
     """
 
-    robot: str = SIMULATION
     options: dict[str, Any] = field(default_factory=dict)
     device: Device = Device.KEYBOARD
     event: str = ""
@@ -59,11 +55,23 @@ class RecordConfig(ViewerOptions):
     speed: Annotated[float, Range(above=0, at_most=1)] = 0.5
     leader: str = "leader/joint_states"
     leader_joints: list[str] = field(default_factory=list)
-    checkpoint: str | None = None
-    episodes: PositiveInt | None = None
     limits: str | None = None
     prefix: str = "policy/"
     simulated_time: bool = False
+
+
+@dataclass
+class RecordConfig(ViewerOptions, DriveOptions):
+    """Options of record.py: those of ViewerOptions and DriveOptions; `task` and task.* are the same as in train.py.
+
+    `robot` is simulation, or a row of the tables with its `options`. The policy in `checkpoint` acts while the person
+    does not. `episodes` is the number of episodes after which the program ends. `real_time` requests real-time
+    scheduling. `lerobot` also writes a dataset, with `pictures` as videos or images; `output` is a new folder.
+    """
+
+    robot: str = SIMULATION
+    checkpoint: str | None = None
+    episodes: PositiveInt | None = None
     real_time: bool = False
     lerobot: bool = True
     pictures: Store = Store.VIDEO
@@ -87,6 +95,7 @@ class Station:
         sleep: waits, in real time, and processes incoming messages meanwhile.
         begin: called before every episode; it may move a simulated robot to a start.
         over: outcome of an episode that has ended by itself: True is success; None: it has not ended.
+        out_of_time: whether such an episode ended at a time limit.
         has_subscriber: whether commands have a subscriber.
         alive: called in every period in which commands are sent.
         leader: positions [A] of a second arm; None without new ones.
@@ -99,6 +108,7 @@ class Station:
     sleep: Callable[[float], None]
     begin: Callable[[], None]
     over: Callable[[], bool | None] = lambda: None
+    out_of_time: Callable[[], bool] = lambda: False
     has_subscriber: Callable[[], bool] = lambda: True
     alive: Callable[[], None] = lambda: None
     leader: Callable[[], Array | None] = lambda: None
@@ -258,7 +268,11 @@ def simulated(environment: Environment) -> Station:
         transition = robot.transition
         return None if transition is None or not bool(transition.done[0]) else bool(transition.success[0])
 
-    return Station(robot, robot.contract, robot.clock, time.sleep, lambda: robot.reset() and None, over)
+    def out_of_time() -> bool:
+        return robot.transition is not None and bool(robot.transition.truncated[0])
+
+    begin = lambda: robot.reset() and None  # noqa: E731
+    return Station(robot, robot.contract, robot.clock, time.sleep, begin, over, out_of_time)
 
 
 def limits(path: str | None, control_dt_s: float) -> Limits:
@@ -276,8 +290,8 @@ def acting(policy: Policy, station: Station) -> ChunkExecutor:
     return ChunkExecutor(policy, station.contract, execution=Execution.NAIVE, clock=clock, asynchronous=not waits)
 
 
-def person(config: RecordConfig, station: Station) -> Person:
-    """The operator or leader for `config.device`.
+def person(config: DriveOptions, station: Station, *, alone: bool) -> Person:
+    """The operator or leader for `config.device`; `alone` without a policy.
 
     Raises:
         UserError: if the device is missing, or does not move every element of the action.
@@ -289,7 +303,7 @@ def person(config: RecordConfig, station: Station) -> Person:
     gripper = GRIPPER if GRIPPER in action_names(contract) and GRIPPER not in axes else ""
     channel = open_device(config.device, config.event)
     try:
-        return Operator(channel, contract, axes, gripper, alone=config.checkpoint is None)
+        return Operator(channel, contract, axes, gripper, alone=alone)
     except UserError:
         channel.close()
         raise

@@ -27,6 +27,9 @@ SAME = 1e-9
 """Commands that differ by less count as equal."""
 MISSING = "no command"
 """Why a robot holds that is not told what to do."""
+UNSETTLED = "too few consistent measurements yet to start from"
+EARLY = "sooner than the control period"
+"""Why a command is not written, although nothing is wrong: a later one will be."""
 LATE = 0.25
 """Share of a period by which a command may be late without counting as missing."""
 
@@ -87,7 +90,7 @@ class Safety:
         self, robot: Robot, limits: Limits, clock: Clock, steady: Clock | None = None, *, relocates: bool = False
     ) -> None:
         self._robot = robot
-        self._limits = limits
+        self.limits = limits
         self._clock = clock
         self._steady = steady or clock
         self._inputs = Inputs(robot.contract, limits)
@@ -148,14 +151,14 @@ class Safety:
                 return self._hold(State.STOPPED, bound)
             # A clock that goes back makes an old measurement no newer.
             age_s = max(now_s - accepted.stamp_s, self._steady_s - self._accepted_s, 0.0)
-            if (fault := self._consistency.fault) and age_s > self._limits.observation_timeout_s:
+            if (fault := self._consistency.fault) and age_s > self.limits.observation_timeout_s:
                 return self._hold(State.STOPPED, fault)
             if self._moving and (away := self._filters.unfollowed(accepted.observation, age_s)):
                 return self._hold(State.STOPPED, away)
             if action is None:
                 return self._hold(State.HOLDING, MISSING)
             command = action if isinstance(action, Command) else Command(action)
-            delay_s = age_s + self._limits.clock_error_s + self._period_s
+            delay_s = age_s + self.limits.clock_error_s + self._period_s
             fault = self._inputs.command_fault(command, now_s) or self._bounds.ahead(accepted.observation, delay_s)
             if fault:
                 return self._fail(fault)
@@ -236,7 +239,7 @@ class Safety:
     @property
     def _silent(self) -> bool:
         """Whether commands have been missing for `command_timeout_s`, or for so long that the robot has stopped."""
-        return self._steady_s - self._written_s > self._limits.command_timeout_s + 1e-6 or self._stands
+        return self._steady_s - self._written_s > self.limits.command_timeout_s + 1e-6 or self._stands
 
     @property
     def _stands(self) -> bool:
@@ -253,13 +256,13 @@ class Safety:
         if self._moving and self._silent:
             self._hold(State.HOLDING, "no command in time", writes=False)
         if not self._moving and (self._consistency.fault or not self._consistency.settled):
-            waits = self._consistency.fault or "too few consistent measurements yet to start from"
+            waits = self._consistency.fault or UNSETTLED
             return self._hold(State.HOLDING, waits)
         idle_s = self._steady_s - self._written_s
         if not self._moving and (fault := self._filters.outside(reading.observation, idle_s)):
             return self._fail(fault)
         if not self._due():
-            return Verdict(self.state, None, "sooner than the control period")
+            return Verdict(self.state, None, EARLY)
         if not self._moving:
             self._filters.start(reading.observation, idle_s)
         written = self._filters.apply(action, reading.observation, max(self._now_s - reading.stamp_s, 0.0))

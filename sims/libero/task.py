@@ -17,12 +17,13 @@ from embodied.contract import Contract
 from embodied.data.cache import DataSet
 from embodied.data.demonstrations import decoded_once, record_once
 from embodied.data.episodes import Episodes
+from embodied.environment import Environment
 from embodied.errors import UserError
 from embodied.evaluation.video import film, tile, write_video
 from embodied.extras import needs_extra
 from embodied.policy import Policy
 from embodied.starting_point import StartingPoint
-from embodied.task import Task
+from embodied.task import Expert, Task
 from sims.libero.assets import HOW_TO_GET, Assets, find_assets
 from sims.libero.physics.backend import LiberoSim
 from sims.libero.randomisation import Randomisation
@@ -221,6 +222,16 @@ class LiberoTask(Task, ProcessOptions):
             randomisation=self.randomisation,
             **self._observed(),
         )
+
+    def expert(self, env: Environment) -> Expert | None:
+        """The scripted expert of demonstrations, in environments of this process that simulate with MuJoCo."""
+        from sims.libero.environment import LiberoEnvironment
+
+        if not isinstance(env, LiberoEnvironment) or self.sim is not LiberoSim.mujoco:
+            return None
+        from sims.libero.expert.helping import Helper
+
+        return Helper(env)
 
     @property
     def max_demonstration_steps(self) -> int:

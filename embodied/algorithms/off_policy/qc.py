@@ -31,7 +31,7 @@ from embodied.algorithms.finite import check_finite, gradient_norm
 from embodied.algorithms.imitation.sft import SFT, SFTConfig
 from embodied.algorithms.micro_batch import saved_bytes
 from embodied.algorithms.off_policy.action_values import ActionValues
-from embodied.algorithms.off_policy.replay import MixedReplay
+from embodied.algorithms.off_policy.replay import MixedReplay, demonstrations_or_none_yet
 from embodied.algorithms.parts import Composite
 from embodied.algorithms.passes import Passes
 from embodied.algorithms.small_actor import with_small_actor
@@ -48,10 +48,11 @@ from embodied.world import ALONE, World
 class QCConfig(CriticConfig):
     """Hyper-parameters of Q-chunking; options of the critics are those of CriticConfig, and `sft` of the behaviour.
 
-    A `demonstration_share` of each minibatch is drawn from demonstrations, in which rewards are known. Gradient steps
-    begin after `warmup` decisions. The policy acts by values after `critic_warmup` of them; those of new critics choose
-    at random. A one-step actor pays `distillation` for the squared distance from the behaviour, in
-    half ranges, in units of the mean absolute value.
+    A `demonstration_share` of each minibatch is drawn from demonstrations, in which rewards are known, and to which
+    with `keep_interventions` a person's actions on a robot belong, too. Gradient steps begin after `warmup` decisions.
+    The policy acts by values after `critic_warmup` of them; those of new critics choose at random. A one-step actor
+    pays `distillation` for the squared distance from the behaviour, in half ranges, in units of the mean absolute
+    value.
     """
 
     rollout_length: PositiveInt = 20
@@ -59,6 +60,7 @@ class QCConfig(CriticConfig):
     lookahead: PositiveInt = 1
     minibatch: PositiveInt = 256
     demonstration_share: Fraction = 0.25
+    keep_interventions: bool = True
     capacity: PositiveInt = 500_000
     warmup: NonNegativeInt = 2_000
     critic_warmup: NonNegativeInt = 1_000
@@ -92,6 +94,9 @@ class QCConfig(CriticConfig):
         Raises:
             UserError: for a policy that cannot rank candidates, and demonstrations that are missing or lack rewards.
         """
+        if self.reads_demonstrations:
+            kept = self.keep_interventions
+            demonstrations = demonstrations_or_none_yet(demonstrations, policy, env, keep_interventions=kept)
         return QC(ranking_policy(policy, "algorithm=qc"), self, demonstrations, generator)
 
 
@@ -140,7 +145,9 @@ class QC(Composite):
             self.one_step = policy
             self.actor_parameters = policy.steering_parameters()
         self.actor_optimiser = torch.optim.Adam(self.actor_parameters, config.learning_rate, fused=True)
-        self.replay = MixedReplay(policy, config.capacity, config.demonstration_share, demonstrations)
+        share = config.demonstration_share
+        kept = config.keep_interventions
+        self.replay = MixedReplay(policy, config.capacity, share, demonstrations, keep_interventions=kept)
         self.gradient_steps = 0
 
     def continue_values(self, values: Mapping[str, Any] | None) -> None:

@@ -14,6 +14,7 @@ from embodied.data.episodes import Episodes
 from embodied.data.rewards import check_rewards
 from embodied.data.store import EpisodeStore
 from embodied.data.transitions import Transitions
+from embodied.environment import Environment, in_real_time
 from embodied.errors import UserError
 from embodied.policy import TrainablePolicy
 from embodied.rollout.rollout import Rollout
@@ -22,8 +23,10 @@ from embodied.rollout.rollout import Rollout
 class MixedReplay(Composite):
     """Store of the last `capacity` decisions of `policy`, and one of demonstrations, a `share` of each batch.
 
-    Rows of a batch are those of each store. Batches are on the policy's device, and have the observations that both
-    stores have. Errors suggest the option `without` to learn without demonstrations.
+    With `keep_interventions` the decisions in which a person acted also count as demonstrations, as in HIL-SERL (arXiv
+    2410.21845): the demonstrated part of a batch is drawn from both, uniformly; while there are neither, batches have
+    the learner's decisions alone. Rows of a batch are those of each store. Batches are on the policy's device, and have
+    the observations that both stores have. Errors suggest the option `without` to learn without demonstrations.
 
     Raises:
         UserError: for a share of demonstrations that are missing, or lack rewards or observations that critics read.
@@ -36,9 +39,12 @@ class MixedReplay(Composite):
         share: float = 0.0,
         demonstrations: Episodes | None = None,
         without: str = "algorithm.demonstration_share=0",
+        *,
+        keep_interventions: bool = False,
     ) -> None:
         self.policy = policy
         self.share = share
+        self.keep_interventions = keep_interventions
         self.own = EpisodeStore(capacity)
         self.demonstrations = EpisodeStore(1)
         if share:
@@ -59,9 +65,22 @@ class MixedReplay(Composite):
 
     def draw(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Rows of `count` decisions in all: of the learner and of the demonstrations."""
-        demonstrated = round(count * self.share)
+        interventions = self.interventions
+        total = len(self.demonstrations) + len(interventions)
+        demonstrated = round(count * self.share) if total else 0
         own = self.own.draw(count - demonstrated, generator)
-        return own, self.demonstrations.draw(demonstrated, generator) if demonstrated else torch.zeros(0)
+        recorded = demonstrated
+        if demonstrated and len(interventions):
+            number = torch.randint(total, (demonstrated,), generator=generator)
+            kept = number[number >= len(self.demonstrations)] - len(self.demonstrations)
+            own = torch.cat((own, interventions[kept.to(interventions.device)]))
+            recorded -= len(kept)
+        return own, self.demonstrations.draw(recorded, generator) if recorded else torch.zeros(0)
+
+    @property
+    def interventions(self) -> Tensor:
+        """Rows of the learner's store that also count as demonstrations, because a person acted."""
+        return self.own.intervened() if self.keep_interventions else torch.zeros(0, dtype=torch.int64)
 
     def transitions(self, rows: tuple[Tensor, Tensor], steps: int, discount: float) -> TensorDict:
         """See `EpisodeStore.transitions`: R = discounted rewards of `steps` decisions, carry = gamma^k or 0, and s'."""
@@ -113,6 +132,15 @@ class MixedReplay(Composite):
             raise UserError(
                 f"critics read {', '.join(absent)}, which the demonstrations lack; use {without}"
             ) from error
+
+
+def demonstrations_or_none_yet(
+    demonstrations: Episodes | None, policy: TrainablePolicy, env: Environment, *, keep_interventions: bool
+) -> Episodes | None:
+    """The `demonstrations`; an empty set if there are none, where a person will demonstrate in `env`."""
+    if demonstrations is not None or not (keep_interventions and in_real_time(env)):
+        return demonstrations
+    return Episodes.of(TensorDict({}, [0]), torch.zeros(0, *policy.contract.action.shape))
 
 
 def recorded_transitions(

@@ -1,8 +1,9 @@
 """Soft actor-critic (arXiv 1801.01290, 1812.05905): off-policy, with the most random policy that still earns.
 
 With demonstrations in every batch, an ensemble of critics and several updates per decision it is RLPD (arXiv
-2302.02948), `algorithm=rlpd`. Where it goes on with the critics of an offline learner, without its data, it is WSRL
-(arXiv 2412.07762), `algorithm=wsrl`.
+2302.02948), `algorithm=rlpd`. A person's actions on a robot then count as demonstrations, too, as in HIL-SERL (arXiv
+2410.21845). Where it goes on with the critics of an offline learner, without its data, it is WSRL (arXiv 2412.07762),
+`algorithm=wsrl`.
 
 Differs from the papers:
     - many environments: an iteration stores `rollout_length` chunks of each, then takes `updates` steps per decision;
@@ -32,7 +33,7 @@ from embodied.algorithms.critics import CriticConfig
 from embodied.algorithms.finite import check_finite, gradient_norm
 from embodied.algorithms.micro_batch import saved_bytes
 from embodied.algorithms.off_policy.action_values import ActionValues
-from embodied.algorithms.off_policy.replay import MixedReplay
+from embodied.algorithms.off_policy.replay import MixedReplay, demonstrations_or_none_yet
 from embodied.algorithms.parts import Composite
 from embodied.algorithms.passes import Passes
 from embodied.configuration import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Range
@@ -50,7 +51,8 @@ class SACConfig(CriticConfig):
 
     After `warmup` decisions the critics take `updates` gradient steps per decision, which may be less than 1, the
     actor and the temperature one at every `policy_delay`-th after the first `critic_warmup`: new critics lead a
-    trained policy astray. A `demonstration_share` of each batch is drawn from demonstrations. The actor maximises the
+    trained policy astray. A `demonstration_share` of each batch is drawn from demonstrations, to which a person's
+    actions on a robot belong, too, with `keep_interventions`. The actor maximises the
     smallest value of all critics, or their mean (`actor_mean`); without `entropy_in_target` targets are returns of
     rewards alone. `target_std` is the wished deviation of an action element in half ranges. With `continue_values` the
     critics are at first those that the stage offline has trained.
@@ -62,6 +64,7 @@ class SACConfig(CriticConfig):
     lookahead: PositiveInt = 1
     minibatch: PositiveInt = 256
     demonstration_share: Fraction = 0.0
+    keep_interventions: bool = True
     capacity: PositiveInt = 500_000
     warmup: NonNegativeInt = 5_000
     critic_warmup: NonNegativeInt = 0
@@ -103,6 +106,9 @@ class SACConfig(CriticConfig):
         """
         if not isinstance(policy, Reparameterised):
             raise UserError("expected a policy with reparameterised samples for algorithm=sac; use policy=squashed")
+        if self.reads_demonstrations:
+            kept = self.keep_interventions
+            demonstrations = demonstrations_or_none_yet(demonstrations, policy, env, keep_interventions=kept)
         return SAC(policy, self, generator, demonstrations, policy)
 
 
@@ -181,7 +187,12 @@ class SAC(Composite):
         elements = self.q.executed * self.q.elements
         self.target_entropy = elements * 0.5 * math.log(2.0 * math.pi * math.e * config.target_std**2)
         self.replay = MixedReplay(
-            policy, config.capacity, config.demonstration_share, demonstrations, config.without_demonstrations
+            policy,
+            config.capacity,
+            config.demonstration_share,
+            demonstrations,
+            config.without_demonstrations,
+            keep_interventions=config.keep_interventions,
         )
         self.gradient_steps = 0
 
@@ -206,7 +217,7 @@ class SAC(Composite):
         return self.log_temperature.detach().exp()
 
     def update(self, rollout: Rollout, progress: float, world: World = ALONE) -> dict[str, float]:
-        """Store one rollout, then take gradient steps; returns mean metrics and the number of rows stored."""
+        """Store one rollout, then take gradient steps; returns mean metrics and numbers of stored decisions."""
         before = self.replay.written
         self.replay.add(rollout)
         if self.replay.written < self.config.warmup:
@@ -218,7 +229,10 @@ class SAC(Composite):
             for name, value in self._step().items():
                 metrics[name].append(value)
         means = {name: float(torch.stack(values).mean()) for name, values in metrics.items()}
-        return means | {"temperature": float(self.temperature), "replay": float(len(self.replay))}
+        counts = {"replay": float(len(self.replay))}
+        if interventions := len(self.replay.interventions):
+            counts["interventions"] = float(interventions)
+        return means | {"temperature": float(self.temperature)} | counts
 
     def _step(self) -> dict[str, Tensor]:
         """Take one step of the critics, and one of actor and temperature where they are due; returns metrics.

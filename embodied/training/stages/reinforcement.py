@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 
 from embodied import seeding
+from embodied.environment import in_real_time
 from embodied.policy import TrainablePolicy
 from embodied.report.report import result_text
 from embodied.rollout.ahead import CollectorAhead
@@ -37,7 +39,8 @@ class ReinforcementStage(Stage[Iteration]):
     @property
     def patience_s(self) -> float:
         """Longest iteration, s, that a stop waits for."""
-        return PATIENCE_S
+        # nothing that a robot did is done again: it ends its rollout by itself, which is then stored
+        return math.inf if in_real_time(self.run.env) else PATIENCE_S
 
     @property
     def total(self) -> int:
@@ -107,6 +110,8 @@ class ReinforcementStage(Stage[Iteration]):
         run.counters["episodes"] += step.episodes
         for name in ("lost", "pushed"):
             run.counters[name] += step.odd_episodes[name]
+        for name, count in step.interventions.items():
+            run.counters[name] += count
         for name in ("lost_collectors", "dropped_rollouts"):
             run.counters[name] += getattr(step, name)
         wall_s = sum(run.timer.seconds[phase] for phase in ("simulation", "policy", "update"))

@@ -83,6 +83,10 @@ class Expert:
         motion[:, :6] = np.clip(motion[:, :6] + self._noise(ids), -1.0, 1.0)
         return motion
 
+    def distance(self, env: int) -> float:
+        """Distance of the hand from its goal in the present phase of environment `env`, m."""
+        return float(np.linalg.norm(self._goal(env, self._current(env))[0] - self._hand[env]))
+
     def _motion(self, env: int) -> Array:
         """Action [7] without noise for one environment."""
         plan = self._current(env)

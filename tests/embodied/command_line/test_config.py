@@ -183,7 +183,7 @@ def test_weights_of_a_policy_without_rates_of_its_own_leave_them():
     config, record = composed("policy=diffusion", "algorithm=ppo", "policy.weights=DIR")
     assert config.sft == plain.sft
     assert config.algorithm.learning_rate == plain.algorithm.learning_rate
-    assert record["choices"].keys() == GROUPS.keys() - {"offline"}  # of which none is chosen
+    assert record["choices"].keys() == GROUPS.keys() - {"offline", "robot"}  # of which none is chosen
 
 
 def test_a_saved_run_has_its_offline_learner():

@@ -1,0 +1,390 @@
+"""A robot with a person as an `Environment` of one world: interventions, judged episodes, faults, resets.
+
+Actions go through `Safety`, the only caller of `Robot.write`, once per control period. A transition has the actions
+that were really written, by the policy or the person, as safety has limited them; a period in which the robot holds is
+no step. Where a robot's commands are translated (`Station.translate`) the stored action is the one before translation.
+
+A person takes over at any step of a chunk. When they hand back, the chunk is cut there: the rest of it was decided from
+an old observation. A fault (no, old or invalid measurements, the robot's refusal or failure, a person's stop, a device
+that is gone) holds the robot and truncates the episode; the next one begins once robot and person are ready again.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+
+from embodied.contract import Contract
+from embodied.environment import Transition
+from embodied.errors import UserError
+from embodied.interrupt import STOPPING
+from real_robot.learning.control import Control, StopRequestedError
+from real_robot.learning.homing import Homing
+from real_robot.robots.robot import Array, Reading
+from real_robot.robots.teleoperation import FIRST_READING_S
+from real_robot.safety.consistency import START_READINGS
+from real_robot.safety.safety import State
+
+log = logging.getLogger(__name__)
+RETRY_S = 1.0
+"""Pause, s, before robot and person are tried again after a fault."""
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Judge of success: `frames` measurements in a row have a `probability` of at least `threshold`.
+
+    `probability` is that of a solved task, 0 to 1, given observations (arrays by key). HIL-SERL (arXiv 2410.21845) has
+    the threshold 0.85.
+    """
+
+    probability: Callable[[dict[str, Array]], float]
+    threshold: float = 0.85
+    frames: int = 1
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Rules by which episodes begin and end.
+
+    An episode ends as a success or a failure by a person's buttons, as a success by the `judge`, without one by that of
+    a simulated robot's task, and is truncated after `step_limit` control steps. With `waits` it begins when the person
+    presses a button, after `homing`.
+    """
+
+    step_limit: int
+    judge: Judge | None = None
+    waits: bool = True
+    homing: Homing = field(default_factory=Homing)
+
+
+class _FaultError(Exception):
+    """Raised when the robot cannot be moved home: the message is the reason."""
+
+
+@dataclass
+class _Steps:
+    """Control steps of one chunk [K], as they were executed."""
+
+    actions: list[Array] = field(default_factory=list)
+    human: list[bool] = field(default_factory=list)
+    takeovers: list[bool] = field(default_factory=list)
+    limited: list[bool] = field(default_factory=list)
+    solved: bool = False  # by the last of them
+
+
+class RobotEnvironment:
+    """The robot that `control` drives as an Environment with N = 1, whose chunks have the size of `contract`.
+
+    The reward is 1 at the step at which the task is solved, else 0. Signals: "human" marks a person's actions,
+    "takeovers" the first of each sequence of them, "limited" those that safety has changed. Events: "fault", and
+    "stopped" by the person. In the split "eval" an episode in which a person takes over has failed.
+
+    Args:
+        control: drives the robot.
+        contract: contract of the policy.
+        task: name of the task, and its instruction.
+        rules: how episodes begin and end.
+        begins: called when an episode begins, with whether the policy trains in it.
+        close: releases the robot.
+
+    Raises:
+        UserError: if the contract differs from the robot's.
+    """
+
+    real_time = True
+    num_envs = 1
+
+    def __init__(
+        self,
+        control: Control,
+        contract: Contract,
+        task: tuple[str, str],
+        rules: Rules,
+        *,
+        begins: Callable[[bool], None] = lambda training: None,
+        close: Callable[[], None] = lambda: None,
+    ) -> None:
+        specs = {key: spec for key, spec in contract.observation.items() if not spec.privileged}
+        self.contract = replace(contract, observation=specs)
+        own = control.station.contract
+        self.contract.check(replace(own, horizon=contract.horizon, executed=contract.executed))
+        self.device = torch.device("cpu")
+        self.task_names, self.instructions = (task[0],), (task[1],)
+        self.task_index = torch.zeros(1, dtype=torch.int64)
+        self.control = control
+        self.rules = rules
+        self._begins = begins
+        self._close = close
+        self._training = True
+        self._reading: Reading | None = None  # newest valid one
+        self._ready = False  # whether robot and person have once been ready
+        self._reason = ""  # of the last fault, which the next episode waits for
+        self._clear()
+        self._ended = True
+
+    def reset(self, mask: torch.Tensor | None = None) -> TensorDict:
+        """Begin an episode once robot and person are ready; see `Environment.reset`.
+
+        Raises:
+            UserError: if they are not at the beginning of the run; later this waits for them.
+        """
+        if mask is None or bool(mask[0]):
+            self._clear()
+            try:
+                self._begin()
+            except BaseException:  # also where the run is interrupted
+                self.control.settle("the program was interrupted")
+                raise
+        return self._observed()
+
+    def step(self, actions: torch.Tensor) -> Transition:
+        """Execute the chunk `actions` [1, K, A]; see `Environment.step`."""
+        chunk = actions[0].detach().cpu().double().numpy()
+        steps = _Steps()
+        try:
+            if not self._ended:
+                self._execute(chunk, steps)
+        except BaseException:  # also where the run is interrupted
+            self.control.settle("the program was interrupted")
+            self._ended = True
+            raise
+        return self._transition(chunk, steps)
+
+    def switch(self, distribution: str, split: str) -> None:
+        """See `SwitchableEnvironment`: the scene is the same, but in "eval" the policy has to act alone."""
+        self._training = split != "eval"
+        self._ended = True
+
+    def close(self) -> None:
+        """Hold the robot, and release it and the person's device."""
+        self.control.close()
+        self._close()
+
+    def _clear(self) -> None:
+        """Forget the last episode."""
+        self._steps = 0
+        self._solved_frames = 0  # measurements in a row that look solved
+        self._human = False  # whether a person has acted last
+        self.control.pressed = frozenset()
+        self._terminated = self._truncated = self._success = False
+        self._events = {"fault": False, "stopped": False}
+        self._ended = False
+
+    # Beginning.
+
+    def _begin(self) -> None:
+        """Prepare robot and person, again and again after faults, until a stop of the run is requested."""
+        problem = ""
+        while True:
+            try:
+                self._prepare()
+                self._ready = True
+                return
+            except StopRequestedError:
+                self.control.settle("a stop of the run was requested")
+                self._ended = True
+                return
+            except (UserError, OSError, _FaultError) as error:
+                if not self._ready:
+                    raise UserError(str(error)) from error
+                if str(error) != problem:
+                    problem = str(error)
+                    log.warning(f"waiting for robot and person: {problem}")
+                self._reason = self._reason or problem
+                self.control.settle(problem)
+                with suppress(StopRequestedError):  # the next attempt notices it
+                    self.control.pause(RETRY_S)
+
+    def _prepare(self) -> None:
+        """Bring the robot to the beginning of an episode."""
+        if STOPPING.is_set():
+            raise StopRequestedError
+        control = self.control
+        control.reopen_if_lost()
+        if control.safety.state is State.STOPPED:  # also where it was stopped between two episodes
+            self._reason = self._reason or control.safety.reason
+        if self._reason:
+            control.wait_for_person(f"the robot stopped ({self._reason})")
+        control.station.begin()
+        self._await_measurements()
+        control.safety.reset()
+        if self.rules.homing.waypoints:
+            if not self._ready:
+                control.wait_for_person("the robot will move home")
+            self._home()
+        if self.rules.waits:
+            control.wait_for_person("put the scene back")
+            self._await_measurements()
+        self._reason = ""
+        control.restart()
+        self._begins(self._training)
+
+    def _await_measurements(self) -> None:
+        """Wait for valid measurements: after a fault as many in a row as `recovery_s` asks for.
+
+        Raises:
+            UserError: without them, or without a subscriber of commands.
+        """
+        period_s = self.control.period_s
+        recovery = math.ceil(self.control.safety.limits.recovery_s / period_s)
+        needed = max(START_READINGS, recovery) if self._reason else 1
+        good = 0
+        fault = ""
+        for _ in range(math.ceil(FIRST_READING_S / period_s) + needed):
+            reading, fault = self.control.measure()
+            good = 0 if fault else good + 1
+            if reading is not None and not fault:
+                self._reading = reading
+                self.control.safety.observe(reading)
+                fault = "" if self.control.station.has_subscriber() else "nobody listens to its commands"
+                if good >= needed and not fault:
+                    return
+            self.control.pause(period_s)
+        raise UserError(
+            f"the robot was not ready in {FIRST_READING_S:g} s: {fault or 'measurements fail now and then'}"
+        )
+
+    def _home(self) -> None:
+        """Move the robot home."""
+        control = self.control
+        control.restart()
+        for waypoint, periods in self.rules.homing.commands(control.period_s):
+            for _ in range(periods):
+                if STOPPING.is_set():
+                    raise StopRequestedError
+                control.decide(waypoint)
+                verdict = control.tick()
+                if verdict.action is None:
+                    raise _FaultError(verdict.reason)
+                control.wait()
+        control.settle("the robot is home")
+
+    # Steps.
+
+    def _execute(self, chunk: Array, steps: _Steps) -> None:
+        """Execute `chunk` [K, A] until it or the episode ends, or until the person hands back."""
+        control = self.control
+        for index, proposed in enumerate(chunk):
+            if STOPPING.is_set():
+                return self._end(truncated=True)
+            control.decide(proposed)
+            if control.human and not self._training:
+                log.info("a person took over: the evaluated episode has failed")
+                return self._end(truncated=True)
+            if index and self._human and not control.human and control.safety.state is not State.STOPPED:
+                self._human = False  # handed back: the next decision is from the present observation
+                return None
+            self._step(steps)
+            if self._ended:
+                return None
+        return None
+
+    def _step(self, steps: _Steps) -> None:
+        """Take one control step, and judge what it led to."""
+        control = self.control
+        verdict = control.tick()
+        if verdict.state is not State.ACTIVE or verdict.action is None:
+            return self._fault(verdict.reason)
+        steps.actions.append(control.executed(verdict))
+        steps.limited.append(verdict.limited)
+        steps.human.append(control.human)
+        steps.takeovers.append(control.human and not self._human)
+        self._human = control.human
+        self._steps += 1
+        control.wait()
+        steps.solved = self._judge()
+        return None
+
+    def _judge(self) -> bool:
+        """End the episode if it is over; returns whether the task is solved."""
+        reading, fault = self.control.measure()
+        self._reading = self._reading if fault else reading
+        pressed, self.control.pressed = self.control.pressed, frozenset()
+        over = self.control.station.over()
+        failed = "failure" in pressed
+        solved = "success" in pressed or (not fault and self._looks_solved())
+        if not failed and (solved or (over is True and self.rules.judge is None)):
+            self._end(terminated=True, success=True)
+            return True
+        if fault:
+            self._fault(fault)
+        elif failed or (over is False and not self.control.station.out_of_time()):
+            self._end(terminated=True)
+        elif over is not None or self._steps >= self.rules.step_limit:
+            self._end(truncated=True)
+        return False
+
+    def _looks_solved(self) -> bool:
+        judge = self.rules.judge
+        if judge is None:
+            return False
+        assert self._reading is not None
+        # NaN is below every threshold
+        reached = judge.probability(self._reading.observation) >= judge.threshold
+        self._solved_frames = self._solved_frames + 1 if reached else 0
+        return self._solved_frames >= judge.frames
+
+    # Ends.
+
+    def _fault(self, reason: str) -> None:
+        """End the episode because the robot or the person has stopped it."""
+        self._reason = reason or "no reason"
+        self._events = {"fault": True, "stopped": self.control.stopped_by_person}
+        log.warning(f"the episode ends after {self._steps} steps: {self._reason}")
+        self._end(truncated=True)
+
+    def _end(self, *, terminated: bool = False, truncated: bool = False, success: bool = False) -> None:
+        """End the episode; the robot holds."""
+        self._terminated, self._truncated, self._success = terminated, truncated, success
+        self._ended = True
+        self.control.settle(self._reason or "the episode is over")
+
+    # Tensors.
+
+    def _observed(self) -> TensorDict:
+        """The newest valid measurement, [1]."""
+        assert self._reading is not None, "expected a reset before the first step"
+        arrays = self._reading.observation
+        tensors = {
+            key: torch.from_numpy(np.array(arrays[key])).to(getattr(torch, spec.dtype)).unsqueeze(0)
+            for key, spec in self.contract.observation.items()
+        }
+        return TensorDict(tensors, batch_size=[1])
+
+    def _transition(self, chunk: Array, steps: _Steps) -> Transition:
+        count = len(chunk)
+        taken = len(steps.actions)
+        # what was not executed repeats the last executed action, as in chunks of recorded episodes
+        rows = [*steps.actions, *([steps.actions[-1]] * (count - taken))] if taken else list(chunk)
+        executed = torch.arange(count) < taken
+        reward = torch.zeros(1, count)
+        if steps.solved:
+            reward[0, taken - 1] = 1.0
+
+        def flags(values: list[bool]) -> torch.Tensor:
+            return torch.tensor([*values, *([False] * (count - taken))]).unsqueeze(0)
+
+        one = lambda value: torch.tensor([value])  # noqa: E731
+        return Transition(
+            self._observed(),
+            reward,
+            executed.unsqueeze(0),
+            terminated=one(self._terminated),
+            truncated=one(self._truncated),
+            success=one(self._success),
+            actions=torch.from_numpy(np.stack(rows)).float().unsqueeze(0),
+            signals={
+                "human": flags(steps.human),
+                "takeovers": flags(steps.takeovers).float(),
+                "limited": flags(steps.limited).float(),
+            },
+            events={name: one(happened) for name, happened in self._events.items()},
+        )

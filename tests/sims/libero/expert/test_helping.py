@@ -1,0 +1,39 @@
+"""The scripted expert as a helper: it solves the task from anywhere, and its measure of progress rises until then."""
+
+import torch
+
+from sims.libero.expert.helping import Helper
+from sims.libero.task import LiberoTask
+
+
+def test_it_solves_the_task_from_where_a_policy_has_left_it_and_measures_progress() -> None:
+    task = LiberoTask(tasks=["0"], horizon=1, executed=1, train_step_limit=280)
+    env = task.environment(1, "wide", "train", seed=1)
+    helper = task.expert(env)
+    assert isinstance(helper, Helper)
+    env.reset()
+    helper.reset()
+    generator = torch.Generator().manual_seed(0)
+    progress = []
+    for step in range(280):
+        action = torch.from_numpy(helper.action()).float()
+        assert action.abs().max() <= 1.0
+        progress.append(helper.progress())
+        if step < 15:  # the policy wanders at first, while the helper watches
+            action = torch.rand(7, generator=generator) - 0.5
+        transition = env.step(action.view(1, 1, 7))
+        if bool(transition.done):
+            break
+    assert bool(transition.success)
+    # the hand comes nearer (up to 1 for each metre), then phases advance by 1 each
+    assert progress[-1] > progress[15] + 2.0
+    best = torch.tensor(progress).cummax(0).values
+    waits = (best[15:].diff() < 1e-3).long()
+    longest = max(len(run) for run in "".join(map(str, waits.tolist())).split("0"))
+    assert longest < 40
+    env.close()
+
+
+def test_other_simulators_have_no_helper() -> None:
+    task = LiberoTask(tasks=["0"])
+    assert task.expert(object()) is None
