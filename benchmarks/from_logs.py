@@ -79,6 +79,7 @@ ROWS: dict[str, tuple[str, Callable[..., OfflineLearnerConfig]]] = {
 CHOSEN: dict[str, dict[str, Any]] = {
     "IQL": {"inverse_temperature": 1.0, "expectile": 0.7},
     "RECAP": {"positive_share": 0.6, "policy.advantage_guidance": 1.0},
+    "FQL": {"distillation": 100.0, "sft.learning_rate": 1e-3},
 }
 """Options of the learner, and of its policy ("policy.NAME"), by row."""
 TRIES: dict[str, list[dict[str, Any]]] = {

@@ -35,6 +35,7 @@ def places(choices: Mapping[str, str], *, published: bool) -> Iterator[tuple[str
     yield task, policy
     yield task, algorithm
     yield task, f"{policy}_{algorithm}"
+    yield task, f"offline_{choices.get('offline')}"
     if "robot" in choices:
         yield ROBOTS, algorithm
     yield choices["placement"], policy
