@@ -7,6 +7,8 @@ chosen.
 
 Differs from the paper:
     - noise that teaches the critics of noise is from N(0, I) in one half of a batch and the actor's in the other;
+    - targets have no entropy: where a success ends the episode, that of dozens of elements of noise in the decisions
+      that it saves is worth more than the reward, and the actor learns to fail;
     - the actor's noise is within m by tanh from the beginning, without a phase of unbounded noise;
     - deterministic actions are those of fixed noise of the actor, not of its mean: chunks from zero noise lie between
     the modes of the policy.
@@ -41,6 +43,8 @@ class DSRLConfig(SACConfig):
     aliasing: bool = True
     updates: PositiveFloat = 1.0
     warmup: NonNegativeInt = 2_000
+    initial_temperature: PositiveFloat = 0.01
+    entropy_in_target: bool = False
     target_std: PositiveFloat = 0.242  # a target entropy of 0
     layer_norm: bool = True
 

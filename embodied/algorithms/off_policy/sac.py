@@ -114,12 +114,17 @@ class SACConfig(CriticConfig):
 
 @dataclass
 class RLPDConfig(SACConfig):
-    """SACConfig with RLPD's defaults: ten critics with layer norm, twenty updates, half of each batch demonstrated."""
+    """SACConfig with RLPD's defaults: ten critics with layer norm, twenty updates, half of each batch demonstrated.
+
+    Targets have no entropy, as in the paper's tasks of sparse rewards: where a success ends the episode, the entropy of
+    the decisions that it saves would be worth more than its reward.
+    """
 
     updates: PositiveFloat = 20.0
     policy_delay: PositiveInt = 20
     demonstration_share: Fraction = 0.5
     target_std: PositiveFloat = 0.147
+    entropy_in_target: bool = False
     actor_mean: bool = True
     ensemble: PositiveInt = 10
     subset: PositiveInt | None = 2

@@ -106,8 +106,9 @@ def test_resumed_updates_equal_uninterrupted_ones(name: str) -> None:
         assert torch.equal(a, b)
 
 
-def test_values_of_noise_are_those_of_its_actions_by_hand() -> None:
-    policy, learner, collector = make("dsrl", initial_temperature=0.3)
+@pytest.mark.parametrize("options", [{}, {"entropy_in_target": True}])
+def test_values_of_noise_are_those_of_its_actions_by_hand(options: dict[str, bool]) -> None:
+    policy, learner, collector = make("dsrl", initial_temperature=0.3, **options)
     assert isinstance(learner, DSRL)
     assert learner.executed is not None
     for parameter in (*policy.steering_parameters(), *learner.executed.targets.parameters()):
@@ -122,7 +123,9 @@ def test_values_of_noise_are_those_of_its_actions_by_hand() -> None:
     assert (initial.abs() <= 1.5).all()
     actions = policy.generate(following, initial)
     inputs = torch.cat((policy.features(following), (actions / 0.25).flatten(1)), -1)
-    values = learner.executed.targets.values(inputs).amin(0) - 0.3 * log_prob.squeeze(1)
+    values = learner.executed.targets.values(inputs).amin(0)
+    if options:
+        values = values - 0.3 * log_prob.squeeze(1)
     torch.testing.assert_close(learner._target(batch), (batch["reward"] + batch["carry"] * values).detach())
     # critics of noise: Q_W(s, w) <- Q_A(s, generate(s, w)), w ~ N(0, I) in the first half and the actor's in the other
     seen = {}
