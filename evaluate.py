@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from embodied import without_dynamo  # noqa: F401 - before PyTorch
+from embodied.algorithms.off_policy import risk
 from embodied.algorithms.offline.inverse_dynamics import labelled
 from embodied.command_line import program
 from embodied.command_line.config import compose
@@ -24,6 +25,7 @@ from embodied.command_line.train_options import GROUPS, TrainConfig, starting_op
 from embodied.contract import Contract
 from embodied.environment import Environment
 from embodied.environments.latency import with_latency
+from embodied.environments.reflex import with_reflex
 from embodied.errors import UserError
 from embodied.evaluation.evaluation import compare
 from embodied.evaluation.open_loop import OpenLoop, split
@@ -83,14 +85,15 @@ def run(arguments: list[str]) -> None:
     policies = {POLICY: robot} | (baseline_policies(trained.task) if config.baselines else {})
     usual = trained.task.published_distribution if start else None
     distributions = list(config.distributions or ([usual] if usual else evaluation_distributions(*tasks)))
-    record = own_record["values"] | {name: train_record["values"][name] for name in ("task", "latency")}
+    record = own_record["values"] | {name: train_record["values"][name] for name in ("task", "latency", "reflex")}
     path = Path(saved.path or "")
     record |= {"checkpoint": config.checkpoint if start else str(path), "assets": trained.task.asset_kind}
     record["num_envs"], results = config.num_envs, path if start else checkpoint.results_folder(path)
 
     def environment(distribution: str, num_envs: int, changes: Sequence[str] = ()) -> Environment:
         changed = composed(changes)[0] if changes else trained
-        task = viewed(with_latency(in_processes(changed.task), changed.latency))
+        reflex = risk.load(changed.reflex, config.device) if changed.reflex else None
+        task = viewed(with_reflex(changed.task, reflex, lambda each: with_latency(in_processes(each), changed.latency)))
         contract = task.contract(distribution)
         saved.check(replace(contract, executed=saved.contract.executed) if config.executed else contract)
         return task.environment(num_envs, distribution, "eval", device=config.device)

@@ -13,11 +13,13 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from embodied import start_up  # noqa: F401 - before PyTorch
+from embodied.algorithms.off_policy import risk
 from embodied.command_line import listing, program
 from embodied.command_line.config import compose
 from embodied.command_line.summary import summary
 from embodied.command_line.train_options import GROUPS, TrainConfig, with_starting_point
 from embodied.environments.latency import with_latency
+from embodied.environments.reflex import with_reflex
 from embodied.placement.registry import with_placement
 from embodied.training.compute import prepare
 from embodied.training.experiment import Experiment
@@ -44,11 +46,12 @@ def run(arguments: list[str]) -> None:
         program.evaluate_instead(Path(__file__).with_name("evaluate.py"), config.resume, arguments, GROUPS)
     record["values"]["resume"] = None  # not part of the run, which may be resumed several times
     name = new_directory(config.task.name, f"_seed{config.seed}")
+    reflex = risk.load(config.reflex, config.device) if config.reflex else None
     place, folders = config.placement.start(config.device), (config.resume, config.output, name)
     with place as world, viewing(config, VIEWABLE) as viewed, shared_run(world, *folders) as directory:
         trainer = Experiment(
             config,
-            viewed(with_latency(in_processes(config.task), config.latency)),
+            viewed(with_reflex(config.task, reflex, lambda task: with_latency(in_processes(task), config.latency))),
             config.policy,
             config.algorithm,
             directory,

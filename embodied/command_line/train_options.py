@@ -48,7 +48,7 @@ class TrainConfig(ViewerOptions, DemonstrationOptions, PlacementOptions, Experim
 
     `offline` is the learner of the stage offline. `seed` determines all random numbers. `device` is for policy and
     learner; PyTorch uses `threads` cores. `wandb` names a project, `output` a new run's directory. `resume` continues a
-    run, or a checkpoint of it, unchanged; `eval_only` evaluates it. `plan` checks whether the run fits into `device_gb`
+    run, or a checkpoint of it, unchanged; `eval_only` evaluates it. `reflex` is the folder of a reflex that checks chunks. `plan` checks whether the run fits into `device_gb`
     of memory.
     """
 
@@ -57,6 +57,7 @@ class TrainConfig(ViewerOptions, DemonstrationOptions, PlacementOptions, Experim
     algorithm: Any = MISSING
     offline: Any = None
     latency: LatencyConfig = field(default_factory=LatencyConfig)
+    reflex: str | None = None
     seed: Seed = 0
     device: str = "cpu"
     device_gb: PositiveFloat | None = None
