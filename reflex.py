@@ -14,8 +14,10 @@ from pathlib import Path
 
 from omegaconf import MISSING
 
-from embodied import seeding
-from embodied import without_dynamo  # noqa: F401 - before PyTorch
+from embodied import (
+    seeding,
+    without_dynamo,  # noqa: F401 - before PyTorch
+)
 from embodied.algorithms.off_policy import risk
 from embodied.algorithms.off_policy.risk import RecordedFailures, RiskConfig, RiskLearner
 from embodied.command_line import program
@@ -44,14 +46,16 @@ log = logging.getLogger("embodied")
 class ReflexConfig(DemonstrationOptions):
     """Options of the program.
 
-    The critic learns from `episodes` of the policy, a share `varied` of whose chunks is scaled towards braking, and from
-    `demonstrations`, which are recorded episodes of any outcome. `brake` is the action at which the robot stops, zeros
-    for velocities; null keeps an element of the policy's. The `threshold` is chosen on `validation_starts` initial
-    states of each task unless it is named. The reflex is written to `output`, by default RUN/reflex.
+    The critic learns from `episodes` of the policy in the `distribution` (by default that of training), a share
+    `varied` of whose chunks is scaled towards braking, and from `demonstrations`, recorded episodes of any outcome.
+    `brake` is the action at which the robot stops, by default zeros for velocities; null keeps the policy's value of an
+    element. The `threshold` is chosen on `validation_starts` initial states of each task unless it is named. The reflex
+    is written to `output`, by default RUN/reflex.
     """
 
     checkpoint: str = MISSING
     episodes: NonNegativeInt = 1_000
+    distribution: str | None = None
     varied: Fraction = 0.2
     validation_starts: PositiveInt = 200
     threshold: Fraction | None = None
@@ -74,7 +78,7 @@ def run(arguments: list[str]) -> None:
         raise UserError(f"{output} exists; choose another output=DIR")
     join(trained)
     prepare(config.device, trained.threads if config.threads is None else config.threads)
-    distribution = trained.task.distributions[0]
+    distribution = config.distribution or trained.task.distributions[0]
     task, steps = (with_latency(in_processes(each), trained.latency) for each in (trained.task, in_steps(trained.task)))
     saved.check(task.contract(distribution))
     policy = trained.policy.build(saved.contract).to(config.device)
@@ -88,7 +92,12 @@ def run(arguments: list[str]) -> None:
     sources = []
     if config.episodes:
         env = steps.environment(min(num_envs, config.episodes), distribution, "train", config.seed, config.device)
-        options = {"episodes": config.episodes, "varied": config.varied, "generator": generator, "device": config.device}
+        options = {
+            "episodes": config.episodes,
+            "varied": config.varied,
+            "generator": generator,
+            "device": config.device,
+        }
         sources.append(collect(env, policy, reflex, **options))
         env.close()
     if read := reader(config, trained.task):

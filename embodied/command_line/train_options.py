@@ -48,8 +48,8 @@ class TrainConfig(ViewerOptions, DemonstrationOptions, PlacementOptions, Experim
 
     `offline` is the learner of the stage offline. `seed` determines all random numbers. `device` is for policy and
     learner; PyTorch uses `threads` cores. `wandb` names a project, `output` a new run's directory. `resume` continues a
-    run, or a checkpoint of it, unchanged; `eval_only` evaluates it. `reflex` is the folder of a reflex that checks chunks. `plan` checks whether the run fits into `device_gb`
-    of memory.
+    run, or a checkpoint of it, unchanged; `eval_only` evaluates it. `reflex` is the folder of a reflex, which
+    checks chunks (reflex.py). `plan` checks whether the run fits into `device_gb` of memory.
     """
 
     task: Any = MISSING

@@ -19,8 +19,10 @@ from embodied.errors import UserError
 from embodied.execution.reflex import Reflex
 from embodied.task import Task
 
-REFLEX = "reflex"
-"""Signal of the steps, and event of the chunks, in which the reflex acted in place of the policy."""
+CUT = "reflex"
+"""Event of the chunks in which the reflex acted in place of the policy."""
+STEPS = "reflex_steps"
+"""Signal of the steps in which it did."""
 
 
 class ReflexEnvironment(WrappedEnvironment):
@@ -85,8 +87,8 @@ def _chunk(steps: list[Transition], actions: Tensor, replaced: Tensor) -> Transi
         reward=torch.cat([each.reward for each in steps], 1),
         executed=torch.cat([each.executed for each in steps], 1),
         actions=actions,
-        signals=signals | {REFLEX: replaced.to(last.reward.dtype)},
-        events=events | {REFLEX: replaced.any(1)},
+        signals=signals | {STEPS: replaced.to(last.reward.dtype)},
+        events=events | {CUT: replaced.any(1)},
     )
 
 
@@ -124,9 +126,7 @@ def in_steps(task: Task) -> Task:
     """
     names = {entry.name for entry in fields(task)} if is_dataclass(task) else set()
     if "executed" in names:
-        return replace(task, **dict.fromkeys(names & {"executed", "horizon"}, 1))
+        return replace(cast(Any, task), **dict.fromkeys(names & {"executed", "horizon"}, 1))
     if task.contract(task.distributions[0]).executed != 1:
         raise UserError(f"task={task.name} has no option task.executed; a reflex needs chunks of one action")
     return task
-
-

@@ -16,7 +16,7 @@ from torch import Tensor
 from embodied.data.episodes import Episodes
 from embodied.data.recording import record_episodes
 from embodied.environment import Environment
-from embodied.environments.reflex import REFLEX
+from embodied.environments.reflex import CUT
 from embodied.errors import UserError
 from embodied.evaluation.evaluation import EvaluationResult, evaluate
 from embodied.execution.reflex import Reflex
@@ -109,7 +109,7 @@ class Validation:
         time_out = result.failures.get("time-out", none)
         failed = failed_episodes(result, signals)
         score = result.success.float().mean() if result.returns is None else result.returns.mean()
-        acted = result.events.get(REFLEX, none)
+        acted = result.events.get(CUT, none)
         shares = [float(each.float().mean()) for each in (failed, time_out, acted)]
         return Validation(threshold, float(score), *shares, episodes=result.success.numel())
 
@@ -168,8 +168,8 @@ def chosen_threshold(results: Sequence[Validation]) -> float:
     failed, threshold = min(options, default=(before.failed, 0.0))
     if failed >= before.failed:
         raise UserError(
-            f"no threshold has fewer failures than {before.failed:.1%} at a score of {before.score:.3g} without a reflex;"
-            " collect more episodes, or choose one by hand, such as threshold=0.5"
+            f"no threshold has fewer failures than {before.failed:.1%} at a score of {before.score:.3g} or more, as without"
+            " a reflex; collect more episodes, or choose one by hand, such as threshold=0.5"
         )
     return -threshold
 

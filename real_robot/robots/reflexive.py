@@ -65,12 +65,11 @@ class Reflexive:
             return None
         return (safer if order is None else safer[:, order])[0].numpy().astype(requested.dtype)
 
-    def _measured(self, reading: Reading) -> TensorDict | None:
-        """The measurement in the reflex's order, [1]; None unless all of it is finite."""
+    def _measured(self, reading: Reading) -> TensorDict:
+        """The measurement in the reflex's order, [1]."""
         values = {}
         for key, spec in self._specs.items():
             value = torch.from_numpy(np.array(reading.observation[key])).to(getattr(torch, spec.dtype))
             order = self._binding.observation[key]
             values[key] = (value if order is None else value[..., order]).unsqueeze(0)
-        finite = all(bool(value.isfinite().all()) for value in values.values() if value.is_floating_point())
-        return TensorDict(values, [1]) if finite else None
+        return TensorDict(values, [1])

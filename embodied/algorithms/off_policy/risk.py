@@ -42,7 +42,7 @@ from embodied.saving import sealed
 from embodied.saving.files import flush, rename
 from embodied.saving.weights import implausible
 
-FORMAT = 1
+FORMAT = 2
 RECORD = "reflex.json"
 WEIGHTS = "risk.safetensors"
 """Files of a reflex, in one folder."""
@@ -280,7 +280,7 @@ class RiskLearner(Composite):
         self.optimiser.step()
         approach(self.target.parameters(), self.critic.parameters(), self.config.averaging)
         self.gradient_steps += 1
-        return {"risk_loss": float(loss.detach()), "risk": float(target.mean())}
+        return {"risk_loss": float(loss.detach()), "risk": float((weight * target).mean())}
 
     def state_dict(self) -> dict[str, Any]:
         """Weights, the optimiser's state, counter and generator."""
@@ -301,7 +301,9 @@ class RiskLearner(Composite):
         self.generator.set_state(state["generator"].cpu())
 
 
-def save(folder: Path, critic: RiskCritic, config: RiskConfig, reflex: Reflex, validation: list[dict[str, Any]]) -> None:
+def save(
+    folder: Path, critic: RiskCritic, config: RiskConfig, reflex: Reflex, validation: list[dict[str, Any]]
+) -> None:
     """Write `reflex`, which uses `critic`, into the new folder `folder`, complete or not at all.
 
     `validation` are the results of the thresholds that were tried.
