@@ -47,9 +47,10 @@ class ReflexConfig(DemonstrationOptions):
     """Options of the program.
 
     The critic learns from `episodes` of the policy in the `distribution` (by default that of training), a share
-    `varied` of whose chunks is scaled towards braking, and from `demonstrations`, recorded episodes of any outcome.
+    `varied` of whose chunks is slower or random, and from `demonstrations`, recorded episodes of any outcome.
     `brake` is the action at which the robot stops, by default zeros for velocities; null keeps the policy's value of an
-    element. The `threshold` is chosen on `validation_starts` initial states of each task unless it is named. The reflex
+    element. Unless `risk.reciprocal` is named, the critic reads the same distances as reciprocals as the policy. The
+    `threshold` is chosen on `validation_starts` initial states of each task unless it is named. The reflex
     is written to `output`, by default RUN/reflex.
     """
 
@@ -84,6 +85,8 @@ def run(arguments: list[str]) -> None:
     policy = trained.policy.build(saved.contract).to(config.device)
     saved.restore(policy)
     contract = steps.contract(distribution)
+    if not config.risk.reciprocal:
+        config.risk.reciprocal = list(getattr(trained.policy, "reciprocal", ()))
     brake = braking(contract, config.brake)
     generator = seeding.generator(config.seed, "reflex", device=config.device)
     learner = RiskLearner(contract, config.risk, generator, config.device)

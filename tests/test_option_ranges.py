@@ -20,6 +20,7 @@ from real_robot.safety.barrier import Distance
 from real_robot.safety.energy_tank import Tank
 from real_robot.safety.limits import ElementLimits, Limits, ObservedRange
 from record import RecordConfig
+from reflex import ReflexConfig
 from replay import ReplayConfig
 from serve import ServeConfig
 from sims.mjcf.task import SHIPPED, find_mdp
@@ -31,7 +32,7 @@ from tune import TuneConfig
 
 PROGRAMS = (
     *(CompareConfig, EvaluateConfig, ExportConfig, IdentifyConfig, RecordConfig, ReplayConfig, ServeConfig),
-    *(Episodes, TrainConfig, TuneConfig),
+    *(Episodes, ReflexConfig, TrainConfig, TuneConfig),
 )
 NONSENSE = (math.nan, math.inf, -math.inf, -1, 0)
 

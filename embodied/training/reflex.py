@@ -23,7 +23,7 @@ from embodied.execution.reflex import Reflex
 from embodied.policy import Policy
 from embodied.rollout.memory import RecurrentPolicy
 
-THRESHOLDS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+THRESHOLDS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7)
 """Thresholds of the risk to choose from."""
 FIRST_START = 4_194_304
 """First initial state of the validation, where initial states are unlimited: no training runs it."""
@@ -36,8 +36,8 @@ class _Actions(NamedTuple):
 class Stepwise:
     """Actor that executes the chunks of `policy` one action at a time, each of N environments in the same step.
 
-    A share `varied` of the chunks is scaled towards the braking action of `reflex`, by random factors: the critic also
-    has to know the risk of what the reflex would do.
+    Of a share `varied` of the chunks half are scaled towards the braking action of `reflex`, by random factors, and
+    half are one random action: the critic also has to know the risk of what the reflex does and the policy avoids.
 
     Raises:
         UserError: for a policy with memory.
@@ -49,6 +49,7 @@ class Stepwise:
         self.policy = policy
         self.reflex = reflex
         self.varied = varied
+        self.spec = policy.contract.action
         self.executed = policy.contract.executed
         self.steps = 0
 
@@ -61,12 +62,16 @@ class Stepwise:
         return _Actions(self.chunk[:, number : number + 1])
 
     def _vary(self, actions: Tensor, generator: torch.Generator) -> Tensor:
-        count = len(actions)
-        device = actions.device
-        draws = torch.rand(2, count, generator=generator, device=generator.device).to(device)
+        shape, device = (len(actions), 1, 1), actions.device
+        kind, factor = torch.rand(2, *shape, generator=generator, device=generator.device).to(device)
+        low, high = (torch.tensor(limits, device=device) for limits in (self.spec.low, self.spec.high))
+        # one action u of a chunk, uniform within the limits
+        uniform = torch.rand(len(actions), 1, len(low), generator=generator, device=generator.device).to(device)
         braking = torch.stack([self.reflex.candidates(each)[0] for each in actions.unbind(1)], 1)
-        factor = torch.where(draws[0] < self.varied, draws[1], 1.0).view(count, 1, 1)
-        return torch.lerp(braking, actions, factor)
+        varied = torch.where(
+            kind < 0.5 * self.varied, low + (high - low) * uniform, torch.lerp(braking, actions, factor)
+        )
+        return torch.where(kind < self.varied, varied, actions)
 
 
 def collect(
@@ -168,8 +173,8 @@ def chosen_threshold(results: Sequence[Validation]) -> float:
     failed, threshold = min(options, default=(before.failed, 0.0))
     if failed >= before.failed:
         raise UserError(
-            f"no threshold has fewer failures than {before.failed:.1%} at a score of {before.score:.3g} or more, as without"
-            " a reflex; collect more episodes, or choose one by hand, such as threshold=0.5"
+            f"no threshold has fewer failures than {before.failed:.1%} and a score of {before.score:.3g} or more, as it is"
+            " without a reflex; collect more episodes, or choose one by hand, such as threshold=0.5"
         )
     return -threshold
 

@@ -38,6 +38,7 @@ from embodied.contract import Contract
 from embodied.data.episodes import FAILED, UNKNOWN, Episodes
 from embodied.errors import DivergedError, UserError
 from embodied.execution.reflex import Reflex, braking, measured_keys
+from embodied.export.network import reciprocal
 from embodied.saving import sealed
 from embodied.saving.files import flush, rename
 from embodied.saving.weights import implausible
@@ -59,7 +60,8 @@ class RiskConfig(Configuration):
     """Hyper-parameters of a risk critic.
 
     `discount` is gamma for a control step. A share `before_failures` of a minibatch comes from the last `near` steps
-    before a failure. `signals` names recorded signals that mark failures where they are above 0.
+    before a failure. `signals` names recorded signals that mark failures where they are above 0, and `reciprocal`
+    distances that are read as their reciprocals, which resolves near ones to the centimetre.
     """
 
     steps: PositiveInt = 4_000
@@ -72,13 +74,15 @@ class RiskConfig(Configuration):
     before_failures: Annotated[float, Range(at_least=0, below=1)] = 0.25
     near: PositiveInt = 10
     signals: list[str] = field(default_factory=list)
+    reciprocal: list[str] = field(default_factory=list)
 
 
 class RiskCritic(nn.Module):
     """Networks from observations and actions of `contract` to risks.
 
     Raises:
-        UserError: for a contract without action limits, or without numbers of fixed size that a robot measures.
+        UserError: for a contract without action limits, or without numbers of fixed size that a robot measures, and for
+            unknown `reciprocal` observations.
     """
 
     mean: Tensor
@@ -89,6 +93,9 @@ class RiskCritic(nn.Module):
     def __init__(self, contract: Contract, config: RiskConfig) -> None:
         super().__init__()
         self.keys = measured_keys(contract)
+        self.reciprocal = frozenset(config.reciprocal)
+        if unknown := sorted(self.reciprocal - set(self.keys)):
+            raise UserError(f"risk.reciprocal names {unknown[0]!r}; expected some of {', '.join(self.keys)}")
         action = contract.action
         if not action.low:
             raise UserError("a risk critic needs action limits; set low and high in the action spec")
@@ -102,7 +109,8 @@ class RiskCritic(nn.Module):
 
     def flat(self, observation: TensorDict) -> Tensor:
         """The read observations as one vector, [N, I]."""
-        return torch.cat([observation[key].to(self.mean.device, self.mean.dtype).flatten(1) for key in self.keys], -1)
+        flat = {key: observation[key].to(self.mean.device, self.mean.dtype).flatten(1) for key in self.keys}
+        return torch.cat([reciprocal(part) if key in self.reciprocal else part for key, part in flat.items()], -1)
 
     @torch.no_grad()
     def fit_statistics(self, observation: TensorDict) -> None:
