@@ -23,7 +23,7 @@ from embodied.algorithms.off_policy.risk import RecordedFailures, RiskConfig, Ri
 from embodied.command_line import program
 from embodied.command_line.config import compose
 from embodied.command_line.train_options import GROUPS, TrainConfig
-from embodied.configuration import Fraction, NonNegativeInt, PositiveInt, Seed
+from embodied.configuration import FiniteFloat, Fraction, NonNegativeInt, PositiveInt, Seed
 from embodied.data.episodes import Episodes
 from embodied.environment import Environment
 from embodied.environments.latency import with_latency
@@ -60,7 +60,7 @@ class ReflexConfig(DemonstrationOptions):
     varied: Fraction = 0.2
     validation_starts: PositiveInt = 200
     threshold: Fraction | None = None
-    brake: list[float | None] | None = None
+    brake: list[FiniteFloat | None] | None = None
     risk: RiskConfig = field(default_factory=RiskConfig)
     output: str | None = None
     num_envs: PositiveInt | None = None

@@ -1,4 +1,4 @@
-"""Collisions of a vehicle with and without a reflex: `python benchmarks/reflex.py RUN REFLEX OUTPUT.json [--episodes 300]`.
+"""Collisions of a vehicle with and without a reflex: `python benchmarks/reflex.py RUN REFLEX OUTPUT.json`.
 
 RUN is a policy of `train.py task=vehicle_navigate task.guard=false task.executed=5`, which decides twice a second, and
 REFLEX what `reflex.py checkpoint=RUN` has written: critic and threshold come from training worlds. Each row runs the

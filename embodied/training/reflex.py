@@ -173,8 +173,8 @@ def chosen_threshold(results: Sequence[Validation]) -> float:
     failed, threshold = min(options, default=(before.failed, 0.0))
     if failed >= before.failed:
         raise UserError(
-            f"no threshold has fewer failures than {before.failed:.1%} and a score of {before.score:.3g} or more, as it is"
-            " without a reflex; collect more episodes, or choose one by hand, such as threshold=0.5"
+            f"no threshold has fewer failures than {before.failed:.1%} and a score of {before.score:.3g} or more, which"
+            " are those without a reflex; collect more episodes, or choose one by hand, such as threshold=0.5"
         )
     return -threshold
 

@@ -261,7 +261,8 @@ def same(first, second) -> bool:
 
 def books(env: NumberedStarts | Unnumbered) -> EpisodeEngine:
     """Who keeps the books of the episodes of `env`."""
-    return env.env if isinstance(env, LatencyEnvironment) else env.engine if isinstance(env, Unnumbered) else env
+    wrapped = isinstance(env, LatencyEnvironment | ReflexEnvironment)
+    return env.env if wrapped else env.engine if isinstance(env, Unnumbered) else env
 
 
 def steps(env: NumberedStarts) -> torch.Tensor:
