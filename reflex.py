@@ -11,6 +11,7 @@ import logging
 import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from omegaconf import MISSING
 
@@ -104,8 +105,8 @@ def run(arguments: list[str]) -> None:
         sources.append(collect(env, policy, reflex, **options))
         env.close()
     if read := reader(config, trained.task):
-        output.parent.mkdir(parents=True, exist_ok=True)
-        sources.append(read(contract, output.parent))
+        with TemporaryDirectory() as index:  # the run's own index is that of its demonstrations
+            sources.append(read(contract, Path(index)))
     if not sources:
         raise UserError("episodes=0 leaves nothing to learn from; name recorded episodes: demonstrations=LOGS")
     log.info(learned(learner, sources))

@@ -65,7 +65,7 @@ class ReflexEnvironment(WrappedEnvironment):
         replaced = []
         for action in actions.to(self.device).unbind(1):
             action, cut = self.reflex.check(self._observation, action, cut)
-            steps.append(self.env.step(action.unsqueeze(1)))
+            steps.append(_copied(self.env.step(action.unsqueeze(1))))
             self._observation = steps[-1].observation
             taken.append(action if steps[-1].actions is None else steps[-1].actions.squeeze(1))
             replaced.append(cut.unsqueeze(1) & steps[-1].executed)
@@ -75,6 +75,18 @@ class ReflexEnvironment(WrappedEnvironment):
         """See `Restorable.load_state_dict`."""
         self._observation = cast(Restorable, self.env).load_state_dict(state)
         return self._observation
+
+
+def _copied(step: Transition) -> Transition:
+    """Transition of a `step` whose chunk goes on, with copies of what the simulator may overwrite in the next one."""
+    return replace(
+        step,
+        reward=step.reward.clone(),
+        executed=step.executed.clone(),
+        actions=None if step.actions is None else step.actions.clone(),
+        signals={name: values.clone() for name, values in step.signals.items()},
+        events={name: flags.clone() for name, flags in step.events.items()},
+    )
 
 
 def _chunk(steps: list[Transition], actions: Tensor, replaced: Tensor) -> Transition:

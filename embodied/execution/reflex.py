@@ -47,26 +47,30 @@ class Reflex:
     threshold: float
     brake: tuple[float | None, ...]
 
-    @torch.no_grad()
     def check(self, observation: TensorDict, action: Tensor, cut: Tensor) -> tuple[Tensor, Tensor]:
         """Actions [N, A] in place of `action` [N, A], and the mask [N] of chunks that are cut.
 
         Robots brake in chunks that were `cut` [N] before. A risk that is not a number exceeds every threshold: then the
         robot brakes, whatever the risk of other actions.
         """
-        risk = self.risk(observation, action)
-        # not (NaN <= threshold)
-        replaced = cut | ~(risk <= self.threshold)
-        if not bool(replaced.any()):
-            return action, cut
-        candidates = self.candidates(action[replaced])
-        risks = torch.stack([self.risk(observation[replaced], each) for each in candidates])
-        best = risks.nan_to_num(nan=torch.inf).argmin(0)
-        brakes = cut[replaced] | risk[replaced].isnan()
-        best = torch.where(brakes, 0, best)
-        action = action.clone()
-        action[replaced] = candidates[best, torch.arange(len(best), device=best.device)]
-        return action, replaced
+        with torch.no_grad():
+            risk = self.risk(observation, action)
+            # not (NaN <= threshold)
+            replaced = cut | ~(risk <= self.threshold)
+            if not bool(replaced.any()):
+                return action, cut
+            brakes = cut | risk.isnan()
+            measured = observation.select(*measured_keys(self.contract))[replaced]
+            safest = action.detach().clone()
+            safest[replaced] = self._safest(measured, action[replaced], brakes[replaced])
+        return torch.where(replaced.unsqueeze(1), safest, action), replaced
+
+    def _safest(self, observation: TensorDict, action: Tensor, brakes: Tensor) -> Tensor:
+        """Candidates of the smallest risk, [N, A]; braking where `brakes` [N] or no risk is known."""
+        candidates = self.candidates(action)
+        risks = torch.stack([self.risk(observation, each) for each in candidates])
+        best = torch.where(brakes, 0, risks.nan_to_num(nan=torch.inf).argmin(0))
+        return candidates[best, torch.arange(len(best), device=best.device)]
 
     def candidates(self, action: Tensor) -> Tensor:
         """Actions [C, N, A] between braking and `action` [N, A]."""

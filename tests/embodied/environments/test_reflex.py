@@ -80,6 +80,34 @@ def test_an_unknown_risk_stops_the_robot():
     assert transition.events[CUT].all()
 
 
+class Overwriting(Reach):
+    """A simulator that writes every reward into the same tensor."""
+
+    def step(self, actions: torch.Tensor):
+        transition = super().step(actions)
+        self.buffer = getattr(self, "buffer", transition.reward)
+        self.buffer.copy_(transition.reward)
+        return replace(transition, reward=self.buffer)
+
+
+def test_rewards_of_earlier_steps_stay_where_the_simulator_overwrites_them():
+    env = Overwriting(1, executed=1, horizon=1, step_limit=50)
+    checked = ReflexEnvironment(env, Reflex(fast, env.contract, 0.5, (0.0,)), 3, 3)
+    checked.reset(starts=torch.tensor([0]))
+    assert checked.step(torch.full((1, 3, 1), -0.25)).reward.tolist() == [[1.0, 0.0, 0.0]]
+
+
+def test_gradients_pass_where_the_policy_acts():
+    env = make()
+    env.reset(starts=torch.tensor([0, 0]))
+    actions = torch.full((2, 4, 1), 0.01)
+    actions[0] = 0.22
+    actions.requires_grad_(True)
+    env.step(actions).actions.sum().backward()
+    # 0.3 -> 0.52, where the second action is cut
+    assert actions.grad.squeeze(2).tolist() == [[1, 0, 0, 0], [1, 1, 1, 1]]
+
+
 def test_a_restored_environment_continues_with_its_measurement():
     env = make()
     assert isinstance(env, NumberedStarts)
