@@ -47,6 +47,14 @@ def test_a_chunk_is_cut_where_its_risk_is_too_high():
     assert transition.terminated.tolist() == [False, True]
 
 
+def test_the_rest_of_a_cut_chunk_is_dropped_where_it_would_be_harmless():
+    env = make(1)
+    env.reset(starts=torch.tensor([0]))
+    transition = env.step(torch.tensor([0.22, 0.1, -0.1, -0.1]).view(1, 4, 1))
+    assert transition.actions.flatten().tolist() == pytest.approx([0.22, 0.0, 0.0, 0.0])
+    assert transition.signals[STEPS].tolist() == [[0, 1, 1, 1]]
+
+
 def test_the_next_decision_begins_uncut():
     env = make()
     env.reset(starts=torch.tensor([0, 0]))

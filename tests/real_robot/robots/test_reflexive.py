@@ -15,6 +15,7 @@ from embodied.execution.reflex import Reflex
 from embodied.policy import Decision
 from real_robot.robots.control_loop import Controller
 from real_robot.robots.reflexive import Reflexive
+from real_robot.robots.robot import Reading
 from real_robot.safety.limits import ElementLimits, Kind, Limits
 from real_robot.safety.safety import State
 from real_robot.serving.chunk_executor import ChunkExecutor
@@ -147,6 +148,31 @@ def test_safety_gets_the_same_or_a_smaller_command_and_still_limits_it(risk: flo
     requested = setup.command()
     if requested is not None:
         assert np.abs(requested).max() <= 8.0
+
+
+def test_three_elements_are_put_into_the_reflexs_order_and_back():
+    class Fixed:
+        """An executor that commands 1, 2 and 3 to the robot's a, b and c."""
+
+        observe = drop = lambda self, value: None
+
+        def action(self, now_s: float) -> np.ndarray:
+            return np.array([1.0, 2.0, 3.0])
+
+    checked = []
+
+    def risk(observation: TensorDict, actions: torch.Tensor) -> torch.Tensor:
+        checked.append([*observation["position"][0].tolist(), *actions[0].tolist()])
+        return torch.tensor([1.0 if len(checked) == 1 else 0.0])
+
+    spec = TensorSpec((3,), unit="m", names=("a", "b", "c"), low=(-9.0,) * 3, high=(9.0,) * 3)
+    robot = Contract({"position": spec}, spec, DT_S)
+    own = replace(spec, names=("c", "a", "b"))
+    reflex = Reflex(risk, Contract({"position": own}, own, DT_S), 0.5, (None, 0.0, 0.0))
+    reflexive = Reflexive(Fixed(), reflex, robot)
+    reflexive.observe(Reading({"position": np.array([10.0, 20.0, 30.0], np.float32)}, 0.0, 1))
+    assert reflexive.action(0.0).tolist() == [0.0, 0.0, 3.0]  # c keeps its value
+    assert checked[0] == [30.0, 10.0, 20.0, 3.0, 1.0, 2.0]
 
 
 def test_a_reflex_of_another_robot_is_refused():
