@@ -88,16 +88,15 @@ def run(arguments: list[str]) -> None:
     policies = {POLICY: robot} | (baseline_policies(trained.task) if config.baselines else {})
     usual = trained.task.published_distribution if start else None
     distributions = list(config.distributions or ([usual] if usual else evaluation_distributions(*tasks)))
-    record = own_record["values"] | {
-        name: train_record["values"][name] for name in ("task", "latency", "success_classifier")
-    }
+    conditions = "task", "latency", "success_classifier", "reflex"
+    record = own_record["values"] | {name: train_record["values"][name] for name in conditions}
     path = Path(saved.path or "")
     record |= {"checkpoint": config.checkpoint if start else str(path), "assets": trained.task.asset_kind}
     record["num_envs"], results = config.num_envs, path if start else checkpoint.results_folder(path)
 
     def environment(distribution: str, num_envs: int, changes: Sequence[str] = ()) -> Environment:
         changed = composed(changes)[0] if changes else trained
-        task = viewed(with_conditions(in_processes(changed.task), changed, config.device))
+        task = viewed(with_conditions(changed, config.device))
         contract = task.contract(distribution)
         saved.check(replace(contract, executed=saved.contract.executed) if config.executed else contract)
         return task.environment(num_envs, distribution, "eval", device=config.device)

@@ -15,7 +15,10 @@ _ROOT = Path(__file__).parents[1]
 CLONE = (_ROOT / "pyproject.toml").is_file()
 PROGRAMS = _ROOT if CLONE else Path(__file__).parent / "programs"
 CONFIGS = PROGRAMS / "configs"
-NAMES = ("train", "tune", "evaluate", "compare", "plot", "export", "serve", "identify", "classify", "record", "replay")
+NAMES = (
+    *("train", "tune", "evaluate", "compare", "plot", "export", "serve"),
+    *("identify", "classify", "reflex", "record", "replay"),
+)
 
 
 def python() -> str:

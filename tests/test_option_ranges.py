@@ -21,6 +21,7 @@ from real_robot.safety.barrier import Distance
 from real_robot.safety.energy_tank import Tank
 from real_robot.safety.limits import ElementLimits, Limits, ObservedRange
 from record import RecordConfig
+from reflex import ReflexConfig
 from replay import ReplayConfig
 from serve import ServeConfig
 from sims.mjcf.task import SHIPPED, find_mdp
@@ -31,17 +32,8 @@ from train import GROUPS, TrainConfig
 from tune import TuneConfig
 
 PROGRAMS = (
-    *(
-        ClassifyConfig,
-        CompareConfig,
-        EvaluateConfig,
-        ExportConfig,
-        IdentifyConfig,
-        RecordConfig,
-        ReplayConfig,
-        ServeConfig,
-    ),
-    *(Episodes, TrainConfig, TuneConfig),
+    *(ClassifyConfig, CompareConfig, EvaluateConfig, ExportConfig, IdentifyConfig, RecordConfig, ReflexConfig),
+    *(ReplayConfig, ServeConfig, Episodes, TrainConfig, TuneConfig),
 )
 NONSENSE = (math.nan, math.inf, -math.inf, -1, 0)
 

@@ -14,12 +14,14 @@ from typing import Any
 
 from omegaconf import MISSING
 
+from embodied.algorithms.off_policy import risk
 from embodied.algorithms.registry import ALGORITHMS, OFFLINE
 from embodied.command_line.config import compose
 from embodied.commands import option
 from embodied.configuration import PositiveFloat, PositiveInt, Seed
 from embodied.environments.classified import ClassifiedTask
 from embodied.environments.latency import LatencyConfig, with_latency
+from embodied.environments.reflex import in_steps, with_reflex
 from embodied.errors import UserError
 from embodied.placement.registry import PLACEMENTS, PlacementOptions
 from embodied.policy import PolicyConfig
@@ -36,7 +38,7 @@ from policies.vla.pi0 import Pi0Config
 from policies.vla.tokens import TokensConfig
 from policies.words import Words
 from real_robot.learning.environment import Judge
-from real_robot.learning.task import RobotConfig, RobotTask, with_single_actions
+from real_robot.learning.task import RobotConfig, RobotTask
 from real_robot.recording.demonstrations import DemonstrationOptions
 from real_robot.recording.recorded_task import RecordedTask
 from sims.registry import TASKS, in_processes
@@ -62,7 +64,8 @@ class TrainConfig(ViewerOptions, DemonstrationOptions, PlacementOptions, Experim
     project, `output` a new run's directory. `resume` continues a run, or a checkpoint of it, unchanged; `eval_only`
     evaluates it. `plan` checks whether the run fits into `device_gb` of memory. Rewards and ends of episodes are those
     of the `success_classifier`, a folder that classify.py wrote, in place of a simulator's, whose own success
-    evaluations count; on a robot it judges beside the person.
+    evaluations count; on a robot it judges beside the person. `reflex` is the folder of a reflex, which checks chunks
+    (reflex.py).
     """
 
     task: Any = MISSING
@@ -72,6 +75,7 @@ class TrainConfig(ViewerOptions, DemonstrationOptions, PlacementOptions, Experim
     robot: Any = None
     latency: LatencyConfig = field(default_factory=LatencyConfig)
     success_classifier: str | None = None
+    reflex: str | None = None
     seed: Seed = 0
     device: str = "cpu"
     device_gb: PositiveFloat | None = None
@@ -83,15 +87,21 @@ class TrainConfig(ViewerOptions, DemonstrationOptions, PlacementOptions, Experim
     plan: bool = False
 
 
-def with_conditions(task: Task, config: TrainConfig, device: str) -> Task:
-    """Task with the latencies and the success classifier of `config`, which computes on `device`.
+def with_conditions(config: TrainConfig, device: str) -> Task:
+    """Task of `config` in its simulator, with its latencies, and its success classifier and reflex on `device`.
 
     Raises:
-        UserError: see `SuccessClassifier.load`.
+        UserError: see `SuccessClassifier.load`, `risk.load` and `in_steps`.
     """
+    classifier = None
     if config.success_classifier is not None:
-        task = ClassifiedTask(task, SuccessClassifier.load(config.success_classifier).to(device))
-    return with_latency(task, config.latency)
+        classifier = SuccessClassifier.load(config.success_classifier).to(device)
+
+    def wrapped(task: Task) -> Task:
+        task = in_processes(task)
+        return with_latency(ClassifiedTask(task, classifier) if classifier else task, config.latency)
+
+    return with_reflex(config.task, risk.load(config.reflex, device) if config.reflex else None, wrapped)
 
 
 @contextmanager
@@ -102,11 +112,11 @@ def opened_task(config: TrainConfig, viewed: Callable[[Task], Task]) -> Iterator
         UserError: for options of simulators with a robot.
     """
     if config.robot is None:
-        yield viewed(with_conditions(in_processes(config.task), config, config.device))
+        yield viewed(with_conditions(config, config.device))
         return
-    if config.viewer or config.latency.present:
-        raise UserError("viewer and latency.* are of simulators; with robot= use robot.disturbances.latency_s")
-    single = in_processes(with_single_actions(config.task))
+    if config.viewer or config.latency.present or config.reflex:
+        raise UserError("viewer, reflex and latency.* are of simulators; with robot= use robot.disturbances.latency_s")
+    single = in_processes(in_steps(config.task))
     task = RobotTask(config.task, single, config.robot, _judge(config))
     with closing(task):
         yield task

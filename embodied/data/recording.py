@@ -37,6 +37,8 @@ def record_episodes(
 ) -> Episodes:
     """One episode of `policy`, on `device`, in each environment, with its outcome; an observation before each decision.
 
+    Actions are those that were executed.
+
     Where initial states are numbered, `number` 0, 1, 2, ... begins with further ones.
     """
     starts = ()
@@ -53,6 +55,7 @@ def record_episodes(
         actions = actions.to(env.device)
         transition = env.step(actions.clone())  # the environment may modify it
         check_transition(env, transition)
+        actions = actions if transition.actions is None else transition.actions.clone()
         decisions.append((observation.clone(), actions, transition, done))
         observation = transition.observation
         done = done | transition.done.cpu()

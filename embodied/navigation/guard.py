@@ -39,7 +39,7 @@ class Guard:
         if missing := [key for key in READ if key not in contract.observation]:
             raise UserError(f"a guard needs the observations {', '.join(READ)}; the policy has no {missing[0]}")
         if contract.executed != 1:
-            raise UserError(f"a guard checks every command; the policy executes {contract.executed} at once")
+            raise UserError(f"a guard checks every command; the policy executes {contract.executed} at once, not 1")
         angles = torch.tensor(drive.angles).remainder(2.0 * math.pi).sort().values
         if contract.action.low[0] < 0.0 and (angles.roll(-1) - angles).remainder(2.0 * math.pi).max() > BLIND_RAD:
             raise UserError(

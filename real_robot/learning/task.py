@@ -206,8 +206,3 @@ class RobotTask(WrappedTask):
             return (lambda: scripted) if scripted else None
         opens = partial(teleoperation.person, self.config, station, alone=False)
         return (lambda: Engaging(opens())) if self.config.device is Device.LEADER else opens
-
-
-def with_single_actions(task: Task) -> Task:
-    """Copy of `task`, a dataclass, whose environments execute single actions, as robots do."""
-    return replace(task, horizon=1, executed=1) if hasattr(task, "executed") else task  # type: ignore[type-var]

@@ -21,9 +21,11 @@ from real_robot.recording.matching import Match
 from real_robot.recording.outcomes import HUMAN, REWARD
 from real_robot.recording.recording import Ended, Episode, Gap, Item, Recording, Tick
 from real_robot.recording.topics import Topics
-from real_robot.safety.safety import State
+from real_robot.safety.safety import MISSING, State
 
 NOTHING = "these recordings have no tick with both a measurement and a written action"
+VERDICT = "verdict"
+"""Value of a `chosen` topic: the signal is 1 at steps after which safety held, else 0."""
 LATE = 1.5
 """A new episode begins if two ticks are more control periods apart than this."""
 
@@ -34,13 +36,15 @@ def episodes(recording: Recording, chosen: Mapping[str, Any] = MappingProxyType(
     An episode ends where the robot held, where the recording has a gap, and where the loop skipped a period, so that
     its steps are one control period apart. All parts of a failed episode are failures. The last part of a successful
     episode is a success; the outcome of its other parts is unknown. Rewards, signals, successes and endings are those
-    of the `chosen` topics, see `topics.py`.
+    of the `chosen` topics, see `topics.py`. A signal of the topic `VERDICT` marks steps after which safety held because
+    of a fault or a limit, not for lack of a command.
 
     Raises:
         UserError: if an observation changes its shape within an episode, and for unknown topics.
     """
     outcomes = recording.outcomes()
-    topics = Topics(recording, chosen)
+    holds = [name for name, topic in chosen.items() if topic == VERDICT]
+    topics = Topics(recording, {name: topic for name, topic in chosen.items() if name not in holds})
     number = -1
     task = ""
     ticks: list[Tick] = []
@@ -49,13 +53,31 @@ def episodes(recording: Recording, chosen: Mapping[str, Any] = MappingProxyType(
         if ticks and _breaks(item, ticks, recording.contract.control_dt_s):
             success = _part_success(outcomes.get(number), last=isinstance(item, Ended))
             is_over = item is None or isinstance(item, Episode | Ended)
-            yield from ((task, each) for each in _episodes(ticks, recording, topics, success, is_over=is_over))
+            held = _is_held(item)
+            parts = [*_episodes(ticks, recording, topics, success, is_over=is_over)]
+            for each in parts:
+                yield task, _with_holds(each, holds, held=held and each is parts[-1])
             ticks = []
         if _is_driven(item):
             ticks.append(item)
         if isinstance(item, Episode):
             number = number + 1
             task = item.task
+
+
+def _is_held(item: Item | None) -> bool:
+    """Whether safety held in the period `item`, with a reason other than a missing command."""
+    return isinstance(item, Tick) and item.verdict.state is not State.ACTIVE and item.verdict.reason != MISSING
+
+
+def _with_holds(episode: Episodes, names: Sequence[str], *, held: bool) -> Episodes:
+    """The `episode` with signals `names`, which are 1 at its last step if it was `held` afterwards, else 0."""
+    if not names:
+        return episode
+    hold = torch.zeros(episode.steps)
+    hold[-1] = float(held)
+    signals = {} if episode.signals is None else dict(episode.signals.items())
+    return replace(episode, signals=TensorDict(signals | dict.fromkeys(names, hold), [episode.steps]))
 
 
 def _part_success(success: bool | None, *, last: bool) -> bool | None:

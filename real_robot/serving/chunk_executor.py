@@ -159,6 +159,11 @@ class ChunkExecutor:
         """Replace the policy by `policy`, which wraps the same one, for example to record it."""
         self._policy = policy
 
+    def drop(self, reason: str) -> None:
+        """Drop the running chunk and a pending one; the next inference starts from a newer reading."""
+        self._chunk = self._pending = None
+        self._interruption = reason
+
     def observe(self, reading: Reading) -> None:
         """Pass in the newest reading, which may start an inference; old or reordered readings are ignored."""
         now_s = self._clock()

@@ -56,7 +56,7 @@ class VehicleTask(Task, ProcessOptions):
 
     `vehicle` has the vehicle's parameters (`vehicles.Vehicle`), `numbers` and `lidar` those of the task and of its
     lidar. The dynamics of each episode vary by up to the share `randomisation`. An episode is truncated after
-    `step_limit` control steps.
+    `step_limit` control steps. A policy decides every `executed` control steps.
     """
 
     name: str = "vehicle"
@@ -65,6 +65,7 @@ class VehicleTask(Task, ProcessOptions):
     lidar: dict[str, FiniteFloat] = field(default_factory=dict)
     randomisation: Annotated[float, Range(at_least=0, below=1)] = 0.0
     step_limit: PositiveInt = 300
+    executed: PositiveInt = 1
 
     MDP: ClassVar[Mdp]
     VEHICLE: ClassVar[Vehicle]
@@ -84,7 +85,7 @@ class VehicleTask(Task, ProcessOptions):
             UserError: for an unknown distribution.
         """
         self._check(distribution)
-        return contract(self._mdp, self._vehicle, self._lidar, mapped=self._mapped)
+        return contract(self._mdp, self._vehicle, self._lidar, self.executed, mapped=self._mapped)
 
     def environment(
         self, num_envs: int, distribution: str, split: str, seed: int = 0, device: str = "cpu"
@@ -105,6 +106,7 @@ class VehicleTask(Task, ProcessOptions):
             mapped=self._mapped,
             guarded=self._guarded,
             split=split,
+            executed=self.executed,
             step_limit=self.step_limit,
             seed=seed,
             device=device,

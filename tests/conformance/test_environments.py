@@ -12,6 +12,8 @@ from embodied.contract import Contract
 from embodied.environment import NumberedStarts, Restorable
 from embodied.environments.engine import EpisodeEngine, Unnumbered
 from embodied.environments.latency import LatencyConfig, LatencyEnvironment
+from embodied.environments.reflex import ReflexEnvironment
+from embodied.execution.reflex import Reflex
 from embodied.saving.tree import load_tree, save_tree
 from sims.backend import Sim
 from sims.gym.environment import GymEnvironment
@@ -58,6 +60,12 @@ def counter(num_envs: int = 4, executed: int = 4, step_limit: int = LIMIT, seed:
 def late_reach(num_envs: int = 4, executed: int = 4, step_limit: int = LIMIT, seed: int = 0) -> LatencyEnvironment:
     latency = LatencyConfig(action_s=[0.05, 0.15])
     return LatencyEnvironment(reach(num_envs, executed, step_limit, seed), latency)
+
+
+def checked_reach(num_envs: int = 4, executed: int = 4, step_limit: int = LIMIT, seed: int = 0) -> ReflexEnvironment:
+    env = Reach(num_envs, executed=1, horizon=1, step_limit=step_limit, seed=seed)
+    risk = Reflex(lambda observation, actions: actions.abs().sum(1), env.contract, 0.2, (0.0,))
+    return ReflexEnvironment(env, risk, horizon=4, executed=executed)
 
 
 ASSETS = find_assets(os.environ.get("LIBERO_ASSETS") or "stand-in")
@@ -177,6 +185,7 @@ ENVIRONMENTS = {
     "engine": counter,
     "reach": reach,
     "reach, late": late_reach,
+    "reach, with a reflex": checked_reach,
     "libero wide": libero("wide"),
     "libero official": libero("official"),
     "libero randomised": libero("wide", Randomisation(friction=[0.5, 2.0], mass=[0.5, 2.0])),
@@ -252,7 +261,8 @@ def same(first, second) -> bool:
 
 def books(env: NumberedStarts | Unnumbered) -> EpisodeEngine:
     """Who keeps the books of the episodes of `env`."""
-    return env.env if isinstance(env, LatencyEnvironment) else env.engine if isinstance(env, Unnumbered) else env
+    wrapped = isinstance(env, LatencyEnvironment | ReflexEnvironment)
+    return env.env if wrapped else env.engine if isinstance(env, Unnumbered) else env
 
 
 def steps(env: NumberedStarts) -> torch.Tensor:

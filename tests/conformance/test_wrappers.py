@@ -17,6 +17,7 @@ from embodied.environment import Environment, NumberedStarts, group_size
 from embodied.environments.classified import ClassifiedEnvironment, ClassifiedTask
 from embodied.environments.engine import Unnumbered
 from embodied.environments.latency import LatencyConfig, LatencyEnvironment, LatencyTask, with_latency
+from embodied.environments.reflex import ReflexEnvironment, ReflexTask
 from embodied.environments.wrapping import OPTIONAL_MEMBERS, WrappedEnvironment, WrappedTask
 from embodied.task import Task
 from embodied.viewer.watching import WatchedEnvironment, WatchedTask
@@ -33,6 +34,7 @@ TASKS: dict[str, Callable[[Any], Any]] = {
     "WrappedTask": WrappedTask,
     "ClassifiedTask": lambda task: ClassifiedTask(task, Above(0.5)),
     "LatencyTask": lambda task: LatencyTask(task, LATENCY),
+    "ReflexTask": lambda task: ReflexTask(task, task, Mock()),
     "WatchedTask": lambda task: WatchedTask(task, None, "none"),
     "RemoteTask": lambda task: RemoteTask(task, task),
 }
@@ -84,7 +86,8 @@ def test_every_capability_is_listed_and_every_wrapper_is_tested() -> None:
     assert set().union(*map(members, kinds)) | {"group", "show_values", "view", "notes"} == set(OPTIONAL_MEMBERS)
     # a robot has one scene, no variants and no planners, whatever its task has in a simulator
     assert names(WrappedTask) == TASKS.keys() | {RobotTask.__name__}
-    assert names(WrappedEnvironment) | {"Unnumbered"} == ENVIRONMENTS.keys()
+    # a reflex takes environments of single actions: test_environments.py
+    assert names(WrappedEnvironment) | {"Unnumbered"} == ENVIRONMENTS.keys() | {ReflexEnvironment.__name__}
 
 
 MEMBERS = {name: member for name, member in vars(Task).items() if not name.startswith("_")}

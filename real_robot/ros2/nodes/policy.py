@@ -17,11 +17,14 @@ from typing import Any
 import numpy as np
 from std_srvs.srv import Trigger
 
+from embodied.algorithms.off_policy import risk
 from embodied.configuration import Configuration
+from embodied.contract import Contract
 from embodied.execution.chunking import Execution
 from embodied.policy import Policy
 from real_robot.recording.recorder import Recorder
-from real_robot.robots.control_loop import Controller
+from real_robot.robots.control_loop import Controller, Executor
+from real_robot.robots.reflexive import Reflexive
 from real_robot.ros2.nodes.managed import ERROR, OK, WARN, ManagedNode, Report
 from real_robot.ros2.nodes.supervision import SAFETY_STATE, watch
 from real_robot.ros2.robots.registry import robot_table
@@ -57,6 +60,7 @@ class PolicySettings(Configuration):
         pace: when periods begin.
         prefix: prefix of the command topic; "policy/" is for safety_node, "" for the robot itself.
         execution, asynchronous: execution of action chunks; see `chunk_executor.ChunkExecutor`.
+        reflex: folder of a reflex (reflex.py), which checks every action before safety; "": none.
         limits: YAML file of `limits.Limits` for commands and measurements; "": limits of the contract.
         relocates: whether the robot may change its position at once, so that measurements are not compared with each
             other; None: only in simulated time, in which an episode may begin elsewhere.
@@ -73,6 +77,7 @@ class PolicySettings(Configuration):
     prefix: str = "policy/"
     execution: Execution = Execution.SYNCHRONOUS
     asynchronous: bool = False
+    reflex: str = ""
     limits: str = ""
     relocates: bool | None = None
     recording: str = ""
@@ -110,7 +115,7 @@ class PolicyNode(ManagedNode[PolicySettings]):
             asynchronous=settings.asynchronous,
             device=settings.device,
         )
-        self._commander = table.translate(self._executor)
+        self._commander = table.translate(self._checked(self._executor, table.served))
         robot = self._robot
         limits = read_limits(settings.limits)
         self._safety = Safety(robot, limits, robot.clock, robot.steady, relocates=robot.relocates(settings.relocates))
@@ -135,6 +140,12 @@ class PolicyNode(ManagedNode[PolicySettings]):
             self._executor.ask(self._recorder.watch(policy))
             self.reports["recording"], record = self._report_recording, self._recorder.write
         self._controller = Controller(self._robot, self._commander, self._safety, self._robot.clock, record)
+
+    def _checked(self, executor: ChunkExecutor, served: Contract) -> Executor:
+        """The executor, behind a reflex if there is one."""
+        if not self.settings.reflex:
+            return executor
+        return Reflexive(executor, risk.load(self.settings.reflex), served)
 
     def activate(self) -> None:
         """Start the loop with a new episode."""

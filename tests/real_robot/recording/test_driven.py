@@ -47,6 +47,23 @@ def test_episodes_are_what_was_driven_without_a_break(recording: Recording):
                 assert torch.equal(episode.observation[key][row], torch.from_numpy(value))
 
 
+def test_a_hold_of_safety_marks_the_step_before_it_and_a_missing_command_does_not(tmp_path: Path):
+    path = tmp_path / "held.mcap"
+    with Recorder(path, CONTRACT) as recorder:
+        recorder.begin_episode("pick")
+        drive(recorder, range(3))
+        recorder.write(3 * DT_S, Reading(seen(3), 3 * DT_S, 3), None, Verdict(State.HOLDING, None, "stale"))
+        drive(recorder, range(4, 6))
+        recorder.write(6 * DT_S, Reading(seen(6), 6 * DT_S, 6), None, Verdict(State.HOLDING, None, "no command"))
+        drive(recorder, range(7, 9))
+        recorder.end_episode(success=True)
+    options = MatchOptions(columns={"hold": driven.VERDICT})
+    found = demonstrations(path, CONTRACT, tmp_path / "run", options=options)
+    assert found.signals["hold"].tolist() == [0, 0, 1, 0, 0, 0, 0]
+    assert found.ends.tolist() == [3, 5, 7]
+    assert next(iter(driven.episodes(Recording(path))))[1].signals is None
+
+
 def test_they_serve_a_contract_with_other_orders(recording: Recording, tmp_path: Path):
     found = demonstrations(recording.path, TURNED, tmp_path / "run")
     assert set(found.observation.keys()) == {"joint_position", "objects"}
