@@ -123,13 +123,16 @@ class Control:
             log.warning(f"the robot's driver failed while it was stopped: {error}")
 
     def wait_for_person(self, why: str) -> None:
-        """Wait until the person presses a button, if there is one.
+        """Wait until the person presses a button, if there is one; what they have pressed before only stops the robot.
 
         Raises:
             OSError: if their device is gone.
         """
         if not self.has_person:
             return
+        self._driver.action(self.station.clock())  # reads what was pressed before
+        if self._driver.lost:
+            raise self._driver.lost
         log.info(f"{why}: success or go continues")
         try:
             self.person.wait_for("success", "go", sleep=self.pause)
@@ -157,10 +160,13 @@ class Control:
     def _meet(self) -> None:
         self._driver = Driver(self._open_person(), self._next, self.safety.trip)
         executor = self.station.translate(_Decided(self._driver))
+        self._executor = executor
         self._controller = Controller(self.station.robot, executor, self.safety, self.station.clock)
 
     def _tick(self) -> Verdict:
         began = self._pace()
+        if self.safety.state is not State.ACTIVE:
+            self._executor.reset()  # translated commands begin at rest
         try:
             verdict = self._controller.tick()
         except Exception as error:

@@ -92,7 +92,7 @@ class RobotEnvironment:
         contract: contract of the policy.
         task: name of the task, and its instruction.
         rules: how episodes begin and end.
-        begins: called when an episode begins, with whether the policy trains in it.
+        begins: called when an episode begins, with whether the policy trains in it; with False before it is prepared.
         close: releases the robot.
 
     Raises:
@@ -134,9 +134,10 @@ class RobotEnvironment:
         """Begin an episode once robot and person are ready; see `Environment.reset`.
 
         Raises:
-            UserError: if they are not at the beginning of the run; later this waits for them.
+            UserError: if they are not at the beginning of the run, or it is stopped then; later this waits for them.
         """
         if mask is None or bool(mask[0]):
+            self._abandon()
             self._clear()
             try:
                 self._begin()
@@ -161,17 +162,24 @@ class RobotEnvironment:
     def switch(self, distribution: str, split: str) -> None:
         """See `SwitchableEnvironment`: the scene is the same, but in "eval" the policy has to act alone."""
         self._training = split != "eval"
-        self._ended = True
+        self._abandon()
 
     def close(self) -> None:
         """Hold the robot, and release it and the person's device."""
         self.control.close()
         self._close()
 
+    def _abandon(self) -> None:
+        """Hold the robot if an episode runs, which nobody goes on with."""
+        if not self._ended:
+            self._ended = True
+            self.control.settle("the episode was abandoned")
+
     def _clear(self) -> None:
         """Forget the last episode."""
         self._steps = 0
         self._solved_frames = 0  # measurements in a row that look solved
+        self._judged = -1  # sequence of the last of them
         self._human = False  # whether a person has acted last
         self.control.pressed = frozenset()
         self._terminated = self._truncated = self._success = False
@@ -191,6 +199,8 @@ class RobotEnvironment:
             except StopRequestedError:
                 self.control.settle("a stop of the run was requested")
                 self._ended = True
+                if self._reading is None:  # no step was taken
+                    raise UserError("the run was stopped before the robot measured") from None
                 return
             except (UserError, OSError, _FaultError) as error:
                 if not self._ready:
@@ -208,6 +218,7 @@ class RobotEnvironment:
         if STOPPING.is_set():
             raise StopRequestedError
         control = self.control
+        self._begins(False)  # a scripted person does not help any more, least of all on the way home
         control.reopen_if_lost()
         if control.safety.state is State.STOPPED:  # also where it was stopped between two episodes
             self._reason = self._reason or control.safety.reason
@@ -276,6 +287,8 @@ class RobotEnvironment:
             if STOPPING.is_set():
                 return self._end(truncated=True)
             control.decide(proposed)
+            if not self._steps:  # a press from before the first action judges no step of this episode
+                control.pressed = frozenset()
             if control.human and not self._training:
                 log.info("a person took over: the evaluated episode has failed")
                 return self._end(truncated=True)
@@ -314,7 +327,7 @@ class RobotEnvironment:
         if not failed and (solved or (over is True and self.rules.judge is None)):
             self._end(terminated=True, success=True)
             return True
-        if fault:
+        if fault and not failed:
             self._fault(fault)
         elif failed or (over is False and not self.control.station.out_of_time()):
             self._end(terminated=True)
@@ -327,6 +340,9 @@ class RobotEnvironment:
         if judge is None:
             return False
         assert self._reading is not None
+        if self._reading.sequence == self._judged:  # lost or late: nothing new
+            return False
+        self._judged = self._reading.sequence
         # NaN is below every threshold
         reached = judge.probability(self._reading.observation) >= judge.threshold
         self._solved_frames = self._solved_frames + 1 if reached else 0

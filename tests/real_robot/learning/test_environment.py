@@ -11,12 +11,15 @@ import torch
 from embodied.environment import SwitchableEnvironment, Transition, in_real_time
 from embodied.errors import UserError
 from embodied.interrupt import STOPPING
-from real_robot.learning.environment import Judge, Rules
+from real_robot.learning.control import Control
+from real_robot.learning.environment import Judge, RobotEnvironment, Rules
 from real_robot.learning.homing import Homing
+from real_robot.robots.intervention import Controls, Operator
 from real_robot.robots.robot import Reading
+from real_robot.robots.teleoperation import Station
 from real_robot.safety.consistency import START_READINGS
 from real_robot.safety.limits import ElementLimits, Kind, Limits
-from real_robot.safety.safety import State
+from real_robot.safety.safety import Safety, State
 from tests.real_robot.learning.worlds import LIMITED, Arm, arm_environment, reaching
 
 
@@ -405,3 +408,117 @@ def test_an_interruption_in_the_middle_of_a_step_holds_the_robot():
         env.step(chunk(0.01, 0.02, 0.03, 0.04))
     assert arm.commands[-1] is None
     assert env.control.safety.state.value == "holding"
+
+
+@pytest.mark.parametrize("abandon", [lambda env: env.switch("hold", "eval"), lambda env: env.reset()])
+def test_an_episode_that_is_abandoned_leaves_no_robot_that_moves(abandon):
+    arm = Arm(kind=Kind.VELOCITY)
+    env = arm_environment(arm)
+    env.reset()
+    env.step(chunk(0.02, 0.02, 0.02, 0.02))
+    assert env.control.safety.state is State.ACTIVE
+    abandon(env)
+    assert [command for command in arm.commands if command is not None][-1].tolist() == [0.0]
+    assert env.control.safety.state is not State.ACTIVE
+
+
+@pytest.mark.parametrize("button", ["success", "failure"])
+def test_a_press_from_before_the_first_action_judges_no_step(button):
+    _, env, _ = driven(button, None)
+    assert env.step(chunk(0.01, 0.02, 0.03, 0.04)).executed.all()
+    rules = Rules(50, waits=True, homing=Homing([[0.1]], waypoint_s=0.1))
+    person = Script(None, None, button)  # on the way home
+    env = arm_environment(Arm(0.1), lambda: person, rules=rules)
+    env.reset()
+    transition = env.step(chunk(0.1, 0.1, 0.1, 0.1))
+    assert transition.executed.all()
+    assert not transition.done.any()
+
+
+def test_a_press_from_before_the_question_does_not_begin_an_episode_and_a_stop_is_not_lost():
+    class Keys:
+        """Reads once per call what was pressed since."""
+
+        def __init__(self) -> None:
+            self.buttons = ["success"]
+            self.reads = 0
+
+        def read(self) -> Controls:
+            self.reads += 1
+            pressed, self.buttons = frozenset(self.buttons), ["go"] if self.reads > 4 else []
+            return Controls(pressed=pressed)
+
+        def close(self) -> None: ...
+
+    keys = Keys()
+    arm = Arm()
+    env = arm_environment(arm, lambda: Operator(keys, arm.contract, {}), rules=Rules(50, waits=True))
+    env.reset()
+    assert keys.reads == 6
+    keys.buttons, keys.reads = ["stop", "success"], 4
+    env.reset()
+    transition = env.step(chunk(0.01, 0.02, 0.03, 0.04))
+    assert bool(transition.events["fault"])
+    assert not transition.executed.any()
+
+
+def test_a_failure_is_noted_although_the_robot_fails_at_the_same_time():
+    arm, env, _ = driven(None, "failure")
+    arm.fault = lambda reading: replace(reading, refusal="the brakes are closed") if arm.position > 0.01 else reading
+    transition = env.step(chunk(0.01, 0.02, 0.03, 0.04))
+    assert executed(transition) == near([0.01, 0.02])
+    assert (bool(transition.terminated), bool(transition.truncated)) == (True, False)
+
+
+def test_the_same_measurement_is_judged_once():
+    arm, env, _ = driven(rules=Rules(50, Judge(lambda observation: 1.0, frames=2), waits=False))
+    moved = []  # measurements after the first action, of which the second and third are lost
+
+    def lossy(reading: Reading) -> Reading:
+        if arm.position >= 0.009:
+            moved.append(reading)
+        return moved[0] if moved and reading.sequence <= moved[0].sequence + 2 else reading
+
+    arm.fault = lossy
+    transition = env.step(chunk(0.01, 0.02, 0.03, 0.04))
+    assert transition.reward[0].tolist() == [0, 0, 0, 1]
+
+
+def test_translated_commands_begin_at_rest_in_every_episode():
+    class Momentum:
+        """Adds up the actions since its reset."""
+
+        def __init__(self, executor) -> None:
+            self.executor = executor
+            self.reset()
+
+        def reset(self) -> None:
+            self.total = 0.0
+
+        def observe(self, reading) -> None: ...
+
+        def action(self, now_s):
+            self.total = self.total + self.executor.action(now_s)
+            return self.total
+
+    arm = Arm()
+    station = Station(arm, arm.contract, arm.clock, arm.sleep, lambda: None, translate=Momentum)
+    safety = Safety(arm, Limits({"a": LIMITED}, observation_timeout_s=0.05, recovery_s=0.1), arm.clock)
+    contract = replace(arm.contract, horizon=2, executed=2)
+    env = RobotEnvironment(Control(station, safety, None), contract, ("hold", "hold"), Rules(2, waits=False))
+    env.reset()
+    env.step(chunk(0.01, 0.01))
+    assert [command[0] for command in arm.commands[:2]] == near([0.01, 0.02])
+    env.reset()
+    before = len(arm.commands)
+    env.step(chunk(0.01, 0.01))
+    assert [command[0] for command in arm.commands[before : before + 2]] == near([0.01, 0.02])
+
+
+def test_a_stop_of_the_run_before_the_first_measurement_is_one_line():
+    STOPPING.set()
+    try:
+        with pytest.raises(UserError, match="stopped before the robot measured"):
+            arm_environment(Arm()).reset()
+    finally:
+        STOPPING.clear()

@@ -149,7 +149,7 @@ def replay(directory: Path) -> EpisodeStore:
 
 
 def test_a_stopped_run_holds_the_robot_and_goes_on_with_every_step_that_it_took(tmp_path: Path) -> None:
-    task = ArmTask(stop_after=401)
+    task = ArmTask(stop_after=441)
     with pytest.raises(Stopped):
         experiment(task, tmp_path).run()
     assert task.env.control.safety.state.value == "holding"
