@@ -233,7 +233,7 @@ class RobotEnvironment:
             self._home()
         if self.rules.waits:
             control.wait_for_person("put the scene back")
-            self._await_measurements()
+        self._await_measurements()  # the first decision is from where the robot is now
         self._reason = ""
         control.restart()
         self._begins(self._training)
@@ -290,6 +290,7 @@ class RobotEnvironment:
             if not self._steps:  # a press from before the first action judges no step of this episode
                 control.pressed = frozenset()
             if control.human and not self._training:
+                self._reason = "a person took over"  # a stick that is still held fails no other episode
                 log.info("a person took over: the evaluated episode has failed")
                 return self._end(truncated=True)
             if index and self._human and not control.human and control.safety.state is not State.STOPPED:

@@ -17,8 +17,8 @@ class HelpConfig(Configuration):
     """When a scripted person helps.
 
     They take over after `patience` control steps without progress, which is a rise of the expert's measure by
-    `progress`, and hand back after `lasting` steps. There are `budget` take-overs in all; in each episode at most
-    `per_episode`, which falls in proportion to what is left of the budget.
+    `progress`, and hand back after `lasting` steps. There are `budget` take-overs in all, as many again after a resume;
+    in each episode at most `per_episode`, which falls in proportion to what is left of the budget.
     """
 
     patience: PositiveInt = 15

@@ -14,6 +14,7 @@ from embodied.interrupt import STOPPING
 from real_robot.learning.control import Control
 from real_robot.learning.environment import Judge, RobotEnvironment, Rules
 from real_robot.learning.homing import Homing
+from real_robot.learning.scripted import HelpConfig, ScriptedPerson
 from real_robot.robots.intervention import Controls, Operator
 from real_robot.robots.robot import Reading
 from real_robot.robots.teleoperation import Station
@@ -324,6 +325,9 @@ def test_an_evaluated_episode_in_which_a_person_takes_over_has_failed():
     assert executed(transition) == near([0.01])
     assert bool(transition.truncated)
     assert not bool(transition.success)
+    assert not bool(transition.events["fault"])
+    env.reset()
+    assert env.control.person.waited == [("success", "go")]  # until they let go
 
 
 def test_the_robot_moves_home_within_its_limits_before_the_person_puts_the_scene_back():
@@ -433,6 +437,28 @@ def test_a_press_from_before_the_first_action_judges_no_step(button):
     transition = env.step(chunk(0.1, 0.1, 0.1, 0.1))
     assert transition.executed.all()
     assert not transition.done.any()
+
+
+def test_a_scripted_person_does_not_help_on_the_way_home():
+    class Stuck:
+        """An expert without progress, who goes elsewhere."""
+
+        def reset(self) -> None: ...
+
+        def action(self):
+            return np.array([0.5])
+
+        def progress(self) -> float:
+            return 0.0
+
+    arm = Arm()
+    person = ScriptedPerson(Stuck(), HelpConfig(patience=1, lasting=50, budget=10))
+    rules = Rules(4, waits=False, homing=Homing([[0.0]], waypoint_s=0.2))
+    env = arm_environment(arm, lambda: person, rules=rules, begins=person.begin)
+    assert env.reset()["position"].item() == near(0.0)
+    assert flags(env.step(chunk(0.0, 0.0, 0.0, 0.0)), "human") == [False, True, True, True]  # and more to come
+    assert env.reset()["position"].item() == near(0.0)
+    assert person.takeovers == 1
 
 
 def test_a_press_from_before_the_question_does_not_begin_an_episode_and_a_stop_is_not_lost():
