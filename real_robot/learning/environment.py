@@ -137,9 +137,9 @@ class RobotEnvironment:
             UserError: if they are not at the beginning of the run, or it is stopped then; later this waits for them.
         """
         if mask is None or bool(mask[0]):
-            self._abandon()
-            self._clear()
             try:
+                self._abandon()
+                self._clear()
                 self._begin()
             except BaseException:  # also where the run is interrupted
                 self.control.settle("the program was interrupted")
