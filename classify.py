@@ -14,12 +14,9 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
-from torch import Tensor
-
-from embodied import seeding
+from embodied import without_dynamo  # noqa: F401 - before PyTorch
 from embodied.command_line import program
 from embodied.command_line.config import compose, parsed
 from embodied.command_line.train_options import GROUPS, TrainConfig
@@ -28,17 +25,21 @@ from embodied.configuration import Fraction, PositiveInt, Range, Seed
 from embodied.contract import Contract
 from embodied.data.episodes import FAILED, SUCCEEDED, UNKNOWN, EpisodeWriter
 from embodied.data.judging import judged
-from embodied.data.success_frames import PARTS, Frames, LabelConfig, check_parts, labelled_frames, split
+from embodied.data.success_frames import PARTS, Frames, LabelConfig, joined, labelled_frames, split
 from embodied.errors import UserError
 from embodied.evaluation.detection import choose_threshold
 from embodied.report import success_classifier as report
 from embodied.saving.files import complete_or_absent_folder
+from embodied.seeding import generator, seed_everything
 from embodied.task import Task
 from embodied.training.compute import prepare
 from embodied.training.run_directory import new_directory
 from policies.success_classifier import FitConfig, NetworkConfig, SuccessClassifier, fit, readable
 from real_robot.recording.demonstrations import DemonstrationOptions, demonstrations, sources
 from real_robot.recording.recorded_task import join
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 log = logging.getLogger("embodied")
 
@@ -81,7 +82,7 @@ def run(arguments: list[str]) -> None:
     """Train the classifier, choose its threshold, and write it with its report; or label a data set."""
     (config, task), record = composed(arguments)
     prepare(config.device, config.threads)
-    seeding.seed_everything(config.seed)
+    seed_everything(config.seed)
     classifier = begun(config, task)
     output = Path(config.output or new_directory("classifiers", f"_seed{config.seed}"))
     if config.label is not None:
@@ -89,7 +90,7 @@ def run(arguments: list[str]) -> None:
     with complete_or_absent_folder(output) as folder:
         frames, part, notes = labelled_data(config, task, classifier.contract, folder)
         train, validation, test = (frames.of_part(part, number) for number in PARTS)
-        fit(classifier, frames, train, config, seeding.generator(config.seed, "batches"))
+        fit(classifier, frames, train, config, generator(config.seed, "batches"))
         score = classifier.scores(frames)
         own = score[validation], frames.label[validation], frames.episode[validation]
         threshold = config.threshold or choose_threshold(*own, config.frames, config.false_positives)
@@ -152,13 +153,12 @@ def labelled_data(
         episodes = demonstrations(path, contract, own_folder, task, options=config.matching, imitated=False)
         frames, own_notes = labelled_frames(episodes, config, path, failed_only=failed_only)
         # each data set is split by its own draw, which further data sets do not change
-        parts.append(split(frames.success, config, seeding.generator(config.seed, "split", number)))
+        parts.append(split(frames.success, config, generator(config.seed, "split", number)))
         labelled.append(frames)
         notes += own_notes
     if not labelled:
         raise UserError("expected demonstrations=DIR, recorded episodes with their outcomes")
-    frames, part = Frames.join(labelled), torch.cat(parts)
-    check_parts(frames, part)
+    frames, part = joined(labelled, parts)
     if not bool((frames.success == FAILED).any()):
         notes.append("No episode failed: what the classifier answers to a failure is unknown. Record some.")
     for note in notes:

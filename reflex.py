@@ -15,10 +15,7 @@ from tempfile import TemporaryDirectory
 
 from omegaconf import MISSING
 
-from embodied import (
-    seeding,
-    without_dynamo,  # noqa: F401 - before PyTorch
-)
+from embodied import without_dynamo  # noqa: F401 - before PyTorch
 from embodied.algorithms.off_policy import risk
 from embodied.algorithms.off_policy.risk import RecordedFailures, RiskConfig, RiskLearner
 from embodied.command_line import program
@@ -33,6 +30,7 @@ from embodied.errors import UserError
 from embodied.execution.reflex import Reflex, braking
 from embodied.report.markdown import table
 from embodied.saving import checkpoint
+from embodied.seeding import generator
 from embodied.task import Task
 from embodied.training.compute import prepare
 from embodied.training.reflex import chosen_threshold, collect, rows, validate
@@ -89,8 +87,8 @@ def run(arguments: list[str]) -> None:
     if not config.risk.reciprocal:
         config.risk.reciprocal = list(getattr(trained.policy, "reciprocal", ()))
     brake = braking(contract, config.brake)
-    generator = seeding.generator(config.seed, "reflex", device=config.device)
-    learner = RiskLearner(contract, config.risk, generator, config.device)
+    draws = generator(config.seed, "reflex", device=config.device)
+    learner = RiskLearner(contract, config.risk, draws, config.device)
     reflex = Reflex(learner.critic, contract, 1.0 if config.threshold is None else config.threshold, brake)
     num_envs = config.num_envs or trained.evaluation_envs
     sources = []
@@ -99,7 +97,7 @@ def run(arguments: list[str]) -> None:
         options = {
             "episodes": config.episodes,
             "varied": config.varied,
-            "generator": generator,
+            "generator": draws,
             "device": config.device,
         }
         sources.append(collect(env, policy, reflex, **options))

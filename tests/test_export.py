@@ -187,7 +187,7 @@ def test_without_onnx_it_says_which_extra(trained: Path, ask, monkeypatch):
         (["target=torchscript", "weights=int8"], "weights=int8 is for target=c, got target=torchscript"),
         (
             ["target=rust"],
-            "target: Invalid value 'rust', expected one of [c, onnx, torchscript, hub, transformers, peft]",
+            "target: Invalid value 'rust', expected one of [c, onnx, torchscript, hub, transformers, peft, lerobot]",
         ),
         (["policy=flow"], "unknown option 'policy'"),
         (["wieghts=int8"], "unknown option 'wieghts'"),
@@ -214,4 +214,4 @@ def test_it_needs_a_checkpoint_with_a_policy_that_can_be_exported(ask, tmp_path:
 
 def test_folders_are_named_after_what_they_hold():
     assert Export(Target.onnx).name == "onnx"
-    assert "target=c|onnx|torchscript" in export.describe([])
+    assert "TARGET is c, onnx, torchscript" in export.describe([])

@@ -230,6 +230,17 @@ def split(success: Tensor, config: LabelConfig, generator: torch.Generator) -> T
     return part
 
 
+def joined(labelled: Sequence[Frames], parts: Sequence[Tensor]) -> tuple[Frames, Tensor]:
+    """Frames of all data sets, and the part of each episode, [E].
+
+    Raises:
+        UserError: see `check_parts`.
+    """
+    frames, part = Frames.join(labelled), torch.cat(list(parts))
+    check_parts(frames, part)
+    return frames, part
+
+
 def check_parts(frames: Frames, part: Tensor) -> None:
     """Check that each part of a split has positive and negative frames.
 

@@ -200,7 +200,7 @@ class Tokenizer:
             UserError: for tokens that the model does not have.
         """
         tokens = list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
-        if max(tokens) >= self.vocabulary:
+        if max(tokens, default=0) >= self.vocabulary:
             raise UserError(
                 f"the tokenizer beside the weights has number {max(tokens)} in {text!r}, they know those below "
                 f"{self.vocabulary}: put {self.kind}'s tokenizer.json and tokenizer_config.json there"

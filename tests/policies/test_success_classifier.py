@@ -172,12 +172,12 @@ def test_a_pretrained_encoder_stays_frozen_and_the_head_learns(tmp_path: Path):
     )
     vision = replace(small, weights=str(tmp_path / "dinov2"), frozen=True)
     classifier = SuccessClassifier.build(readable(CONTRACT, ["front"]), NetworkConfig(vision, 16), 1)
-    frozen = {name: each.clone() for name, each in classifier.network.encoder.eyes["front"].model.state_dict().items()}
+    frozen = {name: each.clone() for name, each in classifier.network.encoder.transformer.model.state_dict().items()}
     data = frames()
     config = FitConfig(steps=20, batch=16, learning_rate=1e-2)
     losses = fit(classifier, data, torch.arange(len(data)), config, seeding.generator(0, "batches"))
     assert losses[-1] < losses[0]
-    after = classifier.network.encoder.eyes["front"].model.state_dict()
+    after = classifier.network.encoder.transformer.model.state_dict()
     assert all(torch.equal(each, after[name]) for name, each in frozen.items())
     classifier.save(tmp_path / "classifier", {"choices": {}, "values": {}})
     picture = {"front": np.full((16, 16, 3), 90, np.uint8)}

@@ -407,12 +407,13 @@ def test_limits_that_do_not_fit_the_robot_are_refused(limits, message):
 
 
 ROBOTS = {
+    "learning/disturbances.py": "a simulated robot, which safety writes to, whose measurements are disturbed",
     "robots/robot.py": "a simulated robot holds by executing an action",
     "ros2/nodes/sim.py": "it is the robot's side",
 }
 """Robots themselves: they may move what they are made of."""
 ELSEWHERE = {
-    *("examples", "file", "graph", "graphs", "recorder", "sealed", "sim_to_real_report", "stdout"),
+    *("examples", "file", "graph", "graphs", "recorder", "report", "sealed", "sim_to_real_report", "stdout"),
     *("lerobot_dataset", "margins", "stream", "writer"),
 }
 """What else is written to; everything else that has a `write` is taken for a robot."""
