@@ -141,4 +141,6 @@ def describe(_: list[str]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(program.main(run, describe, sys.argv[1:], lambda given: compose(ReflexConfig, "reflex", given, {})))
+    sys.exit(
+        program.main(run, describe, sys.argv[1:], lambda arguments: compose(ReflexConfig, "reflex", arguments, {}))
+    )

@@ -50,18 +50,20 @@ def questions(tasks: list[Task]) -> Iterator[tuple[Task, Task]]:
                 yield scene_task, instruction_task
 
 
-def environment(shown: Task, asked: Task, aim: Task, wording: str, task: LiberoTask, starts: int) -> LiberoEnvironment:
-    """Held-out starts of `shown`'s scene with the instruction of `asked`, and the goal of `aim`."""
-    problem = replace(shown.problem, goal=aim.problem.goal, obj_of_interest=aim.problem.obj_of_interest)
+def environment(
+    scene: Task, instruction: Task, goal: Task, wording: str, task: LiberoTask, starts: int
+) -> LiberoEnvironment:
+    """Held-out starts in the scene of one task with the instruction of another, and the goal of a third."""
+    problem = replace(scene.problem, goal=goal.problem.goal, obj_of_interest=goal.problem.obj_of_interest)
     return LiberoEnvironment(
-        [replace(shown, language=asked.language, problem=problem)],
+        [replace(scene, language=instruction.language, problem=problem)],
         starts,
         distribution=task.starts,
         split="eval",
         wording=wording,
         horizon=task.horizon,
         executed=task.executed,
-        step_limit=task.step_limit or step_limit_of([shown]),
+        step_limit=task.step_limit or step_limit_of([scene]),
         assets=find_assets(task.assets),
         joints=task.joints,
         image_size=task.image_size if task.images else None,
@@ -72,9 +74,9 @@ def environment(shown: Task, asked: Task, aim: Task, wording: str, task: LiberoT
 def measure(tasks: list[Task], policy: Policy, task: LiberoTask, starts: int, *, all_objects: bool) -> list[dict]:
     """Rows of successes among `starts` episodes: of the named object, and of the one usually asked for in the scene."""
 
-    def successes(shown: Task, asked: Task, aim: Task, wording: str = "name") -> int:
-        env = environment(shown, asked, aim, wording, task, starts)
-        count = int(evaluate(env, policy, starts_per_task=starts, progress=asked.language).success.sum())
+    def successes(scene: Task, instruction: Task, goal: Task, wording: str = "name") -> int:
+        env = environment(scene, instruction, goal, wording, task, starts)
+        count = int(evaluate(env, policy, starts_per_task=starts, progress=instruction.language).success.sum())
         env.close()
         return count
 
@@ -85,9 +87,16 @@ def measure(tasks: list[Task], policy: Policy, task: LiberoTask, starts: int, *,
             row = {"scene": each.name, "instruction": each.language, "wording": wording, "own": True}
             rows.append(row | {"episodes": starts, "named": named, "usual": named})
     every = ((each, other) for each in tasks for other in with_other_objects(each))
-    for shown, asked in every if all_objects else questions(tasks):
-        row = {"scene": shown.name, "instruction": asked.language, "wording": "name", "own": False, "episodes": starts}
-        rows.append(row | {"named": successes(shown, asked, asked), "usual": successes(shown, asked, shown)})
+    for scene, instruction in every if all_objects else questions(tasks):
+        row = {
+            "scene": scene.name,
+            "instruction": instruction.language,
+            "wording": "name",
+            "own": False,
+            "episodes": starts,
+        }
+        named, usual = (successes(scene, instruction, goal) for goal in (instruction, scene))
+        rows.append(row | {"named": named, "usual": usual})
     return rows
 
 

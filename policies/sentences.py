@@ -130,8 +130,8 @@ class SentenceTable(nn.Module):
             raise UserError(f"expected text in UTF-8, got {error.object[:80]!r}") from error
         name = self._model_here()
         if name is None:
-            known = f"one of the {len(self.rows)} sentences of the training, or " if self.rows else ""
-            raise UserError(f"{sentence!r} is a new sentence: expected {known}the model that reads it: {INSTALL}")
+            choice = f"one of the {len(self.rows)} sentences of the training, or " if self.rows else ""
+            raise UserError(f"{sentence!r} is a new sentence: expected {choice}the model that reads it: {INSTALL}")
         encode = load_model(name)
         if not self._is_checked:
             first = next(iter(self.rows))

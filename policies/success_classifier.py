@@ -248,8 +248,8 @@ def fit(
     labels = frames.label[index]
     by_label = [(labels == label).nonzero().squeeze(1) for label in (POSITIVE, NEGATIVE)]
     if not _is_fitted(network):
-        known = torch.cat(by_label)
-        network.encoder.fit(take(known[: max(BLOCK, config.batch * 32)].sort().values))
+        rows_with_label = torch.cat(by_label)
+        network.encoder.fit(take(rows_with_label[: max(BLOCK, config.batch * 32)].sort().values))
     vision = network.config.vision
     change = PictureChanges(pictures(classifier.contract), vision.shift, vision.colour)
     device = network.head.weight.device

@@ -81,8 +81,8 @@ class Detection:
     def of(score: Tensor, label: Tensor, episode: Tensor, success: Tensor, threshold: float, frames: int) -> Detection:
         """Errors of the scores [F] of frames; `success` has the outcome of all episodes, by index."""
         detected = sustained(score, episode, frames) >= threshold
-        known = (label == POSITIVE) | (label == NEGATIVE)
-        right = known & ((score >= threshold) == (label == POSITIVE))
+        has_label = (label == POSITIVE) | (label == NEGATIVE)
+        right = has_label & ((score >= threshold) == (label == POSITIVE))
         numbers = episode.unique()
         own = [episode == number for number in numbers]
         succeeded = success[numbers] == SUCCEEDED
@@ -94,7 +94,7 @@ class Detection:
             any_of(detected & (label == NEGATIVE)),
             succeeded & ~any_of(detected),
             count(right),
-            count(known),
+            count(has_label),
         )
 
     def summary(self) -> dict[str, Any]:

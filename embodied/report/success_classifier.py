@@ -88,8 +88,8 @@ def cells(record: Mapping[str, Any]) -> list[list[str]]:
     rows = []
     for name, title in ROWS.items():
         rate = record["held_out"][name]
-        known = ["unknown", "", "0"] if rate is None else _figures(rate)
-        rows.append([title, *known])
+        figures = ["unknown", "", "0"] if rate is None else _figures(rate)
+        rows.append([title, *figures])
     return rows
 
 

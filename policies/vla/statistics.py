@@ -147,8 +147,8 @@ def _lerobot(path: Path, names: Sequence[Sequence[str]]) -> Pairs:
 def _buffers(path: Path, names: Sequence[Sequence[str]]) -> Pairs:
     with safe_open(path, "pt") as tensors:
         entries = {name: tensors.get_tensor(name) for name in tensors.keys() if ".buffer_" in name}  # noqa: SIM118
-    wanted = [key.format(statistic) for key, pair in zip(BUFFERS, names, strict=True) for statistic in pair]
-    if not any(name in entries and bool(entries[name].isfinite().any()) for name in wanted):
+    entry_names = [key.format(statistic) for key, pair in zip(BUFFERS, names, strict=True) for statistic in pair]
+    if not any(name in entries and bool(entries[name].isfinite().any()) for name in entry_names):
         return []  # without statistics LeRobot filled them with infinity
     return _pairs(entries, BUFFERS, names)
 

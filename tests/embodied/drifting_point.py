@@ -61,8 +61,8 @@ def write_demonstrations(folder: Path, count: int = 60) -> Path:
             positions, actions = [position], []
             while not reached(positions[-1]) and len(actions) < 20:
                 forward = 0.0 if fails and positions[-1][0] > 0.5 else 0.08
-                wanted = torch.stack((torch.tensor(forward), -DRIFT - 0.5 * (positions[-1][1] - aside)))
-                actions.append((wanted + 0.01 * torch.randn(2, generator=generator)).clamp(-LIMIT, LIMIT))
+                velocity = torch.stack((torch.tensor(forward), -DRIFT - 0.5 * (positions[-1][1] - aside)))
+                actions.append((velocity + 0.01 * torch.randn(2, generator=generator)).clamp(-LIMIT, LIMIT))
                 positions.append(moved(positions[-1], actions[-1]))
             writer.add(episode(torch.stack(positions), torch.stack(actions)))
     return folder

@@ -142,19 +142,19 @@ def test_wrong_models_and_states_are_refused_in_a_line(model: str, tmp_path: Pat
     narrow = tiny_bert.write(tmp_path / "narrow", width=24)
     with pytest.raises(UserError, match="has 24 features, expected 384"):
         SentenceTable(narrow)(said(MILK))
-    known = SentenceTable(model)
-    known(said(MILK))
+    table = SentenceTable(model)
+    table(said(MILK))
     other = SentenceTable(tiny_bert.write(tmp_path / "other", seed=1))
-    other.load_state_dict(known.state_dict())
-    assert torch.equal(other(said(MILK)), known(said(MILK)))
+    other.load_state_dict(table.state_dict())
+    assert torch.equal(other(said(MILK)), table(said(MILK)))
     with pytest.raises(UserError, match="is another model than the policy's"):
         other(said(SOUP))
     with pytest.raises(RuntimeError, match=r"expected texts \[T, L\] and features"):
-        other.load_state_dict(known.state_dict() | {"features": torch.zeros(1, 3)})
+        other.load_state_dict(table.state_dict() | {"features": torch.zeros(1, 3)})
     with pytest.raises(RuntimeError, match="Missing key"):
         other.load_state_dict({})
     with pytest.raises(UserError, match="UTF-8"):
-        known(torch.full((1, 4), 255, dtype=torch.uint8))
+        table(torch.full((1, 4), 255, dtype=torch.uint8))
 
 
 def test_a_folder_of_another_machine_is_replaced_by_the_model_here(model: str, monkeypatch) -> None:

@@ -227,9 +227,9 @@ def failures(episodes: Episodes, signals: list[str]) -> Tensor:
         happened = torch.where(signal.isnan(), signal, (signal > 0.0).float())
         failure = torch.where((failure == 1.0) | (happened == 1.0), 1.0, failure + happened)
     ending = episodes.ends - 1
-    known = torch.where(episodes.success == FAILED, 1.0, failure[ending])
-    known = torch.where((episodes.success == UNKNOWN) & (known != 1.0), torch.nan, known)
-    failure[ending] = torch.where(episodes.terminated, known, failure[ending])
+    outcome = torch.where(episodes.success == FAILED, 1.0, failure[ending])
+    outcome = torch.where((episodes.success == UNKNOWN) & (outcome != 1.0), torch.nan, outcome)
+    failure[ending] = torch.where(episodes.terminated, outcome, failure[ending])
     return failure
 
 
