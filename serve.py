@@ -9,8 +9,6 @@ robot elsewhere, keep the default host and use a tunnel. Options, with their def
 from __future__ import annotations
 
 import logging
-import os
-import secrets
 import sys
 import time
 from collections.abc import Callable
@@ -29,6 +27,7 @@ from embodied.saving import checkpoint
 from embodied.task import Convention
 from embodied.training.compute import prepare
 from policies.registry import trained_policy
+from real_robot.serving.credentials import token
 from real_robot.serving.onnx_policy import OnnxPolicy
 from real_robot.serving.policy_server import PolicyServer, ServerLimits
 
@@ -92,21 +91,6 @@ def _convention(saved: checkpoint.Checkpoint) -> Convention | None:
     from embodied.command_line.train_options import GROUPS, TrainConfig
 
     return compose(TrainConfig, "train", [], GROUPS, saved.config)[0].task.convention()
-
-
-def token(path: Path) -> str:
-    """Read the token in `path`; if missing, write a new one that only the owner can read.
-
-    Raises:
-        UserError: if other users can read it.
-    """
-    if not path.exists():
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(secrets.token_urlsafe(32) + "\n")
-    if path.stat().st_mode & 0o077:
-        raise UserError(f"other users can read the token in {path}; run: chmod 600 {path}")
-    return path.read_text(encoding="utf-8").strip()
 
 
 def describe(_: list[str]) -> str:

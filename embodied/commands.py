@@ -17,7 +17,7 @@ PROGRAMS = _ROOT if CLONE else Path(__file__).parent / "programs"
 CONFIGS = PROGRAMS / "configs"
 NAMES = (
     *("train", "tune", "evaluate", "compare", "plot", "export", "serve"),
-    *("identify", "classify", "reflex", "record", "replay"),
+    *("identify", "classify", "reflex", "record", "replay", "actor"),
 )
 
 

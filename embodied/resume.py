@@ -30,6 +30,7 @@ FREE = {
     "robot.device",
     "robot.event",
     "robot.prefix",
+    "robot.listen",
 }
 """Options that may change when a run is resumed: results depend on them by rounding at most."""
 LOCATED = ("task.mdp", "task.id")

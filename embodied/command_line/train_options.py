@@ -6,10 +6,11 @@ This is where policies, simulators and robots are joined: the only module of the
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from omegaconf import MISSING
@@ -38,6 +39,7 @@ from policies.vla.pi0 import Pi0Config
 from policies.vla.tokens import TokensConfig
 from policies.words import Words
 from real_robot.learning.environment import Judge
+from real_robot.learning.remote_robot import RemoteRobotTask
 from real_robot.learning.task import RobotConfig, RobotTask
 from real_robot.recording.demonstrations import DemonstrationOptions
 from real_robot.recording.recorded_task import RecordedTask
@@ -105,8 +107,12 @@ def with_conditions(config: TrainConfig, device: str) -> Task:
 
 
 @contextmanager
-def opened_task(config: TrainConfig, viewed: Callable[[Task], Task]) -> Iterator[Task]:
+def opened_task(
+    config: TrainConfig, viewed: Callable[[Task], Task], directory: Path, record: Mapping[str, Any]
+) -> Iterator[Task]:
     """Context of the task of `config`, `viewed` in its simulator, or on its robot, which is released at the end.
+
+    A robot at another computer uses the run's `directory`, and makes its parts from `record`, the composed `config`.
 
     Raises:
         UserError: for options of simulators with a robot.
@@ -116,10 +122,15 @@ def opened_task(config: TrainConfig, viewed: Callable[[Task], Task]) -> Iterator
         return
     if config.viewer or config.latency.present or config.reflex:
         raise UserError("viewer, reflex and latency.* are of simulators; with robot= use robot.disturbances.latency_s")
-    single = in_processes(in_steps(config.task))
-    task = RobotTask(config.task, single, config.robot, _judge(config))
+    remote = config.robot.listen is not None
+    task = RemoteRobotTask(config.task, config.robot, directory, record) if remote else robot_task(config)
     with closing(task):
         yield task
+
+
+def robot_task(config: TrainConfig) -> RobotTask:
+    """Task of `config` on the robot of this computer."""
+    return RobotTask(config.task, in_processes(in_steps(config.task)), config.robot, _judge(config))
 
 
 def _judge(config: TrainConfig) -> Judge | None:

@@ -24,6 +24,7 @@ from embodied.environments.engine import check_starts
 from embodied.errors import UserError
 from embodied.evaluation.in_training import InTraining
 from embodied.evaluation.open_loop import OpenLoop, split
+from embodied.placement.actor import ActorEnvironment
 from embodied.placement.local import Local, Processes, RunParts, one_after_another
 from embodied.policy import PolicyConfig, TrainablePolicy, unread_observations
 from embodied.precision import precision_of
@@ -257,6 +258,8 @@ class BuiltRun(SavedRun):
         parts = RunParts(self.task, algorithm, learner, env, policy, self.config, self.seed)
         if (remote := self.world.remote_collector(parts)) is not None:
             return learner, remote
+        if isinstance(env, ActorEnvironment):
+            return learner, env.rollouts(policy, collector, algorithm.max_staleness)
         collector.storage = self.config.storage
         collector.folder = self.directory
         if self.config.overlap and (self.world.size > 1 or not algorithm.max_staleness):
@@ -265,6 +268,8 @@ class BuiltRun(SavedRun):
 
     def random_play(self, generator: torch.Generator) -> tuple[TensorDict, Tensor]:
         """Run `first_decisions` in separate environments, or in the shared one before its collector begins."""
+        if isinstance(self.env, ActorEnvironment):
+            return self.env.play(generator)
         shared = isinstance(self.env, SwitchableEnvironment)
         env = self.env if shared else self.environment("train", self.task.distributions[0])
         samples = first_decisions(env, generator)

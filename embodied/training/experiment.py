@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 from embodied import seeding
@@ -18,9 +18,10 @@ from embodied.algorithms.offline.bppo import BPPOConfig
 from embodied.algorithms.on_policy.clipped import ClippedConfig
 from embodied.environment import Environment, SwitchableEnvironment
 from embodied.errors import UserError
-from embodied.evaluation.evaluation import evaluate
+from embodied.evaluation.evaluation import EvaluationResult, evaluate
 from embodied.export.network import export_target
 from embodied.interrupt import GracefulStop
+from embodied.placement.actor import ActorEnvironment
 from embodied.policy import Policy, SteeredPolicy, TrainablePolicy
 from embodied.progress import Progress
 from embodied.report.curves import CURVES
@@ -94,7 +95,7 @@ class Experiment(BuiltRun):
         began = time.perf_counter()
         # other processes would wait for the abandoned one
         waits = self.step_s <= stage.patience_s or self.world.size > 1
-        with nullcontext() if waits else self.abandonable(parts):
+        with self.leaving(parts) if waits else self.abandonable(parts):
             yield
         self.step_s, self.step_cpu_s = time.perf_counter() - began, time.process_time() - cpu_began
 
@@ -144,16 +145,22 @@ class Experiment(BuiltRun):
                 self._evaluation_env(distribution, parts) as env,
                 self.config.precision.on(self.device),
             ):
-                result = evaluate(
-                    env,
-                    policy,
-                    starts_per_task=starts,
-                    first_start=self.config.evaluation_first_start,
-                    device=self.device,
-                    progress=label,
-                )
+                result = self._evaluated(env, policy, starts, label)
             self.report.add(stage, distribution, result)
             log.info(f"{label}: {result_text(result.summary())}")
+
+    def _evaluated(self, env: Environment, policy: Policy, starts: int, label: str) -> EvaluationResult:
+        """Evaluate `policy` from `starts` initial states of each task."""
+        if isinstance(env, ActorEnvironment) and isinstance(policy, TrainablePolicy):
+            return env.evaluate(policy, starts)
+        return evaluate(
+            env,
+            policy,
+            starts_per_task=starts,
+            first_start=self.config.evaluation_first_start,
+            device=self.device,
+            progress=label,
+        )
 
     def _starts(self, stage: str, distribution: str, last: str) -> int:
         """Number of initial states of each task on which `stage` is evaluated; 0: it is not."""

@@ -133,6 +133,18 @@ class SavedRun:
             self._leave(before)
 
     @contextmanager
+    def leaving(self, parts: dict[str, Any]) -> Iterator[None]:
+        """Context of a step that raises Abandoned, with nothing changed, if a stop was requested while it waits.
+
+        Raises:
+            Stopped: then, once the state is saved.
+        """
+        try:
+            yield
+        except Abandoned:
+            self._leave(self._snapshot(parts))
+
+    @contextmanager
     def _naming_checkpoint(self) -> Iterator[None]:
         """Context that adds the last good checkpoint to the error if the training diverges in the body.
 

@@ -25,6 +25,7 @@ from embodied.contract import Contract
 from embodied.environment import Transition
 from embodied.errors import UserError
 from embodied.interrupt import STOPPING
+from real_robot.learning.consent import Consent
 from real_robot.learning.control import Control, StopRequestedError
 from real_robot.learning.homing import Homing
 from real_robot.robots.robot import Array, Reading
@@ -67,6 +68,10 @@ class Rules:
 
 class _FaultError(Exception):
     """Raised when the robot cannot be moved home: the message is the reason."""
+
+
+class _NoConsentError(Exception):
+    """Raised when no episode may begin: the message is the reason."""
 
 
 @dataclass
@@ -121,6 +126,8 @@ class RobotEnvironment:
         self.task_index = torch.zeros(1, dtype=torch.int64)
         self.control = control
         self.rules = rules
+        self.consent = Consent()
+        """Asked before every episode and every step."""
         self._begins = begins
         self._close = close
         self._training = True
@@ -164,6 +171,16 @@ class RobotEnvironment:
         self._training = split != "eval"
         self._abandon()
 
+    @property
+    def human(self) -> bool:
+        """Whether the person drives the robot in a running episode."""
+        return self._human and not self._ended
+
+    def hold(self, reason: str) -> None:
+        """Hold the robot in a running episode, which the next step goes on with."""
+        if not self._ended:
+            self.control.settle(reason)
+
     def close(self) -> None:
         """Hold the robot, and release it and the person's device."""
         self.control.close()
@@ -202,8 +219,8 @@ class RobotEnvironment:
                 if self._reading is None:  # no step was taken
                     raise UserError("the run was stopped before the robot measured") from None
                 return
-            except (UserError, OSError, _FaultError) as error:
-                if not self._ready:
+            except (UserError, OSError, _FaultError, _NoConsentError) as error:
+                if not self._ready and not isinstance(error, _NoConsentError):
                     raise UserError(str(error)) from error
                 if str(error) != problem:
                     problem = str(error)
@@ -218,6 +235,8 @@ class RobotEnvironment:
         if STOPPING.is_set():
             raise StopRequestedError
         control = self.control
+        if reason := self.consent.begin():
+            raise _NoConsentError(reason)
         self._begins(False)  # a scripted person does not help any more, least of all on the way home
         control.reopen_if_lost()
         if control.safety.state is State.STOPPED:  # also where it was stopped between two episodes
@@ -296,6 +315,8 @@ class RobotEnvironment:
             if index and self._human and not control.human and control.safety.state is not State.STOPPED:
                 self._human = False  # handed back: the next decision is from the present observation
                 return None
+            if reason := self.consent.act(control.human):
+                return self._fault(reason)
             self._step(steps)
             if self._ended:
                 return None

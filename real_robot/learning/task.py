@@ -10,7 +10,7 @@ from enum import Enum
 from functools import partial
 from pathlib import Path
 
-from embodied.configuration import FiniteFloat, PositiveFloat, PositiveInt
+from embodied.configuration import FiniteFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from embodied.contract import Contract
 from embodied.environment import Environment
 from embodied.environments.wrapping import WrappedTask
@@ -21,6 +21,7 @@ from real_robot.learning.control import Control
 from real_robot.learning.disturbances import DisturbanceConfig, DisturbedRobot
 from real_robot.learning.environment import Judge, RobotEnvironment, Rules
 from real_robot.learning.homing import Homing
+from real_robot.learning.link import address
 from real_robot.learning.scripted import HelpConfig, ScriptedPerson
 from real_robot.robots import teleoperation
 from real_robot.robots.control_loop import Watchdog
@@ -45,7 +46,9 @@ class RobotConfig(DriveOptions):
     `row` is simulation, or a row of the tables. `person` helps and judges; `help` are the options of a scripted one.
     Episodes are truncated after `step_limit` control steps. Before each the robot is commanded to the actions `home`,
     each for `waypoint_s`; with `waits` it begins when the person presses a button. `disturbances` are those of a
-    simulated robot's measurements.
+    simulated robot's measurements. With `listen`, HOST:PORT, this program only learns, and the robot's computer, which
+    runs actor.py, connects to it; the policy may be `max_staleness` updates old there. All other options are then the
+    actor's.
     """
 
     row: str = SIMULATION
@@ -56,10 +59,14 @@ class RobotConfig(DriveOptions):
     waits: bool = True
     help: HelpConfig = field(default_factory=HelpConfig)
     disturbances: DisturbanceConfig = field(default_factory=DisturbanceConfig)
+    listen: str | None = None
+    max_staleness: NonNegativeInt = 4
 
     def __post_init__(self) -> None:
         """Raise UserError for numbers out of range, and for options that do not go together."""
         super().__post_init__()
+        if self.listen:
+            address(self.listen)
         if self.row == SIMULATION:
             if self.device is Device.LEADER:
                 raise UserError("robot.device=leader needs ROS 2; use robot=ROW, such as robot=joint_trajectory")
@@ -68,7 +75,7 @@ class RobotConfig(DriveOptions):
             raise UserError(f"robot={self.row} moves: somebody has to stop it; use robot.person=operator")
         if self.disturbances.present:
             raise UserError("robot.disturbances are those of a simulated robot; leave them out")
-        if not self.limits:
+        if not self.limits and not self.listen:
             raise UserError(f"robot={self.row} needs the limits of its motion; give robot.limits=FILE")
 
 

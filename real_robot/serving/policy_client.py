@@ -172,7 +172,7 @@ class PolicyClient:
         connection = self._connection
         try:
             with contextlib.suppress(OSError):  # a closed socket is detected below
-                _limit_sending(connection.socket, until - time.monotonic())
+                limit_sending(connection.socket, until - time.monotonic())
             connection.send(data)
             reply = connection.recv(timeout=max(0.0, until - time.monotonic()))
         except (TimeoutError, BlockingIOError) as error:
@@ -245,7 +245,7 @@ def _row(batch: Any) -> np.ndarray:  # noqa: ANN401 - a Tensor, which TensorDict
     return np.asarray(batch[0].detach().cpu().numpy())
 
 
-def _limit_sending(sock: socket.socket, seconds: float) -> None:
+def limit_sending(sock: socket.socket, seconds: float) -> None:
     """Make a send that the server does not read fail after `seconds`; the receiving thread is not affected."""
     # struct timeval: seconds and microseconds
     whole, fraction = divmod(max(1e-3, seconds), 1.0)

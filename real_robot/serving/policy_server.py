@@ -8,8 +8,6 @@ served.
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 import hmac
 import http
 import logging
@@ -32,6 +30,7 @@ from embodied.task import Convention
 from real_robot.serving import vla_eval
 from real_robot.serving.answerer import Answerer
 from real_robot.serving.answerer import log as answerer_log
+from real_robot.serving.credentials import sent_token
 from real_robot.serving.wire import CLOSE_LATER, CLOSE_REFUSED
 
 if TYPE_CHECKING:
@@ -162,7 +161,7 @@ class PolicyServer:
         if request.path == "/healthz":
             return connection.respond(http.HTTPStatus.OK, "OK\n")
         # constant-time comparison, so that response times reveal nothing about the token
-        if not hmac.compare_digest(_credentials(request.headers.get("Authorization", "")), self._token):
+        if not hmac.compare_digest(sent_token(request.headers.get("Authorization", "")), self._token):
             return connection.respond(http.HTTPStatus.UNAUTHORIZED, "wrong or missing token\n")
         if len(self._idle_since) >= self._limits.clients and self._spare() is None:
             return connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, "too many clients\n")
@@ -248,18 +247,6 @@ class PolicyServer:
 
     async def _send(self, connection: ServerConnection, data: bytes | str) -> None:
         await asyncio.wait_for(connection.send(data), self._limits.send_s)
-
-
-def _credentials(header: str) -> bytes:
-    """Token in the header "Authorization", b"" if there is none; the scheme Basic has it as the password."""
-    scheme, _, token = header.partition(" ")
-    if scheme == "Basic":
-        try:
-            return base64.b64decode(token, validate=True).partition(b":")[2]
-        except (binascii.Error, ValueError):
-            return b""
-    # websockets 15 and 16 read what is not ASCII as surrogates
-    return token.strip().encode(errors="surrogateescape") if scheme in ("Bearer", "Api-Key") else b""
 
 
 class _Rarely(logging.Filter):

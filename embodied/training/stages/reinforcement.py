@@ -13,6 +13,7 @@ import torch
 
 from embodied import seeding
 from embodied.environment import in_real_time
+from embodied.placement.actor import ActorEnvironment
 from embodied.policy import TrainablePolicy
 from embodied.report.report import result_text
 from embodied.rollout.ahead import CollectorAhead
@@ -66,14 +67,15 @@ class ReinforcementStage(Stage[Iteration]):
                 observation, actions = run.random_play(seeding.generator(run.seed, "random play"))
                 run.policy.fit(observation.to(run.device), actions.to(run.device))
             run.before = run.aside({"policy": dict(run.policy.state_dict())})
+            if isinstance(run.env, ActorEnvironment):
+                run.save({})  # from here on every rollout is on disk, from which a killed run goes on
         if not resumed:
             # only at the beginning of the stage: a resumed run loads the critic's weights
             run.policy.start_critic()
         self.learner, self.collector = run.learner_and_collector(run.env, run.policy, run.demonstrations)
         if not resumed and isinstance(self.learner, ContinuesValues):
             self.learner.continue_values(run.before.get("values"))
-        if config.overlap:
-            assert isinstance(self.collector, Collector)  # collectors in other processes do not allow overlap
+        if config.overlap and isinstance(self.collector, Collector):  # an actor never waits for an update
             self.collector = CollectorAhead(self.collector, run.policy, config.precision)
         self.parts = {"learner": self.learner, "collector": self.collector, "held_out": run.held_out}
         return self.parts

@@ -1,0 +1,15 @@
+"""Consent to a policy's motion of a robot, where something beside the robot and the person has to agree."""
+
+from __future__ import annotations
+
+
+class Consent:
+    """Consent that is always given: the learner is in the robot's own program."""
+
+    def begin(self) -> str:
+        """Reason why no episode may begin now; "" if one may."""
+        return ""
+
+    def act(self, human: bool) -> str:
+        """Reason why the robot may not take a step of the person (`human`) or the policy now; "" if it may."""
+        return ""
