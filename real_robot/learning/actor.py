@@ -7,7 +7,6 @@ becomes of the learner, the robot is driven by `RobotEnvironment` alone, which a
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import fields
@@ -95,9 +94,10 @@ class Actor:
             while True:
                 self._carry_out(self._next_order())
         self.env.hold("the program has ended")
-        end = time.monotonic() + FLUSH_S
-        while self.outbox.unstored and self.outbox.connected and time.monotonic() < end:
-            time.sleep(POLL_S)
+        for _ in range(round(FLUSH_S / POLL_S)):
+            if not (self.outbox.unstored and self.outbox.connected):
+                break
+            self.env.control.station.sleep(POLL_S)
         if self.outbox.unstored:
             log.warning(f"the learner has not stored {self.outbox.unstored} rollouts, which are lost")
 

@@ -92,9 +92,11 @@ class Control:
         return action
 
     def wait(self) -> None:
-        """Wait for the end of the control period."""
-        while (remaining_s := self._deadline - self._pace()) > SLACK_S and not STOPPING.is_set():
+        """Wait for the end of the control period, also before a requested stop: its first command is the next one."""
+        while (remaining_s := self._deadline - self._pace()) > SLACK_S:
             self.station.sleep(remaining_s)
+            if STOPPING.is_set():  # a clock that stands still keeps nobody
+                return
 
     def pause(self, seconds: float) -> None:
         """Sleep; StopRequestedError ends the waiting when a stop of the run is requested."""
