@@ -151,15 +151,19 @@ class Outbox(Consent):
         return len(self._waiting)
 
     @property
-    def staleness(self) -> int | None:
-        """Updates by which the weights will be old when the present rollout is learned from; None without weights."""
-        return None if self.version is None else self._total + len(self._waiting) - self.version
-
-    @property
     def stale(self) -> bool:
-        """Whether the policy may not act."""
-        staleness = self.staleness
+        """Whether the policy may not act by its weights."""
+        with self.changed:
+            return self._is_stale(self.version)
+
+    def _is_stale(self, version: int | None) -> bool:
+        """Whether the weights of `version` are too old for the present rollout."""
+        staleness = self._staleness(version)
         return staleness is None or self.greeting is None or staleness > self.greeting["max_staleness"]
+
+    def _staleness(self, version: int | None) -> int | None:
+        """Updates by which the weights of `version` will be old when the present rollout is learned from."""
+        return None if version is None else self._total + len(self._waiting) - version
 
     def begin(self) -> str:
         """See `Consent`: a learner has to be there, and to have learned from all but the latest rollouts.
@@ -167,20 +171,24 @@ class Outbox(Consent):
         Raises:
             StopRequestedError: if the learner will never accept this actor.
         """
-        if self.refusal:
-            raise StopRequestedError
-        if self._lost:
-            return f"no learner at {self.learner} ({self._lost})"
-        return "" if self.exempt or not self.stale else f"the learner is {self.staleness} rollouts behind"
+        with self.changed:
+            if self.refusal:
+                raise StopRequestedError
+            if self._lost:
+                return f"no learner at {self.learner} ({self._lost})"
+            version = self._weights[0] if self._weights else self.version  # the first decision takes the newest
+            late = not self.exempt and self._is_stale(version)
+            return f"the learner is {self._staleness(version)} rollouts behind" if late else ""
 
     def act(self, human: bool) -> str:
         """See `Consent`: the person may always act, unless there is no memory left for what they do."""
-        if sum(len(data) for _, data in self._waiting) > BACKLOG_BYTES:
-            return f"{BACKLOG_BYTES >> 20} MB of rollouts wait for the learner"
-        if human or self.exempt or not self.stale:
-            return ""
-        where = f"no learner ({self._lost})" if self._lost else "a slow learner"
-        return f"the policy's weights are {self.staleness} updates old, of {where}"
+        with self.changed:
+            if sum(len(data) for _, data in self._waiting) > BACKLOG_BYTES:
+                return f"{BACKLOG_BYTES >> 20} MB of rollouts wait for the learner"
+            if human or self.exempt or not self._is_stale(self.version):
+                return ""
+            where = f"no learner ({self._lost})" if self._lost else "a slow learner"
+            return f"the policy's weights are {self._staleness(self.version)} updates old, of {where}"
 
     def take_weights(self) -> dict[str, Any] | None:
         """The newest weights, if they are newer than those by which the policy acts, and act by them from now on."""
@@ -215,8 +223,8 @@ class Outbox(Consent):
         Raises:
             UserError: if they are too large.
         """
+        data = _checked_size(packed({"kind": "rollout", "sequence": self._added, "rollout": rollout}))
         with self.changed:
-            data = _checked_size(packed({"kind": "rollout", "sequence": self._added, "rollout": rollout}))
             self._waiting.append((self._added, data))
             self._added += 1
             self.changed.notify_all()

@@ -29,7 +29,7 @@ from tests.real_robot.learning.worlds import Arm, arm_environment
 
 SEQUENCES, PARTS = 2000, 4
 TICKS = 25
-"""Control periods of a sequence, after which the program is stopped."""
+"""Control periods of a sequence. Then everything is repaired, and the program stopped once it has gone on."""
 MOVE = 0.02
 """Largest change of the command in a period: 2 m/s for 0.01 s."""
 NETWORK = "drop", "drop", "slow", "fast", "restart", "swap", "twice"
@@ -38,6 +38,8 @@ EVENTS = (
     *("drive", "drive", "release", "release", "stop", "unplug", "success", "nan", "late"),
 )
 REPAIRS = "connect", "healthy", "plug"
+MENDED = 20
+"""Multiple of TICKS within which a repaired system has to go on."""
 
 
 class Wanderer:
@@ -137,6 +139,7 @@ class World:
             STOPPING.clear()
         for violation in self.violations:
             raise violation
+        assert len(self.made) > self.made_before + 1, "it did not go on"
         assert self.env.control.safety.state is not State.ACTIVE
         self._drop()
         for _ in range(200):
@@ -195,15 +198,18 @@ class World:
         steps = min(periods, 3)
         for _ in range(steps):
             self.arm.ticks += periods // steps
-            if self.rng.random() < 0.1:
+            mending = self.ready > TICKS
+            if self.rng.random() < 0.1 and not mending:
                 # a robot or a person who is not there at first is an error, see test_environment.py
                 self._happen(self.rng.choice(EVENTS if self.env._ready else NETWORK))
-            if self.rng.random() < 0.3:
-                self._happen(self.rng.choice(REPAIRS))
+            if self.rng.random() < 0.3 or mending:
+                self._happen(self.rng.choice((*REPAIRS, "release", "fast") if mending else REPAIRS))
             self._network()
             self._learn()
         self.ready += self.env._ready
-        if self.ready > TICKS:
+        if self.ready <= TICKS:
+            self.made_before = len(self.made)
+        elif len(self.made) > self.made_before + 1 or self.ready > MENDED * TICKS:
             STOPPING.set()
 
     def _happen(self, event: str) -> None:
