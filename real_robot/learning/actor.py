@@ -43,7 +43,6 @@ class ActingCollector(Collector):
     ) -> None:
         super().__init__(env, policy, generator, storage=Storage.CPU)
         self.outbox = outbox
-        self.order = ""  # id of the order to collect
 
     def take_weights(self) -> None:
         """Load the newest weights, if there are newer ones.
@@ -54,14 +53,8 @@ class ActingCollector(Collector):
         if (weights := self.outbox.take_weights()) is not None:
             load(self.policy, weights)
 
-    @property
-    def superseded(self) -> bool:
-        """Whether there is another order than the one to collect."""
-        order = self.outbox.order()
-        return order is None or order["id"] != self.order
-
     def _decide(self, observation: TensorDict) -> Decision:
-        if self.outbox.refusal or self.superseded:
+        if self.outbox.refusal or self.outbox.superseded:
             raise Cancelled
         self.take_weights()
         return super()._decide(observation)
@@ -130,11 +123,14 @@ class Actor:
             raise UserError(self.outbox.refusal)
 
     def _carry_out(self, order: Mapping[str, Any]) -> None:
-        """Carry out an order; of rollouts, one of them."""
+        """Carry out an order, or what can be done of it before there is another one; of rollouts, one of them."""
+        begins = self.outbox.running != order["id"]
+        self.outbox.running = order["id"]
+        if begins:
+            self._abandon()
         if order["do"] == "collect":
-            return self._collect(order["id"], entry(order, "decisions", int))
+            return self._collect(entry(order, "decisions", int))
         self.outbox.exempt = True
-        self.collector.abandon()
         try:
             if order["do"] == "play":
                 result = self._play(entry(order, "seed", int))
@@ -142,24 +138,28 @@ class Actor:
                 result = self._evaluate(entry(order, "episodes", int), entry(order, "weights", dict))
             else:
                 raise UserError(f"the learner orders {order['do']!r:.40}, which this version does not know")
+            self._check_order()  # what was cut short is no result
+        except Cancelled:
+            return self._abandon()
         finally:
             self.outbox.exempt = False
-        self._check()  # what a stop has cut short is no result
         self.outbox.finish(order, result)
         return None
 
-    def _collect(self, order: str, decisions: int) -> None:
+    def _check_order(self) -> None:
+        """Raise Cancelled if there is another order, and see `_check`."""
+        self._check()
+        if self.outbox.superseded:
+            raise Cancelled
+
+    def _collect(self, decisions: int) -> None:
         """Collect one rollout, once the policy may act or the person does."""
-        collector = self.collector
-        if collector.order != order:
-            self._abandon()
-            collector.order = order
         self._wait("the learner is slower than the robot", self._waits_for_weights)
-        if self.outbox.version is None:  # another order has come
+        if self.outbox.version is None or self.outbox.superseded:
             return
-        collector.version = self.outbox.version
+        self.collector.version = self.outbox.version
         try:
-            self.outbox.add(rollout_entries(collector.collect(decisions)))
+            self.outbox.add(rollout_entries(self.collector.collect(decisions)))
         except Cancelled:
             self._abandon()
 
@@ -175,7 +175,7 @@ class Actor:
         """
         self.collector.take_weights()
         stale = self.outbox.connected and self.outbox.stale and not self.env.human
-        return (stale or self.outbox.version is None) and not self.collector.superseded
+        return (stale or self.outbox.version is None) and not self.outbox.superseded
 
     def _play(self, seed: int) -> dict[str, Any]:
         observation, actions = first_decisions(self.env, torch.Generator().manual_seed(seed))
@@ -194,7 +194,7 @@ class Actor:
                 starts_per_task=episodes,
                 device=self.policy.device,
                 progress="evaluation",
-                watch=lambda *_: self._check(),
+                watch=lambda *_: self._check_order(),
             )
         finally:
             self.env.switch(self.distribution, "train")

@@ -39,6 +39,8 @@ class Outbox(Consent):
         """Version of the weights by which the policy acts; None before the first."""
         self.refusal = ""
         """Reason why the learner does not want to hear from this actor again; "" if there is none."""
+        self.running = ""
+        """Id of the order that is being carried out."""
         self.exempt = False
         """Whether the robot acts on an order that brings its own weights: their age does not matter."""
         self.changed = threading.Condition()
@@ -169,10 +171,10 @@ class Outbox(Consent):
         """See `Consent`: a learner has to be there, and to have learned from all but the latest rollouts.
 
         Raises:
-            StopRequestedError: if the learner will never accept this actor.
+            StopRequestedError: if there is another order now, or the learner will never accept this actor.
         """
         with self.changed:
-            if self.refusal:
+            if self.refusal or self.superseded:
                 raise StopRequestedError
             if self._lost:
                 return f"no learner at {self.learner} ({self._lost})"
@@ -198,6 +200,12 @@ class Outbox(Consent):
                 return None
             self.version = taken[0]
             return taken[1]
+
+    @property
+    def superseded(self) -> bool:
+        """Whether there is another order than the one that is being carried out."""
+        with self.changed:
+            return self._order is None or self._order["id"] != self.running
 
     def order(self) -> dict[str, Any] | None:
         """What to do now; None: nothing."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from embodied.contract import Contract
 from embodied.environment import Transition
 from embodied.errors import UserError
 from embodied.evaluation.evaluation import EvaluationResult
@@ -51,11 +51,10 @@ class RemoteRobotTask(RobotTask):
     def environment(
         self, num_envs: int, distribution: str, split: str, seed: int = 0, device: str = "cpu"
     ) -> RemoteRobot:
-        """Listen for the robot's computer.
+        """Robot that listens for its computer with the first order, once the run's parts are checked.
 
         Raises:
             UserError: for several environments.
-            OSError: if nothing can listen at the address.
         """
         if num_envs != 1 or self._remote:
             raise UserError("a robot is one environment; use num_envs=1 evaluation_envs=1 and one collector")
@@ -68,6 +67,15 @@ class RemoteRobotTask(RobotTask):
             "max_staleness": self.config.max_staleness,
         }
         inbox = Inbox(Journal(self.directory / FOLDER), contract, description)
+        self._remote = RemoteRobot(inbox, self._listen, self.name)
+        return self._remote
+
+    def _listen(self, inbox: Inbox) -> LearnerServer:
+        """Listen for the robot's computer.
+
+        Raises:
+            OSError: if nothing can listen at the address.
+        """
         assert self.config.listen is not None
         path = self.directory / TOKEN
         server = LearnerServer(inbox, *address(self.config.listen), token(path)).__enter__()
@@ -76,8 +84,7 @@ class RemoteRobotTask(RobotTask):
             f" python actor.py learner=THIS_MACHINE:{server.port} token_file=COPY robot={self.config.row}, with a copy"
             f" of {path}"
         )
-        self._remote = RemoteRobot(server, contract, self.name)
-        return self._remote
+        return server
 
     def close(self) -> None:
         """Disconnect the actor, whose robot holds."""
@@ -87,20 +94,32 @@ class RemoteRobotTask(RobotTask):
 
 
 class RemoteRobot:
-    """An `ActorEnvironment`: the robot of the actor that is connected with `server`, with N = 1.
+    """An `ActorEnvironment`: the robot of the actor that is connected with `inbox`, with N = 1.
 
-    `switch` makes it one environment for training and evaluation; nothing but its actor resets and steps it.
+    `listen` starts the server. `switch` makes it one environment for training and evaluation; nothing but its actor
+    resets and steps it.
     """
 
     real_time = True
     num_envs = 1
 
-    def __init__(self, server: LearnerServer, contract: Contract, name: str) -> None:
-        self.server = server
-        self.contract = contract
+    def __init__(self, inbox: Inbox, listen: Callable[[Inbox], LearnerServer], name: str) -> None:
+        self.inbox = inbox
+        self.contract = inbox.contract
+        self._listen = listen
         self.device = torch.device("cpu")
         self.task_names = self.instructions = (name,)
         self.task_index = torch.zeros(1, dtype=torch.int64)
+
+    @cached_property
+    def server(self) -> LearnerServer:
+        """Server to which the actor connects."""
+        return self._listen(self.inbox)
+
+    def order(self, **content: Any) -> str:  # noqa: ANN401 - entries of a message
+        """See `Inbox.order`; listens from now on."""
+        assert self.server
+        return self.inbox.order(**content)
 
     def reset(self, mask: Tensor | None = None) -> TensorDict:
         """Not called."""
@@ -115,7 +134,8 @@ class RemoteRobot:
 
     def close(self) -> None:
         """Disconnect the actor."""
-        self.server.__exit__()
+        if "server" in vars(self):
+            self.server.__exit__()
 
     def play(self, generator: torch.Generator) -> tuple[TensorDict, Tensor]:
         """See `ActorEnvironment.play`.
@@ -124,9 +144,8 @@ class RemoteRobot:
             Stopped: if a stop of the run is requested meanwhile.
             UserError: for something else than observations and actions of the contract.
         """
-        inbox = self.server.inbox
         try:
-            result = inbox.result(inbox.order(do="play", seed=generator.initial_seed()))
+            result = self.inbox.result(self.order(do="play", seed=generator.initial_seed()))
         except Abandoned:
             raise Stopped("Stopped while waiting for the robot's computer; nothing was learned.") from None
         observation, actions = result.get("observation"), result.get("actions")
@@ -142,8 +161,7 @@ class RemoteRobot:
             Abandoned: if a stop of the run is requested meanwhile.
             UserError: for something else than a result.
         """
-        inbox = self.server.inbox
-        result = inbox.result(inbox.order(do="evaluate", episodes=episodes, weights=_weights(policy)))
+        result = self.inbox.result(self.order(do="evaluate", episodes=episodes, weights=_weights(policy)))
         names = {each.name for each in fields(EvaluationResult)}
         if not isinstance(result, dict) or result.keys() != names or not isinstance(result["success"], Tensor):
             raise UserError("expected the result of an evaluation from the actor")
@@ -156,24 +174,24 @@ class RemoteRobot:
             UserError: for a collector with a state, which the actor would lose, and for an algorithm that cannot take
                 rollouts as old as the actor makes.
         """
-        allowed = self.server.inbox.description["max_staleness"]
+        allowed = self.inbox.description["max_staleness"]
         if type(collector) is not Collector:
             raise UserError(
                 "this algorithm's exploration has a state, which an actor does not keep; use algorithm=rlpd, sac or ppo"
             )
         if allowed > max_staleness:
             raise UserError(f"robot.max_staleness={allowed} is more than the algorithm takes, {max_staleness}")
-        return RemoteRollouts(self.server, policy, collector.generator)
+        return RemoteRollouts(self, policy, collector.generator)
 
 
 class RemoteRollouts:
-    """Rollouts of the actor that is connected with `server`, in the order in which they were stored.
+    """Rollouts of the actor of `robot`, in the order in which they were stored.
 
     Rollout n is learned from in update n, which makes a resumed learner take the same steps.
     """
 
-    def __init__(self, server: LearnerServer, policy: TrainablePolicy, generator: torch.Generator) -> None:
-        self.server = server
+    def __init__(self, robot: RemoteRobot, policy: TrainablePolicy, generator: torch.Generator) -> None:
+        self.robot = robot
         self.policy = policy
         self.generator = generator
         self.version = 0
@@ -184,11 +202,11 @@ class RemoteRollouts:
         Raises:
             Abandoned: if a stop of the run is requested meanwhile; nothing has changed.
         """
-        inbox = self.server.inbox
-        inbox.order(do="collect", decisions=decisions)
+        inbox = self.robot.inbox
+        self.robot.order(do="collect", decisions=decisions)
         inbox.publish(self.version, _weights(self.policy))
         began = time.perf_counter()
-        if inbox.journal.total <= self.version and not self.server.connected:
+        if inbox.journal.total <= self.version and not self.robot.server.connected:
             log.info("waiting for the robot's computer")
         rollout = inbox.rollout(self.version)
         metrics = {
@@ -213,7 +231,7 @@ class RemoteRollouts:
         """
         self.version = state["version"]
         self.generator.set_state(state["generator"])
-        journal = self.server.inbox.journal
+        journal = self.robot.inbox.journal
         if journal.total < self.version:
             raise UserError(
                 f"expected {self.version} rollouts in {journal.folder}, got {journal.total}; the last ones have to stay"
