@@ -20,7 +20,7 @@ from real_robot.learning.messages import MESSAGE_BYTES, WEIGHTS_BYTES
 from real_robot.learning.outbox import Outbox
 from real_robot.serving.credentials import sent_token
 from real_robot.serving.policy_client import limit_sending
-from real_robot.serving.policy_server import LIBRARY, LOOPBACK
+from real_robot.serving.policy_server import LOOPBACK
 from real_robot.serving.wire import CLOSE_LATER, CLOSE_REFUSED
 
 if TYPE_CHECKING:
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from websockets.sync.server import ServerConnection
 
 log = logging.getLogger(__name__)
+LIBRARY = logging.getLogger(f"{__name__}.websockets")
+LIBRARY.setLevel(logging.WARNING)
+"""Logger of the websockets library, whose errors are about broken handshakes."""
 PING_S, SILENCE_S = 2.0, 6.0
 """Period of pings, and time after which a peer that answers none is gone."""
 RETRY_S = 1.0
@@ -36,6 +39,17 @@ TICK_S = 0.5
 """Period at which a thread that has nothing to send looks whether its connection has ended."""
 REASON_BYTES = 120
 """Largest size of a reason to close (RFC 6455)."""
+
+
+def _on_one_line(record: logging.LogRecord) -> bool:
+    """Shorten an error with a traceback to its reason."""
+    if record.exc_info:
+        record.msg, record.args = f"refused a connection: {record.getMessage()} ({record.exc_info[1]})", None
+        record.exc_info = record.exc_text = None
+    return True
+
+
+LIBRARY.addFilter(_on_one_line)
 
 
 def address(text: str) -> tuple[str, int]:
@@ -191,6 +205,9 @@ class ActorLink:
                 return
             except OSError as error:
                 self.outbox.disconnect(" ".join(str(error).split()))
+            except Exception as error:  # a mistake of ours must not end this thread, which the robot waits for
+                log.exception("the link to the learner failed")
+                self.outbox.disconnect(type(error).__name__)
             self._ended.wait(RETRY_S)
 
     def _connect(self) -> None:
@@ -220,7 +237,7 @@ class ActorLink:
             if error.response.status_code == http.HTTPStatus.UNAUTHORIZED:
                 raise UserError(f"the learner refuses this program: {reason}; see token_file=") from error
             raise ConnectionRefusedError(reason) from error
-        except InvalidHandshake as error:
+        except (InvalidHandshake, ConnectionClosed) as error:
             raise ConnectionError(f"no learner listens there: {error}") from error
         ended = threading.Event()
         sender = threading.Thread(target=self._send, args=(connection, ended), name="actor's sender")

@@ -177,7 +177,7 @@ class Outbox(Consent):
             if self.refusal or self.superseded:
                 raise StopRequestedError
             if self._lost:
-                return f"no learner at {self.learner} ({self._lost})"
+                return f"no learner at {self.learner}"
             version = self._weights[0] if self._weights else self.version  # the first decision takes the newest
             late = not self.exempt and self._is_stale(version)
             return f"the learner is {self._staleness(version)} rollouts behind" if late else ""
@@ -189,8 +189,8 @@ class Outbox(Consent):
                 return f"{BACKLOG_BYTES >> 20} MB of rollouts wait for the learner"
             if human or self.exempt or not self._is_stale(self.version):
                 return ""
-            where = f"no learner ({self._lost})" if self._lost else "a slow learner"
-            return f"the policy's weights are {self._staleness(self.version)} updates old, of {where}"
+            learner = "there is no learner" if self._lost else "the learner is slow"
+            return f"the policy's weights are {self._staleness(self.version)} updates old, as {learner}"
 
     def take_weights(self) -> dict[str, Any] | None:
         """The newest weights, if they are newer than those by which the policy acts, and act by them from now on."""
