@@ -8,6 +8,7 @@ import pytest
 from omegaconf import OmegaConf
 from omegaconf.errors import ValidationError
 
+from actor import ActorConfig
 from classify import ClassifyConfig
 from compare import CompareConfig
 from embodied.command_line.config import compose
@@ -32,7 +33,16 @@ from train import GROUPS, TrainConfig
 from tune import TuneConfig
 
 PROGRAMS = (
-    *(ClassifyConfig, CompareConfig, EvaluateConfig, ExportConfig, IdentifyConfig, RecordConfig, ReflexConfig),
+    *(
+        ActorConfig,
+        ClassifyConfig,
+        CompareConfig,
+        EvaluateConfig,
+        ExportConfig,
+        IdentifyConfig,
+        RecordConfig,
+        ReflexConfig,
+    ),
     *(ReplayConfig, ServeConfig, Episodes, TrainConfig, TuneConfig),
 )
 NONSENSE = (math.nan, math.inf, -math.inf, -1, 0)
