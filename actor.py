@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -53,9 +53,12 @@ class ActorConfig(Configuration):
     threads: PositiveInt | None = None
 
 
+NAMES = tuple(f"{each.name}=" for each in fields(ActorConfig))
+
+
 def run(arguments: list[str]) -> None:
     """Act until Ctrl-C or SIGTERM."""
-    config, rest = composed(arguments)
+    config, _ = composed(arguments)
     path = Path(config.token_file)
     if not path.exists():
         raise UserError(f"there is no token_file={path}; copy actor_token from the run's folder at the learner")
@@ -65,6 +68,7 @@ def run(arguments: list[str]) -> None:
         if not _greeted(outbox):
             return
         greeting = outbox.greeting or {}
+        rest = [each for each in arguments if not each.startswith(NAMES)]
         act(outbox, greeting, trained(greeting, rest), config.device)
 
 
@@ -122,12 +126,9 @@ def _greeted(outbox: Outbox) -> bool:
     return outbox.greeting is not None
 
 
-def composed(arguments: list[str]) -> tuple[ActorConfig, list[str]]:
-    """Options of this program, and the other arguments, which are those of the run."""
-    names = tuple(f"{name}=" for name in ActorConfig.__dataclass_fields__)
-    own = [each for each in arguments if each.startswith(names)]
-    config, _ = compose(ActorConfig, "actor", own, {})
-    return config, [each for each in arguments if each not in own]
+def composed(arguments: list[str]) -> tuple[ActorConfig, dict[str, Any]]:
+    """Compose the options of this program among `arguments`, and their record."""
+    return compose(ActorConfig, "actor", [each for each in arguments if each.startswith(NAMES)], {})
 
 
 def describe(_: list[str]) -> str:
@@ -136,4 +137,4 @@ def describe(_: list[str]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(program.main(run, describe, sys.argv[1:]))
+    sys.exit(program.main(run, describe, sys.argv[1:], composed))

@@ -33,17 +33,8 @@ from train import GROUPS, TrainConfig
 from tune import TuneConfig
 
 PROGRAMS = (
-    *(
-        ActorConfig,
-        ClassifyConfig,
-        CompareConfig,
-        EvaluateConfig,
-        ExportConfig,
-        IdentifyConfig,
-        RecordConfig,
-        ReflexConfig,
-    ),
-    *(ReplayConfig, ServeConfig, Episodes, TrainConfig, TuneConfig),
+    *(ActorConfig, ClassifyConfig, CompareConfig, EvaluateConfig, ExportConfig, IdentifyConfig, RecordConfig),
+    *(ReflexConfig, ReplayConfig, ServeConfig, Episodes, TrainConfig, TuneConfig),
 )
 NONSENSE = (math.nan, math.inf, -math.inf, -1, 0)
 

@@ -235,6 +235,29 @@ def test_a_learner_without_an_actor_stops_on_request_and_goes_on(tmp_path: Path)
     assert not (tmp_path / "checkpoint").exists()
 
 
+def test_a_learner_that_is_stopped_while_it_waits_saves_and_goes_on(tmp_path: Path) -> None:
+    trainer, task = experiment(tmp_path, env_steps=200)
+    assert task._remote
+    robot = Robot(f"127.0.0.1:{task._remote.server.port}", (tmp_path / "actor_token").read_text().strip()).__enter__()
+
+    def leave() -> None:
+        wait_until(lambda: task._remote.inbox.journal.total >= 6)
+        robot.__exit__()
+        STOPPING.set()
+
+    leaving = threading.Thread(target=leave)
+    leaving.start()
+    with pytest.raises(Stopped, match="Stopped and saved"):
+        trainer.run()
+    leaving.join()
+    stored = task._remote.inbox.journal.total
+    task.close()
+    saved = checkpoint.load(tmp_path)
+    assert saved.counters["iteration"] == saved.state["parts"]["collector"]["version"] >= 6
+    run(tmp_path, env_steps=200)
+    assert Journal(tmp_path / FOLDER).total > stored
+
+
 def test_missing_rollouts_are_named(tmp_path: Path) -> None:
     run(tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / FOLDER)

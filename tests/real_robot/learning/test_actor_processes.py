@@ -15,9 +15,12 @@ from pathlib import Path
 
 import pytest
 
+import actor
+import train
+from embodied.errors import UserError
 from embodied.saving import checkpoint
 from real_robot.learning.journal import FOLDER, Journal
-from tests.programs import ROOT
+from tests.programs import ROOT, run_program
 
 STEPS = 3000
 PATIENCE_S = 120.0
@@ -66,6 +69,39 @@ def programs() -> Iterator[ExitStack]:
         yield stack
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["learner=127.0.0.1:1"], "expected token_file="),
+        (["learner=127.0.0.1:1", "token_file=nowhere"], "copy actor_token from the run's folder"),
+        (["learner=somewhere", "token_file=pyproject.toml"], "other users can read|expected HOST:PORT"),
+    ],
+)
+def test_an_actor_without_what_it_needs_ends_with_one_line(options: list[str], message: str) -> None:
+    answer = run_program("actor.py", *options)
+    assert answer.returncode == 1
+    assert re.search(message, answer.stderr)
+    assert len(answer.stderr.strip().splitlines()) == 1
+
+
+def test_options_of_the_robot_are_those_of_the_actor_alone(tmp_path: Path) -> None:
+    task = ["task=quadrotor_hover", "policy=squashed", "algorithm=sac"]
+    learner, record = train.composed([*task, "robot=fr3", "robot.listen=0.0.0.0:1", "robot.max_staleness=2"])
+    assert learner.robot.limits is None  # of no use there
+    greeting = {"config": {name: record[name] for name in ("choices", "values")}}
+    with pytest.raises(UserError, match="expected robot=ROW"):
+        actor.trained(greeting, [])
+    with pytest.raises(UserError, match=r"robot\.limits=FILE"):
+        actor.trained(greeting, ["robot=fr3"])
+    with pytest.raises(UserError, match="an option of the learner"):
+        actor.trained(greeting, ["robot=simulation", "robot.listen=0.0.0.0:1"])
+    config = actor.trained(greeting, ["robot=simulation", "robot.home=[[0.1,0.2,0.3,0.4]]"])
+    assert (config.robot.row, config.robot.listen, config.robot.home) == ("simulation", None, [[0.1, 0.2, 0.3, 0.4]])
+    assert (config.task, config.policy) == (learner.task, learner.policy)
+    with pytest.raises(UserError, match="did not send its configuration"):
+        actor.trained({}, ["robot=simulation"])
+
+
 def test_learner_and_actor_are_killed_and_go_on(tmp_path: Path, programs: ExitStack) -> None:
     run = tmp_path / "run"
     stored = lambda: len(list((run / FOLDER).glob("*.msgpack")))  # noqa: E731
@@ -73,7 +109,7 @@ def test_learner_and_actor_are_killed_and_go_on(tmp_path: Path, programs: ExitSt
     def learner(*options: str) -> Program:
         return programs.enter_context(Program(tmp_path / "learner.log", "train.py", *options))
 
-    def actor(name: str) -> Program:
+    def robot_computer(name: str) -> Program:
         options = [f"learner=127.0.0.1:{port}", f"token_file={run / 'actor_token'}", *TASK[1:3], "robot.step_limit=40"]
         return programs.enter_context(Program(tmp_path / name, "actor.py", *options))
 
@@ -82,7 +118,7 @@ def test_learner_and_actor_are_killed_and_go_on(tmp_path: Path, programs: ExitSt
     found = re.search(r"at 127\.0\.0\.1:(\d+)", first.output)
     assert found
     port = found[1]
-    robot = actor("actor.log")
+    robot = robot_computer("actor.log")
     robot.wait_until(lambda: stored() > 15)
     first.kill()
     robot.wait_until(lambda: "no learner at" in robot.output)
@@ -92,7 +128,7 @@ def test_learner_and_actor_are_killed_and_go_on(tmp_path: Path, programs: ExitSt
     robot.wait_until(lambda: "the learner is back" in robot.output and stored() > at_kill + 15)
     robot.kill()
     second.wait_until(lambda: "is gone" in second.output)
-    again = actor("again.log")
+    again = robot_computer("again.log")
     again.wait_until(lambda: second.process.poll() is not None)
     assert second.process.returncode == 0, second.output
     report = json.loads((run / "report.json").read_text())
