@@ -63,11 +63,16 @@ class MixedReplay(Composite):
         """See `EpisodeStore.add`."""
         self.own.add(rollout, **values)
 
-    def draw(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Rows of `count` decisions in all: of the learner and of the demonstrations."""
+    @property
+    def demonstrated(self) -> int:
+        """Number of demonstrated decisions, with interventions."""
+        return len(self.demonstrations) + len(self.interventions)
+
+    def draw(self, count: int, generator: torch.Generator, share: float | None = None) -> tuple[Tensor, Tensor]:
+        """Rows of `count` decisions in all: of the learner, and a `share` (None: the batches') of demonstrated ones."""
         interventions = self.interventions
         total = len(self.demonstrations) + len(interventions)
-        demonstrated = round(count * self.share) if total else 0
+        demonstrated = round(count * (self.share if share is None else share)) if total else 0
         own = self.own.draw(count - demonstrated, generator)
         recorded = demonstrated
         if demonstrated and len(interventions):
