@@ -38,7 +38,7 @@ class Outbox(Consent):
         self.version: int | None = None
         """Version of the weights by which the policy acts; None before the first."""
         self.refusal = ""
-        """Reason why the learner does not want to hear from this actor again; "" if there is none."""
+        """Reason why the learner accepts nothing more from this actor; "" if there is none."""
         self.running = ""
         """Id of the order that is being carried out."""
         self.exempt = False
@@ -82,7 +82,10 @@ class Outbox(Consent):
         """End the connection, or note why there is none."""
         with self.changed:
             if not self._lost or (self.greeting is None and reason != self._lost):
-                log.warning(f"no learner at {self.learner} ({reason}): the robot holds until it is back; trying again")
+                log.warning(
+                    f"no learner at {self.learner} ({reason}): trying again; the robot holds after this episode, or"
+                    " once its weights are too old"
+                )
             self._lost = reason
             self.changed.notify_all()
 

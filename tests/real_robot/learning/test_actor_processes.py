@@ -22,8 +22,8 @@ from embodied.saving import checkpoint
 from real_robot.learning.journal import FOLDER, Journal
 from tests.programs import ROOT, run_program
 
-STEPS = 3000
-PATIENCE_S = 120.0
+STEPS = 1200
+PATIENCE_S = 300.0
 TASK = ["task=quadrotor_hover", "robot=simulation", "robot.person=nobody", "policy=squashed", "algorithm=sac"]
 SIZES = ["algorithm.updates=0.1", f"env_steps={STEPS}", "evaluation_starts=2", "checkpoint_every=4", "video=false"]
 
