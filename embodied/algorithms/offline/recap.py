@@ -209,7 +209,9 @@ class RECAP(SFT):
         exists = later < len(episodes)
         later = later.where(exists, 0)
         goes_on = exists & (episodes.episode[later] == episodes.episode)
-        carry = goes_on * self.config.discount ** (episodes.first[later] - episodes.first).float()
+        # a power only where the episode goes on: elsewhere its exponent may be negative, and the power infinite
+        ahead = (episodes.first[later] - episodes.first).where(goes_on, 0)
+        carry = goes_on * self.config.discount ** ahead.float()
         # A_t = R_{t:t+n} + gamma^n V_{t+n} - V_t = (y_t - V_t) - gamma^n (y_{t+n} - V_{t+n}), the last is 0 at the end
         return error - carry * error[later]
 

@@ -82,6 +82,18 @@ def test_conditions_by_hand() -> None:
     assert torch.equal(learner.conditions, expected)
 
 
+def test_the_last_advantages_of_a_long_data_set_are_known() -> None:
+    """1 / discount to the power of all control steps before is infinite: 2^376 here, 1.01^8900 by default."""
+    _, learner = make(discount=0.5, lookahead=3)
+    learner.fit(recorded(), 0)
+    assert recorded().steps > 128
+    advantage = learner._advantages(learner.transitions)
+    # nothing follows the last decision: A = y - V
+    expected = learner.target[-1] - learner._values(learner.transitions.episodes)[-1]
+    assert advantage[-1] == expected
+    assert advantage.isfinite().all()
+
+
 def test_values_learn_without_their_fold() -> None:
     _, learner = make(folds=2)
     learner.fit(recorded(), 0)
