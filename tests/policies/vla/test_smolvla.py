@@ -401,6 +401,14 @@ def test_lerobot_s_layout_needs_published_weights(tmp_path: Path) -> None:
         publish_lerobot(Pi0Config(hidden=16).build(SEEING), tmp_path / "out", tmp_path)
 
 
+def test_a_guided_policy_is_not_published_without_its_label(folder: Path, tmp_path: Path) -> None:
+    made = policy(folder, advantage_guidance=2.0)
+    made.start_conditioning()
+    with pytest.raises(UserError, match=r"the label of their prompt \(offline=recap\); use serve\.py"):
+        publish_lerobot(made, tmp_path / "out", tmp_path)
+    assert not (tmp_path / "out").exists()
+
+
 def test_transformers_has_no_smolvla(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="transformers has no SmolVLA"):
         publish(policy(folder), tmp_path / "out", tmp_path, peft=False)
