@@ -94,6 +94,19 @@ def test_the_last_advantages_of_a_long_data_set_are_known() -> None:
     assert advantage.isfinite().all()
 
 
+def test_values_are_computed_in_pieces_of_a_process_s_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy, learner = make()
+    learner.fit(recorded(), 0)
+    features, sizes = policy.features, []
+    monkeypatch.setattr(policy, "features", lambda each: sizes.append(len(each)) or features(each))
+    alone = learner._labels(learner.transitions)
+    assert max(sizes) == 64
+    sizes.clear()
+    two = learner._labels(learner.transitions, type("Two", (), {"size": 2, "rank": 0})())
+    assert max(sizes) == 32
+    assert torch.equal(alone, two)
+
+
 def test_values_learn_without_their_fold() -> None:
     _, learner = make(folds=2)
     learner.fit(recorded(), 0)
