@@ -158,6 +158,15 @@ def test_chunks_are_guided_by_the_label_of_a_large_advantage(folder: Path) -> No
     )
 
 
+def test_a_guided_decision_encodes_pictures_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, counts = policy(folder, advantage_guidance=2.0), []
+    made.start_conditioning()
+    vision = made.model.native.vlm_with_expert.vlm.model.vision_model
+    vision.register_forward_pre_hook(lambda _, __, named: counts.append(len(named["pixel_values"])), with_kwargs=True)
+    made.act(seen(2))
+    assert counts == [2 * 2]
+
+
 def test_pictures_lie_at_the_bottom_right_without_antialiasing() -> None:
     image = torch.full((1, 8, 16, 3), 255, dtype=torch.uint8)
     square = squared(image, 16, antialias=False, centred=False)
