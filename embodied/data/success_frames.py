@@ -7,7 +7,7 @@ episodes, F frames, R observations.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, cast
 
@@ -228,6 +228,15 @@ def split(success: Tensor, config: LabelConfig, generator: torch.Generator) -> T
         part[own[:validation]] = VALIDATION
         part[own[validation : validation + test]] = TEST
     return part
+
+
+def as_earlier(frames: Frames, part: Tensor, earlier: Mapping[str, int]) -> Tensor:
+    """The `part` of each episode, [E], but that of an `earlier` training, by name, where it was in one.
+
+    A network that goes on learning would otherwise be measured by episodes that it has learned, if the data set has
+    grown, or by another seed.
+    """
+    return torch.tensor([earlier.get(name, drawn) for name, drawn in zip(frames.names, part.tolist(), strict=True)])
 
 
 def joined(labelled: Sequence[Frames], parts: Sequence[Tensor]) -> tuple[Frames, Tensor]:
