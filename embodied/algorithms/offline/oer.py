@@ -42,7 +42,9 @@ from embodied.policy import TrainablePolicy
 from embodied.world import ALONE, World
 
 PIECE = 1024
-"""Observations that are compared, or in which mu_n acts, together."""
+"""Observations that are compared together."""
+FAR = 100.0
+"""Distance from the recorded mean, in deviations of an element, at which a rollout of the model ends."""
 
 
 class Selection(Enum):
@@ -190,7 +192,7 @@ class OER(SFT):
         if self.dynamics is not None:
             rows = self._nearest(transitions, self.dynamics, count, generator)
         chosen = cast(
-            TensorDict, torch.cat([self._imitated(episodes, part) for part in rows.sort().values.split(PIECE)])
+            TensorDict, torch.cat([self._imitated(episodes, part) for part in rows.sort().values.split(self.config.batch)])
         )
         new = _with_chunks(chosen)
         if self.earlier is None:
@@ -213,7 +215,10 @@ class OER(SFT):
     def _imagined(
         self, transitions: Transitions, dynamics: Dynamics, generator: torch.Generator
     ) -> tuple[Tensor, Tensor]:
-        """Observations [S * T, D] of rollouts of mu_n in the model, and the probability [S * T] of being reached."""
+        """Observations [S * T, D] of rollouts of mu_n in the model, and the probability [S * T] of being reached.
+
+        That is 0 where the model has left what was recorded: from there it may grow without bound.
+        """
         episodes = transitions.episodes
         initial = initial_rows(episodes)
         starts = min(self.config.starts, len(initial))
@@ -221,9 +226,13 @@ class OER(SFT):
         observation = episodes.chunks(rows, 1)["observation"].to(self.policy.device)
         longest = int(episodes.ends.diff(prepend=episodes.ends.new_zeros(1)).max())
         goes_on = torch.ones(starts, device=self.policy.device)
+        scale = dynamics.ensemble.input_std[: dynamics.size]
         imagined, weights = [], []
         for _ in range(-(-longest // self.policy.contract.executed)):
-            imagined.append(dynamics.flat(observation).cpu())
+            flat = dynamics.flat(observation)
+            distance = ((flat - dynamics.ensemble.input_mean[: dynamics.size]) / scale).abs()
+            goes_on = torch.where((distance <= FAR).all(1), goes_on, 0.0)
+            imagined.append(flat.cpu())
             weights.append(goes_on.cpu())
             actions = self.specialist.policy.act(observation, deterministic=True).actions
             observation, _, terminated = dynamics.step(observation, actions, generator)

@@ -108,6 +108,22 @@ def test_rollouts_of_mu_in_the_model_by_hand(monkeypatch: pytest.MonkeyPatch) ->
     torch.testing.assert_close(weight.view(4, 3), (0.75 ** torch.arange(4.0)).unsqueeze(1).expand(4, 3))
 
 
+def test_rollouts_end_where_the_model_grows_without_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    each = learner(policy(), starts=3, kept_share=0.2)
+    episodes = task(0)
+    each.fit(episodes, 0)
+    monkeypatch.setattr(each.specialist.policy, "act", lambda observation, deterministic: type("D", (), {"actions": 0}))
+    sizes = iter([1e3, 1e30, torch.inf, torch.nan])
+
+    def step(observation, actions, generator):
+        after = observation.copy().update({"position": observation["position"] * next(sizes)})
+        return after, torch.zeros(3), torch.full((3,), torch.nan)
+
+    monkeypatch.setattr(each.dynamics, "step", step)
+    _, weight = each._imagined(each.transitions, each.dynamics, torch.Generator())
+    assert weight.view(4, 3).tolist() == [[1.0] * 3, *[[0.0] * 3] * 3]
+
+
 def test_each_task_has_the_same_share_of_a_minibatch_and_actions_of_mu() -> None:
     made = policy(FlowConfig(width=8, hidden=8, turn_rad=0.0, denoising_steps=2))
     each = learner(made, selection=Selection.RANDOM, kept_share=0.2)
