@@ -103,6 +103,15 @@ def test_targets_and_estimate_of_fitted_q_evaluation_by_hand() -> None:
     assert high == pytest.approx(49.5 + 1.96 * 2.887, abs=0.7)
 
 
+def test_an_evaluated_policy_acts_in_minibatches(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy, transitions = trained(), Transitions(recorded(), 2, 0.9)
+    act, sizes = policy.act, []
+    monkeypatch.setattr(policy, "act", lambda each, **options: sizes.append(len(each)) or act(each, **options))
+    fitted = FittedQ(policy, transitions, EVALUATION, torch.Generator().manual_seed(0))
+    assert max(sizes) == 64
+    assert len(fitted.actions) == len(transitions.episodes)
+
+
 def test_a_rollout_in_the_model_weighs_values_by_what_goes_on_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = trained()
     transitions = Transitions(recorded(), 2, 0.9)
