@@ -106,6 +106,18 @@ class Frames:
         # parts are in the order of sources; the inverse permutation puts them in the order of `index`
         return cast(TensorDict, torch.cat(parts))[torch.cat(places).argsort()]
 
+    @property
+    def step(self) -> Tensor:
+        """Control step of its episode before which each frame was observed, [F]; not every step has a frame."""
+        steps = torch.zeros_like(self.row)
+        for number, episodes in enumerate(self.sources):
+            own = self.source == number
+            episode, row = self.source_episode[own], self.row[own]
+            begins = torch.cat((episodes.ends.new_zeros(1), episodes.ends[:-1]))
+            observed = torch.where(row == FINAL, episodes.ends[episode], episodes.first[row.clamp_min(0)])
+            steps[own] = observed - begins[episode]
+        return steps
+
     def of_part(self, part: Tensor, number: int) -> Tensor:
         """Indices of the frames whose episode is in the part `number` of the split `part` [E]."""
         return (part[self.episode] == number).nonzero().squeeze(1)
