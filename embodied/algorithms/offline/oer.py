@@ -192,7 +192,8 @@ class OER(SFT):
         if self.dynamics is not None:
             rows = self._nearest(transitions, self.dynamics, count, generator)
         chosen = cast(
-            TensorDict, torch.cat([self._imitated(episodes, part) for part in rows.sort().values.split(self.config.batch)])
+            TensorDict,
+            torch.cat([self._imitated(episodes, part) for part in rows.sort().values.split(self.config.batch)]),
         )
         new = _with_chunks(chosen)
         if self.earlier is None:

@@ -89,6 +89,18 @@ def test_the_nearest_observations_by_hand() -> None:
     assert nearest_rows(imagined, one, recorded_ones, 3, generator).tolist() == [1, 2, 0]  # at 0.1, 0.9 and 1.1
 
 
+def test_the_distance_is_in_deviations_of_each_element(monkeypatch: pytest.MonkeyPatch) -> None:
+    each = learner(policy())
+    episodes = recorded(120, mirrored=True)  # of both tasks
+    each.fit(episodes, 0)
+    each.dynamics.ensemble.input_std[:2] = torch.tensor([0.01, 100.0])
+    position, number = (episodes.observation[name][37] for name in ("position", "task"))
+    # of the other task, which is near by its deviation and far by its value
+    imagined = torch.cat((position, 1.0 - number)).unsqueeze(0)
+    monkeypatch.setattr(each, "_imagined", lambda *_: (imagined, torch.ones(1)))
+    assert each._nearest(each.transitions, each.dynamics, 1, torch.Generator()).tolist() == [37]
+
+
 def test_rollouts_of_mu_in_the_model_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     each = learner(policy(), starts=3)
     episodes = task(0)
