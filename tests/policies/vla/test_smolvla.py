@@ -390,6 +390,18 @@ def test_a_published_folder_of_lerobot_s_acts_the_same(folder: Path, tmp_path: P
         publish_lerobot(made, out, tmp_path)
 
 
+def test_a_constant_element_of_the_state_is_not_amplified_by_lerobot(folder: Path, tmp_path: Path) -> None:
+    made, observation = policy(folder, unnorm_key="demonstrations"), seen(32)
+    observation["fingers"][:, 1] = 0.5
+    made.fit(observation, torch.rand(32, 4, 3))
+    publish_lerobot(made, tmp_path / "out", tmp_path)
+    # LeRobot divides by std + 1e-8
+    std = load_file(tmp_path / "out" / "policy_preprocessor_step_5_normalizer_processor.safetensors")[
+        "observation.state.std"
+    ]
+    torch.testing.assert_close(std, torch.stack((observation["fingers"][:, 0].std(), torch.tensor(1.0))))
+
+
 def test_other_names_of_cameras_are_replaced_by_the_published_ones(tmp_path: Path) -> None:
     pictures = {f"observation.images.camera{n}": {"type": "VISUAL", "shape": [3, 16, 24]} for n in (1, 2, 3)}
     made = policy(files.save(tmp_path / "weights", input_features=pictures))
