@@ -42,7 +42,8 @@ from embodied.policy import TrainablePolicy
 from embodied.world import ALONE, World
 
 PIECE = 1024
-"""Observations that are compared together."""
+COMPARED = 1 << 16
+"""Imagined observations that are compared together, and recorded ones: 256 MiB of distances."""
 FAR = 100.0
 """Distance from the recorded mean, in deviations of an element, at which a rollout of the model ends."""
 
@@ -274,11 +275,22 @@ def nearest_rows(imagined: Tensor, weight: Tensor, recorded: Tensor, count: int,
     while count:
         drawn = torch.multinomial(weight, min(PIECE, count), replacement=True, generator=generator)
         # i = argmin |s_i - s|, once each
-        index = torch.cdist(imagined[drawn].unique(dim=0), recorded[left]).argmin(1).unique()
+        index = nearest(imagined[drawn].unique(dim=0), recorded[left]).unique()
         chosen.append(left[index])
         left = left[torch.ones(len(left), dtype=torch.bool).index_fill(0, index, False)]
         count -= len(index)
     return torch.cat(chosen)
+
+
+def nearest(points: Tensor, recorded: Tensor) -> Tensor:
+    """Row of `recorded` [R, D] that is nearest to each of `points` [M, D], [M]; distances are of a part at a time."""
+    least = points.new_full((len(points),), torch.inf)
+    index = torch.zeros(len(points), dtype=torch.int64)
+    for number, part in enumerate(recorded.split(COMPARED)):
+        distance, row = torch.cdist(points, part).min(1)
+        index = torch.where(distance < least, row + number * COMPARED, index)
+        least = torch.minimum(distance, least)
+    return index
 
 
 def _with_chunks(chosen: TensorDict) -> Episodes:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from embodied.algorithms.critics import CriticConfig
+from embodied.algorithms.offline import oer
 from embodied.algorithms.offline.dynamics import DynamicsConfig
 from embodied.algorithms.offline.iql import Extraction, IQLConfig
 from embodied.algorithms.offline.oer import OER, OERConfig, Selection, nearest_rows
@@ -87,6 +88,17 @@ def test_the_nearest_observations_by_hand() -> None:
     assert sorted(nearest_rows(imagined, weight, recorded_ones, 5, generator).tolist()) == [0, 1, 2, 3, 4]
     one = torch.tensor([1.0, 0.0, 0.0])
     assert nearest_rows(imagined, one, recorded_ones, 3, generator).tolist() == [1, 2, 0]  # at 0.1, 0.9 and 1.1
+
+
+def test_distances_are_of_a_part_of_the_recorded_observations_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(0)
+    points, recorded_ones = (torch.randn(count, 2, generator=generator) for count in (9, 25))
+    expected = torch.cdist(points, recorded_ones).argmin(1)
+    monkeypatch.setattr(oer, "COMPARED", 4)
+    cdist, sizes = torch.cdist, []
+    monkeypatch.setattr(torch, "cdist", lambda one, other: sizes.append(len(other)) or cdist(one, other))
+    assert torch.equal(oer.nearest(points, recorded_ones), expected)
+    assert max(sizes) == 4
 
 
 def test_the_distance_is_in_deviations_of_each_element(monkeypatch: pytest.MonkeyPatch) -> None:
