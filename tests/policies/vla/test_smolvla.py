@@ -228,6 +228,13 @@ def with_tensor(path: Path, name: str, change: Callable[[torch.Tensor], torch.Te
     save_file(tensors | {name: change(tensors[name]).contiguous()}, path)
 
 
+def with_step(path: Path, name: str) -> None:
+    """The processor with one more step."""
+    processor = json.loads(path.read_text())
+    processor["steps"].append({"registry_name": name, "config": {"enabled": True}})
+    path.write_text(json.dumps(processor))
+
+
 WIDE = {"observation.images.front": {"type": "VISUAL", "shape": [3, 16, 24]}}
 QUERIES = "model.vlm_with_expert.lm_expert.layers.1.self_attn.q_proj.weight"
 
@@ -248,6 +255,10 @@ QUERIES = "model.vlm_with_expert.lm_expert.layers.1.self_attn.q_proj.weight"
         ({"max_state_dim": 1}, "of shape [32, 1] after config.json, got [32, 32]"),
         ({"num_vlm_layers": 5}, "lacks 18 tensors of smolvla, such as vlm_with_expert.lm_expert.layers.4.input_layern"),
         ({"self_attn_every_n_layers": 4}, "layers.2.self_attn.k_proj.weight of shape [16, 16] after config.json, got"),
+        (
+            lambda at: with_step(at / "policy_preprocessor.json", "relative_actions_processor"),
+            "has the step relative_actions_processor, which is not supported",
+        ),
         (lambda at: (at / "vlm" / "tokenizer.json").unlink(), "has no tokenizer, and "),
         (
             lambda at: LlamaConfig().save_pretrained(at / "vlm"),
