@@ -124,9 +124,9 @@ class RobotEnvironment:
         self._begins = begins
         self._close = close
         self._training = True
+        self._left_s = -math.inf  # time of the end of the last step
         self._reading: Reading | None = None  # newest valid one
         self._ready = False  # whether robot and person have once been ready
-        self._left_s = -math.inf  # time of the end of the last step
         self._reason = ""  # of the last fault, which the next episode waits for
         self._clear()
         self._ended = True
