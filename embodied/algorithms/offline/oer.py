@@ -44,7 +44,7 @@ from embodied.world import ALONE, World
 PIECE = 1024
 COMPARED = 1 << 16
 """Imagined observations that are compared together, and recorded ones: 256 MiB of distances."""
-FAR = 100.0
+FAR = 1e4
 """Distance from the recorded mean, in deviations of an element, at which a rollout of the model ends."""
 
 

@@ -137,7 +137,7 @@ def test_rollouts_end_where_the_model_grows_without_bound(monkeypatch: pytest.Mo
     episodes = task(0)
     each.fit(episodes, 0)
     monkeypatch.setattr(each.specialist.policy, "act", lambda observation, deterministic: type("D", (), {"actions": 0}))
-    sizes = iter([1e3, 1e30, torch.inf, torch.nan])
+    sizes = iter([1e6, 1e30, torch.inf, torch.nan])
 
     def step(observation, actions, generator):
         after = observation.copy().update({"position": observation["position"] * next(sizes)})
