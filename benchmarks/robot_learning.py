@@ -1,6 +1,6 @@
 """Learning beside a person: `python benchmarks/robot_learning.py FOLDER [--seeds 0 1 2] [--env-steps 12000]`.
 
-    [--starts 50] [--output FILE] [--show]
+    [--rows "NAME;NAME"] [--starts 50] [--output FILE] [--show]
 
 LIBERO's simulator plays the robot (task 0 of `libero_pick`, wide, from state, stand-in assets), behind the interface of
 a robot: one action per control period through the safety layer. Every row begins with the same policy, supervised by
@@ -51,7 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     report = json.loads(args.output.read_text()) if args.output.exists() else {"rows": []}
     for seed in [] if args.show else args.seeds:
         start = trained(args.folder / f"start_{seed}", seed, args.starts, sft(DEMONSTRATIONS, SFT_STEPS))
-        for name, options in ROWS.items():
+        for name in args.rows:
+            options = ROWS[name]
             done = {row["name"]: row for row in report["rows"] if row["seed"] == seed}
             if name in done:
                 continue
@@ -135,11 +136,14 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--rows", type=lambda names: names.split(";"), default=list(ROWS))
     parser.add_argument("--env-steps", type=int, default=12_000)
     parser.add_argument("--starts", type=int, default=50)
     parser.add_argument("--output", type=Path, default=RESULT)
     parser.add_argument("--show", action="store_true", help="print the table of what is measured")
     args = parser.parse_args(arguments)
+    if unknown := [name for name in args.rows if name not in ROWS]:
+        parser.error(f"unknown rows {unknown}; expected some of {'; '.join(ROWS)}")
     args.folder = args.folder.absolute()
     return args
 
