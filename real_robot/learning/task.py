@@ -137,6 +137,8 @@ class RobotTask(WrappedTask):
                 helps = self._scripted(env)
             else:
                 station = stack.enter_context(self._connected(contract))
+            # before the person's device is opened; an error closes the station
+            contract.check(replace(station.contract, horizon=contract.horizon, executed=contract.executed))
             limits = teleoperation.limits(self.config.limits, contract.control_dt_s)
             homing = Homing(self.config.home, self.config.waypoint_s)
             homing.check(station.contract, limits)
