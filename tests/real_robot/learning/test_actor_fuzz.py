@@ -28,7 +28,7 @@ from real_robot.safety.safety import State
 from tests.real_robot.learning.worlds import Arm, arm_environment
 
 SEQUENCES, PARTS = 2000, 4
-TICKS = 25
+TICKS = 18
 """Control periods of a sequence. Then everything is repaired, and the program stopped once it has gone on."""
 MOVE = 0.02
 """Largest change of the command in a period: 2 m/s for 0.01 s."""
