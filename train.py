@@ -51,7 +51,7 @@ def run(arguments: list[str]) -> None:
         directory = stack.enter_context(shared_run(world, *folders))
         trainer = Experiment(
             config,
-            stack.enter_context(opened_task(config, viewed)),
+            stack.enter_context(opened_task(config, viewed, directory)),
             config.policy,
             config.algorithm,
             directory,

@@ -9,7 +9,8 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 from omegaconf import MISSING
@@ -38,8 +39,9 @@ from policies.vla.pi0 import Pi0Config
 from policies.vla.tokens import TokensConfig
 from policies.words import Words
 from real_robot.learning.environment import Judge
+from real_robot.learning.resetting import BackwardConfig
 from real_robot.learning.task import RobotConfig, RobotTask
-from real_robot.recording.demonstrations import DemonstrationOptions
+from real_robot.recording.demonstrations import DemonstrationOptions, demonstrations, sources
 from real_robot.recording.recorded_task import RecordedTask
 from sims.registry import TASKS, in_processes
 
@@ -105,8 +107,10 @@ def with_conditions(config: TrainConfig, device: str) -> Task:
 
 
 @contextmanager
-def opened_task(config: TrainConfig, viewed: Callable[[Task], Task]) -> Iterator[Task]:
+def opened_task(config: TrainConfig, viewed: Callable[[Task], Task], directory: Path) -> Iterator[Task]:
     """Context of the task of `config`, `viewed` in its simulator, or on its robot, which is released at the end.
+
+    `directory` is that of the run.
 
     Raises:
         UserError: for options of simulators with a robot.
@@ -117,16 +121,28 @@ def opened_task(config: TrainConfig, viewed: Callable[[Task], Task]) -> Iterator
     if config.viewer or config.latency.present or config.reflex:
         raise UserError("viewer, reflex and latency.* are of simulators; with robot= use robot.disturbances.latency_s")
     single = in_processes(in_steps(config.task))
-    task = RobotTask(config.task, single, config.robot, _judge(config))
+    judge = _judge(config.success_classifier, config.device)
+    reset_judge = _judge(config.robot.reset_classifier, config.device)
+    backward = _backward(config, directory / "backward") if config.algorithm is not None else None
+    task = RobotTask(config.task, single, config.robot, judge, backward, reset_judge)
     with closing(task):
         yield task
 
 
-def _judge(config: TrainConfig) -> Judge | None:
-    """Judge of episodes on a robot, None without a success classifier."""
-    if config.success_classifier is None:
+def _backward(config: TrainConfig, folder: Path) -> BackwardConfig:
+    """Policy and learner of resets on a robot, whose demonstrations have their index in `folder`."""
+    paths = sources(config.robot.reset_demonstrations, None, "robot.reset_demonstrations")
+    read = None
+    if paths:
+        read = partial(demonstrations, paths, run=folder, task=config.task, options=config.matching)
+    return BackwardConfig(config.policy, config.algorithm, config.seed, config.device, read)
+
+
+def _judge(folder: str | None, device: str) -> Judge | None:
+    """Judge of episodes on a robot by the success classifier in `folder`, None without one."""
+    if folder is None:
         return None
-    classifier = SuccessClassifier.load(config.success_classifier).to(config.device)
+    classifier = SuccessClassifier.load(folder).to(device)
     return Judge(classifier, classifier.threshold, classifier.frames)
 
 
