@@ -19,10 +19,7 @@ sys.path.insert(0, str(ROOT))  # also runs from a clone that is not installed
 
 import torch  # noqa: E402
 
-from embodied import (
-    seeding,
-    start_up,  # noqa: F401 - before PyTorch
-)
+from embodied import seeding  # noqa: E402
 from embodied.command_line.config import compose  # noqa: E402
 from embodied.command_line.train_options import GROUPS, TrainConfig  # noqa: E402
 from embodied.environment import Environment  # noqa: E402
