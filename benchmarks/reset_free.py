@@ -63,7 +63,7 @@ def measured(reset: Reset, seed: int, minutes: float) -> dict[str, Any]:
     began = time.process_time()
     episodes: list[tuple[float, float, int]] = []  # minutes of motion at the end, mean success, number
     for step in train(env, policy, ALGORITHM, env_steps=10**9, seed=seed, demonstrations=shown):
-        moved = env.resets.minutes if env.resets else step.env_steps * env.contract.control_dt_s / 60.0
+        moved = env.scene_resets.minutes if env.scene_resets else step.env_steps * env.contract.control_dt_s / 60.0
         if step.ended:
             episodes.append((moved, step.ended["success"], step.episodes))
         if moved >= minutes:
@@ -78,8 +78,8 @@ def measured(reset: Reset, seed: int, minutes: float) -> dict[str, Any]:
         "late_success": sum(each for each, _ in late) / sum(count for _, count in late),
         "cpu_s": round(time.process_time() - began, 1),
     }
-    if env.resets:
-        record = env.resets.record()
+    if env.scene_resets:
+        record = env.scene_resets.record()
         assert record["requests"] == simulator.tables[0].resets - 1
         result |= {name: record[name] for name in ("requests", "request_minutes", "attempts", "successes")}
     task.close()

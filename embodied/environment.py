@@ -151,7 +151,7 @@ class DifferentiableEnvironment(Environment, Protocol):
 
 
 class Resets(Protocol):
-    """What an Environment with an attribute `resets` uses to bring its scene back, and what it has learned for that."""
+    """Resets of a scene by an Environment itself, its attribute `scene_resets`, with what is learned for them."""
 
     @property
     def note(self) -> str:
@@ -176,8 +176,8 @@ class Resets(Protocol):
 
 
 def own_resets(env: Environment) -> Resets | None:
-    """How `env` brings its scene back: its attribute `resets`, None without one."""
-    return getattr(env, "resets", None)
+    """How `env` brings its scene back: its attribute `scene_resets`, None without one."""
+    return getattr(env, "scene_resets", None)
 
 
 def group_size(env: Environment) -> int:

@@ -136,7 +136,7 @@ class RobotEnvironment:
         self.task_index = torch.zeros(1, dtype=torch.int64)
         self.control = control
         self.rules = rules
-        self.resets = resets
+        self.scene_resets = resets
         self._begins = begins
         self._close = close
         self._training = True
@@ -155,9 +155,7 @@ class RobotEnvironment:
         if mask is None or bool(mask[0]):
             try:
                 self._abandon()
-                # the first scene is that of the person who starts the run
-                is_back = self.resets is None or not self._ready or self.resets.bring_back(self._training)
-                self._asks = not is_back or (self.rules.waits and (self.resets is None or not self._ready))
+                self._asks = self._needs_person()
                 self._clear()
                 self._begin()
             except BaseException:  # also where the run is interrupted
@@ -176,8 +174,8 @@ class RobotEnvironment:
             self.control.settle("the program was interrupted")
             self._ended = True
             raise
-        if self.resets:
-            self.resets.task_steps += len(steps.actions)
+        if self.scene_resets:
+            self.scene_resets.task_steps += len(steps.actions)
         return self._transition(chunk, steps)
 
     def switch(self, distribution: str, split: str) -> None:
@@ -208,6 +206,12 @@ class RobotEnvironment:
         self._ended = False
 
     # Beginning.
+
+    def _needs_person(self) -> bool:
+        """Bring the scene back, or return True where a person has to."""
+        if self.scene_resets is None or not self._ready:  # who starts the run also prepares the first scene
+            return self.rules.waits
+        return not self.scene_resets.bring_back(self._training)
 
     def _begin(self) -> None:
         """Prepare robot and person, again and again after faults, until a stop of the run is requested."""

@@ -13,7 +13,6 @@ Differs from Leave no Trace:
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,7 +29,7 @@ from embodied.data.episodes import Episodes
 from embodied.data.store import EpisodeStore
 from embodied.errors import UserError
 from embodied.interrupt import STOPPING
-from embodied.policy import PolicyConfig, TrainablePolicy
+from embodied.policy import PolicyConfig
 from embodied.rollout.random_play import first_decisions
 from embodied.rollout.rollout import Collector, Rollout
 from embodied.saving.tree import copy_tree
@@ -38,7 +37,6 @@ from embodied.task import Learner, LearnerConfig
 from embodied.world import ALONE
 from real_robot.learning.environment import RobotEnvironment
 
-log = logging.getLogger(__name__)
 PURPOSE = "backward policy"
 
 
@@ -147,7 +145,8 @@ class PolicyResets:
         Returns False where a person has to put the scene back, which is a request. In training an episode may begin
         after a failed attempt, from where the scene is.
         """
-        self._start()
+        if not STOPPING.is_set():
+            self._start()
         while not STOPPING.is_set():
             succeeded = self._attempt()
             if STOPPING.is_set():
@@ -221,6 +220,8 @@ class PolicyResets:
         self.env.begin_attempt()
         self.env.single = False
         observation, actions = first_decisions(self.env, self._generator("random play"))
+        if STOPPING.is_set():  # the observations are few
+            return
         device = self._policy.device
         self._policy.fit(observation.to(device), actions.to(device))
         self._policy.start_critic()
@@ -260,8 +261,7 @@ class PolicyResets:
             metrics = learner.update(rollout, 0.0, ALONE)
             check_finite(losses(metrics), learner.gradient_steps)
             self._metrics = metrics or self._metrics
-            if isinstance(self._policy, TrainablePolicy):
-                self._policy.renormalise(rollout.observation, ALONE)
+            self._policy.renormalise(rollout.observation, ALONE)
             self._collector.version += 1
 
     def _generator(self, purpose: str) -> torch.Generator:

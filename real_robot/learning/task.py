@@ -160,7 +160,7 @@ class RobotTask(WrappedTask):
                 station, env = self._simulated(distribution, split, seed, stack)
                 name = env.task_names[0], env.instructions[0]
                 helps = self._scripted(env)
-                is_back = self.single.start_condition(env)
+                is_back = self.single.start_condition(env) if self.config.reset is Reset.POLICY else None
             else:
                 station = stack.enter_context(self._connected(contract))
             limits = teleoperation.limits(self.config.limits, contract.control_dt_s)

@@ -55,7 +55,6 @@ class Practice(Race):
         checkpoints: number of checkpoints, equally spaced along the centre line.
     """
 
-    reward_collision: float = -10.0
     weight_steering: NonNegativeFloat = 0.02
     track: NonNegativeInt = 0
     checkpoints: PositiveInt = 16

@@ -21,6 +21,7 @@ from embodied.environments.reflex import ReflexEnvironment, ReflexTask
 from embodied.environments.wrapping import OPTIONAL_MEMBERS, WrappedEnvironment, WrappedTask
 from embodied.task import Task
 from embodied.viewer.watching import WatchedEnvironment, WatchedTask
+from real_robot.learning.continuing import ContinuingSimulation
 from real_robot.learning.task import RobotTask
 from sims.libero.task import LiberoTask
 from sims.quadrotor.task import HoverTask
@@ -87,8 +88,9 @@ def test_every_capability_is_listed_and_every_wrapper_is_tested() -> None:
     assert set().union(*map(members, kinds)) | others == set(OPTIONAL_MEMBERS)
     # a robot has one scene, no variants and no planners, whatever its task has in a simulator
     assert names(WrappedTask) == TASKS.keys() | {RobotTask.__name__}
-    # a reflex takes environments of single actions: test_environments.py
-    assert names(WrappedEnvironment) | {"Unnumbered"} == ENVIRONMENTS.keys() | {ReflexEnvironment.__name__}
+    # a reflex takes environments of single actions, and a continuing simulation one that goes on: they have own tests
+    others = {ReflexEnvironment.__name__, ContinuingSimulation.__name__}
+    assert names(WrappedEnvironment) | {"Unnumbered"} == ENVIRONMENTS.keys() | others
 
 
 MEMBERS = {name: member for name, member in vars(Task).items() if not name.startswith("_")}

@@ -135,7 +135,7 @@ def test_an_attempt_is_one_episode_whose_rollout_executes_nothing_more() -> None
     task, simulator = on_robot(IDLE, POLICY)
     env = task.environment(1, "table", "train")
     env.reset()
-    resets = env.resets
+    resets = env.scene_resets
     resets._start()
     table = simulator.tables[0]
     table.mug = torch.tensor(GOAL)
@@ -155,7 +155,7 @@ def test_a_fault_during_an_attempt_is_waited_for_before_the_task_goes_on() -> No
     arm, person = Arm(), Script()
     env = arm_environment(arm, lambda: person)
     backward = BackwardEnvironment(env.control, env.contract, ("reset", "reset"), Rules(8, waits=False))
-    resets = env.resets = PolicyResets(backward, BackwardConfig(POLICY, IDLE), tries=3)
+    resets = env.scene_resets = PolicyResets(backward, BackwardConfig(POLICY, IDLE), tries=3)
     env.reset()
     resets._start()
     person.script = [None, None, "stop"]
@@ -187,15 +187,15 @@ def test_a_requested_stop_ends_the_attempt_and_asks_nobody() -> None:
     task, _ = on_robot(IDLE, POLICY)
     env = task.environment(1, "table", "train")
     env.reset()
-    env.resets._start()
+    env.scene_resets._start()
     STOPPING.set()
     try:
-        assert env.resets.bring_back(True)
+        assert env.scene_resets.bring_back(True)
         env.reset()
         assert not env.step(torch.zeros(1, 1, 3)).executed.any()
     finally:
         STOPPING.clear()
-    assert env.resets.attempts == env.resets.requests == 0
+    assert env.scene_resets.attempts == env.scene_resets.requests == 0
 
 
 @pytest.mark.evidence
@@ -209,12 +209,12 @@ def test_two_policies_learn_to_undo_each_other() -> None:
     ended = []
     trained = policy.build(env.contract)
     for step in train(env, trained, algorithm, env_steps=2_000, demonstrations=demonstrations(GOAL, 10)):
-        ended += [(step.ended["success"], env.resets.attempts, env.resets.successes)] if step.ended else []
+        ended += [(step.ended["success"], env.scene_resets.attempts, env.scene_resets.successes)] if step.ended else []
     late = ended[-20:]
     assert np.mean([success for success, _, _ in late]) > 0.9
     assert (late[-1][2] - late[0][2]) / (late[-1][1] - late[0][1]) > 0.8
-    assert simulator.tables[0].resets == 1 + env.resets.requests
-    assert 0 < env.resets.requests < 10 < env.resets.attempts
+    assert simulator.tables[0].resets == 1 + env.scene_resets.requests
+    assert 0 < env.scene_resets.requests < 10 < env.scene_resets.attempts
 
 
 def test_both_learners_have_their_own_weights_and_noise() -> None:
@@ -222,11 +222,11 @@ def test_both_learners_have_their_own_weights_and_noise() -> None:
     env = task.environment(1, "table", "train")
     before = torch.get_rng_state()
     env.reset()
-    env.resets._start()
+    env.scene_resets._start()
     assert torch.equal(torch.get_rng_state(), before)  # the run's other numbers are those without a second policy
     torch.manual_seed(3)
     own = POLICY.build(env.contract)
-    weights = zip(own.parameters(), env.resets._policy.parameters(), strict=True)
+    weights = zip(own.parameters(), env.scene_resets._policy.parameters(), strict=True)
     assert not any(torch.equal(a, b) for a, b in weights if a.dim() > 1)
 
 
@@ -261,7 +261,7 @@ def test_a_run_reports_its_requests_and_a_checkpoint_continues_the_second_learne
     assert saved["report"]["resets"] == record
     state = resets.state_dict()
     other, _ = on_robot(algorithm, POLICY)
-    continued = other.environment(1, "table", "train").resets
+    continued = other.environment(1, "table", "train").scene_resets
     continued.load_state_dict(state)
     assert continued.record() == resets.record()
     again = continued.state_dict()
