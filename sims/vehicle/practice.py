@@ -5,7 +5,7 @@ episode, being stuck truncates it, and the next one begins where the recovery ha
 
 Differs from the paper:
     - the policy sees a planar lidar, not pictures, and checkpoints lie on the track's centre line;
-    - the recovery backs out and turns towards the next checkpoint, where the paper steers at random for a second;
+    - the recovery goes back and forth until the car faces the next checkpoint; the paper's steers at random for 1 s;
     - a car that touches a wall stands where it was one control step before, at rest: nothing is damaged or dented.
 """
 
@@ -33,12 +33,13 @@ from sims.vehicle.worlds import Array
 STUCK_M = 0.3
 STUCK_STEPS = 30
 """A car that has not left a circle of this radius, m, for so many control steps is stuck."""
-REVERSE_M_S = -1.0
-RECOVERY_STEPS = 30
-"""Speed, m/s, and largest number of control steps of a recovery."""
+RECOVERY_M_S = 1.0
+RECOVERY_STEPS = 120
+LEG_STEPS = 20
+"""Speed, m/s, and largest number of control steps of a recovery, and of one of its legs, which go back and forth."""
 CLEAR_STEPS = 10
 AIMED_RAD = 0.3
-"""A recovery ends early after the first number of steps, once the next checkpoint is within this angle ahead."""
+"""A recovery ends after the first number of steps, once the next checkpoint is within this angle ahead."""
 TURN = 2.0
 """Steering angle per angle to the next checkpoint in a recovery, rad/rad."""
 ANCHOR = slice(COLUMNS, COLUMNS + 2)
@@ -136,8 +137,8 @@ class PracticeEnvironment(VehicleEnvironment):
     """Cars that nobody puts back: after the first one, episodes begin where the cars are, once they have recovered.
 
     Arguments are those of `VehicleEnvironment`. Signals of the first step of an episode: "recoveries" and
-    "recovery_steps" before it, and "requests" to a person, who puts a car back that has not come to a checkpoint in
-    `tries` recoveries.
+    "recovery_steps" before it, and "requests" to a person, who puts a car back that has not come as far as the next
+    checkpoint is in `tries` recoveries.
     """
 
     mdp: Practice
@@ -148,8 +149,8 @@ class PracticeEnvironment(VehicleEnvironment):
         self._placed = torch.zeros(num_envs, dtype=torch.bool, device=self.device)
         self._free = self.now.state.clone()  # [N, 7] before the last control step
         self._pending = torch.zeros(num_envs, len(SIGNALS), device=self.device)
-        self._failed = torch.zeros(num_envs, device=self.device)  # recoveries since the last checkpoint
-        self._reached = torch.zeros(num_envs, device=self.device)  # progress, m, at the last recovery
+        self._failed = torch.zeros(num_envs, device=self.device)  # recoveries near the same place
+        self._reached = torch.zeros(num_envs, device=self.device)  # progress, m, at the first of them
 
     def next_starts(self, ids: Tensor) -> Tensor:
         """The first initial state, in which a person puts a car."""
@@ -202,30 +203,36 @@ class PracticeEnvironment(VehicleEnvironment):
         state = torch.where((need & now.hit).unsqueeze(1), self._free, now.state)
         state[need, FORWARD:] = 0.0  # at rest, wheels straight
         active = need.clone()
+        direction = -torch.ones_like(state[:, FORWARD])  # backwards first
+        leg = torch.zeros_like(direction)  # steps since it has changed
         for step in range(RECOVERY_STEPS):
             x, y = self.mdp.observe(replace(now, state=state))["checkpoint"].unbind(1)
             angle = torch.atan2(y, x)
-            active &= (step < CLEAR_STEPS) | (angle.abs() > AIMED_RAD)
+            active = active & ((step < CLEAR_STEPS) | (angle.abs() > AIMED_RAD))
             if not bool(active.any()):
                 break
             limit = self.vehicle.steering_rad
             # backwards the nose turns against the steering angle
-            steering = (-TURN * angle).clamp(-limit, limit)
-            command = torch.stack((steering, torch.full_like(steering, REVERSE_M_S)), 1)
+            steering = (direction * TURN * angle).clamp(-limit, limit)
+            command = torch.stack((steering, direction * RECOVERY_M_S), 1)
             before = state
             state, hit = self.simulator.advance(
                 state, command, self.parameters, self.mdp.circles(now), now.world["segments"], ~active
             )
-            state = torch.where((active & hit).unsqueeze(1), before, state)
+            blocked = active & hit
+            state = torch.where(blocked.unsqueeze(1), before, state)
+            state[blocked, FORWARD:] = 0.0
             self._pending[:, 1] += active
-            active = active & ~hit
+            turns = blocked | (leg >= LEG_STEPS)
+            direction = torch.where(turns, -direction, direction)
+            leg = torch.where(turns, 0.0, leg + 1.0)
         state[need, FORWARD:] = 0.0
         now.state = state
         now.hit = now.hit & ~need
         self._previous[need] = 0.0
         self._pending[:, 0] += need
         progress = now.memory[:, 0]
-        far = progress > self._reached + now.world["length_m"] / self.mdp.checkpoints
+        far = (progress - self._reached).abs() > now.world["length_m"] / self.mdp.checkpoints
         self._failed = torch.where(need, torch.where(far, 1.0, self._failed + 1.0), self._failed)
         self._reached = torch.where(need & far, progress, self._reached)
         now.memory[need] = self._rested(need)

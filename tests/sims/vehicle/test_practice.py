@@ -10,7 +10,7 @@ from embodied.environment import Restorable
 from embodied.environments.engine import Unnumbered
 from sims.vehicle.episode import FORWARD, STEERING, YAW, X, Y
 from sims.vehicle.places.tracks import POINTS
-from sims.vehicle.practice import AIMED_RAD, RECOVERY_STEPS, STUCK_STEPS, PracticeEnvironment
+from sims.vehicle.practice import AIMED_RAD, LEG_STEPS, RECOVERY_STEPS, STUCK_STEPS, PracticeEnvironment
 from sims.vehicle.task import PracticeTask
 
 SPEED = 3.0
@@ -80,13 +80,24 @@ def test_a_crash_terminates_and_the_car_backs_out_by_itself() -> None:
     assert not bool(env.now.hit)
     assert env.now.state[0, FORWARD:].tolist() == [0.0] * 4
     assert 0.2 < float((env.now.state[0, [X, Y]] - at).norm()) < 3.0
-    assert abs(angle(env)) < max(AIMED_RAD, turned)
+    assert abs(angle(env)) <= max(AIMED_RAD, turned)
     first, second = env.step(action()), env.step(action())
     assert first.executed.all()
     assert not bool(first.done)
     assert first.signals["recoveries"].tolist() == [[1.0]]
     assert 0 < first.signals["recovery_steps"].item() <= RECOVERY_STEPS
     assert [second.signals[name].item() for name in ("recoveries", "recovery_steps", "requests")] == [0.0] * 3
+
+
+def test_a_car_that_faces_the_wrong_way_turns_round() -> None:
+    env = practising()
+    env.reset()
+    env.now.state[0, YAW] += math.pi
+    assert abs(angle(env)) > 2.5
+    crash(env)
+    env.reset()
+    assert abs(angle(env)) <= AIMED_RAD
+    assert LEG_STEPS < env._pending[0, 1] < RECOVERY_STEPS
 
 
 def test_a_car_that_stands_still_is_stuck_which_truncates() -> None:
