@@ -99,7 +99,7 @@ class Table:
 
 
 class TableTask(Task):
-    """The table as a task, `of_one_action` or not."""
+    """The table as a task; `tables` are the environments that it has made."""
 
     name = "table"
     distributions = ("table",)

@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from embodied.algorithms.on_policy.ppo import PPOConfig
+from embodied.command_line.config import compose
+from embodied.command_line.train_options import GROUPS, TrainConfig, opened_task
 from embodied.environment import own_resets
 from embodied.errors import UserError
 from embodied.interrupt import STOPPING
@@ -230,10 +232,11 @@ def test_both_learners_have_their_own_weights_and_noise() -> None:
     assert not any(torch.equal(a, b) for a, b in weights if a.dim() > 1)
 
 
-def run(directory: Path, task: Task) -> Report:
+def run(directory: Path, task: Task, *, overlap: bool) -> Report:
     config = ExperimentConfig(
         num_envs=1,
-        env_steps=200,
+        overlap=overlap,
+        env_steps=120,
         evaluation_envs=1,
         evaluation_starts=2,
         stages=["rl"],
@@ -247,10 +250,13 @@ def run(directory: Path, task: Task) -> Report:
     ).run()
 
 
-def test_a_run_reports_its_requests_and_a_checkpoint_continues_the_second_learner(tmp_path: Path) -> None:
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_run_reports_its_requests_and_a_checkpoint_continues_the_second_learner(
+    overlap: bool, tmp_path: Path
+) -> None:
     algorithm = replace(LEARNER, warmup=20)
     task, _ = on_robot(algorithm, POLICY)
-    report = run(tmp_path, task)
+    report = run(tmp_path, task, overlap=overlap)
     record = report.to_dict()["resets"]
     assert record["attempts"] > 2
     assert record["requests"] == len(record["request_minutes"])
@@ -311,6 +317,27 @@ def test_somebody_has_to_know_when_the_scene_is_back() -> None:
     ):
         task.environment(1, "table", "train")
     assert simulator.tables
+
+
+def test_train_gives_the_second_policy_the_configs_of_the_run_and_demonstrations_of_its_own(tmp_path: Path) -> None:
+    options = [
+        "task=libero_pick",
+        "policy=squashed",
+        "algorithm=rlpd",
+        "robot=simulation",
+        "robot.reset=policy",
+        "seed=3",
+    ]
+    for shown in ([], ["robot.reset_demonstrations=way_back"]):
+        config, _ = compose(TrainConfig, "train", [*options, *shown], GROUPS)
+        with opened_task(config, lambda task: task, tmp_path) as task:
+            assert task.backward.policy is config.policy
+            assert task.backward.algorithm is config.algorithm
+            assert task.backward.seed == 3
+            assert (task.backward.demonstrations is None) == (not shown)
+            if shown:
+                with pytest.raises(UserError, match="way_back"):
+                    task.backward.demonstrations(task.contract("wide"))
 
 
 def test_options_of_a_second_policy_need_one() -> None:
