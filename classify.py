@@ -25,7 +25,7 @@ from embodied.configuration import Fraction, PositiveInt, Range, Seed
 from embodied.contract import Contract
 from embodied.data.episodes import FAILED, SUCCEEDED, UNKNOWN, EpisodeWriter
 from embodied.data.judging import judged
-from embodied.data.success_frames import PARTS, Frames, LabelConfig, joined, labelled_frames, split
+from embodied.data.success_frames import PARTS, Frames, LabelConfig, as_earlier, joined, labelled_frames, split
 from embodied.errors import UserError
 from embodied.evaluation.detection import choose_threshold
 from embodied.report import success_classifier as report
@@ -88,7 +88,7 @@ def run(arguments: list[str]) -> None:
     if config.label is not None:
         return label(config, task, classifier, output)
     with complete_or_absent_folder(output) as folder:
-        frames, part, notes = labelled_data(config, task, classifier.contract, folder)
+        frames, part, notes = labelled_data(config, task, classifier.contract, folder, record["parts"])
         train, validation, test = (frames.of_part(part, number) for number in PARTS)
         fit(classifier, frames, train, config, generator(config.seed, "batches"))
         score = classifier.scores(frames)
@@ -101,7 +101,7 @@ def run(arguments: list[str]) -> None:
         report.plot_scores(folder / report.SCORES, *drawn, classifier.contract.control_dt_s)
         report.write(folder, results, report.worst_errors(*drawn, classifier.contract))
         classifier.threshold = threshold
-        classifier.save(folder, record)
+        classifier.save(folder, record | {"parts": dict(zip(frames.names, part.tolist(), strict=True))})
     log.info(f"{report.headline(results)}\nwrote {output}: look at {output / 'report.html'}")
     log.info(f"Next: {command('train')} task=NAME success_classifier={shlex.quote(str(output))}")
 
@@ -142,9 +142,9 @@ def begun(config: ClassifyConfig, task: Task) -> SuccessClassifier:
 
 
 def labelled_data(
-    config: ClassifyConfig, task: Task, contract: Contract, folder: Path
+    config: ClassifyConfig, task: Task, contract: Contract, folder: Path, earlier: dict[str, int]
 ) -> tuple[Frames, Tensor, list[str]]:
-    """Frames of all data sets with labels, the part of each episode, and notes; their indices go into `folder`."""
+    """Frames of all data sets, the part of each episode (see `as_earlier`), and notes; indices go into `folder`."""
     paths = {path: False for path in sources(config.demonstrations, None) or ()}
     paths |= {path: True for path in sources(config.negatives, None, "negatives") or ()}
     labelled, parts, notes = [], [], []
@@ -152,8 +152,8 @@ def labelled_data(
         own_folder = folder / f"data_{number}"
         episodes = demonstrations(path, contract, own_folder, task, options=config.matching, imitated=False)
         frames, own_notes = labelled_frames(episodes, config, path, failed_only=failed_only)
-        # each data set is split by its own draw, which further data sets do not change
-        parts.append(split(frames.success, config, generator(config.seed, "split", number)))
+        rng = generator(config.seed, "split", number)  # of its own, so that further data sets change nothing
+        parts.append(as_earlier(frames, split(frames.success, config, rng), earlier))
         labelled.append(frames)
         notes += own_notes
     if not labelled:
@@ -187,7 +187,7 @@ def composed(arguments: list[str]) -> tuple[tuple[ClassifyConfig, Task], dict[st
         record["values"]["negatives"] = config.negatives
         trained, train_record = compose(TrainConfig, "train", read, GROUPS, saved["train"])
     join(trained)
-    record["train"] = train_record
+    record |= {"train": train_record, "parts": saved.get("parts", {}) if saved else {}}
     return (config, trained.task), record
 
 

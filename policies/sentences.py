@@ -149,7 +149,7 @@ class SentenceTable(nn.Module):
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        length = max(map(len, self.rows), default=1)
+        length = max(1, *map(len, self.rows), 0)  # an empty sentence alone has one zero
         padded = b"".join(text.ljust(length, b"\0") for text in self.rows)
         texts = torch.frombuffer(bytearray(padded), dtype=torch.uint8) if padded else torch.zeros(0, dtype=torch.uint8)
         destination[f"{prefix}texts"] = texts.view(-1, length)

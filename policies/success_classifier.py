@@ -114,7 +114,9 @@ class SuccessClassifier:
         check(observation, self.contract)
         own = observation.select(*self.contract.observation)
         device = self.network.head.weight.device
-        blocks = [self.network(block.to(device)) for block in own.split(BLOCK)]
+        # a run with precision=bfloat16 collects in it, and would judge by 8 bits what evaluations judge by 24
+        with torch.autocast(device.type, enabled=False):
+            blocks = [self.network(block.to(device)) for block in own.split(BLOCK)]
         # in float32 a probability above 1 - 6e-8 would be 1, and two thresholds the same
         return torch.cat(blocks).double().sigmoid().to(observation.device or device)
 

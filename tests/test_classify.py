@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -131,6 +132,27 @@ def test_negatives_move_no_demonstration_from_one_part_to_another(classifier: Pa
     done = run_program("classify.py", f"classifier={second}", f"output={again}", "steps=5")
     assert done.returncode == 0, done.stderr
     assert results(again)["parts"] == after
+
+
+def test_an_episode_that_was_learned_is_never_held_out_later(classifier: Path, tmp_path: Path):
+    failures = tmp_path / "failures"
+    folders = classifier, tmp_path / "second", tmp_path / "third"
+    # a folder of failures that has grown, then another seed
+    for before, after, count, options in zip(folders[:2], folders[1:], (6, 15), ([], ["seed=1"]), strict=True):
+        shutil.rmtree(failures, ignore_errors=True)
+        with EpisodeWriter(failures, CONTRACT) as writer:
+            for _ in range(count):
+                writer.add(episode(torch.zeros(9, 2), torch.zeros(8, 2)))
+        added = [f"negatives={failures}"] if before is classifier else []
+        done = run_program("classify.py", f"classifier={before}", f"output={after}", "steps=2", *added, *options)
+        assert done.returncode == 0, done.stderr
+    first, second, third = (SuccessClassifier.record(folder)["parts"] for folder in folders)
+    assert len(second) == len(first) + 6
+    assert len(third) == len(first) + 15
+    assert second.items() >= first.items()
+    assert third.items() >= second.items()
+    parts = results(folders[2])["parts"].values()
+    assert [each["episodes"] for each in parts] == torch.tensor([*third.values()]).bincount().tolist()
 
 
 def test_the_same_command_gives_the_same_bits(classifier: Path, demonstrations: Path, tmp_path: Path):

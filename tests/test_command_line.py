@@ -320,7 +320,9 @@ def test_help_lists_what_there_is_and_the_options_of_what_is_chosen(capsys):
 
     everything = message("--help=all")
     assert re.search(r"^task: .*\blibero_pick, ", everything, re.MULTILINE)
-    assert "algorithm: arsq, bptt, distillation, dsrl, flash_sac, grpo, h2o, one_step, ppo, qc" in everything
+    assert (
+        "algorithm: arsq, bptt, distillation, dsrl, flash_sac, grpo, h2o, hg_dagger, iwr, one_step, ppo" in everything
+    )
     assert "num_envs=100 " in everything
     hover = message("--help=all", "task=quadrotor_hover", "algorithm=ppo")
     assert "task=quadrotor_hover takes policy=mlp with algorithm=bptt|ppo|grpo|td3" in hover

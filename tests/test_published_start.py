@@ -345,3 +345,20 @@ def test_spatial_has_lerobot_s_step_limit(tmp_path: Path) -> None:
     other = replace(start, program="openpi", data_sets=("libero_10", "libero_goal_no_noops"))
     assert "policy.unnorm_key=libero_goal_no_noops" in LiberoTask(suite="libero_goal").published_options(other)
     assert LiberoTask().published_options(replace(start, benchmark=None)) == []
+
+
+@pytest.mark.parametrize("kind", ["smolvla", "openvla"])
+def test_the_starting_point_of_a_name_on_the_hub_is_read_without_its_tensors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    fetched: list[str] = []
+
+    def snapshot(name: str, allow_patterns: list[str]) -> str:
+        fetched.extend(allow_patterns)
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
+    (tmp_path / "config.json").write_text(json.dumps({"type": kind, "model_type": kind, **LEROBOT}))
+    assert starting_points.read("somebody/weights").policy == {"openvla": "tokens"}.get(kind, kind)
+    assert "*.json" in fetched
+    assert not [each for each in fetched if "safetensors" in each or each == "*.pt"]

@@ -7,7 +7,7 @@ episodes, F frames, R observations.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, cast
 
@@ -105,6 +105,18 @@ class Frames:
                     places.append(where)
         # parts are in the order of sources; the inverse permutation puts them in the order of `index`
         return cast(TensorDict, torch.cat(parts))[torch.cat(places).argsort()]
+
+    @property
+    def step(self) -> Tensor:
+        """Control step of its episode before which each frame was observed, [F]; not every step has a frame."""
+        steps = torch.zeros_like(self.row)
+        for number, episodes in enumerate(self.sources):
+            own = self.source == number
+            episode, row = self.source_episode[own], self.row[own]
+            begins = torch.cat((episodes.ends.new_zeros(1), episodes.ends[:-1]))
+            observed = torch.where(row == FINAL, episodes.ends[episode], episodes.first[row.clamp_min(0)])
+            steps[own] = observed - begins[episode]
+        return steps
 
     def of_part(self, part: Tensor, number: int) -> Tensor:
         """Indices of the frames whose episode is in the part `number` of the split `part` [E]."""
@@ -228,6 +240,15 @@ def split(success: Tensor, config: LabelConfig, generator: torch.Generator) -> T
         part[own[:validation]] = VALIDATION
         part[own[validation : validation + test]] = TEST
     return part
+
+
+def as_earlier(frames: Frames, part: Tensor, earlier: Mapping[str, int]) -> Tensor:
+    """The `part` of each episode, [E], but that of an `earlier` training, by name, where it was in one.
+
+    A network that goes on learning would otherwise be measured by episodes that it has learned, if the data set has
+    grown, or by another seed.
+    """
+    return torch.tensor([earlier.get(name, drawn) for name, drawn in zip(frames.names, part.tolist(), strict=True)])
 
 
 def joined(labelled: Sequence[Frames], parts: Sequence[Tensor]) -> tuple[Frames, Tensor]:

@@ -107,17 +107,17 @@ def worst_errors(
     """Worst false positives, then the worst misses, among the frames `index` with their `score` [F] of all frames."""
     kinds = worst(score[index], frames.label[index], frames.episode[index], threshold, most)
     errors = []
+    time_s = frames.step * contract.control_dt_s
     for kind, places in zip(("false positive", "missed success"), kinds, strict=True):
         for frame in index[places].tolist():
             episode = int(frames.episode[frame])
-            step = frame - int((frames.episode < episode).sum())
             observation = frames.take(torch.tensor([frame]))[0]
             cameras = [key for key, spec in contract.observation.items() if spec.is_picture]
             errors.append(
                 Error(
                     kind,
                     frames.names[episode],
-                    step * contract.control_dt_s,
+                    float(time_s[frame]),
                     float(score[frame]),
                     {key: observation[key].numpy() for key in cameras},
                     {k: observation[k].flatten().tolist() for k in contract.observation if k not in cameras},
@@ -251,10 +251,11 @@ def plot_scores(path: Path, frames: Frames, score: Tensor, index: Tensor, thresh
     axes = figure.subplots(1, 2, sharey=True)
     numbers = frames.episode[index].unique()
     succeeded = frames.success[numbers] == SUCCEEDED
+    time_s = frames.step * dt_s
     for axis, own, title in zip(axes, (numbers[succeeded], numbers[~succeeded]), ("successful", "failed"), strict=True):
         for number in own:
-            values = score[frames.episode == number].numpy()
-            axis.plot(np.arange(len(values)) * dt_s, values, linewidth=1.0, alpha=0.7)
+            mine = frames.episode == number
+            axis.plot(time_s[mine].numpy(), score[mine].numpy(), linewidth=1.0, alpha=0.7)
         axis.axhline(threshold, color="black", linestyle="--", linewidth=1.0)
         axis.set(title=f"{len(own)} {title} episodes", xlabel="time [s]", ylim=(-0.02, 1.02))
         axis.grid(alpha=0.3)

@@ -20,6 +20,7 @@ from embodied.environment import (
     NumberedStarts,
     Restorable,
     Transition,
+    in_real_time,
     show_values,
 )
 from embodied.errors import UserError
@@ -264,6 +265,8 @@ class Collector:
             ended = due.nonzero().squeeze(1)
             if t and len(ended):
                 finals.append((ended + (t - 1) * self.env.num_envs, cast(TensorDict, self.observation)[ended]))
+            if not t and self.observation is not None and not len(ended) and in_real_time(self.env):
+                self.observation = self.env.reset(due)  # a learner's update took time, in which the world went on
             observation = self.memory.with_observation(self._restart(due, len(ended) > 0))
             rows.put(t, {"observation": observation})  # before the step, which may overwrite it
             if self.numbered:

@@ -10,7 +10,6 @@ Letters: N observations, H actions of a chunk, D action elements with padding, W
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import cast
 
 import torch
 from tensordict import TensorDict
@@ -50,7 +49,7 @@ class Conditioned(TrainablePolicy):
 
     @abstractmethod
     def _prefix(self, observation: TensorDict, condition: Tensor | None = None) -> Prefix:
-        """Prefixes [N] with the labels of the `condition` [N], if it is not None."""
+        """Prefixes [N]; with a `condition` [M], N or a multiple, [M] of the observations in turn with its labels."""
 
     @abstractmethod
     def _velocity(self, state: Tensor, prefix: Prefix, x: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
@@ -61,8 +60,7 @@ class Conditioned(TrainablePolicy):
         if not self.is_guided:
             return self._prefix(observation)
         conditions = torch.tensor([Condition.NONE, Condition.POSITIVE], device=self.device)
-        twice = cast(TensorDict, torch.cat((observation, observation)))
-        return self._prefix(twice, conditions.repeat_interleave(len(observation)))
+        return self._prefix(observation, conditions.repeat_interleave(len(observation)))
 
     def _guided(self, state: Tensor, prefix: Prefix, x: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
         """See `_velocity`, for prefixes of `_acting_prefix`."""

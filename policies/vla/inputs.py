@@ -87,11 +87,13 @@ class Inputs(nn.Module):
     def tokens(self, observation: TensorDict, condition: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Tokens [N, L] of the instruction and where they are real, both int64.
 
-        The label of the `condition` [N] follows the instruction; without conditions there are no labels.
+        The label of the `condition` [M] follows the instruction: of M rows, N or a multiple, row i is of observation
+        i % N. Without conditions there are no labels.
         """
         tokens, real = self._instruction_tokens(observation)
         if condition is None:
             return tokens, real
+        tokens, real = (each.repeat(len(condition) // len(each), 1) for each in (tokens, real))
         labels, of_label = (each[condition] for each in self._label_tokens(tokens.device))
         tokens, real = torch.cat((tokens, labels), 1), torch.cat((real, of_label), 1)
         # padding comes last

@@ -91,6 +91,14 @@ class Cache:
         return torch.cat((cached[0], keys), -2), torch.cat((cached[1], values), -2)
 
 
+def picture_tokens(encoded: Tensor, count: int, rows: int) -> Tensor:
+    """Tokens [M, C * patches, W] of `rows` = M prompts from pictures [N * C, patches, W] of `count` = N observations.
+
+    M is a multiple of N: prompt i is of the pictures of observation i % N.
+    """
+    return encoded.reshape(count, -1, encoded.shape[-1]).repeat(rows // count, 1, 1)
+
+
 class FlowModel(nn.Module):
     """Network of a vision-language-action model: a prefix of each observation, `velocity` for each denoising step.
 
@@ -165,7 +173,6 @@ class Pi0Model(FlowModel):
         self.action_size = settings.max_action_dim
         patches = self.picture_size // settings.vlm_config.vision_config.patch_size
         self.tokens_of_picture = patches**2
-        self.image_token: int = settings.vlm_config.image_token_id
         self.vocabulary = settings.vlm_config.text_config.vocab_size
 
     @property
@@ -174,18 +181,21 @@ class Pi0Model(FlowModel):
         return self.native.model.vlm
 
     def prefix(self, pictures: Tensor, tokens: Tensor, real: Tensor) -> Prefix:
-        """Read pictures [N, C, 3, S, S] in [-1, 1] and tokens [N, L], which are `real` [N, L] or padding."""
+        """Read pictures [N, C, 3, S, S] in [-1, 1] and tokens [M, L], which are `real` [M, L] or padding.
+
+        M is N or a multiple: then further rows are of the same pictures in turn, which are encoded once.
+        """
         return Prefix(*self.computing.run(Pi0Model._read, self, tokens, real, pictures))
 
     def _read(self, tokens: Tensor, real: Tensor, pictures: Tensor) -> tuple[KeysValues, Tensor, Tensor]:
-        count, cameras = pictures.shape[:2]
-        picture_tokens = tokens.new_full((count, cameras * self.tokens_of_picture), self.image_token)
-        # tokens of pictures come first and are all real: [N, C * patches + L]
-        real = torch.cat((torch.ones_like(picture_tokens), real), 1)
-        present = torch.ones(count, cameras, dtype=torch.bool, device=pictures.device)
-        embedded = self.native.model.embed_prefix(torch.cat((picture_tokens, tokens), 1), pictures, present)
+        vlm = self.native.model.vlm
+        seen = picture_tokens(vlm.get_image_features(pictures.flatten(0, 1)).pooler_output, len(pictures), len(tokens))
+        words = vlm.get_input_embeddings()(tokens)
+        embedded = torch.cat((seen.to(words.dtype), words), 1)
+        # tokens of pictures come first and are all real: [M, C * patches + L]
+        real = torch.cat((real.new_ones(seen.shape[:2]), real), 1)
         cache = Cache()
-        output = self.native.model.vlm(
+        output = vlm(
             inputs_embeds=embedded,
             attention_mask=real,
             position_ids=real.cumsum(-1) - 1,

@@ -456,7 +456,7 @@ class Pi0Policy(Conditioned, Steerable, adapters.AdaptablePolicy):
         return self.inputs.standardised_state(observation)
 
     def _prefix(self, observation: TensorDict, condition: Tensor | None = None) -> Prefix:
-        """Prefixes [N] with the labels of the `condition` [N] of actions, if it is not None."""
+        """See `Conditioned._prefix`."""
         pictures = self.inputs.pictures(observation, self.model.picture_size)
         return self.model.prefix(pictures, *self.inputs.tokens(observation, condition))
 

@@ -57,11 +57,13 @@ class StatedInputs(Inputs):
         self.state.std.copy_((high - low) / 2.0)
 
     def prompts(self, observation: TensorDict, condition: Tensor | None = None) -> list[str]:
-        """Prompts of the observations [N], with the label of the `condition` [N] before the action."""
+        """Prompts of the observations [N], with the label of the `condition` before the action, see `Inputs.tokens`."""
         labels = [LABELS[Condition(each)] for each in condition.tolist()] if condition is not None else []
         labels = labels or [""] * len(observation)
         texts = observation[self.instruction].cpu().numpy() if self.instruction else [None] * len(observation)
+        turns = len(labels) // max(1, len(observation))
         instructions = ["" if text is None else " ".join(decode(text).replace("_", " ").split()) for text in texts]
+        instructions *= turns
         if not self.states_in_prompt:
             lines = [f"{label}\n" if label else "" for label in labels]
             return [f"{words}\n{line}" for words, line in zip(instructions, lines, strict=True)]
@@ -69,14 +71,14 @@ class StatedInputs(Inputs):
         state = self.standardised_state(observation).contiguous()
         bins = (torch.bucketize(state, edges, right=True) - 1).tolist()
         lines = [f"{label};\n" if label else "" for label in labels]
-        states = [" ".join(map(str, row)) for row in bins]
+        states = [" ".join(map(str, row)) for row in bins] * turns
         return [
             f"{FRAME.format(words, state)}{line}{ACTION}"
             for words, state, line in zip(instructions, states, lines, strict=True)
         ]
 
     def tokens(self, observation: TensorDict, condition: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Tokens [N, L] of the prompt, with the label of the `condition` [N], and where they are real, both int64.
+        """Tokens [N, L] of the prompt, with the label of the `condition`, and where they are real; see `Inputs.tokens`.
 
         Raises:
             UserError: for a prompt of more than `LONGEST` tokens of a published model.

@@ -195,7 +195,8 @@ def modes(folder: Path, fields: Mapping[str, Any], kind: str) -> tuple[Mode, Mod
     """
     mapping = dict(fields.get("normalization_mapping") or {})
     for name, options in _steps(folder):
-        unknown = ("relative" in name.lower() or "delta" in name.lower()) and name != RELATIVE_STEP
+        is_read = name == RELATIVE_STEP and kind != "smolvla"
+        unknown = ("relative" in name.lower() or "delta" in name.lower()) and not is_read
         if unknown and options.get("enabled", True):
             raise ValueError(f"{PREPROCESSOR} has the step {name}, which is not supported")
         mapping |= options.get("norm_map") or {}

@@ -89,4 +89,5 @@ class SmolVLAPolicy(Pi0Policy):
         state = self._state(observation)
         padded = nn.functional.pad(state, (0, self.model.state_size - state.shape[-1]))
         pictures = self.inputs.pictures(observation, self.model.picture_size)
-        return self.model.prefix(pictures, *self.inputs.tokens(observation, condition), padded)
+        tokens, real = self.inputs.tokens(observation, condition)
+        return self.model.prefix(pictures, tokens, real, padded.repeat(len(tokens) // len(padded), 1))

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from embodied.extras import needs_extra
 from policies.vla.inputs import VOCABULARY
-from policies.vla.model import PADDED, Cache, FlowModel, KeysValues, Prefix
+from policies.vla.model import PADDED, Cache, FlowModel, KeysValues, Prefix, picture_tokens
 from policies.vla.sizes import SIZES, Size
 
 WIDTH_MULTIPLIER = 0.75
@@ -221,18 +221,21 @@ class SmolVLAModel(FlowModel):
         return self.native.vlm_with_expert.vlm
 
     def prefix(self, pictures: Tensor, tokens: Tensor, real: Tensor, state: Tensor) -> Prefix:
-        """Read pictures [N, C, 3, S, S] in [-1, 1], tokens [N, L], `real` [N, L] or padding, and a padded state."""
+        """Read pictures [N, C, 3, S, S] in [-1, 1], tokens [M, L], `real` [M, L] or padding, and padded states [M, D].
+
+        M is N or a multiple: then further rows are of the same pictures in turn, which are encoded once.
+        """
         return Prefix(*self.computing.run(SmolVLAModel._read, self, tokens, real, state, pictures))
 
     def _read(self, tokens: Tensor, real: Tensor, state: Tensor, pictures: Tensor) -> tuple[KeysValues, Tensor, Tensor]:
         model = self.native.vlm_with_expert.vlm.model
         scale = math.sqrt(self.width)
         patches = model.vision_model(pixel_values=pictures.flatten(0, 1)).last_hidden_state
-        picture_tokens = model.connector(patches).reshape(len(pictures), -1, self.width) * scale
+        seen = picture_tokens(model.connector(patches), len(pictures), len(tokens)) * scale
         word_tokens = model.text_model.embed_tokens(tokens) * scale
-        embedded = torch.cat((picture_tokens, word_tokens, self.native.state_proj(state).unsqueeze(1)), 1)
+        embedded = torch.cat((seen, word_tokens, self.native.state_proj(state).unsqueeze(1)), 1)
         # tokens of pictures come first, the state last, and all of both are real
-        real = torch.cat((real.new_ones(picture_tokens.shape[:2]), real, real.new_ones(len(real), 1)), 1)
+        real = torch.cat((real.new_ones(seen.shape[:2]), real, real.new_ones(len(real), 1)), 1)
         cache = Cache()
         output = model.text_model(
             inputs_embeds=embedded,

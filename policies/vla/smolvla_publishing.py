@@ -47,6 +47,8 @@ def publish(policy: TrainablePolicy, folder: Path, run: Path) -> None:
         raise UserError(f"target=lerobot is for policy=smolvla, got {type(policy).__name__}; use target=hub")
     if policy.steers:
         raise UserError("published weights have no small actor; use algorithm=self_imitation to distil it, or serve.py")
+    if policy.is_guided:
+        raise UserError("published weights do not name the label of their prompt (offline=recap); use serve.py")
     if policy.weights_of is None:
         raise UserError("target=lerobot names the vision-language model of policy.weights, which this policy has not")
     if folder.exists():

@@ -17,6 +17,9 @@ from policies.vla.settings import CONFIG, LIBERO, learned_libero
 from policies.vla.statistics import UNREADABLE, reason
 from policies.vla.weights import folder_of, has_adaptive_norms
 
+KIND = "a vision-language-action model"
+PROPRIOCEPTION = "proprio_projector--*.pt"
+"""Name of OpenVLA-OFT's file for the state."""
 REPLANNED = 5
 """Number of actions that openpi's evaluation on LIBERO executes of each chunk."""
 CHUNK = 8
@@ -32,19 +35,21 @@ CAMERAS = ("image", "agentview", "base_0_rgb"), ("image2", "wrist_image", "wrist
 def read(weights: str) -> StartingPoint | None:
     """Read the starting point of `weights`, a folder or a name on the hub; None for a file, or adapters.
 
+    Of the hub only texts are fetched, unless the names of tensors decide: a plan needs no gigabytes.
+
     Raises:
         UserError: if there is no such folder, or its configuration is damaged or of another model.
     """
     if Path(weights).is_file():
         return None
-    folder = folder_of(weights, "a vision-language-action model", "*.pt")
+    folder = folder_of(weights, KIND, tensors=False)
     if not (folder / CONFIG).exists():
         return None
     try:
         fields = loads((folder / CONFIG).read_text(encoding="utf-8"))
         kind = fields.get("type", fields.get("model_type"))
         if kind == "openvla":
-            return _openvla(weights, folder, fields)
+            return _openvla(weights, folder_of(weights, KIND, PROPRIOCEPTION, tensors=False), fields)
         if "type" in fields and kind in ("pi0", "pi05", "smolvla"):
             return _lerobot(weights, fields)
         if "action_horizon" in fields:
@@ -58,7 +63,7 @@ def read(weights: str) -> StartingPoint | None:
 
 
 def _openpi(weights: str, folder: Path, fields: Mapping[str, Any]) -> StartingPoint:
-    adaptive = fields.get("pi05", has_adaptive_norms(folder))
+    adaptive = fields["pi05"] if "pi05" in fields else has_adaptive_norms(folder_of(weights, KIND))
     horizon = fields["action_horizon"]
     learned = learned_libero(folder, fields)
     return StartingPoint(
@@ -102,7 +107,7 @@ def _openvla(weights: str, folder: Path, fields: Mapping[str, Any]) -> StartingP
     data_sets = tuple(loads(path.read_text(encoding="utf-8")) if path.exists() else fields.get("norm_stats") or {})
     learned = [name for name in data_sets if name.startswith(f"{LIBERO}_")]
     # OpenVLA-OFT's weights that read the state read the wrist camera, too; others have learned with one picture
-    cameras = 2 if any(folder.glob("proprio_projector--*.pt")) else 1
+    cameras = 2 if any(folder.glob(PROPRIOCEPTION)) else 1
     return StartingPoint(
         weights,
         "tokens",

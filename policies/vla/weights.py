@@ -242,8 +242,8 @@ def planned() -> bool:
     return torch.get_default_device().type == "meta"
 
 
-def folder_of(weights: str, kind: str, *also: str) -> Path:
-    """Folder of that name, or a download from the hub: texts, tensors unless planned, and files like `also`.
+def folder_of(weights: str, kind: str, *also: str, tensors: bool = True) -> Path:
+    """Folder of that name, or a download from the hub: texts and, unless planned, `tensors` and files like `also`.
 
     Raises:
         UserError: if there is none.
@@ -255,6 +255,7 @@ def folder_of(weights: str, kind: str, *also: str) -> Path:
     with needs_extra("vla"):
         from huggingface_hub import snapshot_download
 
-    patterns = ["*.json", "tokenizer*", *([] if planned() else ["*.safetensors", *also])]
+    large = [*(["*.safetensors"] if tensors else []), *also]
+    patterns = ["*.json", "tokenizer*", *([] if planned() else large)]
     with reading(f"policy.weights={weights}: expected a folder or a name on the hub of {kind}"):
         return Path(snapshot_download(weights, allow_patterns=patterns))

@@ -140,6 +140,7 @@ class RobotEnvironment:
         self._begins = begins
         self._close = close
         self._training = True
+        self._left_s = -math.inf  # time of the end of the last step
         self._reading: Reading | None = None  # newest valid one
         self._ready = False  # whether robot and person have once been ready
         self._asks = False  # whether a person puts the scene back before this episode
@@ -148,6 +149,8 @@ class RobotEnvironment:
 
     def reset(self, mask: torch.Tensor | None = None) -> TensorDict:
         """Begin an episode once robot and person are ready; see `Environment.reset`.
+
+        Without an episode to begin, the robot is measured again if time has passed since the last step.
 
         Raises:
             UserError: if they are not at the beginning of the run, or it is stopped then; later this waits for them.
@@ -161,6 +164,9 @@ class RobotEnvironment:
             except BaseException:  # also where the run is interrupted
                 self.control.settle("the program was interrupted")
                 raise
+        elif self.control.station.clock() - self._left_s > self.control.period_s:
+            reading, fault = self.control.measure()
+            self._reading = self._reading if fault else reading  # the next step ends the episode by the fault
         return self._observed()
 
     def step(self, actions: torch.Tensor) -> Transition:
@@ -176,6 +182,7 @@ class RobotEnvironment:
             raise
         if self.scene_resets:
             self.scene_resets.task_steps += len(steps.actions)
+        self._left_s = self.control.station.clock()
         return self._transition(chunk, steps)
 
     def switch(self, distribution: str, split: str) -> None:

@@ -63,6 +63,7 @@ class BackwardEnvironment(RobotEnvironment):
 
     is_back: Callable[[], bool] | None = None
     single = False
+    _begun = False
 
     def begin_attempt(self) -> None:
         """Let the next reset begin an episode."""
@@ -81,9 +82,10 @@ class BackwardEnvironment(RobotEnvironment):
 
     def reset(self, mask: torch.Tensor | None = None) -> TensorDict:
         """Begin an attempt, see `RobotEnvironment.reset`."""
-        if self.single and self._begun:
+        begins = mask is None or bool(mask[0])
+        if begins and self.single and self._begun:
             return self._observed()
-        self._begun = True
+        self._begun |= begins
         return super().reset(mask)
 
     def _outcome(self) -> bool | None:

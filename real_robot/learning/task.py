@@ -163,6 +163,8 @@ class RobotTask(WrappedTask):
                 is_back = self.single.start_condition(env) if self.config.reset is Reset.POLICY else None
             else:
                 station = stack.enter_context(self._connected(contract))
+            # before the person's device is opened; an error closes the station
+            contract.check(replace(station.contract, horizon=contract.horizon, executed=contract.executed))
             limits = teleoperation.limits(self.config.limits, contract.control_dt_s)
             homing = Homing(self.config.home, self.config.waypoint_s)
             homing.check(station.contract, limits)

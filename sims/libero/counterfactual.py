@@ -46,10 +46,14 @@ def with_other_objects(task: Task) -> list[Task]:
 
 
 def _noun(task: Task, name: str) -> str:
-    """Noun of the object `name`, "cream cheese" of cream_cheese_1; "" if the scene has two of its category."""
+    """Noun of the object `name`, "cream cheese" of cream_cheese_1; "" if the scene has two that are called so.
+
+    LIBERO's instructions call new_salad_dressing_1 the salad dressing.
+    """
     objects = task.problem.objects
-    category = objects.get(name, "")
-    return category.replace("_", " ") if list(objects.values()).count(category) == 1 else ""
+    nouns = {each: category.removeprefix("new_").replace("_", " ") for each, category in objects.items()}
+    noun = nouns.get(name, "")
+    return noun if list(nouns.values()).count(noun) == 1 else ""
 
 
 @dataclass(frozen=True)

@@ -135,6 +135,15 @@ def test_tables_join_what_they_load_and_keep_what_they_know(model: str) -> None:
 
 
 @pytest.mark.usefixtures("nowhere")
+def test_a_table_of_an_empty_sentence_alone_is_saved(model: str) -> None:
+    """As of a robot whose task has no instruction."""
+    table = SentenceTable(model)
+    features = table(said(""))
+    again = SentenceTable(None)
+    again.load_state_dict(table.state_dict())
+    assert torch.equal(again(said("")), features)
+
+
 def test_wrong_models_and_states_are_refused_in_a_line(model: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="expected a sentence encoder") as info:
         SentenceTable(str(tmp_path))(said(MILK))

@@ -14,6 +14,7 @@ from embodied.data.episodes import Episodes
 from embodied.data.pictures import Pictures, encode_all
 from embodied.data.success_frames import LabelConfig, labelled_frames
 from embodied.errors import DivergedError, UserError
+from embodied.precision import Precision
 from embodied.saving import checkpoint
 from embodied.saving.checkpoint import Checkpoint
 from policies.success_classifier import FitConfig, NetworkConfig, SuccessClassifier, fit, readable
@@ -69,6 +70,16 @@ def test_it_learns_from_pictures_and_from_measurements(names: list[str]):
     assert losses[-1] < losses[0] / 2
     score = classifier.scores(data)
     assert score[data.label == 1].min() > score[data.label == 0].max()
+
+
+def test_a_run_in_bfloat16_judges_as_its_evaluations():
+    contract = readable(CONTRACT, ["front", "height"])
+    classifier = SuccessClassifier.build(contract, NETWORK, 1)
+    data = frames()
+    classifier.network.encoder.fit(data.take(torch.arange(len(data))))
+    score = classifier.scores(data)
+    with Precision.BFLOAT16.on("cpu"):
+        assert torch.equal(classifier.scores(data), score)
 
 
 def test_the_same_seed_gives_the_same_weights_and_another_one_others():

@@ -1,9 +1,9 @@
 """Imitation of a person who takes over: HG-DAgger (arXiv 1810.02890), and intervention weighted regression.
 
 The policy acts, a person takes over where it is about to fail, and the supervised loss goes on while it acts. HG-DAgger
-imitates demonstrations and the decisions in which the person acted. Intervention weighted regression (IWR, arXiv
-2012.06733, `algorithm=iwr`) also imitates the policy's own decisions, which the person has let pass, and draws half of
-each batch from the person's. No reward is read.
+imitates demonstrations that did not fail and the decisions in which the person acted. Intervention weighted regression
+(IWR, arXiv 2012.06733, `algorithm=iwr`) also imitates the policy's own decisions, which the person has let pass, and
+draws half of each batch from the person's. No reward is read.
 
 Differs from the papers: the policy learns during episodes, not between rounds of them; there is no estimate of doubt.
 """
@@ -120,7 +120,7 @@ class HGDAgger(Composite):
 
     def _draw(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Rows of a batch in the store of own decisions and in that of demonstrations; none if there are none."""
-        own, demonstrations, share = self.replay.own, self.replay.demonstrations, self.config.intervention_share
+        own, demonstrations, share = self.replay.own, self.replay.imitable, self.config.intervention_share
         interventions = own.intervened()
         fixed = round(self.config.sft.batch * share) if share and len(interventions) else 0
         chosen = torch.randint(max(1, len(interventions)), (fixed,), generator=self.generator)
@@ -132,8 +132,8 @@ class HGDAgger(Composite):
         number = torch.randint(max(1, total), (count,), generator=self.generator)
         kept = number[number < len(remaining)]
         rows = torch.cat((interventions[chosen.to(own.device)], remaining[kept.to(own.device)]))
-        recorded = len(number) - len(kept)
-        return rows, demonstrations.draw(recorded, self.generator) if recorded else rows[:0]
+        recorded = number[number >= len(remaining)] - len(remaining)
+        return rows, demonstrations[recorded.to(demonstrations.device)]
 
     def state_dict(self) -> dict[str, Any]:
         """State of the supervised learner and of the policy's decisions; demonstrations are read from their file."""

@@ -10,7 +10,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from embodied.algorithms.parts import Composite
-from embodied.data.episodes import Episodes
+from embodied.data.episodes import FAILED, Episodes
 from embodied.data.rewards import check_rewards
 from embodied.data.store import EpisodeStore
 from embodied.data.transitions import Transitions
@@ -49,6 +49,8 @@ class MixedReplay(Composite):
         self.keep_interventions = keep_interventions
         self.own = EpisodeStore(capacity)
         self.demonstrations = EpisodeStore(1)
+        self.imitable = torch.zeros(0, dtype=torch.int64)
+        """Rows of the demonstrations that did not fail, which an actor may imitate."""
         if share:
             self._add_demonstrations(demonstrations, without, rewards)
 
@@ -65,16 +67,21 @@ class MixedReplay(Composite):
         """See `EpisodeStore.add`."""
         self.own.add(rollout, **values)
 
-    @property
-    def demonstrated(self) -> int:
-        """Number of demonstrated decisions, with interventions."""
-        return len(self.demonstrations) + len(self.interventions)
+    def draw_imitable(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Rows of `count` decisions: interventions, and demonstrations that did not fail; none if there are none."""
+        interventions = self.interventions
+        recorded = len(self.imitable)
+        total = recorded + len(interventions)
+        number = torch.randint(max(1, total), (count if total else 0,), generator=generator)
+        own = number[number >= recorded] - recorded
+        recorded_rows = number[number < recorded].to(self.imitable.device)
+        return interventions[own.to(interventions.device)], self.imitable[recorded_rows]
 
-    def draw(self, count: int, generator: torch.Generator, share: float | None = None) -> tuple[Tensor, Tensor]:
-        """Rows of `count` decisions in all: of the learner, and a `share` (None: the batches') of demonstrated ones."""
+    def draw(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Rows of `count` decisions in all: of the learner and of the demonstrations."""
         interventions = self.interventions
         total = len(self.demonstrations) + len(interventions)
-        demonstrated = round(count * (self.share if share is None else share)) if total else 0
+        demonstrated = round(count * self.share) if total else 0
         own = self.own.draw(count - demonstrated, generator)
         recorded = demonstrated
         if demonstrated and len(interventions):
@@ -131,6 +138,8 @@ class MixedReplay(Composite):
             return
         self.demonstrations = EpisodeStore(len(episodes), self.policy.device)
         self.demonstrations.add_episodes(episodes, self.policy.contract.executed)
+        outcome = self.demonstrations.decisions(torch.arange(self.demonstrations.written), "success")["success"]
+        self.imitable = (outcome != FAILED).nonzero().squeeze(1)
         observation = self.demonstrations.decisions(torch.zeros(1, dtype=torch.int64), "observation")["observation"]
         try:
             with suppress(RuntimeError):  # a policy without statistics, which is not fitted yet

@@ -316,10 +316,15 @@ class SAC(Composite):
         return {"policy_loss": loss.detach(), "entropy": entropy} | metrics
 
     def _imitation(self) -> Tensor | None:
-        """Supervised loss of the policy on as many demonstrated chunks as a minibatch has; None if there are none."""
-        if not self.config.bc_coefficient or not self.replay.demonstrated:
+        """Supervised loss of the policy on as many demonstrated chunks as a minibatch has; None if there are none.
+
+        Critics learn from failed demonstrations, too, which the policy does not imitate.
+        """
+        if not self.config.bc_coefficient:
             return None
-        rows = self.replay.draw(self.config.minibatch, self.generator, share=1.0)
+        rows = self.replay.draw_imitable(self.config.minibatch, self.generator)
+        if not len(rows[0]) + len(rows[1]):
+            return None
         batch = self.replay.chunks(rows, self.policy.contract.horizon)
         return self.policy.loss(batch["observation"], batch["actions"], batch["valid"])
 

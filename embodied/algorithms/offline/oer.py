@@ -42,7 +42,10 @@ from embodied.policy import TrainablePolicy
 from embodied.world import ALONE, World
 
 PIECE = 1024
-"""Observations that are compared, or in which mu_n acts, together."""
+COMPARED = 1 << 16
+"""Imagined observations that are compared together, and recorded ones: 256 MiB of distances."""
+FAR = 1e4
+"""Distance from the recorded mean, in deviations of an element, at which a rollout of the model ends."""
 
 
 class Selection(Enum):
@@ -190,7 +193,8 @@ class OER(SFT):
         if self.dynamics is not None:
             rows = self._nearest(transitions, self.dynamics, count, generator)
         chosen = cast(
-            TensorDict, torch.cat([self._imitated(episodes, part) for part in rows.sort().values.split(PIECE)])
+            TensorDict,
+            torch.cat([self._imitated(episodes, part) for part in rows.sort().values.split(self.config.batch)]),
         )
         new = _with_chunks(chosen)
         if self.earlier is None:
@@ -213,7 +217,10 @@ class OER(SFT):
     def _imagined(
         self, transitions: Transitions, dynamics: Dynamics, generator: torch.Generator
     ) -> tuple[Tensor, Tensor]:
-        """Observations [S * T, D] of rollouts of mu_n in the model, and the probability [S * T] of being reached."""
+        """Observations [S * T, D] of rollouts of mu_n in the model, and the probability [S * T] of being reached.
+
+        That is 0 where the model has left what was recorded: from there it may grow without bound.
+        """
         episodes = transitions.episodes
         initial = initial_rows(episodes)
         starts = min(self.config.starts, len(initial))
@@ -221,9 +228,13 @@ class OER(SFT):
         observation = episodes.chunks(rows, 1)["observation"].to(self.policy.device)
         longest = int(episodes.ends.diff(prepend=episodes.ends.new_zeros(1)).max())
         goes_on = torch.ones(starts, device=self.policy.device)
+        scale = dynamics.ensemble.input_std[: dynamics.size]
         imagined, weights = [], []
         for _ in range(-(-longest // self.policy.contract.executed)):
-            imagined.append(dynamics.flat(observation).cpu())
+            flat = dynamics.flat(observation)
+            distance = ((flat - dynamics.ensemble.input_mean[: dynamics.size]) / scale).abs()
+            goes_on = torch.where((distance <= FAR).all(1), goes_on, 0.0)
+            imagined.append(flat.cpu())
             weights.append(goes_on.cpu())
             actions = self.specialist.policy.act(observation, deterministic=True).actions
             observation, _, terminated = dynamics.step(observation, actions, generator)
@@ -264,11 +275,22 @@ def nearest_rows(imagined: Tensor, weight: Tensor, recorded: Tensor, count: int,
     while count:
         drawn = torch.multinomial(weight, min(PIECE, count), replacement=True, generator=generator)
         # i = argmin |s_i - s|, once each
-        index = torch.cdist(imagined[drawn].unique(dim=0), recorded[left]).argmin(1).unique()
+        index = nearest(imagined[drawn].unique(dim=0), recorded[left]).unique()
         chosen.append(left[index])
         left = left[torch.ones(len(left), dtype=torch.bool).index_fill(0, index, False)]
         count -= len(index)
     return torch.cat(chosen)
+
+
+def nearest(points: Tensor, recorded: Tensor) -> Tensor:
+    """Row of `recorded` [R, D] that is nearest to each of `points` [M, D], [M]; distances are of a part at a time."""
+    least = points.new_full((len(points),), torch.inf)
+    index = torch.zeros(len(points), dtype=torch.int64)
+    for number, part in enumerate(recorded.split(COMPARED)):
+        distance, row = torch.cdist(points, part).min(1)
+        index = torch.where(distance < least, row + number * COMPARED, index)
+        least = torch.minimum(distance, least)
+    return index
 
 
 def _with_chunks(chosen: TensorDict) -> Episodes:

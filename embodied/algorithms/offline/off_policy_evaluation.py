@@ -38,8 +38,6 @@ from embodied.data.transitions import Transitions, held_out_episodes
 from embodied.errors import UserError
 from embodied.policy import TrainablePolicy
 
-ROWS = 4096
-"""Number of observations in which a policy acts at once."""
 RESAMPLES = 1000
 """Number of resamples of the episodes for an interval."""
 
@@ -143,7 +141,8 @@ class FittedQ(Composite):
 
     def _act(self, policy: TrainablePolicy, rows: Tensor, name: str) -> Tensor:
         """Actions [R, K, A] of `policy` in the observations `name` of the transitions `rows`, scaled to [-1, 1]."""
-        observations = (self.transitions.take(part, 1)[name].to(policy.device) for part in rows.split(ROWS))
+        pieces = rows.split(self.config.batch)  # thousands of pictures at once would need a larger card than training
+        observations = (self.transitions.take(part, 1)[name].to(policy.device) for part in pieces)
         return torch.cat([self.q.scaled(policy.act(each, deterministic=True).actions) for each in observations])
 
 

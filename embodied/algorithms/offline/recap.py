@@ -175,7 +175,7 @@ class RECAP(SFT):
         """Take one step of the policy's supervised loss on chunks from the observations `rows`, with conditions."""
         assert self.transitions is not None
         if self.conditions is None:
-            self.conditions = self._labels(self.transitions)
+            self.conditions = self._labels(self.transitions, world)
         for policy in (self.policy, self.trained):
             policy.start_conditioning()
         batch = self.transitions.episodes.chunks(rows, self.policy.contract.horizon)
@@ -186,10 +186,10 @@ class RECAP(SFT):
         progress = min(1.0, (self.gradient_steps - self.value_steps) / max(1, steps))
         self.losses.append(self.step(batch, progress, world))
 
-    def _labels(self, transitions: Transitions) -> Tensor:
+    def _labels(self, transitions: Transitions, world: World = ALONE) -> Tensor:
         """Condition of the action after each observation, [R]."""
         episodes = transitions.episodes
-        advantage = self._advantages(transitions)
+        advantage = self._advantages(transitions, world)
         positive = torch.zeros_like(advantage, dtype=torch.bool)
         for task in self.task.unique():
             rows = self.task == task
@@ -200,24 +200,29 @@ class RECAP(SFT):
             positive |= episodes.human[episodes.first]
         return torch.where(positive, Condition.POSITIVE, Condition.NEGATIVE)
 
-    def _advantages(self, transitions: Transitions) -> Tensor:
+    def _advantages(self, transitions: Transitions, world: World = ALONE) -> Tensor:
         """Advantage of the actions after each observation, in ranges of the task's returns, [R]."""
         episodes = transitions.episodes
-        error = self.target - self._values(episodes)
+        error = self.target - self._values(episodes, world)
         # the first observation of the same episode at least `lookahead` control steps later
         later = torch.searchsorted(episodes.first, episodes.first + self.config.lookahead)
         exists = later < len(episodes)
         later = later.where(exists, 0)
         goes_on = exists & (episodes.episode[later] == episodes.episode)
-        carry = goes_on * self.config.discount ** (episodes.first[later] - episodes.first).float()
+        # a power only where the episode goes on: elsewhere its exponent may be negative, and the power infinite
+        ahead = (episodes.first[later] - episodes.first).where(goes_on, 0)
+        carry = goes_on * self.config.discount ** ahead.float()
         # A_t = R_{t:t+n} + gamma^n V_{t+n} - V_t = (y_t - V_t) - gamma^n (y_{t+n} - V_{t+n}), the last is 0 at the end
         return error - carry * error[later]
 
     @torch.no_grad()
-    def _values(self, episodes: Episodes) -> Tensor:
-        """Value of each observation by the network that has not learned its episode, scaled as the returns, [R]."""
+    def _values(self, episodes: Episodes, world: World = ALONE) -> Tensor:
+        """Value of each observation by the network that has not learned its episode, scaled as the returns, [R].
+
+        Every process of `world` computes all of them, in pieces of its share of a minibatch, for which there is memory.
+        """
         values = []
-        for rows in torch.arange(len(episodes)).split(self.config.batch):
+        for rows in torch.arange(len(episodes)).split(max(1, self.config.batch // world.size)):
             observation = episodes.chunks(rows, 1)["observation"].to(self.policy.device)
             each = self.v.values(self.policy.features(observation)).cpu()
             values.append(each.gather(0, self.fold[rows].unsqueeze(0)).squeeze(0))

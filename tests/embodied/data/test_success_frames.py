@@ -7,6 +7,7 @@ import torch
 from tensordict import TensorDict
 
 from embodied import seeding
+from embodied.contract import Contract, TensorSpec
 from embodied.data.episodes import FAILED, SUCCEEDED, Episodes
 from embodied.data.success_frames import (
     FINAL,
@@ -21,6 +22,7 @@ from embodied.data.success_frames import (
     split,
 )
 from embodied.errors import UserError
+from embodied.report.success_classifier import worst_errors
 
 P, N, U = 1, 0, -1
 
@@ -51,6 +53,23 @@ def test_labels_counted_by_hand():
     ]
     assert frames.take(torch.tensor([14, 0, 7, 11]))["x"].flatten().tolist() == [302, 0, 7, 103]
     assert (frames.row == FINAL).nonzero().flatten().tolist() == [7, 11, 14]
+
+
+def strided(begin: float) -> Episodes:
+    """Episode of ten steps with an observation before every fourth, as pictures are recorded."""
+    whole = episode(begin, 10, True)
+    return replace(whole, observation=whole.observation[::4], first=torch.tensor([0, 4, 8]))
+
+
+def test_frames_of_recordings_with_fewer_observations_than_steps_have_their_own_times():
+    config = LabelConfig(positive_last=1, gap=0)
+    logs = [Episodes.join([strided(0), strided(100)]), Episodes.join([episode(200, 2, True, final=False)])]
+    frames = Frames.join([labelled_frames(each, config, "logs")[0] for each in logs])
+    assert frames.step.tolist() == [0, 4, 8, 10, 0, 4, 8, 10, 0, 1]
+    score = torch.tensor([0.0, 0.1, 0.9, 1.0] * 2 + [0.0, 1.0], dtype=torch.float64)
+    contract = Contract({"x": TensorSpec((1,))}, TensorSpec((1,)), control_dt_s=0.05)
+    (error,) = worst_errors(frames, score, torch.arange(4, 8), 0.5, contract)
+    assert error.caption == "false positive: episode 1 of logs, 0.40 s, score 0.900; x: 108"
 
 
 def test_without_a_final_observation_the_last_frame_is_the_last_observation():

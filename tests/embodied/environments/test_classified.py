@@ -15,6 +15,7 @@ from embodied.environments.classified import (
     ClassifiedEnvironment,
     ClassifiedTask,
 )
+from embodied.environments.wrapping import WrappedEnvironment
 from embodied.errors import UserError
 from embodied.evaluation.evaluation import evaluate
 from embodied.saving.tree import load_tree, save_tree
@@ -96,6 +97,20 @@ def test_an_end_by_the_true_success_counts_for_all_consecutive_frames():
     assert rows(steps, "reward") == [[1.0], [0.0]]
     assert rows(steps, "terminated") == [True, True]
     assert steps[-1].events[FALSE_POSITIVE].tolist() == [False, False]
+
+
+class Priced(WrappedEnvironment):
+    """Environments in which every control step costs 1."""
+
+    def step(self, actions: torch.Tensor) -> Transition:
+        transition = self.env.step(actions)
+        return replace(transition, signals={"cost": torch.ones_like(transition.reward)})
+
+
+def test_an_episode_that_the_classifier_has_ended_costs_nothing_more():
+    env = ClassifiedEnvironment(Priced(Reach(2, executed=1, horizon=1)), Above(0.5), true_success=False)
+    steps = played(env, [[0.1, 0.15, 0.2, 0.0], [0.0] * 4])
+    assert [step.signals["cost"].squeeze(1).tolist() for step in steps] == [[1.0, 1.0]] * 2 + [[0.0, 1.0]] * 2
 
 
 def test_the_time_limit_remains():

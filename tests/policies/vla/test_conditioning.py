@@ -101,6 +101,17 @@ def test_chunks_are_guided_once_the_label_was_learned(make) -> None:
     )
 
 
+@pytest.mark.parametrize("make", [policy, policy_of_pi05])
+def test_pictures_are_encoded_once_a_decision(make, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, observation = make(critic=Reads.HIDDEN, advantage_guidance=2.5), seen(4)
+    made.start_conditioning()
+    vlm = made.model.native.model.vlm
+    encode, counts = vlm.get_image_features, []
+    monkeypatch.setattr(vlm, "get_image_features", lambda each: counts.append(len(each)) or encode(each))
+    made.act(observation)
+    assert counts == [4 * 2]  # two cameras, with and without the label
+
+
 def test_imitation_reads_the_labels_of_actions_and_none_where_there_are_none() -> None:
     made, observation, actions = policy(advantage_guidance=1.5), seen(4), torch.rand(4, 4, 3)
     made.start_conditioning()

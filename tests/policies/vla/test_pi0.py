@@ -73,7 +73,8 @@ def rolled(made: Pi0Policy, observation: TensorDict) -> Callable[[torch.Tensor, 
     """Velocities as transformers computes them from everything at once."""
     state, images = made._state(observation), made.inputs.pictures(observation, 32)
     tokens, real = made.inputs.tokens(observation)
-    places = torch.full((len(state), 2 * made.model.tokens_of_picture), made.model.image_token)
+    image_token = made.model.native.config.vlm_config.image_token_id
+    places = torch.full((len(state), 2 * made.model.tokens_of_picture), image_token)
 
     def velocity(x: torch.Tensor, time: float) -> torch.Tensor:
         return made.model.native(

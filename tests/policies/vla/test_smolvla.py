@@ -158,6 +158,15 @@ def test_chunks_are_guided_by_the_label_of_a_large_advantage(folder: Path) -> No
     )
 
 
+def test_a_guided_decision_encodes_pictures_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, counts = policy(folder, advantage_guidance=2.0), []
+    made.start_conditioning()
+    vision = made.model.native.vlm_with_expert.vlm.model.vision_model
+    vision.register_forward_pre_hook(lambda _, __, named: counts.append(len(named["pixel_values"])), with_kwargs=True)
+    made.act(seen(2))
+    assert counts == [2 * 2]
+
+
 def test_pictures_lie_at_the_bottom_right_without_antialiasing() -> None:
     image = torch.full((1, 8, 16, 3), 255, dtype=torch.uint8)
     square = squared(image, 16, antialias=False, centred=False)
@@ -219,6 +228,13 @@ def with_tensor(path: Path, name: str, change: Callable[[torch.Tensor], torch.Te
     save_file(tensors | {name: change(tensors[name]).contiguous()}, path)
 
 
+def with_step(path: Path, name: str) -> None:
+    """The processor with one more step."""
+    processor = json.loads(path.read_text())
+    processor["steps"].append({"registry_name": name, "config": {"enabled": True}})
+    path.write_text(json.dumps(processor))
+
+
 WIDE = {"observation.images.front": {"type": "VISUAL", "shape": [3, 16, 24]}}
 QUERIES = "model.vlm_with_expert.lm_expert.layers.1.self_attn.q_proj.weight"
 
@@ -239,6 +255,10 @@ QUERIES = "model.vlm_with_expert.lm_expert.layers.1.self_attn.q_proj.weight"
         ({"max_state_dim": 1}, "of shape [32, 1] after config.json, got [32, 32]"),
         ({"num_vlm_layers": 5}, "lacks 18 tensors of smolvla, such as vlm_with_expert.lm_expert.layers.4.input_layern"),
         ({"self_attn_every_n_layers": 4}, "layers.2.self_attn.k_proj.weight of shape [16, 16] after config.json, got"),
+        (
+            lambda at: with_step(at / "policy_preprocessor.json", "relative_actions_processor"),
+            "has the step relative_actions_processor, which is not supported",
+        ),
         (lambda at: (at / "vlm" / "tokenizer.json").unlink(), "has no tokenizer, and "),
         (
             lambda at: LlamaConfig().save_pretrained(at / "vlm"),
@@ -381,6 +401,18 @@ def test_a_published_folder_of_lerobot_s_acts_the_same(folder: Path, tmp_path: P
         publish_lerobot(made, out, tmp_path)
 
 
+def test_a_constant_element_of_the_state_is_not_amplified_by_lerobot(folder: Path, tmp_path: Path) -> None:
+    made, observation = policy(folder, unnorm_key="demonstrations"), seen(32)
+    observation["fingers"][:, 1] = 0.5
+    made.fit(observation, torch.rand(32, 4, 3))
+    publish_lerobot(made, tmp_path / "out", tmp_path)
+    # LeRobot divides by std + 1e-8
+    std = load_file(tmp_path / "out" / "policy_preprocessor_step_5_normalizer_processor.safetensors")[
+        "observation.state.std"
+    ]
+    torch.testing.assert_close(std, torch.stack((observation["fingers"][:, 0].std(), torch.tensor(1.0))))
+
+
 def test_other_names_of_cameras_are_replaced_by_the_published_ones(tmp_path: Path) -> None:
     pictures = {f"observation.images.camera{n}": {"type": "VISUAL", "shape": [3, 16, 24]} for n in (1, 2, 3)}
     made = policy(files.save(tmp_path / "weights", input_features=pictures))
@@ -399,6 +431,14 @@ def test_lerobot_s_layout_needs_published_weights(tmp_path: Path) -> None:
         publish_lerobot(made, tmp_path / "out", tmp_path)
     with pytest.raises(UserError, match="target=lerobot is for policy=smolvla, got Pi0Policy"):
         publish_lerobot(Pi0Config(hidden=16).build(SEEING), tmp_path / "out", tmp_path)
+
+
+def test_a_guided_policy_is_not_published_without_its_label(folder: Path, tmp_path: Path) -> None:
+    made = policy(folder, advantage_guidance=2.0)
+    made.start_conditioning()
+    with pytest.raises(UserError, match=r"the label of their prompt \(offline=recap\); use serve\.py"):
+        publish_lerobot(made, tmp_path / "out", tmp_path)
+    assert not (tmp_path / "out").exists()
 
 
 def test_transformers_has_no_smolvla(folder: Path, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from embodied.algorithms.off_policy.sac import RLPDConfig
 from embodied.data.store import EpisodeStore
 from embodied.environment import Transition
 from embodied.interrupt import Stopped
+from embodied.policy import Decision
 from embodied.rollout.rollout import Collector
 from embodied.run_options import ExperimentConfig
 from embodied.saving import checkpoint
@@ -85,6 +86,39 @@ def test_what_was_written_is_what_is_learned_from_and_a_person_counts_twice() ->
     assert decisions["truncated"].tolist()[:2] == [False, True]
     assert learner.replay.interventions.tolist() == [0]
     assert rollout.intervention_counts() == {"takeovers": 1, "human_steps": 2}
+
+
+class Holding:
+    """Commands the position that it observes."""
+
+    def __init__(self, env: RobotEnvironment) -> None:
+        self.contract = env.contract
+
+    def act(self, observation: TensorDict, *, deterministic: bool = False, generator: torch.Generator | None = None):
+        actions = observation["position"].unsqueeze(1).expand(1, self.contract.horizon, 1)
+        return Decision(actions, TensorDict({}, [1]), torch.zeros(1, self.contract.executed, 1))
+
+
+def test_the_first_decision_after_a_pause_is_from_what_is_observed_then() -> None:
+    arm, env, _ = driven()
+    collector = Collector(env, Holding(env), torch.Generator())
+    before = collector.collect(2)
+    reads = []
+    measure = env.control.measure
+    env.control.measure = lambda: reads.append(arm.ticks) or measure()
+    collector.collect(1)
+    assert len(reads) == 4  # those of its steps: no time had passed
+    arm.sleep(3.0)  # while a learner computes
+    arm.position = arm.position + 0.01
+    after = collector.collect(2)
+    assert before.last_observation["position"].item() == pytest.approx(0.0)
+    assert after.observation["position"][0].item() == pytest.approx(0.01)
+    assert not after.done.any()
+    arm.sleep(3.0)
+    arm.fault = lambda reading: None
+    ended = collector.collect(1)  # without a measurement the last one stays, and the episode ends
+    assert ended.observation["position"][0].item() == pytest.approx(0.01)
+    assert ended.truncated.all()
 
 
 class ArmTask(Task):

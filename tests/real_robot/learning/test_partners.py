@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from embodied.contract import TensorSpec
 from embodied.errors import UserError
 from real_robot.learning.disturbances import DisturbanceConfig, DisturbedRobot
 from real_robot.learning.scripted import HelpConfig, ScriptedPerson
@@ -184,6 +186,21 @@ def test_a_task_that_no_robot_can_learn_is_refused(tasks: int, num_envs: int, pe
     with pytest.raises(UserError, match=message):
         task.environment(num_envs, "all", "train")
     assert single.closed == (num_envs == 1)
+
+
+def test_a_robot_of_other_observations_is_refused_and_released(monkeypatch: pytest.MonkeyPatch) -> None:
+    class SeeingTask(ReachTask):
+        def contract(self, distribution):
+            own = super().contract(distribution)
+            return replace(own, observation=own.observation | {"force": TensorSpec((1,), unit="N")})
+
+    opened = []
+    monkeypatch.setattr(RobotTask, "_person", lambda *_: opened.append(True))
+    single = ReachTask()
+    with pytest.raises(UserError, match="force"):
+        RobotTask(SeeingTask(), single, RobotConfig()).environment(1, "all", "train")
+    assert single.closed
+    assert not opened
 
 
 def test_a_run_on_a_simulated_robot_is_trained_resumed_and_evaluated_in_its_simulator(tmp_path: Path) -> None:

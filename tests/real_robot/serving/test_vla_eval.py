@@ -240,6 +240,22 @@ def test_libero_is_observed_as_in_training():
         assert policy.seen[-1]["gripper_command"].item() == -1.0
 
 
+def test_a_policy_of_published_observations_sees_pictures_and_state_as_they_are_sent():
+    convention = Published([], mirrored=False)
+    own = libero_contract(3, 3, image_size=2, joints=False)
+    policy = Recorder(convention.contract(own))
+    session = VlaEvalSession(Answerer(policy, "cpu"), lambda: convention)
+    observe(session, {}, "episode_start")
+    sent = np.random.default_rng(0).integers(0, 256, (2, 2, 3), np.uint8)
+    images = {"agentview": picture(sent), "wrist": picture(sent)}
+    state = [0.1, 0.2, 0.3, 3.0, 0.0, 0.1, 0.04, -0.04]
+    reply = observe(session, {"images": images, "states": array(state), "task_description": "pick up the milk"})
+    assert reply["type"] == "action", reply
+    np.testing.assert_array_equal(policy.seen[0]["agentview_image"][0].numpy(), sent)
+    np.testing.assert_array_equal(policy.seen[0]["wrist_image"][0].numpy(), sent)
+    assert policy.seen[0]["state"][0].tolist() == pytest.approx(state)
+
+
 def test_what_a_benchmark_does_not_observe_is_named():
     session = VlaEvalSession(Answerer(Recorder(libero_contract(3, 3, image_size=2)), "cpu"), lambda: Published([]))
     observe(session, {}, "episode_start")

@@ -57,6 +57,15 @@ def test_objects_that_have_no_name_of_their_own_are_not_asked_for() -> None:
     assert with_other_objects(load_tasks("libero_goal", [0])[0]) == []
 
 
+def test_of_two_objects_of_a_kind_none_is_asked_for_and_others_have_the_names_of_libero() -> None:
+    scene = "LIVING_ROOM_SCENE4"
+    names = [f"{scene}_pick_up_the_{name}_and_put_it_in_the_tray" for name in ("chocolate_pudding", "salad_dressing")]
+    pudding, dressing = (with_other_objects(task) for task in load_tasks("libero_90", names))
+    assert [task.language for task in pudding] == ["pick up the salad dressing and put it in the tray"]
+    assert [task.problem.goal for task in pudding] == [[("in", "new_salad_dressing_1", "wooden_tray_1_contain_region")]]
+    assert [task.language for task in dressing] == ["pick up the chocolate pudding and put it in the tray"]
+
+
 def test_a_quarter_of_the_starts_ask_for_the_others_in_turn() -> None:
     aims = Aims(build_scene(SOUP, ASSETS), "name", 0.25)
     asked = [aims(start).task.problem.goal[0][1] for start in range(24)]

@@ -20,6 +20,8 @@ from embodied.training import built_run
 from real_robot.recording.demonstrations import demonstrations
 from sims.libero.environment import LiberoEnvironment
 from sims.libero.expert.expert import Expert
+from sims.libero.published import axis_angle as published_axis_angle
+from sims.libero.published import rotation
 from sims.libero.suite import load_tasks
 from sims.libero.task import LiberoTask, Observations
 
@@ -156,6 +158,14 @@ def test_observations_at_run_time_are_those_of_the_published_evaluations():
     assert min(angles) < np.pi < max(angles)  # the sign of the quaternion does not change where the angle passes pi
     env.close()
     ours.close()
+
+
+def test_of_two_quaternions_the_one_with_a_positive_x_is_taken():
+    """Also of small turns, whose largest element is w: -0.6 rad about x is 2 pi - 0.6 rad."""
+    matrices = torch.from_numpy(rotation(np.array([[-0.6, 0.0, 0.0], [0.6, 0.0, 0.0], [-0.3, 0.4, 0.0]])))
+    far = 2 * np.pi - 0.5
+    expected = torch.tensor([[2 * np.pi - 0.6, 0.0, 0.0], [0.6, 0.0, 0.0], [0.6 * far, -0.8 * far, 0.0]])
+    torch.testing.assert_close(published_axis_angle(matrices), expected.double())
 
 
 def test_pictures_at_run_time_are_stock_s_turned_by_half_a_turn():

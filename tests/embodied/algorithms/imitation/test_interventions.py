@@ -11,6 +11,7 @@ import torch
 
 from embodied.algorithms.imitation.interventions import HGDAgger, HGDAggerConfig, IWRConfig
 from embodied.algorithms.imitation.sft import SFTConfig
+from embodied.data.episodes import FAILED, SUCCEEDED, UNKNOWN
 from embodied.errors import UserError
 from embodied.rollout.rollout import Collector, Rollout
 from policies.mlp import MLPConfig, MLPPolicy
@@ -20,7 +21,11 @@ from tests.embodied.reach import Reach
 
 
 def make(
-    config: HGDAggerConfig, seed: int = 0, *, demonstrations: bool = True
+    config: HGDAggerConfig,
+    seed: int = 0,
+    *,
+    demonstrations: bool = True,
+    outcomes: tuple[int, int] = (UNKNOWN, UNKNOWN),
 ) -> tuple[MLPPolicy, HGDAgger, Collector]:
     torch.manual_seed(seed)
     env = Reach(32)
@@ -28,7 +33,8 @@ def make(
     policy.fit(env.reset(starts=torch.arange(32)), torch.zeros(1, 1))
     generator = torch.Generator().manual_seed(seed)
     config = replace(config, updates=0.25, sft=SFTConfig(batch=1200, learning_rate=3e-3))
-    learner = config.build(policy, episodes(math.nan) if demonstrations else None, env, generator)
+    recorded = replace(episodes(math.nan), success=torch.tensor(outcomes, dtype=torch.int8))
+    learner = config.build(policy, recorded if demonstrations else None, env, generator)
     return policy, learner, Collector(env, policy, generator)
 
 
@@ -49,6 +55,14 @@ def test_batches_are_demonstrations_of_unknown_reward_and_interventions_in_propo
     assert own == 0
     assert human == pytest.approx(1200 * 4 / 12, rel=0.15)
     assert human + recorded == 1200
+
+
+def test_failed_demonstrations_are_not_imitated() -> None:
+    _, learner, _ = make(HGDAggerConfig(), outcomes=(SUCCEEDED, FAILED))
+    rows = learner._draw()
+    assert (learner.replay.chunks(rows, 2)["observation", "position"] > 0.0).all()  # those of the first episode
+    _, learner, _ = make(HGDAggerConfig(), outcomes=(FAILED, FAILED))
+    assert counts(learner) == (0, 0, 0)
 
 
 def test_half_of_a_batch_is_interventions_and_the_rest_all_other_decisions() -> None:

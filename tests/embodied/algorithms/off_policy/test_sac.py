@@ -11,7 +11,7 @@ from torch.distributions import Independent, Normal, TransformedDistribution
 from torch.distributions.transforms import TanhTransform
 
 from embodied.algorithms.off_policy.sac import SAC, RLPDConfig, SACConfig
-from embodied.data.episodes import Episodes
+from embodied.data.episodes import FAILED, SUCCEEDED, Episodes
 from embodied.errors import DivergedError, UserError
 from embodied.rollout.rollout import Collector
 from embodied.value_head import CriticHead
@@ -210,7 +210,7 @@ def test_actors_loss_with_imitation_by_hand() -> None:
     learner.generator.set_state(state)
     values = learner.q.values(observation, learner._sample(observation)[0]).mean(0).detach()
     # chunks from the four places of each demonstration, in half ranges; the last one ends after one action
-    demonstrated = learner.replay.chunks(learner.replay.draw(64, learner.generator, share=1.0), 2)
+    demonstrated = learner.replay.chunks(learner.replay.draw_imitable(64, learner.generator), 2)
     positions = demonstrated["observation", "position"].abs()
     assert {round(float(each), 2) for each in positions} == {0.9, 0.65, 0.4, 0.15}
     imitation = policy.loss(demonstrated["observation"], demonstrated["actions"], demonstrated["valid"]).detach()
@@ -219,6 +219,16 @@ def test_actors_loss_with_imitation_by_hand() -> None:
     torch.testing.assert_close(metrics["bc_loss"], imitation)
     expected = (0.3 * log_prob - values).mean() + 3.0 * values.abs().mean() * imitation
     torch.testing.assert_close(metrics["policy_loss"], expected.detach())
+
+
+def test_the_actor_does_not_imitate_failed_demonstrations_from_which_critics_learn() -> None:
+    mixed = replace(episodes(), success=torch.tensor([SUCCEEDED, FAILED], dtype=torch.int8))
+    _, learner, _ = make(0, RLPDConfig(), mixed, bc_coefficient=1.0)
+    rows = learner.replay.draw_imitable(64, learner.generator)
+    assert (learner.replay.chunks(rows, 2)["observation", "position"] > 0.0).all()  # those of the first episode
+    _, learner, _ = make(0, RLPDConfig(), mixed.part(1, 2), bc_coefficient=1.0)
+    assert len(learner.replay.demonstrations) == 4
+    assert learner._imitation() is None
 
 
 def test_imitation_keeps_the_actor_at_the_demonstrated_actions() -> None:

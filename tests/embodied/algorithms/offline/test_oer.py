@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from embodied.algorithms.critics import CriticConfig
+from embodied.algorithms.offline import oer
 from embodied.algorithms.offline.dynamics import DynamicsConfig
 from embodied.algorithms.offline.iql import Extraction, IQLConfig
 from embodied.algorithms.offline.oer import OER, OERConfig, Selection, nearest_rows
@@ -89,6 +90,29 @@ def test_the_nearest_observations_by_hand() -> None:
     assert nearest_rows(imagined, one, recorded_ones, 3, generator).tolist() == [1, 2, 0]  # at 0.1, 0.9 and 1.1
 
 
+def test_distances_are_of_a_part_of_the_recorded_observations_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(0)
+    points, recorded_ones = (torch.randn(count, 2, generator=generator) for count in (9, 25))
+    expected = torch.cdist(points, recorded_ones).argmin(1)
+    monkeypatch.setattr(oer, "COMPARED", 4)
+    cdist, sizes = torch.cdist, []
+    monkeypatch.setattr(torch, "cdist", lambda one, other: sizes.append(len(other)) or cdist(one, other))
+    assert torch.equal(oer.nearest(points, recorded_ones), expected)
+    assert max(sizes) == 4
+
+
+def test_the_distance_is_in_deviations_of_each_element(monkeypatch: pytest.MonkeyPatch) -> None:
+    each = learner(policy())
+    episodes = recorded(120, mirrored=True)  # of both tasks
+    each.fit(episodes, 0)
+    each.dynamics.ensemble.input_std[:2] = torch.tensor([0.01, 100.0])
+    position, number = (episodes.observation[name][37] for name in ("position", "task"))
+    # of the other task, which is near by its deviation and far by its value
+    imagined = torch.cat((position, 1.0 - number)).unsqueeze(0)
+    monkeypatch.setattr(each, "_imagined", lambda *_: (imagined, torch.ones(1)))
+    assert each._nearest(each.transitions, each.dynamics, 1, torch.Generator()).tolist() == [37]
+
+
 def test_rollouts_of_mu_in_the_model_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     each = learner(policy(), starts=3)
     episodes = task(0)
@@ -106,6 +130,22 @@ def test_rollouts_of_mu_in_the_model_by_hand(monkeypatch: pytest.MonkeyPatch) ->
     position = episodes.observation["position"][begin, 0]
     torch.testing.assert_close(imagined[:, 0].view(4, 3), position + torch.arange(4.0).unsqueeze(1))
     torch.testing.assert_close(weight.view(4, 3), (0.75 ** torch.arange(4.0)).unsqueeze(1).expand(4, 3))
+
+
+def test_rollouts_end_where_the_model_grows_without_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    each = learner(policy(), starts=3, kept_share=0.2)
+    episodes = task(0)
+    each.fit(episodes, 0)
+    monkeypatch.setattr(each.specialist.policy, "act", lambda observation, deterministic: type("D", (), {"actions": 0}))
+    sizes = iter([1e6, 1e30, torch.inf, torch.nan])
+
+    def step(observation, actions, generator):
+        after = observation.copy().update({"position": observation["position"] * next(sizes)})
+        return after, torch.zeros(3), torch.full((3,), torch.nan)
+
+    monkeypatch.setattr(each.dynamics, "step", step)
+    _, weight = each._imagined(each.transitions, each.dynamics, torch.Generator())
+    assert weight.view(4, 3).tolist() == [[1.0] * 3, *[[0.0] * 3] * 3]
 
 
 def test_each_task_has_the_same_share_of_a_minibatch_and_actions_of_mu() -> None:

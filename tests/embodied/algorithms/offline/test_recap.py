@@ -82,6 +82,31 @@ def test_conditions_by_hand() -> None:
     assert torch.equal(learner.conditions, expected)
 
 
+def test_the_last_advantages_of_a_long_data_set_are_known() -> None:
+    """1 / discount to the power of all control steps before is infinite: 2^376 here, 1.01^8900 by default."""
+    _, learner = make(discount=0.5, lookahead=3)
+    learner.fit(recorded(), 0)
+    assert recorded().steps > 128
+    advantage = learner._advantages(learner.transitions)
+    # nothing follows the last decision: A = y - V
+    expected = learner.target[-1] - learner._values(learner.transitions.episodes)[-1]
+    assert advantage[-1] == expected
+    assert advantage.isfinite().all()
+
+
+def test_values_are_computed_in_pieces_of_a_process_s_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy, learner = make()
+    learner.fit(recorded(), 0)
+    features, sizes = policy.features, []
+    monkeypatch.setattr(policy, "features", lambda each: sizes.append(len(each)) or features(each))
+    alone = learner._labels(learner.transitions)
+    assert max(sizes) == 64
+    sizes.clear()
+    two = learner._labels(learner.transitions, type("Two", (), {"size": 2, "rank": 0})())
+    assert max(sizes) == 32
+    assert torch.equal(alone, two)
+
+
 def test_values_learn_without_their_fold() -> None:
     _, learner = make(folds=2)
     learner.fit(recorded(), 0)

@@ -23,6 +23,7 @@ from embodied.algorithms.offline.rebrac import ReBRAC, ReBRACConfig
 from embodied.algorithms.offline.rounds import Rounds, RoundsConfig
 from embodied.algorithms.parts import only_listed_optimisers
 from embodied.contract import TensorSpec
+from embodied.data.episodes import Episodes
 from embodied.data.recording import record_episodes
 from embodied.data.round_results import collected_total
 from embodied.data.transitions import Transitions
@@ -103,6 +104,15 @@ def test_targets_and_estimate_of_fitted_q_evaluation_by_hand() -> None:
     assert high == pytest.approx(49.5 + 1.96 * 2.887, abs=0.7)
 
 
+def test_an_evaluated_policy_acts_in_minibatches(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy, transitions = trained(), Transitions(recorded(), 2, 0.9)
+    act, sizes = policy.act, []
+    monkeypatch.setattr(policy, "act", lambda each, **options: sizes.append(len(each)) or act(each, **options))
+    fitted = FittedQ(policy, transitions, EVALUATION, torch.Generator().manual_seed(0))
+    assert max(sizes) == 64
+    assert len(fitted.actions) == len(transitions.episodes)
+
+
 def test_a_rollout_in_the_model_weighs_values_by_what_goes_on_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = trained()
     transitions = Transitions(recorded(), 2, 0.9)
@@ -138,6 +148,19 @@ def test_a_better_policy_replaces_the_present_one_and_a_worse_one_does_not(gate:
     assert not worse.results[0]["accepted"]
     assert worse.results[0]["sentence"].startswith("Offline round 1 on 60 episodes: refused")
     assert same(dict(policy.state_dict()), weights)
+
+
+@pytest.mark.parametrize(("estimate", "accepted"), [(-9.8, False), (-9.4, True)])
+def test_the_margin_also_asks_for_more_where_values_are_negative(
+    monkeypatch: pytest.MonkeyPatch, estimate: float, accepted: bool
+) -> None:
+    learning = IQLConfig(steps=1, batch=16, critics=CriticConfig(hidden=[8]))
+    config = RoundsConfig(gate=Estimator.FQE, margin=0.05)
+    learner = Rounds(steered(Steering.NONE), config, learning, torch.Generator(), None, is_present=True)
+    estimates = [Estimate(torch.full((3,), each)) for each in (-10.0, estimate)]
+    monkeypatch.setattr(learner.evaluation, "estimates", lambda *_: estimates)
+    learner.fit(recorded(), 1)
+    assert learner.results[0]["accepted"] is accepted  # above -10 + 0.05 * 10
 
 
 def test_the_present_policy_acts_as_before_the_learner_was_built() -> None:
@@ -206,11 +229,16 @@ def test_resumed_rounds_equal_uninterrupted_ones_across_a_collection(imitate_ane
 
 
 def test_a_round_begins_with_imitation_by_new_weights_of_all_episodes() -> None:
-    policy, env = trained(), Reach(4)
+    policy, env, numbers = trained(), Reach(4), []
+
+    def collect(number: int) -> Episodes:
+        numbers.append(number)
+        return record_episodes(env, policy, torch.Generator().manual_seed(number), number)
+
     learner = rounds(
         policy,
         Estimator.NONE,
-        lambda number: record_episodes(env, policy, torch.Generator().manual_seed(number), number),
+        collect,
         count=3,
         collected=2,
         imitate_anew=True,
@@ -229,6 +257,7 @@ def test_a_round_begins_with_imitation_by_new_weights_of_all_episodes() -> None:
     assert learner.learner.gradient_steps == 0
     learner.fit(recorded(), 2 + 20 + 2)
     assert learner.gradient_steps == learner.config.steps(2, 20) == 3 * 2 + 2 * 20
+    assert numbers == [0, 1, 2, 3]  # each collection begins with further initial states
     assert [each["episodes"] for each in learner.results] == [60, 68, 76]
     assert [each["collected"]["episodes"] for each in learner.results[1:]] == [8, 8]  # of each round
 
