@@ -3,8 +3,9 @@
 An `Environment` has Gymnasium's vocabulary with torch tensors; a step executes a whole action chunk. Optional
 capabilities are separate protocols: `NumberedStarts` makes evaluations repeatable, `Restorable` lets a run continue bit
 for bit. They are used where available; reports list missing ones. Some environments have further members, which
-functions look up: `group_size`, `show_values`, `in_real_time`, `notes` for the report, `embodied.scene.viewable.view`,
-and `unroll` of `embodied.rollout.differentiable`. Letters in shape comments: N environments, K executed actions of a
+functions look up: `group_size`, `own_resets`, `show_values`, `in_real_time`, `notes` for the report, `go_on` of
+simulators that begin an episode where they are, `embodied.scene.viewable.view`, and `unroll` of
+`embodied.rollout.differentiable`. Letters in shape comments: N environments, K executed actions of a
 chunk, A action dimension.
 """
 
@@ -147,6 +148,36 @@ class DifferentiableEnvironment(Environment, Protocol):
     def detach(self) -> None:
         """Cut the graph: gradients of later steps end at the current state."""
         ...
+
+
+class Resets(Protocol):
+    """Resets of a scene by an Environment itself, its attribute `scene_resets`, with what is learned for them."""
+
+    @property
+    def note(self) -> str:
+        """Text for a progress bar."""
+        ...
+
+    def metrics(self) -> dict[str, float]:
+        """Metrics by name, of the time since the last call."""
+        ...
+
+    def record(self) -> dict[str, Any]:
+        """Counts of the whole run for its report, as a JSON object."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to continue, which shares no memory with what goes on."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict`."""
+        ...
+
+
+def own_resets(env: Environment) -> Resets | None:
+    """How `env` brings its scene back: its attribute `scene_resets`, None without one."""
+    return getattr(env, "scene_resets", None)
 
 
 def group_size(env: Environment) -> int:

@@ -173,6 +173,10 @@ class Task:
         """Scripted expert of `env`, an environment (N = 1) of this task; None if the task has none."""
         return None
 
+    def start_condition(self, env: Environment) -> Callable[[], bool] | None:
+        """Condition that the scene of `env`, an environment (N = 1) of this task, is back at a start; None: unknown."""
+        return None
+
     def demonstrations(self, directory: Path, seed: int) -> Episodes | None:
         """Episodes with an observation before every step; recorded once, then read from `directory`.
 

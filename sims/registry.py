@@ -20,7 +20,7 @@ from sims.quadrotor.task import AnyPlatformTask, HoverTask, RaceTask, RecoverTas
 from sims.remote.task import in_processes
 from sims.robosuite.task import RobosuiteTask
 from sims.swarm.task import SwarmTask
-from sims.vehicle.task import NavigateTask
+from sims.vehicle.task import NavigateTask, PracticeTask
 from sims.vehicle.task import RaceTask as VehicleRaceTask
 
 __all__ = ["TASKS", "conditions", "in_processes"]
@@ -39,6 +39,7 @@ TASKS: dict[str, type[Task]] = {
     "robosuite_schema": RobosuiteTask,
     "vehicle_navigate_schema": NavigateTask,
     "vehicle_race_schema": VehicleRaceTask,
+    "vehicle_practice_schema": PracticeTask,
     "mjcf_schema": MjcfTask,
 }
 

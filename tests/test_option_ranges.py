@@ -28,7 +28,7 @@ from serve import ServeConfig
 from sims.mjcf.task import SHIPPED, find_mdp
 from sims.quadrotor.episode import weights
 from sims.registry import TASKS
-from sims.vehicle.task import NavigateTask, RaceTask
+from sims.vehicle.task import NavigateTask, PracticeTask, RaceTask
 from train import GROUPS, TrainConfig
 from tune import TuneConfig
 
@@ -187,9 +187,9 @@ def test_nonsense_is_refused_by_the_name_that_was_typed(options, message):
 
 
 NAMED = [
-    *((kind.MDP, None) for kind in (NavigateTask, RaceTask)),
-    *((kind.MDP.LIDAR, None) for kind in (NavigateTask, RaceTask)),
-    *((kind.VEHICLE, None) for kind in (NavigateTask, RaceTask)),
+    *((kind.MDP, None) for kind in (NavigateTask, PracticeTask, RaceTask)),
+    *((kind.MDP.LIDAR, None) for kind in (NavigateTask, PracticeTask, RaceTask)),
+    *((kind.VEHICLE, None) for kind in (NavigateTask, PracticeTask, RaceTask)),
     *((find_mdp(name), None) for name in SHIPPED),
     *((mdp, weights(mdp)) for kind in TASKS.values() if hasattr(kind, "MDPS") for mdp in kind.MDPS.values()),
 ]

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +40,9 @@ from policies.vla.tokens import TokensConfig
 from policies.words import Words
 from real_robot.learning.environment import Judge
 from real_robot.learning.remote_robot import RemoteRobotTask
-from real_robot.learning.task import RobotConfig, RobotTask
-from real_robot.recording.demonstrations import DemonstrationOptions
+from real_robot.learning.resetting import BackwardConfig
+from real_robot.learning.task import Reset, RobotConfig, RobotTask
+from real_robot.recording.demonstrations import DemonstrationOptions, demonstrations, sources
 from real_robot.recording.recorded_task import RecordedTask
 from sims.registry import TASKS, in_processes
 
@@ -123,21 +124,42 @@ def opened_task(
     if config.viewer or config.latency.present or config.reflex:
         raise UserError("viewer, reflex and latency.* are of simulators; with robot= use robot.disturbances.latency_s")
     remote = config.robot.listen is not None
-    task = RemoteRobotTask(config.task, config.robot, directory, record) if remote else robot_task(config)
+    task = RemoteRobotTask(config.task, config.robot, directory, record) if remote else robot_task(config, directory)
     with closing(task):
         yield task
 
 
-def robot_task(config: TrainConfig) -> RobotTask:
-    """Task of `config` on the robot of this computer."""
-    return RobotTask(config.task, in_processes(in_steps(config.task)), config.robot, _judge(config))
+def robot_task(config: TrainConfig, folder: Path | None = None) -> RobotTask:
+    """Task of `config` on the robot of this computer; with the run's `folder` a second policy may reset the scene.
+
+    Raises:
+        UserError: for resets by a policy without a folder, on the robot of a learner at another computer.
+    """
+    backward = None
+    if folder is not None and config.algorithm is not None:
+        backward = _backward(config, folder / "backward")
+    elif config.robot.reset is Reset.POLICY and folder is None:
+        raise UserError("robot.reset=policy learns beside the robot; leave out robot.listen and run train.py there")
+    single = in_processes(in_steps(config.task))
+    judge = _judge(config.success_classifier, config.device)
+    reset_judge = _judge(config.robot.reset_classifier, config.device)
+    return RobotTask(config.task, single, config.robot, judge, backward, reset_judge)
 
 
-def _judge(config: TrainConfig) -> Judge | None:
-    """Judge of episodes on a robot, None without a success classifier."""
-    if config.success_classifier is None:
+def _backward(config: TrainConfig, folder: Path) -> BackwardConfig:
+    """Policy and learner of resets on a robot, whose demonstrations have their index in `folder`."""
+    paths = sources(config.robot.reset_demonstrations, None, "robot.reset_demonstrations")
+    read = None
+    if paths:
+        read = partial(demonstrations, paths, run=folder, task=config.task, options=config.matching)
+    return BackwardConfig(config.policy, config.algorithm, config.seed, config.device, read)
+
+
+def _judge(folder: str | None, device: str) -> Judge | None:
+    """Judge of episodes on a robot by the success classifier in `folder`, None without one."""
+    if folder is None:
         return None
-    classifier = SuccessClassifier.load(config.success_classifier).to(config.device)
+    classifier = SuccessClassifier.load(folder).to(device)
     return Judge(classifier, classifier.threshold, classifier.frames)
 
 

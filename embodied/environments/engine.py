@@ -175,6 +175,15 @@ class EpisodeEngine(ABC):
         remaining_steps = least(self.step_limit - light(self.steps), self.contract.executed) * self._running
         return self.settle(self.advance(actions.to(self.device), tensor(remaining_steps)))
 
+    def restart(self) -> None:
+        """Count the steps of all environments from 0 again, in episodes that have not ended.
+
+        Engines whose simulator can go on from where it is call it in their method `go_on`.
+        """
+        self.check_started()
+        self.steps = torch.zeros_like(self.steps)
+        self._set({name: torch.zeros_like(getattr(self, name)) for name in FLAGS})
+
     def settle(self, outcome: Outcome) -> Transition:
         """Update steps and flags with `outcome`, and return the transition."""
         steps = light(self.steps) + light(outcome.executed).sum(1)

@@ -6,7 +6,7 @@ others.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import cast
 
@@ -21,7 +21,17 @@ from embodied.policy import Policy
 from embodied.starting_point import StartingPoint
 from embodied.task import Convention, Expert, Sweep, Task
 
-OPTIONAL_MEMBERS = ("state_dict", "load_state_dict", "switch", "detach", "group", "show_values", "view", "notes")
+OPTIONAL_MEMBERS = (
+    "state_dict",
+    "load_state_dict",
+    "switch",
+    "detach",
+    "go_on",
+    "group",
+    "show_values",
+    "view",
+    "notes",
+)
 """Members of environments with further capabilities, except numbered initial states, which `reset` takes."""
 
 
@@ -137,6 +147,10 @@ class WrappedTask(Task):
     def expert(self, env: Environment) -> Expert | None:
         """See `Task.expert`."""
         return self.task.expert(env)
+
+    def start_condition(self, env: Environment) -> Callable[[], bool] | None:
+        """See `Task.start_condition`."""
+        return self.task.start_condition(env)
 
     def demonstrations(self, directory: Path, seed: int) -> Episodes | None:
         """See `Task.demonstrations`."""

@@ -159,3 +159,14 @@ def _interval(row: Record) -> str:
     if "success" in row:
         return f"{row['success']:.1%} [{100 * row['low']:.1f}, {100 * row['high']:.1f}]"
     return f"{row['return']:.4g} [{row['low']:.4g}, {row['high']:.4g}]"
+
+
+def reset_sentence(resets: Mapping[str, Any]) -> str:
+    """Sentence about a second policy that brought the scene back."""
+    share = f"{resets['successes']:,} of {resets['attempts']:,} attempts ({resets['steps']:,} more steps)"
+    every = resets["minutes_between_requests"]
+    asked = f"was asked {resets['requests']:,} times, every {every:.1f} minutes" if every else "was never asked"
+    return (
+        f" A second policy brought the scene back in {share}; a person {asked}, in {resets['minutes']:.1f} minutes of"
+        " motion."
+    )

@@ -27,6 +27,7 @@ from embodied.report.headline import (
     intervals,
     points,
     regressions,
+    reset_sentence,
     selection,
     significant,
     trained,
@@ -59,7 +60,8 @@ class Report:
     run without a simulator; `rounds` are those of offline learning. `env_steps` and `episodes` are those of
     reinforcement learning; the record adds those that were collected between offline rounds. Of the `episodes` of
     training, `lost` ended because a process of the simulator died, and in `pushed` a person pushed a robot or object.
-    In `human_steps` of the environment steps a person acted, who took over `takeovers` times.
+    In `human_steps` of the environment steps a person acted, who took over `takeovers` times. `resets` is the record of
+    how a robot brought its scene back (`embodied.environment.Resets`), None without.
     `lost_collectors` died and were replaced; `dropped_rollouts` were too old to use.
     """
 
@@ -73,6 +75,7 @@ class Report:
     pushed: int = 0
     takeovers: int = 0
     human_steps: int = 0
+    resets: dict[str, Any] | None = None
     lost_collectors: int = 0
     dropped_rollouts: int = 0
     wall_s: dict[str, float] = field(default_factory=dict)
@@ -161,6 +164,7 @@ class Report:
             "pushed": self.pushed,
             "takeovers": self.takeovers,
             "human_steps": self.human_steps,
+            **({"resets": self.resets} if self.resets else {}),
             "lost_collectors": self.lost_collectors,
             "dropped_rollouts": self.dropped_rollouts,
             "wall_s": {phase: round(seconds, 2) for phase, seconds in self.wall_s.items()},
@@ -257,6 +261,7 @@ class Report:
         """Evaluations so far, as a tree for the checkpoint."""
         results = [[*key, vars(result)] for key, result in self.results.items()]
         measured = {"open_loop": vars(self.open_loop)} if self.open_loop else {}
+        measured |= {"resets": self.resets} if self.resets else {}
         return {"results": results, "in_training": list(self.in_training.points), "rounds": self.rounds, **measured}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -266,6 +271,7 @@ class Report:
         self.in_training.points = list(state.get("in_training", []))
         self.rounds = list(state.get("rounds", []))
         self.open_loop = OpenLoopResult(**state["open_loop"]) if "open_loop" in state else None
+        self.resets = state.get("resets")
 
     def _ordered(self) -> dict[tuple[str, str], EvaluationResult]:
         """Evaluations, those on the training distribution first, of each distribution in the order of stages."""
@@ -366,6 +372,8 @@ class Report:
             length = self.human_steps / self.takeovers
             count += f" A person took over {self.takeovers:,} times, for {length:.1f} steps each:"
             count += f" {share:.1%} of the environment steps."
+        if self.resets:
+            count += reset_sentence(self.resets)
         return f"## Cost\n\n{count}\n\n" + table(["phase", "wall s"], rows + total)
 
 

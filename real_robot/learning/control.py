@@ -39,6 +39,8 @@ class Control:
         self.period_s = station.contract.control_dt_s
         self.pressed: frozenset[str] = frozenset()
         """Buttons that the person has pressed since this was cleared."""
+        self.fault = ""
+        """Reason of the last fault, which the next episode waits for."""
         self._open_person = open_person or Nobody
         self._pace = pace or station.clock
         self._translated = station.contract.action != station.robot.contract.action

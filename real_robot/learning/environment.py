@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -66,6 +67,17 @@ class Rules:
     homing: Homing = field(default_factory=Homing)
 
 
+class SceneResets(Protocol):
+    """Brings the scene back to a start between episodes, without a person; see `resetting.PolicyResets`."""
+
+    task_steps: int
+    """Control steps of episodes of the task so far."""
+
+    def bring_back(self, training: bool) -> bool:
+        """Bring the scene back; returns False where a person has to do it."""
+        ...
+
+
 class _FaultError(Exception):
     """Raised when the robot cannot be moved home: the message is the reason."""
 
@@ -98,6 +110,8 @@ class RobotEnvironment:
         task: name of the task, and its instruction.
         rules: how episodes begin and end.
         begins: called when an episode begins, with whether the policy trains in it; with False before it is prepared.
+        resets: brings the scene back between episodes, for which a person is asked only where it fails; None: a person
+            puts it back, if the rules wait for them.
         close: releases the robot.
 
     Raises:
@@ -115,6 +129,7 @@ class RobotEnvironment:
         rules: Rules,
         *,
         begins: Callable[[bool], None] = lambda training: None,
+        resets: SceneResets | None = None,
         close: Callable[[], None] = lambda: None,
     ) -> None:
         specs = {key: spec for key, spec in contract.observation.items() if not spec.privileged}
@@ -128,13 +143,14 @@ class RobotEnvironment:
         self.rules = rules
         self.consent = Consent()
         """Asked before every episode and every step."""
+        self.scene_resets = resets
         self._begins = begins
         self._close = close
         self._training = True
         self._left_s = -math.inf  # time of the end of the last step
         self._reading: Reading | None = None  # newest valid one
         self._ready = False  # whether robot and person have once been ready
-        self._reason = ""  # of the last fault, which the next episode waits for
+        self._asks = False  # whether a person puts the scene back before this episode
         self._clear()
         self._ended = True
 
@@ -149,6 +165,7 @@ class RobotEnvironment:
         if mask is None or bool(mask[0]):
             try:
                 self._abandon()
+                self._asks = self._needs_person()
                 self._clear()
                 self._begin()
             except BaseException:  # also where the run is interrupted
@@ -170,6 +187,8 @@ class RobotEnvironment:
             self.control.settle("the program was interrupted")
             self._ended = True
             raise
+        if self.scene_resets:
+            self.scene_resets.task_steps += len(steps.actions)
         self._left_s = self.control.station.clock()
         return self._transition(chunk, steps)
 
@@ -212,6 +231,12 @@ class RobotEnvironment:
 
     # Beginning.
 
+    def _needs_person(self) -> bool:
+        """Bring the scene back, or return True where a person has to."""
+        if self.scene_resets is None or not self._ready:  # who starts the run also prepares the first scene
+            return self.rules.waits
+        return not self.scene_resets.bring_back(self._training)
+
     def _begin(self) -> None:
         """Prepare robot and person, again and again after faults, until a stop of the run is requested."""
         problem = ""
@@ -232,7 +257,7 @@ class RobotEnvironment:
                 if str(error) != problem:
                     problem = str(error)
                     log.warning(f"waiting for robot and person: {problem}")
-                self._reason = self._reason or problem
+                self.control.fault = self.control.fault or problem
                 self.control.settle(problem)
                 with suppress(StopRequestedError):  # the next attempt notices it
                     self.control.pause(RETRY_S)
@@ -247,9 +272,9 @@ class RobotEnvironment:
         self._begins(False)  # a scripted person does not help any more, least of all on the way home
         control.reopen_if_lost()
         if control.safety.state is State.STOPPED:  # also where it was stopped between two episodes
-            self._reason = self._reason or control.safety.reason
-        if self._reason:
-            control.wait_for_person(f"the robot stopped ({self._reason})")
+            self.control.fault = self.control.fault or control.safety.reason
+        if self.control.fault:
+            control.wait_for_person(f"the robot stopped ({self.control.fault})")
         control.station.begin()
         self._await_measurements()
         control.safety.reset()
@@ -257,10 +282,11 @@ class RobotEnvironment:
             if not self._ready:
                 control.wait_for_person("the robot will move home")
             self._home()
-        if self.rules.waits:
+        if self._asks:
             control.wait_for_person("put the scene back")
+            control.station.put_back()
         self._await_measurements()  # the first decision is from where the robot is now
-        self._reason = ""
+        self.control.fault = ""
         control.restart()
         self._begins(self._training)
 
@@ -272,7 +298,7 @@ class RobotEnvironment:
         """
         period_s = self.control.period_s
         recovery = math.ceil(self.control.safety.limits.recovery_s / period_s)
-        needed = max(START_READINGS, recovery) if self._reason else 1
+        needed = max(START_READINGS, recovery) if self.control.fault else 1
         good = 0
         fault = ""
         for _ in range(math.ceil(FIRST_READING_S / period_s) + needed):
@@ -316,7 +342,7 @@ class RobotEnvironment:
             if not self._steps:  # a press from before the first action judges no step of this episode
                 control.pressed = frozenset()
             if control.human and not self._training:
-                self._reason = "a person took over"  # a stick that is still held fails no other episode
+                self.control.fault = "a person took over"  # a stick that is still held fails no other episode
                 log.info("a person took over: the evaluated episode has failed")
                 return self._end(truncated=True)
             if index and self._human and not control.human and control.safety.state is not State.STOPPED:
@@ -350,7 +376,7 @@ class RobotEnvironment:
         reading, fault = self.control.measure()
         self._reading = self._reading if fault else reading
         pressed, self.control.pressed = self.control.pressed, frozenset()
-        over = self.control.station.over()
+        over = self._outcome()
         failed = "failure" in pressed
         solved = "success" in pressed or (not fault and self._looks_solved())
         if not failed and (solved or (over is True and self.rules.judge is None)):
@@ -363,6 +389,10 @@ class RobotEnvironment:
         elif over is not None or self._steps >= self.rules.step_limit:
             self._end(truncated=True)
         return False
+
+    def _outcome(self) -> bool | None:
+        """Outcome of an episode that has ended by itself, see `Station.over`."""
+        return self.control.station.over()
 
     def _looks_solved(self) -> bool:
         judge = self.rules.judge
@@ -381,16 +411,16 @@ class RobotEnvironment:
 
     def _fault(self, reason: str) -> None:
         """End the episode because the robot or the person has stopped it."""
-        self._reason = reason or "no reason"
+        self.control.fault = reason or "no reason"
         self._events = {"fault": True, "stopped": self.control.stopped_by_person}
-        log.warning(f"the episode ends after {self._steps} steps: {self._reason}")
+        log.warning(f"the episode ends after {self._steps} steps: {self.control.fault}")
         self._end(truncated=True)
 
     def _end(self, *, terminated: bool = False, truncated: bool = False, success: bool = False) -> None:
         """End the episode; the robot holds."""
         self._terminated, self._truncated, self._success = terminated, truncated, success
         self._ended = True
-        self.control.settle(self._reason or "the episode is over")
+        self.control.settle(self.control.fault or "the episode is over")
 
     # Tensors.
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from embodied.configuration import FiniteFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from embodied.contract import Contract
@@ -17,11 +18,13 @@ from embodied.environments.wrapping import WrappedTask
 from embodied.errors import UserError
 from embodied.policy import Policy
 from embodied.task import Task
+from real_robot.learning.continuing import ContinuingSimulation
 from real_robot.learning.control import Control
 from real_robot.learning.disturbances import DisturbanceConfig, DisturbedRobot
 from real_robot.learning.environment import Judge, RobotEnvironment, Rules
 from real_robot.learning.homing import Homing
 from real_robot.learning.link import address
+from real_robot.learning.resetting import BackwardConfig, BackwardEnvironment, PolicyResets
 from real_robot.learning.scripted import HelpConfig, ScriptedPerson
 from real_robot.robots import teleoperation
 from real_robot.robots.control_loop import Watchdog
@@ -39,16 +42,26 @@ class Helper(Enum):
     NOBODY = "nobody"
 
 
+class Reset(Enum):
+    """Who brings the scene back to a start: a person, or a policy that learns it, for which a person helps out."""
+
+    PERSON = "person"
+    POLICY = "policy"
+
+
 @dataclass
 class RobotConfig(DriveOptions):
     """Robot of a training run: options of DriveOptions, and these.
 
     `row` is simulation, or a row of the tables. `person` helps and judges; `help` are the options of a scripted one.
     Episodes are truncated after `step_limit` control steps. Before each the robot is commanded to the actions `home`,
-    each for `waypoint_s`; with `waits` it begins when the person presses a button. `disturbances` are those of a
-    simulated robot's measurements. With `listen`, HOST:PORT, this program only learns, and the robot's computer, which
-    runs actor.py, connects to it; the policy may be `max_staleness` updates old there. All other options are then the
-    actor's.
+    each for `waypoint_s`; with `waits` it begins when the person presses a button. With `reset` policy a second policy
+    brings the scene back, and a person is asked to after `reset_tries` failures in a row; `reset_classifier`, a folder
+    that classify.py wrote, judges whether it is back, else the simulated task or the person does;
+    `reset_demonstrations` are data sets that end at a start, read as `demonstrations` of the run are. `disturbances`
+    are those of a simulated robot's measurements. With `listen`, HOST:PORT, this program only learns, and the robot's
+    computer, which runs actor.py, connects to it; the policy may be `max_staleness` updates old there. All other
+    options are then the actor's.
     """
 
     row: str = SIMULATION
@@ -57,6 +70,10 @@ class RobotConfig(DriveOptions):
     home: list[list[FiniteFloat]] = field(default_factory=list)
     waypoint_s: PositiveFloat = 3.0
     waits: bool = True
+    reset: Reset = Reset.PERSON
+    reset_tries: PositiveInt = 3
+    reset_classifier: str | None = None
+    reset_demonstrations: Any = None
     help: HelpConfig = field(default_factory=HelpConfig)
     disturbances: DisturbanceConfig = field(default_factory=DisturbanceConfig)
     listen: str | None = None
@@ -67,6 +84,10 @@ class RobotConfig(DriveOptions):
         super().__post_init__()
         if self.listen:
             address(self.listen)
+            if self.reset is Reset.POLICY:
+                raise UserError("robot.reset=policy learns beside the robot; leave out robot.listen, and learn there")
+        if (self.reset_classifier or self.reset_demonstrations) and self.reset is Reset.PERSON:
+            raise UserError("robot.reset_classifier and reset_demonstrations are of robot.reset=policy; leave them out")
         if self.row == SIMULATION:
             if self.device is Device.LEADER:
                 raise UserError("robot.device=leader needs ROS 2; use robot=ROW, such as robot=joint_trajectory")
@@ -87,14 +108,26 @@ class RobotTask(WrappedTask):
         single: the same task with single actions, of which the simulator makes a simulated robot.
         config: the robot, and who stands beside it.
         judge: decides which episodes succeed, beside the person.
+        backward: policy and learner of resets by a policy; None for a run that does not learn on the robot.
+        reset_judge: decides whether the scene is back at a start, beside the person.
     """
 
-    def __init__(self, task: Task, single: Task, config: RobotConfig, judge: Judge | None = None) -> None:
+    def __init__(
+        self,
+        task: Task,
+        single: Task,
+        config: RobotConfig,
+        judge: Judge | None = None,
+        backward: BackwardConfig | None = None,
+        reset_judge: Judge | None = None,
+    ) -> None:
         super().__init__(task)
         self.distributions = task.distributions[:1]
         self.single = single
         self.config = config
         self.judge = judge
+        self.backward = backward
+        self.reset_judge = reset_judge
         self._open: RobotEnvironment | None = None
 
     def __reduce__(self) -> tuple[()]:
@@ -130,11 +163,13 @@ class RobotTask(WrappedTask):
             simulated = self.config.row == SIMULATION
             contract = self.contract(distribution)
             helps = None
+            is_back = None
             name = self.name, self.name
             if simulated:
                 station, env = self._simulated(distribution, split, seed, stack)
                 name = env.task_names[0], env.instructions[0]
                 helps = self._scripted(env)
+                is_back = self.single.start_condition(env) if self.config.reset is Reset.POLICY else None
             else:
                 station = stack.enter_context(self._connected(contract))
             # before the person's device is opened; an error closes the station
@@ -148,12 +183,15 @@ class RobotTask(WrappedTask):
                 stack.callback(Watchdog(safety, contract.control_dt_s).close)
             by_hand = simulated and self.config.person is Helper.OPERATOR
             pace = time.monotonic if by_hand else None
+            control = Control(station, safety, self._person(station, helps), pace)
+            begins = helps.begin if helps else lambda training: None
             self._open = RobotEnvironment(
-                Control(station, safety, self._person(station, helps), pace),
+                control,
                 contract,
                 name,
                 Rules(self.config.step_limit, self.judge, waits=self.config.waits, homing=homing),
-                begins=helps.begin if helps else lambda training: None,
+                begins=begins,
+                resets=self._resets(control, contract, homing, is_back, begins),
                 close=stack.pop_all().close,
             )
         return self._open
@@ -175,16 +213,51 @@ class RobotTask(WrappedTask):
         stack.callback(env.close)
         if len(env.task_names) > 1:
             raise UserError(f"a robot learns one task, got {len(env.task_names)}; choose one, such as task.tasks=[0]")
-        station = teleoperation.simulated(env)
-        if not self.config.disturbances.present:
+        continuing = ContinuingSimulation(env) if self.config.reset is Reset.POLICY else None
+        station = teleoperation.simulated(continuing or env)
+        if self.config.disturbances.present:
+            station = _disturbed(station, DisturbedRobot(station.robot, station.clock, self.config.disturbances, seed))
+        if continuing is None:
             return station, env
-        robot = DisturbedRobot(station.robot, station.clock, self.config.disturbances, seed)
 
-        def begin() -> None:
+        def put_back() -> None:
+            continuing.put_back()
             station.begin()
-            robot.restart()
 
-        return replace(station, robot=robot, begin=begin), env
+        return replace(station, put_back=put_back), env
+
+    def _resets(
+        self,
+        control: Control,
+        contract: Contract,
+        homing: Homing,
+        is_back: Callable[[], bool] | None,
+        begins: Callable[[bool], None],
+    ) -> PolicyResets | None:
+        """Resets by a second policy; None if a person resets.
+
+        Raises:
+            UserError: if nobody knows whether the scene is back, or the run does not learn on the robot.
+        """
+        config = self.config
+        if config.reset is Reset.PERSON:
+            return None
+        if self.backward is None:
+            raise UserError("robot.reset=policy learns beside an algorithm of the stage rl; set algorithm=rlpd")
+        if is_back is None and self.reset_judge is None and config.person is not Helper.OPERATOR:
+            raise UserError(
+                f"nobody knows when the scene of {self.name} is back at a start; use robot.reset_classifier=DIR (see"
+                " classify.py), or robot.person=operator"
+            )
+        env = BackwardEnvironment(
+            control,
+            contract,
+            ("reset", "put it back"),
+            Rules(config.step_limit, self.reset_judge, waits=False, homing=homing),
+            begins=lambda training: begins(False),  # a scripted person knows the task, not the way back
+        )
+        env.is_back = is_back
+        return PolicyResets(env, self.backward, config.reset_tries)
 
     def _connected(self, contract: Contract):  # noqa: ANN202 - a context of a Station
         config = self.config
@@ -215,3 +288,13 @@ class RobotTask(WrappedTask):
             return (lambda: scripted) if scripted else None
         opens = partial(teleoperation.person, self.config, station, alone=False)
         return (lambda: Engaging(opens())) if self.config.device is Device.LEADER else opens
+
+
+def _disturbed(station: Station, robot: DisturbedRobot) -> Station:
+    """The `station` with the disturbed `robot` in place of its own."""
+
+    def begin() -> None:
+        station.begin()
+        robot.restart()
+
+    return replace(station, robot=robot, begin=begin)

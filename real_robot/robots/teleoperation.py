@@ -100,6 +100,7 @@ class Station:
         alive: called in every period in which commands are sent.
         leader: positions [A] of a second arm; None without new ones.
         translate: converts an executor of the contract's actions to one of the robot's actions, where they differ.
+        put_back: called when a person has put the scene back; a simulator does it then where `begin` does not.
     """
 
     robot: Robot
@@ -113,6 +114,7 @@ class Station:
     alive: Callable[[], None] = lambda: None
     leader: Callable[[], Array | None] = lambda: None
     translate: Callable[[Executor], Executor] = lambda executor: executor
+    put_back: Callable[[], None] = lambda: None
 
 
 class Driver:

@@ -116,7 +116,7 @@ class LiberoEnvironment(RestorableEngine):
 
     def begin(self, ids: Tensor, starts: Tensor) -> None:
         """Place the objects, set goal and instruction, and run LIBERO's warm-up steps."""
-        self.simulation.begin(ids, starts, self._initial)
+        self.simulation.begin(ids, starts, self.initial_state)
         self._aim(ids, starts)
         self._moved = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device).index_fill(0, ids, True)
         warm_up = torch.from_numpy(self._warm_up).to(self.device).expand(self.num_envs, -1, -1)
@@ -161,6 +161,11 @@ class LiberoEnvironment(RestorableEngine):
         self._aim(torch.arange(self.num_envs, device=self.device), self.start)
         self._moved = None
 
+    def go_on(self) -> TensorDict:
+        """Begin episodes where the simulations are, with the goals that they have."""
+        self.restart()
+        return self.observe()
+
     def view(self) -> LiberoView:
         """View of the simulations for the viewer."""
         return LiberoView(self.simulation)
@@ -169,7 +174,8 @@ class LiberoEnvironment(RestorableEngine):
         """Stop the threads."""
         self.simulation.close()
 
-    def _initial(self, env: int, start: int) -> InitialState:
+    def initial_state(self, env: int, start: int) -> InitialState:
+        """State from which environment `env` begins an episode with the number `start`."""
         scene = self._scene_of[env]
         return self._placements[scene](start)._replace(model_fields=self._draws[scene](start))
 

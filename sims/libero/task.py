@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
@@ -232,6 +232,16 @@ class LiberoTask(Task, ProcessOptions):
         from sims.libero.expert.helping import Helper
 
         return Helper(env)
+
+    def start_condition(self, env: Environment) -> Callable[[], bool] | None:
+        """Whether the objects of the goal are back where they were, in environments of this process."""
+        from sims.libero.environment import LiberoEnvironment
+
+        if not isinstance(env, LiberoEnvironment) or self.sim is not LiberoSim.mujoco:
+            return None
+        from sims.libero.returned import start_condition
+
+        return start_condition(env)
 
     @property
     def max_demonstration_steps(self) -> int:

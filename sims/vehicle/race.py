@@ -23,6 +23,8 @@ AHEAD = 20
 """Number of points of the centre line in the critic's observation."""
 WINDOW = 6
 """Number of points on each side of the last place in which the nearest is searched: more than a step's length."""
+COLUMNS = 5
+"""Number of columns of the memory, see `Race.reset`, to which tasks that derive from it may add."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ class Race(Mdp):
 
         Its last column is the progress of the last control step, m.
         """
-        return torch.zeros(len(state), 5, device=state.device)
+        return torch.zeros(len(state), COLUMNS, device=state.device)
 
     def observe(self, now: Moment) -> dict[str, Tensor]:
         """Velocity, yaw rate, steering angle; for the critic, the centre line ahead; for planners, map and pose."""
@@ -99,7 +101,7 @@ class Race(Mdp):
         """Memory after a control step, see `reset`."""
         assert now.before is not None
         length = now.world["length_m"]
-        progress, previous, laps, lap_steps, _ = now.before.memory.unbind(1)
+        progress, previous, laps, lap_steps, _ = now.before.memory[:, :COLUMNS].unbind(1)
         place = _place(now, now.before.memory)
         step = (place - previous + 0.5 * length) % length - 0.5 * length  # the shorter direction around the track
         progress = progress + step
@@ -124,7 +126,7 @@ class Race(Mdp):
 
     def metrics(self, now: Moment) -> dict[str, Tensor]:
         """Laps, their mean time (NaN before the first is complete), collisions."""
-        _, _, laps, steps, _ = now.memory.unbind(1)
+        _, _, laps, steps, _ = now.memory[:, :COLUMNS].unbind(1)
         lap_time = torch.where(laps > 0, self.DT_S * steps / laps, torch.nan)
         return {"laps": laps.clone(), "lap_time_s": lap_time, "collision": now.hit.float()}
 

@@ -12,8 +12,12 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from embodied.configuration import FiniteFloat, PositiveInt, Range, with_numbers
+from embodied.configuration import FiniteFloat, PositiveFloat, PositiveInt, Range, with_numbers
 from embodied.contract import Contract
+from embodied.data.demonstrations import record_once
+from embodied.data.episodes import Episodes, EpisodeWriter
+from embodied.data.recording import record_episodes
+from embodied.environments.engine import Unnumbered
 from embodied.errors import UserError
 from embodied.evaluation.video import Frames, film, tile, trajectories_path, write_video
 from embodied.export.conditions import Conditions
@@ -32,6 +36,7 @@ from sims.vehicle.planners.gap import FollowTheGap
 from sims.vehicle.planners.mapping import MappingPlanner
 from sims.vehicle.planners.pursuit import PurePursuit
 from sims.vehicle.planners.raceline import Raceline
+from sims.vehicle.practice import Practice, PracticeEnvironment
 from sims.vehicle.race import Race
 from sims.vehicle.vehicles import F1TENTH, JACKAL, Vehicle
 
@@ -235,6 +240,85 @@ class RaceTask(VehicleTask):
             "follow the gap": FollowTheGap(contract, self._vehicle, self._lidar),
             "raceline": Raceline(contract, self._vehicle, self._mdp),
         }
+
+
+@dataclass
+class PracticeTask(VehicleTask):
+    """Practise fast laps of one track with an F1TENTH car that nobody resets.
+
+    The track has the number `track`. In training the car recovers by itself where it has crashed or is stuck, and is
+    put back by a person only after `tries` recoveries without progress; evaluations are laps from its beginning. The
+    demonstration is one lap at up to `demonstrated_m_s`.
+    """
+
+    name: str = "vehicle_practice"
+    vehicle: dict[str, FiniteFloat] = field(default_factory=lambda: _numbers(F1TENTH))
+    numbers: dict[str, FiniteFloat] = field(default_factory=lambda: _numbers(Practice()))
+    lidar: dict[str, FiniteFloat] = field(default_factory=lambda: _numbers(Practice.LIDAR))
+    step_limit: PositiveInt = Practice.STEP_LIMIT
+    train_step_limit: PositiveInt = 400
+    tries: PositiveInt = 10
+    demonstrated_m_s: PositiveFloat = 3.0
+
+    MDP: ClassVar[Mdp] = Practice()
+    VEHICLE: ClassVar[Vehicle] = F1TENTH
+    distributions: ClassVar[tuple[str, ...]] = ("track",)
+    meanings: ClassVar[Mapping[str, str]] = {"track": "Laps of the track of training, from rest near its beginning."}
+
+    def environment(
+        self, num_envs: int, distribution: str, split: str, seed: int = 0, device: str = "cpu"
+    ) -> VehicleEnvironment | Unnumbered:
+        """Make environments: in training cars that go on from where they are, else cars at the track's beginning.
+
+        Raises:
+            UserError: for an unknown distribution or split.
+        """
+        if split != "train":
+            return super().environment(num_envs, distribution, split, seed, device)
+        self._check(distribution)
+        assert isinstance(self._mdp, Practice)
+        env = PracticeEnvironment(
+            num_envs,
+            mdp=self._mdp,
+            tries=self.tries,
+            vehicle=self._vehicle,
+            lidar=self._lidar,
+            randomisation=self.randomisation,
+            executed=self.executed,
+            step_limit=self.train_step_limit,
+            seed=seed,
+            device=device,
+        )
+        return Unnumbered(env)
+
+    def demonstrations(self, directory: Path, seed: int) -> Episodes:
+        """One slow lap; driven once, then read from `directory`."""
+        driven = {name: getattr(self, name) for name in ("vehicle", "numbers", "lidar", "demonstrated_m_s")}
+
+        def record(writer: EpisodeWriter) -> None:
+            one_lap = replace(self, numbers=self.numbers | {"laps": 1}, executed=1)
+            env = VehicleTask.environment(one_lap, 1, self.distributions[0], "train", seed)
+            writer.add(record_episodes(env, self._slow(), torch.Generator()))
+
+        return record_once(directory, self.contract(self.distributions[0]), driven, record)
+
+    @property
+    def max_demonstration_steps(self) -> int:
+        """Largest number of control steps of the lap."""
+        return self.step_limit
+
+    def baselines(self) -> dict[str, Policy]:
+        """The demonstrated driving, and planners with the lidar and with the map."""
+        contract = self.contract(self.distributions[0])
+        return {
+            "demonstrated lap": self._slow(),
+            "follow the gap": FollowTheGap(contract, self._vehicle, self._lidar),
+            "raceline": Raceline(contract, self._vehicle, self._mdp),
+        }
+
+    def _slow(self) -> FollowTheGap:
+        slow = replace(self._vehicle, speed_max_m_s=self.demonstrated_m_s)
+        return FollowTheGap(self.contract(self.distributions[0]), slow, self._lidar)
 
 
 class _Drive:

@@ -39,6 +39,7 @@ from sims.swarm.environment import SwarmEnvironment
 from sims.swarm.mdp import Swarm
 from sims.vehicle.environment import VehicleEnvironment
 from sims.vehicle.navigate import Navigate
+from sims.vehicle.practice import Practice
 from sims.vehicle.race import Race
 from sims.vehicle.vehicles import F1TENTH, JACKAL
 from tests.embodied.counter import Counter
@@ -125,7 +126,8 @@ def maniskill(num_envs: int = 4, executed: int = 4, step_limit: int = LIMIT, see
 
 def vehicle(goal: str) -> Callable[..., VehicleEnvironment]:
     def make(num_envs: int = 4, executed: int = 4, step_limit: int = LIMIT, seed: int = 0) -> VehicleEnvironment:
-        mdp, who = (Navigate(), JACKAL) if goal == "navigate" else (Race(), F1TENTH)
+        goals = {"navigate": (Navigate(), JACKAL), "race": (Race(), F1TENTH), "practice": (Practice(), F1TENTH)}
+        mdp, who = goals[goal]
         return VehicleEnvironment(
             num_envs, mdp=mdp, vehicle=who, executed=executed, step_limit=step_limit, seed=seed, randomisation=0.1
         )
@@ -200,7 +202,7 @@ ENVIRONMENTS = {
     **{f"mjcf {name}": mjcf(name) for name in SHIPPED},
     "mjcf cartpole, warp": mjcf("cartpole", Sim.mjwarp),
     "gym": pendulum,
-    **{f"vehicle {goal}": vehicle(goal) for goal in ("navigate", "race")},
+    **{f"vehicle {goal}": vehicle(goal) for goal in ("navigate", "race", "practice")},
     **{f"remote {kind}": remote(kind) for kind in ("counter", "reach")},
 }
 if os.environ.get("CI_ISAAC") == "required":  # by `make test-isaac`

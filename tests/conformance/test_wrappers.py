@@ -21,6 +21,7 @@ from embodied.environments.reflex import ReflexEnvironment, ReflexTask
 from embodied.environments.wrapping import OPTIONAL_MEMBERS, WrappedEnvironment, WrappedTask
 from embodied.task import Task
 from embodied.viewer.watching import WatchedEnvironment, WatchedTask
+from real_robot.learning.continuing import ContinuingSimulation
 from real_robot.learning.task import RobotTask
 from sims.libero.task import LiberoTask
 from sims.quadrotor.task import HoverTask
@@ -83,11 +84,13 @@ def members(kind: type) -> set[str]:
 def test_every_capability_is_listed_and_every_wrapper_is_tested() -> None:
     kinds = capabilities(embodied.environment, Environment) - {NumberedStarts}
     assert {"state_dict", "load_state_dict", "switch", "detach"} == set().union(*map(members, kinds))
-    assert set().union(*map(members, kinds)) | {"group", "show_values", "view", "notes"} == set(OPTIONAL_MEMBERS)
+    others = {"go_on", "group", "show_values", "view", "notes"}
+    assert set().union(*map(members, kinds)) | others == set(OPTIONAL_MEMBERS)
     # a robot has one scene, no variants and no planners, whatever its task has in a simulator
     assert names(WrappedTask) == TASKS.keys() | {RobotTask.__name__}
-    # a reflex takes environments of single actions: test_environments.py
-    assert names(WrappedEnvironment) | {"Unnumbered"} == ENVIRONMENTS.keys() | {ReflexEnvironment.__name__}
+    # a reflex takes environments of single actions, and a continuing simulation one that goes on: they have own tests
+    others = {ReflexEnvironment.__name__, ContinuingSimulation.__name__}
+    assert names(WrappedEnvironment) | {"Unnumbered"} == ENVIRONMENTS.keys() | others
 
 
 MEMBERS = {name: member for name, member in vars(Task).items() if not name.startswith("_")}

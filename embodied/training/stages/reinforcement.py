@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from embodied import seeding
-from embodied.environment import in_real_time
+from embodied.environment import in_real_time, own_resets
 from embodied.placement.actor import ActorEnvironment
 from embodied.policy import TrainablePolicy
 from embodied.report.report import result_text
@@ -78,6 +78,8 @@ class ReinforcementStage(Stage[Iteration]):
         if config.overlap and isinstance(self.collector, Collector):  # an actor never waits for an update
             self.collector = CollectorAhead(self.collector, run.policy, config.precision)
         self.parts = {"learner": self.learner, "collector": self.collector, "held_out": run.held_out}
+        if resets := own_resets(run.env):
+            self.parts["resets"] = resets
         return self.parts
 
     def running(self) -> AbstractContextManager[object]:
@@ -118,13 +120,17 @@ class ReinforcementStage(Stage[Iteration]):
             run.counters[name] += getattr(step, name)
         wall_s = sum(run.timer.seconds[phase] for phase in ("simulation", "policy", "update"))
         spent = {"time/wall_s": wall_s, "time/cpu_s": run.counters["cpu_s"]}
-        run.logger.log(step.env_steps, step.logged | spent)
+        resets = own_resets(run.env)
+        of_resets = {f"resets/{name}": value for name, value in resets.metrics().items()} if resets else {}
+        run.logger.log(step.env_steps, step.logged | of_resets | spent)
         self._watch()
-        return step.note
+        return ", ".join(filter(None, (step.note, resets.note if resets else "")))
 
     def finish(self) -> None:
         """Save the checkpoint at the end of RL, from which more `env_steps` continue, and delete older results."""
         run = self.run
+        if resets := own_resets(run.env):
+            run.report.resets = resets.record()
         if run.counters["rl_checkpoint"]:
             return
         run.counters["rl_gradient_steps"] = self.learner.gradient_steps

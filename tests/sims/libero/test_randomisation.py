@@ -102,7 +102,7 @@ def test_a_start_draws_the_same_wherever_on_both_back_ends_and_whatever_else_is_
         env = LiberoEnvironment(
             TASKS, len(numbers), assets=STAND_IN, randomisation=PHYSICS, threads=1, executed=1, **options
         )
-        env.simulation.begin(torch.arange(len(numbers)), numbers, env._initial)
+        env.simulation.begin(torch.arange(len(numbers)), numbers, env.initial_state)
         of_each = [env.simulation.varied_fields(np.array([i])) for i in range(len(numbers))]
         env.close()
         return of_each
