@@ -26,6 +26,7 @@ from embodied.errors import UserError
 from embodied.policy import EXECUTED, Decision, Policy, sum_of_executed
 from embodied.rollout.finite import check_observation, check_transition
 from embodied.rollout.memory import Memory
+from embodied.rollout.patience import Patience
 from embodied.rollout.starts import Starts
 from embodied.rollout.storage import Rows, Storage
 
@@ -204,7 +205,7 @@ class Collector:
     """Collector that steps `env` with `policy`; running episodes continue between calls.
 
     `generator` draws the policy's noise, on the policy's device; rollouts are stored in `storage`, on disk in `folder`
-    (the system's temporary folder if None).
+    (the system's temporary folder if None). With `patience` hopeless episodes are truncated.
 
     Raises:
         UserError: if the policy was built for other tensors than the environment's, or `starts` is given for an
@@ -219,6 +220,8 @@ class Collector:
         starts: Starts | None = None,
         storage: Storage = Storage.DEVICE,
         folder: Path | None = None,
+        *,
+        patience: Patience | None = None,
     ) -> None:
         policy.contract.check(env.contract)
         self.cancelled = False  # set by another thread: the running collection ends at its next decision
@@ -231,6 +234,7 @@ class Collector:
         self.starts = starts
         self.storage = storage
         self.folder = folder
+        self.patience = patience
         self.version = 0  # number of updates so far
         self.memory = Memory(policy, env.num_envs, env.device)
         self.observation: TensorDict | None = None
@@ -259,6 +263,9 @@ class Collector:
         for t in range(decisions):
             if self.cancelled:
                 raise Cancelled
+            if self._is_over():
+                rows.end(t)
+                break
             started = time.perf_counter()
             due = self._due()
             ended = due.nonzero().squeeze(1)
@@ -276,6 +283,8 @@ class Collector:
             transition = self.env.step(decision.actions[:, : self.env.contract.executed].clone())  # it may modify it
             simulation_s += time.perf_counter() - started
             check_transition(self.env, transition)
+            if self.patience:
+                transition = self.patience(due, transition)
             frozen = self.finished & ~due
             self.finished = transition.done
             self.success = transition.success
@@ -311,6 +320,10 @@ class Collector:
         """Decision of the policy on its own device."""
         return self.policy.act(observation, generator=self.generator)
 
+    def _is_over(self) -> bool:
+        """Whether the rollout ends before the next decision."""
+        return False
+
     def _due(self) -> Tensor:
         """Environments that begin a new episode before the next chunk, [N] bool."""
         return self.finished
@@ -336,6 +349,8 @@ class Collector:
         state: dict[str, Any] = {"generator": self.generator.get_state(), "version": self.version}
         if self.starts:
             state["starts"] = self.starts.state_dict()
+        if self.patience:
+            state["patience"] = self.patience.state_dict()
         if not isinstance(self.env, Restorable):
             return state
         return state | {
@@ -360,6 +375,8 @@ class Collector:
             if "starts" not in state:
                 raise UserError("this checkpoint is of an earlier release: go on from its weights with start_from=")
             self.starts.load_state_dict(state["starts"])
+        if self.patience:
+            self.patience.load_state_dict(state["patience"])
         if "env" not in state:
             self.abandon()
             return
