@@ -20,8 +20,9 @@ Differs from the papers:
     - with `leave_one_out` an episode is compared with the others of its group, as in RIPT-VLA (arXiv 2505.17016),
     which does not divide by a deviation.
 
-With `outcome=PROGRESS` failures are ranked by how near they came to successes (SRPO, `progress_reward.py`); groups
-without any success are used, too. With `outcome=PROCESS` a failure is worth the progress at its end along the
+With `outcome=PROGRESS` failures are ranked by how near they came to successes (SRPO, `progress_reward.py`), in
+observations or in what the policy has learned to see in them (`progress_features`); groups without any success are
+used, too. With `outcome=PROCESS` a failure is worth the progress at its end along the
 milestones of demonstrations (VLA-RL, `process_reward.py`), up to as much as SRPO's.
 """
 
@@ -39,7 +40,7 @@ from torch import Tensor
 
 from embodied.algorithms.on_policy.clipped import Clipped, ClippedConfig, ClippedUpdate
 from embodied.algorithms.rewards.process_reward import LearnedProgress
-from embodied.algorithms.rewards.progress_reward import ProgressReward
+from embodied.algorithms.rewards.progress_reward import ProgressReward, learned
 from embodied.configuration import Fraction, NonNegativeInt, PositiveFloat, Range
 from embodied.data.episodes import Episodes
 from embodied.environment import Environment, NumberedStarts, group_size
@@ -77,7 +78,8 @@ class GRPOConfig(ClippedConfig):
     outcomes are the same, and with outcome=SUCCESS if their mean is below `lowest` or above `highest`. Each decision is
     compared with the episodes of its group that run that long, if `of_running`, else with all of them, itself among
     them unless `leave_one_out`. Advantages are divided by the standard deviation of the group's outcomes if
-    `by_deviation`.
+    `by_deviation`. With `progress_features` episodes are compared by the features of the policy that reinforcement
+    learning started with, instead of by observations.
 
     An update waits until at least `min_groups` used groups have been collected (0: it uses what there is). With
     `partial` episodes go on across updates; iterations then have `rollout_length` decisions. Episodes are ended early,
@@ -88,6 +90,7 @@ class GRPOConfig(ClippedConfig):
     clip_high: PositiveFloat | None = 0.28
     group: Annotated[int, Range(at_least=2)] = 8
     outcome: Outcome = Outcome.SUCCESS
+    progress_features: bool = False
     lowest: Fraction = 0.1
     highest: Fraction = 0.9
     of_running: bool = True
@@ -102,11 +105,18 @@ class GRPOConfig(ClippedConfig):
         super().__post_init__()
         if self.lowest > self.highest:
             raise UserError(f"expected lowest <= highest, got {self.lowest} and {self.highest}")
+        if self.progress_features and self.outcome is not Outcome.PROGRESS:
+            raise UserError("algorithm.progress_features is for algorithm.outcome=progress: set both")
 
     @property
     def reads_demonstrations(self) -> bool:
         """Whether demonstrations are read: for the supervised loss and the process reward."""
         return super().reads_demonstrations or self.outcome is Outcome.PROCESS
+
+    @property
+    def refers_to_start(self) -> bool:
+        """Whether the learner keeps a copy of the policy that reinforcement learning started with."""
+        return super().refers_to_start or self.progress_features
 
     def remote_starts(self, env: Environment, generator: torch.Generator) -> GroupStarts:
         """Group starts of a remote collector's environments `env`.
@@ -166,6 +176,9 @@ class GRPO(Clipped):
         super().__init__(policy, config, demonstrations, generator, config.learning_rate)
         self.starts = starts
         self.progress_reward = ProgressReward()
+        if config.progress_features:
+            assert self.reference is not None
+            self.progress_reward = ProgressReward(learned(self.reference))
         self.process = process
         self.collector: Callable[..., Collector] = Collector if config.partial else WholeEpisodes
         if config.patience is not None:

@@ -1,8 +1,6 @@
 """What SimpleVLA-RL, RIPT-VLA and others add to GRPO: groups drawn again, baselines, episodes across updates."""
 
 import copy
-import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +10,11 @@ import torch
 from embodied.algorithms.on_policy.grpo import GRPO, GRPOConfig, compared, lengthened
 from embodied.errors import UserError
 from embodied.rollout.groups import WholeRollout
-from embodied.rollout.patience import Patience
 from embodied.rollout.rollout import Rollout
 from embodied.saving.tree import load_tree, save_tree
 from embodied.world import ALONE
 from policies.recurrent import RecurrentConfig
-from tests.embodied.algorithms.on_policy.test_grpo import make, outcomes, prepared, whole
+from tests.embodied.algorithms.on_policy.test_grpo import make, outcomes, whole
 from tests.embodied.reach import Reach
 
 
