@@ -144,13 +144,13 @@ class Pi0FastPolicy(TrainablePolicy):
         self.actions = contract.action.shape[-1]
         self.inputs = FastInputs(contract, "policy=pi0_fast")
         checkpoint = fast_weights.published(config.weights, config.unnorm_key) if config.weights else None
-        merged = config.vocabulary - fast.symbols(contract.horizon)
-        if merged < 0 and not config.action_tokenizer:
+        merged = 0 if config.action_tokenizer else config.vocabulary - fast.symbols(contract.horizon)
+        if merged < 0:
             raise UserError(
                 f"chunks of {contract.horizon} actions have {fast.symbols(contract.horizon)} numbers:"
                 f" policy.vocabulary={config.vocabulary} has to be at least as large"
             )
-        self.register_buffer("pairs", torch.full((max(0, merged), 2), NOTHING, dtype=torch.int32))
+        self.register_buffer("pairs", torch.full((merged, 2), NOTHING, dtype=torch.int32))
         self._fast = fast.read(config.action_tokenizer) if config.action_tokenizer else None
         self._pairs = torch.empty(0)  # those of which `_fast` was built
         self.size = self._fast.size if self._fast else config.vocabulary
@@ -267,7 +267,7 @@ class Pi0FastPolicy(TrainablePolicy):
             self.action_mean.copy_((low + high) / 2.0)
             self.action_std.copy_(half)
         horizon = self.contract.horizon
-        if not self.config.action_tokenizer and len(self.pairs):
+        if len(self.pairs):
             chunks = actions if actions.ndim == 3 and actions.shape[1] == horizon else None
             if chunks is None:
                 flat = actions.reshape(-1, self.actions)

@@ -195,6 +195,8 @@ def test_weights_statistics_and_tokens_of_lerobots_layout(tmp_path: Path) -> Non
     assert made.inputs.prompts(seen(1))[0].endswith(" 128 128;\n")
     made.fit(seen(8), torch.rand(8, 4, 3))
     torch.testing.assert_close(made.action_mean, torch.tensor([0.5, 1.0, 1.5]))
+    shares = made._log_probs(torch.zeros(1, made.model.width)).exp()
+    torch.testing.assert_close(shares, torch.full((1, made.size + 1), 1.0 / (made.size + 1)))  # every token may come
     decision = made.act(seen(2), generator=generator())
     assert decision.actions.shape == (2, 4, 3)
     torch.testing.assert_close(
