@@ -1,6 +1,7 @@
 """Learner configs by the value of the options `algorithm` and `offline`."""
 
 from embodied.algorithms.imitation.distillation import DistillationConfig
+from embodied.algorithms.imitation.interventions import HGDAggerConfig, IWRConfig
 from embodied.algorithms.imitation.one_step import OfflineOneStepConfig, OnlineOneStepConfig
 from embodied.algorithms.imitation.self_imitation import SelfImitationConfig
 from embodied.algorithms.off_policy.arsq import ARSQConfig
@@ -33,6 +34,8 @@ ALGORITHMS: dict[str, type] = {
     "flash_sac": FlashSACConfig,
     "grpo": GRPOConfig,
     "h2o": H2OConfig,
+    "hg_dagger": HGDAggerConfig,
+    "iwr": IWRConfig,
     "one_step": OnlineOneStepConfig,
     "ppo": PPOConfig,
     "qc": QCConfig,

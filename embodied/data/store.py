@@ -134,10 +134,13 @@ class EpisodeStore:
     def intervened(self) -> Tensor:
         """Rows of decisions with known consequences in which a person acted."""
         if self._cached_intervened is None:
-            none = torch.zeros(0, dtype=torch.int64)
-            by_person = self._column("human").any(-1) & self._column("known") if self.written else none
+            by_person = self._column("human").any(-1) & self._column("known") if self.written else torch.zeros(0)
             self._cached_intervened = by_person.nonzero().squeeze(1)
         return self._cached_intervened
+
+    def passed(self) -> Tensor:
+        """Rows of decisions with known consequences in which nobody acted but the policy; some have to be stored."""
+        return (self._column("known") & ~self._column("human").any(-1)).nonzero().squeeze(1)
 
     def succeeded(self) -> Tensor:
         """Rows of successful episodes, in the order in which these ended: by rollout, environment, then time."""

@@ -26,7 +26,8 @@ class MixedReplay(Composite):
     With `keep_interventions` the decisions in which a person acted also count as demonstrations, as in HIL-SERL (arXiv
     2410.21845): the demonstrated part of a batch is drawn from both, uniformly; while there are neither, batches have
     the learner's decisions alone. Rows of a batch are those of each store. Batches are on the policy's device, and have
-    the observations that both stores have. Errors suggest the option `without` to learn without demonstrations.
+    the observations that both stores have. Learners that read no `rewards` need none in demonstrations. Errors suggest
+    the option `without` to learn without demonstrations.
 
     Raises:
         UserError: for a share of demonstrations that are missing, or lack rewards or observations that critics read.
@@ -41,6 +42,7 @@ class MixedReplay(Composite):
         without: str = "algorithm.demonstration_share=0",
         *,
         keep_interventions: bool = False,
+        rewards: bool = True,
     ) -> None:
         self.policy = policy
         self.share = share
@@ -48,7 +50,7 @@ class MixedReplay(Composite):
         self.own = EpisodeStore(capacity)
         self.demonstrations = EpisodeStore(1)
         if share:
-            self._add_demonstrations(demonstrations, without)
+            self._add_demonstrations(demonstrations, without, rewards)
 
     @property
     def written(self) -> int:
@@ -63,11 +65,16 @@ class MixedReplay(Composite):
         """See `EpisodeStore.add`."""
         self.own.add(rollout, **values)
 
-    def draw(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Rows of `count` decisions in all: of the learner and of the demonstrations."""
+    @property
+    def demonstrated(self) -> int:
+        """Number of demonstrated decisions, with interventions."""
+        return len(self.demonstrations) + len(self.interventions)
+
+    def draw(self, count: int, generator: torch.Generator, share: float | None = None) -> tuple[Tensor, Tensor]:
+        """Rows of `count` decisions in all: of the learner, and a `share` (None: the batches') of demonstrated ones."""
         interventions = self.interventions
         total = len(self.demonstrations) + len(interventions)
-        demonstrated = round(count * self.share) if total else 0
+        demonstrated = round(count * (self.share if share is None else share)) if total else 0
         own = self.own.draw(count - demonstrated, generator)
         recorded = demonstrated
         if demonstrated and len(interventions):
@@ -113,12 +120,13 @@ class MixedReplay(Composite):
                 part[name] = part[name].select(*shared)
         return cast(TensorDict, torch.cat([cast(Tensor, part.to(device)) for part in parts]))
 
-    def _add_demonstrations(self, episodes: Episodes | None, without: str) -> None:
+    def _add_demonstrations(self, episodes: Episodes | None, without: str, rewards: bool) -> None:
         if episodes is None:
             raise UserError(
                 f"expected demonstrations, but this task has none; add demonstrations=DIR, or use {without}"
             )
-        check_rewards(episodes, without)
+        if rewards:
+            check_rewards(episodes, without)
         if not len(episodes):  # of a plan
             return
         self.demonstrations = EpisodeStore(len(episodes), self.policy.device)

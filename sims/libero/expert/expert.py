@@ -87,6 +87,26 @@ class Expert:
         """Distance of the hand from its goal in the present phase of environment `env`, m."""
         return float(np.linalg.norm(self._goal(env, self._current(env))[0] - self._hand[env]))
 
+    def turn(self, env: int) -> float:
+        """Rotation that remains to the hand's orientation in the present phase of environment `env`, rad."""
+        return float(np.linalg.norm(_turn(self._matrix[env], self._goal(env, self._current(env))[1])))
+
+    def replan(self, env: int) -> None:
+        """Reach for another grasp in environment `env`, if the hand has to turn less for it."""
+        plan, turn = self._plans[env], self.turn(env)
+        self.phase[env] = Phase.PLAN
+        if self.turn(env) > turn:
+            self._plans[env] = plan
+
+    def hold(self, env: int) -> None:
+        """Go on carrying the body of the plan of environment `env`, which the hand already holds."""
+        plan = self._current(env)
+        if plan.drag or plan.joint is not None:
+            return
+        self.phase[env] = Phase.CARRY
+        self._timer[env] = 0
+        self._grasp_offset[env] = self._hand[env] - self.simulation.data[env].xpos[plan.body]
+
     def _motion(self, env: int) -> Array:
         """Action [7] without noise for one environment."""
         plan = self._current(env)

@@ -2,6 +2,7 @@
 
 import torch
 
+from sims.libero.expert.expert import Phase
 from sims.libero.expert.helping import Helper
 from sims.libero.task import LiberoTask
 
@@ -31,6 +32,49 @@ def test_it_solves_the_task_from_where_a_policy_has_left_it_and_measures_progres
     waits = (best[15:].diff() < 1e-3).long()
     longest = max(len(run) for run in "".join(map(str, waits.tolist())).split("0"))
     assert longest < 40
+    env.close()
+
+
+def test_it_carries_what_the_policy_has_grasped_and_does_not_open_the_hand() -> None:
+    task = LiberoTask(tasks=["0"], horizon=1, executed=1, train_step_limit=280)
+    env = task.environment(1, "wide", "train", seed=1)
+    other, helper = Helper(env), Helper(env)
+    env.reset()
+    other.reset()
+    helper.reset()
+
+    def grasped() -> bool:
+        return bool(env.simulation.gripper()[0, 1] > 0.0) and other._expert.phase[0] == Phase.CARRY
+
+    # another plan than the helper's grasps: by a hand that is turned by a quarter
+    for _ in range(120):
+        transition = env.step(torch.from_numpy(other.action()).float().view(1, 1, 7))
+        helper._expert.phase[0] = Phase.REACH if helper._expert.phase[0] == Phase.CLOSE else helper._expert.phase[0]
+        if grasped():
+            break
+    assert grasped()
+    for _ in range(160):
+        action = torch.from_numpy(helper.action()).float()
+        assert action[6] == 1.0 or helper._expert.phase[0] >= Phase.OPEN
+        transition = env.step(action.view(1, 1, 7))
+        if bool(transition.done):
+            break
+    assert bool(transition.success)
+    env.close()
+
+
+def test_it_plans_another_grasp_for_a_hand_that_was_turned() -> None:
+    task = LiberoTask(tasks=["0"], horizon=1, executed=1, train_step_limit=280)
+    env = task.environment(1, "wide", "train", seed=1)
+    helper = Helper(env)
+    env.reset()
+    helper.reset()
+    turns = []
+    for _ in range(16):
+        helper.action()
+        turns.append(helper._expert.turn(0))
+        env.step(torch.tensor([[[0.0, 0.0, 0.0, 0.0, 0.0, -1.0, -1.0]]]))
+    assert max(turns) < 0.5  # the hand is a rad away from the first plan
     env.close()
 
 
