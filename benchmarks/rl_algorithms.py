@@ -40,28 +40,51 @@ from embodied.saving.json_text import dumps_rows  # noqa: E402
 from embodied.saving.versions import git_commit, versions  # noqa: E402
 
 FLOW_SDE = ("algorithm=ppo",)
+GRPO = ("algorithm=grpo", "policy.noise_level=1.0")
+REINFLOW = (
+    *FLOW_SDE,
+    "policy.sampler=REINFLOW",
+    "policy.aggregate=MEAN",
+    "policy.std_min=0.1",
+    "policy.std_max=0.24",
+    "algorithm.clip=0.01",
+    "algorithm.entropy_weight=0.03",
+)
+FLOW_NOISE = (*FLOW_SDE, "policy.sampler=FLOW_NOISE")
+SRPO = (*GRPO, "algorithm.outcome=PROGRESS")
 CONTROL = "SFT control"
 ROWS: dict[str, tuple[str, ...]] = {
     "ppo, Flow-SDE": FLOW_SDE,
-    "grpo, Flow-SDE": ("algorithm=grpo", "policy.noise_level=1.0"),
+    "grpo, Flow-SDE": GRPO,
     "self_imitation": ("algorithm=self_imitation",),
     "ranking": ("algorithm=ranking",),
-    "ppo, ReinFlow": (
-        *FLOW_SDE,
-        "policy.sampler=REINFLOW",
-        "policy.aggregate=MEAN",
-        "policy.std_min=0.1",
-        "policy.std_max=0.24",
-        "algorithm.clip=0.01",
-        "algorithm.entropy_weight=0.03",
+    "ppo, ReinFlow": REINFLOW,
+    "ppo, Flow-Noise": (*FLOW_NOISE, "policy.aggregate=STEP_MEAN", "algorithm.entropy_weight=0.005"),
+    "grpo, SRPO's reward": SRPO,
+    "grpo, SimpleVLA-RL": (*GRPO, "algorithm.of_running=false", "algorithm.min_groups=40"),
+    "grpo, RIPT-VLA": (
+        *GRPO,
+        "algorithm.of_running=false",
+        "algorithm.leave_one_out=true",
+        "algorithm.by_deviation=false",
+        "algorithm.clip_high=null",
+        "algorithm.lowest=0",
+        "algorithm.highest=1",
+        "algorithm.min_groups=40",
     ),
-    "ppo, Flow-Noise": (
+    "ppo, VLA-RL": (
         *FLOW_SDE,
-        "policy.sampler=FLOW_NOISE",
-        "policy.aggregate=STEP_MEAN",
-        "algorithm.entropy_weight=0.005",
+        "algorithm.process_reward=1",
+        "algorithm.curriculum=0.5",
+        "algorithm.curriculum_favours=FAILURES",
     ),
-    "grpo, SRPO's reward": ("algorithm=grpo", "policy.noise_level=1.0", "algorithm.outcome=PROGRESS"),
+    "grpo, SRPO with a learned encoder": (*SRPO, "algorithm.progress_features=true"),
+    "ppo, ReinFlow with narrowing noise": (*REINFLOW, "policy.noise_decay=0.3"),
+    "ppo, ReinFlow with its W2 regulariser": (*REINFLOW, "policy.noise_decay=0.3", "algorithm.wasserstein=0.1"),
+    # RLinf's entropy is a mean over elements: 0.005 / (4 actions * 7 elements) * 5 / 4, of ours over S + 1 = 5 steps
+    "ppo, Flow-Noise in RLinf": (*FLOW_NOISE, "policy.aggregate=PATH_MEAN", "algorithm.entropy_weight=2.2e-4"),
+    "grpo, partial rollouts": (*GRPO, "algorithm.partial=true"),
+    "grpo, early stop": (*GRPO, "algorithm.patience=1.5"),
     "ppo, DPPO": ("policy=diffusion", "algorithm=ppo"),
     "rlpd": ("policy=squashed", "algorithm=rlpd"),
     "qc": ("algorithm=qc",),

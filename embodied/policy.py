@@ -184,6 +184,9 @@ class TrainablePolicy(nn.Module, ABC):
     def renormalise(self, observation: TensorDict, world: World) -> None:
         """Update running statistics with observations [...] of all processes of `world`, between update and rollout."""
 
+    def anneal(self, progress: float) -> None:
+        """Reduce exploration at the share `progress` of the training, between updates; nothing to do by default."""
+
     def blocks(self) -> list[nn.Module]:
         """Large layers, each a module that is called, by which processes may divide the weights; [] of small ones."""
         return []

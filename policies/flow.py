@@ -14,14 +14,15 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from embodied.configuration import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Range
+from embodied.configuration import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Range
 from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.execution.chunking import Running
 from embodied.policy import Decision, Evaluation, inference, sum_of_executed
 from policies.chunk_networks import chunk_network
-from policies.generative import Aggregate, GenerativeConfig, GenerativePolicy
+from policies.generative import GenerativeConfig, GenerativePolicy
 from policies.kernels.flow import TimeGrid, gaussian_velocity, prefix_mask
+from policies.kernels.narrowing import NarrowingNoise
 from policies.kernels.sampling import Field, FlowSampling, Sampler, check_delay, trained_for, undefined_log_prob
 from policies.kernels.shortcut import LENGTHS, length_of, random_steps, two_steps
 
@@ -32,8 +33,9 @@ class FlowConfig(GenerativeConfig):
 
     While exploring, the `sampler` adds noise to one random step (flow_sde) or learned noise to all (flow_noise;
     reinflow, at most 3 deviations). `noise_level` is Flow-SDE's a, `std_min` and `std_max` bound the learned deviation,
-    both in units of the normalised action. `guidance` bounds the pull towards a running chunk (beta of
-    arXiv 2506.07339, there 5; smaller is better with ranked candidates).
+    both in units of the normalised action; after a third of the training the upper bound narrows by the share
+    `noise_decay` of the range (ReinFlow's is 0.3; 0: never). `guidance` bounds the pull towards a running chunk (beta
+    of arXiv 2506.07339, there 5; smaller is better with ranked candidates).
 
     With a `trained_delay` supervised training conditions on up to that number of first actions of a chunk and predicts
     the rest (arXiv 2512.05964); running chunks with at most that delay are then continued so, instead of guided.
@@ -53,6 +55,7 @@ class FlowConfig(GenerativeConfig):
     noise_level: PositiveFloat = 0.7
     std_min: PositiveFloat = 0.08
     std_max: PositiveFloat = 0.16
+    noise_decay: Fraction = 0.0
     guidance: NonNegativeFloat = 1.0
     trained_delay: NonNegativeInt = 0
     initial_std: PositiveFloat | None = None
@@ -75,7 +78,7 @@ class FlowConfig(GenerativeConfig):
         return FlowPolicy(contract, self)
 
 
-class FlowPolicy(GenerativePolicy):
+class FlowPolicy(NarrowingNoise, GenerativePolicy):
     """Policy that predicts chunks of H actions by integrating a learned velocity field over S denoising steps.
 
     A chunk's log-probability (one part, P = 1) is that of its noisy denoising steps, added or averaged.
@@ -92,6 +95,7 @@ class FlowPolicy(GenerativePolicy):
         self.velocity = _Velocity(contract, features, config)
         size = contract.horizon * contract.action.shape[-1]
         self.noise = nn.Sequential(nn.Linear(features + 1, 64), nn.Tanh(), nn.Linear(64, size))
+        self.add_noise_decay(config.noise_decay, config.sampler)
 
     @property
     def scores(self) -> bool:
@@ -165,10 +169,10 @@ class FlowPolicy(GenerativePolicy):
             config.sampler,
             config.noise_level,
             config.std_min,
-            config.std_max,
+            self.largest_std(config),
             self._spread,
             self._part,
-            config.aggregate is not Aggregate.SUM,
+            config.aggregate.divisor(self.grid.steps),
         )
 
     def _field(self, features: Tensor) -> Field:

@@ -49,18 +49,24 @@ CONDITION_SCALE = 4.0
 class Aggregate(Enum):
     """Reduction of the log-probabilities of noisy steps and of the K executed actions' elements to one of the chunk.
 
-    SUM is the joint log-probability; STEP_MEAN averages over steps (pi_RL, arXiv 2510.25889), MEAN over elements, too
-    (ReinFlow, arXiv 2505.22094; DPPO, arXiv 2409.00588, whose steps stay separate). In a chunk that the end of an
-    episode cuts short the mean has the same divisor, and actions that were not executed count as 0.
+    SUM is the joint log-probability; STEP_MEAN averages over steps (pi_RL, arXiv 2510.25889), PATH_MEAN over steps and
+    the initial noise, whose constant term is left out (pi_RL in RLinf's code), MEAN over steps and elements (ReinFlow,
+    arXiv 2505.22094; DPPO, arXiv 2409.00588, whose steps stay separate). In a chunk that the end of an episode cuts
+    short the mean has the same divisor, and actions that were not executed count as 0.
     """
 
     SUM = "sum"
     STEP_MEAN = "step_mean"
+    PATH_MEAN = "path_mean"
     MEAN = "mean"
 
     def of_actions(self, elements: Tensor) -> Tensor:
         """Contribution of each of K actions with `elements` [..., K, A] to the log-probability of a step, [..., K]."""
         return elements.mean(-1) / elements.shape[-2] if self is Aggregate.MEAN else elements.sum(-1)
+
+    def divisor(self, steps: int) -> int:
+        """Divisor of the sum over so many noisy steps."""
+        return {Aggregate.SUM: 1, Aggregate.PATH_MEAN: steps + 1}.get(self, steps)
 
 
 @dataclass
@@ -70,9 +76,9 @@ class GenerativeConfig(AugmentedConfig):
     The `network` has layers of width `hidden` and `depth` residual blocks, a UNet as many levels. Augmentations also
     change the samples of the advantage's loss. When ranking, the best of `candidates` chunks by advantage is executed,
     of `explored_candidates` while exploring. The log-probability of a chunk is an `aggregate` over noisy denoising
-    steps and the executed actions' elements: sum, step_mean or mean. The supervised loss is a mean over `draws` noises
-    of each chunk, which cost little where encoding the observation costs much. With `steering` a small actor is trained
-    in place of the policy, which stays frozen.
+    steps and the executed actions' elements: sum, step_mean, path_mean or mean. The supervised loss is a mean over
+    `draws` noises of each chunk, which cost little where encoding the observation costs much. With `steering` a small
+    actor is trained in place of the policy, which stays frozen.
 
     With an `advantage_guidance` the network also reads whether an action is among the better ones, which
     offline=recap trains, and chunks are generated under that condition, by classifier-free guidance with this weight:

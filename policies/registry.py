@@ -17,6 +17,7 @@ from policies.mlp import MLPConfig
 from policies.recurrent import RecurrentConfig
 from policies.squashed import SquashedConfig
 from policies.vla.pi0 import Pi0Config
+from policies.vla.pi0_fast import Pi0FastConfig
 from policies.vla.pi05 import Pi05Config
 from policies.vla.smolvla import SmolVLAConfig
 from policies.vla.tokens import TokensConfig
@@ -30,6 +31,7 @@ POLICIES: dict[str, type] = {
     "mlp": MLPConfig,
     "pi0": Pi0Config,
     "pi05": Pi05Config,
+    "pi0_fast": Pi0FastConfig,
     "recurrent": RecurrentConfig,
     "smolvla": SmolVLAConfig,
     "squashed": SquashedConfig,

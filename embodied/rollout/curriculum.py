@@ -1,17 +1,19 @@
-"""Curriculum of initial states: states that the policy solves about half of the time begin more episodes.
+"""Curriculum of initial states: some that the policy has tried begin more episodes than others.
 
-A share of episodes repeats known initial states of the environment's task, with weight exp(-|success - 1/2| /
-TEMPERATURE), and the others begin in new ones, which a curriculum of only known states would never find. For every
-task the `REMEMBERED` states nearest to one half are remembered.
+A share of episodes repeats known initial states of the environment's task, by their weight, and the others begin in new
+ones, which a curriculum of only known states would never find. For every task the `REMEMBERED` states of most weight
+are remembered. The weight is exp(-|success - 1/2| / TEMPERATURE), because a state with a success rate of one half says
+most about the policy's last change; or that of VLA-RL (arXiv 2505.18719) as its code has it, max(1 - success, LEAST),
+by which states that are never solved are begun most often.
 
-Differs from VLA-RL (arXiv 2505.18719), whose published code also draws among the initial states of a task, but by
-their failures: with weight (1 - success)^(1 / temperature), and at least a minimum, so that states which are never
-solved are begun most often. A state with a success rate of one half says most about the policy's last change.
+Differs from VLA-RL: there a task has a fixed set of initial states, which are all known, the success rate is that of
+the last five attempts, and the paper also draws among tasks; here each environment keeps its task.
 """
 
 from __future__ import annotations
 
 import math
+from enum import Enum
 from typing import Any
 
 import torch
@@ -22,11 +24,26 @@ from embodied.rollout.starts import RECENT, random_first_start
 
 REMEMBERED = 32
 TEMPERATURE = 0.1
+LEAST = 0.1
+"""Smallest weight of a state by its failures: VLA-RL's smallest probability, before normalisation."""
 MEMORY = 0.9
 """Weight of an attempt relative to the one after it, because the policy changes."""
 
 Record = tuple[float, float]
 """Numbers of attempts and successes of an initial state, which decay by `MEMORY` at each attempt."""
+
+
+class Favours(Enum):
+    """Initial states that a curriculum repeats most: those solved HALF of the time, or those of most FAILURES."""
+
+    HALF = "half"
+    FAILURES = "failures"
+
+    def weight(self, record: Record) -> float:
+        """Weight of an initial state that has been tried."""
+        attempts, successes = record
+        # w = max(1 - successes / attempts, LEAST)
+        return max(1.0 - successes / attempts, LEAST) if self is Favours.FAILURES else weight(record)
 
 
 def weight(record: Record) -> float:
@@ -42,15 +59,22 @@ def weight(record: Record) -> float:
 class CurriculumStarts:
     """Starts that repeat known initial states in a share `repeated` of episodes.
 
-    The known states are drawn by their success, the other episodes begin in new states. Starts are below `num_starts`;
-    None: unlimited.
+    The known states are drawn by the weight of `favours`, the other episodes begin in new states. Starts are below
+    `num_starts`; None: unlimited.
     """
 
     def __init__(
-        self, task_index: Tensor, *, repeated: float, generator: torch.Generator, num_starts: int | None = None
+        self,
+        task_index: Tensor,
+        *,
+        repeated: float,
+        generator: torch.Generator,
+        num_starts: int | None = None,
+        favours: Favours = Favours.HALF,
     ) -> None:
         self.task_index = task_index.tolist()
         self.repeated = repeated
+        self.weight = favours.weight
         self.num_starts = num_starts
         tasks = max(self.task_index) + 1
         count = len(self.task_index)
@@ -101,7 +125,7 @@ class CurriculumStarts:
         attempts, successes = records.get(start, (0.0, 0.0))
         records[start] = (MEMORY * attempts + 1.0, MEMORY * successes + won)
         if len(records) > REMEMBERED:
-            del records[min(records, key=lambda each: weight(records[each]))]
+            del records[min(records, key=lambda each: self.weight(records[each]))]
         self.ended[env] = True
         if self.first[env]:
             self.firsts = [*self.firsts, won][-RECENT:]
@@ -115,7 +139,7 @@ class CurriculumStarts:
             self.running[env] = self.fresh[task] % self.num_starts if self.num_starts else self.fresh[task]
             self.fresh[task] += 1
         else:
-            weights = torch.tensor([weight(record) for record in records.values()])
+            weights = torch.tensor([self.weight(record) for record in records.values()])
             self.running[env] = list(records)[int(torch.multinomial(weights, 1, generator=self.generator))]
 
     def state_dict(self) -> dict[str, Any]:

@@ -22,17 +22,27 @@ class GroupStarts:
     Episodes are counted by rounds of a task's environments, whichever ends first: the members of a group do not depend
     on how long its episodes take. The last group of an iteration may be smaller. Starts are below `num_starts`; None:
     unlimited.
+
+    With `continuous` there are no rounds: whichever environment is free takes the next place in its task's oldest group
+    with places left, so that groups are complete soon, and no group is smaller unless episodes are abandoned.
     """
 
     def __init__(
-        self, task_index: Tensor, group: int, generator: torch.Generator, num_starts: int | None = None
+        self,
+        task_index: Tensor,
+        group: int,
+        generator: torch.Generator,
+        num_starts: int | None = None,
+        *,
+        continuous: bool = False,
     ) -> None:
         self.task_index = task_index.cpu()
         self.group = group
         self.num_starts = num_starts
-        same = self.task_index.unsqueeze(0) == self.task_index.unsqueeze(1)
-        self.place = same.tril(-1).sum(1)  # index among the environments of the same task
-        self.count = same.sum(1)
+        self.continuous = continuous
+        self.same = self.task_index.unsqueeze(0) == self.task_index.unsqueeze(1)
+        self.place = self.same.tril(-1).sum(1)  # index among the environments of the same task
+        self.count = self.same.sum(1)
         self.fresh = torch.full(
             (int(self.task_index.max()) + 1,), random_first_start(generator)
         )  # first start of this iteration, by task
@@ -41,8 +51,13 @@ class GroupStarts:
     def __call__(self, finished: Tensor, success: Tensor) -> Tensor:
         """Initial states [N] for environments that `finished` [N]; elsewhere 0, which is unused."""
         finished = finished.cpu()
-        # number of the group within the iteration: (round * environments + index) // group
-        number = (self.episode_counts * self.count + self.place) // self.group
+        if self.continuous:
+            # episodes of the task so far, and those that begin now in environments before this one
+            earlier = (self.same.tril(-1) & finished).sum(1)
+            number = (self._begun_by_task()[self.task_index] + earlier) // self.group
+        else:
+            # number of the group within the iteration: (round * environments + index) // group
+            number = (self.episode_counts * self.count + self.place) // self.group
         start = self.fresh[self.task_index] + number
         self.episode_counts = self.episode_counts + finished
         return torch.where(finished, start % self.num_starts if self.num_starts else start, 0)
@@ -53,9 +68,16 @@ class GroupStarts:
 
     def abandon(self) -> None:
         """End an iteration: the next episodes belong to new groups."""
-        used = (self.episode_counts * self.count + self.group - 1) // self.group
-        self.fresh = self.fresh + torch.zeros_like(self.fresh).scatter_reduce(0, self.task_index, used, "amax")
+        if self.continuous:
+            self.fresh = self.fresh + (self._begun_by_task() + self.group - 1) // self.group
+        else:
+            used = (self.episode_counts * self.count + self.group - 1) // self.group
+            self.fresh = self.fresh + torch.zeros_like(self.fresh).scatter_reduce(0, self.task_index, used, "amax")
         self.episode_counts = torch.zeros_like(self.episode_counts)
+
+    def _begun_by_task(self) -> Tensor:
+        """Number of episodes of each task in this iteration."""
+        return torch.zeros_like(self.fresh).scatter_add(0, self.task_index, self.episode_counts)
 
     def metrics(self) -> dict[str, float]:
         """No metrics."""
@@ -74,7 +96,8 @@ class WholeEpisodes(Collector):
     """Collector of whole episodes only, all by the same policy.
 
     All environments begin together. Each runs as many episodes as fit into the requested decisions, however long they
-    take, and at least one; then it stays frozen, with `executed` False and no further endings.
+    take, and at least one; then it stays frozen, with `executed` False and no further endings. With `patience` the
+    rollout ends once all are frozen.
     """
 
     def collect(self, decisions: int) -> Rollout:
@@ -89,6 +112,9 @@ class WholeEpisodes(Collector):
         running = ~torch.stack(self.frozen).to(rollout.done.device)
         ends = {name: getattr(rollout, name) & running for name in ("terminated", "truncated", "success")}
         return replace(rollout, executed=rollout.executed & running.unsqueeze(-1), **ends)
+
+    def _is_over(self) -> bool:
+        return self.patience is not None and bool((self.finished & (self.remaining == 0)).all())
 
     def _due(self) -> Tensor:
         due = self.finished & (self.remaining > 0)

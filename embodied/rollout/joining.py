@@ -1,4 +1,4 @@
-"""Concatenation of the rollouts of several collectors, as if one collector had stepped all of their environments.
+"""Concatenation of rollouts: of several collectors, as if one had stepped all of their environments, or in time.
 
 Letters: T decisions, N environments, E episode ends.
 """
@@ -66,6 +66,48 @@ def joined(rollouts: Sequence[Rollout]) -> Rollout:
         has_success=all(each.has_success for each in rollouts),
         placement_metrics=metrics,
     )
+
+
+def consecutive(first: Rollout, second: Rollout) -> Rollout:
+    """Concatenate two rollouts of one collector in time, `second` directly after `first`; a copy on its device.
+
+    Metrics and policy version are those of `second`.
+    """
+    device = second.done.device
+    fields: dict[str, Any] = {}
+    for name in DECISIONS:
+        earlier, later = getattr(first, name), getattr(second, name)
+        fields[name] = None if later is None else _cat([earlier.to(device), later], 0)
+    for name in NAMED:
+        earlier, later = getattr(first, name), getattr(second, name)
+        fields[name] = {key: torch.cat((earlier[key].to(device), later[key])) for key in later if key in earlier}
+    decisions, envs = first.done.shape
+    # the observations after episodes that ended with the last decision of `first` are in its last observation
+    seam = first.done[-1].to(device).nonzero().squeeze(1)
+    after = first.last_observation.to(device)
+    rows, observations = [(decisions - 1) * envs + seam], [after[seam]]
+    if first.final_rows is not None and first.final_observation is not None:
+        rows.insert(0, first.final_rows.to(device))
+        observations.insert(0, first.final_observation.to(device))
+    if second.final_rows is not None and second.final_observation is not None:
+        rows.append(decisions * envs + second.final_rows)
+        observations.append(second.final_observation)
+    return replace(
+        second, **fields, final_rows=torch.cat(rows), final_observation=cast(TensorDict, TensorDict.cat(observations))
+    )
+
+
+def since(rollout: Rollout, t: int) -> Rollout:
+    """Copy of `rollout` without its first `t` decisions."""
+    fields: dict[str, Any] = {
+        name: None if getattr(rollout, name) is None else getattr(rollout, name)[t:].clone() for name in DECISIONS
+    }
+    fields |= {name: {key: each[t:].clone() for key, each in getattr(rollout, name).items()} for name in NAMED}
+    final_rows, final_observation = rollout.final_rows, rollout.final_observation
+    if final_rows is not None and final_observation is not None:
+        rows = final_rows - t * rollout.done.shape[1]
+        final_rows, final_observation = rows[rows >= 0], cast(TensorDict, final_observation[rows >= 0])
+    return replace(rollout, **fields, final_rows=final_rows, final_observation=final_observation)
 
 
 def _side_by_side(rollouts: Sequence[Rollout], name: str, dim: int) -> Tensor | TensorDict | None:

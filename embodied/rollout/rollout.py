@@ -27,6 +27,7 @@ from embodied.errors import UserError
 from embodied.policy import EXECUTED, Decision, Policy, sum_of_executed
 from embodied.rollout.finite import check_observation, check_transition
 from embodied.rollout.memory import Memory
+from embodied.rollout.patience import Patience
 from embodied.rollout.starts import Starts
 from embodied.rollout.storage import Rows, Storage
 
@@ -205,7 +206,7 @@ class Collector:
     """Collector that steps `env` with `policy`; running episodes continue between calls.
 
     `generator` draws the policy's noise, on the policy's device; rollouts are stored in `storage`, on disk in `folder`
-    (the system's temporary folder if None).
+    (the system's temporary folder if None). With `patience` hopeless episodes are truncated.
 
     Raises:
         UserError: if the policy was built for other tensors than the environment's, or `starts` is given for an
@@ -220,6 +221,8 @@ class Collector:
         starts: Starts | None = None,
         storage: Storage = Storage.DEVICE,
         folder: Path | None = None,
+        *,
+        patience: Patience | None = None,
     ) -> None:
         policy.contract.check(env.contract)
         self.cancelled = False  # set by another thread: the running collection ends at its next decision
@@ -232,6 +235,7 @@ class Collector:
         self.starts = starts
         self.storage = storage
         self.folder = folder
+        self.patience = patience
         self.version = 0  # number of updates so far
         self.memory = Memory(policy, env.num_envs, env.device)
         self.observation: TensorDict | None = None
@@ -260,6 +264,9 @@ class Collector:
         for t in range(decisions):
             if self.cancelled:
                 raise Cancelled
+            if self._is_over():
+                rows.end(t)
+                break
             started = time.perf_counter()
             due = self._due()
             ended = due.nonzero().squeeze(1)
@@ -279,6 +286,8 @@ class Collector:
             transition = self.env.step(decision.actions[:, : self.env.contract.executed].clone())  # it may modify it
             simulation_s += time.perf_counter() - started
             check_transition(self.env, transition)
+            if self.patience:
+                transition = self.patience(due, transition)
             frozen = self.finished & ~due
             self.finished = transition.done
             self.success = transition.success
@@ -314,6 +323,10 @@ class Collector:
         """Decision of the policy on its own device."""
         return self.policy.act(observation, generator=self.generator)
 
+    def _is_over(self) -> bool:
+        """Whether the rollout ends before the next decision."""
+        return False
+
     def _due(self) -> Tensor:
         """Environments that begin a new episode before the next chunk, [N] bool."""
         return self.finished
@@ -339,6 +352,8 @@ class Collector:
         state: dict[str, Any] = {"generator": self.generator.get_state(), "version": self.version}
         if self.starts:
             state["starts"] = self.starts.state_dict()
+        if self.patience:
+            state["patience"] = self.patience.state_dict()
         if not isinstance(self.env, Restorable):
             return state
         return state | {
@@ -363,6 +378,8 @@ class Collector:
             if "starts" not in state:
                 raise UserError("this checkpoint is of an earlier release: go on from its weights with start_from=")
             self.starts.load_state_dict(state["starts"])
+        if self.patience:
+            self.patience.load_state_dict(state["patience"])
         if "env" not in state:
             self.abandon()
             return

@@ -50,6 +50,12 @@ class Rows:
             else:
                 self._row((name,), t, value).copy_(value)
 
+    def end(self, t: int) -> None:
+        """End before row `t`: later rows are left out."""
+        self.length = t
+        self.leaves = {path: leaf[:t] for path, leaf in self.leaves.items()}
+        self.batch = {name: [t, *batch[1:]] for name, batch in self.batch.items()}
+
     def tensors(self) -> dict[str, Any]:
         """All tensors by name, [T, ...]; of a dictionary, those that every row has."""
         tensors: dict[str, Any] = {name: TensorDict({}, batch) for name, batch in self.batch.items()}

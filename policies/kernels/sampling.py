@@ -7,7 +7,8 @@ three deviations:
 
 Its authors train with the mean over steps and elements instead of the sum (`policy.aggregate=mean`), and therefore
 with `algorithm.clip=0.01`. Differs from ReinFlow: only the executed action is clamped to its limits, since clamped
-means have no gradient, and the range of s is constant, where its authors narrow it late in training.
+means have no gradient, and the mean over steps leaves the initial noise out. The authors' narrowing of s late in
+training is `policy.noise_decay`, see `NarrowingNoise`.
 
 Letters: B samples, S denoising steps, H chunk length, A action dimension.
 """
@@ -59,7 +60,8 @@ class FlowSampling:
     """One time grid and kernel for both sampling and scoring.
 
     `spread(hidden, index)` returns the learned noise before squashing, [B, H, A]. `part` reduces the log-probabilities
-    [B, H, A] of a step to terms of K actions, [B, K, 1]; terms of a path are added, or `averaged` over its steps.
+    [B, H, A] of a step to terms of K actions, [B, K, 1]; the sum of terms over the path is divided by `divisor` where
+    every step is noisy.
     """
 
     grid: TimeGrid
@@ -69,7 +71,7 @@ class FlowSampling:
     std_max: float
     spread: Callable[[Tensor, Tensor], Tensor]
     part: Callable[[Tensor], Tensor]
-    averaged: bool = False
+    divisor: int = 1
 
     def denoise(
         self, x: Tensor, field: Field, deterministic: bool, generator: torch.Generator | None
@@ -159,7 +161,7 @@ class FlowSampling:
         return noise.clamp(-WIDEST, WIDEST) if self.sampler is Sampler.REINFLOW else noise
 
     def _of_path(self, total: Tensor) -> Tensor:
-        return total / self.grid.steps if self.averaged and self.sampler.everywhere else total
+        return total / self.divisor if self.sampler.everywhere else total
 
     def _chosen(self, noisy: Tensor, index: Tensor) -> Tensor:
         return torch.ones_like(index, dtype=torch.bool) if self.sampler.everywhere else noisy == index

@@ -15,7 +15,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from embodied.configuration import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from embodied.configuration import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.execution.chunking import Running
@@ -33,6 +33,7 @@ from embodied.seeding import fixed_noise
 from embodied.value_head import ValueHead
 from policies.generative import SMALLEST_STD, Aggregate
 from policies.kernels.flow import TimeGrid, prefix_mask
+from policies.kernels.narrowing import NarrowingNoise
 from policies.kernels.sampling import Field, FlowSampling, Sampler, check_delay, trained_for, undefined_log_prob
 from policies.steering import Steerable, SteeringConfig
 from policies.vla import adapters
@@ -68,10 +69,11 @@ class Pi0Config(Computing, PolicyConfig):
 
     While exploring, the `sampler` adds noise to one random step (flow_sde) or learned noise to all (flow_noise;
     reinflow, at most 3 deviations). `noise_level` is Flow-SDE's a, `std_min` and `std_max` bound the learned deviation,
-    in units of the normalised action. `guidance` bounds the pull towards a running chunk (arXiv 2506.07339's beta). The
+    in units of the normalised action; after a third of the training the upper bound narrows by the share `noise_decay`
+    of the range (0: never). `guidance` bounds the pull towards a running chunk (arXiv 2506.07339's beta). The
     log-probability of a chunk is an `aggregate` over noisy denoising steps and the executed actions' elements: sum,
-    step_mean or mean. The supervised loss is a mean over `draws` noises of each chunk, which cost little compared with
-    encoding pictures. The inputs of the `critic` pass layers of width `hidden` to a head of `values`.
+    step_mean, path_mean or mean. The supervised loss is a mean over `draws` noises of each chunk, which cost little
+    beside encoding pictures. The inputs of the `critic` pass layers of width `hidden` to a head of `values`.
 
     With a `trained_delay` supervised training conditions on up to that number of first actions of a chunk and predicts
     the rest (arXiv 2512.05964); running chunks with at most that delay are then continued so, instead of guided.
@@ -92,6 +94,7 @@ class Pi0Config(Computing, PolicyConfig):
     noise_level: PositiveFloat = 0.5
     std_min: PositiveFloat = 0.08
     std_max: PositiveFloat = 0.16
+    noise_decay: Fraction = 0.0
     guidance: NonNegativeFloat = 5.0
     trained_delay: NonNegativeInt = 0
     aggregate: Aggregate = Aggregate.SUM
@@ -117,7 +120,7 @@ class Pi0Config(Computing, PolicyConfig):
         return Pi0Policy(contract, self)
 
 
-class Pi0Policy(Conditioned, Steerable, adapters.AdaptablePolicy):
+class Pi0Policy(NarrowingNoise, Conditioned, Steerable, adapters.AdaptablePolicy):
     """Policy that predicts chunks of H actions by integrating a velocity field; pictures are encoded once a chunk.
 
     Actions are normalised and padded with zeros to the model's D elements; padding is neither scored nor in the loss.
@@ -160,6 +163,7 @@ class Pi0Policy(Conditioned, Steerable, adapters.AdaptablePolicy):
         self.noise = nn.Sequential(
             nn.Linear(self.model.expert_width, 64), nn.Tanh(), nn.Linear(64, self.model.action_size)
         )
+        self.add_noise_decay(config.noise_decay, config.sampler)
         self.value_head = config.values
         inputs = self.model.width + self.inputs.state_size
         self.critic = Critic(contract, config.critic, inputs, config.hidden, self.value_head.outputs)
@@ -200,10 +204,10 @@ class Pi0Policy(Conditioned, Steerable, adapters.AdaptablePolicy):
             config.sampler,
             config.noise_level,
             config.std_min,
-            config.std_max,
+            self.largest_std(config),
             self._spread,
             self._part,
-            config.aggregate is not Aggregate.SUM,
+            config.aggregate.divisor(self.grid.steps),
         )
 
     def critic_parameters(self) -> list[nn.Parameter]:

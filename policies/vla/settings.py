@@ -39,7 +39,7 @@ LIBERO = "libero"
 """Name of openpi's data set of LIBERO, and of the folder of its statistics."""
 STEPS = 10
 """Denoising steps of LeRobot, transformers and openpi where a configuration does not name their number."""
-MODES = {"pi0": Mode.MEAN_STD, "pi05": Mode.QUANTILES, "smolvla": Mode.MEAN_STD}
+MODES = {"pi0": Mode.MEAN_STD, "pi05": Mode.QUANTILES, "smolvla": Mode.MEAN_STD, "pi0_fast": Mode.QUANTILES}
 """Normalisation of state and action where a configuration does not name it."""
 
 

@@ -26,6 +26,7 @@ from policies.mlp import GaussianPolicy, MLPConfig
 from policies.recurrent import RecurrentConfig, RecurrentPolicy
 from policies.squashed import SquashedConfig, SquashedPolicy
 from policies.vla.pi0 import Pi0Config, Pi0Policy
+from policies.vla.pi0_fast import Pi0FastConfig, Pi0FastPolicy
 from policies.vla.pi05 import Pi05Config
 from policies.vla.smolvla import SmolVLAConfig
 from policies.vla.tokens import TokensConfig, TokensPolicy
@@ -59,6 +60,7 @@ CONFIGS = {
     "attention": AttentionConfig(hidden=[32], values=CLASSES),
     "pi0": Pi0Config(hidden=32),
     "pi05": Pi05Config(hidden=32, frozen=True),
+    "pi0_fast": Pi0FastConfig(temperature=1.2, hidden=32, values=CLASSES),
     "smolvla": SmolVLAConfig(hidden=32),
     "recurrent": RecurrentConfig(hidden=[32]),
     "squashed": SquashedConfig(width=32, hidden=[32], values=CLASSES),
@@ -331,7 +333,9 @@ def test_actors_do_without_what_only_a_simulator_knows(make):
     policy.loss(without, torch.zeros(20, 4, 7), torch.ones(20, 4))
     policy.start_critic()
     other = observation.clone().set("mass", observation["mass"] + 1.0)
-    blind = isinstance(getattr(policy, "encoder", None), ObjectEncoder) or isinstance(policy, Pi0Policy | TokensPolicy)
+    blind = isinstance(getattr(policy, "encoder", None), ObjectEncoder) or isinstance(
+        policy, Pi0Policy | Pi0FastPolicy | TokensPolicy
+    )
     assert (
         (policy.value(other) != policy.value(observation)) != blind
     ).all()  # some critics read no more than the actor

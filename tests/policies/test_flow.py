@@ -100,7 +100,9 @@ def test_log_prob_is_that_of_the_noisy_step_over_executed_actions() -> None:
         assert decision.log_prob[row].item() == pytest.approx(total, rel=1e-4)
 
 
-@pytest.mark.parametrize(("aggregate", "share"), [("SUM", 1.0), ("STEP_MEAN", 1 / 2), ("MEAN", 1 / 12)])
+@pytest.mark.parametrize(
+    ("aggregate", "share"), [("SUM", 1.0), ("STEP_MEAN", 1 / 2), ("PATH_MEAN", 1 / 3), ("MEAN", 1 / 12)]
+)
 @pytest.mark.parametrize("sampler", [Sampler.FLOW_NOISE, Sampler.REINFLOW])
 def test_learned_noise_is_scored_over_the_whole_path(sampler: Sampler, aggregate: str, share: float) -> None:
     """Of two steps, each of three executed actions of two elements; the noise that begins the path is not scored."""

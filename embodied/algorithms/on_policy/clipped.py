@@ -48,7 +48,9 @@ class ClippedConfig(Configuration):
     `clip_first` (None: `clip`) to `clip` at the last, with the advantage discounted by `part_discount` for every step
     that follows. An iteration ends once the approximate KL
     divergence from the policy that collected passes `target_kl`. `kl_coefficient` weighs the KL divergence from the
-    policy that reinforcement learning started with, as SFT left it (0: not computed). `bc_coefficient` weighs the
+    policy that reinforcement learning started with, as SFT left it (0: not computed), `wasserstein` the mean squared
+    distance, in half ranges of the action, of chunks from those that this policy generates from the same noise
+    (ReinFlow's regulariser, arXiv 2505.22094; 0: not computed). `bc_coefficient` weighs the
     supervised loss on `bc_batch` chunks of the demonstrations, drawn for every step (0: none). With `one_step` every
     step is followed by one of the policy's one-step actor, which imitates it and does not act yet.
     """
@@ -64,6 +66,7 @@ class ClippedConfig(Configuration):
     entropy_weight: NonNegativeFloat = 0.0
     target_kl: Limit = 0.05
     kl_coefficient: NonNegativeFloat = 0.0
+    wasserstein: NonNegativeFloat = 0.0
     bc_coefficient: NonNegativeFloat = 0.0
     bc_batch: PositiveInt = 256
     max_gradient_norm: Limit = 1.0
@@ -77,6 +80,11 @@ class ClippedConfig(Configuration):
         return bool(self.bc_coefficient)
 
     @property
+    def refers_to_start(self) -> bool:
+        """Whether the learner keeps a copy of the policy that reinforcement learning started with."""
+        return bool(self.kl_coefficient or self.wasserstein)
+
+    @property
     def max_staleness(self) -> int:
         """Updates that a rollout's policy may be behind; 0: each rollout is used before the next one is collected."""
         return 0
@@ -86,7 +94,7 @@ class ClippedConfig(Configuration):
 
         Raises:
             UserError: for a policy whose samples have no log-probability, or without a one-step actor that is to
-                learn, or if demonstrations are missing.
+                learn, for `wasserstein` one that does not generate from noise, or if demonstrations are missing.
         """
         if not policy.scores:
             raise UserError(
@@ -95,6 +103,8 @@ class ClippedConfig(Configuration):
             )
         if self.bc_coefficient and demonstrations is None:
             raise UserError("algorithm.bc_coefficient needs demonstrations, but this task has none; use 0")
+        if self.wasserstein and not isinstance(policy, SteeredPolicy):
+            raise UserError("algorithm.wasserstein compares chunks generated from noise: use policy=flow, or leave it")
         if self.one_step:
             with_small_actor(policy, Steering.ONE_STEP, f"{option.partition('=')[0]}.one_step=true")
 
@@ -143,7 +153,8 @@ class Clipped(Composite):
         self.parameters = (policy.actor_parameters(), policy.critic_parameters())[: len(rates)]
         groups = [{"params": params, "lr": rate} for params, rate in zip(self.parameters, rates, strict=True)]
         self.optimiser = torch.optim.AdamW(groups, weight_decay=0.0, fused=True)
-        self.reference = copied(policy) if config.kl_coefficient else None
+        self.reference = copied(policy) if config.refers_to_start else None
+        self.noise = seeding.child(generator) if config.wasserstein else None
         self.one_step: OneStep | None = None
         if config.one_step:
             assert isinstance(policy, SteeredPolicy)
@@ -180,6 +191,7 @@ class Clipped(Composite):
             if bool(update.kl > self.config.target_kl):
                 break
         self.iterations += 1
+        self.policy.anneal(self.progress)
 
     def _minibatches(self, batch: TensorDict, minibatches: Minibatches) -> Iterator[TensorDict]:
         """Yield minibatches of `batch` [T, N] in random order.
@@ -277,14 +289,31 @@ class Clipped(Composite):
             kl = _total((ratio - 1.0) - log_ratio, own)
             clipped_share = _total(((ratio < 1.0 - low) | (ratio > 1.0 + high)).float(), own)
         sums = {"policy_loss": policy_loss, "entropy": entropy, "kl": kl, "clip_fraction": clipped_share}
-        if self.reference is not None:
+        if self.reference is not None and config.kl_coefficient:
             with torch.no_grad():
                 start_log_prob = self.reference.evaluate(batch["observation"], batch["sample"]).log_prob
             start_log_ratio = start_log_prob - evaluation.log_prob
             # KL(pi | pi_start) = E[q - 1 - log q] with q = pi_start / pi, whose gradient flows through pi
             sums["reference_kl"] = _total(start_log_ratio.exp() - 1.0 - start_log_ratio, own)
             loss = loss + config.kl_coefficient * sums["reference_kl"]
+        if config.wasserstein:
+            sums["start_distance"] = torch.where(own, self._start_distance(batch["observation"]), 0.0).sum()
+            loss = loss + config.wasserstein * sums["start_distance"]
         return loss, {name: value.detach() for name, value in sums.items()}
+
+    def _start_distance(self, observation: TensorDict) -> Tensor:
+        """Mean squared distance [B] of chunks from those of the policy at the start, from the same noise."""
+        assert isinstance(self.policy, SteeredPolicy)
+        assert isinstance(self.reference, SteeredPolicy)
+        assert self.noise is not None
+        shape = (len(observation), *self.policy.steering_noise_shape)
+        noise = torch.randn(shape, generator=self.noise).to(self.policy.device)
+        with torch.no_grad():
+            start = self.reference.generate(observation, noise)
+        action = self.policy.contract.action
+        half_range = (start.new_tensor(action.high) - start.new_tensor(action.low)) / 2.0
+        # W2(pi, pi_start)^2 <= E_z |a(o, z) - a_start(o, z)|^2
+        return ((self.policy.generate(observation, noise) - start) / half_range).square().mean((1, 2))
 
     def _of_parts(self, ratio: Tensor) -> tuple[Tensor | float, Tensor | float, Tensor | float]:
         """Lower and upper clip range, and weight of the advantage, [P] for the parts of `ratio` [..., P].
@@ -318,6 +347,8 @@ class Clipped(Composite):
             "generator": self.generator.get_state(),
         }
         others = {"reference": self.reference, "one_step": self.one_step}
+        if self.noise is not None:
+            state["noise"] = self.noise.get_state()
         return state | {name: each.state_dict() for name, each in others.items() if each is not None}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -328,6 +359,8 @@ class Clipped(Composite):
         self.generator.set_state(state["generator"])
         if self.reference is not None:
             self.reference.load_state_dict(state["reference"])
+        if self.noise is not None:
+            self.noise.set_state(state["noise"])
         if self.one_step is not None:
             self.one_step.load_state_dict(state["one_step"])
 

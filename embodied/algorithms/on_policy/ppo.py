@@ -41,7 +41,7 @@ from embodied.data.episodes import Episodes
 from embodied.environment import Environment, NumberedStarts, group_size
 from embodied.errors import UserError
 from embodied.policy import TrainablePolicy
-from embodied.rollout.curriculum import CurriculumStarts
+from embodied.rollout.curriculum import CurriculumStarts, Favours
 from embodied.rollout.memory import RecurrentPolicy
 from embodied.rollout.rollout import Collector, Rollout
 from embodied.world import ALONE, World
@@ -56,11 +56,11 @@ class PPOConfig(ClippedConfig):
 
     The critic's returns may look further ahead than advantages, by `value_gae_lambda` (None: `gae_lambda`). In the
     first `critic_warmup` iterations only the critic is trained, with `value_learning_rate`. A share `curriculum` of
-    episodes begins in initial states that the policy has tried, by how near it solves half of its attempts
-    (`rollout/curriculum.py`; 0: none). `process_reward` weighs progress along the milestones of demonstrations (VLA-RL,
-    `process_reward.py`; 0: not computed). `importance_limit` truncates how much more likely the policy before the
-    update finds what an older one sampled, in the decoupled objective (null: not decoupled, ratios are to the policy
-    that collected).
+    episodes begins in initial states that the policy has tried, by what `curriculum_favours`: how near it solves half
+    of its attempts, or how often it fails (`rollout/curriculum.py`; 0: none). `process_reward` weighs progress along
+    the milestones of demonstrations (VLA-RL, `process_reward.py`; 0: not computed). `importance_limit` truncates how
+    much more likely the policy before the update finds what an older one sampled, in the decoupled objective (null: not
+    decoupled, ratios are to the policy that collected).
     """
 
     value_learning_rate: NonNegativeFloat = 1e-3
@@ -69,6 +69,7 @@ class PPOConfig(ClippedConfig):
     value_gae_lambda: Fraction | None = None
     critic_warmup: NonNegativeInt = 3
     curriculum: Fraction = 0.0
+    curriculum_favours: Favours = Favours.HALF
     process_reward: NonNegativeFloat = 0.0
     importance_limit: Annotated[float, Range(at_least=1, at_most=INF)] | None = None
 
@@ -116,7 +117,11 @@ class PPOConfig(ClippedConfig):
                     " number; use curriculum=0"
                 )
             starts = CurriculumStarts(
-                env.task_index, repeated=self.curriculum, generator=generator, num_starts=env.num_starts
+                env.task_index,
+                repeated=self.curriculum,
+                generator=generator,
+                num_starts=env.num_starts,
+                favours=self.curriculum_favours,
             )
         process = None
         if self.process_reward:

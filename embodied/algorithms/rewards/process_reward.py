@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from embodied import seeding
 from embodied.algorithms.advantage import next_values, values
 from embodied.algorithms.finite import check_finite
+from embodied.algorithms.parts import Composite
 from embodied.contract import Contract
 from embodied.data.episodes import Episodes
 from embodied.errors import UserError
@@ -38,7 +39,7 @@ LEARNING_RATE = 1e-3
 """Training of the model: gradient steps, observations of each, and learning rate of Adam."""
 
 
-class LearnedProgress:
+class LearnedProgress(Composite):
     """Predictor of progress that learns from `demonstrations`, at first use, with the critic of a copy of `policy`.
 
     Raises:
@@ -60,6 +61,7 @@ class LearnedProgress:
         self.generator = generator
         with seeding.undisturbed():
             self.model = policy.with_new_weights()
+        self.optimiser: torch.optim.Adam | None = None  # while the model is fitted
         self.fitted = False
 
     def __call__(self, rollout: Rollout, world: World = ALONE) -> tuple[Tensor, Tensor]:
@@ -75,7 +77,7 @@ class LearnedProgress:
         self.model.start_critic()
         rows, label = progress(self.demonstrations, self.grippers)
         parameters = self.model.critic_parameters()
-        optimiser = torch.optim.Adam(parameters, LEARNING_RATE)
+        self.optimiser = optimiser = torch.optim.Adam(parameters, LEARNING_RATE)
         for step in range(STEPS):
             minibatch = torch.randint(len(rows), (BATCH,), generator=self.generator)
             # L = mean (V(o) - progress)^2, or of the cross-entropy of categorical values
@@ -86,6 +88,7 @@ class LearnedProgress:
             check_finite({"loss of the process reward": loss.detach()}, step + 1)
             nn.utils.clip_grad_norm_(parameters, 1.0)
             optimiser.step()
+        self.optimiser = None
         self.fitted = True
 
     def _predicted(self, rows: Tensor) -> Tensor:

@@ -4,8 +4,8 @@ An encoder turns each episode into a vector. Successes of a task are clustered; 
 is to the centre of a cluster, compared with the task's other failures: 0.6 sigmoid(10 (0.5 - d)), where d is its
 distance, scaled to [0, 1] over these failures. Successes earn 1.
 
-Differs from the paper: episodes are encoded by their observations, not by a video model, unless another `encoder` is
-passed; where a task has no success at all, its failures earn nothing.
+Differs from the paper: episodes are encoded by their observations, or by the features that the policy has learned from
+demonstrations (`learned`), not by a video model; where a task has no success at all, its failures earn nothing.
 """
 
 from __future__ import annotations
@@ -17,8 +17,11 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from embodied.policy import TrainablePolicy
 from embodied.rollout.groups import WholeRollout
 
+ROWS = 256
+"""Observations that are encoded together."""
 POINTS = 32
 """Observations that represent an episode, equally spaced in time."""
 NEAR = 0.5
@@ -31,6 +34,18 @@ def changes(observation: TensorDict) -> Tensor:
     parts = [part.flatten(2) for _, part in sorted(observation.items()) if part.dtype == torch.float32]
     values = torch.cat(parts, -1)
     return (values - values[:, :1]).flatten(1)
+
+
+def learned(policy: TrainablePolicy) -> Callable[[TensorDict], Tensor]:
+    """Encoder of episodes by the features of `policy`, as differences from each episode's first, [E, F]."""
+
+    def encode(observation: TensorDict) -> Tensor:
+        rows = observation.flatten(0, 1)
+        pieces = [policy.features(piece.to(policy.device)).to(rows.device) for piece in rows.split(ROWS)]
+        values = torch.cat(pieces).unflatten(0, tuple(observation.batch_size))
+        return (values - values[:, :1]).flatten(1)
+
+    return encode
 
 
 @dataclass(frozen=True)

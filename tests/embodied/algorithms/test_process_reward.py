@@ -15,6 +15,7 @@ from embodied.data.episodes import Episodes
 from embodied.errors import UserError
 from embodied.rollout.groups import WholeEpisodes, WholeRollout
 from embodied.rollout.rollout import Collector, Rollout
+from embodied.training.loop import train
 from embodied.value_head import CriticHead, ValueHead
 from embodied.world import ALONE, World
 from policies.mlp import MLPConfig, MLPPolicy
@@ -153,6 +154,20 @@ def test_ppo_learns_from_the_task_and_from_progress() -> None:
     assert torch.equal(given[0].reward, shaped(found, before, after, 2.0, 0.9).reward)
     assert not torch.equal(given[0].reward, found.reward)
     assert told["process_progress"] == pytest.approx(float(before.mean()))
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [PPOConfig(process_reward=1.0, rollout_length=4), GRPOConfig(outcome=Outcome.PROCESS, group=4, rollout_length=4)],
+)
+def test_the_loop_lets_the_model_learn(algorithm: PPOConfig | GRPOConfig) -> None:
+    """Its optimiser is a part of the learner, and so is its network."""
+    env = Reach(8)
+    env.contract = replace(env.contract, action=replace(env.contract.action, names=("gripper",)))
+    seen = TensorDict({"position": torch.linspace(0.5, 0.1, 5)[:, None], "task": torch.zeros(5, 1)}, [5])
+    shown = Episodes.of(seen, torch.tensor([[-0.1], [-0.1], [0.1], [0.1], [0.1]]))
+    policy = MLPConfig(hidden=[8], initial_std=0.3).build(env.contract)
+    assert next(train(env, policy, algorithm, env_steps=16, demonstrations=shown)).env_steps > 0
 
 
 def test_grpo_tells_failures_apart_by_the_progress_at_their_end() -> None:

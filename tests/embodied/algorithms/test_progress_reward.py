@@ -7,7 +7,16 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from embodied.algorithms.rewards.progress_reward import POINTS, ProgressReward, centres, changes, progress, sampled
+from embodied.algorithms.rewards.progress_reward import (
+    POINTS,
+    ROWS,
+    ProgressReward,
+    centres,
+    changes,
+    learned,
+    progress,
+    sampled,
+)
 from embodied.rollout.groups import WholeRollout
 
 
@@ -74,3 +83,19 @@ def test_each_task_is_compared_with_its_own_successes() -> None:
 
     other = ProgressReward(only_last)(TensorDict({"x": path}, [longest, 5]), whole, success)
     assert other.tolist() == pytest.approx([1.0, worth(1.0), worth(0.0), 0.0, 0.0])  # by where they end
+
+
+def test_what_a_policy_sees_counts_where_its_features_do() -> None:
+    """More episodes than are encoded together; the features are twice the observation and a constant."""
+
+    class Seeing:
+        device = torch.device("cpu")
+
+        def features(self, observation: TensorDict) -> Tensor:
+            assert len(observation) <= ROWS
+            return torch.cat((2.0 * observation["x"], torch.ones(len(observation), 1)), 1)
+
+    x = torch.rand(20, POINTS, 1)
+    found = learned(Seeing())(TensorDict({"x": x}, [20, POINTS])).view(20, POINTS, 2)
+    torch.testing.assert_close(found[..., :1], 2.0 * (x - x[:, :1]))
+    assert not found[..., 1].any()

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from embodied.algorithms.on_policy.ppo import PPOConfig
 from embodied.errors import UserError
-from embodied.rollout.curriculum import REMEMBERED, CurriculumStarts, weight
+from embodied.rollout.curriculum import REMEMBERED, CurriculumStarts, Favours, weight
 from embodied.rollout.rollout import Collector
 from embodied.saving.tree import load_tree, save_tree
 from policies.mlp import MLPConfig
@@ -32,6 +32,24 @@ def test_weights_fall_on_both_sides_of_one_half() -> None:
     assert weight((1.0, 0.0)) == pytest.approx(math.exp(-(1 / 2 - 1 / 3) / 0.1))
     assert weight((4.0, 0.0)) == pytest.approx(weight((4.0, 4.0))) == pytest.approx(math.exp(-(1 / 3) / 0.1))
     assert weight((4.0, 2.0)) > weight((4.0, 1.0)) > weight((4.0, 0.0))
+
+
+def test_by_failures_what_is_never_solved_weighs_most_and_what_is_always_solved_a_little() -> None:
+    weights = [Favours.FAILURES.weight((4.0, successes)) for successes in (0.0, 1.0, 3.8, 4.0)]
+    assert weights == pytest.approx([1.0, 0.75, 0.1, 0.1])
+    generator, drawn = torch.Generator().manual_seed(0), []
+    starts = CurriculumStarts(torch.zeros(1).long(), repeated=1.0, generator=generator, favours=Favours.FAILURES)
+    for _ in range(4000):
+        starts.records[0] = {11: (4.0, 0.0), 12: (4.0, 2.0), 13: (4.0, 4.0)}
+        starts.abandon()
+        drawn.append(int(everywhere(starts)[0]))
+    counts = torch.tensor([drawn.count(start) for start in (11, 12, 13)]) / 4000
+    torch.testing.assert_close(counts, torch.tensor([1.0, 0.5, 0.1]) / 1.6, atol=0.03, rtol=0.0)
+    starts.records[0] = {start: (2.0, 1.0) for start in range(REMEMBERED)} | {7: (9.0, 9.0)}
+    starts.running = [50]
+    everywhere(starts)
+    assert 50 in starts.records[0]
+    assert 7 not in starts.records[0]
 
 
 def test_states_are_drawn_by_their_weights_and_a_share_is_new() -> None:

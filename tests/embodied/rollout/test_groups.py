@@ -47,6 +47,20 @@ def test_numbers_stay_below_those_that_there_are() -> None:
     assert dealt(starts, list(range(6))) == [3, 3, 0, 0, 1, 1]
 
 
+def test_whoever_is_free_takes_the_next_place_of_the_oldest_group() -> None:
+    starts = GroupStarts(torch.tensor([0, 1, 0, 1, 0, 1]), 2, generator(), continuous=True)
+    first = int(starts.fresh[0])
+    assert dealt(starts, list(range(6))) == [first] * 4 + [first + 1] * 2
+    assert dealt(starts, [4]) == [first + 1]  # of task 0 alone
+    assert dealt(starts, [0, 4]) == [first + 2] * 2
+    assert dealt(starts, [4]) == [first + 3]
+    starts.abandon()
+    assert (starts.fresh - first).tolist() == [4, 2]
+    other = GroupStarts(starts.task_index, 2, generator(), continuous=True)
+    other.load_state_dict(starts.state_dict())
+    assert dealt(starts, [1, 3]) == dealt(other, [1, 3]) == [first + 2] * 2
+
+
 def test_starts_continue_where_they_were() -> None:
     starts, other = (GroupStarts(torch.zeros(4, dtype=torch.int64), 2, generator()) for _ in range(2))
     dealt(starts, [0, 1, 2, 3])

@@ -6,7 +6,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from embodied.rollout.joining import joined
+from embodied.rollout.joining import consecutive, joined, since
 from embodied.rollout.rollout import Collector, Rollout
 from policies.mlp import MLPConfig
 from tests.embodied.reach import FixedStarts, Reach
@@ -97,3 +97,16 @@ def test_rollouts_that_do_not_go_together_are_refused(policy) -> None:
     short = Collector(Reach(2, tasks=1), Steady(policy), torch.Generator()).collect(3)
     with pytest.raises(ValueError, match=r"expected rollouts of one length, got \[5, 3\] decisions"):
         joined([one, short])
+
+
+def test_two_rollouts_one_after_the_other_are_a_longer_one(policy) -> None:
+    """Also where an episode ends with the last decision of the first: the observation after it is not lost."""
+    whole = Collector(Reach(5), Steady(policy), torch.Generator(), FixedStarts(STARTS)).collect(12)
+    for length in range(1, 12):
+        collector = Collector(Reach(5), Steady(policy), torch.Generator(), FixedStarts(STARTS))
+        both = consecutive(collector.collect(length), collector.collect(12 - length))
+        same(replace(both, simulation_s=0.0, policy_s=0.0), replace(whole, simulation_s=0.0, policy_s=0.0))
+        assert torch.equal(both.next_observation()["position"], whole.next_observation()["position"])
+        later = since(whole, length)
+        assert torch.equal(later.next_observation()["position"], whole.next_observation()["position"][length:])
+        assert torch.equal(later.reward, whole.reward[length:])

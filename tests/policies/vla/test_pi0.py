@@ -163,7 +163,8 @@ def test_the_mean_log_probability_is_that_of_two_actions_of_three_elements() -> 
     sample = learned[0].act(observation).sample
     of = [made.evaluate(observation, sample).log_prob for made in learned]
     torch.testing.assert_close(of[0], 4.0 * of[1])  # steps
-    torch.testing.assert_close(of[0], 24.0 * of[2])
+    torch.testing.assert_close(of[0], 5.0 * of[2])  # and the initial noise
+    torch.testing.assert_close(of[0], 24.0 * of[3])
 
 
 def test_padding_is_not_in_the_loss_and_learns_nothing() -> None:
