@@ -16,10 +16,7 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from embodied import (
-    seeding,
-    start_up,  # noqa: F401 - before PyTorch
-)
+from embodied import start_up  # noqa: F401 - before PyTorch
 from embodied.command_line import program
 from embodied.command_line.config import compose
 from embodied.command_line.train_options import GROUPS, TrainConfig, robot_task
@@ -27,6 +24,7 @@ from embodied.configuration import Configuration, PositiveInt
 from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.interrupt import STOPPING, GracefulStop
+from embodied.seeding import derive, seed_everything
 from embodied.training.compute import prepare
 from real_robot.learning.actor import Actor
 from real_robot.learning.link import ActorLink
@@ -79,8 +77,8 @@ def act(outbox: Outbox, greeting: Mapping[str, Any], config: TrainConfig, device
         UserError: if the learner has another contract than this computer's task.
     """
     # numbers that no actor of this run has drawn before
-    seed = seeding.derive(int(greeting["seed"]), "actor", int(greeting["total"])) & 0x7FFFFFFF
-    seeding.seed_everything(seed)
+    seed = derive(int(greeting["seed"]), "actor", int(greeting["total"])) & 0x7FFFFFFF
+    seed_everything(seed)
     task = robot_task(config)
     distribution = str(greeting["distribution"])
     try:
