@@ -32,6 +32,7 @@ DEMONSTRATED = (
     "libero_spatial",
     "maniskill_pick_cube",
     "robosuite_lift",
+    "vehicle_practice",
 )
 TOLD = r"policy=(\w+) with algorithm=([\w|]+)"
 
