@@ -67,7 +67,9 @@ class Fast:
     def _codes(self, chunks: Tensor) -> list[list[int]]:
         # round(scale * C x), lowest frequencies of all elements first: [N, H, A] -> [N, H * A]
         numbers = (self.scale * (cosines(chunks.shape[1]) @ chunks.cpu().double())).round().long().flatten(1)
-        return (self.first + (numbers - self.minimum).clamp_min(0)).tolist()
+        # numbers of actions out of [-1, 1] may be out of a new encoding's range, which is symmetric: nearest number
+        highest = -2 * self.minimum if self.first else None
+        return (self.first + (numbers - self.minimum).clamp(0, highest)).tolist()
 
     def decode(self, tokens: Sequence[Sequence[int]], horizon: int, actions: int) -> Tensor:
         """Normalised chunks [N, horizon, actions] of the tokens of each.

@@ -45,6 +45,12 @@ def test_missing_numbers_are_zero_and_those_beyond_the_end_are_left_out() -> Non
     torch.testing.assert_close(decoded[1], torch.tensor([[0.99, 0.495], [0.99, -0.495]]), atol=0.01, rtol=0.0)
 
 
+def test_an_action_out_of_range_has_the_nearest_number_and_moves_no_other() -> None:
+    x = torch.tensor([[[1.4, 0.5], [1.4, -0.5]], [[-1.4, 0.5], [-1.4, -0.5]]])
+    # round(10 sqrt(2) 1.4) = 20 is above 15, the largest number; -20 is below the smallest
+    assert plain(2).encode(x) == [[15 + 15, 15, 15, 7 + 15], [0, 15, 15, 7 + 15]]
+
+
 def test_what_is_frequent_becomes_one_token() -> None:
     """Chunks of zeros but for the first number of each element, and two chunks of ten that are all zeros."""
     x = torch.zeros(10, 2, 1)
