@@ -96,6 +96,15 @@ def test_files_of_the_processor_are_read(tmp_path: Path) -> None:
     torch.testing.assert_close(encoding.decode(ids, 8, 2), expected)
 
 
+def test_bytes_that_are_no_letter_are_zero(tmp_path: Path) -> None:
+    """A drawn answer may begin a letter of two bytes and not end it."""
+    published(tmp_path, torch.cat((-20.0 * torch.ones(1, 8, 2), chunks())))  # so that numbers are beyond 127
+    encoding = read(tmp_path)
+    begun = encoding.bpe.encode(chr(-encoding.minimum)).ids[:1]
+    assert encoding.bpe.decode(begun) == "\ufffd"
+    assert not encoding.decode([begun * 3], 8, 2).any()
+
+
 def test_a_folder_without_them_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"cannot read tokenizer\.json and processor_config\.json"):
         read(tmp_path)
