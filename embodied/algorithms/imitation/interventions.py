@@ -122,11 +122,12 @@ class HGDAgger(Composite):
         """Rows of a batch in the store of own decisions and in that of demonstrations; none if there are none."""
         own, demonstrations, share = self.replay.own, self.replay.imitable, self.config.intervention_share
         interventions = own.intervened()
-        fixed = round(self.config.sft.batch * share) if share and len(interventions) else 0
+        is_fixed = share is not None and len(interventions) > 0
+        fixed = round(self.config.sft.batch * share) if is_fixed else 0
         chosen = torch.randint(max(1, len(interventions)), (fixed,), generator=self.generator)
         others = own.passed() if self.config.own_decisions and own.written else interventions[:0]
         # the rest of the batch, uniformly over all that remains
-        remaining = torch.cat((interventions[: 0 if fixed else None], others))
+        remaining = torch.cat((interventions[: 0 if is_fixed else None], others))
         total = len(remaining) + len(demonstrations)
         count = self.config.sft.batch - fixed if total else 0
         number = torch.randint(max(1, total), (count,), generator=self.generator)
