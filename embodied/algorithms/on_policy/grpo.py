@@ -269,20 +269,28 @@ class GRPO(Clipped):
         state = super().state_dict()
         if self.process is not None:
             state["process"] = self.process.state_dict()
-        if self.config.partial:
-            state["open"] = self.open.state_dict()
-        if self.config.min_groups:
-            state |= {"waiting": self.waiting, "waiting_groups": self.waiting_groups}
-        return state
+        return state | self.own_state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict`."""
         super().load_state_dict(state)
         if self.process is not None:
             self.process.load_state_dict(state["process"])
-        if self.config.partial:
+        self.load_own_state_dict(state)
+
+    def own_state_dict(self) -> dict[str, Any]:
+        """Decisions of this process that wait for others, or whose group is incomplete."""
+        state = {"open": self.open.state_dict()} if self.config.partial else {}
+        waiting = {"waiting": self.waiting, "waiting_groups": self.waiting_groups}
+        return state | (waiting if self.config.min_groups else {})
+
+    def load_own_state_dict(self, state: dict[str, Any] | None) -> None:
+        """Continue from `own_state_dict`; None: without decisions that wait."""
+        self.open = OpenGroups(self.config.group)
+        self.waiting, self.waiting_groups = None, 0
+        if state and self.config.partial:
             self.open.load_state_dict(state["open"])
-        if self.config.min_groups:
+        if state and self.config.min_groups:
             self.waiting, self.waiting_groups = state["waiting"], state["waiting_groups"]
 
 
