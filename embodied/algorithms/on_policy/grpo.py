@@ -38,7 +38,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from embodied.algorithms.on_policy.clipped import Clipped, ClippedConfig, ClippedUpdate
+from embodied.algorithms.on_policy.clipped import Clipped, ClippedConfig, ClippedUpdate, select
 from embodied.algorithms.rewards.process_reward import LearnedProgress
 from embodied.algorithms.rewards.progress_reward import ProgressReward, learned
 from embodied.configuration import Fraction, NonNegativeInt, PositiveFloat, Range
@@ -195,7 +195,7 @@ class GRPO(Clipped):
         self._decay(progress)
         batch, metrics = self._prepare(rollout, world)
         if self.config.min_groups:
-            batch = self._with_waiting(batch, round(metrics["groups"] * metrics["kept_groups"]))
+            batch = self._with_waiting(used_only(batch, world), round(metrics["groups"] * metrics["kept_groups"]))
             metrics["waiting_groups"] = float(self.waiting_groups)
             if self.waiting is not None:
                 return metrics
@@ -292,6 +292,13 @@ class GRPO(Clipped):
             self.open.load_state_dict(state["open"])
         if state and self.config.min_groups:
             self.waiting, self.waiting_groups = state["waiting"], state["waiting_groups"]
+
+
+def used_only(batch: TensorDict, world: World = ALONE) -> TensorDict:
+    """Environments of `batch` [T, N] with `own` decisions, and so many others that every process has as many."""
+    has_own = batch["own"].any(0)
+    order = has_own.long().argsort(descending=True, stable=True)
+    return select(batch, order[: max(1, *of_each(int(has_own.sum()), world))].sort().values, 1)
 
 
 def lengthened(batch: TensorDict, length: int) -> TensorDict:

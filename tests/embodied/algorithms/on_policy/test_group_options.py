@@ -56,6 +56,16 @@ def test_an_update_waits_for_enough_groups_that_differ() -> None:
     assert learner.update(mixed, 0.0)["waiting_groups"] == 4.0  # those that were used have gone
 
 
+def test_only_environments_of_groups_that_differ_wait() -> None:
+    """Groups that are left out may be collected for long: they take no memory."""
+    _, learner, collector = make(min_groups=99, of_running=False)
+    for _ in range(3):
+        learner.update(outcomes(collector.collect(4), [True, *NONE[1:]]), 0.0)  # of the group 0, 2, 4, 6
+    assert learner.waiting_groups == 3
+    assert learner.waiting.batch_size == (4, 3 * 4)
+    assert learner.waiting["own"].any(0).all()
+
+
 def test_shorter_rollouts_are_lengthened_by_decisions_that_do_not_count() -> None:
     _, learner, collector = make()
     batch, _ = learner._prepare(outcomes(collector.collect(4), HALF), ALONE)
