@@ -76,8 +76,8 @@ class Fast:
     def decode(self, tokens: Sequence[Sequence[int]], horizon: int, actions: int) -> Tensor:
         """Normalised chunks [N, horizon, actions] of the tokens of each.
 
-        Missing numbers are 0, and those beyond the end are left out, as in LeRobot's decoding. Bytes that are no letter,
-        which an untrained answer may have, are 0, too.
+        Missing numbers are 0, and those beyond the end are left out, as in LeRobot's decoding. Bytes that are no
+        letter, which a drawn answer may have, are 0, too.
         """
         numbers = torch.zeros(len(tokens), horizon * actions, dtype=torch.float64)
         for row, ids in zip(numbers, tokens, strict=True):

@@ -28,6 +28,7 @@ milestones of demonstrations (VLA-RL, `process_reward.py`), up to as much as SRP
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -51,6 +52,11 @@ from embodied.rollout.open_groups import OpenGroups
 from embodied.rollout.patience import Patience
 from embodied.rollout.rollout import Collector, Rollout
 from embodied.world import ALONE, World, of_each
+
+
+log = logging.getLogger(__name__)
+LONG = 20
+"""Iterations without an update before each warning."""
 
 
 class Outcome(Enum):
@@ -186,6 +192,7 @@ class GRPO(Clipped):
         self.open = OpenGroups(config.group)
         self.waiting: TensorDict | None = None  # decisions [T, N] of used groups, for the next update
         self.waiting_groups = 0
+        self.waited = 0  # iterations since the last update
 
     def update(self, rollout: Rollout, progress: float, world: World = ALONE) -> dict[str, float]:
         """Run one iteration; returns mean losses, clip fraction and KL, and shares of the groups.
@@ -198,7 +205,9 @@ class GRPO(Clipped):
             batch = self._with_waiting(used_only(batch, world), round(metrics["groups"] * metrics["kept_groups"]))
             metrics["waiting_groups"] = float(self.waiting_groups)
             if self.waiting is not None:
+                self._warn(world)
                 return metrics
+            self.waited = 0
         if self.config.partial or self.config.patience:
             batch = lengthened(batch, max(of_each(len(batch), world)))  # in every process the same
         if not int(world.sum(batch["own"].sum())):
@@ -207,6 +216,15 @@ class GRPO(Clipped):
         for minibatch in self._epochs(batch, update, world, batch["own"]):
             update.add(self._step(minibatch, world), world)
         return update.means() | metrics
+
+    def _warn(self, world: World) -> None:
+        """Count an iteration without an update; warn after every `LONG` of them."""
+        self.waited += 1
+        if not self.waited % LONG and not world.rank:
+            log.warning(
+                f"no update for {self.waited} iterations: {self.waiting_groups} groups with successes and failures, of"
+                f" algorithm.min_groups={self.config.min_groups}; lower it, or train sft longer if all episodes fail"
+            )
 
     def _with_waiting(self, batch: TensorDict, groups: int) -> TensorDict:
         """Concatenate `batch` [T, N], which has so many used groups, and those that wait; too few wait on."""

@@ -66,6 +66,21 @@ def test_only_environments_of_groups_that_differ_wait() -> None:
     assert learner.waiting["own"].any(0).all()
 
 
+def test_a_long_wait_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    _, learner, collector = make(min_groups=4)
+    none = outcomes(collector.collect(4), NONE)
+    for _ in range(19):
+        learner.update(none, 0.0)
+    assert not caplog.messages
+    for _ in range(21):
+        learner.update(none, 0.0)
+    assert [each.split(":")[0] for each in caplog.messages] == [f"no update for {n} iterations" for n in (20, 40)]
+    assert "0 groups" in caplog.messages[0]
+    assert "algorithm.min_groups=4" in caplog.messages[0]
+    learner.update(outcomes(collector.collect(4), HALF), 0.0)
+    assert learner.waited == 0
+
+
 def test_shorter_rollouts_are_lengthened_by_decisions_that_do_not_count() -> None:
     _, learner, collector = make()
     batch, _ = learner._prepare(outcomes(collector.collect(4), HALF), ALONE)
