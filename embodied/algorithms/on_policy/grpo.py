@@ -53,7 +53,6 @@ from embodied.rollout.patience import Patience
 from embodied.rollout.rollout import Collector, Rollout
 from embodied.world import ALONE, World, of_each
 
-
 log = logging.getLogger(__name__)
 LONG = 20
 """Iterations without an update before each warning."""
@@ -85,7 +84,7 @@ class GRPOConfig(ClippedConfig):
     compared with the episodes of its group that run that long, if `of_running`, else with all of them, itself among
     them unless `leave_one_out`. Advantages are divided by the standard deviation of the group's outcomes if
     `by_deviation`. With `progress_features` episodes are compared by the features of the policy that reinforcement
-    learning started with, instead of by observations.
+    learning started with, instead of by observations; a critic's encoder that is unlike the actor's has random ones.
 
     An update waits until at least `min_groups` used groups have been collected (0: it uses what there is). With
     `partial` episodes go on across updates; iterations then have `rollout_length` decisions. Episodes are ended early,
