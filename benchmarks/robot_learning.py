@@ -35,9 +35,10 @@ TASK = ("task=libero_pick", "task.tasks=[0]", "task.assets=stand-in", "robot=sim
 DEMONSTRATIONS, SFT_STEPS = 3, 1000
 EPISODE_STEPS = 95
 """Mean steps of a demonstration."""
+LONG_HELP = "hg_dagger, long help"
 BEFORE = "as much help as demonstrations"
 ROWS = {
-    "hg_dagger, long help": ("algorithm=hg_dagger", "algorithm.updates=2", "robot.help.lasting=60"),
+    LONG_HELP: ("algorithm=hg_dagger", "algorithm.updates=2", "robot.help.lasting=60"),
     "hg_dagger, short help": ("algorithm=hg_dagger", "algorithm.updates=2"),
     "iwr, long help": ("algorithm=iwr", "algorithm.updates=2", "robot.help.lasting=60"),
     BEFORE: (),
@@ -57,7 +58,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if name in done:
                 continue
             if name == BEFORE:
-                helped = done["hg_dagger, long help"]
+                if LONG_HELP not in done:
+                    raise SystemExit(f"the row {BEFORE!r} needs the person's steps of {LONG_HELP!r}: measure it first")
+                helped = done[LONG_HELP]
                 episodes = DEMONSTRATIONS + round(helped["human_steps"] / EPISODE_STEPS)
                 options = sft(episodes, SFT_STEPS + helped["gradient_steps"])
             else:

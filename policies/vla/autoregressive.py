@@ -46,7 +46,7 @@ class AutoregressiveModel(nn.Module):
         return hidden.float(), mean.float()
 
     def _whole(self, pictures: Tensor, real: Tensor, answer: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        reading = self._pass(pictures, tokens, real, answer, None)
+        reading = self._pass(pictures, real, answer, None, tokens)
         return reading[0][:, -answer.shape[1] :], reading[1]
 
     @torch.no_grad()
@@ -55,35 +55,33 @@ class AutoregressiveModel(nn.Module):
         from transformers import DynamicCache
 
         cache = DynamicCache()
-        hidden, mean, real = self.computing.run(
-            lambda model, *inputs: model._pass(*inputs, cache), self, pictures, tokens, real, lead
-        )
+        hidden, mean, real = self.computing.run(AutoregressiveModel._pass, self, pictures, real, lead, cache, tokens)
         return Reading(hidden[:, -1].float(), mean.float(), cache, real)
 
     @torch.no_grad()
     def write(self, reading: Reading, token: Tensor) -> None:
         """Append a `token` [N] to the answer."""
         reading.real = torch.cat((reading.real, reading.real.new_ones(len(token), 1)), 1)
-        output = self.computing.run(
-            lambda model, token: model.native(
-                inputs_embeds=model.native.get_input_embeddings()(token.unsqueeze(1)),
-                attention_mask=reading.real,
-                position_ids=reading.real.sum(1, keepdim=True) - 1,
-                past_key_values=reading.cache,
-                use_cache=True,
-            ),
-            self,
-            token,
-        )
-        reading.last = output.last_hidden_state[:, -1].float()
+        hidden = self.computing.run(AutoregressiveModel._next, self, reading.real, reading.cache, token)
+        reading.last = hidden[:, -1].float()
+
+    def _next(self, real: Tensor, cache: Any, token: Tensor) -> Tensor:  # noqa: ANN401 - of transformers
+        """Hidden state [N, 1, W] at a `token` [N] after those in the `cache`."""
+        return self.native(
+            inputs_embeds=self.native.get_input_embeddings()(token.unsqueeze(1)),
+            attention_mask=real,
+            position_ids=real.sum(1, keepdim=True) - 1,
+            past_key_values=cache,
+            use_cache=True,
+        ).last_hidden_state
 
     def _pass(
         self,
         pictures: Tensor,
-        tokens: Tensor,
         real: Tensor,
         answer: Tensor,
         cache: Any,  # noqa: ANN401 - of transformers
+        tokens: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Hidden states of all tokens, the mean one of those before the answer, and the mask of tokens."""
         count = len(pictures)

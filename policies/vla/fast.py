@@ -30,6 +30,8 @@ SCALE = 10.0
 """Factor of the transform before rounding, of the paper."""
 FIRST_SYMBOL = 0x4E00
 """Code of the character that stands for the smallest number: letters, so that nothing splits or trims them."""
+NO_LETTER = "\N{REPLACEMENT CHARACTER}"
+"""Letter that a byte level encoding returns for bytes that are none."""
 FILES = ("tokenizer.json", "processor_config.json")
 
 
@@ -67,17 +69,21 @@ class Fast:
     def _codes(self, chunks: Tensor) -> list[list[int]]:
         # round(scale * C x), lowest frequencies of all elements first: [N, H, A] -> [N, H * A]
         numbers = (self.scale * (cosines(chunks.shape[1]) @ chunks.cpu().double())).round().long().flatten(1)
-        return (self.first + (numbers - self.minimum).clamp_min(0)).tolist()
+        # numbers of actions out of [-1, 1] may be out of a new encoding's range, which is symmetric: nearest number
+        highest = -2 * self.minimum if self.first else None
+        return (self.first + (numbers - self.minimum).clamp(0, highest)).tolist()
 
     def decode(self, tokens: Sequence[Sequence[int]], horizon: int, actions: int) -> Tensor:
         """Normalised chunks [N, horizon, actions] of the tokens of each.
 
-        Missing numbers are 0, and those beyond the end are left out, as in LeRobot's decoding.
+        Missing numbers are 0, and those beyond the end are left out, as in LeRobot's decoding. Bytes that are no
+        letter, which a drawn answer may have, are 0, too.
         """
         numbers = torch.zeros(len(tokens), horizon * actions, dtype=torch.float64)
         for row, ids in zip(numbers, tokens, strict=True):
-            codes = [ord(letter) for letter in self._text(ids)][: len(row)]
-            row[: len(codes)] = torch.tensor(codes, dtype=torch.float64) - self.first + self.minimum
+            zero = self.first - self.minimum
+            codes = [zero if letter == NO_LETTER else ord(letter) for letter in self._text(ids)][: len(row)]
+            row[: len(codes)] = torch.tensor(codes, dtype=torch.float64) - zero
         # x = C^T numbers / scale
         return (cosines(horizon).T @ numbers.unflatten(1, (horizon, actions)) / self.scale).float()
 

@@ -120,13 +120,14 @@ class HGDAgger(Composite):
 
     def _draw(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Rows of a batch in the store of own decisions and in that of demonstrations; none if there are none."""
-        own, demonstrations, share = self.replay.own, self.replay.imitable, self.config.intervention_share
+        own, demonstrations = self.replay.own, self.replay.imitable
         interventions = own.intervened()
-        fixed = round(self.config.sft.batch * share) if share and len(interventions) else 0
+        share = self.config.intervention_share if len(interventions) else None
+        fixed = 0 if share is None else round(self.config.sft.batch * share)
         chosen = torch.randint(max(1, len(interventions)), (fixed,), generator=self.generator)
         others = own.passed() if self.config.own_decisions and own.written else interventions[:0]
         # the rest of the batch, uniformly over all that remains
-        remaining = torch.cat((interventions[: 0 if fixed else None], others))
+        remaining = torch.cat((interventions[: None if share is None else 0], others))
         total = len(remaining) + len(demonstrations)
         count = self.config.sft.batch - fixed if total else 0
         number = torch.randint(max(1, total), (count,), generator=self.generator)

@@ -28,6 +28,7 @@ milestones of demonstrations (VLA-RL, `process_reward.py`), up to as much as SRP
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -38,7 +39,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from embodied.algorithms.on_policy.clipped import Clipped, ClippedConfig, ClippedUpdate
+from embodied.algorithms.on_policy.clipped import Clipped, ClippedConfig, ClippedUpdate, select
 from embodied.algorithms.rewards.process_reward import LearnedProgress
 from embodied.algorithms.rewards.progress_reward import ProgressReward, learned
 from embodied.configuration import Fraction, NonNegativeInt, PositiveFloat, Range
@@ -51,6 +52,10 @@ from embodied.rollout.open_groups import OpenGroups
 from embodied.rollout.patience import Patience
 from embodied.rollout.rollout import Collector, Rollout
 from embodied.world import ALONE, World, of_each
+
+log = logging.getLogger(__name__)
+LONG = 20
+"""Iterations without an update before each warning."""
 
 
 class Outcome(Enum):
@@ -79,7 +84,7 @@ class GRPOConfig(ClippedConfig):
     compared with the episodes of its group that run that long, if `of_running`, else with all of them, itself among
     them unless `leave_one_out`. Advantages are divided by the standard deviation of the group's outcomes if
     `by_deviation`. With `progress_features` episodes are compared by the features of the policy that reinforcement
-    learning started with, instead of by observations.
+    learning started with, instead of by observations; a critic's encoder that is unlike the actor's has random ones.
 
     An update waits until at least `min_groups` used groups have been collected (0: it uses what there is). With
     `partial` episodes go on across updates; iterations then have `rollout_length` decisions. Episodes are ended early,
@@ -186,6 +191,7 @@ class GRPO(Clipped):
         self.open = OpenGroups(config.group)
         self.waiting: TensorDict | None = None  # decisions [T, N] of used groups, for the next update
         self.waiting_groups = 0
+        self.waited = 0  # iterations since the last update
 
     def update(self, rollout: Rollout, progress: float, world: World = ALONE) -> dict[str, float]:
         """Run one iteration; returns mean losses, clip fraction and KL, and shares of the groups.
@@ -195,10 +201,12 @@ class GRPO(Clipped):
         self._decay(progress)
         batch, metrics = self._prepare(rollout, world)
         if self.config.min_groups:
-            batch = self._with_waiting(batch, round(metrics["groups"] * metrics["kept_groups"]))
+            batch = self._with_waiting(used_only(batch, world), round(metrics["groups"] * metrics["kept_groups"]))
             metrics["waiting_groups"] = float(self.waiting_groups)
             if self.waiting is not None:
+                self._warn(world)
                 return metrics
+            self.waited = 0
         if self.config.partial or self.config.patience:
             batch = lengthened(batch, max(of_each(len(batch), world)))  # in every process the same
         if not int(world.sum(batch["own"].sum())):
@@ -207,6 +215,15 @@ class GRPO(Clipped):
         for minibatch in self._epochs(batch, update, world, batch["own"]):
             update.add(self._step(minibatch, world), world)
         return update.means() | metrics
+
+    def _warn(self, world: World) -> None:
+        """Count an iteration without an update; warn after every `LONG` of them."""
+        self.waited += 1
+        if not self.waited % LONG and not world.rank:
+            log.warning(
+                f"no update for {self.waited} iterations: {self.waiting_groups} groups with successes and failures, of"
+                f" algorithm.min_groups={self.config.min_groups}; lower it, or train sft longer if all episodes fail"
+            )
 
     def _with_waiting(self, batch: TensorDict, groups: int) -> TensorDict:
         """Concatenate `batch` [T, N], which has so many used groups, and those that wait; too few wait on."""
@@ -269,21 +286,36 @@ class GRPO(Clipped):
         state = super().state_dict()
         if self.process is not None:
             state["process"] = self.process.state_dict()
-        if self.config.partial:
-            state["open"] = self.open.state_dict()
-        if self.config.min_groups:
-            state |= {"waiting": self.waiting, "waiting_groups": self.waiting_groups}
-        return state
+        return state | self.own_state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict`."""
         super().load_state_dict(state)
         if self.process is not None:
             self.process.load_state_dict(state["process"])
-        if self.config.partial:
+        self.load_own_state_dict(state)
+
+    def own_state_dict(self) -> dict[str, Any]:
+        """Decisions of this process that wait for others, or whose group is incomplete."""
+        state = {"open": self.open.state_dict()} if self.config.partial else {}
+        waiting = {"waiting": self.waiting, "waiting_groups": self.waiting_groups}
+        return state | (waiting if self.config.min_groups else {})
+
+    def load_own_state_dict(self, state: dict[str, Any] | None) -> None:
+        """Continue from `own_state_dict`; None: without decisions that wait."""
+        self.open = OpenGroups(self.config.group)
+        self.waiting, self.waiting_groups = None, 0
+        if state and self.config.partial:
             self.open.load_state_dict(state["open"])
-        if self.config.min_groups:
+        if state and self.config.min_groups:
             self.waiting, self.waiting_groups = state["waiting"], state["waiting_groups"]
+
+
+def used_only(batch: TensorDict, world: World = ALONE) -> TensorDict:
+    """Environments of `batch` [T, N] with `own` decisions, and so many others that every process has as many."""
+    has_own = batch["own"].any(0)
+    order = has_own.long().argsort(descending=True, stable=True)
+    return select(batch, order[: max(1, *of_each(int(has_own.sum()), world))].sort().values, 1)
 
 
 def lengthened(batch: TensorDict, length: int) -> TensorDict:

@@ -94,9 +94,10 @@ class Expert:
     def replan(self, env: int) -> None:
         """Reach for another grasp in environment `env`, if the hand has to turn less for it."""
         plan, turn = self._plans[env], self.turn(env)
+        timer, planned = self._timer[env], self._planned[env].copy()
         self.phase[env] = Phase.PLAN
-        if self.turn(env) > turn:
-            self._plans[env] = plan
+        if self.turn(env) > turn:  # the plan is kept, with what it began from
+            self._plans[env], self._timer[env], self._planned[env] = plan, timer, planned
 
     def hold(self, env: int) -> None:
         """Go on carrying the body of the plan of environment `env`, which the hand already holds."""

@@ -45,6 +45,12 @@ def test_missing_numbers_are_zero_and_those_beyond_the_end_are_left_out() -> Non
     torch.testing.assert_close(decoded[1], torch.tensor([[0.99, 0.495], [0.99, -0.495]]), atol=0.01, rtol=0.0)
 
 
+def test_an_action_out_of_range_has_the_nearest_number_and_moves_no_other() -> None:
+    x = torch.tensor([[[1.4, 0.5], [1.4, -0.5]], [[-1.4, 0.5], [-1.4, -0.5]]])
+    # round(10 sqrt(2) 1.4) = 20 is above 15, the largest number; -20 is below the smallest
+    assert plain(2).encode(x) == [[15 + 15, 15, 15, 7 + 15], [0, 15, 15, 7 + 15]]
+
+
 def test_what_is_frequent_becomes_one_token() -> None:
     """Chunks of zeros but for the first number of each element, and two chunks of ten that are all zeros."""
     x = torch.zeros(10, 2, 1)
@@ -88,6 +94,15 @@ def test_files_of_the_processor_are_read(tmp_path: Path) -> None:
     assert max(map(len, ids)) <= 16
     expected = plain(8).decode(plain(8).encode(x), 8, 2)
     torch.testing.assert_close(encoding.decode(ids, 8, 2), expected)
+
+
+def test_bytes_that_are_no_letter_are_zero(tmp_path: Path) -> None:
+    """A drawn answer may begin a letter of two bytes and not end it."""
+    published(tmp_path, torch.cat((-20.0 * torch.ones(1, 8, 2), chunks())))  # so that numbers are beyond 127
+    encoding = read(tmp_path)
+    begun = encoding.bpe.encode(chr(-encoding.minimum)).ids[:1]
+    assert encoding.bpe.decode(begun) == "\ufffd"
+    assert not encoding.decode([begun * 3], 8, 2).any()
 
 
 def test_a_folder_without_them_is_one_line(tmp_path: Path) -> None:

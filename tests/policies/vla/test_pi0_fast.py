@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.policy import EXECUTED
+from policies.vla.computing import _compiled
 from policies.vla.parallel import untrained
 from policies.vla.pi0_fast import NOTHING, Pi0FastConfig, Pi0FastPolicy
 from policies.vla.sizes import Size
@@ -64,6 +65,18 @@ def test_the_likelihood_is_that_of_each_token_given_those_before() -> None:
             entropy -= float(torch.special.xlogy(shares, shares).sum())
         assert float(scored.log_prob[row]) == pytest.approx(total, abs=2e-3)
         assert float(scored.entropy[row]) == pytest.approx(entropy, abs=2e-3)
+
+
+def test_chunks_of_a_compiled_model_leave_nothing_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled functions are kept: one that is new for every answer would keep that answer's keys and values."""
+    monkeypatch.setattr(torch, "compile", lambda function: function)
+    made, observation = policy(), seen(2)
+    made.config.compile = True
+    made.act(observation, generator=generator())
+    before = _compiled.cache_info().currsize
+    made.act(observation, generator=generator())
+    assert _compiled.cache_info().currsize == before
+    _compiled.cache_clear()
 
 
 def test_all_of_the_likelihood_belongs_to_the_first_action() -> None:

@@ -75,6 +75,15 @@ def test_half_of_a_batch_is_interventions_and_the_rest_all_other_decisions() -> 
     assert own + recorded == 600
 
 
+def test_with_a_share_of_zero_interventions_are_not_imitated() -> None:
+    _, learner, collector = make(IWRConfig(intervention_share=0.0))
+    learner.replay.add(helped(collector.collect(2), 0, 3))
+    human, own, recorded = counts(learner)
+    assert human == 0
+    assert own > 0
+    assert own + recorded == 1200
+
+
 def test_without_demonstrations_learning_begins_with_the_first_intervention() -> None:
     for config, batch in ((HGDAggerConfig(), 1200), (IWRConfig(own_decisions=False), 600)):
         _, learner, collector = make(config, demonstrations=False)

@@ -12,6 +12,7 @@ from embodied.errors import UserError
 from embodied.rollout.groups import WholeRollout
 from embodied.rollout.rollout import Rollout
 from embodied.saving.tree import load_tree, save_tree
+from embodied.training.own_state import load, load_moved, own_state
 from embodied.world import ALONE
 from policies.recurrent import RecurrentConfig
 from tests.embodied.algorithms.on_policy.test_grpo import make, outcomes, whole
@@ -53,6 +54,31 @@ def test_an_update_waits_for_enough_groups_that_differ() -> None:
     for ours, theirs in zip(policy.parameters(), other_policy.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0.0, atol=1e-6)
     assert learner.update(mixed, 0.0)["waiting_groups"] == 4.0  # those that were used have gone
+
+
+def test_only_environments_of_groups_that_differ_wait() -> None:
+    """Groups that are left out may be collected for long: they take no memory."""
+    _, learner, collector = make(min_groups=99, of_running=False)
+    for _ in range(3):
+        learner.update(outcomes(collector.collect(4), [True, *NONE[1:]]), 0.0)  # of the group 0, 2, 4, 6
+    assert learner.waiting_groups == 3
+    assert learner.waiting.batch_size == (4, 3 * 4)
+    assert learner.waiting["own"].any(0).all()
+
+
+def test_a_long_wait_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    _, learner, collector = make(min_groups=4)
+    none = outcomes(collector.collect(4), NONE)
+    for _ in range(19):
+        learner.update(none, 0.0)
+    assert not caplog.messages
+    for _ in range(21):
+        learner.update(none, 0.0)
+    assert [each.split(":")[0] for each in caplog.messages] == [f"no update for {n} iterations" for n in (20, 40)]
+    assert "0 groups" in caplog.messages[0]
+    assert "algorithm.min_groups=4" in caplog.messages[0]
+    learner.update(outcomes(collector.collect(4), HALF), 0.0)
+    assert learner.waited == 0
 
 
 def test_shorter_rollouts_are_lengthened_by_decisions_that_do_not_count() -> None:
@@ -101,6 +127,28 @@ def test_what_waits_goes_on_bit_for_bit(tmp_path: Path, settings: dict[str, Any]
     ours, theirs = resumed(tmp_path, 4, decisions, **{"minibatch": 20, "epochs": 2, **settings})
     assert ours == theirs
     assert any("kl" in metrics for metrics in ours)
+
+
+@pytest.mark.parametrize("settings", [{"partial": True}, {"min_groups": 99}], ids=["partial", "groups"])
+def test_what_waits_belongs_to_its_process(tmp_path: Path, settings: dict[str, Any]) -> None:
+    """The second of two processes goes on with its own decisions; on another number of processes none wait."""
+    runs = [make(seed=seed, **settings) for seed in range(3)]
+    for (_, learner, collector), decisions in zip(runs[:2], (3, 2), strict=True):
+        learner.update(outcomes(collector.collect(decisions), HALF), 0.0)
+    (_, first, _), (_, second, collector), (_, other, _) = runs
+    save_tree(tmp_path / "first", first.state_dict())
+    save_tree(tmp_path / "own", own_state({"collector": collector, "learner": second}))
+    load(other, load_tree(tmp_path / "first"), load_tree(tmp_path / "own"))
+    for part in ("waiting", "open"):
+        ours, theirs = getattr(other, part), getattr(second, part)
+        if part == "open":
+            ours, theirs = (each.rollout and each.rollout.log_prob for each in (ours, theirs))
+        assert (ours is None) == (theirs is None)
+        assert ours is None or bool((ours == theirs).all())
+    assert (other.waiting is not None) == ("min_groups" in settings)
+    assert (other.open.rollout is not None) == ("partial" in settings)
+    load_moved(other, load_tree(tmp_path / "first"))
+    assert (other.waiting, other.waiting_groups, other.open.rollout) == (None, 0, None)
 
 
 def test_with_partial_rollouts_a_group_is_used_once_when_all_of_it_has_ended() -> None:

@@ -1,5 +1,6 @@
 """The scripted expert as a helper: it solves the task from anywhere, and its measure of progress rises until then."""
 
+import pytest
 import torch
 
 from sims.libero.expert.expert import Phase
@@ -75,6 +76,35 @@ def test_it_plans_another_grasp_for_a_hand_that_was_turned() -> None:
         turns.append(helper._expert.turn(0))
         env.step(torch.tensor([[[0.0, 0.0, 0.0, 0.0, 0.0, -1.0, -1.0]]]))
     assert max(turns) < 0.5  # the hand is a rad away from the first plan
+    env.close()
+
+
+def test_a_plan_that_is_kept_goes_on_from_where_it_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its time and the body's place when it was planned stay: a hand that turns slowly waits no longer, and a body
+    that was pushed has a new plan.
+    """
+    task = LiberoTask(tasks=["0"], horizon=1, executed=1, train_step_limit=280)
+    env = task.environment(1, "wide", "train", seed=1)
+    expert = Helper(env)._expert
+    env.reset()
+    expert.reset()
+    for _ in range(3):
+        expert.act()
+    plan, planned = expert._plans[0], expert._planned[0].copy()
+    env.simulation.data[0].xpos[plan.body] += 0.01
+    turns = iter((0.5, 0.6))
+    current = expert.turn
+
+    def turn(number: int) -> float:
+        current(number)  # which plans
+        return next(turns)
+
+    monkeypatch.setattr(expert, "turn", turn)
+    expert.replan(0)
+    assert expert._plans[0] is plan
+    assert (expert._planned[0] == planned).all()
+    assert expert._timer[0] == 3
+    assert expert.phase[0] == Phase.REACH
     env.close()
 
 
