@@ -438,11 +438,14 @@ def test_a_full_disk_at_a_rollout_keeps_it_at_the_robot_until_there_is_space(
 
 
 class Proxy:
-    """Forwards connections to `port`, until it is cut or goes silent."""
+    """Forwards connections to `port`, at `bytes_per_s` if it is slow, until it is cut or goes silent."""
+
+    bytes_per_s: float | None = None
 
     def __init__(self, port: int) -> None:
         self.target = port
         self.server = socket.create_server(("127.0.0.1", 0))
+        self.server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 17)  # what it holds back counts as sent
         self.port = self.server.getsockname()[1]
         self.sockets: list[socket.socket] = []
         self.is_cut = self.is_silent = False
@@ -455,14 +458,18 @@ class Proxy:
                 if self.is_cut:
                     near.close()
                     continue
-                far = socket.create_connection(("127.0.0.1", self.target))
+                far = socket.socket()
+                far.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 17)
+                far.connect(("127.0.0.1", self.target))
                 self.sockets += [near, far]
                 for pair in ((near, far), (far, near)):
                     threading.Thread(target=self._forward, args=pair, daemon=True).start()
 
     def _forward(self, source: socket.socket, sink: socket.socket) -> None:
         with suppress(OSError):
-            while data := source.recv(1 << 16):
+            while data := source.recv(1 << 14):
+                if self.bytes_per_s:
+                    time.sleep(len(data) / self.bytes_per_s)
                 if not self.is_silent:
                     sink.sendall(data)
         for each in (source, sink):
@@ -529,6 +536,28 @@ def test_a_network_that_goes_silent_is_noticed(proxied, monkeypatch) -> None:
     wait_until(lambda: not robot.moves)
     proxy.is_silent = False
     learn(box, robot, 2)
+
+
+def test_long_messages_on_a_slow_network_are_no_silence(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(link, "PING_S", 0.3)
+    monkeypatch.setattr(link, "SILENCE_S", 2.3)
+    box, entries = example(tmp_path)
+    entries["signals"] = {"camera": torch.zeros(3, 1, 1 << 18)}  # 3 MB, as the weights
+    with serving(box) as (server, _), ExitStack() as stack:
+        proxy = Proxy(server.port)
+        proxy.bytes_per_s = 1 << 20
+        stack.callback(proxy.close)
+        outbox = Outbox("learner")
+        stack.enter_context(ActorLink(outbox, f"127.0.0.1:{proxy.port}", TOKEN))
+        wait_until(lambda: outbox.connected)
+        began = time.monotonic()
+        box.publish(0, {"w": torch.zeros(3 << 18)})
+        outbox.add(entries)
+        outbox.add(entries)
+        wait_until(lambda: not outbox.unstored and outbox.take_weights())
+        assert time.monotonic() - began > 2.5
+        assert len(proxy.sockets) == 2  # the first connection has lasted
+    assert box.journal.total == 2
 
 
 def test_without_memory_for_more_rollouts_the_robot_holds_whoever_drives_it() -> None:
