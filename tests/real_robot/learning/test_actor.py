@@ -325,6 +325,10 @@ def changed(entries: dict, **values) -> bytes:
     return message({**entries, **values})
 
 
+def _with_nan(sample: TensorDict) -> TensorDict:
+    return sample.apply(lambda part: part * torch.nan if part.is_floating_point() else part)
+
+
 REFUSED = {
     "text": lambda entries: "hello",
     "garbage": lambda entries: b"\x93garbage",
@@ -345,6 +349,13 @@ REFUSED = {
         entries, final_rows=torch.tensor([7]), final_observation=entries["last_observation"]
     ),
     "no observation": lambda entries: changed(entries, last_observation=TensorDict({}, [1])),
+    "ends of no length": lambda entries: changed(entries, final_rows=torch.tensor([0]), final_observation=1),
+    "observation without keys": lambda entries: changed(entries, last_observation=torch.zeros(1, 1)),
+    "tensors in no map": lambda entries: message(entries).replace(b"entries", b"entrjes"),
+    "signals without steps": lambda entries: changed(entries, signals={"human": torch.zeros(3, 1, dtype=torch.bool)}),
+    "events of other type": lambda entries: changed(entries, events={"fault": torch.zeros(3, 1)}),
+    "sample not finite": lambda entries: changed(entries, sample=_with_nan(entries["sample"])),
+    "log_prob not finite": lambda entries: changed(entries, log_prob=torch.full((3, 1, 1), torch.nan)),
     "no numbers": lambda entries: changed(entries, vanished="none"),
 }
 
@@ -542,7 +553,7 @@ def test_long_messages_on_a_slow_network_are_no_silence(tmp_path: Path, monkeypa
     monkeypatch.setattr(link, "PING_S", 0.3)
     monkeypatch.setattr(link, "SILENCE_S", 2.3)
     box, entries = example(tmp_path)
-    entries["signals"] = {"camera": torch.zeros(3, 1, 1 << 18)}  # 3 MB, as the weights
+    entries["episode_totals"] = {"large": torch.zeros(3, 1, 1 << 18)}  # 3 MB, as the weights
     with serving(box) as (server, _), ExitStack() as stack:
         proxy = Proxy(server.port)
         proxy.bytes_per_s = 1 << 20
@@ -558,6 +569,18 @@ def test_long_messages_on_a_slow_network_are_no_silence(tmp_path: Path, monkeypa
         assert time.monotonic() - began > 2.5
         assert len(proxy.sockets) == 2  # the first connection has lasted
     assert box.journal.total == 2
+
+
+def test_a_stop_while_the_actor_connects_ends_its_link(tmp_path: Path, monkeypatch) -> None:
+    admit = LearnerServer._admit
+    monkeypatch.setattr(LearnerServer, "_admit", lambda *arguments: time.sleep(0.5) or admit(*arguments))
+    with serving(inbox(tmp_path)) as (_, address):
+        actor = ActorLink(Outbox(address), address, TOKEN).__enter__()
+        time.sleep(0.2)
+        ending = threading.Thread(target=actor.__exit__, daemon=True)
+        ending.start()
+        ending.join(5.0)
+        assert not ending.is_alive()
 
 
 def test_without_memory_for_more_rollouts_the_robot_holds_whoever_drives_it() -> None:
