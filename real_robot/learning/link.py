@@ -253,6 +253,8 @@ class ActorLink:
         ended = threading.Event()
         sender = threading.Thread(target=self._send, args=(connection, ended), name="actor's sender")
         self._connection = connection
+        if self._ended.is_set():  # while it connected: `__exit__` found nothing to close
+            connection.close()
         try:
             _prepare(connection.socket)
             self.outbox.connect(connection.recv(timeout=SILENCE_S))
