@@ -100,6 +100,21 @@ def rollout_of(entries: Mapping[str, Any], contract: Contract) -> Rollout:
     return Rollout(**entries)
 
 
+def play_of(result: object, contract: Contract) -> tuple[TensorDict, Tensor]:
+    """Observations [B] and actions [B, K, A] of the `result` of random play, checked against the `contract`.
+
+    Raises:
+        UserError: for anything else, and for numbers that are not finite.
+    """
+    entries = _map("result", result)
+    observation, actions = entries.get("observation"), entries.get("actions")
+    _check_tensor("actions", actions, (), TensorSpec((-1, contract.executed, *contract.action.shape)))
+    assert isinstance(actions, Tensor)
+    _check_observation("observation", observation, (len(actions),), contract)
+    assert isinstance(observation, TensorDict)
+    return observation, actions
+
+
 def _check_content(entries: Mapping[str, Any], contract: Contract, batch: tuple[int, ...]) -> None:
     """Check shapes, types and numbers of the tensors whose meaning is known."""
     actions = TensorSpec((contract.horizon, *contract.action.shape))
@@ -126,11 +141,15 @@ def _check_content(entries: Mapping[str, Any], contract: Contract, batch: tuple[
             raise UserError(f"final_rows: expected ascending decisions below {batch[0]}, got {ends.tolist()}")
         parts.append(("final_observation", (len(ends),)))
     for name, size in parts:
-        _check_batch(name, entries[name], size)
-        if not isinstance(entries[name], TensorDictBase):
-            raise UserError(f"{name}: expected a map of tensors, got {_described(entries[name])}")
-        for key, spec in contract.observation.items():
-            _check_tensor(f"{name}.{key}", entries[name].get(key, None), size, spec)
+        _check_observation(name, entries[name], size, contract)
+
+
+def _check_observation(name: str, value: object, batch: tuple[int, ...], contract: Contract) -> None:
+    _check_batch(name, value, batch)
+    if not isinstance(value, TensorDictBase):
+        raise UserError(f"{name}: expected a map of tensors, got {_described(value)}")
+    for key, spec in contract.observation.items():
+        _check_tensor(f"{name}.{key}", value.get(key, None), batch, spec)
 
 
 def _check_batch(name: str, value: object, batch: tuple[int, ...]) -> None:

@@ -38,7 +38,7 @@ from real_robot.learning.environment import Rules
 from real_robot.learning.inbox import Inbox
 from real_robot.learning.journal import FOLDER, Journal
 from real_robot.learning.link import ActorLink, LearnerServer
-from real_robot.learning.messages import packed, rollout_entries, rollout_of, unpacked
+from real_robot.learning.messages import packed, play_of, rollout_entries, rollout_of, unpacked
 from real_robot.learning.outbox import BACKLOG_BYTES, Outbox
 from real_robot.learning.remote_robot import RemoteRobotTask
 from real_robot.learning.task import Helper, RobotConfig
@@ -381,6 +381,19 @@ def test_what_is_no_rollout_is_refused_in_one_line(content, tmp_path: Path, capl
             again.send(message(entries))  # twice
             assert unpacked(again.recv(timeout=PATIENCE_S))["stored"] == 1
     assert box.journal.total == 1
+
+
+def test_what_is_no_random_play_is_refused(tmp_path: Path) -> None:
+    contract = ArmTask().contract("hold")
+    actions = torch.zeros(5, contract.executed, 1)
+
+    def result(value: float, size: int = 5) -> dict:
+        return {"observation": TensorDict({"position": torch.full((size, 1), value)}, [size]), "actions": actions}
+
+    assert len(play_of(result(0.0), contract)[0]) == 5
+    for wrong in (None, [1], {}, result(torch.nan), result(0.0, 4), result(0.0) | {"observation": actions}):
+        with pytest.raises(UserError, match="expected"):
+            play_of(wrong, contract)
 
 
 def test_what_is_too_large_is_refused_on_both_sides(tmp_path: Path, monkeypatch) -> None:
