@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from embodied.contract import Contract
@@ -32,10 +33,11 @@ PATIENCE_S = 0.2
 
 @dataclass
 class Sent:
-    """What was sent in one connection: the id of the order and the version of the weights."""
+    """What was sent in one connection: the id of the order and the version of the weights; and `answers` to send."""
 
     order: str = ""
     version: int = -1
+    answers: deque[bytes] = field(default_factory=deque)
 
 
 class Inbox:
@@ -69,7 +71,9 @@ class Inbox:
     def next(self, sent: Sent, timeout_s: float) -> bytes | None:
         """The next message for a connection in which `sent` was sent; None if there is none within `timeout_s`."""
         with self.changed:
-            self.changed.wait_for(lambda: self._is_new(sent), timeout_s)
+            self.changed.wait_for(lambda: sent.answers or self._is_new(sent), timeout_s)
+            if sent.answers:
+                return sent.answers.popleft()
             if self._order and self._order[0] != sent.order:
                 sent.order = self._order[0]
                 return self._order[1]
@@ -81,6 +85,12 @@ class Inbox:
     def _is_new(self, sent: Sent) -> bool:
         order = self._order is not None and self._order[0] != sent.order
         return order or (self._weights is not None and self._weights[0] != sent.version)
+
+    def answer(self, sent: Sent, message: bytes) -> None:
+        """Let `next` return `message` for the connection of `sent`."""
+        with self.changed:
+            sent.answers.append(message)
+            self.changed.notify_all()
 
     def receive(self, session: str, data: bytes | str) -> bytes | None:
         """Take a message of `session` and return the answer, if it needs one.

@@ -9,7 +9,10 @@ from __future__ import annotations
 import hmac
 import http
 import logging
+import select
+import socket
 import threading
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
@@ -37,6 +40,12 @@ RETRY_S = 1.0
 """Pause before the actor tries to connect again."""
 TICK_S = 0.5
 """Period at which a thread that has nothing to send looks whether its connection has ended."""
+FRAGMENT_BYTES = 64 << 10
+"""Size of the fragments of a message, between which pings and their answers are sent."""
+BUFFER_BYTES = 256 << 10
+"""Size of the system's buffer of what is to be sent, behind which a ping waits."""
+QUEUED_FRAGMENTS = 2 * MESSAGE_BYTES // FRAGMENT_BYTES
+"""Number of received fragments that may wait, while a message is stored, before pings wait as well."""
 REASON_BYTES = 120
 """Largest size of a reason to close (RFC 6455)."""
 
@@ -90,6 +99,7 @@ class LearnerServer:
             process_request=self._admit,
             compression=None,
             max_size=MESSAGE_BYTES,
+            max_queue=QUEUED_FRAGMENTS,
             ping_interval=PING_S,
             ping_timeout=SILENCE_S - PING_S,
             close_timeout=TICK_S,
@@ -135,9 +145,10 @@ class LearnerServer:
             self._actor = connection
         peer = connection.remote_address[0]
         ended = threading.Event()
-        sender = threading.Thread(target=self._send, args=(connection, ended), name="learner's sender")
+        sent = Sent()
+        sender = threading.Thread(target=self._send, args=(connection, sent, ended), name="learner's sender")
         try:
-            limit_sending(connection.socket, SILENCE_S)
+            _prepare(connection.socket)
             assert connection.request is not None
             session = connection.request.path.strip("/")
             connection.send(self.inbox.greeting(session))
@@ -145,7 +156,7 @@ class LearnerServer:
             sender.start()
             for data in connection:
                 if (answer := self.inbox.receive(session, data)) is not None:
-                    connection.send(answer)
+                    self.inbox.answer(sent, answer)
         except ConnectionClosed:
             pass
         except UserError as error:
@@ -163,13 +174,12 @@ class LearnerServer:
             if not self._closing:
                 log.warning(f"the robot's computer {peer} is gone ({_closed(connection)}): waiting for it")
 
-    def _send(self, connection: ServerConnection, ended: threading.Event) -> None:
-        """Send orders and weights while the connection lasts."""
-        sent = Sent()
+    def _send(self, connection: ServerConnection, sent: Sent, ended: threading.Event) -> None:
+        """Send answers, orders and weights while the connection lasts."""
         with suppress(Exception):  # the connection has ended, which `_session` notices
             while not ended.is_set():
                 if (message := self.inbox.next(sent, TICK_S)) is not None:
-                    connection.send(message)
+                    connection.send(_fragments(message, connection.socket))
 
 
 class ActorLink:
@@ -226,6 +236,7 @@ class ActorLink:
                 additional_headers={"Authorization": f"Api-Key {self._token}"},
                 compression=None,
                 max_size=WEIGHTS_BYTES,
+                max_queue=QUEUED_FRAGMENTS,
                 open_timeout=SILENCE_S,
                 close_timeout=TICK_S,
                 ping_interval=PING_S,
@@ -242,8 +253,10 @@ class ActorLink:
         ended = threading.Event()
         sender = threading.Thread(target=self._send, args=(connection, ended), name="actor's sender")
         self._connection = connection
+        if self._ended.is_set():  # while it connected: `__exit__` found nothing to close
+            connection.close()
         try:
-            limit_sending(connection.socket, SILENCE_S)
+            _prepare(connection.socket)
             self.outbox.connect(connection.recv(timeout=SILENCE_S))
             sender.start()
             for data in connection:
@@ -265,7 +278,25 @@ class ActorLink:
         with suppress(Exception):  # the connection has ended, which `_connect` notices
             while not ended.is_set():
                 if (message := self.outbox.next(TICK_S)) is not None:
-                    connection.send(message)
+                    connection.send(_fragments(message, connection.socket))
+
+
+def _prepare(sock: socket.socket) -> None:
+    """Let a send that the peer does not read fail, and no ping wait behind much of what is sent."""
+    limit_sending(sock, SILENCE_S)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
+
+
+def _fragments(message: bytes, sock: socket.socket) -> Iterator[bytes]:
+    """Parts of `message`, each once the system has room for it: a long message is no silence.
+
+    A send that has to wait would keep the connection's lock, which pings and what is received need.
+    """
+    room = select.poll()
+    room.register(sock, select.POLLOUT)
+    for first in range(0, len(message), FRAGMENT_BYTES):
+        room.poll(SILENCE_S * 1e3)
+        yield message[first : first + FRAGMENT_BYTES]
 
 
 def _closed(connection: Any) -> str:  # noqa: ANN401 - a connection

@@ -100,6 +100,21 @@ def rollout_of(entries: Mapping[str, Any], contract: Contract) -> Rollout:
     return Rollout(**entries)
 
 
+def play_of(result: object, contract: Contract) -> tuple[TensorDict, Tensor]:
+    """Observations [B] and actions [B, K, A] of the `result` of random play, checked against the `contract`.
+
+    Raises:
+        UserError: for anything else, and for numbers that are not finite.
+    """
+    entries = _map("result", result)
+    observation, actions = entries.get("observation"), entries.get("actions")
+    _check_tensor("actions", actions, (), TensorSpec((-1, contract.executed, *contract.action.shape)))
+    assert isinstance(actions, Tensor)
+    _check_observation("observation", observation, (len(actions),), contract)
+    assert isinstance(observation, TensorDict)
+    return observation, actions
+
+
 def _check_content(entries: Mapping[str, Any], contract: Contract, batch: tuple[int, ...]) -> None:
     """Check shapes, types and numbers of the tensors whose meaning is known."""
     actions = TensorSpec((contract.horizon, *contract.action.shape))
@@ -108,19 +123,33 @@ def _check_content(entries: Mapping[str, Any], contract: Contract, batch: tuple[
     _check_tensor("executed", entries["executed"], batch, TensorSpec((contract.executed,), "bool"))
     for name in FLAGS:
         _check_tensor(name, entries[name], batch, TensorSpec((), "bool"))
+    for name, flags in entries["events"].items():
+        _check_tensor(f"events.{name}", flags, batch, TensorSpec((), "bool"))
+    for name, values in entries["signals"].items():
+        _check_batch(f"signals.{name}", values, (*batch, contract.executed))
+    for name in ("sample", "log_prob"):
+        _check_finite(name, entries[name])
+    if not isinstance(entries["sample"], TensorDictBase):
+        raise UserError(f"sample: expected a map of tensors, got {_described(entries['sample'])}")
     ends, after = entries["final_rows"], entries["final_observation"]
     if (ends is None) != (after is None):
         raise UserError("expected final_rows with final_observation")
     parts = [("observation", batch), ("last_observation", (1,))]
     if ends is not None:
-        _check_tensor("final_rows", ends, (len(after),), TensorSpec((), "int64"))
+        _check_tensor("final_rows", ends, (), TensorSpec((-1,), "int64"))
         if bool((ends < 0).any() or (ends >= batch[0]).any() or (ends.diff() <= 0).any()):
             raise UserError(f"final_rows: expected ascending decisions below {batch[0]}, got {ends.tolist()}")
         parts.append(("final_observation", (len(ends),)))
     for name, size in parts:
-        _check_batch(name, entries[name], size)
-        for key, spec in contract.observation.items():
-            _check_tensor(f"{name}.{key}", entries[name].get(key, None), size, spec)
+        _check_observation(name, entries[name], size, contract)
+
+
+def _check_observation(name: str, value: object, batch: tuple[int, ...], contract: Contract) -> None:
+    _check_batch(name, value, batch)
+    if not isinstance(value, TensorDictBase):
+        raise UserError(f"{name}: expected a map of tensors, got {_described(value)}")
+    for key, spec in contract.observation.items():
+        _check_tensor(f"{name}.{key}", value.get(key, None), batch, spec)
 
 
 def _check_batch(name: str, value: object, batch: tuple[int, ...]) -> None:
@@ -136,7 +165,12 @@ def _check_tensor(name: str, value: object, batch: tuple[int, ...], spec: Tensor
     if not fits or value.dtype != getattr(torch, spec.dtype):
         expected = f"{spec.dtype} {[*batch, *spec.shape]}"
         raise UserError(f"{name}: expected {expected}, got {_described(value)}")
-    if value.dtype.is_floating_point and not bool(value.isfinite().all()):
+    _check_finite(name, value)
+
+
+def _check_finite(name: str, value: Tensor | TensorDictBase) -> None:
+    parts = value.values(True, True) if isinstance(value, TensorDictBase) else [value]
+    if not all(bool(each.isfinite().all()) for each in parts):
         raise UserError(f"{name}: expected finite numbers, got infinity or not a number")
 
 

@@ -24,6 +24,7 @@ from embodied.task import Task
 from real_robot.learning.inbox import Inbox
 from real_robot.learning.journal import FOLDER, Journal
 from real_robot.learning.link import LearnerServer, address
+from real_robot.learning.messages import play_of
 from real_robot.learning.task import RobotConfig, RobotTask
 from real_robot.serving.credentials import token
 
@@ -148,11 +149,7 @@ class RemoteRobot:
             result = self.inbox.result(self.order(do="play", seed=generator.initial_seed()))
         except Abandoned:
             raise Stopped("Stopped while waiting for the robot's computer; nothing was learned.") from None
-        observation, actions = result.get("observation"), result.get("actions")
-        expected = self.contract.executed, *self.contract.action.shape
-        if not isinstance(observation, TensorDict) or not isinstance(actions, Tensor) or actions.shape[1:] != expected:
-            raise UserError(f"expected observations and actions {list(expected)} of random play from the actor")
-        return observation, actions
+        return play_of(result, self.contract)
 
     def evaluate(self, policy: TrainablePolicy, episodes: int) -> EvaluationResult:
         """See `ActorEnvironment.evaluate`.

@@ -15,7 +15,7 @@ def token(path: Path) -> str:
     """Read the token in `path`; if missing, write a new one that only the owner can read.
 
     Raises:
-        UserError: if other users can read it.
+        UserError: if other users can read it, or it is empty.
     """
     if not path.exists():
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -23,7 +23,9 @@ def token(path: Path) -> str:
             file.write(secrets.token_urlsafe(32) + "\n")
     if path.stat().st_mode & 0o077:
         raise UserError(f"other users can read the token in {path}; run: chmod 600 {path}")
-    return path.read_text(encoding="utf-8").strip()
+    if not (content := path.read_text(encoding="utf-8").strip()):  # as a full disk leaves it; it would admit everybody
+        raise UserError(f"there is no token in {path}; delete it")
+    return content
 
 
 def sent_token(header: str) -> bytes:

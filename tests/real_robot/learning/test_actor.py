@@ -38,7 +38,7 @@ from real_robot.learning.environment import Rules
 from real_robot.learning.inbox import Inbox
 from real_robot.learning.journal import FOLDER, Journal
 from real_robot.learning.link import ActorLink, LearnerServer
-from real_robot.learning.messages import packed, rollout_entries, rollout_of, unpacked
+from real_robot.learning.messages import packed, play_of, rollout_entries, rollout_of, unpacked
 from real_robot.learning.outbox import BACKLOG_BYTES, Outbox
 from real_robot.learning.remote_robot import RemoteRobotTask
 from real_robot.learning.task import Helper, RobotConfig
@@ -325,6 +325,10 @@ def changed(entries: dict, **values) -> bytes:
     return message({**entries, **values})
 
 
+def _with_nan(sample: TensorDict) -> TensorDict:
+    return sample.apply(lambda part: part * torch.nan if part.is_floating_point() else part)
+
+
 REFUSED = {
     "text": lambda entries: "hello",
     "garbage": lambda entries: b"\x93garbage",
@@ -345,6 +349,13 @@ REFUSED = {
         entries, final_rows=torch.tensor([7]), final_observation=entries["last_observation"]
     ),
     "no observation": lambda entries: changed(entries, last_observation=TensorDict({}, [1])),
+    "ends of no length": lambda entries: changed(entries, final_rows=torch.tensor([0]), final_observation=1),
+    "observation without keys": lambda entries: changed(entries, last_observation=torch.zeros(1, 1)),
+    "tensors in no map": lambda entries: message(entries).replace(b"entries", b"entrjes"),
+    "signals without steps": lambda entries: changed(entries, signals={"human": torch.zeros(3, 1, dtype=torch.bool)}),
+    "events of other type": lambda entries: changed(entries, events={"fault": torch.zeros(3, 1)}),
+    "sample not finite": lambda entries: changed(entries, sample=_with_nan(entries["sample"])),
+    "log_prob not finite": lambda entries: changed(entries, log_prob=torch.full((3, 1, 1), torch.nan)),
     "no numbers": lambda entries: changed(entries, vanished="none"),
 }
 
@@ -370,6 +381,19 @@ def test_what_is_no_rollout_is_refused_in_one_line(content, tmp_path: Path, capl
             again.send(message(entries))  # twice
             assert unpacked(again.recv(timeout=PATIENCE_S))["stored"] == 1
     assert box.journal.total == 1
+
+
+def test_what_is_no_random_play_is_refused(tmp_path: Path) -> None:
+    contract = ArmTask().contract("hold")
+    actions = torch.zeros(5, contract.executed, 1)
+
+    def result(value: float, size: int = 5) -> dict:
+        return {"observation": TensorDict({"position": torch.full((size, 1), value)}, [size]), "actions": actions}
+
+    assert len(play_of(result(0.0), contract)[0]) == 5
+    for wrong in (None, [1], {}, result(torch.nan), result(0.0, 4), result(0.0) | {"observation": actions}):
+        with pytest.raises(UserError, match="expected"):
+            play_of(wrong, contract)
 
 
 def test_what_is_too_large_is_refused_on_both_sides(tmp_path: Path, monkeypatch) -> None:
@@ -438,11 +462,14 @@ def test_a_full_disk_at_a_rollout_keeps_it_at_the_robot_until_there_is_space(
 
 
 class Proxy:
-    """Forwards connections to `port`, until it is cut or goes silent."""
+    """Forwards connections to `port`, at `bytes_per_s` if it is slow, until it is cut or goes silent."""
+
+    bytes_per_s: float | None = None
 
     def __init__(self, port: int) -> None:
         self.target = port
         self.server = socket.create_server(("127.0.0.1", 0))
+        self.server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 17)  # what it holds back counts as sent
         self.port = self.server.getsockname()[1]
         self.sockets: list[socket.socket] = []
         self.is_cut = self.is_silent = False
@@ -455,14 +482,18 @@ class Proxy:
                 if self.is_cut:
                     near.close()
                     continue
-                far = socket.create_connection(("127.0.0.1", self.target))
+                far = socket.socket()
+                far.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 17)
+                far.connect(("127.0.0.1", self.target))
                 self.sockets += [near, far]
                 for pair in ((near, far), (far, near)):
                     threading.Thread(target=self._forward, args=pair, daemon=True).start()
 
     def _forward(self, source: socket.socket, sink: socket.socket) -> None:
         with suppress(OSError):
-            while data := source.recv(1 << 16):
+            while data := source.recv(1 << 14):
+                if self.bytes_per_s:
+                    time.sleep(len(data) / self.bytes_per_s)
                 if not self.is_silent:
                     sink.sendall(data)
         for each in (source, sink):
@@ -529,6 +560,40 @@ def test_a_network_that_goes_silent_is_noticed(proxied, monkeypatch) -> None:
     wait_until(lambda: not robot.moves)
     proxy.is_silent = False
     learn(box, robot, 2)
+
+
+def test_long_messages_on_a_slow_network_are_no_silence(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(link, "PING_S", 0.3)
+    monkeypatch.setattr(link, "SILENCE_S", 2.3)
+    box, entries = example(tmp_path)
+    entries["episode_totals"] = {"large": torch.zeros(3, 1, 1 << 18)}  # 3 MB, as the weights
+    with serving(box) as (server, _), ExitStack() as stack:
+        proxy = Proxy(server.port)
+        proxy.bytes_per_s = 1 << 20
+        stack.callback(proxy.close)
+        outbox = Outbox("learner")
+        stack.enter_context(ActorLink(outbox, f"127.0.0.1:{proxy.port}", TOKEN))
+        wait_until(lambda: outbox.connected)
+        began = time.monotonic()
+        box.publish(0, {"w": torch.zeros(3 << 18)})
+        outbox.add(entries)
+        outbox.add(entries)
+        wait_until(lambda: not outbox.unstored and outbox.take_weights())
+        assert time.monotonic() - began > 2.5
+        assert len(proxy.sockets) == 2  # the first connection has lasted
+    assert box.journal.total == 2
+
+
+def test_a_stop_while_the_actor_connects_ends_its_link(tmp_path: Path, monkeypatch) -> None:
+    admit = LearnerServer._admit
+    monkeypatch.setattr(LearnerServer, "_admit", lambda *arguments: time.sleep(0.5) or admit(*arguments))
+    with serving(inbox(tmp_path)) as (_, address):
+        actor = ActorLink(Outbox(address), address, TOKEN).__enter__()
+        time.sleep(0.2)
+        ending = threading.Thread(target=actor.__exit__, daemon=True)
+        ending.start()
+        ending.join(5.0)
+        assert not ending.is_alive()
 
 
 def test_without_memory_for_more_rollouts_the_robot_holds_whoever_drives_it() -> None:
