@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class Consent:
-    """Consent that is always given: the learner is in the robot's own program."""
+    """Consent to every step and episode: the learner is in the robot's own program."""
 
     def begin(self) -> str:
         """Reason why no episode may begin now; "" if one may."""

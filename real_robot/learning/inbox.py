@@ -1,4 +1,4 @@
-"""What a learner sends to the robot's computer, and what it gets from there; independent of the network.
+"""Messages between a learner and the robot's computer, independent of the network.
 
     greeting    stored, total: number of rollouts of this session, and of all, that are stored; max_staleness; and the
                 run's config, contract, distribution and seed
@@ -33,7 +33,7 @@ PATIENCE_S = 0.2
 
 @dataclass
 class Sent:
-    """What was sent in one connection: the id of the order and the version of the weights; and `answers` to send."""
+    """Messages of one connection: id of the sent order, version of the sent weights, and `answers` to send."""
 
     order: str = ""
     version: int = -1

@@ -1,4 +1,4 @@
-"""What an actor knows of its learner: orders, weights, and the rollouts that the learner has not stored yet.
+"""State of an actor's connection: the learner's orders and weights, and rollouts that it has not stored yet.
 
 Rollout n is learned from in update n, so that weights of version v are n - v updates old there. The policy may act
 while that is at most `max_staleness`. Without a connection, an episode goes on as long as this allows, and none begins.
@@ -211,7 +211,7 @@ class Outbox(Consent):
             return self._order is None or self._order["id"] != self.running
 
     def order(self) -> dict[str, Any] | None:
-        """What to do now; None: nothing."""
+        """Order of the learner to carry out now; None if there is none."""
         with self.changed:
             order = self._order
             return None if order is None or order["id"] == self._answer[0] else order

@@ -1,4 +1,4 @@
-"""What SimpleVLA-RL, RIPT-VLA and others add to GRPO: groups drawn again, baselines, episodes across updates."""
+"""GRPO's options of SimpleVLA-RL, RIPT-VLA and others: groups drawn again, baselines, episodes across updates."""
 
 import copy
 from pathlib import Path
