@@ -30,7 +30,7 @@ from embodied.command_line.train_options import (
 from embodied.contract import Contract
 from embodied.environment import Environment
 from embodied.errors import UserError
-from embodied.evaluation.evaluation import compare
+from embodied.evaluation.groups import compare_in_groups, groups
 from embodied.evaluation.open_loop import OpenLoop, split
 from embodied.execution.delay import delayed
 from embodied.policy import TrainablePolicy
@@ -110,8 +110,10 @@ def run(arguments: list[str]) -> None:
             record |= {"episodes": config.episodes, "distribution": (first := distributions[0])}
             runs = Comparison(config, trained.task, path, robot, first, partial(environment, first)).run()
             return log.info(sim_to_real_report.write(results, runs, saved.contract.action, record, config.compared))
-        evaluations = compare(partial(environment, num_envs=config.num_envs), distributions, policies, **options)
-    log.info(write_evaluation(results / "evaluation.json", record, evaluations))
+        made, parts = partial(environment, num_envs=config.num_envs), groups(trained.task.kinds, config.num_envs)
+        evaluations = compare_in_groups(made, parts, distributions, policies, **options)
+    record |= {"left_out": dict(trained.task.left_out)} if trained.task.left_out else {}
+    log.info(write_evaluation(results / "evaluation.json", record, evaluations, trained.task.kinds))
     if config.video or config.render:
         film, task_in_processes = results / "evaluation.mp4", in_processes(trained.task)
         task_in_processes.video(film, {"policy": policy}, config.device, distributions[0], config.first)
