@@ -14,8 +14,7 @@ from embodied.environment import Environment
 from embodied.evaluation.evaluation import EvaluationResult, compare, evaluate, wilson
 from embodied.evaluation.groups import compare_in_groups, groups, joined, summary
 from embodied.report.report import POLICY, evaluation_table, write_evaluation
-from tests.embodied.evaluation.test_evaluation import ChaoticEnvironment
-from tests.embodied.rollout.test_rollout import Constant
+from tests.embodied.evaluation.test_evaluation import ChaoticEnvironment, NetworkPolicy
 
 KINDS = {"odd": ["task 1", "task 3"], "even": ["task 0", "task 2", "task 4"]}
 
@@ -55,7 +54,7 @@ def test_episodes_are_those_of_all_tasks_at_once() -> None:
         assert distribution == "official"
         return Part(changes)
 
-    policy = Constant(Part([]).contract, 0.01)
+    policy = NetworkPolicy()
     expected = evaluate(Part([]), policy, starts_per_task=4)
     Part.closed = 0
     parts = compare_in_groups(environment, groups(KINDS, 2), ["official"], {"policy": policy}, starts_per_task=4)
