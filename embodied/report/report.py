@@ -225,7 +225,7 @@ class Report:
         width = max((len(distribution) for _, distribution in self.results), default=0)
         rows = [
             f"  {title(stage):<14} {distribution:<{width}} {_rate(result.summary())}, {result.success.numel()} episodes"
-            f"{_metrics(result)}"
+            f"{_metrics(result, result.summary())}"
             for (stage, distribution), result in self._ordered().items()
         ]
         gains = [f"  {line}" for line in self._gains()]
@@ -398,7 +398,8 @@ def evaluation_table(results: Mapping[str, EvaluationResult], kinds: Kinds = NO_
     part, tasks = ("kinds", tuple(kinds)) if kinds else ("per_task", next(iter(results.values())).tasks)
 
     def cells(pick: Callable[[dict[str, Any]], dict[str, Any]]) -> list[str]:
-        return [_rate(pick(summaries[name])) + _metrics(result, pick) for name, result in results.items()]
+        picked = {name: pick(summaries[name]) for name in results}
+        return [_rate(picked[name]) + _metrics(result, picked[name]) for name, result in results.items()]
 
     rows = [[task, *cells(lambda each, i=i: each[part][i])] for i, task in enumerate(tasks)]
     episodes = " + ".join(str(each["episodes"]) for each in summaries.values())
@@ -478,8 +479,7 @@ def _rate(row: Mapping[str, Any]) -> str:
     return f"{row['return']:.4g}{bounds}"
 
 
-def _metrics(result: EvaluationResult, pick: Callable[[dict[str, Any]], dict[str, Any]] = lambda row: row) -> str:
-    row = pick(result.summary())
+def _metrics(result: EvaluationResult, row: Mapping[str, Any]) -> str:
     return "".join(f", {name} {_number(row[name])}" for name in result.metrics if row[name] is not None) + _odd(row)
 
 

@@ -79,7 +79,10 @@ def read(folder: Path, modes: Modes, key: str | None = None) -> dict[str, Tensor
         names = [mode.names for mode in source_modes]
         try:
             # in float64, in which openpi's text has them: their middle and half width are then exact
-            pairs = [[torch.as_tensor(each, device="cpu").double() for each in pair] for pair in reader(path, names)]
+            pairs = [
+                [torch.as_tensor(each, dtype=torch.float64, device="cpu") for each in pair]
+                for pair in reader(path, names)
+            ]
             problems = [
                 _wrong(pair_names, *pair) if mode is not Mode.IDENTITY else ""
                 for mode, pair_names, pair in zip(source_modes, names, pairs, strict=False)

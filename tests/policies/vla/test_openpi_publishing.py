@@ -140,10 +140,8 @@ def test_what_is_written_is_read_again_exactly(kind: str, options: dict[str, obj
     assert [name for name, value in own.items() if not torch.equal(value, theirs[name])] == []
     assert again.brought_statistics
     for name in ("action_mean", "action_std", "inputs.state.mean", "inputs.state.scale"):
-        values = [
-            _attribute(each, name)[: policy.inputs.state_size if "state" in name else None] for each in (policy, again)
-        ]
-        assert torch.equal(*values), name
+        size = policy.inputs.state_size if "state" in name else policy.actions
+        assert torch.equal(*(_attribute(each, name)[:size] for each in (policy, again))), name
     assert again.grid.steps == policy.grid.steps
     assert again.inputs.antialias == policy.inputs.antialias
     assert getattr(again.inputs, "states_in_prompt", None) == getattr(policy.inputs, "states_in_prompt", None)
@@ -229,7 +227,7 @@ def test_configuration_card_and_further_files(tmp_path: Path, caplog: pytest.Log
     assert "pi05=False, action_dim=32, action_horizon=4" in card
     assert "`base_0_rgb`: front, `left_wrist_0_rgb`: wrist; the state is, in this order: fingers." in card
     assert card.endswith("It succeeds.\n")
-    assert Contract.from_json((tmp_path / "out" / "contract.json").read_text()) == SEEING
+    assert Contract.from_dict(json.loads((tmp_path / "out" / "contract.json").read_text())) == SEEING
     start = read(str(tmp_path / "out"))
     assert start is not None
     assert (start.policy, start.program, start.horizon, start.benchmark) == ("pi0", "openpi", 4, None)
@@ -274,10 +272,14 @@ def test_what_openpi_cannot_represent_is_refused_and_leaves_nothing(tmp_path: Pa
         publish(MLPConfig().build(flat), out, tmp_path)
     with pytest.raises(UserError, match="is for published weights"):
         publish(Pi0Config(hidden=16).build(SEEING), out, tmp_path)
+    steered = trained(folder, "pi0", steering=SteeringConfig(kind=Steering.NOISE))
+    steered.steers.fill_(True)
     with pytest.raises(UserError, match="published weights have no small actor"):
-        publish(trained(folder, "pi0", steering=SteeringConfig(kind=Steering.NOISE)), out, tmp_path)
+        publish(steered, out, tmp_path)
+    labelled = trained(folder, "pi0", advantage_guidance=1.5)
+    labelled.acts_positive.fill_(True)
     with pytest.raises(UserError, match="do not name the label"):
-        publish(trained(folder, "pi0", advantage_guidance=1.5), out, tmp_path)
+        publish(labelled, out, tmp_path)
     cameras = {name: SEEING.observation["wrist"] for name in ("a", "b", "c", "d")}
     four = replace(SEEING, observation=cameras | {"fingers": SEEING.observation["fingers"]})
     with pytest.raises(UserError, match="openpi reads at most 3 pictures, got a, b, c, d"):

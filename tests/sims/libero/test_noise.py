@@ -30,7 +30,7 @@ def test_noise_is_that_of_the_task_and_the_picture_and_grows(first: int) -> None
 def test_a_plain_picture_stays_as_it_is(kind: str, strength: int) -> None:
     plain = np.full((PIXELS, PIXELS, 3), 51, np.uint8)
     found = corrupted(plain, KINDS[kind] + strength, "task").astype(int)
-    assert np.abs(found - 51).max() <= 1  # bytes are rounded down
+    assert np.abs(found - 51).max() <= (2 if kind == "glass" else 1)  # bytes are rounded down, twice behind glass
 
 
 def test_all_fifty_kinds_are_pictures() -> None:
