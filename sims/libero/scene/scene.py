@@ -82,6 +82,12 @@ class Scene:
     goal: tuple[Predicate, ...]
     openings: dict[int, Predicate]
 
+    @property
+    def look(self) -> tuple[object, ...]:
+        """Key of scenes with the same geoms, lights and cameras, whose poses may differ."""
+        problem = self.task.problem
+        return self.assets, problem.name, tuple(problem.objects.items()), tuple(problem.fixtures.items())
+
 
 def build_scene(task: Task, assets: Assets, visuals: bool = False) -> Scene:
     """Compose and compile `task`; without `visuals` visual geoms are omitted, and the physics is the same.

@@ -274,6 +274,23 @@ def test_noise_is_in_the_agent_camera_s_pictures_alone(data: Path) -> None:
     )
 
 
+def test_scenes_that_look_alike_share_a_renderer_and_are_drawn_as_alone(data: Path) -> None:
+    tasks = load_tasks("libero_object_plus", [0, 3])  # another camera, and other words
+    together = LiberoEnvironment(tasks, 4, distribution="official", assets=STAND_IN, image_size=64, threads=1)
+    first, second = (
+        LiberoEnvironment([task], 1, distribution="official", assets=STAND_IN, image_size=64, threads=1)
+        for task in tasks
+    )
+    starts = torch.zeros(4, dtype=torch.int64)
+    pictures = together.reset(starts=starts)["agentview_image"]
+    alone = [env.reset(starts=starts[:1])["agentview_image"][0] for env in (first, second)]
+    cameras = together._observer._cameras
+    assert len(cameras._renderers) == min(2, cameras._renderers[0].threads)
+    for row in range(4):
+        assert torch.equal(pictures[row], alone[row % 2])
+    assert (pictures[0].float() - pictures[1].float()).abs().mean() > 2.0
+
+
 at_hand = pytest.mark.skipif(not plus_folder().exists(), reason="`make assets ARGS=plus` has not run here")
 
 
