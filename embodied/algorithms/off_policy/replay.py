@@ -67,15 +67,20 @@ class MixedReplay(Composite):
         """See `EpisodeStore.add`."""
         self.own.add(rollout, **values)
 
-    def draw_imitable(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Rows of `count` decisions: interventions, and demonstrations that did not fail; none if there are none."""
-        interventions = self.interventions
+    def draw_imitable(self, count: int, generator: torch.Generator, *, successes: bool = False) -> tuple[Tensor, Tensor]:
+        """Rows of `count` decisions: interventions, and demonstrations that did not fail; none if there are none.
+
+        With `successes` also the policy's own decisions in episodes that succeeded.
+        """
+        kept = self.interventions
+        if successes and self.own.written:
+            kept = torch.cat((kept, self.own.succeeded())).unique()
         recorded = len(self.imitable)
-        total = recorded + len(interventions)
+        total = recorded + len(kept)
         number = torch.randint(max(1, total), (count if total else 0,), generator=generator)
         own = number[number >= recorded] - recorded
         recorded_rows = number[number < recorded].to(self.imitable.device)
-        return interventions[own.to(interventions.device)], self.imitable[recorded_rows]
+        return kept[own.to(kept.device)], self.imitable[recorded_rows]
 
     def draw(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Rows of `count` decisions in all: of the learner and of the demonstrations."""
