@@ -67,7 +67,9 @@ class MixedReplay(Composite):
         """See `EpisodeStore.add`."""
         self.own.add(rollout, **values)
 
-    def draw_imitable(self, count: int, generator: torch.Generator, *, successes: bool = False) -> tuple[Tensor, Tensor]:
+    def draw_imitable(
+        self, count: int, generator: torch.Generator, *, successes: bool = False
+    ) -> tuple[Tensor, Tensor]:
         """Rows of `count` decisions: interventions, and demonstrations that did not fail; none if there are none.
 
         With `successes` also the policy's own decisions in episodes that succeeded.
