@@ -56,7 +56,7 @@ class Deployed:
 
 
 def checkpoints(logs: Logs, args: argparse.Namespace, seed: int) -> list[TrainablePolicy]:
-    """The untrained policy, and policies after 1 / 2^n of all gradient steps, oldest first."""
+    """The untrained policy, and policies after one gradient step to all, evenly on a logarithmic scale."""
     kind, config = ROWS[args.row]
     seeding.seed_everything(seed)
     env = logs.environment(args.envs)
@@ -65,8 +65,9 @@ def checkpoints(logs: Logs, args: argparse.Namespace, seed: int) -> list[Trainab
     policy.fit(*logs.episodes.by_weight())
     learner = config(steps=args.steps, batch=args.batch).build(policy, seeding.generator(seed, "offline"))
     saved = [copy.deepcopy(policy)]
-    for share in reversed(range(args.policies - 1)):
-        learner.fit(logs.episodes, max(1, args.steps // 2**share) - learner.gradient_steps)
+    for number in range(args.policies - 1):
+        due = round(args.steps ** (number / (args.policies - 2)))
+        learner.fit(logs.episodes, due - learner.gradient_steps)
         saved.append(copy.deepcopy(policy))
     return saved
 
@@ -155,6 +156,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--envs", type=int, default=44, help="initial states of the true return")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     args = parser.parse_args(arguments)
+    if args.policies < 3:
+        parser.error("expected --policies of at least 3")
     args.folder.mkdir(parents=True, exist_ok=True)
     return args
 
