@@ -65,9 +65,9 @@ def checkpoints(logs: Logs, args: argparse.Namespace, seed: int) -> list[Trainab
     policy.fit(*logs.episodes.by_weight())
     learner = config(steps=args.steps, batch=args.batch).build(policy, seeding.generator(seed, "offline"))
     saved = [copy.deepcopy(policy)]
-    for number in range(args.policies - 1):
-        due = round(args.steps ** (number / (args.policies - 2)))
-        learner.fit(logs.episodes, due - learner.gradient_steps)
+    for number in range(1, args.policies):
+        due = round(args.steps ** (number / (args.policies - 1)))
+        learner.fit(logs.episodes, max(1, due - learner.gradient_steps))
         saved.append(copy.deepcopy(policy))
     return saved
 
@@ -156,8 +156,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--envs", type=int, default=44, help="initial states of the true return")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     args = parser.parse_args(arguments)
-    if args.policies < 3:
-        parser.error("expected --policies of at least 3")
+    if args.policies < 2:
+        parser.error("expected --policies of at least 2")
     args.folder.mkdir(parents=True, exist_ok=True)
     return args
 
