@@ -147,7 +147,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--task", choices=TASKS, default="reach")
     parser.add_argument("--tasks", default="0,1,2,3,4,5,6,7,8,9", help="of libero_pick")
-    parser.add_argument("--row", choices=ROWS, default="mlp, ReBRAC", help="learner, a row of from_logs.py")
+    parser.add_argument("--row", choices=ROWS, help="of from_logs.py; ReBRAC on reach, IQL on libero_pick")
     parser.add_argument("--estimators", nargs="+", default=["fqe", "am_q"])
     parser.add_argument("--policies", type=int, default=10)
     parser.add_argument("--episodes", type=int, default=60, help="of each task in the logs")
@@ -158,6 +158,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     args = parser.parse_args(arguments)
     if args.policies < 2:
         parser.error("expected --policies of at least 2")
+    args.row = args.row or ("mlp, ReBRAC" if args.task == "reach" else "IQL")
     args.folder.mkdir(parents=True, exist_ok=True)
     return args
 
