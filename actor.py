@@ -23,7 +23,7 @@ from embodied.command_line.train_options import GROUPS, TrainConfig, robot_task
 from embodied.configuration import Configuration, PositiveInt
 from embodied.contract import Contract
 from embodied.errors import UserError
-from embodied.interrupt import STOPPING, GracefulStop
+from embodied.runtime.interrupt import STOPPING, GracefulStop
 from embodied.seeding import derive, seed_everything
 from embodied.training.compute import prepare
 from real_robot.learning.actor import Actor

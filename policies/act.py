@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from embodied.configuration import NonNegativeFloat, PositiveInt
 from embodied.contract import Contract
 from embodied.errors import UserError
+from embodied.networks.value_head import ValueHead
 from embodied.policy import (
     Decision,
     Evaluation,
@@ -34,7 +35,6 @@ from embodied.policy import (
     inference,
     value_if_needed,
 )
-from embodied.value_head import ValueHead
 from policies.act_network import ACTNetwork, ACTSizes, VisionBackbone
 from policies.flat import FlatObservations, divisor
 from policies.kernels.sampling import undefined_log_prob

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from embodied.configuration import PositiveInt
 from embodied.contract import Contract
 from embodied.errors import UserError
+from embodied.networks.products import Dense
 from embodied.policy import TrainablePolicy
-from embodied.products import Dense
 from policies.choice_of_augmentation import AugmentedConfig, augmentation
 from policies.choice_of_encoder import fit_encoders, observation_encoder
 from policies.encoders import EncoderKind

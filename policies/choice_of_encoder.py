@@ -12,8 +12,8 @@ from tensordict import TensorDict
 from embodied.configuration import PositiveInt
 from embodied.contract import Contract
 from embodied.errors import UserError
+from embodied.networks.value_head import ValueHead
 from embodied.policy import PolicyConfig
-from embodied.value_head import ValueHead
 from policies.encoders import Encoder, EncoderKind
 from policies.flat import FlatEncoder, PlainEncoder
 from policies.libero_encoder import OBSERVATIONS, ObjectEncoder, missing

@@ -12,7 +12,7 @@ from tensordict import TensorDict
 from torch import Generator, Tensor, nn
 
 from embodied.contract import Contract
-from embodied.words import WordTable
+from embodied.networks.words import WordTable
 
 
 class EncoderKind(Enum):

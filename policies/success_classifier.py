@@ -25,7 +25,7 @@ from embodied.contract import Contract
 from embodied.data.success_frames import NEGATIVE, POSITIVE, Frames
 from embodied.errors import DivergedError, UserError
 from embodied.evaluation.detection import sustained
-from embodied.progress import Progress
+from embodied.runtime.progress import Progress
 from embodied.saving import checkpoint
 from embodied.saving.checkpoint import Checkpoint
 from policies.encoders import Encoder

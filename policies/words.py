@@ -1,4 +1,4 @@
-"""Fixed random vectors of words, by the hashes of `embodied.words`, and the choice between words and sentences."""
+"""Fixed random vectors of words, by hashes of `embodied.networks.words`, and the choice of words or sentences."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import Enum
 import torch
 from torch import Tensor, nn
 
-from embodied.words import WORD_BUCKETS
+from embodied.networks.words import WORD_BUCKETS
 
 
 class Words(Enum):

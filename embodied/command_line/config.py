@@ -10,14 +10,14 @@ from typing import Any, TypeVar, cast
 
 from omegaconf import OmegaConf
 
-from embodied import foreign_code as foreign
 from embodied.command_line import combinations
 from embodied.command_line.settings import settings
 from embodied.command_line.suggestion import did_you_mean
 from embodied.commands import CONFIGS, typed
 from embodied.configuration import Configuration, check_ranges
 from embodied.errors import UserError
-from embodied.resume import MOVABLE
+from embodied.runtime import foreign_code as foreign
+from embodied.saving.resume import MOVABLE
 
 WHOLE = re.compile(r"(?<![^\[,:])\d+(\.\d+)?[eE]\+?\d{1,2}(?![^\],}])")
 """Pattern of a number with a positive exponent, as a whole value or an element of a list."""

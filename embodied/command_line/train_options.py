@@ -26,7 +26,7 @@ from embodied.environments.reflex import in_steps, with_reflex
 from embodied.errors import UserError
 from embodied.placement.registry import PLACEMENTS, PlacementOptions
 from embodied.policy import PolicyConfig
-from embodied.starting_point import StartingPoint
+from embodied.saving.starting_point import StartingPoint
 from embodied.task import Task
 from embodied.training.experiment import ExperimentConfig
 from embodied.viewer.options import ViewerOptions

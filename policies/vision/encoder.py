@@ -11,7 +11,7 @@ from torch import Generator, Tensor, nn
 
 from embodied.contract import Contract
 from embodied.errors import UserError
-from embodied.words import WORD_BUCKETS, WordTable
+from embodied.networks.words import WORD_BUCKETS, WordTable
 from policies.encoders import Encoder
 from policies.flat import FlatObservations
 from policies.sentences import FEATURES, HUB_NAME, SentenceTable

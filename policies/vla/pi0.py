@@ -19,6 +19,7 @@ from embodied.configuration import Fraction, NonNegativeFloat, NonNegativeInt, P
 from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.execution.chunking import Running
+from embodied.networks.value_head import ValueHead
 from embodied.policy import (
     CONDITION,
     Decision,
@@ -30,7 +31,6 @@ from embodied.policy import (
     sum_of_executed,
 )
 from embodied.seeding import fixed_noise
-from embodied.value_head import ValueHead
 from policies.generative import SMALLEST_STD, Aggregate
 from policies.kernels.flow import TimeGrid, prefix_mask
 from policies.kernels.narrowing import NarrowingNoise

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from embodied.configuration import PositiveFloat, PositiveInt
 from embodied.contract import Contract
 from embodied.errors import UserError
+from embodied.networks.value_head import ValueHead
 from embodied.policy import (
     Decision,
     Evaluation,
@@ -32,7 +33,6 @@ from embodied.policy import (
     needs_value,
     sum_of_executed,
 )
-from embodied.value_head import ValueHead
 from policies.vla import fast, fast_weights
 from policies.vla.autoregressive import AutoregressiveModel
 from policies.vla.computing import Computing, layers, prepare

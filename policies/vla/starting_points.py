@@ -12,7 +12,7 @@ from typing import Any
 
 from embodied.errors import UserError
 from embodied.saving.json_text import loads
-from embodied.starting_point import StartingPoint
+from embodied.saving.starting_point import StartingPoint
 from policies.vla.settings import CONFIG, LIBERO, learned_libero
 from policies.vla.statistics import UNREADABLE, reason
 from policies.vla.weights import folder_of, has_adaptive_norms

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from embodied.configuration import NonNegativeInt, PositiveFloat, PositiveInt, Range
 from embodied.contract import Contract
 from embodied.errors import UserError
+from embodied.networks.value_head import ValueHead
 from embodied.policy import Decision, Evaluation, PolicyConfig, inference, needs_value, sum_of_executed
 from embodied.seeding import fixed_noise
-from embodied.value_head import ValueHead
 from policies.vla import adapters
 from policies.vla.computing import Computing, layers, prepare
 from policies.vla.critic import Critic, Reads

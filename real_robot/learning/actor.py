@@ -18,11 +18,11 @@ from tensordict import TensorDict
 from embodied import seeding
 from embodied.errors import UserError
 from embodied.evaluation.evaluation import EvaluationResult, evaluate
-from embodied.interrupt import STOPPING
 from embodied.policy import Decision, TrainablePolicy
 from embodied.rollout.random_play import first_decisions
 from embodied.rollout.rollout import Cancelled, Collector
 from embodied.rollout.storage import Storage
+from embodied.runtime.interrupt import STOPPING
 from real_robot.learning.control import StopRequestedError
 from real_robot.learning.environment import RobotEnvironment
 from real_robot.learning.messages import entry, rollout_entries

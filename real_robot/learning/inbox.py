@@ -22,8 +22,8 @@ from typing import Any
 
 from embodied.contract import Contract
 from embodied.errors import UserError
-from embodied.interrupt import STOPPING, Abandoned
 from embodied.rollout.rollout import Rollout
+from embodied.runtime.interrupt import STOPPING, Abandoned
 from real_robot.learning.journal import SESSION, Journal
 from real_robot.learning.messages import entry, packed, rollout_of, unpacked
 

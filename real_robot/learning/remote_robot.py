@@ -17,9 +17,9 @@ from torch import Tensor
 from embodied.environment import Transition
 from embodied.errors import UserError
 from embodied.evaluation.evaluation import EvaluationResult
-from embodied.interrupt import Abandoned, Stopped
 from embodied.policy import TrainablePolicy
 from embodied.rollout.rollout import Collector, Rollout, RolloutSource
+from embodied.runtime.interrupt import Abandoned, Stopped
 from embodied.task import Task
 from real_robot.learning.inbox import Inbox
 from real_robot.learning.journal import FOLDER, Journal

@@ -10,9 +10,9 @@ from tensordict import TensorDict
 from embodied.algorithms.critics import CriticConfig, Critics
 from embodied.contract import Contract, TensorSpec
 from embodied.evaluation.evaluation import act
+from embodied.networks.value_head import CriticHead, ValueHead
 from embodied.policy import EXECUTED, MEMORY, RankingPolicy, Reparameterised, unread_observations
 from embodied.rollout.memory import Memory
-from embodied.value_head import CriticHead, ValueHead
 from policies.attention import AttentionConfig
 from policies.chunk_networks import NetworkKind
 from policies.coarse_to_fine import CoarseToFineConfig

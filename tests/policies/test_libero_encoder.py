@@ -7,8 +7,8 @@ import torch
 from tensordict import TensorDict
 
 from embodied.errors import UserError
-from embodied.precision import Precision
-from embodied.words import hash_words
+from embodied.networks.precision import Precision
+from embodied.networks.words import hash_words
 from policies.libero_encoder import NEAR_M, RELATION_WIDTH, ObjectEncoder, mention, object_poses, offsets
 from tests.policies.observations import observations, text
 

@@ -23,8 +23,8 @@ from embodied.algorithms.parts import Composite
 from embodied.algorithms.passes import META, Passes
 from embodied.command_line.config import compose
 from embodied.contract import Contract
+from embodied.networks.precision import Precision
 from embodied.policy import PolicyConfig
-from embodied.precision import Precision
 from embodied.task import LearnerConfig
 from embodied.training.experiment import ExperimentConfig
 from embodied.training.loop import build

@@ -17,10 +17,10 @@ from embodied.algorithms.on_policy.ppo import PPO, PPOConfig
 from embodied.algorithms.on_policy.ranking import Ranking, RankingConfig
 from embodied.errors import UserError
 from embodied.evaluation import evaluation
-from embodied.interrupt import Stopped
+from embodied.networks.precision import Precision
 from embodied.policy import PolicyConfig
-from embodied.precision import Precision
 from embodied.rollout.rollout import Collector
+from embodied.runtime.interrupt import Stopped
 from embodied.saving import checkpoint
 from embodied.training.experiment import Experiment, ExperimentConfig
 from embodied.training.stages import offline, reinforcement

@@ -18,7 +18,7 @@ from embodied.algorithms.imitation.sft import SFT, SFTConfig
 from embodied.algorithms.on_policy.ppo import PPOConfig
 from embodied.contract import TensorSpec
 from embodied.errors import UserError
-from embodied.precision import Precision
+from embodied.networks.precision import Precision
 from embodied.saving import checkpoint
 from embodied.saving.checkpoint import Checkpoint
 from embodied.saving.publishing import push

@@ -13,7 +13,7 @@ from transformers import PI0Config, PI0ForConditionalGeneration
 
 from embodied.algorithms.micro_batch import saved_bytes
 from embodied.errors import UserError
-from embodied.precision import Precision
+from embodied.networks.precision import Precision
 from policies.vla import adapters, computing
 from policies.vla.computing import Computing, prepare
 from policies.vla.model import Pi0Model

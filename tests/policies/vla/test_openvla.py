@@ -14,7 +14,7 @@ from tensordict import TensorDict
 
 from embodied.contract import Contract, TensorSpec
 from embodied.errors import UserError
-from embodied.precision import Precision
+from embodied.networks.precision import Precision
 from embodied.text import encode, text_spec
 from policies.vla.computing import layers
 from policies.vla.openvla import LONGEST, cropped, lanczos

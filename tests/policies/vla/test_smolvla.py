@@ -16,8 +16,8 @@ from transformers import LlamaConfig
 from embodied.algorithms.off_policy.dsrl import DSRLConfig
 from embodied.algorithms.on_policy.ppo import PPOConfig
 from embodied.errors import UserError
+from embodied.networks.precision import Precision
 from embodied.policy import INITIAL_NOISE, Condition, Steering
-from embodied.precision import Precision
 from policies.steering import SteeringConfig
 from policies.vla import adapters
 from policies.vla.inputs import squared

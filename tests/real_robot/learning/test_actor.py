@@ -23,10 +23,10 @@ from websockets.sync.client import ClientConnection, connect
 from embodied import seeding
 from embodied.algorithms.off_policy.sac import SACConfig
 from embodied.errors import UserError
-from embodied.interrupt import STOPPING, Stopped
 from embodied.rollout.hand_over import HandOverCollector
 from embodied.rollout.rollout import Collector
 from embodied.run_options import ExperimentConfig
+from embodied.runtime.interrupt import STOPPING, Stopped
 from embodied.saving import checkpoint
 from embodied.task import Task
 from embodied.training.experiment import Experiment

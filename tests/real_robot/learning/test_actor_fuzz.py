@@ -14,8 +14,8 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from embodied.interrupt import STOPPING
 from embodied.policy import Decision
+from embodied.runtime.interrupt import STOPPING
 from embodied.saving import files
 from real_robot.learning.actor import Actor
 from real_robot.learning.environment import Rules

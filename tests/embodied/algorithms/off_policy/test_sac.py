@@ -13,8 +13,8 @@ from torch.distributions.transforms import TanhTransform
 from embodied.algorithms.off_policy.sac import SAC, RLPDConfig, SACConfig
 from embodied.data.episodes import FAILED, SUCCEEDED, Episodes
 from embodied.errors import DivergedError, UserError
+from embodied.networks.value_head import CriticHead
 from embodied.rollout.rollout import Collector
-from embodied.value_head import CriticHead
 from policies.flow import FlowConfig
 from policies.squashed import SquashedConfig, SquashedPolicy
 from tests.embodied.reach import Reach

@@ -15,9 +15,9 @@ from embodied.algorithms.on_policy.ppo import PPOConfig
 from embodied.errors import UserError
 from embodied.evaluation.evaluation import evaluate
 from embodied.execution.chunking import Running
+from embodied.networks.value_head import CriticHead
 from embodied.policy import INITIAL_NOISE, Steering
 from embodied.rollout.rollout import Collector
-from embodied.value_head import CriticHead
 from policies.diffusion import DiffusionConfig
 from policies.flow import FlowConfig
 from policies.generative import GenerativePolicy

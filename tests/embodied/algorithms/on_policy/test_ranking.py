@@ -11,8 +11,8 @@ from embodied.algorithms.advantage import gae
 from embodied.algorithms.imitation.self_imitation import SelfImitationConfig
 from embodied.algorithms.imitation.sft import SFTConfig
 from embodied.algorithms.on_policy.ranking import Ranking, RankingConfig
+from embodied.networks.value_head import CriticHead, ValueHead
 from embodied.rollout.rollout import Collector
-from embodied.value_head import CriticHead, ValueHead
 from policies.encoders import EncoderKind
 from policies.flow import FlowConfig
 from policies.mlp import MLPConfig

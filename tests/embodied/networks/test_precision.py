@@ -3,7 +3,7 @@
 import pytest
 
 from embodied.errors import UserError
-from embodied.precision import Precision, precision_of
+from embodied.networks.precision import Precision, precision_of
 from policies.flow import FlowConfig
 from policies.mlp import MLPConfig
 from policies.vla.pi0 import Pi0Config

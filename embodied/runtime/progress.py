@@ -10,7 +10,7 @@ from typing import Self
 
 from tqdm import tqdm
 
-from embodied.streams import unread
+from embodied.runtime.streams import unread
 
 log = logging.getLogger(__name__)
 PERIOD_S = 60.0

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from embodied import words
 from embodied.errors import UserError
-from embodied.words import WORD_BUCKETS, WordTable, hash_words
+from embodied.networks import words
+from embodied.networks.words import WORD_BUCKETS, WordTable, hash_words
 from tests.policies.observations import text
 
 

@@ -11,8 +11,8 @@ import train
 from embodied.command_line.config import compose
 from embodied.command_line.program import main
 from embodied.errors import UserError
-from embodied.foreign_code import named
 from embodied.report.repeating import next_commands, resume_command
+from embodied.runtime.foreign_code import named
 from train import GROUPS, TrainConfig
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from embodied.streams import prepare_streams, unread
+from embodied.runtime.streams import prepare_streams, unread
 
 LOG = "run.log"
 PACKAGES = ("embodied", "policies", "sims", "real_robot")

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 
-from embodied.interrupt import Abandoned, GracefulStop
+from embodied.runtime.interrupt import Abandoned, GracefulStop
 
 
 @pytest.fixture(autouse=True)

@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
-from embodied import progress
-from embodied.console import setup_console
-from embodied.progress import Progress
+from embodied.runtime import progress
+from embodied.runtime.console import setup_console
+from embodied.runtime.progress import Progress
 
 
 class Terminal(io.StringIO):

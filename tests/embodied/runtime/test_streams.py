@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 TASK = ("task=quadrotor_hover", "threads=1", "num_envs=4", "evaluation_envs=4", "evaluation_starts=4", "video=false")
 TASK += ("task.step_limit=20",)
 SHORT = (*TASK, "env_steps=400", "evaluate_every_steps=null", "policy.hidden=[8]")
