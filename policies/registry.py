@@ -8,11 +8,11 @@ from omegaconf.errors import OmegaConfBaseException
 from embodied.errors import UserError
 from embodied.policy import PolicyConfig, TrainablePolicy
 from embodied.saving.checkpoint import Checkpoint
-from policies.act import ACTConfig
 from policies.attention import AttentionConfig
 from policies.coarse_to_fine import CoarseToFineConfig
 from policies.diffusion import DiffusionConfig
 from policies.flow import FlowConfig
+from policies.lerobot.act import ACTConfig
 from policies.mlp import MLPConfig
 from policies.recurrent import RecurrentConfig
 from policies.squashed import SquashedConfig

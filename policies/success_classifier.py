@@ -28,7 +28,7 @@ from embodied.evaluation.detection import sustained
 from embodied.runtime.progress import Progress
 from embodied.saving import checkpoint
 from embodied.saving.checkpoint import Checkpoint
-from policies.encoders import Encoder
+from policies.encoders.base import Encoder
 from policies.flat import FlatEncoder
 from policies.vision.augmentation import PictureChanges
 from policies.vision.backbones import VisionConfig

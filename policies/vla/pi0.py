@@ -31,11 +31,11 @@ from embodied.policy import (
     sum_of_executed,
 )
 from embodied.seeding import fixed_noise
-from policies.generative import SMALLEST_STD, Aggregate
+from policies.generation.base import SMALLEST_STD, Aggregate
+from policies.generation.steering import Steerable, SteeringConfig
 from policies.kernels.flow import TimeGrid, prefix_mask
 from policies.kernels.narrowing import NarrowingNoise
 from policies.kernels.sampling import Field, FlowSampling, Sampler, check_delay, trained_for, undefined_log_prob
-from policies.steering import Steerable, SteeringConfig
 from policies.vla import adapters
 from policies.vla.computing import Computing, layers, prepare
 from policies.vla.conditioning import Conditioned

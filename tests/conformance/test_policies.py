@@ -14,14 +14,14 @@ from embodied.networks.value_head import CriticHead, ValueHead
 from embodied.policy import EXECUTED, MEMORY, RankingPolicy, Reparameterised, unread_observations
 from embodied.rollout.memory import Memory
 from policies.attention import AttentionConfig
-from policies.chunk_networks import NetworkKind
 from policies.coarse_to_fine import CoarseToFineConfig
 from policies.diffusion import DiffusionConfig, DiffusionPolicy
-from policies.encoders import Encoder, EncoderKind
+from policies.encoders.base import Encoder, EncoderKind
+from policies.encoders.libero import ObjectEncoder
 from policies.flat import FlatObservations
 from policies.flow import FlowConfig, FlowPolicy, Sampler
-from policies.generative import Aggregate
-from policies.libero_encoder import ObjectEncoder
+from policies.generation.base import Aggregate
+from policies.generation.chunk_networks import NetworkKind
 from policies.mlp import GaussianPolicy, MLPConfig
 from policies.recurrent import RecurrentConfig, RecurrentPolicy
 from policies.squashed import SquashedConfig, SquashedPolicy

@@ -6,8 +6,8 @@ import pytest
 
 from embodied.command_line.config import compose
 from embodied.errors import UserError
-from policies.chunk_networks import NetworkKind
 from policies.flow import FlowConfig, Sampler
+from policies.generation.chunk_networks import NetworkKind
 from sims.backend import Sim
 from sims.libero.task import LiberoTask
 from train import GROUPS, TrainConfig

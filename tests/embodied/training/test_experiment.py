@@ -28,7 +28,7 @@ from embodied.saving import checkpoint
 from embodied.task import Task
 from embodied.training.built_run import check_first_start
 from embodied.training.experiment import Experiment, ExperimentConfig
-from policies.encoders import EncoderKind
+from policies.encoders.base import EncoderKind
 from policies.flow import FlowConfig, Sampler
 from policies.mlp import MLPConfig
 from policies.recurrent import RecurrentConfig

@@ -36,7 +36,7 @@ from policies.recurrent import RecurrentConfig
 from policies.squashed import SquashedConfig, SquashedPolicy
 from tests.embodied.reach import Reach
 from tests.embodied.training.test_experiment import ReachTask
-from tests.policies import lerobot_files
+from tests.policies.lerobot import files as lerobot_files
 from tests.policies.vla import prismatic
 from tests.policies.vla.test_weights import save
 from tests.programs import run_program

@@ -24,8 +24,8 @@ from embodied.runtime.interrupt import Stopped
 from embodied.saving import checkpoint
 from embodied.training.experiment import Experiment, ExperimentConfig
 from embodied.training.stages import offline, reinforcement
-from policies.act import ACTConfig
 from policies.flow import FlowConfig
+from policies.lerobot.act import ACTConfig
 from policies.vla.pi0 import Pi0Config
 from policies.vla.smolvla import SmolVLAConfig
 from policies.vla.tokens import TokensConfig

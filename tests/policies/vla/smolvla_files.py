@@ -2,7 +2,7 @@
 
 Names and shapes of the tensors are those of VLAFlowMatching and SmolVLMWithExpertModel in LeRobot 0.6.2 (commit
 7427f31; src/lerobot/policies/smolvla), with SmolVLMForConditionalGeneration of transformers.
-tests/policies/test_lerobot_itself.py compares with LeRobot's own class, where LeRobot is installed.
+tests/policies/lerobot/test_lerobot_itself.py compares with LeRobot's own class, where LeRobot is installed.
 """
 
 import json

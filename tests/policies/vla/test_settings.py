@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from embodied.errors import UserError
 from embodied.execution.chunking import Running
 from embodied.policy import Steering
-from policies.steering import SteeringConfig
+from policies.generation.steering import SteeringConfig
 from policies.vla import settings
 from policies.vla.pi0 import Pi0Config, Pi0Policy
 from policies.vla.pi05 import Pi05Config

@@ -18,7 +18,7 @@ from embodied.algorithms.on_policy.ppo import PPOConfig
 from embodied.errors import UserError
 from embodied.networks.precision import Precision
 from embodied.policy import INITIAL_NOISE, Condition, Steering
-from policies.steering import SteeringConfig
+from policies.generation.steering import SteeringConfig
 from policies.vla import adapters
 from policies.vla.inputs import squared
 from policies.vla.pi0 import Pi0Config, Sampler

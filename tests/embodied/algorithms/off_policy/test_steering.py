@@ -20,8 +20,8 @@ from embodied.policy import INITIAL_NOISE, Steering
 from embodied.rollout.rollout import Collector
 from policies.diffusion import DiffusionConfig
 from policies.flow import FlowConfig
-from policies.generative import GenerativePolicy
-from policies.steering import SteeringConfig
+from policies.generation.base import GenerativePolicy
+from policies.generation.steering import SteeringConfig
 from tests.embodied.algorithms.off_policy.test_sac import episodes
 from tests.embodied.reach import Reach
 

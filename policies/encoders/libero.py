@@ -18,8 +18,8 @@ from torch import Generator, Tensor, nn
 from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.networks.words import WORD_BUCKETS, WordTable
-from policies.encoders import Encoder
-from policies.words import summed, word_features
+from policies.encoders.base import Encoder
+from policies.encoders.words import summed, word_features
 
 OBSERVATIONS = (
     "end_effector_position",

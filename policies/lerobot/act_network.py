@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from embodied.configuration import Configuration, PositiveInt, Range
 from embodied.errors import UserError
-from policies.lerobot_checkpoint import Layout
+from policies.lerobot.checkpoint import Layout
 from policies.vision.resnet import FrozenBatchNorm, ResNet
 
 

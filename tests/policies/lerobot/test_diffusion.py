@@ -17,9 +17,9 @@ from embodied.data.episodes import Episodes
 from embodied.errors import UserError
 from embodied.seeding import fixed_noise
 from policies.diffusion import DiffusionConfig, DiffusionPolicy
-from tests.policies import lerobot_files as files
-from tests.policies.lerobot_files import CAMERAS, ENVIRONMENT, PICTURE, STATE
-from tests.policies.test_diffusion_checkpoint import ACTIONS, LENGTH, TIME, WIDTHS, tensors, unet
+from tests.policies.generation.test_diffusion_checkpoint import ACTIONS, LENGTH, TIME, WIDTHS, tensors, unet
+from tests.policies.lerobot import files
+from tests.policies.lerobot.files import CAMERAS, ENVIRONMENT, PICTURE, STATE
 
 KEYPOINTS, CROP = 3, (32, 48)
 FEATURES = 2 * (STATE + 2 * 2 * KEYPOINTS + ENVIRONMENT)

@@ -14,12 +14,12 @@ from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.networks.value_head import ValueHead
 from embodied.policy import PolicyConfig
-from policies.encoders import Encoder, EncoderKind
+from policies.encoders.base import Encoder, EncoderKind
+from policies.encoders.libero import OBSERVATIONS, ObjectEncoder, missing
+from policies.encoders.words import Reading, Words
 from policies.flat import FlatEncoder, PlainEncoder
-from policies.libero_encoder import OBSERVATIONS, ObjectEncoder, missing
 from policies.vision.backbones import VisionConfig
 from policies.vision.encoder import PictureEncoder, pictures
-from policies.words import Reading, Words
 
 
 @dataclass

@@ -20,9 +20,9 @@ from torch import Generator, Tensor, nn
 
 from embodied.contract import Contract, TensorSpec
 from embodied.errors import UserError
-from policies.diffusion_checkpoint import Published
-from policies.encoders import Encoder
-from policies.lerobot_checkpoint import ACTION, ENVIRONMENT, STATE, Checkpoint, check_sizes, fill, matched_cameras, read
+from policies.encoders.base import Encoder
+from policies.generation.diffusion_checkpoint import Published
+from policies.lerobot.checkpoint import ACTION, ENVIRONMENT, STATE, Checkpoint, check_sizes, fill, matched_cameras, read
 from policies.vision.resnet import DEPTHS, FrozenBatchNorm, ResNet
 
 REQUIRED = {

@@ -21,11 +21,11 @@ from embodied.contract import Contract, TensorSpec
 from embodied.data.episodes import Episodes
 from embodied.errors import UserError
 from embodied.evaluation.evaluation import evaluate
-from policies.act import ACTConfig, ACTPolicy
+from policies.lerobot.act import ACTConfig, ACTPolicy
 from policies.vision.resnet import FrozenBatchNorm, ResNet
 from tests.embodied.reach import Reach
-from tests.policies import lerobot_files as files
-from tests.policies.lerobot_files import ACTIONS, CHUNK, ENVIRONMENT, HEADS, LATENT, PICTURE, STATE, WIDTH
+from tests.policies.lerobot import files
+from tests.policies.lerobot.files import ACTIONS, CHUNK, ENVIRONMENT, HEADS, LATENT, PICTURE, STATE, WIDTH
 
 SMALL = {"dim_model": 16, "n_heads": 2, "dim_feedforward": 32, "n_encoder_layers": 1, "n_vae_encoder_layers": 1}
 SMALL |= {"latent_dim": 2, "hidden": 16}

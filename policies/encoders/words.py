@@ -15,8 +15,8 @@ class Words(Enum):
     """Value of the option `words` of a policy.
 
     HASHED are fixed random vectors of the training's words; others are ignored. MINILM are features of the whole
-    sentence by a frozen encoder (`policies.sentences`). AUTO is MINILM for a new run of train.py where the model is at
-    hand, else HASHED; the run records which one.
+    sentence by a frozen encoder (`policies.encoders.sentences`). AUTO is MINILM for a new run of train.py where the
+    model is at hand, else HASHED; the run records which one.
     """
 
     AUTO = "auto"

@@ -33,12 +33,12 @@ from embodied.policy import (
     value_if_needed,
 )
 from embodied.seeding import fixed_noise
-from policies.choice_of_augmentation import AugmentedConfig, augmentation
-from policies.choice_of_encoder import fit_encoders, observation_encoder
-from policies.chunk_networks import NetworkKind
-from policies.encoders import Encoder
+from policies.encoders.base import Encoder
+from policies.encoders.choice import fit_encoders, observation_encoder
+from policies.encoders.choice_of_augmentation import AugmentedConfig, augmentation
 from policies.flat import FlatEncoder, PlainEncoder
-from policies.steering import Steerable, SteeringConfig
+from policies.generation.chunk_networks import NetworkKind
+from policies.generation.steering import Steerable, SteeringConfig
 
 SMALLEST_STD = 0.2
 """Smallest deviation for normalising actions, in half ranges, so that unseen actions stay possible."""

@@ -19,17 +19,17 @@ from embodied.contract import Contract, TensorSpec
 from embodied.errors import UserError
 from embodied.saving import checkpoint
 from embodied.text import encode, text_spec
-from policies import sentences
-from policies.choice_of_encoder import observation_encoder
+from policies.encoders import sentences
+from policies.encoders.choice import observation_encoder
+from policies.encoders.libero import ObjectEncoder
+from policies.encoders.sentences import FEATURES, SentenceModel, SentenceTable, local_model
+from policies.encoders.words import Words
 from policies.flow import FlowConfig
-from policies.libero_encoder import ObjectEncoder
 from policies.registry import trained_policy
-from policies.sentences import FEATURES, SentenceModel, SentenceTable, local_model
 from policies.vision.backbones import VisionConfig
 from policies.vision.encoder import SENTENCE, PictureEncoder
-from policies.words import Words
 from sims.libero.observation import contract as libero_contract
-from tests.policies import tiny_bert
+from tests.policies.encoders import tiny_bert
 from tests.policies.vision.test_picture_encoder import libero_seen
 
 SEEING = Contract(

@@ -10,7 +10,7 @@ When the policy acts z is 0, so that it is deterministic and its chunks have no 
 Differs from the paper: one decoder layer, as in its code and in LeRobot; no temporal ensemble; padded actions leave the
 mean of the loss, and the KL divergence has the weight of the sample's valid actions; a critic for weighted imitation
 (offline=iql) reads encoded tokens, which it does not train, or the objects of a simulator. Without pictures the
-networks read the state alone. Letters as in `policies.act_network`; K executed actions.
+networks read the state alone. Letters as in `policies.lerobot.act_network`; K executed actions.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from embodied.policy import (
     inference,
     value_if_needed,
 )
-from policies.act_network import ACTNetwork, ACTSizes, VisionBackbone
 from policies.flat import FlatObservations, divisor
 from policies.kernels.sampling import undefined_log_prob
-from policies.lerobot_checkpoint import (
+from policies.lerobot.act_network import ACTNetwork, ACTSizes, VisionBackbone
+from policies.lerobot.checkpoint import (
     ACTION,
     ENVIRONMENT,
     STATE,

@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from embodied.errors import UserError
-from policies.chunk_networks import GROUPS, KERNEL
+from policies.generation.chunk_networks import GROUPS, KERNEL
 
 CONVERT = (
     'where diffusion_policy is installed, and if you trust the file: python -c "import dill, torch; from safetensors.'

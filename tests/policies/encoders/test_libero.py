@@ -9,7 +9,7 @@ from tensordict import TensorDict
 from embodied.errors import UserError
 from embodied.networks.precision import Precision
 from embodied.networks.words import hash_words
-from policies.libero_encoder import NEAR_M, RELATION_WIDTH, ObjectEncoder, mention, object_poses, offsets
+from policies.encoders.libero import NEAR_M, RELATION_WIDTH, ObjectEncoder, mention, object_poses, offsets
 from tests.policies.observations import observations, text
 
 

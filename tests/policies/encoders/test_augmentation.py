@@ -8,8 +8,8 @@ from torch import nn
 
 from embodied.contract import TensorSpec
 from embodied.networks.words import hash_words
-from policies.augmentation import CARTESIAN, hide, image, random_image
-from policies.libero_encoder import INSTRUCTION_WORDS, NAME_WORDS, ObjectEncoder, mention, rotation_matrix
+from policies.encoders.augmentation import CARTESIAN, hide, image, random_image
+from policies.encoders.libero import INSTRUCTION_WORDS, NAME_WORDS, ObjectEncoder, mention, rotation_matrix
 from policies.squashed import SquashedConfig
 from tests.policies import observations as given
 

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from embodied.contract import Contract, TensorSpec
 from embodied.text import encode, text_spec
-from policies.act import ACTConfig
 from policies.diffusion import DiffusionConfig
+from policies.lerobot.act import ACTConfig
 from policies.vla.smolvla import SmolVLAConfig
 from policies.vla.smolvla_publishing import publish
 from tests.policies.vla import smolvla_files

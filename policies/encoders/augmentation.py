@@ -15,7 +15,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from policies.libero_encoder import INSTRUCTION_WORDS, matches, namesakes
+from policies.encoders.libero import INSTRUCTION_WORDS, matches, namesakes
 
 CARTESIAN = ("x", "y", "z", "rotation_x", "rotation_y", "rotation_z")
 """First elements of actions that can be rotated."""

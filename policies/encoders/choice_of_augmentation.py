@@ -9,10 +9,10 @@ from typing import Annotated
 from embodied.configuration import Fraction, Range
 from embodied.contract import Contract
 from embodied.errors import UserError
-from policies.augmentation import CARTESIAN, Augmentation, AugmentationKind, CartesianScene
-from policies.choice_of_encoder import EncoderConfig
-from policies.encoders import Encoder
-from policies.libero_encoder import missing
+from policies.encoders.augmentation import CARTESIAN, Augmentation, AugmentationKind, CartesianScene
+from policies.encoders.base import Encoder
+from policies.encoders.choice import EncoderConfig
+from policies.encoders.libero import missing
 from policies.vision.augmentation import PictureChanges
 from policies.vision.encoder import PictureEncoder, pictures
 
