@@ -31,7 +31,7 @@ from policies.kernels.diffusion import NoiseTable, Prediction, ddim_step, denois
 from policies.kernels.flow import gaussian_entropy, gaussian_log_prob
 from policies.lerobot import diffusion as lerobot_diffusion
 from policies.lerobot.diffusion import LeRobotDiffusion, LeRobotEncoder
-from policies.vla.weights import planned
+from policies.vla.checkpoints.weights import planned
 
 SETTINGS = {"train_steps": "num_train_timesteps", "schedule": "beta_schedule", "prediction": "prediction_type"}
 """Names of options in diffusion_policy and LeRobot."""

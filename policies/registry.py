@@ -17,9 +17,9 @@ from policies.mlp import MLPConfig
 from policies.recurrent import RecurrentConfig
 from policies.squashed import SquashedConfig
 from policies.vla.pi0 import Pi0Config
-from policies.vla.pi0_fast import Pi0FastConfig
+from policies.vla.pi0_fast.policy import Pi0FastConfig
 from policies.vla.pi05 import Pi05Config
-from policies.vla.smolvla import SmolVLAConfig
+from policies.vla.smolvla.policy import SmolVLAConfig
 from policies.vla.tokens import TokensConfig
 
 POLICIES: dict[str, type] = {

@@ -35,7 +35,7 @@ from policies.encoders.choice import EncoderConfig
 from policies.encoders.words import Words
 from policies.registry import POLICIES
 from policies.success_classifier import SuccessClassifier
-from policies.vla import starting_points
+from policies.vla.checkpoints import starting_points
 from policies.vla.pi0 import Pi0Config
 from policies.vla.tokens import TokensConfig
 from real_robot.learning.environment import Judge

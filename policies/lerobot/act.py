@@ -52,8 +52,8 @@ from policies.lerobot.checkpoint import (
 )
 from policies.vision.encoder import pictures
 from policies.vision.resnet import MEAN, STD
+from policies.vla.checkpoints.weights import planned, reading
 from policies.vla.critic import Critic, Reads
-from policies.vla.weights import planned, reading
 
 REQUIRED = {"n_obs_steps": 1, "feedforward_activation": "relu", "replace_final_stride_with_dilation": False}
 """Fields of LeRobot's config.json with their only supported value."""

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.saving.json_text import loads
-from policies.vla.statistics import Mode
-from policies.vla.weights import folder_of, planned, reading
+from policies.vla.checkpoints.statistics import Mode
+from policies.vla.checkpoints.weights import folder_of, planned, reading
 
 log = logging.getLogger(__name__)
 CONFIG = "config.json"

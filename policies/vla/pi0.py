@@ -37,14 +37,14 @@ from policies.kernels.flow import TimeGrid, prefix_mask
 from policies.kernels.narrowing import NarrowingNoise
 from policies.kernels.sampling import Field, FlowSampling, Sampler, check_delay, trained_for, undefined_log_prob
 from policies.vla import adapters
+from policies.vla.checkpoints.statistics import DEMONSTRATIONS, PARTS, counted, fitting
+from policies.vla.checkpoints.weights import Published, published
 from policies.vla.computing import Computing, layers, prepare
 from policies.vla.conditioning import Conditioned
 from policies.vla.critic import Critic, Reads
 from policies.vla.inputs import Inputs, Tokenizer
 from policies.vla.model import Pi0Model, Prefix, untrained
 from policies.vla.sizes import Size
-from policies.vla.statistics import DEMONSTRATIONS, PARTS, counted, fitting
-from policies.vla.weights import Published, published
 
 log = logging.getLogger(__name__)
 NEW_STEPS = 4

@@ -26,9 +26,9 @@ from policies.mlp import GaussianPolicy, MLPConfig
 from policies.recurrent import RecurrentConfig, RecurrentPolicy
 from policies.squashed import SquashedConfig, SquashedPolicy
 from policies.vla.pi0 import Pi0Config, Pi0Policy
-from policies.vla.pi0_fast import Pi0FastConfig, Pi0FastPolicy
+from policies.vla.pi0_fast.policy import Pi0FastConfig, Pi0FastPolicy
 from policies.vla.pi05 import Pi05Config
-from policies.vla.smolvla import SmolVLAConfig
+from policies.vla.smolvla.policy import SmolVLAConfig
 from policies.vla.tokens import TokensConfig, TokensPolicy
 from sims.libero.observation import action_spec
 from tests.policies import observations as given

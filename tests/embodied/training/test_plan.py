@@ -37,8 +37,8 @@ from policies.squashed import SquashedConfig, SquashedPolicy
 from tests.embodied.reach import Reach
 from tests.embodied.training.test_experiment import ReachTask
 from tests.policies.lerobot import files as lerobot_files
-from tests.policies.vla import prismatic
-from tests.policies.vla.test_weights import save
+from tests.policies.vla.checkpoints.test_weights import save
+from tests.policies.vla.openvla import prismatic
 from tests.programs import run_program
 from train import GROUPS, TrainConfig
 

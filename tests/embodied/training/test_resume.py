@@ -27,14 +27,15 @@ from embodied.training.stages import offline, reinforcement
 from policies.flow import FlowConfig
 from policies.lerobot.act import ACTConfig
 from policies.vla.pi0 import Pi0Config
-from policies.vla.smolvla import SmolVLAConfig
+from policies.vla.smolvla.policy import SmolVLAConfig
 from policies.vla.tokens import TokensConfig
 from sims.libero.task import LiberoTask
 from tests.embodied.training.test_experiment import ITERATIONS, LEARNERS, POLICY, SCRATCH, ReachTask, trainer
 from tests.embodied.training.test_experiment import PPO as PPO_CONFIG
 from tests.embodied.windy_reach import WindyReach
-from tests.policies.vla import prismatic, smolvla_files
-from tests.policies.vla.test_weights import save
+from tests.policies.vla.checkpoints.test_weights import save
+from tests.policies.vla.openvla import prismatic
+from tests.policies.vla.smolvla import files as smolvla_files
 
 
 @pytest.fixture(autouse=True)

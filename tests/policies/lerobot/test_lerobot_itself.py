@@ -16,9 +16,9 @@ from embodied.contract import Contract, TensorSpec
 from embodied.text import encode, text_spec
 from policies.diffusion import DiffusionConfig
 from policies.lerobot.act import ACTConfig
-from policies.vla.smolvla import SmolVLAConfig
-from policies.vla.smolvla_publishing import publish
-from tests.policies.vla import smolvla_files
+from policies.vla.smolvla.policy import SmolVLAConfig
+from policies.vla.smolvla.publishing import publish
+from tests.policies.vla.smolvla import files as smolvla_files
 
 pytest.importorskip("torchvision")
 types = pytest.importorskip("lerobot.configs.types", exc_type=ImportError)

@@ -24,13 +24,13 @@ from embodied.saving.checkpoint import Checkpoint
 from embodied.saving.publishing import push
 from embodied.training import loop
 from policies.vla import adapters
+from policies.vla.checkpoints.publishing import publish
 from policies.vla.model import Pi0Model, untrained
 from policies.vla.pi0 import Pi0Config, Pi0Policy
-from policies.vla.publishing import publish
 from policies.vla.sizes import Size
 from tests.embodied.reach import Reach
+from tests.policies.vla.checkpoints.test_weights import save
 from tests.policies.vla.test_pi0 import SEEING, seen
-from tests.policies.vla.test_weights import save
 
 
 @pytest.fixture

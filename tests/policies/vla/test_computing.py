@@ -21,8 +21,8 @@ from policies.vla.pi0 import Pi0Config, Pi0Policy, Sampler
 from policies.vla.sizes import SIZES, Size
 from policies.vla.tokens import TokensPolicy
 from tests.policies.vla import test_pi0, test_pi05, test_tokens
+from tests.policies.vla.checkpoints.test_weights import save
 from tests.policies.vla.test_pi0 import SEEING, seen
-from tests.policies.vla.test_weights import save
 
 BFLOAT16 = {"precision": Precision.BFLOAT16}
 KINDS = {

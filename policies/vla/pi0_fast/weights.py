@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from embodied.errors import UserError
 from embodied.saving.json_text import loads
-from policies.vla import settings, statistics
+from policies.vla.checkpoints import settings, statistics
+from policies.vla.checkpoints.settings import CONFIG, Settings
+from policies.vla.checkpoints.weights import TOKENIZER, advice, check_files, fill, folder_of, load_tokenizer, reading
 from policies.vla.pi05 import LONGEST as LONGEST_PROMPT
-from policies.vla.settings import CONFIG, Settings
-from policies.vla.weights import TOKENIZER, advice, check_files, fill, folder_of, load_tokenizer, reading
 
 KIND = "pi0_fast"
 LONGEST = 256

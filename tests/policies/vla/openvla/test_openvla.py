@@ -17,9 +17,9 @@ from embodied.errors import UserError
 from embodied.networks.precision import Precision
 from embodied.text import encode, text_spec
 from policies.vla.computing import layers
-from policies.vla.openvla import LONGEST, cropped, lanczos
+from policies.vla.openvla.model import LONGEST, cropped, lanczos
 from policies.vla.tokens import Head, TokensConfig, TokensPolicy
-from tests.policies.vla import prismatic
+from tests.policies.vla.openvla import prismatic
 
 TEXT = 16
 PROMPTS = {"Pick the milk": "pick the milk", "open": "open"}

@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from embodied.saving.json_text import loads
-from policies.vla import adapters, statistics
+from policies.vla import adapters
+from policies.vla.checkpoints import statistics
+from policies.vla.checkpoints.settings import CONFIG, STEPS, Settings, check_required, modes, pictures
+from policies.vla.checkpoints.weights import Published, check_files, fill, load_tokenizer, reading
 from policies.vla.inputs import LONGEST
-from policies.vla.settings import CONFIG, STEPS, Settings, check_required, modes, pictures
-from policies.vla.smolvla_model import (
+from policies.vla.smolvla.model import (
     PERIODS,
     SELF_ATTENTION_EVERY,
     WIDTH_MULTIPLIER,
@@ -25,7 +27,6 @@ from policies.vla.smolvla_model import (
     Network,
     SmolVLAModel,
 )
-from policies.vla.weights import Published, check_files, fill, load_tokenizer, reading
 
 VLM = "HuggingFaceTB/SmolVLM2-500M-Video-Instruct"
 """Vision-language model where a configuration does not name it."""

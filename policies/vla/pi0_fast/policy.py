@@ -1,15 +1,14 @@
 """Pi0-FAST (arXiv 2501.09747): a chunk is the answer of a vision-language model, in few tokens of its frequencies.
 
 The prompt has the instruction and the state in bins, as pi0.5's; the answer is "Action: ", the tokens of FAST
-(`policies.vla.fast`) and "|". In published weights FAST's tokens are the last of the vocabulary but `skipped`, in
-reverse order, as in openpi and LeRobot.
+(`fast.py`) and "|". In published weights FAST's tokens are the last of the vocabulary but `skipped`, in reverse order,
+as in openpi and LeRobot.
 Differs from them: "Action: " is given, not generated; while acting only FAST's tokens and the end are drawn, and scored
 among these, so that no answer is a text; the prompt does not attend to the answer's first token, as in LeRobot's
 training and unlike its generation. Without published weights the model is a small one of random weights, and FAST is
 fitted to the demonstrations.
 
-Letters as in `policies.vla.autoregressive`; H actions of a chunk, A action dimension, K executed actions, V tokens of
-FAST.
+Letters as in `autoregressive.py`; H actions of a chunk, A action dimension, K executed actions, V tokens of FAST.
 """
 
 from __future__ import annotations
@@ -33,15 +32,16 @@ from embodied.policy import (
     needs_value,
     sum_of_executed,
 )
-from policies.vla import fast, fast_weights
-from policies.vla.autoregressive import AutoregressiveModel
+from policies.vla.checkpoints.statistics import fitting
 from policies.vla.computing import Computing, layers, prepare
 from policies.vla.critic import Critic, Reads
 from policies.vla.inputs import BOS, FIRST_BYTE, VOCABULARY, Tokenizer, quantile
-from policies.vla.parallel import untrained
+from policies.vla.openvla.parallel import untrained
+from policies.vla.pi0_fast import fast
+from policies.vla.pi0_fast import weights as fast_weights
+from policies.vla.pi0_fast.autoregressive import AutoregressiveModel
 from policies.vla.pi05 import ACTION, StatedInputs
 from policies.vla.sizes import Size
-from policies.vla.statistics import fitting
 from policies.vla.tokens import NARROWEST, QUANTILES, chosen
 
 END = "|"

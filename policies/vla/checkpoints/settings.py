@@ -14,8 +14,8 @@ from typing import Any
 
 from embodied.extras import needs_extra
 from embodied.saving.json_text import loads
+from policies.vla.checkpoints.statistics import Mode
 from policies.vla.inputs import LONGEST
-from policies.vla.statistics import Mode
 
 CONFIG = "config.json"
 PREPROCESSOR = "policy_preprocessor.json"

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 
 from embodied.contract import Contract
 from embodied.errors import UserError
-from policies.vla import smolvla_weights
+from policies.vla.checkpoints.weights import Published, published
 from policies.vla.inputs import Inputs, Tokenizer
 from policies.vla.model import Prefix
 from policies.vla.pi0 import Pi0Config, Pi0Policy
-from policies.vla.smolvla_model import SmolVLAModel, untrained
-from policies.vla.weights import Published, published
+from policies.vla.smolvla import weights as smolvla_weights
+from policies.vla.smolvla.model import SmolVLAModel, untrained
 
 
 @dataclass

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from embodied.errors import UserError
-from policies.vla.statistics import Mode, read
+from policies.vla.checkpoints.statistics import Mode, read
 
 NORMALIZER = "policy_preprocessor_step_5_normalizer_processor.safetensors"
 GOOD = {"state": ([0.1, 0.2], [0.3, 0.0]), "action": ([1.0, 2.0, 3.0], [0.5, 0.6, 0.7])}

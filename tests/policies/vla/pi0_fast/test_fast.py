@@ -11,7 +11,7 @@ from tokenizers import ByteLevelBPETokenizer
 from tokenizers.trainers import BpeTrainer
 
 from embodied.errors import UserError
-from policies.vla.fast import FIRST_SYMBOL, Fast, built, cosines, fitted, largest, read, symbols
+from policies.vla.pi0_fast.fast import FIRST_SYMBOL, Fast, built, cosines, fitted, largest, read, symbols
 
 
 def chunks(count: int = 200, horizon: int = 8, seed: int = 0) -> torch.Tensor:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from embodied.extras import needs_extra
 from embodied.saving.json_text import loads
-from policies.vla.weights import reading
+from policies.vla.checkpoints.weights import reading
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from embodied.errors import UserError
 from embodied.extras import needs_extra
 from embodied.saving.json_text import loads
-from policies.vla.openvla import SPACE, Prismatic
-from policies.vla.parallel import BINS
-from policies.vla.statistics import DEMONSTRATIONS, UNREADABLE, reason
-from policies.vla.weights import folder_of, planned
+from policies.vla.checkpoints.statistics import DEMONSTRATIONS, UNREADABLE, reason
+from policies.vla.checkpoints.weights import folder_of, planned
+from policies.vla.openvla.model import SPACE, Prismatic
+from policies.vla.openvla.parallel import BINS
 
 VISION = "vit_large_patch14_reg4_dinov2", "vit_so400m_patch14_siglip"
 """Beginnings of timm's names of the vision models."""

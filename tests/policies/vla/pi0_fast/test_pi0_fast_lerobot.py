@@ -17,9 +17,9 @@ from scipy.fft import dct
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
-from policies.vla.pi0_fast import Pi0FastConfig, Pi0FastPolicy
+from policies.vla.pi0_fast.policy import Pi0FastConfig, Pi0FastPolicy
+from tests.policies.vla.pi0_fast.test_pi0_fast import save
 from tests.policies.vla.test_pi0 import SEEING, seen
-from tests.policies.vla.test_pi0_fast import save
 
 lerobot: Any = pytest.importorskip("lerobot.policies.pi0_fast.modeling_pi0_fast", exc_type=ImportError)
 processing: Any = pytest.importorskip("lerobot.processor.tokenizer_processor", exc_type=ImportError)

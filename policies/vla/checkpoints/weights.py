@@ -19,11 +19,12 @@ from embodied.errors import UserError
 from embodied.extras import needs_extra
 from embodied.saving.json_text import loads
 from embodied.training.compute import enough_memory
-from policies.vla import adapters, settings, statistics
+from policies.vla import adapters
 from policies.vla.adaptive import Pi05Model
+from policies.vla.checkpoints import settings, statistics
+from policies.vla.checkpoints.settings import CONFIG, Settings
+from policies.vla.checkpoints.statistics import UNREADABLE, reason
 from policies.vla.model import Pi0Model
-from policies.vla.settings import CONFIG, Settings
-from policies.vla.statistics import UNREADABLE, reason
 
 TOKENIZER = "google/paligemma-3b-pt-224"
 """Name of the tokenizer on the hub, for weights without one."""

@@ -18,12 +18,12 @@ from embodied.errors import UserError
 from embodied.policy import TrainablePolicy
 from embodied.saving.json_text import loads
 from policies.vla import adapters
-from policies.vla.publishing import CARD, CONTRACT, card
-from policies.vla.settings import CONFIG, pictures
-from policies.vla.smolvla import SmolVLAPolicy
-from policies.vla.smolvla_weights import own_name, vlm_of
-from policies.vla.statistics import Mode
-from policies.vla.weights import folder_of
+from policies.vla.checkpoints.publishing import CARD, CONTRACT, card
+from policies.vla.checkpoints.settings import CONFIG, pictures
+from policies.vla.checkpoints.statistics import Mode
+from policies.vla.checkpoints.weights import folder_of
+from policies.vla.smolvla.policy import SmolVLAPolicy
+from policies.vla.smolvla.weights import own_name, vlm_of
 
 MODES = {"VISUAL": Mode.IDENTITY.value, "STATE": Mode.MEAN_STD.value, "ACTION": Mode.MEAN_STD.value}
 PICTURE = "observation.images."

@@ -20,15 +20,15 @@ from embodied.networks.precision import Precision
 from embodied.policy import INITIAL_NOISE, Condition, Steering
 from policies.generation.steering import SteeringConfig
 from policies.vla import adapters
+from policies.vla.checkpoints.publishing import publish
 from policies.vla.inputs import squared
 from policies.vla.pi0 import Pi0Config, Sampler
-from policies.vla.publishing import publish
-from policies.vla.smolvla import SmolVLAConfig, SmolVLAPolicy
-from policies.vla.smolvla_model import action_attention, prefix_attention
-from policies.vla.smolvla_publishing import publish as publish_lerobot
-from tests.policies.vla import smolvla_files as files
+from policies.vla.smolvla.model import action_attention, prefix_attention
+from policies.vla.smolvla.policy import SmolVLAConfig, SmolVLAPolicy
+from policies.vla.smolvla.publishing import publish as publish_lerobot
+from tests.policies.vla.checkpoints.test_weights import changed
+from tests.policies.vla.smolvla import files
 from tests.policies.vla.test_pi0 import SEEING, seen
-from tests.policies.vla.test_weights import changed
 
 
 @pytest.fixture(scope="module")

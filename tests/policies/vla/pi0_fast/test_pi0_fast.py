@@ -17,10 +17,10 @@ from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.policy import EXECUTED
 from policies.vla.computing import _compiled
-from policies.vla.parallel import untrained
-from policies.vla.pi0_fast import NOTHING, Pi0FastConfig, Pi0FastPolicy
+from policies.vla.openvla.parallel import untrained
+from policies.vla.pi0_fast.policy import NOTHING, Pi0FastConfig, Pi0FastPolicy
 from policies.vla.sizes import Size
-from tests.policies.vla.test_fast import chunks, published
+from tests.policies.vla.pi0_fast.test_fast import chunks, published
 from tests.policies.vla.test_pi0 import SEEING, seen
 
 SPREAD = torch.tensor([1.0, 2.0, 3.0])

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from policies.vla.computing import Computing
 from policies.vla.inputs import Inputs, Tokenizer, quantile
-from policies.vla.parallel import StateProjector
+from policies.vla.openvla.parallel import StateProjector
 
 FRAME = "In: What action should the robot take to {}?\nOut:"
 SPACE = "▁"

@@ -14,13 +14,13 @@ from embodied.errors import UserError
 from embodied.execution.chunking import Running
 from embodied.policy import Steering
 from policies.generation.steering import SteeringConfig
-from policies.vla import settings
+from policies.vla.checkpoints import settings
+from policies.vla.checkpoints.publishing import publish
 from policies.vla.pi0 import Pi0Config, Pi0Policy
 from policies.vla.pi05 import Pi05Config
-from policies.vla.publishing import publish
+from tests.policies.vla.checkpoints.test_weights import changed, save
 from tests.policies.vla.test_pi0 import SEEING, seen
 from tests.policies.vla.test_pi05 import named
-from tests.policies.vla.test_weights import changed, save
 
 NORMALIZER = "policy_preprocessor_step_5_normalizer_processor.safetensors"
 VALUES = {

@@ -13,9 +13,9 @@ from typing import Any
 from embodied.errors import UserError
 from embodied.saving.json_text import loads
 from embodied.saving.starting_point import StartingPoint
-from policies.vla.settings import CONFIG, LIBERO, learned_libero
-from policies.vla.statistics import UNREADABLE, reason
-from policies.vla.weights import folder_of, has_adaptive_norms
+from policies.vla.checkpoints.settings import CONFIG, LIBERO, learned_libero
+from policies.vla.checkpoints.statistics import UNREADABLE, reason
+from policies.vla.checkpoints.weights import folder_of, has_adaptive_norms
 
 KIND = "a vision-language-action model"
 PROPRIOCEPTION = "proprio_projector--*.pt"
