@@ -25,11 +25,11 @@ from embodied.errors import UserError
 from embodied.saving.files import complete_or_absent
 from embodied.saving.json_text import loads
 from embodied.text import text_spec
-from real_robot.recording.data_set_reading import DataSource, feature_names, source_of
+from real_robot.recording.data_sets.data_set_reading import DataSource, feature_names, source_of
+from real_robot.recording.data_sets.lerobot_files import TASK
+from real_robot.recording.data_sets.matching import MatchOptions
 from real_robot.recording.demonstrations import episode_folder, recordings_in
 from real_robot.recording.lerobot_dataset import ACTION, CAMERA
-from real_robot.recording.lerobot_files import TASK
-from real_robot.recording.matching import MatchOptions
 from real_robot.recording.recording import Recording
 from real_robot.robots.robot import Array
 

@@ -16,7 +16,7 @@ from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.extras import needs_extra
 from embodied.saving.json_text import loads
-from real_robot.recording.outcomes import HUMAN, REWARD, SUCCESS, TRUNCATED, Columns
+from real_robot.recording.data_sets.outcomes import HUMAN, REWARD, SUCCESS, TRUNCATED, Columns
 from real_robot.robots.robot import Array
 
 VERSIONS = ("v2.0", "v2.1", "v3.0")

@@ -17,9 +17,9 @@ import numpy as np
 from embodied.contract import Contract
 from embodied.data import hdf5
 from embodied.errors import UserError
-from real_robot.recording import npz
-from real_robot.recording.array_layouts import METADATA, PREFIX, layout
-from real_robot.recording.outcomes import Columns
+from real_robot.recording.data_sets import npz
+from real_robot.recording.data_sets.array_layouts import METADATA, PREFIX, layout
+from real_robot.recording.data_sets.outcomes import Columns
 from real_robot.robots.robot import Array
 
 HDF5 = ".hdf5", ".h5"

@@ -19,9 +19,9 @@ from embodied.data.episodes import FAILED, SUCCEEDED, UNKNOWN, Episodes
 from embodied.data.rewards import check_rewards
 from embodied.data.store import EpisodeStore
 from embodied.errors import UserError
-from real_robot.recording.data_set_reading import source_of
+from real_robot.recording.data_sets.data_set_reading import source_of
+from real_robot.recording.data_sets.outcomes import Rewards
 from real_robot.recording.demonstrations import DemonstrationOptions, reader
-from real_robot.recording.outcomes import Rewards
 from real_robot.recording.recorded_task import join
 from tests.programs import Completed, run_program
 from tests.real_robot.recording import arm_data

@@ -20,7 +20,8 @@ from embodied.data.episodes import FOLDER, Episodes, EpisodeWriter
 from embodied.errors import UserError
 from embodied.saving import sealed
 from embodied.text import encode, text_spec
-from real_robot.recording import data_set_reading, lerobot_dataset
+from real_robot.recording import lerobot_dataset
+from real_robot.recording.data_sets import data_set_reading
 from real_robot.recording.demonstrations import demonstrations
 from real_robot.recording.recorder import Recorder
 from real_robot.recording.recording import Recording

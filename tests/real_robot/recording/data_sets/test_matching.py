@@ -18,8 +18,8 @@ from embodied.data.demonstrations import folder_of, notes
 from embodied.data.episodes import FAILED, SUCCEEDED, Episodes, read
 from embodied.errors import UserError
 from real_robot.recording import lerobot_dataset
+from real_robot.recording.data_sets.matching import MatchOptions, match_options, resampled_reward, resampled_rows
 from real_robot.recording.demonstrations import demonstrations
-from real_robot.recording.matching import MatchOptions, match_options, resampled_reward, resampled_rows
 from real_robot.recording.recorder import Recorder
 from real_robot.recording.recording import Recording
 from real_robot.robots.robot import Reading

@@ -17,8 +17,8 @@ import numpy as np
 from embodied.data.hdf5 import Contents, Slice
 from embodied.errors import UserError
 from embodied.saving.json_text import loads
+from real_robot.recording.data_sets.outcomes import NOT, REWARD, TERMINATED, TRUNCATED
 from real_robot.recording.lerobot_dataset import ACTION
-from real_robot.recording.outcomes import NOT, REWARD, TERMINATED, TRUNCATED
 from real_robot.robots.robot import Array
 
 PREFIX = "observation."

@@ -14,7 +14,7 @@ from torch import Tensor
 from embodied.contract import Contract, TensorSpec
 from embodied.errors import UserError
 from embodied.task import Task
-from real_robot.recording.outcomes import Rewards, parse_columns
+from real_robot.recording.data_sets.outcomes import Rewards, parse_columns
 from real_robot.robots.robot import Array
 
 TOLERANCE = 0.01

@@ -25,11 +25,11 @@ from embodied.errors import UserError
 from embodied.export.network import elements
 from embodied.task import Convention
 from embodied.text import encode
-from real_robot.recording.array_files import ArraySource, array_file
+from real_robot.recording.data_sets.array_files import ArraySource, array_file
+from real_robot.recording.data_sets.lerobot_files import TASK, Cells, Source
+from real_robot.recording.data_sets.matching import Match, MatchOptions, resampled_reward, resampled_rows
+from real_robot.recording.data_sets.outcomes import HUMAN, REWARD, Columns, Part
 from real_robot.recording.lerobot_dataset import ACTION, CAMERA, STATE
-from real_robot.recording.lerobot_files import TASK, Cells, Source
-from real_robot.recording.matching import Match, MatchOptions, resampled_reward, resampled_rows
-from real_robot.recording.outcomes import HUMAN, REWARD, Columns, Part
 from real_robot.robots.robot import Array
 
 DataSource = Source | ArraySource
