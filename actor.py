@@ -26,9 +26,9 @@ from embodied.errors import UserError
 from embodied.runtime.interrupt import STOPPING, GracefulStop
 from embodied.seeding import derive, seed_everything
 from embodied.training.compute import prepare
-from real_robot.learning.actor import Actor
-from real_robot.learning.link import ActorLink
-from real_robot.learning.outbox import Outbox
+from real_robot.learning.remote.actor import Actor
+from real_robot.learning.remote.link import ActorLink
+from real_robot.learning.remote.outbox import Outbox
 from real_robot.learning.task import RobotConfig
 from real_robot.serving.credentials import token
 

@@ -39,7 +39,7 @@ from policies.vla.checkpoints import starting_points
 from policies.vla.pi0 import Pi0Config
 from policies.vla.tokens import TokensConfig
 from real_robot.learning.environment import Judge
-from real_robot.learning.remote_robot import RemoteRobotTask
+from real_robot.learning.remote.robot import RemoteRobotTask
 from real_robot.learning.resetting import BackwardConfig
 from real_robot.learning.task import Reset, RobotConfig, RobotTask
 from real_robot.recording.demonstrations import DemonstrationOptions, demonstrations, sources

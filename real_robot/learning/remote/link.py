@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 from embodied.errors import UserError
 from embodied.extras import needs_extra
-from real_robot.learning.inbox import Inbox, Sent
-from real_robot.learning.messages import MESSAGE_BYTES, WEIGHTS_BYTES
-from real_robot.learning.outbox import Outbox
+from real_robot.learning.remote.inbox import Inbox, Sent
+from real_robot.learning.remote.messages import MESSAGE_BYTES, WEIGHTS_BYTES
+from real_robot.learning.remote.outbox import Outbox
 from real_robot.serving.credentials import sent_token
 from real_robot.serving.policy_client import limit_sending
 from real_robot.serving.policy_server import LOOPBACK

@@ -16,7 +16,7 @@ from typing import Any
 from embodied.errors import UserError
 from real_robot.learning.consent import Consent
 from real_robot.learning.control import StopRequestedError
-from real_robot.learning.messages import MESSAGE_BYTES, entry, packed, unpacked
+from real_robot.learning.remote.messages import MESSAGE_BYTES, entry, packed, unpacked
 
 log = logging.getLogger(__name__)
 BACKLOG_BYTES = 512 << 20

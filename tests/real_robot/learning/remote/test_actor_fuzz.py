@@ -17,13 +17,13 @@ from tensordict import TensorDict
 from embodied.policy import Decision
 from embodied.runtime.interrupt import STOPPING
 from embodied.saving import files
-from real_robot.learning.actor import Actor
 from real_robot.learning.environment import Rules
 from real_robot.learning.homing import Homing
-from real_robot.learning.inbox import Inbox, Sent
-from real_robot.learning.journal import Journal
-from real_robot.learning.messages import unpacked
-from real_robot.learning.outbox import Outbox
+from real_robot.learning.remote.actor import Actor
+from real_robot.learning.remote.inbox import Inbox, Sent
+from real_robot.learning.remote.journal import Journal
+from real_robot.learning.remote.messages import unpacked
+from real_robot.learning.remote.outbox import Outbox
 from real_robot.safety.safety import State
 from tests.real_robot.learning.worlds import Arm, arm_environment
 

@@ -21,10 +21,10 @@ from embodied.policy import TrainablePolicy
 from embodied.rollout.rollout import Collector, Rollout, RolloutSource
 from embodied.runtime.interrupt import Abandoned, Stopped
 from embodied.task import Task
-from real_robot.learning.inbox import Inbox
-from real_robot.learning.journal import FOLDER, Journal
-from real_robot.learning.link import LearnerServer, address
-from real_robot.learning.messages import play_of
+from real_robot.learning.remote.inbox import Inbox
+from real_robot.learning.remote.journal import FOLDER, Journal
+from real_robot.learning.remote.link import LearnerServer, address
+from real_robot.learning.remote.messages import play_of
 from real_robot.learning.task import RobotConfig, RobotTask
 from real_robot.serving.credentials import token
 

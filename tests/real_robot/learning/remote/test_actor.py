@@ -31,16 +31,16 @@ from embodied.saving import checkpoint
 from embodied.task import Task
 from embodied.training.experiment import Experiment
 from policies.squashed import SquashedConfig
-from real_robot.learning import journal as journals
-from real_robot.learning import link
-from real_robot.learning.actor import Actor
 from real_robot.learning.environment import Rules
-from real_robot.learning.inbox import Inbox
-from real_robot.learning.journal import FOLDER, Journal
-from real_robot.learning.link import ActorLink, LearnerServer
-from real_robot.learning.messages import packed, play_of, rollout_entries, rollout_of, unpacked
-from real_robot.learning.outbox import BACKLOG_BYTES, Outbox
-from real_robot.learning.remote_robot import RemoteRobotTask
+from real_robot.learning.remote import journal as journals
+from real_robot.learning.remote import link
+from real_robot.learning.remote.actor import Actor
+from real_robot.learning.remote.inbox import Inbox
+from real_robot.learning.remote.journal import FOLDER, Journal
+from real_robot.learning.remote.link import ActorLink, LearnerServer
+from real_robot.learning.remote.messages import packed, play_of, rollout_entries, rollout_of, unpacked
+from real_robot.learning.remote.outbox import BACKLOG_BYTES, Outbox
+from real_robot.learning.remote.robot import RemoteRobotTask
 from real_robot.learning.task import Helper, RobotConfig
 from real_robot.safety.safety import State
 from real_robot.serving.wire import CLOSE_LATER, CLOSE_REFUSED
@@ -405,7 +405,7 @@ def test_what_is_too_large_is_refused_on_both_sides(tmp_path: Path, monkeypatch)
             connection.send(b"x" * 20_000)
             connection.recv(timeout=PATIENCE_S)
         assert connection.close_code == 1009  # message too big
-    monkeypatch.setattr("real_robot.learning.outbox.MESSAGE_BYTES", 100)
+    monkeypatch.setattr("real_robot.learning.remote.outbox.MESSAGE_BYTES", 100)
     with pytest.raises(UserError, match="than the learner takes"):
         Outbox("x").add({"reward": torch.zeros(100)})
 

@@ -24,8 +24,8 @@ from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.rollout.rollout import Rollout
 from embodied.runtime.interrupt import STOPPING, Abandoned
-from real_robot.learning.journal import SESSION, Journal
-from real_robot.learning.messages import entry, packed, rollout_of, unpacked
+from real_robot.learning.remote.journal import SESSION, Journal
+from real_robot.learning.remote.messages import entry, packed, rollout_of, unpacked
 
 PATIENCE_S = 0.2
 """Period at which a waiting learner looks whether it has to stop, s."""

@@ -19,7 +19,7 @@ import actor
 import train
 from embodied.errors import UserError
 from embodied.saving import checkpoint
-from real_robot.learning.journal import FOLDER, Journal
+from real_robot.learning.remote.journal import FOLDER, Journal
 from tests.programs import ROOT, run_program
 
 STEPS = 1200

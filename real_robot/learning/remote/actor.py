@@ -25,8 +25,8 @@ from embodied.rollout.storage import Storage
 from embodied.runtime.interrupt import STOPPING
 from real_robot.learning.control import StopRequestedError
 from real_robot.learning.environment import RobotEnvironment
-from real_robot.learning.messages import entry, rollout_entries
-from real_robot.learning.outbox import Outbox
+from real_robot.learning.remote.messages import entry, rollout_entries
+from real_robot.learning.remote.outbox import Outbox
 
 log = logging.getLogger(__name__)
 POLL_S = 0.02
