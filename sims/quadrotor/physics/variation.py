@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from embodied.errors import UserError
-from sims.quadrotor.airframes import GRAVITY, PARAMETERS, Airframe
-from sims.quadrotor.dynamics import DT_S
+from sims.quadrotor.physics.airframes import GRAVITY, PARAMETERS, Airframe
+from sims.quadrotor.physics.dynamics import DT_S
 
 Range = tuple[float, float]
 LEAST_THRUST_TO_WEIGHT = 1.25

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from embodied.errors import UserError
-from sims.quadrotor import dynamics
-from sims.quadrotor.airframes import PARAMETERS, SCATTERED, Airframe, hover_speed
-from sims.quadrotor.dynamics import Body, Options
+from sims.quadrotor.physics import dynamics
+from sims.quadrotor.physics.airframes import PARAMETERS, SCATTERED, Airframe, hover_speed
+from sims.quadrotor.physics.dynamics import Body, Options
 
 KEYS = ("position", "rotation", "velocity", "angular_velocity")
 """Compared observations, 18 numbers."""

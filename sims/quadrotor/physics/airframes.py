@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from embodied.errors import UserError
-from sims.quadrotor.rotors import COUNTS
+from sims.quadrotor.physics.rotors import COUNTS
 
 GRAVITY = 9.81
 """m/s^2."""

@@ -17,8 +17,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Self
 
 from embodied.errors import UserError
-from sims.quadrotor.airframes import GRAVITY, PARAMETERS, Airframe, hover_speed
-from sims.quadrotor.rotors import MOST, Rotors
+from sims.quadrotor.physics.airframes import GRAVITY, PARAMETERS, Airframe, hover_speed
+from sims.quadrotor.physics.rotors import MOST, Rotors
 from sims.tracer.arithmetic import Rows, Value, clip, sqrt, squares, where
 
 DT_S = 0.01

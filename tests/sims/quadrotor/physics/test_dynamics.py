@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from sims.quadrotor.airframes import AIRFRAMES, CRAZYFLIE, CRAZYFLIE_21, GRAVITY, RACER_5_INCH
-from sims.quadrotor.dynamics import DT_S, Body, Options
+from sims.quadrotor.physics.airframes import AIRFRAMES, CRAZYFLIE, CRAZYFLIE_21, GRAVITY, RACER_5_INCH
+from sims.quadrotor.physics.dynamics import DT_S, Body, Options
 from tests.sims.quadrotor.flights import PLAIN, oracle, states
 
 

@@ -16,7 +16,7 @@ from embodied.command_line.suggestion import did_you_mean
 from embodied.configuration import Configuration, FiniteFloat
 from embodied.errors import UserError
 from embodied.saving.files import complete_or_absent
-from sims.quadrotor.airframes import AIRFRAMES, PARAMETERS, Airframe
+from sims.quadrotor.physics.airframes import AIRFRAMES, PARAMETERS, Airframe
 
 SUFFIXES = (".yaml", ".yml")
 UNITS = {

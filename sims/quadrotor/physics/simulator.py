@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sims.quadrotor import dynamics
-from sims.quadrotor.airframes import PARAMETERS, Airframe
-from sims.quadrotor.dynamics import Options
+from sims.quadrotor.physics import dynamics
+from sims.quadrotor.physics.airframes import PARAMETERS, Airframe
+from sims.quadrotor.physics.dynamics import Options
 from sims.tracer.arithmetic import Rows
 from sims.tracer.kernels import Kernels
 from sims.tracer.program import UNIFORM, Group, Program

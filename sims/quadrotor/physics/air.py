@@ -7,7 +7,7 @@ the filter is of first order, across it and vertically of second, with the zero 
 
 from __future__ import annotations
 
-from sims.quadrotor.dynamics import AIR_ROWS, DT_S
+from sims.quadrotor.physics.dynamics import AIR_ROWS, DT_S
 from sims.tracer.arithmetic import Rows, Value, sqrt, squares
 
 HEIGHT_M = 1.0

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sims.quadrotor.airframes import (
+from sims.quadrotor.physics.airframes import (
     AIRFRAMES,
     CRAZYFLIE,
     CRAZYFLIE_21,
@@ -76,7 +76,7 @@ def test_what_cannot_fly_is_refused():
 
 
 def test_the_documents_name_the_airframes_as_the_option_takes_them():
-    text = (Path(__file__).parents[3] / "sims" / "quadrotor" / "README.md").read_text()
+    text = (Path(__file__).parents[4] / "sims" / "quadrotor" / "README.md").read_text()
     sentence = text[text.index("`task.airframe=` takes") :].partition(";")[0]
     named = re.findall(r"`([a-z0-9_]+)`", sentence)
     assert named == list(AIRFRAMES)

@@ -10,12 +10,12 @@ import torch
 
 from embodied.errors import UserError
 from embodied.seeding import generator
-from sims.quadrotor.airframes import CRAZYFLIE, CRAZYFLIE_21, RACER_5_INCH
-from sims.quadrotor.dynamics import BODY_ROWS, DT_S, SAG_S, Options
 from sims.quadrotor.environment import QuadrotorEnvironment
+from sims.quadrotor.physics.airframes import CRAZYFLIE, CRAZYFLIE_21, RACER_5_INCH
+from sims.quadrotor.physics.dynamics import BODY_ROWS, DT_S, SAG_S, Options
+from sims.quadrotor.physics.rotors import COUNTS, MOST, Rotors, place
+from sims.quadrotor.physics.simulator import Simulator
 from sims.quadrotor.platforms import Ranges
-from sims.quadrotor.rotors import COUNTS, MOST, Rotors, place
-from sims.quadrotor.simulator import Simulator
 from sims.quadrotor.tasks.any_platform import AnyHover
 from sims.quadrotor.viewing import BACK, FRONT, drone
 from sims.tracer.kernels import pad
