@@ -107,6 +107,15 @@ def test_a_saved_run_keeps_its_parts():
         composed("algorithm=self_imitation", saved=saved)
 
 
+def test_a_saved_run_of_an_earlier_version_without_imitation_beside_goes_on():
+    config, saved = composed("algorithm=ppo", "algorithm.epochs=2")
+    saved["values"]["algorithm"] |= {"bc_coefficient": 0.0, "bc_batch": 256}
+    assert composed(saved=saved)[0] == config
+    saved["values"]["algorithm"]["bc_coefficient"] = 0.1
+    with pytest.raises(ValueError, match=r"another version .*bc_coefficient"):
+        composed(saved=saved)
+
+
 def test_a_configuration_of_another_version_is_one_line():
     _, saved = composed()
     saved["values"]["policy"]["retired"] = 3

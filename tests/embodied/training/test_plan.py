@@ -48,10 +48,6 @@ CASES: dict[str, tuple[PolicyConfig, LearnerConfig]] = {
     "mlp, ppo": (MLPConfig(hidden=[64, 32]), SMALL_PPO),
     "flow, ppo": (FlowConfig(hidden=32), SMALL_PPO),
     "recurrent, ppo": (RecurrentConfig(), SMALL_PPO),
-    "flow, ppo with imitation": (
-        FlowConfig(hidden=32),
-        PPOConfig(rollout_length=LENGTH, minibatch=8, epochs=1, bc_coefficient=0.1, bc_batch=ROWS, critic_warmup=0),
-    ),
     "flow, self-imitation": (
         FlowConfig(hidden=32),
         SelfImitationConfig(rollout_length=LENGTH, gradient_steps=2, capacity=1000, sft=SFTConfig(batch=ROWS)),
