@@ -67,16 +67,6 @@ class MixedReplay(Composite):
         """See `EpisodeStore.add`."""
         self.own.add(rollout, **values)
 
-    def draw_imitable(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Rows of `count` decisions: interventions, and demonstrations that did not fail; none if there are none."""
-        interventions = self.interventions
-        recorded = len(self.imitable)
-        total = recorded + len(interventions)
-        number = torch.randint(max(1, total), (count if total else 0,), generator=generator)
-        own = number[number >= recorded] - recorded
-        recorded_rows = number[number < recorded].to(self.imitable.device)
-        return interventions[own.to(interventions.device)], self.imitable[recorded_rows]
-
     def draw(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Rows of `count` decisions in all: of the learner and of the demonstrations."""
         interventions = self.interventions

@@ -14,8 +14,8 @@ from embodied.errors import DivergedError, UserError
 from embodied.policy import Steering
 from embodied.rollout.rollout import Collector
 from policies.flow import FlowConfig, FlowPolicy
+from policies.generation.steering import SteeringConfig
 from policies.mlp import MLPConfig
-from policies.steering import SteeringConfig
 from tests.embodied.algorithms.off_policy.test_sac import episodes
 from tests.embodied.reach import Reach
 
