@@ -43,10 +43,10 @@ from embodied.saving.versions import git_commit, versions  # noqa: E402
 from embodied.training.loop import build  # noqa: E402
 from policies.mlp import MLPConfig  # noqa: E402
 from policies.squashed import SquashedConfig  # noqa: E402
-from sims.quadrotor.dynamics import Options  # noqa: E402
 from sims.quadrotor.environment import QuadrotorEnvironment  # noqa: E402
+from sims.quadrotor.physics.dynamics import Options  # noqa: E402
+from sims.quadrotor.physics.variation import Variation  # noqa: E402
 from sims.quadrotor.tasks.track import Track  # noqa: E402
-from sims.quadrotor.variation import Variation  # noqa: E402
 
 ROWS = ("log", "simulator", "both", "H2O")
 """The log alone learns by Cal-QL, the others by SAC; `both` has the log in each batch, without weights."""

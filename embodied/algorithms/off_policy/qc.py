@@ -184,7 +184,7 @@ class QC(Composite):
         rows = self.replay.draw(config.minibatch, self.generator)
         batch = self.replay.transitions(rows, config.lookahead, config.discount)
         if not config.imitate_failures:
-            rows = self.replay.draw_imitable(config.minibatch, self.generator, successes=True)
+            rows = self.replay.draw_imitable(config.minibatch, self.generator)
         imitated = len(rows[0]) + len(rows[1]) > 0
         chunks = self.replay.chunks(rows, self.policy.contract.horizon) if imitated else None
         return self._learn(batch, chunks, progress)

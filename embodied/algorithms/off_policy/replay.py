@@ -67,22 +67,19 @@ class MixedReplay(Composite):
         """See `EpisodeStore.add`."""
         self.own.add(rollout, **values)
 
-    def draw_imitable(
-        self, count: int, generator: torch.Generator, *, successes: bool = False
-    ) -> tuple[Tensor, Tensor]:
-        """Rows of `count` decisions: interventions, and demonstrations that did not fail; none if there are none.
+    def draw_imitable(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Rows of `count` decisions that a person made, or of episodes that did not fail; none if there are none.
 
-        With `successes` also the policy's own decisions in episodes that succeeded.
+        Of the policy's own episodes they are those that succeeded, also of demonstrations those of unknown outcome.
         """
-        kept = self.interventions
-        if successes and self.own.written:
-            kept = torch.cat((kept, self.own.succeeded())).unique()
-        recorded = len(self.imitable)
-        total = recorded + len(kept)
+        own = self.interventions
+        if self.own.written:
+            own = torch.cat((own, self.own.succeeded())).unique()
+        total = len(self.imitable) + len(own)
         number = torch.randint(max(1, total), (count if total else 0,), generator=generator)
-        own = number[number >= recorded] - recorded
-        recorded_rows = number[number < recorded].to(self.imitable.device)
-        return kept[own.to(kept.device)], self.imitable[recorded_rows]
+        recorded = number[number < len(self.imitable)]
+        others = number[number >= len(self.imitable)] - len(self.imitable)
+        return own[others.to(own.device)], self.imitable[recorded.to(self.imitable.device)]
 
     def draw(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Rows of `count` decisions in all: of the learner and of the demonstrations."""

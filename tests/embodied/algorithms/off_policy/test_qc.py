@@ -14,8 +14,8 @@ from embodied.errors import DivergedError, UserError
 from embodied.policy import Steering
 from embodied.rollout.rollout import Collector
 from policies.flow import FlowConfig, FlowPolicy
+from policies.generation.steering import SteeringConfig
 from policies.mlp import MLPConfig
-from policies.steering import SteeringConfig
 from tests.embodied.algorithms.off_policy.test_interventions import helped
 from tests.embodied.algorithms.off_policy.test_sac import episodes
 from tests.embodied.reach import Reach
@@ -148,7 +148,7 @@ def test_the_behaviour_may_leave_out_what_failed() -> None:
     mixed = replace(episodes(), success=torch.tensor([SUCCEEDED, FAILED], dtype=torch.int8))
     _, learner, collector = make(demonstrations=mixed, demonstration_share=0.25, imitate_failures=False)
     learner.replay.add(helped(collector.collect(8), 0, 3))
-    own, recorded = learner.replay.draw_imitable(4000, learner.generator, successes=True)
+    own, recorded = learner.replay.draw_imitable(4000, learner.generator)
     decisions = learner.replay.own.decisions(own)
     assert ((decisions["success"] == SUCCEEDED) | decisions["human"].any(-1)).all()
     assert set(own.unique().tolist()) == {
