@@ -29,8 +29,8 @@ from sims.libero.assets import HOW_TO_GET, Assets, find_assets
 from sims.libero.physics.backend import LiberoSim
 from sims.libero.randomisation import Randomisation
 from sims.libero.selection import available, left_out
+from sims.libero.suite import BASES, load_tasks, step_limit_of
 from sims.libero.suite import Task as SuiteTask
-from sims.libero.suite import load_tasks, step_limit_of
 from sims.remote.options import ProcessOptions
 
 if TYPE_CHECKING:
@@ -340,7 +340,8 @@ class LiberoTask(Task, ProcessOptions):
         """Observations, chunks and step limits of the evaluations of openpi, LeRobot and OpenVLA-OFT."""
         if start.benchmark != "libero":
             return []
-        statistics = [name for name in (self.suite, f"{self.suite}_no_noops") if name in start.data_sets]
+        suite = BASES.get(self.suite, self.suite)
+        statistics = [name for name in (suite, f"{suite}_no_noops") if name in start.data_sets]
         return [
             f"task.observations={Observations.PUBLISHED.value}",
             f"task.images=[{','.join(PUBLISHED_CAMERAS[: start.cameras])}]",
@@ -348,7 +349,7 @@ class LiberoTask(Task, ProcessOptions):
             f"task.horizon={start.horizon}",
             f"task.executed={start.executed}",
             *([f"policy.unnorm_key={statistics[0]}"] if statistics and len(start.data_sets) > 1 else []),
-            *(["task.step_limit=280"] if (start.program, self.suite) == ("LeRobot", "libero_spatial") else []),
+            *(["task.step_limit=280"] if (start.program, suite) == ("LeRobot", "libero_spatial") else []),
         ]
 
     def convention(self) -> Published:

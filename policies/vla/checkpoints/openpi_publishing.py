@@ -30,6 +30,8 @@ from policies.vla.pi05 import Pi05Policy
 log = logging.getLogger(__name__)
 CAMERAS = "base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb"
 """openpi's names of pictures; it masks those that a robot lacks."""
+PERIODS = 0.004, 4.0
+"""Periods of openpi's embedding of denoising times."""
 ASSET_ID = "embodied"
 """Name of statistics that are of no published data set."""
 HEAD = "paligemma_with_expert.paligemma.lm_head.weight"
@@ -98,6 +100,9 @@ def _check_representable(policy: Pi0Policy) -> None:
     if policy.has_relative and policy.relative.tolist() != _relative(policy.actions):
         elements = " ".join(map(str, policy.relative.nonzero().flatten().tolist()))
         raise UserError(f"openpi's relative actions are those of a pose, got elements {elements}; use target=hub")
+    periods = policy.model.native.config.min_period, policy.model.native.config.max_period
+    if periods != PERIODS:
+        raise UserError(f"openpi embeds times with periods from {PERIODS[0]} to {PERIODS[1]}, these weights {periods}")
     if policy.kind == "pi0" and policy.model.state_size != policy.model.action_size:
         sizes = f"{policy.model.state_size} and {policy.model.action_size}"
         raise UserError(f"openpi pads state and action to one size, these weights to {sizes}; use target=hub")

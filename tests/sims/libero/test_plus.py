@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from embodied.errors import UserError
+from embodied.saving.starting_point import StartingPoint
 from sims.libero import plus, selection, suite
 from sims.libero.assets import STAND_IN, find_assets, plus_folder
 from sims.libero.environment import LiberoEnvironment
@@ -243,6 +244,15 @@ def test_evaluations_alone_from_one_start(data: Path) -> None:
     assert env.num_starts == 1
     assert env.instructions[0] == WORDS[1].lower()
     env.reset()
+
+
+def test_published_weights_have_the_settings_of_the_perturbed_suite() -> None:
+    names = ("libero_spatial_no_noops", "libero_goal_no_noops")
+    start = StartingPoint("w", "tokens", "LeRobot", 8, 8, 2, names, "libero")
+    options = LiberoTask(suite="libero_spatial_plus_camera").published_options(start)
+    assert "policy.unnorm_key=libero_spatial_no_noops" in options
+    assert "task.step_limit=280" in options
+    assert options == LiberoTask(suite="libero_spatial").published_options(start)
 
 
 @pytest.mark.parametrize(

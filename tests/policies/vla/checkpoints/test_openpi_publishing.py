@@ -284,4 +284,8 @@ def test_what_openpi_cannot_represent_is_refused_and_leaves_nothing(tmp_path: Pa
     four = replace(SEEING, observation=cameras | {"fingers": SEEING.observation["fingers"]})
     with pytest.raises(UserError, match="openpi reads at most 3 pictures, got a, b, c, d"):
         publish(Pi0Config(weights=str(folder), hidden=16).build(four), out, tmp_path)
+    labelled.acts_positive.fill_(False)
+    labelled.model.native.config.max_period = 8.0
+    with pytest.raises(UserError, match=r"periods from 0\.004 to 4\.0, these weights \(0\.004, 8\.0\)"):
+        publish(labelled, out, tmp_path)
     assert not out.exists()
