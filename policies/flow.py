@@ -156,6 +156,15 @@ class FlowPolicy(NarrowingNoise, GenerativePolicy):
         """See `SteeredPolicy.generate`."""
         return super().generate(observation, self._with_prefix(noise.unsqueeze(1), observation).squeeze(1))
 
+    def example(self, count: int, rows: int, generator: torch.Generator) -> TensorDict:
+        """See `GenerativePolicy.example`; the actions of a prefix lie anywhere within the limits."""
+        observation = super().example(count, rows, generator)
+        if not self.past:
+            return observation
+        low, high = self.action_low.cpu(), self.action_high.cpu()
+        prefix = low + (high - low) * torch.rand(count, self.past, len(low), generator=generator)
+        return observation.set(ACTION_PREFIX, prefix)
+
     def _noise(self, observation: TensorDict, deterministic: bool, generator: torch.Generator | None) -> Tensor:
         return self._with_prefix(super()._noise(observation, deterministic, generator), observation)
 

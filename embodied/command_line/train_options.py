@@ -132,7 +132,8 @@ def opened_task(
     if config.viewer or config.latency.present or config.reflex:
         raise UserError("viewer, reflex and latency.* are of simulators; with robot= use robot.disturbances.latency_s")
     remote = config.robot.listen is not None
-    task = RemoteRobotTask(config.task, config.robot, directory, record) if remote else robot_task(config, directory)
+    delayed = with_delay(config.task, config.delay)
+    task = RemoteRobotTask(delayed, config.robot, directory, record) if remote else robot_task(config, directory)
     with closing(task):
         yield task
 
@@ -151,7 +152,7 @@ def robot_task(config: TrainConfig, folder: Path | None = None) -> RobotTask:
     single = in_processes(in_steps(config.task))
     judge = _judge(config.success_classifier, config.device)
     reset_judge = _judge(config.robot.reset_classifier, config.device)
-    return RobotTask(config.task, single, config.robot, judge, backward, reset_judge)
+    return RobotTask(with_delay(config.task, config.delay), single, config.robot, judge, backward, reset_judge)
 
 
 def _backward(config: TrainConfig, folder: Path) -> BackwardConfig:
