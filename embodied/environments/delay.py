@@ -30,8 +30,8 @@ from embodied.rollout.memory import RecurrentPolicy
 from embodied.task import Task
 
 
-def delayed(contract: Contract, steps: int) -> Contract:
-    """Contract of an environment with a delay, from its `contract` without one.
+def delayed(contract: Contract, delay: int) -> Contract:
+    """Contract of an environment with a `delay`, from its `contract` without one.
 
     Raises:
         UserError: if a command of zero, with which an episode begins, is outside the limits.
@@ -39,20 +39,20 @@ def delayed(contract: Contract, steps: int) -> Contract:
     action = contract.action
     if not all(low <= 0.0 <= high for low, high in zip(action.low, action.high, strict=True)):
         raise UserError("an episode with delay begins with commands of zero, which action limits exclude; use delay=0")
-    return contract.delayed(steps)
+    return contract.delayed(delay)
 
 
 class DelayEnvironment(WrappedEnvironment):
-    """Environment `env` with a delay of `steps`; it keeps the other capabilities of `env`.
+    """Environment `env` with a `delay` in control steps; it keeps the other capabilities of `env`.
 
-    An episode begins with `steps` commands of zero, while its first chunk is computed, which suits displacements,
+    An episode begins with `delay` commands of zero, while its first chunk is computed, which suits displacements,
     velocities and rates.
     """
 
-    def __init__(self, env: Environment, steps: int) -> None:
+    def __init__(self, env: Environment, delay: int) -> None:
         super().__init__(env)
-        self.steps = steps
-        self.contract = delayed(env.contract, steps)
+        self.delay = delay
+        self.contract = delayed(env.contract, delay)
         shape = self.contract.observation[ACTION_PREFIX].shape
         self.prefix = torch.zeros(env.num_envs, *shape, device=env.device)
         if isinstance(env, Restorable):
@@ -71,13 +71,15 @@ class DelayEnvironment(WrappedEnvironment):
         """See `Environment.step`; the first actions [N, K, A] run d steps later, the last ones in later chunks."""
         if not bool(actions.isfinite().all()):
             return self.env.step(actions)  # raises the environment's own error
-        executed, self.prefix = torch.cat((self.prefix, actions), 1).split((actions.shape[1], self.steps), 1)
+        executed, following = torch.cat((self.prefix, actions), 1).split((actions.shape[1], self.delay), 1)
         transition = self.env.step(executed)
+        goes_on = transition.executed.any(1).view(-1, 1, 1)
+        self.prefix = torch.where(goes_on, following, self.prefix)
         transition.observation = self._observed(transition.observation)
         if transition.actions is not None:
             # decided actions in place of which others were executed; those of the prefix were decided before
-            pending = actions[:, max(0, actions.shape[1] - self.steps) :]
-            transition.actions = torch.cat((transition.actions[:, self.steps :], pending), 1)
+            pending = actions[:, max(0, actions.shape[1] - self.delay) :]
+            transition.actions = torch.cat((transition.actions[:, self.delay :], pending), 1)
         return transition
 
     def _observed(self, observation: TensorDict) -> TensorDict:
@@ -101,46 +103,46 @@ class DelayEnvironment(WrappedEnvironment):
 
 
 class DelayTask(WrappedTask):
-    """Task with a delay of `steps` in its environments, demonstrations and videos."""
+    """Task with a `delay` in its environments, demonstrations and videos."""
 
-    def __init__(self, task: Task, steps: int) -> None:
+    def __init__(self, task: Task, delay: int) -> None:
         super().__init__(task)
-        self.steps = steps
+        self.delay = delay
 
     def contract(self, distribution: str) -> Contract:
         """See `Task.contract`."""
-        return delayed(super().contract(distribution), self.steps)
+        return delayed(super().contract(distribution), self.delay)
 
     def environment(
         self, num_envs: int, distribution: str, split: str, seed: int = 0, device: str = "cpu"
     ) -> Environment:
         """See `Task.environment`."""
         env = super().environment(num_envs, distribution, split, seed, device)
-        return cast(Environment, DelayEnvironment(env, self.steps))  # whose attributes are only read
+        return cast(Environment, DelayEnvironment(env, self.delay))  # whose attributes are only read
 
     def demonstrations(self, directory: Path, seed: int) -> Episodes | None:
         """Demonstrations of the task, see `with_action_prefix`."""
         demonstrations = super().demonstrations(directory, seed)
-        return demonstrations and with_action_prefix(demonstrations, self.steps)
+        return demonstrations and with_action_prefix(demonstrations, self.delay)
 
     def video(
         self, path: Path, policies: Mapping[str, Policy], device: str, distribution: str | None = None, first: int = 0
     ) -> None:
         """See `Task.video`."""
-        waiting = {caption: _Waiting(policy, self.steps) for caption, policy in policies.items()}
+        waiting = {caption: _Waiting(policy, self.delay) for caption, policy in policies.items()}
         super().video(path, waiting, device, distribution, first)
 
 
 class _Waiting:
-    """Policy whose chunks begin `steps` control steps late, for environments without a delay; a `RecurrentPolicy`.
+    """Policy whose chunks begin `delay` control steps late, for environments without a delay; a `RecurrentPolicy`.
 
     Its memory has the action prefix, and the memory of the policy.
     """
 
-    def __init__(self, policy: Policy, steps: int) -> None:
+    def __init__(self, policy: Policy, delay: int) -> None:
         self.policy = policy
         self.contract = policy.contract.delayed(0)
-        self.shape = policy.contract.delayed(steps).observation[ACTION_PREFIX].shape
+        self.shape = policy.contract.delayed(delay).observation[ACTION_PREFIX].shape
 
     def initial_memory(self, count: int) -> Tensor:
         """Memory [count, d * A + M] at the beginning of episodes."""
@@ -164,6 +166,6 @@ class _Waiting:
         return Decision(waiting[:, : self.contract.horizon], sample, decision.log_prob_terms, decision.value)
 
 
-def with_delay(task: Task, steps: int) -> Task:
-    """Task with a delay of `steps`; unchanged without one."""
-    return DelayTask(task, steps) if steps else task
+def with_delay(task: Task, delay: int) -> Task:
+    """Task with a `delay` in control steps; unchanged without one."""
+    return DelayTask(task, delay) if delay else task

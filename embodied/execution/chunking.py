@@ -140,12 +140,13 @@ def follow(
     if execution is Execution.INPAINT:
         assert isinstance(policy, InpaintingPolicy)
         return policy.inpaint(observation, running, deterministic=deterministic, generator=generator)
-    prefix = running.prefix(policy.contract.delay)
     if execution is Execution.DELAYED:
+        prefix = running.prefix(policy.contract.delay)
         observation = observation.copy().update({ACTION_PREFIX: prefix})
-    decision = policy.act(observation, deterministic=deterministic, generator=generator)
-    if execution is Execution.DELAYED:
+        decision = policy.act(observation, deterministic=deterministic, generator=generator)
         decision.actions = torch.cat((prefix, decision.actions), 1)
+        return decision
+    decision = policy.act(observation, deterministic=deterministic, generator=generator)
     if execution is Execution.BLEND:
         decision.actions = running.blended(decision.actions)
     return decision

@@ -131,8 +131,7 @@ class RobotEnvironment:
         specs = {key: spec for key, spec in contract.observation.items() if not spec.privileged}
         self.contract = replace(contract, observation=specs)
         own = control.station.contract
-        own = replace(own, horizon=contract.horizon, executed=contract.executed)
-        self.contract.check(own.delayed(contract.delay))
+        self.contract.check(replace(own, horizon=contract.horizon, executed=contract.executed).delayed(contract.delay))
         self.device = torch.device("cpu")
         self.task_names, self.instructions = (task[0],), (task[1],)
         self.task_index = torch.zeros(1, dtype=torch.int64)
@@ -172,6 +171,8 @@ class RobotEnvironment:
         elif not self.contract.delay and self.control.station.clock() - self._left_s > self.control.period_s:
             reading, fault = self.control.measure()
             self._reading = self._reading if fault else reading  # the next step ends the episode by the fault
+        elif self.contract.delay:
+            return self._observation
         return self._observed()
 
     def step(self, actions: torch.Tensor) -> Transition:
@@ -452,7 +453,7 @@ class RobotEnvironment:
     # Tensors.
 
     def _observed(self) -> TensorDict:
-        """The newest valid measurement, [1]."""
+        """The newest valid measurement, [1], with the action prefix."""
         assert self._reading is not None, "expected a reset before the first step"
         arrays = self._reading.observation
         tensors = {
@@ -461,7 +462,8 @@ class RobotEnvironment:
         }
         if self.contract.delay:
             tensors[ACTION_PREFIX] = torch.from_numpy(self._prefix).float().unsqueeze(0)
-        return TensorDict(tensors, batch_size=[1])
+        self._observation = TensorDict(tensors, batch_size=[1])
+        return self._observation
 
     def _transition(self, chunk: Array, steps: Steps) -> Transition:
         count = len(chunk)

@@ -222,7 +222,8 @@ class ChunkExecutor:
         # without a chunk, no action is frozen or overlaps
         if self._chunk is None:
             zeros = torch.zeros(1, self._horizon, *self._policy.contract.action.shape, device=self._device)
-            return Running(zeros, torch.tensor([0]), torch.tensor([0]))
+            none = torch.tensor([0], device=self._device)
+            return Running(zeros, none, none)
         steps = self._chunk.step(stamp_s, self._dt_s)
         # overlap: actions left in the chunk; frozen: those of them that run before the next chunk can arrive
         overlap = max(0, self._horizon - steps)
