@@ -71,10 +71,11 @@ class DelayEnvironment(WrappedEnvironment):
         """See `Environment.step`; the first actions [N, K, A] run d steps later, the last ones in later chunks."""
         if not bool(actions.isfinite().all()):
             return self.env.step(actions)  # raises the environment's own error
-        executed, following = torch.cat((self.prefix, actions), 1).split((actions.shape[1], self.delay), 1)
-        transition = self.env.step(executed)
-        goes_on = transition.executed.any(1).view(-1, 1, 1)
-        self.prefix = torch.where(goes_on, following, self.prefix)
+        decided = torch.cat((self.prefix, actions), 1)
+        transition = self.env.step(decided[:, : actions.shape[1]])
+        # the d actions after the executed ones, also where an episode has ended
+        index = transition.executed.sum(1, keepdim=True) + torch.arange(self.delay, device=self.device)
+        self.prefix = decided.take_along_dim(index.unsqueeze(-1), 1)
         transition.observation = self._observed(transition.observation)
         if transition.actions is not None:
             # decided actions in place of which others were executed; those of the prefix were decided before

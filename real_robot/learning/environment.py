@@ -188,8 +188,8 @@ class RobotEnvironment:
             if not self._ended and not steps.cut:
                 self._execute(decided[len(steps.actions) : len(chunk)], steps)
         # what was decided before a person acted is not executed
-        stays = len(steps.actions) == len(chunk) and not self._human
-        self._prefix = decided[len(chunk) :] if stays else np.zeros_like(self._prefix)
+        following = decided[len(steps.actions) :][: self.contract.delay]
+        self._prefix = np.zeros_like(following) if steps.cut or self._human else following
         if self.scene_resets:
             self.scene_resets.task_steps += len(steps.actions)
         self._left_s = self.control.station.clock()
