@@ -401,7 +401,7 @@ class Pi0Policy(NarrowingNoise, Conditioned, Steerable, adapters.AdaptablePolicy
             _warn(f"{weights} has actions whose elements {elements} are relative to the state", logging.INFO)
         trained_horizon = pretrained.settings.model.chunk_size
         if trained_horizon != self.generated:
-            own = f"task.horizon={self.contract.horizon}" + (f" delay={self.past}" if self.past else "")
+            own = f"task.horizon={self.contract.horizon}, delay={self.past}"
             _warn(f"{weights} has learned chunks of {trained_horizon} actions, {own}")
         self._match_cameras(pretrained.settings.cameras)
         self.lacks_statistics = "" if pretrained.statistics else f"{weights} has no statistics of state and action"
@@ -444,9 +444,16 @@ class Pi0Policy(NarrowingNoise, Conditioned, Steerable, adapters.AdaptablePolicy
             noise = fixed_noise(self.inputs.identity(observation), shape).to(self.device)
         else:
             noise = torch.randn(observation.batch_size[0], *shape, device=self.device, generator=generator)
-        if self.past:
-            noise[:, : self.past] = self._normalised(observation[ACTION_PREFIX], observation)
-        return noise
+        return self._with_prefix(noise, observation)
+
+    def generate(self, observation: TensorDict, noise: Tensor) -> Tensor:
+        """See `SteeredPolicy.generate`."""
+        return super().generate(observation, self._with_prefix(noise, observation))
+
+    def _with_prefix(self, noise: Tensor, observation: TensorDict) -> Tensor:
+        if not self.past:
+            return noise
+        return torch.cat((self._normalised(observation[ACTION_PREFIX], observation), noise[:, self.past :]), 1)
 
     def _normalised(self, actions: Tensor, observation: TensorDict) -> Tensor:
         """Normalised, padded `actions` [..., D] from robot units [..., A], relative ones to the observed state."""
@@ -468,9 +475,8 @@ class Pi0Policy(NarrowingNoise, Conditioned, Steerable, adapters.AdaptablePolicy
         return self.model.velocity(prefix, padded, x, time)
 
     def _field(self, state: Tensor, prefix: Prefix) -> Field:
-        return lambda x, index: self._guided(
-            state, prefix, x, prefix_times(self.grid.times(index), self.generated, self.past)
-        )
+        times = lambda index: prefix_times(self.grid.times(index), self.generated, self.past)  # noqa: E731
+        return lambda x, index: self._guided(state, prefix, x, times(index))
 
     def _spread(self, hidden: Tensor, index: Tensor) -> Tensor:
         return self.noise(hidden)

@@ -128,6 +128,16 @@ def test_actor_and_critics_see_the_prefix() -> None:
     assert policy.act(observation).sample["path"].shape == (12, 5, 6, 2)
 
 
+def test_chunks_from_other_noise_continue_the_prefix_too() -> None:
+    for policy, observation in ((flow(), late(5)), (pi0(), late_pictures(5))):
+        read = observation if isinstance(policy, Pi0Policy) else policy.encoder.read(observation)
+        noise = policy._noise(read, True, None).reshape(5, 6, -1)
+        noise[:, :DELAY] = 9.0  # in place of which the prefix is read
+        expected = policy.act(observation, deterministic=True).actions
+        with torch.no_grad():
+            torch.testing.assert_close(policy.generate(read, noise), expected, rtol=1e-4, atol=1e-5)
+
+
 def test_a_flat_encoder_reads_the_prefix_once() -> None:
     late_flat = FLAT.delayed(DELAY)
     policy = FlowConfig(width=16, hidden=32, encoder=EncoderKind.FLAT).build(late_flat)
