@@ -124,7 +124,7 @@ class DelayTask(WrappedTask):
     def demonstrations(self, directory: Path, seed: int) -> Episodes | None:
         """Demonstrations of the task, see `with_action_prefix`."""
         demonstrations = super().demonstrations(directory, seed)
-        return demonstrations and with_action_prefix(demonstrations, self.delay)
+        return None if demonstrations is None else with_action_prefix(demonstrations, self.delay)
 
     def video(
         self, path: Path, policies: Mapping[str, Policy], device: str, distribution: str | None = None, first: int = 0

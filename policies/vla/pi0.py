@@ -401,7 +401,7 @@ class Pi0Policy(NarrowingNoise, Conditioned, Steerable, adapters.AdaptablePolicy
             _warn(f"{weights} has actions whose elements {elements} are relative to the state", logging.INFO)
         trained_horizon = pretrained.settings.model.chunk_size
         if trained_horizon != self.generated:
-            own = f"task.horizon={self.contract.horizon}, delay={self.past}"
+            own = f"task.horizon={self.contract.horizon}" + f" delay={self.past}" * bool(self.past)
             _warn(f"{weights} has learned chunks of {trained_horizon} actions, {own}")
         self._match_cameras(pretrained.settings.cameras)
         self.lacks_statistics = "" if pretrained.statistics else f"{weights} has no statistics of state and action"

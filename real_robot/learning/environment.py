@@ -168,18 +168,15 @@ class RobotEnvironment:
                 self._asks = self._needs_person()
                 self._clear()
                 self._begin()
-        elif not self.contract.delay and self.control.station.clock() - self._left_s > self.control.period_s:
-            reading, fault = self.control.measure()
-            self._reading = self._reading if fault else reading  # the next step ends the episode by the fault
         elif self.contract.delay:
             return self._observation
+        elif self.control.station.clock() - self._left_s > self.control.period_s:
+            reading, fault = self.control.measure()
+            self._reading = self._reading if fault else reading  # the next step ends the episode by the fault
         return self._observed()
 
     def step(self, actions: torch.Tensor) -> Transition:
-        """Execute the chunk `actions` [1, K, A], under a delay after the last actions of the one before.
-
-        See `Environment.step`.
-        """
+        """Execute the chunk `actions` [1, K, A], under a delay after the one before; see `Environment.step`."""
         chunk = actions[0].detach().cpu().double().numpy()
         decided = np.concatenate((self._prefix, chunk))
         with self._held_after_error():
@@ -200,9 +197,8 @@ class RobotEnvironment:
 
     def switch(self, distribution: str, split: str) -> None:
         """See `SwitchableEnvironment`: the scene is the same, but in "eval" the policy has to act alone."""
-        self._ahead.wait()
-        self._training = split != "eval"
         self._abandon()
+        self._training = split != "eval"
 
     @property
     def human(self) -> bool:
@@ -217,9 +213,11 @@ class RobotEnvironment:
 
     def close(self) -> None:
         """Hold the robot, and release it and the person's device."""
-        self._ahead.wait()
-        self.control.close()
-        self._close()
+        try:
+            self._ahead.wait()
+        finally:
+            self.control.close()
+            self._close()
 
     def _abandon(self) -> None:
         """Hold the robot if an episode runs, which nobody goes on with."""
