@@ -19,8 +19,11 @@ from embodied.execution.chunking import Execution
 from embodied.execution.delay import DelayedPolicy
 from embodied.policy import Decision
 from embodied.rollout.memory import Memory
+from embodied.rollout.random_play import first_decisions
+from embodied.rollout.rollout import Collector
 from embodied.saving.tree import load_tree, save_tree
 from embodied.task import Task
+from policies.flow import FlowConfig
 from policies.recurrent import RecurrentConfig
 from tests.embodied.reach import Reach
 from tests.embodied.smooth_reach import SmoothReach
@@ -95,6 +98,29 @@ def test_it_goes_on_where_it_was(tmp_path: Path) -> None:
         here, there = stayed.step(chunk).observation, resumed.step(chunk).observation
         assert (here == there).all()
     assert stayed.env.log[4:] == resumed.env.log
+
+
+def test_a_collector_goes_on_with_the_same_rollouts(tmp_path: Path) -> None:
+    def collector() -> Collector:
+        env = DelayEnvironment(Reach(4, executed=4, horizon=4, step_limit=10), 2)
+        torch.manual_seed(0)
+        policy = FlowConfig(width=8, hidden=8, denoising_steps=2).build(env.contract)
+        policy.fit(*first_decisions(DelayEnvironment(Reach(4, executed=4, horizon=4), 2), torch.Generator(), 64))
+        return Collector(env, policy, torch.Generator().manual_seed(1))
+
+    stayed, resumed = collector(), collector()
+    stayed.collect(3)  # ends within an episode
+    save_tree(tmp_path / "state", stayed.state_dict())
+    resumed.load_state_dict(load_tree(tmp_path / "state"))
+    here, there = stayed.collect(5), resumed.collect(5)
+    assert here.done.any()
+    assert here.observation[ACTION_PREFIX].any()
+    for name in ("observation", "last_observation", "sample"):
+        assert (getattr(here, name) == getattr(there, name)).all()
+    assert torch.equal(here.log_prob, there.log_prob)
+    # between decisions of an episode, the prefix is the end of the chunk before
+    goes_on = ~here.done[:-1]
+    assert torch.equal(here.observation[ACTION_PREFIX][1:][goes_on], here.actions[:-1, :, 2:][goes_on])
 
 
 def test_gradients_pass_through_what_waits() -> None:
