@@ -157,6 +157,8 @@ class Comparison:
 
     def ros2(self) -> BackEndRun:
         """Run the simulator in another process, over ROS 2."""
+        if self.policy.contract.delay:
+            raise UserError(f"back end ros2 lacks the policy's delay={self.policy.contract.delay}; leave it out")
         from real_robot.ros2.software_in_the_loop import Episodes, run_episodes
 
         tasks = list(self.environment(1, []).task_names) if hasattr(self.task, "tasks") else []
