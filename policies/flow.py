@@ -20,8 +20,8 @@ from embodied.contract import ACTION_PREFIX, Contract
 from embodied.errors import UserError
 from embodied.execution.chunking import Running
 from embodied.policy import Decision, Evaluation, Steering, inference, sum_of_executed
-from policies.chunk_networks import chunk_network
-from policies.generative import GenerativeConfig, GenerativePolicy
+from policies.generation.base import GenerativeConfig, GenerativePolicy
+from policies.generation.chunk_networks import chunk_network
 from policies.kernels.flow import TimeGrid, gaussian_velocity, prefix_mask, prefix_times
 from policies.kernels.narrowing import NarrowingNoise
 from policies.kernels.sampling import Field, Sampler, check_delay, trained_for, undefined_log_prob

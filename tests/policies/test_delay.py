@@ -12,13 +12,13 @@ from tensordict import TensorDict
 from embodied.contract import ACTION_PREFIX
 from embodied.errors import UserError
 from embodied.policy import EXECUTED, Steering
-from policies.chunk_networks import NetworkKind
-from policies.encoders import EncoderKind
+from policies.encoders.base import EncoderKind
 from policies.flow import FlowConfig, FlowPolicy, Sampler
-from policies.generative import Aggregate
-from policies.steering import SteeringConfig
+from policies.generation.base import Aggregate
+from policies.generation.chunk_networks import NetworkKind
+from policies.generation.steering import SteeringConfig
 from policies.vla.pi0 import Pi0Config, Pi0Policy
-from policies.vla.smolvla import SmolVLAConfig
+from policies.vla.smolvla.policy import SmolVLAConfig
 from tests.policies.observations import contract, observations
 from tests.policies.test_flow import FLAT, SCENE, SCORED, driving
 from tests.policies.vla.test_pi0 import SEEING, seen

@@ -15,10 +15,10 @@ from tensordict import TensorDict
 from torch import nn
 
 from embodied.contract import ACTION_PREFIX
-from embodied.interrupt import STOPPING
 from embodied.policy import Decision
-from real_robot.learning.actor import ActingCollector
+from embodied.runtime.interrupt import STOPPING
 from real_robot.learning.environment import RobotEnvironment
+from real_robot.learning.remote.actor import ActingCollector
 from tests.real_robot.learning.test_environment import Script, chunk, flags, near
 from tests.real_robot.learning.worlds import Arm, arm_environment
 
