@@ -29,8 +29,9 @@ from embodied.command_line.train_options import (
 )
 from embodied.contract import Contract
 from embodied.environment import Environment
+from embodied.environments.delay import with_delay
 from embodied.errors import UserError
-from embodied.evaluation.groups import compare_in_groups, groups
+from embodied.evaluation.groups import compare_in_groups
 from embodied.evaluation.open_loop import OpenLoop, split
 from embodied.execution.delay import delayed
 from embodied.policy import TrainablePolicy
@@ -88,7 +89,7 @@ def run(arguments: list[str]) -> None:
     policies = {POLICY: robot} | (baseline_policies(trained.task) if config.baselines else {})
     usual = trained.task.published_distribution if start else None
     distributions = list(config.distributions or ([usual] if usual else evaluation_distributions(*tasks)))
-    conditions = "task", "latency", "success_classifier", "reflex"
+    conditions = "task", "latency", "delay", "success_classifier", "reflex"
     record = own_record["values"] | {name: train_record["values"][name] for name in conditions}
     path = Path(saved.path or "")
     record |= {"checkpoint": config.checkpoint if start else str(path), "assets": trained.task.asset_kind}
@@ -110,13 +111,11 @@ def run(arguments: list[str]) -> None:
             record |= {"episodes": config.episodes, "distribution": (first := distributions[0])}
             runs = Comparison(config, trained.task, path, robot, first, partial(environment, first)).run()
             return log.info(sim_to_real_report.write(results, runs, saved.contract.action, record, config.compared))
-        made, parts = partial(environment, num_envs=config.num_envs), groups(trained.task.kinds, config.num_envs)
-        evaluations = compare_in_groups(made, parts, distributions, policies, **options)
-    record |= {"left_out": dict(trained.task.left_out)} if trained.task.left_out else {}
-    log.info(write_evaluation(results / "evaluation.json", record, evaluations, trained.task.kinds))
+        evaluations = compare_in_groups(trained.task, environment, config.num_envs, distributions, policies, **options)
+    log.info(write_evaluation(results / "evaluation.json", record, evaluations, trained.task))
     if config.video or config.render:
-        film, task_in_processes = results / "evaluation.mp4", in_processes(trained.task)
-        task_in_processes.video(film, {"policy": policy}, config.device, distributions[0], config.first)
+        film, filmed = results / "evaluation.mp4", with_delay(in_processes(trained.task), trained.delay)
+        filmed.video(film, {"policy": policy}, config.device, distributions[0], config.first)
         log.info(f"wrote {film}")
 
 
@@ -131,7 +130,8 @@ def on_recordings(config: EvaluateConfig, saved: checkpoint.Checkpoint, trained:
         raise UserError(f"task={trained.task.name} has no simulator for {', '.join(unfit)}; leave them out")
     join(trained)
     prepare(config.device, trained.threads if config.threads is None else config.threads)
-    saved.check(contract := trained.task.contract(trained.task.distributions[0]))
+    task = with_delay(trained.task, trained.delay)
+    saved.check(contract := task.contract(task.distributions[0]))
     path = Path(saved.path or "")
     demonstrations = reader(trained, trained.task)
     assert demonstrations is not None

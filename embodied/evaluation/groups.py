@@ -14,6 +14,7 @@ from torch import Tensor
 from embodied.environment import Environment
 from embodied.evaluation.evaluation import EvaluationResult, evaluate
 from embodied.policy import Policy
+from embodied.task import Task
 
 Kinds = Mapping[str, Sequence[str]]
 """Names of tasks by kind, see `Task.kinds`."""
@@ -25,7 +26,7 @@ Results = Mapping[tuple[str, str], EvaluationResult]
 class MakeEnvironment(Protocol):
     """Function that makes an environment of a distribution, with further options of train.py."""
 
-    def __call__(self, distribution: str, *, changes: Sequence[str]) -> Environment:
+    def __call__(self, distribution: str, num_envs: int, changes: Sequence[str]) -> Environment:
         """Make the environment."""
         ...
 
@@ -41,19 +42,21 @@ def groups(kinds: Kinds, num_envs: int) -> list[list[str]]:
 
 
 def compare_in_groups(
+    task: Task,
     environment: MakeEnvironment,
-    options: Sequence[Sequence[str]],
+    num_envs: int,
     distributions: Sequence[str],
     policies: Mapping[str, Policy],
     **settings: Any,  # noqa: ANN401 - those of `evaluate`
 ) -> dict[tuple[str, str], EvaluationResult]:
-    """Run `evaluate` like `compare`, in one environment after another, with the `options` of each of `groups`."""
+    """Run `evaluate` like `compare`, for each of the `groups` of a suite's tasks in an environment of its own."""
+    options = groups(task.kinds, num_envs)
     results: dict[tuple[str, str], list[EvaluationResult]] = {}
     for name in distributions:
         for label, policy in policies.items():
             for number, changes in enumerate(options):
                 progress = f"{label}, {name}" + (f", {number + 1} of {len(options)}" if len(options) > 1 else "")
-                env = environment(name, changes=changes)
+                env = environment(name, num_envs, changes)
                 result = evaluate(env, policy, progress=progress, **settings)
                 results.setdefault((label, name), []).append(result)
                 if len(options) > 1:

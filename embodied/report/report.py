@@ -39,6 +39,7 @@ from embodied.report.repeating import machine, next_commands, train_command, typ
 from embodied.saving.files import complete_or_absent
 from embodied.saving.json_text import dumps_rows
 from embodied.saving.versions import git_commit, versions
+from embodied.task import Task
 
 STAGES = {"start": "start", UNTRAINED: "untrained", "sft": "SFT", "sft_control": "SFT control"}
 STAGES |= {"offline": "offline", "rl": "RL", ONE_STEP: "one-step actor"}
@@ -407,18 +408,20 @@ def evaluation_table(results: Mapping[str, EvaluationResult], kinds: Kinds = NO_
     return table(["task", *results], [*rows, total])
 
 
-def write_evaluation(path: Path, record: Mapping[str, Any], results: Results, kinds: Kinds = NO_KINDS) -> str:
+def write_evaluation(path: Path, record: Mapping[str, Any], results: Results, task: Task | None = None) -> str:
     """Log `results`, write them with `record` into the JSON file `path`, and return a line with the path.
 
     Their keys are POLICY or the name of a baseline, and the distribution. Baselines, if any, are shown with the policy
     and its gain over each, paired if both ran the same episodes.
     """
+    kinds, left_out = (task.kinds, task.left_out) if task else (NO_KINDS, {})
     stages = {key: POLICY if key[0] == POLICY else BASELINE + key[0] for key in results}
     evaluations = [
         {"stage": stages[key], "distribution": key[1], **summary(result, kinds)} for key, result in results.items()
     ]
     gains = {key: results[POLICY, key[1]].gain_over(result) for key, result in results.items() if key[0] != POLICY}
     content = {**record, "git_commit": git_commit(), "versions": versions(), "evaluations": evaluations}
+    content |= {"left_out": dict(left_out)} if left_out else {}
     content["gains"] = [{"over": stages[key], "distribution": key[1], **vars(gain)} for key, gain in gains.items()]
     columns = {
         distribution if name == POLICY else f"{name}, {distribution}": result
@@ -434,6 +437,7 @@ def write_evaluation(path: Path, record: Mapping[str, Any], results: Results, ki
         for (name, distribution), result in results.items()
         for text in result.remarks()
     ]
+    remarks += [f"{count:,} tasks of {kind} cannot run here and were left out" for kind, count in left_out.items()]
     log.info("\n".join([evaluation_table(columns, kinds), *over, *assets, *remarks]))
     with complete_or_absent(path) as temporary:
         temporary.write_text(dumps_rows(content), encoding="utf-8")

@@ -6,17 +6,32 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
 
 from embodied.environment import Environment
 from embodied.evaluation.evaluation import EvaluationResult, compare, evaluate, wilson
-from embodied.evaluation.groups import compare_in_groups, groups, joined, summary
+from embodied.evaluation.groups import Kinds, compare_in_groups, groups, joined, summary
 from embodied.report.report import POLICY, evaluation_table, write_evaluation
+from embodied.task import Task
 from tests.embodied.evaluation.test_evaluation import ChaoticEnvironment, NetworkPolicy
 
 KINDS = {"odd": ["task 1", "task 3"], "even": ["task 0", "task 2", "task 4"]}
+
+
+class Suite(Task):
+    """A suite with these kinds of tasks, three of which are left out."""
+
+    left_out: ClassVar[dict[str, int]] = {"light": 3}
+
+    def __init__(self, kinds: Kinds) -> None:
+        self.of = kinds
+
+    @property
+    def kinds(self) -> Kinds:
+        return self.of
 
 
 class Part(ChaoticEnvironment):
@@ -50,14 +65,15 @@ def test_groups_are_of_about_one_size_and_name_every_task_once() -> None:
 
 
 def test_episodes_are_those_of_all_tasks_at_once() -> None:
-    def environment(distribution: str, *, changes: Sequence[str]) -> Environment:
+    def environment(distribution: str, num_envs: int, changes: Sequence[str]) -> Environment:
         assert distribution == "official"
+        assert num_envs in (2, 5)
         return Part(changes)
 
     policy = NetworkPolicy()
     expected = evaluate(Part([]), policy, starts_per_task=4)
     Part.closed = 0
-    parts = compare_in_groups(environment, groups(KINDS, 2), ["official"], {"policy": policy}, starts_per_task=4)
+    parts = compare_in_groups(Suite(KINDS), environment, 2, ["official"], {"policy": policy}, starts_per_task=4)
     result = parts["policy", "official"]
     assert Part.closed == 3
     assert result.tasks == ("task 1", "task 3", "task 0", "task 2", "task 4")
@@ -65,7 +81,7 @@ def test_episodes_are_those_of_all_tasks_at_once() -> None:
     assert torch.equal(result.success, expected.success[order])
     assert torch.equal(result.steps, expected.steps[order])
     assert result.step_limit == expected.step_limit
-    one = compare_in_groups(environment, [[]], ["official"], {"policy": policy}, starts_per_task=4)
+    one = compare_in_groups(Suite({}), environment, 5, ["official"], {"policy": policy}, starts_per_task=4)
     same = compare(lambda name: Part([]), ["official"], {"policy": policy}, starts_per_task=4)
     assert torch.equal(one["policy", "official"].success, same["policy", "official"].success)
 
@@ -99,7 +115,9 @@ def test_rates_by_kind(tmp_path: Path) -> None:
         *("odd", "even", "all (10 episodes)")
     ]
     path = tmp_path / "evaluation.json"
-    write_evaluation(path, {}, {(POLICY, "official"): whole}, KINDS)
-    (written,) = json.loads(path.read_text())["evaluations"]
+    write_evaluation(path, {}, {(POLICY, "official"): whole}, Suite(KINDS))
+    record = json.loads(path.read_text())
+    assert record["left_out"] == {"light": 3}
+    (written,) = record["evaluations"]
     assert [each["kind"] for each in written["kinds"]] == ["odd", "even"]
     assert len(written["per_task"]) == 5
