@@ -18,7 +18,7 @@ from embodied.errors import UserError
 from embodied.policy import TrainablePolicy
 from embodied.saving.json_text import loads
 from policies.vla import adapters
-from policies.vla.checkpoints.publishing import CARD, CONTRACT, card
+from policies.vla.checkpoints.publishing import check_publishable, write_description
 from policies.vla.checkpoints.settings import CONFIG, pictures
 from policies.vla.checkpoints.statistics import Mode
 from policies.vla.checkpoints.weights import folder_of
@@ -45,14 +45,9 @@ def publish(policy: TrainablePolicy, folder: Path, run: Path) -> None:
     """
     if not isinstance(policy, SmolVLAPolicy):
         raise UserError(f"target=lerobot is for policy=smolvla, got {type(policy).__name__}; use target=hub")
-    if policy.steers:
-        raise UserError("published weights have no small actor; use algorithm=self_imitation to distil it, or serve.py")
-    if policy.is_guided:
-        raise UserError("published weights do not name the label of their prompt (offline=recap); use serve.py")
     if policy.weights_of is None:
         raise UserError("target=lerobot names the vision-language model of policy.weights, which this policy has not")
-    if folder.exists():
-        raise UserError(f"{folder} exists; choose another output")
+    check_publishable(policy, folder)
     source = folder_of(policy.weights_of, policy.kind)
     published = loads((source / CONFIG).read_text(encoding="utf-8"))
     config = published | _fields(policy, pictures(published)) | {"vlm_model_name": vlm_of(source, published)}
@@ -66,10 +61,7 @@ def publish(policy: TrainablePolicy, folder: Path, run: Path) -> None:
     _write_processors(policy, folder, config)
     if policy.inputs.tokenizer:
         policy.inputs.tokenizer.tokenizer.save_pretrained(folder)
-    (folder / CONTRACT).write_text(policy.contract.to_json() + "\n", encoding="utf-8")
-    report = run / "report.md"
-    text = report.read_text(encoding="utf-8") if report.exists() else ""
-    (folder / CARD).write_text(card(policy, "lerobot", text), encoding="utf-8")
+    write_description(policy, folder, run, "lerobot")
 
 
 def _fields(policy: SmolVLAPolicy, learned: list[str]) -> dict[str, Any]:
