@@ -56,6 +56,8 @@ GROUPS = {
     "robot": {"robot_schema": RobotConfig},
 }
 """Config classes by name, for each part of a run that is chosen by name."""
+LEARNER = ("robot.listen", "robot.max_staleness")
+"""Options of a robot that are the learner's where the robot is at another computer."""
 
 
 @dataclass
@@ -127,6 +129,22 @@ def opened_task(
     task = RemoteRobotTask(config.task, config.robot, directory, record) if remote else robot_task(config, directory)
     with closing(task):
         yield task
+
+
+def check_robot(config: TrainConfig, arguments: Sequence[str]) -> None:
+    """Check that the learner of a robot at another computer reads all options of the robot among `arguments`.
+
+    Raises:
+        UserError: for those that only its actor reads, such as limits.
+    """
+    if config.robot is None or config.robot.listen is None:
+        return
+    names = [each.lstrip("+~").partition("=")[0] for each in arguments]
+    if unread := [name for name in names if name.startswith("robot.") and name not in LEARNER]:
+        raise UserError(
+            f"{', '.join(unread)} would have no effect: with robot.listen options of the robot are those of actor.py;"
+            " leave them out here, and type them there"
+        )
 
 
 def robot_task(config: TrainConfig, folder: Path | None = None) -> RobotTask:

@@ -154,7 +154,7 @@ class Actor:
 
     def _collect(self, decisions: int) -> None:
         """Collect one rollout, once the policy may act or the person does."""
-        self._wait("the learner is slower than the robot", self._waits_for_weights)
+        self._wait("the learner is slower than the robot", self._waits_for_learner)
         if self.outbox.version is None or self.outbox.superseded:
             return
         self.collector.version = self.outbox.version
@@ -168,14 +168,14 @@ class Actor:
         self.env.switch(self.distribution, "train")
         self.collector.abandon()
 
-    def _waits_for_weights(self) -> bool:
-        """Whether the next rollout waits for weights of a slow learner.
+    def _waits_for_learner(self) -> bool:
+        """Whether the next rollout waits for a slow learner: for its weights, or for it to take earlier rollouts.
 
         Without a learner there is nothing to wait for: the next step ends the episode, and the next episode waits.
         """
         self.collector.take_weights()
-        stale = self.outbox.connected and self.outbox.stale and not self.env.human
-        return (stale or self.outbox.version is None) and not self.outbox.superseded
+        late = self.outbox.full or (self.outbox.stale and not self.env.human)
+        return bool((self.outbox.connected and late) or self.outbox.version is None) and not self.outbox.superseded
 
     def _play(self, seed: int) -> dict[str, Any]:
         observation, actions = first_decisions(self.env, torch.Generator().manual_seed(seed))

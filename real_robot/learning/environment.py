@@ -23,7 +23,7 @@ import torch
 from tensordict import TensorDict
 
 from embodied.contract import Contract
-from embodied.environment import Transition
+from embodied.environment import Help, Transition
 from embodied.errors import UserError
 from embodied.interrupt import STOPPING
 from real_robot.learning.consent import Consent
@@ -83,7 +83,7 @@ class _FaultError(Exception):
 
 
 class _NoConsentError(Exception):
-    """Raised when no episode may begin: the message is the reason."""
+    """Raised when the robot may not be prepared for an episode: the message is the reason."""
 
 
 @dataclass
@@ -112,6 +112,7 @@ class RobotEnvironment:
         begins: called when an episode begins, with whether the policy trains in it; with False before it is prepared.
         resets: brings the scene back between episodes, for which a person is asked only where it fails; None: a person
             puts it back, if the rules wait for them.
+        help: the scripted person, whose budget a resumed run goes on with; None: nobody has a budget.
         close: releases the robot.
 
     Raises:
@@ -130,6 +131,7 @@ class RobotEnvironment:
         *,
         begins: Callable[[bool], None] = lambda training: None,
         resets: SceneResets | None = None,
+        help: Help | None = None,
         close: Callable[[], None] = lambda: None,
     ) -> None:
         specs = {key: spec for key, spec in contract.observation.items() if not spec.privileged}
@@ -142,8 +144,9 @@ class RobotEnvironment:
         self.control = control
         self.rules = rules
         self.consent = Consent()
-        """Asked before every episode and every step."""
+        """Asked before every episode, in every control period of homing, and before every step."""
         self.scene_resets = resets
+        self.scripted_help = help
         self._begins = begins
         self._close = close
         self._training = True
@@ -151,6 +154,7 @@ class RobotEnvironment:
         self._reading: Reading | None = None  # newest valid one
         self._ready = False  # whether robot and person have once been ready
         self._asks = False  # whether a person puts the scene back before this episode
+        self._blind = False  # whether the judge has once given no number
         self._clear()
         self._ended = True
 
@@ -264,31 +268,46 @@ class RobotEnvironment:
 
     def _prepare(self) -> None:
         """Bring the robot to the beginning of an episode."""
-        if STOPPING.is_set():
-            raise StopRequestedError
         control = self.control
-        if reason := self.consent.begin():
-            raise _NoConsentError(reason)
+        self._check_consent()
         self._begins(False)  # a scripted person does not help any more, least of all on the way home
         control.reopen_if_lost()
         if control.safety.state is State.STOPPED:  # also where it was stopped between two episodes
             self.control.fault = self.control.fault or control.safety.reason
         if self.control.fault:
-            control.wait_for_person(f"the robot stopped ({self.control.fault})")
+            self._ask(f"the robot stopped ({self.control.fault})")
         control.station.begin()
         self._await_measurements()
         control.safety.reset()
         if self.rules.homing.waypoints:
             if not self._ready:
-                control.wait_for_person("the robot will move home")
+                self._ask("the robot will move home")
             self._home()
         if self._asks:
-            control.wait_for_person("put the scene back")
+            self._ask("put the scene back")
             control.station.put_back()
         self._await_measurements()  # the first decision is from where the robot is now
+        self._check_consent()
         self.control.fault = ""
         control.restart()
         self._begins(self._training)
+
+    def _check_consent(self) -> None:
+        """Check that the robot may move now, which it may not have to begin with, or not any more after a wait.
+
+        Raises:
+            _NoConsentError: if something beside the robot and the person does not consent.
+            StopRequestedError: if a stop of the run is requested.
+        """
+        if STOPPING.is_set():
+            raise StopRequestedError
+        if reason := self.consent.begin():
+            raise _NoConsentError(reason)
+
+    def _ask(self, why: str) -> None:
+        """Wait for the person's key, see `Control.wait_for_person`, and check consent, which may be lost meanwhile."""
+        self.control.wait_for_person(why)
+        self._check_consent()
 
     def _await_measurements(self) -> None:
         """Wait for valid measurements: after a fault as many in a row as `recovery_s` asks for.
@@ -321,8 +340,7 @@ class RobotEnvironment:
         control.restart()
         for waypoint, periods in self.rules.homing.commands(control.period_s):
             for _ in range(periods):
-                if STOPPING.is_set():
-                    raise StopRequestedError
+                self._check_consent()
                 control.decide(waypoint)
                 verdict = control.tick()
                 if verdict.action is None:
@@ -402,8 +420,11 @@ class RobotEnvironment:
         if self._reading.sequence == self._judged:  # lost or late: nothing new
             return False
         self._judged = self._reading.sequence
-        # NaN is below every threshold
-        reached = judge.probability(self._reading.observation) >= judge.threshold
+        probability = judge.probability(self._reading.observation)
+        if math.isnan(probability) and not self._blind:
+            self._blind = True
+            log.warning("the success classifier's probability is not a number, which is no success: train it again")
+        reached = probability >= judge.threshold  # not by NaN
         self._solved_frames = self._solved_frames + 1 if reached else 0
         return self._solved_frames >= judge.frames
 

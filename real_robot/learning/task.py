@@ -192,6 +192,7 @@ class RobotTask(WrappedTask):
                 Rules(self.config.step_limit, self.judge, waits=self.config.waits, homing=homing),
                 begins=begins,
                 resets=self._resets(control, contract, homing, is_back, begins),
+                help=helps,
                 close=stack.pop_all().close,
             )
         return self._open
