@@ -1,6 +1,6 @@
-"""Control period of a robot while a policy learns: `python benchmarks/control_period.py [--seconds 60] [--output FILE]`.
+"""Control period of a robot while a policy learns: `python benchmarks/control_period.py [--seconds 60]`.
 
-    [--rows "NAME;NAME"] [--options algorithm.updates=1 ...] [--show]
+    [--rows "NAME;NAME"] [--output FILE] [--options algorithm.updates=1 ...] [--show]
 
 LIBERO's simulator plays the robot (task 0 of `libero_pick`, from state, stand-in assets), in real time at 20 Hz, behind
 the interface of a robot, with nobody beside it; RLPD learns with its settings for robots, or the `--options`. Measured
@@ -86,17 +86,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def measured(name: str, seconds: float, options: Sequence[str]) -> dict[str, Any]:
     """Run the programs of row `name` with the learner's further `options`, and measure their commands."""
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        start = partial(_start, stack, Path(folder))
-        run = Path(folder, "run")
+    with tempfile.TemporaryDirectory() as temporary, ExitStack() as stack:
+        folder = Path(temporary)
+        start = partial(_start, stack, folder)
+        run = folder / "run"
         row = [each for each in ROWS[name] if each.partition("=")[0] not in {one.partition("=")[0] for one in options}]
         programs = [start("train", *RUN, *row, *options, f"output={run}")]
         if name == "actor.py":
-            found = _wait(lambda: re.search(r"at 127\.0\.0\.1:(\d+)", _log(programs[0])), programs)
+            log = _log(folder, "train")
+            found = _wait(lambda: re.search(r"at 127\.0\.0\.1:(\d+)", log.read_text()), programs, folder)
             address = f"learner=127.0.0.1:{found[1]}", f"token_file={run / 'actor_token'}"
             programs.append(start("actor", *address, "robot=simulation", *ROBOT, "threads=1"))
         learning = name != "alone"
-        _wait(lambda: rows_of(run, learning), programs)
+        _wait(lambda: rows_of(run, learning), programs, folder)
         begin_s, begin = time.monotonic(), time.time()
         time.sleep(seconds)
         end_s, end = time.monotonic(), time.time()
@@ -107,7 +109,7 @@ def measured(name: str, seconds: float, options: Sequence[str]) -> dict[str, Any
         updates = re.search(r"^ +updates: ([\d.]+)$", (run / "config.yaml").read_text(), re.MULTILINE)
         assert updates
         learned = (max(taken) - min(taken)) * float(updates[1]) / seconds if learning and taken else 0.0
-        commands = json.loads((Path(folder) / f"{'actor' if len(programs) > 1 else 'train'}.json").read_text())
+        commands = json.loads((folder / f"{'actor' if len(programs) > 1 else 'train'}.json").read_text())
     return {"name": name, **statistics(commands, begin_s, end_s), "gradient_steps_per_s": round(learned, 1)}
 
 
@@ -214,25 +216,24 @@ class TimedRobot:
 
 def _start(stack: ExitStack, folder: Path, name: str, *options: str) -> subprocess.Popen[bytes]:
     """Start a timed program, which is ended with `stack`."""
-    log = stack.enter_context((folder / f"{name}.log").open("wb"))
+    log = stack.enter_context(_log(folder, name).open("wb"))
     command = [sys.executable, __file__, "--program", name, "--times", str(folder / f"{name}.json"), "--options"]
     process = subprocess.Popen([*command, *options], cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
-    process.log = Path(log.name)  # type: ignore[attr-defined]
     stack.callback(process.wait)
     stack.callback(process.kill)
     return process
 
 
-def _log(process: Any) -> str:  # noqa: ANN401 - a process with a log
-    return process.log.read_text()
+def _log(folder: Path, name: str) -> Path:
+    return folder / f"{name}.log"
 
 
-def _wait(result: Callable[[], Any], programs: Sequence[Any]) -> Any:  # noqa: ANN401 - what is waited for
-    """Wait until `result` is true while all programs run; returns it."""
+def _wait(result: Callable[[], Any], programs: Sequence[subprocess.Popen[bytes]], folder: Path) -> Any:  # noqa: ANN401
+    """Wait until `result` is true while all programs run, whose logs are in `folder`; returns it."""
     end = time.monotonic() + PATIENCE_S
     while not (value := result()):
         if time.monotonic() > end or any(each.poll() is not None for each in programs):
-            raise SystemExit("\n".join(map(_log, programs)))
+            raise SystemExit("\n".join(path.read_text() for path in folder.glob("*.log")))
         time.sleep(0.2)
     return value
 

@@ -3,10 +3,10 @@
 An `Environment` has Gymnasium's vocabulary with torch tensors; a step executes a whole action chunk. Optional
 capabilities are separate protocols: `NumberedStarts` makes evaluations repeatable, `Restorable` lets a run continue bit
 for bit. They are used where available; reports list missing ones. Some environments have further members, which
-functions look up: `group_size`, `own_resets`, `own_help`, `show_values`, `in_real_time`, `notes` for the report, `go_on` of
-simulators that begin an episode where they are, `embodied.scene.viewable.view`, and `unroll` of
-`embodied.rollout.differentiable`. Letters in shape comments: N environments, K executed actions of a
-chunk, A action dimension.
+functions look up: `group_size`, `own_resets`, `own_help`, `show_values`, `in_real_time`, `notes` for the report,
+`go_on` of simulators that begin an episode where they are, `embodied.scene.viewable.view`, and `unroll` of
+`embodied.rollout.differentiable`. Letters in shape comments: N environments, K executed actions of a chunk, A action
+dimension.
 """
 
 from __future__ import annotations

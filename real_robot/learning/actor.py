@@ -83,16 +83,18 @@ class Actor:
         Raises:
             UserError: if the learner refuses, or orders something impossible.
         """
-        with suppress(StopRequestedError):
-            while True:
-                self._carry_out(self._next_order())
-        self.env.hold("the program has ended")
-        for _ in range(round(FLUSH_S / POLL_S)):
-            if not (self.outbox.unstored and self.outbox.connected):
-                break
-            self.env.control.station.sleep(POLL_S)
-        if self.outbox.unstored:
-            log.warning(f"the learner has not stored {self.outbox.unstored} rollouts, which are lost")
+        try:
+            with suppress(StopRequestedError):
+                while True:
+                    self._carry_out(self._next_order())
+            self.env.hold("the program has ended")
+            for _ in range(round(FLUSH_S / POLL_S)):
+                if not (self.outbox.unstored and self.outbox.connected):
+                    break
+                self.env.control.station.sleep(POLL_S)
+        finally:
+            if self.outbox.unstored:
+                log.warning(f"the learner has not stored {self.outbox.unstored} rollouts, which are lost")
 
     def _next_order(self) -> Mapping[str, Any]:
         """Wait for an order, while the robot holds."""

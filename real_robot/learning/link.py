@@ -167,7 +167,9 @@ class LearnerServer:
             connection.close(CLOSE_REFUSED, _short(error))
         except OSError as error:
             if obstacle := self.inbox.obstacle():
-                log.error(f"a rollout cannot be stored ({error}): make space there; until then the robot holds and keeps it")
+                log.error(
+                    f"a rollout cannot be stored ({error}): make space there; until then the robot holds and keeps it"
+                )
             else:
                 log.error(f"a rollout of {peer} was lost on the way ({error}); the robot sends it again")
             connection.close(CLOSE_LATER, obstacle or _short(error))
