@@ -222,7 +222,8 @@ class ActorLink:
                 self.outbox.refuse(str(error))
                 return
             except OSError as error:
-                self.outbox.disconnect(" ".join(str(error).split()))
+                if not self._ended.is_set():
+                    self.outbox.disconnect(" ".join(str(error).split()))
             except Exception as error:  # a mistake of ours must not end this thread, which the robot waits for
                 log.exception("the link to the learner failed")
                 self.outbox.disconnect(type(error).__name__)

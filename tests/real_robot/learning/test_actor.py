@@ -653,6 +653,14 @@ def test_a_stop_while_the_actor_connects_ends_its_link(tmp_path: Path, monkeypat
         assert not ending.is_alive()
 
 
+def test_an_actor_that_leaves_does_not_look_for_a_learner(tmp_path: Path, caplog) -> None:
+    with serving(inbox(tmp_path)) as (_, address):
+        outbox = Outbox(address)
+        with ActorLink(outbox, address, TOKEN):
+            wait_until(lambda: outbox.connected)
+    assert "no learner at" not in caplog.text
+
+
 def test_without_memory_for_more_rollouts_the_robot_holds_whoever_drives_it() -> None:
     outbox = Outbox("x")
     outbox.connect(packed({"kind": "greeting", "stored": 0, "total": 0, "max_staleness": 10**9}))
