@@ -139,7 +139,7 @@ def check_robot(config: TrainConfig, arguments: Sequence[str]) -> None:
     """
     if config.robot is None or config.robot.listen is None:
         return
-    names = [each.lstrip("+~").partition("=")[0] for each in arguments]
+    names = [each.partition("=")[0] for each in arguments]
     if unread := [name for name in names if name.startswith("robot.") and name not in LEARNER]:
         raise UserError(
             f"{', '.join(unread)} would have no effect: with robot.listen options of the robot are those of actor.py;"

@@ -282,6 +282,7 @@ class RobotEnvironment:
         if self.rules.homing.waypoints:
             if not self._ready:
                 self._ask("the robot will move home")
+                self._await_measurements()  # those from before the wait are old
             self._home()
         if self._asks:
             self._ask("put the scene back")
@@ -310,7 +311,7 @@ class RobotEnvironment:
         self._check_consent()
 
     def _await_measurements(self) -> None:
-        """Wait for valid measurements: after a fault as many in a row as `recovery_s` asks for.
+        """Wait for valid measurements from which a motion may start: after a fault for `recovery_s` at least.
 
         Raises:
             UserError: without them, or without a subscriber of commands.
@@ -327,11 +328,11 @@ class RobotEnvironment:
                 self._reading = reading
                 self.control.safety.observe(reading)
                 fault = "" if self.control.station.has_subscriber() else "nobody listens to its commands"
-                if good >= needed and not fault:
+                if good >= needed and not fault and self.control.safety.settled:
                     return
             self.control.pause(period_s)
         raise UserError(
-            f"the robot was not ready in {FIRST_READING_S:g} s: {fault or 'measurements fail now and then'}"
+            f"the robot was not ready in {FIRST_READING_S:g} s: {fault or 'measurements fail or contradict each other'}"
         )
 
     def _home(self) -> None:
@@ -342,7 +343,7 @@ class RobotEnvironment:
             for _ in range(periods):
                 self._check_consent()
                 control.decide(waypoint)
-                verdict = control.tick()
+                verdict = control.tick(self.consent.begin)
                 if verdict.action is None:
                     raise _FaultError(verdict.reason)
                 control.wait()
@@ -376,7 +377,7 @@ class RobotEnvironment:
     def _step(self, steps: _Steps) -> None:
         """Take one control step, and judge what it led to."""
         control = self.control
-        verdict = control.tick()
+        verdict = control.tick(lambda: self.consent.act(control.human))
         if verdict.state is not State.ACTIVE or verdict.action is None:
             return self._fault(verdict.reason)
         steps.actions.append(control.executed(verdict))
