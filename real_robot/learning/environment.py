@@ -345,6 +345,7 @@ class RobotEnvironment:
                 control.decide(waypoint)
                 verdict = control.tick(self.consent.begin)
                 if verdict.action is None:
+                    self._check_consent()  # lost before the command was due
                     raise _FaultError(verdict.reason)
                 control.wait()
         control.settle("the robot is home")
