@@ -8,13 +8,13 @@ from tensordict import TensorDict
 
 from embodied.rollout.rollout import Cancelled
 from policies.squashed import SquashedConfig
-from real_robot.learning import outbox as outboxes
-from real_robot.learning.actor import Actor
 from real_robot.learning.consent import Consent
 from real_robot.learning.environment import RETRY_S, RobotEnvironment, Rules
 from real_robot.learning.homing import Homing
-from real_robot.learning.messages import packed
-from real_robot.learning.outbox import Outbox
+from real_robot.learning.remote import outbox as outboxes
+from real_robot.learning.remote.actor import Actor
+from real_robot.learning.remote.messages import packed
+from real_robot.learning.remote.outbox import Outbox
 from tests.real_robot.learning.test_environment import Script
 from tests.real_robot.learning.worlds import Arm, arm_environment
 
