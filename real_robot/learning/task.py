@@ -21,8 +21,9 @@ from embodied.task import Task
 from real_robot.learning.continuing import ContinuingSimulation
 from real_robot.learning.control import Control
 from real_robot.learning.disturbances import DisturbanceConfig, DisturbedRobot
-from real_robot.learning.environment import Judge, RobotEnvironment, Rules
+from real_robot.learning.environment import RobotEnvironment, Rules
 from real_robot.learning.homing import Homing
+from real_robot.learning.judging import Judge
 from real_robot.learning.remote.link import address
 from real_robot.learning.resetting import BackwardConfig, BackwardEnvironment, PolicyResets
 from real_robot.learning.scripted import HelpConfig, ScriptedPerson
@@ -173,7 +174,8 @@ class RobotTask(WrappedTask):
             else:
                 station = stack.enter_context(self._connected(contract))
             # before the person's device is opened; an error closes the station
-            contract.check(replace(station.contract, horizon=contract.horizon, executed=contract.executed))
+            own = replace(station.contract, horizon=contract.horizon, executed=contract.executed)
+            contract.check(own.delayed(contract.delay))
             limits = teleoperation.limits(self.config.limits, contract.control_dt_s)
             homing = Homing(self.config.home, self.config.waypoint_s)
             homing.check(station.contract, limits)
@@ -193,6 +195,7 @@ class RobotTask(WrappedTask):
                 begins=begins,
                 resets=self._resets(control, contract, homing, is_back, begins),
                 help=helps,
+                waits=simulated,
                 close=stack.pop_all().close,
             )
         return self._open
@@ -243,6 +246,8 @@ class RobotTask(WrappedTask):
         config = self.config
         if config.reset is Reset.PERSON:
             return None
+        if contract.delay:
+            raise UserError("robot.reset=policy has not been tried under a delay; use robot.reset=person or delay=0")
         if self.backward is None:
             raise UserError("robot.reset=policy learns beside an algorithm of the stage rl; set algorithm=rlpd")
         if is_back is None and self.reset_judge is None and config.person is not Helper.OPERATOR:

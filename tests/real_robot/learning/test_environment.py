@@ -12,8 +12,9 @@ from embodied.environment import SwitchableEnvironment, Transition, in_real_time
 from embodied.errors import UserError
 from embodied.runtime.interrupt import STOPPING
 from real_robot.learning.control import Control
-from real_robot.learning.environment import Judge, RobotEnvironment, Rules
+from real_robot.learning.environment import RobotEnvironment, Rules
 from real_robot.learning.homing import Homing
+from real_robot.learning.judging import Judge
 from real_robot.learning.scripted import HelpConfig, ScriptedPerson
 from real_robot.robots.intervention import Controls, Operator
 from real_robot.robots.robot import Reading
