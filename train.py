@@ -17,7 +17,14 @@ from embodied import start_up  # noqa: F401 - before PyTorch
 from embodied.command_line import listing, program
 from embodied.command_line.config import compose
 from embodied.command_line.summary import summary
-from embodied.command_line.train_options import GROUPS, TrainConfig, opened_task, with_starting_point, words_option
+from embodied.command_line.train_options import (
+    GROUPS,
+    TrainConfig,
+    check_robot,
+    opened_task,
+    with_starting_point,
+    words_option,
+)
 from embodied.placement.registry import with_placement
 from embodied.training.compute import prepare
 from embodied.training.experiment import Experiment
@@ -75,6 +82,7 @@ def composed(arguments: list[str]) -> tuple[TrainConfig, dict[str, Any]]:
     config, record = compose(TrainConfig, "train", options, GROUPS, saved)
     if not saved and (words := words_option(config.policy)):
         config, record = compose(TrainConfig, "train", [*options, words], GROUPS)
+    check_robot(config, arguments)
     join(config)
     return config, record
 

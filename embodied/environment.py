@@ -3,10 +3,10 @@
 An `Environment` has Gymnasium's vocabulary with torch tensors; a step executes a whole action chunk. Optional
 capabilities are separate protocols: `NumberedStarts` makes evaluations repeatable, `Restorable` lets a run continue bit
 for bit. They are used where available; reports list missing ones. Some environments have further members, which
-functions look up: `group_size`, `own_resets`, `show_values`, `in_real_time`, `notes` for the report, `go_on` of
-simulators that begin an episode where they are, `embodied.scene.viewable.view`, and `unroll` of
-`embodied.rollout.differentiable`. Letters in shape comments: N environments, K executed actions of a
-chunk, A action dimension.
+functions look up: `group_size`, `own_resets`, `own_help`, `show_values`, `in_real_time`, `notes` for the report,
+`go_on` of simulators that begin an episode where they are, `embodied.scene.viewable.view`, and `unroll` of
+`embodied.rollout.differentiable`. Letters in shape comments: N environments, K executed actions of a chunk, A action
+dimension.
 """
 
 from __future__ import annotations
@@ -175,9 +175,26 @@ class Resets(Protocol):
         ...
 
 
+class Help(Protocol):
+    """Help within a budget that an Environment's policy gets, its attribute `scripted_help`."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What of the budget is used."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict`."""
+        ...
+
+
 def own_resets(env: Environment) -> Resets | None:
     """How `env` brings its scene back: its attribute `scene_resets`, None without one."""
     return getattr(env, "scene_resets", None)
+
+
+def own_help(env: Environment) -> Help | None:
+    """Who helps the policy in `env` within a budget: its attribute `scripted_help`, None without one."""
+    return getattr(env, "scripted_help", None)
 
 
 def group_size(env: Environment) -> int:

@@ -39,7 +39,7 @@ from policies.success_classifier import SuccessClassifier
 from policies.vla.checkpoints import starting_points
 from policies.vla.pi0 import Pi0Config
 from policies.vla.tokens import TokensConfig
-from real_robot.learning.environment import Judge
+from real_robot.learning.judging import Judge
 from real_robot.learning.remote.robot import RemoteRobotTask
 from real_robot.learning.resetting import BackwardConfig
 from real_robot.learning.task import Reset, RobotConfig, RobotTask
@@ -57,6 +57,8 @@ GROUPS = {
     "robot": {"robot_schema": RobotConfig},
 }
 """Config classes by name, for each part of a run that is chosen by name."""
+LEARNER = ("robot.listen", "robot.max_staleness")
+"""Options of a robot that are the learner's where the robot is at another computer."""
 
 
 @dataclass
@@ -136,6 +138,22 @@ def opened_task(
     task = RemoteRobotTask(delayed, config.robot, directory, record) if remote else robot_task(config, directory)
     with closing(task):
         yield task
+
+
+def check_robot(config: TrainConfig, arguments: Sequence[str]) -> None:
+    """Check that the learner of a robot at another computer reads all options of the robot among `arguments`.
+
+    Raises:
+        UserError: for those that only its actor reads, such as limits.
+    """
+    if config.robot is None or config.robot.listen is None:
+        return
+    names = [each.partition("=")[0] for each in arguments]
+    if unread := [name for name in names if name.startswith("robot.") and name not in LEARNER]:
+        raise UserError(
+            f"{', '.join(unread)} would have no effect: with robot.listen options of the robot are those of actor.py;"
+            " leave them out here, and type them there"
+        )
 
 
 def robot_task(config: TrainConfig, folder: Path | None = None) -> RobotTask:

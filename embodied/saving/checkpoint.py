@@ -217,6 +217,16 @@ def load_config(path: str | Path) -> dict[str, Any]:
         return sealed.read(directory / RECORD, FORMAT)["config"]
 
 
+def load_counters(run: str | Path) -> list[dict[str, Any]]:
+    """Read the counters of all checkpoints of the run directory `run`, the oldest first, without their weights.
+
+    Raises:
+        UserError: if one is damaged.
+        OSError: if one cannot be read.
+    """
+    return [sealed.read(each / RECORD, FORMAT)["counters"] for each in _complete(Path(run) / FOLDER)]
+
+
 def _read(directory: Path) -> Checkpoint:
     from safetensors.torch import load_file
 

@@ -252,7 +252,8 @@ class SavedRun:
 
         The generators come last, because building parts draws random numbers.
         """
-        for name, state in self.parts.items():
+        for name in sorted(self.parts, key=list(parts).index):  # in the order of the stage
+            state = self.parts[name]
             if self.moved:
                 load_moved(parts[name], state)
             else:

@@ -7,7 +7,7 @@ class Consent:
     """Consent to every step and episode: the learner is in the robot's own program."""
 
     def begin(self) -> str:
-        """Reason why no episode may begin now; "" if one may."""
+        """Reason why no episode may begin now, nor the robot move home for one; "" if it may."""
         return ""
 
     def act(self, human: bool) -> str:

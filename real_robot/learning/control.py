@@ -67,7 +67,7 @@ class Control:
         """Begin with a control period that no other one precedes."""
         self._deadline = -math.inf
 
-    def decide(self, proposed: Array) -> None:
+    def decide(self, proposed: Array | None) -> None:
         """Ask the person, whose action replaces the `proposed` one [A], and note their buttons.
 
         Safety stops the robot if they press stop or if their device is gone.
@@ -77,14 +77,22 @@ class Control:
         if self._driver.lost is None:
             self.pressed |= self.person.pressed
 
-    def tick(self) -> Verdict:
-        """Let safety write the decided action, in a later period if it is not due yet."""
+    def tick(self, refusal: Callable[[], str] = lambda: "") -> Verdict:
+        """Let safety write the decided action, in a later period if it is not due yet.
+
+        `refusal` returns the reason why nothing may be written after such a wait; "" if it may. After a wait for
+        measurements, which may be long, the person is asked again, too.
+        """
         for _ in range(math.ceil(FIRST_READING_S / self.period_s)):
             self.station.alive()
             verdict = self._tick()
             if verdict.action is not None or verdict.reason not in (UNSETTLED, EARLY):
                 return verdict
             self.wait()
+            if verdict.reason == UNSETTLED:
+                self.decide(self._next.value)
+            if reason := refusal():
+                return Verdict(self.safety.state, None, reason)
         return verdict
 
     def executed(self, verdict: Verdict) -> Array:

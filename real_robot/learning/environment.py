@@ -27,13 +27,14 @@ import torch
 from tensordict import TensorDict
 
 from embodied.contract import ACTION_PREFIX, Contract
-from embodied.environment import Transition
+from embodied.environment import Help, Transition
 from embodied.errors import UserError
 from embodied.runtime.interrupt import STOPPING
 from real_robot.learning.ahead import Ahead, Steps
 from real_robot.learning.consent import Consent
 from real_robot.learning.control import Control, StopRequestedError
 from real_robot.learning.homing import Homing
+from real_robot.learning.judging import Judge, Judging
 from real_robot.robots.robot import Array, Reading
 from real_robot.robots.teleoperation import FIRST_READING_S
 from real_robot.safety.consistency import START_READINGS
@@ -42,19 +43,6 @@ from real_robot.safety.safety import State
 log = logging.getLogger(__name__)
 RETRY_S = 1.0
 """Pause, s, before robot and person are tried again after a fault."""
-
-
-@dataclass(frozen=True)
-class Judge:
-    """Judge of success: `frames` measurements in a row have a `probability` of at least `threshold`.
-
-    `probability` is that of a solved task, 0 to 1, given observations (arrays by key). HIL-SERL (arXiv 2410.21845) has
-    the threshold 0.85.
-    """
-
-    probability: Callable[[dict[str, Array]], float]
-    threshold: float = 0.85
-    frames: int = 1
 
 
 @dataclass(frozen=True)
@@ -88,7 +76,7 @@ class _FaultError(Exception):
 
 
 class _NoConsentError(Exception):
-    """Raised when no episode may begin: the message is the reason."""
+    """Raised when the robot may not be prepared for an episode: the message is the reason."""
 
 
 class RobotEnvironment:
@@ -106,6 +94,7 @@ class RobotEnvironment:
         begins: called when an episode begins, with whether the policy trains in it; with False before it is prepared.
         resets: brings the scene back between episodes, for which a person is asked only where it fails; None: a person
             puts it back, if the rules wait for them.
+        help: the scripted person, whose budget a resumed run goes on with; None: nobody has a budget.
         waits: whether the robot's time stands still between two steps, as a simulator's, so that no thread is needed.
         close: releases the robot.
 
@@ -125,6 +114,7 @@ class RobotEnvironment:
         *,
         begins: Callable[[bool], None] = lambda training: None,
         resets: SceneResets | None = None,
+        help: Help | None = None,
         waits: bool = False,
         close: Callable[[], None] = lambda: None,
     ) -> None:
@@ -138,8 +128,9 @@ class RobotEnvironment:
         self.control = control
         self.rules = rules
         self.consent = Consent()
-        """Asked before every episode and every step."""
+        """Asked before every episode, in every control period of homing, and before every step."""
         self.scene_resets = resets
+        self.scripted_help = help
         self._begins = begins
         self._close = close
         self._training = True
@@ -147,6 +138,7 @@ class RobotEnvironment:
         self._reading: Reading | None = None  # newest valid one
         self._ready = False  # whether robot and person have once been ready
         self._asks = False  # whether a person puts the scene back before this episode
+        self._judging = Judging(rules.judge)
         self._clear()
         self._ended = True
         self._waits = waits
@@ -231,8 +223,7 @@ class RobotEnvironment:
         self._steps = 0
         self._steps_ahead = Steps()
         self._prefix = np.zeros((self.contract.delay, *self.contract.action.shape))
-        self._solved_frames = 0  # measurements in a row that look solved
-        self._judged = -1  # sequence of the last of them
+        self._judging.begin()
         self._human = False  # whether a person has acted last
         self.control.pressed = frozenset()
         self._terminated = self._truncated = self._success = False
@@ -274,34 +265,50 @@ class RobotEnvironment:
 
     def _prepare(self) -> None:
         """Bring the robot to the beginning of an episode."""
-        if STOPPING.is_set():
-            raise StopRequestedError
         control = self.control
-        if reason := self.consent.begin():
-            raise _NoConsentError(reason)
+        self._check_consent()
         self._begins(False)  # a scripted person does not help any more, least of all on the way home
         control.reopen_if_lost()
         if control.safety.state is State.STOPPED:  # also where it was stopped between two episodes
             self.control.fault = self.control.fault or control.safety.reason
         if self.control.fault:
-            control.wait_for_person(f"the robot stopped ({self.control.fault})")
+            self._ask(f"the robot stopped ({self.control.fault})")
         control.station.begin()
         self._await_measurements()
         control.safety.reset()
         if self.rules.homing.waypoints:
             if not self._ready:
-                control.wait_for_person("the robot will move home")
+                self._ask("the robot will move home")
+                self._await_measurements()  # those from before the wait are old
             self._home()
         if self._asks:
-            control.wait_for_person("put the scene back")
+            self._ask("put the scene back")
             control.station.put_back()
         self._await_measurements()  # the first decision is from where the robot is now
+        self._check_consent()
         self.control.fault = ""
         control.restart()
         self._begins(self._training)
 
+    def _check_consent(self) -> None:
+        """Check that the robot may move now, which it may not have to begin with, or not any more after a wait.
+
+        Raises:
+            _NoConsentError: if something beside the robot and the person does not consent.
+            StopRequestedError: if a stop of the run is requested.
+        """
+        if STOPPING.is_set():
+            raise StopRequestedError
+        if reason := self.consent.begin():
+            raise _NoConsentError(reason)
+
+    def _ask(self, why: str) -> None:
+        """Wait for the person's key, see `Control.wait_for_person`, and check consent, which may be lost meanwhile."""
+        self.control.wait_for_person(why)
+        self._check_consent()
+
     def _await_measurements(self) -> None:
-        """Wait for valid measurements: after a fault as many in a row as `recovery_s` asks for.
+        """Wait for valid measurements from which a motion may start: after a fault for `recovery_s` at least.
 
         Raises:
             UserError: without them, or without a subscriber of commands.
@@ -318,11 +325,11 @@ class RobotEnvironment:
                 self._reading = reading
                 self.control.safety.observe(reading)
                 fault = "" if self.control.station.has_subscriber() else "nobody listens to its commands"
-                if good >= needed and not fault:
+                if good >= needed and not fault and self.control.safety.settled:
                     return
             self.control.pause(period_s)
         raise UserError(
-            f"the robot was not ready in {FIRST_READING_S:g} s: {fault or 'measurements fail now and then'}"
+            f"the robot was not ready in {FIRST_READING_S:g} s: {fault or 'measurements fail or contradict each other'}"
         )
 
     def _home(self) -> None:
@@ -331,11 +338,11 @@ class RobotEnvironment:
         control.restart()
         for waypoint, periods in self.rules.homing.commands(control.period_s):
             for _ in range(periods):
-                if STOPPING.is_set():
-                    raise StopRequestedError
+                self._check_consent()
                 control.decide(waypoint)
-                verdict = control.tick()
+                verdict = control.tick(self.consent.begin)
                 if verdict.action is None:
+                    self._check_consent()  # lost before the command was due
                     raise _FaultError(verdict.reason)
                 control.wait()
         control.settle("the robot is home")
@@ -384,7 +391,7 @@ class RobotEnvironment:
     def _step(self, steps: Steps) -> None:
         """Take one control step, and judge what it led to."""
         control = self.control
-        verdict = control.tick()
+        verdict = control.tick(lambda: self.consent.act(control.human))
         if verdict.state is not State.ACTIVE or verdict.action is None:
             return self._fault(verdict.reason)
         steps.actions.append(control.executed(verdict))
@@ -401,10 +408,11 @@ class RobotEnvironment:
         """End the episode if it is over; returns whether the task is solved."""
         reading, fault = self.control.measure()
         self._reading = self._reading if fault else reading
+        assert self._reading is not None
         pressed, self.control.pressed = self.control.pressed, frozenset()
         over = self._outcome()
         failed = "failure" in pressed
-        solved = "success" in pressed or (not fault and self._looks_solved())
+        solved = "success" in pressed or (not fault and self._judging.solved(self._reading))
         if not failed and (solved or (over is True and self.rules.judge is None)):
             self._end(terminated=True, success=True)
             return True
@@ -419,19 +427,6 @@ class RobotEnvironment:
     def _outcome(self) -> bool | None:
         """Outcome of an episode that has ended by itself, see `Station.over`."""
         return self.control.station.over()
-
-    def _looks_solved(self) -> bool:
-        judge = self.rules.judge
-        if judge is None:
-            return False
-        assert self._reading is not None
-        if self._reading.sequence == self._judged:  # lost or late: nothing new
-            return False
-        self._judged = self._reading.sequence
-        # NaN is below every threshold
-        reached = judge.probability(self._reading.observation) >= judge.threshold
-        self._solved_frames = self._solved_frames + 1 if reached else 0
-        return self._solved_frames >= judge.frames
 
     # Ends.
 

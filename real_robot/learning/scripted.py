@@ -17,8 +17,9 @@ class HelpConfig(Configuration):
     """When a scripted person helps.
 
     They take over after `patience` control steps without progress, which is a rise of the expert's measure by
-    `progress`, and hand back after `lasting` steps. There are `budget` take-overs in all, as many again after a resume;
-    in each episode at most `per_episode`, which falls in proportion to what is left of the budget.
+    `progress`, and hand back after `lasting` steps. There are `budget` take-overs in all, which a resumed run goes on
+    with (a new actor.py begins with all); in each episode at most `per_episode`, which falls in proportion to what is
+    left of the budget.
     """
 
     patience: PositiveInt = 15
@@ -49,6 +50,15 @@ class ScriptedPerson:
         self._best = -math.inf
         self._waited = 0  # steps without progress
         self._helping = 0  # remaining steps of this take-over
+
+    def state_dict(self) -> dict[str, int]:
+        """Number of take-overs so far."""
+        return {"takeovers": self.takeovers}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Continue from `state_dict`, with the next episode."""
+        self.takeovers = state["takeovers"]
+        self.begin(training=False)
 
     def action(self, proposed: Array | None) -> Array | None:
         """See `Person.action`; call it once per control step."""

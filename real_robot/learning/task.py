@@ -21,8 +21,9 @@ from embodied.task import Task
 from real_robot.learning.continuing import ContinuingSimulation
 from real_robot.learning.control import Control
 from real_robot.learning.disturbances import DisturbanceConfig, DisturbedRobot
-from real_robot.learning.environment import Judge, RobotEnvironment, Rules
+from real_robot.learning.environment import RobotEnvironment, Rules
 from real_robot.learning.homing import Homing
+from real_robot.learning.judging import Judge
 from real_robot.learning.remote.link import address
 from real_robot.learning.resetting import BackwardConfig, BackwardEnvironment, PolicyResets
 from real_robot.learning.scripted import HelpConfig, ScriptedPerson
@@ -193,6 +194,7 @@ class RobotTask(WrappedTask):
                 Rules(self.config.step_limit, self.judge, waits=self.config.waits, homing=homing),
                 begins=begins,
                 resets=self._resets(control, contract, homing, is_back, begins),
+                help=helps,
                 waits=simulated,
                 close=stack.pop_all().close,
             )

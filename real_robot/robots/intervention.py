@@ -186,11 +186,17 @@ class Engaging:
         self.pressed: frozenset[str] = frozenset()
 
     def action(self, proposed: Array | None) -> Array | None:
-        """See `Person.action`."""
+        """See `Person.action`.
+
+        Raises:
+            OSError: also if the arm is silent while the person drives, in whose place nobody else may.
+        """
         command = self._person.action(proposed)
         self.pressed = self._person.pressed
         if self.pressed & {"gripper", "engage"}:
             self._drives = not self._drives
+        if self._drives and command is None:
+            raise ConnectionError("the leader arm is silent")
         return command if self._drives else None
 
     def wait_for(self, *buttons: str, sleep: Callable[[float], None] = time.sleep) -> str:

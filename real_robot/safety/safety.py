@@ -120,6 +120,12 @@ class Safety:
         """Number of measurements that contradicted the ones before."""
         return self._consistency.rejected
 
+    @property
+    def settled(self) -> bool:
+        """Whether a motion may start from the measurements so far, which are consistent with each other."""
+        with self._lock:
+            return self._consistency.settled and not self._consistency.fault
+
     def observe(self, reading: Reading) -> None:
         """Take note of a measurement without a command: a motion starts from several that are consistent."""
         with self._lock:
@@ -255,7 +261,7 @@ class Safety:
                 return self._hold(State.HOLDING, self.reason)
         if self._moving and self._silent:
             self._hold(State.HOLDING, "no command in time", writes=False)
-        if not self._moving and (self._consistency.fault or not self._consistency.settled):
+        if not self._moving and not self.settled:
             waits = self._consistency.fault or UNSETTLED
             return self._hold(State.HOLDING, waits)
         idle_s = self._steady_s - self._written_s

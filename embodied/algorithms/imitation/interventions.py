@@ -111,23 +111,35 @@ class HGDAgger(Composite):
         self.replay.add(rollout)
         metrics = {"interventions": float(len(self.replay.own.intervened()))}
         losses = []
+        pools = self._pools()
         # differences of rounded totals: fractions of a step add up over iterations
         for _ in range(int(self.replay.written * self.config.updates) - int(before * self.config.updates)):
-            rows = self._draw()
+            rows = self._draw(*pools)
             if len(rows[0]) + len(rows[1]):
                 losses.append(self.sft.step(self.replay.chunks(rows, self.policy.contract.horizon), progress))
         return metrics | ({"loss": sum(losses) / len(losses)} if losses else {})
 
-    def _draw(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rows of a batch in the store of own decisions and in that of demonstrations; none if there are none."""
-        own, demonstrations = self.replay.own, self.replay.imitable
+    def _pools(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rows in the store of own decisions: interventions, and what the rest of a batch is drawn from.
+
+        They are the same until the next rollout.
+        """
+        own = self.replay.own
         interventions = own.intervened()
-        share = self.config.intervention_share if len(interventions) else None
-        fixed = 0 if share is None else round(self.config.sft.batch * share)
-        chosen = torch.randint(max(1, len(interventions)), (fixed,), generator=self.generator)
         others = own.passed() if self.config.own_decisions and own.written else interventions[:0]
+        has_share = self.config.intervention_share is not None and len(interventions) > 0
+        return interventions, others if has_share else torch.cat((interventions, others))
+
+    def _draw(self, interventions: torch.Tensor, remaining: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rows of a batch in the store of own decisions, of these pools, and in that of demonstrations.
+
+        There are none if there is nothing to imitate.
+        """
+        own, demonstrations = self.replay.own, self.replay.imitable
+        share = self.config.intervention_share or 0.0
+        fixed = round(self.config.sft.batch * share) if len(interventions) else 0
+        chosen = torch.randint(max(1, len(interventions)), (fixed,), generator=self.generator)
         # the rest of the batch, uniformly over all that remains
-        remaining = torch.cat((interventions[: None if share is None else 0], others))
         total = len(remaining) + len(demonstrations)
         count = self.config.sft.batch - fixed if total else 0
         number = torch.randint(max(1, total), (count,), generator=self.generator)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from embodied import seeding
-from embodied.environment import in_real_time, own_resets
+from embodied.environment import in_real_time, own_help, own_resets
 from embodied.placement.actor import ActorEnvironment
 from embodied.policy import TrainablePolicy
 from embodied.report.report import result_text
@@ -77,9 +77,12 @@ class ReinforcementStage(Stage[Iteration]):
             self.learner.continue_values(run.before.get("values"))
         if config.overlap and isinstance(self.collector, Collector):  # an actor never waits for an update
             self.collector = CollectorAhead(self.collector, run.policy, config.precision)
-        self.parts = {"learner": self.learner, "collector": self.collector, "held_out": run.held_out}
+        self.parts = {"learner": self.learner, "held_out": run.held_out}
         if resets := own_resets(run.env):
             self.parts["resets"] = resets
+        if help := own_help(run.env):
+            self.parts["help"] = help
+        self.parts["collector"] = self.collector  # restored last: one that collects ahead goes on at once
         return self.parts
 
     def running(self) -> AbstractContextManager[object]:

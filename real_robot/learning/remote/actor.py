@@ -83,16 +83,18 @@ class Actor:
         Raises:
             UserError: if the learner refuses, or orders something impossible.
         """
-        with suppress(StopRequestedError):
-            while True:
-                self._carry_out(self._next_order())
-        self.env.hold("the program has ended")
-        for _ in range(round(FLUSH_S / POLL_S)):
-            if not (self.outbox.unstored and self.outbox.connected):
-                break
-            self.env.control.station.sleep(POLL_S)
-        if self.outbox.unstored:
-            log.warning(f"the learner has not stored {self.outbox.unstored} rollouts, which are lost")
+        try:
+            with suppress(StopRequestedError):
+                while True:
+                    self._carry_out(self._next_order())
+            self.env.hold("the program has ended")
+            for _ in range(round(FLUSH_S / POLL_S)):
+                if not (self.outbox.unstored and self.outbox.connected):
+                    break
+                self.env.control.station.sleep(POLL_S)
+        finally:
+            if self.outbox.unstored:
+                log.warning(f"the learner has not stored {self.outbox.unstored} rollouts, which are lost")
 
     def _next_order(self) -> Mapping[str, Any]:
         """Wait for an order, while the robot holds."""
@@ -154,7 +156,7 @@ class Actor:
 
     def _collect(self, decisions: int) -> None:
         """Collect one rollout, once the policy may act or the person does."""
-        self._wait("the learner is slower than the robot", self._waits_for_weights)
+        self._wait("the learner is slower than the robot", self._waits_for_learner)
         if self.outbox.version is None or self.outbox.superseded:
             return
         self.collector.version = self.outbox.version
@@ -168,14 +170,14 @@ class Actor:
         self.env.switch(self.distribution, "train")
         self.collector.abandon()
 
-    def _waits_for_weights(self) -> bool:
-        """Whether the next rollout waits for weights of a slow learner.
+    def _waits_for_learner(self) -> bool:
+        """Whether the next rollout waits for a slow learner: for its weights, or for it to take earlier rollouts.
 
         Without a learner there is nothing to wait for: the next step ends the episode, and the next episode waits.
         """
         self.collector.take_weights()
-        stale = self.outbox.connected and self.outbox.stale and not self.env.human
-        return (stale or self.outbox.version is None) and not self.outbox.superseded
+        late = self.outbox.full or (self.outbox.stale and not self.env.human)
+        return bool((self.outbox.connected and late) or self.outbox.version is None) and not self.outbox.superseded
 
     def _play(self, seed: int) -> dict[str, Any]:
         observation, actions = first_decisions(self.env, torch.Generator().manual_seed(seed))

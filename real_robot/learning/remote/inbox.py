@@ -14,9 +14,12 @@ A rollout is acknowledged by "stored" once it is on disk; one that comes twice i
 from __future__ import annotations
 
 import hashlib
+import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,8 +30,11 @@ from embodied.runtime.interrupt import STOPPING, Abandoned
 from real_robot.learning.remote.journal import SESSION, Journal
 from real_robot.learning.remote.messages import entry, packed, rollout_of, unpacked
 
+log = logging.getLogger(__name__)
 PATIENCE_S = 0.2
 """Period at which a waiting learner looks whether it has to stop, s."""
+FULL_S = 1.0, 30.0
+"""Shortest and longest pause, s, before a rollout is stored again that could not be stored, as on a full disk."""
 
 
 @dataclass
@@ -54,6 +60,8 @@ class Inbox:
         self._order: tuple[str, bytes] | None = None  # id and message
         self._weights: tuple[int, bytes] | None = None  # version and message
         self._results: dict[str, Any] = {}  # result of the present order by its id
+        self._unstored: tuple[str, int, bytes] | None = None  # rollout that could not be stored, with its session
+        self._pause_s, self._retry_s = 0.0, 0.0  # before it is stored again, and when
 
     # Network.
 
@@ -97,7 +105,8 @@ class Inbox:
 
         Raises:
             UserError: in one line, for anything else than the messages above.
-            OSError: for a rollout that cannot be stored, such as on a full disk, or that is not the next one.
+            ConnectionError: for a rollout that is not the next one.
+            OSError: for a rollout that cannot be stored, such as on a full disk; `obstacle` tries again.
         """
         message = unpacked(data)
         if message["kind"] == "result":
@@ -113,9 +122,35 @@ class Inbox:
             if sequence == stored:
                 assert isinstance(data, bytes)
                 rollout_of(entry(message, "rollout", dict), self.contract)
-                self.journal.add(session, sequence, data)
-                self.changed.notify_all()
+                self._store(session, sequence, data)
             return packed({"kind": "stored", **self._stored(session)})
+
+    def obstacle(self) -> str:
+        """Reason why rollouts cannot be stored now, such as a full disk; "" if they can be.
+
+        The rollout that could not be stored is tried again, after pauses that grow.
+        """
+        with self.changed:
+            if self._unstored is None:
+                return ""
+            if time.monotonic() >= self._retry_s:
+                with suppress(OSError):
+                    self._store(*self._unstored)
+                    log.info("rollouts can be stored again")
+                    return ""
+            return "the learner's disk is full, or fails"
+
+    def _store(self, session: str, sequence: int, data: bytes) -> None:
+        """Store the next rollout of `session`, see `Journal.add`."""
+        try:
+            self.journal.add(session, sequence, data)
+        except OSError:
+            self._unstored = session, sequence, data
+            self._pause_s = min(max(2.0 * self._pause_s, FULL_S[0]), FULL_S[1])
+            self._retry_s = time.monotonic() + self._pause_s
+            raise
+        self._unstored, self._pause_s = None, 0.0
+        self.changed.notify_all()
 
     def _receive_result(self, order: str, result: object) -> None:
         with self.changed:
@@ -167,6 +202,11 @@ class Inbox:
             while number >= self.journal.total:
                 self._wait()
         return rollout_of(entry(unpacked(self.journal.read(number)), "rollout", dict), self.contract)
+
+    def prune(self, first: int) -> None:
+        """Delete the rollouts before number `first`, which nobody needs any more, see `Journal.prune`."""
+        with self.changed:
+            self.journal.prune(first)
 
     def _wait(self) -> None:
         if STOPPING.is_set():

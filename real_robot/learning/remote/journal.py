@@ -1,6 +1,7 @@
 """Rollouts of a robot at another computer, on disk: what is stored is learned from once, also after a kill.
 
 A learner that goes on from a checkpoint reads the rollouts after it again, in the same order, and takes the same steps.
+Rollouts from before the oldest checkpoint are not needed any more.
 """
 
 from __future__ import annotations
@@ -52,6 +53,19 @@ class Journal:
         self._paths[self.total] = path
         self._stored[session] = sequence + 1
         self.total += 1
+
+    def prune(self, first: int) -> None:
+        """Delete the rollouts before number `first`, and what a killed learner has left; call it while none is added.
+
+        The newest rollout of each session stays: its name has their number.
+        """
+        sessions = {number: path.name.split("-")[1] for number, path in self._paths.items()}
+        newest = {session: number for number, session in sorted(sessions.items())}
+        for number in sorted(sessions):
+            if number < first and number != newest[sessions[number]]:
+                self._paths.pop(number).unlink(missing_ok=True)
+        for leftover in self.folder.glob(".*.tmp"):
+            leftover.unlink(missing_ok=True)
 
     def read(self, number: int) -> bytes:
         """Content of rollout `number` < total.

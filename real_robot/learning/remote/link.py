@@ -128,11 +128,13 @@ class LearnerServer:
         return self._actor is not None
 
     def _admit(self, connection: ServerConnection, request: Request) -> Response | None:
-        """Refuse programs without the token, and a second actor."""
+        """Refuse programs without the token, a second actor, and any while rollouts cannot be stored."""
         if not hmac.compare_digest(sent_token(request.headers.get("Authorization", "")), self._token):
             return connection.respond(http.HTTPStatus.UNAUTHORIZED, "wrong or missing token\n")
         if self.connected or self._closing:
             return connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, "another actor is connected\n")
+        if obstacle := self.inbox.obstacle():
+            return connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, f"{obstacle}\n")
         return None
 
     def _session(self, connection: ServerConnection) -> None:
@@ -146,6 +148,7 @@ class LearnerServer:
         peer = connection.remote_address[0]
         ended = threading.Event()
         sent = Sent()
+        obstacle = ""
         sender = threading.Thread(target=self._send, args=(connection, sent, ended), name="learner's sender")
         try:
             _prepare(connection.socket)
@@ -163,15 +166,20 @@ class LearnerServer:
             log.warning(f"refused a message of {peer}: {error}")
             connection.close(CLOSE_REFUSED, _short(error))
         except OSError as error:
-            log.error(f"a rollout of {peer} is not stored ({error}); the robot keeps it and sends it again")
-            connection.close(CLOSE_LATER, _short(error))
+            if obstacle := self.inbox.obstacle():
+                log.error(
+                    f"a rollout cannot be stored ({error}): make space there; until then the robot holds and keeps it"
+                )
+            else:
+                log.error(f"a rollout of {peer} was lost on the way ({error}); the robot sends it again")
+            connection.close(CLOSE_LATER, obstacle or _short(error))
         finally:
             ended.set()
             if sender.ident:
                 sender.join()
             with self._lock:
                 self._actor = None
-            if not self._closing:
+            if not (self._closing or obstacle):
                 log.warning(f"the robot's computer {peer} is gone ({_closed(connection)}): waiting for it")
 
     def _send(self, connection: ServerConnection, sent: Sent, ended: threading.Event) -> None:
@@ -214,7 +222,8 @@ class ActorLink:
                 self.outbox.refuse(str(error))
                 return
             except OSError as error:
-                self.outbox.disconnect(" ".join(str(error).split()))
+                if not self._ended.is_set():
+                    self.outbox.disconnect(" ".join(str(error).split()))
             except Exception as error:  # a mistake of ours must not end this thread, which the robot waits for
                 log.exception("the link to the learner failed")
                 self.outbox.disconnect(type(error).__name__)

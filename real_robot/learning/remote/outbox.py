@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from embodied.errors import UserError
+from embodied.rollout.rollout import Cancelled
 from real_robot.learning.consent import Consent
-from real_robot.learning.control import StopRequestedError
 from real_robot.learning.remote.messages import MESSAGE_BYTES, entry, packed, unpacked
 
 log = logging.getLogger(__name__)
@@ -174,26 +174,33 @@ class Outbox(Consent):
         """See `Consent`: a learner has to be there, and to have learned from all but the latest rollouts.
 
         Raises:
-            StopRequestedError: if there is another order now, or the learner will never accept this actor.
+            Cancelled: if there is another order now, or the learner will never accept this actor.
         """
         with self.changed:
             if self.refusal or self.superseded:
-                raise StopRequestedError
+                raise Cancelled
             if self._lost:
                 return f"no learner at {self.learner}"
-            version = self._weights[0] if self._weights else self.version  # the first decision takes the newest
+            # the first decision takes the newest; a learner that was killed sends older ones until it has caught up
+            versions = [each for each in (self.version, self._weights and self._weights[0]) if each is not None]
+            version = max(versions, default=None)
             late = not self.exempt and self._is_stale(version)
-            return f"the learner is {self._staleness(version)} rollouts behind" if late else ""
+            return self.full or (f"the learner is {self._staleness(version)} rollouts behind" if late else "")
 
     def act(self, human: bool) -> str:
         """See `Consent`: the person may always act, unless there is no memory left for what they do."""
         with self.changed:
-            if sum(len(data) for _, data in self._waiting) > BACKLOG_BYTES:
-                return f"{BACKLOG_BYTES >> 20} MB of rollouts wait for the learner"
             if human or self.exempt or not self._is_stale(self.version):
-                return ""
+                return self.full
             learner = "there is no learner" if self._lost else "the learner is slow"
             return f"the policy's weights are {self._staleness(self.version)} updates old, as {learner}"
+
+    @property
+    def full(self) -> str:
+        """Reason why there is no memory for more rollouts; "" if there is."""
+        with self.changed:
+            size = sum(len(data) for _, data in self._waiting)
+        return f"{BACKLOG_BYTES >> 20} MB of rollouts wait for the learner" if size > BACKLOG_BYTES else ""
 
     def take_weights(self) -> dict[str, Any] | None:
         """The newest weights, if they are newer than those by which the policy acts, and act by them from now on."""

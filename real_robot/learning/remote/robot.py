@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +21,7 @@ from embodied.evaluation.evaluation import EvaluationResult
 from embodied.policy import TrainablePolicy
 from embodied.rollout.rollout import Collector, Rollout, RolloutSource
 from embodied.runtime.interrupt import Abandoned, Stopped
+from embodied.saving import checkpoint
 from embodied.task import Task
 from real_robot.learning.remote.inbox import Inbox
 from real_robot.learning.remote.journal import FOLDER, Journal
@@ -111,6 +113,7 @@ class RemoteRobot:
         self.device = torch.device("cpu")
         self.task_names = self.instructions = (name,)
         self.task_index = torch.zeros(1, dtype=torch.int64)
+        self._pruned: Path | None = None  # newest checkpoint at the last pruning
 
     @cached_property
     def server(self) -> LearnerServer:
@@ -133,10 +136,21 @@ class RemoteRobot:
     def switch(self, distribution: str, split: str) -> None:
         """No-op: an order names what it is for."""
 
+    def prune(self) -> None:
+        """Delete the rollouts that no checkpoint of the run needs any more: those from before the oldest one."""
+        run = self.inbox.journal.folder.parent
+        if (newest := checkpoint.newest(run)) == self._pruned:
+            return
+        with suppress(*checkpoint.UNREADABLE):  # what a damaged one needs is unknown
+            # as many updates as rollouts that were learned from
+            self.inbox.prune(min(counters["iteration"] for counters in checkpoint.load_counters(run)))
+            self._pruned = newest
+
     def close(self) -> None:
-        """Disconnect the actor."""
+        """Disconnect the actor, and delete the rollouts that no checkpoint needs."""
         if "server" in vars(self):
             self.server.__exit__()
+        self.prune()
 
     def play(self, generator: torch.Generator) -> tuple[TensorDict, Tensor]:
         """See `ActorEnvironment.play`.
@@ -202,6 +216,7 @@ class RemoteRollouts:
         inbox = self.robot.inbox
         self.robot.order(do="collect", decisions=decisions)
         inbox.publish(self.version, _weights(self.policy))
+        self.robot.prune()
         began = time.perf_counter()
         if inbox.journal.total <= self.version and not self.robot.server.connected:
             log.info("waiting for the robot's computer")

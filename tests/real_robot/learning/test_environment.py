@@ -12,8 +12,9 @@ from embodied.environment import SwitchableEnvironment, Transition, in_real_time
 from embodied.errors import UserError
 from embodied.runtime.interrupt import STOPPING
 from real_robot.learning.control import Control
-from real_robot.learning.environment import Judge, RobotEnvironment, Rules
+from real_robot.learning.environment import RobotEnvironment, Rules
 from real_robot.learning.homing import Homing
+from real_robot.learning.judging import Judge
 from real_robot.learning.scripted import HelpConfig, ScriptedPerson
 from real_robot.robots.intervention import Controls, Operator
 from real_robot.robots.robot import Reading
@@ -311,9 +312,15 @@ def test_as_many_measurements_in_a_row_as_the_judge_asks_for_are_a_success():
     assert bool(transition.success)
 
 
-def test_a_probability_that_is_not_a_number_is_no_success():
-    _, env, _ = driven(rules=Rules(50, Judge(lambda observation: float("nan")), waits=False))
-    assert env.step(chunk(0.01, 0.02, 0.03, 0.04)).executed.all()
+def test_a_probability_that_is_not_a_number_is_no_success_of_which_one_line_tells(caplog):
+    scores = iter([1.0, float("nan"), 1.0, float("nan"), 1.0, 1.0])
+    _, env, _ = driven(rules=Rules(50, Judge(lambda observation: next(scores), frames=2), waits=False))
+    first = env.step(chunk(0.01, 0.02, 0.03, 0.04))
+    assert first.executed.all()
+    assert not first.done.any()
+    assert not first.reward.any()
+    assert caplog.text.count("not a number") == 1
+    assert env.step(chunk(0.04, 0.04)).reward[0].tolist() == [0, 1]
 
 
 def test_an_evaluated_episode_in_which_a_person_takes_over_has_failed():

@@ -20,6 +20,7 @@ from embodied.run_options import ExperimentConfig
 from embodied.runtime.interrupt import Stopped
 from embodied.saving import checkpoint
 from embodied.task import Task
+from embodied.training import saved_run
 from embodied.training.experiment import Experiment
 from embodied.training.loop import train
 from policies.squashed import SquashedConfig
@@ -156,10 +157,10 @@ class ArmTask(Task):
         return self.env
 
 
-def experiment(task: ArmTask, directory: Path) -> Experiment:
+def experiment(task: Task, directory: Path, env_steps: int = 200) -> Experiment:
     config = ExperimentConfig(
         num_envs=1,
-        env_steps=200,
+        env_steps=env_steps,
         evaluation_envs=1,
         evaluation_starts=2,
         stages=["rl"],
@@ -197,6 +198,37 @@ def test_a_stopped_run_holds_the_robot_and_goes_on_with_every_step_that_it_took(
     after = replay(tmp_path)
     assert (after.decisions(torch.arange(stored.written)) == before).all()
     assert report.env_steps >= 200
+
+
+class HelpedTask(Task):
+    """The toy as a robot, with a scripted person who takes over once in an episode."""
+
+    name = "reach"
+    distributions = ("reach",)
+
+    def __init__(self) -> None:
+        help = HelpConfig(patience=1, lasting=1, budget=100, per_episode=1)
+        self.env, _ = reaching(lambda toy: ScriptedPerson(ReachExpert(toy), help), speed=0.01)
+
+    def contract(self, distribution: str):
+        return self.env.contract
+
+    def environment(self, num_envs, distribution, split, seed=0, device="cpu") -> RobotEnvironment:
+        return self.env
+
+
+def test_a_resumed_run_goes_on_with_what_is_left_of_a_scripted_persons_budget(tmp_path: Path, monkeypatch) -> None:
+    task, resumed = HelpedTask(), HelpedTask()
+    before = experiment(task, tmp_path, 20).run()
+    used = task.env.scripted_help.takeovers  # most of it by random play
+    assert before.takeovers < used
+    loaded = []
+    load = saved_run.load
+    monkeypatch.setattr(saved_run, "load", lambda part, *state: loaded.append(type(part)) or load(part, *state))
+    after = experiment(resumed, tmp_path, 300).run()
+    assert after.takeovers > before.takeovers
+    assert resumed.env.scripted_help.takeovers == used + after.takeovers - before.takeovers
+    assert loaded.index(ScriptedPerson) < loaded.index(Collector)  # which may go on at once, in its thread
 
 
 def test_a_fault_in_the_middle_of_training_costs_its_episode_alone(tmp_path: Path) -> None:

@@ -84,6 +84,18 @@ def test_a_leader_arm_drives_between_two_presses() -> None:
     assert [None if command is None else float(command[0]) for command in commands] == [None, 0.2, 0.3, None, None]
 
 
+def test_a_leader_arm_that_falls_silent_while_it_drives_does_not_hand_over_to_the_policy() -> None:
+    leader = Script(None, None, 0.3, None)
+    person = Engaging(leader)
+    assert person.action(None) is None  # nobody drives
+    person._drives = True
+    with pytest.raises(OSError, match="silent"):
+        person.action(None)
+    assert person.action(None) is not None
+    person.wait_for("go", sleep=lambda seconds: None)
+    assert person.action(None) is None
+
+
 def disturbed(**options) -> tuple[SimulatedRobot, DisturbedRobot]:
     robot = SimulatedRobot(Reach(1, executed=1, horizon=1, tasks=1, step_limit=999), lambda _: np.zeros(1))
     robot.reset(starts=torch.tensor([0]))

@@ -26,7 +26,8 @@ from embodied.training.loop import train
 from policies.mlp import MLPConfig
 from policies.squashed import SquashedConfig
 from real_robot.learning.continuing import ContinuingSimulation
-from real_robot.learning.environment import Judge, RobotEnvironment, Rules
+from real_robot.learning.environment import RobotEnvironment, Rules
+from real_robot.learning.judging import Judge
 from real_robot.learning.resetting import BackwardConfig, BackwardEnvironment, PolicyResets
 from real_robot.learning.task import Reset, RobotConfig
 from tests.embodied.reach import Reach

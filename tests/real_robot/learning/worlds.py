@@ -58,6 +58,7 @@ def reaching(
         ("reach", "reach the origin"),
         Rules(steps, waits=False),
         begins=opened.begin if isinstance(opened, ScriptedPerson) else lambda training: None,
+        help=opened if isinstance(opened, ScriptedPerson) else None,
         **options,
     )
     return env, toy

@@ -1,5 +1,6 @@
 """A person's devices through the real interfaces: a terminal, and input events as the kernel writes them."""
 
+import errno
 import os
 import pty
 import struct
@@ -135,6 +136,22 @@ def test_events_may_come_in_masses(device):
     assert pad.read().axes == {"x": -1.0}
     device.write((ABS, 1, -10_000))
     assert pad.read().axes == {"x": 1.0}
+
+
+@pytest.mark.parametrize("layout", [GAMEPAD, SPACEMICE[0], SPACEMICE[1]])
+def test_a_device_that_is_unplugged_while_it_drives_is_an_error_and_drives_no_more(device, layout):
+    opened = EventDevice(device.path, layout)
+    device.write((ABS, 1, -350), (REL, 1, -350), (SYN, 0, 0))
+    person = Operator(opened, ARM, {"x": ("x", 0.5)})
+    assert person.action(PROPOSED)[0] == 0.5
+
+    def gone():
+        raise OSError(errno.ENODEV, "No such device")
+
+    opened._device.read = gone
+    for _ in range(2):
+        with pytest.raises(OSError, match="No such device"):
+            person.action(PROPOSED)
 
 
 def test_a_device_that_is_not_there_is_reported(device, tmp_path):

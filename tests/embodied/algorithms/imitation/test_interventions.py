@@ -12,6 +12,7 @@ import torch
 from embodied.algorithms.imitation.interventions import HGDAgger, HGDAggerConfig, IWRConfig
 from embodied.algorithms.imitation.sft import SFTConfig
 from embodied.data.episodes import FAILED, SUCCEEDED, UNKNOWN
+from embodied.data.store import EpisodeStore
 from embodied.errors import UserError
 from embodied.rollout.rollout import Collector, Rollout
 from policies.mlp import MLPConfig, MLPPolicy
@@ -40,7 +41,7 @@ def make(
 
 def counts(learner: HGDAgger) -> tuple[int, int, int]:
     """Numbers of interventions, of the policy's decisions and of demonstrated ones in a batch."""
-    own, recorded = learner._draw()
+    own, recorded = learner._draw(*learner._pools())
     by_person = torch.isin(own, learner.replay.own.intervened())
     return int(by_person.sum()), int((~by_person).sum()), len(recorded)
 
@@ -59,7 +60,7 @@ def test_batches_are_demonstrations_of_unknown_reward_and_interventions_in_propo
 
 def test_failed_demonstrations_are_not_imitated() -> None:
     _, learner, _ = make(HGDAggerConfig(), outcomes=(SUCCEEDED, FAILED))
-    rows = learner._draw()
+    rows = learner._draw(*learner._pools())
     assert (learner.replay.chunks(rows, 2)["observation", "position"] > 0.0).all()  # those of the first episode
     _, learner, _ = make(HGDAggerConfig(), outcomes=(FAILED, FAILED))
     assert counts(learner) == (0, 0, 0)
@@ -126,6 +127,17 @@ def test_resumed_updates_equal_uninterrupted_ones() -> None:
     assert learner.update(rollout, 0.5) == other.update(rollout, 0.5)
     for a, b in zip(policy.parameters(), other_policy.parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+def test_the_pools_of_a_rollout_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, learner, collector = make(IWRConfig())
+    counted = []
+    passed = EpisodeStore.passed
+    monkeypatch.setattr(EpisodeStore, "passed", lambda store: counted.append(store) or passed(store))
+    for _ in range(2):
+        learner.update(helped(collector.collect(2), 0, 3), 0.0)
+    assert learner.gradient_steps == 32
+    assert len(counted) == 2
 
 
 def test_somebody_has_to_stand_beside() -> None:

@@ -32,6 +32,7 @@ from embodied.task import Task
 from embodied.training.experiment import Experiment
 from policies.squashed import SquashedConfig
 from real_robot.learning.environment import Rules
+from real_robot.learning.remote import inbox as inboxes
 from real_robot.learning.remote import journal as journals
 from real_robot.learning.remote import link
 from real_robot.learning.remote.actor import Actor
@@ -81,11 +82,11 @@ class ArmTask(Task):
 
 
 class Robot:
-    """An actor's program in a thread, with an arm and perhaps a person, in episodes of 20 steps."""
+    """An actor's program in a thread, with an arm and perhaps a person, in episodes of `step_limit` steps."""
 
-    def __init__(self, address: str, token: str, person=None, seed: int = 0) -> None:
+    def __init__(self, address: str, token: str, person=None, seed: int = 0, step_limit: int = 20) -> None:
         self.arm = SlowArm()
-        self.env = arm_environment(self.arm, person, executed=2, rules=Rules(20, waits=False))
+        self.env = arm_environment(self.arm, person, executed=2, rules=Rules(step_limit, waits=False))
         with seeding.undisturbed():  # the learner's generators in this process
             policy = SquashedConfig(hidden=[8]).build(self.env.contract)
             policy.fit(TensorDict({"position": torch.randn(9, 1)}, [9]), torch.zeros(9, 2, 1))
@@ -199,6 +200,21 @@ def test_a_killed_learner_takes_the_same_steps_again_from_what_is_stored(tmp_pat
     for number in (1, 3):  # before the first update, and after some
         run(copied(tmp_path / "run", number, tmp_path / str(number)))
         assert_same(before, final(tmp_path / str(number)))
+
+
+def test_rollouts_that_no_checkpoint_needs_are_deleted_and_the_oldest_one_goes_on(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(checkpoint, "KEEP", 4)
+    run(tmp_path / "run")
+    before = final(tmp_path / "run")
+    oldest = min(int(path.name) for path in (tmp_path / "run" / "checkpoint").iterdir())
+    needed = checkpoint.load_counters(tmp_path / "run")[0]["iteration"]
+    journal = Journal(tmp_path / "run" / FOLDER)
+    numbers = [int(path.name.split("-")[0]) for path in sorted(journal.folder.iterdir())]
+    assert 3 < needed < before.counters["iteration"]
+    assert numbers == list(range(needed, journal.total))
+    run(copied(tmp_path / "run", oldest, tmp_path / "copy"))
+    assert_same(before, final(tmp_path / "copy"))
+    run(tmp_path / "run", env_steps=200)  # a further actor, and more rollouts
 
 
 def test_a_full_disk_at_a_checkpoint_loses_nothing_that_was_acknowledged(tmp_path: Path, monkeypatch) -> None:
@@ -440,19 +456,36 @@ def test_strangers_and_a_second_actor_are_refused(tmp_path: Path, caplog) -> Non
 def test_a_full_disk_at_a_rollout_keeps_it_at_the_robot_until_there_is_space(
     tmp_path: Path, monkeypatch, caplog
 ) -> None:
+    monkeypatch.setattr(link, "RETRY_S", 0.02)
+    monkeypatch.setattr(inboxes, "FULL_S", (0.2, 0.8))
+    caplog.set_level(logging.INFO)
     box = inbox(tmp_path / FOLDER)
+    attempts = []
     with serving(box) as (_, address), Robot(address, TOKEN) as robot:
         learn(box, robot, 2)
         with monkeypatch.context() as full:
 
             def no_space(path: Path):
+                attempts.append(time.monotonic())
                 raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
             full.setattr(journals, "complete_or_absent", no_space)
-            wait_until(lambda: "is not stored ([Errno 28] No space left on device" in caplog.text)
-            wait_until(lambda: not robot.outbox.connected and not robot.moves)
+            wait_until(lambda: len(attempts) == 4)
+            assert not robot.outbox.connected
+            assert not robot.moves
+            pauses = np.diff(attempts)
+            assert (pauses > (0.2, 0.4, 0.8)).all()
+            time.sleep(0.1)
+            written = len(robot.arm.commands)
+            time.sleep(0.2)
+            assert all(command is None for command in robot.arm.commands[written:])
             stored = box.journal.total
+        wait_until(lambda: "rollouts can be stored again" in caplog.text)
         learn(box, robot, 3)
+    lines = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert sum("cannot be stored ([Errno 28] No space left on device" in line for line in lines) == 1
+    assert sum("the learner's disk is full" in line for line in lines) == 1  # at the robot
+    assert not any("is gone" in line for line in lines[:-1])  # but at the end
     assert box.journal.total >= stored + 3
     sequences = [unpacked(box.journal.read(number))["sequence"] for number in range(box.journal.total)]
     assert sequences == list(range(len(sequences)))
@@ -522,7 +555,7 @@ def proxied(tmp_path: Path) -> Iterator[tuple[Inbox, Robot, Proxy]]:
         yield box, stack.enter_context(Robot(f"127.0.0.1:{proxy.port}", TOKEN)), proxy
 
 
-@pytest.mark.parametrize("seconds", [1.0, 3.0])
+@pytest.mark.parametrize("seconds", [1.0, 3.0, pytest.param(60.0, marks=pytest.mark.evidence)])
 def test_a_network_that_drops_costs_no_rollout_and_the_robot_holds_meanwhile(proxied, seconds: float, caplog) -> None:
     caplog.set_level(logging.INFO)
     box, robot, proxy = proxied
@@ -544,6 +577,30 @@ def test_a_network_that_drops_costs_no_rollout_and_the_robot_holds_meanwhile(pro
     assert sequences == list(range(len(sequences)))
     assert sum("no learner at" in record.getMessage() for record in caplog.records if record.levelno > 20) <= 4
     assert "the learner is back" in caplog.text
+
+
+def test_a_moment_without_a_network_stops_no_episode(tmp_path: Path, caplog) -> None:
+    box = inbox(tmp_path, max_staleness=10**6)
+    with serving(box) as (server, _), ExitStack() as stack:
+        proxy = Proxy(server.port)
+        stack.callback(proxy.close)
+        robot = stack.enter_context(Robot(f"127.0.0.1:{proxy.port}", TOKEN, step_limit=10**6))
+        learn(box, robot, 2)
+        proxy.cut()
+        wait_until(lambda: not robot.outbox.connected)
+        began = time.monotonic()
+        while time.monotonic() < began + 1.0:
+            written = len(robot.arm.commands)
+            wait_until(lambda written=written: len(robot.arm.commands) > written + 3)
+            assert robot.moves
+            assert all(command is not None for command in robot.arm.commands[written:])
+        assert robot.outbox.unstored > 1
+        proxy.is_cut = False
+        learn(box, robot, 2)
+        wait_until(lambda: robot.outbox.unstored < 3)
+    assert "the episode ends" not in caplog.text.partition("the test is over")[0]
+    sequences = [unpacked(box.journal.read(number))["sequence"] for number in range(box.journal.total)]
+    assert sequences == list(range(len(sequences)))
 
 
 def test_a_network_that_goes_silent_is_noticed(proxied, monkeypatch) -> None:
@@ -594,6 +651,14 @@ def test_a_stop_while_the_actor_connects_ends_its_link(tmp_path: Path, monkeypat
         ending.start()
         ending.join(5.0)
         assert not ending.is_alive()
+
+
+def test_an_actor_that_leaves_does_not_look_for_a_learner(tmp_path: Path, caplog) -> None:
+    with serving(inbox(tmp_path)) as (_, address):
+        outbox = Outbox(address)
+        with ActorLink(outbox, address, TOKEN):
+            wait_until(lambda: outbox.connected)
+    assert "no learner at" not in caplog.text
 
 
 def test_without_memory_for_more_rollouts_the_robot_holds_whoever_drives_it() -> None:

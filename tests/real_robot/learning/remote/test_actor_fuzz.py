@@ -1,7 +1,8 @@
 """An actor and a learner under thousands of random sequences of faults, in one thread, by an injected clock.
 
 Whatever happens, every command is within limits, the robot moves only while the person drives it or the policy's
-weights are fresh, the person's actions win, and every rollout is stored exactly once.
+weights are fresh, and home only while the learner is there, the person's actions win, and every rollout is stored
+exactly once.
 """
 
 from __future__ import annotations
@@ -100,13 +101,15 @@ class World:
         self.drives, self.unplugged, self.stopped, self.button, self.waited = False, False, False, "", 0
         self.command: float | None = None
         self.ready = 0
+        self.prepares = True
         self.arm = arm = Arm()
         arm.fault, self.reading = self._measured, "healthy"
         self.written: list[tuple[int, float]] = []
         self.violations: list[AssertionError] = []
         write, arm.write = arm.write, self._checked_write
         self._write = write
-        rules = Rules(rng.randrange(3, 30), waits=rng.random() < 0.5, homing=Homing())
+        homing = Homing([[rng.uniform(-0.1, 0.1)]] if rng.random() < 0.5 else [], waypoint_s=0.03)
+        rules = Rules(rng.randrange(3, 30), waits=rng.random() < 0.5, homing=homing)
         self.env = arm_environment(arm, lambda: self._person(), executed=2, rules=rules, begins=self._begins)
         arm.sleep = self._sleep
         object.__setattr__(self.env.control.station, "sleep", self._sleep)
@@ -167,8 +170,8 @@ class World:
         return reading
 
     def _begins(self, training: bool) -> None:
-        if not training:  # the beginning of a preparation
-            assert self.outbox.connected
+        self.prepares = not training
+        assert self.outbox.connected
 
     def _checked_write(self, action) -> None:
         try:
@@ -186,9 +189,12 @@ class World:
         assert tick > last_tick
         if self.env.control.safety.state is State.ACTIVE:
             assert not self.stopped
+            assert self.button != "stop" or tick - self.pressed_tick <= 1  # since the person was asked
             assert self.env.control.human == (self.command is not None)
-            # rollout n, which is being made, by weights of version v: n - v updates
-            assert self.env.control.human or len(self.made) - self.policy.version <= self.staleness
+            if self.prepares:  # on the way home
+                assert self.outbox.connected
+            else:  # rollout n, which is being made, by weights of version v: n - v updates
+                assert self.env.control.human or len(self.made) - self.policy.version <= self.staleness
             if self.command is not None:  # to within a step of what the person wants, as fast as may be
                 goal = min(max(self.command, -1.0), 1.0)
                 assert abs(goal - value) <= max(abs(goal - last) - MOVE, MOVE) + 1e-6
@@ -216,7 +222,7 @@ class World:
         if event in ("drive", "release"):
             self.drives = event == "drive" and not self.unplugged
         elif event in ("stop", "success"):
-            self.button = event
+            self.button, self.pressed_tick = event, self.arm.ticks
         elif event == "unplug":
             self.unplugged = True
         elif event == "plug":

@@ -102,9 +102,18 @@ def test_options_of_the_robot_are_those_of_the_actor_alone(tmp_path: Path) -> No
         actor.trained({}, ["robot=simulation"])
 
 
+@pytest.mark.parametrize("options", [["robot.limits=a.yaml", "robot.home=[[0.1]]"], ["robot.options.arm=left"]])
+def test_options_that_only_the_actor_reads_are_refused_by_the_learner(options: list[str]) -> None:
+    learner = ["task=quadrotor_hover", "policy=squashed", "algorithm=sac", "robot=fr3", "robot.listen=0.0.0.0:1"]
+    train.composed(learner)
+    with pytest.raises(UserError, match="would have no effect") as refused:
+        train.composed([*learner, *options])
+    assert all(each.partition("=")[0] in str(refused.value) for each in options)
+
+
 def test_learner_and_actor_are_killed_and_go_on(tmp_path: Path, programs: ExitStack) -> None:
     run = tmp_path / "run"
-    stored = lambda: len(list((run / FOLDER).glob("*.msgpack")))  # noqa: E731
+    stored = lambda: Journal(run / FOLDER).total  # noqa: E731
 
     def learner(*options: str) -> Program:
         return programs.enter_context(Program(tmp_path / "learner.log", "train.py", *options))
@@ -113,7 +122,7 @@ def test_learner_and_actor_are_killed_and_go_on(tmp_path: Path, programs: ExitSt
         options = [f"learner=127.0.0.1:{port}", f"token_file={run / 'actor_token'}", *TASK[1:3], "robot.step_limit=40"]
         return programs.enter_context(Program(tmp_path / name, "actor.py", *options))
 
-    first = learner(*TASK, *SIZES, "robot.listen=127.0.0.1:0", "threads=1", f"output={run}")
+    first = learner(*TASK[:2], *TASK[3:], *SIZES, "robot.listen=127.0.0.1:0", "threads=1", f"output={run}")
     first.wait_until(lambda: "waiting for the robot's computer" in first.output)
     found = re.search(r"at 127\.0\.0\.1:(\d+)", first.output)
     assert found
@@ -121,7 +130,7 @@ def test_learner_and_actor_are_killed_and_go_on(tmp_path: Path, programs: ExitSt
     robot = robot_computer("actor.log")
     robot.wait_until(lambda: stored() > 15)
     first.kill()
-    robot.wait_until(lambda: "no learner at" in robot.output)
+    robot.wait_until(lambda: "waiting for robot and person: no learner at" in robot.output)  # it holds
     at_kill = Journal(run / FOLDER).total
     assert checkpoint.load(run).counters["stage"] == "rl"
     second = learner(f"resume={run}", f"robot.listen=127.0.0.1:{port}")
@@ -134,12 +143,15 @@ def test_learner_and_actor_are_killed_and_go_on(tmp_path: Path, programs: ExitSt
     report = json.loads((run / "report.json").read_text())
     assert report["env_steps"] >= STEPS
     assert [row["episodes"] for row in report["evaluations"] if row["stage"] == "rl"] == [2]
-    # each of both actors' rollouts is there once, in order, and none is missing
+    # each of both actors' rollouts was stored once, in order; those that no checkpoint needs are deleted
     names = sorted(path.stem.split("-") for path in (run / FOLDER).glob("*.msgpack"))
-    assert [int(number) for number, _, _ in names] == list(range(len(names)))
-    sessions = {session: [int(each[2]) for each in names if each[1] == session] for _, session, _ in names}
+    journal = Journal(run / FOLDER)
+    needed = checkpoint.load_counters(run)[0]["iteration"]
+    assert [int(number) for number, _, _ in names if int(number) >= needed] == list(range(needed, journal.total))
+    assert len(names) < journal.total / 2
+    sessions = {session for _, session, _ in names}
     assert len(sessions) == 2
-    assert all(sequences == list(range(len(sequences))) for sequences in sessions.values())
+    assert sum(map(journal.stored, sessions)) == journal.total
     again.process.send_signal(signal.SIGINT)
     assert again.process.wait(PATIENCE_S) == 0, again.output
     assert "Traceback" not in first.output + robot.output + again.output
