@@ -4,8 +4,8 @@ TARGET is c, onnx, torchscript, hub, transformers, peft or lerobot. DIR is a run
 outputs/quadrotor_hover/<run>, or one of its checkpoints. The exported policy includes normalisation; contract.json
 describes inputs and outputs. `python -m real_robot.firmware.verify OUTPUT` verifies C on an emulated microcontroller.
 For policy=pi0: transformers writes the weights, adapters merged into them, and peft the adapters alone. For
-policy=smolvla: lerobot writes LeRobot's folder pretrained_model, and peft adapters. For any policy, hub writes the
-checkpoint without its training state. --help lists the options.
+policy=smolvla and groot: lerobot writes LeRobot's folder pretrained_model, and peft adapters. For any policy, hub
+writes the checkpoint without its training state. --help lists the options.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from embodied.report import margins
 from embodied.saving import checkpoint
 from embodied.saving.publishing import publish, push
 from policies.registry import trained_policy
+from policies.vla.groot import GrootPolicy
+from policies.vla.groot_publishing import publish as publish_groot
 from policies.vla.publishing import publish as publish_vla
 from policies.vla.smolvla_publishing import publish as publish_smolvla
 from real_robot.firmware.exporting import Export, Target, Weights, export, strictness, summary
@@ -97,7 +99,11 @@ def _publish(config: ExportConfig) -> None:
     if config.target is Format.hub:
         publish(saved, directory, output)
     elif config.target is Format.lerobot:
-        publish_smolvla(trained_policy(saved), output, directory)
+        policy = trained_policy(saved)
+        if isinstance(policy, GrootPolicy):
+            publish_groot(policy, output, directory)
+        else:
+            publish_smolvla(policy, output, directory)
     else:
         publish_vla(trained_policy(saved), output, directory, peft=config.target is Format.peft)
     option = "checkpoint" if config.target is Format.hub else "policy.weights"

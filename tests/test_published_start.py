@@ -295,7 +295,7 @@ def test_weights_that_cannot_be_evaluated_are_one_line(tmp_path: Path, monkeypat
     native = [f"checkpoint={folder}", *ARGUMENTS, "task.observations=native"]
     assert "has statistics of 8 and 7 elements of state and action, not of 19 and 7" in refused(native)
     changed(folder, "config.json", type="act")
-    assert "config.json is of type act; expected pi0, pi05, smolvla or openvla" in refused(
+    assert "config.json is of type act; expected pi0, pi05, smolvla, groot or openvla" in refused(
         [f"checkpoint={folder}", *ARGUMENTS]
     )
     (folder / "config.json").write_text("[")

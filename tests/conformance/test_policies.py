@@ -25,6 +25,7 @@ from policies.libero_encoder import ObjectEncoder
 from policies.mlp import GaussianPolicy, MLPConfig
 from policies.recurrent import RecurrentConfig, RecurrentPolicy
 from policies.squashed import SquashedConfig, SquashedPolicy
+from policies.vla.groot import GrootConfig
 from policies.vla.pi0 import Pi0Config, Pi0Policy
 from policies.vla.pi0_fast import Pi0FastConfig, Pi0FastPolicy
 from policies.vla.pi05 import Pi05Config
@@ -62,6 +63,7 @@ CONFIGS = {
     "pi05": Pi05Config(hidden=32, frozen=True),
     "pi0_fast": Pi0FastConfig(temperature=1.2, hidden=32, values=CLASSES),
     "smolvla": SmolVLAConfig(hidden=32),
+    "groot": GrootConfig(hidden=32),
     "recurrent": RecurrentConfig(hidden=[32]),
     "squashed": SquashedConfig(width=32, hidden=[32], values=CLASSES),
     "squashed, plain": SquashedConfig(encoder=EncoderKind.PLAIN, hidden=[32], reciprocal=["gripper_command"]),
