@@ -3,8 +3,8 @@
 It is trained, scored and steered as pi0 is (`policies.vla.pi0`); the network and its inputs are others. Pictures are
 stretched to squares, whose tokens are in a chat with the instruction; state and actions are normalised by their range.
 Differs from LeRobot: padding of instructions is not attended to, so that a chunk does not depend on the others of a
-batch; there is no dropout; instructions of more than `LONGEST` tokens are refused; constant elements of the state are
-divided by 1, not set to zero; `frozen` is false unless it is set, where LeRobot freezes the vision-language model.
+batch; there is no dropout; constant elements of the state are divided by 1, not set to zero; `frozen` is false unless
+it is set, where LeRobot freezes the vision-language model.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from embodied.errors import UserError
 from policies.generative import SMALLEST_STD
 from policies.vla import groot_weights
 from policies.vla.groot_model import GrootModel, untrained
-from policies.vla.inputs import LONGEST, Inputs, Tokenizer
+from policies.vla.inputs import Inputs, Tokenizer
 from policies.vla.pi0 import Pi0Config
 from policies.vla.smolvla import LearnedCameras
 from policies.vla.weights import Published, published
@@ -30,8 +30,6 @@ NOISE_SCALE = 0.999
 DEFAULT_INSTRUCTION = "Perform the task."
 PICTURE = "<IMG_CONTEXT>"
 """Placeholder of a picture's token in a prompt."""
-MARGIN = 4
-"""Tokens that an instruction in a prompt may take more than alone."""
 
 
 @dataclass
@@ -83,12 +81,14 @@ class StretchedInputs(Inputs):
 def stretched(images: Tensor, size: int) -> Tensor:
     """Stretch images [N, height, width, 3], uint8, to squares [N, 3, size, size] in [-1, 1], as Eagle's processor does.
 
-    Pixels are interpolated by cubic polynomials with antialiasing, and rounded.
+    Pixels are interpolated by cubic polynomials with antialiasing, first along rows and then along columns, and rounded
+    after each, as torch does with integers on CPUs.
     """
     scaled = images.movedim(-1, 1).float()
-    if scaled.shape[-2:] != (size, size):
-        scaled = nn.functional.interpolate(scaled, (size, size), mode="bicubic", antialias=True)
-        scaled = scaled.round().clamp(0.0, 255.0)
+    for shape in ((scaled.shape[-2], size), (size, size)):
+        if scaled.shape[-2:] != shape:
+            scaled = nn.functional.interpolate(scaled, shape, mode="bicubic", antialias=True)
+            scaled = scaled.round().clamp(0.0, 255.0)
     return scaled / 127.5 - 1.0
 
 
@@ -106,13 +106,9 @@ class GrootTokenizer(Tokenizer):
 
     kind = "Eagle"
     has_beginning = False
+    longest = None
     pictures = 1
     tokens_of_picture = 1
-
-    def start(self, pictures: int, tokens_of_picture: int) -> None:
-        """Set the number of pictures and of their tokens, and the length to which prompts are padded."""
-        self.pictures, self.tokens_of_picture = pictures, tokens_of_picture
-        self.longest = len(self.encode(self.prompt(""))) + LONGEST + MARGIN
 
     def prompt(self, instruction: str) -> str:
         """Chat that asks for an action."""
@@ -125,10 +121,7 @@ class GrootTokenizer(Tokenizer):
         return text
 
     def _ids(self, instruction: str) -> list[int]:
-        instruction = instruction or DEFAULT_INSTRUCTION
-        if (count := len(self.following(str([instruction])))) > LONGEST:
-            raise UserError(f"expected an instruction of at most {LONGEST} tokens, got {count}: {instruction!r}")
-        ids = self.encode(self.prompt(instruction))
+        ids = self.encode(self.prompt(instruction or DEFAULT_INSTRUCTION))
         expected = self.pictures * self.tokens_of_picture
         if (count := ids.count(self.tokenizer.convert_tokens_to_ids(PICTURE))) != expected:
             raise UserError(f"expected {expected} tokens {PICTURE} in the prompt, got {count}: {instruction!r}")
@@ -173,7 +166,8 @@ class GrootPolicy(LearnedCameras):
     def _take(self, pretrained: Published) -> None:
         super()._take(pretrained)
         assert isinstance(self.inputs.tokenizer, GrootTokenizer)
-        self.inputs.tokenizer.start(len(self.inputs.cameras), self.model.tokens_of_picture)
+        self.inputs.tokenizer.pictures = len(self.inputs.cameras)
+        self.inputs.tokenizer.tokens_of_picture = self.model.tokens_of_picture
 
     def _times(self, count: int) -> Tensor:
         return torch.rand(count, device=self.device) ** (1.0 / 1.5) / NOISE_SCALE

@@ -69,6 +69,7 @@ VISION_LANGUAGE = {
     "use_backbone_lora": 0,
     "use_llm_lora": 0,
 }
+LANGUAGE = {"tie_word_embeddings": True}
 PACKED = {"formalize_language": False, "state_horizon": 1}
 """Fields of each part with their only supported value."""
 OTHER_DEFAULTS = {
@@ -78,6 +79,7 @@ OTHER_DEFAULTS = {
     "select_layer": -4,
     "use_pixel_shuffle": True,
     "mlp_connector_layers": 2,
+    "tie_word_embeddings": False,
 }
 """Values of absent fields, where these are not the supported ones."""
 SHORTENED = "eagle_model.vision_model."
@@ -130,8 +132,9 @@ def load(weights: str, folder: Path, kind: str, key: str | None) -> Published:
 
 
 def own_name(name: str) -> str:
-    """Our name of a tensor of NVIDIA's or LeRobot's."""
-    return name.removeprefix("_groot_model.").replace(f"{SHORTENED}vision_model.", SHORTENED)
+    """Our name of a tensor of NVIDIA's or LeRobot's, which stores the embedding as the vocabulary's head, its equal."""
+    name = name.removeprefix("_groot_model.").replace(f"{SHORTENED}vision_model.", SHORTENED)
+    return name.replace("language_model.lm_head.", "language_model.model.embed_tokens.")
 
 
 def published_name(name: str) -> str:
@@ -211,7 +214,8 @@ def _architecture(fields: Mapping[str, Any], layers: int, head: Head, embodiment
     _checked(fields, VISION_LANGUAGE)
     if (name := fields["text_config"]["architectures"][0]) != "Qwen3ForCausalLM":
         raise ValueError(f"the language model is {name}, and only Qwen3ForCausalLM is supported")
-    text = Qwen3Config.from_dict({**fields["text_config"], "num_hidden_layers": layers, "layer_types": None})
+    language = _checked(fields["text_config"], LANGUAGE)
+    text = Qwen3Config.from_dict({**language, "num_hidden_layers": layers, "layer_types": None})
     vision = SiglipVisionConfig.from_dict({**fields["vision_config"], "vision_use_head": False})
     if text.hidden_size != head.context:
         raise ValueError(f"its hidden_size is {text.hidden_size}, and the action head reads {head.context}")

@@ -136,7 +136,10 @@ def tensors(seed: int = 0) -> dict[str, Tensor]:
         inputs = shape[1] if name.endswith(".W") else math.prod(shape[1:])
         return torch.randn(shape, generator=noise) / math.sqrt(max(1, inputs))
 
-    return {name: drawn(name, shape) for name, shape in shapes().items()}
+    drawn_tensors = {name: drawn(name, shape) for name, shape in shapes().items()}
+    language = "backbone.eagle_model.language_model."
+    drawn_tensors[f"{language}lm_head.weight"] = drawn_tensors[f"{language}model.embed_tokens.weight"].clone()
+    return drawn_tensors
 
 
 def base_config() -> dict[str, Any]:
@@ -194,7 +197,11 @@ def save_eagle(folder: Path) -> Path:
     words.save(str(folder / "tokenizer.json"))
     contents = {
         "config": eagle_config(),
-        "tokenizer_config": {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "<pad>"},
+        "tokenizer_config": {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "pad_token": "<pad>",
+            "model_input_names": ["input_ids", "attention_mask"],
+        },
         "chat_template": {"chat_template": TEMPLATE},
         "processor_config": {"processor_class": "Eagle25VLProcessor", "tokens_per_tile": PATCHES},
         "preprocessor_config": {"size": {"height": SIDE, "width": SIDE}, "do_resize": False, "do_pad": False},

@@ -7,18 +7,11 @@ outputs.safetensors. Attention is torch's, since flash-attn needs CUDA.
 
 import json
 import sys
-import types
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
-from torch import Tensor
-
-# torchvision's compiled operators, of which GR00T uses none, need the CUDA build of torch
-sys.modules.setdefault("torchvision._meta_registrations", types.ModuleType("torchvision._meta_registrations"))
-
 from lerobot.configs.types import FeatureType, PolicyFeature
 from lerobot.policies.groot import groot_n1, processor_groot
 from lerobot.policies.groot.configuration_groot import GrootConfig
@@ -28,6 +21,9 @@ from lerobot.policies.groot.eagle2_hg_model.modeling_eagle2_5_vl import Eagle25V
 from lerobot.policies.groot.eagle2_hg_model.processing_eagle2_5_vl import Eagle25VLProcessor
 from lerobot.policies.groot.modeling_groot import GrootPolicy
 from lerobot.processor import PolicyProcessorPipeline
+from lerobot.processor.converters import policy_action_to_transition, transition_to_policy_action
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 from transformers import AutoTokenizer
 from transformers.models.siglip.modeling_siglip import SiglipVisionModel
 
@@ -60,11 +56,11 @@ def built(folder: Path, inputs: dict[str, Tensor]) -> tuple[Any, Any, Any]:
     """Policy and processors: those in `policy`, or new ones of the base, which are written there."""
     path = folder / "policy"
     if path.exists():
-        parts = [
-            PolicyProcessorPipeline.from_pretrained(path, config_filename=f"policy_{name}processor.json")
-            for name in ("pre", "post")
-        ]
-        return GrootPolicy.from_pretrained(path), *parts
+        read_pipeline = PolicyProcessorPipeline.from_pretrained
+        before = read_pipeline(path, config_filename="policy_preprocessor.json")
+        converters = {"to_transition": policy_action_to_transition, "to_output": transition_to_policy_action}
+        after = read_pipeline(path, config_filename="policy_postprocessor.json", **converters)
+        return GrootPolicy.from_pretrained(path), before, after
     features = {
         name: PolicyFeature(FeatureType.VISUAL, tuple(inputs[name].shape[1:]))
         for name in inputs

@@ -27,7 +27,7 @@ TASKS = ["pick the milk", "open", "don't spill 2 cups"]
 COUNT = len(TASKS)
 CONTRACT = Contract(
     {
-        "wrist": TensorSpec((64, 48, 3), "uint8"),
+        "wrist": TensorSpec((24, 40, 3), "uint8"),
         "front": TensorSpec((24, 40, 3), "uint8"),
         "joints": TensorSpec((7,)),
         "instruction": text_spec(32),
@@ -88,7 +88,9 @@ def test_chunks_and_losses_are_lerobots(tmp_path: Path, monkeypatch: pytest.Monk
     pictures, state = own.inputs.pictures(observation, files.SIDE), own._state(observation)
     for row in range(COUNT):
         assert tokens[row, real[row].bool()].tolist() == results[f"tokens.{row}"].tolist()
-        torch.testing.assert_close(pictures[row], results[f"pictures.{row}"], atol=1e-6, rtol=0.0)
+        levels = (pictures[row] - results[f"pictures.{row}"]).abs() * 127.5
+        assert levels.max() < 1.01  # torch's weights for integers are rounded
+        assert (levels > 0.01).float().mean() < 0.01
         torch.testing.assert_close(state[row], results[f"state.{row}"][0, 0, :7], atol=1e-6, rtol=1e-6)
     monkeypatch.setattr(own, "_noise", lambda *_: inputs["noise"])
     chunks = own.act(observation, deterministic=True).actions
