@@ -13,7 +13,7 @@ from typing import Any
 from embodied.errors import UserError
 from embodied.saving.json_text import loads
 from policies.vla.groot import GrootPolicy
-from policies.vla.groot_weights import EMBODIMENT, PACKING, RAW, base_of, eagle_of, own_name, published_name
+from policies.vla.groot_weights import EMBODIMENT, PACKING, RAW, base_of, eagle_of, own_name, published_name, texts_of
 from policies.vla.lerobot_folder import (
     CPU,
     fields_of,
@@ -24,7 +24,6 @@ from policies.vla.lerobot_folder import (
     write_weights,
 )
 from policies.vla.settings import CONFIG, pictures, processor_steps
-from policies.vla.weights import folder_of
 
 BEFORE = f"policy_preprocessor_step_2_{PACKING}.safetensors"
 UNPACKING = "groot_action_unpack_unnormalize_v1"
@@ -43,7 +42,7 @@ def publish(policy: GrootPolicy, folder: Path, run: Path) -> None:
     """
     source, published = source_of(policy, folder)
     base = base_of(str(policy.weights_of), source, published)
-    head = loads((folder_of(base, policy.kind, tensors=False) / CONFIG).read_text(encoding="utf-8"))["action_head_cfg"]
+    head = loads((texts_of(base) / CONFIG).read_text(encoding="utf-8"))["action_head_cfg"]
     _check("task.horizon", policy.contract.horizon, head["action_horizon"])
     _check("policy.denoising_steps", policy.grid.steps, head["num_inference_timesteps"])
     config = _config(policy, published) | {

@@ -102,12 +102,12 @@ def load(weights: str, folder: Path, kind: str, key: str | None) -> Published:
         check_required(packing, PACKED)
     base, eagle = base_of(weights, folder, fields), eagle_of(folder, fields)
     with reading(f"{option}: cannot read the configuration of base_model_path={base}; name its folder in {CONFIG}"):
-        sizes = loads((folder_of(base, kind, tensors=False) / CONFIG).read_text(encoding="utf-8"))
+        sizes = loads((texts_of(base) / CONFIG).read_text(encoding="utf-8"))
         layers = _checked(sizes["backbone_cfg"], BACKBONE)["select_layer"]
         head = _head(sizes["action_head_cfg"])
     advice = f"name its folder as tokenizer_assets_repo in {CONFIG}"
     with reading(f"{option}: cannot read the configuration of Eagle in {eagle}; {advice}"):
-        eagle_folder = folder_of(eagle, kind, tensors=False)
+        eagle_folder = texts_of(eagle)
         vision_language = loads((eagle_folder / CONFIG).read_text(encoding="utf-8"))
         embodiment = _embodiment(fields, packing, head)
         architecture = _architecture(vision_language, layers, head, embodiment)
@@ -150,6 +150,14 @@ def base_of(weights: str, folder: Path, fields: Mapping[str, Any]) -> str:
 def eagle_of(folder: Path, fields: Mapping[str, Any]) -> str:
     """Folder or name on the hub of Eagle's configuration and tokenizer."""
     return _within(folder, str(fields.get("tokenizer_assets_repo", EAGLE)))
+
+
+def texts_of(name: str) -> Path:
+    """Folder of that name, or a download of the texts of that name on the hub; OSError if there is none."""
+    try:
+        return folder_of(name, RAW, tensors=False)
+    except UserError as error:
+        raise OSError(str(error.__cause__ or error)) from error
 
 
 def _within(folder: Path, name: str) -> str:

@@ -16,7 +16,6 @@ from embodied.algorithms.on_policy.ppo import PPOConfig
 from embodied.errors import UserError
 from embodied.policy import INITIAL_NOISE, Condition, Steering
 from embodied.precision import Precision
-from embodied.text import encode
 from policies.steering import SteeringConfig
 from policies.vla import adapters
 from policies.vla.groot import GrootConfig, GrootPolicy, stretched
@@ -24,7 +23,7 @@ from policies.vla.groot_publishing import publish as publish_lerobot
 from policies.vla.pi0 import Sampler
 from policies.vla.publishing import publish
 from tests.policies.vla import groot_files as files
-from tests.policies.vla.test_pi0 import SEEING, TEXT, seen
+from tests.policies.vla.test_pi0 import SEEING, seen
 from tests.policies.vla.test_weights import changed
 
 ORDER = "front", "wrist"
@@ -259,13 +258,13 @@ def test_what_cannot_be_read_is_one_line(
     assert str(tmp_path) in str(refused.value)
 
 
-def test_options_and_instructions_that_gr00t_does_not_read_are_refused(folder: Path) -> None:
+def test_options_and_chats_that_gr00t_does_not_read_are_refused(folder: Path) -> None:
     with pytest.raises(UserError, match=r"leave out policy\.trained_delay"):
         policy(folder, trained_delay=1)
-    made, observation = policy(folder), seen(1)
-    observation["instruction"] = torch.from_numpy(encode("<IMG_CONTEXT>", TEXT))[None]
-    with pytest.raises(UserError, match="expected 32 tokens <IMG_CONTEXT> in the prompt, got 33: '<IMG_CONTEXT>'"):
-        made.act(observation)
+    made = policy(folder)
+    made.inputs.tokenizer.tokenizer.chat_template = files.TEMPLATE.replace("<image-", "<picture-")
+    with pytest.raises(UserError, match="expected 32 tokens <IMG_CONTEXT> in the prompt, got 0: 'pick the milk'"):
+        made.act(seen(1))
 
 
 @pytest.mark.parametrize("sampler", [Sampler.FLOW_SDE, Sampler.FLOW_NOISE, Sampler.REINFLOW])
