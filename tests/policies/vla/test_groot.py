@@ -91,6 +91,12 @@ def test_nvidias_own_folder_is_read_for_a_new_embodiment_without_statistics(fold
     assert made.lacks_statistics.endswith("has no statistics of state and action")
     own = made.model.native.state_dict()
     assert all(value.equal(other[name]) for name, value in own.items() if not name.endswith((".W", ".b")))
+    made.fit(seen(32), torch.rand(32, 4, 3))
+    publish_lerobot(made, tmp_path / "out", tmp_path)
+    again = policy(tmp_path / "out")
+    assert again.model.native.architecture.embodiment == 31
+    expected = made.act(seen(2), deterministic=True).actions
+    torch.testing.assert_close(again.act(seen(2), deterministic=True).actions, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_the_prompt_is_the_chat_of_pictures_and_instruction(folder: Path) -> None:
