@@ -52,7 +52,8 @@ class EmbodimentLinear(nn.Module):
 
     def __init__(self, embodiments: int, inputs: int, outputs: int) -> None:
         super().__init__()
-        self.W = nn.Parameter(INITIAL_STD * torch.randn(embodiments, inputs, outputs))
+        # NVIDIA starts with deviations of 0.02, with which the signal vanishes in narrow layers
+        self.W = nn.Parameter(torch.randn(embodiments, inputs, outputs) / inputs**0.5)
         self.b = nn.Parameter(torch.zeros(embodiments, outputs))
 
     def forward(self, x: Tensor, embodiment: int) -> Tensor:

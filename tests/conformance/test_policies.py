@@ -25,7 +25,7 @@ from policies.libero_encoder import ObjectEncoder
 from policies.mlp import GaussianPolicy, MLPConfig
 from policies.recurrent import RecurrentConfig, RecurrentPolicy
 from policies.squashed import SquashedConfig, SquashedPolicy
-from policies.vla.groot import GrootConfig
+from policies.vla.groot import GrootConfig, GrootPolicy
 from policies.vla.pi0 import Pi0Config, Pi0Policy
 from policies.vla.pi0_fast import Pi0FastConfig, Pi0FastPolicy
 from policies.vla.pi05 import Pi05Config
@@ -413,7 +413,8 @@ def test_the_supervised_loss_falls(make):
     policy, observation = make(), observations(16)
     actions, valid = torch.zeros(16, 4, 7), torch.ones(16, 4)
     actions[..., 6] = 0.25
-    optimiser = torch.optim.Adam(policy.actor_parameters(), 1e-2)
+    # steps of 1e-2 are too large for GR00T's stack of transformers
+    optimiser = torch.optim.Adam(policy.actor_parameters(), 3e-3 if isinstance(policy, GrootPolicy) else 1e-2)
     losses = []
     for _ in range(200 if isinstance(policy, FlowPolicy | DiffusionPolicy) else 80):
         loss = policy.loss(observation, actions, valid)
