@@ -19,6 +19,7 @@ from embodied.contract import Contract
 from embodied.errors import UserError
 from policies.generative import SMALLEST_STD
 from policies.vla import groot_weights
+from policies.vla.computing import layers
 from policies.vla.groot_model import GrootModel, untrained
 from policies.vla.inputs import Inputs, Tokenizer
 from policies.vla.pi0 import Pi0Config
@@ -151,6 +152,10 @@ class GrootPolicy(LearnedCameras):
         longest = self.model.native.architecture.head.longest
         if self.contract.horizon > longest:
             raise UserError(f"policy.weights={self.config.weights} know chunks of up to {longest} actions")
+
+    def blocks(self) -> list[nn.Module]:
+        """Layers of Eagle; the action head's are not gathered as they run, since they also compute keys of features."""
+        return layers(self.model.vision_language)
 
     @torch.no_grad()
     def fit(self, observation: TensorDict, actions: Tensor) -> None:
