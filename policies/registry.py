@@ -16,7 +16,7 @@ from policies.flow import FlowConfig
 from policies.mlp import MLPConfig
 from policies.recurrent import RecurrentConfig
 from policies.squashed import SquashedConfig
-from policies.vla.groot import GrootConfig
+from policies.vla.groot.policy import GrootConfig
 from policies.vla.pi0 import Pi0Config
 from policies.vla.pi0_fast import Pi0FastConfig
 from policies.vla.pi05 import Pi05Config

@@ -21,13 +21,14 @@ import evaluate
 import train
 from embodied.errors import UserError
 from policies.vla import starting_points
-from policies.vla.groot import stretched
+from policies.vla.groot.policy import stretched
 from policies.vla.model import untrained
 from policies.vla.sizes import Size
 from sims.libero.environment import LiberoEnvironment
 from sims.libero.suite import load_tasks
 from sims.libero.task import LiberoTask
-from tests.policies.vla import groot_files, prismatic, smolvla_files
+from tests.policies.vla import prismatic, smolvla_files
+from tests.policies.vla.groot import files as groot_files
 from tests.policies.vla.test_weights import changed, old, save
 
 TASK = load_tasks("libero_object", [6])

@@ -13,7 +13,7 @@ from typing import Any
 from embodied.errors import UserError
 from embodied.saving.json_text import loads
 from embodied.starting_point import StartingPoint
-from policies.vla.groot_weights import RAW as GROOT
+from policies.vla.groot.weights import RAW as GROOT
 from policies.vla.settings import CONFIG, LIBERO, learned_libero
 from policies.vla.statistics import UNREADABLE, reason
 from policies.vla.weights import folder_of, has_adaptive_norms

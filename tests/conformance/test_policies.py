@@ -25,7 +25,7 @@ from policies.libero_encoder import ObjectEncoder
 from policies.mlp import GaussianPolicy, MLPConfig
 from policies.recurrent import RecurrentConfig, RecurrentPolicy
 from policies.squashed import SquashedConfig, SquashedPolicy
-from policies.vla.groot import GrootConfig, GrootPolicy
+from policies.vla.groot.policy import GrootConfig, GrootPolicy
 from policies.vla.pi0 import Pi0Config, Pi0Policy
 from policies.vla.pi0_fast import Pi0FastConfig, Pi0FastPolicy
 from policies.vla.pi05 import Pi05Config

@@ -18,11 +18,11 @@ from embodied.policy import INITIAL_NOISE, Condition, Steering
 from embodied.precision import Precision
 from policies.steering import SteeringConfig
 from policies.vla import adapters
-from policies.vla.groot import GrootConfig, GrootPolicy, stretched
-from policies.vla.groot_publishing import publish as publish_lerobot
+from policies.vla.groot.policy import GrootConfig, GrootPolicy, stretched
+from policies.vla.groot.publishing import publish as publish_lerobot
 from policies.vla.pi0 import Sampler
 from policies.vla.publishing import publish
-from tests.policies.vla import groot_files as files
+from tests.policies.vla.groot import files
 from tests.policies.vla.test_pi0 import SEEING, seen
 from tests.policies.vla.test_weights import changed
 

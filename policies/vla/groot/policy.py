@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from embodied.contract import Contract
 from embodied.errors import UserError
 from policies.generative import SMALLEST_STD
-from policies.vla import groot_weights
 from policies.vla.computing import layers
-from policies.vla.groot_model import GrootModel, untrained
+from policies.vla.groot import weights as groot_weights
+from policies.vla.groot.model import GrootModel, untrained
 from policies.vla.inputs import Inputs, Tokenizer
 from policies.vla.pi0 import Pi0Config
 from policies.vla.smolvla import LearnedCameras

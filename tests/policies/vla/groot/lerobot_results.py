@@ -1,6 +1,6 @@
 """Program of an interpreter with LeRobot 0.4.4: its GR00T, processors included, as test_groot_lerobot.py compares it.
 
-python groot_lerobot.py FOLDER: FOLDER has the folders `base` and `eagle` (groot_files.py), and inputs.safetensors. The
+python lerobot_results.py FOLDER: FOLDER has the folders `base` and `eagle` (files.py), and inputs.safetensors. The
 policy and its processors are written into `policy`, or read from it where it exists, and its results into
 outputs.safetensors. Attention is torch's, since flash-attn needs CUDA.
 """

@@ -1,7 +1,7 @@
 """Network of GR00T N1.5 (arXiv 2503.14734): Eagle 2.5, a vision-language model, and a flow-matching action head.
 
 SigLIP encodes pictures, whose tokens replace placeholders in the prompt, which the first layers of Qwen3 read; both are
-transformers'. The action head (`policies.vla.groot_head`) reads features of all tokens, which are computed once, and
+transformers'. The action head (`policies.vla.groot.head`) reads features of all tokens, which are computed once, and
 denoises the chunk. Tensors have the published names, save for those of SigLIP, which transformers has shortened.
 Letters: N observations, C cameras, S pixels of a side, L tokens, H chunk length, D action elements with padding.
 """
@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from embodied.extras import needs_extra
-from policies.vla.groot_head import ActionHead, Head
+from policies.vla.groot.head import ActionHead, Head
 from policies.vla.inputs import VOCABULARY
 from policies.vla.model import PADDED, FlowModel, KeysValues, Prefix, picture_tokens
 from policies.vla.sizes import SIZES, Size

@@ -17,8 +17,8 @@ from typing import Any
 from embodied.errors import UserError
 from embodied.saving.json_text import loads
 from policies.vla import adapters, statistics
-from policies.vla.groot_head import Head
-from policies.vla.groot_model import Architecture, GrootModel, Network
+from policies.vla.groot.head import Head
+from policies.vla.groot.model import Architecture, GrootModel, Network
 from policies.vla.settings import CONFIG, Settings, check_required, pictures, processor_steps
 from policies.vla.statistics import Mode
 from policies.vla.weights import Published, check_files, fill, folder_of, load_tokenizer, reading

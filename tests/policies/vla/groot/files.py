@@ -1,7 +1,7 @@
 """GR00T N1.5 as NVIDIA and LeRobot publish it: small files with their names of tensors; its velocity in plain torch.
 
 Names and shapes of the tensors are those of GR00TN15 in LeRobot 0.4.4 (src/lerobot/policies/groot), on transformers
-4.57. tests/policies/vla/test_groot_lerobot.py compares with LeRobot's own classes, where they are installed.
+4.57. tests/policies/vla/groot/test_groot_lerobot.py compares with LeRobot's own classes, where they are installed.
 """
 
 import json

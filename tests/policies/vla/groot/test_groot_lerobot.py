@@ -1,6 +1,6 @@
 """LeRobot's own classes of GR00T, where LEROBOT_PYTHON names an interpreter with them: chunks and losses are ours.
 
-LeRobot 0.4.4 needs transformers 4.57, so that it runs in an environment of its own (groot_lerobot.py).
+LeRobot 0.4.4 needs transformers 4.57, so that it runs in an environment of its own (lerobot_results.py).
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from torch import Tensor
 
 from embodied.contract import Contract, TensorSpec
 from embodied.text import encode, text_spec
-from policies.vla.groot import GrootConfig, GrootPolicy
-from policies.vla.groot_publishing import publish
-from tests.policies.vla import groot_files as files
+from policies.vla.groot.policy import GrootConfig, GrootPolicy
+from policies.vla.groot.publishing import publish
+from tests.policies.vla.groot import files
 
 PYTHON = os.environ.get("LEROBOT_PYTHON")
 TASKS = ["pick the milk", "open", "don't spill 2 cups"]
@@ -66,7 +66,7 @@ def run(folder: Path, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     assert PYTHON
     save_file(inputs, folder / "inputs.safetensors")
     (folder / "tasks.json").write_text(json.dumps(TASKS))
-    program = Path(files.__file__).with_name("groot_lerobot.py")
+    program = Path(files.__file__).with_name("lerobot_results.py")
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     done = subprocess.run([PYTHON, program, folder], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -12,8 +12,8 @@ from typing import Any
 
 from embodied.errors import UserError
 from embodied.saving.json_text import loads
-from policies.vla.groot import GrootPolicy
-from policies.vla.groot_weights import EMBODIMENT, PACKING, RAW, base_of, eagle_of, own_name, published_name, texts_of
+from policies.vla.groot.policy import GrootPolicy
+from policies.vla.groot.weights import EMBODIMENT, PACKING, RAW, base_of, eagle_of, own_name, published_name, texts_of
 from policies.vla.lerobot_folder import (
     CPU,
     fields_of,
