@@ -17,14 +17,14 @@ from torch import Tensor, nn
 
 from embodied.contract import Contract
 from embodied.errors import UserError
-from policies.generative import SMALLEST_STD
+from policies.generation.base import SMALLEST_STD
+from policies.vla.checkpoints.weights import Published, published
 from policies.vla.computing import layers
 from policies.vla.groot import weights as groot_weights
 from policies.vla.groot.model import GrootModel, untrained
 from policies.vla.inputs import Inputs, Tokenizer
 from policies.vla.pi0 import Pi0Config
-from policies.vla.smolvla import LearnedCameras
-from policies.vla.weights import Published, published
+from policies.vla.smolvla.policy import LearnedCameras
 
 NOISE_SCALE = 0.999
 """Times of the supervised loss are Beta(1.5, 1), divided by this."""

@@ -12,9 +12,7 @@ from typing import Any
 
 from embodied.errors import UserError
 from embodied.saving.json_text import loads
-from policies.vla.groot.policy import GrootPolicy
-from policies.vla.groot.weights import EMBODIMENT, PACKING, RAW, base_of, eagle_of, own_name, published_name, texts_of
-from policies.vla.lerobot_folder import (
+from policies.vla.checkpoints.lerobot_folder import (
     CPU,
     fields_of,
     source_of,
@@ -23,7 +21,9 @@ from policies.vla.lerobot_folder import (
     write_processors,
     write_weights,
 )
-from policies.vla.settings import CONFIG, pictures, processor_steps
+from policies.vla.checkpoints.settings import CONFIG, pictures, processor_steps
+from policies.vla.groot.policy import GrootPolicy
+from policies.vla.groot.weights import EMBODIMENT, PACKING, RAW, base_of, eagle_of, own_name, published_name, texts_of
 
 BEFORE = f"policy_preprocessor_step_2_{PACKING}.safetensors"
 UNPACKING = "groot_action_unpack_unnormalize_v1"

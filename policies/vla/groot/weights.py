@@ -16,12 +16,13 @@ from typing import Any
 
 from embodied.errors import UserError
 from embodied.saving.json_text import loads
-from policies.vla import adapters, statistics
+from policies.vla import adapters
+from policies.vla.checkpoints import statistics
+from policies.vla.checkpoints.settings import CONFIG, Settings, check_required, pictures, processor_steps
+from policies.vla.checkpoints.statistics import Mode
+from policies.vla.checkpoints.weights import Published, check_files, fill, folder_of, load_tokenizer, reading
 from policies.vla.groot.head import Head
 from policies.vla.groot.model import Architecture, GrootModel, Network
-from policies.vla.settings import CONFIG, Settings, check_required, pictures, processor_steps
-from policies.vla.statistics import Mode
-from policies.vla.weights import Published, check_files, fill, folder_of, load_tokenizer, reading
 
 RAW = "gr00t_n1_5"
 """Type of model in NVIDIA's configuration."""

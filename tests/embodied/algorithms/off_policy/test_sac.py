@@ -11,10 +11,10 @@ from torch.distributions import Independent, Normal, TransformedDistribution
 from torch.distributions.transforms import TanhTransform
 
 from embodied.algorithms.off_policy.sac import SAC, RLPDConfig, SACConfig
-from embodied.data.episodes import FAILED, SUCCEEDED, Episodes
+from embodied.data.episodes import Episodes
 from embodied.errors import DivergedError, UserError
+from embodied.networks.value_head import CriticHead
 from embodied.rollout.rollout import Collector
-from embodied.value_head import CriticHead
 from policies.flow import FlowConfig
 from policies.squashed import SquashedConfig, SquashedPolicy
 from tests.embodied.reach import Reach
@@ -198,59 +198,6 @@ def test_demonstrations_that_cannot_be_learned_from_are_refused(demonstrations, 
     with pytest.raises(UserError, match=message):
         make(0, RLPDConfig(), demonstrations)
     make(0, RLPDConfig(), demonstrations, demonstration_share=0.0)  # the advice
-
-
-def test_actors_loss_with_imitation_by_hand() -> None:
-    settings = {"bc_coefficient": 3.0, "initial_temperature": 0.3}
-    policy, learner, collector = make(0, RLPDConfig(), episodes(), **settings)
-    learner.replay.add(collector.collect(6))
-    observation = learner._batch()["observation"]
-    state = learner.generator.get_state()
-    log_prob = learner._sample(observation)[1]
-    learner.generator.set_state(state)
-    values = learner.q.values(observation, learner._sample(observation)[0]).mean(0).detach()
-    # chunks from the four places of each demonstration, in half ranges; the last one ends after one action
-    demonstrated = learner.replay.chunks(learner.replay.draw_imitable(64, learner.generator), 2)
-    positions = demonstrated["observation", "position"].abs()
-    assert {round(float(each), 2) for each in positions} == {0.9, 0.65, 0.4, 0.15}
-    imitation = policy.loss(demonstrated["observation"], demonstrated["actions"], demonstrated["valid"]).detach()
-    learner.generator.set_state(state)
-    metrics = learner._update_actor(observation)
-    torch.testing.assert_close(metrics["bc_loss"], imitation)
-    expected = (0.3 * log_prob - values).mean() + 3.0 * values.abs().mean() * imitation
-    torch.testing.assert_close(metrics["policy_loss"], expected.detach())
-
-
-def test_the_actor_does_not_imitate_failed_demonstrations_from_which_critics_learn() -> None:
-    mixed = replace(episodes(), success=torch.tensor([SUCCEEDED, FAILED], dtype=torch.int8))
-    _, learner, _ = make(0, RLPDConfig(), mixed, bc_coefficient=1.0)
-    rows = learner.replay.draw_imitable(64, learner.generator)
-    assert (learner.replay.chunks(rows, 2)["observation", "position"] > 0.0).all()  # those of the first episode
-    _, learner, _ = make(0, RLPDConfig(), mixed.part(1, 2), bc_coefficient=1.0)
-    assert len(learner.replay.demonstrations) == 4
-    assert learner._imitation() is None
-
-
-def test_imitation_keeps_the_actor_at_the_demonstrated_actions() -> None:
-    slow = replace(episodes(), actions=0.4 * episodes().actions)  # faster ones earn more
-    errors = {}
-    for coefficient in (0.0, 1000.0):
-        settings = {"learning_rate": 3e-3, "bc_coefficient": coefficient, "initial_temperature": 1e-4}
-        policy, learner, collector = make(0, RLPDConfig(), slow, updates=0.5, policy_delay=1, **settings)
-        for _ in range(2):
-            learner.update(collector.collect(8), 0.0)
-        chunks = slow.chunks(torch.arange(8), 2)
-        errors[coefficient] = float(policy.loss(chunks["observation"], chunks["actions"], chunks["valid"]).detach())
-    assert errors[1000.0] < 0.01 < errors[0.0]
-
-
-def test_imitation_needs_demonstrations_and_the_whole_policy() -> None:
-    with pytest.raises(UserError, match=r"demonstration_share=0\.5"):
-        SACConfig(bc_coefficient=1.0)
-    policy, learner, _ = make(0, RLPDConfig(), episodes())
-    config = replace(learner.config, bc_coefficient=1.0)
-    with pytest.raises(UserError, match="use 0"):
-        SAC(policy, config, torch.Generator(), episodes(), copy.deepcopy(policy))
 
 
 @pytest.mark.parametrize("kind", [CriticHead.HL_GAUSS, CriticHead.C51])

@@ -14,17 +14,17 @@ from tensordict import TensorDict
 from embodied.algorithms.off_policy.dsrl import DSRLConfig
 from embodied.algorithms.on_policy.ppo import PPOConfig
 from embodied.errors import UserError
+from embodied.networks.precision import Precision
 from embodied.policy import INITIAL_NOISE, Condition, Steering
-from embodied.precision import Precision
-from policies.steering import SteeringConfig
+from policies.generation.steering import SteeringConfig
 from policies.vla import adapters
+from policies.vla.checkpoints.publishing import publish
 from policies.vla.groot.policy import GrootConfig, GrootPolicy, stretched
 from policies.vla.groot.publishing import publish as publish_lerobot
 from policies.vla.pi0 import Sampler
-from policies.vla.publishing import publish
+from tests.policies.vla.checkpoints.test_weights import changed
 from tests.policies.vla.groot import files
 from tests.policies.vla.test_pi0 import SEEING, seen
-from tests.policies.vla.test_weights import changed
 
 ORDER = "front", "wrist"
 """Cameras in the order of LeRobot, by name."""
