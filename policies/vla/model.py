@@ -148,6 +148,10 @@ class FlowModel(nn.Module):
         )
         return velocity.float(), hidden.float()
 
+    def training_times(self, count: int, device: torch.device) -> Tensor:
+        """Draw `count` denoising times of the supervised loss: Beta(1.5, 1), scaled to [0.001, 1]."""
+        return 0.999 * torch.rand(count, device=device) ** (1.0 / 1.5) + 0.001
+
     def _denoise(
         self, keys_values: KeysValues, real: Tensor, state: Tensor, time: Tensor, x: Tensor
     ) -> tuple[Tensor, Tensor]:

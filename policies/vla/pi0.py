@@ -316,7 +316,7 @@ class Pi0Policy(NarrowingNoise, Conditioned, Steerable, adapters.AdaptablePolicy
         target = self._normalised(actions, observation)
         state, target, valid = (x.repeat_interleave(draws, 0) for x in (self._state(observation), target, valid))
         noise = torch.randn_like(target)
-        time = self._times(len(target))
+        time = self.model.training_times(len(target), target.device)
         is_prefix = prefix_mask(*target.shape[:2], self.config.trained_delay, target.device)
         is_prefix[:, : self.past] = True
         times = torch.where(is_prefix, 0.0, time.unsqueeze(-1))
@@ -327,10 +327,6 @@ class Pi0Policy(NarrowingNoise, Conditioned, Steerable, adapters.AdaptablePolicy
         velocity, _ = self._velocity(state, prefix, t * noise + (1.0 - t) * target, network_time)
         error = (velocity - (noise - target))[..., : self.actions].square().mean(-1)
         return (error * valid).sum() / valid.sum().clamp_min(1)
-
-    def _times(self, count: int) -> Tensor:
-        """Draw `count` denoising times of the supervised loss: Beta(1.5, 1), scaled to [0.001, 1]."""
-        return 0.999 * torch.rand(count, device=self.device) ** (1.0 / 1.5) + 0.001
 
     def to_robot(self, x: Tensor, offset: Tensor | float = 0.0) -> Tensor:
         """Convert normalised, padded actions [..., D] to robot units, clamped to the contract's limits, [..., A].

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from embodied.extras import needs_extra
@@ -19,6 +20,8 @@ from policies.vla.inputs import VOCABULARY
 from policies.vla.model import PADDED, FlowModel, KeysValues, Prefix, picture_tokens
 from policies.vla.sizes import SIZES, Size
 
+NOISE_SCALE = 0.999
+"""Times of the supervised loss are Beta(1.5, 1), divided by this."""
 BUCKETS = 1000
 FUTURE = 4
 """Buckets of times and learned tokens of a new model."""
@@ -101,6 +104,10 @@ class GrootModel(FlowModel):
         the same pictures in turn, which are encoded once.
         """
         return Prefix(*self.computing.run(GrootModel._read, self, tokens, real, pictures))
+
+    def training_times(self, count: int, device: torch.device) -> Tensor:
+        """Draw `count` denoising times of the supervised loss, of which few are above 1."""
+        return torch.rand(count, device=device) ** (1.0 / 1.5) / NOISE_SCALE
 
     def _read(self, tokens: Tensor, real: Tensor, pictures: Tensor) -> tuple[KeysValues, Tensor, Tensor]:
         eagle, head = self.native.backbone.eagle_model, self.native.action_head

@@ -26,8 +26,6 @@ from policies.vla.inputs import Inputs, Tokenizer
 from policies.vla.pi0 import Pi0Config
 from policies.vla.smolvla.policy import LearnedCameras
 
-NOISE_SCALE = 0.999
-"""Times of the supervised loss are Beta(1.5, 1), divided by this."""
 DEFAULT_INSTRUCTION = "Perform the task."
 PICTURE = "<IMG_CONTEXT>"
 """Placeholder of a picture's token in a prompt."""
@@ -44,7 +42,13 @@ class GrootConfig(Pi0Config):
             raise UserError("policy=groot has one denoising time for a whole chunk; leave out policy.trained_delay")
 
     def build(self, contract: Contract) -> GrootPolicy:
-        """Build the policy for `contract`."""
+        """Build the policy for `contract`.
+
+        Raises:
+            UserError: for one with a delay, under which actions of a chunk have times of their own.
+        """
+        if contract.delay:
+            raise UserError("policy=groot has one denoising time for a whole chunk; leave out delay")
         return GrootPolicy(contract, self)
 
 
@@ -173,6 +177,3 @@ class GrootPolicy(LearnedCameras):
         assert isinstance(self.inputs.tokenizer, GrootTokenizer)
         self.inputs.tokenizer.pictures = len(self.inputs.cameras)
         self.inputs.tokenizer.tokens_of_picture = self.model.tokens_of_picture
-
-    def _times(self, count: int) -> Tensor:
-        return torch.rand(count, device=self.device) ** (1.0 / 1.5) / NOISE_SCALE

@@ -143,7 +143,7 @@ def test_times_of_a_grid_are_in_the_buckets_that_lerobot_computes(folder: Path, 
 def test_the_loss_is_that_of_plain_torch_at_its_times(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made, actions = policy(folder), torch.rand(2, 4, 3) * torch.tensor([1.0, 2.0, 3.0])
     times, noise = torch.tensor([0.25, 1.0008]), torch.randn(2, 4, 32)  # later than the noise, which Beta / 0.999 gives
-    monkeypatch.setattr(made, "_times", lambda count: times)
+    monkeypatch.setattr(made.model, "training_times", lambda *_: times)
     monkeypatch.setattr(torch, "randn_like", lambda _: noise)
     found = made.loss(seen(2), actions, torch.ones(2, 4))
     target = torch.nn.functional.pad(files.normalised(actions, files.ACTION), (0, 29))
@@ -158,7 +158,7 @@ def test_the_loss_is_that_of_plain_torch_at_its_times(folder: Path, monkeypatch:
 def test_times_of_the_loss_are_beta_distributed(folder: Path) -> None:
     made = policy(folder)
     torch.manual_seed(0)
-    times = made._times(20_000) * 0.999
+    times = made.model.training_times(20_000, made.device) * 0.999
     # Beta(1.5, 1): mean 1.5 / 2.5, variance 1.5 / (2.5^2 3.5)
     assert abs(float(times.mean()) - 0.6) < 0.01
     assert abs(float(times.var()) - 1.5 / (2.5**2 * 3.5)) < 0.003
@@ -267,6 +267,8 @@ def test_what_cannot_be_read_is_one_line(
 def test_options_and_chats_that_gr00t_does_not_read_are_refused(folder: Path) -> None:
     with pytest.raises(UserError, match=r"leave out policy\.trained_delay"):
         policy(folder, trained_delay=1)
+    with pytest.raises(UserError, match="leave out delay"):
+        GrootConfig(hidden=16).build(SEEING.delayed(1))
     made = policy(folder)
     made.inputs.tokenizer.tokenizer.chat_template = files.TEMPLATE.replace("<image-", "<picture-")
     with pytest.raises(UserError, match="expected 32 tokens <IMG_CONTEXT> in the prompt, got 0: 'pick the milk'"):

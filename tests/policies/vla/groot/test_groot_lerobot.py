@@ -107,7 +107,7 @@ def test_chunks_and_losses_are_lerobots(tmp_path: Path, monkeypatch: pytest.Monk
 
     for row in range(COUNT):
         noise, time = (inputs[name][row : row + 1] for name in ("noise", "time"))
-        monkeypatch.setattr(own, "_times", lambda count, time=time: time)
+        monkeypatch.setattr(own.model, "training_times", lambda *_, time=time: time)
         monkeypatch.setattr(torch, "randn_like", lambda _, noise=noise: noise)
         one = torch.ones(1, files.CHUNK)
         loss = own.loss(observation[row : row + 1], inputs["action"][row : row + 1], one)
