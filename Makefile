@@ -39,9 +39,9 @@ export PYTHONDONTWRITEBYTECODE =
 pick: $(VENV)/installed
 	$(BIN)/python train.py task=libero_pick $(ARGS)
 
-# Into the user's cache, whose place is $XDG_CACHE_HOME.
+# Into the user's cache, whose place is $XDG_CACHE_HOME. ARGS=plus: the tasks of LIBERO-plus.
 assets: $(VENV)/installed
-	$(BIN)/python -m sims.libero.package_assets
+	$(BIN)/python -m sims.libero.package_assets $(ARGS)
 
 hover: $(VENV)/installed
 	$(BIN)/python train.py task=quadrotor_hover $(ARGS)

@@ -31,7 +31,7 @@ from embodied.contract import Contract
 from embodied.environment import Environment
 from embodied.environments.delay import with_delay
 from embodied.errors import UserError
-from embodied.evaluation.evaluation import compare
+from embodied.evaluation.groups import compare_in_groups
 from embodied.evaluation.open_loop import OpenLoop, split
 from embodied.execution.delay import delayed
 from embodied.policy import TrainablePolicy
@@ -111,8 +111,8 @@ def run(arguments: list[str]) -> None:
             record |= {"episodes": config.episodes, "distribution": (first := distributions[0])}
             runs = Comparison(config, trained.task, path, robot, first, partial(environment, first)).run()
             return log.info(sim_to_real_report.write(results, runs, saved.contract.action, record, config.compared))
-        evaluations = compare(partial(environment, num_envs=config.num_envs), distributions, policies, **options)
-    log.info(write_evaluation(results / "evaluation.json", record, evaluations))
+        evaluations = compare_in_groups(trained.task, environment, config.num_envs, distributions, policies, **options)
+    log.info(write_evaluation(results / "evaluation.json", record, evaluations, trained.task))
     if config.video or config.render:
         film, filmed = results / "evaluation.mp4", with_delay(in_processes(trained.task), trained.delay)
         filmed.video(film, {"policy": policy}, config.device, distributions[0], config.first)

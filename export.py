@@ -1,11 +1,12 @@
 """Export a policy: python export.py checkpoint=DIR target=TARGET [key=value ...].
 
-TARGET is c, onnx, torchscript, hub, transformers, peft or lerobot. DIR is a run, such as
+TARGET is c, onnx, torchscript, hub, transformers, peft, lerobot or openpi. DIR is a run, such as
 outputs/quadrotor_hover/<run>, or one of its checkpoints. The exported policy includes normalisation; contract.json
 describes inputs and outputs. `python -m real_robot.firmware.verify OUTPUT` verifies C on an emulated microcontroller.
 For policy=pi0: transformers writes the weights, adapters merged into them, and peft the adapters alone. For
-policy=smolvla and groot: lerobot writes LeRobot's folder pretrained_model, and peft adapters. For any policy, hub
-writes the checkpoint without its training state. --help lists the options.
+policy=pi0 and pi05: openpi writes a checkpoint of openpi's PyTorch models. For policy=smolvla and groot: lerobot
+writes LeRobot's folder pretrained_model, and peft adapters. For any policy, hub writes the checkpoint without its
+training state. --help lists the options.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from embodied.report import margins
 from embodied.saving import checkpoint
 from embodied.saving.publishing import publish, push
 from policies.registry import trained_policy
+from policies.vla.checkpoints.openpi_publishing import publish as publish_openpi
 from policies.vla.checkpoints.publishing import publish as publish_vla
 from policies.vla.groot.policy import GrootPolicy
 from policies.vla.groot.publishing import publish as publish_groot
@@ -47,9 +49,10 @@ class Format(Enum):
     transformers = "transformers"
     peft = "peft"
     lerobot = "lerobot"
+    openpi = "openpi"
 
 
-FOLDERS = (Format.hub, Format.transformers, Format.peft, Format.lerobot)
+FOLDERS = (Format.hub, Format.transformers, Format.peft, Format.lerobot, Format.openpi)
 """Formats of a folder with a model card."""
 
 
@@ -58,7 +61,8 @@ class ExportConfig(Configuration):
     """`weights=int16` and `int8` are for target=c, `opset` (17 to 20) is for target=onnx.
 
     `output` defaults to a folder in the run.
-    `hub=OWNER/NAME` uploads the folder written by target=hub, transformers, peft or lerobot.
+    `hub=OWNER/NAME` uploads the folder written by target=hub, transformers, peft, lerobot or openpi.
+    `asset_id` is openpi's name of the statistics that target=openpi writes, by default that of the published weights.
     """
 
     checkpoint: str = MISSING
@@ -67,11 +71,14 @@ class ExportConfig(Configuration):
     opset: PositiveInt | None = None
     output: str | None = None
     hub: str | None = None
+    asset_id: str | None = None
 
 
 def run(arguments: list[str]) -> None:
     """Rebuild the policy from its checkpoint, without its task, and write it."""
     config, _ = compose(ExportConfig, "export", arguments, {})
+    if config.asset_id is not None and config.target is not Format.openpi:
+        raise UserError(f"asset_id={config.asset_id} is for target=openpi, got {config.target.value}")
     if config.target in FOLDERS:
         return _publish(config)
     if config.hub:
@@ -104,6 +111,8 @@ def _publish(config: ExportConfig) -> None:
             publish_groot(policy, output, directory)
         else:
             publish_smolvla(policy, output, directory)
+    elif config.target is Format.openpi:
+        publish_openpi(trained_policy(saved), output, directory, config.asset_id)
     else:
         publish_vla(trained_policy(saved), output, directory, peft=config.target is Format.peft)
     option = "checkpoint" if config.target is Format.hub else "policy.weights"

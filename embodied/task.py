@@ -165,6 +165,16 @@ class Task:
         """Default number of initial states of each task in an evaluation."""
         return STARTS
 
+    @property
+    def kinds(self) -> Mapping[str, Sequence[str]]:
+        """Names of the tasks of a large suite by kind, which evaluations run in groups and report; {} for others."""
+        return {}
+
+    @property
+    def left_out(self) -> Mapping[str, int]:
+        """Number of the suite's tasks that cannot run here, by kind."""
+        return {}
+
     def baselines(self) -> Mapping[str, Policy]:
         """Planners and controllers, by name, tuned on training episodes only; evaluated on the same episodes."""
         return {}

@@ -187,8 +187,10 @@ def test_without_onnx_it_says_which_extra(trained: Path, ask, monkeypatch):
         (["target=torchscript", "weights=int8"], "weights=int8 is for target=c, got target=torchscript"),
         (
             ["target=rust"],
-            "target: Invalid value 'rust', expected one of [c, onnx, torchscript, hub, transformers, peft, lerobot]",
+            "target: Invalid value 'rust', expected one of [c, onnx, torchscript, hub, transformers, peft, lerobot, "
+            "openpi]",
         ),
+        (["target=onnx", "asset_id=robot"], "asset_id=robot is for target=openpi, got onnx"),
         (["policy=flow"], "unknown option 'policy'"),
         (["wieghts=int8"], "unknown option 'wieghts'"),
     ],

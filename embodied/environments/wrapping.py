@@ -6,7 +6,7 @@ others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -139,6 +139,16 @@ class WrappedTask(Task):
     def default_starts(self) -> int:
         """See `Task.default_starts`."""
         return self.task.default_starts
+
+    @property
+    def kinds(self) -> Mapping[str, Sequence[str]]:
+        """See `Task.kinds`."""
+        return self.task.kinds
+
+    @property
+    def left_out(self) -> Mapping[str, int]:
+        """See `Task.left_out`."""
+        return self.task.left_out
 
     def baselines(self) -> Mapping[str, Policy]:
         """See `Task.baselines`."""

@@ -151,8 +151,8 @@ class EvaluationResult:
         per_task = [
             {
                 "task": task,
-                **self._measured(row),
-                **self._means(row),
+                **self.measured(row),
+                **self.means(row),
                 "mean_steps": round(float(self.steps[row].float().mean()), 1),
                 **self._failed(row),
                 "outcomes": " ".join(f"{value:.6g}" for value in self.outcomes[row].tolist()),
@@ -164,8 +164,8 @@ class EvaluationResult:
         extra |= {} if self.repeatable else {"repeatable": False}
         extra |= {"first_start": self.first_start} if self.first_start else {}
         return {
-            **self._measured(slice(None)),
-            **self._means(slice(None)),
+            **self.measured(slice(None)),
+            **self.means(slice(None)),
             "step_limit": self.step_limit,
             **extra,
             "per_task": per_task,
@@ -175,7 +175,8 @@ class EvaluationResult:
         """Number of episodes in which `event` happened."""
         return int(self.events[event].sum()) if event in self.events else 0
 
-    def _measured(self, rows: int | slice) -> dict[str, Any]:
+    def measured(self, rows: int | slice | list[int]) -> dict[str, Any]:
+        """Success or return of the tasks `rows`, with its interval."""
         if self.returns is None:
             return _rate(self.success[rows])
         values = self.returns[rows]
@@ -192,7 +193,8 @@ class EvaluationResult:
         }
         return {"failures": counts} if counts else {}
 
-    def _means(self, rows: int | slice) -> dict[str, float | None]:
+    def means(self, rows: int | slice | list[int]) -> dict[str, float | None]:
+        """Means of the metrics and shares of the events of the tasks `rows`."""
         shares = {name: flags.double() for name, flags in self.events.items() if name not in ODD_EVENTS}
         means = {name: float(values[rows].nanmean()) for name, values in (self.metrics | shares).items()}
         return {name: None if math.isnan(mean) else mean for name, mean in means.items()}

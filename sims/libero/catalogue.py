@@ -42,6 +42,24 @@ HOPE = (
     "salad_dressing",
     "tomato_sauce",
 )
+TURBOSQUID = (
+    "black_book",
+    "bowl_drainer",
+    "desk_caddy",
+    "dining_set_group",
+    "moka_pot",
+    "porcelain_mug",
+    "red_coffee_mug",
+    "white_storage_box",
+    "white_yellow_mug",
+    "wine_bottle",
+    "wine_rack",
+    "wooden_shelf",
+    "wooden_tray",
+    "wooden_two_layer_shelf",
+    "yellow_book",
+)
+CATEGORIES = {*ARTICULATED, *SCANNED, *HOPE, *TURBOSQUID}
 
 JOINT_GOALS: dict[tuple[str, str], tuple[float, float]] = {
     ("open", "microwave"): (-1.0, -1.3),

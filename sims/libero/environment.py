@@ -21,13 +21,15 @@ from embodied.errors import UserError
 from sims.libero.assets import Assets, find_assets
 from sims.libero.counterfactual import Aims
 from sims.libero.failures import Handling
+from sims.libero.noise import PIXELS
 from sims.libero.observation import CAMERAS, Observer, contract
 from sims.libero.physics.backend import LiberoSim, simulate
 from sims.libero.published import Published
 from sims.libero.randomisation import Draws, Randomisation
+from sims.libero.rendering.cameras import AGENT_VIEW
 from sims.libero.scene.placement import InitialState, Placement, check_names
 from sims.libero.scene.scene import build_scene
-from sims.libero.suite import OFFICIAL_STARTS, WARM_UP, Task, step_limit_of
+from sims.libero.suite import WARM_UP, Task, step_limit_of
 from sims.libero.viewing import LiberoView
 
 
@@ -87,6 +89,7 @@ class LiberoEnvironment(RestorableEngine):
         check_names(distribution, split)
         if not tasks:
             raise UserError("expected at least one task")
+        _check_perturbations(tasks, image_size, images, sim)
         self.assets = assets if isinstance(assets, Assets) else find_assets(assets)
         self.scenes = [build_scene(task, self.assets) for task in tasks]
         super().__init__(
@@ -95,7 +98,7 @@ class LiberoEnvironment(RestorableEngine):
             step_limit_of(tasks) if step_limit is None else step_limit,
             task_names=tuple(task.name for task in tasks),
             instructions=tuple(task.language for task in tasks),
-            num_starts=OFFICIAL_STARTS if distribution == "official" else None,
+            num_starts=min(task.official_starts for task in tasks) if distribution == "official" else None,
             seed=seed,
             device=device if sim is LiberoSim.mjwarp else "cpu",
         )
@@ -190,3 +193,21 @@ class LiberoEnvironment(RestorableEngine):
                 self.simulation.aim(env, aim.goal)
                 self._handling.aim(env, aim.goal)
         self._observer.instruct(ids, instructions)
+
+
+def _check_perturbations(tasks: Sequence[Task], image_size: int | None, images: Sequence[str], sim: LiberoSim) -> None:
+    """Check that perturbations of LIBERO-plus have an effect on observations, and are those of the benchmark.
+
+    Raises:
+        UserError: in stock LIBERO, without pictures that are perturbed, and for noise of pictures of another size.
+    """
+    perturbations = [task.perturbation for task in tasks if task.perturbation]
+    if perturbations and sim is LiberoSim.stock:
+        raise UserError("LIBERO-plus does not run in sim=stock; use mujoco or mjwarp")
+    seen = [each for each in perturbations if each.category in ("camera", "noise")]
+    if seen and not (image_size and AGENT_VIEW in images):
+        raise UserError(
+            f"LIBERO-plus's {seen[0].category} perturbs pictures of {AGENT_VIEW}, which are not observed here"
+        )
+    if any(each.noise for each in seen) and image_size != PIXELS:
+        raise UserError(f"LIBERO-plus's noise is for task.image_size={PIXELS}, got {image_size}")

@@ -17,6 +17,7 @@ from embodied.contract import Contract, TensorSpec
 from embodied.errors import UserError
 from embodied.text import encode, text_spec
 from sims.libero.language import INSTRUCTION_BYTES
+from sims.libero.noise import corrupted
 from sims.libero.physics.backend import Physics
 from sims.libero.published import Published
 from sims.libero.rendering.cameras import AGENT_VIEW, WRIST, cameras_of
@@ -141,6 +142,8 @@ class Observer:
         cameras = [IMAGES[name] for name in self._picture_names]
         self._cameras = cameras_of(simulation, cameras, image_size) if image_size and cameras else None
         self._pictures: Tensor | None = None
+        perturbations = {env: scene.task.perturbation for env, scene in enumerate(simulation.scenes)}
+        self._noisy = {env: each.noise for env, each in perturbations.items() if each and each.noise}
 
     def observe(self, moved: Tensor | None = None) -> TensorDict:
         """Present observations of all environments, batch [N]; the caller owns the tensors.
@@ -187,16 +190,27 @@ class Observer:
         if self._cameras is None:
             return {}
         if self._pictures is None or moved is None:
-            self._pictures = self._cameras.pictures()
+            self._pictures = self._rendered(torch.arange(self.num, device=self._device))
         elif bool(moved.any()):
             ids = moved.nonzero().squeeze(1)
-            self._pictures[ids] = self._cameras.pictures(ids)
+            self._pictures[ids] = self._rendered(ids)
         return self._named(self._pictures.clone())
 
     def pictures(self, ids: Tensor) -> dict[str, Tensor]:
         """Present pictures of environments `ids` [M], by name [M, height, width, 3]; {} without cameras."""
-        own = self._named(self._cameras.pictures(ids)) if self._cameras and len(ids) else {}
+        own = self._named(self._rendered(ids)) if self._cameras and len(ids) else {}
         return self._convention.pictures(own) if self._convention else own
+
+    def _rendered(self, ids: Tensor) -> Tensor:
+        """Present pictures [M, cameras, height, width, 3] of environments `ids` [M], with the noise of their tasks."""
+        assert self._cameras is not None
+        pictures = self._cameras.pictures(ids)
+        for row, env in enumerate(ids.tolist() if self._noisy else ()):
+            if env in self._noisy:
+                picture = pictures[row, self._picture_names.index("agentview_image")]
+                noisy = corrupted(picture.cpu().numpy(), self._noisy[env], self._simulation.scenes[env].task.name)
+                picture.copy_(torch.from_numpy(noisy))
+        return pictures
 
     def _named(self, pictures: Tensor) -> dict[str, Tensor]:
         return {name: pictures[:, camera] for camera, name in enumerate(self._picture_names)}

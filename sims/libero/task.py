@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
@@ -24,11 +24,13 @@ from embodied.extras import needs_extra
 from embodied.policy import Policy
 from embodied.saving.starting_point import StartingPoint
 from embodied.task import Expert, Task
+from sims.libero import plus
 from sims.libero.assets import HOW_TO_GET, Assets, find_assets
 from sims.libero.physics.backend import LiberoSim
 from sims.libero.randomisation import Randomisation
+from sims.libero.selection import available, left_out
+from sims.libero.suite import BASES, load_tasks, step_limit_of
 from sims.libero.suite import Task as SuiteTask
-from sims.libero.suite import load_tasks, step_limit_of
 from sims.remote.options import ProcessOptions
 
 if TYPE_CHECKING:
@@ -114,7 +116,8 @@ class LiberoTask(Task, ProcessOptions):
     @property
     def distributions(self) -> tuple[str, ...]:
         """Distributions of initial states: `starts` for training; LIBERO's own states are only for evaluation."""
-        return ("official",) if self.sim is LiberoSim.stock else (self.starts, "official")
+        only_official = self.sim is LiberoSim.stock or self.suite in plus.SUITES
+        return ("official",) if only_official else (self.starts, "official")
 
     @property
     def sims(self) -> tuple[str, ...]:
@@ -123,7 +126,9 @@ class LiberoTask(Task, ProcessOptions):
 
     @property
     def default_starts(self) -> int:
-        """Default number of starts of evaluations: ten in stock LIBERO, which is slow."""
+        """Default number of starts of evaluations: ten in stock LIBERO, which is slow, and LIBERO-plus's own one."""
+        if self.suite in plus.SUITES:
+            return 1
         return 10 if self.sim is LiberoSim.stock else super().default_starts
 
     @property
@@ -164,9 +169,26 @@ class LiberoTask(Task, ProcessOptions):
         """Distributions with LIBERO's own initial states and other wordings of the instructions.
 
         Paraphrases held out by words are for policies that see: others find the objects' names in the instruction.
+        LIBERO-plus has wordings of its own.
         """
+        if self.suite in plus.SUITES:
+            return ()
         words = ("official:held_out_words",) if self.images else ()
         return ("official:bddl", "official:held_out", *words)
+
+    @property
+    def kinds(self) -> Mapping[str, Sequence[str]]:
+        """Names of the tasks of a suite of LIBERO-plus by category of the perturbation."""
+        kinds: dict[str, list[str]] = {}
+        for task in self._tasks() if self.suite in plus.SUITES else ():
+            assert task.perturbation
+            kinds.setdefault(task.perturbation.category, []).append(task.name)
+        return kinds
+
+    @property
+    def left_out(self) -> Mapping[str, int]:
+        """Number of tasks of a suite of LIBERO-plus, by category, whose models, scenes or words are not available."""
+        return left_out(self._listed_tasks()) if self.suite in plus.SUITES else {}
 
     def contract(self, distribution: str) -> Contract:
         """The contract, which is the same for every distribution and suite.
@@ -197,6 +219,8 @@ class LiberoTask(Task, ProcessOptions):
 
         if split == "train" and self.sim is LiberoSim.stock:
             raise UserError("stock LIBERO only evaluates: evaluate.py checkpoint=RUN sim=stock")
+        if split == "train" and self.suite in plus.SUITES:
+            raise UserError(f"LIBERO-plus only evaluates: evaluate.py checkpoint=RUN suite={self.suite}")
         tasks = self._tasks()
         step_limit = self.train_step_limit if split == "train" else self.step_limit
         if split == "train" and step_limit is None:
@@ -316,7 +340,8 @@ class LiberoTask(Task, ProcessOptions):
         """Observations, chunks and step limits of the evaluations of openpi, LeRobot and OpenVLA-OFT."""
         if start.benchmark != "libero":
             return []
-        statistics = [name for name in (self.suite, f"{self.suite}_no_noops") if name in start.data_sets]
+        suite = BASES.get(self.suite, self.suite)
+        statistics = [name for name in (suite, f"{suite}_no_noops") if name in start.data_sets]
         return [
             f"task.observations={Observations.PUBLISHED.value}",
             f"task.images=[{','.join(PUBLISHED_CAMERAS[: start.cameras])}]",
@@ -324,7 +349,7 @@ class LiberoTask(Task, ProcessOptions):
             f"task.horizon={start.horizon}",
             f"task.executed={start.executed}",
             *([f"policy.unnorm_key={statistics[0]}"] if statistics and len(start.data_sets) > 1 else []),
-            *(["task.step_limit=280"] if (start.program, self.suite) == ("LeRobot", "libero_spatial") else []),
+            *(["task.step_limit=280"] if (start.program, suite) == ("LeRobot", "libero_spatial") else []),
         ]
 
     def convention(self) -> Published:
@@ -371,5 +396,10 @@ class LiberoTask(Task, ProcessOptions):
     def _assets(self) -> Assets:
         return find_assets(self.assets)
 
-    def _tasks(self) -> list[SuiteTask]:
+    def _listed_tasks(self) -> list[SuiteTask]:
         return load_tasks(self.suite, [int(task) if task.isdigit() else task for task in self.tasks] or None)
+
+    def _tasks(self) -> list[SuiteTask]:
+        """Tasks that run, without those of a suite of LIBERO-plus that cannot."""
+        tasks = self._listed_tasks()
+        return available(tasks, named=bool(self.tasks)) if self.suite in plus.SUITES else tasks

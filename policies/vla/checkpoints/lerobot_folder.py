@@ -14,7 +14,7 @@ from torch import Tensor
 from embodied.errors import UserError
 from embodied.saving.json_text import loads
 from policies.vla import adapters
-from policies.vla.checkpoints.publishing import CARD, CONTRACT, card
+from policies.vla.checkpoints.publishing import check_publishable
 from policies.vla.checkpoints.settings import CONFIG
 from policies.vla.checkpoints.weights import folder_of
 from policies.vla.pi0 import Pi0Policy
@@ -30,14 +30,9 @@ def source_of(policy: Pi0Policy, folder: Path) -> tuple[Path, dict[str, Any]]:
     Raises:
         UserError: for a folder that exists, a policy that its published weights alone do not describe, or one without.
     """
-    if policy.steers:
-        raise UserError("published weights have no small actor; use algorithm=self_imitation to distil it, or serve.py")
-    if policy.is_guided:
-        raise UserError("published weights do not name the label of their prompt (offline=recap); use serve.py")
     if policy.weights_of is None:
         raise UserError("target=lerobot names the vision-language model of policy.weights, which this policy has not")
-    if folder.exists():
-        raise UserError(f"{folder} exists; choose another output")
+    check_publishable(policy, folder)
     source = folder_of(policy.weights_of, policy.kind)
     return source, loads((source / CONFIG).read_text(encoding="utf-8"))
 
@@ -106,14 +101,6 @@ def write_processors(
 def stored(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Tensors as safetensors stores them."""
     return {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-
-
-def write_contract(policy: Pi0Policy, folder: Path, run: Path) -> None:
-    """Write the contract, and a model card that ends with the report of the directory `run`."""
-    (folder / CONTRACT).write_text(policy.contract.to_json() + "\n", encoding="utf-8")
-    report = run / "report.md"
-    text = report.read_text(encoding="utf-8") if report.exists() else ""
-    (folder / CARD).write_text(card(policy, "lerobot", text), encoding="utf-8")
 
 
 def write_json(path: Path, contents: dict[str, Any]) -> None:

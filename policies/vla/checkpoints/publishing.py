@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from embodied.errors import UserError
@@ -28,13 +29,8 @@ def publish(policy: TrainablePolicy, folder: Path, run: Path, *, peft: bool) -> 
     if not isinstance(policy, Pi0Policy):
         target = "peft" if peft else "transformers"
         raise UserError(f"target={target} is for policy=pi0, got {type(policy).__name__}; use target=hub")
-    if policy.steers:
-        raise UserError("published weights have no small actor; use algorithm=self_imitation to distil it, or serve.py")
-    if policy.is_guided:
-        raise UserError("published weights do not name the label of their prompt (offline=recap); use serve.py")
+    check_publishable(policy, folder)
     native = policy.model.native
-    if folder.exists():
-        raise UserError(f"{folder} exists; choose another output")
     if peft and not adapters.rank_of(native):
         raise UserError("target=peft writes adapters, which this policy has none of; use target=transformers")
     if not peft and policy.has_relative:
@@ -55,14 +51,32 @@ def publish(policy: TrainablePolicy, folder: Path, run: Path, *, peft: bool) -> 
         if isinstance(policy.inputs.tokenizer, Tokenizer):
             policy.inputs.tokenizer.tokenizer.save_pretrained(folder)
     (folder / STATISTICS).write_text(json.dumps(_statistics(policy), indent=2) + "\n", encoding="utf-8")
+    write_description(policy, folder, run, "peft" if peft else "transformers")
+
+
+def check_publishable(policy: Pi0Policy, folder: Path) -> None:
+    """Raise UserError for a policy of more than the published model, and for a `folder` that exists."""
+    if policy.steers:
+        raise UserError("published weights have no small actor; use algorithm=self_imitation to distil it, or serve.py")
+    if policy.is_guided:
+        raise UserError("published weights do not name the label of their prompt (offline=recap); use serve.py")
+    if folder.exists():
+        raise UserError(f"{folder} exists; choose another output")
+
+
+def write_description(policy: Pi0Policy, folder: Path, run: Path, library: str, usage: Sequence[str] = ()) -> None:
+    """Write the contract and the model card of `card`, with the report of the directory `run`, into `folder`."""
     (folder / CONTRACT).write_text(policy.contract.to_json() + "\n", encoding="utf-8")
     report = run / "report.md"
     text = report.read_text(encoding="utf-8") if report.exists() else ""
-    (folder / CARD).write_text(card(policy, "peft" if peft else "transformers", text), encoding="utf-8")
+    (folder / CARD).write_text(card(policy, library, text, usage), encoding="utf-8")
 
 
-def card(policy: Pi0Policy, library: str, report: str) -> str:
-    """Model card in Markdown for a folder that `library` reads; pictures of the `report` are left out."""
+def card(policy: Pi0Policy, library: str, report: str, usage: Sequence[str] = ()) -> str:
+    """Model card in Markdown for a folder that `library` reads; pictures of the `report` are left out.
+
+    Lines of `usage` say how the library reads it.
+    """
     from huggingface_hub import ModelCardData
 
     peft = library == "peft"
@@ -88,6 +102,7 @@ def card(policy: Pi0Policy, library: str, report: str) -> str:
         "",
         f"Chunks of {contract.horizon} actions, of which {contract.executed} are executed, {contract.control_dt_s:g} s"
         " each. `contract.json` has the names of the elements and their limits.",
+        *(["", *usage] if usage else []),
         "",
         "| observed, and action | type | unit |",
         "|---|---|---|",

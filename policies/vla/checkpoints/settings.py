@@ -95,7 +95,7 @@ def read(folder: Path, expected_kind: str, *, adaptive: bool | None) -> Settings
         modes(folder, fields, expected_kind),
         _states_in_prompt(folder, fields),
         _relative(folder, fields, expected_kind),
-        antialias="type" not in fields,
+        antialias=fields.get("antialias", "type" not in fields),
     )
 
 

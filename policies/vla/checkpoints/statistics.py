@@ -81,7 +81,11 @@ def read(folder: Path, modes: Modes, key: str | None = None) -> dict[str, Tensor
     for path, reader, source_modes in sources:
         names = [mode.names for mode in source_modes]
         try:
-            pairs = [[torch.as_tensor(each, device="cpu").float() for each in pair] for pair in reader(path, names)]
+            # in float64, in which openpi's text has them: their middle and half width are then exact
+            pairs = [
+                [torch.as_tensor(each, dtype=torch.float64, device="cpu") for each in pair]
+                for pair in reader(path, names)
+            ]
             problems = [
                 _wrong(pair_names, *pair) if mode is not Mode.IDENTITY else ""
                 for mode, pair_names, pair in zip(source_modes, names, pairs, strict=False)
@@ -93,8 +97,15 @@ def read(folder: Path, modes: Modes, key: str | None = None) -> dict[str, Tensor
             raise UserError(f"wrong statistics in {path} ({message}); {ADVICE}")
         if pairs:
             located = [value for mode, pair in zip(source_modes, pairs, strict=True) for value in mode.located(*pair)]
-            return dict(zip(STATISTICS, located, strict=True))
+            return {name: value.float() for name, value in zip(STATISTICS, located, strict=True)}
     return {}
+
+
+def data_set(folder: Path, key: str | None = None) -> str | None:
+    """Name of the data set of openpi's statistics that `read` chooses in `folder`; None without a name."""
+    paths = [] if key == DEMONSTRATIONS else _chosen(folder, key)
+    name = paths[0].parent.relative_to(folder).as_posix() if paths else "."
+    return None if name == "." else name.removeprefix("assets/")
 
 
 def _chosen(folder: Path, key: str | None) -> list[Path]:

@@ -16,11 +16,11 @@ from policies.vla.checkpoints.lerobot_folder import (
     CPU,
     fields_of,
     source_of,
-    write_contract,
     write_json,
     write_processors,
     write_weights,
 )
+from policies.vla.checkpoints.publishing import write_description
 from policies.vla.checkpoints.settings import CONFIG, pictures, processor_steps
 from policies.vla.groot.policy import GrootPolicy
 from policies.vla.groot.weights import EMBODIMENT, PACKING, RAW, base_of, eagle_of, own_name, published_name, texts_of
@@ -53,7 +53,7 @@ def publish(policy: GrootPolicy, folder: Path, run: Path) -> None:
     write_json(folder / CONFIG, config)
     write_weights(policy, source, folder, own_name, published_name)
     _write_processors(policy, folder, config, dict(processor_steps(source)).get(PACKING, {}))
-    write_contract(policy, folder, run)
+    write_description(policy, folder, run, "lerobot")
 
 
 def _check(option: str, own: int, base: int) -> None:

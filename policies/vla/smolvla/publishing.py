@@ -15,11 +15,11 @@ from policies.vla.checkpoints.lerobot_folder import (
     CPU,
     fields_of,
     source_of,
-    write_contract,
     write_json,
     write_processors,
     write_weights,
 )
+from policies.vla.checkpoints.publishing import write_description
 from policies.vla.checkpoints.settings import CONFIG, pictures
 from policies.vla.checkpoints.statistics import Mode
 from policies.vla.smolvla.policy import SmolVLAPolicy
@@ -58,7 +58,7 @@ def publish(policy: TrainablePolicy, folder: Path, run: Path) -> None:
     _write_processors(policy, folder, config)
     if policy.inputs.tokenizer:
         policy.inputs.tokenizer.tokenizer.save_pretrained(folder)
-    write_contract(policy, folder, run)
+    write_description(policy, folder, run, "lerobot")
 
 
 def _write_processors(policy: SmolVLAPolicy, folder: Path, config: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +19,7 @@ from sims.libero.physics.backend import Physics
 from sims.libero.physics.host import HostSimulation
 from sims.libero.rendering import rasteriser
 from sims.libero.rendering.poses import Poses, Posing, check_names
-from sims.libero.scene.scene import build_scene
+from sims.libero.scene.scene import Scene, build_scene
 from sims.opengl import graphics_card, opengl
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ Backend = Literal["raster", "rays", "gl"]
 
 
 class Renderer(Protocol):
-    """Renders states of one scene; `model` is compiled with visuals. `threads` renderers may run concurrently."""
+    """Renders states of scenes that look alike; `model` has visuals. `threads` renderers may run concurrently."""
 
     threads: int
 
@@ -79,26 +80,36 @@ class Cameras:
         renderer = _renderer(self.backend)
         scenes = list(dict.fromkeys(simulation.scenes))
         self._group = np.array([scenes.index(scene) for scene in simulation.scenes])
-        self._posing: list[Posing] = []
+        self._posing: dict[int, Posing] = {}
         self._renderers: list[Renderer] = []
-        for scene in scenes:
-            visual = build_scene(scene.task, scene.assets, visuals=True).model
+        self._renderer = np.zeros(len(scenes), dtype=np.int64)  # of each scene
+        for alike in _alike(scenes):
+            visual = build_scene(scenes[alike[0]].task, scenes[alike[0]].assets, visuals=True).model
             check_names(visual, self.names)
-            self._posing.append(Posing(visual, scene.model))
-            self._renderers.append(renderer(visual, self.names, width, height, film))
-            self.render([simulation.scenes.index(scene)])  # loads kernels, which is not thread-safe
+            before = len(self._renderers)
+            for number, index in enumerate(alike):
+                self._posing[index] = Posing(visual, scenes[index].model)
+                if number and number >= self._renderers[before].threads:  # no more can draw at once
+                    self._renderer[index] = before + number % self._renderers[before].threads
+                    continue
+                self._renderer[index] = len(self._renderers)
+                own = copy.copy(visual)  # renderers change their model
+                self._renderers.append(renderer(own, self.names, width, height, film))
+                self.render([simulation.scenes.index(scenes[index])])  # loads kernels, which is not thread-safe
 
     def render(self, ids: ArrayLike | None = None) -> NDArray[np.uint8]:
         """Images [n, cameras, height, width, 3] of the present states of simulations `ids` [n] (all if None)."""
         ids = np.arange(self._simulation.num) if ids is None else np.asarray(ids, dtype=np.int64)
         pictures = np.empty((len(ids), len(self.names), self.height, self.width, 3), dtype=np.uint8)
         groups = self._group[ids]
+        renderers = self._renderer[groups]
 
-        def draw(group: int) -> None:
-            rows = np.flatnonzero(groups == group)
-            pictures[rows] = self._renderers[group].draw(self._poses(group, ids[rows]))
+        def draw(renderer: int) -> None:
+            for group in np.unique(groups[renderers == renderer]).tolist():
+                rows = np.flatnonzero(groups == group)
+                pictures[rows] = self._renderers[renderer].draw(self._poses(group, ids[rows]))
 
-        present = np.unique(groups).tolist()
+        present = np.unique(renderers).tolist()
         if self._renderers[0].threads == 1 or len(present) == 1:
             list(map(draw, present))
         else:
@@ -117,6 +128,14 @@ class Cameras:
         fields = simulation.varied_fields(ids)
         of_each = ({name: values[row] for name, values in fields.items()} for row in range(len(ids)))
         return [self._posing[group](*each) for each in zip(placed, simulation.qpos(ids), of_each, strict=True)]
+
+
+def _alike(scenes: Sequence[Scene]) -> list[list[int]]:
+    """Indices of scenes with one look each, in the order of their first ones."""
+    looks: dict[object, list[int]] = {}
+    for index, scene in enumerate(scenes):
+        looks.setdefault(scene.look, []).append(index)
+    return list(looks.values())
 
 
 def cameras_of(simulation: Physics, names: Sequence[str], size: int) -> Cameras | BatchedCameras:

@@ -4,8 +4,11 @@ import xml.etree.ElementTree as ET
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from embodied.errors import UserError
 from sims.libero.assets import Assets
+from sims.libero.plus import Perturbation, turned_camera
 from sims.libero.scene import mjcf
 from sims.libero.scene.bddl import Problem, Region
 
@@ -130,11 +133,15 @@ def official_arena(workspace: Workspace, assets: Assets) -> ET.Element:
     return root
 
 
-def finish_arena(root: ET.Element, workspace: Workspace, problem: Problem) -> None:
-    """Place the agent camera and add a site for every region of the workspace."""
+def finish_arena(
+    root: ET.Element, workspace: Workspace, problem: Problem, perturbation: Perturbation | None = None
+) -> None:
+    """Place the agent camera, in the view of a `perturbation`, and add a site for every region of the workspace."""
     camera = root.find(".//camera[@name='agentview']")
-    camera.set("pos", mjcf.numbers(workspace.camera_position))
-    camera.set("quat", mjcf.numbers(workspace.camera_quaternion))
+    pose = np.array(workspace.camera_position), np.array(workspace.camera_quaternion)
+    position, quaternion = turned_camera(*pose, perturbation.view) if perturbation else pose
+    camera.set("pos", mjcf.numbers(position))
+    camera.set("quat", mjcf.numbers(quaternion))
     body = root.find(f".//body[@name='{workspace.body}']")
     for region in problem.regions.values():
         if is_workspace_region(region, problem):

@@ -9,6 +9,7 @@ import numpy as np
 from embodied.errors import UserError
 from sims.libero.assets import HOW_TO_GET, Assets
 from sims.libero.catalogue import INITIAL_JOINT, model_file
+from sims.libero.plus import initial_joints
 from sims.libero.scene import mjcf
 from sims.libero.scene.arena import finish_arena, is_workspace_region, official_arena, workspace_of
 from sims.libero.scene.predicates import GoalCompiler, Predicate, holds
@@ -81,6 +82,12 @@ class Scene:
     goal: tuple[Predicate, ...]
     openings: dict[int, Predicate]
 
+    @property
+    def look(self) -> tuple[object, ...]:
+        """Key of scenes with the same geoms, lights and cameras, whose poses may differ."""
+        problem = self.task.problem
+        return self.assets, problem.name, tuple(problem.objects.items()), tuple(problem.fixtures.items())
+
 
 def build_scene(task: Task, assets: Assets, visuals: bool = False) -> Scene:
     """Compose and compile `task`; without `visuals` visual geoms are omitted, and the physics is the same.
@@ -92,7 +99,7 @@ def build_scene(task: Task, assets: Assets, visuals: bool = False) -> Scene:
     problem = task.problem
     workspace = workspace_of(problem)
     arena, models = _models(task, assets)
-    finish_arena(arena, workspace, problem)
+    finish_arena(arena, workspace, problem, task.perturbation)
     root = ET.fromstring(BASE)
     mjcf.merge(root, arena)
     mjcf.merge(root, panda(workspace.base, workspace.pedestal))
@@ -205,13 +212,23 @@ def _describe(
         gripper_actuator=np.array([model.actuator(f"gripper0_gripper_finger_joint{i}").id for i in (1, 2)]),
         grip_site=model.site("gripper0_grip_site").id,
         hand_body=model.body("robot0_right_hand").id,
-        initial_arm=INITIAL_ARM.copy(),
+        initial_arm=_initial_arm(task),
         fixtures=tuple(Fixture(name, model.body(f"{name}_main").id, *area) for name, area in areas.items()),
         initial_joints=tuple(_initial_joints(task, goal)),
         geom_owner=_geom_owner(model, tuple(instances)),
         goal=tuple(goal.compile(atom) for atom in task.problem.goal),
         openings=_openings(task, goal),
     )
+
+
+def _initial_arm(task: Task) -> np.ndarray:
+    """Joint angles [7], rad, to which a reset moves the arm.
+
+    Initial states are written after the reset: another pose acts through the controller alone, whose posture and first
+    goals are of the reset (`Simulation.write`).
+    """
+    number = task.perturbation.robot if task.perturbation else 0
+    return initial_joints(number) if number else INITIAL_ARM.copy()
 
 
 def _initial_joints(task: Task, goal: GoalCompiler) -> list[InitialJoint]:

