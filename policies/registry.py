@@ -16,6 +16,7 @@ from policies.lerobot.act import ACTConfig
 from policies.mlp import MLPConfig
 from policies.recurrent import RecurrentConfig
 from policies.squashed import SquashedConfig
+from policies.vla.groot.policy import GrootConfig
 from policies.vla.pi0 import Pi0Config
 from policies.vla.pi0_fast.policy import Pi0FastConfig
 from policies.vla.pi05 import Pi05Config
@@ -28,6 +29,7 @@ POLICIES: dict[str, type] = {
     "coarse_to_fine": CoarseToFineConfig,
     "diffusion": DiffusionConfig,
     "flow": FlowConfig,
+    "groot": GrootConfig,
     "mlp": MLPConfig,
     "pi0": Pi0Config,
     "pi05": Pi05Config,

@@ -21,12 +21,14 @@ import evaluate
 import train
 from embodied.errors import UserError
 from policies.vla.checkpoints import starting_points
+from policies.vla.groot.policy import stretched
 from policies.vla.model import untrained
 from policies.vla.sizes import Size
 from sims.libero.environment import LiberoEnvironment
 from sims.libero.suite import load_tasks
 from sims.libero.task import LiberoTask
 from tests.policies.vla.checkpoints.test_weights import changed, old, save
+from tests.policies.vla.groot import files as groot_files
 from tests.policies.vla.openvla import prismatic
 from tests.policies.vla.smolvla import files as smolvla_files
 
@@ -215,6 +217,38 @@ def test_smolvla_is_evaluated_as_lerobot_does(
     assert "a state of 8 elements and image and image2" in line
 
 
+def groot(folder: Path) -> Path:
+    """A folder of GR00T on LIBERO as LeRobot publishes it."""
+    groot_files.save(folder, **LEROBOT, n_action_steps=3)
+    pairs = (("observation.state", STATE), ("action", ACTION))
+    values = {
+        f"{key}.{name}": mean + sign * std for key, (mean, std) in pairs for name, sign in (("min", -1.0), ("max", 1.0))
+    }
+    save_file(values, folder / groot_files.PACKED)
+    return folder
+
+
+def test_groot_is_evaluated_as_lerobot_does(
+    tmp_path: Path, stock, executed: list[torch.Tensor], caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = groot(tmp_path / "weights")
+    with caplog.at_level("INFO", "embodied"):
+        evaluate.run([f"checkpoint={folder}", *ARGUMENTS])
+    cameras = ("agentview_image", "robot0_eye_in_hand_image")
+    turned = [torch.from_numpy(stock[camera][::-1, ::-1].copy())[None] for camera in cameras]
+    model = groot_files.Plain(groot_files.tensors())
+    pictures = torch.cat([stretched(picture, groot_files.SIDE) for picture in turned])
+    features = model.features(pictures, groot_files.tokens(2, TASK[0].language))
+    state = torch.nn.functional.pad((state_of(stock) - STATE[0]) / STATE[1], (0, groot_files.STATE_SIZE - 8))[0]
+    x = NOISE[0]
+    for time in (1.0, 2 / 3, 1 / 3):
+        x = x - model.velocity(features, state, x, time) / 3
+    expected = (x[:, :7] * ACTION[1] + ACTION[0]).clamp(-1.0, 1.0)
+    assert (expected.abs() < 1.0).sum() > 7 * HORIZON // 2  # few at the limits
+    torch.testing.assert_close(executed[0][0], expected[:3], atol=1e-3, rtol=0.0)
+    assert "groot as written by LeRobot" in next(each for each in caplog.messages if "as its authors do" in each)
+
+
 def test_options_that_are_set_win(tmp_path: Path) -> None:
     folder = pi0(tmp_path / "weights", "lerobot")
     options = [*ARGUMENTS[:2], "policy=pi0", "algorithm=ppo", f"policy.weights={folder}"]
@@ -296,7 +330,7 @@ def test_weights_that_cannot_be_evaluated_are_one_line(tmp_path: Path, monkeypat
     native = [f"checkpoint={folder}", *ARGUMENTS, "task.observations=native"]
     assert "has statistics of 8 and 7 elements of state and action, not of 19 and 7" in refused(native)
     changed(folder, "config.json", type="act")
-    assert "config.json is of type act; expected pi0, pi05, smolvla or openvla" in refused(
+    assert "config.json is of type act; expected pi0, pi05, smolvla, groot or openvla" in refused(
         [f"checkpoint={folder}", *ARGUMENTS]
     )
     (folder / "config.json").write_text("[")
@@ -346,6 +380,11 @@ def test_spatial_has_lerobot_s_step_limit(tmp_path: Path) -> None:
     other = replace(start, program="openpi", data_sets=("libero_10", "libero_goal_no_noops"))
     assert "policy.unnorm_key=libero_goal_no_noops" in LiberoTask(suite="libero_goal").published_options(other)
     assert LiberoTask().published_options(replace(start, benchmark=None)) == []
+
+
+def test_the_starting_point_of_nvidias_weights_has_the_chunk_of_the_base(tmp_path: Path) -> None:
+    start = starting_points.read(str(groot_files.save_base(tmp_path, weights=False)))
+    assert (start.policy, start.program, start.horizon, start.executed) == ("groot", "NVIDIA", 4, 4)
 
 
 @pytest.mark.parametrize("kind", ["smolvla", "openvla"])

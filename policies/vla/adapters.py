@@ -1,9 +1,9 @@
 """Low-rank adapters (LoRA, arXiv 2106.09685) on a frozen model, by peft, which are stored without the base weights.
 
-In pi0 and SmolVLA attention and feed-forward layers of language model and expert are adapted, as in openpi; the
-projections of state, time and actions are trained in full. Differs from openpi: pictures are encoded by frozen weights,
-which openpi trains in full. In OpenVLA all dense layers are adapted except the vocabulary's, as in OpenVLA-OFT; the
-state's projection and the regression are trained in full.
+In pi0, SmolVLA and GR00T attention and feed-forward layers of language model and expert are adapted, as in openpi; the
+projections of state, time and actions, or GR00T's encoders and decoder of them, are trained in full. Differs from
+openpi: pictures are encoded by frozen weights, which openpi trains in full. In OpenVLA all dense layers are adapted
+except the vocabulary's, as in OpenVLA-OFT; the state's projection and the regression are trained in full.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ from policies.vla.openvla.model import OpenVLAModel
 TRAINED = (
     *("embed_action_time", "action_out_proj"),
     *("state_proj", "action_in_proj", "action_time_mlp_in", "action_time_mlp_out"),
+    *("action_head.state_encoder", "action_head.action_encoder", "action_head.action_decoder"),
 )
-"""Modules of pi0 and SmolVLA that are trained in full, in addition to adapters."""
+"""Modules of pi0, SmolVLA and GR00T that are trained in full, in addition to adapters."""
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 """Files in peft's format."""
@@ -170,7 +171,8 @@ def write(native: nn.Module, folder: Path, weights: str, base: Tensor) -> None:
         **{key: getattr(config, key) for key in ("r", "lora_alpha", "target_modules", "exclude_modules", "use_rslora")}
     )
     stored.base_model_name_or_path, stored.inference_mode = weights, True
-    stored.modules_to_save = [name for name in TRAINED if hasattr(native, name)]
+    names = {name for name, _ in native.named_modules()}
+    stored.modules_to_save = [name for name in TRAINED if name in names]
     folder.mkdir(parents=True, exist_ok=True)
     stored.save_pretrained(str(folder))
     tensors = {name: weight.detach().cpu().contiguous() for name, weight in _named(native).items()}
@@ -214,7 +216,7 @@ def _named(native: nn.Module) -> dict[str, Tensor]:
 
 
 def _belongs(name: str, modules: list[str]) -> bool:
-    return ".lora_" in name or any(module in name.split(".") for module in modules)
+    return ".lora_" in name or any(f".{module}." in f".{name}." for module in modules)
 
 
 @torch.no_grad()

@@ -70,7 +70,8 @@ def prepare(model: nn.Module, options: Computing) -> None:
 
 def layers(model: nn.Module) -> list[nn.Module]:
     """Layers of all transformers in `model`."""
-    stacks = [getattr(module, name, None) for module in model.modules() for name in ("layers", "layer")]
+    names = ("layers", "layer", "transformer_blocks")  # of transformers and of diffusers
+    stacks = [getattr(module, name, None) for module in model.modules() for name in names]
     return [layer for stack in stacks if isinstance(stack, nn.ModuleList) for layer in stack]
 
 

@@ -154,9 +154,10 @@ class Tokenizer:
     """Tokenizer of transformers in openpi's format: a beginning, the text, a line's end.
 
     Tokens of a text are cached, because the same few texts are read at every step. The model has `vocabulary` tokens.
+    Texts are padded to `longest` tokens, or where this is None, to those of the longest text of a batch.
     """
 
-    longest = LONGEST
+    longest: int | None = LONGEST
     kind = "pi0"
     has_beginning = True
 
@@ -166,21 +167,22 @@ class Tokenizer:
         self.cache: dict[bytes, list[int]] = {}
 
     def __call__(self, text: Tensor) -> tuple[Tensor, Tensor]:
-        """Encode tokens [N, longest] of texts [N, L] (`embodied.text`), int64, and where they are real.
+        """Encode tokens [N, S] of texts [N, L] (`embodied.text`), int64, and where they are real.
 
         Raises:
             UserError: for a text of more than `longest` tokens, or that is not UTF-8, and for unknown tokens.
         """
         rows = [self._tokens(row) for row in text.cpu().numpy()]
-        tokens = torch.tensor([self._padded(row, PAD) for row in rows], device=text.device)
-        return tokens, torch.tensor([self._padded([1] * len(row), 0) for row in rows], device=text.device)
+        length = self.longest or max(map(len, rows), default=0)
+        tokens = torch.tensor([self._padded(row, PAD, length) for row in rows], device=text.device)
+        return tokens, torch.tensor([self._padded([1] * len(row), 0, length) for row in rows], device=text.device)
 
     def _tokens(self, row: np.ndarray) -> list[int]:
         key = row.tobytes()
         if key not in self.cache:
             text = " ".join(decode(row).replace("_", " ").split())
             tokens = self._ids(text)
-            if len(tokens) > self.longest:
+            if self.longest and len(tokens) > self.longest:
                 raise UserError(
                     f"expected an instruction of at most {self.longest} tokens, got {len(tokens)}: {text!r}"
                 )
@@ -213,8 +215,8 @@ class Tokenizer:
     def _ids(self, instruction: str) -> list[int]:
         return self.encode(f"{instruction}\n")
 
-    def _padded(self, row: list[int], padding: int) -> list[int]:
-        return row + [padding] * (self.longest - len(row))
+    def _padded(self, row: list[int], padding: int, length: int) -> list[int]:
+        return row + [padding] * (length - len(row))
 
 
 def quantile(rows: Tensor, share: float) -> Tensor:

@@ -102,9 +102,9 @@ def picture_tokens(encoded: Tensor, count: int, rows: int) -> Tensor:
 class FlowModel(nn.Module):
     """Network of a vision-language-action model: a prefix of each observation, `velocity` for each denoising step.
 
-    `native` is the published network. The expert reads keys and values of the last layer of the vision-language model,
-    not the dense layers after them, which are frozen, as they get no gradient; `unread` are their names. `computing`
-    has the precision; outputs are float32. Adapters are on layers with names like `adapted`.
+    `native` is the published network. An expert that reads keys and values of the vision-language model does not read
+    the dense layers after the last of them, which are frozen, as they get no gradient; `unread` are their names.
+    `computing` has the precision; outputs are float32. Adapters are on layers with names like `adapted`.
     """
 
     adapted: str
@@ -116,14 +116,14 @@ class FlowModel(nn.Module):
     action_size: int
     vocabulary: int
 
-    def __init__(self, native: nn.Module, layers: str, count: int) -> None:
-        """`layers` is the name of the language model's stack of `count` layers."""
+    def __init__(self, native: nn.Module, layers: str = "", count: int = 0) -> None:
+        """`layers` names the stack of `count` layers whose keys and values are read; "": their output is read."""
         super().__init__()
         self.native: Any = native
         self.computing = Computing()
         last = f"{layers}.{count - 1}"
-        self.unread = [f"{last}.{name}" for name in UNREAD]
-        self._norms = [f"{last}.post_attention_layernorm", f"{layers.rpartition('.')[0]}.norm"]
+        self.unread = [f"{last}.{name}" for name in UNREAD] if layers else []
+        self._norms = [f"{last}.post_attention_layernorm", f"{layers.rpartition('.')[0]}.norm"] if layers else []
         self.train_all()
 
     @property
@@ -147,6 +147,10 @@ class FlowModel(nn.Module):
             type(self)._denoise, self, prefix.keys_values, prefix.real, state, time, x
         )
         return velocity.float(), hidden.float()
+
+    def training_times(self, count: int, device: torch.device) -> Tensor:
+        """Draw `count` denoising times of the supervised loss: Beta(1.5, 1), scaled to [0.001, 1]."""
+        return 0.999 * torch.rand(count, device=device) ** (1.0 / 1.5) + 0.001
 
     def _denoise(
         self, keys_values: KeysValues, real: Tensor, state: Tensor, time: Tensor, x: Tensor

@@ -316,7 +316,7 @@ class Pi0Policy(NarrowingNoise, Conditioned, Steerable, adapters.AdaptablePolicy
         target = self._normalised(actions, observation)
         state, target, valid = (x.repeat_interleave(draws, 0) for x in (self._state(observation), target, valid))
         noise = torch.randn_like(target)
-        time = 0.999 * torch.rand(len(target), device=target.device) ** (1.0 / 1.5) + 0.001  # Beta(1.5, 1), scaled
+        time = self.model.training_times(len(target), target.device)
         is_prefix = prefix_mask(*target.shape[:2], self.config.trained_delay, target.device)
         is_prefix[:, : self.past] = True
         times = torch.where(is_prefix, 0.0, time.unsqueeze(-1))

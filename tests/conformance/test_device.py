@@ -132,7 +132,7 @@ def test_policies_stay_where_they_are(
         decision = policy.act(seen, deterministic=deterministic, generator=generator)
         everywhere(decision, True)
     # Fixed noise is drawn on the CPU, and words are looked up there.
-    if not name.startswith(("flow", "diffusion", "pi0", "smolvla", "tokens")) and name not in (
+    if not name.startswith(("flow", "diffusion", "pi0", "smolvla", "groot", "tokens")) and name not in (
         "squashed",
         "coarse_to_fine",
     ):

@@ -66,7 +66,8 @@ class RECAPConfig(SFTConfig):
         """
         if not policy.conditioned:
             raise UserError(
-                "offline=recap needs a policy that reads a condition; use policy=flow, diffusion, pi0, pi05 or smolvla"
+                "offline=recap needs a policy that reads a condition; "
+                "use policy=flow, diffusion, pi0, pi05, smolvla or groot"
                 " with policy.advantage_guidance=1.5"
             )
         return RECAP(policy, self, generator)

@@ -36,7 +36,8 @@ def publish(policy: TrainablePolicy, folder: Path, run: Path, *, peft: bool) -> 
     if not peft and policy.has_relative:
         raise UserError("transformers' format has no actions relative to the state; use target=peft, or serve.py")
     if not peft and policy.kind != "pi0":
-        name, other = {"pi05": ("pi0.5", "peft"), "smolvla": ("SmolVLA", "lerobot")}[policy.kind]
+        names = {"pi05": ("pi0.5", "peft"), "smolvla": ("SmolVLA", "lerobot"), "groot": ("GR00T", "lerobot")}
+        name, other = names[policy.kind]
         raise UserError(f"transformers has no {name}; use target={other}, or serve the checkpoint")
     folder.mkdir(parents=True)
     if peft:

@@ -136,7 +136,7 @@ def _relative(folder: Path, fields: Mapping[str, Any], kind: str) -> tuple[bool,
     if "action_horizon" in fields:
         relative = fields.get("extra_delta_transform", kind == "pi0" and learned_libero(folder, fields))
         return OPENPI_RELATIVE if relative else ()
-    steps = [options for name, options in _steps(folder) if name == RELATIVE_STEP]
+    steps = [options for name, options in processor_steps(folder) if name == RELATIVE_STEP]
     enabled = steps[0].get("enabled", False) if steps else fields.get("use_relative_actions", False)
     if not enabled:
         return ()
@@ -147,7 +147,7 @@ def _relative(folder: Path, fields: Mapping[str, Any], kind: str) -> tuple[bool,
     return tuple(not any(each in str(name).lower() for each in lower) for name in names or [""])
 
 
-def _steps(folder: Path) -> list[tuple[str, dict[str, Any]]]:
+def processor_steps(folder: Path) -> list[tuple[str, dict[str, Any]]]:
     """Names and options of the steps of LeRobot's processor; [] without one."""
     if not (folder / PREPROCESSOR).exists():
         return []
@@ -194,7 +194,7 @@ def modes(folder: Path, fields: Mapping[str, Any], kind: str) -> tuple[Mode, Mod
         ValueError: for a normalisation, or a step of the processor, that is not supported.
     """
     mapping = dict(fields.get("normalization_mapping") or {})
-    for name, options in _steps(folder):
+    for name, options in processor_steps(folder):
         is_read = name == RELATIVE_STEP and kind != "smolvla"
         unknown = ("relative" in name.lower() or "delta" in name.lower()) and not is_read
         if unknown and options.get("enabled", True):

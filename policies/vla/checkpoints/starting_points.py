@@ -1,4 +1,4 @@
-"""Reads published checkpoints of openpi, LeRobot and OpenVLA-OFT as starting points.
+"""Reads published checkpoints of openpi, LeRobot, NVIDIA and OpenVLA-OFT as starting points.
 
 LIBERO is recognised by the names of the statistics (openpi: the data set physical-intelligence/libero; OpenVLA-OFT:
 libero_*), or by LeRobot's features: a state of 8 elements, an action of 7, and the cameras of LIBERO's data sets.
@@ -16,6 +16,7 @@ from embodied.saving.starting_point import StartingPoint
 from policies.vla.checkpoints.settings import CONFIG, LIBERO, learned_libero
 from policies.vla.checkpoints.statistics import UNREADABLE, reason
 from policies.vla.checkpoints.weights import folder_of, has_adaptive_norms
+from policies.vla.groot.weights import RAW as GROOT
 
 KIND = "a vision-language-action model"
 PROPRIOCEPTION = "proprio_projector--*.pt"
@@ -26,6 +27,8 @@ CHUNK = 8
 """Number of actions of a chunk of OpenVLA-OFT on LIBERO, all of which are executed."""
 STEPS = 50
 """Number of actions of a chunk of pi0, and executed by LeRobot, where the configuration has none."""
+GROOT_STEPS = 16
+"""Largest number of actions of a chunk of GR00T's in LeRobot, whatever the configuration says."""
 STATE, ACTION = 8, 7
 """Numbers of elements of LIBERO's published state and action."""
 CAMERAS = ("image", "agentview", "base_0_rgb"), ("image2", "wrist_image", "wrist", "left_wrist_0_rgb")
@@ -50,7 +53,10 @@ def read(weights: str) -> StartingPoint | None:
         kind = fields.get("type", fields.get("model_type"))
         if kind == "openvla":
             return _openvla(weights, folder_of(weights, KIND, PROPRIOCEPTION, tensors=False), fields)
-        if "type" in fields and kind in ("pi0", "pi05", "smolvla"):
+        if kind == GROOT:
+            size = fields["action_horizon"]
+            return StartingPoint(weights, "groot", "NVIDIA", size, size, len(CAMERAS))
+        if "type" in fields and kind in ("pi0", "pi05", "smolvla", "groot"):
             return _lerobot(weights, fields)
         if "action_horizon" in fields:
             return _openpi(weights, folder, fields)
@@ -59,7 +65,9 @@ def read(weights: str) -> StartingPoint | None:
             return StartingPoint(weights, kind, "transformers", size, size, len(CAMERAS))
     except UNREADABLE as error:
         raise UserError(f"{weights}: cannot read {CONFIG} as that of published weights ({reason(error)})") from error
-    raise UserError(f"{weights}: {CONFIG} is of type {kind or 'unknown'}; expected pi0, pi05, smolvla or openvla")
+    raise UserError(
+        f"{weights}: {CONFIG} is of type {kind or 'unknown'}; expected pi0, pi05, smolvla, groot or openvla"
+    )
 
 
 def _openpi(weights: str, folder: Path, fields: Mapping[str, Any]) -> StartingPoint:
@@ -90,6 +98,8 @@ def _lerobot(weights: str, fields: Mapping[str, Any]) -> StartingPoint:
     cameras = [name for name in names if name]
     learned = sizes == [(STATE,), (ACTION,)] and names[0] is not None and len(cameras) == len(pictures)
     horizon = fields.get("chunk_size", STEPS)
+    if fields["type"] == "groot":
+        horizon = min(horizon, GROOT_STEPS)
     return StartingPoint(
         weights,
         fields["type"],

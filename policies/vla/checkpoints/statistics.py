@@ -18,7 +18,10 @@ from embodied.saving.json_text import loads
 STATISTICS = ("state_mean", "state_std", "action_mean", "action_std")
 PARTS = ("state", "action")
 MEANS = ("mean", "std")
-NORMALIZER = "policy_preprocessor_step_*_normalizer_processor.safetensors"
+NORMALIZERS = tuple(
+    f"policy_preprocessor_step_*_{step}.safetensors" for step in ("normalizer_processor", "groot_pack_inputs_v3")
+)
+"""Files of LeRobot's processors with statistics; the second is GR00T's."""
 ADVICE = "mend this file, or remove it to take those of demonstrations"
 BUFFERS = "normalize_inputs.buffer_observation_state.{}", "unnormalize_outputs.buffer_action.{}"
 """LeRobot's names of statistics of state and action in model.safetensors, before its release 0.4."""
@@ -71,7 +74,7 @@ def read(folder: Path, modes: Modes, key: str | None = None) -> dict[str, Tensor
     means = Mode.MEAN_STD, Mode.MEAN_STD
     sources: list[tuple[Path, Callable[[Path, Sequence[Sequence[str]]], Pairs], Modes]] = [
         *((path, _transformers, means) for path in sorted(folder.glob("*processor_config.json"))),
-        *((path, _lerobot, modes) for path in sorted(folder.glob(NORMALIZER))),
+        *((path, _lerobot, modes) for pattern in NORMALIZERS for path in sorted(folder.glob(pattern))),
         *((path, _buffers, modes) for path in sorted(folder.glob("model*.safetensors"))),
         *((path, _openpi, modes) for path in _chosen(folder, key)),
     ]

@@ -257,6 +257,6 @@ def folder_of(weights: str, kind: str, *also: str, tensors: bool = True) -> Path
         from huggingface_hub import snapshot_download
 
     large = [*(["*.safetensors"] if tensors else []), *also]
-    patterns = ["*.json", "tokenizer*", *([] if planned() else large)]
+    patterns = ["*.json", "tokenizer*", "merges.txt", *([] if planned() else large)]
     with reading(f"policy.weights={weights}: expected a folder or a name on the hub of {kind}"):
         return Path(snapshot_download(weights, allow_patterns=patterns))

@@ -190,8 +190,8 @@ class PromptTokenizer(Tokenizer):
         """Id of the token `SPACE`."""
         return self.tokenizer.token_to_id(SPACE)
 
-    def _padded(self, row: list[int], padding: int) -> list[int]:
-        return [padding] * (self.longest - len(row)) + row
+    def _padded(self, row: list[int], padding: int, length: int) -> list[int]:
+        return [padding] * (length - len(row)) + row
 
 
 def cropped(images: Tensor, size: int) -> Tensor:

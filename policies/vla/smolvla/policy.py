@@ -47,7 +47,28 @@ class SmolVLATokenizer(Tokenizer):
     has_beginning = False
 
 
-class SmolVLAPolicy(Pi0Policy):
+class LearnedCameras(Pi0Policy):
+    """Policy that reads the task's cameras in the order in which its published weights have learned them."""
+
+    def _match_cameras(self, learned: list[str]) -> None:
+        """Read the task's cameras in the order of the cameras `learned`, by name, or with a warning as they are.
+
+        Raises:
+            UserError: if the task has more cameras than the weights were trained with.
+        """
+        own = self.inputs.cameras
+        if learned and len(own) > len(learned):
+            raise UserError(
+                f"policy.weights={self.config.weights} has learned with {', '.join(learned)}; "
+                f"the task has {', '.join(own)}: set task.images"
+            )
+        if set(own) <= set(learned):
+            self.inputs.cameras = [name for name in learned if name in own]
+        else:
+            super()._match_cameras(learned)
+
+
+class SmolVLAPolicy(LearnedCameras):
     """Policy that predicts chunks like Pi0Policy, with SmolVLA."""
 
     kind = "smolvla"
@@ -67,23 +88,6 @@ class SmolVLAPolicy(Pi0Policy):
         super()._take(pretrained)
         assert self.inputs.tokenizer
         self.inputs.tokenizer.longest = pretrained.settings.longest
-
-    def _match_cameras(self, learned: list[str]) -> None:
-        """Read the task's cameras in the order of the cameras `learned`, by name, or with a warning as they are.
-
-        Raises:
-            UserError: if the task has more cameras than the weights were trained with.
-        """
-        own = self.inputs.cameras
-        if learned and len(own) > len(learned):
-            raise UserError(
-                f"policy.weights={self.config.weights} has learned with {', '.join(learned)}; "
-                f"the task has {', '.join(own)}: set task.images"
-            )
-        if set(own) <= set(learned):
-            self.inputs.cameras = [name for name in learned if name in own]
-        else:
-            super()._match_cameras(learned)
 
     def _prefix(self, observation: TensorDict, condition: Tensor | None = None) -> Prefix:
         state = self._state(observation)

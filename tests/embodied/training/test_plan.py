@@ -227,6 +227,7 @@ def test_a_part_that_a_stage_lacks_takes_nothing_there() -> None:
         "policy=pi05 task=libero_pick task.images=[agentview] algorithm=ppo policy.gradient_checkpointing=true"
         " policy.denoising_steps=2",
         "policy=smolvla algorithm=ppo policy.size=TINY policy.denoising_steps=2",
+        "policy=groot algorithm=ppo policy.size=TINY policy.denoising_steps=2",
         "policy=tokens algorithm=ppo",
         "policy=diffusion algorithm=ranking",
         "policy=act algorithm=self_imitation policy.dim_model=16 policy.n_heads=2",

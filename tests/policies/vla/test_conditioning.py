@@ -176,7 +176,7 @@ def test_recap_of_pi0_goes_on_where_it_was_saved() -> None:
 
 
 def test_a_policy_without_the_option_is_refused() -> None:
-    with pytest.raises(UserError, match=r"pi05 or smolvla with policy\.advantage_guidance"):
+    with pytest.raises(UserError, match=r"pi05, smolvla or groot with policy\.advantage_guidance"):
         RECAPConfig().build(policy(), torch.Generator())
     made = policy(advantage_guidance=1.5)
     SFTConfig(steps=1, batch=4).build(made, torch.Generator().manual_seed(0)).fit(episodes(4), 1)

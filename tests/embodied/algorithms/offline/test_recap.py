@@ -175,7 +175,7 @@ def test_labels_are_dropped_for_a_share_of_a_batch(monkeypatch: pytest.MonkeyPat
 def test_what_recap_cannot_learn_is_refused() -> None:
     contract = Reach(1).contract
     for policy in (MLPConfig(hidden=[8]), FlowConfig(width=8, hidden=8, turn_rad=0.0)):
-        with pytest.raises(UserError, match="use policy=flow, diffusion, pi0, pi05 or smolvla with policy"):
+        with pytest.raises(UserError, match="use policy=flow, diffusion, pi0, pi05, smolvla or groot with policy"):
             RECAPConfig().build(policy.build(contract), torch.Generator())
     _, learner = make()
     few = recorded(4)

@@ -429,7 +429,7 @@ def test_lerobot_s_layout_needs_published_weights(tmp_path: Path) -> None:
     made = SmolVLAConfig(hidden=16).build(SEEING)
     with pytest.raises(UserError, match=r"names the vision-language model of policy\.weights"):
         publish_lerobot(made, tmp_path / "out", tmp_path)
-    with pytest.raises(UserError, match="target=lerobot is for policy=smolvla, got Pi0Policy"):
+    with pytest.raises(UserError, match="target=lerobot is for policy=smolvla and groot, got Pi0Policy"):
         publish_lerobot(Pi0Config(hidden=16).build(SEEING), tmp_path / "out", tmp_path)
 
 
