@@ -313,7 +313,7 @@ class SAC(Composite):
         entropy = -log_prob.detach().mean()
         self.log_temperature.grad = entropy - self.target_entropy
         self.actor_optimiser.step()
-        return {"policy_loss": loss.detach(), "entropy": entropy} | metrics
+        return {"policy_loss": loss.detach(), "value": value.detach().mean(), "entropy": entropy} | metrics
 
     def _imitation(self) -> Tensor | None:
         """Supervised loss of the policy on as many demonstrated chunks as a minibatch has; None if there are none.
