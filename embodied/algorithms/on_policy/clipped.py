@@ -333,10 +333,11 @@ class Clipped(Composite):
         return low, low * wider, config.part_discount**following
 
     def largest_pass(self, passes: Passes) -> int | None:
-        """Bytes that scoring a piece of a minibatch stores, or the supervised loss if that is more."""
+        """Bytes that scoring a piece of a minibatch stores, with its chunks, or the supervised loss if that is more."""
         imitated = passes.loss(passes.share(self.config.bc_batch)) if self.config.bc_coefficient else 0
         distilled = 0 if self.one_step is None else self.one_step.largest_pass(passes) or 0
-        return max(imitated, distilled, passes.evaluate(self.config.minibatch, self.config.memory_gb))
+        also = self._start_distance if self.config.wasserstein else None
+        return max(imitated, distilled, passes.evaluate(self.config.minibatch, self.config.memory_gb, also))
 
     def state_dict(self) -> dict[str, Any]:
         """Optimiser, counters, minibatch generator, and the reference policy and one-step actor's if there are any."""

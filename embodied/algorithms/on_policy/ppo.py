@@ -74,7 +74,7 @@ class PPOConfig(ClippedConfig):
     importance_limit: Annotated[float, Range(at_least=1, at_most=INF)] | None = None
 
     def __post_init__(self) -> None:
-        """Raise UserError for numbers that are out of range, and a choice among initial states that are not repeated."""
+        """Raise UserError for numbers out of range, and a choice among initial states that are not repeated."""
         super().__post_init__()
         if self.curriculum_favours is not Favours.HALF and not self.curriculum:
             raise UserError(
