@@ -103,9 +103,7 @@ def test_a_sentence_is_encoded_once_and_whatever_else_is_asked_for(model: str, m
     assert torch.equal(SentenceTable(model)(said(SOUP, size=64)), first[1:2])  # of another length, and alone
 
 
-def test_a_full_table_reads_further_sentences_without_keeping_them(
-    model: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_table_reads_further_sentences_without_keeping_them(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sentences, "LARGEST", 2)
     table = SentenceTable(model)
     first = table(said(MILK, SOUP))
