@@ -56,8 +56,9 @@ class SACConfig(CriticConfig):
     actions on a robot belong, too, with `keep_interventions`. The actor also imitates them, with the weight
     `bc_coefficient` in units of the mean value. It maximises the smallest value of all critics, or their mean
     (`actor_mean`); without `entropy_in_target` targets are returns of rewards alone. `target_std` is the wished
-    deviation of an action element in half ranges. With `continue_values` the critics are at first those that the stage
-    offline has trained.
+    deviation of an action element in half ranges. In a run of few gradient steps the temperature follows it in time
+    with a higher `temperature_learning_rate` (None: `learning_rate`). With `continue_values` the critics are at first
+    those that the stage offline has trained.
     """
 
     rollout_length: PositiveInt = 16
@@ -76,6 +77,7 @@ class SACConfig(CriticConfig):
     discount: Fraction = 0.99
     averaging: Annotated[float, Range(above=0, at_most=1)] = 0.005
     initial_temperature: PositiveFloat = 1.0
+    temperature_learning_rate: NonNegativeFloat | None = None
     target_std: PositiveFloat = 0.089
     entropy_in_target: bool = True
     actor_mean: bool = False
@@ -197,7 +199,9 @@ class SAC(Composite):
         self.q = q or ActionValues(policy, config, config.value_learning_rate)
         self.actor_parameters = actor.actor_parameters()
         self.log_temperature = torch.tensor(math.log(config.initial_temperature), device=policy.device).requires_grad_()
-        parameters = [*self.actor_parameters, self.log_temperature]
+        parameters: list[Any] = [*self.actor_parameters, self.log_temperature]
+        if (rate := config.temperature_learning_rate) is not None:
+            parameters = [{"params": self.actor_parameters}, {"params": [self.log_temperature], "lr": rate}]
         self.actor_optimiser = torch.optim.Adam(parameters, config.learning_rate, fused=True)
         # H0 = K A log(2 pi e sigma^2) / 2
         elements = self.q.executed * self.q.elements

@@ -132,6 +132,19 @@ def test_steps_follow_the_number_of_decisions() -> None:
     assert float(learner.actor_optimiser.state[learner.actor_parameters[0]]["step"]) == 2
 
 
+@pytest.mark.parametrize("rate", [None, 0.05])
+def test_the_temperature_may_have_a_rate_of_its_own(rate: float | None) -> None:
+    settings = {"warmup": 0, "initial_temperature": 0.3, "temperature_learning_rate": rate}
+    _, learner, collector = make(updates=0.04, **settings)
+    before = [each.clone() for each in learner.actor_parameters]
+    learner.update(collector.collect(1), 0.0)
+    # the first step of Adam is as large as its rate
+    moved = abs(float(learner.log_temperature.detach()) - math.log(0.3))
+    assert moved == pytest.approx(rate or 3e-4, rel=1e-3)
+    steps = [float((old - new).abs().max()) for old, new in zip(before, learner.actor_parameters, strict=True)]
+    assert max(steps) == pytest.approx(3e-4, rel=1e-3)
+
+
 def test_actor_waits_for_its_critics() -> None:
     _, learner, collector = make(updates=0.04, warmup=0, critic_warmup=3)
     before = [each.clone() for each in learner.actor_parameters]
@@ -158,7 +171,7 @@ def test_learns_to_reach_from_sparse_reward() -> None:
 
 
 def test_resumed_updates_equal_uninterrupted_ones() -> None:
-    rlpd = RLPDConfig(policy_delay=2, ensemble=3)
+    rlpd = RLPDConfig(policy_delay=2, ensemble=3, temperature_learning_rate=0.01)
     policy, learner, collector = make(0, rlpd, episodes())
     for _ in range(4):
         learner.update(collector.collect(8), 0.0)
