@@ -23,12 +23,12 @@ from embodied.command_line.train_options import GROUPS, TrainConfig, robot_task
 from embodied.configuration import Configuration, PositiveInt
 from embodied.contract import Contract
 from embodied.errors import UserError
-from embodied.interrupt import STOPPING, GracefulStop
+from embodied.runtime.interrupt import STOPPING, GracefulStop
 from embodied.seeding import derive, seed_everything
 from embodied.training.compute import prepare
-from real_robot.learning.actor import Actor
-from real_robot.learning.link import ActorLink
-from real_robot.learning.outbox import Outbox
+from real_robot.learning.remote.actor import Actor
+from real_robot.learning.remote.link import ActorLink
+from real_robot.learning.remote.outbox import Outbox
 from real_robot.learning.task import RobotConfig
 from real_robot.serving.credentials import token
 

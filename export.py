@@ -27,8 +27,8 @@ from embodied.report import margins
 from embodied.saving import checkpoint
 from embodied.saving.publishing import publish, push
 from policies.registry import trained_policy
-from policies.vla.publishing import publish as publish_vla
-from policies.vla.smolvla_publishing import publish as publish_smolvla
+from policies.vla.checkpoints.publishing import publish as publish_vla
+from policies.vla.smolvla.publishing import publish as publish_smolvla
 from real_robot.firmware.exporting import Export, Target, Weights, export, strictness, summary
 from sims.registry import conditions
 

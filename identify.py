@@ -25,10 +25,10 @@ from embodied.training.compute import prepare
 from real_robot.recording import driven
 from real_robot.recording.recording import Recording
 from real_robot.sim_to_real.identification import Parameter, Segments, cut, identify, prediction_error
-from sims.quadrotor.airframes import Airframe
-from sims.quadrotor.dynamics import DT_S, Options
-from sims.quadrotor.fitting import KEYS, FlightModel
-from sims.quadrotor.own_airframe import chosen_airframe, write_airframe
+from sims.quadrotor.physics.airframes import Airframe
+from sims.quadrotor.physics.dynamics import DT_S, Options
+from sims.quadrotor.physics.fitting import KEYS, FlightModel
+from sims.quadrotor.physics.own_airframe import chosen_airframe, write_airframe
 
 log = logging.getLogger("embodied")
 GUESSES = {"drag_x": 0.1, "drag_y": 0.1, "drag_z": 0.1, "delay_s": 0.5 * DT_S}

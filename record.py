@@ -17,7 +17,7 @@ from embodied.command_line import combinations, program
 from embodied.command_line.config import compose
 from embodied.command_line.train_options import GROUPS, TrainConfig
 from embodied.errors import UserError
-from embodied.interrupt import GracefulStop
+from embodied.runtime.interrupt import GracefulStop
 from embodied.saving import checkpoint
 from embodied.task import Task
 from embodied.training.run_directory import new_directory

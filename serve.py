@@ -21,8 +21,8 @@ from embodied.command_line import program
 from embodied.command_line.config import compose
 from embodied.configuration import Configuration, Port, PositiveInt
 from embodied.errors import UserError
-from embodied.interrupt import GracefulStop
 from embodied.policy import Policy
+from embodied.runtime.interrupt import GracefulStop
 from embodied.saving import checkpoint
 from embodied.task import Convention
 from embodied.training.compute import prepare

@@ -21,7 +21,7 @@ from embodied.command_line.config import compose
 from embodied.command_line.tuning import Search, SearchOptions
 from embodied.commands import command, option
 from embodied.configuration import Configuration
-from embodied.interrupt import Stopped
+from embodied.runtime.interrupt import Stopped
 
 log = logging.getLogger("embodied")
 

@@ -52,8 +52,8 @@ from embodied.saving.json_text import dumps_rows  # noqa: E402
 from embodied.saving.versions import git_commit, versions  # noqa: E402
 from embodied.task import OfflineLearnerConfig  # noqa: E402
 from policies.flow import FlowConfig  # noqa: E402
+from policies.generation.steering import SteeringConfig  # noqa: E402
 from policies.mlp import MLPConfig  # noqa: E402
-from policies.steering import SteeringConfig  # noqa: E402
 
 ROWS: dict[str, tuple[str, Callable[..., OfflineLearnerConfig]]] = {
     "imitation of all": ("flow", SFTConfig),

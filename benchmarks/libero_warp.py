@@ -25,7 +25,7 @@ import torch  # noqa: E402
 from numpy.typing import NDArray  # noqa: E402
 
 from embodied.evaluation.evaluation import wilson  # noqa: E402
-from embodied.progress import Progress  # noqa: E402
+from embodied.runtime.progress import Progress  # noqa: E402
 from embodied.saving.files import complete_or_absent  # noqa: E402
 from embodied.saving.json_text import dumps_rows  # noqa: E402
 from embodied.saving.versions import git_commit, versions  # noqa: E402

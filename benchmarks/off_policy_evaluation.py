@@ -56,7 +56,7 @@ class Deployed:
 
 
 def checkpoints(logs: Logs, args: argparse.Namespace, seed: int) -> list[TrainablePolicy]:
-    """The untrained policy, and policies after 1 / 2^n of all gradient steps, oldest first."""
+    """The untrained policy, and policies after one gradient step to all, evenly on a logarithmic scale."""
     kind, config = ROWS[args.row]
     seeding.seed_everything(seed)
     env = logs.environment(args.envs)
@@ -65,8 +65,9 @@ def checkpoints(logs: Logs, args: argparse.Namespace, seed: int) -> list[Trainab
     policy.fit(*logs.episodes.by_weight())
     learner = config(steps=args.steps, batch=args.batch).build(policy, seeding.generator(seed, "offline"))
     saved = [copy.deepcopy(policy)]
-    for share in reversed(range(args.policies - 1)):
-        learner.fit(logs.episodes, max(1, args.steps // 2**share) - learner.gradient_steps)
+    for number in range(1, args.policies):
+        due = round(args.steps ** (number / (args.policies - 1)))
+        learner.fit(logs.episodes, max(1, due - learner.gradient_steps))
         saved.append(copy.deepcopy(policy))
     return saved
 
@@ -146,7 +147,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--task", choices=TASKS, default="reach")
     parser.add_argument("--tasks", default="0,1,2,3,4,5,6,7,8,9", help="of libero_pick")
-    parser.add_argument("--row", choices=ROWS, default="mlp, ReBRAC", help="learner, a row of from_logs.py")
+    parser.add_argument("--row", choices=ROWS, help="of from_logs.py; ReBRAC on reach, IQL on libero_pick")
     parser.add_argument("--estimators", nargs="+", default=["fqe", "am_q"])
     parser.add_argument("--policies", type=int, default=10)
     parser.add_argument("--episodes", type=int, default=60, help="of each task in the logs")
@@ -155,6 +156,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--envs", type=int, default=44, help="initial states of the true return")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     args = parser.parse_args(arguments)
+    if args.policies < 2:
+        parser.error("expected --policies of at least 2")
+    args.row = args.row or ("mlp, ReBRAC" if args.task == "reach" else "IQL")
     args.folder.mkdir(parents=True, exist_ok=True)
     return args
 

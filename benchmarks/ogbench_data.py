@@ -27,12 +27,12 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # also runs from a clone that is not installed
 
 from embodied.errors import UserError  # noqa: E402
-from embodied.progress import Progress  # noqa: E402
+from embodied.runtime.progress import Progress  # noqa: E402
 from embodied.saving.json_text import dumps_rows  # noqa: E402
 from embodied.saving.versions import git_commit, versions  # noqa: E402
-from real_robot.recording.data_contract import data_contract  # noqa: E402
-from real_robot.recording.data_set_reading import read  # noqa: E402
-from real_robot.recording.matching import Match, MatchOptions  # noqa: E402
+from real_robot.recording.data_sets.contract import data_contract  # noqa: E402
+from real_robot.recording.data_sets.data_set_reading import read  # noqa: E402
+from real_robot.recording.data_sets.matching import Match, MatchOptions  # noqa: E402
 
 STATES = 1001
 """States of a trajectory."""

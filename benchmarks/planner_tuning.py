@@ -22,7 +22,7 @@ from embodied.evaluation.evaluation import EvaluationResult, evaluate
 from embodied.navigation.dynamic_window import DynamicWindow, Weights
 from embodied.policy import Policy
 from embodied.task import Task
-from sims.quadrotor.airframes import RACER_5_INCH
+from sims.quadrotor.physics.airframes import RACER_5_INCH
 from sims.quadrotor.planners import raceline as quadrotor
 from sims.quadrotor.task import RaceTask as QuadrotorRaceTask
 from sims.vehicle.mapping import drive_of

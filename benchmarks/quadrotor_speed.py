@@ -40,10 +40,10 @@ sys.path.insert(0, str(ROOT))  # also runs from a clone that is not installed
 from embodied.native import compiler  # noqa: E402
 from embodied.saving.json_text import dumps_rows  # noqa: E402
 from embodied.saving.versions import git_commit  # noqa: E402
-from sims.quadrotor import dynamics  # noqa: E402
-from sims.quadrotor.airframes import CRAZYFLIE  # noqa: E402
 from sims.quadrotor.environment import QuadrotorEnvironment  # noqa: E402
-from sims.quadrotor.simulator import Simulator  # noqa: E402
+from sims.quadrotor.physics import dynamics  # noqa: E402
+from sims.quadrotor.physics.airframes import CRAZYFLIE  # noqa: E402
+from sims.quadrotor.physics.simulator import Simulator  # noqa: E402
 
 LANES = 8192
 FUSED = 16

@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also runs fro
 
 from benchmarks.safety_checker import Checker, ViolationError
 from embodied.contract import Contract, TensorSpec
-from embodied.progress import Progress
+from embodied.runtime.progress import Progress
 from embodied.saving.files import complete_or_absent
 from embodied.saving.json_text import dumps_rows
 from embodied.saving.versions import git_commit

@@ -32,7 +32,7 @@ from benchmarks.row_robots import Px4, Robot
 from benchmarks.safety_checker import ViolationError
 from benchmarks.safety_faults import element_limits
 from embodied.contract import Contract
-from embodied.progress import Progress
+from embodied.runtime.progress import Progress
 from embodied.saving.files import complete_or_absent
 from embodied.saving.json_text import dumps_rows
 from embodied.saving.versions import git_commit

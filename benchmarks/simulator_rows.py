@@ -98,6 +98,35 @@ def gym(id: str, worlds: int) -> Row:
     return Row(f"Gymnasium {id}", worlds, ours, theirs)
 
 
+def envpool(id: str, worlds: int) -> Row:
+    """Ours steps Gymnasium's worlds; EnvPool has its own in C++, and takes an extra step to reset an ended episode."""
+
+    def theirs() -> Loop:
+        try:
+            from envpool import make_gymnasium
+        except ImportError as error:
+            raise SystemExit(f"EnvPool is missing ({error}): pip install envpool, or name other rows") from error
+        env = make_gymnasium(id, num_envs=worlds, num_threads=1, seed=0)
+        space = env.action_space
+        shares = random_actions(worlds, *space.shape).double().numpy()
+        actions = (space.high + space.low) / 2 + (space.high - space.low) / 2 * shares
+        done, taken = np.zeros(worlds, dtype=bool), 0
+        env.reset()
+
+        def loop(steps: int) -> int:
+            nonlocal done, taken
+            executed = 0
+            for _ in range(steps):
+                executed += worlds - int(done.sum())
+                _, _, terminated, truncated, _ = env.step(actions[taken % BANK])
+                done, taken = terminated | truncated, taken + 1
+            return executed
+
+        return loop
+
+    return Row(f"EnvPool {id}", worlds, gym(id, worlds).ours, theirs)
+
+
 def maniskill(worlds: int) -> Row:
     """PickCube from state; the library's loop is over its base environments, of which each holds one world on a CPU."""
 
@@ -302,6 +331,7 @@ ROWS: dict[str, Row] = {
     **{f"gym_pendulum_{n}": gym("Pendulum-v1", n) for n in (1, 16)},
     **{f"gym_pusher_{n}": gym("Pusher-v5", n) for n in (1, 16, 64)},
     "gym_humanoid_16": gym("Humanoid-v5", 16),
+    **{f"envpool_{name.lower()}_16": envpool(f"{name}-v5", 16) for name in ("HalfCheetah", "Humanoid")},
     **{f"maniskill_{n}": maniskill(n) for n in (2, 8)},
     **{f"robosuite_{n}": robosuite(n, 1) for n in (1, 4)},
     "robosuite_chunks": robosuite(1, 4),

@@ -10,7 +10,8 @@ The two take turns of about 50 ms, until each has had `seconds` of CPU time in o
 overhead is the additional CPU time of our control step as a share of the library's; the median of the runs, the lowest
 and the highest are reported. Resets count. MB are the growth of a separate process that loads the simulator, makes the
 worlds and steps each of them a few times. All rows take about six CPU-minutes. Isaac Lab's rows are run by its own
-interpreter, .venv-isaac/bin/python, the others by .venv/bin/python.
+interpreter, .venv-isaac/bin/python, the others by .venv/bin/python. EnvPool's rows need `pip install envpool`, and are
+measured only if they are named.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -32,8 +34,7 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # also runs from a clone that is not installed
 
-from simulator_rows import ROWS, Loop, Row  # noqa: E402
-
+from benchmarks.simulator_rows import ROWS, Loop, Row  # noqa: E402
 from embodied.saving.files import complete_or_absent  # noqa: E402
 from embodied.saving.json_text import dumps_rows  # noqa: E402
 from embodied.saving.versions import git_commit, versions  # noqa: E402
@@ -142,6 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure all rows, print the table, and write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     available = [name for name in ROWS if name.startswith("isaac_lab") == (find_spec("isaaclab") is not None)]
+    available = [name for name in available if not name.startswith("envpool")]
     parser.add_argument("rows", nargs="*", default=available, help=", ".join(ROWS))
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=1.0, help="CPU time of each in a run")
@@ -167,7 +169,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "runs": options.runs,
             "seconds": options.seconds,
             "load": [round(each, 1) for each in (load_before, os.getloadavg()[0])],
-            "versions": versions(),
+            "versions": versions() | ({"envpool": version("envpool")} if "envpool" in " ".join(rows) else {}),
             "rows": rows,
         }
         with complete_or_absent(options.output) as temporary:

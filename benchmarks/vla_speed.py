@@ -39,7 +39,7 @@ from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 from transformers import PI0Config, PI0ForConditionalGeneration  # noqa: E402
 
 from embodied.contract import Contract, TensorSpec  # noqa: E402
-from embodied.precision import Precision  # noqa: E402
+from embodied.networks.precision import Precision  # noqa: E402
 from embodied.saving.files import complete_or_absent  # noqa: E402
 from embodied.saving.json_text import dumps_rows  # noqa: E402
 from embodied.saving.versions import git_commit, versions  # noqa: E402

@@ -192,8 +192,8 @@ def in_real_time(env: Environment) -> bool:
     """Whether `env` is a robot with a person: attribute `real_time` of `env`, False without.
 
     Its steps cannot be repeated, and a reset of no episode returns what is observed now. Once a stop of the run is
-    requested (`embodied.interrupt.STOPPING`) it ends its episode and returns at once from then on, without executing
-    anything.
+    requested (`embodied.runtime.interrupt.STOPPING`) it ends its episode and returns at once from then on, without
+    executing anything.
     """
     return getattr(env, "real_time", False)
 

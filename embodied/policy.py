@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from embodied.configuration import Configuration
 from embodied.contract import Contract, TensorSpec
-from embodied.precision import Precision
-from embodied.value_head import ValueHead
+from embodied.networks.precision import Precision
+from embodied.networks.value_head import ValueHead
 from embodied.world import World
 
 Module = TypeVar("Module", bound=nn.Module)

@@ -8,7 +8,7 @@ from embodied.algorithms.imitation.sft import SFTConfig
 from embodied.algorithms.offline.rounds import RoundsConfig
 from embodied.configuration import Configuration, NonNegativeInt, PositiveInt
 from embodied.errors import UserError
-from embodied.precision import Precision
+from embodied.networks.precision import Precision
 from embodied.rollout.storage import Storage
 
 AUTO = "auto"

@@ -20,7 +20,7 @@ from typing import Any
 
 from embodied import without_dynamo  # noqa: F401 - first
 from embodied.commands import CLONE, NAMES
-from embodied.console import setup_console
+from embodied.runtime.console import setup_console
 
 log = logging.getLogger(__name__)
 PACKAGES = "torch", "tensordict"

@@ -21,7 +21,7 @@ from embodied.export.conditions import Conditions
 from embodied.policy import Policy, TrainablePolicy
 from embodied.rollout.rollout import Collector, Rollout
 from embodied.rollout.starts import Starts
-from embodied.starting_point import StartingPoint
+from embodied.saving.starting_point import StartingPoint
 from embodied.world import World
 
 STARTS = 50

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from embodied.configuration import PositiveInt
 from embodied.contract import Contract
 from embodied.errors import UserError
+from embodied.networks.products import Dense
 from embodied.policy import TrainablePolicy
-from embodied.products import Dense
-from policies.choice_of_augmentation import AugmentedConfig, augmentation
-from policies.choice_of_encoder import fit_encoders, observation_encoder
-from policies.encoders import EncoderKind
+from policies.encoders.base import EncoderKind
+from policies.encoders.choice import fit_encoders, observation_encoder
+from policies.encoders.choice_of_augmentation import AugmentedConfig, augmentation
 
 
 @dataclass

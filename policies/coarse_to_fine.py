@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from embodied.configuration import Range
 from embodied.contract import Contract
 from embodied.errors import UserError
+from embodied.networks.products import Dense
 from embodied.policy import Decision, DiscretePolicy, Evaluation, inference, sum_of_executed, value_if_needed
-from embodied.products import Dense
 from policies.actor_critic import ActorCritic, ActorCriticConfig, dense_layers
 
 MAX_CHOICES = 128

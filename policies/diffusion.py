@@ -2,7 +2,8 @@
 
 Its log-probability has a part for each of the last `tuned_steps` denoising steps, as in DPPO (arXiv 2409.00588): with
 algorithm=ppo, `clip_first` and `part_discount` that is DPPO. Differences: the earlier steps are those of the same
-network and not of a frozen copy, and their noise is not scored; the networks are in `policies.chunk_networks`.
+network and not of a frozen copy, and their noise is not scored. The networks are in
+`policies.generation.chunk_networks`.
 """
 
 from __future__ import annotations
@@ -20,16 +21,17 @@ from embodied.configuration import Fraction, PositiveFloat, PositiveInt
 from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.policy import Evaluation, copy_statistics, sum_of_executed
-from policies import diffusion_checkpoint, lerobot_diffusion
-from policies.chunk_networks import ChunkUNet, NetworkKind, chunk_network
-from policies.diffusion_checkpoint import Published
-from policies.encoders import EncoderKind
+from policies.encoders.base import EncoderKind
 from policies.flat import PlainEncoder
-from policies.generative import GenerativeConfig, GenerativePolicy
+from policies.generation import diffusion_checkpoint
+from policies.generation.base import GenerativeConfig, GenerativePolicy
+from policies.generation.chunk_networks import ChunkUNet, NetworkKind, chunk_network
+from policies.generation.diffusion_checkpoint import Published
 from policies.kernels.diffusion import NoiseTable, Prediction, ddim_step, denoised, noised, target
 from policies.kernels.flow import gaussian_entropy, gaussian_log_prob
-from policies.lerobot_diffusion import LeRobotDiffusion, LeRobotEncoder
-from policies.vla.weights import planned
+from policies.lerobot import diffusion as lerobot_diffusion
+from policies.lerobot.diffusion import LeRobotDiffusion, LeRobotEncoder
+from policies.vla.checkpoints.weights import planned
 
 SETTINGS = {"train_steps": "num_train_timesteps", "schedule": "beta_schedule", "prediction": "prediction_type"}
 """Names of options in diffusion_policy and LeRobot."""

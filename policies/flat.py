@@ -14,7 +14,7 @@ from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.export.network import distance, reciprocal
 from embodied.world import ALONE, World
-from policies.encoders import Encoder
+from policies.encoders.base import Encoder
 
 SMALLEST_SPREAD = 1e-6
 """Largest deviation of a constant element, in its units or as a share of its mean: smaller ones are rounding."""

@@ -19,8 +19,8 @@ from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.execution.chunking import Running
 from embodied.policy import Decision, Evaluation, inference, sum_of_executed
-from policies.chunk_networks import chunk_network
-from policies.generative import GenerativeConfig, GenerativePolicy
+from policies.generation.base import GenerativeConfig, GenerativePolicy
+from policies.generation.chunk_networks import chunk_network
 from policies.kernels.flow import TimeGrid, gaussian_velocity, prefix_mask
 from policies.kernels.narrowing import NarrowingNoise
 from policies.kernels.sampling import Field, FlowSampling, Sampler, check_delay, trained_for, undefined_log_prob

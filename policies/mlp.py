@@ -14,6 +14,7 @@ from embodied.configuration import PositiveFloat, PositiveInt
 from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.export.network import Network
+from embodied.networks.value_head import ValueHead
 from embodied.policy import (
     Decision,
     DeterministicPolicy,
@@ -24,7 +25,6 @@ from embodied.policy import (
     needs_value,
     sum_of_executed,
 )
-from embodied.value_head import ValueHead
 from embodied.world import ALONE, World
 from policies.flat import FlatObservations
 from policies.kernels.flow import gaussian_entropy, gaussian_log_prob

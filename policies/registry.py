@@ -8,18 +8,18 @@ from omegaconf.errors import OmegaConfBaseException
 from embodied.errors import UserError
 from embodied.policy import PolicyConfig, TrainablePolicy
 from embodied.saving.checkpoint import Checkpoint
-from policies.act import ACTConfig
 from policies.attention import AttentionConfig
 from policies.coarse_to_fine import CoarseToFineConfig
 from policies.diffusion import DiffusionConfig
 from policies.flow import FlowConfig
+from policies.lerobot.act import ACTConfig
 from policies.mlp import MLPConfig
 from policies.recurrent import RecurrentConfig
 from policies.squashed import SquashedConfig
 from policies.vla.pi0 import Pi0Config
-from policies.vla.pi0_fast import Pi0FastConfig
+from policies.vla.pi0_fast.policy import Pi0FastConfig
 from policies.vla.pi05 import Pi05Config
-from policies.vla.smolvla import SmolVLAConfig
+from policies.vla.smolvla.policy import SmolVLAConfig
 from policies.vla.tokens import TokensConfig
 
 POLICIES: dict[str, type] = {

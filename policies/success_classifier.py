@@ -25,10 +25,10 @@ from embodied.contract import Contract
 from embodied.data.success_frames import NEGATIVE, POSITIVE, Frames
 from embodied.errors import DivergedError, UserError
 from embodied.evaluation.detection import sustained
-from embodied.progress import Progress
+from embodied.runtime.progress import Progress
 from embodied.saving import checkpoint
 from embodied.saving.checkpoint import Checkpoint
-from policies.encoders import Encoder
+from policies.encoders.base import Encoder
 from policies.flat import FlatEncoder
 from policies.vision.augmentation import PictureChanges
 from policies.vision.backbones import VisionConfig

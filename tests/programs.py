@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from embodied.console import PACKAGES, close_log
+from embodied.runtime.console import PACKAGES, close_log
 
 ROOT = Path(__file__).parents[1]
 SIGNALS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP

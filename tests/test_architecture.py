@@ -131,11 +131,11 @@ STOREYS = (
     ("rollout",),
     ("native", "environment"),
     ("export", "saving"),
-    ("policy", "text", "words"),
-    ("contract", "precision", "value_head"),
-    ("configuration", "extras", "foreign_code", "resume", "start_up"),
-    ("console", "interrupt", "progress", "world"),
-    ("commands", "errors", "products", "scene", "seeding", "starting_point", "streams", "without_dynamo"),
+    ("policy", "text"),
+    ("contract", "networks"),
+    ("configuration", "extras", "start_up"),
+    ("runtime", "world"),
+    ("commands", "errors", "scene", "seeding", "without_dynamo"),
 )
 """Folders and modules of embodied/, from the top: each imports only what lies below it."""
 

@@ -16,9 +16,9 @@ import export
 import serve
 import train
 from embodied.command_line import program
+from tests.policies.vla.checkpoints.test_statistics import write
+from tests.policies.vla.checkpoints.test_weights import save
 from tests.policies.vla.test_pi0 import RUN
-from tests.policies.vla.test_statistics import write
-from tests.policies.vla.test_weights import save
 from tests.programs import run_program
 
 ROOT = Path(__file__).parent.parent

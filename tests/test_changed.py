@@ -91,7 +91,7 @@ def test_programs_that_tests_of_this_tree_start_are_among_their_dependencies():
     present = changed.git("ls-files", "--cached", "--others", "--exclude-standard")
     arrows = changed.dependencies({path for path in present if path.is_file()})
     for name, test in (
-        ("train.py", "tests/embodied/test_streams.py"),
+        ("train.py", "tests/embodied/runtime/test_streams.py"),
         ("sims/mjcf/tasks/reacher.py", "tests/sims/mjcf/test_tasks.py"),
         ("configs/combinations.yaml", "tests/test_combinations.py"),
         (".ci/run", "tests/test_ci.py"),

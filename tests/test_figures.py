@@ -40,7 +40,6 @@ WITHOUT_COMMIT = {
     "quadrotor_speed.json",
     "remote_speed.json",
     "shared_cores.json",
-    "ros2_latency.json",
     "safety_speed.json",
     "vehicle_speed.json",
 }

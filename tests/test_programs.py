@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import torch
 
-from embodied.console import log_to, setup_console
+from embodied.runtime.console import log_to, setup_console
 from embodied.training.compute import prepare
 from tests.programs import ROOT, restored_process, run_program
 

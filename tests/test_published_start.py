@@ -20,14 +20,15 @@ from safetensors.torch import save_file
 import evaluate
 import train
 from embodied.errors import UserError
-from policies.vla import starting_points
+from policies.vla.checkpoints import starting_points
 from policies.vla.model import untrained
 from policies.vla.sizes import Size
 from sims.libero.environment import LiberoEnvironment
 from sims.libero.suite import load_tasks
 from sims.libero.task import LiberoTask
-from tests.policies.vla import prismatic, smolvla_files
-from tests.policies.vla.test_weights import changed, old, save
+from tests.policies.vla.checkpoints.test_weights import changed, old, save
+from tests.policies.vla.openvla import prismatic
+from tests.policies.vla.smolvla import files as smolvla_files
 
 TASK = load_tasks("libero_object", [6])
 WORDS = {"pick": 3, "the": 4, "milk": 5, "open": 6}

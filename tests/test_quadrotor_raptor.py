@@ -19,9 +19,9 @@ from embodied.policy import MEMORY
 from embodied.seeding import generator
 from policies.recurrent import RecurrentConfig
 from sims.interpreter import own_python
-from sims.quadrotor.airframes import CRAZYFLIE
 from sims.quadrotor.environment import QuadrotorEnvironment
 from sims.quadrotor.observation import contract
+from sims.quadrotor.physics.airframes import CRAZYFLIE
 from sims.quadrotor.task import AnyPlatformTask
 from sims.quadrotor.tasks.hover import Hover
 

@@ -18,7 +18,8 @@ import torch
 import record
 from embodied.command_line.config import compose
 from embodied.data.episodes import SUCCEEDED
-from real_robot.recording import data_set_reading, driven
+from real_robot.recording import driven
+from real_robot.recording.data_sets import data_set_reading
 from real_robot.recording.recording import Recording, Tick
 from real_robot.safety.safety import State, Verdict
 from tests.programs import run_program

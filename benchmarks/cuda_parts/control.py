@@ -19,9 +19,9 @@ from torch import Tensor
 from benchmarks.cuda_parts.record import Options, Record, seconds_per_call, wait
 from benchmarks.simulator_rows import stepping
 from embodied.environments.engine import EpisodeEngine
-from sims.quadrotor.airframes import AIRFRAMES
 from sims.quadrotor.environment import QuadrotorEnvironment
 from sims.quadrotor.flights import HISTORY, named_flights
+from sims.quadrotor.physics.airframes import AIRFRAMES
 from sims.vehicle.environment import VehicleEnvironment
 from sims.vehicle.navigate import Navigate
 from sims.vehicle.vehicles import JACKAL

@@ -20,7 +20,7 @@ from benchmarks.cuda_parts.record import Options, Record
 from embodied.algorithms.on_policy.grpo import GRPOConfig
 from embodied.algorithms.on_policy.ppo import PPOConfig
 from embodied.evaluation.evaluation import evaluate
-from embodied.precision import Precision
+from embodied.networks.precision import Precision
 from embodied.rollout.rollout import Collector, Rollout
 from embodied.rollout.storage import Storage
 from embodied.saving.tree import load_tree, save_tree

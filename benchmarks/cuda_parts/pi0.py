@@ -20,7 +20,7 @@ from benchmarks.cuda_parts.draws import CpuDraws
 from benchmarks.cuda_parts.record import Options, Record, wait
 from embodied.execution.chunking import Running
 from embodied.extras import needs_extra
-from embodied.precision import Precision
+from embodied.networks.precision import Precision
 
 if TYPE_CHECKING:
     from benchmarks.vla_speed import Setting

@@ -29,9 +29,9 @@ from benchmarks.cuda_parts.record import RECORD, Record  # noqa: E402
 from embodied import seeding  # noqa: E402
 from embodied.algorithms.on_policy.ppo import PPOConfig  # noqa: E402
 from embodied.contract import Contract, TensorSpec  # noqa: E402
+from embodied.networks.precision import Precision  # noqa: E402
 from embodied.placement.local import Local, Processes  # noqa: E402
 from embodied.placement.torchrun import Torchrun  # noqa: E402
-from embodied.precision import Precision  # noqa: E402
 from embodied.saving import checkpoint  # noqa: E402
 from embodied.task import Task  # noqa: E402
 from embodied.training.experiment import Experiment, ExperimentConfig  # noqa: E402

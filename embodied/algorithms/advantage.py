@@ -11,9 +11,9 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from embodied.networks.value_head import ValueHead
 from embodied.policy import TrainablePolicy
 from embodied.rollout.rollout import Rollout
-from embodied.value_head import ValueHead
 from embodied.world import ALONE, World, of_each
 
 

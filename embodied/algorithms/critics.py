@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from embodied.configuration import PositiveInt
 from embodied.errors import UserError
-from embodied.products import product
-from embodied.value_head import ValueHead
+from embodied.networks.products import product
+from embodied.networks.value_head import ValueHead
 
 
 class Activation(Enum):

@@ -10,14 +10,14 @@ from typing import Any, TypeVar, cast
 
 from omegaconf import OmegaConf
 
-from embodied import foreign_code as foreign
 from embodied.command_line import combinations
 from embodied.command_line.settings import settings
 from embodied.command_line.suggestion import did_you_mean
 from embodied.commands import CONFIGS, typed
 from embodied.configuration import Configuration, check_ranges
 from embodied.errors import UserError
-from embodied.resume import MOVABLE
+from embodied.runtime import foreign_code as foreign
+from embodied.saving.resume import MOVABLE
 
 WHOLE = re.compile(r"(?<![^\[,:])\d+(\.\d+)?[eE]\+?\d{1,2}(?![^\],}])")
 """Pattern of a number with a positive exponent, as a whole value or an element of a list."""
@@ -26,6 +26,8 @@ AIRFRAMES = "task.airframes"
 """Options with numbers of a task by name; the task itself checks the names."""
 NAMED = (NUMBERS, AIRFRAMES, "options", "axes", "tune.options", "robot.options", "robot.axes")
 """Options with entries by name, whose owner checks the names."""
+REMOVED = "bc_coefficient", "bc_batch"
+"""Options of algorithms that runs of earlier versions recorded, for imitation beside reinforcement learning."""
 C = TypeVar("C")
 Groups = Mapping[str, Mapping[str, type]]
 """Config classes by name, for each config group."""
@@ -224,6 +226,9 @@ def _check_same(chosen: Mapping[str, str], before: Mapping[str, str]) -> None:
 def _saved(config: Any, values: Mapping[str, Any]) -> Any:  # noqa: ANN401 - OmegaConf's
     from omegaconf.errors import OmegaConfBaseException
 
+    algorithm = values.get("algorithm")
+    if algorithm and not algorithm.get("bc_coefficient"):  # a run that imitated beside would go on without it
+        values = {**values, "algorithm": {name: each for name, each in algorithm.items() if name not in REMOVED}}
     for option in (NUMBERS, AIRFRAMES):
         if (numbers := OmegaConf.select(config, option)) is not None:
             OmegaConf.set_struct(numbers, False)

@@ -21,11 +21,11 @@ from omegaconf import OmegaConf
 
 from embodied.command_line.config import whole
 from embodied.commands import CONFIGS, command, option
-from embodied.console import LOG
 from embodied.errors import UserError
-from embodied.interrupt import GracefulStop
 from embodied.report.finished_run import SUMMARY
 from embodied.report.repeating import typed_path
+from embodied.runtime.console import LOG
+from embodied.runtime.interrupt import GracefulStop
 from embodied.saving.files import complete_or_absent
 from embodied.saving.json_text import loads
 

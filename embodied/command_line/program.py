@@ -15,18 +15,18 @@ from typing import Any, NoReturn, cast
 
 from omegaconf import DictConfig, OmegaConf
 
-from embodied import foreign_code as foreign
 from embodied import start_up  # noqa: F401 - before PyTorch
 from embodied.command_line import combinations, flags
 from embodied.command_line.completion import completion
 from embodied.command_line.config import parsed
 from embodied.command_line.multirun import multirun
 from embodied.commands import option
-from embodied.console import run_log, setup_console
 from embodied.errors import OutOfMemoryError, UserError
-from embodied.interrupt import Stopped
+from embodied.runtime import foreign_code as foreign
+from embodied.runtime.console import run_log, setup_console
+from embodied.runtime.interrupt import Stopped
+from embodied.runtime.streams import flush_streams
 from embodied.saving import checkpoint
-from embodied.streams import flush_streams
 from embodied.training.compute import enough_memory
 
 log = logging.getLogger(__name__)

@@ -26,20 +26,20 @@ from embodied.environments.reflex import in_steps, with_reflex
 from embodied.errors import UserError
 from embodied.placement.registry import PLACEMENTS, PlacementOptions
 from embodied.policy import PolicyConfig
-from embodied.starting_point import StartingPoint
+from embodied.saving.starting_point import StartingPoint
 from embodied.task import Task
 from embodied.training.experiment import ExperimentConfig
 from embodied.viewer.options import ViewerOptions
-from policies import sentences
-from policies.choice_of_encoder import EncoderConfig
+from policies.encoders import sentences
+from policies.encoders.choice import EncoderConfig
+from policies.encoders.words import Words
 from policies.registry import POLICIES
 from policies.success_classifier import SuccessClassifier
-from policies.vla import starting_points
+from policies.vla.checkpoints import starting_points
 from policies.vla.pi0 import Pi0Config
 from policies.vla.tokens import TokensConfig
-from policies.words import Words
 from real_robot.learning.environment import Judge
-from real_robot.learning.remote_robot import RemoteRobotTask
+from real_robot.learning.remote.robot import RemoteRobotTask
 from real_robot.learning.resetting import BackwardConfig
 from real_robot.learning.task import Reset, RobotConfig, RobotTask
 from real_robot.recording.demonstrations import DemonstrationOptions, demonstrations, sources

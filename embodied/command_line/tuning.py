@@ -21,14 +21,14 @@ from embodied.command_line.multirun import run_job
 from embodied.command_line.program import Composed
 from embodied.commands import command, option
 from embodied.configuration import Configuration, PositiveInt
-from embodied.console import LOG
 from embodied.errors import UserError
 from embodied.extras import needs_extra
-from embodied.foreign_code import PLACEMENT, TASK, named
 from embodied.report.comparison import written
 from embodied.report.finished_run import REPORT, read
 from embodied.report.markdown import table
 from embodied.report.repeating import typed_path
+from embodied.runtime.console import LOG
+from embodied.runtime.foreign_code import PLACEMENT, TASK, named
 from embodied.saving import checkpoint
 from embodied.saving.files import complete_or_absent
 from embodied.saving.json_text import dumps_rows, loads

@@ -18,7 +18,7 @@ from embodied.data.episodes import Episodes
 from embodied.environment import Environment, NumberedStarts, Transition
 from embodied.export.conditions import Conditions
 from embodied.policy import Policy
-from embodied.starting_point import StartingPoint
+from embodied.saving.starting_point import StartingPoint
 from embodied.task import Convention, Expert, Sweep, Task
 
 OPTIONAL_MEMBERS = (

@@ -21,9 +21,9 @@ from embodied.errors import UserError
 from embodied.evaluation.means import difference_interval, mean_interval
 from embodied.evaluation.repeatability import Replay
 from embodied.policy import Policy
-from embodied.progress import Progress
 from embodied.rollout.finite import check_observation, check_transition
 from embodied.rollout.memory import Memory
+from embodied.runtime.progress import Progress
 
 Z95 = NormalDist().inv_cdf(0.975)
 BLOCK, LARGE_BLOCK = 32, 512

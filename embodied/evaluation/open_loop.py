@@ -19,7 +19,7 @@ from embodied.data.episodes import Episodes
 from embodied.errors import UserError
 from embodied.evaluation.means import mean_interval
 from embodied.policy import Policy, TrainablePolicy
-from embodied.progress import Progress
+from embodied.runtime.progress import Progress
 
 BATCH = 64
 """Decisions whose pictures are in memory at a time."""

@@ -1,6 +1,6 @@
 """Deployed form of a policy that generates chunks from noise, and the conversion of observations to its inputs.
 
-The network computes with numbers only. Text is word ids (`embodied.words`), and noise is an input: a fixed
+The network computes with numbers only. Text is word ids (`embodied.networks.words`), and noise is an input: a fixed
 function of the bytes of some observations (`seeding.fixed_noise`). Letters: N observations, C candidates, G generated,
 H predicted and K executed actions, A action dimension.
 """
@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from embodied.contract import Contract, TensorSpec
 from embodied.errors import UserError
 from embodied.export.network import ToRange
+from embodied.networks.words import WordTable
 from embodied.seeding import fixed_noise
-from embodied.words import WordTable
 
 NOISE = "noise"
 """Name of the input of noise, which comes last."""

@@ -27,12 +27,12 @@ from torch.distributed.rendezvous import TCPStore  # pyright: ignore[reportPriva
 from torch.distributed.tensor import DTensor
 
 from embodied.algorithms.parts import iter_parts
-from embodied.console import only_errors
 from embodied.errors import UserError
-from embodied.interrupt import Stopped
 from embodied.placement.averaging import average_gradients
 from embodied.placement.local import Processes, Result, divides
 from embodied.policy import TrainablePolicy
+from embodied.runtime.console import only_errors
+from embodied.runtime.interrupt import Stopped
 from embodied.saving import sharding
 
 log = logging.getLogger(__name__)

@@ -20,8 +20,8 @@ from torch import Tensor
 from embodied import seeding
 from embodied.environment import Environment
 from embodied.environments.engine import first_environment
+from embodied.networks.precision import Precision
 from embodied.policy import TrainablePolicy
-from embodied.precision import Precision
 from embodied.rollout.joining import NAMED
 from embodied.rollout.rollout import Collector, Rollout
 from embodied.rollout.starts import Starts

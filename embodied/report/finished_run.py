@@ -13,10 +13,10 @@ import torch
 from embodied.commands import command, typed
 from embodied.errors import UserError
 from embodied.evaluation.evaluation import EvaluationResult
-from embodied.resume import FREE
 from embodied.saving import checkpoint
 from embodied.saving.json_text import loads
 from embodied.saving.metrics import METRICS
+from embodied.saving.resume import FREE
 
 REPORT = "report.json"
 SWEEP = "multirun.yaml"

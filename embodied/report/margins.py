@@ -12,8 +12,8 @@ from embodied.environment import Environment
 from embodied.errors import UserError
 from embodied.evaluation.evaluation import evaluate, wilson
 from embodied.policy import Policy
-from embodied.progress import Progress
 from embodied.report.markdown import table
+from embodied.runtime.progress import Progress
 from embodied.saving.files import complete_or_absent
 from embodied.saving.json_text import dumps_rows, loads
 from embodied.saving.versions import git_commit

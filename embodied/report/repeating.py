@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from embodied.commands import command, module, option, quoted, typed
-from embodied.foreign_code import PLACEMENT, TASK, named
+from embodied.runtime.foreign_code import PLACEMENT, TASK, named
 
 PLACES = ("output=", "resume=", "plan=", "eval_only=")
 """Options of train.py that do not affect the results of a run."""

@@ -12,8 +12,8 @@ from typing import Any, Self
 
 import torch
 
+from embodied.networks.precision import Precision
 from embodied.policy import TrainablePolicy
-from embodied.precision import Precision
 from embodied.rollout.rollout import Collector, Rollout
 from embodied.saving.tree import copy_tree
 

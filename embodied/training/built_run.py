@@ -24,10 +24,10 @@ from embodied.environments.engine import check_starts
 from embodied.errors import UserError
 from embodied.evaluation.in_training import InTraining
 from embodied.evaluation.open_loop import OpenLoop, split
+from embodied.networks.precision import precision_of
 from embodied.placement.actor import ActorEnvironment
 from embodied.placement.local import Local, Processes, RunParts, one_after_another
 from embodied.policy import PolicyConfig, TrainablePolicy, unread_observations
-from embodied.precision import precision_of
 from embodied.report.report import Report
 from embodied.rollout.random_play import first_decisions
 from embodied.rollout.rollout import RolloutSource

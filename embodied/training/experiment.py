@@ -20,14 +20,14 @@ from embodied.environment import Environment, SwitchableEnvironment
 from embodied.errors import UserError
 from embodied.evaluation.evaluation import EvaluationResult, evaluate
 from embodied.export.network import export_target
-from embodied.interrupt import GracefulStop
 from embodied.placement.actor import ActorEnvironment
 from embodied.policy import Policy, SteeredPolicy, TrainablePolicy
-from embodied.progress import Progress
 from embodied.report.curves import CURVES
 from embodied.report.headline import BASELINE, ONE_STEP, UNTRAINED
 from embodied.report.report import Report, result_text, title
 from embodied.run_options import ExperimentConfig
+from embodied.runtime.interrupt import GracefulStop
+from embodied.runtime.progress import Progress
 from embodied.task import evaluation_distributions
 from embodied.training.built_run import BuiltRun
 from embodied.training.saved_run import DONE

@@ -10,7 +10,7 @@ import torch
 
 from embodied.environments.latency import with_latency
 from embodied.errors import UserError
-from embodied.progress import Progress
+from embodied.runtime.progress import Progress
 from embodied.training.plan import Plan, plan, size_text
 
 log = logging.getLogger(__name__)

@@ -14,8 +14,8 @@ from embodied.environment import Environment, NumberedStarts
 from embodied.errors import UserError
 from embodied.evaluation.evaluation import evaluate
 from embodied.evaluation.in_training import InTraining, Point
+from embodied.networks.precision import Precision
 from embodied.policy import Policy
-from embodied.precision import Precision
 from embodied.run_options import AUTO, FIRST_START
 
 SHARE = 0.05

@@ -22,9 +22,9 @@ from embodied.data.episodes import Episodes
 from embodied.data.store import EpisodeStore
 from embodied.environment import ODD_EVENTS, Environment
 from embodied.errors import UserError
+from embodied.networks.precision import Precision
 from embodied.placement.local import Local, Processes
 from embodied.policy import TrainablePolicy, unread_observations
-from embodied.precision import Precision
 from embodied.rollout.ahead import CollectorAhead
 from embodied.rollout.random_play import first_decisions
 from embodied.rollout.rollout import Collector, Rollout, RolloutSource

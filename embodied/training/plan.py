@@ -24,11 +24,11 @@ from embodied.data.episodes import Episodes
 from embodied.data.store import EpisodeStore
 from embodied.environment import Transition
 from embodied.errors import UserError
+from embodied.networks.precision import Precision, precision_of
 from embodied.placement.local import divided_envs, divides
 from embodied.placement.ray import RayConfig
 from embodied.placement.registry import TorchrunConfig
 from embodied.policy import PolicyConfig, TrainablePolicy
-from embodied.precision import Precision, precision_of
 from embodied.rollout.storage import Storage
 from embodied.run_options import ExperimentConfig
 from embodied.task import LearnerConfig, OfflineLearnerConfig, Task

@@ -14,9 +14,9 @@ from itertools import count
 from pathlib import Path
 
 from embodied.commands import typed
-from embodied.console import LOG, close_log, log_to
 from embodied.errors import UserError
 from embodied.placement.local import Processes
+from embodied.runtime.console import LOG, close_log, log_to
 from embodied.saving.checkpoint import BEST, FOLDER
 from embodied.saving.files import PASSING, make_folder, set_aside
 from embodied.training.compute import enough_memory

@@ -15,14 +15,14 @@ import torch
 from embodied import seeding
 from embodied.commands import typed
 from embodied.errors import DivergedError, UserError
-from embodied.interrupt import Abandoned, GracefulStop, Stopped
 from embodied.placement.local import Processes
 from embodied.policy import TrainablePolicy
 from embodied.report.repeating import resume_command
 from embodied.report.report import Report
-from embodied.resume import FREE, check_continues
+from embodied.runtime.interrupt import Abandoned, GracefulStop, Stopped
 from embodied.saving import checkpoint
 from embodied.saving.checkpoint import Checkpoint
+from embodied.saving.resume import FREE, check_continues
 from embodied.saving.tree import copy_tree
 from embodied.training.logging import Logger
 from embodied.training.own_state import load, load_moved, moved_note, own_state

@@ -16,7 +16,7 @@ import numpy as np
 
 from embodied.errors import UserError
 from embodied.extras import needs_extra
-from embodied.interrupt import STOPPING
+from embodied.runtime.interrupt import STOPPING
 from embodied.scene.shapes import glb
 from embodied.scene.viewable import Array, Scene
 from embodied.viewer.origin import own_pages_only

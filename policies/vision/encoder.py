@@ -11,12 +11,12 @@ from torch import Generator, Tensor, nn
 
 from embodied.contract import Contract
 from embodied.errors import UserError
-from embodied.words import WORD_BUCKETS, WordTable
-from policies.encoders import Encoder
+from embodied.networks.words import WORD_BUCKETS, WordTable
+from policies.encoders.base import Encoder
+from policies.encoders.sentences import FEATURES, HUB_NAME, SentenceTable
+from policies.encoders.words import Reading, Words, summed, word_features
 from policies.flat import FlatObservations
-from policies.sentences import FEATURES, HUB_NAME, SentenceTable
 from policies.vision.backbones import PatchAttention, Transformer, VisionConfig, backbone
-from policies.words import Reading, Words, summed, word_features
 
 INSTRUCTION_WORDS = 20
 WORD_WIDTH = 32

@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from policies.lerobot_checkpoint import fill
-from policies.vla.weights import reading
+from policies.lerobot.checkpoint import fill
+from policies.vla.checkpoints.weights import reading
 
 DEPTHS = {"resnet18": (2, 2, 2, 2), "resnet34": (3, 4, 6, 3)}
 """Number of blocks of each of the four stages."""

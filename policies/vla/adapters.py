@@ -23,7 +23,7 @@ from embodied.errors import UserError
 from embodied.extras import needs_extra
 from embodied.policy import TrainablePolicy, copy_statistics
 from policies.vla.model import FlowModel
-from policies.vla.openvla import OpenVLAModel
+from policies.vla.openvla.model import OpenVLAModel
 
 TRAINED = (
     *("embed_action_time", "action_out_proj"),

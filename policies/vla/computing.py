@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from embodied.configuration import Configuration
 from embodied.errors import UserError
-from embodied.precision import Precision
+from embodied.networks.precision import Precision
 
 
 @dataclass

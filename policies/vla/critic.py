@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from embodied.contract import Contract
 from embodied.errors import UserError
-from policies.generative import head
-from policies.libero_encoder import OBSERVATIONS, ObjectEncoder
+from policies.encoders.libero import OBSERVATIONS, ObjectEncoder
+from policies.generation.base import head
 
 WIDTH = 64
 

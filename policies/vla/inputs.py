@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from embodied.contract import Contract
 from embodied.errors import UserError
+from embodied.networks.words import WORD_BUCKETS, WordTable, hash_words
 from embodied.policy import Condition
 from embodied.text import decode
-from embodied.words import WORD_BUCKETS, WordTable, hash_words
 from policies.flat import FlatObservations
 from policies.vision.encoder import INSTRUCTION_WORDS, pictures
 

@@ -19,6 +19,7 @@ from embodied.configuration import Fraction, NonNegativeFloat, NonNegativeInt, P
 from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.execution.chunking import Running
+from embodied.networks.value_head import ValueHead
 from embodied.policy import (
     CONDITION,
     Decision,
@@ -30,21 +31,20 @@ from embodied.policy import (
     sum_of_executed,
 )
 from embodied.seeding import fixed_noise
-from embodied.value_head import ValueHead
-from policies.generative import SMALLEST_STD, Aggregate
+from policies.generation.base import SMALLEST_STD, Aggregate
+from policies.generation.steering import Steerable, SteeringConfig
 from policies.kernels.flow import TimeGrid, prefix_mask
 from policies.kernels.narrowing import NarrowingNoise
 from policies.kernels.sampling import Field, FlowSampling, Sampler, check_delay, trained_for, undefined_log_prob
-from policies.steering import Steerable, SteeringConfig
 from policies.vla import adapters
+from policies.vla.checkpoints.statistics import DEMONSTRATIONS, PARTS, counted, fitting
+from policies.vla.checkpoints.weights import Published, published
 from policies.vla.computing import Computing, layers, prepare
 from policies.vla.conditioning import Conditioned
 from policies.vla.critic import Critic, Reads
 from policies.vla.inputs import Inputs, Tokenizer
 from policies.vla.model import Pi0Model, Prefix, untrained
 from policies.vla.sizes import Size
-from policies.vla.statistics import DEMONSTRATIONS, PARTS, counted, fitting
-from policies.vla.weights import Published, published
 
 log = logging.getLogger(__name__)
 NEW_STEPS = 4

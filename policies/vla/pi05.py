@@ -18,9 +18,9 @@ from embodied.errors import UserError
 from embodied.policy import Condition
 from embodied.text import decode
 from policies.vla.adaptive import Pi05Model
+from policies.vla.checkpoints.weights import Published
 from policies.vla.inputs import BOS, FIRST_BYTE, LABELS, PAD, Inputs, quantile
 from policies.vla.pi0 import Pi0Config, Pi0Policy
-from policies.vla.weights import Published
 
 BINS = 256
 LONGEST = 200

@@ -5,7 +5,7 @@ Bins and their statistics are OpenVLA's (arXiv 2406.09246), the tempered likelih
 Prismatic, the empty token of each element is learned, bins are wider, and all elements are normalised, the gripper's
 too; only the vocabulary's bins are scored; the critic reads the mean hidden state of the elements and
 the robot's state.
-Letters as in `policies.vla.parallel`; K executed actions, P parts of a log-probability, B bins.
+Letters as in `policies.vla.openvla.parallel`; K executed actions, P parts of a log-probability, B bins.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from torch import Tensor, nn
 from embodied.configuration import NonNegativeInt, PositiveFloat, PositiveInt, Range
 from embodied.contract import Contract
 from embodied.errors import UserError
+from embodied.networks.value_head import ValueHead
 from embodied.policy import Decision, Evaluation, PolicyConfig, inference, needs_value, sum_of_executed
 from embodied.seeding import fixed_noise
-from embodied.value_head import ValueHead
 from policies.vla import adapters
 from policies.vla.computing import Computing, layers, prepare
 from policies.vla.critic import Critic, Reads
 from policies.vla.inputs import Inputs, quantile
-from policies.vla.openvla import OpenVLAModel, PromptedInputs, PromptTokenizer
-from policies.vla.openvla_weights import Published, action_range, fill, published, state_range, two_valued
-from policies.vla.parallel import BINS, ParallelModel, Regression, untrained
+from policies.vla.openvla.model import OpenVLAModel, PromptedInputs, PromptTokenizer
+from policies.vla.openvla.parallel import BINS, ParallelModel, Regression, untrained
+from policies.vla.openvla.weights import Published, action_range, fill, published, state_range, two_valued
 from policies.vla.sizes import Size
 
 QUANTILES = 0.01, 0.99

@@ -8,7 +8,7 @@ from torch import nn
 
 from embodied.errors import UserError
 from embodied.export.network import GRU, SOFTENING, Network, Normalise, Reciprocal, TokenAttention, ToRange
-from embodied.products import Dense
+from embodied.networks.products import Dense
 from real_robot.firmware.constants import Constants, literal, whole_blocks
 from real_robot.firmware.quantization import QuantizedLinear
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from embodied.interrupt import STOPPING
+from embodied.runtime.interrupt import STOPPING
 from real_robot.robots.control_loop import Controller
 from real_robot.robots.intervention import Person
 from real_robot.robots.robot import Array, Clock, Reading

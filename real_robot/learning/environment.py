@@ -25,7 +25,7 @@ from tensordict import TensorDict
 from embodied.contract import Contract
 from embodied.environment import Transition
 from embodied.errors import UserError
-from embodied.interrupt import STOPPING
+from embodied.runtime.interrupt import STOPPING
 from real_robot.learning.consent import Consent
 from real_robot.learning.control import Control, StopRequestedError
 from real_robot.learning.homing import Homing

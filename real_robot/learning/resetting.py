@@ -28,10 +28,10 @@ from embodied.contract import Contract
 from embodied.data.episodes import Episodes
 from embodied.data.store import EpisodeStore
 from embodied.errors import UserError
-from embodied.interrupt import STOPPING
 from embodied.policy import PolicyConfig
 from embodied.rollout.random_play import first_decisions
 from embodied.rollout.rollout import Collector, Rollout
+from embodied.runtime.interrupt import STOPPING
 from embodied.saving.tree import copy_tree
 from embodied.task import Learner, LearnerConfig
 from embodied.world import ALONE

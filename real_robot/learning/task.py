@@ -23,7 +23,7 @@ from real_robot.learning.control import Control
 from real_robot.learning.disturbances import DisturbanceConfig, DisturbedRobot
 from real_robot.learning.environment import Judge, RobotEnvironment, Rules
 from real_robot.learning.homing import Homing
-from real_robot.learning.link import address
+from real_robot.learning.remote.link import address
 from real_robot.learning.resetting import BackwardConfig, BackwardEnvironment, PolicyResets
 from real_robot.learning.scripted import HelpConfig, ScriptedPerson
 from real_robot.robots import teleoperation

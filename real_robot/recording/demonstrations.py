@@ -24,10 +24,11 @@ from embodied.data.episodes import ALL_FAILED, RECORD, Episodes, EpisodeWriter
 from embodied.data.pictures import Pictures, encode_all
 from embodied.errors import UserError
 from embodied.task import Task
-from real_robot.recording import array_files, data_set_reading, driven, lerobot_files
-from real_robot.recording.array_files import array_file
-from real_robot.recording.matching import Limits, Match, MatchOptions, match_options
-from real_robot.recording.outcomes import Rewards, rewarded
+from real_robot.recording import driven
+from real_robot.recording.data_sets import array_files, data_set_reading, lerobot_files
+from real_robot.recording.data_sets.array_files import array_file
+from real_robot.recording.data_sets.matching import Limits, Match, MatchOptions, match_options
+from real_robot.recording.data_sets.outcomes import Rewards, rewarded
 from real_robot.recording.topics import bag_files
 
 log = logging.getLogger(__name__)

@@ -17,8 +17,8 @@ from torch import Tensor
 from embodied.contract import Binding, Contract, TensorSpec
 from embodied.data.episodes import Episodes
 from embodied.errors import UserError
-from real_robot.recording.matching import Match
-from real_robot.recording.outcomes import HUMAN, REWARD
+from real_robot.recording.data_sets.matching import Match
+from real_robot.recording.data_sets.outcomes import HUMAN, REWARD
 from real_robot.recording.recording import Ended, Episode, Gap, Item, Recording, Tick
 from real_robot.recording.topics import Topics
 from real_robot.safety.safety import MISSING, State

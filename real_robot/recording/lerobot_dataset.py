@@ -5,8 +5,8 @@
 A SOURCE is a recording, or the folder of a run's demonstrations (RUN/demonstrations). Floats become one
 "observation.state" with named elements, cameras become videos (H.264, lossy) or images (PNG within parquet), the
 instruction becomes the frame's task, and every other observation becomes its own feature. Two additions are ours:
-meta/contract.json stores names, units and frames, which `data_set_reading.py` checks, and a column of meta/episodes
-stores the outcome, empty where it is unknown. Source of the format: github.com/huggingface/lerobot, v0.4.
+meta/contract.json stores names, units and frames, which `data_set_reading.py` checks in `data_sets/`, and a column of
+meta/episodes stores the outcome, empty where it is unknown. Source of the format: github.com/huggingface/lerobot, v0.4.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ from embodied.export.network import elements
 from embodied.extras import needs_extra
 from embodied.saving.files import rename
 from embodied.text import decode
-from real_robot.recording import driven, outcomes
-from real_robot.recording.lerobot_files import COLUMNS, OUTCOME
+from real_robot.recording import driven
+from real_robot.recording.data_sets import outcomes
+from real_robot.recording.data_sets.lerobot_files import COLUMNS, OUTCOME
 from real_robot.recording.recording import Recording
 from real_robot.robots.robot import Array
 

@@ -11,7 +11,7 @@ from embodied.contract import Contract
 from embodied.environment import Environment
 from embodied.errors import UserError
 from embodied.task import Task
-from real_robot.recording.data_contract import Units, data_contract
+from real_robot.recording.data_sets.contract import Units, data_contract
 from real_robot.recording.demonstrations import DemonstrationOptions, located, sources
 
 CHUNK_S = 1.0

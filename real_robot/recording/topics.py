@@ -19,7 +19,7 @@ import numpy as np
 
 from embodied.errors import UserError
 from real_robot.recording import cdr, mcap_file
-from real_robot.recording.outcomes import HUMAN, NOT, SUCCESS, TERMINATED, TRUNCATED, Columns
+from real_robot.recording.data_sets.outcomes import HUMAN, NOT, SUCCESS, TERMINATED, TRUNCATED, Columns
 from real_robot.recording.recording import Recording
 from real_robot.robots.robot import Array
 

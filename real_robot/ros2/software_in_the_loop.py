@@ -23,7 +23,7 @@ from embodied.command_line.config import compose
 from embodied.configuration import Configuration, NonNegativeInt, PositiveInt
 from embodied.errors import UserError
 from embodied.evaluation.evaluation import EvaluationResult
-from embodied.progress import Progress
+from embodied.runtime.progress import Progress
 from embodied.saving.files import complete_or_absent
 from embodied.saving.json_text import dumps_rows
 from real_robot.sim_to_real.results import BackEndRun

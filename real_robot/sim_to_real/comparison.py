@@ -23,7 +23,7 @@ from real_robot.sim_to_real.results import ActionLog, BackEndRun
 LATE = re.compile(
     r"latency\.|success_classifier=|reflex=|task\.(guard|processes|python|step_limit|tasks|id|folder|mdp|options|overrides|assets)=|task\.randomisation\."
 )
-"""Options of train.py that may differ from training, or have to be repeated (`embodied.foreign_code`)."""
+"""Options of train.py that may differ from training, or have to be repeated (`embodied.runtime.foreign_code`)."""
 
 
 @dataclass

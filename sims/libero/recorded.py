@@ -20,7 +20,7 @@ import torch
 from embodied.data import hdf5
 from embodied.data.episodes import Episodes, EpisodeWriter
 from embodied.errors import UserError
-from embodied.progress import Progress
+from embodied.runtime.progress import Progress
 from sims.libero.assets import Assets
 from sims.libero.expert.demonstrations import worded
 from sims.libero.language import Wordings

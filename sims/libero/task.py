@@ -22,7 +22,7 @@ from embodied.errors import UserError
 from embodied.evaluation.video import film, tile, write_video
 from embodied.extras import needs_extra
 from embodied.policy import Policy
-from embodied.starting_point import StartingPoint
+from embodied.saving.starting_point import StartingPoint
 from embodied.task import Expert, Task
 from sims.libero.assets import HOW_TO_GET, Assets, find_assets
 from sims.libero.physics.backend import LiberoSim

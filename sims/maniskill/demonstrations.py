@@ -19,7 +19,7 @@ from torch import Tensor
 
 from embodied.data.episodes import Episodes, EpisodeWriter
 from embodied.errors import UserError
-from embodied.progress import Progress
+from embodied.runtime.progress import Progress
 from sims.maniskill.environment import ManiSkillEnvironment
 from sims.maniskill.vulkan import load
 

@@ -18,16 +18,16 @@ from torch import Tensor
 from embodied.environments.engine import Outcome, RestorableEngine
 from embodied.native import choose
 from embodied.rollout.rollout import Rollout
-from sims.quadrotor.airframes import CRAZYFLIE, PARAMETERS, SCATTERED, Airframe, hover_speed, scatter
-from sims.quadrotor.dynamics import BODY_ROWS, Body, Options, parameters
 from sims.quadrotor.episode import COUNTERS, Episode, Mdp, Record
 from sims.quadrotor.observation import History, contract, split_rows
+from sims.quadrotor.physics.airframes import CRAZYFLIE, PARAMETERS, SCATTERED, Airframe, hover_speed, scatter
+from sims.quadrotor.physics.dynamics import BODY_ROWS, Body, Options, parameters
+from sims.quadrotor.physics.variation import DRAWS as VARIED
+from sims.quadrotor.physics.variation import Variation
 from sims.quadrotor.platforms import DRAWS, Ranges
 from sims.quadrotor.starts import draws, keys
 from sims.quadrotor.tasks.hover import Hover
 from sims.quadrotor.unroll import unroll, unroll_source
-from sims.quadrotor.variation import DRAWS as VARIED
-from sims.quadrotor.variation import Variation
 from sims.quadrotor.viewing import QuadrotorView
 from sims.tracer.kernels import Kernels, pad
 

@@ -15,10 +15,10 @@ from torch import Tensor
 
 import sims.mdp
 from embodied.configuration import Range, with_numbers
-from sims.quadrotor import air, dynamics
-from sims.quadrotor.airframes import PARAMETERS, Airframe, hover_speed
-from sims.quadrotor.dynamics import AIR_ROWS, BODY_ROWS, DT_S, SENSED_ROWS, Body, Options
-from sims.quadrotor.rotors import Rotors
+from sims.quadrotor.physics import air, dynamics
+from sims.quadrotor.physics.airframes import PARAMETERS, Airframe, hover_speed
+from sims.quadrotor.physics.dynamics import AIR_ROWS, BODY_ROWS, DT_S, SENSED_ROWS, Body, Options
+from sims.quadrotor.physics.rotors import Rotors
 from sims.tracer.arithmetic import Rows, Value, gaussians, sqrt, squares, where
 from sims.tracer.program import LANE, UNIFORM, WORD, Group, Program
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from embodied.errors import UserError
 from embodied.export.conditions import Conditions
 from embodied.task import Sweep
-from sims.quadrotor.airframes import AIRFRAMES, CRAZYFLIE_21, Airframe
-from sims.quadrotor.dynamics import Options
+from sims.quadrotor.physics.airframes import AIRFRAMES, CRAZYFLIE_21, Airframe
+from sims.quadrotor.physics.dynamics import Options
+from sims.quadrotor.physics.variation import TRAINED, Variation
 from sims.quadrotor.tasks.robust import DISTURBED, OPTIONS, RobustHover
-from sims.quadrotor.variation import TRAINED, Variation
 
 HISTORY = 12
 """Past actions that a policy observes, 0.12 s: longer than the delays and most of the rotors' lag."""

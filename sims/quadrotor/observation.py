@@ -9,7 +9,7 @@ from torch import Tensor
 
 from embodied.contract import Contract, TensorSpec
 from embodied.errors import UserError
-from sims.quadrotor.dynamics import DT_S, ROTOR_NAMES
+from sims.quadrotor.physics.dynamics import DT_S, ROTOR_NAMES
 
 AXES = ("x", "y", "z")
 ROTATION = TensorSpec((9,), unit="1", frame="world", names=tuple(a + b for a in AXES for b in AXES))

@@ -12,8 +12,8 @@ from torch import Tensor
 from embodied.configuration import Configuration, PositiveFloat, PositiveInt, Range
 from embodied.errors import UserError
 from embodied.export.conditions import Conditions
-from sims.quadrotor.airframes import CRAZYFLIE, CRAZYFLIE_21, GRAVITY, PARAMETERS, Airframe, between
-from sims.quadrotor.rotors import COUNTS
+from sims.quadrotor.physics.airframes import CRAZYFLIE, CRAZYFLIE_21, GRAVITY, PARAMETERS, Airframe, between
+from sims.quadrotor.physics.rotors import COUNTS
 
 NUMBERS = (
     *("mass", "arm", "inertia_x", "inertia_y", "inertia_z", "thrust_to_weight", "linear_thrust", "lag_rise"),

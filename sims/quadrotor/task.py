@@ -14,13 +14,13 @@ from embodied.errors import UserError
 from embodied.export.conditions import Conditions
 from embodied.policy import Policy
 from embodied.task import Sweep, Task, evaluation_distributions
-from sims.quadrotor.airframes import AIRFRAMES, SCATTER_MAX, Airframe
-from sims.quadrotor.dynamics import Options
 from sims.quadrotor.environment import STEP_LIMIT, QuadrotorEnvironment
 from sims.quadrotor.episode import Mdp, reweighted, weights
 from sims.quadrotor.flights import HISTORY, MEANINGS, SWEEPS, Flight, named_flights, nominal, prepared, swept
 from sims.quadrotor.observation import contract
-from sims.quadrotor.own_airframe import AirframeOptions, chosen_airframe
+from sims.quadrotor.physics.airframes import AIRFRAMES, SCATTER_MAX, Airframe
+from sims.quadrotor.physics.dynamics import Options
+from sims.quadrotor.physics.own_airframe import AirframeOptions, chosen_airframe
 from sims.quadrotor.planners.raceline import Raceline
 from sims.quadrotor.platforms import MEASURED, Ranges, described
 from sims.quadrotor.tasks.any_platform import POSITION_LIMIT_M, AnyHover

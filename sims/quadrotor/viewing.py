@@ -12,10 +12,10 @@ from torch import Tensor
 from embodied.scene import shapes
 from embodied.scene.shapes import Mesh
 from embodied.scene.viewable import Array, Body, Point, Scene, View
-from sims.quadrotor.airframes import Airframe
-from sims.quadrotor.dynamics import DT_S
 from sims.quadrotor.episode import Mdp
-from sims.quadrotor.rotors import place
+from sims.quadrotor.physics.airframes import Airframe
+from sims.quadrotor.physics.dynamics import DT_S
+from sims.quadrotor.physics.rotors import place
 from sims.quadrotor.tasks import race, track
 from sims.quadrotor.tasks.race import Gate, Race
 from sims.quadrotor.tasks.recover import Recover

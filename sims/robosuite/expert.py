@@ -9,7 +9,7 @@ from torch import Tensor
 from embodied import seeding
 from embodied.data.episodes import Episodes, EpisodeWriter
 from embodied.errors import UserError
-from embodied.progress import Progress
+from embodied.runtime.progress import Progress
 from sims.robosuite.environment import RobosuiteEnvironment
 
 EXPERT = "Lift"

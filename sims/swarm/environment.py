@@ -14,9 +14,9 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from embodied.environments.engine import Outcome, RestorableEngine
-from sims.quadrotor.airframes import CRAZYFLIE, Airframe
-from sims.quadrotor.dynamics import BODY_ROWS, Body, Options, sound
 from sims.quadrotor.observation import contract
+from sims.quadrotor.physics.airframes import CRAZYFLIE, Airframe
+from sims.quadrotor.physics.dynamics import BODY_ROWS, Body, Options, sound
 from sims.quadrotor.starts import draws, keys
 from sims.quadrotor.tasks.hover import ERROR_STEPS
 from sims.swarm.mdp import FLYING, HIT_ROOM, Record, Swarm, collisions, length

@@ -11,9 +11,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sims.quadrotor import dynamics, episode
-from sims.quadrotor.airframes import GRAVITY, PARAMETERS, Airframe
-from sims.quadrotor.dynamics import BODY_ROWS, Body, Options
+from sims.quadrotor import episode
+from sims.quadrotor.physics import dynamics
+from sims.quadrotor.physics.airframes import GRAVITY, PARAMETERS, Airframe
+from sims.quadrotor.physics.dynamics import BODY_ROWS, Body, Options
 from sims.quadrotor.tasks.hover import Hover
 from sims.swarm.mdp import Moment, Swarm, around, carrot, downwash, tokens
 from sims.swarm.ways import Ways

@@ -15,7 +15,7 @@ from embodied.policy import Policy
 from embodied.task import Task
 from sims.quadrotor.episode import reweighted, weights
 from sims.quadrotor.observation import contract
-from sims.quadrotor.own_airframe import AirframeOptions, chosen_airframe
+from sims.quadrotor.physics.own_airframe import AirframeOptions, chosen_airframe
 from sims.remote.options import ProcessOptions
 from sims.swarm import pictures
 from sims.swarm.environment import SwarmEnvironment

@@ -9,7 +9,7 @@ import torch
 
 from embodied.scene import shapes
 from embodied.scene.viewable import Array, Body, Scene, View
-from sims.quadrotor.airframes import Airframe
+from sims.quadrotor.physics.airframes import Airframe
 from sims.quadrotor.viewing import ORIGIN_POSE, cross, drone
 from sims.swarm.mdp import AWAY_M, HALF_ROOM_M, OBSTACLE_RADIUS_M
 from sims.swarm.worlds import Worlds

@@ -11,8 +11,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from sims.quadrotor.airframes import GRAVITY, Airframe
-from sims.quadrotor.dynamics import BODY_ROWS, DT_S, Options
+from sims.quadrotor.physics.airframes import GRAVITY, Airframe
+from sims.quadrotor.physics.dynamics import BODY_ROWS, DT_S, Options
 from sims.quadrotor.starts import draws
 from sims.swarm.mdp import AWAY_M, CELLS, FLYING, GRID, HIGH_M, LOW_M, Swarm
 

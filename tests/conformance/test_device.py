@@ -37,10 +37,10 @@ from embodied.task import Learner
 from embodied.training.loop import build, train
 from policies.coarse_to_fine import CoarseToFineConfig
 from policies.flow import FlowConfig
+from policies.generation.steering import SteeringConfig
 from policies.mlp import MLPConfig
 from policies.recurrent import RecurrentConfig
 from policies.squashed import SquashedConfig
-from policies.steering import SteeringConfig
 from tests.conformance.device_double import DEVICE, DeviceDouble, DoubleTensor, MixedError
 from tests.conformance.test_policies import CONFIGS, CONTRACT, observations
 from tests.embodied.algorithms.imitation.test_self_imitation import demonstrations

@@ -28,9 +28,9 @@ from sims.mjcf.environment import MjcfEnvironment
 from sims.mjcf.task import SHIPPED, find_mdp
 from sims.quadrotor.environment import QuadrotorEnvironment
 from sims.quadrotor.flights import HISTORY
+from sims.quadrotor.physics.variation import TRAINED
 from sims.quadrotor.task import AnyPlatformTask, QuadrotorTask, RaceTask, RecoverTask, TrackTask
 from sims.quadrotor.tasks.robust import OPTIONS, RobustHover
-from sims.quadrotor.variation import TRAINED
 from sims.remote.children import Pool
 from sims.remote.task import in_processes
 from sims.robosuite.environment import RobosuiteEnvironment

@@ -10,25 +10,25 @@ from tensordict import TensorDict
 from embodied.algorithms.critics import CriticConfig, Critics
 from embodied.contract import Contract, TensorSpec
 from embodied.evaluation.evaluation import act
+from embodied.networks.value_head import CriticHead, ValueHead
 from embodied.policy import EXECUTED, MEMORY, RankingPolicy, Reparameterised, unread_observations
 from embodied.rollout.memory import Memory
-from embodied.value_head import CriticHead, ValueHead
 from policies.attention import AttentionConfig
-from policies.chunk_networks import NetworkKind
 from policies.coarse_to_fine import CoarseToFineConfig
 from policies.diffusion import DiffusionConfig, DiffusionPolicy
-from policies.encoders import Encoder, EncoderKind
+from policies.encoders.base import Encoder, EncoderKind
+from policies.encoders.libero import ObjectEncoder
 from policies.flat import FlatObservations
 from policies.flow import FlowConfig, FlowPolicy, Sampler
-from policies.generative import Aggregate
-from policies.libero_encoder import ObjectEncoder
+from policies.generation.base import Aggregate
+from policies.generation.chunk_networks import NetworkKind
 from policies.mlp import GaussianPolicy, MLPConfig
 from policies.recurrent import RecurrentConfig, RecurrentPolicy
 from policies.squashed import SquashedConfig, SquashedPolicy
 from policies.vla.pi0 import Pi0Config, Pi0Policy
-from policies.vla.pi0_fast import Pi0FastConfig, Pi0FastPolicy
+from policies.vla.pi0_fast.policy import Pi0FastConfig, Pi0FastPolicy
 from policies.vla.pi05 import Pi05Config
-from policies.vla.smolvla import SmolVLAConfig
+from policies.vla.smolvla.policy import SmolVLAConfig
 from policies.vla.tokens import TokensConfig, TokensPolicy
 from sims.libero.observation import action_spec
 from tests.policies import observations as given

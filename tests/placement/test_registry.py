@@ -10,7 +10,7 @@ from embodied.command_line.config import compose
 from embodied.errors import UserError
 from embodied.placement.local import Local
 from embodied.placement.registry import VARIABLES, LocalConfig, TorchrunConfig, with_placement
-from embodied.resume import check_continues
+from embodied.saving.resume import check_continues
 from embodied.training.loop import build
 from embodied.world import OneProcess
 from policies.mlp import MLPConfig

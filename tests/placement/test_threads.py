@@ -11,7 +11,6 @@ import torch
 import embodied.training.experiment
 from embodied.algorithms.on_policy.ppo import PPOConfig
 from embodied.errors import UserError
-from embodied.interrupt import Stopped
 from embodied.placement.collectors import RemoteCollectors
 from embodied.placement.local import Local
 from embodied.placement.registry import LocalConfig
@@ -20,6 +19,7 @@ from embodied.placement.worker import CollectorRecipe, CollectorSpec, Worker, pa
 from embodied.rollout.joining import joined
 from embodied.rollout.random_play import first_decisions
 from embodied.rollout.rollout import Collector
+from embodied.runtime.interrupt import Stopped
 from embodied.training.experiment import Experiment, ExperimentConfig
 from policies.mlp import MLPConfig, MLPPolicy
 from sims.vehicle.task import NavigateTask

@@ -5,9 +5,9 @@ import torch
 from diffusers import DDIMScheduler, DDPMScheduler
 
 from embodied.errors import UserError
-from policies.chunk_networks import ChunkUNet, NetworkKind, chunk_network
 from policies.diffusion import DiffusionConfig, DiffusionPolicy
-from policies.generative import Aggregate
+from policies.generation.base import Aggregate
+from policies.generation.chunk_networks import ChunkUNet, NetworkKind, chunk_network
 from policies.kernels.diffusion import NoiseTable, Prediction, ddim_step, denoised, noised, target
 from policies.kernels.flow import gaussian_log_prob
 from tests.policies.observations import contract, observations

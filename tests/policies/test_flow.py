@@ -16,13 +16,13 @@ from embodied.execution.chunking import Running
 from embodied.rollout.random_play import first_decisions
 from embodied.rollout.rollout import Collector
 from embodied.seeding import fixed_noise
-from policies.augmentation import AugmentationKind, CartesianScene
-from policies.chunk_networks import NetworkKind
-from policies.encoders import EncoderKind
+from policies.encoders.augmentation import AugmentationKind, CartesianScene
+from policies.encoders.base import EncoderKind
+from policies.encoders.libero import ObjectEncoder
 from policies.flat import FlatEncoder
 from policies.flow import FlowConfig, FlowPolicy, Sampler
-from policies.generative import Aggregate
-from policies.libero_encoder import ObjectEncoder
+from policies.generation.base import Aggregate
+from policies.generation.chunk_networks import NetworkKind
 from policies.vision.augmentation import PictureChanges
 from policies.vision.backbones import VisionConfig
 from policies.vision.encoder import PictureEncoder

@@ -8,7 +8,7 @@ from tensordict import TensorDict
 
 from embodied.contract import Contract, TensorSpec
 from embodied.policy import unread_observations
-from policies.encoders import EncoderKind
+from policies.encoders.base import EncoderKind
 from policies.flow import FlowConfig
 from policies.mlp import MLPConfig, MLPPolicy
 

@@ -8,7 +8,7 @@ from tensordict import TensorDict
 
 from embodied.contract import Contract, TensorSpec
 from embodied.errors import UserError
-from policies.encoders import EncoderKind
+from policies.encoders.base import EncoderKind
 from policies.flow import FlowConfig, FlowPolicy, Sampler
 from policies.kernels.shortcut import LENGTHS, length_of, random_steps, two_steps
 

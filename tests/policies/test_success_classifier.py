@@ -14,7 +14,7 @@ from embodied.data.episodes import Episodes
 from embodied.data.pictures import Pictures, encode_all
 from embodied.data.success_frames import LabelConfig, labelled_frames
 from embodied.errors import DivergedError, UserError
-from embodied.precision import Precision
+from embodied.networks.precision import Precision
 from embodied.saving import checkpoint
 from embodied.saving.checkpoint import Checkpoint
 from policies.success_classifier import FitConfig, NetworkConfig, SuccessClassifier, fit, readable

@@ -18,7 +18,8 @@ from embodied.saving import checkpoint
 from embodied.saving.checkpoint import Checkpoint
 from embodied.text import decode, encode, encode_as, text_spec
 from policies.mlp import MLPConfig
-from real_robot.recording import data_set_reading, lerobot_dataset
+from real_robot.recording import lerobot_dataset
+from real_robot.recording.data_sets import data_set_reading
 from real_robot.recording.recorder import Recorder
 from real_robot.recording.recording import Recording, Tick
 from real_robot.robots.robot import Reading

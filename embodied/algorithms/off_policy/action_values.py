@@ -23,8 +23,8 @@ from embodied.algorithms.parts import Composite
 from embodied.algorithms.passes import Passes
 from embodied.contract import Contract
 from embodied.errors import UserError
+from embodied.networks.value_head import CriticHead
 from embodied.policy import TrainablePolicy
-from embodied.value_head import CriticHead
 
 
 class ActionValues(Composite):

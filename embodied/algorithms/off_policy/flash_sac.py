@@ -26,9 +26,9 @@ from embodied.configuration import FiniteFloat, PositiveFloat, PositiveInt, Rang
 from embodied.data.episodes import Episodes
 from embodied.environment import Environment
 from embodied.errors import UserError
+from embodied.networks.value_head import CriticHead
 from embodied.policy import Reparameterised, TrainablePolicy
 from embodied.rollout.rollout import Rollout
-from embodied.value_head import CriticHead
 from embodied.world import ALONE, World
 
 

@@ -49,7 +49,9 @@ class QCConfig(CriticConfig):
     """Hyper-parameters of Q-chunking; options of the critics are those of CriticConfig, and `sft` of the behaviour.
 
     A `demonstration_share` of each minibatch is drawn from demonstrations, in which rewards are known, and to which
-    with `keep_interventions` a person's actions on a robot belong, too. Gradient steps begin after `warmup` decisions.
+    with `keep_interventions` a person's actions on a robot belong, too. The behaviour imitates all decisions, as in the
+    paper, or without `imitate_failures` a person's, and those of demonstrations and own episodes that did not fail: a
+    policy that mostly fails would learn to. Gradient steps begin after `warmup` decisions.
     The policy acts by values after `critic_warmup` of them; those of new critics choose at random. A one-step actor
     pays `distillation` for the squared distance from the behaviour, in half ranges, in units of the mean absolute
     value.
@@ -61,6 +63,7 @@ class QCConfig(CriticConfig):
     minibatch: PositiveInt = 256
     demonstration_share: Fraction = 0.25
     keep_interventions: bool = True
+    imitate_failures: bool = True
     capacity: PositiveInt = 500_000
     warmup: NonNegativeInt = 2_000
     critic_warmup: NonNegativeInt = 1_000
@@ -180,10 +183,16 @@ class QC(Composite):
         config = self.config
         rows = self.replay.draw(config.minibatch, self.generator)
         batch = self.replay.transitions(rows, config.lookahead, config.discount)
-        return self._learn(batch, self.replay.chunks(rows, self.policy.contract.horizon), progress)
+        if not config.imitate_failures:
+            rows = self.replay.draw_imitable(config.minibatch, self.generator)
+        imitated = len(rows[0]) + len(rows[1]) > 0
+        chunks = self.replay.chunks(rows, self.policy.contract.horizon) if imitated else None
+        return self._learn(batch, chunks, progress)
 
-    def _learn(self, batch: TensorDict, chunks: TensorDict, progress: float) -> dict[str, Tensor]:
+    def _learn(self, batch: TensorDict, chunks: TensorDict | None, progress: float) -> dict[str, Tensor]:
         """Take one step of critics and actor on the transitions `batch`, and of the behaviour; returns metrics.
+
+        The behaviour takes none if there are no `chunks` that it may imitate.
 
         Raises:
             DivergedError: before a step whose loss or gradient is not finite.
@@ -192,7 +201,8 @@ class QC(Composite):
         target = self._target(batch)
         metrics = self._update_critics(batch, target)
         self.q.follow(self.config.averaging)
-        metrics["behaviour_loss"] = torch.tensor(self.behaviour.step(chunks, progress))
+        if chunks is not None:
+            metrics["behaviour_loss"] = torch.tensor(self.behaviour.step(chunks, progress))
         observation = batch["observation"]
         if self.one_step is None:
             # the head learns the critics' targets: L = mean (A(s, a) - y)^2

@@ -67,15 +67,20 @@ class MixedReplay(Composite):
         """See `EpisodeStore.add`."""
         self.own.add(rollout, **values)
 
-    def draw_imitable(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Rows of `count` decisions: interventions, and demonstrations that did not fail; none if there are none."""
-        interventions = self.interventions
-        recorded = len(self.imitable)
-        total = recorded + len(interventions)
+    def draw_imitable(self, count: int, generator: torch.Generator, *, successes: bool = True) -> tuple[Tensor, Tensor]:
+        """Rows of `count` decisions that a person made, or of episodes that did not fail; none if there are none.
+
+        Of the policy's own episodes they are those that succeeded, or none without `successes`; of demonstrations also
+        those of unknown outcome.
+        """
+        own = self.interventions
+        if successes and self.own.written:
+            own = torch.cat((own, self.own.succeeded())).unique()
+        total = len(self.imitable) + len(own)
         number = torch.randint(max(1, total), (count if total else 0,), generator=generator)
-        own = number[number >= recorded] - recorded
-        recorded_rows = number[number < recorded].to(self.imitable.device)
-        return interventions[own.to(interventions.device)], self.imitable[recorded_rows]
+        recorded = number[number < len(self.imitable)]
+        others = number[number >= len(self.imitable)] - len(self.imitable)
+        return own[others.to(own.device)], self.imitable[recorded.to(self.imitable.device)]
 
     def draw(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Rows of `count` decisions in all: of the learner and of the demonstrations."""

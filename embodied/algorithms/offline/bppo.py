@@ -86,7 +86,7 @@ class BPPOConfig(ImplicitValuesConfig):
         Raises:
             UserError: for a policy whose samples have no log-probability or with a memory, or actions without limits.
         """
-        self.clipped.check("offline=bppo", policy, None)
+        self.clipped.check("offline=bppo", policy)
         if isinstance(policy, RecurrentPolicy):
             raise UserError("offline=bppo learns from single decisions, without a memory; use policy=mlp")
         return BPPO(policy, self, generator)
@@ -96,7 +96,7 @@ class BPPO(Clipped):
     """Learner of critics from stored episodes, then of a policy from chunks that its behaviour samples."""
 
     def __init__(self, policy: TrainablePolicy, config: BPPOConfig, generator: torch.Generator) -> None:
-        super().__init__(policy, config.clipped, None, generator, config.learning_rate)
+        super().__init__(policy, config.clipped, generator, config.learning_rate)
         self.options = config
         self.critics = ImplicitValues(policy, config)
         self.behaviour = copied(policy)

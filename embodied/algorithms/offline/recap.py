@@ -32,8 +32,8 @@ from embodied.configuration import Fraction, NonNegativeFloat, PositiveInt, Rang
 from embodied.data.episodes import Episodes
 from embodied.data.transitions import Transitions
 from embodied.errors import UserError
+from embodied.networks.value_head import CriticHead
 from embodied.policy import CONDITION, Condition, TrainablePolicy
-from embodied.value_head import CriticHead
 from embodied.world import ALONE, World
 
 

@@ -28,7 +28,6 @@ from embodied.algorithms.passes import Passes
 from embodied.algorithms.schedule import linear_decay
 from embodied.algorithms.small_actor import with_small_actor
 from embodied.configuration import Configuration, Fraction, Limit, NonNegativeFloat, PositiveFloat, PositiveInt
-from embodied.data.episodes import Episodes
 from embodied.errors import UserError
 from embodied.policy import Evaluation, SteeredPolicy, Steering, TrainablePolicy
 from embodied.rollout.memory import RecurrentPolicy
@@ -50,9 +49,8 @@ class ClippedConfig(Configuration):
     divergence from the policy that collected passes `target_kl`. `kl_coefficient` weighs the KL divergence from the
     policy that reinforcement learning started with, as SFT left it (0: not computed), `wasserstein` the mean squared
     distance, in half ranges of the action, of chunks from those that this policy generates from the same noise
-    (ReinFlow's regulariser, arXiv 2505.22094; 0: not computed). `bc_coefficient` weighs the
-    supervised loss on `bc_batch` chunks of the demonstrations, drawn for every step (0: none). With `one_step` every
-    step is followed by one of the policy's one-step actor, which imitates it and does not act yet.
+    (ReinFlow's regulariser, arXiv 2505.22094; 0: not computed). With `one_step` every step is followed by one of the
+    policy's one-step actor, which imitates it and does not act yet.
     """
 
     rollout_length: PositiveInt = 35
@@ -67,17 +65,10 @@ class ClippedConfig(Configuration):
     target_kl: Limit = 0.05
     kl_coefficient: NonNegativeFloat = 0.0
     wasserstein: NonNegativeFloat = 0.0
-    bc_coefficient: NonNegativeFloat = 0.0
-    bc_batch: PositiveInt = 256
     max_gradient_norm: Limit = 1.0
     final_lr_share: Fraction = 1.0
     memory_gb: PositiveFloat | None = None
     one_step: bool = False
-
-    @property
-    def reads_demonstrations(self) -> bool:
-        """Whether demonstrations are read: for the supervised loss."""
-        return bool(self.bc_coefficient)
 
     @property
     def refers_to_start(self) -> bool:
@@ -89,20 +80,18 @@ class ClippedConfig(Configuration):
         """Updates that a rollout's policy may be behind; 0: each rollout is used before the next one is collected."""
         return 0
 
-    def check(self, option: str, policy: TrainablePolicy, demonstrations: Episodes | None) -> None:
+    def check(self, option: str, policy: TrainablePolicy) -> None:
         """Check that `policy` can be trained by the learner of `option`, such as algorithm=ppo.
 
         Raises:
             UserError: for a policy whose samples have no log-probability, or without a one-step actor that is to
-                learn, for `wasserstein` one that does not generate from noise, or if demonstrations are missing.
+                learn, and for `wasserstein` one that does not generate from noise.
         """
         if not policy.scores:
             raise UserError(
                 f"expected a policy whose samples have a log-probability for {option};"
                 " use policy.sampler=flow_sde, for policy=tokens policy.head=bins, and weights before steering"
             )
-        if self.bc_coefficient and demonstrations is None:
-            raise UserError("algorithm.bc_coefficient needs demonstrations, but this task has none; use 0")
         if self.wasserstein and not isinstance(policy, SteeredPolicy):
             raise UserError("algorithm.wasserstein compares chunks generated from noise: use policy=flow, or leave it")
         if self.one_step:
@@ -134,19 +123,17 @@ class Clipped(Composite):
     """Learner that takes clipped steps with `policy` on batches {observation, sample, log_prob, advantage, own}.
 
     `rates` are learning rates of the actor's parameters and, if there is a second one, of the critic's. `generator`
-    draws minibatches, also of `demonstrations`.
+    draws minibatches.
     """
 
     def __init__(
         self,
         policy: TrainablePolicy,
         config: ClippedConfig,
-        demonstrations: Episodes | None,
         generator: torch.Generator,
         *rates: float,
     ) -> None:
         self.policy = policy
-        self.demonstrations = demonstrations
         self.generator = generator
         self.rates = rates
         self.config = config
@@ -163,11 +150,6 @@ class Clipped(Composite):
         self.iterations = 0
         self.gradient_steps = 0
         self.piece: int | None = None  # rows scored together; None: not measured yet
-
-    @property
-    def warm(self) -> bool:
-        """Whether the actor is still frozen, while the critic warms up."""
-        return False
 
     def _decay(self, progress: float) -> None:
         self.progress = progress
@@ -240,8 +222,6 @@ class Clipped(Composite):
             loss.backward()
             totals = {name: totals.get(name, 0.0) + value for name, value in sums.items()}
         means = {name: float(value) / count for name, value in totals.items()}
-        if self.config.bc_coefficient and not self.warm:
-            means["bc_loss"] = self._imitate()
         norms = [nn.utils.clip_grad_norm_(part, self.config.max_gradient_norm) for part in self.parameters]
         check_finite(losses(means) | dict(zip(GRADIENTS, norms, strict=False)), self.gradient_steps + 1)
         self.optimiser.step()
@@ -249,15 +229,6 @@ class Clipped(Composite):
         if self.one_step is not None:
             means["one_step_distance"] = float(self.one_step.step(batch["observation"], self.progress, world))
         return means
-
-    def _imitate(self) -> float:
-        """Add the gradient of the supervised loss on demonstrations; returns the loss."""
-        assert self.demonstrations is not None
-        horizon = self.policy.contract.horizon
-        batch = self.demonstrations.sample(self.config.bc_batch, horizon, self.generator).to(self.policy.device)
-        loss = self.policy.loss(batch["observation"], batch["actions"], batch["valid"])
-        (self.config.bc_coefficient * loss).backward()
-        return float(loss.detach())
 
     def _losses(self, batch: TensorDict, count: float) -> tuple[Tensor, dict[str, Tensor]]:
         """Contribution of this piece to the mean loss over `count` decisions, and sums of the metrics."""
@@ -333,11 +304,10 @@ class Clipped(Composite):
         return low, low * wider, config.part_discount**following
 
     def largest_pass(self, passes: Passes) -> int | None:
-        """Bytes that scoring a piece of a minibatch stores, with its chunks, or the supervised loss if that is more."""
-        imitated = passes.loss(passes.share(self.config.bc_batch)) if self.config.bc_coefficient else 0
+        """Bytes that scoring a piece of a minibatch stores, with chunks, or a step of the one-step actor if more."""
         distilled = 0 if self.one_step is None else self.one_step.largest_pass(passes) or 0
         also = self._start_distance if self.config.wasserstein else None
-        return max(imitated, distilled, passes.evaluate(self.config.minibatch, self.config.memory_gb, also))
+        return max(distilled, passes.evaluate(self.config.minibatch, self.config.memory_gb, also))
 
     def state_dict(self) -> dict[str, Any]:
         """Optimiser, counters, minibatch generator, and the reference policy and one-step actor's if there are any."""

@@ -117,8 +117,8 @@ class GRPOConfig(ClippedConfig):
 
     @property
     def reads_demonstrations(self) -> bool:
-        """Whether demonstrations are read: for the supervised loss and the process reward."""
-        return super().reads_demonstrations or self.outcome is Outcome.PROCESS
+        """Whether demonstrations are read: for the process reward."""
+        return self.outcome is Outcome.PROCESS
 
     @property
     def refers_to_start(self) -> bool:
@@ -158,12 +158,12 @@ class GRPOConfig(ClippedConfig):
             UserError: for a policy whose samples have no log-probability, a simulator that cannot repeat initial
                 states, or if demonstrations are missing.
         """
-        self.check("algorithm=grpo", policy, demonstrations)
+        self.check("algorithm=grpo", policy)
         starts = self._starts(env, generator)
         process = None
         if self.outcome is Outcome.PROCESS:
             process = LearnedProgress(policy, demonstrations, generator, "algorithm.outcome=process")
-        return GRPO(policy, self, demonstrations, starts, generator, process)
+        return GRPO(policy, self, starts, generator, process)
 
 
 class GRPO(Clipped):
@@ -175,12 +175,11 @@ class GRPO(Clipped):
         self,
         policy: TrainablePolicy,
         config: GRPOConfig,
-        demonstrations: Episodes | None,
         starts: GroupStarts,
         generator: torch.Generator,
         process: LearnedProgress | None = None,
     ) -> None:
-        super().__init__(policy, config, demonstrations, generator, config.learning_rate)
+        super().__init__(policy, config, generator, config.learning_rate)
         self.starts = starts
         self.progress_reward = ProgressReward()
         if config.progress_features:

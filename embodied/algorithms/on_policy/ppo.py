@@ -101,8 +101,8 @@ class PPOConfig(ClippedConfig):
 
     @property
     def reads_demonstrations(self) -> bool:
-        """Whether demonstrations are read: for the supervised loss and the process reward."""
-        return super().reads_demonstrations or bool(self.process_reward)
+        """Whether demonstrations are read: for the process reward."""
+        return bool(self.process_reward)
 
     def build(
         self,
@@ -117,7 +117,7 @@ class PPOConfig(ClippedConfig):
             UserError: for a policy whose samples have no log-probability, a curriculum where initial states are not
                 numbered, or if demonstrations are missing.
         """
-        self.check("algorithm=ppo", policy, demonstrations)
+        self.check("algorithm=ppo", policy)
         starts = None
         if self.curriculum:
             if not isinstance(env, NumberedStarts) or group_size(env) > 1:
@@ -135,7 +135,7 @@ class PPOConfig(ClippedConfig):
         process = None
         if self.process_reward:
             process = LearnedProgress(policy, demonstrations, generator, "algorithm.process_reward")
-        return PPO(policy, self, demonstrations, generator, starts, process)
+        return PPO(policy, self, generator, starts, process)
 
 
 class PPO(Clipped):
@@ -148,12 +148,11 @@ class PPO(Clipped):
         self,
         policy: TrainablePolicy,
         config: PPOConfig,
-        demonstrations: Episodes | None,
         generator: torch.Generator,
         starts: CurriculumStarts | None = None,
         process: LearnedProgress | None = None,
     ) -> None:
-        super().__init__(policy, config, demonstrations, generator, config.learning_rate, config.value_learning_rate)
+        super().__init__(policy, config, generator, config.learning_rate, config.value_learning_rate)
         self.starts = starts
         self.process = process
         self.reward_scale = RewardScale(config.discount)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from embodied.data.episodes import Episodes, EpisodeWriter
 from embodied.errors import UserError
-from embodied.progress import Progress
+from embodied.runtime.progress import Progress
 from embodied.text import encode
 from sims.libero.assets import Assets
 from sims.libero.environment import LiberoEnvironment

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from embodied.errors import UserError
-from sims.quadrotor.airframes import GRAVITY, PARAMETERS, hover_speed
-from sims.quadrotor.dynamics import BODY_ROWS, DT_S, parameters
 from sims.quadrotor.environment import QuadrotorEnvironment
+from sims.quadrotor.physics.airframes import GRAVITY, PARAMETERS, hover_speed
+from sims.quadrotor.physics.dynamics import BODY_ROWS, DT_S, parameters
 from sims.tracer.kernels import Kernels
 
 FREQUENCY_HZ = 500

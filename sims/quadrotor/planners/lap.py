@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sims.quadrotor.airframes import GRAVITY, Airframe
+from sims.quadrotor.physics.airframes import GRAVITY, Airframe
 from sims.quadrotor.tasks.race import HALF_OPENING_M, Gate
 
 DEGREE = 7

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from embodied.contract import Contract
 from embodied.policy import Decision
-from sims.quadrotor.airframes import GRAVITY, Airframe
+from sims.quadrotor.physics.airframes import GRAVITY, Airframe
 from sims.quadrotor.planners.lap import Limits, drag, fastest
 from sims.quadrotor.tasks.race import TRACK
 

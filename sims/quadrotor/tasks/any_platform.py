@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from embodied.contract import TensorSpec
-from sims.quadrotor.dynamics import ROTOR_NAMES
 from sims.quadrotor.episode import Moment
 from sims.quadrotor.observation import AXES
+from sims.quadrotor.physics.dynamics import ROTOR_NAMES
 from sims.quadrotor.platforms import NUMBERS
 from sims.quadrotor.starts import PLATFORM
 from sims.quadrotor.tasks.hover import Hover, disturbed

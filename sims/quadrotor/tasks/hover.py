@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from embodied.contract import TensorSpec
-from sims.quadrotor.airframes import GRAVITY, Airframe, hover_speed
 from sims.quadrotor.episode import Mdp, Moment, Record, Reward, Weight
 from sims.quadrotor.observation import ANGULAR_VELOCITY, AXES, ROTATION, VELOCITY
+from sims.quadrotor.physics.airframes import GRAVITY, Airframe, hover_speed
 from sims.tracer.arithmetic import Rows, Value, gaussians, sqrt, squares, uniform, where
 
 INITIAL = -1

@@ -11,9 +11,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from sims.quadrotor.airframes import Airframe, hover_speed
-from sims.quadrotor.dynamics import Body, Options
 from sims.quadrotor.episode import Moment, Record
+from sims.quadrotor.physics.airframes import Airframe, hover_speed
+from sims.quadrotor.physics.dynamics import Body, Options
 from sims.quadrotor.tasks.hover import INITIAL, Hover
 from sims.tracer.arithmetic import Rows, Value, gaussians, sqrt, squares, uniform, where
 

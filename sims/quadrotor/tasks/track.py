@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from embodied.contract import TensorSpec
-from sims.quadrotor.airframes import Airframe, hover_speed
-from sims.quadrotor.dynamics import DT_S, Body
 from sims.quadrotor.episode import Moment, Record, Weight
 from sims.quadrotor.observation import ANGULAR_VELOCITY, AXES, ROTATION, VELOCITY
+from sims.quadrotor.physics.airframes import Airframe, hover_speed
+from sims.quadrotor.physics.dynamics import DT_S, Body
 from sims.quadrotor.tasks.hover import INITIAL, Hover
 from sims.tracer.arithmetic import Rows, Value, gaussians, sqrt, squares, uniform, where
 

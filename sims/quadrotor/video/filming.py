@@ -14,9 +14,9 @@ from PIL import Image
 from embodied.evaluation.video import Frames, film, tile, trajectories_path, write_video
 from embodied.policy import Policy
 from embodied.saving.files import complete_or_absent
-from sims.quadrotor.airframes import Airframe
-from sims.quadrotor.dynamics import DT_S
 from sims.quadrotor.environment import QuadrotorEnvironment
+from sims.quadrotor.physics.airframes import Airframe
+from sims.quadrotor.physics.dynamics import DT_S
 from sims.quadrotor.tasks.race import Race
 from sims.quadrotor.video import gates, hud
 from sims.quadrotor.video.camera import Array, Follow

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from sims.quadrotor.dynamics import DT_S
 from sims.quadrotor.environment import QuadrotorEnvironment
+from sims.quadrotor.physics.dynamics import DT_S
 from sims.quadrotor.tasks import race
 from sims.quadrotor.tasks.race import Race
 from sims.quadrotor.tasks.recover import Recover

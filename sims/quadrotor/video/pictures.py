@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image
 
-from sims.quadrotor.rotors import place
+from sims.quadrotor.physics.rotors import place
 from sims.quadrotor.tasks import race
 from sims.quadrotor.video import gates
 from sims.quadrotor.video.camera import Array, Camera

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from sims.quadrotor.dynamics import DT_S
 from sims.quadrotor.environment import QuadrotorEnvironment
+from sims.quadrotor.physics.dynamics import DT_S
 from sims.quadrotor.tasks import track
 from sims.quadrotor.tasks.race import RADIUS_M, Race
 from sims.quadrotor.tasks.recover import Recover

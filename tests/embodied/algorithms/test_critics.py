@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from embodied import products
 from embodied.algorithms.critics import Activation, CriticConfig, Critics, approach, frozen_weights
 from embodied.errors import UserError
-from embodied.value_head import CriticHead
+from embodied.networks import products
+from embodied.networks.value_head import CriticHead
 
 CATEGORICAL = {"head": CriticHead.HL_GAUSS, "bins": 5, "value_low": -1.0, "value_high": 1.5}
 

@@ -46,7 +46,7 @@ def test_a_rollout_scores_what_was_executed(config: MLPConfig, storage: Storage)
 @pytest.mark.parametrize("algorithm", [PPOConfig(critic_warmup=0, entropy_weight=0.1), GRPOConfig(entropy_weight=0.1)])
 def test_an_unexecuted_action_has_no_gradient(algorithm: ClippedConfig) -> None:
     policy, rollout = collected(MLPConfig(hidden=[16]))
-    learner = Clipped(policy, algorithm, None, torch.Generator().manual_seed(0), 1e-3)
+    learner = Clipped(policy, algorithm, torch.Generator().manual_seed(0), 1e-3)
     once = (rollout.executed.sum(-1) == 1).flatten()  # success by the first action of the chunk
     assert int(once.sum()) >= 2
     batch = TensorDict(

@@ -13,10 +13,10 @@ from embodied.algorithms.rewards.process_reward import LearnedProgress, grippers
 from embodied.contract import Contract, TensorSpec
 from embodied.data.episodes import Episodes
 from embodied.errors import UserError
+from embodied.networks.value_head import CriticHead, ValueHead
 from embodied.rollout.groups import WholeEpisodes, WholeRollout
 from embodied.rollout.rollout import Collector, Rollout
 from embodied.training.loop import train
-from embodied.value_head import CriticHead, ValueHead
 from embodied.world import ALONE, World
 from policies.mlp import MLPConfig, MLPPolicy
 from policies.recurrent import RecurrentConfig

@@ -6,8 +6,8 @@ import pytest
 
 from embodied.command_line.config import compose
 from embodied.errors import UserError
-from policies.chunk_networks import NetworkKind
 from policies.flow import FlowConfig, Sampler
+from policies.generation.chunk_networks import NetworkKind
 from sims.backend import Sim
 from sims.libero.task import LiberoTask
 from train import GROUPS, TrainConfig
@@ -105,6 +105,15 @@ def test_a_saved_run_keeps_its_parts():
     assert composed("algorithm=ppo", saved=saved)[1]["choices"]["algorithm"] == "ppo"
     with pytest.raises(ValueError, match="the saved run has algorithm=ppo, got algorithm=self_imitation"):
         composed("algorithm=self_imitation", saved=saved)
+
+
+def test_a_saved_run_of_an_earlier_version_without_imitation_beside_goes_on():
+    config, saved = composed("algorithm=ppo", "algorithm.epochs=2")
+    saved["values"]["algorithm"] |= {"bc_coefficient": 0.0, "bc_batch": 256}
+    assert composed(saved=saved)[0] == config
+    saved["values"]["algorithm"]["bc_coefficient"] = 0.1
+    with pytest.raises(ValueError, match=r"another version .*bc_coefficient"):
+        composed(saved=saved)
 
 
 def test_a_configuration_of_another_version_is_one_line():

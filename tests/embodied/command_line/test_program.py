@@ -6,9 +6,9 @@ import pytest
 from omegaconf import MISSING
 
 from embodied.command_line.program import main, options
-from embodied.console import log_to
 from embodied.errors import UserError
-from embodied.interrupt import Stopped
+from embodied.runtime.console import log_to
+from embodied.runtime.interrupt import Stopped
 
 
 def failing(error: BaseException):

@@ -12,7 +12,7 @@ from embodied.errors import UserError
 from embodied.placement.registry import TorchrunConfig
 from embodied.training.fitting_memory import check
 from embodied.training.plan import Plan, plan
-from tests.policies.vla.test_weights import save
+from tests.policies.vla.checkpoints.test_weights import save
 from train import GROUPS, TrainConfig, run
 
 RUN = ("task=libero_pick", "policy=flow", "algorithm=ppo", "num_envs=6", "policy.hidden=16")

@@ -11,8 +11,8 @@ import embodied.training.experiment
 from embodied.errors import UserError
 from embodied.evaluation.evaluation import evaluate
 from embodied.evaluation.in_training import InTraining, best
-from embodied.interrupt import Stopped
 from embodied.run_options import AUTO, ExperimentConfig
+from embodied.runtime.interrupt import Stopped
 from embodied.saving import checkpoint
 from embodied.training.experiment import Experiment
 from embodied.training.held_out import FIRST_START, MOST, PHASE, SHARE, SHORTEST_S, HeldOut

@@ -7,7 +7,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tqdm import tqdm
 
-from embodied.console import setup_console
+from embodied.runtime.console import setup_console
 from embodied.saving.metrics import METRICS, read_metrics
 from embodied.training.logging import Logger
 

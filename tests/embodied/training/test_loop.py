@@ -17,7 +17,7 @@ from embodied.algorithms.on_policy.ppo import PPOConfig
 from embodied.environment import Environment, NumberedStarts, Restorable, SwitchableEnvironment
 from embodied.errors import DivergedError, UserError
 from embodied.evaluation.evaluation import evaluate
-from embodied.precision import Precision
+from embodied.networks.precision import Precision
 from embodied.rollout.rollout import Collector
 from embodied.rollout.storage import Storage
 from embodied.training.experiment import Experiment, ExperimentConfig

@@ -23,8 +23,8 @@ from embodied.algorithms.parts import Composite
 from embodied.algorithms.passes import META, Passes
 from embodied.command_line.config import compose
 from embodied.contract import Contract
+from embodied.networks.precision import Precision
 from embodied.policy import PolicyConfig
-from embodied.precision import Precision
 from embodied.task import LearnerConfig
 from embodied.training.experiment import ExperimentConfig
 from embodied.training.loop import build
@@ -36,9 +36,9 @@ from policies.recurrent import RecurrentConfig
 from policies.squashed import SquashedConfig, SquashedPolicy
 from tests.embodied.reach import Reach
 from tests.embodied.training.test_experiment import ReachTask
-from tests.policies import lerobot_files
-from tests.policies.vla import prismatic
-from tests.policies.vla.test_weights import save
+from tests.policies.lerobot import files as lerobot_files
+from tests.policies.vla.checkpoints.test_weights import save
+from tests.policies.vla.openvla import prismatic
 from tests.programs import run_program
 from train import GROUPS, TrainConfig
 
@@ -49,10 +49,6 @@ CASES: dict[str, tuple[PolicyConfig, LearnerConfig]] = {
     "flow, ppo": (FlowConfig(hidden=32), SMALL_PPO),
     "flow, ppo near its start": (FlowConfig(hidden=32), replace(SMALL_PPO, wasserstein=0.1)),
     "recurrent, ppo": (RecurrentConfig(), SMALL_PPO),
-    "flow, ppo with imitation": (
-        FlowConfig(hidden=32),
-        PPOConfig(rollout_length=LENGTH, minibatch=8, epochs=1, bc_coefficient=0.1, bc_batch=ROWS, critic_warmup=0),
-    ),
     "flow, self-imitation": (
         FlowConfig(hidden=32),
         SelfImitationConfig(rollout_length=LENGTH, gradient_steps=2, capacity=1000, sft=SFTConfig(batch=ROWS)),

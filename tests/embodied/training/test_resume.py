@@ -17,24 +17,25 @@ from embodied.algorithms.on_policy.ppo import PPO, PPOConfig
 from embodied.algorithms.on_policy.ranking import Ranking, RankingConfig
 from embodied.errors import UserError
 from embodied.evaluation import evaluation
-from embodied.interrupt import Stopped
+from embodied.networks.precision import Precision
 from embodied.policy import PolicyConfig
-from embodied.precision import Precision
 from embodied.rollout.rollout import Collector
+from embodied.runtime.interrupt import Stopped
 from embodied.saving import checkpoint
 from embodied.training.experiment import Experiment, ExperimentConfig
 from embodied.training.stages import offline, reinforcement
-from policies.act import ACTConfig
 from policies.flow import FlowConfig
+from policies.lerobot.act import ACTConfig
 from policies.vla.pi0 import Pi0Config
-from policies.vla.smolvla import SmolVLAConfig
+from policies.vla.smolvla.policy import SmolVLAConfig
 from policies.vla.tokens import TokensConfig
 from sims.libero.task import LiberoTask
 from tests.embodied.training.test_experiment import ITERATIONS, LEARNERS, POLICY, SCRATCH, ReachTask, trainer
 from tests.embodied.training.test_experiment import PPO as PPO_CONFIG
 from tests.embodied.windy_reach import WindyReach
-from tests.policies.vla import prismatic, smolvla_files
-from tests.policies.vla.test_weights import save
+from tests.policies.vla.checkpoints.test_weights import save
+from tests.policies.vla.openvla import prismatic
+from tests.policies.vla.smolvla import files as smolvla_files
 
 
 @pytest.fixture(autouse=True)

@@ -23,7 +23,7 @@ from embodied.training.experiment import Experiment, ExperimentConfig
 from embodied.training.plan import plan
 from embodied.training.stages import offline
 from policies.diffusion import DiffusionConfig
-from policies.steering import SteeringConfig
+from policies.generation.steering import SteeringConfig
 from tests.embodied.algorithms.imitation.test_one_step import distance
 from tests.embodied.algorithms.off_policy.test_steering import steered
 from tests.embodied.reach import Reach

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from embodied.console import close_log, run_log
 from embodied.contract import Contract, TensorSpec
 from embodied.errors import UserError
+from embodied.runtime.console import close_log, run_log
 from embodied.saving import checkpoint
 from embodied.saving.checkpoint import Checkpoint
 from embodied.training.run_directory import LOCK, new_directory, new_run, resumed_run

@@ -25,8 +25,8 @@ from embodied.training.plan import plan
 from embodied.training.stages import offline
 from embodied.training.stages.registry import STAGES
 from policies.flow import FlowConfig
+from policies.generation.steering import SteeringConfig
 from policies.squashed import SquashedConfig
-from policies.steering import SteeringConfig
 from tests.embodied.recorded_reach import recorded
 from tests.embodied.saving.test_tree import same
 from tests.embodied.training.test_experiment import POLICY, PPO, SFT_CONFIG, ReachTask, ScratchTask, trainer

@@ -14,9 +14,9 @@ from embodied.contract import Contract, TensorSpec
 from embodied.errors import UserError
 from embodied.text import encode, text_spec
 from policies.diffusion import DiffusionConfig
-from policies.encoders import EncoderKind
+from policies.encoders.base import EncoderKind
+from policies.encoders.libero import ObjectEncoder
 from policies.flow import FlowConfig
-from policies.libero_encoder import ObjectEncoder
 from policies.vision.augmentation import PictureChanges, recoloured, shifted
 from policies.vision.backbones import Backbone, SpatialCNN, VisionConfig, backbone
 from policies.vision.encoder import WORD_WIDTH, PictureEncoder

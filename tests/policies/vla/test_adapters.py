@@ -18,19 +18,19 @@ from embodied.algorithms.imitation.sft import SFT, SFTConfig
 from embodied.algorithms.on_policy.ppo import PPOConfig
 from embodied.contract import TensorSpec
 from embodied.errors import UserError
-from embodied.precision import Precision
+from embodied.networks.precision import Precision
 from embodied.saving import checkpoint
 from embodied.saving.checkpoint import Checkpoint
 from embodied.saving.publishing import push
 from embodied.training import loop
 from policies.vla import adapters
+from policies.vla.checkpoints.publishing import publish
 from policies.vla.model import Pi0Model, untrained
 from policies.vla.pi0 import Pi0Config, Pi0Policy
-from policies.vla.publishing import publish
 from policies.vla.sizes import Size
 from tests.embodied.reach import Reach
+from tests.policies.vla.checkpoints.test_weights import save
 from tests.policies.vla.test_pi0 import SEEING, seen
-from tests.policies.vla.test_weights import save
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from transformers import PI0Config, PI0ForConditionalGeneration
 
 from embodied.algorithms.micro_batch import saved_bytes
 from embodied.errors import UserError
-from embodied.precision import Precision
+from embodied.networks.precision import Precision
 from policies.vla import adapters, computing
 from policies.vla.computing import Computing, prepare
 from policies.vla.model import Pi0Model
@@ -21,8 +21,8 @@ from policies.vla.pi0 import Pi0Config, Pi0Policy, Sampler
 from policies.vla.sizes import SIZES, Size
 from policies.vla.tokens import TokensPolicy
 from tests.policies.vla import test_pi0, test_pi05, test_tokens
+from tests.policies.vla.checkpoints.test_weights import save
 from tests.policies.vla.test_pi0 import SEEING, seen
-from tests.policies.vla.test_weights import save
 
 BFLOAT16 = {"precision": Precision.BFLOAT16}
 KINDS = {

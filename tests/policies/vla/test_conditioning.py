@@ -15,12 +15,12 @@ from embodied.algorithms.imitation.sft import SFTConfig
 from embodied.algorithms.offline.recap import RECAP, RECAPConfig
 from embodied.data.episodes import Episodes
 from embodied.errors import UserError
+from embodied.networks.words import hash_words
 from embodied.policy import CONDITION, Condition
-from embodied.words import hash_words
+from policies.vla.checkpoints.publishing import publish
 from policies.vla.critic import Reads
 from policies.vla.inputs import Tokenizer
 from policies.vla.pi0 import Pi0Policy
-from policies.vla.publishing import publish
 from tests.policies.vla.test_pi0 import policy, seen
 from tests.policies.vla.test_pi05 import policy as policy_of_pi05
 

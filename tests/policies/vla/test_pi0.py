@@ -16,8 +16,8 @@ from embodied.contract import Contract, TensorSpec
 from embodied.errors import UserError
 from embodied.policy import INITIAL_NOISE, Steering
 from embodied.text import encode, text_spec
-from policies.generative import Aggregate
-from policies.steering import SteeringConfig
+from policies.generation.base import Aggregate
+from policies.generation.steering import SteeringConfig
 from policies.vla.inputs import VOCABULARY, squared
 from policies.vla.model import untrained
 from policies.vla.pi0 import Pi0Config, Pi0Policy, Sampler

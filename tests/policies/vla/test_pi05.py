@@ -14,12 +14,12 @@ from transformers.models.gemma.modeling_gemma import apply_rotary_pos_emb
 
 from embodied.errors import UserError
 from policies.vla.adaptive import Pi05Model
+from policies.vla.checkpoints.publishing import publish
 from policies.vla.model import untrained
 from policies.vla.pi05 import Pi05Config, Pi05Policy
-from policies.vla.publishing import publish
 from policies.vla.sizes import Size
+from tests.policies.vla.checkpoints.test_weights import save
 from tests.policies.vla.test_pi0 import SEEING, seen
-from tests.policies.vla.test_weights import save
 
 LOW, HIGH = torch.tensor([0.0, -2.0]), torch.tensor([1.0, 2.0])
 

@@ -11,8 +11,8 @@ from embodied.policy import Steering
 from embodied.text import encode, text_spec
 from policies.diffusion import DiffusionConfig
 from policies.flow import FlowConfig
-from policies.generative import GenerativeConfig, GenerativePolicy
-from policies.steering import SteeringConfig
+from policies.generation.base import GenerativeConfig, GenerativePolicy
+from policies.generation.steering import SteeringConfig
 from policies.vision.backbones import VisionConfig
 
 LENGTH = 48

@@ -15,7 +15,7 @@ from embodied.errors import UserError
 from embodied.export.chunk_network import ChunkInputs
 from embodied.export.network import export_target
 from embodied.saving.tree import load_tree
-from policies.generative import GenerativePolicy
+from policies.generation.base import GenerativePolicy
 from real_robot.firmware.exporting import Export, Target, export
 from real_robot.firmware.samples import draw_chunks
 from real_robot.serving.onnx_policy import OnnxPolicy

@@ -19,9 +19,9 @@ from embodied.training.loop import train
 from policies.mlp import MLPConfig
 from real_robot.firmware.exporting import Export, Target, export
 from real_robot.firmware.toolchain import COMMON, call, host_compiler
-from sims.quadrotor.airframes import CRAZYFLIE
 from sims.quadrotor.environment import QuadrotorEnvironment
-from sims.quadrotor.rotors import Rotors, place
+from sims.quadrotor.physics.airframes import CRAZYFLIE
+from sims.quadrotor.physics.rotors import Rotors, place
 from sims.quadrotor.task import HoverTask
 from tests.real_robot.firmware.compiled import damage
 from tests.real_robot.firmware.policies import make

@@ -10,7 +10,7 @@ import torch
 
 from embodied.environment import SwitchableEnvironment, Transition, in_real_time
 from embodied.errors import UserError
-from embodied.interrupt import STOPPING
+from embodied.runtime.interrupt import STOPPING
 from real_robot.learning.control import Control
 from real_robot.learning.environment import Judge, RobotEnvironment, Rules
 from real_robot.learning.homing import Homing

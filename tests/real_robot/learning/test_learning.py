@@ -14,10 +14,10 @@ from tensordict import TensorDict
 from embodied.algorithms.off_policy.sac import RLPDConfig
 from embodied.data.store import EpisodeStore
 from embodied.environment import Transition
-from embodied.interrupt import Stopped
 from embodied.policy import Decision
 from embodied.rollout.rollout import Collector
 from embodied.run_options import ExperimentConfig
+from embodied.runtime.interrupt import Stopped
 from embodied.saving import checkpoint
 from embodied.task import Task
 from embodied.training.experiment import Experiment

@@ -15,10 +15,10 @@ from embodied.command_line.config import compose
 from embodied.command_line.train_options import GROUPS, TrainConfig, opened_task
 from embodied.environment import own_resets
 from embodied.errors import UserError
-from embodied.interrupt import STOPPING
 from embodied.report.headline import reset_sentence
 from embodied.report.report import Report
 from embodied.run_options import ExperimentConfig
+from embodied.runtime.interrupt import STOPPING
 from embodied.saving import checkpoint
 from embodied.task import Task
 from embodied.training.experiment import Experiment

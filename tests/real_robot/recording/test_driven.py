@@ -14,8 +14,8 @@ from embodied.contract import TensorSpec
 from embodied.data.episodes import FAILED, SUCCEEDED, UNKNOWN, Episodes
 from embodied.errors import UserError
 from real_robot.recording import cdr, driven, lerobot_dataset
+from real_robot.recording.data_sets.matching import MatchOptions
 from real_robot.recording.demonstrations import demonstrations
-from real_robot.recording.matching import MatchOptions
 from real_robot.recording.recorder import Recorder
 from real_robot.recording.recording import Recording
 from real_robot.robots.robot import Reading

@@ -22,9 +22,10 @@ from embodied.errors import UserError
 from embodied.evaluation.evaluation import evaluate
 from embodied.evaluation.video import write_video
 from policies.mlp import MLPConfig
-from real_robot.recording import data_set_reading, lerobot_dataset
+from real_robot.recording import lerobot_dataset
+from real_robot.recording.data_sets import data_set_reading
+from real_robot.recording.data_sets.matching import Match
 from real_robot.recording.demonstrations import demonstrations
-from real_robot.recording.matching import Match
 from real_robot.recording.recorder import Recorder
 from real_robot.recording.recording import Gap, Recording
 from real_robot.robots.robot import Reading, SimulatedRobot

@@ -23,10 +23,10 @@ from embodied.policy import Decision
 from embodied.saving import checkpoint
 from embodied.training.stages import offline
 from policies.registry import trained_policy
-from real_robot.recording import data_contract as data_contracts
-from real_robot.recording.data_contract import UNITS, data_contract
+from real_robot.recording.data_sets import contract as data_contracts
+from real_robot.recording.data_sets.contract import UNITS, data_contract
+from real_robot.recording.data_sets.matching import MatchOptions
 from real_robot.recording.demonstrations import demonstrations, reader
-from real_robot.recording.matching import MatchOptions
 from real_robot.recording.recorded_task import join, units
 from real_robot.ros2.robots.registry import robot_table
 from tests.programs import ROOT, Completed, run_program

@@ -17,11 +17,11 @@ from real_robot.recording.recording import Recording
 from real_robot.robots.robot import SimulatedRobot
 from real_robot.safety.safety import State, Verdict
 from real_robot.sim_to_real.identification import Parameter, Segments, cut, identify, prediction_error
-from sims.quadrotor.airframes import CRAZYFLIE_21, Airframe
-from sims.quadrotor.dynamics import Options
 from sims.quadrotor.environment import QuadrotorEnvironment
-from sims.quadrotor.fitting import KEYS, FlightModel
-from sims.quadrotor.own_airframe import read_airframe
+from sims.quadrotor.physics.airframes import CRAZYFLIE_21, Airframe
+from sims.quadrotor.physics.dynamics import Options
+from sims.quadrotor.physics.fitting import KEYS, FlightModel
+from sims.quadrotor.physics.own_airframe import read_airframe
 from sims.quadrotor.tasks.hover import Hover
 from sims.vehicle import dynamics as vehicle_dynamics
 from sims.vehicle.vehicles import F1TENTH, PARAMETERS, Model

@@ -11,8 +11,8 @@ import torch
 from embodied.data.episodes import FOLDER, EpisodeWriter, read
 from embodied.environments.latency import LatencyConfig, with_latency
 from embodied.task import evaluation_distributions
+from policies.encoders.libero import missing
 from policies.flow import FlowConfig
-from policies.libero_encoder import missing
 from sims.libero.suite import load_tasks
 from sims.libero.task import LiberoTask
 

@@ -10,7 +10,7 @@ import torch
 
 from embodied.errors import UserError
 from embodied.export.network import without_unit
-from embodied.resume import check_continues
+from embodied.saving.resume import check_continues
 from sims.mjcf.environment import MjcfEnvironment
 from sims.mjcf.task import SHIPPED, MjcfTask, find_mdp
 from sims.mjcf.tasks.cartpole import Cartpole

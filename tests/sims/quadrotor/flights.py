@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from sims.quadrotor import dynamics
-from sims.quadrotor.airframes import CRAZYFLIE, GRAVITY, Airframe
-from sims.quadrotor.dynamics import Options
+from sims.quadrotor.physics import dynamics
+from sims.quadrotor.physics.airframes import CRAZYFLIE, GRAVITY, Airframe
+from sims.quadrotor.physics.dynamics import Options
 
 LANES = 128
 PLAIN = Options()

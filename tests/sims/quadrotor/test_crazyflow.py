@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[3]
 NEEDED = pytest.mark.skipif(os.environ.get("CI_CRAZYFLOW") != "required", reason="needs crazyflow: make test-crazyflow")
 CHECK = """
 import sys, torch
-from sims.quadrotor.airframes import AIRFRAMES
+from sims.quadrotor.physics.airframes import AIRFRAMES
 from sims.quadrotor.crazyflow.environment import CrazyflowEnvironment
 from sims.quadrotor.environment import QuadrotorEnvironment
 airframe = AIRFRAMES[sys.argv[1]]

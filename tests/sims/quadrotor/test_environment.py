@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from embodied.environment import DifferentiableEnvironment
-from sims.quadrotor.airframes import CRAZYFLIE, GRAVITY, RACER_5_INCH
-from sims.quadrotor.dynamics import Options
 from sims.quadrotor.environment import QuadrotorEnvironment
+from sims.quadrotor.physics.airframes import CRAZYFLIE, GRAVITY, RACER_5_INCH
+from sims.quadrotor.physics.dynamics import Options
 from sims.quadrotor.starts import keys
 from sims.quadrotor.tasks.hover import Hover
 

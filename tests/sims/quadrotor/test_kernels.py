@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from embodied import native
-from sims.quadrotor.airframes import AIRFRAMES, CRAZYFLIE
-from sims.quadrotor.dynamics import Options
-from sims.quadrotor.simulator import Simulator
+from sims.quadrotor.physics.airframes import AIRFRAMES, CRAZYFLIE
+from sims.quadrotor.physics.dynamics import Options
+from sims.quadrotor.physics.simulator import Simulator
 from sims.tracer.emit import c_source
 from sims.tracer.kernels import split
 from sims.tracer.program import trace

@@ -5,18 +5,18 @@ from dataclasses import replace
 import pytest
 import torch
 
-from sims.quadrotor import air
-from sims.quadrotor.airframes import CRAZYFLIE, CRAZYFLIE_21, PARAMETERS, RACER_5_INCH
-from sims.quadrotor.dynamics import Body, Options
 from sims.quadrotor.episode import Episode, Mdp, Moment, Record
-from sims.quadrotor.fitting import _quaternion
 from sims.quadrotor.flights import DRAG_PER_S, MEANINGS, SWEEPS, named_flights, swept
+from sims.quadrotor.physics import air
+from sims.quadrotor.physics.airframes import CRAZYFLIE, CRAZYFLIE_21, PARAMETERS, RACER_5_INCH
+from sims.quadrotor.physics.dynamics import Body, Options
+from sims.quadrotor.physics.fitting import _quaternion
+from sims.quadrotor.physics.variation import DRAWS, Variation
 from sims.quadrotor.tasks.hover import Hover
 from sims.quadrotor.tasks.race import BACK_M, TRACK, Race, crossing, next_gate, way, within
 from sims.quadrotor.tasks.recover import Recover
 from sims.quadrotor.tasks.robust import RobustHover
 from sims.quadrotor.tasks.track import Track, position, velocity
-from sims.quadrotor.variation import DRAWS, Variation
 
 HOVER = CRAZYFLIE.hover_action
 WEIGHTS = {

@@ -7,9 +7,9 @@ import torch
 
 from embodied.errors import UserError
 from embodied.seeding import generator
-from sims.quadrotor.airframes import AIRFRAMES, GRAVITY, PARAMETERS, Airframe, hover_speed
-from sims.quadrotor.dynamics import Options, parameters
 from sims.quadrotor.environment import QuadrotorEnvironment
+from sims.quadrotor.physics.airframes import AIRFRAMES, GRAVITY, PARAMETERS, Airframe, hover_speed
+from sims.quadrotor.physics.dynamics import Options, parameters
 from sims.quadrotor.platforms import DRAWS, INSIDE, MARGIN, MEASURED, OUTSIDE, RANGES, Ranges
 from sims.quadrotor.task import AnyPlatformTask
 from sims.quadrotor.tasks.any_platform import POSITION_LIMIT_M, AnyHover

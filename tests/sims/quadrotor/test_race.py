@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from sims.quadrotor.airframes import RACER_5_INCH
-from sims.quadrotor.dynamics import BODY_ROWS, Options
 from sims.quadrotor.environment import QuadrotorEnvironment
+from sims.quadrotor.physics.airframes import RACER_5_INCH
+from sims.quadrotor.physics.dynamics import BODY_ROWS, Options
 from sims.quadrotor.tasks.race import HALF_FRAME_M, HALF_OPENING_M, TRACK, Race
 from tests.sims.quadrotor.test_unroll import both, compare, policy
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from embodied.evaluation.evaluation import evaluate
-from sims.quadrotor.airframes import AIRFRAMES, GRAVITY, RACER_5_INCH
-from sims.quadrotor.dynamics import BODY_ROWS, DT_S, Options, step
+from sims.quadrotor.physics.airframes import AIRFRAMES, GRAVITY, RACER_5_INCH
+from sims.quadrotor.physics.dynamics import BODY_ROWS, DT_S, Options, step
 from sims.quadrotor.planners import lap as laps
 from sims.quadrotor.planners.lap import Limits, derivatives, fastest, rotors, spline, thrust, turned
 from sims.quadrotor.planners.raceline import Numbers

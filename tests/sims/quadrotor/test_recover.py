@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from sims.quadrotor.airframes import CRAZYFLIE
-from sims.quadrotor.dynamics import BODY_ROWS
 from sims.quadrotor.environment import QuadrotorEnvironment
+from sims.quadrotor.physics.airframes import CRAZYFLIE
+from sims.quadrotor.physics.dynamics import BODY_ROWS
 from sims.quadrotor.tasks.recover import Recover
 from tests.sims.quadrotor.test_unroll import both, compare, policy
 

@@ -7,16 +7,16 @@ from itertools import pairwise
 import pytest
 import torch
 
-from sims.quadrotor import air
-from sims.quadrotor.airframes import CRAZYFLIE, CRAZYFLIE_21, GRAVITY, PARAMETERS
-from sims.quadrotor.dynamics import AIR_ROWS, DT_S, SAG_S, Body, Options
 from sims.quadrotor.environment import QuadrotorEnvironment
 from sims.quadrotor.episode import Moment
 from sims.quadrotor.flights import swept
+from sims.quadrotor.physics import air
+from sims.quadrotor.physics.airframes import CRAZYFLIE, CRAZYFLIE_21, GRAVITY, PARAMETERS
+from sims.quadrotor.physics.dynamics import AIR_ROWS, DT_S, SAG_S, Body, Options
+from sims.quadrotor.physics.variation import DRAWS, LEAST_THRUST_TO_WEIGHT, TRAINED, Variation
 from sims.quadrotor.task import HoverTask
 from sims.quadrotor.tasks.hover import Hover
 from sims.quadrotor.tasks.robust import DISTURBED, OPTIONS, RobustHover
-from sims.quadrotor.variation import DRAWS, LEAST_THRUST_TO_WEIGHT, TRAINED, Variation
 
 CALM = replace(
     DISTURBED,

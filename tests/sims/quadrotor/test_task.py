@@ -10,8 +10,8 @@ import torch
 from embodied.command_line.config import compose
 from embodied.errors import UserError
 from embodied.export.conditions import Conditions
-from sims.quadrotor.airframes import CRAZYFLIE_21
-from sims.quadrotor.own_airframe import write_airframe
+from sims.quadrotor.physics.airframes import CRAZYFLIE_21
+from sims.quadrotor.physics.own_airframe import write_airframe
 from sims.quadrotor.task import AnyPlatformTask, HoverTask, QuadrotorTask, RaceTask, RecoverTask, TrackTask
 from sims.swarm.task import SwarmTask
 from train import GROUPS, TrainConfig

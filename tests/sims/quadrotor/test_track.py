@@ -6,9 +6,9 @@ import math
 import pytest
 import torch
 
-from sims.quadrotor.airframes import CRAZYFLIE
-from sims.quadrotor.dynamics import DT_S
 from sims.quadrotor.environment import QuadrotorEnvironment
+from sims.quadrotor.physics.airframes import CRAZYFLIE
+from sims.quadrotor.physics.dynamics import DT_S
 from sims.quadrotor.task import TrackTask
 from sims.quadrotor.tasks.track import AHEAD_S, SETTLING_STEPS, Track, position, velocity
 from tests.sims.quadrotor.test_unroll import both, compare, policy

@@ -9,8 +9,8 @@ import torch
 
 from embodied import native
 from sims.quadrotor import unroll as module
-from sims.quadrotor.airframes import CRAZYFLIE
 from sims.quadrotor.environment import QuadrotorEnvironment
+from sims.quadrotor.physics.airframes import CRAZYFLIE
 
 needs_compiler = pytest.mark.skipif(native.compiler() is None, reason="no C compiler: it is about the compiled unroll")
 

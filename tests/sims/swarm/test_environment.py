@@ -10,8 +10,8 @@ from embodied.evaluation.evaluation import evaluate
 from embodied.saving.tree import load_tree, save_tree
 from embodied.task import evaluation_distributions
 from policies.attention import AttentionConfig, AttentionPolicy
-from sims.quadrotor.airframes import CRAZYFLIE, GRAVITY
-from sims.quadrotor.dynamics import DT_S
+from sims.quadrotor.physics.airframes import CRAZYFLIE, GRAVITY
+from sims.quadrotor.physics.dynamics import DT_S
 from sims.swarm.environment import SwarmEnvironment
 from sims.swarm.mdp import AWAY_M, FLYING, HIT_DRONE, HIT_OBSTACLE, HIT_ROOM, Swarm
 from sims.swarm.pictures import fly

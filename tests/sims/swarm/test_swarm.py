@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from sims.quadrotor.airframes import CRAZYFLIE, GRAVITY
-from sims.quadrotor.dynamics import DT_S, Options
+from sims.quadrotor.physics.airframes import CRAZYFLIE, GRAVITY
+from sims.quadrotor.physics.dynamics import DT_S, Options
 from sims.quadrotor.starts import keys
 from sims.swarm.mdp import (
     AWAY_M,

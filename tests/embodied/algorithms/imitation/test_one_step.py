@@ -11,8 +11,8 @@ from embodied.errors import DivergedError, UserError
 from embodied.export.network import Network
 from embodied.policy import Steering
 from embodied.rollout.rollout import Collector
-from policies.generative import GenerativePolicy
-from policies.steering import SteeringConfig
+from policies.generation.base import GenerativePolicy
+from policies.generation.steering import SteeringConfig
 from real_robot.firmware.generator import Generator
 from tests.embodied.algorithms.off_policy.test_steering import steered
 from tests.embodied.reach import Reach

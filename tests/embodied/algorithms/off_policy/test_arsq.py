@@ -12,9 +12,9 @@ from embodied.algorithms.imitation.sft import SFTConfig
 from embodied.algorithms.off_policy.arsq import ARSQ, ARSQConfig
 from embodied.data.episodes import Episodes
 from embodied.errors import DivergedError, UserError
+from embodied.networks.value_head import CriticHead, ValueHead
 from embodied.rollout.rollout import Collector
 from embodied.training.loop import build
-from embodied.value_head import CriticHead, ValueHead
 from embodied.world import World
 from policies.coarse_to_fine import CoarseToFineConfig, CoarseToFinePolicy
 from policies.squashed import SquashedConfig

@@ -13,8 +13,8 @@ from embodied.algorithms.off_policy.flash_sac import FlashSAC, FlashSACConfig
 from embodied.algorithms.off_policy.normalised_critics import NormalisedCritics
 from embodied.algorithms.rewards.reward_scale import RunningReturnScale
 from embodied.errors import DivergedError, UserError
+from embodied.networks.value_head import CriticHead
 from embodied.rollout.rollout import Collector
-from embodied.value_head import CriticHead
 from policies.flow import FlowConfig
 from policies.squashed import SquashedConfig
 from tests.embodied.reach import Reach

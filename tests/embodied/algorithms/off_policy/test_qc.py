@@ -9,13 +9,14 @@ import torch
 from embodied import seeding
 from embodied.algorithms.imitation.sft import SFTConfig
 from embodied.algorithms.off_policy.qc import QC, QCConfig, QCFQLConfig
-from embodied.data.episodes import Episodes
+from embodied.data.episodes import FAILED, SUCCEEDED, Episodes
 from embodied.errors import DivergedError, UserError
 from embodied.policy import Steering
 from embodied.rollout.rollout import Collector
 from policies.flow import FlowConfig, FlowPolicy
+from policies.generation.steering import SteeringConfig
 from policies.mlp import MLPConfig
-from policies.steering import SteeringConfig
+from tests.embodied.algorithms.off_policy.test_interventions import helped
 from tests.embodied.algorithms.off_policy.test_sac import episodes
 from tests.embodied.reach import Reach
 
@@ -141,6 +142,34 @@ def test_the_behaviour_imitates_demonstrations_and_own_episodes() -> None:
     earned = torch.where(demonstrated[near - 48] < 0.2, 1.0, 0.9)
     torch.testing.assert_close(batch["reward"][near], earned)
     assert (batch["carry"][near] == 0).all()
+
+
+def test_the_behaviour_may_leave_out_what_failed() -> None:
+    mixed = replace(episodes(), success=torch.tensor([SUCCEEDED, FAILED], dtype=torch.int8))
+    _, learner, collector = make(demonstrations=mixed, demonstration_share=0.25, imitate_failures=False)
+    learner.replay.add(helped(collector.collect(8), 0, 3))
+    own, recorded = learner.replay.draw_imitable(4000, learner.generator)
+    decisions = learner.replay.own.decisions(own)
+    assert ((decisions["success"] == SUCCEEDED) | decisions["human"].any(-1)).all()
+    assert set(own.unique().tolist()) == {
+        *learner.replay.own.succeeded().tolist(),
+        *learner.replay.interventions.tolist(),
+    }
+    assert len(own.unique()) < len(learner.replay)
+    assert (learner.replay.demonstrations.decisions(recorded)["success"] == SUCCEEDED).all()
+    assert len(own) / 4000 == pytest.approx(len(own.unique()) / (len(own.unique()) + 4), abs=0.03)
+
+
+def test_a_behaviour_with_nothing_to_imitate_keeps_its_weights_while_critics_learn() -> None:
+    policy, learner, collector = make(warmup=1, gradient_steps=2, imitate_failures=False)
+    rollout = collector.collect(8)
+    rollout.success[:] = False
+    before = [part.clone() for part in policy.actor_parameters()]
+    metrics = learner.update(rollout, 0.0)
+    assert "behaviour_loss" not in metrics
+    assert metrics["value_loss"] > 0.0
+    assert all(torch.equal(old, new) for old, new in zip(before, policy.actor_parameters(), strict=True))
+    assert "behaviour_loss" in learner.update(collector.collect(8), 0.0)
 
 
 def test_other_policies_and_unknown_rewards_are_refused_and_the_advice_works() -> None:

@@ -15,13 +15,13 @@ from embodied.algorithms.on_policy.ppo import PPOConfig
 from embodied.errors import UserError
 from embodied.evaluation.evaluation import evaluate
 from embodied.execution.chunking import Running
+from embodied.networks.value_head import CriticHead
 from embodied.policy import INITIAL_NOISE, Steering
 from embodied.rollout.rollout import Collector
-from embodied.value_head import CriticHead
 from policies.diffusion import DiffusionConfig
 from policies.flow import FlowConfig
-from policies.generative import GenerativePolicy
-from policies.steering import SteeringConfig
+from policies.generation.base import GenerativePolicy
+from policies.generation.steering import SteeringConfig
 from tests.embodied.algorithms.off_policy.test_sac import episodes
 from tests.embodied.reach import Reach
 

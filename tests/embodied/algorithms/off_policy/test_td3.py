@@ -10,8 +10,8 @@ from tensordict import TensorDict
 from embodied.algorithms.off_policy.td3 import TD3, TD3Config
 from embodied.data.store import EpisodeStore
 from embodied.errors import DivergedError, UserError
+from embodied.networks.value_head import CriticHead
 from embodied.rollout.rollout import Collector, Rollout
-from embodied.value_head import CriticHead
 from policies.flow import FlowConfig
 from policies.mlp import MLPConfig, MLPPolicy
 from tests.embodied.reach import Reach

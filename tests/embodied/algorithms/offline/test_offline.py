@@ -26,9 +26,9 @@ from embodied.policy import Steering, TrainablePolicy
 from embodied.task import OfflineLearner, OfflineLearnerConfig
 from embodied.world import ALONE, OneProcess
 from policies.flow import FlowConfig
+from policies.generation.steering import SteeringConfig
 from policies.mlp import MLPConfig
 from policies.squashed import SquashedConfig
-from policies.steering import SteeringConfig
 from tests.embodied.reach import Reach
 from tests.embodied.recorded_reach import recorded
 from tests.embodied.saving.test_tree import same

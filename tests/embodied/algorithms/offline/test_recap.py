@@ -10,7 +10,7 @@ from embodied.errors import UserError
 from embodied.policy import CONDITION, Condition
 from policies.diffusion import DiffusionConfig
 from policies.flow import FlowConfig
-from policies.generative import CONDITION_SCALE, GenerativePolicy
+from policies.generation.base import CONDITION_SCALE, GenerativePolicy
 from policies.mlp import MLPConfig
 from tests.embodied.algorithms.offline.test_offline import success
 from tests.embodied.reach import Reach

@@ -8,8 +8,8 @@ import torch
 from embodied.algorithms.advantage import values
 from embodied.algorithms.on_policy.bptt import BPTT, BPTTConfig
 from embodied.errors import DivergedError
+from embodied.networks.value_head import CriticHead, ValueHead
 from embodied.rollout.differentiable import DifferentiableCollector
-from embodied.value_head import CriticHead, ValueHead
 from policies.flow import FlowConfig
 from policies.mlp import MLPConfig, MLPPolicy
 from tests.embodied.reach import Reach

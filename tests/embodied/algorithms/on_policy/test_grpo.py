@@ -10,8 +10,6 @@ import torch
 from tensordict import TensorDict
 
 from embodied.algorithms.on_policy.grpo import GRPO, GRPOConfig, Outcome, compared
-from embodied.algorithms.on_policy.ppo import PPOConfig
-from embodied.data.episodes import Episodes
 from embodied.errors import UserError
 from embodied.policy import TrainablePolicy
 from embodied.rollout.groups import WholeRollout
@@ -27,20 +25,13 @@ from tests.embodied.reach import Reach
 SMALL = {"group": 4, "minibatch": 10**6, "epochs": 1, "rollout_length": 4}
 
 
-def make(
-    envs: int = 16, policy: Any = None, demonstrations: Episodes | None = None, seed: int = 0, **settings: Any
-) -> tuple[TrainablePolicy, GRPO, Any]:
+def make(envs: int = 16, policy: Any = None, seed: int = 0, **settings: Any) -> tuple[TrainablePolicy, GRPO, Any]:
     torch.manual_seed(seed)
     env = Reach(envs)
     policy = (policy or MLPConfig(hidden=[16], initial_std=0.5)).build(env.contract)
     policy.fit(Reach(32).reset(starts=torch.arange(32)), torch.tensor([[-0.25], [0.25]]))
-    learner, collector = build(env, policy, GRPOConfig(**(SMALL | settings)), demonstrations, seed)
+    learner, collector = build(env, policy, GRPOConfig(**(SMALL | settings)), None, seed)
     return policy, learner, collector
-
-
-def demonstrations() -> Episodes:
-    seen = TensorDict({"position": torch.linspace(0.5, 0.1, 5)[:, None], "task": torch.zeros(5, 1)}, [5])
-    return Episodes.of(seen, torch.full((5, 1), -0.1))
 
 
 def outcomes(rollout: Rollout, success: list[bool]) -> Rollout:
@@ -208,17 +199,15 @@ def test_learns_to_reach_from_success_alone(policy: Any) -> None:
 
 
 def test_resumed_updates_equal_uninterrupted_ones() -> None:
-    settings = {"minibatch": 20, "epochs": 2, "kl_coefficient": 0.1, "bc_coefficient": 0.1}
-    shown = demonstrations()
-    policy, learner, collector = make(demonstrations=shown, **settings)
+    settings = {"minibatch": 20, "epochs": 2, "kl_coefficient": 0.1}
+    policy, learner, collector = make(**settings)
     learner.update(collector.collect(4), 0.0)
-    other_policy, other, other_collector = make(demonstrations=shown, seed=1, **settings)
+    other_policy, other, other_collector = make(seed=1, **settings)
     other_policy.load_state_dict(policy.state_dict())
     other.load_state_dict(copy.deepcopy(learner.state_dict()))
     other_collector.load_state_dict(copy.deepcopy(collector.state_dict()))
     found = []
     for each, gather in ((learner, collector), (other, other_collector)):
-        torch.manual_seed(3)  # noise of the supervised loss
         rollout = gather.collect(4)
         found.append((rollout.start, each.update(rollout, 0.0)))
     assert torch.equal(found[0][0], found[1][0])
@@ -236,11 +225,6 @@ def test_what_cannot_be_trained_is_one_line() -> None:
         GRPOConfig(group=1)
     with pytest.raises(UserError, match=r"lowest <= highest, got 0\.9 and 0\.1"):
         GRPOConfig(lowest=0.9, highest=0.1)
-    with pytest.raises(UserError, match="bc_coefficient needs demonstrations"):
-        make(bc_coefficient=0.1)
-    policy = MLPConfig(hidden=[8]).build(Reach(2).contract)
-    with pytest.raises(UserError, match="bc_coefficient needs demonstrations"):
-        build(Reach(2), policy, PPOConfig(bc_coefficient=0.1), None, 0)
 
 
 def test_the_policy_at_the_start_pulls_back() -> None:
@@ -259,28 +243,6 @@ def test_the_policy_at_the_start_pulls_back() -> None:
     assert learner._step(batch)["reference_kl"] > 1e-3
     for gradient, parameter in zip(expected, policy.actor_parameters(), strict=True):
         torch.testing.assert_close(parameter.grad, gradient, rtol=1e-3, atol=1e-5)
-
-
-def test_demonstrations_are_learned_beside_but_not_before_the_critic() -> None:
-    torch.manual_seed(0)
-    env, shown = Reach(8), demonstrations()
-    policy = MLPConfig(hidden=[16]).build(env.contract)
-    policy.fit(Reach(32).reset(starts=torch.arange(32)), torch.zeros(1, 1))
-    config = PPOConfig(bc_coefficient=5.0, bc_batch=16, critic_warmup=1, epochs=3, minibatch=16, learning_rate=0.01)
-    learner, collector = build(env, policy, config, shown, 0)
-    chunks = shown.chunks(torch.arange(len(shown)), policy.contract.horizon)
-
-    @torch.no_grad()
-    def error() -> float:
-        return float(policy.loss(chunks["observation"], chunks["actions"], chunks["valid"]))
-
-    before = error()
-    assert "bc_loss" not in learner.update(collector.collect(4), 0.0)
-    assert error() == before
-    assert before / 2 < learner.update(collector.collect(4), 0.0)["bc_loss"] < before  # a mean over falling ones
-    for _ in range(10):
-        learner.update(collector.collect(4), 0.0)
-    assert error() < 0.7 * before
 
 
 def test_an_episode_that_diverged_is_worth_the_least_of_the_batch() -> None:

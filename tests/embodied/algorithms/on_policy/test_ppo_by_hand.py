@@ -10,8 +10,8 @@ from tensordict import TensorDict
 from embodied.algorithms.minibatches import Minibatches
 from embodied.algorithms.on_policy.ppo import PPO, PPOConfig
 from embodied.errors import UserError
+from embodied.networks.value_head import CriticHead, ValueHead
 from embodied.rollout.rollout import Collector, Rollout
-from embodied.value_head import CriticHead, ValueHead
 from embodied.world import ALONE
 from policies.mlp import MLPConfig, MLPPolicy
 from tests.embodied.reach import Reach

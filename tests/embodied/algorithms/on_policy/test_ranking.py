@@ -11,9 +11,9 @@ from embodied.algorithms.advantage import gae
 from embodied.algorithms.imitation.self_imitation import SelfImitationConfig
 from embodied.algorithms.imitation.sft import SFTConfig
 from embodied.algorithms.on_policy.ranking import Ranking, RankingConfig
+from embodied.networks.value_head import CriticHead, ValueHead
 from embodied.rollout.rollout import Collector
-from embodied.value_head import CriticHead, ValueHead
-from policies.encoders import EncoderKind
+from policies.encoders.base import EncoderKind
 from policies.flow import FlowConfig
 from policies.mlp import MLPConfig
 from tests.embodied.algorithms.imitation.test_self_imitation import demonstrations

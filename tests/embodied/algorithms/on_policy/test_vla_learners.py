@@ -14,9 +14,9 @@ from embodied.rollout.curriculum import Favours
 from embodied.saving.tree import load_tree, save_tree
 from embodied.training.loop import build
 from embodied.world import ALONE
-from policies.encoders import EncoderKind
+from policies.encoders.base import EncoderKind
 from policies.flow import FlowConfig, Sampler
-from policies.generative import Aggregate
+from policies.generation.base import Aggregate
 from policies.mlp import MLPConfig
 from tests.embodied.reach import Reach
 

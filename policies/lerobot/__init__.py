@@ -1,0 +1,1 @@
+"""LeRobot's policies: ACT, its diffusion policy, and the folders in which it publishes policies."""

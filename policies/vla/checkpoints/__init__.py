@@ -1,0 +1,1 @@
+"""Published checkpoints of pi0 and others: configuration, weights, statistics, recognition and publishing."""

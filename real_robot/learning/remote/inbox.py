@@ -1,0 +1,174 @@
+"""Messages between a learner and the robot's computer, independent of the network.
+
+    greeting    stored, total: number of rollouts of this session, and of all, that are stored; max_staleness; and the
+                run's config, contract, distribution and seed
+    order       id, do: "play" (seed), "collect" (decisions), "evaluate" (episodes, weights)
+    weights     version, weights
+    stored      stored, total, after every rollout
+    rollout     sequence, rollout: the next one of this session
+    result      id, result: of an order
+
+A rollout is acknowledged by "stored" once it is on disk; one that comes twice is acknowledged again and stored once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from embodied.contract import Contract
+from embodied.errors import UserError
+from embodied.rollout.rollout import Rollout
+from embodied.runtime.interrupt import STOPPING, Abandoned
+from real_robot.learning.remote.journal import SESSION, Journal
+from real_robot.learning.remote.messages import entry, packed, rollout_of, unpacked
+
+PATIENCE_S = 0.2
+"""Period at which a waiting learner looks whether it has to stop, s."""
+
+
+@dataclass
+class Sent:
+    """Messages of one connection: id of the sent order, version of the sent weights, and `answers` to send."""
+
+    order: str = ""
+    version: int = -1
+    answers: deque[bytes] = field(default_factory=deque)
+
+
+class Inbox:
+    """Rollouts of the `journal`, checked against `contract`; `description` is part of the greeting.
+
+    All methods may be called from any thread.
+    """
+
+    def __init__(self, journal: Journal, contract: Contract, description: Mapping[str, Any]) -> None:
+        self.journal = journal
+        self.contract = contract
+        self.description = description
+        self.changed = threading.Condition()
+        self._order: tuple[str, bytes] | None = None  # id and message
+        self._weights: tuple[int, bytes] | None = None  # version and message
+        self._results: dict[str, Any] = {}  # result of the present order by its id
+
+    # Network.
+
+    def greeting(self, session: str) -> bytes:
+        """Message with which a connection to `session` begins.
+
+        Raises:
+            UserError: for an impossible name of a session.
+        """
+        if not SESSION.fullmatch(session):
+            raise UserError("expected the name of a session in the address")
+        with self.changed:
+            return packed({"kind": "greeting", **self.description, **self._stored(session)})
+
+    def next(self, sent: Sent, timeout_s: float) -> bytes | None:
+        """The next message for a connection in which `sent` was sent; None if there is none within `timeout_s`."""
+        with self.changed:
+            self.changed.wait_for(lambda: sent.answers or self._is_new(sent), timeout_s)
+            if sent.answers:
+                return sent.answers.popleft()
+            if self._order and self._order[0] != sent.order:
+                sent.order = self._order[0]
+                return self._order[1]
+            if self._weights and self._weights[0] != sent.version:
+                sent.version = self._weights[0]
+                return self._weights[1]
+        return None
+
+    def _is_new(self, sent: Sent) -> bool:
+        order = self._order is not None and self._order[0] != sent.order
+        return order or (self._weights is not None and self._weights[0] != sent.version)
+
+    def answer(self, sent: Sent, message: bytes) -> None:
+        """Let `next` return `message` for the connection of `sent`."""
+        with self.changed:
+            sent.answers.append(message)
+            self.changed.notify_all()
+
+    def receive(self, session: str, data: bytes | str) -> bytes | None:
+        """Take a message of `session` and return the answer, if it needs one.
+
+        Raises:
+            UserError: in one line, for anything else than the messages above.
+            OSError: for a rollout that cannot be stored, such as on a full disk, or that is not the next one.
+        """
+        message = unpacked(data)
+        if message["kind"] == "result":
+            self._receive_result(entry(message, "id", str), message.get("result"))
+            return None
+        if message["kind"] != "rollout":
+            raise UserError(f"a message of the unknown kind {message['kind']!r:.40}")
+        sequence = entry(message, "sequence", int)
+        with self.changed:
+            stored = self.journal.stored(session)
+            if sequence > stored:
+                raise ConnectionError(f"expected rollout {stored} of session {session}, got {sequence}")
+            if sequence == stored:
+                assert isinstance(data, bytes)
+                rollout_of(entry(message, "rollout", dict), self.contract)
+                self.journal.add(session, sequence, data)
+                self.changed.notify_all()
+            return packed({"kind": "stored", **self._stored(session)})
+
+    def _receive_result(self, order: str, result: object) -> None:
+        with self.changed:
+            if self._order and self._order[0] == order:
+                self._results = {order: result}
+                self.changed.notify_all()
+
+    def _stored(self, session: str) -> dict[str, int]:
+        return {"stored": self.journal.stored(session), "total": self.journal.total}
+
+    # Learner.
+
+    def order(self, **content: Any) -> str:  # noqa: ANN401 - entries of a message
+        """Order "do" with its further entries; returns its id, which is the same for the same content."""
+        number = hashlib.sha256(packed(content)).hexdigest()[:16]
+        with self.changed:
+            if self._order is None or self._order[0] != number:
+                self._order = number, packed({"kind": "order", "id": number, **content})
+                self._results = {}
+                self.changed.notify_all()
+        return number
+
+    def publish(self, version: int, weights: Mapping[str, Any]) -> None:
+        """Send the `weights` of `version`, in place of those that are not sent yet."""
+        data = packed({"kind": "weights", "version": version, "weights": dict(weights)})
+        with self.changed:
+            self._weights = version, data
+            self.changed.notify_all()
+
+    def result(self, order: str) -> Any:  # noqa: ANN401 - what an actor sends
+        """Wait for the result of the present `order`.
+
+        Raises:
+            Abandoned: if a stop of the run is requested meanwhile.
+        """
+        with self.changed:
+            while order not in self._results:
+                self._wait()
+            return self._results[order]
+
+    def rollout(self, number: int) -> Rollout:
+        """Wait for rollout `number`.
+
+        Raises:
+            Abandoned: if a stop of the run is requested meanwhile.
+            UserError: if it is missing on disk.
+        """
+        with self.changed:
+            while number >= self.journal.total:
+                self._wait()
+        return rollout_of(entry(unpacked(self.journal.read(number)), "rollout", dict), self.contract)
+
+    def _wait(self) -> None:
+        if STOPPING.is_set():
+            raise Abandoned
+        self.changed.wait(PATIENCE_S)
