@@ -141,7 +141,8 @@ def test_the_temperature_may_have_a_rate_of_its_own(rate: float | None) -> None:
     # the first step of Adam is as large as its rate
     moved = abs(float(learner.log_temperature.detach()) - math.log(0.3))
     assert moved == pytest.approx(rate or 3e-4, rel=1e-3)
-    steps = [float((old - new).abs().max()) for old, new in zip(before, learner.actor_parameters, strict=True)]
+    pairs = zip(before, learner.actor_parameters, strict=True)
+    steps = [float((old - new.detach()).abs().max()) for old, new in pairs]
     assert max(steps) == pytest.approx(3e-4, rel=1e-3)
 
 
