@@ -29,6 +29,7 @@ from embodied.command_line.train_options import (
 )
 from embodied.contract import Contract
 from embodied.environment import Environment
+from embodied.environments.delay import with_delay
 from embodied.errors import UserError
 from embodied.evaluation.evaluation import compare
 from embodied.evaluation.open_loop import OpenLoop, split
@@ -88,7 +89,7 @@ def run(arguments: list[str]) -> None:
     policies = {POLICY: robot} | (baseline_policies(trained.task) if config.baselines else {})
     usual = trained.task.published_distribution if start else None
     distributions = list(config.distributions or ([usual] if usual else evaluation_distributions(*tasks)))
-    conditions = "task", "latency", "success_classifier", "reflex"
+    conditions = "task", "latency", "delay", "success_classifier", "reflex"
     record = own_record["values"] | {name: train_record["values"][name] for name in conditions}
     path = Path(saved.path or "")
     record |= {"checkpoint": config.checkpoint if start else str(path), "assets": trained.task.asset_kind}
@@ -113,8 +114,8 @@ def run(arguments: list[str]) -> None:
         evaluations = compare(partial(environment, num_envs=config.num_envs), distributions, policies, **options)
     log.info(write_evaluation(results / "evaluation.json", record, evaluations))
     if config.video or config.render:
-        film, task_in_processes = results / "evaluation.mp4", in_processes(trained.task)
-        task_in_processes.video(film, {"policy": policy}, config.device, distributions[0], config.first)
+        film, filmed = results / "evaluation.mp4", with_delay(in_processes(trained.task), trained.delay)
+        filmed.video(film, {"policy": policy}, config.device, distributions[0], config.first)
         log.info(f"wrote {film}")
 
 
@@ -129,7 +130,8 @@ def on_recordings(config: EvaluateConfig, saved: checkpoint.Checkpoint, trained:
         raise UserError(f"task={trained.task.name} has no simulator for {', '.join(unfit)}; leave them out")
     join(trained)
     prepare(config.device, trained.threads if config.threads is None else config.threads)
-    saved.check(contract := trained.task.contract(trained.task.distributions[0]))
+    task = with_delay(trained.task, trained.delay)
+    saved.check(contract := task.contract(task.distributions[0]))
     path = Path(saved.path or "")
     demonstrations = reader(trained, trained.task)
     assert demonstrations is not None

@@ -1,11 +1,12 @@
 """Cost of an inference delay under each execution of chunks: `python benchmarks/chunk_execution.py RUN`.
 
-    [--delay-s 0.1] [--episodes 50] [--seed 1] [--rows inpaint:2,naive:4,...] [--output FILE]
+    [--delay-s 0.1] [--episodes 50] [--seed 1] [--rows inpaint:2,naive:4,...] [--delayed RUN] [--output FILE]
 
 RUN is a run of `task=libero_pick`, or one of its checkpoints. Every row runs the same `episodes` initial states of each
 task of the wide distribution: first without delay, then each execution with K control steps between observations
-(EXECUTION:K). Jumps are changes of the commanded displacement between control steps, in mm, at borders between chunks
-and inside chunks. Pauses are the share of control steps without a command.
+(EXECUTION:K), then the run `--delayed`, which was trained with delay=D, under that delay. Jumps are changes of the
+commanded displacement between control steps, in mm, at borders between chunks and inside chunks. Pauses are the share
+of control steps without a command.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from torch import Tensor  # noqa: E402
 
 from embodied.command_line.config import compose  # noqa: E402
 from embodied.environment import NumberedStarts, Transition  # noqa: E402
+from embodied.environments.delay import with_delay  # noqa: E402
 from embodied.evaluation.evaluation import EvaluationResult, evaluate  # noqa: E402
 from embodied.execution.chunking import Execution, steps_until  # noqa: E402
 from embodied.execution.delay import DelayedPolicy  # noqa: E402
@@ -53,7 +55,7 @@ class Jumps:
     def watch(self, env: NumberedStarts, chunk: Tensor, transition: Transition) -> None:
         """Add a chunk [N, K, A] and its executed part."""
         executed = transition.executed & (chunk != 0).any(2).any(1, keepdim=True)  # zeros only: no chunk was executed
-        new_episodes = env.steps == transition.executed.sum(1)
+        new_episodes = getattr(env, "env", env).steps == transition.executed.sum(1)
         self.last[new_episodes] = torch.nan
         for index in range(chunk.shape[1]):
             current = torch.where(executed[:, index, None], chunk[:, index, DISPLACEMENT], torch.nan)
@@ -79,12 +81,13 @@ class Jumps:
 def measure(
     saved: checkpoint.Checkpoint, row: tuple[Execution, int] | None, options: argparse.Namespace
 ) -> tuple[dict[str, Any], EvaluationResult]:
-    """Measure one row: without delay (None), or an execution with its K."""
+    """Measure one row: without delay but that of the training (None), or an execution with its K."""
     executed = saved.contract.executed if row is None else row[1]
+    trained_delay = saved.contract.delay
     trained, _ = compose(TrainConfig, "train", [f"task.executed={executed}"], GROUPS, saved.config)
     policy = trained.policy.build(saved.contract)
     saved.restore(policy)
-    env = trained.task.environment(100, "wide", "eval")
+    env = with_delay(trained.task, trained_delay).environment(100, "wide", "eval")
     borders = [0]
     if row:
         delay = steps_until(options.delay_s, env.contract.control_dt_s)
@@ -95,8 +98,8 @@ def measure(
     result = evaluate(env, policy, starts_per_task=options.episodes, first_start=first, watch=jumps.watch)
     summary = result.summary()
     entry = {
-        "execution": row[0].value if row else "no delay",
-        "delay_s": options.delay_s if row else 0.0,
+        "execution": row[0].value if row else Execution.DELAYED.value if trained_delay else "no delay",
+        "delay_s": options.delay_s if row else trained_delay * env.contract.control_dt_s,
         "executed": executed,
         **{name: summary[name] for name in ("success", "low", "high", "episodes", "step_limit")},
         "mean_steps": float(result.steps.float().mean()),
@@ -123,8 +126,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     }
     plain, reference = measure(saved, None, options)
     report["rows"].append(plain)
-    for row in options.rows:
-        entry, result = measure(saved, row, options)
+    runs = [(saved, row) for row in options.rows]
+    if options.delayed:
+        runs.append((checkpoint.load(options.delayed), None))
+    for run, row in runs:
+        entry, result = measure(run, row, options)
         gain = result.gain_over(reference)
         entry["over_no_delay"] = {"difference": gain.difference, "low": gain.low, "high": gain.high}
         report["rows"].append(entry)
@@ -172,6 +178,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--episodes", type=int, default=50, help="of each task")
     parser.add_argument("--seed", type=int, default=1, help="which episodes")
     parser.add_argument("--rows", type=_rows, default=_rows(ROWS), help="EXECUTION:K, with commas")
+    parser.add_argument("--delayed", help="a run that was trained with delay=D")
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "chunk_execution.json")
     return parser.parse_args(arguments)
 

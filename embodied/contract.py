@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 DIMENSIONLESS = "1"
 """Unit of plain numbers; earlier contracts left it out."""
+ACTION_PREFIX = "action_prefix"
+"""Key of the observation [d, A] of the actions that run between an observation and the chunk decided from it."""
 UTF8 = "utf-8"
 """Unit of text: uint8 whose last axis has its bytes, padded with zeros (`embodied.text`)."""
 
@@ -101,7 +103,7 @@ class Contract:
     """Observation and action of a control task.
 
     `control_dt_s` is the time between actions, `horizon` (H) the number of actions predicted in a chunk and `executed`
-    (K <= H) the number executed before the next decision.
+    (K <= H) the number executed before the next decision. A chunk begins `delay` control steps after its observation.
     """
 
     observation: dict[str, TensorSpec]
@@ -116,6 +118,19 @@ class Contract:
             raise UserError(f"control_dt_s={self.control_dt_s}: expected a finite number above 0")
         if not 1 <= self.executed <= self.horizon:
             raise UserError(f"need 1 <= executed <= horizon, got executed={self.executed}, horizon={self.horizon}")
+
+    @property
+    def delay(self) -> int:
+        """Number of control steps d from an observation to the first action of the chunk decided from it."""
+        prefix = self.observation.get(ACTION_PREFIX)
+        return prefix.shape[0] if prefix else 0
+
+    def delayed(self, steps: int) -> Contract:
+        """The same contract with a delay of `steps`: its policies read the actions until then, `ACTION_PREFIX`."""
+        observation = {key: spec for key, spec in self.observation.items() if key != ACTION_PREFIX}
+        if steps:
+            observation[ACTION_PREFIX] = replace(self.action, shape=(steps, *self.action.shape))
+        return replace(self, observation=observation)
 
     def bind(self, provider: Contract) -> Binding:
         """Compute indices with which `provider` (an environment, dataset or robot) serves this contract (of a policy).
@@ -160,9 +175,12 @@ class Contract:
 
         Extra observations and missing privileged ones are not differences.
         """
-        needed = [key for key, spec in self.observation.items() if not spec.privileged]
+        specs = self.delayed(0).observation
+        needed = [key for key, spec in specs.items() if not spec.privileged]
         rows = [f"observation {key!r}: missing" for key in needed if key not in provider.observation]
-        for key, spec in self.observation.items():
+        if self.delay not in (0, provider.delay):
+            rows.append(f"delay: expected {self.delay} control steps, got {provider.delay}")
+        for key, spec in specs.items():
             if key in provider.observation:
                 rows += [f"observation {key!r} {row}" for row in spec.differences(provider.observation[key])]
         rows += [f"action {row}" for row in self.action.differences(provider.action)]

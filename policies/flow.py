@@ -7,6 +7,7 @@ observation. When ranking, chunks that continue running ones are candidates too.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -15,15 +16,15 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from embodied.configuration import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Range
-from embodied.contract import Contract
+from embodied.contract import ACTION_PREFIX, Contract
 from embodied.errors import UserError
 from embodied.execution.chunking import Running
-from embodied.policy import Decision, Evaluation, inference, sum_of_executed
+from embodied.policy import Decision, Evaluation, Steering, inference, sum_of_executed
 from policies.generation.base import GenerativeConfig, GenerativePolicy
 from policies.generation.chunk_networks import chunk_network
-from policies.kernels.flow import TimeGrid, gaussian_velocity, prefix_mask
+from policies.kernels.flow import TimeGrid, gaussian_velocity, prefix_mask, prefix_times
 from policies.kernels.narrowing import NarrowingNoise
-from policies.kernels.sampling import Field, FlowSampling, Sampler, check_delay, trained_for, undefined_log_prob
+from policies.kernels.sampling import Field, Sampler, check_delay, trained_for, undefined_log_prob
 from policies.kernels.shortcut import LENGTHS, length_of, random_steps, two_steps
 
 
@@ -38,7 +39,8 @@ class FlowConfig(GenerativeConfig):
     of arXiv 2506.07339, there 5; smaller is better with ranked candidates).
 
     With a `trained_delay` supervised training conditions on up to that number of first actions of a chunk and predicts
-    the rest (arXiv 2512.05964); running chunks with at most that delay are then continued so, instead of guided.
+    the rest (arXiv 2512.05964); running chunks with at most that delay are then continued so, instead of guided. In a
+    run with delay=D the policy does so with the D actions of its prefix in every chunk, also in reinforcement learning.
 
     Reinforcement learning without demonstrations needs `initial_std`: the deviation of a new policy's chunks, in units
     of the normalised action. Without it (None) the initial noise of denoising passes through with its full
@@ -81,21 +83,28 @@ class FlowConfig(GenerativeConfig):
 class FlowPolicy(NarrowingNoise, GenerativePolicy):
     """Policy that predicts chunks of H actions by integrating a learned velocity field over S denoising steps.
 
-    A chunk's log-probability (one part, P = 1) is that of its noisy denoising steps, added or averaged.
+    A chunk's log-probability (one part, P = 1) is that of its noisy denoising steps, added or averaged. Under a delay
+    the network reads the actions of the prefix before the chunk, without noise; they have no likelihood.
     """
 
     config: FlowConfig
 
     def __init__(self, contract: Contract, config: FlowConfig) -> None:
-        super().__init__(contract, config, "flow", past=0, generated=contract.horizon)
-        check_delay(config.trained_delay, contract)
+        super().__init__(contract, config, "flow", past=contract.delay, generated=contract.delay + contract.horizon)
+        excluded = {"steering": config.steering.kind is not Steering.NONE, "shortcut": config.shortcut > 0}
+        check_delay(config.trained_delay, contract, excluded)
         self.grid = TimeGrid(config.denoising_steps)
         self.length = length_of(config.denoising_steps) if config.shortcut else 0
         features = self.encoder.out_features
         self.velocity = _Velocity(contract, features, config)
-        size = contract.horizon * contract.action.shape[-1]
+        size = self.generated * contract.action.shape[-1]
         self.noise = nn.Sequential(nn.Linear(features + 1, 64), nn.Tanh(), nn.Linear(64, size))
         self.add_noise_decay(config.noise_decay, config.sampler)
+
+    @property
+    def actor_keys(self) -> Sequence[str]:
+        """Names of the observations that chunks are generated from."""
+        return list(dict.fromkeys([*super().actor_keys, *([ACTION_PREFIX] if self.past else [])]))
 
     @property
     def scores(self) -> bool:
@@ -139,6 +148,36 @@ class FlowPolicy(NarrowingNoise, GenerativePolicy):
         no_sample = TensorDict({}, batch_size=list(observation.batch_size))
         return Decision(actions[rows], no_sample, undefined_log_prob(len(rows), self.contract, x.device))
 
+    def candidates(self, observation: TensorDict, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """See `GenerativePolicy.candidates`."""
+        return super().candidates(observation, self._with_prefix(noise, observation))
+
+    def generate(self, observation: TensorDict, noise: Tensor) -> Tensor:
+        """See `SteeredPolicy.generate`."""
+        return super().generate(observation, self._with_prefix(noise.unsqueeze(1), observation).squeeze(1))
+
+    def example(self, count: int, rows: int, generator: torch.Generator) -> TensorDict:
+        """See `GenerativePolicy.example`; the actions of a prefix lie anywhere within the limits."""
+        observation = super().example(count, rows, generator)
+        if not self.past:
+            return observation
+        low, high = self.action_low.cpu(), self.action_high.cpu()
+        prefix = low + (high - low) * torch.rand(count, self.past, len(low), generator=generator)
+        return observation.set(ACTION_PREFIX, prefix)
+
+    def _noise(self, observation: TensorDict, deterministic: bool, generator: torch.Generator | None) -> Tensor:
+        return self._with_prefix(super()._noise(observation, deterministic, generator), observation)
+
+    def _with_prefix(self, noise: Tensor, observation: TensorDict) -> Tensor:
+        """Noise [N, C, G, A], in which the first actions are the normalised ones of the prefix, if there is one."""
+        if not self.past:
+            return noise
+        prefix = self.normalised(observation[ACTION_PREFIX]).unsqueeze(1).expand(-1, noise.shape[1], -1, -1)
+        return torch.cat((prefix, noise[:, :, self.past :]), 2)
+
+    def _window(self, observation: TensorDict, actions: Tensor) -> Tensor:
+        return torch.cat((observation[ACTION_PREFIX], actions), 1) if self.past else actions
+
     def _generate(
         self, x: Tensor, features: Tensor, deterministic: bool, generator: torch.Generator | None
     ) -> tuple[Tensor, TensorDict, Tensor]:
@@ -160,24 +199,9 @@ class FlowPolicy(NarrowingNoise, GenerativePolicy):
         outputs = self.value_outputs(observation)
         return Evaluation(log_prob, entropy, self.value_head.values(outputs), outputs)
 
-    @property
-    def sampling(self) -> FlowSampling:
-        """Sampler of paths, which also scores them."""
-        config = self.config
-        return FlowSampling(
-            self.grid,
-            config.sampler,
-            config.noise_level,
-            config.std_min,
-            self.largest_std(config),
-            self._spread,
-            self._part,
-            config.aggregate.divisor(self.grid.steps),
-        )
-
     def _field(self, features: Tensor) -> Field:
         def field(x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-            times = self.grid.times(index)
+            times = prefix_times(self.grid.times(index), self.generated, self.past)
             length = torch.full_like(index, self.length)
             return self.guided(lambda each: self.velocity(x, times, each, length), features), features
 
@@ -185,7 +209,7 @@ class FlowPolicy(NarrowingNoise, GenerativePolicy):
 
     def _spread(self, features: Tensor, index: Tensor) -> Tensor:
         raw = self.noise(torch.cat((features, self.grid.times(index).unsqueeze(-1)), -1))
-        return raw.unflatten(-1, (self.contract.horizon, -1))
+        return raw.unflatten(-1, (self.generated, -1))
 
     def _error(self, target: Tensor, features: Tensor) -> Tensor:
         """|v(x_t, t) - (noise - action)|^2, mean over the action's elements, at random times; a share of shortcuts."""
@@ -195,6 +219,7 @@ class FlowPolicy(NarrowingNoise, GenerativePolicy):
         rows = self._long(time)
         time[rows], length[rows] = random_steps(len(rows), target.device)
         is_prefix = prefix_mask(*target.shape[:2], self.config.trained_delay, target.device)
+        is_prefix[:, : self.past] = True
         times = torch.where(is_prefix, 0.0, time.unsqueeze(-1))
         rest = (~is_prefix).float()
         t = times.unsqueeze(-1)
@@ -204,8 +229,10 @@ class FlowPolicy(NarrowingNoise, GenerativePolicy):
         if len(rows):
             # shortcut rows: one long step equals two short ones
             velocity_target[rows] = two_steps(self.velocity, x[rows], time[rows], features[rows], length[rows])
-        network_time = times if self.config.trained_delay else time
+        network_time = times if self.velocity.timed else time
         error = (self.velocity(x, network_time, features, length) - velocity_target).square().mean(-1)
+        if self.past:  # whose error is left out
+            return error
         # the prefix has no error; the mean is over the others
         return error * rest / rest.mean()
 
@@ -230,11 +257,11 @@ class _Velocity(nn.Module):
     def __init__(self, contract: Contract, features: int, config: FlowConfig) -> None:
         super().__init__()
         self.initial_std = config.initial_std
-        self.timed = config.trained_delay > 0
+        self.timed = config.trained_delay > 0 or contract.delay > 0
         self.lengths = len(LENGTHS) if config.shortcut else 0
         self.network = chunk_network(
             config.network,
-            contract.horizon,
+            contract.delay + contract.horizon,
             contract.action.shape[-1] + self.timed,
             features + self.lengths,
             config.hidden,

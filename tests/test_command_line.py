@@ -285,6 +285,24 @@ def test_an_evaluation_with_a_slow_policy(copied: Path, refused):
     assert "the longest for horizon=8 executed=4" in refused(evaluate, *few, "delay_s=0.3", "execution=naive")
 
 
+def test_a_run_under_a_delay_is_evaluated_under_it_alone(tmp_path: Path, refused):
+    run = tmp_path / "late"
+    options = [each for each in SMALL if not each.startswith("video=")]
+    completed = run_program("train.py", *options, "delay=2", "video=true", "comparison_starts=0", f"output={run}")
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    assert (run / "video.mp4").exists()
+    assert checkpoint.load(run).contract.delay == 2
+    few = [f"checkpoint={run}", "episodes=1", "num_envs=1", "threads=1", "distributions=[wide]"]
+    completed = run_program("evaluate.py", *few)
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    assert json.loads((run / "evaluation.json").read_text())["delay"] == 2
+    assert "delay: expected 2 control steps, got 3" in refused(evaluate, *few, "delay=3")
+    assert "leave out delay_s and execution" in refused(evaluate, *few, "delay_s=0.1", "execution=naive")
+    small = [each for each in SMALL if not each.startswith("algorithm.")]
+    refusal = refused(train, *small, "delay=2", "policy=diffusion", "algorithm=ppo", f"output={tmp_path / 'no'}")
+    assert "reads no action prefix, which delay=2 needs; use policy=flow" in refusal
+
+
 def test_what_cannot_be_compared_or_begun_is_one_line(refused, finished: Path):
     asked = f"checkpoint={finished}", "threads=1"
     assert "libero_pick has no planners to compare with" in refused(evaluate, *asked, "baselines=true")

@@ -19,8 +19,9 @@ from embodied.algorithms.off_policy import risk
 from embodied.algorithms.registry import ALGORITHMS, OFFLINE
 from embodied.command_line.config import compose
 from embodied.commands import option
-from embodied.configuration import PositiveFloat, PositiveInt, Seed
+from embodied.configuration import NonNegativeInt, PositiveFloat, PositiveInt, Seed
 from embodied.environments.classified import ClassifiedTask
+from embodied.environments.delay import with_delay
 from embodied.environments.latency import LatencyConfig, with_latency
 from embodied.environments.reflex import in_steps, with_reflex
 from embodied.errors import UserError
@@ -68,7 +69,8 @@ class TrainConfig(ViewerOptions, DemonstrationOptions, PlacementOptions, Experim
     evaluates it. `plan` checks whether the run fits into `device_gb` of memory. Rewards and ends of episodes are those
     of the `success_classifier`, a folder that classify.py wrote, in place of a simulator's, whose own success
     evaluations count; on a robot it judges beside the person. `reflex` is the folder of a reflex, which checks chunks
-    (reflex.py).
+    (reflex.py). A chunk begins `delay` control steps after the observation that it is decided from, because inference
+    takes time; the policy reads the actions that run until then.
     """
 
     task: Any = MISSING
@@ -77,6 +79,7 @@ class TrainConfig(ViewerOptions, DemonstrationOptions, PlacementOptions, Experim
     offline: Any = None
     robot: Any = None
     latency: LatencyConfig = field(default_factory=LatencyConfig)
+    delay: NonNegativeInt = 0
     success_classifier: str | None = None
     reflex: str | None = None
     seed: Seed = 0
@@ -91,11 +94,15 @@ class TrainConfig(ViewerOptions, DemonstrationOptions, PlacementOptions, Experim
 
 
 def with_conditions(config: TrainConfig, device: str) -> Task:
-    """Task of `config` in its simulator, with its latencies, and its success classifier and reflex on `device`.
+    """Task of `config` in its simulator, with its latencies, delay, and success classifier and reflex on `device`.
 
     Raises:
-        UserError: see `SuccessClassifier.load`, `risk.load` and `in_steps`.
+        UserError: for a reflex with a delay, and see `SuccessClassifier.load`, `risk.load` and `in_steps`.
     """
+    if config.reflex and config.delay:
+        raise UserError(
+            "a reflex cuts the running chunk, which a policy with delay has already decided on; use delay=0"
+        )
     classifier = None
     if config.success_classifier is not None:
         classifier = SuccessClassifier.load(config.success_classifier).to(device)
@@ -104,7 +111,8 @@ def with_conditions(config: TrainConfig, device: str) -> Task:
         task = in_processes(task)
         return with_latency(ClassifiedTask(task, classifier) if classifier else task, config.latency)
 
-    return with_reflex(config.task, risk.load(config.reflex, device) if config.reflex else None, wrapped)
+    reflexive = with_reflex(config.task, risk.load(config.reflex, device) if config.reflex else None, wrapped)
+    return with_delay(reflexive, config.delay)
 
 
 @contextmanager
@@ -124,7 +132,8 @@ def opened_task(
     if config.viewer or config.latency.present or config.reflex:
         raise UserError("viewer, reflex and latency.* are of simulators; with robot= use robot.disturbances.latency_s")
     remote = config.robot.listen is not None
-    task = RemoteRobotTask(config.task, config.robot, directory, record) if remote else robot_task(config, directory)
+    delayed = with_delay(config.task, config.delay)
+    task = RemoteRobotTask(delayed, config.robot, directory, record) if remote else robot_task(config, directory)
     with closing(task):
         yield task
 
@@ -143,7 +152,7 @@ def robot_task(config: TrainConfig, folder: Path | None = None) -> RobotTask:
     single = in_processes(in_steps(config.task))
     judge = _judge(config.success_classifier, config.device)
     reset_judge = _judge(config.robot.reset_classifier, config.device)
-    return RobotTask(config.task, single, config.robot, judge, backward, reset_judge)
+    return RobotTask(with_delay(config.task, config.delay), single, config.robot, judge, backward, reset_judge)
 
 
 def _backward(config: TrainConfig, folder: Path) -> BackwardConfig:

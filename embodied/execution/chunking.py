@@ -4,7 +4,8 @@ A chunk from an observation at time t has actions for t, t + dt, ... While it is
 previous chunk, so that its first actions are already past when it arrives: they are `frozen`. Letters: N observations,
 H actions of a chunk, A action dimension.
 
-Sources: real-time chunking (arXiv 2506.07339): frozen prefix, soft mask and guidance.
+Sources: real-time chunking (arXiv 2506.07339): frozen prefix, soft mask and guidance; with a delay in training (arXiv
+2512.05964).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from embodied.contract import ACTION_PREFIX
 from embodied.errors import UserError
 from embodied.policy import Decision, Policy
 
@@ -30,13 +32,16 @@ class Execution(Enum):
 
     INPAINT: the new chunk is generated as a continuation of the running one, see `InpaintingPolicy`. BLEND: the two are
     mixed linearly where they overlap, for policies that cannot inpaint. NAIVE: the new chunk begins with its first
-    action when it arrives. SYNCHRONOUS: the robot holds from the observation until its chunk arrives.
+    action when it arrives. SYNCHRONOUS: the robot holds from the observation until its chunk arrives. DELAYED: the
+    chunk begins as many control steps after its observation as in training, `Contract.delay`, and the policy reads the
+    actions that run until then; for policies that were trained so, and for no others.
     """
 
     INPAINT = "inpaint"
     BLEND = "blend"
     NAIVE = "naive"
     SYNCHRONOUS = "synchronous"
+    DELAYED = "delayed"
 
     @classmethod
     def _missing_(cls, value: object) -> Execution:
@@ -45,7 +50,7 @@ class Execution(Enum):
     @property
     def aligned(self) -> bool:
         """Whether action i of a chunk runs i control steps after its observation."""
-        return self in (Execution.INPAINT, Execution.BLEND)
+        return self in (Execution.INPAINT, Execution.BLEND, Execution.DELAYED)
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,11 @@ class Running:
     def keeps(self) -> Tensor:
         """Mask of the actions that a new chunk repeats from this one, [N, H] bool."""
         return _index(self.actions) < self.frozen.unsqueeze(1)
+
+    def prefix(self, steps: int) -> Tensor:
+        """First `steps` actions, [N, steps, A]; commands of zero, with which a robot holds, where none are known."""
+        known = _index(self.actions) < self.overlap.unsqueeze(1)
+        return torch.where(known.unsqueeze(-1), self.actions, 0.0)[:, :steps]
 
     def soft_mask(self) -> Tensor:
         """Weight with which a new chunk is guided towards this one, [N, H].
@@ -105,6 +115,11 @@ class InpaintingPolicy(Policy, Protocol):
 
 def check_execution(policy: Policy, execution: Execution) -> None:
     """Raise UserError if `policy` does not support `execution`."""
+    delay = policy.contract.delay
+    if delay and execution is not Execution.DELAYED:
+        raise UserError(f"the policy was trained with delay={delay}; use execution=delayed")
+    if execution is Execution.DELAYED and not delay:
+        raise UserError("execution=delayed runs policies that were trained with delay=D; use blend")
     if execution is Execution.INPAINT and not isinstance(policy, InpaintingPolicy):
         raise UserError(f"{type(policy).__name__} cannot inpaint; use execution=blend")
 
@@ -118,10 +133,19 @@ def follow(
     deterministic: bool = True,
     generator: torch.Generator | None = None,
 ) -> Decision:
-    """Compute the next chunks for observations [N]; with INPAINT and BLEND they begin with the frozen actions."""
+    """Compute the next chunks for observations [N]; with INPAINT and BLEND they begin with the frozen actions.
+
+    With DELAYED there are also the d actions before a chunk, [N, d + H, A].
+    """
     if execution is Execution.INPAINT:
         assert isinstance(policy, InpaintingPolicy)
         return policy.inpaint(observation, running, deterministic=deterministic, generator=generator)
+    if execution is Execution.DELAYED:
+        prefix = running.prefix(policy.contract.delay)
+        observation = observation.copy().update({ACTION_PREFIX: prefix})
+        decision = policy.act(observation, deterministic=deterministic, generator=generator)
+        decision.actions = torch.cat((prefix, decision.actions), 1)
+        return decision
     decision = policy.act(observation, deterministic=deterministic, generator=generator)
     if execution is Execution.BLEND:
         decision.actions = running.blended(decision.actions)

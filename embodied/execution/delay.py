@@ -1,4 +1,4 @@
-"""Evaluation of a policy whose inference takes d control steps, as on a robot.
+"""Evaluation of a policy whose inference takes d control steps, as on a robot, though it was trained without delay.
 
 This is `real_robot.serving.chunk_executor` in simulated time, for N environments: the running chunk is part of the
 policy's memory (`rollout.memory`), so that `evaluation.evaluate` needs no change. Each decision is from an observation
@@ -47,6 +47,11 @@ class DelayedPolicy:
         executed: int | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
+        if policy.contract.delay:
+            raise UserError(
+                f"the policy's environment has the delay={policy.contract.delay} of its training; leave out delay_s and"
+                " execution"
+            )
         check_execution(policy, execution)
         self.policy = policy
         self.execution = execution

@@ -266,13 +266,13 @@ class DeployablePolicy(Policy, Protocol):
 def export_target(policy: Policy) -> str | None:
     """Format to which export.py can convert `policy`: "c" or, where that is not possible, "onnx"; None if neither.
 
-    C needs a `Network`, and the units of all its inputs and outputs.
+    C needs a `Network`, the units of all its inputs and outputs, and no delay.
     """
     try:
         network = policy.deployable() if isinstance(policy, DeployablePolicy) else None
     except UserError:
         return None
-    plain = isinstance(network, Network) and not without_unit(network.contract)
+    plain = isinstance(network, Network) and not without_unit(network.contract) and not policy.contract.delay
     return "c" if plain else "onnx" if network is not None else None
 
 

@@ -16,7 +16,7 @@ from embodied.algorithms.imitation.one_step import OneStepConfig
 from embodied.algorithms.offline.bppo import BPPOConfig
 from embodied.algorithms.offline.inverse_dynamics import labelled
 from embodied.algorithms.offline.oer import OERConfig
-from embodied.contract import Contract
+from embodied.contract import ACTION_PREFIX, Contract
 from embodied.data.demonstrations import report_notes
 from embodied.data.episodes import Episodes
 from embodied.environment import Environment, NumberedStarts, SwitchableEnvironment, capability_notes
@@ -42,6 +42,7 @@ from embodied.training.own_state import own_seed
 from embodied.training.saved_run import DONE, SavedRun
 
 log = logging.getLogger(__name__)
+READERS = "use policy=flow, pi0, pi05 or smolvla, one with policy.encoder=flat, or delay=0"
 
 
 class BuiltRun(SavedRun):
@@ -107,6 +108,8 @@ class BuiltRun(SavedRun):
         if task.held_out_share is None:
             self.env = self.environment("train", task.distributions[0])
             capabilities = capability_notes(self.env)
+        if self.contract.delay and ACTION_PREFIX not in self.policy.actor_keys:
+            raise UserError(f"the policy reads no action prefix, which delay={self.contract.delay} needs; {READERS}")
         if unread := unread_observations(self.policy):
             self.report.notes.append(f"The policy does not read these observations: {', '.join(unread)}.")
         self.report.notes += capabilities + ([self.world.remark] if self.world.remark else [])

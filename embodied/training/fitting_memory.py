@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from embodied.environments.delay import with_delay
 from embodied.environments.latency import with_latency
 from embodied.errors import UserError
 from embodied.runtime.progress import Progress
@@ -46,7 +47,7 @@ def show(composed: Callable[[Sequence[str]], Any], sources: Callable[..., Sequen
     def planned(more: Sequence[str]) -> Plan:
         config = composed(more)
         folders = sources(config.demonstrations, config.demonstration_weights)
-        parts = with_latency(config.task, config.latency), config.policy, config.algorithm
+        parts = with_delay(with_latency(config.task, config.latency), config.delay), config.policy, config.algorithm
         others = {"offline": config.offline, "device": config.device, "placement": config.placement}
         return plan(config, *parts, demonstrations=folders, **others)
 

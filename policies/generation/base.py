@@ -18,7 +18,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from embodied.configuration import NonNegativeFloat, PositiveInt
-from embodied.contract import Contract
+from embodied.contract import ACTION_PREFIX, Contract
 from embodied.errors import UserError
 from embodied.export.chunk_network import ChunkNetwork
 from embodied.export.network import Network
@@ -135,12 +135,13 @@ class GenerativePolicy(Steerable, RankingPolicy):
         self.advantage_encoder = observation_encoder(contract, config, objects=True, lender=self.encoder)
         actions = contract.action.shape[-1]
         hidden = config.hidden
-        self.feature_size = self.value_encoder.out_features
+        self.feature_size = self.value_encoder.out_features + prefix_size(contract, self.value_encoder)
         self.value_head = config.values
         # A = Q - V of values in [low, high] lies in [low - high, high - low], for learners of Q in their union
         self.advantage_values = config.values.of_differences()
         self.critic = head(self.feature_size, hidden, self.value_head.outputs)
-        inputs = self.advantage_encoder.out_features + contract.executed * actions
+        inputs = self.advantage_encoder.out_features + prefix_size(contract, self.advantage_encoder)
+        inputs += contract.executed * actions
         self.advantage_head = head(inputs, hidden, self.advantage_values.outputs)
         if config.advantage_guidance is not None:
             self.conditioned = True
@@ -294,7 +295,7 @@ class GenerativePolicy(Steerable, RankingPolicy):
         if count == 1:
             del policy.advantage_head, policy.advantage_encoder
         return ChunkNetwork(
-            replace(self.contract, observation={key: self.contract.observation[key] for key in encoder.reads}),
+            replace(self.contract, observation={key: self.contract.observation[key] for key in self.actor_keys}),
             {key: table.words for key, table in encoder.tables.items()},
             (count, self.generated, self.contract.action.shape[-1]),
             () if shared else encoder.seeds,
@@ -326,8 +327,8 @@ class GenerativePolicy(Steerable, RankingPolicy):
 
     def _advantage_outputs(self, observation: TensorDict, actions: Tensor) -> Tensor:
         """Outputs [N, C, O] of the advantage's network for candidates [N, C, H, A]."""
-        executed = ((actions - self.action_mean) / self.action_std)[:, :, : self.contract.executed]
-        features = self.advantage_encoder(observation).unsqueeze(1).expand(-1, actions.shape[1], -1)
+        executed = self.normalised(actions)[:, :, : self.contract.executed]
+        features = self._encoded(self.advantage_encoder, observation).unsqueeze(1).expand(-1, actions.shape[1], -1)
         return self.advantage_head(torch.cat((features, executed.flatten(2)), -1))
 
     def advantage_loss(self, observation: TensorDict, actions: Tensor, target: Tensor) -> Tensor:
@@ -346,25 +347,47 @@ class GenerativePolicy(Steerable, RankingPolicy):
 
     def features(self, observation: TensorDict) -> Tensor:
         """Features [N, feature_size] of the critic's own encoder, which their gradients reach."""
-        return self.value_encoder(observation)
+        return self._encoded(self.value_encoder, observation)
+
+    def normalised(self, actions: Tensor) -> Tensor:
+        """Normalised `actions` [..., A]."""
+        return (actions - self.action_mean) / self.action_std
+
+    def _encoded(self, encoder: Encoder, observation: TensorDict) -> Tensor:
+        """Features of a critic's `encoder`, and the normalised action prefix unless the encoder reads it, [N, F]."""
+        features = encoder(observation)
+        if not prefix_size(self.contract, encoder):
+            return features
+        return torch.cat((features, self.normalised(observation[ACTION_PREFIX]).flatten(1)), -1)
 
     def loss(self, observation: TensorDict, actions: Tensor, valid: Tensor) -> Tensor:
         """Denoising error, averaged over actions with weights `valid` [N, H]; one scalar."""
         condition = observation.get(CONDITION, None) if self.conditioned else None
         observation, actions = self._augmented(observation, actions)
-        target = (actions - self.action_mean) / self.action_std
+        target = self.normalised(self._window(observation, actions))
         draws = self.config.draws
         features = self.encoder(observation)
         if condition is not None:
             features = features + CONDITION_SCALE * self.condition(condition)
         # encoding costs much, noise little: each encoded observation is used for `draws` noises
         error = self._error(*(each.repeat_interleave(draws, 0) for each in (target, features)))
+        error = error[:, -valid.shape[1] :]
         # L = sum(valid * mean over draws of the error) / sum(valid)
         return (error.unflatten(0, (-1, draws)).mean(1) * valid).sum() / valid.sum().clamp_min(1)
 
     def _augmented(self, observation: TensorDict, actions: Tensor) -> tuple[TensorDict, Tensor]:
         observation = self.encoder.read(observation)
-        return self.augment(observation, actions) if self.augment else (observation, actions)
+        if not self.augment:
+            return observation, actions
+        if not (delay := self.contract.delay):
+            return self.augment(observation, actions)
+        # actions of the prefix are changed like those of the chunk
+        observation, actions = self.augment(observation, torch.cat((observation[ACTION_PREFIX], actions), 1))
+        return observation.copy().update({ACTION_PREFIX: actions[:, :delay]}), actions[:, delay:]
+
+    def _window(self, observation: TensorDict, actions: Tensor) -> Tensor:
+        """Actions [B, G, A] that the network denoises or reads beside them, which end with `actions` [B, H, A]."""
+        return actions
 
     def _aggregated(self, elementwise: Tensor) -> Tensor:
         """Terms [..., K] of the executed actions, from elements [..., generated, A]."""
@@ -374,6 +397,11 @@ class GenerativePolicy(Steerable, RankingPolicy):
 def _with_own_condition(policy: GenerativePolicy, state: dict[str, Tensor], prefix: str, *_: object) -> None:
     """Add the condition of `policy` to weights of the same policy without one, before they are loaded."""
     state.setdefault(f"{prefix}condition.weight", policy.condition.weight.detach())
+
+
+def prefix_size(contract: Contract, encoder: Encoder) -> int:
+    """Number of elements of the action prefix of `contract` that a critic reads beside its `encoder`."""
+    return 0 if ACTION_PREFIX in encoder.reads else contract.delay * contract.action.shape[-1]
 
 
 def head(inputs: int, hidden: int, outputs: int) -> nn.Sequential:

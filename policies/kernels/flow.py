@@ -84,6 +84,16 @@ def guided_velocity(
     return unguided.detach() - weight * gradient
 
 
+def prefix_times(time: Tensor, horizon: int, prefix: int) -> Tensor:
+    """Times of each of `horizon` actions, [N, H]: 0 of the first `prefix`, which are given, else `time` [N].
+
+    Without a prefix `time` itself.
+    """
+    if not prefix:
+        return time
+    return torch.where(torch.arange(horizon, device=time.device) < prefix, 0.0, time.unsqueeze(-1))
+
+
 def prefix_mask(count: int, horizon: int, most: int, device: torch.device) -> Tensor:
     """Mask of the actions that training does not denoise, [N, H] bool: the first d, d uniform from 0 to `most`."""
     if not most:  # leaves the random generator unchanged

@@ -1,8 +1,9 @@
-"""Learned exploration noise that narrows late in training, as ReinFlow's (arXiv 2505.22094)."""
+"""Exploration noise of flow policies, of which the learned one may narrow late in training (arXiv 2505.22094)."""
 
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from typing import Protocol
 
 import torch
@@ -10,7 +11,8 @@ from torch import Tensor
 
 from embodied.errors import UserError
 from embodied.policy import TrainablePolicy
-from policies.kernels.sampling import Sampler
+from policies.kernels.flow import TimeGrid
+from policies.kernels.sampling import FlowSampling, Sampler
 
 HELD = 0.35
 """Share of the training in which the noise keeps its range."""
@@ -29,8 +31,35 @@ class NarrowingNoise(TrainablePolicy):
     The range narrows by the share w of noise_decay, to std_max - w (std_max - std_min) at the end.
     """
 
+    grid: TimeGrid
+    past: int
+    """Number of actions that are given before those that are sampled."""
     narrowing: Tensor | None
     """Share by which the range has narrowed, which is saved with the weights; None: it does not narrow."""
+
+    @property
+    def sampling(self) -> FlowSampling:
+        """Sampler of paths, which also scores them."""
+        config = self.config
+        return FlowSampling(
+            self.grid,
+            config.sampler,
+            config.noise_level,
+            config.std_min,
+            self.largest_std(config),
+            self._spread,
+            self._part,
+            config.aggregate.divisor(self.grid.steps),
+            self.past,
+        )
+
+    @abstractmethod
+    def _spread(self, hidden: Tensor, index: Tensor) -> Tensor:
+        """See `FlowSampling.spread`."""
+
+    @abstractmethod
+    def _part(self, elementwise: Tensor) -> Tensor:
+        """See `FlowSampling.part`."""
 
     def add_noise_decay(self, share: float, sampler: Sampler) -> None:
         """Let the range narrow by `share` until the end of the training.

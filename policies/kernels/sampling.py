@@ -15,7 +15,7 @@ Letters: B samples, S denoising steps, H chunk length, A action dimension.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -61,7 +61,7 @@ class FlowSampling:
 
     `spread(hidden, index)` returns the learned noise before squashing, [B, H, A]. `part` reduces the log-probabilities
     [B, H, A] of a step to terms of K actions, [B, K, 1]; the sum of terms over the path is divided by `divisor` where
-    every step is noisy.
+    every step is noisy. The first `prefix` actions are given, and stay as they are.
     """
 
     grid: TimeGrid
@@ -72,6 +72,7 @@ class FlowSampling:
     spread: Callable[[Tensor, Tensor], Tensor]
     part: Callable[[Tensor], Tensor]
     divisor: int = 1
+    prefix: int = 0
 
     def denoise(
         self, x: Tensor, field: Field, deterministic: bool, generator: torch.Generator | None
@@ -100,6 +101,8 @@ class FlowSampling:
                 is_noisy = self._chosen(noisy, index)
                 log_prob = log_prob + is_noisy.view(-1, 1, 1) * self.part(gaussian_log_prob(sampled, mean, std))
                 following = torch.where(is_noisy.view(-1, 1, 1), sampled, following)
+            if self.prefix:
+                following = torch.cat((x[:, : self.prefix], following[:, self.prefix :]), 1)
             x = following
             path.append(x)
         return torch.stack(path, 1), noisy, self._of_path(log_prob)
@@ -172,8 +175,16 @@ def undefined_log_prob(count: int, contract: Contract, device: torch.device) -> 
     return torch.full((count, contract.executed, 1), torch.nan, device=device)
 
 
-def check_delay(trained_delay: int, contract: Contract) -> None:
-    """Raise UserError unless the trained delay is shorter than a chunk."""
+def check_delay(trained_delay: int, contract: Contract, others: Mapping[str, bool]) -> None:
+    """Raise UserError unless the trained delay is shorter than a chunk.
+
+    Under the delay of a run also if it is set, or one of the `others`, whether options by name are set.
+    """
+    options = [name for name, is_set in {"trained_delay": trained_delay > 0, **others}.items() if is_set]
+    if contract.delay and options:
+        raise UserError(
+            f"with delay={contract.delay} every chunk continues the one before; leave out policy.{options[0]}"
+        )
     if trained_delay >= contract.horizon:
         raise UserError(f"expected policy.trained_delay below task.horizon={contract.horizon}, got {trained_delay}")
 

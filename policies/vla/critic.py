@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from embodied.contract import Contract
+from embodied.contract import ACTION_PREFIX, Contract
 from embodied.errors import UserError
 from policies.encoders.libero import OBSERVATIONS, ObjectEncoder
 from policies.generation.base import head
@@ -31,9 +31,13 @@ class Reads(Enum):
 class Critic(nn.Module):
     """Critic that reads objects, with an encoder of its own, or hidden states, which it does not train.
 
+    Under a delay it also reads the action prefix, within limits of -1 and 1.
+
     Raises:
         UserError: if objects are requested and the contract lacks them.
     """
+
+    limits: Tensor
 
     def __init__(self, contract: Contract, reads: Reads, hidden_size: int, width: int, outputs: int) -> None:
         super().__init__()
@@ -44,6 +48,10 @@ class Critic(nn.Module):
             )
         self.objects = None if missing or reads is Reads.HIDDEN else ObjectEncoder(WIDTH)
         self.feature_size = self.objects.out_features if self.objects else hidden_size
+        self.delay = contract.delay
+        self.feature_size += self.delay * contract.action.shape[-1]
+        limits = torch.tensor([contract.action.low, contract.action.high])
+        self.register_buffer("limits", limits, persistent=False)
         self.out = head(self.feature_size, width, outputs)
 
     def fit(self, observation: TensorDict) -> None:
@@ -63,8 +71,17 @@ class Critic(nn.Module):
         return self.out(features)
 
     def features(self, observation: TensorDict, hidden: Callable[[], Tensor]) -> Tensor:
-        """Encoded objects, or `hidden` states [N, hidden_size] without gradients, computed only if they are read."""
+        """Encoded objects, or `hidden` states [N, hidden_size] without gradients, computed only if they are read.
+
+        The action prefix, if there is one, comes last.
+        """
         if self.objects:
-            return self.objects(observation)
-        with torch.no_grad():
-            return hidden()
+            features = self.objects(observation)
+        else:
+            with torch.no_grad():
+                features = hidden()
+        if not self.delay:
+            return features
+        low, high = self.limits
+        prefix = (2.0 * observation[ACTION_PREFIX] - low - high) / (high - low)
+        return torch.cat((features, prefix.flatten(1)), -1)

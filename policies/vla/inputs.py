@@ -53,6 +53,7 @@ class Inputs(nn.Module):
 
     def __init__(self, contract: Contract, reader: str = "policy=pi0") -> None:
         super().__init__()
+        contract = contract.delayed(0)  # the action prefix is no part of the state
         self.cameras = pictures(contract)
         if not self.cameras:
             raise UserError(f"{reader} reads pictures, which this task lacks; name cameras in task.images")

@@ -99,6 +99,8 @@ def export(policy: Policy, options: Export, directory: Path) -> dict[str, Any]:
     if not isinstance(policy, DeployablePolicy):
         expected = "policy=mlp, recurrent, attention, flow or diffusion"
         raise UserError(f"{type(policy).__name__} cannot be exported; expected {expected}")
+    if options.target is Target.c and (delay := policy.contract.delay):
+        raise UserError(f"firmware executes a chunk without the delay={delay} of its training; use target=onnx")
     if options.conditions is not None and options.conditions.caution:
         log.warning(f"{options.checkpoint} was {options.conditions.caution}")
     network = policy.deployable()

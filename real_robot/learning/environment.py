@@ -7,14 +7,18 @@ no step. Where a robot's commands are translated (`Station.translate`) the store
 A person takes over at any step of a chunk. When they hand back, the chunk is cut there: the rest of it was decided from
 an old observation. A fault (no, old or invalid measurements, the robot's refusal or failure, a person's stop, a device
 that is gone) holds the robot and truncates the episode; the next one begins once robot and person are ready again.
+
+Under a delay of the contract (`embodied.environments.delay`) the last d actions of a chunk run in a thread between two
+steps, while the policy computes the next chunk: it may change its weights meanwhile, but not these actions. Where a
+person acts or hands back they are dropped, and the next chunk begins after d commands of zero.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -22,10 +26,11 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
-from embodied.contract import Contract
+from embodied.contract import ACTION_PREFIX, Contract
 from embodied.environment import Transition
 from embodied.errors import UserError
 from embodied.runtime.interrupt import STOPPING
+from real_robot.learning.ahead import Ahead, Steps
 from real_robot.learning.consent import Consent
 from real_robot.learning.control import Control, StopRequestedError
 from real_robot.learning.homing import Homing
@@ -86,17 +91,6 @@ class _NoConsentError(Exception):
     """Raised when no episode may begin: the message is the reason."""
 
 
-@dataclass
-class _Steps:
-    """Control steps of one chunk [K], as they were executed."""
-
-    actions: list[Array] = field(default_factory=list)
-    human: list[bool] = field(default_factory=list)
-    takeovers: list[bool] = field(default_factory=list)
-    limited: list[bool] = field(default_factory=list)
-    solved: bool = False  # by the last of them
-
-
 class RobotEnvironment:
     """The robot that `control` drives as an Environment with N = 1, whose chunks have the size of `contract`.
 
@@ -112,6 +106,7 @@ class RobotEnvironment:
         begins: called when an episode begins, with whether the policy trains in it; with False before it is prepared.
         resets: brings the scene back between episodes, for which a person is asked only where it fails; None: a person
             puts it back, if the rules wait for them.
+        waits: whether the robot's time stands still between two steps, as a simulator's, so that no thread is needed.
         close: releases the robot.
 
     Raises:
@@ -130,12 +125,13 @@ class RobotEnvironment:
         *,
         begins: Callable[[bool], None] = lambda training: None,
         resets: SceneResets | None = None,
+        waits: bool = False,
         close: Callable[[], None] = lambda: None,
     ) -> None:
         specs = {key: spec for key, spec in contract.observation.items() if not spec.privileged}
         self.contract = replace(contract, observation=specs)
         own = control.station.contract
-        self.contract.check(replace(own, horizon=contract.horizon, executed=contract.executed))
+        self.contract.check(replace(own, horizon=contract.horizon, executed=contract.executed).delayed(contract.delay))
         self.device = torch.device("cpu")
         self.task_names, self.instructions = (task[0],), (task[1],)
         self.task_index = torch.zeros(1, dtype=torch.int64)
@@ -153,49 +149,56 @@ class RobotEnvironment:
         self._asks = False  # whether a person puts the scene back before this episode
         self._clear()
         self._ended = True
+        self._waits = waits
+        self._ahead = Ahead()
+        self._steps_ahead = Steps()  # of the next transition, so far
 
     def reset(self, mask: torch.Tensor | None = None) -> TensorDict:
         """Begin an episode once robot and person are ready; see `Environment.reset`.
 
-        Without an episode to begin, the robot is measured again if time has passed since the last step.
+        Without an episode to begin, the robot is measured again if time has passed since the last step; not under a
+        delay, in which the next chunk is decided from the observation before the last actions.
 
         Raises:
             UserError: if they are not at the beginning of the run, or it is stopped then; later this waits for them.
         """
         if mask is None or bool(mask[0]):
-            try:
+            with self._held_after_error():
                 self._abandon()
                 self._asks = self._needs_person()
                 self._clear()
                 self._begin()
-            except BaseException:  # also where the run is interrupted
-                self.control.settle("the program was interrupted")
-                raise
+        elif self.contract.delay:
+            return self._observation
         elif self.control.station.clock() - self._left_s > self.control.period_s:
             reading, fault = self.control.measure()
             self._reading = self._reading if fault else reading  # the next step ends the episode by the fault
         return self._observed()
 
     def step(self, actions: torch.Tensor) -> Transition:
-        """Execute the chunk `actions` [1, K, A]; see `Environment.step`."""
+        """Execute the chunk `actions` [1, K, A], under a delay after the one before; see `Environment.step`."""
         chunk = actions[0].detach().cpu().double().numpy()
-        steps = _Steps()
-        try:
-            if not self._ended:
-                self._execute(chunk, steps)
-        except BaseException:  # also where the run is interrupted
-            self.control.settle("the program was interrupted")
-            self._ended = True
-            raise
+        decided = np.concatenate((self._prefix, chunk))
+        with self._held_after_error():
+            self._ahead.wait()
+            steps, self._steps_ahead = self._steps_ahead, Steps()
+            if not self._ended and not steps.cut:
+                self._execute(decided[len(steps.actions) : len(chunk)], steps)
+        # what was decided before a person acted is not executed
+        following = decided[len(steps.actions) :][: self.contract.delay]
+        self._prefix = np.zeros_like(following) if steps.cut or self._human else following
         if self.scene_resets:
             self.scene_resets.task_steps += len(steps.actions)
         self._left_s = self.control.station.clock()
-        return self._transition(chunk, steps)
+        transition = self._transition(chunk, steps)
+        if self.contract.delay and not self._waits and not self._ended:
+            self._ahead.start(self._go_on)
+        return transition
 
     def switch(self, distribution: str, split: str) -> None:
         """See `SwitchableEnvironment`: the scene is the same, but in "eval" the policy has to act alone."""
-        self._training = split != "eval"
         self._abandon()
+        self._training = split != "eval"
 
     @property
     def human(self) -> bool:
@@ -204,16 +207,21 @@ class RobotEnvironment:
 
     def hold(self, reason: str) -> None:
         """Hold the robot in a running episode, which the next step goes on with."""
+        self._ahead.wait()
         if not self._ended:
             self.control.settle(reason)
 
     def close(self) -> None:
         """Hold the robot, and release it and the person's device."""
-        self.control.close()
-        self._close()
+        try:
+            self._ahead.wait()
+        finally:
+            self.control.close()
+            self._close()
 
     def _abandon(self) -> None:
         """Hold the robot if an episode runs, which nobody goes on with."""
+        self._ahead.wait()
         if not self._ended:
             self._ended = True
             self.control.settle("the episode was abandoned")
@@ -221,6 +229,8 @@ class RobotEnvironment:
     def _clear(self) -> None:
         """Forget the last episode."""
         self._steps = 0
+        self._steps_ahead = Steps()
+        self._prefix = np.zeros((self.contract.delay, *self.contract.action.shape))
         self._solved_frames = 0  # measurements in a row that look solved
         self._judged = -1  # sequence of the last of them
         self._human = False  # whether a person has acted last
@@ -332,10 +342,25 @@ class RobotEnvironment:
 
     # Steps.
 
-    def _execute(self, chunk: Array, steps: _Steps) -> None:
+    def _go_on(self) -> None:
+        """Execute the last actions of a chunk, up to the next transition's K."""
+        with self._held_after_error():
+            self._execute(self._prefix[: self.contract.executed], self._steps_ahead)
+
+    @contextmanager
+    def _held_after_error(self) -> Iterator[None]:
+        """Hold the robot after an error, also where the run is interrupted."""
+        try:
+            yield
+        except BaseException:
+            self.control.settle("the program was interrupted")
+            self._ended = True
+            raise
+
+    def _execute(self, chunk: Array, steps: Steps) -> None:
         """Execute `chunk` [K, A] until it or the episode ends, or until the person hands back."""
         control = self.control
-        for index, proposed in enumerate(chunk):
+        for proposed in chunk:
             if STOPPING.is_set():
                 return self._end(truncated=True)
             control.decide(proposed)
@@ -345,8 +370,9 @@ class RobotEnvironment:
                 self.control.fault = "a person took over"  # a stick that is still held fails no other episode
                 log.info("a person took over: the evaluated episode has failed")
                 return self._end(truncated=True)
-            if index and self._human and not control.human and control.safety.state is not State.STOPPED:
+            if steps.actions and self._human and not control.human and control.safety.state is not State.STOPPED:
                 self._human = False  # handed back: the next decision is from the present observation
+                steps.cut = True
                 return None
             if reason := self.consent.act(control.human):
                 return self._fault(reason)
@@ -355,7 +381,7 @@ class RobotEnvironment:
                 return None
         return None
 
-    def _step(self, steps: _Steps) -> None:
+    def _step(self, steps: Steps) -> None:
         """Take one control step, and judge what it led to."""
         control = self.control
         verdict = control.tick()
@@ -425,20 +451,27 @@ class RobotEnvironment:
     # Tensors.
 
     def _observed(self) -> TensorDict:
-        """The newest valid measurement, [1]."""
+        """The newest valid measurement, [1], with the action prefix."""
         assert self._reading is not None, "expected a reset before the first step"
         arrays = self._reading.observation
         tensors = {
             key: torch.from_numpy(np.array(arrays[key])).to(getattr(torch, spec.dtype)).unsqueeze(0)
-            for key, spec in self.contract.observation.items()
+            for key, spec in self.contract.delayed(0).observation.items()
         }
-        return TensorDict(tensors, batch_size=[1])
+        if self.contract.delay:
+            tensors[ACTION_PREFIX] = torch.from_numpy(self._prefix).float().unsqueeze(0)
+        self._observation = TensorDict(tensors, batch_size=[1])
+        return self._observation
 
-    def _transition(self, chunk: Array, steps: _Steps) -> Transition:
+    def _transition(self, chunk: Array, steps: Steps) -> Transition:
         count = len(chunk)
         taken = len(steps.actions)
         # what was not executed repeats the last executed action, as in chunks of recorded episodes
         rows = [*steps.actions, *([steps.actions[-1]] * (count - taken))] if taken else list(chunk)
+        if (delay := self.contract.delay) and taken:
+            # those of this chunk; the last ones have yet to be executed, unless they were dropped
+            dropped = taken < count or self._human
+            rows = [*rows[delay:], *([rows[-1]] * count if dropped else chunk)[-min(delay, count) :]]
         executed = torch.arange(count) < taken
         reward = torch.zeros(1, count)
         if steps.solved:

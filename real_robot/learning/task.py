@@ -173,7 +173,8 @@ class RobotTask(WrappedTask):
             else:
                 station = stack.enter_context(self._connected(contract))
             # before the person's device is opened; an error closes the station
-            contract.check(replace(station.contract, horizon=contract.horizon, executed=contract.executed))
+            own = replace(station.contract, horizon=contract.horizon, executed=contract.executed)
+            contract.check(own.delayed(contract.delay))
             limits = teleoperation.limits(self.config.limits, contract.control_dt_s)
             homing = Homing(self.config.home, self.config.waypoint_s)
             homing.check(station.contract, limits)
@@ -192,6 +193,7 @@ class RobotTask(WrappedTask):
                 Rules(self.config.step_limit, self.judge, waits=self.config.waits, homing=homing),
                 begins=begins,
                 resets=self._resets(control, contract, homing, is_back, begins),
+                waits=simulated,
                 close=stack.pop_all().close,
             )
         return self._open
@@ -242,6 +244,8 @@ class RobotTask(WrappedTask):
         config = self.config
         if config.reset is Reset.PERSON:
             return None
+        if contract.delay:
+            raise UserError("robot.reset=policy has not been tried under a delay; use robot.reset=person or delay=0")
         if self.backward is None:
             raise UserError("robot.reset=policy learns beside an algorithm of the stage rl; set algorithm=rlpd")
         if is_back is None and self.reset_judge is None and config.person is not Helper.OPERATOR:

@@ -19,6 +19,7 @@ from embodied.configuration import Configuration, PositiveFloat
 from embodied.contract import Contract
 from embodied.data import episodes as stored
 from embodied.data.cache import DataSet
+from embodied.data.delayed import with_action_prefix
 from embodied.data.demonstrations import NOTES, decoded_once, folder_of
 from embodied.data.episodes import ALL_FAILED, RECORD, Episodes, EpisodeWriter
 from embodied.data.pictures import Pictures, encode_all
@@ -160,6 +161,9 @@ def demonstrations(
         UserError: if a source is no dataset, does not serve the contract, or cannot be mixed with the others; if a task
             has no episodes, all episodes of a source failed, or its actions are outside the limits.
     """
+    if contract.delay:
+        episodes = demonstrations(source, contract.delayed(0), run, task, weights, options, imitated=imitated)
+        return with_action_prefix(episodes, contract.delay)
     paths = [located(each) for each in ([source] if isinstance(source, str | Path) else source)]
     if task and (files := [path for path in paths if task.demonstration_files(path)]):
         if options and (options.columns or options.filter or options.rate_hz):
@@ -290,6 +294,8 @@ def recordings_in(path: Path) -> list[Path]:
 def _collected(folder: Path, contract: Contract, match: Match, *, privileged: bool) -> Iterator[Episodes]:
     """The episodes of the run's tasks in a folder, one at a time; with `privileged`, privileged observations too."""
     episodes, own_contract, origin = stored.read(folder)
+    if own_contract.delay:
+        raise UserError(f"{folder} has actions that were executed {own_contract.delay} steps later; use other episodes")
     try:
         binding = contract.bind(own_contract)
     except UserError as error:

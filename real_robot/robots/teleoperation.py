@@ -289,7 +289,8 @@ def acting(policy: Policy, station: Station) -> ChunkExecutor:
     """Executor of `policy` at `station`; inference runs in a thread, unless time is simulated."""
     waits = isinstance(station.robot, SimulatedRobot)
     clock = station.clock
-    return ChunkExecutor(policy, station.contract, execution=Execution.NAIVE, clock=clock, asynchronous=not waits)
+    execution = Execution.DELAYED if policy.contract.delay else Execution.NAIVE
+    return ChunkExecutor(policy, station.contract, execution=execution, clock=clock, asynchronous=not waits)
 
 
 def person(config: DriveOptions, station: Station, *, alone: bool) -> Person:

@@ -7,6 +7,7 @@ if it is fast; its measured latency determines how much of the running chunk wil
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 from collections import deque
@@ -33,6 +34,7 @@ from embodied.policy import Decision, Policy
 from embodied.rollout.memory import Memory
 from real_robot.robots.robot import Array, Clock, Reading
 
+log = logging.getLogger(__name__)
 LATENCIES = 50
 QUANTILE = 0.95
 """The planned latency is this quantile of this many recent ones."""
@@ -45,6 +47,7 @@ class _Chunk:
     actions: Tensor  # [1, H, A] in the policy's order
     commands: Array  # [H, A] in the robot's
     start_s: float  # time of action 0
+    gap: range  # of actions that nobody decided, in place of which the robot holds
 
     def step(self, now_s: float, control_dt_s: float) -> int:
         """Index of the action for `now_s`; H or more after the end."""
@@ -80,7 +83,9 @@ class ChunkExecutor:
     An inference starts with the newest reading once K control steps have passed since the last inference, or earlier if
     the chunk would run out. Inferences run one after the other: commands never pause if H actions cover two of them.
     The first chunk, and the first one after a gap, starts when it arrives, because the robot was holding. All chunks
-    are dropped if the clock goes back; a reading from the future is treated as current. Recurrent policies receive
+    are dropped if the clock goes back; a reading from the future is treated as current. With DELAYED a chunk has the d
+    actions before its first one, too, and also the first chunk begins d control steps after its observation; inference
+    that takes longer is logged. Recurrent policies receive
     their memory; policies with H = 1 may miss one reading. Execution is deterministic if `clock` is and inference runs
     inline. Readings that are not finite never reach the policy; actions that are not finite end the episode.
 
@@ -100,7 +105,7 @@ class ChunkExecutor:
         device: device of the policy.
 
     Raises:
-        UserError: if the contracts differ or `policy` does not support `execution`.
+        UserError: if the contracts differ or `policy` does not support `execution`, or has less delay than `latency_s`.
     """
 
     def __init__(
@@ -118,16 +123,20 @@ class ChunkExecutor:
         check_execution(policy, execution)
         if latency_s < 0.0:
             raise UserError(f"expected latency_s of at least 0, got {latency_s}")
-        self._binding = policy.contract.bind(contract)
+        self._delay = policy.contract.delay
+        if self._delay and steps_until(latency_s, policy.contract.control_dt_s) > self._delay:
+            raise UserError(self._too_slow(latency_s, policy.contract.control_dt_s))
+        self._binding = policy.contract.delayed(0).bind(contract)
         self._policy = policy
         self._execution = execution
         self._clock = clock
         self._device = device
-        self._horizon = policy.contract.horizon
+        self._horizon = self._delay + policy.contract.horizon  # with the actions before the chunk
         self._dt_s = policy.contract.control_dt_s
         self._executed = executed or policy.contract.executed
         self._latency_s = latency_s
         self._latencies = deque[float](maxlen=LATENCIES)
+        self._was_late = False
         self._worker = _Worker() if asynchronous else None
         self.reset()
 
@@ -213,7 +222,8 @@ class ChunkExecutor:
         # without a chunk, no action is frozen or overlaps
         if self._chunk is None:
             zeros = torch.zeros(1, self._horizon, *self._policy.contract.action.shape, device=self._device)
-            return Running(zeros, torch.tensor([0]), torch.tensor([0]))
+            none = torch.tensor([0], device=self._device)
+            return Running(zeros, none, none)
         steps = self._chunk.step(stamp_s, self._dt_s)
         # overlap: actions left in the chunk; frozen: those of them that run before the next chunk can arrive
         overlap = max(0, self._horizon - steps)
@@ -263,12 +273,14 @@ class ChunkExecutor:
             self._interruption = ""
             self._failures = 0
             self._latencies.append(arrived_s - inference.stamp_s)
+            self._check_delay(arrived_s - inference.stamp_s)
             self._memory.keep([inference.decision])
             # actions stay in the policy's order for inpainting, commands are in the robot's order
             actions = inference.decision.actions
             order = self._binding.action
             commands = (actions if order is None else actions[..., order.to(actions.device)])[0].cpu().numpy()
-            self._chunk = _Chunk(actions, commands, self._start_s(inference, now_s))
+            gap = range(inference.overlap, self._delay)
+            self._chunk = _Chunk(actions, commands, self._start_s(inference, now_s), gap)
 
     def _interrupt(self, error: str, now_s: float) -> None:
         """Drop the chunk after a connection error; readings during the next pause start no inference."""
@@ -279,12 +291,25 @@ class ChunkExecutor:
         self._resume_s = now_s + min(longest, first * 2.0 ** min(self._failures, 30))
         self._failures += 1
 
+    def _check_delay(self, latency_s: float) -> None:
+        """Log the first inference that took longer than the policy's delay."""
+        if self._delay and not self._was_late and steps_until(latency_s, self._dt_s) > self._delay:
+            self._was_late = True
+            log.warning(self._too_slow(latency_s, self._dt_s))
+
+    def _too_slow(self, latency_s: float, dt_s: float) -> str:
+        longest = f"the delay={self._delay} of training ({self._delay * dt_s:.3g} s)"
+        return (
+            f"inference takes {latency_s:.3g} s, more than {longest}; train with delay={steps_until(latency_s, dt_s)}"
+        )
+
     def _start_s(self, inference: _Inference, now_s: float) -> float:
         """Time of the first action of a chunk that has arrived."""
         # aligned chunks start at their observation; if the old chunk ended meanwhile, the robot held from its end on
-        if not self._execution.aligned or inference.overlap == 0:
+        overlap = max(inference.overlap, self._delay)
+        if not self._execution.aligned or overlap == 0:
             return now_s
-        elapsed = min(inference.overlap, steps_within(now_s - inference.stamp_s, self._dt_s))
+        elapsed = min(overlap, steps_within(now_s - inference.stamp_s, self._dt_s))
         chunk_ended = elapsed < steps_within(now_s - inference.stamp_s, self._dt_s)
         return now_s - elapsed * self._dt_s if chunk_ended else inference.stamp_s
 
@@ -294,6 +319,8 @@ class ChunkExecutor:
             return self._error
         if self._chunk is None:
             return self._fault or self._interruption or "no chunk yet"
+        if step in self._chunk.gap:
+            return "holding until the chunk begins"
         waited = (
             f"inference has taken {now_s - self._pending.stamp_s:.3f} s"
             if self._pending

@@ -21,7 +21,7 @@ from real_robot.sim_to_real import report as sim_to_real_report
 from real_robot.sim_to_real.results import ActionLog, BackEndRun
 
 LATE = re.compile(
-    r"latency\.|success_classifier=|reflex=|task\.(guard|processes|python|step_limit|tasks|id|folder|mdp|options|overrides|assets)=|task\.randomisation\."
+    r"latency\.|delay=|success_classifier=|reflex=|task\.(guard|processes|python|step_limit|tasks|id|folder|mdp|options|overrides|assets)=|task\.randomisation\."
 )
 """Options of train.py that may differ from training, or have to be repeated (`embodied.runtime.foreign_code`)."""
 
@@ -89,8 +89,8 @@ class EvaluateConfig(ViewerOptions, ComparisonConfig):
     With an `execution` (inpaint, blend, naive, synchronous) inference takes `delay_s`, except for planners, while the
     robot continues, with `executed` actions between observations.
 
-    `latency.*`, `reflex`, `task.guard`, `task.tasks`, `task.processes`, `task.python` and `task.step_limit` default to
-    training's, too.
+    `latency.*`, `delay`, `reflex`, `task.guard`, `task.tasks`, `task.processes`, `task.python` and `task.step_limit`
+    default to training's, too.
     """
 
     checkpoint: str = MISSING
@@ -157,6 +157,8 @@ class Comparison:
 
     def ros2(self) -> BackEndRun:
         """Run the simulator in another process, over ROS 2."""
+        if self.policy.contract.delay:
+            raise UserError(f"back end ros2 lacks the policy's delay={self.policy.contract.delay}; leave it out")
         from real_robot.ros2.software_in_the_loop import Episodes, run_episodes
 
         tasks = list(self.environment(1, []).task_names) if hasattr(self.task, "tasks") else []

@@ -10,6 +10,7 @@ from tensordict import TensorDictBase
 
 from embodied.contract import Contract
 from embodied.environment import NumberedStarts, Restorable
+from embodied.environments.delay import DelayEnvironment
 from embodied.environments.engine import EpisodeEngine, Unnumbered
 from embodied.environments.latency import LatencyConfig, LatencyEnvironment
 from embodied.environments.reflex import ReflexEnvironment
@@ -61,6 +62,10 @@ def counter(num_envs: int = 4, executed: int = 4, step_limit: int = LIMIT, seed:
 def late_reach(num_envs: int = 4, executed: int = 4, step_limit: int = LIMIT, seed: int = 0) -> LatencyEnvironment:
     latency = LatencyConfig(action_s=[0.05, 0.15])
     return LatencyEnvironment(reach(num_envs, executed, step_limit, seed), latency)
+
+
+def waiting_reach(num_envs: int = 4, executed: int = 4, step_limit: int = LIMIT, seed: int = 0) -> DelayEnvironment:
+    return DelayEnvironment(reach(num_envs, executed, step_limit, seed), 2)
 
 
 def checked_reach(num_envs: int = 4, executed: int = 4, step_limit: int = LIMIT, seed: int = 0) -> ReflexEnvironment:
@@ -187,6 +192,7 @@ ENVIRONMENTS = {
     "engine": counter,
     "reach": reach,
     "reach, late": late_reach,
+    "reach, waiting": waiting_reach,
     "reach, with a reflex": checked_reach,
     "libero wide": libero("wide"),
     "libero official": libero("official"),
@@ -263,7 +269,7 @@ def same(first, second) -> bool:
 
 def books(env: NumberedStarts | Unnumbered) -> EpisodeEngine:
     """Who keeps the books of the episodes of `env`."""
-    wrapped = isinstance(env, LatencyEnvironment | ReflexEnvironment)
+    wrapped = isinstance(env, DelayEnvironment | LatencyEnvironment | ReflexEnvironment)
     return env.env if wrapped else env.engine if isinstance(env, Unnumbered) else env
 
 

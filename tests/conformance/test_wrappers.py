@@ -15,6 +15,7 @@ import embodied.environment
 import embodied.task
 from embodied.environment import Environment, NumberedStarts, group_size
 from embodied.environments.classified import ClassifiedEnvironment, ClassifiedTask
+from embodied.environments.delay import DelayEnvironment, DelayTask
 from embodied.environments.engine import Unnumbered
 from embodied.environments.latency import LatencyConfig, LatencyEnvironment, LatencyTask, with_latency
 from embodied.environments.reflex import ReflexEnvironment, ReflexTask
@@ -34,6 +35,7 @@ LATENCY = LatencyConfig(action_s=[0.0, 0.1])
 TASKS: dict[str, Callable[[Any], Any]] = {
     "WrappedTask": WrappedTask,
     "ClassifiedTask": lambda task: ClassifiedTask(task, Above(0.5)),
+    "DelayTask": lambda task: DelayTask(task, 2),
     "LatencyTask": lambda task: LatencyTask(task, LATENCY),
     "ReflexTask": lambda task: ReflexTask(task, task, Mock()),
     "WatchedTask": lambda task: WatchedTask(task, None, "none"),
@@ -53,6 +55,7 @@ class Screen:
 ENVIRONMENTS: dict[str, Callable[[Any], Any]] = {
     "WrappedEnvironment": WrappedEnvironment,
     "ClassifiedEnvironment": lambda env: ClassifiedEnvironment(env, Above(0.5), true_success=False),
+    "DelayEnvironment": lambda env: DelayEnvironment(env, 2),
     "LatencyEnvironment": lambda env: LatencyEnvironment(env, LATENCY),
     "WatchedEnvironment": lambda env: WatchedEnvironment(env, None, Screen(), "train"),
     "Unnumbered": Unnumbered,

@@ -49,4 +49,4 @@ def test_noise_that_is_not_learned_has_no_range() -> None:
 def test_a_policy_without_noise_is_not_compared_with_its_start() -> None:
     policy = MLPConfig(hidden=[8]).build(Reach(2).contract)
     with pytest.raises(UserError, match=r"algorithm\.wasserstein compares chunks generated from noise"):
-        PPOConfig(wasserstein=1.0).check("algorithm=ppo", policy, None)
+        PPOConfig(wasserstein=1.0).check("algorithm=ppo", policy)

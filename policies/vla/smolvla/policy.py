@@ -60,7 +60,7 @@ class SmolVLAPolicy(Pi0Policy):
 
     def _new(self) -> SmolVLAModel:
         self.inputs.antialias = False
-        return untrained(self.config.size, self.contract.horizon, self.inputs.state_size, self.actions)
+        return untrained(self.config.size, self.generated, self.inputs.state_size, self.actions)
 
     @torch.no_grad()
     def _take(self, pretrained: Published) -> None:

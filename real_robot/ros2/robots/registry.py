@@ -77,6 +77,7 @@ def robot_table(robot: str, contract: Contract, options: Mapping[str, Any]) -> T
         raise UserError(f"unknown options {sorted(unknown)} of {robot}; expected some of {', '.join(names) or 'none'}")
     for name, value in options.items():
         _check_option(f"option {name} of {robot}", value, inspect.signature(ROBOTS[robot]).parameters[name].annotation)
+    contract = contract.delayed(0)  # an action prefix is known where chunks are executed
     table = ROBOTS[robot](contract, **options)
     if rows := contract.differences(table.served):
         hint = "names and units are those of the training; demonstration_names={ROBOT'S:DATA'S} maps those of data sets"

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tensordict import TensorDict
 from torch import nn
 
 from embodied.contract import Contract, TensorSpec
@@ -277,6 +278,15 @@ def dishonest():
     return policy
 
 
+def late():
+    contract = make("mlp").contract
+    policy = MLPConfig().build(contract.delayed(2))
+    parts = {key: torch.rand(8, *spec.shape) for key, spec in policy.contract.observation.items()}
+    policy.fit(TensorDict(parts, [8]), torch.zeros(8, 1, *contract.action.shape))
+    assert export_target(policy) == "onnx"
+    return policy
+
+
 @pytest.mark.parametrize(
     ("policy", "options", "message"),
     [
@@ -287,6 +297,7 @@ def dishonest():
         (diverged, C, "not a number in layers.3.weight; export an earlier checkpoint"),
         (dishonest, C, "the export differs from the policy by"),
         (object, C, "object cannot be exported; expected policy=mlp"),
+        (late, C, "without the delay=2 of its training; use target=onnx"),
     ],
 )
 def test_what_cannot_be_exported_is_one_line_and_leaves_nothing(tmp_path: Path, policy, options: Export, message: str):

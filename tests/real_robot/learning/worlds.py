@@ -86,6 +86,7 @@ def arm_environment(
     person: Callable[[], Person] | None = None,
     *,
     executed: int = 4,
+    delay: int = 0,
     rules: Rules | None = None,
     **options: Any,
 ) -> RobotEnvironment:
@@ -93,6 +94,6 @@ def arm_environment(
     station = Station(arm, arm.contract, arm.clock, arm.sleep, lambda: None)
     limited = replace(LIMITED, kind=arm.kind)
     safety = Safety(arm, Limits({"a": limited}, observation_timeout_s=0.05, recovery_s=0.1), arm.clock)
-    contract = replace(arm.contract, horizon=executed, executed=executed)
+    contract = replace(arm.contract, horizon=executed, executed=executed).delayed(delay)
     control = Control(station, safety, person)
     return RobotEnvironment(control, contract, ("hold", "hold"), rules or Rules(50, waits=False), **options)

@@ -27,6 +27,11 @@ HOVER = QuadrotorEnvironment(1).contract
 HISTORY = QuadrotorEnvironment(1, history=3).contract
 
 
+def test_a_row_serves_a_policy_with_delay_without_its_action_prefix():
+    policy = replace(HOVER, horizon=4).delayed(2)
+    assert robot_table("simulation", policy, {}).served.delay == 0
+
+
 def bounded(names: tuple[str, ...], unit: str, frame: str = "", low: float = -1.0, high: float = 1.0) -> TensorSpec:
     size = len(names)
     return TensorSpec((size,), unit=unit, frame=frame, names=names, low=(low,) * size, high=(high,) * size)
