@@ -24,6 +24,8 @@ from policies.tanh import tanh
 
 LOG_STD_RANGE = -10.0, 2.0
 """Bounds of the logarithm of the deviation before tanh."""
+SATURATED = 2.5
+"""Bound of imitated means before tanh, which is 0.987 there."""
 
 
 @dataclass
@@ -57,7 +59,9 @@ class SquashedPolicy(ActorCritic, Reparameterised):
         chunk = self.contract.horizon * self.contract.action.shape[-1]
         layers = dense_layers([self.encoder.out_features, *self.config.hidden, 2 * chunk])
         with torch.no_grad():
-            layers[-1].bias[chunk:] += math.log(self.config.initial_std)
+            # the same deviation in all observations, which imitation leaves so
+            layers[-1].weight[chunk:] = 0.0
+            layers[-1].bias[chunk:] = math.log(self.config.initial_std)
         return layers
 
     @property
@@ -96,13 +100,15 @@ class SquashedPolicy(ActorCritic, Reparameterised):
     def loss(self, observation: TensorDict, actions: Tensor, valid: Tensor) -> Tensor:
         """Behaviour cloning: mean squared error of the deterministic action over valid steps, in half action ranges.
 
-        It leaves the deviations alone: a likelihood would let them collapse on demonstrations that agree.
+        It leaves the deviations alone: a likelihood would let them collapse on demonstrations that agree. Means of
+        actions at the limits, as of a gripper, stay where tanh has a gradient. Further out no value could move them,
+        and soft actor-critic would make all other elements random to make up for the entropy that they lack.
         """
         observation, actions = self.augmented(observation, actions)
         mean, _ = self._gaussian(observation)
-        error = (tanh(mean) - self.normalised(actions)).square().mean(-1)
-        # L = sum(valid * |tanh(mean) - a|^2) / sum(valid)
-        return (error * valid).sum() / valid.sum().clamp_min(1)
+        # L = sum(valid * (|tanh(mean) - a|^2 + max(0, |mean| - SATURATED)^2)) / sum(valid), means over elements
+        error = (tanh(mean) - self.normalised(actions)).square() + (mean.abs() - SATURATED).relu().square()
+        return (error.mean(-1) * valid).sum() / valid.sum().clamp_min(1)
 
     def deployable(self) -> Network:
         """Network for export: the deterministic executed actions, including the normaliser.

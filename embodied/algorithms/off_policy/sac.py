@@ -12,6 +12,7 @@ Differs from the papers:
     - the target entropy is that of a normal distribution of deviation `target_std`, as in FlashSAC (arXiv 2604.04539):
     0.089 is -1 per element (SAC), 0.147 is -1/2 (RLPD);
     - decisions of the warm-up are the policy's own, which tanh of a unit normal distribution spreads almost uniformly;
+    - the actor may imitate demonstrations beside, L + c mean |Q| L_BC, as in TD3+BC (arXiv 2106.06860);
     - targets may be `lookahead`-step returns without off-policy correction and without entropy between, as in TD3 here;
     - critics have encoders of their own, without target networks, and also read privileged observations.
 """
@@ -52,10 +53,12 @@ class SACConfig(CriticConfig):
     After `warmup` decisions the critics take `updates` gradient steps per decision, which may be less than 1, the
     actor and the temperature one at every `policy_delay`-th after the first `critic_warmup`: new critics lead a
     trained policy astray. A `demonstration_share` of each batch is drawn from demonstrations, to which a person's
-    actions on a robot belong, too, with `keep_interventions`. The actor maximises the smallest value of all critics, or
-    their mean (`actor_mean`); without `entropy_in_target` targets are returns of rewards alone. `target_std` is the
-    wished deviation of an action element in half ranges. With `continue_values` the critics are at first those that the
-    stage offline has trained.
+    actions on a robot belong, too, with `keep_interventions`. The actor also imitates them, with the weight
+    `bc_coefficient` in units of the mean value. It maximises the smallest value of all critics, or their mean
+    (`actor_mean`); without `entropy_in_target` targets are returns of rewards alone. `target_std` is the wished
+    deviation of an action element in half ranges. In a run of few gradient steps the temperature follows it in time
+    with a higher `temperature_learning_rate` (None: `learning_rate`). With `continue_values` the critics are at first
+    those that the stage offline has trained.
     """
 
     rollout_length: PositiveInt = 16
@@ -65,6 +68,7 @@ class SACConfig(CriticConfig):
     minibatch: PositiveInt = 256
     demonstration_share: Fraction = 0.0
     keep_interventions: bool = True
+    bc_coefficient: NonNegativeFloat = 0.0
     capacity: PositiveInt = 500_000
     warmup: NonNegativeInt = 5_000
     critic_warmup: NonNegativeInt = 0
@@ -73,6 +77,7 @@ class SACConfig(CriticConfig):
     discount: Fraction = 0.99
     averaging: Annotated[float, Range(above=0, at_most=1)] = 0.005
     initial_temperature: PositiveFloat = 1.0
+    temperature_learning_rate: NonNegativeFloat | None = None
     target_std: PositiveFloat = 0.089
     entropy_in_target: bool = True
     actor_mean: bool = False
@@ -80,6 +85,12 @@ class SACConfig(CriticConfig):
 
     without_demonstrations: ClassVar[str] = "algorithm.demonstration_share=0"
     """Option to learn without demonstrations, for errors."""
+
+    def __post_init__(self) -> None:
+        """Raise UserError for numbers that are out of range, and imitation without demonstrations."""
+        super().__post_init__()
+        if self.bc_coefficient and not self.demonstration_share:
+            raise UserError("algorithm.bc_coefficient imitates demonstrations; use algorithm.demonstration_share=0.5")
 
     @property
     def reads_demonstrations(self) -> bool:
@@ -183,10 +194,14 @@ class SAC(Composite):
         self.config = config
         self.generator = generator
         self.actor = actor
+        if config.bc_coefficient and actor is not policy:
+            raise UserError("algorithm.bc_coefficient imitates with the whole policy, which is frozen here; use 0")
         self.q = q or ActionValues(policy, config, config.value_learning_rate)
         self.actor_parameters = actor.actor_parameters()
         self.log_temperature = torch.tensor(math.log(config.initial_temperature), device=policy.device).requires_grad_()
-        parameters = [*self.actor_parameters, self.log_temperature]
+        parameters: list[Any] = [*self.actor_parameters, self.log_temperature]
+        if (rate := config.temperature_learning_rate) is not None:
+            parameters = [{"params": self.actor_parameters}, {"params": [self.log_temperature], "lr": rate}]
         self.actor_optimiser = torch.optim.Adam(parameters, config.learning_rate, fused=True)
         # H0 = K A log(2 pi e sigma^2) / 2
         elements = self.q.executed * self.q.elements
@@ -289,6 +304,11 @@ class SAC(Composite):
         value = values.mean(0) if self.config.actor_mean else values.amin(0)
         # L = mean (alpha log pi(a|s) - Q(s, a)), a ~ pi(s)
         loss = (self.temperature * log_prob - value).mean()
+        imitation = self._imitation()
+        metrics = {} if imitation is None else {"bc_loss": imitation.detach()}
+        if imitation is not None:
+            # L + c mean |Q| L_BC: the weight does not depend on the rewards' units
+            loss = loss + self.config.bc_coefficient * value.detach().abs().mean() * imitation
         self.actor_optimiser.zero_grad()
         loss.backward(inputs=self.actor_parameters)
         gradient = gradient_norm(self.actor_parameters)
@@ -297,13 +317,27 @@ class SAC(Composite):
         entropy = -log_prob.detach().mean()
         self.log_temperature.grad = entropy - self.target_entropy
         self.actor_optimiser.step()
-        return {"policy_loss": loss.detach(), "entropy": entropy}
+        return {"policy_loss": loss.detach(), "value": value.detach().mean(), "entropy": entropy} | metrics
+
+    def _imitation(self) -> Tensor | None:
+        """Supervised loss of the policy on as many demonstrated chunks as a minibatch has; None if there are none.
+
+        Critics learn from failed demonstrations, too, which the policy does not imitate.
+        """
+        if not self.config.bc_coefficient:
+            return None
+        rows = self.replay.draw_imitable(self.config.minibatch, self.generator, successes=False)
+        if not len(rows[0]) + len(rows[1]):
+            return None
+        batch = self.replay.chunks(rows, self.policy.contract.horizon)
+        return self.policy.loss(batch["observation"], batch["actions"], batch["valid"])
 
     def largest_pass(self, passes: Passes) -> int | None:
         """Bytes that the critics' minibatch stores, or the policy's with the critics if that is more."""
         observation = passes.observation(self.config.minibatch)
         critics = self.q.stored_bytes(passes, self.config.minibatch)
-        return max(critics, saved_bytes(lambda: self.q.values(observation, self._sample(observation)[0])))
+        imitated = passes.loss(self.config.minibatch) if self.config.bc_coefficient else 0
+        return max(critics, imitated, saved_bytes(lambda: self.q.values(observation, self._sample(observation)[0])))
 
     def state_dict(self) -> dict[str, Any]:
         """Critics, temperature, optimisers, replay and generator; demonstrations are read from their file."""

@@ -20,7 +20,7 @@ import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from tensordict import TensorDict
@@ -106,8 +106,7 @@ class FittedQ(Composite):
         self.generator = seeding.child(generator)
         with seeding.undisturbed():
             torch.manual_seed(self.generator.initial_seed())
-            # its critic's encoder learns with the critics
-            self.q = ActionValues(copy.deepcopy(policy), config, config.learning_rate)
+            self.q = ActionValues(with_own_critic(policy), config, config.learning_rate)
         rows = torch.arange(len(transitions.episodes))
         self.actions = self._act(policy, rows, "observation")
         self.next_actions = self._act(policy, rows, "next_observation")
@@ -229,6 +228,23 @@ class OffPolicyEvaluation(Composite):
         self.generator.set_state(state)
         self.fitted.fit()
         return self.fitted.estimate()
+
+
+def with_own_critic(policy: TrainablePolicy) -> TrainablePolicy:
+    """Copy of `policy` with a critic of its own, whose encoder learns with critics, on the same weights of the actor.
+
+    A second copy of a large actor would take as much memory again.
+    """
+    own = set(policy.critic_parameters())
+    return copy.deepcopy(policy, {id(each): each for each in policy.parameters() if each not in own})
+
+
+def with_weights(policy: TrainablePolicy, weights: dict[str, Any]) -> TrainablePolicy:
+    """Policy like `policy` with these `weights`, not copied, in which it may act, but not learn."""
+    tensors = [*policy.parameters(), *policy.buffers()]
+    other = copy.deepcopy(policy, {id(each): each for each in tensors})
+    other.load_state_dict(weights, assign=True)
+    return other
 
 
 def initial_rows(episodes: Episodes) -> Tensor:

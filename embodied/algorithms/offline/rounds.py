@@ -14,7 +14,6 @@ Differs from the paper:
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -25,7 +24,12 @@ import torch
 from embodied import seeding
 from embodied.algorithms.imitation.sft import SFT, SFTConfig, replace_actor, with_drawn_weights
 from embodied.algorithms.offline.dynamics import Dynamics, DynamicsConfig
-from embodied.algorithms.offline.off_policy_evaluation import Estimator, OffPolicyEvaluation, OffPolicyEvaluationConfig
+from embodied.algorithms.offline.off_policy_evaluation import (
+    Estimator,
+    OffPolicyEvaluation,
+    OffPolicyEvaluationConfig,
+    with_weights,
+)
 from embodied.algorithms.parts import Composite
 from embodied.configuration import Configuration, NonNegativeFloat, NonNegativeInt, PositiveInt
 from embodied.data.episodes import Episodes, columns, from_columns
@@ -222,9 +226,7 @@ class Rounds(Composite):
         if self.config.gate is not Estimator.NONE:
             policies = [self.policy]
             if self.present is not None:
-                before = copy.deepcopy(self.policy)
-                before.load_state_dict(self.present)
-                policies.insert(0, before)
+                policies.insert(0, with_weights(self.policy, self.present))
             generator = torch.Generator().manual_seed(0)
             *others, new = self.evaluation.estimates(policies, episodes)
             result |= {"gate": self.config.gate.value, "estimate": new.mean, "interval": new.interval(generator)}

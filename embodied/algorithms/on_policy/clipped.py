@@ -304,9 +304,10 @@ class Clipped(Composite):
         return low, low * wider, config.part_discount**following
 
     def largest_pass(self, passes: Passes) -> int | None:
-        """Bytes that scoring a piece of a minibatch stores, or a step of the one-step actor if that is more."""
+        """Bytes that scoring a piece of a minibatch stores, with chunks, or a step of the one-step actor if more."""
         distilled = 0 if self.one_step is None else self.one_step.largest_pass(passes) or 0
-        return max(distilled, passes.evaluate(self.config.minibatch, self.config.memory_gb))
+        also = self._start_distance if self.config.wasserstein else None
+        return max(distilled, passes.evaluate(self.config.minibatch, self.config.memory_gb, also))
 
     def state_dict(self) -> dict[str, Any]:
         """Optimiser, counters, minibatch generator, and the reference policy and one-step actor's if there are any."""

@@ -56,6 +56,8 @@ from embodied.world import ALONE, World, of_each
 log = logging.getLogger(__name__)
 LONG = 20
 """Iterations without an update before each warning."""
+VAIN = 100
+"""Iterations without any group that is used, from the first one on, after which a run ends."""
 
 
 class Outcome(Enum):
@@ -196,46 +198,60 @@ class GRPO(Clipped):
         """Run one iteration; returns mean losses, clip fraction and KL, and shares of the groups.
 
         No step is taken if no group is used, or fewer than `min_groups` so far.
+
+        Raises:
+            UserError: if no group was used in the first `VAIN` iterations.
         """
         self._decay(progress)
         batch, metrics = self._prepare(rollout, world)
         if self.config.min_groups:
-            batch = self._with_waiting(used_only(batch, world), round(metrics["groups"] * metrics["kept_groups"]))
+            groups = round(metrics["groups"] * metrics["kept_groups"])
+            batch = self._with_waiting(used_only(batch, world), groups)
             metrics["waiting_groups"] = float(self.waiting_groups)
-            if self.waiting is not None:
-                self._warn(world)
-                return metrics
-            self.waited = 0
+        if batch is None or not int(world.sum(batch["own"].sum())):
+            if metrics["groups"]:  # else the episodes of partial rollouts go on
+                self._wait(world)
+            return metrics
+        self.waited = 0
         if self.config.partial or self.config.patience:
             batch = lengthened(batch, max(of_each(len(batch), world)))  # in every process the same
-        if not int(world.sum(batch["own"].sum())):
-            return metrics
         update = ClippedUpdate()
         for minibatch in self._epochs(batch, update, world, batch["own"]):
             update.add(self._step(minibatch, world), world)
         return update.means() | metrics
 
-    def _warn(self, world: World) -> None:
-        """Count an iteration without an update; warn after every `LONG` of them."""
+    def _wait(self, world: World) -> None:
+        """Count an iteration without an update; warn after every `LONG` of them.
+
+        Raises:
+            UserError: if there was no group to use from the beginning on.
+        """
         self.waited += 1
+        if self.waited >= VAIN and self.waiting is None and not self.gradient_steps:
+            raise UserError(
+                f"none of the groups of {self.waited} iterations has successes and failures to compare: train sft"
+                " longer if all episodes fail, lower algorithm.lowest, or use algorithm.outcome=progress"
+            )
         if not self.waited % LONG and not world.rank:
+            wanted = f", of algorithm.min_groups={self.config.min_groups}; lower it" if self.config.min_groups else ""
             log.warning(
-                f"no update for {self.waited} iterations: {self.waiting_groups} groups with successes and failures, of"
-                f" algorithm.min_groups={self.config.min_groups}; lower it, or train sft longer if all episodes fail"
+                f"no update for {self.waited} iterations: {self.waiting_groups} groups with successes and failures"
+                f"{wanted}; train sft longer if all episodes fail"
             )
 
-    def _with_waiting(self, batch: TensorDict, groups: int) -> TensorDict:
-        """Concatenate `batch` [T, N], which has so many used groups, and those that wait; too few wait on."""
-        if self.waiting is not None:
-            batches = self.waiting.to(batch["own"].device), batch
-            length = max(map(len, batches))
-            batch = cast(TensorDict, TensorDict.cat([lengthened(each, length) for each in batches], 1))
-        self.waiting_groups += groups
-        if self.waiting_groups < self.config.min_groups:
+    def _with_waiting(self, batch: TensorDict, groups: int) -> TensorDict | None:
+        """Concatenate `batch` [T, N], which has so many used groups, and those that wait; None: too few wait on."""
+        if groups:  # others take no memory
+            if self.waiting is not None:
+                batches = self.waiting.to(batch["own"].device), batch
+                length = max(map(len, batches))
+                batch = cast(TensorDict, TensorDict.cat([lengthened(each, length) for each in batches], 1))
             self.waiting = batch
-        else:
-            self.waiting, self.waiting_groups = None, 0
-        return batch
+            self.waiting_groups += groups
+        if self.waiting_groups < self.config.min_groups:
+            return None
+        complete, self.waiting, self.waiting_groups = self.waiting, None, 0
+        return complete
 
     def _prepare(self, rollout: Rollout, world: World) -> tuple[TensorDict, dict[str, float]]:
         """Training batch [T, N], whose `own` decisions are those of used groups; and shares of the groups."""

@@ -73,6 +73,15 @@ class PPOConfig(ClippedConfig):
     process_reward: NonNegativeFloat = 0.0
     importance_limit: Annotated[float, Range(at_least=1, at_most=INF)] | None = None
 
+    def __post_init__(self) -> None:
+        """Raise UserError for numbers out of range, and a choice among initial states that are not repeated."""
+        super().__post_init__()
+        if self.curriculum_favours is not Favours.HALF and not self.curriculum:
+            raise UserError(
+                "algorithm.curriculum_favours chooses among repeated initial states, and algorithm.curriculum=0 repeats"
+                " none; set algorithm.curriculum=0.5, too"
+            )
+
     @property
     def max_staleness(self) -> int:
         """Updates that a rollout's policy may be behind: 4, or 8 with the decoupled objective.

@@ -113,11 +113,14 @@ class Placement:
         if self._sampler is None:
             qpos, qvel = np.split(self.official[index].copy(), [self._nq])
             return InitialState(qpos, qvel, *fixture_poses)
-        number = index % STARTS_PER_SEED
-        in_areas = math.ceil((number + 1) * self._areas_share) > math.ceil(number * self._areas_share)
-        sampler = self._areas if self._areas is not None and in_areas else self._sampler
+        sampler = self._areas if self._areas is not None and self.in_areas(index) else self._sampler
         qpos = sampler.sample(np.random.default_rng((*self._key, index)), *fixture_poses)
         return InitialState(qpos, np.zeros(self.official.shape[1] - self._nq), *fixture_poses)
+
+    def in_areas(self, index: int) -> bool:
+        """Whether the initial state number `index` is of the share in areas."""
+        number = index % STARTS_PER_SEED
+        return math.ceil((number + 1) * self._areas_share) > math.ceil(number * self._areas_share)
 
 
 def place_fixtures(scene: Scene, rng: np.random.Generator) -> tuple[Array, Array]:

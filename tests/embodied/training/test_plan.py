@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -47,6 +47,7 @@ SMALL_PPO = PPOConfig(rollout_length=LENGTH, minibatch=ROWS, epochs=1, critic_wa
 CASES: dict[str, tuple[PolicyConfig, LearnerConfig]] = {
     "mlp, ppo": (MLPConfig(hidden=[64, 32]), SMALL_PPO),
     "flow, ppo": (FlowConfig(hidden=32), SMALL_PPO),
+    "flow, ppo near its start": (FlowConfig(hidden=32), replace(SMALL_PPO, wasserstein=0.1)),
     "recurrent, ppo": (RecurrentConfig(), SMALL_PPO),
     "flow, self-imitation": (
         FlowConfig(hidden=32),
@@ -104,17 +105,18 @@ def test_weights_gradients_and_moments_are_those_of_a_run(case: str) -> None:
     assert size(moments) == told["optimiser", "cpu"] - 2 * unused
 
 
-@pytest.mark.parametrize("case", ["mlp, ppo", "flow, ppo"])
+@pytest.mark.parametrize("case", ["mlp, ppo", "flow, ppo", "flow, ppo near its start"])
 def test_activations_and_the_rollout_are_those_of_a_run(case: str) -> None:
     (config, algorithm), env = CASES[case], Reach(ENVS)
     policy = config.build(env.contract)
     policy.fit(env.reset(), torch.rand(ENVS, *policy.contract.action.shape))
-    _, collector = build(env, policy, algorithm, None, 0)
+    learner, collector = build(env, policy, algorithm, None, 0)
     rollout = collector.collect(LENGTH)
     rows = torch.arange(ROWS)
     seen, sample = rollout.observation.flatten()[rows], rollout.sample.flatten()[rows]
     told = planned(case).stages["RL"]
-    assert told["activations", "cpu"] == saved_bytes(lambda: policy.evaluate(seen, sample))
+    distance = learner._start_distance if algorithm.wasserstein else lambda _: None
+    assert told["activations", "cpu"] == saved_bytes(lambda: (policy.evaluate(seen, sample), distance(seen)))
     parts = [
         leaf for part in vars(rollout).values() if isinstance(part, TensorDict) for leaf in part.values(True, True)
     ]

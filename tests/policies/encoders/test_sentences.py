@@ -103,6 +103,16 @@ def test_a_sentence_is_encoded_once_and_whatever_else_is_asked_for(model: str, m
     assert torch.equal(SentenceTable(model)(said(SOUP, size=64)), first[1:2])  # of another length, and alone
 
 
+def test_a_full_table_reads_further_sentences_without_keeping_them(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sentences, "LARGEST", 2)
+    table = SentenceTable(model)
+    first = table(said(MILK, SOUP))
+    again = table(said(SOUP, "please take the milk"))
+    assert torch.equal(again[:1], first[1:])
+    torch.testing.assert_close(again[1:], SentenceTable(model)(said("please take the milk")))
+    assert len(table.rows) == len(table.features) == 2
+
+
 @pytest.mark.usefixtures("nowhere")
 def test_a_table_serves_its_sentences_without_the_model_and_asks_for_it_for_others(model: str) -> None:
     table = SentenceTable(model)

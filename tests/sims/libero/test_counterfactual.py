@@ -14,6 +14,7 @@ from sims.libero.assets import find_assets
 from sims.libero.counterfactual import Aims, with_other_objects
 from sims.libero.environment import LiberoEnvironment
 from sims.libero.language import Wordings
+from sims.libero.scene.placement import Placement
 from sims.libero.scene.scene import build_scene
 from sims.libero.suite import load_tasks
 from sims.libero.task import LiberoTask
@@ -68,24 +69,38 @@ def test_of_two_objects_of_a_kind_none_is_asked_for_and_others_have_the_names_of
 
 def test_a_quarter_of_the_starts_ask_for_the_others_in_turn() -> None:
     aims = Aims(build_scene(SOUP, ASSETS), "name", 0.25)
-    asked = [aims(start).task.problem.goal[0][1] for start in range(24)]
+    asked = [aims(start).task.problem.goal[0][1] for start in range(28)]
     own = ["alphabet_soup_1"] * 3
-    assert asked == [each for name in [*OTHERS, OTHERS[0]] for each in (*own, name)]
+    in_order = [each for name in [*OTHERS, *OTHERS[:2]] for each in (*own, name)]
+    # in blocks of seven, turned by one more in each
+    turned = [in_order[7 * block + (place + block) % 7] for block in range(4) for place in range(7)]
+    assert asked == turned
     later = STARTS_PER_SEED * 7
-    assert [aims(later + start).task.problem.goal[0][1] for start in range(24)] == asked
+    assert [aims(later + start).task.problem.goal[0][1] for start in range(28)] == asked
     never = Aims(build_scene(SOUP, ASSETS), "name")
     assert all(never(start) is never.own for start in range(24))
 
 
+@pytest.mark.parametrize("share", [0.1, 0.2, 0.25, 0.4, 0.5])
+def test_other_objects_are_asked_for_as_often_in_areas_as_elsewhere(share: float) -> None:
+    scene = build_scene(SOUP, ASSETS)
+    aims, count = Aims(scene, "name", share), 1400
+    placement = Placement(scene, "wide", "train", 0.2)
+    others = [start for start in range(count) if aims(start) is not aims.own]
+    assert len(others) == pytest.approx(share * count, abs=1)
+    in_areas = sum(placement.in_areas(start) for start in others)
+    assert in_areas == pytest.approx(0.2 * share * count, rel=0.25)
+
+
 @pytest.mark.parametrize("compiled", [True, False])
 def test_the_reward_is_for_the_object_that_is_asked_for(compiled: bool) -> None:
-    """At a share of a half start 3 asks for the cream cheese, start 9 for the butter."""
+    """At a share of a half start 3 asks for the cream cheese, start 8 for the butter."""
     env = make()
     if not compiled:
         env.simulation.close()
-    observation = env.reset(starts=torch.tensor([0, 3, 3, 9]))
+    observation = env.reset(starts=torch.tensor([0, 3, 3, 8]))
     expected = ["alphabet soup", "cream cheese", "cream cheese", "butter"]
-    wordings = [env.aims[0](start).wordings(start) for start in (0, 3, 3, 9)]
+    wordings = [env.aims[0](start).wordings(start) for start in (0, 3, 3, 8)]
     assert instructions(observation) == wordings
     assert all(noun in text for noun, text in zip(expected, wordings, strict=True))
     assert instructions(observation)[0] == Wordings(SOUP, "name")(0)
@@ -101,7 +116,7 @@ def test_the_reward_is_for_the_object_that_is_asked_for(compiled: bool) -> None:
 def test_an_environment_asks_anew_in_every_episode_and_a_saved_one_for_the_same() -> None:
     env, other = make(), make(seed=9)
     env.reset(starts=torch.tensor([3, 3, 3, 3]))
-    observation = env.reset(mask=torch.tensor([True, False, False, True]), starts=torch.tensor([0, 0, 0, 9]))
+    observation = env.reset(mask=torch.tensor([True, False, False, True]), starts=torch.tensor([0, 0, 0, 8]))
     nouns = ["alphabet soup", "cream cheese", "cream cheese", "butter"]
     assert all(noun in text for noun, text in zip(nouns, instructions(observation), strict=True))
     restored = other.load_state_dict(env.state_dict())

@@ -11,7 +11,7 @@ from torch.distributions import Independent, Normal, TransformedDistribution
 from torch.distributions.transforms import TanhTransform
 
 from embodied.algorithms.off_policy.sac import SAC, RLPDConfig, SACConfig
-from embodied.data.episodes import Episodes
+from embodied.data.episodes import FAILED, SUCCEEDED, Episodes
 from embodied.errors import DivergedError, UserError
 from embodied.networks.value_head import CriticHead
 from embodied.rollout.rollout import Collector
@@ -132,6 +132,20 @@ def test_steps_follow_the_number_of_decisions() -> None:
     assert float(learner.actor_optimiser.state[learner.actor_parameters[0]]["step"]) == 2
 
 
+@pytest.mark.parametrize("rate", [None, 0.05])
+def test_the_temperature_may_have_a_rate_of_its_own(rate: float | None) -> None:
+    settings = {"warmup": 0, "initial_temperature": 0.3, "temperature_learning_rate": rate}
+    _, learner, collector = make(updates=0.04, **settings)
+    before = [each.clone() for each in learner.actor_parameters]
+    learner.update(collector.collect(1), 0.0)
+    # the first step of Adam is as large as its rate
+    moved = abs(float(learner.log_temperature.detach()) - math.log(0.3))
+    assert moved == pytest.approx(rate or 3e-4, rel=1e-3)
+    pairs = zip(before, learner.actor_parameters, strict=True)
+    steps = [float((old - new.detach()).abs().max()) for old, new in pairs]
+    assert max(steps) == pytest.approx(3e-4, rel=1e-3)
+
+
 def test_actor_waits_for_its_critics() -> None:
     _, learner, collector = make(updates=0.04, warmup=0, critic_warmup=3)
     before = [each.clone() for each in learner.actor_parameters]
@@ -158,7 +172,7 @@ def test_learns_to_reach_from_sparse_reward() -> None:
 
 
 def test_resumed_updates_equal_uninterrupted_ones() -> None:
-    rlpd = RLPDConfig(policy_delay=2, ensemble=3)
+    rlpd = RLPDConfig(policy_delay=2, ensemble=3, temperature_learning_rate=0.01)
     policy, learner, collector = make(0, rlpd, episodes())
     for _ in range(4):
         learner.update(collector.collect(8), 0.0)
@@ -198,6 +212,59 @@ def test_demonstrations_that_cannot_be_learned_from_are_refused(demonstrations, 
     with pytest.raises(UserError, match=message):
         make(0, RLPDConfig(), demonstrations)
     make(0, RLPDConfig(), demonstrations, demonstration_share=0.0)  # the advice
+
+
+def test_actors_loss_with_imitation_by_hand() -> None:
+    settings = {"bc_coefficient": 3.0, "initial_temperature": 0.3}
+    policy, learner, collector = make(0, RLPDConfig(), episodes(), **settings)
+    learner.replay.add(collector.collect(6))
+    observation = learner._batch()["observation"]
+    state = learner.generator.get_state()
+    log_prob = learner._sample(observation)[1]
+    learner.generator.set_state(state)
+    values = learner.q.values(observation, learner._sample(observation)[0]).mean(0).detach()
+    # chunks from the four places of each demonstration, in half ranges; the last one ends after one action
+    demonstrated = learner.replay.chunks(learner.replay.draw_imitable(64, learner.generator, successes=False), 2)
+    positions = demonstrated["observation", "position"].abs()
+    assert {round(float(each), 2) for each in positions} == {0.9, 0.65, 0.4, 0.15}
+    imitation = policy.loss(demonstrated["observation"], demonstrated["actions"], demonstrated["valid"]).detach()
+    learner.generator.set_state(state)
+    metrics = learner._update_actor(observation)
+    torch.testing.assert_close(metrics["bc_loss"], imitation)
+    expected = (0.3 * log_prob - values).mean() + 3.0 * values.abs().mean() * imitation
+    torch.testing.assert_close(metrics["policy_loss"], expected.detach())
+
+
+def test_the_actor_does_not_imitate_failed_demonstrations_from_which_critics_learn() -> None:
+    mixed = replace(episodes(), success=torch.tensor([SUCCEEDED, FAILED], dtype=torch.int8))
+    _, learner, _ = make(0, RLPDConfig(), mixed, bc_coefficient=1.0)
+    rows = learner.replay.draw_imitable(64, learner.generator, successes=False)
+    assert (learner.replay.chunks(rows, 2)["observation", "position"] > 0.0).all()  # those of the first episode
+    _, learner, _ = make(0, RLPDConfig(), mixed.part(1, 2), bc_coefficient=1.0)
+    assert len(learner.replay.demonstrations) == 4
+    assert learner._imitation() is None
+
+
+def test_imitation_keeps_the_actor_at_the_demonstrated_actions() -> None:
+    slow = replace(episodes(), actions=0.4 * episodes().actions)  # faster ones earn more
+    errors = {}
+    for coefficient in (0.0, 1000.0):
+        settings = {"learning_rate": 3e-3, "bc_coefficient": coefficient, "initial_temperature": 1e-4}
+        policy, learner, collector = make(0, RLPDConfig(), slow, updates=0.5, policy_delay=1, **settings)
+        for _ in range(2):
+            learner.update(collector.collect(8), 0.0)
+        chunks = slow.chunks(torch.arange(8), 2)
+        errors[coefficient] = float(policy.loss(chunks["observation"], chunks["actions"], chunks["valid"]).detach())
+    assert errors[1000.0] < 0.01 < errors[0.0]
+
+
+def test_imitation_needs_demonstrations_and_the_whole_policy() -> None:
+    with pytest.raises(UserError, match=r"demonstration_share=0\.5"):
+        SACConfig(bc_coefficient=1.0)
+    policy, learner, _ = make(0, RLPDConfig(), episodes())
+    config = replace(learner.config, bc_coefficient=1.0)
+    with pytest.raises(UserError, match="use 0"):
+        SAC(policy, config, torch.Generator(), episodes(), copy.deepcopy(policy))
 
 
 @pytest.mark.parametrize("kind", [CriticHead.HL_GAUSS, CriticHead.C51])

@@ -18,18 +18,21 @@ from embodied.algorithms.offline.off_policy_evaluation import (
     ModelRollouts,
     OffPolicyEvaluationConfig,
     initial_rows,
+    with_own_critic,
+    with_weights,
 )
 from embodied.algorithms.offline.rebrac import ReBRAC, ReBRACConfig
 from embodied.algorithms.offline.rounds import Rounds, RoundsConfig
 from embodied.algorithms.parts import only_listed_optimisers
 from embodied.contract import TensorSpec
-from embodied.data.episodes import Episodes
+from embodied.data.episodes import UNKNOWN, Episodes
 from embodied.data.recording import record_episodes
 from embodied.data.round_results import collected_total
 from embodied.data.transitions import Transitions
 from embodied.errors import UserError
 from embodied.policy import Steering, TrainablePolicy
 from embodied.run_options import ExperimentConfig
+from policies.flow import FlowConfig
 from policies.mlp import MLPConfig
 from policies.recurrent import RecurrentConfig
 from tests.embodied.algorithms.off_policy.test_steering import steered
@@ -102,6 +105,22 @@ def test_targets_and_estimate_of_fitted_q_evaluation_by_hand() -> None:
     low, high = Estimate(torch.arange(100.0)).interval(torch.Generator().manual_seed(0))
     assert low == pytest.approx(49.5 - 1.96 * 2.887, abs=0.7)  # deviation of the mean of 100 numbers 0 .. 99
     assert high == pytest.approx(49.5 + 1.96 * 2.887, abs=0.7)
+
+
+def test_policies_are_evaluated_without_a_copy_of_their_actors() -> None:
+    env = Reach(2)
+    policy = FlowConfig(width=8, hidden=16, turn_rad=0.0).build(env.contract)
+    policy.fit(env.reset(), torch.rand(8, 1))
+    before = {name: value.clone() for name, value in policy.state_dict().items()}
+    critic = with_own_critic(policy)
+    assert all(ours is its for ours, its in zip(policy.actor_parameters(), critic.actor_parameters(), strict=True))
+    own = {id(each) for each in policy.critic_parameters()}
+    assert own
+    assert not own & {id(each) for each in critic.critic_parameters()}
+    weights = {name: value + 1.0 if value.is_floating_point() else value for name, value in before.items()}
+    other = with_weights(policy, weights)
+    assert all(value.data_ptr() == weights[name].data_ptr() for name, value in other.state_dict().items())
+    assert all(torch.equal(value, before[name]) for name, value in policy.state_dict().items())
 
 
 def test_an_evaluated_policy_acts_in_minibatches(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,6 +294,20 @@ def test_recorded_episodes_are_those_of_the_environment() -> None:
         start = 0 if end == episodes.ends[0] else int(episodes.ends[episodes.ends < end][-1])
         assert float(begin + episodes.actions[start:end].sum()) == pytest.approx(float(final), abs=1e-6)
         assert bool(succeeded) == (abs(float(final)) < 0.1) == bool(episodes.reward[start:end].sum() == 1.0)
+
+
+class WithoutSuccess(Reach):
+    """Reach that does not define success."""
+
+    def step(self, actions):
+        return replace(super().step(actions), has_success=False)
+
+
+def test_the_outcome_of_recorded_episodes_is_unknown_where_success_is_not_defined() -> None:
+    policy = MLPConfig(hidden=[8]).build(Reach(1).contract)
+    policy.fit(*recorded().by_weight())
+    episodes = record_episodes(WithoutSuccess(4), policy, torch.Generator().manual_seed(0))
+    assert episodes.success.tolist() == [UNKNOWN] * 4  # failures would not be imitated
 
 
 def test_what_rounds_cannot_do_is_refused_in_one_line() -> None:

@@ -81,6 +81,27 @@ def test_a_long_wait_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     assert learner.waited == 0
 
 
+@pytest.mark.parametrize("min_groups", [0, 4])
+def test_a_run_that_never_has_a_group_to_use_ends_in_a_line(min_groups: int) -> None:
+    _, learner, collector = make(min_groups=min_groups)
+    none = outcomes(collector.collect(4), NONE)
+    for _ in range(99):
+        learner.update(none, 0.0)
+    assert learner.waiting is None  # nothing is kept of such rollouts
+    with pytest.raises(UserError, match="none of the groups of 100 iterations has successes and failures") as info:
+        learner.update(none, 0.0)
+    assert "\n" not in str(info.value)
+
+
+@pytest.mark.parametrize("min_groups", [0, 5])
+def test_a_run_goes_on_where_all_groups_have_come_to_succeed(min_groups: int) -> None:
+    _, learner, collector = make(min_groups=min_groups)
+    learner.update(outcomes(collector.collect(4), HALF), 0.0)
+    same = outcomes(collector.collect(4), [True] * 16)
+    for _ in range(110):
+        learner.update(same, 0.0)
+
+
 def test_shorter_rollouts_are_lengthened_by_decisions_that_do_not_count() -> None:
     _, learner, collector = make()
     batch, _ = learner._prepare(outcomes(collector.collect(4), HALF), ALONE)

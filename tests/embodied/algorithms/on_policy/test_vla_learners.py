@@ -124,6 +124,11 @@ def test_failures_are_ranked_by_what_the_policy_at_the_start_sees() -> None:
     torch.testing.assert_close(found[:, 1], features[:, 1] - features[:, 0], rtol=1e-5, atol=1e-5)
 
 
+def test_a_choice_among_states_that_are_not_repeated_is_refused() -> None:
+    with pytest.raises(UserError, match=r"algorithm\.curriculum_favours .*algorithm\.curriculum=0 repeats none"):
+        PPOConfig(curriculum_favours=Favours.FAILURES)
+
+
 def test_features_without_progress_are_refused() -> None:
     with pytest.raises(UserError, match=r"algorithm\.progress_features is for algorithm\.outcome=progress"):
         GRPOConfig(progress_features=True)
