@@ -256,7 +256,7 @@ def test_imitation_and_ppo_of_adapters_and_their_export(base: Path, tmp_path: Pa
     with pytest.raises(UserError, match="written, but not uploaded to hub=me/robot"):
         push(run / "export" / "peft", "me/robot")
     for arguments, message in (
-        (["target=c", "hub=me/robot"], "hub=me/robot is for target=hub, transformers, peft or lerobot, got c"),
+        (["target=c", "hub=me/robot"], "hub=me/robot is for target=hub, transformers, peft, lerobot or openpi, got c"),
         (["target=peft", "opset=17"], "target=peft takes neither weights= nor opset="),
     ):
         with pytest.raises(UserError, match=message):
