@@ -211,7 +211,7 @@ def test_two_policies_learn_to_undo_each_other() -> None:
     torch.manual_seed(0)
     ended = []
     trained = policy.build(env.contract)
-    for step in train(env, trained, algorithm, env_steps=2_000, demonstrations=demonstrations(GOAL, 10)):
+    for step in train(env, trained, algorithm, env_steps=3_000, demonstrations=demonstrations(GOAL, 10)):
         ended += [(step.ended["success"], env.scene_resets.attempts, env.scene_resets.successes)] if step.ended else []
     late = ended[-20:]
     assert np.mean([success for success, _, _ in late]) > 0.9
