@@ -95,8 +95,8 @@ def measured(name: str, seconds: float, options: Sequence[str]) -> dict[str, Any
         programs = [start("train", *RUN, *ROWS[name], *options, f"output={run}")]
         if name == "actor.py":
             log = _log(folder, "train")
-            found = _wait(lambda: re.search(r"at 127\.0\.0\.1:(\d+)", log.read_text()), programs, folder)
-            address = f"learner=127.0.0.1:{found[1]}", f"token_file={run / 'actor_token'}"
+            server = _wait(lambda: re.search(r"at 127\.0\.0\.1:(\d+)", log.read_text()), programs, folder)
+            address = f"learner=127.0.0.1:{server[1]}", f"token_file={run / 'actor_token'}"
             programs.append(start("actor", *address, "robot=simulation", *ROBOT, "threads=1"))
         learning = name != "alone"
         _wait(lambda: rows_of(run, learning), programs, folder)

@@ -66,6 +66,26 @@ def stepping(env: Environment, bank: int = BANK) -> Loop:
     return loop
 
 
+def stepping_vector(env: Any, actions: np.ndarray) -> Loop:  # noqa: ANN401 - Gymnasium's or EnvPool's
+    """The library's loop of a vector environment that was reset, with actions [bank, worlds, ...].
+
+    The step after the end of an episode only resets it.
+    """
+    worlds = actions.shape[1]
+    done, taken = np.zeros(worlds, dtype=bool), 0
+
+    def loop(steps: int) -> int:
+        nonlocal done, taken
+        executed = 0
+        for _ in range(steps):
+            executed += worlds - int(done.sum())
+            _, _, terminated, truncated, _ = env.step(actions[taken % BANK])
+            done, taken = terminated | truncated, taken + 1
+        return executed
+
+    return loop
+
+
 def gym(id: str, worlds: int) -> Row:
     """Rows of Gymnasium: the other loop is its default SyncVectorEnv, which resets an ended episode in its own step."""
 
@@ -81,19 +101,8 @@ def gym(id: str, worlds: int) -> Row:
         space = env.single_action_space
         shares = random_actions(worlds, *space.shape).numpy()
         actions = ((space.high + space.low) / 2 + (space.high - space.low) / 2 * shares).astype(space.dtype)
-        done, taken = np.zeros(worlds, dtype=bool), 0
         env.reset(seed=0)
-
-        def loop(steps: int) -> int:
-            nonlocal done, taken
-            executed = 0
-            for _ in range(steps):
-                executed += worlds - int(done.sum())
-                _, _, terminated, truncated, _ = env.step(actions[taken % BANK])
-                done, taken = terminated | truncated, taken + 1
-            return executed
-
-        return loop
+        return stepping_vector(env, actions)
 
     return Row(f"Gymnasium {id}", worlds, ours, theirs)
 
@@ -110,19 +119,8 @@ def envpool(id: str, worlds: int) -> Row:
         space = env.action_space
         shares = random_actions(worlds, *space.shape).double().numpy()
         actions = (space.high + space.low) / 2 + (space.high - space.low) / 2 * shares
-        done, taken = np.zeros(worlds, dtype=bool), 0
         env.reset()
-
-        def loop(steps: int) -> int:
-            nonlocal done, taken
-            executed = 0
-            for _ in range(steps):
-                executed += worlds - int(done.sum())
-                _, _, terminated, truncated, _ = env.step(actions[taken % BANK])
-                done, taken = terminated | truncated, taken + 1
-            return executed
-
-        return loop
+        return stepping_vector(env, actions)
 
     return Row(f"EnvPool {id}", worlds, gym(id, worlds).ours, theirs)
 

@@ -179,7 +179,7 @@ class Help(Protocol):
     """Help within a budget that an Environment's policy gets, its attribute `scripted_help`."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What of the budget is used."""
+        """Part of the budget that is used, by name."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -158,8 +158,8 @@ class _Waiting:
         """Actions [N, H, A] from the time of the observation on."""
         flat, memory = observation[MEMORY].tensor_split((math.prod(self.shape),), 1)
         prefix = flat.unflatten(1, self.shape)
-        seen = observation.copy().update({ACTION_PREFIX: prefix, MEMORY: memory})
-        decision = self.policy.act(seen, deterministic=deterministic, generator=generator)
+        delayed_observation = observation.copy().update({ACTION_PREFIX: prefix, MEMORY: memory})
+        decision = self.policy.act(delayed_observation, deterministic=deterministic, generator=generator)
         executed = self.contract.executed
         waiting = torch.cat((prefix.to(decision.actions.device), decision.actions), 1)
         following = [waiting[:, executed : executed + self.shape[0]].flatten(1), decision.sample.get(MEMORY, memory)]

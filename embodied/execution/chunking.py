@@ -71,8 +71,8 @@ class Running:
 
     def prefix(self, steps: int) -> Tensor:
         """First `steps` actions, [N, steps, A]; commands of zero, with which a robot holds, where none are known."""
-        known = _index(self.actions) < self.overlap.unsqueeze(1)
-        return torch.where(known.unsqueeze(-1), self.actions, 0.0)[:, :steps]
+        is_running = _index(self.actions) < self.overlap.unsqueeze(1)
+        return torch.where(is_running.unsqueeze(-1), self.actions, 0.0)[:, :steps]
 
     def soft_mask(self) -> Tensor:
         """Weight with which a new chunk is guided towards this one, [N, H].

@@ -193,11 +193,13 @@ class Pi0Model(FlowModel):
 
     def _read(self, tokens: Tensor, real: Tensor, pictures: Tensor) -> tuple[KeysValues, Tensor, Tensor]:
         vlm = self.native.model.vlm
-        seen = picture_tokens(vlm.get_image_features(pictures.flatten(0, 1)).pooler_output, len(pictures), len(tokens))
+        picture_features = picture_tokens(
+            vlm.get_image_features(pictures.flatten(0, 1)).pooler_output, len(pictures), len(tokens)
+        )
         words = vlm.get_input_embeddings()(tokens)
-        embedded = torch.cat((seen.to(words.dtype), words), 1)
+        embedded = torch.cat((picture_features.to(words.dtype), words), 1)
         # tokens of pictures come first and are all real: [M, C * patches + L]
-        real = torch.cat((real.new_ones(seen.shape[:2]), real), 1)
+        real = torch.cat((real.new_ones(picture_features.shape[:2]), real), 1)
         cache = Cache()
         output = vlm(
             inputs_embeds=embedded,

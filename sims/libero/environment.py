@@ -21,8 +21,8 @@ from embodied.errors import UserError
 from sims.libero.assets import Assets, find_assets
 from sims.libero.counterfactual import Aims
 from sims.libero.failures import Handling
-from sims.libero.noise import PIXELS
 from sims.libero.observation import CAMERAS, Observer, contract
+from sims.libero.perturbed.noise import PIXELS
 from sims.libero.physics.backend import LiberoSim, simulate
 from sims.libero.published import Published
 from sims.libero.randomisation import Draws, Randomisation
@@ -204,10 +204,10 @@ def _check_perturbations(tasks: Sequence[Task], image_size: int | None, images: 
     perturbations = [task.perturbation for task in tasks if task.perturbation]
     if perturbations and sim is LiberoSim.stock:
         raise UserError("LIBERO-plus does not run in sim=stock; use mujoco or mjwarp")
-    seen = [each for each in perturbations if each.category in ("camera", "noise")]
-    if seen and not (image_size and AGENT_VIEW in images):
+    pictured = [each for each in perturbations if each.category in ("camera", "noise")]
+    if pictured and not (image_size and AGENT_VIEW in images):
         raise UserError(
-            f"LIBERO-plus's {seen[0].category} perturbs pictures of {AGENT_VIEW}, which are not observed here"
+            f"LIBERO-plus's {pictured[0].category} perturbs pictures of {AGENT_VIEW}, which are not observed here"
         )
-    if any(each.noise for each in seen) and image_size != PIXELS:
+    if any(each.noise for each in pictured) and image_size != PIXELS:
         raise UserError(f"LIBERO-plus's noise is for task.image_size={PIXELS}, got {image_size}")

@@ -17,7 +17,7 @@ from embodied.contract import Contract, TensorSpec
 from embodied.errors import UserError
 from embodied.text import encode, text_spec
 from sims.libero.language import INSTRUCTION_BYTES
-from sims.libero.noise import corrupted
+from sims.libero.perturbed.noise import corrupted
 from sims.libero.physics.backend import Physics
 from sims.libero.published import Published
 from sims.libero.rendering.cameras import AGENT_VIEW, WRIST, cameras_of

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from embodied.errors import UserError
-from sims.libero import plus
 from sims.libero.assets import COMMAND, package_folder
+from sims.libero.perturbed import plus
 from sims.libero.scene.bddl import Problem, parse
 
 SUITES = ("libero_spatial", "libero_object", "libero_goal", "libero_90", "libero_10")

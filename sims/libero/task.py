@@ -24,11 +24,11 @@ from embodied.extras import needs_extra
 from embodied.policy import Policy
 from embodied.saving.starting_point import StartingPoint
 from embodied.task import Expert, Task
-from sims.libero import plus
 from sims.libero.assets import HOW_TO_GET, Assets, find_assets
+from sims.libero.perturbed import plus
+from sims.libero.perturbed.selection import available, left_out
 from sims.libero.physics.backend import LiberoSim
 from sims.libero.randomisation import Randomisation
-from sims.libero.selection import available, left_out
 from sims.libero.suite import BASES, load_tasks, step_limit_of
 from sims.libero.suite import Task as SuiteTask
 from sims.remote.options import ProcessOptions

@@ -233,10 +233,10 @@ class GRPO(Clipped):
                 " longer if all episodes fail, lower algorithm.lowest, or use algorithm.outcome=progress"
             )
         if not self.waited % LONG and not world.rank:
-            wanted = f", of algorithm.min_groups={self.config.min_groups}; lower it" if self.config.min_groups else ""
+            advice = f", of algorithm.min_groups={self.config.min_groups}; lower it" if self.config.min_groups else ""
             log.warning(
                 f"no update for {self.waited} iterations: {self.waiting_groups} groups with successes and failures"
-                f"{wanted}; train sft longer if all episodes fail"
+                f"{advice}; train sft longer if all episodes fail"
             )
 
     def _with_waiting(self, batch: TensorDict, groups: int) -> TensorDict | None:

@@ -112,11 +112,11 @@ class GrootModel(FlowModel):
     def _read(self, tokens: Tensor, real: Tensor, pictures: Tensor) -> tuple[KeysValues, Tensor, Tensor]:
         eagle, head = self.native.backbone.eagle_model, self.native.action_head
         encoded = eagle.mlp1(eagle.vision_model(pixel_values=pictures.flatten(0, 1)).last_hidden_state)
-        seen = picture_tokens(encoded, len(pictures), len(tokens))
+        picture_features = picture_tokens(encoded, len(pictures), len(tokens))
         language = eagle.language_model.model
         words = language.get_input_embeddings()(tokens)
         places = (tokens == self.native.architecture.picture_token).unsqueeze(-1)
-        embedded = words.masked_scatter(places, seen.to(words.dtype))
+        embedded = words.masked_scatter(places, picture_features.to(words.dtype))
         hidden = language(inputs_embeds=embedded, attention_mask=real, use_cache=False).last_hidden_state
         features = head.features(hidden, real)
         return head.model.keys_values(features), features, real

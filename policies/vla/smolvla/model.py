@@ -231,11 +231,11 @@ class SmolVLAModel(FlowModel):
         model = self.native.vlm_with_expert.vlm.model
         scale = math.sqrt(self.width)
         patches = model.vision_model(pixel_values=pictures.flatten(0, 1)).last_hidden_state
-        seen = picture_tokens(model.connector(patches), len(pictures), len(tokens)) * scale
+        picture_features = picture_tokens(model.connector(patches), len(pictures), len(tokens)) * scale
         word_tokens = model.text_model.embed_tokens(tokens) * scale
-        embedded = torch.cat((seen, word_tokens, self.native.state_proj(state).unsqueeze(1)), 1)
+        embedded = torch.cat((picture_features, word_tokens, self.native.state_proj(state).unsqueeze(1)), 1)
         # tokens of pictures come first, the state last, and all of both are real
-        real = torch.cat((real.new_ones(seen.shape[:2]), real, real.new_ones(len(real), 1)), 1)
+        real = torch.cat((real.new_ones(picture_features.shape[:2]), real, real.new_ones(len(real), 1)), 1)
         cache = Cache()
         output = model.text_model(
             inputs_embeds=embedded,

@@ -8,7 +8,7 @@ import numpy as np
 
 from embodied.errors import UserError
 from sims.libero.assets import Assets
-from sims.libero.plus import Perturbation, turned_camera
+from sims.libero.perturbed.plus import Perturbation, turned_camera
 from sims.libero.scene import mjcf
 from sims.libero.scene.bddl import Problem, Region
 

@@ -9,7 +9,7 @@ import numpy as np
 from embodied.errors import UserError
 from sims.libero.assets import HOW_TO_GET, Assets
 from sims.libero.catalogue import INITIAL_JOINT, model_file
-from sims.libero.plus import initial_joints
+from sims.libero.perturbed.plus import initial_joints
 from sims.libero.scene import mjcf
 from sims.libero.scene.arena import finish_arena, is_workspace_region, official_arena, workspace_of
 from sims.libero.scene.predicates import GoalCompiler, Predicate, holds

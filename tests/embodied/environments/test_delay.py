@@ -57,8 +57,8 @@ def test_a_chunk_begins_two_of_four_steps_late_after_the_end_of_the_one_before()
     assert env.contract.observation[ACTION_PREFIX] == TensorSpec((2, 1), low=(-0.25,), high=(0.25,))
     observations = [env.reset(), *(env.step(numbered(10 * chunk + 1, 4)).observation for chunk in range(3))]
     assert thousandths(env.env.log) == [0, 0, 1, 2, 3, 4, 11, 12, 13, 14, 21, 22]
-    seen = [thousandths(each[ACTION_PREFIX][0]) for each in observations]
-    assert seen == [[0, 0], [3, 4], [13, 14], [23, 24]]
+    prefixes = [thousandths(each[ACTION_PREFIX][0]) for each in observations]
+    assert prefixes == [[0, 0], [3, 4], [13, 14], [23, 24]]
 
 
 def test_chunks_may_be_shorter_than_the_delay() -> None:

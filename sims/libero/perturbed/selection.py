@@ -26,7 +26,7 @@ def lacking(task: Task) -> str:
 
 
 def available(tasks: Sequence[Task], *, named: bool) -> list[Task]:
-    """Those of `tasks`, of one suite, that can run.
+    """The tasks among `tasks`, of one suite, that can run.
 
     Raises:
         UserError: if none can, or one that is `named` by the user cannot.

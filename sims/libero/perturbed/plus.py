@@ -21,8 +21,8 @@ from sims.libero.assets import PLUS_COMMAND, plus_folder
 
 Array = NDArray[np.float64]
 CATEGORIES = ("camera", "robot", "language", "light", "background", "noise", "layout")
-"""What is perturbed: the agent camera's pose, the arm's initial joints, the instruction, lights, textures of table and
-walls, the agent camera's pictures, the objects."""
+"""Perturbed parts of a task: the agent camera's pose, the arm's initial joints, the instruction, lights, textures of
+table and walls, the agent camera's pictures, the objects."""
 SUITES = {
     f"libero_{suite}_plus{category}": f"libero_{suite}"
     for suite in ("spatial", "object", "goal", "10")

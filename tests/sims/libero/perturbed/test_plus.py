@@ -11,14 +11,15 @@ import torch
 
 from embodied.errors import UserError
 from embodied.saving.starting_point import StartingPoint
-from sims.libero import plus, selection, suite
+from sims.libero import suite
 from sims.libero.assets import STAND_IN, find_assets, plus_folder
 from sims.libero.environment import LiberoEnvironment
+from sims.libero.perturbed import plus, selection
+from sims.libero.perturbed.plus import PIVOT, SUITES, UNTURNED, Perturbation, turned_camera
+from sims.libero.perturbed.selection import lacking
 from sims.libero.physics.simulation import Simulation
-from sims.libero.plus import PIVOT, SUITES, UNTURNED, Perturbation, turned_camera
 from sims.libero.scene.robot import INITIAL_ARM
 from sims.libero.scene.scene import build_scene
-from sims.libero.selection import lacking
 from sims.libero.suite import initial_states, load_tasks, step_limit_of
 from sims.libero.task import LiberoTask
 

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from sims.libero import noise
-from sims.libero.noise import GLAZED, MOST, PIXELS, corrupted
+from sims.libero.perturbed import noise
+from sims.libero.perturbed.noise import GLAZED, MOST, PIXELS, corrupted
 
 RNG = np.random.default_rng(0)
 PICTURE = np.kron(RNG.integers(256, size=(32, 32, 3)), np.ones((8, 8, 1))).astype(np.uint8)

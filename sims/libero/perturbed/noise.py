@@ -144,5 +144,5 @@ def _glass(image: Image, strength: int, rng: np.random.Generator) -> Picture:
                 # each pixel shows a neighbour, which may itself have been replaced already
                 place = row * PIXELS + column
                 pixels[place] = pixels[place + move]
-    seen = blurred.reshape(-1, 3)[pixels].reshape(blurred.shape)
-    return _bytes(_blurred(seen / 255.0, deviation))
+    displaced = blurred.reshape(-1, 3)[pixels].reshape(blurred.shape)
+    return _bytes(_blurred(displaced / 255.0, deviation))

@@ -1,0 +1,1 @@
+"""Perturbed tasks of LIBERO-PRO and LIBERO-plus: which can run, and what differs in them."""
