@@ -86,6 +86,13 @@ ROWS: dict[str, tuple[str, ...]] = {
     "grpo, partial rollouts": (*GRPO, "algorithm.partial=true"),
     "grpo, early stop": (*GRPO, "algorithm.patience=1.5"),
     "ppo, DPPO": ("policy=diffusion", "algorithm=ppo"),
+    # within 120,000 steps: the task's rollouts of 70 decisions would only warm up the critic
+    "ppo, short rollouts": (
+        *FLOW_SDE,
+        "algorithm.rollout_length=28",
+        "algorithm.critic_warmup=1",
+        "algorithm.learning_rate=1e-4",
+    ),
     "rlpd": ("policy=squashed", "algorithm=rlpd"),
     "qc": ("algorithm=qc",),
     "qc_fql": ("algorithm=qc_fql",),
