@@ -94,7 +94,7 @@ def test_an_episode_begins_without_the_actions_of_the_one_before() -> None:
 
 
 def test_between_rollouts_the_next_chunk_is_decided_from_the_same_observation() -> None:
-    with driven() as (arm, env):
+    with driven() as (_, env):
         env.step(chunk(0.01, 0.02, 0.03, 0.04))
         observation = env.reset(torch.tensor([False]))
         assert observation["position"].item() == near(0.02)
