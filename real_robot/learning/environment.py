@@ -393,7 +393,7 @@ class RobotEnvironment:
     def _step(self, steps: Steps) -> None:
         """Take one control step, and judge what it led to."""
         control = self.control
-        verdict = control.tick(lambda: self.consent.act(control.human))
+        verdict = control.tick(self._refusal)
         if verdict.state is not State.ACTIVE or verdict.action is None:
             return self._fault(verdict.reason)
         steps.actions.append(control.executed(verdict))
@@ -405,6 +405,11 @@ class RobotEnvironment:
         control.wait()
         steps.solved = self._judge()
         return None
+
+    def _refusal(self) -> str:
+        """Reason why the decided action may not be written after a wait, in which the person may have taken over."""
+        taken_over = self.control.human and not self._training
+        return "a person took over" if taken_over else self.consent.act(self.control.human)
 
     def _judge(self) -> bool:
         """End the episode if it is over; returns whether the task is solved."""
