@@ -257,8 +257,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 figures = measured(name, options, logs, args, seed)
                 rows.append({"row": name, **origin, **figures, "commit": git_commit()})
                 sys.stderr.write(f"{rows[-1]}\n")
+                report = {"rows": rows, "over_seeds": over_seeds(rows), **sizes, "versions": versions()}
                 with complete_or_absent(output) as temporary:
-                    temporary.write_text(dumps_rows({"rows": rows, **sizes, "versions": versions()}))
+                    temporary.write_text(dumps_rows(report))
     sys.stdout.write(shown(rows) + "\n")
 
 
@@ -277,25 +278,42 @@ def _earlier_rows(output: Path, sizes: dict[str, Any]) -> list[dict[str, Any]]:
     return report["rows"]
 
 
-def shown(rows: Sequence[dict[str, Any]]) -> str:
-    """Format the rows as a table: success over seeds with its interval, steps to success and CPU seconds."""
-    lines = []
+def over_seeds(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows over seeds: success with its interval, mean steps to success and mean CPU seconds."""
+    pooled = []
     for name, count, options in dict.fromkeys(_key(row) for row in rows):
         own = [row for row in rows if _key(row) == (name, count, options)]
-        rate, low, high = rate_over_seeds([row["success"] for row in own], own[0]["evaluated"])
+        mean, low, high = rate_over_seeds([row["success"] for row in own], own[0]["evaluated"])
         steps = [row["steps"] for row in own if row["steps"] is not None]
-        lines.append(
+        pooled.append(
             {
                 "row": name,
                 "options": options,
-                "episodes": str(count),
-                "success": f"{100 * rate:.1f}% [{100 * low:.1f}, {100 * high:.1f}]",
-                "seeds": str(len(own)),
-                "steps": f"{sum(steps) / len(steps):.1f}" if steps else "-",
-                "CPU s": f"{sum(row['cpu_s'] for row in own) / len(own):.1f}",
+                "episodes": count,
+                "seeds": len(own),
+                "success": {"mean": mean, "low": low, "high": high},
+                "steps": sum(steps) / len(steps) if steps else None,
+                "cpu_s": sum(row["cpu_s"] for row in own) / len(own),
             }
         )
-    return table(list(lines[0]), [list(line.values()) for line in lines])
+    return pooled
+
+
+def shown(rows: Sequence[dict[str, Any]]) -> str:
+    """Format the rows over seeds as a table."""
+    lines = [
+        (
+            row["row"],
+            row["options"],
+            str(row["episodes"]),
+            "{mean:.1%} [{low:.1%}, {high:.1%}]".format(**row["success"]),
+            str(row["seeds"]),
+            "-" if row["steps"] is None else f"{row['steps']:.1f}",
+            f"{row['cpu_s']:.1f}",
+        )
+        for row in over_seeds(rows)
+    ]
+    return table(["row", "options", "episodes", "success", "seeds", "steps", "CPU s"], lines)
 
 
 def _key(row: dict[str, Any]) -> tuple[str, int, str]:
