@@ -19,7 +19,7 @@ from omegaconf import MISSING
 from embodied import start_up  # noqa: F401 - before PyTorch
 from embodied.command_line import program
 from embodied.command_line.config import compose
-from embodied.command_line.train_options import GROUPS, TrainConfig, robot_task
+from embodied.command_line.train_options import GROUPS, LEARNER, TrainConfig, robot_task
 from embodied.configuration import Configuration, PositiveInt
 from embodied.contract import Contract
 from embodied.errors import UserError
@@ -28,6 +28,7 @@ from embodied.seeding import derive, seed_everything
 from embodied.training.compute import prepare
 from real_robot.learning.remote.actor import Actor
 from real_robot.learning.remote.link import ActorLink
+from real_robot.learning.remote.messages import entry, help_of
 from real_robot.learning.remote.outbox import Outbox
 from real_robot.learning.task import RobotConfig
 from real_robot.serving.credentials import token
@@ -35,6 +36,8 @@ from real_robot.serving.credentials import token
 log = logging.getLogger("embodied")
 OWN = "robot", "device", "threads", "wandb", "output", "resume", "viewer", "overlap", "placement"
 """Parts of a run's configuration that are not taken from the learner."""
+READ = "robot", "task", "policy", "success_classifier"
+"""Options of train.py, with those below them, that have an effect here."""
 
 
 @dataclass
@@ -77,16 +80,18 @@ def act(outbox: Outbox, greeting: Mapping[str, Any], config: TrainConfig, device
         UserError: if the learner has another contract than this computer's task.
     """
     # numbers that no actor of this run has drawn before
-    seed = derive(int(greeting["seed"]), "actor", int(greeting["total"])) & 0x7FFFFFFF
+    seed = derive(entry(greeting, "seed", int), "actor", entry(greeting, "total", int)) & 0x7FFFFFFF
     seed_everything(seed)
     task = robot_task(config)
-    distribution = str(greeting["distribution"])
+    distribution = entry(greeting, "distribution", str)
     try:
         contract = task.contract(distribution)
-        if rows := Contract.from_dict(dict(greeting["contract"])).mismatches(contract):
+        if rows := Contract.from_dict(entry(greeting, "contract", dict)).mismatches(contract):
             raise UserError(f"the learner's task differs from this computer's ({'; '.join(rows)}); use one version")
         policy = config.policy.build(contract).to(device)
         env = task.environment(1, distribution, "train", seed)
+        if env.scripted_help and (used := help_of(greeting)):
+            env.scripted_help.load_state_dict(used)
         Actor(env, policy, outbox, seed, distribution).run()
     finally:
         task.close()
@@ -96,17 +101,19 @@ def trained(greeting: Mapping[str, Any], arguments: list[str]) -> TrainConfig:
     """Configuration of the learner's run, with the robot of `arguments`.
 
     Raises:
-        UserError: without a robot, and for files that the learner names and `arguments` do not.
+        UserError: without a robot, for arguments without effect, and for files that the learner names and they do not.
     """
-    if not any(each.startswith("robot=") for each in arguments):
+    names = [each.partition("=")[0] for each in arguments]
+    if unread := [name for name in names if name in LEARNER or name.partition(".")[0] not in READ]:
+        raise UserError(f"{', '.join(unread)} would have no effect: the learner decides; leave them out here")
+    if not any(each.startswith("robot=") and each != "robot=null" for each in arguments):
         raise UserError("expected robot=ROW, the robot of this computer, such as robot=fr3 robot.limits=limits.yaml")
     saved = greeting.get("config")
     if not isinstance(saved, dict) or not all(isinstance(saved.get(name), dict) for name in ("choices", "values")):
         raise UserError("the learner did not send its configuration; use the same version")
     parts = {name: {key: each for key, each in saved[name].items() if key not in OWN} for name in ("choices", "values")}
     config, _ = compose(TrainConfig, "train", arguments, GROUPS, parts)
-    if not isinstance(config.robot, RobotConfig) or config.robot.listen:
-        raise UserError("robot.listen is an option of the learner; leave it out")
+    assert isinstance(config.robot, RobotConfig)
     return config
 
 

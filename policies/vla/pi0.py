@@ -415,7 +415,7 @@ class Pi0Policy(NarrowingNoise, Conditioned, Steerable, adapters.AdaptablePolicy
         state, action = (fitting(*pair, size) for pair, size in zip(pairs, sizes, strict=True))
         if state is None or action is None:
             published_sizes, own_sizes = (
-                " and ".join(map(str, each)) for each in ([counted(std) for _, std in pairs], sizes)
+                " and ".join(map(str, each)) for each in ([counted(*pair) for pair in pairs], sizes)
             )
             self.lacks_statistics = (
                 f"{weights} has statistics of {published_sizes} elements of state and action, not of {own_sizes}"

@@ -148,8 +148,8 @@ class RobotEnvironment:
     def reset(self, mask: torch.Tensor | None = None) -> TensorDict:
         """Begin an episode once robot and person are ready; see `Environment.reset`.
 
-        Without an episode to begin, the robot is measured again if time has passed since the last step; not under a
-        delay, in which the next chunk is decided from the observation before the last actions.
+        Without an episode to begin, the robot is measured again if time has passed since the last step. Under a delay
+        that is more than its last actions take, after which the next chunk begins at once, as after commands of zero.
 
         Raises:
             UserError: if they are not at the beginning of the run, or it is stopped then; later this waits for them.
@@ -160,9 +160,11 @@ class RobotEnvironment:
                 self._asks = self._needs_person()
                 self._clear()
                 self._begin()
-        elif self.contract.delay:
+        elif self.control.station.clock() - self._left_s <= (1 + self.contract.delay) * self.control.period_s:
             return self._observation
-        elif self.control.station.clock() - self._left_s > self.control.period_s:
+        else:
+            self._ahead.wait()
+            self._prefix = np.zeros_like(self._prefix)
             reading, fault = self.control.measure()
             self._reading = self._reading if fault else reading  # the next step ends the episode by the fault
         return self._observed()
@@ -391,7 +393,7 @@ class RobotEnvironment:
     def _step(self, steps: Steps) -> None:
         """Take one control step, and judge what it led to."""
         control = self.control
-        verdict = control.tick(lambda: self.consent.act(control.human))
+        verdict = control.tick(self._refusal)
         if verdict.state is not State.ACTIVE or verdict.action is None:
             return self._fault(verdict.reason)
         steps.actions.append(control.executed(verdict))
@@ -403,6 +405,11 @@ class RobotEnvironment:
         control.wait()
         steps.solved = self._judge()
         return None
+
+    def _refusal(self) -> str:
+        """Reason why the decided action may not be written after a wait, in which the person may have taken over."""
+        taken_over = self.control.human and not self._training
+        return "a person took over" if taken_over else self.consent.act(self.control.human)
 
     def _judge(self) -> bool:
         """End the episode if it is over; returns whether the task is solved."""

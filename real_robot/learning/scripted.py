@@ -17,9 +17,9 @@ class HelpConfig(Configuration):
     """When a scripted person helps.
 
     They take over after `patience` control steps without progress, which is a rise of the expert's measure by
-    `progress`, and hand back after `lasting` steps. There are `budget` take-overs in all, which a resumed run goes on
-    with (a new actor.py begins with all); in each episode at most `per_episode`, which falls in proportion to what is
-    left of the budget.
+    `progress`, and hand back after `lasting` steps. There are `budget` take-overs in all, also of a run that is resumed
+    or goes on with another actor.py; in each episode at most `per_episode`, which falls in proportion to what is left
+    of the budget.
     """
 
     patience: PositiveInt = 15
@@ -44,7 +44,7 @@ class ScriptedPerson:
     def begin(self, training: bool) -> None:
         """Begin an episode; the person helps only in `training`."""
         self.expert.reset()
-        left = self.config.budget - self.takeovers
+        left = max(0, self.config.budget - self.takeovers)  # an actor that goes on may have a smaller one
         share = left / max(1, self.config.budget)
         self._allowed = min(left, math.ceil(self.config.per_episode * share)) if training else 0
         self._best = -math.inf

@@ -99,12 +99,15 @@ class Layout:
 
     A device is of this kind if it has all events of `event_names`. `full` is the full deflection of devices that do
     not report their range, such as a SpaceMouse with relative motion. Such a device counts as released after `rest_s`
-    without events, because the kernel drops zeros.
+    without events, because the kernel drops zeros. Where all `stop` buttons are held, that is a press of stop, and
+    no press of the last one; those of `released` are pressed when they are let go, unless they were part of a stop.
     """
 
     axes: Mapping[str, tuple[str, float]]
     buttons: Mapping[str, str]
     event_names: tuple[str, ...]
+    stop: frozenset[str] = frozenset({"stop"})
+    released: frozenset[str] = frozenset()
     full: int = 350
     rest_s: float = 0.1
 
@@ -139,12 +142,20 @@ _CAP = {
     "RY": ("roll", -1.0),
     "RZ": ("yaw", -1.0),
 }
-_MOUSE_BUTTONS = {"BTN_0": "gripper", "BTN_1": "success"}
-SPACEMICE = (
-    Layout({f"REL_{axis}": to for axis, to in _CAP.items()}, _MOUSE_BUTTONS, ("REL_RX", "REL_RZ", "BTN_0")),
-    Layout({f"ABS_{axis}": to for axis, to in _CAP.items()}, _MOUSE_BUTTONS, ("ABS_RX", "ABS_RZ", "BTN_0")),
+SPACEMICE = tuple(
+    Layout(
+        {f"{kind}_{axis}": to for axis, to in _CAP.items()},
+        {"BTN_0": "gripper", "BTN_1": "success"},
+        (f"{kind}_RX", f"{kind}_RZ", "BTN_0"),
+        stop=frozenset({"gripper", "success"}),
+        released=frozenset({"success"}),
+    )
+    for kind in ("REL", "ABS")
 )
-"""The cap moves and turns, the left button is the gripper, the right one success; some kernels report no range."""
+"""The cap moves and turns, the left button is the gripper, the right one, let go, success, and both together stop.
+
+Some kernels report its motion as relative.
+"""
 
 
 class EventDevice:
@@ -185,6 +196,8 @@ class EventDevice:
         for event in self._events():
             if self._dropping:  # the kernel's queue overflowed: its events are invalid until the next report
                 self._dropping = (event.type, event.code) != (codes.EV_SYN, codes.SYN_REPORT)
+                if not self._dropping:
+                    self._hold_again(pressed)
             elif (event.type, event.code) == (codes.EV_SYN, codes.SYN_DROPPED):
                 self._rest()
                 self._dropping = True
@@ -195,7 +208,7 @@ class EventDevice:
         if self._rest_at is not None and self._clock() >= self._rest_at:
             self._axes = {}
             self._rest_at = None
-        return Controls(dict(self._axes), frozenset(self._pressed_buttons), frozenset(pressed))
+        return Controls(dict(self._axes), frozenset(self._held), frozenset(pressed))
 
     def close(self) -> None:
         """Close the event device."""
@@ -226,15 +239,31 @@ class EventDevice:
             self._rest_at = self._clock() + self._layout.rest_s
 
     def _press(self, button: str, value: int, pressed: set[str]) -> None:
+        released = self._layout.released
         if value == 1:  # 2 is a repeat
-            pressed.add(button)
-            self._pressed_buttons.add(button)
-        elif value == 0:
-            self._pressed_buttons.discard(button)
+            self._held.add(button)
+            if button in self._layout.stop and self._held >= self._layout.stop:
+                self._counted |= self._layout.stop
+                pressed.add("stop")
+            elif button not in released:
+                pressed.add(button)
+        elif value == 0 and button in self._held:
+            self._held.remove(button)
+            if button in released - self._counted:
+                pressed.add(button)
+            self._counted.discard(button)
+
+    def _hold_again(self, pressed: set[str]) -> None:
+        """Take note of the buttons that are held after lost events, of which none but stop counts as pressed."""
+        self._held = {self._buttons_of[code] for code in self._device.active_keys() if code in self._buttons_of}
+        self._counted = set(self._held)
+        if self._held >= self._layout.stop:
+            pressed.add("stop")
 
     def _rest(self) -> None:
         self._axes: dict[str, float] = {}
-        self._pressed_buttons: set[str] = set()
+        self._held: set[str] = set()
+        self._counted: set[str] = set()  # held buttons whose release does not count
 
     def _range(self, code: int) -> tuple[int, int]:
         """The kernel's range of an absolute axis, or the layout's if the device has none."""

@@ -210,11 +210,13 @@ class Engaging:
 
 
 def wait_for(channel: Channel, buttons: tuple[str, ...], sleep: Callable[[float], None]) -> str:
-    """Block until one of `buttons` is pressed; returns it."""
+    """Block until one of `buttons` is pressed; returns it. Beside stop no other button counts."""
     while True:
-        pressed = channel.read().pressed & set(buttons)
-        if pressed:
-            return sorted(pressed)[0]
+        pressed = channel.read().pressed
+        if "stop" in pressed:
+            pressed = frozenset({"stop"})
+        if awaited := pressed & set(buttons):
+            return sorted(awaited)[0]
         sleep(0.02)
 
 

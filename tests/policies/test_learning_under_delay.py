@@ -7,12 +7,15 @@ from collections.abc import Callable
 import torch
 from tensordict import TensorDict
 
+from embodied.algorithms.imitation.sft import SFTConfig
+from embodied.algorithms.off_policy.qc import QCConfig
+from embodied.algorithms.on_policy.grpo import GRPOConfig, Outcome
 from embodied.algorithms.on_policy.ppo import PPOConfig
 from embodied.environment import NumberedStarts, Transition
 from embodied.environments.delay import DelayEnvironment
 from embodied.evaluation.evaluation import evaluate
 from embodied.rollout.random_play import first_decisions
-from embodied.rollout.rollout import Collector
+from embodied.task import LearnerConfig
 from policies.flow import FlowConfig, FlowPolicy
 from tests.embodied.reach import Reach
 
@@ -49,17 +52,41 @@ def late(num_envs: int) -> DelayEnvironment:
     return DelayEnvironment(Cliff(num_envs), 2)
 
 
-def learned(make: Callable[[int], NumberedStarts]) -> FlowPolicy:
-    """Policy that PPO trains from scratch."""
+PPO = PPOConfig(minibatch=256, learning_rate=3e-3, target_kl=1.0, discount=0.95)
+GRPO = GRPOConfig(minibatch=256, learning_rate=3e-3, target_kl=1.0, outcome=Outcome.RETURN)
+QC = QCConfig(
+    gradient_steps=32,
+    minibatch=64,
+    demonstration_share=0.0,
+    imitate_failures=False,
+    warmup=256,
+    critic_warmup=0,
+    discount=0.95,
+    hidden=[32, 32],
+    learning_rate=3e-3,
+    value_learning_rate=3e-3,
+    averaging=0.02,
+    sft=SFTConfig(learning_rate=1e-3, average=0.95),
+)
+
+
+def learned(
+    make: Callable[[int], NumberedStarts],
+    config: LearnerConfig = PPO,
+    iterations: int = 40,
+    decisions: int = 8,
+    initial_std: float | None = 0.3,
+) -> FlowPolicy:
+    """Policy that an algorithm trains from scratch."""
     torch.manual_seed(0)
     env = make(64)
-    policy = FlowConfig(width=16, hidden=32, initial_std=0.3, noise_level=0.5, denoising_steps=2).build(env.contract)
+    small = FlowConfig(width=16, hidden=32, initial_std=initial_std, noise_level=0.5, denoising_steps=2)
+    policy = small.build(env.contract)
     policy.fit(*first_decisions(make(64), torch.Generator().manual_seed(0), 512))
-    config = PPOConfig(minibatch=256, learning_rate=3e-3, target_kl=1.0, discount=0.95)
     learner = config.build(policy, None, env, torch.Generator().manual_seed(0))
-    collector = Collector(env, policy, torch.Generator().manual_seed(0))
-    for _ in range(40):
-        learner.update(collector.collect(8), 0.0)
+    collector = learner.collector(env, policy, torch.Generator().manual_seed(0), learner.starts)
+    for _ in range(iterations):
+        learner.update(collector.collect(decisions), 0.0)
     return policy
 
 
@@ -74,3 +101,8 @@ def test_training_under_a_delay_of_half_a_chunk_recovers_what_it_costs() -> None
     assert success(Cliff(20), punctual) > 0.9
     assert success(late(20), punctual) < 0.1
     assert success(late(20), learned(late)) > 0.9
+
+
+def test_grpo_and_q_chunking_learn_under_a_delay_too() -> None:
+    assert success(late(20), learned(late, GRPO, 20)) > 0.9
+    assert success(late(20), learned(late, QC, 30, decisions=4, initial_std=None)) > 0.9

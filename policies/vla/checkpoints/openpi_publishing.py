@@ -97,7 +97,7 @@ def _check_representable(policy: Pi0Policy) -> None:
         raise UserError("target=openpi is for published weights (policy.weights), whose size alone openpi has")
     if len(policy.inputs.cameras) > len(CAMERAS):
         raise UserError(f"openpi reads at most {len(CAMERAS)} pictures, got {', '.join(policy.inputs.cameras)}")
-    if policy.has_relative and policy.relative.tolist() != _relative(policy.actions):
+    if policy.has_relative and policy.relative.bool().tolist() != list(OPENPI_RELATIVE[: policy.actions]):
         elements = " ".join(map(str, policy.relative.nonzero().flatten().tolist()))
         raise UserError(f"openpi's relative actions are those of a pose, got elements {elements}; use target=hub")
     periods = policy.model.native.config.min_period, policy.model.native.config.max_period
@@ -108,12 +108,6 @@ def _check_representable(policy: Pi0Policy) -> None:
         raise UserError(f"openpi pads state and action to one size, these weights to {sizes}; use target=hub")
     if _own_sizes(policy):
         log.warning(f"these weights are not of the sizes {' and '.join(SIZES.values())}: openpi cannot load them")
-
-
-def _relative(actions: int) -> list[float]:
-    """Mask of openpi's relative actions for that number of elements; further elements are relative, too."""
-    mask = (*OPENPI_RELATIVE[:actions], *[True] * (actions - len(OPENPI_RELATIVE)))
-    return [float(each) for each in mask]
 
 
 def _asset_id(policy: Pi0Policy) -> str:

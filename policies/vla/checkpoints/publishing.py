@@ -60,6 +60,8 @@ def check_publishable(policy: Pi0Policy, folder: Path) -> None:
         raise UserError("published weights have no small actor; use algorithm=self_imitation to distil it, or serve.py")
     if policy.is_guided:
         raise UserError("published weights do not name the label of their prompt (offline=recap); use serve.py")
+    if delay := policy.contract.delay:
+        raise UserError(f"published weights cannot say that chunks begin {delay} steps late (delay); use target=hub")
     if folder.exists():
         raise UserError(f"{folder} exists; choose another output")
 

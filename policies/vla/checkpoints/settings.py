@@ -33,8 +33,8 @@ REQUIRED = {
 """Fields with their only supported value, which is also that of absent fields."""
 RELATIVE_STEP = "relative_actions_processor"
 """Name of the step of LeRobot's processor that makes actions relative."""
-OPENPI_RELATIVE = (True,) * 6 + (False,)
-"""Mask of openpi's extra_delta_transform: a pose, then a gripper."""
+OPENPI_RELATIVE = (True,) * 6 + (False,) * 26
+"""Mask of openpi's extra_delta_transform, of the 32 elements of its model: a pose; the gripper and others are not."""
 LIBERO = "libero"
 """Name of openpi's data set of LIBERO, and of the folder of its statistics."""
 STEPS = 10

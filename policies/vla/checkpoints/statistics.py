@@ -121,18 +121,19 @@ def _chosen(folder: Path, key: str | None) -> list[Path]:
 
 
 def fitting(mean: Tensor, std: Tensor, size: int) -> tuple[Tensor, Tensor] | None:
-    """Mean and deviation of the first `size` elements if all others are padding, which is constant; else None.
+    """Mean and deviation of `size` elements if the statistics have so many, without padding (`counted`); else None.
 
     Constant elements are divided by 1.
     """
-    if len(mean) < size or bool(std[size:].any()):
+    if size not in (len(mean), counted(mean, std)):
         return None
     return mean[:size], torch.where(std[:size] < 1e-6, 1.0, std[:size])
 
 
-def counted(std: Tensor) -> int:
-    """Number of elements of a deviation, without padding at its end."""
-    return int(std.nonzero().max()) + 1
+def counted(mean: Tensor, std: Tensor) -> int:
+    """Number of elements, without padding at the end, which is elements of mean and deviation 0."""
+    real = ((mean != 0.0) | (std != 0.0)).nonzero()
+    return int(real.max()) + 1 if len(real) else 0
 
 
 def reason(error: Exception) -> str:

@@ -32,7 +32,7 @@ from embodied.policy import (
     needs_value,
     sum_of_executed,
 )
-from policies.vla.checkpoints.statistics import fitting
+from policies.vla.checkpoints.statistics import counted, fitting
 from policies.vla.computing import Computing, layers, prepare
 from policies.vla.critic import Critic, Reads
 from policies.vla.inputs import BOS, FIRST_BYTE, VOCABULARY, Tokenizer, quantile
@@ -206,15 +206,13 @@ class Pi0FastPolicy(TrainablePolicy):
             self.lacks_statistics = f"{weights} has no statistics of state and action, or they are left out"
             return
         sizes = {"state": self.inputs.state_size, "action": self.actions}
-        pairs = {
-            part: fitting(checkpoint.statistics[f"{part}_mean"], checkpoint.statistics[f"{part}_std"], size)
-            for part, size in sizes.items()
-        }
-        state, action = pairs["state"], pairs["action"]
+        pairs = {part: [checkpoint.statistics[f"{part}_{each}"] for each in ("mean", "std")] for part in sizes}
+        state, action = (fitting(*pairs[part], size) for part, size in sizes.items())
         if state is None or action is None:
+            found = " and ".join(str(counted(*pair)) for pair in pairs.values())
             raise UserError(
-                f"{weights} has statistics of other sizes than this task's {sizes['state']} and {sizes['action']}"
-                " elements of state and action; use policy.unnorm_key=demonstrations"
+                f"{weights} has statistics of {found} elements of state and action, not of this task's"
+                f" {sizes['state']} and {sizes['action']}; use policy.unnorm_key=demonstrations"
             )
         self.inputs.state.mean.copy_(state[0])
         self.inputs.state.std.copy_(state[1])

@@ -145,8 +145,12 @@ class Actor:
             return self._abandon()
         finally:
             self.outbox.exempt = False
-        self.outbox.finish(order, result)
+        self.outbox.finish(order, result, self._used_help())
         return None
+
+    def _used_help(self) -> dict[str, int]:
+        """Used part of the budget of the scripted person; {} without one."""
+        return self.env.scripted_help.state_dict() if self.env.scripted_help else {}
 
     def _check_order(self) -> None:
         """Raise Cancelled if there is another order, and see `_check`."""
@@ -161,7 +165,7 @@ class Actor:
             return
         self.collector.version = self.outbox.version
         try:
-            self.outbox.add(rollout_entries(self.collector.collect(decisions)))
+            self.outbox.add(rollout_entries(self.collector.collect(decisions)), self._used_help())
         except Cancelled:
             self._abandon()
 

@@ -1,12 +1,12 @@
 """Messages between a learner and the robot's computer, independent of the network.
 
-    greeting    stored, total: number of rollouts of this session, and of all, that are stored; max_staleness; and the
-                run's config, contract, distribution and seed
+    greeting    stored, total: number of rollouts of this session, and of all, that are stored; help: used part of the
+                budget of a scripted person; max_staleness; and the run's config, contract, distribution and seed
     order       id, do: "play" (seed), "collect" (decisions), "evaluate" (episodes, weights)
     weights     version, weights
     stored      stored, total, after every rollout
-    rollout     sequence, rollout: the next one of this session
-    result      id, result: of an order
+    rollout     sequence, rollout: the next one of this session; help: used part of the budget after it
+    result      id, result: of an order; help: used part of the budget after it
 
 A rollout is acknowledged by "stored" once it is on disk; one that comes twice is acknowledged again and stored once.
 """
@@ -28,7 +28,7 @@ from embodied.errors import UserError
 from embodied.rollout.rollout import Rollout
 from embodied.runtime.interrupt import STOPPING, Abandoned
 from real_robot.learning.remote.journal import SESSION, Journal
-from real_robot.learning.remote.messages import entry, packed, rollout_of, unpacked
+from real_robot.learning.remote.messages import entry, help_of, packed, rollout_of, unpacked
 
 log = logging.getLogger(__name__)
 PATIENCE_S = 0.2
@@ -60,8 +60,9 @@ class Inbox:
         self._order: tuple[str, bytes] | None = None  # id and message
         self._weights: tuple[int, bytes] | None = None  # version and message
         self._results: dict[str, Any] = {}  # result of the present order by its id
-        self._unstored: tuple[str, int, bytes] | None = None  # rollout that could not be stored, with its session
+        self._unstored: tuple[str, int, bytes, dict[str, int]] | None = None  # arguments of a `_store` that failed
         self._pause_s, self._retry_s = 0.0, 0.0  # before it is stored again, and when
+        self._help = self._stored_help()
 
     # Network.
 
@@ -74,7 +75,7 @@ class Inbox:
         if not SESSION.fullmatch(session):
             raise UserError("expected the name of a session in the address")
         with self.changed:
-            return packed({"kind": "greeting", **self.description, **self._stored(session)})
+            return packed({"kind": "greeting", **self.description, "help": self._help, **self._stored(session)})
 
     def next(self, sent: Sent, timeout_s: float) -> bytes | None:
         """The next message for a connection in which `sent` was sent; None if there is none within `timeout_s`."""
@@ -110,7 +111,7 @@ class Inbox:
         """
         message = unpacked(data)
         if message["kind"] == "result":
-            self._receive_result(entry(message, "id", str), message.get("result"))
+            self._receive_result(entry(message, "id", str), message.get("result"), help_of(message))
             return None
         if message["kind"] != "rollout":
             raise UserError(f"a message of the unknown kind {message['kind']!r:.40}")
@@ -122,7 +123,7 @@ class Inbox:
             if sequence == stored:
                 assert isinstance(data, bytes)
                 rollout_of(entry(message, "rollout", dict), self.contract)
-                self._store(session, sequence, data)
+                self._store(session, sequence, data, help_of(message))
             return packed({"kind": "stored", **self._stored(session)})
 
     def obstacle(self) -> str:
@@ -140,23 +141,30 @@ class Inbox:
                     return ""
             return "the learner's disk is full, or fails"
 
-    def _store(self, session: str, sequence: int, data: bytes) -> None:
-        """Store the next rollout of `session`, see `Journal.add`."""
+    def _store(self, session: str, sequence: int, data: bytes, used: dict[str, int]) -> None:
+        """Store the next rollout of `session`, see `Journal.add`, after which that part of the budget is `used`."""
         try:
             self.journal.add(session, sequence, data)
         except OSError:
-            self._unstored = session, sequence, data
+            self._unstored = session, sequence, data, used
             self._pause_s = min(max(2.0 * self._pause_s, FULL_S[0]), FULL_S[1])
             self._retry_s = time.monotonic() + self._pause_s
             raise
         self._unstored, self._pause_s = None, 0.0
+        self._help = used
         self.changed.notify_all()
 
-    def _receive_result(self, order: str, result: object) -> None:
+    def _receive_result(self, order: str, result: object, used: dict[str, int]) -> None:
         with self.changed:
             if self._order and self._order[0] == order:
                 self._results = {order: result}
+                self._help = used
                 self.changed.notify_all()
+
+    def _stored_help(self) -> dict[str, int]:
+        """Used part of the budget after the newest rollout; {} for those of earlier releases."""
+        newest = unpacked(self.journal.read(self.journal.total - 1)) if self.journal.total else {}
+        return help_of(newest) if "help" in newest else {}
 
     def _stored(self, session: str) -> dict[str, int]:
         return {"stored": self.journal.stored(session), "total": self.journal.total}

@@ -66,6 +66,18 @@ def entry(message: Mapping[str, Any], name: str, kind: type) -> Any:  # noqa: AN
     return value
 
 
+def help_of(message: Mapping[str, Any]) -> dict[str, int]:
+    """Used part of a scripted person's budget (`Help.state_dict`) in a `message`; {} without such a person.
+
+    Raises:
+        UserError: for anything else than counts by name.
+    """
+    used = entry(message, "help", dict)
+    if not all(isinstance(name, str) and type(count) is int and count >= 0 for name, count in used.items()):
+        raise UserError(f"{message['kind']}: expected counts by name in help, got {used!r:.80}")
+    return used
+
+
 def rollout_entries(rollout: Rollout) -> dict[str, Any]:
     """Entries of a message that contain `rollout`."""
     return dict(vars(rollout))

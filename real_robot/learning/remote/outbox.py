@@ -67,10 +67,13 @@ class Outbox(Consent):
         entry(greeting, "max_staleness", int)
         with self.changed:
             if self.greeting is not None and greeting.get("contract") != self.greeting.get("contract"):
-                raise UserError("it learns another task than before; start this program again")
+                raise UserError(f"the learner at {self.learner} has another task than before; start this program again")
             first, self.greeting = self.greeting is None, self.greeting or greeting
             if not self._first <= stored <= self._added:
-                raise UserError(f"it has {stored} rollouts of this program, which has made {self._added}")
+                raise UserError(
+                    f"the learner at {self.learner} has {stored} rollouts of this program, which has made"
+                    f" {self._added}: it is another run, or rollouts/ was deleted; start this program again"
+                )
             self._total = 0
             self._store(stored, total)
             self._sent = self._first
@@ -223,25 +226,28 @@ class Outbox(Consent):
             order = self._order
             return None if order is None or order["id"] == self._answer[0] else order
 
-    def finish(self, order: Mapping[str, Any], result: Mapping[str, Any]) -> None:
+    def finish(self, order: Mapping[str, Any], result: Mapping[str, Any], used: Mapping[str, int]) -> None:
         """Send the `result` of an order, again whenever the learner gives this order again.
+
+        The learner returns the `used` part of the budget of a scripted person, {} without, to the next actor.
 
         Raises:
             UserError: if it is too large.
         """
-        data = _checked_size(packed({"kind": "result", "id": order["id"], "result": result}))
+        data = _checked_size(packed({"kind": "result", "id": order["id"], "result": result, "help": dict(used)}))
         with self.changed:
             self._answer = order["id"], data
             self._answers = True
             self.changed.notify_all()
 
-    def add(self, rollout: Mapping[str, Any]) -> None:
-        """Send the entries of a `rollout`, until the learner has stored them.
+    def add(self, rollout: Mapping[str, Any], used: Mapping[str, int]) -> None:
+        """Send the entries of a `rollout`, until the learner has stored them, with the `used` budget as in `finish`.
 
         Raises:
             UserError: if they are too large.
         """
-        data = _checked_size(packed({"kind": "rollout", "sequence": self._added, "rollout": rollout}))
+        message = {"kind": "rollout", "sequence": self._added, "rollout": rollout, "help": dict(used)}
+        data = _checked_size(packed(message))
         with self.changed:
             self._waiting.append((self._added, data))
             self._added += 1

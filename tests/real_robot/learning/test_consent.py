@@ -146,7 +146,7 @@ def test_without_memory_for_more_no_rollout_and_no_episode_begins_whoever_drives
     actor = Actor(env, SquashedConfig(hidden=[8]).build(env.contract), outbox, 0, "hold")
     assert outbox.begin() == ""
     assert not actor._waits_for_learner()
-    outbox.add({"x": torch.zeros(100)})
+    outbox.add({"x": torch.zeros(100)}, {})
     assert "wait for the learner" in outbox.begin()
     monkeypatch.setattr(RobotEnvironment, "human", True)
     assert actor._waits_for_learner()

@@ -94,13 +94,28 @@ def test_an_episode_begins_without_the_actions_of_the_one_before() -> None:
 
 
 def test_between_rollouts_the_next_chunk_is_decided_from_the_same_observation() -> None:
-    with driven() as (arm, env):
+    with driven() as (_, env):
         env.step(chunk(0.01, 0.02, 0.03, 0.04))
-        wait_until(lambda: len(written(arm)) == 6)
-        arm.ticks += 100
         observation = env.reset(torch.tensor([False]))
         assert observation["position"].item() == near(0.02)
         assert prefix(observation) == near([0.03, 0.04])
+
+
+def test_after_a_pause_the_next_chunk_is_decided_from_what_is_measured_then_and_begins_at_once() -> None:
+    with driven() as (arm, env):
+        env.step(chunk(0.01, 0.02, 0.03, 0.04))
+        wait_until(lambda: len(written(arm)) == 6)
+        env.hold("the learner is slow")
+        arm.ticks += 100
+        observation = env.reset(torch.tensor([False]))
+        assert observation["position"].item() == near(0.04)
+        assert prefix(observation) == [0.0, 0.0]
+        count = len(written(arm))
+        second = env.step(chunk(0.05, 0.06, 0.07, 0.08))
+        assert second.executed.all()  # two of them before the pause
+        assert written(arm)[count : count + 2] == near([0.05, 0.06])
+        assert second.actions.flatten().tolist() == near([0.05, 0.06, 0.07, 0.08])
+        assert prefix(second.observation) == near([0.07, 0.08])
 
 
 def test_a_person_replaces_what_runs_meanwhile_and_what_was_decided_is_dropped() -> None:

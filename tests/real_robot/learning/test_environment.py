@@ -21,7 +21,7 @@ from real_robot.robots.robot import Reading
 from real_robot.robots.teleoperation import Station
 from real_robot.safety.consistency import START_READINGS
 from real_robot.safety.limits import ElementLimits, Kind, Limits
-from real_robot.safety.safety import Safety, State
+from real_robot.safety.safety import UNSETTLED, Safety, State, Verdict
 from tests.real_robot.learning.worlds import LIMITED, Arm, arm_environment, reaching
 
 
@@ -335,6 +335,19 @@ def test_an_evaluated_episode_in_which_a_person_takes_over_has_failed():
     assert not bool(transition.events["fault"])
     env.reset()
     assert env.control.person.waited == [("success", "go")]  # until they let go
+
+
+def test_a_person_who_takes_over_while_the_robot_waits_for_measurements_fails_the_evaluated_episode_too():
+    arm, env, _ = driven(None, 0.5, None)
+    env.switch("hold", "eval")
+    env.reset()
+    tick, waits = env.control._tick, [Verdict(State.READY, None, UNSETTLED)]
+    env.control._tick = lambda: waits.pop() if waits else tick()
+    count = len(arm.commands)
+    transition = env.step(chunk(0.01, 0.02, 0.03, 0.04))
+    assert transition.truncated.item()
+    assert not transition.executed.any()
+    assert all(command is None for command in arm.commands[count:])  # nothing of the person's
 
 
 def test_the_robot_moves_home_within_its_limits_before_the_person_puts_the_scene_back():

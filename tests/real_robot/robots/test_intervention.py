@@ -46,6 +46,7 @@ def device(tmp_path, monkeypatch) -> Kernel:
 
     class Piped(evdev.InputDevice):
         has: ClassVar[list[str]] = ["BTN_SOUTH", "ABS_X", "ABS_Y"]
+        active: ClassVar[list[int]] = []
 
         def __init__(self, path) -> None:
             self.path, self.fd, self.name = path, os.open(path, os.O_RDONLY | os.O_NONBLOCK), "Xbox Pad"
@@ -56,6 +57,9 @@ def device(tmp_path, monkeypatch) -> Kernel:
                 kind: [evdev.ecodes.ecodes[name] for name in self.has if name.startswith(prefix)]
                 for prefix, kind in kinds.items()
             }
+
+        def active_keys(self) -> list[int]:
+            return self.active
 
     monkeypatch.setattr(evdev, "InputDevice", Piped)
     monkeypatch.setattr(evdev, "list_devices", lambda writable: [str(tmp_path / "event0")])
@@ -114,6 +118,52 @@ def test_a_spacemouse_that_reports_relative_motion(device):
     clock.now = 0.11  # at rest the kernel sends nothing
     assert mouse.read() == Controls()
     mouse.close()
+
+
+LEFT, RIGHT = 0x100, 0x101
+
+
+@pytest.mark.parametrize("layout", SPACEMICE)
+@pytest.mark.parametrize("first", [LEFT, RIGHT])
+@pytest.mark.parametrize("at_once", [True, False])
+def test_both_buttons_of_a_spacemouse_stop_and_are_no_success(device, layout, first: int, at_once: bool):
+    mouse = EventDevice(device.path, layout)
+    presses, seen = [(KEY, first, 1), (KEY, LEFT + RIGHT - first, 1)], set()
+    device.write(*presses[:1])
+    if not at_once:
+        seen |= mouse.read().pressed
+        assert seen == ({"gripper"} if first == LEFT else set())
+    device.write(*presses[1:])
+    seen |= mouse.read().pressed
+    assert "stop" in seen
+    device.write((KEY, RIGHT, 0), (KEY, LEFT, 0))
+    seen |= mouse.read().pressed
+    assert "success" not in seen
+    device.write((KEY, RIGHT, 1))
+    assert mouse.read() == Controls({}, frozenset({"success"}))
+    device.write((KEY, RIGHT, 0))
+    assert mouse.read() == Controls({}, frozenset(), frozenset({"success"}))
+
+
+def test_a_button_that_is_held_while_events_are_lost_is_still_held_and_a_stop_counts(device):
+    pad = EventDevice(device.path, GAMEPAD)
+    device.write((KEY, 0x136, 1), (SYN, 0, 0))
+    assert pad.read().pressed == {"engage"}
+    pad._device.active = [0x136, 0x13A]
+    device.write((SYN, 3, 0), (ABS, 1, -200), (SYN, 0, 0))
+    assert pad.read() == Controls({}, frozenset({"engage", "stop"}), frozenset({"stop"}))
+    device.write((KEY, 0x13A, 0), (SYN, 0, 0))
+    assert pad.read() == Controls({}, frozenset({"engage"}))
+
+
+def test_beside_stop_nothing_begins():
+    presses = [frozenset({"go", "stop"}), frozenset({"success", "stop"}), frozenset(), frozenset({"go"})]
+    person = operator(*[Controls(pressed=pressed) for pressed in presses])
+    slept = []
+    assert person.wait_for("success", "go", sleep=slept.append) == "go"
+    assert len(slept) == 3
+    person = operator(Controls(pressed=presses[0]))
+    assert person.wait_for("success", "go", "stop", sleep=slept.append) == "stop"
 
 
 def test_a_gamepad(device):

@@ -280,6 +280,9 @@ def test_what_openpi_cannot_represent_is_refused_and_leaves_nothing(tmp_path: Pa
     labelled.acts_positive.fill_(True)
     with pytest.raises(UserError, match="do not name the label"):
         publish(labelled, out, tmp_path)
+    late = Pi0Config(weights=str(folder), hidden=16).build(SEEING.delayed(2))
+    with pytest.raises(UserError, match=r"cannot say that chunks begin 2 steps late \(delay\); use target=hub"):
+        publish(late, out, tmp_path)
     cameras = {name: SEEING.observation["wrist"] for name in ("a", "b", "c", "d")}
     four = replace(SEEING, observation=cameras | {"fingers": SEEING.observation["fingers"]})
     with pytest.raises(UserError, match="openpi reads at most 3 pictures, got a, b, c, d"):

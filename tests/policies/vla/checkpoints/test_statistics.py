@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from embodied.errors import UserError
-from policies.vla.checkpoints.statistics import Mode, read
+from policies.vla.checkpoints.statistics import Mode, counted, fitting, read
 
 NORMALIZER = "policy_preprocessor_step_5_normalizer_processor.safetensors"
 GOOD = {"state": ([0.1, 0.2], [0.3, 0.0]), "action": ([1.0, 2.0, 3.0], [0.5, 0.6, 0.7])}
@@ -89,3 +89,29 @@ def test_damaged_statistics_are_one_line_that_names_the_file(
     assert f"cannot read the statistics in {path} (" in str(caught.value)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def padded(*values: float) -> torch.Tensor:
+    return torch.tensor([*values, *[0.0] * (32 - len(values))])
+
+
+@pytest.mark.parametrize("size", [5, 7, 8, 31])
+def test_padded_statistics_of_another_number_of_elements_do_not_fit(size: int) -> None:
+    six = padded(0.1, -0.2, 0.3, 0.0, 0.5, 0.6), padded(1.0, 1.0, 2.0, 0.0, 1.0, 1.0)
+    assert counted(*six) == 6
+    assert fitting(*six, size) is None
+    mean, std = fitting(*six, 6) or pytest.fail("they are of six elements")
+    assert mean.tolist() == six[0][:6].tolist()
+    assert std.tolist() == [1.0, 1.0, 2.0, 1.0, 1.0, 1.0]  # what never varied is divided by 1
+
+
+def test_a_constant_at_the_end_is_no_padding_unless_it_is_0() -> None:
+    mean, std = padded(0.1, 0.2, 0.04), padded(1.0, 1.0, 0.0)
+    assert fitting(mean, std, 2) is None
+    assert fitting(mean, std, 3) is not None
+    assert fitting(padded(0.1, 0.2), padded(1.0, 1.0), 3) is None
+    # without padding, all elements count
+    whole = fitting(torch.tensor([0.1, 0.2, 0.0]), torch.tensor([1.0, 1.0, 0.0]), 3)
+    assert whole is not None
+    assert whole[1].tolist() == [1.0, 1.0, 1.0]
+    assert fitting(torch.tensor([0.1, 0.2]), torch.tensor([1.0, 1.0]), 3) is None

@@ -334,7 +334,7 @@ def raw(address: str, session: str = "0" * 16, token: str = TOKEN) -> ClientConn
 
 
 def message(entries: dict, sequence: object = 0) -> bytes:
-    return packed({"kind": "rollout", "sequence": sequence, "rollout": entries})
+    return packed({"kind": "rollout", "sequence": sequence, "rollout": entries, "help": {}})
 
 
 def changed(entries: dict, **values) -> bytes:
@@ -423,7 +423,7 @@ def test_what_is_too_large_is_refused_on_both_sides(tmp_path: Path, monkeypatch)
         assert connection.close_code == 1009  # message too big
     monkeypatch.setattr("real_robot.learning.remote.outbox.MESSAGE_BYTES", 100)
     with pytest.raises(UserError, match="than the learner takes"):
-        Outbox("x").add({"reward": torch.zeros(100)})
+        Outbox("x").add({"reward": torch.zeros(100)}, {})
 
 
 def test_strangers_and_a_second_actor_are_refused(tmp_path: Path, caplog) -> None:
@@ -633,8 +633,8 @@ def test_long_messages_on_a_slow_network_are_no_silence(tmp_path: Path, monkeypa
         wait_until(lambda: outbox.connected)
         began = time.monotonic()
         box.publish(0, {"w": torch.zeros(3 << 18)})
-        outbox.add(entries)
-        outbox.add(entries)
+        outbox.add(entries, {})
+        outbox.add(entries, {})
         wait_until(lambda: not outbox.unstored and outbox.take_weights())
         assert time.monotonic() - began > 2.5
         assert len(proxy.sockets) == 2  # the first connection has lasted
@@ -678,7 +678,7 @@ def test_another_task_and_a_learner_that_has_forgotten_are_refused() -> None:
     for entries in ({"contract": {"a": 2}}, {"stored": 3}, {"max_staleness": "1"}):
         with pytest.raises(UserError, match=r"another task|3 rollouts of this program|max_staleness"):
             outbox.connect(packed(greeting | entries))
-    outbox.add({})
+    outbox.add({}, {})
     outbox.receive(packed({"kind": "stored", "stored": 1, "total": 1}))
-    with pytest.raises(UserError, match="it has 0 rollouts of this program, which has made 1"):
+    with pytest.raises(UserError, match=r"has 0 rollouts of this program, which has made 1: .*start this program"):
         outbox.connect(packed(greeting))

@@ -128,8 +128,8 @@ class World:
         self.made: list[bytes] = []
         add = self.outbox.add
 
-        def noted(rollout) -> None:
-            add(rollout)
+        def noted(rollout, used) -> None:
+            add(rollout, used)
             self.made.append(self.outbox._waiting[-1][1])
 
         self.outbox.add = noted

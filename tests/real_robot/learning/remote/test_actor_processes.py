@@ -93,8 +93,9 @@ def test_options_of_the_robot_are_those_of_the_actor_alone(tmp_path: Path) -> No
         actor.trained(greeting, [])
     with pytest.raises(UserError, match=r"robot\.limits=FILE"):
         actor.trained(greeting, ["robot=fr3"])
-    with pytest.raises(UserError, match="an option of the learner"):
-        actor.trained(greeting, ["robot=simulation", "robot.listen=0.0.0.0:1"])
+    for option in ("robot.listen=0.0.0.0:1", "robot.max_staleness=9", "seed=3", "algorithm.updates=2", "delay=1"):
+        with pytest.raises(UserError, match=f"{option.partition('=')[0]} would have no effect: the learner decides"):
+            actor.trained(greeting, ["robot=simulation", option])
     config = actor.trained(greeting, ["robot=simulation", "robot.home=[[0.1,0.2,0.3,0.4]]"])
     assert (config.robot.row, config.robot.listen, config.robot.home) == ("simulation", None, [[0.1, 0.2, 0.3, 0.4]])
     assert (config.task, config.policy) == (learner.task, learner.policy)

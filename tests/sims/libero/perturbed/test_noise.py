@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sims.libero.perturbed import noise
-from sims.libero.perturbed.noise import GLAZED, MOST, PIXELS, corrupted
+from sims.libero.perturbed.noise import MOST, PIXELS, corrupted
 
 RNG = np.random.default_rng(0)
 PICTURE = np.kron(RNG.integers(256, size=(32, 32, 3)), np.ones((8, 8, 1))).astype(np.uint8)
@@ -82,9 +82,16 @@ def test_fog_brightens_and_is_uneven() -> None:
     assert np.abs(clouds - np.roll(clouds, 1, 0)).max() < 0.3  # without seams, also at the rim
 
 
-def test_glass_displaces_pixels_of_stock_s_corner_alone() -> None:
-    found = corrupted(PICTURE, 50, "task")[::-1]  # upside down, as in LIBERO
-    blurred = noise._bytes(noise._blurred(noise._bytes(noise._blurred(PICTURE[::-1] / 255.0, 2.5)) / 255.0, 2.5))
-    reach = 5 + 10  # of displacements, and of the second blur
-    assert np.array_equal(found[GLAZED + reach :, :], blurred[GLAZED + reach :, :])
-    assert not np.array_equal(found[20:200, 20:200], blurred[20:200, 20:200])
+def test_glass_displaces_pixels_up_to_the_rim() -> None:
+    # each column has its own grey: where a pixel was taken from
+    columns = np.broadcast_to(np.arange(PIXELS)[:, None], (PIXELS, PIXELS, 3)).astype(np.uint8)
+    found = noise._displaced(columns, 5, 1, np.random.default_rng(0)).astype(int)[..., 0]
+    shift = found - np.arange(PIXELS)
+    assert np.array_equal(shift[:, :6], np.zeros((PIXELS, 6)))  # beyond the reach from the rim nothing moves
+    assert np.array_equal(shift[:6], np.zeros((6, PIXELS)))
+    assert np.array_equal(shift[:, 252:], np.zeros((PIXELS, 4)))
+    moved = shift[6:252, 6:252]
+    assert {-5, 4} < set(moved.flatten().tolist())  # and more, where the neighbour had been replaced
+    assert (moved != 0).mean() > 0.8
+    for corner in (moved[:30, :30], moved[-30:, -30:], moved[-30:, :30], moved[:30, -30:]):
+        assert (corner != 0).mean() > 0.8

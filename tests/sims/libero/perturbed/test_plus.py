@@ -222,9 +222,9 @@ def test_the_scene_has_the_camera_and_the_robot_of_the_task(data: Path) -> None:
 def test_what_no_package_has_is_counted_and_refused_by_name(data: Path) -> None:
     reasons = {task.name: lacking(task) for task in load_tasks("libero_object_plus")}
     assert [name for name, reason in reasons.items() if not reason] == [*TASKS[:4], TASKS[9]]
-    assert reasons[TASKS[5]] == "the scene light_sync_modified_7"
-    assert reasons[TASKS[8]] == "models of can_of_soda__1"
-    assert reasons[TASKS[4]] == "an instruction of 154 bytes, where 128 fit"
+    assert reasons[TASKS[5]] == "needs the scene light_sync_modified_7, for which there are no stand-ins"
+    assert reasons[TASKS[8]] == "needs models of can_of_soda__1, for which there are no stand-ins"
+    assert reasons[TASKS[4]] == "has an instruction of 154 bytes, where 128 fit"
     task = LiberoTask(suite="libero_object_plus", assets="stand-in")
     assert task.left_out == {"language": 1, "light": 1, "background": 2, "layout": 1}
     assert {kind: len(names) for kind, names in task.kinds.items()} == {
