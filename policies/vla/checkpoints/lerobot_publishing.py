@@ -85,6 +85,9 @@ def _check_representable(policy: Pi0Policy) -> None:
     specs = [policy.contract.observation[camera] for camera in policy.inputs.cameras]
     if policy.inputs.antialias and any(max(spec.shape[:2]) > side for spec in specs):
         log.warning(f"LeRobot resizes without antialiasing, unlike this policy: give it pictures of {side} x {side}")
+    assert policy.inputs.tokenizer
+    if policy.inputs.tokenizer.tokenizer("a")["input_ids"] != policy.inputs.tokenizer.encode("a"):
+        log.warning(f"the tokenizer of {policy.weights_of} adds no beginning by itself, on which LeRobot relies")
 
 
 def _modes(policy: Pi0Policy, source: Path, published: dict[str, Any]) -> Modes:
@@ -174,7 +177,7 @@ def _usage(policy: Pi0Policy, config: dict[str, Any]) -> list[str]:
     side = policy.model.picture_size
     return [
         *loading(policy.kind, CLASSES[policy.kind], "predict_action_chunk", words),
-        f"Pictures, {', '.join(cameras)}; `observation.state` is, in this order, {state}; `task` is the instruction, with"
-        " one space between words. LeRobot does not clamp actions to their limits, and resizes pictures that are not"
-        f" {side} x {side} without antialiasing.",
+        f"Pictures, {', '.join(cameras)}; `observation.state` is, in this order, {state}; `task` is the instruction,"
+        " with one space between words. LeRobot does not clamp actions to their limits, and resizes pictures that are"
+        f" not {side} x {side} without antialiasing.",
     ]

@@ -1,6 +1,6 @@
 """Program of an interpreter with LeRobot 0.6: its pi0 and pi0.5, processors included, for test_lerobot_publishing.py.
 
-python lerobot_results.py KIND FOLDER: FOLDER has the folder `policy`, inputs.safetensors and tasks.json. The chunks of
+python lerobot_results.py FOLDER ...: FOLDER has the folder `policy`, inputs.safetensors and tasks.json. The chunks of
 LeRobot's class go into outputs.safetensors, and the names and shapes of the tensors that it has at its published size
 into names.json. LeRobot has no small sizes: those of config.json replace its own while a model is built.
 """
@@ -8,6 +8,7 @@ into names.json. LeRobot has no small sizes: those of config.json replace its ow
 import importlib
 import json
 import sys
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -48,26 +49,31 @@ def use_sizes(modeling: Any, sizes: dict[str, Any]) -> None:
     )
 
 
-def main(kind: str, folder: Path) -> None:
-    modeling = importlib.import_module(f"lerobot.policies.{kind}.modeling_{kind}")
-    own, path = getattr(modeling, f"{CLASSES[kind]}Policy"), folder / "policy"
-    config_class = getattr(modeling, f"{CLASSES[kind]}Config")
+@cache
+def names(modeling: Any, kind: str) -> dict[str, list[int]]:
+    """Names and shapes of the tensors of LeRobot's class of its published size."""
+    config = getattr(modeling, f"{CLASSES[kind]}Config")(device="cpu")
     with torch.device("meta"):
-        whole = own(config_class(device="meta", input_features={}, output_features={}))
-    (folder / "names.json").write_text(
-        json.dumps({name: list(each.shape) for name, each in whole.state_dict().items()})
-    )
+        network = getattr(modeling, f"{CLASSES[kind]}Pytorch")(config)
+    return {f"model.{name}": list(value.shape) for name, value in network.state_dict().items()}
 
+
+def main(folder: Path) -> None:
+    path = folder / "policy"
     fields = json.loads((path / "config.json").read_text())
+    kind = fields["type"]
+    modeling = importlib.import_module(f"lerobot.policies.{kind}.modeling_{kind}")
+    originals = dict(vars(modeling))
+    (folder / "names.json").write_text(json.dumps(names(modeling, kind)))
     sizes = {name: fields.pop(name) for name in ("vlm_config", "dit_config")}
     (path / "config.json").write_text(json.dumps(fields))
     use_sizes(modeling, sizes)
     config = PreTrainedConfig.from_pretrained(path)
     config.device = "cpu"
-    policy = own.from_pretrained(path, config=config)
-    policy.load_state_dict(
-        renamed(policy, load_file(path / "model.safetensors")), strict=True
-    )  # which it only warns about
+    policy = getattr(modeling, f"{CLASSES[kind]}Policy").from_pretrained(path, config=config)
+    # again, since from_pretrained only warns of missing and unexpected tensors
+    tensors = policy._fix_pytorch_state_dict_keys(load_file(path / "model.safetensors"), config)
+    policy.load_state_dict(tensors, strict=True)
     words = {"tokenizer_processor": {"tokenizer_name": str(path)}}
     before, after = make_pre_post_processors(config, str(path), preprocessor_overrides=words)
     inputs, chunks = load_file(folder / "inputs.safetensors"), []
@@ -76,12 +82,9 @@ def main(kind: str, folder: Path) -> None:
         batch = before({**observation, "observation.state": inputs["observation.state"][row], "task": task})
         chunks.append(after(policy.predict_action_chunk(batch, noise=inputs["noise"][row : row + 1])))
     save_file({"actions": torch.cat(chunks)}, folder / "outputs.safetensors")
-
-
-def renamed(policy: Any, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Tensors as LeRobot's own loader renames them."""
-    return policy._fix_pytorch_state_dict_keys(tensors, policy.config)
+    vars(modeling).update(originals)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    for argument in sys.argv[1:]:
+        main(Path(argument))

@@ -1,6 +1,6 @@
 """pi0 and pi0.5 in LeRobot's layout: what is written, read again, and computed by LeRobot's own classes from it.
 
-LEROBOT6_PYTHON names an interpreter with LeRobot 0.6, which needs Python 3.12 and transformers 5.5 (lerobot_results.py).
+LEROBOT6_PYTHON names an interpreter with LeRobot 0.6, which needs transformers 5.5 (lerobot_results.py).
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, processors
+from torch import Tensor
 
 from embodied.contract import Contract, TensorSpec
 from embodied.errors import UserError
@@ -41,10 +43,18 @@ ACTIONS = {"MEAN_STD": ("mean", "std"), "QUANTILES": ("q01", "q99"), "MIN_MAX": 
 TASKS = ["pick the milk", "open", "the milk"]
 
 
+def add_beginning(file: Path) -> None:
+    """Let the tokenizer add the token of a beginning by itself, as PaliGemma's does."""
+    words = Tokenizer.from_file(str(file))
+    words.post_processor = processors.TemplateProcessing("<bos> $A", special_tokens=[("<bos>", 1)])
+    words.save(str(file))
+
+
 def source(folder: Path, naming: str, kind: str = "pi0", mode: str | None = None) -> Path:
     """Small published weights of a `kind` in the `naming` of a program, with LeRobot's statistics of a `mode`."""
     folder.mkdir()
     save(folder, naming)
+    add_beginning(folder / "tokenizer.json")
     if kind == "pi05":
         save_file(named(naming), folder / "model.safetensors", {"format": "pt"})
         changed(folder, "config.json", **({"type": "pi05"} if naming == "lerobot" else {"pi05": True}))
@@ -72,7 +82,9 @@ def trained(folder: Path, kind: str, contract: Contract = SEEING, **options: obj
     torch.manual_seed(0)
     policy = CONFIGS[kind](**{"weights": str(folder), "hidden": 16, **options}).build(contract)
     actions = 0.3 + torch.rand(64, 4, policy.actions) * torch.arange(1.0, 1.0 + policy.actions)
-    policy.fit(seen(64), actions)
+    observation = seen(64)
+    observation["fingers"] = observation["fingers"].repeat(1, 2)[:, : policy.inputs.state_size]
+    policy.fit(observation, actions)
     for weight in policy.model.parameters():
         if weight.requires_grad:
             weight.data += 0.02 * torch.randn_like(weight)
@@ -234,13 +246,18 @@ ARM = replace(
 )
 
 
+def make_relative(folder: Path) -> None:
+    """Let the weights have actions of which two elements are relative, and a state of three."""
+    changed(folder, "config.json", use_relative_actions=True, action_feature_names=["a", "b", "gripper"])
+    values = {"observation.state.mean": [0.1, 0.3, 0.5], "observation.state.std": [0.9, 0.8, 0.7]}
+    values |= {"action.mean": [0.2, 0.0, 0.1], "action.std": [1.0, 0.5, 0.7]}
+    save_file({name: torch.tensor(each) for name, each in values.items()}, folder / NORMALISER.format("pre", 5, ""))
+
+
 @pytest.mark.parametrize("names", [("arm", "wrist", "gripper"), ("gripper_x", "wrist", "gripper"), ()])
 def test_relative_actions_are_kept(names: tuple[str, ...], tmp_path: Path) -> None:
     folder = source(tmp_path / "published", "lerobot")
-    changed(folder, "config.json", use_relative_actions=True, action_feature_names=["a", "b", "gripper"])
-    changed_statistics = {"observation.state.mean": torch.zeros(3), "observation.state.std": torch.ones(3)}
-    changed_statistics |= {"action.mean": torch.zeros(3), "action.std": torch.ones(3)}
-    save_file(changed_statistics, folder / NORMALISER.format("pre", 5, ""))
+    make_relative(folder)
     contract = replace(ARM, action=replace(ARM.action, names=names))
     policy = Pi0Config(weights=str(folder), hidden=16).build(contract)
     publish(policy, tmp_path / "out", tmp_path)
@@ -277,7 +294,7 @@ def test_what_lerobot_cannot_represent_is_refused_and_leaves_nothing(
         publish(delayed, out, tmp_path)
     stateless = source(tmp_path / "pi05", "openpi", "pi05")
     changed(stateless, "config.json", discrete_state_input=False)
-    with pytest.raises(UserError, match="pi0.5 reads the state, and these weights do not; use target=openpi"):
+    with pytest.raises(UserError, match=r"pi0\.5 reads the state, and these weights do not; use target="):
         publish(trained(stateless, "pi05"), out, tmp_path)
     policy = trained(folder, "pi0")
     policy.has_relative = True
@@ -285,9 +302,13 @@ def test_what_lerobot_cannot_represent_is_refused_and_leaves_nothing(
         publish(policy, out, tmp_path)
     assert not out.exists()
     assert "antialiasing" not in caplog.text
+    assert "beginning" not in caplog.text
     large = replace(SEEING, observation=SEEING.observation | {"wrist": TensorSpec((64, 64, 3), "uint8")})
     publish(Pi0Config(weights=str(folder), hidden=16).build(large), out, tmp_path)
     assert "LeRobot resizes without antialiasing, unlike this policy: give it pictures of 32 x 32" in caplog.text
+    save(folder, "openpi")
+    publish(trained(folder, "pi0"), tmp_path / "other", tmp_path)
+    assert "adds no beginning by itself" in caplog.text
 
 
 def test_other_names_of_cameras_are_the_published_ones(tmp_path: Path) -> None:
@@ -306,56 +327,43 @@ def test_every_mode_has_the_inverse_of_its_statistics() -> None:
             torch.testing.assert_close(mode.located(*mode.stated(offset, divisor)), (offset, divisor))
 
 
-@pytest.mark.skipif(not PYTHON, reason="LEROBOT6_PYTHON names no interpreter with LeRobot 0.6")
-@pytest.mark.parametrize(
-    ("kind", "naming", "mode", "options"), [*CASES, ("pi0", "relative", None, {}), ("pi05", "relative", None, {})]
-)
-def test_lerobot_s_own_class_loads_it_strictly_and_acts_the_same(
-    kind: str,
-    naming: str,
-    mode: str | None,
-    options: dict[str, object],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    relative = naming == "relative"
-    folder = source(tmp_path / "published", "lerobot" if relative else naming, kind, mode)
+def prepared(folder: Path, kind: str, naming: str, mode: str | None, options: dict[str, object]) -> Tensor:
+    """Our normalised actions [3, 4, 3]; `folder` has policy and inputs for lerobot_results.py afterwards."""
+    folder.mkdir()
+    relative = options.pop("relative", False)
     contract = replace(ARM if relative else SEEING, action=replace(ARM.action, names=()))
-    noise = torch.Generator().manual_seed(6)
-    state = torch.rand(3, 3 if relative else 2, generator=noise)
+    weights = source(folder / "published", naming, kind, mode)
     if relative:
-        changed(folder, "config.json", use_relative_actions=True, action_feature_names=["a", "b", "gripper"])
-        values = {"observation.state.mean": [0.1] * 3, "observation.state.std": [0.9] * 3}
-        values |= {"action.mean": [0.2, 0.0, 0.1], "action.std": [1.0, 0.5, 0.7]}
-        save_file({name: torch.tensor(each) for name, each in values.items()}, folder / NORMALISER.format("pre", 5, ""))
-    policy = (
-        (CONFIGS[kind](weights=str(folder), hidden=16).build(contract))
-        if relative
-        else trained(folder, kind, contract, **options)
-    )
-    observation = seen(3)
-    observation["fingers"] = state
+        make_relative(weights)
+    policy = trained(weights, kind, contract, **options)
+    noise = torch.Generator().manual_seed(6)
+    observation, drawn = seen(3), torch.randn(3, 4, 32, generator=noise)
+    observation["fingers"] = torch.rand(3, policy.inputs.state_size, generator=noise)
     observation["instruction"] = torch.stack([torch.from_numpy(encode(task, TEXT)) for task in TASKS])
-    drawn = torch.randn(3, 4, 32, generator=noise)
-    monkeypatch.setattr(policy, "_noise", lambda *_: drawn)
-    publish(policy, tmp_path / "policy", tmp_path)
-    expected = policy.act(observation, deterministic=True).actions
+    policy._noise = lambda *_: drawn
+    publish(policy, folder / "policy", folder)
     inputs = {
         f"observation.images.{name}": observation[name].permute(0, 3, 1, 2).contiguous() for name in ("front", "wrist")
     }
-    save_file({**inputs, "observation.state": state, "noise": drawn}, tmp_path / "inputs.safetensors")
-    (tmp_path / "tasks.json").write_text(json.dumps(TASKS))
-    program = Path(__file__).with_name("lerobot_results.py")
+    inputs |= {"observation.state": observation["fingers"], "noise": drawn, "scale": policy.action_std}
+    save_file(inputs, folder / "inputs.safetensors")
+    (folder / "tasks.json").write_text(json.dumps(TASKS))
+    return policy.act(observation, deterministic=True).actions / policy.action_std
+
+
+@pytest.mark.skipif(not PYTHON, reason="LEROBOT6_PYTHON names no interpreter with LeRobot 0.6")
+def test_lerobot_s_own_classes_load_it_strictly_and_act_the_same(tmp_path: Path) -> None:
+    cases = [*CASES, *((kind, "lerobot", "MEAN_STD", {"relative": True}) for kind in CONFIGS)]
+    folders = [tmp_path / str(index) for index in range(len(cases))]
+    expected = [prepared(folder, *case) for folder, case in zip(folders, cases, strict=True)]
+    command = [str(PYTHON), Path(__file__).with_name("lerobot_results.py"), *folders]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        [str(PYTHON), program, kind, tmp_path], env=environment, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    found = load_file(tmp_path / "outputs.safetensors")["actions"]
-    difference = float(((found - expected).abs() / policy.action_std).max())
-    print(f"{kind} of {naming}: LeRobot's actions differ by at most {difference:.1e} of their normalisation")
-    assert difference < 1e-5
-    shapes = json.loads((tmp_path / "names.json").read_text())
-    assert {name: list(shape) for name, shape in shapes.items()} == {
-        f"model.{name}": list(shape) for name, shape in loaded_by_openpi(kind).items()
-    }
+    for folder, (kind, naming, mode, options), own in zip(folders, cases, expected, strict=True):
+        scale = load_file(folder / "inputs.safetensors")["scale"]
+        difference = float((load_file(folder / "outputs.safetensors")["actions"] / scale - own).abs().max())
+        print(f"{kind} of {naming}, {mode}, {options}: actions differ by {difference:.1e} of their normalisation")
+        assert difference < 1e-5
+        shapes = json.loads((folder / "names.json").read_text())
+        assert shapes == {f"model.{name}": list(shape) for name, shape in loaded_by_openpi(kind).items()}
