@@ -87,7 +87,7 @@ def trained(folder: Path, kind: str, contract: Contract = SEEING, **options: obj
     policy.fit(observation, actions)
     for weight in policy.model.parameters():
         if weight.requires_grad:
-            weight.data += 0.02 * torch.randn_like(weight)
+            weight.data += {"pi0": 0.02, "pi05": 0.1}[kind] * torch.randn_like(weight)
     return policy
 
 
