@@ -73,7 +73,7 @@ def publish(policy: Pi0Policy, folder: Path, run: Path) -> None:
 def _check_representable(policy: Pi0Policy) -> None:
     """Raise UserError for a policy that LeRobot cannot represent; warn about what it does otherwise."""
     if policy.weights_of is None:
-        raise UserError("target=lerobot is for published weights (policy.weights), whose size alone LeRobot has")
+        raise UserError("target=lerobot is for published weights (policy.weights), whose sizes it has; use target=hub")
     if isinstance(policy, Pi05Policy) and not policy.inputs.states_in_prompt:
         raise UserError("LeRobot's pi0.5 reads the state, and these weights do not; use target=openpi")
     if policy.has_relative and policy.inputs.state_size < policy.actions:
@@ -87,7 +87,7 @@ def _check_representable(policy: Pi0Policy) -> None:
         log.warning(f"LeRobot resizes without antialiasing, unlike this policy: give it pictures of {side} x {side}")
     assert policy.inputs.tokenizer
     if policy.inputs.tokenizer.tokenizer("a")["input_ids"] != policy.inputs.tokenizer.encode("a"):
-        log.warning(f"the tokenizer of {policy.weights_of} adds no beginning by itself, on which LeRobot relies")
+        log.warning(f"the tokenizer of {policy.weights_of} adds no beginning as PaliGemma's does; LeRobot relies on it")
 
 
 def _modes(policy: Pi0Policy, source: Path, published: dict[str, Any]) -> Modes:

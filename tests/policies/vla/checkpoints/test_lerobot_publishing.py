@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer, processors
+from tokenizers import AddedToken, Tokenizer, processors
 from torch import Tensor
 
 from embodied.contract import Contract, TensorSpec
@@ -43,9 +43,10 @@ ACTIONS = {"MEAN_STD": ("mean", "std"), "QUANTILES": ("q01", "q99"), "MIN_MAX": 
 TASKS = ["pick the milk", "open", "the milk"]
 
 
-def add_beginning(file: Path) -> None:
-    """Let the tokenizer add the token of a beginning by itself, as PaliGemma's does."""
+def improve(file: Path) -> None:
+    """Let the tokenizer know numbers, and add the token of a beginning by itself, as PaliGemma's does."""
     words = Tokenizer.from_file(str(file))
+    words.add_tokens([AddedToken(str(number), single_word=True) for number in range(-1, 256)])
     words.post_processor = processors.TemplateProcessing("<bos> $A", special_tokens=[("<bos>", 1)])
     words.save(str(file))
 
@@ -54,7 +55,7 @@ def source(folder: Path, naming: str, kind: str = "pi0", mode: str | None = None
     """Small published weights of a `kind` in the `naming` of a program, with LeRobot's statistics of a `mode`."""
     folder.mkdir()
     save(folder, naming)
-    add_beginning(folder / "tokenizer.json")
+    improve(folder / "tokenizer.json")
     if kind == "pi05":
         save_file(named(naming), folder / "model.safetensors", {"format": "pt"})
         changed(folder, "config.json", **({"type": "pi05"} if naming == "lerobot" else {"pi05": True}))
@@ -283,7 +284,7 @@ def test_what_lerobot_cannot_represent_is_refused_and_leaves_nothing(
         UserError, match=r"policy=pi0, pi05, smolvla, groot, act and diffusion, got MLPPolicy; use target="
     ):
         publish(MLPConfig().build(flat), out, tmp_path)
-    with pytest.raises(UserError, match="is for published weights"):
+    with pytest.raises(UserError, match=r"is for published weights .*; use target=hub"):
         publish(Pi0Config(hidden=16).build(SEEING), out, tmp_path)
     steered = trained(folder, "pi0", steering=SteeringConfig(kind=Steering.NOISE))
     steered.steers.fill_(True)
@@ -306,9 +307,11 @@ def test_what_lerobot_cannot_represent_is_refused_and_leaves_nothing(
     large = replace(SEEING, observation=SEEING.observation | {"wrist": TensorSpec((64, 64, 3), "uint8")})
     publish(Pi0Config(weights=str(folder), hidden=16).build(large), out, tmp_path)
     assert "LeRobot resizes without antialiasing, unlike this policy: give it pictures of 32 x 32" in caplog.text
-    save(folder, "openpi")
+    words = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    words.post_processor = processors.TemplateProcessing("$A")
+    words.save(str(folder / "tokenizer.json"))
     publish(trained(folder, "pi0"), tmp_path / "other", tmp_path)
-    assert "adds no beginning by itself" in caplog.text
+    assert "adds no beginning as PaliGemma's does; LeRobot relies on it" in caplog.text
 
 
 def test_other_names_of_cameras_are_the_published_ones(tmp_path: Path) -> None:
