@@ -54,6 +54,7 @@ from embodied.task import OfflineLearnerConfig  # noqa: E402
 from policies.flow import FlowConfig  # noqa: E402
 from policies.generation.steering import SteeringConfig  # noqa: E402
 from policies.mlp import MLPConfig  # noqa: E402
+from policies.squashed import SquashedConfig  # noqa: E402
 
 ROWS: dict[str, tuple[str, Callable[..., OfflineLearnerConfig]]] = {
     "imitation of all": ("flow", SFTConfig),
@@ -74,6 +75,9 @@ ROWS: dict[str, tuple[str, Callable[..., OfflineLearnerConfig]]] = {
     "mlp, IQL with DDPG+BC": ("mlp", lambda **sizes: IQLConfig(extraction=Extraction.DDPG_BC, **sizes)),
     "mlp, TD3+BC": ("mlp", TD3BCConfig),
     "mlp, ReBRAC": ("mlp", ReBRACConfig),
+    "squashed, imitation of successes": ("squashed", SFTConfig),
+    "squashed, TD3+BC": ("squashed", TD3BCConfig),
+    "squashed, ReBRAC": ("squashed", ReBRACConfig),
 }
 """Policy and config of the learner by name; policy=mlp cannot read the objects of `libero_pick`."""
 CHOSEN: dict[str, dict[str, Any]] = {
@@ -97,6 +101,8 @@ TRIES: dict[str, list[dict[str, Any]]] = {
         {"distillation": 100.0, "sft.learning_rate": 1e-3},
         {"distillation": 1000.0, "sft.learning_rate": 1e-3},
     ],
+    "squashed, imitation of successes": [{}, {"learning_rate": 3e-4}, {"weight_decay": 1e-2}],
+    "squashed, ReBRAC": [{}, {"actor_bc": 1.0}, {"actor_bc": 10.0}],
     "QC": [{}, {"sft.learning_rate": 1e-3}, {"sft.learning_rate": 1e-3, "policy.candidates": 8}],
 }
 """Options that were tried on `libero_pick`, by row."""
@@ -140,7 +146,11 @@ def reach(args: argparse.Namespace, count: int, seed: int) -> Logs:
         record_episodes(Reach(size), Controller(share), generator) for size, share in ((count - bad, 0.3), (bad, -0.3))
     )
     flow = FlowConfig(width=16, hidden=32, turn_rad=0.0)
-    return Logs(Reach, Episodes.join([good, failures]), {"mlp": MLPConfig(hidden=[32]), **flows(flow)})
+    return Logs(
+        Reach,
+        Episodes.join([good, failures]),
+        {"mlp": MLPConfig(hidden=[32]), "squashed": SquashedConfig(hidden=[32]), **flows(flow)},
+    )
 
 
 def flows(policy: FlowConfig) -> dict[str, PolicyConfig]:
@@ -158,8 +168,10 @@ def libero_pick(args: argparse.Namespace, count: int, seed: int) -> Logs:
     from train import GROUPS, TrainConfig
 
     bad = round(FAILED_SHARE * count)
-    options = ["task=libero_pick", "task.assets=stand-in", "policy=flow", f"task.tasks=[{args.tasks}]"]
-    config, _ = compose(TrainConfig, "train", [*options, f"task.episodes={count - bad}"], GROUPS)
+    options = ["task=libero_pick", "task.assets=stand-in", f"task.tasks=[{args.tasks}]", f"task.episodes={count - bad}"]
+    config, squashed = (
+        compose(TrainConfig, "train", [*options, f"policy={name}"], GROUPS)[0] for name in ("flow", "squashed")
+    )
     task = config.task
     (folder := args.folder / f"{count}_{seed}").mkdir(parents=True, exist_ok=True)
     good = task.demonstrations(folder, seed).expanded()
@@ -174,7 +186,7 @@ def libero_pick(args: argparse.Namespace, count: int, seed: int) -> Logs:
     return Logs(
         lambda number: task.environment(number, "wide", "eval", seed),
         Episodes.join([good, poor]),
-        flows(config.policy),
+        {"squashed": squashed.policy, **flows(config.policy)},
     )
 
 

@@ -17,7 +17,15 @@ from embodied.configuration import PositiveFloat
 from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.export.network import Network
-from embodied.policy import Decision, Evaluation, Reparameterised, inference, sum_of_executed, value_if_needed
+from embodied.policy import (
+    Decision,
+    DeterministicPolicy,
+    Evaluation,
+    Reparameterised,
+    inference,
+    sum_of_executed,
+    value_if_needed,
+)
 from policies.actor_critic import ActorCritic, ActorCriticConfig, dense_layers
 from policies.flat import FlatEncoder, PlainEncoder
 from policies.tanh import tanh
@@ -39,7 +47,7 @@ class SquashedConfig(ActorCriticConfig):
         return SquashedPolicy(contract, self)
 
 
-class SquashedPolicy(ActorCritic, Reparameterised):
+class SquashedPolicy(ActorCritic, Reparameterised, DeterministicPolicy):
     """Policy of chunks tanh(u), u ~ N(mean, std^2), scaled to the contract's limits.
 
     The log-probability (P = 1, summed over the K executed actions) is that of actions scaled to [-1, 1]; `sample` has
@@ -85,6 +93,15 @@ class SquashedPolicy(ActorCritic, Reparameterised):
         """Actions [N, H, A] from standard normal `noise` [N, H, A], and log_prob [N, 1], differentiable."""
         raw, log_prob = self._sample(*self._gaussian(observation), noise)
         return self.to_robot(tanh(raw)), log_prob.sum(-2)
+
+    def actions(self, observation: TensorDict) -> Tensor:
+        """Deterministic chunks [N, H, A] in robot units, differentiable."""
+        mean, _ = self._gaussian(observation)
+        return self.to_robot(tanh(mean))
+
+    def mean_parameters(self) -> list[nn.Parameter]:
+        """Parameters of the actor, whose outputs are also the deviations, which `actions` has no gradient for."""
+        return self.actor_parameters()
 
     def evaluate(self, observation: TensorDict, sample: TensorDict) -> Evaluation:
         """Log-probability of stored chunks; the entropy is that before tanh, which has a closed form."""

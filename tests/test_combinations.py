@@ -94,6 +94,25 @@ def test_what_a_task_does_not_take_is_one_line_that_names_all_it_takes(task: str
         )
 
 
+@pytest.mark.parametrize(
+    ("chosen", "policy", "algorithm"),
+    [
+        (["algorithm=sac"], "squashed", "sac"),
+        (["policy=recurrent"], "recurrent", "ppo"),
+        (["algorithm=td3"], "mlp", "td3"),
+        (["policy=flow", "algorithm=grpo"], "flow", "grpo"),
+    ],
+)
+def test_a_choice_that_the_default_does_not_go_with_brings_what_does(chosen, policy, algorithm):
+    _, record = compose(TrainConfig, "train", ["task=quadrotor_hover", *chosen], GROUPS)
+    assert (record["choices"]["policy"], record["choices"]["algorithm"]) == (policy, algorithm)
+    assert record["arguments"] == ["task=quadrotor_hover", *chosen] + ["policy=squashed"] * (policy == "squashed") + [
+        "algorithm=ppo"
+    ] * (algorithm == "ppo")
+    _, resumed = compose(TrainConfig, "train", [], GROUPS, record)
+    assert resumed["choices"] == record["choices"]
+
+
 def test_a_task_of_which_nothing_is_said_says_where():
     with pytest.raises(UserError, match=r"combinations\.yaml does not list task=tea"):
         combinations.chosen(["task=tea"])

@@ -12,13 +12,25 @@ from embodied.commands import CONFIGS, command
 from embodied.errors import UserError
 
 
-def check(overrides: Sequence[str]) -> None:
-    """Raise UserError if task, policy and algorithm of `overrides` ("key=value") are not a valid combination."""
+def completed(overrides: Sequence[str]) -> list[str]:
+    """Copy of `overrides` ("key=value") with the policy or algorithm that they leave open, if it is not the default.
+
+    Raises:
+        UserError: if task, policy and algorithm are not a valid combination.
+    """
     task, policy, algorithm = chosen(overrides)
     if (policy, algorithm) not in valid_pairs(task):
         raise UserError(
             f"policy={policy} algorithm={algorithm} do not go with task={task}, which takes {described(task)}"
         )
+    default_policy, default_algorithm = valid_pairs(task)[0]
+    named = {override.partition("=")[0] for override in overrides}
+    added = []
+    if "policy" not in named and policy != default_policy:
+        added.append(f"policy={policy}")
+    if "algorithm" not in named and algorithm != default_algorithm:
+        added.append(f"algorithm={algorithm}")
+    return [*overrides, *added]
 
 
 def check_named(overrides: Sequence[str], program: str) -> None:
@@ -55,6 +67,8 @@ def task_options(overrides: Sequence[str], program: str) -> list[str]:
 def chosen(overrides: Sequence[str]) -> tuple[str, str, str]:
     """Task, policy and algorithm of `overrides`; the task's defaults for those not named.
 
+    Where the default policy does not go with the named algorithm, or the other way round, the first one that does.
+
     Raises:
         UserError: for a task that is not listed.
     """
@@ -62,8 +76,13 @@ def chosen(overrides: Sequence[str]) -> tuple[str, str, str]:
     task = by_key.get("task", next(iter(_table())))
     if task not in _table():
         raise UserError(f"configs/combinations.yaml does not list task={task}; add it there")
-    policy, algorithm = next(iter(valid_pairs(task)))
-    return task, by_key.get("policy", policy), by_key.get("algorithm", algorithm)
+    pairs = valid_pairs(task)
+    policy, algorithm = by_key.get("policy", pairs[0][0]), by_key.get("algorithm", pairs[0][1])
+    if (policy, algorithm) not in pairs:
+        fitting = [pair for pair in pairs if by_key.get("policy", pair[0]) == pair[0]]
+        fitting = [pair for pair in fitting if by_key.get("algorithm", pair[1]) == pair[1]]
+        policy, algorithm = next(iter(fitting), (policy, algorithm))
+    return task, policy, algorithm
 
 
 def valid_pairs(task: str) -> list[tuple[str, str]]:

@@ -53,7 +53,7 @@ def compose(
 
     _check_choices(overrides, groups, [entry.name for entry in fields(cast(Any, root))])
     if groups and not saved:
-        combinations.check(overrides)
+        overrides = combinations.completed(overrides)
     if saved:
         foreign.check(saved, overrides)
         for group in groups:

@@ -35,6 +35,17 @@ def test_imitation_leaves_the_deviations_as_they_are_in_all_observations() -> No
     torch.testing.assert_close(log_std, torch.full_like(log_std, math.log(0.1)), rtol=1e-3, atol=0.0)  # weight decay
 
 
+def test_deterministic_actions_are_those_of_act_and_leave_the_deviations_alone() -> None:
+    policy, episodes = imitated()
+    actions = policy.actions(episodes.observation)
+    torch.testing.assert_close(actions.detach(), policy.act(episodes.observation, deterministic=True).actions)
+    actions.sum().backward()
+    gradient = policy.actor[-1].weight.grad
+    assert bool((gradient[:4].abs().sum(1) > 0).all())
+    assert not bool(gradient[4:].any())
+    assert {id(parameter) for parameter in policy.mean_parameters()} >= {id(each) for each in policy.actor.parameters()}
+
+
 def test_imitated_actions_at_the_limits_keep_a_gradient_and_an_entropy() -> None:
     policy, episodes = imitated()
     mean, _ = policy._gaussian(episodes.observation)

@@ -111,7 +111,7 @@ class IQLConfig(SFTConfig, ImplicitValuesConfig):
         """Raise UserError for extraction=ddpg_bc of a policy without deterministic actions."""
         if self.extraction is Extraction.DDPG_BC and not isinstance(policy, DeterministicPolicy):
             raise UserError(
-                "offline.extraction=ddpg_bc needs a policy with deterministic actions; use awr or policy=mlp"
+                "offline.extraction=ddpg_bc needs deterministic actions; use awr, or policy=mlp or squashed"
             )
 
 

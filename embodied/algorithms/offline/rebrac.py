@@ -64,7 +64,7 @@ class ReBRACConfig(CriticConfig):
         """
         if not isinstance(policy, DeterministicPolicy):
             raise UserError(
-                "offline=rebrac and td3_bc need a policy with deterministic actions; use policy=mlp, or iql"
+                "offline=rebrac and td3_bc need deterministic actions; use policy=mlp or squashed, or offline=iql"
             )
         return ReBRAC(policy, self, generator)
 

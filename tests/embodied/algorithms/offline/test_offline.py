@@ -43,6 +43,7 @@ LEARNERS = {
     "f_dvl": FDVLConfig(**IMPLICIT),
     "famo2o with chi_square": FamO2OConfig(**IMPLICIT, value_loss=ValueLoss.CHI_SQUARE),
     "rebrac": ReBRACConfig(**NEAR),
+    "rebrac of a squashed policy": ReBRACConfig(**NEAR),
     "td3_bc": TD3BCConfig(**NEAR),
     "recap": RECAPConfig(steps=8, batch=64, hidden=[32]),
     "calql": CalQLConfig(**NEAR, value_learning_rate=3e-3, sampled_actions=4, initial_temperature=0.1),
@@ -54,6 +55,7 @@ FLOW = FlowConfig(width=16, hidden=32, turn_rad=0.0, denoising_steps=2)
 ONE_STEP = replace(FLOW, steering=SteeringConfig(kind=Steering.ONE_STEP, hidden=[32]))
 POLICIES = {
     "calql": SquashedConfig(hidden=[32]),
+    "rebrac of a squashed policy": SquashedConfig(hidden=[32]),
     "recap": FlowConfig(width=8, hidden=8, turn_rad=0.0, advantage_guidance=1.5),
     "qc": FLOW,
     "fql": ONE_STEP,
@@ -78,11 +80,21 @@ def success(policy: TrainablePolicy) -> float:
 
 
 @pytest.mark.parametrize(
-    "name", ["iql", "iql with ddpg_bc", "famo2o with chi_square", "rebrac", "calql", "qc", "co_rft"]
+    "name",
+    [
+        "iql",
+        "iql with ddpg_bc",
+        "famo2o with chi_square",
+        "rebrac",
+        "rebrac of a squashed policy",
+        "calql",
+        "qc",
+        "co_rft",
+    ],
 )
 def test_learns_from_episodes_of_which_most_failed(name: str) -> None:
     policy, learner = make(LEARNERS[name], policy=POLICIES.get(name))
-    steps = {"co_rft": 500}.get(name, 300)
+    steps = {"co_rft": 500, "rebrac of a squashed policy": 900}.get(name, 300)
     learner.fit(recorded(), steps)
     assert learner.gradient_steps == steps
     assert success(policy) > 0.9  # imitation of the successful quarter comes to 0.5
