@@ -8,7 +8,7 @@ Writes benchmarks/results/quadrotor_<result>.json, only from a clean commit; tri
 Every run is `python train.py task=... seed=SEED` as a user types it, in its own process, one after the other. The CPU
 seconds of training are report.json's: collection and updates, of all threads. In addition there are those of the whole
 command (including imports, evaluation and video), its wall time, and `saved_s`, from the start of the process to the
-checkpoint at the end of training. BPTT and distillation use the simulator's gradients, PPO and TD3 do not.
+checkpoint at the end of training. BPTT and distillation use the simulator's gradients, PPO, TD3 and SAC do not.
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ MEASURED = {
         "ppo": Variant((*NOMINAL, "algorithm=ppo"), analytic_gradients=False),
         "td3": Variant((*NOMINAL, "algorithm=td3"), analytic_gradients=False),
     },
+    "hover_sac": {"sac": Variant((*NOMINAL, "algorithm=sac"), analytic_gradients=False)},
     **{name: {name: Variant((f"task=quadrotor_{name}",))} for name in ("track", "recover", "race", "any")},
     "swarm": {"swarm": Variant(("task=quadrotor_swarm",))},
     "latency": {

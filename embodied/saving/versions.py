@@ -13,22 +13,32 @@ _DISTRIBUTIONS = ("embodied-rl", "torch", "numpy", "tensordict", "mujoco", "mujo
 
 
 def git_commit() -> str:
-    """Commit of this code, with "-dirty" if files differ from it; "unknown" outside a clone."""
-    package = Path(__file__).parent.parent
-    if not (package.parent / "pyproject.toml").exists():
+    """Commit of this code, with "-dirty" if files differ from it; "unknown" outside a clone.
+
+    Results that benchmarks have written are no code: a row leaves the rows after it clean.
+    """
+    clone = Path(__file__).parent.parent.parent
+    if not (clone / "pyproject.toml").exists():
         return "unknown"  # an installed wheel, perhaps inside another repository
     try:
-        run = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
-            cwd=package,
-            capture_output=True,
-            text=True,
-            check=True,
-            encoding="utf-8",
-            errors="replace",
-        )
+        commit = _git(clone, "rev-parse", "HEAD")
+        changed = _git(clone, "diff", "--name-only", "HEAD", "--", ".", ":(exclude)benchmarks/results")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
+    return commit + ("-dirty" if changed else "")
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    """Output of git in `folder`."""
+    run = subprocess.run(
+        ["git", *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=True,
+        encoding="utf-8",
+        errors="replace",
+    )
     return run.stdout.strip()
 
 

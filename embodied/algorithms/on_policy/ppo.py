@@ -25,6 +25,7 @@ Differs from the papers:
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -46,6 +47,7 @@ from embodied.rollout.memory import RecurrentPolicy
 from embodied.rollout.rollout import Collector, Rollout
 from embodied.world import ALONE, World
 
+log = logging.getLogger(__name__)
 FIRST_ROWS = 64
 """Decisions scored together before the number that fits has been measured."""
 
@@ -169,6 +171,13 @@ class PPO(Clipped):
             UserError: for a curriculum in a task that does not define success.
         """
         self._decay(progress)
+        # progress after the first iteration is one over the number of all
+        if self.iterations == 0 and self.config.critic_warmup * progress >= 1.0:
+            log.warning(
+                f"about {round(1.0 / progress)} iterations do not outlast algorithm.critic_warmup="
+                f"{self.config.critic_warmup}: the policy is not trained; set a smaller algorithm.rollout_length or"
+                " critic_warmup, or more env_steps"
+            )
         if self.starts and not rollout.has_success:
             raise UserError("algorithm.curriculum goes by success, which this task does not define; use curriculum=0")
         metrics: dict[str, float] = {}

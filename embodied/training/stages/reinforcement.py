@@ -134,6 +134,11 @@ class ReinforcementStage(Stage[Iteration]):
         run = self.run
         if resets := own_resets(run.env):
             run.report.resets = resets.record()
+        if not self.learner.gradient_steps:
+            run.report.notes.append(
+                f"Reinforcement learning took no gradient step in {self.done:,} environment steps: set more env_steps,"
+                " or a shorter warm-up of the algorithm."
+            )
         if run.counters["rl_checkpoint"]:
             return
         run.counters["rl_gradient_steps"] = self.learner.gradient_steps

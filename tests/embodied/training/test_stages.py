@@ -221,6 +221,7 @@ def test_reinforcement_learning_goes_on_with_the_critics_of_an_offline_learner(t
     run.run()
     state = checkpoint.load(tmp_path / checkpoint.FOLDER / f"{run.counters['rl_checkpoint']:06d}").state
     assert same(state["parts"]["learner"]["critics"], state["before"]["values"]["critics"])
+    assert "Reinforcement learning took no gradient step" in (tmp_path / "report.md").read_text()
     with pytest.raises(UserError, match="have other layers"):
         Experiment(
             config,

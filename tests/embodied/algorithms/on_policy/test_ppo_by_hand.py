@@ -135,6 +135,18 @@ def test_the_critic_is_trained_alone_at_first() -> None:
     assert moved == [[False, True], [False, True], [True, True]]
 
 
+@pytest.mark.parametrize(("warmup", "warnings"), [(3, 1), (2, 0)])
+def test_a_run_that_warms_up_to_its_end_says_so_once(
+    warmup: int, warnings: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, learner, collector = make(critic_warmup=warmup)
+    for iteration in range(3):
+        learner.update(collector.collect(4), (iteration + 1) / 3)
+    messages = [record.message for record in caplog.records if "algorithm.critic_warmup=" in record.message]
+    assert len(messages) == warnings
+    assert all(message.startswith("about 3 iterations") for message in messages)
+
+
 @pytest.mark.parametrize(("target_kl", "taken"), [(1e-6, 2), (1e6, 6)])
 def test_an_update_ends_once_the_policy_has_moved_far(target_kl: float, taken: int) -> None:
     """Three minibatches, two epochs; the KL divergence is measured before each step, zero at the first."""
